@@ -1,0 +1,239 @@
+//! The ready-made tool loop.
+//!
+//! An [`Agent`] asks the model, runs the tools that it calls, appends the results and
+//! asks again, until the model stops or a limit is reached. Every message is pushed to
+//! the sample as it comes, so a rollout that is cut short still has its history.
+
+use serde_json::{Map, Value};
+
+use crate::Result;
+use crate::chat::{ChatError, Usage};
+use crate::message::{Message, last_assistant_text};
+use crate::sample::Sample;
+use crate::tool::Tool;
+use crate::toolbox::Toolbox;
+
+/// The tool loop, to be set up and [run](Self::run).
+///
+/// ```no_run
+/// # use rollout_sdk::{Context, Result, Tool};
+/// # fn example(ctx: Context, calculator: Tool) -> Result<()> {
+/// let run = ctx
+///     .agent()?
+///     .system("Use the calculator.")
+///     .tool(calculator)
+///     .max_turns(8)
+///     .run()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+#[must_use = "an agent does nothing until it is run"]
+pub struct Agent {
+    sample: Sample,
+    messages: Vec<Message>,
+    pushed: usize,
+    toolbox: Toolbox,
+    turns_max: u32,
+    params: Map<String, Value>,
+}
+
+impl Agent {
+    /// The most calls of the model in one run, where [`max_turns`](Self::max_turns)
+    /// says nothing else.
+    pub const TURNS_MAX: u32 = 16;
+
+    /// An agent that records in this sample and starts from these messages, which are
+    /// pushed when it runs. [`Context::agent`](crate::Context::agent) starts from the
+    /// prompt.
+    pub fn new(sample: Sample, messages: Vec<Message>) -> Self {
+        Self {
+            sample,
+            messages,
+            pushed: 0,
+            toolbox: Toolbox::new(),
+            turns_max: Self::TURNS_MAX,
+            params: Map::new(),
+        }
+    }
+
+    /// Gives the model instructions: after those that the conversation starts with, or
+    /// as a first message where it has none. Instructions that were recorded already
+    /// stay as they are; these become a message at the end then.
+    pub fn system(mut self, text: impl Into<String>) -> Self {
+        let text = text.into();
+        match self.messages.first_mut() {
+            _ if self.pushed > 0 => self.messages.push(Message::system(text)),
+            Some(first) if first.role() == "system" => {
+                let joined = format!("{}\n\n{text}", first.text());
+                first.set("content", joined);
+            }
+            _ => self.messages.insert(0, Message::system(text)),
+        }
+        self
+    }
+
+    /// Adds what the user says next.
+    pub fn user(self, text: impl Into<String>) -> Self {
+        self.message(Message::user(text))
+    }
+
+    /// Adds any message.
+    pub fn message(mut self, message: Message) -> Self {
+        self.messages.push(message);
+        self
+    }
+
+    /// Offers a tool, in place of one of the same name.
+    pub fn tool(mut self, tool: Tool) -> Self {
+        self.toolbox.add(tool);
+        self
+    }
+
+    /// Offers the tools that the operator lends as well.
+    pub fn with_lent_tools(mut self) -> Self {
+        self.toolbox.add_lent();
+        self
+    }
+
+    /// The most calls of the model in one run, at least 1.
+    pub fn max_turns(mut self, count: u32) -> Self {
+        self.turns_max = count.max(1);
+        self
+    }
+
+    /// How freely the model chooses its words; 0 for the likeliest ones.
+    pub fn temperature(self, value: f64) -> Self {
+        self.param("temperature", value)
+    }
+
+    /// The most tokens of each reply.
+    pub fn max_tokens(self, count: u32) -> Self {
+        self.param("max_tokens", count)
+    }
+
+    /// Any other sampling parameter, as for
+    /// [`ChatRequest::param`](crate::ChatRequest::param).
+    pub fn param(mut self, name: impl Into<String>, value: impl Into<Value>) -> Self {
+        self.params.insert(name.into(), value.into());
+        self
+    }
+
+    /// Runs the loop. A budget that is spent ends it like any other stop; the history
+    /// is complete then up to that point.
+    ///
+    /// # Errors
+    ///
+    /// If the model cannot be asked, or the sample takes no more messages.
+    pub fn run(mut self) -> Result<AgentRun> {
+        let mut turns = 0;
+        let mut tool_calls = 0;
+        let mut usage = Usage::default();
+        let stop = loop {
+            self.record()?;
+            let request = self.sample.chat(&self.messages).params(&self.params);
+            let reply = match request.tools(self.toolbox.schemas()).send() {
+                Ok(reply) => reply,
+                Err(ChatError::BudgetSpent(_)) => break Stop::BudgetSpent,
+                Err(error) => return Err(error.into()),
+            };
+            turns += 1;
+            usage += reply.usage().unwrap_or_default();
+            let calls = reply.tool_calls().to_vec();
+            let cut_off = reply.finish_reason() == Some("length");
+            self.messages.push(reply.into_message());
+            self.record()?;
+            if cut_off {
+                // Tool calls in it would be cut off too.
+                break Stop::Length;
+            }
+            if calls.is_empty() {
+                break Stop::Stopped;
+            }
+            if turns == self.turns_max {
+                // Nobody would read the results.
+                break Stop::TurnLimit;
+            }
+            let results = self.toolbox.execute(&calls);
+            self.messages.extend(results.iter().map(|result| result.message()));
+            tool_calls += calls.len();
+        };
+        Ok(AgentRun { agent: self, stop, turns, tool_calls, usage })
+    }
+
+    /// Pushes what the sample does not have yet.
+    fn record(&mut self) -> Result<()> {
+        let fresh = &self.messages[self.pushed..];
+        if !fresh.is_empty() {
+            self.sample.push_all(fresh)?;
+            self.pushed = self.messages.len();
+        }
+        Ok(())
+    }
+}
+
+/// Why an agent stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Stop {
+    /// The model wrote an answer and called no more tools.
+    Stopped,
+    /// The model was asked as often as allowed, and still called tools.
+    TurnLimit,
+    /// The model's reply was cut off at its token limit.
+    Length,
+    /// A budget of this rollout is spent.
+    BudgetSpent,
+}
+
+/// What an agent did.
+#[derive(Debug)]
+pub struct AgentRun {
+    agent: Agent,
+    stop: Stop,
+    turns: u32,
+    tool_calls: usize,
+    usage: Usage,
+}
+
+impl AgentRun {
+    /// Why the agent stopped.
+    pub fn stop(&self) -> Stop {
+        self.stop
+    }
+
+    /// The text of the model's last message, empty where it has none.
+    pub fn text(&self) -> String {
+        last_assistant_text(&self.agent.messages).unwrap_or_default()
+    }
+
+    /// The whole conversation, the prompt included.
+    pub fn messages(&self) -> &[Message] {
+        &self.agent.messages
+    }
+
+    /// How often the model was asked and answered, in this run.
+    pub fn turns(&self) -> u32 {
+        self.turns
+    }
+
+    /// How many tool calls were made, in this run.
+    pub fn tool_calls(&self) -> usize {
+        self.tool_calls
+    }
+
+    /// What this run cost, as far as the server said.
+    pub fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    /// The sample that holds the conversation.
+    pub fn sample(&self) -> &Sample {
+        &self.agent.sample
+    }
+
+    /// The agent, to say more to it and run it again with the limits it had.
+    pub fn resume(self) -> Agent {
+        self.agent
+    }
+}

@@ -1,0 +1,143 @@
+//! From the contract's functions to the author's, and back.
+//!
+//! The only place where an [`Error`] becomes what the host is told.
+
+use serde::de::DeserializeOwned;
+
+use crate::bindings::grader::{GradedSample, Verdict};
+use crate::bindings::imports::types::Failure;
+use crate::message::{self, parse_messages};
+use crate::{Context, Error, ErrorKind, GradeContext, Grader, Result, Workflow};
+
+/// Makes this crate a plugin: names the workflow, the grader or both that it exports.
+/// Once in a crate, whose type is `cdylib`.
+///
+/// ```
+/// # use rollout_sdk::{Context, GradeContext, Grader, Output, Result, Verdicts, Workflow};
+/// # struct MyWorkflow;
+/// # impl Workflow for MyWorkflow {
+/// #     fn run(_: Context) -> Result<Output> { Ok(().into()) }
+/// # }
+/// # struct MyGrader;
+/// # impl Grader for MyGrader {
+/// #     fn grade(_: GradeContext) -> Result<Verdicts> { Ok(1.0.into()) }
+/// # }
+/// rollout_sdk::export!(workflow = MyWorkflow, grader = MyGrader);
+/// ```
+///
+/// A component that exports only one of them is `export!(workflow = MyWorkflow);` or
+/// `export!(grader = MyGrader);`. One type may be both.
+#[macro_export]
+macro_rules! export {
+    (workflow = $workflow:ty $(,)?) => {
+        $crate::__export_workflow!($workflow);
+    };
+    (grader = $grader:ty $(,)?) => {
+        $crate::__export_grader!($grader);
+    };
+    (workflow = $workflow:ty, grader = $grader:ty $(,)?) => {
+        $crate::__export_workflow!($workflow);
+        $crate::__export_grader!($grader);
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_workflow {
+    ($workflow:ty) => {
+        const _: () = {
+            struct Exported;
+
+            impl $crate::__private::workflow::Guest for Exported {
+                fn run(
+                    prompt: ::std::vec::Vec<::std::string::String>,
+                ) -> ::core::result::Result<
+                    ::core::option::Option<::std::vec::Vec<::std::string::String>>,
+                    $crate::__private::Failure,
+                > {
+                    $crate::__private::run_workflow::<$workflow, _>(prompt)
+                }
+            }
+
+            #[cfg(target_family = "wasm")]
+            $crate::__private::workflow::export_workflow!(
+                Exported with_types_in $crate::__private::workflow
+            );
+
+            // Elsewhere the contract's names are no symbols that a linker takes. This
+            // keeps the compiler from calling the author's code unused.
+            #[cfg(not(target_family = "wasm"))]
+            #[used]
+            static USED: fn() = $crate::__private::used_workflow::<Exported>;
+        };
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_grader {
+    ($grader:ty) => {
+        const _: () = {
+            struct Exported;
+
+            impl $crate::__private::grader::Guest for Exported {
+                fn grade(
+                    label: ::core::option::Option<::std::string::String>,
+                    samples: ::std::vec::Vec<$crate::__private::grader::GradedSample>,
+                ) -> ::core::result::Result<
+                    ::std::vec::Vec<$crate::__private::grader::Verdict>,
+                    $crate::__private::Failure,
+                > {
+                    $crate::__private::run_grader::<$grader, _>(label, samples)
+                }
+            }
+
+            #[cfg(target_family = "wasm")]
+            $crate::__private::grader::export_grader!(
+                Exported with_types_in $crate::__private::grader
+            );
+
+            #[cfg(not(target_family = "wasm"))]
+            #[used]
+            static USED: fn() = $crate::__private::used_grader::<Exported>;
+        };
+    };
+}
+
+/// Runs the author's workflow on what the host gave.
+pub fn run_workflow<W, C>(prompt: Vec<String>) -> Result<Option<Vec<String>>, Failure>
+where
+    W: Workflow<C>,
+    C: DeserializeOwned,
+{
+    let run = || {
+        let prompt = parse_messages("prompt", &prompt)?;
+        W::run(Context::read(prompt)?)
+    };
+    let output = run().map_err(tell)?;
+    Ok(output.0.map(|messages| message::to_json(&messages)))
+}
+
+/// Runs the author's grader on what the host gave.
+pub fn run_grader<G, C>(label: Option<String>, samples: Vec<GradedSample>) -> Result<Vec<Verdict>, Failure>
+where
+    G: Grader<C>,
+    C: DeserializeOwned,
+{
+    let ids: Vec<String> = samples.iter().map(|sample| sample.id.clone()).collect();
+    let grade = || G::grade(GradeContext::read(label, samples)?)?.resolve(&ids);
+    grade().map_err(tell)
+}
+
+/// Stands for the export of a workflow where there are no components.
+pub fn used_workflow<E: crate::bindings::workflow::Guest>() {}
+
+/// Stands for the export of a grader where there are no components.
+pub fn used_grader<E: crate::bindings::grader::Guest>() {}
+
+fn tell(error: Error) -> Failure {
+    match error.kind() {
+        ErrorKind::Failed => Failure::Failed(error.to_string()),
+        ErrorKind::Invalid => Failure::Invalid(error.to_string()),
+    }
+}

@@ -1,0 +1,82 @@
+//! Write workflows and graders for rollout-host in Rust.
+//!
+//! A *workflow* is an agent loop: it is given a prompt, asks the model, runs tools and
+//! registers what it did as samples. A *grader* is a reward function: it is given the
+//! samples and the label, and says what they are worth. Both are compiled to one
+//! WebAssembly component, which the host runs in an instance of its own for each
+//! rollout.
+//!
+//! ```
+//! use rollout_sdk::*;
+//!
+//! struct Arithmetic;
+//!
+//! impl Workflow for Arithmetic {
+//!     fn run(ctx: Context) -> Result<Output> {
+//!         Ok(ctx.agent()?.run()?.into())
+//!     }
+//! }
+//!
+//! impl Grader for Arithmetic {
+//!     fn grade(ctx: GradeContext) -> Result<Verdicts> {
+//!         let answer = ctx.sample()?.answer_after("####").unwrap_or_default();
+//!         Ok(same_number(&answer, ctx.require_label()?).into())
+//!     }
+//! }
+//!
+//! export!(workflow = Arithmetic, grader = Arithmetic);
+//! ```
+//!
+//! A plugin is a library crate of type `cdylib`, built for `wasm32-wasip2`. Waiting for
+//! the model costs nothing: a call parks the instance. To have several calls under way,
+//! see [`chat_all`] and [`wait_any`].
+//!
+//! Functions that reach the host panic outside of it, in a native test for example. What
+//! is pure, such as [`Tool::call`] and [`answer_after`], runs anywhere.
+
+#![warn(missing_docs)]
+
+pub mod artifact;
+pub mod lent;
+pub mod log;
+
+pub use agent::{Agent, AgentRun, Stop};
+pub use answer::{answer_after, parse_number, same_number};
+pub use artifact::ArtifactError;
+pub use calls::{UnderWay, sleep, wait_any};
+pub use chat::{ChatError, ChatRequest, Completion, Pending, Usage, chat_all};
+pub use context::{Context, Output, Workflow};
+pub use error::{Error, ErrorKind, OrError, Result};
+pub use grading::{Exchange, GradeContext, GradedSample, Grader, Reward, Verdict, Verdicts};
+pub use message::{Message, ToolCall, last_assistant_text};
+pub use sample::{OpenError, RecordError, Sample};
+pub use serde_json::{Map, Value, json};
+pub use tool::{Tool, ToolResult};
+pub use toolbox::Toolbox;
+
+// So that an author's types can be derived with the versions that this crate reads.
+pub use {schemars, serde, serde_json};
+
+mod agent;
+mod answer;
+#[allow(missing_docs)]
+mod bindings;
+mod calls;
+mod chat;
+mod context;
+mod error;
+mod export;
+mod grading;
+mod message;
+mod sample;
+mod settings;
+mod tool;
+mod toolbox;
+
+/// What [`export!`] expands to. Not for use by hand.
+#[doc(hidden)]
+pub mod __private {
+    pub use crate::bindings::imports::types::Failure;
+    pub use crate::bindings::{grader, workflow};
+    pub use crate::export::{run_grader, run_workflow, used_grader, used_workflow};
+}

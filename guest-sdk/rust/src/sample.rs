@@ -1,0 +1,157 @@
+//! Samples: conversations that are graded and trained on.
+//!
+//! A [`Sample`] is registered with the host the moment it is opened, and what is pushed
+//! to it is kept even if the rollout is cut short. Chat calls are made in its name.
+
+use std::fmt;
+
+use serde_json::Value;
+
+use crate::bindings::imports::samples;
+use crate::chat::ChatRequest;
+use crate::message::{self, Message};
+
+/// One conversation, registered with the host. Dropping it does not take it back.
+#[derive(Debug)]
+pub struct Sample {
+    handle: samples::Sample,
+    id: String,
+}
+
+impl Sample {
+    /// Registers a sample. Its id is the name, or a random one.
+    pub(crate) fn open(name: Option<&str>) -> Result<Self, OpenError> {
+        let handle = samples::Sample::open(name)?;
+        let id = handle.id();
+        Ok(Self { handle, id })
+    }
+
+    /// The id that every chat call of this sample carries.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Prepares a request to the model. The messages are sent as they are and are not
+    /// pushed: what belongs to the history is the workflow's choice.
+    pub fn chat(&self, messages: &[Message]) -> ChatRequest<'_> {
+        ChatRequest::new(self, messages)
+    }
+
+    /// Adds a message at the end of the history.
+    ///
+    /// # Errors
+    ///
+    /// If a limit of this rollout is reached; nothing was added then.
+    pub fn push(&self, message: &Message) -> Result<(), RecordError> {
+        self.push_all(std::slice::from_ref(message))
+    }
+
+    /// Adds messages at the end of the history, all of them or none.
+    ///
+    /// # Errors
+    ///
+    /// If a limit of this rollout is reached; nothing was added then.
+    pub fn push_all(&self, messages: &[Message]) -> Result<(), RecordError> {
+        Ok(self.handle.push(&message::to_json(messages))?)
+    }
+
+    /// Puts these messages in place of the whole history.
+    ///
+    /// # Errors
+    ///
+    /// If a limit of this rollout is reached; the history is as it was then.
+    pub fn replace(&self, messages: &[Message]) -> Result<(), RecordError> {
+        Ok(self.handle.replace(&message::to_json(messages))?)
+    }
+
+    /// Records a measurement; the last one under a name stays.
+    ///
+    /// # Errors
+    ///
+    /// If the value is not finite, or a limit of this rollout is reached.
+    pub fn metric(&self, name: &str, value: f64) -> Result<(), RecordError> {
+        Ok(self.handle.set_metric(name, value)?)
+    }
+
+    /// Records a JSON value beside the messages; the last one under a name stays.
+    ///
+    /// # Errors
+    ///
+    /// If a limit of this rollout is reached.
+    pub fn field(&self, name: &str, value: impl Into<Value>) -> Result<(), RecordError> {
+        Ok(self.handle.set_field(name, &value.into().to_string())?)
+    }
+
+    /// Asks that this sample be graded but not trained on.
+    pub fn withdraw(&self) {
+        self.handle.withdraw();
+    }
+
+    pub(crate) fn handle(&self) -> &samples::Sample {
+        &self.handle
+    }
+}
+
+/// Why a sample was not opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// This rollout's caller takes no more samples than this number.
+    TooMany(u32),
+    /// This name was used already by a sample of this rollout.
+    Taken(String),
+    /// The name is not 1 to 128 visible ASCII characters: the reason.
+    Invalid(String),
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooMany(most) => write!(out, "this rollout's caller takes {most} samples"),
+            Self::Taken(name) => write!(out, "the sample name `{name}` is taken"),
+            Self::Invalid(reason) => write!(out, "not a sample name: {reason}"),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {}
+
+impl From<samples::OpenError> for OpenError {
+    fn from(error: samples::OpenError) -> Self {
+        match error {
+            samples::OpenError::TooMany(most) => Self::TooMany(most),
+            samples::OpenError::Taken(name) => Self::Taken(name),
+            samples::OpenError::Invalid(reason) => Self::Invalid(reason),
+        }
+    }
+}
+
+/// Why something was not recorded in a sample.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RecordError {
+    /// It is not what it has to be: which, and why.
+    Invalid(String),
+    /// A limit of this rollout is reached: which, and its value.
+    OverLimit(String),
+}
+
+impl fmt::Display for RecordError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Invalid(reason) => write!(out, "not recorded: {reason}"),
+            Self::OverLimit(limit) => write!(out, "not recorded, a limit is reached: {limit}"),
+        }
+    }
+}
+
+impl std::error::Error for RecordError {}
+
+impl From<samples::RecordError> for RecordError {
+    fn from(error: samples::RecordError) -> Self {
+        match error {
+            samples::RecordError::Invalid(reason) => Self::Invalid(reason),
+            samples::RecordError::OverLimit(limit) => Self::OverLimit(limit),
+        }
+    }
+}

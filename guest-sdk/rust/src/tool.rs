@@ -1,0 +1,266 @@
+//! Tools: functions that the model may call.
+//!
+//! A [`Tool`] is a plain Rust function with a name and a description; what the model is
+//! told of its arguments is derived from their type. Whatever is wrong with a call is
+//! text for the model to read and never fails the rollout.
+//!
+//! Tools that the operator lends are in [`lent`](crate::lent).
+
+use schemars::JsonSchema;
+use schemars::generate::SchemaSettings;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::message::{Message, ToolCall};
+use crate::{Result, settings};
+
+/// What came of a tool call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ToolResult {
+    /// The id of the call that this answers.
+    pub call_id: String,
+    /// What the model is to read.
+    pub content: String,
+    /// Whether the call failed.
+    pub is_error: bool,
+}
+
+impl ToolResult {
+    /// The message that tells the model.
+    pub fn message(&self) -> Message {
+        Message::tool(&*self.call_id, &*self.content)
+    }
+}
+
+/// From the arguments as the model wrote them to what it is to read.
+type Run = dyn FnMut(&str) -> Result<String, String>;
+
+/// A function that the model may call.
+pub struct Tool {
+    name: String,
+    schema: Value,
+    run: Box<Run>,
+}
+
+impl Tool {
+    /// Makes a tool of a function, which takes one argument: a type whose fields are
+    /// the tool's parameters, or `()` for none. Doc comments on the fields become their
+    /// descriptions.
+    ///
+    /// A returned string is given to the model as it is, anything else as JSON. An
+    /// error is given to the model as `error: …`, as are arguments that do not fit.
+    ///
+    /// ```
+    /// use rollout_sdk::{Result, Tool};
+    ///
+    /// #[derive(serde::Deserialize, schemars::JsonSchema)]
+    /// struct Sum {
+    ///     /// What to add up.
+    ///     numbers: Vec<f64>,
+    /// }
+    ///
+    /// fn sum(args: Sum) -> Result<f64> {
+    ///     Ok(args.numbers.iter().sum())
+    /// }
+    ///
+    /// let sum = Tool::new("sum", "Adds numbers up.", sum);
+    /// assert_eq!(sum.name(), "sum");
+    /// ```
+    pub fn new<A, R, F>(name: impl Into<String>, description: &str, mut function: F) -> Self
+    where
+        A: DeserializeOwned + JsonSchema,
+        R: Serialize,
+        F: FnMut(A) -> Result<R> + 'static,
+    {
+        let name = name.into();
+        let schema = json!({
+            "type": "function",
+            "function": {
+                "name": name,
+                "description": description,
+                "parameters": parameters_of::<A>(),
+            },
+        });
+        let run = move |arguments: &str| {
+            let value = function(read_arguments(arguments)?).map_err(|error| error.to_string())?;
+            match serde_json::to_value(value) {
+                Ok(Value::String(text)) => Ok(text),
+                Ok(value) => Ok(value.to_string()),
+                Err(error) => Err(format!("the result is not JSON: {error}")),
+            }
+        };
+        Self { name, schema, run: Box::new(run) }
+    }
+
+    /// The name that the model calls.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What the model is told, in the form of OpenAI's function tools.
+    pub fn schema(&self) -> &Value {
+        &self.schema
+    }
+
+    /// Runs the function with the arguments that the model wrote.
+    pub fn call(&mut self, call: &ToolCall) -> ToolResult {
+        match (self.run)(&call.arguments) {
+            Ok(content) => ToolResult { call_id: call.id.clone(), content, is_error: false },
+            Err(error) => failed(call, &error),
+        }
+    }
+}
+
+impl std::fmt::Debug for Tool {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Tool").field("schema", &self.schema).finish_non_exhaustive()
+    }
+}
+
+/// Makes a [`Tool`] of a function, under the function's own name.
+///
+/// `tool!(sum, "Adds numbers up.")` is `Tool::new("sum", "Adds numbers up.", sum)`.
+#[macro_export]
+macro_rules! tool {
+    ($function:ident, $description:expr $(,)?) => {
+        $crate::Tool::new(::core::stringify!($function), $description, $function)
+    };
+}
+
+/// The result of a call that failed.
+pub(crate) fn failed(call: &ToolCall, error: &str) -> ToolResult {
+    ToolResult { call_id: call.id.clone(), content: format!("error: {error}"), is_error: true }
+}
+
+fn read_arguments<A: DeserializeOwned>(text: &str) -> Result<A, String> {
+    // Nothing is what models write for a function without parameters.
+    let text = Some(text).filter(|text| !text.trim().is_empty());
+    settings::read("the arguments", text).map_err(|error| error.to_string())
+}
+
+/// The JSON schema of a type, with everything in place and nothing that a model's
+/// server might stumble over.
+fn parameters_of<A: JsonSchema>() -> Value {
+    let settings = SchemaSettings::draft2020_12().with(|settings| {
+        settings.meta_schema = None;
+        settings.inline_subschemas = true;
+    });
+    let mut schema = settings.into_generator().into_root_schema_for::<A>();
+    schema.remove("title");
+    let mut schema = schema.to_value();
+    let no_fields = json!({"type": "object", "properties": {}});
+    match schema.get("type").and_then(Value::as_str) {
+        Some("null") => no_fields,
+        Some("object") if schema.get("properties").is_none() => {
+            // Some servers refuse an object schema without `properties`.
+            schema["properties"] = json!({});
+            schema
+        }
+        _ => schema,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Error;
+
+    #[derive(serde::Deserialize, JsonSchema)]
+    struct Range {
+        /// Where to begin.
+        from: Point,
+        /// Where to end.
+        to: Option<Point>,
+    }
+
+    #[derive(serde::Deserialize, JsonSchema)]
+    struct Point {
+        x: i32,
+    }
+
+    #[derive(serde::Deserialize, JsonSchema)]
+    struct Nothing {}
+
+    fn width(range: Range) -> Result<i32> {
+        let to = range.to.ok_or_else(|| Error::failed("there is no end"))?;
+        Ok(to.x - range.from.x)
+    }
+
+    fn call(tool: &mut Tool, arguments: &str) -> (String, bool) {
+        let result =
+            tool.call(&ToolCall { id: "1".into(), name: tool.name().into(), arguments: arguments.into() });
+        assert_eq!(result.call_id, "1");
+        (result.content, result.is_error)
+    }
+
+    #[test]
+    fn the_schema_is_the_argument_types_without_noise() {
+        let tool = tool!(width, "Measures.");
+
+        let schema = tool.schema();
+
+        assert_eq!(schema["type"], "function");
+        assert_eq!(schema["function"]["name"], "width");
+        assert_eq!(schema["function"]["description"], "Measures.");
+        let parameters = &schema["function"]["parameters"];
+        assert_eq!(parameters["type"], "object");
+        assert_eq!(parameters["required"], json!(["from"]));
+        assert_eq!(parameters["properties"]["from"]["description"], "Where to begin.");
+        assert_eq!(parameters["properties"]["from"]["properties"]["x"]["type"], "integer");
+        for noise in ["$schema", "$defs", "$ref", "title"] {
+            assert!(!parameters.to_string().contains(&format!("\"{noise}\"")), "{noise}");
+        }
+    }
+
+    #[test]
+    fn a_tool_without_parameters_takes_an_empty_object_and_nothing() {
+        let empty = json!({"type": "object", "properties": {}});
+        let mut unit = Tool::new("now", "Tells the time.", |(): ()| Ok("noon"));
+        let mut fields = Tool::new("now", "Tells the time.", |_: Nothing| Ok("noon"));
+
+        for tool in [&mut unit, &mut fields] {
+            assert_eq!(tool.schema()["function"]["parameters"], empty);
+            for arguments in ["", "{}", " {} "] {
+                assert_eq!(call(tool, arguments), ("noon".to_owned(), false));
+            }
+        }
+    }
+
+    #[test]
+    fn strings_are_given_as_they_are_and_the_rest_as_json() {
+        let mut text = Tool::new("a", "", |(): ()| Ok("a \"b\"".to_owned()));
+        let mut list = Tool::new("b", "", |(): ()| Ok(vec![1, 2]));
+
+        assert_eq!(call(&mut text, "{}").0, "a \"b\"");
+        assert_eq!(call(&mut list, "{}").0, "[1,2]");
+    }
+
+    #[test]
+    fn whatever_is_wrong_with_a_call_is_told_to_the_model() {
+        let mut tool = tool!(width, "Measures.");
+        let mut check = |arguments: &str, expected: &str| {
+            let (content, is_error) = call(&mut tool, arguments);
+            assert!(is_error);
+            assert!(content.starts_with(expected), "{content}");
+        };
+
+        check("{", "error: the arguments: not valid JSON: ");
+        check("", "error: the arguments: missing field `from`");
+        check("[1]", "error: the arguments: not a JSON object");
+        check(r#"{"from": {"x": "a"}}"#, "error: the arguments: field `from`: invalid type");
+        check(r#"{"from": {"x": 1}}"#, "error: there is no end");
+    }
+
+    #[test]
+    fn a_tool_can_keep_state() {
+        let mut calls = 0;
+        let mut count = Tool::new("count", "", move |(): ()| {
+            calls += 1;
+            Ok(calls)
+        });
+
+        assert_eq!(call(&mut count, "").0, "1");
+        assert_eq!(call(&mut count, "").0, "2");
+    }
+}

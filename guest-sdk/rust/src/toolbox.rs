@@ -1,0 +1,161 @@
+//! The tools of one conversation, and who runs which call.
+
+use serde_json::Value;
+
+use crate::lent;
+use crate::message::ToolCall;
+use crate::tool::{self, Tool, ToolResult};
+
+/// The tools that are offered to the model in one conversation: a plugin's own and, if
+/// asked for, those that the operator lends.
+///
+/// [`Agent`](crate::Agent) has one inside; it is for a loop of one's own.
+#[derive(Debug, Default)]
+pub struct Toolbox {
+    own: Vec<Tool>,
+    lent: Option<Lent>,
+}
+
+#[derive(Debug)]
+struct Lent {
+    schemas: Vec<Value>,
+    // A pointer, so that a plugin that asks for no lent tools does not import them.
+    execute: fn(&[ToolCall]) -> Vec<ToolResult>,
+}
+
+impl Toolbox {
+    /// A box without tools.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a tool, in place of one of the same name.
+    pub fn add(&mut self, tool: Tool) {
+        self.own.retain(|own| own.name() != tool.name());
+        self.own.push(tool);
+    }
+
+    /// Adds the tools that the operator lends, except those with the name of a tool of
+    /// the plugin's own.
+    pub fn add_lent(&mut self) {
+        self.lent = Some(Lent { schemas: lent::available(), execute: lent::execute });
+    }
+
+    /// What the model is told of the tools, for
+    /// [`ChatRequest::tools`](crate::ChatRequest::tools).
+    pub fn schemas(&self) -> impl Iterator<Item = &Value> {
+        let lent = self.lent.iter().flat_map(|lent| &lent.schemas);
+        let lent = lent.filter(|schema| !self.own.iter().any(|own| own.name() == name_in(schema)));
+        self.own.iter().map(Tool::schema).chain(lent)
+    }
+
+    /// Makes the calls; results come in the order of the calls. Lent tools run side by
+    /// side, before the plugin's own. A tool that is not here gives a result that says
+    /// so.
+    pub fn execute(&mut self, calls: &[ToolCall]) -> Vec<ToolResult> {
+        let mut lent_results = self.execute_lent(calls).into_iter();
+        let mut results = Vec::with_capacity(calls.len());
+        for call in calls {
+            let own = self.own.iter().position(|tool| tool.name() == call.name);
+            let result = match own {
+                Some(place) => Some(self.own[place].call(call)),
+                None if self.is_lent(call) => lent_results.next(),
+                None => Some(self.unknown(call)),
+            };
+            results.push(result.unwrap_or_else(|| tool::failed(call, "the tool gave no result")));
+        }
+        results
+    }
+
+    fn execute_lent(&self, calls: &[ToolCall]) -> Vec<ToolResult> {
+        let calls: Vec<ToolCall> = calls.iter().filter(|call| self.is_lent(call)).cloned().collect();
+        match &self.lent {
+            Some(lent) if !calls.is_empty() => (lent.execute)(&calls),
+            _ => Vec::new(),
+        }
+    }
+
+    fn is_lent(&self, call: &ToolCall) -> bool {
+        let own = self.own.iter().any(|tool| tool.name() == call.name);
+        let lent = self.lent.iter().flat_map(|lent| &lent.schemas);
+        !own && lent.into_iter().any(|schema| name_in(schema) == call.name)
+    }
+
+    fn unknown(&self, call: &ToolCall) -> ToolResult {
+        let names: Vec<&str> = self.schemas().map(name_in).collect();
+        let there_are = match names.is_empty() {
+            true => "there are none".to_owned(),
+            false => format!("there are: {}", names.join(", ")),
+        };
+        tool::failed(call, &format!("there is no tool `{}`; {there_are}", call.name))
+    }
+}
+
+fn name_in(schema: &Value) -> &str {
+    schema["function"]["name"].as_str().unwrap_or("")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn named(name: &str) -> Tool {
+        Tool::new(name, "", |(): ()| Ok("own"))
+    }
+
+    fn call(id: &str, name: &str) -> ToolCall {
+        ToolCall { id: id.into(), name: name.into(), arguments: String::new() }
+    }
+
+    fn toolbox() -> Toolbox {
+        let schema = |name| json!({"type": "function", "function": {"name": name}});
+        let execute = |calls: &[ToolCall]| {
+            let result = |call: &ToolCall| ToolResult {
+                call_id: call.id.clone(),
+                content: "lent".into(),
+                is_error: false,
+            };
+            calls.iter().map(result).collect()
+        };
+        let mut toolbox = Toolbox::new();
+        toolbox.add(named("both"));
+        toolbox.add(named("mine"));
+        toolbox.lent = Some(Lent { schemas: vec![schema("both"), schema("theirs")], execute });
+        toolbox
+    }
+
+    #[test]
+    fn results_come_in_the_order_of_the_calls_and_own_tools_go_first() {
+        let calls = [
+            call("1", "theirs"),
+            call("2", "mine"),
+            call("3", "none"),
+            call("4", "both"),
+            call("5", "theirs"),
+        ];
+
+        let results = toolbox().execute(&calls);
+
+        let read: Vec<_> =
+            results.iter().map(|result| (&*result.call_id, &*result.content, result.is_error)).collect();
+        let expected = [
+            ("1", "lent", false),
+            ("2", "own", false),
+            ("3", "error: there is no tool `none`; there are: both, mine, theirs", true),
+            ("4", "own", false),
+            ("5", "lent", false),
+        ];
+        assert_eq!(read, expected);
+    }
+
+    #[test]
+    fn no_name_is_offered_twice() {
+        let mut toolbox = toolbox();
+        toolbox.add(named("mine"));
+
+        let names: Vec<&str> = toolbox.schemas().map(name_in).collect();
+
+        assert_eq!(names, ["both", "mine", "theirs"]);
+    }
+}

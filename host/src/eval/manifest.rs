@@ -1,0 +1,197 @@
+//! What an evaluation was started with.
+//!
+//! A [`Manifest`] lies beside the results. Results of another plugin, other data or
+//! other settings are results of another evaluation, so a run is resumed only if
+//! nothing that matters has changed, and whoever tries is told of everything that has.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// The format of the files that a journal keeps. A journal of another one is not resumed.
+pub const FORMAT: u32 = 1;
+
+/// How many characters of a value a message shows. The rest is in the file.
+const VALUE_SHOWN_CHARS: usize = 60;
+
+/// What an evaluation was started with. Two runs with equal manifests are the same run,
+/// the names of files apart, which are for a reader.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// [`FORMAT`] of the host that wrote it.
+    pub format: u32,
+    /// Version of the host that wrote it.
+    pub host_version: String,
+    /// SHA-256 of the plugin, in hex.
+    pub plugin_digest: String,
+    /// Name of the plugin's file. Not compared.
+    pub plugin_file: String,
+    /// SHA-256 of the grader, in hex, if it is a component of its own.
+    pub grader_digest: Option<String>,
+    /// Name of the grader's file. Not compared.
+    pub grader_file: Option<String>,
+    /// SHA-256 of the data set, in hex.
+    pub data_digest: String,
+    /// Name of the data set's file. Not compared.
+    pub data_file: String,
+    /// Everything else that must not change: attempts, rows, model, endpoint, limits,
+    /// configuration, pass threshold. Objects are compared field by field; a
+    /// configuration is best given as one. No keys and no other secrets: this is written
+    /// to disk and shown in errors.
+    pub settings: Map<String, Value>,
+}
+
+/// A field that is not what it was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Changed {
+    /// Its name, with dots: `settings.config.temperature`.
+    pub field: String,
+    /// What the results were made with, as JSON, shortened; `(absent)` if it was not there.
+    pub old: String,
+    /// What is asked for now, likewise.
+    pub new: String,
+}
+
+impl fmt::Display for Changed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: was {}, is now {}", self.field, self.old, self.new)
+    }
+}
+
+/// Every field in which `new` is not `old`, which was read from disk; none if the run
+/// may be resumed.
+#[must_use]
+pub fn changes(old: &Manifest, new: &Manifest) -> Vec<Changed> {
+    // A float may change in its last bit when it is read back: the new one is read back
+    // as well, once, as the old one was.
+    let text = serde_json::to_string(new).expect("texts and JSON can be written as JSON");
+    let new: Manifest = serde_json::from_str(&text).expect("what serde_json wrote, it reads");
+    let mut found = Vec::new();
+    compare("", &comparable(old), &comparable(&new), &mut found);
+    found
+}
+
+/// The fields that matter.
+fn comparable(manifest: &Manifest) -> Map<String, Value> {
+    let Ok(Value::Object(mut fields)) = serde_json::to_value(manifest) else {
+        unreachable!("a struct of texts and JSON is a JSON object");
+    };
+    for name in ["plugin_file", "grader_file", "data_file"] {
+        fields.remove(name);
+    }
+    // A field of the manifest is always there, so null says that it does not apply.
+    fields.retain(|_, value| !value.is_null());
+    fields
+}
+
+fn compare(prefix: &str, old: &Map<String, Value>, new: &Map<String, Value>, found: &mut Vec<Changed>) {
+    let added = new.keys().filter(|&name| !old.contains_key(name));
+    for name in old.keys().chain(added) {
+        let field = format!("{prefix}{name}");
+        match (old.get(name), new.get(name)) {
+            (Some(Value::Object(old)), Some(Value::Object(new))) => {
+                compare(&format!("{field}."), old, new, found);
+            }
+            (old, new) if old != new => {
+                let (old, new) = shown(old, new);
+                found.push(Changed { field, old, new });
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Both values, cut to where they begin to differ.
+fn shown(old: Option<&Value>, new: Option<&Value>) -> (String, String) {
+    let text = |value: Option<&Value>| value.map_or("(absent)".to_owned(), Value::to_string);
+    let (old, new) = (text(old), text(new));
+    let same = old.chars().zip(new.chars()).take_while(|(old, new)| old == new).count();
+    let longest = old.chars().count().max(new.chars().count());
+    let start = if longest <= VALUE_SHOWN_CHARS { 0 } else { same.saturating_sub(VALUE_SHOWN_CHARS / 3) };
+    (excerpt(&old, start), excerpt(&new, start))
+}
+
+fn excerpt(text: &str, start: usize) -> String {
+    let part: String = text.chars().skip(start).take(VALUE_SHOWN_CHARS).collect();
+    let before = if start > 0 { "…" } else { "" };
+    let cut = text.chars().count() > start + VALUE_SHOWN_CHARS;
+    let after = if cut { "…" } else { "" };
+    format!("{before}{part}{after}")
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use serde_json::json;
+
+    pub(in super::super) fn manifest(settings: Value) -> Manifest {
+        let Value::Object(settings) = settings else {
+            panic!("settings are an object");
+        };
+        Manifest {
+            format: FORMAT,
+            host_version: "0.1.0".to_owned(),
+            plugin_digest: "aa".to_owned(),
+            plugin_file: "plugin.wasm".to_owned(),
+            grader_digest: None,
+            grader_file: None,
+            data_digest: "dd".to_owned(),
+            data_file: "rows.jsonl".to_owned(),
+            settings,
+        }
+    }
+
+    fn check(old: &Manifest, new: &Manifest, expected: &[&str]) {
+        let text = serde_json::to_string_pretty(old).unwrap();
+        let old: Manifest = serde_json::from_str(&text).unwrap();
+        let got: Vec<String> = changes(&old, new).iter().map(Changed::to_string).collect();
+        assert_eq!(got, expected);
+    }
+
+    #[test]
+    fn every_change_is_found_and_named() {
+        let old = manifest(json!({"n": 4, "config": {"t": 0.1, "deep": {"a": 1}}, "gone": true}));
+        check(&old, &old.clone(), &[]);
+
+        let mut moved = old.clone();
+        moved.plugin_file = "elsewhere.wasm".to_owned();
+        moved.data_file = "copy.jsonl".to_owned();
+        check(&old, &moved, &[]);
+
+        let mut new = manifest(json!({"n": 8, "config": {"t": 0.1, "deep": {"a": 2}}, "new": null}));
+        new.plugin_digest = "bb".to_owned();
+        new.grader_digest = Some("cc".to_owned());
+        check(
+            &old,
+            &new,
+            &[
+                r#"plugin_digest: was "aa", is now "bb""#,
+                "settings.n: was 4, is now 8",
+                "settings.config.deep.a: was 1, is now 2",
+                "settings.gone: was true, is now (absent)",
+                "settings.new: was (absent), is now null",
+                r#"grader_digest: was (absent), is now "cc""#,
+            ],
+        );
+    }
+
+    #[test]
+    fn the_order_of_settings_and_the_way_of_a_float_do_not_matter() {
+        let old = manifest(json!({"a": 0.1, "b": 1e-7, "c": 123456789.12345678}));
+        let new = manifest(json!({"c": 123456789.12345678, "b": 1e-7, "a": 0.1}));
+        check(&old, &new, &[]);
+    }
+
+    #[test]
+    fn long_values_are_shown_where_they_differ() {
+        let long = |end: &str| json!({"prompt": format!("{}{end}{}", "x".repeat(500), "y".repeat(500))});
+        let changed = changes(&manifest(long("old")), &manifest(long("new")));
+        assert_eq!(changed.len(), 1);
+        assert!(changed[0].old.starts_with("…xxx"), "{}", changed[0].old);
+        assert!(changed[0].old.contains("xoldy"), "{}", changed[0].old);
+        assert!(changed[0].new.contains("xnewy"), "{}", changed[0].new);
+        assert!(changed[0].new.ends_with("y…"), "{}", changed[0].new);
+        assert!(changed[0].new.chars().count() <= VALUE_SHOWN_CHARS + 2);
+    }
+}

@@ -1,0 +1,318 @@
+//! Data set rows: from a file of the user's to prompts, labels and metadata.
+//!
+//! [`load`] reads a whole file, checks every row and gives back all of them or every
+//! reason why not (the first [`PROBLEMS_SHOWN_MAX`] in words). It runs nothing.
+//!
+//! # Columns
+//!
+//! Names are compared without regard to case. A null counts as absent, and so does an
+//! empty CSV cell, since CSV cannot tell the two apart.
+//!
+//! | column | value |
+//! |---|---|
+//! | `system_prompt` | text, optional; becomes the first message |
+//! | `user_prompt` | text; becomes the user message |
+//! | `prompt` | instead of `user_prompt`: a list of message objects, or text, which is then the user prompt |
+//! | `ground_truth` or `label` | text, optional; any other JSON value becomes its JSON text |
+//! | `metadata` | an object, or JSON text of one, optional |
+//!
+//! In CSV and Parquet, a `prompt` text that begins with `[{` is read as the JSON text of
+//! a list of messages; in JSON a text is always text. Other columns are ignored: what a
+//! workflow or grader needs belongs into `metadata`.
+//!
+//! Messages and metadata of a JSON file, or of JSON text in a cell, are kept byte for
+//! byte. In nested Parquet columns, a null field of a message is left out, because a
+//! Parquet struct has every field in every row; metadata keeps its nulls.
+
+mod cells;
+mod from_csv;
+mod from_json;
+mod from_parquet;
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read, Seek};
+use std::path::{Path, PathBuf};
+
+use serde_json::value::RawValue;
+use sha2::{Digest, Sha256};
+
+use cells::Cell;
+
+/// How many bad rows a [`DataError::Rows`] describes; the rest are counted. Ten show
+/// a pattern and still fit a screen.
+pub const PROBLEMS_SHOWN_MAX: usize = 10;
+
+/// The extensions that [`load`] knows, for messages and help texts.
+pub const EXTENSIONS: &str = ".jsonl, .ndjson, .json, .csv, .parquet or .pq";
+
+/// One row of a data set: what one rollout is asked, and what its grader may know.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// Position among the rows of the file, from 0. Blank lines and headers do not count.
+    pub index: usize,
+    /// The chat messages, at least one, each a JSON object with a text `role`.
+    pub prompt: Vec<Box<RawValue>>,
+    /// What the grader compares with.
+    pub label: Option<String>,
+    /// A JSON object.
+    pub metadata: Option<Box<RawValue>>,
+}
+
+/// All rows of one file.
+#[derive(Clone, Debug)]
+pub struct DataSet {
+    /// In the order of the file, at least one.
+    pub rows: Vec<Row>,
+    /// SHA-256 of the file's bytes, in lower-case hex.
+    pub digest: String,
+}
+
+/// Why there is no data set.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DataError {
+    /// The file cannot be read.
+    #[error("cannot read data set {}; check that it is a file and may be read", .path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The file's name does not say which format it has.
+    #[error(
+        "cannot tell the format of data set {} from its name; name it {EXTENSIONS}",
+        .path.display()
+    )]
+    Extension {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file has no row.
+    #[error("data set {} has no rows; give a file with at least one", .path.display())]
+    Empty {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file is called Parquet and cannot be read as that.
+    #[error(
+        "cannot read data set {} as Parquet; check that it was written completely",
+        .path.display()
+    )]
+    Parquet {
+        /// The file.
+        path: PathBuf,
+        /// What the decoder said.
+        #[source]
+        source: ::parquet::errors::ParquetError,
+    },
+    /// Rows are malformed. Nothing is used of a file with a bad row, since an evaluation
+    /// on part of a data set gives another figure.
+    #[error("{}", RowsDisplay { path, problems, total: *.total })]
+    Rows {
+        /// The file.
+        path: PathBuf,
+        /// The first problems, at most [`PROBLEMS_SHOWN_MAX`], one a row.
+        problems: Vec<RowProblem>,
+        /// How many there are.
+        total: usize,
+    },
+}
+
+/// What is wrong with one row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowProblem {
+    /// Where it is.
+    pub place: Place,
+    /// What is wrong there and what to do about it.
+    pub what: String,
+}
+
+/// Where in a data set file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The names of the columns.
+    Header,
+    /// A line of a text file, from 1.
+    Line(usize),
+    /// A line of a text file and a column in bytes, both from 1.
+    LineColumn(usize, usize),
+    /// A row of a binary file, from 0 as in [`Row::index`].
+    Row(usize),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Header => write!(f, "columns"),
+            Self::Line(line) => write!(f, "line {line}"),
+            Self::LineColumn(line, column) => write!(f, "line {line}, column {column}"),
+            Self::Row(index) => write!(f, "row {index} (counted from 0)"),
+        }
+    }
+}
+
+/// Reads the data set at `path`. The format is the extension's: one of [`EXTENSIONS`].
+///
+/// # Errors
+///
+/// See [`DataError`]. A file is used whole or not at all.
+pub fn load(path: &Path) -> Result<DataSet, DataError> {
+    let format = Format::of(path).ok_or_else(|| DataError::Extension { path: path.to_owned() })?;
+    let unreadable = |source| DataError::Read { path: path.to_owned(), source };
+    let mut file = File::open(path).map_err(unreadable)?;
+    let mut found = Collector::new(format);
+    let digest = match format {
+        Format::Parquet => {
+            let digest = digest_of(&mut file).map_err(unreadable)?;
+            from_parquet::read(file, &mut found)
+                .map_err(|source| DataError::Parquet { path: path.to_owned(), source })?;
+            digest
+        }
+        Format::JsonLines | Format::JsonArray | Format::Csv => {
+            let mut bytes = Vec::new();
+            file.read_to_end(&mut bytes).map_err(unreadable)?;
+            let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
+            match format {
+                Format::JsonLines => from_json::read_lines(text, &mut found),
+                Format::JsonArray => from_json::read_array(text, &mut found),
+                Format::Csv | Format::Parquet => from_csv::read(text, &mut found),
+            }
+            hex(&Sha256::digest(&bytes))
+        }
+    };
+    let rows = found.finish(path)?;
+    Ok(DataSet { rows, digest })
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Format {
+    JsonLines,
+    JsonArray,
+    Csv,
+    Parquet,
+}
+
+impl Format {
+    fn of(path: &Path) -> Option<Self> {
+        let extension = path.extension()?.to_str()?.to_ascii_lowercase();
+        match extension.as_str() {
+            "jsonl" | "ndjson" => Some(Self::JsonLines),
+            "json" => Some(Self::JsonArray),
+            "csv" => Some(Self::Csv),
+            "parquet" | "pq" => Some(Self::Parquet),
+            _ => None,
+        }
+    }
+}
+
+/// What the readers hand their rows to. Numbers the rows and keeps the first problems.
+struct Collector {
+    /// Whether a text cell may hold the JSON text of a list of messages.
+    text_holds_json: bool,
+    rows: Vec<Row>,
+    rows_seen: usize,
+    problems: Vec<RowProblem>,
+    problems_total: usize,
+}
+
+impl Collector {
+    fn new(format: Format) -> Self {
+        Self {
+            text_holds_json: matches!(format, Format::Csv | Format::Parquet),
+            rows: Vec::new(),
+            rows_seen: 0,
+            problems: Vec::new(),
+            problems_total: 0,
+        }
+    }
+
+    /// The index that the next row will have.
+    fn next_index(&self) -> usize {
+        self.rows_seen
+    }
+
+    /// Takes one row's columns, in the order of the file.
+    fn row(&mut self, place: Place, columns: Vec<(String, Cell)>) {
+        match cells::interpret(columns, self.text_holds_json) {
+            Ok(content) => {
+                self.rows.push(Row {
+                    index: self.rows_seen,
+                    prompt: content.prompt,
+                    label: content.label,
+                    metadata: content.metadata,
+                });
+                self.rows_seen += 1;
+            }
+            Err(what) => self.bad_row(place, what),
+        }
+    }
+
+    /// Takes a row that could not be taken apart.
+    fn bad_row(&mut self, place: Place, what: String) {
+        self.rows_seen += 1;
+        self.problems_total += 1;
+        if self.problems.len() < PROBLEMS_SHOWN_MAX {
+            self.problems.push(RowProblem { place, what });
+        }
+    }
+
+    fn finish(self, path: &Path) -> Result<Vec<Row>, DataError> {
+        let path = path.to_owned();
+        if self.problems_total > 0 {
+            return Err(DataError::Rows { path, problems: self.problems, total: self.problems_total });
+        }
+        if self.rows.is_empty() {
+            return Err(DataError::Empty { path });
+        }
+        Ok(self.rows)
+    }
+}
+
+struct RowsDisplay<'a> {
+    path: &'a Path,
+    problems: &'a [RowProblem],
+    total: usize,
+}
+
+impl fmt::Display for RowsDisplay<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "data set {} has ", self.path.display())?;
+        match self.total {
+            1 => write!(f, "1 problem; correct it and start again")?,
+            total => write!(f, "{total} problems; correct them and start again")?,
+        }
+        for problem in self.problems {
+            write!(f, "\n  {}: {}", problem.place, problem.what)?;
+        }
+        let hidden = self.total - self.problems.len();
+        if hidden > 0 {
+            write!(f, "\n  and {hidden} more")?;
+        }
+        Ok(())
+    }
+}
+
+/// SHA-256 of the file from its start, in hex; the file is then at its start again.
+fn digest_of(file: &mut File) -> io::Result<String> {
+    let mut hasher = Sha256::new();
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        let read = file.read(&mut buffer)?;
+        if read == 0 {
+            break;
+        }
+        hasher.update(&buffer[..read]);
+    }
+    file.rewind()?;
+    Ok(hex(&hasher.finalize()))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,68 @@
+//! Rows from CSV: a header, commas, double quotes.
+
+use super::cells::{Cell, check_names};
+use super::{Collector, Place};
+
+/// Reads every record. A record that is longer or shorter than the header is refused.
+pub(super) fn read(bytes: &[u8], found: &mut Collector) {
+    let mut reader = csv::ReaderBuilder::new().from_reader(bytes);
+    let mut lines = Lines { bytes, counted: 0, line: 1 };
+    let names: Vec<String> = match reader.headers() {
+        Ok(headers) => headers.iter().map(str::to_owned).collect(),
+        Err(error) => return found.bad_row(Place::Header, problem(&error)),
+    };
+    if names.is_empty() {
+        return;
+    }
+    if let Err(what) = check_names(&names) {
+        return found.bad_row(Place::Header, what);
+    }
+    for record in reader.records() {
+        match record {
+            Ok(record) => {
+                let place = lines.place(record.position());
+                let cells = record.iter().map(|text| match text {
+                    "" => Cell::Null,
+                    text => Cell::Text(text.to_owned()),
+                });
+                found.row(place, names.iter().cloned().zip(cells).collect());
+            }
+            Err(error) => found.bad_row(lines.place(error.position()), problem(&error)),
+        }
+    }
+}
+
+fn problem(error: &csv::Error) -> String {
+    match error.kind() {
+        csv::ErrorKind::UnequalLengths { expected_len, len, .. } => format!(
+            "{len} fields where the header has {expected_len}; \
+             put a field with a comma, quote or line break into double quotes"
+        ),
+        csv::ErrorKind::Utf8 { err, .. } => {
+            format!("field {} is not UTF-8; save the file as UTF-8", err.field() + 1)
+        }
+        _ => format!("not CSV ({error}); correct it"),
+    }
+}
+
+/// Line numbers from byte offsets. The csv reader's own line of a record is one too
+/// small after a blank line and after CR LF.
+struct Lines<'a> {
+    bytes: &'a [u8],
+    counted: usize,
+    line: usize,
+}
+
+impl Lines<'_> {
+    fn place(&mut self, position: Option<&csv::Position>) -> Place {
+        let offset = position.map_or(self.counted as u64, csv::Position::byte);
+        let mut start = usize::try_from(offset).unwrap_or(usize::MAX);
+        while matches!(self.bytes.get(start), Some(b'\r' | b'\n')) {
+            start += 1;
+        }
+        let passed = self.bytes.get(self.counted..start).unwrap_or_default();
+        self.line += passed.iter().filter(|&&byte| byte == b'\n').count();
+        self.counted = start.max(self.counted);
+        Place::Line(self.line)
+    }
+}

@@ -1,0 +1,219 @@
+//! Names of rollouts and samples, parsed once at the edge.
+
+use std::fmt;
+
+/// Names one rollout: a single path segment of at most [`RolloutId::LEN_MAX`] bytes.
+///
+/// Spaces, colons, control characters and any Unicode are allowed, because callers
+/// use them; see [`RolloutId::dir_name`] and [`RolloutId::header_value`] for the
+/// forms that are safe elsewhere.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Deserialize, serde::Serialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct RolloutId(String);
+
+/// Why a text names no rollout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum InvalidRolloutId {
+    /// There is nothing in it.
+    #[error("rollout_id is empty")]
+    Empty,
+    /// `.` or `..`.
+    #[error("rollout_id must be a single path segment, not '.' or '..'")]
+    Dots,
+    /// It holds a separator.
+    #[error("rollout_id must be a single path segment without '/', '\\' or NUL")]
+    Separator,
+    /// It is too long to be kept.
+    #[error("rollout_id is longer than {} bytes", RolloutId::LEN_MAX)]
+    TooLong,
+}
+
+impl RolloutId {
+    /// The longest id in bytes. An id is kept for as long as its result, is in every
+    /// log line and travels as a header, so it has a limit.
+    pub const LEN_MAX: usize = 1024;
+
+    /// The longest directory name in bytes, with room under the usual 255.
+    const DIR_NAME_LEN_MAX: usize = 200;
+
+    /// Checks the text.
+    pub fn parse(text: impl Into<String>) -> Result<Self, InvalidRolloutId> {
+        let text = text.into();
+        match text.as_str() {
+            "" => Err(InvalidRolloutId::Empty),
+            "." | ".." => Err(InvalidRolloutId::Dots),
+            id if id.contains(['/', '\\', '\0']) => Err(InvalidRolloutId::Separator),
+            id if id.len() > Self::LEN_MAX => Err(InvalidRolloutId::TooLong),
+            _ => Ok(Self(text)),
+        }
+    }
+
+    /// The id as the caller wrote it.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// A directory name for this id. It is the id itself, which evaluators look for,
+    /// unless that could be no file name: too long an id keeps its beginning and
+    /// gains a hash, so that two ids never share a directory.
+    pub fn dir_name(&self) -> String {
+        if self.0.len() <= Self::DIR_NAME_LEN_MAX {
+            return self.0.clone();
+        }
+        let mut end = Self::DIR_NAME_LEN_MAX - 65;
+        while !self.0.is_char_boundary(end) {
+            end -= 1;
+        }
+        format!("{}-{}", &self.0[..end], crate::digest::sha256_hex(self.0.as_bytes()))
+    }
+
+    /// The id as the value of a header: itself where every byte may travel, else with
+    /// the bytes that may not percent-encoded.
+    pub fn header_value(&self) -> String {
+        if self.0.bytes().all(is_header_byte) && self.0.trim() == self.0 {
+            return self.0.clone();
+        }
+        self.0
+            .bytes()
+            .map(|byte| match byte {
+                b'%' => "%25".to_owned(),
+                byte if byte.is_ascii_graphic() => char::from(byte).to_string(),
+                byte => format!("%{byte:02X}"),
+            })
+            .collect()
+    }
+}
+
+/// Bytes that a header value carries everywhere: visible ASCII and the space.
+fn is_header_byte(byte: u8) -> bool {
+    byte == b' ' || byte.is_ascii_graphic()
+}
+
+impl TryFrom<String> for RolloutId {
+    type Error = InvalidRolloutId;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        Self::parse(text)
+    }
+}
+
+impl From<RolloutId> for String {
+    fn from(id: RolloutId) -> Self {
+        id.0
+    }
+}
+
+impl fmt::Display for RolloutId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Names one sample within its rollout: 1 to [`SampleId::LEN_MAX`] visible ASCII
+/// characters, so that it travels as a header unchanged.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SampleId(String);
+
+impl SampleId {
+    /// The longest id in bytes.
+    pub const LEN_MAX: usize = 128;
+
+    /// Checks a name that came from a guest; the error says what is wrong with it.
+    pub fn parse(name: &str) -> Result<Self, String> {
+        if name.is_empty() {
+            return Err("it is empty".to_owned());
+        }
+        if name.len() > Self::LEN_MAX {
+            return Err(format!("it is longer than {} bytes", Self::LEN_MAX));
+        }
+        match name.char_indices().find(|(_, c)| !c.is_ascii_graphic()) {
+            Some((at, c)) => Err(format!(
+                "{c:?} at byte {at} cannot travel as a header; use visible ASCII characters without spaces"
+            )),
+            None => Ok(Self(name.to_owned())),
+        }
+    }
+
+    /// The id as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// A file name part for this id: what is not a letter, a digit, `.`, `_` or `-`
+    /// becomes `_`, and leading dots go.
+    pub fn file_part(&self) -> String {
+        let safe: String = self
+            .0
+            .chars()
+            .map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' })
+            .collect();
+        match safe.trim_start_matches('.') {
+            "" => "_".to_owned(),
+            part => part.to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for SampleId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rollout_id_is_one_path_segment() {
+        fn check(text: &str, expected: Result<(), InvalidRolloutId>) {
+            assert_eq!(RolloutId::parse(text).map(drop), expected, "{text:?}");
+        }
+        check("r1", Ok(()));
+        check("a b:c%d\u{7}é", Ok(()));
+        check("...", Ok(()));
+        check("", Err(InvalidRolloutId::Empty));
+        check(".", Err(InvalidRolloutId::Dots));
+        check("..", Err(InvalidRolloutId::Dots));
+        check("a/b", Err(InvalidRolloutId::Separator));
+        check("a\\b", Err(InvalidRolloutId::Separator));
+        check("a\0", Err(InvalidRolloutId::Separator));
+        check(&"x".repeat(1024), Ok(()));
+        check(&"x".repeat(1025), Err(InvalidRolloutId::TooLong));
+    }
+
+    #[test]
+    fn an_id_in_a_header_is_itself_or_percent_encoded() {
+        fn check(text: &str, expected: &str) {
+            assert_eq!(RolloutId::parse(text).unwrap().header_value(), expected);
+        }
+        check("row-1 run%2", "row-1 run%2");
+        check("a\r\nx-evil: 1", "a%0D%0Ax-evil:%201");
+        check("é%", "%C3%A9%25");
+        check(" a", "%20a");
+    }
+
+    #[test]
+    fn two_long_ids_have_two_directories() {
+        let a = RolloutId::parse("é".repeat(300)).unwrap();
+        let b = RolloutId::parse(format!("{}x", "é".repeat(300))).unwrap();
+        assert_ne!(a.dir_name(), b.dir_name());
+        assert!(a.dir_name().len() <= 255);
+        assert_eq!(RolloutId::parse("plain").unwrap().dir_name(), "plain");
+    }
+
+    #[test]
+    fn a_sample_id_travels_as_a_header() {
+        fn check(name: &str, valid: bool) {
+            assert_eq!(SampleId::parse(name).is_ok(), valid, "{name:?}");
+        }
+        check("main", true);
+        check("a:b/c", true);
+        check("", false);
+        check("two words", false);
+        check("a\r\nx: 1", false);
+        check("é", false);
+        check(&"x".repeat(129), false);
+    }
+}

@@ -1,0 +1,129 @@
+//! `artifacts` and `observations`: files of the rollout, and what the host saw of it.
+
+use super::bindings::rollout::plugin::artifacts::{self, Error};
+use super::bindings::rollout::plugin::observations;
+use super::record::ExchangeOutcome;
+use super::{Imports, Role};
+
+/// The longest name of a file, in bytes.
+const NAME_BYTES_MAX: usize = 255;
+
+/// Says what is wrong with a file's name. A good one is safe on every file system:
+/// no absolute path, no way up, no hidden file.
+fn check_name(name: &str) -> Result<(), String> {
+    if name.is_empty() {
+        return Err("it is empty".to_owned());
+    }
+    if name.len() > NAME_BYTES_MAX {
+        return Err(format!("it is longer than {NAME_BYTES_MAX} bytes"));
+    }
+    for segment in name.split('/') {
+        if segment.is_empty() {
+            return Err("it has an empty path segment".to_owned());
+        }
+        if segment.starts_with('.') {
+            return Err(format!("'{segment}' begins with a dot"));
+        }
+        if let Some(c) = segment.chars().find(|c| !c.is_ascii_alphanumeric() && !"._-".contains(*c)) {
+            return Err(format!("{c:?} is not a letter, a digit, '.', '_' or '-'"));
+        }
+    }
+    Ok(())
+}
+
+/// Whether one name is a directory that the other is in.
+fn is_inside(inner: &str, outer: &str) -> bool {
+    inner.strip_prefix(outer).is_some_and(|rest| rest.starts_with('/'))
+}
+
+impl artifacts::Host for Imports {
+    fn write(&mut self, name: String, content: Vec<u8>) -> wasmtime::Result<Result<(), Error>> {
+        if let Err(why) = check_name(&name) {
+            return Ok(Err(Error::InvalidName(why)));
+        }
+        let mut kept = self.record.lock();
+        if let Some(other) = kept.artifacts.keys().find(|other| is_inside(&name, other) || is_inside(other, &name)) {
+            return Ok(Err(Error::InvalidName(format!("'{other}' exists, and one would have to be a directory"))));
+        }
+        let old = kept.artifacts.get(&name).map(|content| content.len());
+        if old.is_none() && kept.artifacts.len() >= self.limits.artifacts_max {
+            let max = self.limits.artifacts_max;
+            return Ok(Err(Error::OverLimit(format!("artifacts-max of {max} files; the operator can raise it"))));
+        }
+        let total = kept.artifact_bytes - old.unwrap_or(0) + content.len();
+        if total > self.limits.artifact_bytes_max {
+            let max = self.limits.artifact_bytes_max;
+            return Ok(Err(Error::OverLimit(format!(
+                "artifact-bytes-max of {max} bytes: this would make {total}; the operator can raise it"
+            ))));
+        }
+        kept.artifact_bytes = total;
+        kept.artifacts.insert(name, content.into());
+        Ok(Ok(()))
+    }
+
+    fn read(&mut self, name: String) -> wasmtime::Result<Result<Vec<u8>, Error>> {
+        if let Err(why) = check_name(&name) {
+            return Ok(Err(Error::InvalidName(why)));
+        }
+        let kept = self.record.lock();
+        Ok(kept.artifacts.get(&name).map(|content| content.to_vec()).ok_or(Error::NotFound))
+    }
+
+    fn names(&mut self) -> wasmtime::Result<Vec<String>> {
+        Ok(self.record.lock().artifacts.keys().cloned().collect())
+    }
+}
+
+impl observations::Host for Imports {
+    fn exchanges(&mut self, sample_id: String) -> wasmtime::Result<Vec<observations::Exchange>> {
+        self.only(Role::Grader, "observations.exchanges")?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let kept = self.record.lock();
+        Ok(kept
+            .exchanges
+            .iter()
+            .filter(|exchange| exchange.sample.as_str() == sample_id)
+            .map(|exchange| observations::Exchange {
+                request: text(&exchange.request),
+                reply: match &exchange.outcome {
+                    ExchangeOutcome::Replied { body, .. } => Ok(text(body)),
+                    ExchangeOutcome::Failed(reason) => Err(reason.clone()),
+                    ExchangeOutcome::Abandoned => Err("abandoned before there was an answer".to_owned()),
+                },
+            })
+            .collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_name_leads_nowhere_else() {
+        fn check(name: &str, valid: bool) {
+            assert_eq!(check_name(name).is_ok(), valid, "{name:?}");
+        }
+        check("notes.txt", true);
+        check("a/b-c/d_1.json", true);
+        check("", false);
+        check("/etc/passwd", false);
+        check("../x", false);
+        check("a/../b", false);
+        check("a//b", false);
+        check("a/", false);
+        check(".hidden", false);
+        check("a\\b", false);
+        check("a\0b", false);
+        check("é", false);
+        check(&"x".repeat(256), false);
+    }
+
+    #[test]
+    fn a_file_cannot_be_a_directory_too() {
+        assert!(is_inside("a/b", "a"));
+        assert!(!is_inside("ab", "a"));
+        assert!(!is_inside("a", "a"));
+    }
+}

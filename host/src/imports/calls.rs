@@ -1,0 +1,115 @@
+//! `calls`: waiting for any of several calls under way.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio_util::task::AbortOnDropHandle;
+use wasmtime::component::Resource;
+
+use super::bindings::rollout::plugin::{calls, chat, types};
+use super::{Ended, Imports};
+
+/// What came of a call, in the terms of the interface that started it.
+pub(super) enum CallOutcome {
+    Chat(Result<chat::Completion, chat::Error>),
+    Tool(types::ToolResult),
+}
+
+/// A call under way. Dropping it aborts the task behind it.
+pub struct Call(State);
+
+enum State {
+    UnderWay(AbortOnDropHandle<CallOutcome>),
+    Ready(CallOutcome),
+}
+
+impl Call {
+    /// A call that a task of its own works on.
+    pub(super) fn under_way(task: tokio::task::JoinHandle<CallOutcome>) -> Self {
+        Self(State::UnderWay(AbortOnDropHandle::new(task)))
+    }
+
+    /// A call that was over before it began.
+    pub(super) fn ready(outcome: CallOutcome) -> Self {
+        Self(State::Ready(outcome))
+    }
+
+    /// Waits for the outcome.
+    pub(super) async fn outcome(self) -> wasmtime::Result<CallOutcome> {
+        match self.0 {
+            State::Ready(outcome) => Ok(outcome),
+            State::UnderWay(task) => task.await.map_err(wasmtime::Error::new),
+        }
+    }
+
+    /// Whether the outcome is there; arranges for the waker to be called if not.
+    fn poll_ready(&mut self, cx: &mut std::task::Context<'_>) -> Poll<wasmtime::Result<()>> {
+        let State::UnderWay(task) = &mut self.0 else { return Poll::Ready(Ok(())) };
+        match Pin::new(task).poll(cx) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Ok(outcome)) => {
+                self.0 = State::Ready(outcome);
+                Poll::Ready(Ok(()))
+            }
+            Poll::Ready(Err(error)) => Poll::Ready(Err(wasmtime::Error::new(error))),
+        }
+    }
+}
+
+impl Imports {
+    /// Hands a call to the guest.
+    pub(super) fn lend(&mut self, call: Call) -> wasmtime::Result<Resource<Call>> {
+        self.calls_under_way += 1;
+        Ok(self.table.push(call)?)
+    }
+
+    /// Takes a call back from the guest.
+    pub(super) fn take_back(&mut self, call: Resource<Call>) -> wasmtime::Result<Call> {
+        self.calls_under_way = self.calls_under_way.saturating_sub(1);
+        Ok(self.table.delete(call)?)
+    }
+}
+
+impl calls::Host for Imports {
+    async fn wait(&mut self, calls: Vec<Resource<Call>>, timeout_ms: Option<u64>) -> wasmtime::Result<Vec<u32>> {
+        // A guest's list may be longer than what it holds; the work per wake-up is
+        // bounded by what it may hold.
+        if calls.len() > self.limits.concurrent_calls_max as usize {
+            return Err(wasmtime::Error::new(Ended::NoCall));
+        }
+        if calls.is_empty() && timeout_ms.is_none() {
+            return Ok(Vec::new());
+        }
+        let table = &mut self.table;
+        let any_ready = poll_fn(|cx| {
+            let mut ready = Vec::new();
+            for (place, call) in (0_u32..).zip(&calls) {
+                let call = match table.get_mut(call) {
+                    Ok(call) => call,
+                    Err(error) => return Poll::Ready(Err(wasmtime::Error::from(error))),
+                };
+                match call.poll_ready(cx) {
+                    Poll::Ready(Ok(())) => ready.push(place),
+                    Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                    Poll::Pending => {}
+                }
+            }
+            if ready.is_empty() { Poll::Pending } else { Poll::Ready(Ok(ready)) }
+        });
+        match timeout_ms {
+            None => any_ready.await,
+            Some(ms) => tokio::time::timeout(Duration::from_millis(ms), any_ready)
+                .await
+                .unwrap_or_else(|_| Ok(Vec::new())),
+        }
+    }
+}
+
+impl calls::HostCall for Imports {
+    fn drop(&mut self, call: Resource<Call>) -> wasmtime::Result<()> {
+        self.take_back(call)?;
+        Ok(())
+    }
+}

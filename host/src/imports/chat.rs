@@ -1,0 +1,189 @@
+//! `chat`: the model, lent to a workflow.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use bytes::Bytes;
+use wasmtime::component::Resource;
+
+use super::bindings::rollout::plugin::chat::{self, Completion, Error, Request};
+use super::bindings::rollout::plugin::types;
+use super::calls::{Call, CallOutcome};
+use super::record::{Exchange, ExchangeOutcome, Record};
+use super::samples::OpenSample;
+use super::{Ended, Imports, ModelAccess, Role};
+use crate::limits::Limits;
+use crate::outbound::{ChatFailure, RoutingHeaders};
+use crate::wire::openai;
+
+/// A request that was checked, counted and written down; sending it is all that is left.
+struct Prepared {
+    model: ModelAccess,
+    routing: RoutingHeaders,
+    body: Bytes,
+    record: Arc<Record>,
+    limits: Arc<Limits>,
+    place: usize,
+}
+
+impl Imports {
+    fn prepare(
+        &mut self,
+        sample: &Resource<OpenSample>,
+        request: &Request,
+    ) -> wasmtime::Result<Result<Prepared, Error>> {
+        self.only(Role::Workflow, "chat")?;
+        let sample_id = self.table.get(sample)?.id.clone();
+        // A workflow always has a model: its imports are made with one.
+        let Some(model) = self.model.clone() else {
+            return Ok(Err(Error::Unavailable("this rollout has no model".to_owned())));
+        };
+        let body = openai::request_body(
+            model.endpoint.model(),
+            &request.messages,
+            &request.tools,
+            request.params.as_deref(),
+        );
+        let body = match body {
+            Ok(body) => body,
+            Err(invalid) => return Ok(Err(Error::InvalidRequest(invalid.to_string()))),
+        };
+        let mut kept = self.record.lock();
+        if kept.exchanges.len() >= self.limits.chat_calls_max as usize {
+            let max = self.limits.chat_calls_max;
+            return Ok(Err(Error::BudgetSpent(format!(
+                "chat-calls-max of {max} calls in one rollout; the operator can raise it"
+            ))));
+        }
+        if let Err(over) = kept.charge(body.len(), &self.limits) {
+            return Ok(Err(Error::BudgetSpent(over.0)));
+        }
+        let place = kept.exchanges.len();
+        kept.exchanges.push(Exchange {
+            sample: sample_id.clone(),
+            request: body.clone(),
+            started_at: SystemTime::now(),
+            duration: Duration::ZERO,
+            outcome: ExchangeOutcome::Abandoned,
+        });
+        drop(kept);
+        Ok(Ok(Prepared {
+            routing: RoutingHeaders::new(&self.run.rollout_id, &sample_id),
+            model,
+            body,
+            record: self.record.clone(),
+            limits: self.limits.clone(),
+            place,
+        }))
+    }
+}
+
+impl Prepared {
+    async fn send(self) -> Result<Completion, Error> {
+        let started = Instant::now();
+        let result = self.model.client.complete(&self.model.endpoint, &self.routing, self.body).await;
+        let mut kept = self.record.lock();
+        let (outcome, result, failed) = match result {
+            Ok(reply) => match kept.charge(reply.body.len(), &self.limits) {
+                Ok(()) => {
+                    let outcome = ExchangeOutcome::Replied {
+                        body: reply.body,
+                        finish_reason: reply.completion.finish_reason.clone(),
+                        usage: reply.completion.usage,
+                        attempts: reply.attempts,
+                    };
+                    (outcome, Ok(reply.completion.into()), None)
+                }
+                Err(over) => (ExchangeOutcome::Failed(over.0.clone()), Err(Error::BudgetSpent(over.0)), None),
+            },
+            Err(failure) => {
+                let text = failure.to_string();
+                (ExchangeOutcome::Failed(text.clone()), Err(failure.into()), Some(text))
+            }
+        };
+        kept.model_failed = failed;
+        if let Some(exchange) = kept.exchanges.get_mut(self.place) {
+            exchange.duration = started.elapsed();
+            exchange.outcome = outcome;
+        }
+        result
+    }
+}
+
+impl From<openai::Completion> for Completion {
+    fn from(completion: openai::Completion) -> Self {
+        let openai::Completion { message, text, tool_calls, finish_reason, usage } = completion;
+        Self {
+            message: Box::<str>::from(message).into(),
+            text,
+            tool_calls: tool_calls.into_iter().map(Into::into).collect(),
+            finish_reason,
+            usage: usage.map(Into::into),
+        }
+    }
+}
+
+impl From<openai::ToolCall> for types::ToolCall {
+    fn from(openai::ToolCall { id, name, arguments }: openai::ToolCall) -> Self {
+        Self { id, name, arguments }
+    }
+}
+
+impl From<openai::Usage> for types::Usage {
+    fn from(openai::Usage { prompt_tokens, completion_tokens }: openai::Usage) -> Self {
+        Self { prompt_tokens, completion_tokens }
+    }
+}
+
+impl From<ChatFailure> for Error {
+    fn from(failure: ChatFailure) -> Self {
+        match failure {
+            ChatFailure::Refused { status, body } => Self::Refused((status, body)),
+            unavailable @ ChatFailure::Unavailable { .. } => Self::Unavailable(unavailable.to_string()),
+        }
+    }
+}
+
+impl chat::Host for Imports {
+    async fn complete(
+        &mut self,
+        sample: Resource<OpenSample>,
+        request: Request,
+    ) -> wasmtime::Result<Result<Completion, Error>> {
+        match self.prepare(&sample, &request)? {
+            Ok(prepared) => {
+                // The guest waits; what it sent is in the prepared body now.
+                drop(request);
+                Ok(prepared.send().await)
+            }
+            Err(error) => Ok(Err(error)),
+        }
+    }
+
+    fn start(
+        &mut self,
+        sample: Resource<OpenSample>,
+        request: Request,
+    ) -> wasmtime::Result<Result<Resource<Call>, Error>> {
+        if self.calls_under_way >= self.limits.concurrent_calls_max {
+            let max = self.limits.concurrent_calls_max;
+            return Ok(Err(Error::BudgetSpent(format!(
+                "concurrent-calls-max of {max} calls under way at once; finish some first, or the operator can raise it"
+            ))));
+        }
+        match self.prepare(&sample, &request)? {
+            Ok(prepared) => {
+                let task = tokio::spawn(async { CallOutcome::Chat(prepared.send().await) });
+                Ok(Ok(self.lend(Call::under_way(task))?))
+            }
+            Err(error) => Ok(Err(error)),
+        }
+    }
+
+    async fn finish(&mut self, call: Resource<Call>) -> wasmtime::Result<Result<Completion, Error>> {
+        match self.take_back(call)?.outcome().await? {
+            CallOutcome::Chat(result) => Ok(result),
+            CallOutcome::Tool(_) => Err(wasmtime::Error::new(Ended::WrongCall("chat", "tools"))),
+        }
+    }
+}

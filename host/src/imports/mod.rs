@@ -1,0 +1,205 @@
+//! What a guest may ask of the host.
+//!
+//! [`Imports`] lives as long as one store and answers for one role of one rollout.
+//! What a rollout must keep when its guest is stopped (samples, observed exchanges,
+//! artifacts, log) is in the [`Record`], which outlives the store; everything else
+//! goes with it. A guest holds handles, never an address, a key or a label.
+//!
+//! This module knows nothing of engines, deadlines or protocols.
+
+mod artifacts;
+mod calls;
+mod chat;
+mod clockwork;
+mod context;
+mod log;
+mod record;
+mod samples;
+mod stdio;
+mod tools;
+
+/// The contract's types, generated from `wit/`.
+pub(crate) mod bindings {
+    wasmtime::component::bindgen!({
+        path: "../wit",
+        world: "rollout-plugin",
+        imports: {
+            "rollout:plugin/calls.wait": async | trappable,
+            "rollout:plugin/chat.complete": async | trappable,
+            "rollout:plugin/chat.finish": async | trappable,
+            "rollout:plugin/tools.execute": async | trappable,
+            "rollout:plugin/tools.finish": async | trappable,
+            default: trappable,
+        },
+        exports: { default: async },
+        with: {
+            "rollout:plugin/samples.sample": super::samples::OpenSample,
+            "rollout:plugin/calls.call": super::calls::Call,
+        },
+    });
+}
+
+use std::sync::Arc;
+
+use serde_json::value::RawValue;
+use tokio::time::Instant;
+use wasmtime::component::{HasSelf, Linker, ResourceTable};
+use wasmtime_wasi::{WasiCtx, WasiCtxBuilder};
+
+use crate::id::RolloutId;
+use crate::limits::Limits;
+use crate::outbound::{ChatClient, ModelEndpoint};
+
+pub use record::{ArtifactFile, Exchange, ExchangeOutcome, LogEntry, LogLevel, Record, Recorded, SampleRecord, Spent};
+
+/// Which half of a plugin an instance runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The agent loop.
+    Workflow,
+    /// The reward function.
+    Grader,
+}
+
+impl Role {
+    /// The word for messages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Workflow => "workflow",
+            Self::Grader => "grader",
+        }
+    }
+}
+
+/// What a guest is told about the rollout that its instance was made for.
+#[derive(Debug)]
+pub struct RunContext {
+    /// The rollout.
+    pub rollout_id: RolloutId,
+    /// 1 for the first try.
+    pub attempt: u32,
+    /// The operator's configuration of the plugin, a JSON object.
+    pub config: Option<Arc<RawValue>>,
+    /// The row's metadata.
+    pub metadata: Option<Box<RawValue>>,
+    /// Samples that the caller takes.
+    pub samples_max: u32,
+}
+
+/// The model that a workflow may talk to.
+#[derive(Clone, Debug)]
+pub struct ModelAccess {
+    /// The client that reaches it.
+    pub client: ChatClient,
+    /// Where it is.
+    pub endpoint: Arc<ModelEndpoint>,
+}
+
+/// Ends the instance: the guest broke the contract in a way that it cannot be told of.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Ended {
+    /// It used an import that its role does not have.
+    #[error("a {role} called {import}, which only a {allowed} may")]
+    WrongRole {
+        /// What it is.
+        role: &'static str,
+        /// What it called.
+        import: &'static str,
+        /// Who may.
+        allowed: &'static str,
+    },
+    /// It finished a call through an interface that did not start it.
+    #[error("{0}.finish was given a call that {1}.start made")]
+    WrongCall(&'static str, &'static str),
+    /// It named one call twice, or one that is gone.
+    #[error("calls.wait was given no call that is under way")]
+    NoCall,
+}
+
+/// The imports of one store.
+pub struct Imports {
+    role: Role,
+    run: Arc<RunContext>,
+    limits: Arc<Limits>,
+    deadline: Option<Instant>,
+    model: Option<ModelAccess>,
+    record: Arc<Record>,
+    calls_under_way: u32,
+    pub(crate) table: ResourceTable,
+}
+
+impl Imports {
+    /// Imports for a workflow, with a model to talk to.
+    pub fn workflow(
+        run: Arc<RunContext>,
+        limits: Arc<Limits>,
+        deadline: Option<Instant>,
+        model: ModelAccess,
+        record: Arc<Record>,
+    ) -> Self {
+        Self::new(Role::Workflow, run, limits, deadline, Some(model), record)
+    }
+
+    /// Imports for a grader.
+    pub fn grader(
+        run: Arc<RunContext>,
+        limits: Arc<Limits>,
+        deadline: Option<Instant>,
+        record: Arc<Record>,
+    ) -> Self {
+        Self::new(Role::Grader, run, limits, deadline, None, record)
+    }
+
+    fn new(
+        role: Role,
+        run: Arc<RunContext>,
+        limits: Arc<Limits>,
+        deadline: Option<Instant>,
+        model: Option<ModelAccess>,
+        record: Arc<Record>,
+    ) -> Self {
+        let table = ResourceTable::new();
+        Self { role, run, limits, deadline, model, record, calls_under_way: 0, table }
+    }
+
+    /// What a guest's standard library finds: no arguments, environment, files or
+    /// network; random numbers that the rollout decides; output that goes to the log.
+    pub(crate) fn wasi(&self) -> WasiCtx {
+        let mut builder = WasiCtxBuilder::new();
+        clockwork::seed(&mut builder, &self.run, self.role);
+        builder
+            .max_random_size(self.limits.random_bytes_max)
+            .allow_tcp(false)
+            .allow_udp(false)
+            .stdout(stdio::LogStream::new(self.record.clone(), self.limits.clone(), LogLevel::Info))
+            .stderr(stdio::LogStream::new(self.record.clone(), self.limits.clone(), LogLevel::Warn));
+        builder.build()
+    }
+
+    /// Lets the call through for the role that may make it.
+    fn only(&self, allowed: Role, import: &'static str) -> wasmtime::Result<()> {
+        if self.role == allowed {
+            return Ok(());
+        }
+        let (role, allowed) = (self.role.as_str(), allowed.as_str());
+        Err(wasmtime::Error::new(Ended::WrongRole { role, import, allowed }))
+    }
+}
+
+/// Offers the contract's imports to every plugin. `imports` finds them in a store.
+pub(crate) fn add_to_linker<T: Send + 'static>(
+    linker: &mut Linker<T>,
+    imports: fn(&mut T) -> &mut Imports,
+) -> wasmtime::Result<()> {
+    use bindings::rollout::plugin;
+    plugin::types::add_to_linker::<T, HasSelf<Imports>>(linker, imports)?;
+    plugin::context::add_to_linker::<T, HasSelf<Imports>>(linker, imports)?;
+    plugin::samples::add_to_linker::<T, HasSelf<Imports>>(linker, imports)?;
+    plugin::calls::add_to_linker::<T, HasSelf<Imports>>(linker, imports)?;
+    plugin::chat::add_to_linker::<T, HasSelf<Imports>>(linker, imports)?;
+    plugin::tools::add_to_linker::<T, HasSelf<Imports>>(linker, imports)?;
+    plugin::artifacts::add_to_linker::<T, HasSelf<Imports>>(linker, imports)?;
+    plugin::log::add_to_linker::<T, HasSelf<Imports>>(linker, imports)?;
+    plugin::observations::add_to_linker::<T, HasSelf<Imports>>(linker, imports)
+}

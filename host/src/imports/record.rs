@@ -1,0 +1,238 @@
+//! What is kept of a rollout while its guests run, and after they are gone.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use serde_json::value::RawValue;
+
+use crate::id::SampleId;
+use crate::limits::Limits;
+use crate::wire::openai::Usage;
+
+/// One sample as the workflow registered it.
+#[derive(Clone, Debug)]
+pub struct SampleRecord {
+    /// Its id.
+    pub id: SampleId,
+    /// What the workflow says the conversation was.
+    pub messages: Vec<Box<RawValue>>,
+    /// Its measurements.
+    pub metrics: BTreeMap<String, f64>,
+    /// Values kept beside the messages.
+    pub fields: BTreeMap<String, Box<RawValue>>,
+    /// Whether it is not to be trained on.
+    pub withdrawn: bool,
+}
+
+/// One call of the model as the host saw it.
+#[derive(Clone, Debug)]
+pub struct Exchange {
+    /// The sample that it was made for.
+    pub sample: SampleId,
+    /// The body as it was sent.
+    pub request: Bytes,
+    /// When it was sent first.
+    pub started_at: SystemTime,
+    /// From then to the end of the last try.
+    pub duration: Duration,
+    /// What came of it.
+    pub outcome: ExchangeOutcome,
+}
+
+/// What came of a call of the model.
+#[derive(Clone, Debug)]
+pub enum ExchangeOutcome {
+    /// The guest gave it up or was stopped before there was an answer.
+    Abandoned,
+    /// There was a completion.
+    Replied {
+        /// The body as it came.
+        body: Bytes,
+        /// Why the model stopped.
+        finish_reason: Option<String>,
+        /// What it cost, where the server said.
+        usage: Option<Usage>,
+        /// Tries that it took.
+        attempts: u32,
+    },
+    /// There was none.
+    Failed(String),
+}
+
+/// A file of the rollout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArtifactFile {
+    /// Its name, path segments joined by `/`.
+    pub name: String,
+    /// Its content.
+    pub content: Bytes,
+}
+
+/// How much a log entry matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogLevel {
+    /// For whoever looks closely.
+    Debug,
+    /// The usual.
+    Info,
+    /// Something is odd.
+    Warn,
+    /// Something is wrong.
+    Error,
+}
+
+/// A line or an event of a guest.
+#[derive(Clone, Debug, serde::Serialize)]
+#[serde(untagged)]
+pub enum LogEntry {
+    /// A line of text.
+    Line {
+        /// How much it matters.
+        level: LogLevel,
+        /// The text, control characters escaped.
+        text: String,
+    },
+    /// A named value.
+    Event {
+        /// The event's name, control characters escaped.
+        event: String,
+        /// What happened.
+        data: Box<RawValue>,
+    },
+}
+
+/// What a rollout's guests left behind, taken when both are gone.
+#[derive(Debug, Default)]
+pub struct Recorded {
+    /// The samples in the order in which they were opened.
+    pub samples: Vec<SampleRecord>,
+    /// The calls of the model in the order in which they were made.
+    pub exchanges: Vec<Exchange>,
+    /// The files, sorted by name.
+    pub artifacts: Vec<ArtifactFile>,
+    /// The log.
+    pub log: Vec<LogEntry>,
+    /// Log entries that were dropped at the limit.
+    pub log_dropped: u64,
+}
+
+/// What a rollout has used so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spent {
+    /// Calls of the model, not counting retries.
+    pub chat_calls: u64,
+    /// Tokens of the requests, as far as the server said.
+    pub prompt_tokens: u64,
+    /// Tokens of the replies, as far as the server said.
+    pub completion_tokens: u64,
+}
+
+/// The record of one rollout, shared by its two stores, one after the other.
+#[derive(Debug, Default)]
+pub struct Record(Mutex<Kept>);
+
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    pub samples: Vec<SampleRecord>,
+    pub exchanges: Vec<Exchange>,
+    pub artifacts: BTreeMap<String, Bytes>,
+    pub artifact_bytes: usize,
+    pub log: Vec<LogEntry>,
+    log_bytes: usize,
+    log_dropped: u64,
+    bytes: usize,
+    /// Whether the model's server failed the workflow in its last finished call.
+    pub model_failed: Option<String>,
+}
+
+/// A limit of the record is reached; the text names it and its value.
+#[derive(Debug)]
+pub(super) struct OverLimit(pub String);
+
+impl Kept {
+    /// Charges bytes that are to be kept for as long as the rollout lives.
+    pub fn charge(&mut self, bytes: usize, limits: &Limits) -> Result<(), OverLimit> {
+        let total = self.bytes.saturating_add(bytes);
+        if total > limits.record_bytes_max {
+            let max = limits.record_bytes_max;
+            return Err(OverLimit(format!(
+                "record-bytes-max of {max} bytes: {bytes} more would make {total}; the operator can raise it"
+            )));
+        }
+        self.bytes = total;
+        Ok(())
+    }
+
+    /// Gives back bytes that were charged.
+    pub fn release(&mut self, bytes: usize) {
+        self.bytes = self.bytes.saturating_sub(bytes);
+    }
+
+    /// Keeps a log entry, or counts it where the limit is reached.
+    pub fn log(&mut self, entry: LogEntry, limits: &Limits) {
+        let bytes = match &entry {
+            LogEntry::Line { text, .. } => text.len(),
+            LogEntry::Event { event, data } => event.len() + data.get().len(),
+        };
+        if self.log.len() >= limits.log_lines_max || self.log_bytes + bytes > limits.log_bytes_max {
+            self.log_dropped += 1;
+            return;
+        }
+        self.log_bytes += bytes;
+        self.log.push(entry);
+    }
+}
+
+impl Record {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Kept> {
+        // A panic elsewhere in this rollout leaves plain data that is still readable.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was used so far.
+    pub fn spent(&self) -> Spent {
+        let kept = self.lock();
+        let mut spent = Spent { chat_calls: kept.exchanges.len() as u64, ..Spent::default() };
+        for exchange in &kept.exchanges {
+            if let ExchangeOutcome::Replied { usage: Some(usage), .. } = &exchange.outcome {
+                spent.prompt_tokens += usage.prompt_tokens;
+                spent.completion_tokens += usage.completion_tokens;
+            }
+        }
+        spent
+    }
+
+    /// Why the model's server failed the workflow in its last finished call, if it did.
+    pub fn model_failure(&self) -> Option<String> {
+        self.lock().model_failed.clone()
+    }
+
+    /// The samples as they are now.
+    pub fn samples(&self) -> Vec<SampleRecord> {
+        self.lock().samples.clone()
+    }
+
+    /// Changes the samples between workflow and grader, or after the grader.
+    pub fn with_samples<R>(&self, change: impl FnOnce(&mut Vec<SampleRecord>) -> R) -> R {
+        change(&mut self.lock().samples)
+    }
+
+    /// Takes everything out.
+    pub fn take(&self) -> Recorded {
+        let kept = std::mem::take(&mut *self.lock());
+        Recorded {
+            samples: kept.samples,
+            exchanges: kept.exchanges,
+            artifacts: kept
+                .artifacts
+                .into_iter()
+                .map(|(name, content)| ArtifactFile { name, content })
+                .collect(),
+            log: kept.log,
+            log_dropped: kept.log_dropped,
+        }
+    }
+}

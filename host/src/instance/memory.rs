@@ -1,0 +1,51 @@
+//! The memory of one store: all its linear memories and tables together.
+
+use wasmtime::ResourceLimiter;
+
+/// Bytes that one table element takes.
+const TABLE_ELEMENT_BYTES: usize = size_of::<usize>();
+
+/// Counts what a store's guests grow and refuses what is over the limit.
+pub(super) struct MemoryLimit {
+    bytes_max: usize,
+    bytes: usize,
+    refused: bool,
+}
+
+impl MemoryLimit {
+    pub fn new(bytes_max: usize) -> Self {
+        Self { bytes_max, bytes: 0, refused: false }
+    }
+
+    pub fn bytes_max(&self) -> usize {
+        self.bytes_max
+    }
+
+    /// Whether a growth was refused. A guest that traps after that ran out of memory.
+    pub fn refused(&self) -> bool {
+        self.refused
+    }
+
+    fn grow(&mut self, current: usize, desired: usize) -> bool {
+        let total = self.bytes.saturating_add(desired.saturating_sub(current));
+        if total > self.bytes_max {
+            self.refused = true;
+            return false;
+        }
+        self.bytes = total;
+        true
+    }
+}
+
+impl ResourceLimiter for MemoryLimit {
+    fn memory_growing(&mut self, current: usize, desired: usize, _maximum: Option<usize>) -> wasmtime::Result<bool> {
+        Ok(self.grow(current, desired))
+    }
+
+    fn table_growing(&mut self, current: usize, desired: usize, _maximum: Option<usize>) -> wasmtime::Result<bool> {
+        Ok(self.grow(
+            current.saturating_mul(TABLE_ELEMENT_BYTES),
+            desired.saturating_mul(TABLE_ELEMENT_BYTES),
+        ))
+    }
+}

@@ -1,0 +1,302 @@
+//! One guest, alive for one run.
+//!
+//! [`run_workflow`] and [`run_grader`] build a store, instantiate the plugin in it,
+//! call the guest and drop the store. Everything the guest could touch was in that
+//! store. Two runs share compiled code and nothing else.
+//!
+//! This module knows no HTTP and no rollout. It is given imports, a deadline and
+//! input, and gives back what the guest returned or a [`RunError`].
+
+mod memory;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use wasmtime::component::{Component, InstancePre, Linker};
+use wasmtime::{Store, Trap, UpdateDeadline};
+use wasmtime_wasi::{I32Exit, WasiCtx, WasiCtxView, WasiView};
+
+use crate::error::Fault;
+use crate::imports::bindings::exports::rollout::plugin::{grader, workflow};
+use crate::imports::bindings::rollout::plugin::types;
+use crate::imports::{self, Ended, Imports};
+use memory::MemoryLimit;
+
+/// Ticks of the engine between two yields of a running guest.
+const TICKS_PER_YIELD: u64 = 1;
+
+/// All that belongs to one store.
+pub struct InstanceState {
+    imports: Imports,
+    wasi: WasiCtx,
+    memory: MemoryLimit,
+}
+
+impl WasiView for InstanceState {
+    fn ctx(&mut self) -> WasiCtxView<'_> {
+        WasiCtxView { ctx: &mut self.wasi, table: &mut self.imports.table }
+    }
+}
+
+/// Everything that a plugin may import, the same for every plugin. A call outside the
+/// instance's role is refused when it is made.
+pub(crate) fn linker(engine: &wasmtime::Engine) -> wasmtime::Result<Linker<InstanceState>> {
+    let mut linker = Linker::new(engine);
+    wasmtime_wasi::p2::add_to_linker_async(&mut linker)?;
+    imports::add_to_linker(&mut linker, |state: &mut InstanceState| &mut state.imports)?;
+    Ok(linker)
+}
+
+/// A component with its imports connected and its exports found.
+#[derive(Clone)]
+pub(crate) struct LinkedPlugin {
+    pre: InstancePre<InstanceState>,
+    workflow: Option<Arc<workflow::GuestIndices>>,
+    grader: Option<Arc<grader::GuestIndices>>,
+}
+
+impl LinkedPlugin {
+    pub fn new(
+        linker: &Linker<InstanceState>,
+        component: &Component,
+        workflow: bool,
+        grader: bool,
+    ) -> wasmtime::Result<Self> {
+        let pre = linker.instantiate_pre(component)?;
+        let workflow = workflow.then(|| workflow::GuestIndices::new(&pre)).transpose()?.map(Arc::new);
+        let grader = grader.then(|| grader::GuestIndices::new(&pre)).transpose()?.map(Arc::new);
+        Ok(Self { pre, workflow, grader })
+    }
+}
+
+/// Why a run ended without the guest's own result.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunError {
+    /// Its wall time is over.
+    #[error("ran past its deadline")]
+    Deadline,
+    /// The guest says so.
+    #[error("{0}")]
+    Failed(String),
+    /// The guest says that what it was given is wrong.
+    #[error("{0}")]
+    Invalid(String),
+    /// It asked for more memory than it may have, and could not do without.
+    #[error("needed more memory than memory-bytes-max of {max} bytes; use less, or ask the operator to raise it")]
+    Memory {
+        /// The limit.
+        max: usize,
+    },
+    /// It did what no wasm may do.
+    #[error("trapped: {reason}")]
+    Trapped {
+        /// Which trap, and where in the guest as far as its names are known.
+        reason: String,
+    },
+    /// It called exit.
+    #[error("called exit({0}) instead of returning")]
+    Exited(i32),
+    /// It broke the contract.
+    #[error("broke the contract: {0}")]
+    Contract(String),
+    /// The plugin has no such half.
+    #[error("the plugin has no {0}")]
+    Missing(&'static str),
+    /// The host could not run it.
+    #[error("the host failed while running the plugin: {0}")]
+    Host(String),
+}
+
+impl RunError {
+    /// Whose move it is.
+    pub fn fault(&self) -> Fault {
+        match self {
+            Self::Deadline
+            | Self::Failed(_)
+            | Self::Invalid(_)
+            | Self::Memory { .. }
+            | Self::Trapped { .. }
+            | Self::Exited(_)
+            | Self::Contract(_) => Fault::Plugin,
+            Self::Missing(_) | Self::Host(_) => Fault::Host,
+        }
+    }
+}
+
+impl From<types::Failure> for RunError {
+    fn from(failure: types::Failure) -> Self {
+        match failure {
+            types::Failure::Failed(reason) => Self::Failed(reason),
+            types::Failure::Invalid(reason) => Self::Invalid(reason),
+        }
+    }
+}
+
+/// A sample as a grader gets it.
+pub struct SampleToGrade {
+    /// Its id.
+    pub id: String,
+    /// Its messages, one JSON object each.
+    pub messages: Vec<String>,
+    /// Its measurements.
+    pub metrics: Vec<(String, f64)>,
+}
+
+/// What a grader says of one sample. Nothing in it is checked yet.
+#[derive(Debug)]
+pub struct GuestVerdict {
+    /// The sample it names.
+    pub sample_id: String,
+    /// The reward it gives.
+    pub reward: Option<f64>,
+    /// Its measurements.
+    pub metrics: Vec<(String, f64)>,
+    /// Whether it asks that the sample not be trained on.
+    pub withdraw: bool,
+}
+
+/// How much memory an instance may have and until when it may run.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Linear memories and tables together, in bytes.
+    pub memory_bytes_max: usize,
+    /// When it is stopped, running or waiting.
+    pub deadline: Option<Instant>,
+}
+
+/// Runs a workflow from the prompt's messages. Gives back the messages that it
+/// returned, if it returned any; they are text that nobody has checked.
+pub(crate) async fn run_workflow(
+    plugin: &LinkedPlugin,
+    imports: Imports,
+    bounds: Bounds,
+    prompt: &[String],
+) -> Result<Option<Vec<String>>, RunError> {
+    let indices = plugin.workflow.as_ref().ok_or(RunError::Missing("workflow"))?;
+    within(bounds, async {
+        let mut store = store(plugin, imports, bounds);
+        let instance = plugin.pre.instantiate_async(&mut store).await;
+        let instance = instance.map_err(|error| starting(&store, &error))?;
+        let guest = indices.load(&mut store, &instance).map_err(|error| RunError::Host(format!("{error:#}")))?;
+        let result = guest.call_run(&mut store, prompt).await;
+        Ok(result.map_err(|error| running(&store, &error))??)
+    })
+    .await
+}
+
+/// Runs a grader over the samples.
+pub(crate) async fn run_grader(
+    plugin: &LinkedPlugin,
+    imports: Imports,
+    bounds: Bounds,
+    label: Option<&str>,
+    samples: Vec<SampleToGrade>,
+) -> Result<Vec<GuestVerdict>, RunError> {
+    let indices = plugin.grader.as_ref().ok_or(RunError::Missing("grader"))?;
+    let samples: Vec<grader::GradedSample> = samples.into_iter().map(Into::into).collect();
+    within(bounds, async {
+        let mut store = store(plugin, imports, bounds);
+        let instance = plugin.pre.instantiate_async(&mut store).await;
+        let instance = instance.map_err(|error| starting(&store, &error))?;
+        let guest = indices.load(&mut store, &instance).map_err(|error| RunError::Host(format!("{error:#}")))?;
+        let result = guest.call_grade(&mut store, label, &samples).await;
+        let verdicts = result.map_err(|error| running(&store, &error))??;
+        Ok(verdicts.into_iter().map(Into::into).collect())
+    })
+    .await
+}
+
+/// The deadline goes around the whole run: what is dropped when it passes is the
+/// future with the store in it, so nothing can use that store again.
+async fn within<R>(bounds: Bounds, run: impl Future<Output = Result<R, RunError>>) -> Result<R, RunError> {
+    match bounds.deadline {
+        None => run.await,
+        Some(deadline) => tokio::time::timeout_at(deadline, run).await.unwrap_or(Err(RunError::Deadline)),
+    }
+}
+
+fn store(plugin: &LinkedPlugin, imports: Imports, bounds: Bounds) -> Store<InstanceState> {
+    let wasi = imports.wasi();
+    let state = InstanceState { imports, wasi, memory: MemoryLimit::new(bounds.memory_bytes_max) };
+    let mut store = Store::new(plugin.pre.engine(), state);
+    store.limiter(|state| &mut state.memory);
+    // Armed before instantiation, because a start function runs in it. The yield is
+    // tokio's, which lets neighbours run; the engine's own does not.
+    store.set_epoch_deadline(TICKS_PER_YIELD);
+    store.epoch_deadline_callback(|_| {
+        Ok(UpdateDeadline::YieldCustom(TICKS_PER_YIELD, Box::pin(tokio::task::yield_now())))
+    });
+    store
+}
+
+/// Why an instance did not come to be.
+fn starting(store: &Store<InstanceState>, error: &wasmtime::Error) -> RunError {
+    let memory = &store.data().memory;
+    if memory.refused() {
+        return RunError::Memory { max: memory.bytes_max() };
+    }
+    match error.downcast_ref::<Trap>() {
+        Some(_) => running(store, error),
+        None => RunError::Host(format!("{error:#}")),
+    }
+}
+
+/// Why a guest did not return.
+fn running(store: &Store<InstanceState>, error: &wasmtime::Error) -> RunError {
+    if let Some(I32Exit(code)) = error.downcast_ref() {
+        return RunError::Exited(*code);
+    }
+    if let Some(ended) = error.downcast_ref::<Ended>() {
+        return RunError::Contract(ended.to_string());
+    }
+    if let Some(join) = error.downcast_ref::<tokio::task::JoinError>() {
+        return RunError::Host(join.to_string());
+    }
+    let memory = &store.data().memory;
+    if memory.refused() {
+        return RunError::Memory { max: memory.bytes_max() };
+    }
+    RunError::Trapped { reason: trap_text(error) }
+}
+
+/// The trap and the innermost frames that have a name.
+fn trap_text(error: &wasmtime::Error) -> String {
+    const FRAMES_SHOWN: usize = 4;
+    let what = error.root_cause().to_string();
+    let Some(backtrace) = error.downcast_ref::<wasmtime::WasmBacktrace>() else { return what };
+    let frames: Vec<String> = backtrace
+        .frames()
+        .iter()
+        .filter_map(|frame| frame.func_name())
+        .filter(|name| !name.contains("panic"))
+        .take(FRAMES_SHOWN)
+        .map(|name| wasmtime_demangled(name))
+        .collect();
+    if frames.is_empty() { what } else { format!("{what} (in {})", frames.join(" < ")) }
+}
+
+/// A function's name without the hash that Rust's mangling adds.
+fn wasmtime_demangled(name: &str) -> String {
+    name.to_owned()
+}
+
+impl From<SampleToGrade> for grader::GradedSample {
+    fn from(SampleToGrade { id, messages, metrics }: SampleToGrade) -> Self {
+        let metrics = metrics.into_iter().map(|(name, value)| types::Metric { name, value }).collect();
+        Self { id, messages, metrics }
+    }
+}
+
+impl From<grader::Verdict> for GuestVerdict {
+    fn from(grader::Verdict { sample_id, reward, metrics, withdraw }: grader::Verdict) -> Self {
+        let metrics = metrics.into_iter().map(|metric| (metric.name, metric.value)).collect();
+        Self { sample_id, reward, metrics, withdraw }
+    }
+}
+
+/// How long a run may take, from now.
+pub fn deadline_in(time: Duration) -> Instant {
+    Instant::now() + time
+}

@@ -1,0 +1,21 @@
+//! A host that runs other people's agent code.
+//!
+//! Workflows (agent loops) and graders (reward functions) arrive as WebAssembly
+//! components. Every rollout runs in instances of its own, is lent a model and a
+//! place to register its samples, and ends in exactly one outcome. `ARCHITECTURE.md`
+//! tells the life of a rollout and what holds at every step of it.
+
+#![warn(missing_docs)]
+
+pub mod digest;
+pub mod engine;
+pub mod error;
+pub mod id;
+pub mod imports;
+pub mod instance;
+pub mod limits;
+pub mod mock_model;
+pub mod outbound;
+pub mod plugin;
+pub mod rollout;
+pub mod wire;

@@ -1,0 +1,55 @@
+//! What one rollout may use. Every limit has a unit in its name and a default here.
+
+use std::time::Duration;
+
+/// The limits of one rollout and of its two instances.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Limits {
+    /// Linear memories and tables of one instance together, in bytes.
+    pub memory_bytes_max: usize,
+    /// Wall time of the workflow where the caller names none or more than this.
+    pub workflow_time_max: Duration,
+    /// Wall time of the grader where the caller names none or more than this.
+    pub grader_time_max: Duration,
+    /// Samples of one rollout, where the caller takes several.
+    pub samples_max: u32,
+    /// Calls of the model in one rollout, not counting retries.
+    pub chat_calls_max: u32,
+    /// Calls of the model under way at once in one rollout.
+    pub concurrent_calls_max: u32,
+    /// Messages, fields and observed exchanges kept for one rollout, in bytes.
+    pub record_bytes_max: usize,
+    /// Artifacts of one rollout, in number.
+    pub artifacts_max: usize,
+    /// Artifacts of one rollout together, in bytes.
+    pub artifact_bytes_max: usize,
+    /// Log lines and events of one rollout; more are counted and dropped.
+    pub log_lines_max: usize,
+    /// Log lines and events of one rollout together, in bytes.
+    pub log_bytes_max: usize,
+    /// Random bytes that a guest may ask for in one call.
+    pub random_bytes_max: u64,
+    /// A reply of the model's server, in bytes.
+    pub reply_bytes_max: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        const MIB: usize = 1 << 20;
+        Self {
+            memory_bytes_max: 256 * MIB,
+            workflow_time_max: Duration::from_secs(3600),
+            grader_time_max: Duration::from_secs(600),
+            samples_max: 64,
+            chat_calls_max: 1000,
+            concurrent_calls_max: 64,
+            record_bytes_max: 256 * MIB,
+            artifacts_max: 64,
+            artifact_bytes_max: 16 * MIB,
+            log_lines_max: 10_000,
+            log_bytes_max: MIB,
+            random_bytes_max: 64 << 10,
+            reply_bytes_max: 32 * MIB,
+        }
+    }
+}

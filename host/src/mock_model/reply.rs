@@ -1,0 +1,272 @@
+//! What the stand-in says: a tool call, an answer, or that it knows arithmetic only.
+//!
+//! [`answer`] is a function of the conversation and of the slip it is told to make. It
+//! knows no HTTP, no clock and no chance.
+
+use serde_json::{Map, Value, json};
+
+use super::arithmetic::{self, Expression, Rational};
+use super::request::Calculator;
+
+/// Said when there is nothing to calculate.
+pub(super) const NOTHING_TO_DO: &str = "I am a stand-in, not a model. I only know arithmetic, \
+     and I find no arithmetic in your message.";
+/// Words by which a tool's result says that it is none.
+const TROUBLE_WORDS: [&str; 6] = ["error", "exception", "traceback", "invalid", "failed", "malformed"];
+
+/// An assistant message, with why it ended.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Reply {
+    pub(super) message: Map<String, Value>,
+    pub(super) finish_reason: String,
+}
+
+/// What the stand-in knows of the conversation.
+pub(super) struct Turn<'a> {
+    /// The last user message.
+    pub(super) text: &'a str,
+    pub(super) calculator: Option<Calculator>,
+    /// What the tool said after that message, if it was called.
+    pub(super) tool_result: Option<String>,
+    /// The id of a tool call, if one is made.
+    pub(super) call_id: String,
+}
+
+/// A mistake to make in this turn.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slip {
+    /// Picks one of the mistakes that the turn allows.
+    pub(super) kind: u64,
+    /// Picks its size.
+    pub(super) size: u64,
+    /// Whether this turn is a repetition: then malformed JSON is not sent again.
+    pub(super) repeated: bool,
+}
+
+/// Answers one turn, with the slip if one is given and the turn allows it.
+pub(super) fn answer(turn: Turn<'_>, slip: Option<Slip>) -> Reply {
+    let expression = arithmetic::find(turn.text);
+    match (turn.tool_result, expression, turn.calculator) {
+        (Some(result), expression, _) => match (read_result(&result), expression) {
+            (Some(result), _) => stop(say(&result, slip)),
+            // The tool refused: what was wrong before is put right now.
+            (None, Some(expression)) => stop(say_own(&expression, None)),
+            (None, None) => stop(NOTHING_TO_DO.to_owned()),
+        },
+        (None, Some(expression), Some(tool)) => call(&expression, tool, turn.call_id, slip),
+        (None, Some(expression), None) => stop(say_own(&expression, slip)),
+        (None, None, _) => stop(NOTHING_TO_DO.to_owned()),
+    }
+}
+
+fn stop(content: String) -> Reply {
+    let mut message = Map::new();
+    message.insert("role".to_owned(), "assistant".into());
+    message.insert("content".to_owned(), content.into());
+    Reply { message, finish_reason: "stop".to_owned() }
+}
+
+fn call(expression: &Expression, tool: Calculator, id: String, slip: Option<Slip>) -> Reply {
+    let text = match slip {
+        Some(slip) if !is_malformed(slip) => arithmetic::spoiled(expression, slip.size),
+        _ => expression.text.clone(),
+    };
+    let mut arguments = Map::new();
+    arguments.insert(tool.property, text.into());
+    arguments.extend(tool.others);
+    let mut arguments = Value::Object(arguments).to_string();
+    if slip.is_some_and(is_malformed) {
+        // The end is missing, as when a model runs out of tokens.
+        arguments.truncate(arguments.len() - 2);
+    }
+    let message = json!({
+        "role": "assistant",
+        "content": null,
+        "tool_calls": [{
+            "id": id,
+            "type": "function",
+            "function": {"name": tool.name, "arguments": arguments},
+        }],
+    });
+    let Value::Object(message) = message else { unreachable!("the literal above is an object") };
+    Reply { message, finish_reason: "tool_calls".to_owned() }
+}
+
+/// One slip in three, the first time.
+fn is_malformed(slip: Slip) -> bool {
+    !slip.repeated && slip.kind.is_multiple_of(3)
+}
+
+fn say_own(expression: &Expression, slip: Option<Slip>) -> String {
+    match expression.value {
+        Ok(value) => say(&value.to_string(), slip),
+        Err(trouble) => format!("I cannot calculate {}: {trouble}.", expression.text),
+    }
+}
+
+/// The answer as the task asks for it. A slip forgets the marker one time in three, and
+/// is off by a little otherwise.
+fn say(result: &str, slip: Option<Slip>) -> String {
+    let wrong =
+        slip.filter(|slip| !slip.kind.is_multiple_of(3)).and_then(|slip| off_by_a_little(result, slip.size));
+    match (slip, wrong) {
+        (None, _) => format!("The result is {result}.\n#### {result}"),
+        (Some(_), Some(wrong)) => format!("The result is {wrong}.\n#### {wrong}"),
+        (Some(_), None) => format!("The result is {result}."),
+    }
+}
+
+fn off_by_a_little(result: &str, size: u64) -> Option<String> {
+    let amount = i128::from(1 + size % 9);
+    let amount = if size & 16 == 0 { amount } else { -amount };
+    let value = arithmetic::evaluate(result).ok()?;
+    Some(value.plus(Rational::whole(amount)).ok()?.to_string())
+}
+
+/// The number in a tool's result: all of it, a field of it, or the last in its text.
+/// None if the tool reports trouble.
+fn read_result(result: &str) -> Option<String> {
+    let result = result.trim();
+    match serde_json::from_str(result) {
+        Ok(Value::Object(fields)) => {
+            let trouble = fields.get("error").is_some_and(|error| !error.is_null());
+            let value = ["result", "value", "answer", "output"]
+                .iter()
+                .find_map(|key| fields.get(*key))
+                .filter(|_| !trouble)?;
+            match value {
+                Value::String(text) => read_text(text),
+                Value::Number(number) => read_text(&number.to_string()),
+                _ => None,
+            }
+        }
+        Ok(Value::String(text)) => read_text(&text),
+        _ => read_text(result),
+    }
+}
+
+fn read_text(text: &str) -> Option<String> {
+    let lower = text.to_lowercase();
+    if TROUBLE_WORDS.iter().any(|word| lower.contains(word)) {
+        return None;
+    }
+    let number = text
+        .split(|c: char| c.is_whitespace() || "=:,;`'\"()[]$*".contains(c))
+        .map(|word| word.trim_end_matches('.'))
+        .rfind(|word| word.parse::<f64>().is_ok_and(f64::is_finite))?;
+    // A tool that counts in floats says -4659.0; a model would not.
+    Some(match arithmetic::evaluate(number) {
+        Ok(value) => value.to_string(),
+        Err(_) => number.to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn calculator() -> Calculator {
+        Calculator { name: "calculator".to_owned(), property: "expression".to_owned(), others: Map::new() }
+    }
+
+    fn reply(text: &str, tool: bool, result: Option<&str>, slip: Option<Slip>) -> Reply {
+        let turn = Turn {
+            text,
+            calculator: tool.then(calculator),
+            tool_result: result.map(str::to_owned),
+            call_id: "call_1".to_owned(),
+        };
+        answer(turn, slip)
+    }
+
+    fn content(reply: &Reply) -> &str {
+        reply.message["content"].as_str().expect("text")
+    }
+
+    fn arguments(reply: &Reply) -> &str {
+        reply.message["tool_calls"][0]["function"]["arguments"].as_str().expect("arguments")
+    }
+
+    fn slip(kind: u64, size: u64) -> Option<Slip> {
+        Some(Slip { kind, size, repeated: false })
+    }
+
+    #[test]
+    fn without_a_tool_the_answer_comes_at_once() {
+        let reply = reply("What is 6 * 7?", false, None, None);
+        assert_eq!(content(&reply), "The result is 42.\n#### 42");
+        assert_eq!(reply.finish_reason, "stop");
+    }
+
+    #[test]
+    fn with_a_tool_the_expression_goes_to_it_first() {
+        let reply = reply("What is 6 * 7?", true, None, None);
+        assert_eq!(
+            Value::Object(reply.message),
+            json!({"role": "assistant", "content": null, "tool_calls": [{
+                "id": "call_1", "type": "function",
+                "function": {"name": "calculator", "arguments": r#"{"expression":"6 * 7"}"#},
+            }]})
+        );
+        assert_eq!(reply.finish_reason, "tool_calls");
+    }
+
+    #[test]
+    fn a_tools_result_is_the_answer_and_its_trouble_is_not() {
+        let check = |result: &str, expected: &str| {
+            let reply = reply("What is 6 * 7?", true, Some(result), None);
+            let expected = format!("The result is {expected}.\n#### {expected}");
+            assert_eq!(content(&reply), expected, "{result}");
+        };
+        check("41", "41");
+        check(" -4659.0 ", "-4659");
+        check("The result of 6 * 7 is 43.", "43");
+        check("6 * 7 = 44", "44");
+        check(r#"{"result": 45}"#, "45");
+        check(r#"{"error": null, "value": "46"}"#, "46");
+        check(r#""47""#, "47");
+        check("1e30", "1e30");
+        check("Error: line 3 is invalid", "42");
+        check(r#"{"error": "no 5", "result": 1}"#, "42");
+        check(r#"{"temperature": 20}"#, "42");
+        check("done", "42");
+        check("", "42");
+        check("NaN", "42");
+    }
+
+    #[test]
+    fn what_cannot_be_calculated_is_said() {
+        let check = |prose: &str, expected: &str| {
+            let reply = reply(prose, false, None, None);
+            assert_eq!(content(&reply), expected, "{prose}");
+        };
+        check("Tell me a joke.", NOTHING_TO_DO);
+        check("1 / 0", "I cannot calculate 1 / 0: division by zero.");
+        let refused = reply("Tell me a joke.", true, Some("error"), None);
+        assert_eq!(content(&refused), NOTHING_TO_DO);
+    }
+
+    #[test]
+    fn a_slip_makes_the_answer_wrong_or_unmarked() {
+        for size in 0..40 {
+            let unmarked = reply("6 * 7", false, None, slip(0, size));
+            assert_eq!(content(&unmarked), "The result is 42.");
+            let wrong = reply("6 * 7", true, Some("42"), slip(1, size));
+            assert!(content(&wrong).contains("#### "));
+            assert!(!content(&wrong).contains("#### 42"));
+        }
+    }
+
+    #[test]
+    fn a_slip_in_a_tool_call_is_malformed_once_or_another_expression() {
+        let malformed = reply("6 * 7", true, None, slip(0, 0));
+        assert_eq!(arguments(&malformed), r#"{"expression":"6 * 7"#);
+        let wrong = reply("6 * 7", true, None, slip(1, 0));
+        assert_eq!(arguments(&wrong), r#"{"expression":"6 + 7"}"#);
+        let repeated = Some(Slip { kind: 0, size: 0, repeated: true });
+        let again = reply("6 * 7", true, None, repeated);
+        assert_eq!(arguments(&again), r#"{"expression":"6 + 7"}"#);
+        let recovered = reply("6 * 7", true, Some("error: bad JSON"), slip(1, 0));
+        assert_eq!(content(&recovered), "The result is 42.\n#### 42");
+    }
+}

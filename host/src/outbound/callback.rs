@@ -1,0 +1,88 @@
+//! Posts a result to the caller that asked for it.
+
+use std::time::Instant;
+
+use bytes::Bytes;
+use reqwest::header::{AUTHORIZATION, CONTENT_TYPE};
+
+use super::retry::{RetryPolicy, retry_after};
+use super::{Secret, describe};
+
+/// The longest acknowledgement that is read, in bytes. It may carry token ids.
+const ACKNOWLEDGEMENT_BYTES_MAX: usize = 64 << 20;
+
+/// The client of every caller's callback address.
+#[derive(Clone, Debug)]
+pub struct CallbackClient {
+    http: reqwest::Client,
+    policy: RetryPolicy,
+}
+
+/// A delivery that the caller confirmed, with what it said.
+#[derive(Debug)]
+pub struct Acknowledged {
+    /// The answer's body.
+    pub body: Bytes,
+}
+
+/// Why a result did not arrive.
+#[derive(Debug, thiserror::Error)]
+#[error("callback not delivered after {attempts} attempts: {reason}")]
+pub struct Undelivered {
+    /// Tries made.
+    pub attempts: u32,
+    /// What the last of them met.
+    pub reason: String,
+}
+
+impl CallbackClient {
+    /// A client over the process's HTTP client.
+    pub fn new(http: reqwest::Client, policy: RetryPolicy) -> Self {
+        Self { http, policy }
+    }
+
+    /// Posts the JSON body until it is acknowledged with a 2xx status. Repeated on
+    /// connection trouble, 429, 500, 502, 503 and 504; any other answer is final.
+    pub async fn post(&self, url: &str, key: Option<&Secret>, body: Bytes) -> Result<Acknowledged, Undelivered> {
+        let mut attempts = 0;
+        let mut first_failure = None;
+        loop {
+            attempts += 1;
+            let mut request = self
+                .http
+                .post(url)
+                .header(CONTENT_TYPE, "application/json")
+                .timeout(self.policy.attempt_time_max)
+                .body(body.clone());
+            if let Some(key) = key.filter(|key| !key.expose().is_empty()) {
+                request = request.header(AUTHORIZATION, format!("Bearer {}", key.expose()));
+            }
+            let (reason, asked) = match request.send().await {
+                Ok(response) if response.status().is_success() => {
+                    let small = response
+                        .content_length()
+                        .is_none_or(|length| length <= ACKNOWLEDGEMENT_BYTES_MAX as u64);
+                    // Delivered is delivered; a report that cannot be read is no report.
+                    let body = if small { response.bytes().await.unwrap_or_default() } else { Bytes::new() };
+                    return Ok(Acknowledged { body });
+                }
+                Ok(response) => {
+                    let status = response.status();
+                    let reason = format!("it was answered {status}");
+                    if !matches!(status.as_u16(), 429 | 500 | 502 | 503 | 504) {
+                        return Err(Undelivered { attempts, reason });
+                    }
+                    (reason, retry_after(response.headers()))
+                }
+                Err(error) if error.is_builder() => return Err(Undelivered { attempts, reason: describe(error) }),
+                Err(error) => (describe(error), None),
+            };
+            let since_first = first_failure.get_or_insert_with(Instant::now).elapsed();
+            let Some(delay) = self.policy.next_delay(attempts, since_first, asked) else {
+                return Err(Undelivered { attempts, reason });
+            };
+            tracing::debug!(attempts, ?delay, reason, "posting the callback again");
+            tokio::time::sleep(delay).await;
+        }
+    }
+}

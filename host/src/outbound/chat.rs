@@ -1,0 +1,284 @@
+//! Asks a model's server for a chat completion.
+
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use reqwest::{StatusCode, Url};
+
+use super::retry::{RetryPolicy, retry_after};
+use super::{Secret, describe};
+use crate::wire::openai::Completion;
+
+/// How much of a refusal's body is shown.
+const REFUSAL_BYTES_SHOWN: usize = 2048;
+
+/// Where a rollout's model is, under which name and key. A guest sees none of it.
+#[derive(Clone, Debug)]
+pub struct ModelEndpoint {
+    url: Url,
+    model: String,
+    api_key: Option<HeaderValue>,
+    secret: Option<Secret>,
+}
+
+/// Why an address or key cannot be used.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum InvalidEndpoint {
+    /// It is no address.
+    #[error("'{0}' is not an http or https URL")]
+    Url(String),
+    /// The key cannot be sent.
+    #[error("the key holds characters that no HTTP header can carry")]
+    Key,
+}
+
+impl ModelEndpoint {
+    /// An endpoint below a base URL, to which `/chat/completions` is added.
+    pub fn new(base_url: &str, model: impl Into<String>, api_key: Option<Secret>) -> Result<Self, InvalidEndpoint> {
+        let invalid = || InvalidEndpoint::Url(base_url.to_owned());
+        let mut url = Url::parse(base_url).map_err(|_| invalid())?;
+        if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
+            return Err(invalid());
+        }
+        url.path_segments_mut()
+            .map_err(|()| invalid())?
+            .pop_if_empty()
+            .extend(["chat", "completions"]);
+        let header = api_key
+            .as_ref()
+            .map(|key| {
+                let mut value = HeaderValue::from_str(&format!("Bearer {}", key.expose()))
+                    .map_err(|_| InvalidEndpoint::Key)?;
+                value.set_sensitive(true);
+                Ok(value)
+            })
+            .transpose()?;
+        Ok(Self { url, model: model.into(), api_key: header, secret: api_key })
+    }
+
+    /// The name that goes into every request.
+    pub fn model(&self) -> &str {
+        &self.model
+    }
+}
+
+/// The headers by which a server of many rollouts tells calls apart.
+#[derive(Clone, Debug)]
+pub struct RoutingHeaders {
+    rollout_id: HeaderValue,
+    sample_id: HeaderValue,
+}
+
+impl RoutingHeaders {
+    /// Headers for two ids that [`crate::id`] has checked.
+    pub fn new(rollout_id: &crate::id::RolloutId, sample_id: &crate::id::SampleId) -> Self {
+        // Both ids are made of bytes that a header carries; were that ever to change,
+        // an empty header shows it sooner than a panic in somebody's rollout.
+        let value = |text: &str| HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static(""));
+        Self { rollout_id: value(&rollout_id.header_value()), sample_id: value(sample_id.as_str()) }
+    }
+}
+
+/// A reply, read and whole.
+#[derive(Debug)]
+pub struct ChatReply {
+    /// What a guest is told.
+    pub completion: Completion,
+    /// The body as it came.
+    pub body: Bytes,
+    /// Tries that it took.
+    pub attempts: u32,
+}
+
+/// Why there is no reply.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChatFailure {
+    /// The server understood and said no; trying again will not help.
+    #[error("the model's server answered {status}: {body}")]
+    Refused {
+        /// The status code.
+        status: u16,
+        /// The beginning of the answer.
+        body: String,
+    },
+    /// It could not be reached, or not made sense of, for as long as was tried.
+    #[error("the model's server gave no completion in {attempts} attempts: {reason}")]
+    Unavailable {
+        /// Tries made.
+        attempts: u32,
+        /// What the last of them met.
+        reason: String,
+    },
+}
+
+/// The client of every model's server.
+#[derive(Clone, Debug)]
+pub struct ChatClient {
+    http: reqwest::Client,
+    policy: RetryPolicy,
+    reply_bytes_max: usize,
+}
+
+/// One try that did not end in a completion.
+enum Miss {
+    Final(ChatFailure),
+    Again { reason: String, asked: Option<Duration> },
+}
+
+impl ChatClient {
+    /// A client over the process's HTTP client.
+    pub fn new(http: reqwest::Client, policy: RetryPolicy, reply_bytes_max: usize) -> Self {
+        Self { http, policy, reply_bytes_max }
+    }
+
+    /// Sends the body until there is a completion or no sense in trying.
+    pub async fn complete(
+        &self,
+        endpoint: &ModelEndpoint,
+        routing: &RoutingHeaders,
+        body: Bytes,
+    ) -> Result<ChatReply, ChatFailure> {
+        let mut failures = 0;
+        let mut first_failure = None;
+        loop {
+            let (reason, asked) = match self.attempt(endpoint, routing, body.clone()).await {
+                Ok((completion, body)) => return Ok(ChatReply { completion, body, attempts: failures + 1 }),
+                Err(Miss::Final(failure)) => return Err(failure),
+                Err(Miss::Again { reason, asked }) => (reason, asked),
+            };
+            failures += 1;
+            let since_first = first_failure.get_or_insert_with(Instant::now).elapsed();
+            let Some(delay) = self.policy.next_delay(failures, since_first, asked) else {
+                return Err(ChatFailure::Unavailable { attempts: failures, reason });
+            };
+            tracing::debug!(failures, ?delay, reason, "asking the model again");
+            tokio::time::sleep(delay).await;
+        }
+    }
+
+    async fn attempt(
+        &self,
+        endpoint: &ModelEndpoint,
+        routing: &RoutingHeaders,
+        body: Bytes,
+    ) -> Result<(Completion, Bytes), Miss> {
+        let exchange = async {
+            let response = self
+                .http
+                .post(endpoint.url.clone())
+                .headers(headers(endpoint, routing))
+                .body(body)
+                .send()
+                .await
+                .map_err(|error| again(describe(error)))?;
+            let status = response.status();
+            let asked = retry_after(response.headers());
+            let body = self.read(response).await?;
+            if status == StatusCode::OK {
+                let completion = Completion::parse(&body)
+                    .map_err(|what| again(format!("its answer is no chat completion: {what}")))?;
+                return Ok((completion, body));
+            }
+            let shown = shown(&body, endpoint);
+            if is_transient(status) {
+                return Err(Miss::Again { reason: format!("it answered {status}: {shown}"), asked });
+            }
+            Err(Miss::Final(ChatFailure::Refused { status: status.as_u16(), body: shown }))
+        };
+        match tokio::time::timeout(self.policy.attempt_time_max, exchange).await {
+            Ok(result) => result,
+            Err(_) => Err(again(format!("no answer within {:?}", self.policy.attempt_time_max))),
+        }
+    }
+
+    /// Reads a body up to the limit.
+    async fn read(&self, mut response: reqwest::Response) -> Result<Bytes, Miss> {
+        let too_large = |max: usize| {
+            Miss::Final(ChatFailure::Unavailable {
+                attempts: 1,
+                reason: format!("its answer is longer than reply-bytes-max, {max} bytes"),
+            })
+        };
+        if response.content_length().is_some_and(|length| length > self.reply_bytes_max as u64) {
+            return Err(too_large(self.reply_bytes_max));
+        }
+        let mut chunk = response.chunk().await.map_err(|error| again(describe(error)))?;
+        let mut body = BytesMut::new();
+        while let Some(bytes) = chunk {
+            if body.len() + bytes.len() > self.reply_bytes_max {
+                return Err(too_large(self.reply_bytes_max));
+            }
+            let next = response.chunk().await.map_err(|error| again(describe(error)))?;
+            if body.is_empty() && next.is_none() {
+                // The usual case, a body that came in one piece, is not copied.
+                return Ok(bytes);
+            }
+            body.extend_from_slice(&bytes);
+            chunk = next;
+        }
+        Ok(body.freeze())
+    }
+}
+
+fn again(reason: String) -> Miss {
+    Miss::Again { reason, asked: None }
+}
+
+fn headers(endpoint: &ModelEndpoint, routing: &RoutingHeaders) -> HeaderMap {
+    let mut headers = HeaderMap::with_capacity(4);
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(HeaderName::from_static("x-rollout-id"), routing.rollout_id.clone());
+    headers.insert(HeaderName::from_static("x-sample-id"), routing.sample_id.clone());
+    if let Some(key) = &endpoint.api_key {
+        headers.insert(AUTHORIZATION, key.clone());
+    }
+    headers
+}
+
+/// Whether the same request may succeed later.
+fn is_transient(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 408 | 425 | 429 | 500 | 502 | 503 | 504 | 529)
+}
+
+/// The beginning of an answer for an error message, which a guest may read: a server
+/// that echoes the key back does not get it past here.
+fn shown(body: &[u8], endpoint: &ModelEndpoint) -> String {
+    let text = String::from_utf8_lossy(&body[..body.len().min(REFUSAL_BYTES_SHOWN)]).into_owned();
+    match &endpoint.secret {
+        Some(secret) if !secret.expose().is_empty() => text.replace(secret.expose(), "(key)"),
+        _ => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_is_below_its_base_url() {
+        fn check(base: &str, expected: &str) {
+            assert_eq!(ModelEndpoint::new(base, "m", None).unwrap().url.as_str(), expected);
+        }
+        check("http://h:1/v1", "http://h:1/v1/chat/completions");
+        check("http://h:1/v1/", "http://h:1/v1/chat/completions");
+        check("http://h:1", "http://h:1/chat/completions");
+        check("https://h/v1/rollouts/a%20b", "https://h/v1/rollouts/a%20b/chat/completions");
+        check("http://h/v1?x=1", "http://h/v1/chat/completions?x=1");
+        assert!(ModelEndpoint::new("ftp://h/", "m", None).is_err());
+        assert!(ModelEndpoint::new("h:80/v1", "m", None).is_err());
+        assert_eq!(
+            ModelEndpoint::new("http://h", "m", Some(Secret::new("a\nb"))).unwrap_err(),
+            InvalidEndpoint::Key
+        );
+    }
+
+    #[test]
+    fn a_key_is_shown_to_nobody() {
+        let endpoint = ModelEndpoint::new("http://h", "m", Some(Secret::new("s3cret"))).unwrap();
+        assert!(!format!("{endpoint:?}").contains("s3cret"));
+        assert_eq!(shown(b"wrong key s3cret!", &endpoint), "wrong key (key)!");
+    }
+}

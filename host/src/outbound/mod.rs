@@ -1,0 +1,72 @@
+//! The only place that opens connections: to the model's server, and to a caller
+//! that wants results posted.
+//!
+//! One HTTP client serves the process. It follows no redirects, because a key must
+//! not travel to where nobody sent it, and it uses no proxy of the environment.
+
+mod callback;
+mod chat;
+mod retry;
+
+pub use callback::{Acknowledged, CallbackClient, Undelivered};
+pub use chat::{ChatClient, ChatFailure, ChatReply, ModelEndpoint, RoutingHeaders};
+pub use retry::RetryPolicy;
+
+use std::fmt;
+use std::time::Duration;
+
+/// A key. It shows itself to nobody but the header that carries it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Wraps a key.
+    pub fn new(key: impl Into<String>) -> Self {
+        Self(key.into())
+    }
+
+    /// The key, for the header or for comparing.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+/// Why there is no HTTP client.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot set up the HTTP client")]
+pub struct ClientError(#[source] reqwest::Error);
+
+/// Builds the process's HTTP client.
+pub fn http_client() -> Result<reqwest::Client, ClientError> {
+    // Another user of the library may have installed a provider already; any will do.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    reqwest::Client::builder()
+        .redirect(reqwest::redirect::Policy::none())
+        .no_proxy()
+        .tcp_nodelay(true)
+        .connect_timeout(Duration::from_secs(10))
+        .pool_idle_timeout(Duration::from_secs(60))
+        // Thousands of rollouts wait on one server; its connections are worth keeping.
+        .pool_max_idle_per_host(4096)
+        .user_agent(concat!("rollout-host/", env!("CARGO_PKG_VERSION")))
+        .build()
+        .map_err(ClientError)
+}
+
+/// An error of the client without the address it was for, and with its causes.
+fn describe(error: reqwest::Error) -> String {
+    let error = error.without_url();
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(&error);
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}

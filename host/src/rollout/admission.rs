@@ -1,0 +1,264 @@
+//! Who gets in: slots, the queue, and ids in use.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde_json::value::RawValue;
+use tokio::sync::{Semaphore, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::RolloutRequest;
+use super::run::Rollout;
+use crate::id::RolloutId;
+use crate::limits::Limits;
+use crate::outbound::ChatClient;
+use crate::plugin::Plugin;
+
+/// The host of one workflow and, perhaps, its grader. Cheap to clone.
+#[derive(Clone)]
+pub struct Host(pub(super) Arc<Inner>);
+
+/// What a host is made of.
+pub struct HostSettings {
+    /// The plugin with the agent loop.
+    pub workflow: Plugin,
+    /// A plugin with the reward function, in place of the workflow's own.
+    pub grader: Option<Plugin>,
+    /// Rollouts that run at once.
+    pub max_concurrent: u32,
+    /// Rollouts that may wait for one of those to end.
+    pub queue_max: u32,
+    /// What each rollout may use.
+    pub limits: Limits,
+    /// The operator's configuration of the plugin, a JSON object.
+    pub plugin_config: Option<Box<RawValue>>,
+    /// The client that reaches the models.
+    pub chat: ChatClient,
+    /// Where trajectories and artifacts go; none keeps none.
+    pub artifact_root: Option<PathBuf>,
+}
+
+/// Why there is no host.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HostError {
+    /// The plugin has no agent loop.
+    #[error("the plugin exports no workflow, only a grader; give the workflow's component, and this one by --grader")]
+    NoWorkflow,
+    /// The grader's plugin has no reward function.
+    #[error("the component given by --grader exports no grader")]
+    NoGrader,
+}
+
+/// Why a rollout was not taken on.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AdmitError {
+    /// Every slot and every place in the queue is taken; try again later.
+    #[error("full: {running_max} rollouts run and {queue_max} wait")]
+    Full {
+        /// Rollouts that run at once.
+        running_max: u32,
+        /// Rollouts that may wait.
+        queue_max: u32,
+    },
+    /// A rollout of this id is alive.
+    #[error("a rollout of this id is alive")]
+    Duplicate,
+    /// The host takes no more rollouts.
+    #[error("the host is shutting down")]
+    Closed,
+}
+
+/// Where a live rollout stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// It waits for a slot.
+    Queued,
+    /// Its workflow runs.
+    Running,
+    /// Its grader runs, or what came of the workflow is being told.
+    Grading,
+}
+
+/// How busy a host is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// Rollouts that run at once, at the most.
+    pub max_concurrent: u32,
+    /// Rollouts that wait for a slot.
+    pub queued: u32,
+    /// Rollouts that have one.
+    pub running: u32,
+    /// Whether it takes rollouts.
+    pub accepting: bool,
+}
+
+/// A view of a live rollout from outside.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    pub(super) cancel: CancellationToken,
+    pub(super) phase: watch::Receiver<Phase>,
+}
+
+impl Handle {
+    /// Stops the guest where it is. The rollout ends as cancelled.
+    pub fn cancel(&self) {
+        self.cancel.cancel();
+    }
+
+    /// Where it stands.
+    pub fn phase(&self) -> Phase {
+        *self.phase.borrow()
+    }
+
+    /// Its phases as they come; closed when it is over.
+    pub fn phases(&self) -> watch::Receiver<Phase> {
+        self.phase.clone()
+    }
+}
+
+pub(super) struct Inner {
+    pub settings: HostSettings,
+    pub plugin_config: Option<Arc<RawValue>>,
+    pub limits: Arc<Limits>,
+    pub slots: Arc<Semaphore>,
+    live: Mutex<HashMap<RolloutId, Handle>>,
+    live_count: watch::Sender<usize>,
+    queued: AtomicUsize,
+    closed: AtomicBool,
+    stop: CancellationToken,
+}
+
+impl Inner {
+    fn live(&self) -> MutexGuard<'_, HashMap<RolloutId, Handle>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A place among the live rollouts, given back when it is dropped.
+pub(super) struct Place {
+    host: Arc<Inner>,
+    id: RolloutId,
+    waiting: bool,
+}
+
+impl Place {
+    /// It has a slot now and waits no longer.
+    pub fn leaves_queue(&mut self) {
+        if std::mem::take(&mut self.waiting) {
+            self.host.queued.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.leaves_queue();
+        let count = {
+            let mut live = self.host.live();
+            live.remove(&self.id);
+            live.len()
+        };
+        self.host.live_count.send_replace(count);
+    }
+}
+
+impl Host {
+    /// A host of these plugins.
+    pub fn new(settings: HostSettings) -> Result<Self, HostError> {
+        if !settings.workflow.about().workflow {
+            return Err(HostError::NoWorkflow);
+        }
+        if settings.grader.as_ref().is_some_and(|grader| !grader.about().grader) {
+            return Err(HostError::NoGrader);
+        }
+        Ok(Self(Arc::new(Inner {
+            plugin_config: settings.plugin_config.clone().map(Into::into),
+            limits: Arc::new(settings.limits.clone()),
+            slots: Arc::new(Semaphore::new(settings.max_concurrent as usize)),
+            live: Mutex::default(),
+            live_count: watch::Sender::new(0),
+            queued: AtomicUsize::new(0),
+            closed: AtomicBool::new(false),
+            stop: CancellationToken::new(),
+            settings,
+        })))
+    }
+
+    /// The plugin that grades: the one given for it, or the workflow's own.
+    pub fn grader(&self) -> Option<&Plugin> {
+        let settings = &self.0.settings;
+        settings.grader.as_ref().or_else(|| Some(&settings.workflow).filter(|plugin| plugin.about().grader))
+    }
+
+    /// Takes a rollout on, or says at once why not.
+    pub fn admit(&self, request: RolloutRequest) -> Result<Rollout, AdmitError> {
+        let inner = &self.0;
+        let settings = &inner.settings;
+        let (phase_sender, phase) = watch::channel(Phase::Queued);
+        let handle = Handle { cancel: inner.stop.child_token(), phase };
+        {
+            let mut live = inner.live();
+            if inner.closed.load(Ordering::Relaxed) {
+                return Err(AdmitError::Closed);
+            }
+            if live.contains_key(&request.id) {
+                return Err(AdmitError::Duplicate);
+            }
+            if live.len() >= settings.max_concurrent as usize + settings.queue_max as usize {
+                let (running_max, queue_max) = (settings.max_concurrent, settings.queue_max);
+                return Err(AdmitError::Full { running_max, queue_max });
+            }
+            live.insert(request.id.clone(), handle.clone());
+            inner.queued.fetch_add(1, Ordering::Relaxed);
+            inner.live_count.send_replace(live.len());
+        }
+        let place = Place { host: inner.clone(), id: request.id.clone(), waiting: true };
+        Ok(Rollout::new(self.clone(), request, place, handle, phase_sender))
+    }
+
+    /// A live rollout.
+    pub fn find(&self, id: &RolloutId) -> Option<Handle> {
+        self.0.live().get(id).cloned()
+    }
+
+    /// The ids of the live rollouts that the test holds for.
+    pub fn live_ids(&self, matches: impl Fn(&RolloutId) -> bool) -> Vec<RolloutId> {
+        self.0.live().keys().filter(|id| matches(id)).cloned().collect()
+    }
+
+    /// How busy it is.
+    pub fn load(&self) -> Load {
+        let live = self.0.live().len();
+        let queued = self.0.queued.load(Ordering::Relaxed).min(live);
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        Load {
+            max_concurrent: self.0.settings.max_concurrent,
+            queued: count(queued),
+            running: count(live - queued),
+            accepting: !self.0.closed.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Takes no more rollouts.
+    pub fn close(&self) {
+        // Under the lock, so that no admission that saw it open is still to be counted.
+        let _live = self.0.live();
+        self.0.closed.store(true, Ordering::Relaxed);
+    }
+
+    /// Cancels every live rollout.
+    pub fn cancel_all(&self) {
+        self.0.stop.cancel();
+    }
+
+    /// Waits until no rollout is alive.
+    pub async fn idle(&self) {
+        let mut count = self.0.live_count.subscribe();
+        // The sender is in `self`, so it cannot be gone.
+        let _ = count.wait_for(|count| *count == 0).await;
+    }
+}

@@ -1,0 +1,51 @@
+//! One request, from admission to its one outcome.
+//!
+//! [`Host::admit`] takes a [`RolloutRequest`] on or says at once why not. Whoever
+//! admitted it then drives the [`Rollout`]: [`Rollout::run_workflow`], perhaps
+//! [`Rollout::grade`], and [`Rollout::finish`], which gives the [`Finished`] rollout
+//! with its outcome. Between the steps a protocol may tell its caller what came of
+//! them. Dropping a rollout at any point stops its guest and frees its slot.
+//!
+//! This module knows no protocol and no JSON of one.
+
+mod admission;
+mod outcome;
+mod run;
+mod trajectory;
+
+pub use admission::{AdmitError, Handle, Host, HostError, HostSettings, Load, Phase};
+pub use outcome::{Failure, FailureKind, Finished, FinishedSample, Outcome, Stage};
+pub use run::Rollout;
+pub use trajectory::{Facts, TrajectoryExtra};
+
+use std::sync::Arc;
+
+use serde_json::value::RawValue;
+
+use crate::id::RolloutId;
+use crate::outbound::ModelEndpoint;
+
+/// What is asked for, in no protocol's terms.
+pub struct RolloutRequest {
+    /// Its name, unused by any rollout that is alive.
+    pub id: RolloutId,
+    /// 1 for the first try.
+    pub attempt: u32,
+    /// The prompt's messages, one JSON object each.
+    pub prompt: Vec<Box<RawValue>>,
+    /// The ground truth, for the grader only.
+    pub label: Option<String>,
+    /// The row's metadata, for both guests.
+    pub metadata: Option<Box<RawValue>>,
+    /// Where the model is.
+    pub model: Arc<ModelEndpoint>,
+    /// Samples that the caller takes; the host's own limit holds besides.
+    pub samples_max: u32,
+    /// Seconds from admission within which the workflow must be done, time in the
+    /// queue among them. Zero or less is over at once.
+    pub workflow_secs: Option<f64>,
+    /// Seconds that the grader has.
+    pub grader_secs: Option<f64>,
+    /// What the protocol adds to the trajectory.
+    pub trajectory_extra: TrajectoryExtra,
+}

@@ -1,0 +1,365 @@
+//! The steps of one rollout: workflow, grader, finish.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::value::RawValue;
+use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::time::Instant;
+
+use super::admission::{Handle, Host, Phase, Place};
+use super::outcome::{Failure, FailureKind, Finished, FinishedSample, Outcome, Stage};
+use super::{RolloutRequest, trajectory};
+use crate::error::Fault;
+use crate::id::SampleId;
+use crate::imports::{Imports, ModelAccess, Record, RunContext, SampleRecord};
+use crate::instance::{self, Bounds, GuestVerdict, RunError, SampleToGrade};
+use crate::wire;
+
+/// The id of a sample that a workflow did not name because it only returned messages.
+const ONLY_SAMPLE: &str = "main";
+
+/// A rollout that was taken on and is not over.
+pub struct Rollout {
+    host: Host,
+    request: RolloutRequest,
+    run: Arc<RunContext>,
+    record: Arc<Record>,
+    handle: Handle,
+    phase: watch::Sender<Phase>,
+    admitted_at: Instant,
+    queued: Duration,
+    failure: Option<Failure>,
+    rewards: HashMap<SampleId, f64>,
+    graded: bool,
+    returned_messages: bool,
+    slot: Option<OwnedSemaphorePermit>,
+    // Last, so that the rollout counts as alive until all of it is gone.
+    place: Place,
+}
+
+/// A wall time with the words for the case that it passes.
+struct Deadline {
+    at: Instant,
+    limit_secs: f64,
+    ours: bool,
+}
+
+impl Deadline {
+    /// The caller's time from `from`, or the host's own limit from now, whichever
+    /// ends first.
+    fn new(asked_secs: Option<f64>, from: Instant, host_max: Duration) -> Self {
+        let ours = Self { at: Instant::now() + host_max, limit_secs: host_max.as_secs_f64(), ours: true };
+        let Some(secs) = asked_secs else { return ours };
+        // Zero, less, and what is no time at all are over at once; what is too long
+        // for a clock is longer than the host's own limit.
+        let time = match Duration::try_from_secs_f64(secs) {
+            Ok(time) => time,
+            Err(_) if secs > 0.0 => return ours,
+            Err(_) => Duration::ZERO,
+        };
+        match from.checked_add(time) {
+            Some(at) if at < ours.at => Self { at, limit_secs: secs, ours: false },
+            _ => ours,
+        }
+    }
+
+    fn exceeded(&self, stage: Stage, queued: Duration) -> Failure {
+        let who = if stage == Stage::Grader { "grader" } else { "workflow" };
+        let mut reason = format!("{who} exceeded its {:?}s deadline", self.limit_secs);
+        if self.ours {
+            reason += &format!(", {who}-secs-max of this host");
+        } else if queued >= Duration::from_millis(100) {
+            reason += &format!(" ({:.1}s of it spent queued)", queued.as_secs_f64());
+        }
+        // A rollout that never got to run is no fault of the plugin.
+        let fault = if stage == Stage::Queue { Fault::Host } else { Fault::Plugin };
+        Failure::new(stage, FailureKind::Timeout, fault, reason)
+    }
+}
+
+impl Rollout {
+    pub(super) fn new(
+        host: Host,
+        mut request: RolloutRequest,
+        place: Place,
+        handle: Handle,
+        phase: watch::Sender<Phase>,
+    ) -> Self {
+        let run = RunContext {
+            rollout_id: request.id.clone(),
+            attempt: request.attempt,
+            config: host.0.plugin_config.clone(),
+            metadata: request.metadata.take(),
+            samples_max: request.samples_max.min(host.0.limits.samples_max),
+        };
+        Self {
+            run: Arc::new(run),
+            record: Arc::default(),
+            admitted_at: Instant::now(),
+            queued: Duration::ZERO,
+            failure: None,
+            rewards: HashMap::new(),
+            graded: false,
+            returned_messages: false,
+            slot: None,
+            host,
+            request,
+            handle,
+            phase,
+            place,
+        }
+    }
+
+    /// A view of it for others.
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
+    /// Waits for a slot and runs the workflow. The error is also kept for
+    /// [`Rollout::finish`].
+    pub async fn run_workflow(&mut self) -> Result<(), Failure> {
+        let cancel = self.handle.cancel.clone();
+        let result = tokio::select! {
+            biased;
+            () = cancel.cancelled() => Err(None),
+            result = self.wait_and_run() => result.map_err(Some),
+        };
+        let stage = if self.slot.is_some() { Stage::Workflow } else { Stage::Queue };
+        let result = result.map_err(|failure| failure.unwrap_or_else(|| Failure::cancelled(stage)));
+        self.phase.send_replace(Phase::Grading);
+        self.failure = result.clone().err();
+        result
+    }
+
+    async fn wait_and_run(&mut self) -> Result<(), Failure> {
+        let limits = self.host.0.limits.clone();
+        let waiting = Deadline::new(self.request.workflow_secs, self.admitted_at, Duration::MAX / 4);
+        let slot = tokio::time::timeout_at(waiting.at, self.host.0.slots.clone().acquire_owned()).await;
+        self.queued = self.admitted_at.elapsed();
+        match slot {
+            Ok(Ok(slot)) => self.slot = Some(slot),
+            Ok(Err(_closed)) => return Err(Failure::host(Stage::Queue, "the host is shutting down")),
+            Err(_) => return Err(waiting.exceeded(Stage::Queue, self.queued)),
+        }
+        self.place.leaves_queue();
+        self.phase.send_replace(Phase::Running);
+
+        let deadline = Deadline::new(self.request.workflow_secs, self.admitted_at, limits.workflow_time_max);
+        let settings = &self.host.0.settings;
+        let model = ModelAccess { client: settings.chat.clone(), endpoint: self.request.model.clone() };
+        let imports = Imports::workflow(
+            self.run.clone(),
+            limits.clone(),
+            Some(deadline.at),
+            model,
+            self.record.clone(),
+        );
+        let bounds = Bounds { memory_bytes_max: limits.memory_bytes_max, deadline: Some(deadline.at) };
+        let prompt: Vec<String> = self.request.prompt.iter().map(|message| message.get().to_owned()).collect();
+        match instance::run_workflow(settings.workflow.linked(), imports, bounds, &prompt).await {
+            Ok(returned) => self.settle(returned),
+            Err(RunError::Deadline) => Err(deadline.exceeded(Stage::Workflow, self.queued)),
+            Err(error) => Err(self.blame(&error)),
+        }
+    }
+
+    /// A workflow that gave up because the model's server failed it is not at fault.
+    fn blame(&self, error: &RunError) -> Failure {
+        let failure = Failure::of_run(Stage::Workflow, error);
+        match self.record.model_failure() {
+            Some(_) if failure.kind == FailureKind::Error => {
+                Failure { kind: FailureKind::Model, fault: Fault::Model, ..failure }
+            }
+            _ => failure,
+        }
+    }
+
+    /// Puts what the workflow returned in its place.
+    fn settle(&mut self, returned: Option<Vec<String>>) -> Result<(), Failure> {
+        let Some(texts) = returned else { return Ok(()) };
+        let invalid = |reason| Failure::new(Stage::Workflow, FailureKind::Invalid, Fault::Plugin, reason);
+        let messages: Vec<Box<RawValue>> = texts
+            .iter()
+            .enumerate()
+            .map(|(at, text)| {
+                let raw = wire::object(text);
+                raw.map(ToOwned::to_owned)
+                    .map_err(|what| invalid(format!("workflow returned messages[{at}] that is {what}")))
+            })
+            .collect::<Result<_, _>>()?;
+        self.returned_messages = true;
+        self.record.with_samples(|samples| match samples.as_mut_slice() {
+            [] => {
+                let id = SampleId::parse(ONLY_SAMPLE).map_err(invalid)?;
+                samples.push(SampleRecord {
+                    id,
+                    messages,
+                    metrics: BTreeMap::new(),
+                    fields: BTreeMap::new(),
+                    withdrawn: false,
+                });
+                Ok(())
+            }
+            [only] => {
+                only.messages = messages;
+                Ok(())
+            }
+            several => Err(invalid(format!(
+                "workflow returned messages with {} samples open, so nobody can tell whose they are; \
+                 push them to a sample and return none",
+                several.len()
+            ))),
+        })
+    }
+
+    /// Runs the grader over the workflow's samples. Only after a workflow that
+    /// succeeded; the error is also kept for [`Rollout::finish`].
+    pub async fn grade(&mut self) -> Result<(), Failure> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        let cancel = self.handle.cancel.clone();
+        let result = tokio::select! {
+            biased;
+            () = cancel.cancelled() => Err(Failure::cancelled(Stage::Grader)),
+            result = self.run_grader() => result,
+        };
+        self.graded = true;
+        self.failure = result.clone().err();
+        result
+    }
+
+    async fn run_grader(&mut self) -> Result<(), Failure> {
+        let fail = |kind, reason: String| Failure::new(Stage::Grader, kind, Fault::Plugin, reason);
+        let Some(grader) = self.host.grader() else {
+            return Err(Failure::new(Stage::Grader, FailureKind::NotGraded, Fault::Caller, "this host has no grader"));
+        };
+        let samples = self.record.samples();
+        if samples.is_empty() {
+            let reason = "No sample to grade: the workflow returned no messages and opened no sample";
+            return Err(fail(FailureKind::NoSample, reason.to_owned()));
+        }
+        let limits = self.host.0.limits.clone();
+        let deadline = Deadline::new(self.request.grader_secs, Instant::now(), limits.grader_time_max);
+        let imports =
+            Imports::grader(self.run.clone(), limits.clone(), Some(deadline.at), self.record.clone());
+        let bounds = Bounds { memory_bytes_max: limits.memory_bytes_max, deadline: Some(deadline.at) };
+        let to_grade = samples.iter().map(to_grade).collect();
+        let label = self.request.label.as_deref();
+        let verdicts = match instance::run_grader(grader.linked(), imports, bounds, label, to_grade).await {
+            Ok(verdicts) => verdicts,
+            Err(RunError::Deadline) => return Err(deadline.exceeded(Stage::Grader, Duration::ZERO)),
+            Err(error) => return Err(Failure::of_run(Stage::Grader, &error)),
+        };
+        self.apply(&samples, verdicts).map_err(|reason| fail(FailureKind::Invalid, reason))?;
+        let unrated = self.record.samples().into_iter().find(|sample| {
+            !sample.withdrawn && !self.rewards.contains_key(&sample.id)
+        });
+        match unrated {
+            Some(sample) if samples.len() > 1 => {
+                Err(fail(FailureKind::NoReward, format!("Sample {} has no reward after grading", sample.id)))
+            }
+            Some(_) => Err(fail(FailureKind::NoReward, "Sample has no reward after grading".to_owned())),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks every verdict, then takes all of them over, or none.
+    fn apply(&mut self, samples: &[SampleRecord], verdicts: Vec<GuestVerdict>) -> Result<(), String> {
+        let mut checked: HashMap<&SampleId, &GuestVerdict> = HashMap::new();
+        for verdict in &verdicts {
+            let name = &verdict.sample_id;
+            let Some(sample) = samples.iter().find(|sample| sample.id.as_str() == name) else {
+                return Err(format!("grader rated a sample '{}' that it was not given", brief(name)));
+            };
+            if checked.insert(&sample.id, verdict).is_some() {
+                return Err(format!("grader gave two verdicts of sample '{name}'"));
+            }
+            if let Some(reward) = verdict.reward.filter(|reward| !reward.is_finite()) {
+                return Err(format!("grader gave sample '{name}' the reward {reward}, which is not a finite number"));
+            }
+            if let Some((metric, value)) = verdict.metrics.iter().find(|(_, value)| !value.is_finite()) {
+                return Err(format!("grader gave metric '{}' the value {value}, which is not a finite number", brief(metric)));
+            }
+        }
+        for (id, verdict) in checked {
+            if let Some(reward) = verdict.reward {
+                self.rewards.insert(id.clone(), reward);
+            }
+            self.record.with_samples(|kept| {
+                if let Some(sample) = kept.iter_mut().find(|sample| sample.id == *id) {
+                    sample.metrics.extend(verdict.metrics.iter().cloned());
+                    sample.withdrawn |= verdict.withdraw;
+                }
+            });
+        }
+        Ok(())
+    }
+
+    /// Ends it: writes the trajectory, frees the slot, and says what came of it. A
+    /// rollout that nobody had graded ends unscored.
+    pub async fn finish(mut self) -> Finished {
+        let recorded_samples = self.record.samples();
+        let samples: Vec<FinishedSample> = recorded_samples
+            .into_iter()
+            .map(|record| FinishedSample { reward: self.rewards.get(&record.id).copied(), record })
+            .collect();
+        let outcome = self.outcome(&samples);
+        let spent = self.record.spent();
+        let mut finished = Finished {
+            id: self.request.id.clone(),
+            outcome,
+            samples,
+            returned_messages: self.returned_messages,
+            spent,
+            duration: self.admitted_at.elapsed(),
+            queued: self.queued,
+            trajectory: None,
+        };
+        // The guests are gone; others may run while this one is written down.
+        drop(self.slot.take());
+        if let Some(root) = self.host.0.settings.artifact_root.clone() {
+            let recorded = self.record.take();
+            let plugins = trajectory::Plugins {
+                workflow: self.host.0.settings.workflow.about().digest.clone(),
+                grader: self.host.grader().map(|grader| grader.about().digest.clone()),
+            };
+            finished.trajectory =
+                trajectory::write(root, &self.request, &self.run, &finished, recorded, &plugins).await;
+        }
+        finished
+    }
+
+    fn outcome(&self, samples: &[FinishedSample]) -> Outcome {
+        if let Some(failure) = &self.failure {
+            return Outcome::Unscored(failure.clone());
+        }
+        if !self.graded {
+            let reason = "no reward was asked for";
+            return Outcome::Unscored(Failure::new(Stage::Grader, FailureKind::NotGraded, Fault::Caller, reason));
+        }
+        let rewards: Vec<f64> = samples.iter().filter_map(FinishedSample::public_reward).collect();
+        if rewards.is_empty() {
+            let reason = "every sample was withdrawn";
+            return Outcome::Unscored(Failure::new(Stage::Grader, FailureKind::Withdrawn, Fault::Plugin, reason));
+        }
+        // Dividing first keeps the sum of large rewards finite.
+        let count = rewards.len() as f64;
+        Outcome::Scored { reward: rewards.iter().map(|reward| reward / count).sum() }
+    }
+}
+
+fn to_grade(sample: &SampleRecord) -> SampleToGrade {
+    SampleToGrade {
+        id: sample.id.as_str().to_owned(),
+        messages: sample.messages.iter().map(|message| message.get().to_owned()).collect(),
+        metrics: sample.metrics.iter().map(|(name, value)| (name.clone(), *value)).collect(),
+    }
+}
+
+/// The beginning of a guest's text, for an error message.
+fn brief(text: &str) -> String {
+    text.chars().take(64).collect()
+}
