@@ -7,9 +7,13 @@
 
 #![warn(missing_docs)]
 
+pub mod cli;
+pub mod config;
+pub mod dialect;
 pub mod digest;
 pub mod engine;
 pub mod error;
+pub mod eval;
 pub mod id;
 pub mod imports;
 pub mod instance;

@@ -11,7 +11,7 @@ use wasmtime::component::Linker;
 use wasmtime::{Config, InstanceAllocationStrategy, OptLevel, PoolingAllocationConfig};
 
 use crate::instance::InstanceState;
-use crate::plugin::{LoadError, Plugin};
+use crate::plugin::{self, Description, LoadError, Plugin};
 use ticker::Ticker;
 
 /// Up to this many instances at once, their memory comes from a pool; beyond it, from
@@ -63,6 +63,11 @@ impl Engine {
     /// call it where a thread may be blocked.
     pub fn load(&self, bytes: &[u8]) -> Result<Plugin, LoadError> {
         Plugin::load(&self.engine, &self.linker, bytes)
+    }
+
+    /// Says what a file is, whether or not it can be served. It compiles, too.
+    pub fn inspect(&self, bytes: &[u8]) -> Result<Description, LoadError> {
+        plugin::inspect(&self.engine, &self.linker, bytes)
     }
 }
 

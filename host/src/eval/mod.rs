@@ -6,11 +6,12 @@
 //!
 //! These five are plain, synchronous code. They know no plugin, no model and no
 //! network, and they decide no reward: an attempt without one is unscored and is
-//! counted as that.
+//! counted as that. [`run`] puts rollouts behind them.
 
 pub mod manifest;
 pub mod results;
 pub mod rows;
+pub mod run;
 pub mod stats;
 pub mod table;
 

@@ -238,7 +238,8 @@ impl Rollout {
         };
         let samples = self.record.samples();
         if samples.is_empty() {
-            let reason = "No sample to grade: the workflow returned no messages and opened no sample";
+            let reason =
+                "No sample to grade. The workflow must return its messages or open a sample before it is graded.";
             return Err(fail(FailureKind::NoSample, reason.to_owned()));
         }
         let limits = self.host.0.limits.clone();

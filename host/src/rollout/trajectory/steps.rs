@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::millis;
 use crate::imports::{Exchange, ExchangeOutcome};
-use crate::wire::atif::{FinalMetrics, Metrics, Observation, ObservationResult, Source, Step, ToolCall};
+use crate::wire::atif::{FinalMetrics, Metrics, ObservationResult, Source, Step, ToolCall};
 use crate::wire::openai::{Completion, Usage, content_text};
 
 /// A conversation as steps.

@@ -1,0 +1,268 @@
+//! What Linux says about a process: processor time, memory, mappings, descriptors, and which
+//! process listens on a port.
+//!
+//! The parsing works on text and is tested on text. Nothing here changes anything.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why a process cannot be looked at.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProcError {
+    /// There is no `/proc` of Linux's kind here.
+    #[error("figures of a process (CPU, memory) can be read on Linux only; measure by URL, without a pid")]
+    NotLinux,
+    /// A file is missing or not ours to read: the process ended, or belongs to somebody else.
+    #[error("cannot read {path}; has the process ended, or is it another user's?")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file does not say what it should.
+    #[error("{path} does not give {what}")]
+    Unexpected {
+        /// The file.
+        path: PathBuf,
+        /// What was looked for.
+        what: &'static str,
+    },
+}
+
+/// Memory and descriptors of one process at one moment, or the greatest of several moments.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Footprint {
+    /// Resident memory, in KiB.
+    pub(super) rss_kib: u64,
+    /// The most that was ever resident since the process began, in KiB.
+    pub(super) rss_peak_kib: u64,
+    pub(super) mappings: u64,
+    pub(super) fds: u64,
+}
+
+impl Footprint {
+    pub(super) fn read(pid: u32) -> Result<Self, ProcError> {
+        let path = file(pid, "status")?;
+        let status = read(&path)?;
+        let kib = |name, what| status_kib(&status, name).ok_or(unexpected(&path, what));
+        let maps = file(pid, "maps")?;
+        let fds = file(pid, "fd")?;
+        Ok(Self {
+            rss_kib: kib("VmRSS", "VmRSS")?,
+            rss_peak_kib: kib("VmHWM", "VmHWM")?,
+            mappings: count_lines(&read(&maps)?),
+            fds: fs::read_dir(&fds).map_err(|source| ProcError::Read { path: fds, source })?.count() as u64,
+        })
+    }
+
+    pub(super) fn max(self, other: Self) -> Self {
+        Self {
+            rss_kib: self.rss_kib.max(other.rss_kib),
+            rss_peak_kib: self.rss_peak_kib.max(other.rss_peak_kib),
+            mappings: self.mappings.max(other.mappings),
+            fds: self.fds.max(other.fds),
+        }
+    }
+}
+
+/// Processor time (user and system, all threads, ended ones too) of one process, in seconds.
+/// Its children are not in it. The kernel counts in ticks, usually of 10 ms.
+pub(super) fn cpu_secs(pid: u32) -> Result<f64, ProcError> {
+    let path = file(pid, "stat")?;
+    let stat = Stat::parse(&read(&path)?).ok_or(unexpected(&path, "utime and stime"))?;
+    Ok(stat.cpu_ticks as f64 / ticks_per_sec())
+}
+
+/// The number of descriptors that this process may have.
+pub(super) fn fds_max() -> Option<u64> {
+    soft_limit(&fs::read_to_string("/proc/self/limits").ok()?, "Max open files")
+}
+
+/// The process that listens on a TCP port of this machine, one of `group` (a process group)
+/// rather than another; of several, the one with the least number.
+pub(super) fn listener_on(port: u16, group: u32) -> Result<Option<u32>, ProcError> {
+    check_linux()?;
+    let mut sockets = HashSet::new();
+    for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
+        // A machine without IPv6 has no second table.
+        sockets.extend(listening_inodes(&fs::read_to_string(table).unwrap_or_default(), port));
+    }
+    let proc = Path::new("/proc");
+    let entries = fs::read_dir(proc).map_err(|source| ProcError::Read { path: proc.into(), source })?;
+    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let holders = pids.filter(|&pid| holds_any(pid, &sockets));
+    Ok(holders.min_by_key(|&pid| (group_of(pid) != Some(group), pid)))
+}
+
+fn holds_any(pid: u32, sockets: &HashSet<u64>) -> bool {
+    // What cannot be read belongs to somebody else, or has ended.
+    let Ok(fds) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+    fds.flatten().filter_map(|entry| fs::read_link(entry.path()).ok()).any(|target| {
+        let inode = target.to_str().and_then(socket_inode);
+        inode.is_some_and(|inode| sockets.contains(&inode))
+    })
+}
+
+fn group_of(pid: u32) -> Option<u32> {
+    Some(Stat::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?.group)
+}
+
+fn check_linux() -> Result<(), ProcError> {
+    if cfg!(target_os = "linux") { Ok(()) } else { Err(ProcError::NotLinux) }
+}
+
+fn file(pid: u32, name: &str) -> Result<PathBuf, ProcError> {
+    check_linux()?;
+    Ok(PathBuf::from(format!("/proc/{pid}/{name}")))
+}
+
+fn read(path: &Path) -> Result<String, ProcError> {
+    // A path in a mapping need not be UTF-8.
+    let bytes = fs::read(path).map_err(|source| ProcError::Read { path: path.to_owned(), source })?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn unexpected(path: &Path, what: &'static str) -> ProcError {
+    ProcError::Unexpected { path: path.to_owned(), what }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Stat {
+    group: u32,
+    cpu_ticks: u64,
+}
+
+impl Stat {
+    /// The name, in parentheses, may hold spaces and parentheses itself.
+    fn parse(text: &str) -> Option<Self> {
+        let fields: Vec<&str> = text.rsplit_once(')')?.1.split_ascii_whitespace().collect();
+        // `fields[0]` is the third field of the manual page.
+        let number = |at: usize| fields.get(at - 3)?.parse::<u64>().ok();
+        Some(Self { group: number(5)?.try_into().ok()?, cpu_ticks: number(14)? + number(15)? })
+    }
+}
+
+fn status_kib(status: &str, name: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    line.trim().strip_suffix("kB")?.trim().parse().ok()
+}
+
+fn soft_limit(limits: &str, name: &str) -> Option<u64> {
+    let line = limits.lines().find_map(|line| line.strip_prefix(name))?;
+    // "unlimited" is no number, and no limit.
+    line.split_ascii_whitespace().next()?.parse().ok()
+}
+
+fn count_lines(text: &str) -> u64 {
+    text.bytes().filter(|&b| b == b'\n').count() as u64
+}
+
+fn listening_inodes(table: &str, port: u16) -> Vec<u64> {
+    const LISTEN: &str = "0A";
+    let wanted = format!("{port:04X}");
+    let rows = table.lines().skip(1).map(|line| line.split_ascii_whitespace().collect::<Vec<_>>());
+    rows.filter(|row| row.get(3) == Some(&LISTEN))
+        .filter(|row| row[1].rsplit_once(':').is_some_and(|(_, port)| port == wanted))
+        .filter_map(|row| row.get(9)?.parse().ok())
+        .collect()
+}
+
+fn socket_inode(link: &str) -> Option<u64> {
+    link.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+}
+
+fn ticks_per_sec() -> f64 {
+    // Without an entry: what every Linux that this runs on uses.
+    let auxv = fs::read("/proc/self/auxv").ok();
+    auxv.and_then(|bytes| clock_ticks(&bytes)).map_or(100.0, |ticks| ticks as f64)
+}
+
+/// `AT_CLKTCK` in an auxiliary vector of pairs of machine words.
+fn clock_ticks(auxv: &[u8]) -> Option<usize> {
+    const AT_CLKTCK: usize = 17;
+    const WORD: usize = size_of::<usize>();
+    let words = auxv.as_chunks::<WORD>().0.iter().map(|word| usize::from_ne_bytes(*word));
+    let words: Vec<usize> = words.collect();
+    let pair = words.as_chunks::<2>().0.iter().find(|pair| pair[0] == AT_CLKTCK)?;
+    (pair[1] > 0).then_some(pair[1])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stat_line_is_read_past_any_name() {
+        fn check(text: &str, expected: Option<(u32, u64)>) {
+            let expected = expected.map(|(group, cpu_ticks)| Stat { group, cpu_ticks });
+            assert_eq!(Stat::parse(text), expected, "{text:?}");
+        }
+        let rest = "S 1 77 7 0 -1 4194304 9 8 7 6 250 50 11 12 20 0 4 0 100 1 2";
+        check(&format!("42 (python) {rest}\n"), Some((77, 300)));
+        check(&format!("42 (a b) c) 1 2 (3) {rest}\n"), Some((77, 300)));
+        check("42 (short) S 1 77", None);
+        check("", None);
+    }
+
+    #[test]
+    fn memory_and_limits_are_found_by_their_names() {
+        fn check(got: Option<u64>, expected: Option<u64>) {
+            assert_eq!(got, expected);
+        }
+        let status = "Name:\tVmRSS: 3 kB\nVmHWM:\t  5000 kB\nVmRSS:\t  4321 kB\nThreads:\t4\n";
+        check(status_kib(status, "VmRSS"), Some(4321));
+        check(status_kib(status, "VmHWM"), Some(5000));
+        check(status_kib(status, "Threads"), None);
+        check(status_kib(status, "VmSwap"), None);
+        let limits = "Limit                     Soft Limit           Hard Limit           Units\n\
+            Max processes             unlimited            unlimited            processes\n\
+            Max open files            1024                 524288               files\n";
+        check(soft_limit(limits, "Max open files"), Some(1024));
+        check(soft_limit(limits, "Max processes"), None);
+        check(Some(count_lines("a\nb\n")), Some(2));
+    }
+
+    #[test]
+    fn listening_sockets_are_told_from_connected_ones() {
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
+            \x20  0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 111 1 0\n\
+            \x20  1: 0100007F:1F90 0100007F:C000 01 00000000:00000000 00:00000000 00000000     0        0 222 1 0\n\
+            \x20  2: 0100007F:1F91 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 333 1 0\n";
+        assert_eq!(listening_inodes(table, 8080), vec![111]);
+        assert_eq!(listening_inodes(table, 8081), vec![333]);
+        assert_eq!(listening_inodes(table, 80), Vec::<u64>::new());
+        assert_eq!(listening_inodes("", 80), Vec::<u64>::new());
+        assert_eq!(socket_inode("socket:[111]"), Some(111));
+        assert_eq!(socket_inode("/dev/null"), None);
+    }
+
+    #[test]
+    fn clock_ticks_are_found_among_other_entries() {
+        let vector = |words: &[usize]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<u8>>();
+        assert_eq!(clock_ticks(&vector(&[17, 250, 0, 0])), Some(250));
+        // A 17 that is a value and no key.
+        assert_eq!(clock_ticks(&vector(&[6, 17, 17, 100, 0, 0])), Some(100));
+        assert_eq!(clock_ticks(&vector(&[0, 0])), None);
+        assert_eq!(clock_ticks(b"odd"), None);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn this_process_can_be_looked_at_and_its_listener_found() {
+        let here = std::process::id();
+        let footprint = Footprint::read(here).unwrap();
+        assert!(footprint.rss_kib > 100 && footprint.rss_peak_kib >= footprint.rss_kib, "{footprint:?}");
+        assert!(footprint.mappings > 5 && footprint.fds >= 3, "{footprint:?}");
+        assert!(cpu_secs(here).unwrap() >= 0.0);
+        assert!(fds_max().is_none_or(|max| max > 10));
+
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        assert_eq!(listener_on(port, 0).unwrap(), Some(here));
+        assert!(matches!(cpu_secs(u32::MAX), Err(ProcError::Read { .. })));
+    }
+}

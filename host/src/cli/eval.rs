@@ -1,0 +1,251 @@
+//! `eval`: a plugin over a data set.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Map, Value, json};
+use tokio_util::sync::CancellationToken;
+
+use super::mock_model::script;
+use super::setup::{self, Loaded};
+use super::Exit;
+use crate::config::Config;
+use crate::error::Fault;
+use crate::eval::run::{End, Work};
+use crate::eval::{self, DataSet, Journal, Manifest, Opened, Resume, Summary, Tally};
+use crate::mock_model::{MockModel, Settings};
+use crate::outbound::{ModelEndpoint, Secret};
+
+/// The model's name that stands for the built-in stand-in.
+const MOCK: &str = "mock";
+
+/// Runs a plugin over a data set and sums up the rewards.
+///
+/// Every rollout leaves one line in OUT/results.jsonl and a trajectory below
+/// OUT/rollouts. Stopped by Ctrl-C or killed, the same command goes on where it was.
+/// A failure of model or host leaves a rollout unscored; no reward is ever made up.
+#[derive(Debug, Args)]
+#[command(after_help = "Exit codes: 0 every rollout has a reward; 1 some have none through the plugin's fault;\n\
+    2 not done, or some have none through the fault of model or host (--retry-unscored runs those again).")]
+pub(super) struct Eval {
+    /// The component with the workflow.
+    plugin: PathBuf,
+    /// A component with the grader, in place of the plugin's own.
+    #[arg(long, value_name = "FILE")]
+    grader: Option<PathBuf>,
+    /// Rows: .jsonl, .json, .csv or .parquet with user_prompt (or prompt), and
+    /// system_prompt, ground_truth, metadata as far as there are any.
+    #[arg(long, value_name = "FILE")]
+    data: PathBuf,
+    /// The model's name at its server; `mock` runs the built-in stand-in.
+    #[arg(long, value_name = "NAME")]
+    model: String,
+    /// The model's server, up to and without /chat/completions.
+    #[arg(long, value_name = "URL")]
+    base_url: Option<String>,
+    /// Environment variable with the server's key.
+    #[arg(long, value_name = "VAR")]
+    api_key_env: Option<String>,
+    /// Times that every row is run.
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    n: u32,
+    /// Rollouts at once.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    concurrency: u32,
+    /// Runs only so many rows from the beginning.
+    #[arg(long, value_name = "ROWS")]
+    limit: Option<usize>,
+    /// Reward from which a rollout counts as passed, for pass@k.
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    pass_threshold: f64,
+    /// Settings in TOML: [plugin] for the plugin, [limits] and [model] for the host.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Where results go. [default: evals/PLUGIN-DATA-TIME]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Runs again what has no reward.
+    #[arg(long)]
+    retry_unscored: bool,
+    /// Starts anew; what is in OUT is kept beside it.
+    #[arg(long)]
+    fresh: bool,
+    /// With `--model mock`: share of its replies that are wrong, 0 to 1.
+    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    mock_error_rate: f64,
+    /// With `--model mock`: what decides which replies are wrong.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    mock_seed: u64,
+    /// With `--model mock`: time that it takes for a reply.
+    #[arg(long, value_name = "MS", default_value_t = 0)]
+    mock_latency: u64,
+    /// With `--model mock`: replies from a file, as in `mock-model --script`.
+    #[arg(long, value_name = "FILE")]
+    mock_script: Option<PathBuf>,
+}
+
+impl Eval {
+    pub fn run(self) -> Result<Exit> {
+        if !self.pass_threshold.is_finite() {
+            bail!("--pass-threshold is {}, not a finite number", self.pass_threshold);
+        }
+        if self.base_url.is_none() && self.model != MOCK {
+            bail!("--base-url URL says where the model '{}' is; `--model mock` needs none", self.model);
+        }
+        let key = setup::key_from_env("--api-key-env", self.api_key_env.as_deref())?;
+        let mut raw = setup::raw_config(self.config.as_deref())?;
+        raw.max_concurrent = Some(self.concurrency);
+        let config = raw.resolve()?;
+        let mut data = eval::rows::load(&self.data)?;
+        if let Some(limit) = self.limit {
+            data.rows.truncate(limit);
+        }
+        let out = self.out.clone().unwrap_or_else(|| self.default_out());
+        let rollouts = out.join("rollouts");
+        let loaded = setup::host(&self.plugin, self.grader.as_deref(), &config, Some(absolute(&rollouts)?))?;
+        if loaded.grader_digest.is_none() {
+            bail!("the plugin has no grader; give one by --grader FILE");
+        }
+        let manifest = self.manifest(&config, &data, &loaded);
+        let resume = Resume { retry_unscored: self.retry_unscored, fresh: self.fresh };
+        let opened = Journal::open(&out, &manifest, resume)?;
+        setup::runtime()?.block_on(self.evaluate(opened, data, &loaded, key))
+    }
+
+    async fn evaluate(&self, opened: Opened, data: DataSet, loaded: &Loaded, key: Option<Secret>) -> Result<Exit> {
+        let (endpoint, _mock) = self.endpoint(key).await?;
+        let Opened { mut journal, finished, dropped, torn: _, moved_to } = opened;
+        if let Some(old) = moved_to {
+            eprintln!("what was there is kept in {}", old.display());
+        }
+        if dropped > 0 {
+            eprintln!("running {dropped} unscored rollouts again");
+        }
+        let runs_per_row = self.n as usize;
+        let mut tally = Tally::new(runs_per_row, self.pass_threshold);
+        finished.iter().for_each(|line| tally.add(line));
+        if !finished.is_empty() {
+            eprintln!("going on after {} finished rollouts", finished.len());
+        }
+        let bar = progress(data.rows.len() * runs_per_row, &tally);
+        let stop = CancellationToken::new();
+        let stopping = stop.clone();
+        let signal = tokio::spawn(async move {
+            setup::stop_signal().await;
+            stopping.cancel();
+        });
+        let work =
+            Work { rows: data.rows, runs_per_row, concurrency: self.concurrency as usize, endpoint: Arc::new(endpoint) };
+        let end =
+            eval::run::run(&loaded.host, work, &mut journal, &mut tally, stop, |tally| show(&bar, tally)).await;
+        signal.abort();
+        bar.finish_and_clear();
+        let end = end?;
+        let summary = tally.summary();
+        journal.write_summary(&summary)?;
+        print!("{}", eval::table::render(&summary));
+        let dir = journal.dir();
+        println!("\nresults       {}\ntrajectories  {}", dir.join("results.jsonl").display(), dir.join("rollouts").display());
+        if end == End::Stopped {
+            eprintln!("stopped; the same command with --out {} goes on from here", dir.display());
+            return Ok(Exit::NotDone);
+        }
+        Ok(exit(&summary))
+    }
+
+    async fn endpoint(&self, key: Option<Secret>) -> Result<(ModelEndpoint, Option<MockModel>)> {
+        if let Some(base_url) = &self.base_url {
+            return Ok((ModelEndpoint::new(base_url, &self.model, key)?, None));
+        }
+        let settings = Settings {
+            latency: Duration::from_millis(self.mock_latency),
+            error_rate: self.mock_error_rate,
+            failure_rate: 0.0,
+            seed: self.mock_seed,
+            script: self.mock_script.as_deref().map(script).transpose()?,
+        };
+        let mock = MockModel::start(SocketAddr::from(([127, 0, 0, 1], 0)), settings).await?;
+        eprintln!("the model is the built-in stand-in, which works out arithmetic and knows nothing else");
+        let endpoint = ModelEndpoint::new(&mock.base_url(), MOCK, key)?;
+        Ok((endpoint, Some(mock)))
+    }
+
+    fn manifest(&self, config: &Config, data: &DataSet, loaded: &Loaded) -> Manifest {
+        let mut settings = Map::new();
+        let mut set = |name: &str, value: Value| settings.insert(name.to_owned(), value);
+        set("n", self.n.into());
+        set("limit", json!(self.limit));
+        set("model", self.model.as_str().into());
+        set("base_url", json!(self.base_url));
+        set("pass_threshold", self.pass_threshold.into());
+        set("plugin_config", config.plugin.as_ref().map_or(Value::Null, |raw| json!(raw)));
+        set("limits", format!("{:?}", config.limits).into());
+        if self.base_url.is_none() {
+            set("mock_error_rate", self.mock_error_rate.into());
+            set("mock_seed", self.mock_seed.into());
+        }
+        Manifest {
+            format: eval::manifest::FORMAT,
+            host_version: env!("CARGO_PKG_VERSION").to_owned(),
+            plugin_digest: loaded.plugin_digest.clone(),
+            plugin_file: self.plugin.display().to_string(),
+            grader_digest: loaded.grader_digest.clone(),
+            grader_file: self.grader.as_ref().map(|path| path.display().to_string()),
+            data_digest: data.digest.clone(),
+            data_file: self.data.display().to_string(),
+            settings,
+        }
+    }
+
+    fn default_out(&self) -> PathBuf {
+        let stem = |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        PathBuf::from("evals").join(format!("{}-{}-{now}", stem(&self.plugin), stem(&self.data)))
+    }
+}
+
+fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).with_context(|| format!("cannot tell where {} is", path.display()))
+}
+
+fn progress(rollouts: usize, tally: &Tally) -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} rollouts  {msg}  {elapsed} elapsed, {eta} to go");
+    let bar = ProgressBar::new(rollouts as u64);
+    // The template is fixed; were it wrong, the default one would do.
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.reset_eta();
+    show(&bar, tally);
+    bar
+}
+
+fn show(bar: &ProgressBar, tally: &Tally) {
+    bar.set_position(tally.rollouts() as u64);
+    let unscored = match tally.unscored() {
+        0 => String::new(),
+        unscored => format!(", {unscored} unscored"),
+    };
+    bar.set_message(match tally.reward_mean() {
+        Some(mean) => format!("mean reward {mean:.3}{unscored}"),
+        None => format!("no reward yet{unscored}"),
+    });
+}
+
+/// Whose fault it is that some rollouts have no reward. Trouble that is over when the
+/// evaluation is run again counts before trouble that is not.
+fn exit(summary: &Summary) -> Exit {
+    let at_fault = |fault: Fault| {
+        summary.unscored_by_kind.values().any(|kind| kind.faults.get(fault.as_str()).is_some_and(|count| *count > 0))
+    };
+    if summary.unscored_by_kind.is_empty() {
+        Exit::Done
+    } else if at_fault(Fault::Model) || at_fault(Fault::Host) {
+        Exit::NotDone
+    } else {
+        Exit::Plugin
+    }
+}

@@ -1,0 +1,94 @@
+//! `inspect`: what a component is.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Args;
+use serde_json::json;
+
+use super::{Exit, PluginFault, plugin_file};
+use crate::engine::Engine;
+use crate::limits::Limits;
+use crate::plugin::{CONTRACT_VERSION, Description, Item};
+
+/// Says what a component exports and imports, and whether it can be served.
+#[derive(Debug, Args)]
+pub(super) struct Inspect {
+    /// The component.
+    plugin: PathBuf,
+    /// Writes one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Inspect {
+    pub fn run(self) -> Result<Exit> {
+        let bytes = plugin_file::read(&self.plugin)?;
+        let engine = Engine::new(1, Limits::default().memory_bytes_max)?;
+        let about = match engine.inspect(&bytes) {
+            Ok(about) => about,
+            Err(error) => {
+                let reason = format!("{:#}", anyhow::Error::new(error));
+                if self.json {
+                    println!("{:#}", json!({"servable": false, "error": reason}));
+                }
+                return Err(PluginFault(format!("{}: {reason}", self.plugin.display())).into());
+            }
+        };
+        let servable = about.problems.is_empty();
+        if self.json {
+            let mut value = serde_json::to_value(&about)?;
+            value["servable"] = servable.into();
+            println!("{value:#}");
+        } else {
+            print!("{}", self.render(&about));
+        }
+        Ok(if servable { Exit::Done } else { Exit::Plugin })
+    }
+
+    fn render(&self, about: &Description) -> String {
+        let halves = match (about.workflow, about.grader) {
+            (true, true) => "a workflow and a grader",
+            (true, false) => "a workflow",
+            (false, true) => "a grader",
+            (false, false) => "neither workflow nor grader",
+        };
+        let contract = about.contract_version.as_deref().unwrap_or("none");
+        let mut text = format!(
+            "{}: {halves}\n  contract  {contract} (this host speaks {CONTRACT_VERSION})\n  size      {} KiB\n  \
+             digest    sha256:{}\n",
+            self.plugin.display(),
+            about.size_bytes.div_ceil(1024),
+            about.digest
+        );
+        text += &list("exports", &about.exports);
+        text += &list("imports", &about.imports);
+        if about.problems.is_empty() {
+            text += match (about.workflow, about.grader) {
+                (false, true) => "can be used: rollout-host serve WORKFLOW.wasm --grader this\n",
+                (true, false) => "can be served; without --grader it gives no rewards\n",
+                _ => "can be served\n",
+            };
+        } else {
+            text += "cannot be served:\n";
+            for problem in &about.problems {
+                text += &format!("  - {problem}\n");
+            }
+        }
+        text
+    }
+}
+
+fn list(title: &str, items: &[Item]) -> String {
+    let mut text = format!("  {title}\n");
+    for item in items {
+        // An interface of types alone asks for nothing.
+        let detail = match (item.kind, item.functions.as_slice()) {
+            ("interface", []) => "types only".to_owned(),
+            ("interface", functions) => functions.join(", "),
+            (kind, _) => kind.to_owned(),
+        };
+        text += &format!("    {}: {detail}\n", item.name);
+    }
+    text
+}

@@ -1,0 +1,92 @@
+//! What several commands set up: logs, the runtime, signals, configuration, the host.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use tokio::runtime::Runtime;
+use tracing_subscriber::EnvFilter;
+
+use super::LogFormat;
+use super::plugin_file;
+use crate::config::{Config, RawConfig};
+use crate::engine::Engine;
+use crate::outbound::{self, ChatClient, Secret};
+use crate::rollout::{Host, HostSettings};
+
+/// Sends logs to standard error. A server tells what it does; other commands speak up
+/// only where something is wrong.
+pub(super) fn logs(format: LogFormat, server: bool) {
+    let default = if server { "info" } else { "warn" };
+    let filter = EnvFilter::try_from_env("ROLLOUT_HOST_LOG").unwrap_or_else(|_| EnvFilter::new(default));
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => logs.with_target(false).init(),
+        LogFormat::Json => logs.json().init(),
+    }
+}
+
+/// The runtime that guests and connections share.
+pub(super) fn runtime() -> Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")
+}
+
+/// Waits for Ctrl-C or a termination signal.
+pub(super) async fn stop_signal() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let Ok(mut terminate) = signal(SignalKind::terminate()) else { return std::future::pending().await };
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => {}
+        _ = terminate.recv() => {}
+    }
+}
+
+/// Reads a configuration file, or gives an empty one.
+pub(super) fn raw_config(path: Option<&Path>) -> Result<RawConfig> {
+    let Some(path) = path else { return Ok(RawConfig::default()) };
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    RawConfig::parse(&text).with_context(|| format!("{}", path.display()))
+}
+
+/// The key in an environment variable that the operator named.
+pub(super) fn key_from_env(option: &str, variable: Option<&str>) -> Result<Option<Secret>> {
+    let Some(variable) = variable else { return Ok(None) };
+    match std::env::var(variable) {
+        Ok(key) if !key.is_empty() => Ok(Some(Secret::new(key))),
+        _ => anyhow::bail!("{option} names the environment variable {variable}, which is not set"),
+    }
+}
+
+/// A host of the plugin in a file, with the digests of what it runs.
+pub(super) struct Loaded {
+    pub host: Host,
+    pub http: reqwest::Client,
+    pub plugin_digest: String,
+    pub grader_digest: Option<String>,
+}
+
+/// Compiles the plugins and makes the host.
+pub(super) fn host(
+    plugin: &Path,
+    grader: Option<&Path>,
+    config: &Config,
+    artifact_root: Option<PathBuf>,
+) -> Result<Loaded> {
+    let engine = Engine::new(config.max_concurrent, config.limits.memory_bytes_max)?;
+    let workflow = plugin_file::load(&engine, plugin)?;
+    let grader = grader.map(|path| plugin_file::load(&engine, path)).transpose()?;
+    let plugin_digest = workflow.about().digest.clone();
+    let http = outbound::http_client()?;
+    let settings = HostSettings {
+        workflow,
+        grader,
+        max_concurrent: config.max_concurrent,
+        queue_max: config.queue_max,
+        limits: config.limits.clone(),
+        plugin_config: config.plugin.clone(),
+        chat: ChatClient::new(http.clone(), config.model.clone(), config.limits.reply_bytes_max),
+        artifact_root,
+    };
+    let host = Host::new(settings).map_err(|error| super::PluginFault(error.to_string()))?;
+    let grader_digest = host.grader().map(|grader| grader.about().digest.clone());
+    Ok(Loaded { host, http, plugin_digest, grader_digest })
+}

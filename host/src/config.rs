@@ -1,0 +1,300 @@
+//! Settings in two steps: what the operator wrote, and what the host works with.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::value::RawValue;
+
+use crate::limits::Limits;
+use crate::outbound::RetryPolicy;
+
+/// What the operator wrote. Mirrors the file and decides nothing.
+#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct RawConfig {
+    /// Address that `serve` listens on.
+    pub listen: Option<String>,
+    /// Rollouts that run at once.
+    pub max_concurrent: Option<u32>,
+    /// Rollouts that may wait for a slot; more are told to come again.
+    pub queue_max: Option<u32>,
+    /// Where trajectories and artifacts go.
+    pub artifact_root: Option<PathBuf>,
+    /// The environment variable with the key that every request must carry.
+    pub server_key_env: Option<String>,
+    /// Seconds that running rollouts have to end after a stop signal.
+    pub drain_secs: Option<f64>,
+    /// What one rollout may use.
+    pub limits: RawLimits,
+    /// How calls of the model are repeated.
+    pub model: RawRetry,
+    /// How callbacks are repeated.
+    pub callback: RawRetry,
+    /// Times of the Osmosis protocol.
+    pub osmosis: RawOsmosis,
+    /// The plugin's own configuration, handed to it as it is.
+    pub plugin: Option<toml::Table>,
+}
+
+/// `[limits]`.
+#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+#[allow(missing_docs, reason = "each is the field of `Limits` of the same name")]
+pub struct RawLimits {
+    pub memory_bytes_max: Option<usize>,
+    pub workflow_secs_max: Option<f64>,
+    pub grader_secs_max: Option<f64>,
+    pub samples_max: Option<u32>,
+    pub chat_calls_max: Option<u32>,
+    pub concurrent_calls_max: Option<u32>,
+    pub record_bytes_max: Option<usize>,
+    pub artifacts_max: Option<usize>,
+    pub artifact_bytes_max: Option<usize>,
+    pub log_lines_max: Option<usize>,
+    pub log_bytes_max: Option<usize>,
+    pub random_bytes_max: Option<u64>,
+    pub reply_bytes_max: Option<usize>,
+}
+
+/// `[model]` and `[callback]`.
+#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct RawRetry {
+    /// Tries in all.
+    pub attempts_max: Option<u32>,
+    /// Seconds of one try.
+    pub attempt_secs_max: Option<f64>,
+    /// Seconds from the first failure after which no further try begins.
+    pub budget_secs: Option<f64>,
+    /// Seconds before the second try.
+    pub delay_base_secs: Option<f64>,
+    /// The longest wait in seconds.
+    pub delay_max_secs: Option<f64>,
+}
+
+/// `[osmosis]`.
+#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct RawOsmosis {
+    /// Seconds that a request for a result waits for news.
+    pub result_wait_secs: Option<f64>,
+    /// Seconds without such a request after which a rollout is given up.
+    pub lease_secs: Option<f64>,
+    /// Seconds that a result is kept.
+    pub result_ttl_secs: Option<f64>,
+}
+
+/// What the host works with. Every field is checked.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Address that `serve` listens on.
+    pub listen: SocketAddr,
+    /// Rollouts that run at once.
+    pub max_concurrent: u32,
+    /// Rollouts that may wait for a slot.
+    pub queue_max: u32,
+    /// Where trajectories and artifacts go, where the operator said.
+    pub artifact_root: Option<PathBuf>,
+    /// The environment variable with the server's key.
+    pub server_key_env: Option<String>,
+    /// How long running rollouts have to end after a stop signal.
+    pub drain: Duration,
+    /// What one rollout may use.
+    pub limits: Limits,
+    /// How calls of the model are repeated.
+    pub model: RetryPolicy,
+    /// How callbacks are repeated.
+    pub callback: RetryPolicy,
+    /// Times of the Osmosis protocol.
+    pub osmosis: OsmosisTimes,
+    /// The plugin's own configuration, a JSON object.
+    pub plugin: Option<Box<RawValue>>,
+}
+
+/// Times of the Osmosis protocol's polling generation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OsmosisTimes {
+    /// How long a request for a result waits for news.
+    pub result_wait: Duration,
+    /// How long a rollout lives without such a request.
+    pub lease: Duration,
+    /// How long a result is kept.
+    pub result_ttl: Duration,
+}
+
+/// The default address: this machine only, because nothing else asks for a key.
+const LISTEN: &str = "127.0.0.1:9000";
+/// Rollouts at once: a waiting one costs tens of kilobytes, so the model's server is
+/// full long before the host is.
+const MAX_CONCURRENT: u32 = 1024;
+/// Past this, the engine's memory plan has no room; see `ARCHITECTURE.md`.
+const MAX_CONCURRENT_MAX: u32 = 20_000;
+/// The queue, in multiples of what runs at once.
+const QUEUE_PER_SLOT: u32 = 4;
+
+/// Everything that is wrong with a configuration.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("configuration:{}", .0.iter().map(|problem| format!("\n  - {problem}")).collect::<String>())]
+pub struct InvalidConfig(pub Vec<String>);
+
+impl RawConfig {
+    /// Reads the file's text. The error names the line, and for an unknown key the
+    /// keys that there are.
+    pub fn parse(text: &str) -> Result<Self, toml::de::Error> {
+        toml::from_str(text)
+    }
+
+    /// Fills defaults and checks every field. The host sees only [`Config`].
+    pub fn resolve(self) -> Result<Config, InvalidConfig> {
+        let mut problems = Vec::new();
+        let listen = self.listen.as_deref().unwrap_or(LISTEN);
+        let listen = listen.parse().unwrap_or_else(|_| {
+            problems.push(format!("listen: '{listen}' is not an address with a port, such as {LISTEN}"));
+            SocketAddr::from(([127, 0, 0, 1], 0))
+        });
+        let max_concurrent = self.max_concurrent.unwrap_or(MAX_CONCURRENT);
+        if !(1..=MAX_CONCURRENT_MAX).contains(&max_concurrent) {
+            problems.push(format!("max-concurrent: {max_concurrent} is not between 1 and {MAX_CONCURRENT_MAX}"));
+        }
+        let osmosis = self.osmosis.resolve(&mut problems);
+        let config = Config {
+            listen,
+            max_concurrent,
+            queue_max: self.queue_max.unwrap_or(max_concurrent.saturating_mul(QUEUE_PER_SLOT)),
+            artifact_root: self.artifact_root,
+            server_key_env: self.server_key_env,
+            drain: secs("drain-secs", self.drain_secs, Duration::from_secs(10), &mut problems),
+            limits: self.limits.resolve(&mut problems),
+            model: self.model.resolve("model", RetryPolicy::model(), &mut problems),
+            callback: self.callback.resolve("callback", RetryPolicy::callback(), &mut problems),
+            osmosis,
+            plugin: self.plugin.and_then(|table| match serde_json::value::to_raw_value(&table) {
+                Ok(raw) => Some(raw),
+                Err(error) => {
+                    problems.push(format!("plugin: {error}"));
+                    None
+                }
+            }),
+        };
+        if problems.is_empty() { Ok(config) } else { Err(InvalidConfig(problems)) }
+    }
+}
+
+impl RawLimits {
+    fn resolve(self, problems: &mut Vec<String>) -> Limits {
+        let default = Limits::default();
+        if self.samples_max == Some(0) {
+            problems.push("limits.samples-max: 0 leaves a workflow nothing to register".to_owned());
+        }
+        const PAGE_BYTES: usize = 65_536;
+        if self.memory_bytes_max.is_some_and(|bytes| !(16 * PAGE_BYTES..=4 << 30).contains(&bytes)) {
+            problems.push("limits.memory-bytes-max: not between 1 MiB and 4 GiB".to_owned());
+        }
+        Limits {
+            memory_bytes_max: self.memory_bytes_max.unwrap_or(default.memory_bytes_max),
+            workflow_time_max: secs(
+                "limits.workflow-secs-max",
+                self.workflow_secs_max,
+                default.workflow_time_max,
+                problems,
+            ),
+            grader_time_max: secs("limits.grader-secs-max", self.grader_secs_max, default.grader_time_max, problems),
+            samples_max: self.samples_max.unwrap_or(default.samples_max),
+            chat_calls_max: self.chat_calls_max.unwrap_or(default.chat_calls_max),
+            concurrent_calls_max: self.concurrent_calls_max.unwrap_or(default.concurrent_calls_max),
+            record_bytes_max: self.record_bytes_max.unwrap_or(default.record_bytes_max),
+            artifacts_max: self.artifacts_max.unwrap_or(default.artifacts_max),
+            artifact_bytes_max: self.artifact_bytes_max.unwrap_or(default.artifact_bytes_max),
+            log_lines_max: self.log_lines_max.unwrap_or(default.log_lines_max),
+            log_bytes_max: self.log_bytes_max.unwrap_or(default.log_bytes_max),
+            random_bytes_max: self.random_bytes_max.unwrap_or(default.random_bytes_max),
+            reply_bytes_max: self.reply_bytes_max.unwrap_or(default.reply_bytes_max),
+        }
+    }
+}
+
+impl RawRetry {
+    fn resolve(self, table: &str, default: RetryPolicy, problems: &mut Vec<String>) -> RetryPolicy {
+        if self.attempts_max == Some(0) {
+            problems.push(format!("{table}.attempts-max: 0 would try nothing; 1 tries once"));
+        }
+        let mut secs = |key: &str, value, default| secs(&format!("{table}.{key}"), value, default, problems);
+        RetryPolicy {
+            attempts_max: self.attempts_max.unwrap_or(default.attempts_max),
+            attempt_time_max: secs("attempt-secs-max", self.attempt_secs_max, default.attempt_time_max),
+            budget: secs("budget-secs", self.budget_secs, default.budget),
+            delay_base: secs("delay-base-secs", self.delay_base_secs, default.delay_base),
+            delay_max: secs("delay-max-secs", self.delay_max_secs, default.delay_max),
+        }
+    }
+}
+
+impl RawOsmosis {
+    fn resolve(self, problems: &mut Vec<String>) -> OsmosisTimes {
+        let times = OsmosisTimes {
+            result_wait: secs("osmosis.result-wait-secs", self.result_wait_secs, Duration::from_secs(30), problems),
+            lease: secs("osmosis.lease-secs", self.lease_secs, Duration::from_secs(120), problems),
+            result_ttl: secs("osmosis.result-ttl-secs", self.result_ttl_secs, Duration::from_secs(900), problems),
+        };
+        if times.lease <= times.result_wait {
+            problems.push(format!(
+                "osmosis.lease-secs: {:?} is not longer than result-wait-secs, {:?}, so a caller that waits would lose its lease",
+                times.lease.as_secs_f64(),
+                times.result_wait.as_secs_f64()
+            ));
+        }
+        times
+    }
+}
+
+/// A time of zero up to a year.
+fn secs(key: &str, value: Option<f64>, default: Duration, problems: &mut Vec<String>) -> Duration {
+    const YEAR_SECS: f64 = 31_536_000.0;
+    match value {
+        None => default,
+        Some(secs) if (0.0..=YEAR_SECS).contains(&secs) => Duration::from_secs_f64(secs),
+        Some(secs) => {
+            problems.push(format!("{key}: {secs} is not between 0 and {YEAR_SECS} seconds"));
+            default
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_mistake_is_reported_at_once() {
+        let text = "
+            listen = 'here'
+            max-concurrent = 0
+            [limits]
+            grader-secs-max = -1.0
+            [model]
+            attempts-max = 0
+            [osmosis]
+            lease-secs = 5.0
+        ";
+        let InvalidConfig(problems) = RawConfig::parse(text).unwrap().resolve().unwrap_err();
+        let keys: Vec<&str> = problems.iter().filter_map(|problem| problem.split(':').next()).collect();
+        assert_eq!(
+            keys,
+            ["listen", "max-concurrent", "osmosis.lease-secs", "limits.grader-secs-max", "model.attempts-max"]
+        );
+    }
+
+    #[test]
+    fn an_unknown_key_is_an_error_that_names_it() {
+        let error = RawConfig::parse("max-concurent = 3").unwrap_err().to_string();
+        assert!(error.contains("max-concurent"), "{error}");
+    }
+
+    #[test]
+    fn the_plugins_table_is_handed_over_as_json() {
+        let config = RawConfig::parse("[plugin]\nname = 'x'\nn = 3\n[plugin.deep]\nf = 0.5").unwrap();
+        let plugin = config.resolve().unwrap().plugin.unwrap();
+        assert_eq!(plugin.get(), r#"{"name":"x","n":3,"deep":{"f":0.5}}"#);
+    }
+}

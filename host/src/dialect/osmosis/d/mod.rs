@@ -1,0 +1,194 @@
+//! Generation D: the caller polls for the result under a lease.
+
+mod registry;
+
+use std::panic::AssertUnwindSafe;
+
+use axum::body::Bytes;
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, header};
+use axum::response::{IntoResponse, Response};
+use futures_util::FutureExt;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::error::ApiError;
+use super::fields::Problem;
+use super::request::{Asked, Polled};
+use super::sample::{WireSample, category};
+use super::{Osmosis, id_in_path};
+use crate::id::RolloutId;
+use crate::rollout::{Failure, FailureKind, Finished, Outcome, Rollout, Stage};
+use registry::{Entry, Status};
+
+pub(super) use registry::Registry;
+
+const LEASE_HEADER: &str = "X-Osmosis-Rollout-Lease";
+
+/// What an accepted rollout is told.
+#[derive(Serialize)]
+pub(super) struct Admission {
+    rollout_id: RolloutId,
+    status: &'static str,
+    polling_lease_token: String,
+    result_wait_timeout_sec: f64,
+    polling_lease_timeout_sec: f64,
+}
+
+/// A result, or word of how far a rollout is.
+#[derive(Serialize)]
+struct ResultBody<'a> {
+    rollout_id: &'a RolloutId,
+    status: &'a str,
+    sample: Option<WireSample<'a>>,
+    err_message: Option<&'a str>,
+    err_category: Option<&'a str>,
+}
+
+impl<'a> ResultBody<'a> {
+    fn bare(rollout_id: &'a RolloutId, status: &'a str) -> Self {
+        Self { rollout_id, status, sample: None, err_message: None, err_category: None }
+    }
+
+    fn bytes(&self) -> Bytes {
+        // Text, numbers that were checked, and JSON that was parsed before.
+        serde_json::to_vec(self).map(Bytes::from).unwrap_or_default()
+    }
+}
+
+/// Takes a rollout on and leaves it to a task of its own.
+pub(super) fn start(osmosis: &Osmosis, request: Polled) -> Result<Admission, ApiError> {
+    let inner = &osmosis.0;
+    let Polled { asked: Asked { rollout, gradable, label }, grade } = request;
+    let id = rollout.id.clone();
+    // A result that is kept keeps its id, so that no caller reads another's.
+    let place = inner.polled.reserve(&id)?;
+    let rollout = inner.host.admit(rollout)?;
+    let entry = place.fill(rollout.handle());
+    let times = inner.polled.times();
+    let admission = Admission {
+        rollout_id: id.clone(),
+        status: "queued",
+        polling_lease_token: entry.lease().to_owned(),
+        result_wait_timeout_sec: times.result_wait.as_secs_f64(),
+        polling_lease_timeout_sec: times.lease.as_secs_f64(),
+    };
+    let plan = Plan { grade, gradable: gradable && inner.host.grader().is_some(), label };
+    let osmosis = osmosis.clone();
+    inner.tasks.spawn(async move {
+        let body = drive(&entry, rollout, &plan).await;
+        osmosis.0.polled.end(&id, &entry, body);
+    });
+    Ok(admission)
+}
+
+/// What is to be done after the workflow.
+struct Plan {
+    grade: bool,
+    gradable: bool,
+    label: Option<String>,
+}
+
+/// Runs a rollout to its result. The lease is watched meanwhile.
+async fn drive(entry: &Entry, mut rollout: Rollout, plan: &Plan) -> Bytes {
+    let handle = rollout.handle();
+    let mut phases = handle.phases();
+    let run = async {
+        let ran = rollout.run_workflow().await;
+        if ran.is_ok() && plan.grade && plan.gradable {
+            // The error is in the outcome.
+            let _ = rollout.grade().await;
+        }
+        rollout.finish().await
+    };
+    let run = AssertUnwindSafe(run).catch_unwind();
+    let mut run = std::pin::pin!(run);
+    let mut lease_over = std::pin::pin!(entry.lease_over());
+    let mut expired = false;
+    let finished = loop {
+        tokio::select! {
+            finished = &mut run => break finished,
+            Ok(()) = phases.changed() => entry.set(Status::Under(*phases.borrow_and_update())),
+            () = &mut lease_over, if !expired => {
+                expired = true;
+                handle.cancel();
+            }
+        }
+    };
+    if expired {
+        let id = entry.id();
+        let lease = "polling lease expired";
+        return ResultBody { err_message: Some(lease), err_category: Some("lease_expired"), ..ResultBody::bare(id, "failure") }
+            .bytes();
+    }
+    match finished {
+        Ok(finished) => body(&finished, plan),
+        Err(_) => {
+            tracing::error!(rollout_id = %entry.id(), "the host panicked in a rollout, which ends unscored");
+            let crashed = Failure::host(Stage::Workflow, "rollout task crashed");
+            failure(entry.id(), &crashed, None).bytes()
+        }
+    }
+}
+
+fn body(finished: &Finished, plan: &Plan) -> Bytes {
+    let id = &finished.id;
+    let label = plan.label.as_deref();
+    let failed = match &finished.outcome {
+        Outcome::Scored { .. } => None,
+        Outcome::Unscored(failure) => Some(failure),
+    };
+    let sample = |graded| WireSample::of(finished, label, graded);
+    match failed {
+        None => ResultBody { sample: sample(true), ..ResultBody::bare(id, "success") },
+        Some(reason) => match reason.kind {
+            FailureKind::Withdrawn => ResultBody { sample: sample(true), ..ResultBody::bare(id, "success") },
+            FailureKind::NotGraded if !plan.grade => {
+                ResultBody { sample: sample(false), ..ResultBody::bare(id, "success") }
+            }
+            // A reward was wanted and there is nothing to make one with.
+            FailureKind::NotGraded => ResultBody::bare(id, "failure"),
+            FailureKind::Cancelled => ResultBody { err_message: Some("cancelled"), ..ResultBody::bare(id, "cancelled") },
+            _ if reason.stage == Stage::Grader => failure(id, reason, sample(false)),
+            _ => failure(id, reason, None),
+        },
+    }
+    .bytes()
+}
+
+fn failure<'a>(id: &'a RolloutId, failure: &'a Failure, sample: Option<WireSample<'a>>) -> ResultBody<'a> {
+    let category = if failure.kind == FailureKind::Host { "internal_error" } else { category(failure) };
+    let (err_message, err_category) = (Some(failure.reason.as_str()), Some(category));
+    ResultBody { sample, err_message, err_category, ..ResultBody::bare(id, "failure") }
+}
+
+/// Renews the lease and tells the result, or waits for news and tells those.
+pub(super) async fn result(
+    State(osmosis): State<Osmosis>,
+    path: Path<String>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let polled = &osmosis.0.polled;
+    let lease = headers.get(LEASE_HEADER).map(|value| String::from_utf8_lossy(value.as_bytes()));
+    let at = || vec![json!("header"), json!(LEASE_HEADER)];
+    let lease = match lease.as_deref() {
+        None => return Err(ApiError::Invalid(vec![Problem::new("missing", at(), "Field required", Value::Null)])),
+        Some("") => {
+            let problem = Problem::new("string_too_short", at(), "String should have at least 1 character", "".into());
+            return Err(ApiError::Invalid(vec![problem.with(json!({"min_length": 1}))]));
+        }
+        Some(lease) => lease,
+    };
+    let entry = id_in_path(path).and_then(|id| polled.find(&id)).ok_or(ApiError::UnknownRollout)?;
+    if !entry.is_lease(lease) {
+        return Err(ApiError::WrongLease);
+    }
+    let body = match entry.news(polled.times().result_wait).await {
+        Status::Ended(body) => {
+            polled.told(&entry);
+            body
+        }
+        Status::Under(phase) => ResultBody::bare(entry.id(), registry::word(phase)).bytes(),
+    };
+    Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
+}

@@ -1,0 +1,229 @@
+//! The rollouts that callers poll for, alive or over, each under its lease.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::body::Bytes;
+use subtle::ConstantTimeEq;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::super::error::ApiError;
+use super::super::random;
+use crate::config::OsmosisTimes;
+use crate::id::RolloutId;
+use crate::rollout::{Handle, Phase};
+
+/// How far a rollout is.
+#[derive(Clone, Debug)]
+pub(super) enum Status {
+    /// Alive.
+    Under(Phase),
+    /// Over, with the body of its result.
+    Ended(Bytes),
+}
+
+/// The word for a phase.
+pub(super) fn word(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Queued => "queued",
+        Phase::Running => "running",
+        Phase::Grading => "grading",
+    }
+}
+
+/// One rollout that is polled for.
+pub(super) struct Entry {
+    id: RolloutId,
+    lease: String,
+    lease_time: Duration,
+    status: watch::Sender<Status>,
+    polled: Mutex<Polled>,
+}
+
+struct Polled {
+    last: Instant,
+    /// The last phase that the lease's holder heard of; it was told "queued" on
+    /// admission.
+    heard: Option<Phase>,
+}
+
+impl Entry {
+    pub fn id(&self) -> &RolloutId {
+        &self.id
+    }
+
+    pub fn lease(&self) -> &str {
+        &self.lease
+    }
+
+    /// Compared in constant time.
+    pub fn is_lease(&self, token: &str) -> bool {
+        bool::from(self.lease.as_bytes().ct_eq(token.as_bytes()))
+    }
+
+    pub fn set(&self, status: Status) {
+        self.status.send_replace(status);
+    }
+
+    fn polled(&self) -> MutexGuard<'_, Polled> {
+        self.polled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Renews the lease, waits until there is something that its holder has not
+    /// heard, or until the time is over, and gives how far the rollout is.
+    pub async fn news(&self, wait: Duration) -> Status {
+        let heard = {
+            let mut polled = self.polled();
+            polled.last = Instant::now();
+            polled.heard
+        };
+        let mut status = self.status.subscribe();
+        let new = status.wait_for(|status| match status {
+            Status::Ended(_) => true,
+            Status::Under(phase) => heard != Some(*phase),
+        });
+        // The sender is in `self`; a timeout leaves what was known before.
+        let _ = tokio::time::timeout(wait, new).await;
+        let status = self.status.borrow().clone();
+        let mut polled = self.polled();
+        polled.last = Instant::now();
+        if let Status::Under(phase) = &status {
+            polled.heard = Some(*phase);
+        }
+        status
+    }
+
+    /// Waits until nobody has asked for longer than the lease.
+    pub async fn lease_over(&self) {
+        loop {
+            let over_at = self.polled().last + self.lease_time;
+            if over_at <= Instant::now() {
+                return;
+            }
+            tokio::time::sleep_until(over_at).await;
+        }
+    }
+}
+
+/// All of them.
+pub(in super::super) struct Registry {
+    times: OsmosisTimes,
+    inner: Mutex<Inner>,
+    untold: watch::Sender<usize>,
+}
+
+#[derive(Default)]
+struct Inner {
+    entries: HashMap<RolloutId, Slot>,
+    /// Results in the order in which they are to be forgotten.
+    ended: VecDeque<(Instant, RolloutId)>,
+}
+
+struct Slot {
+    entry: Option<Arc<Entry>>,
+    untold: bool,
+}
+
+/// An id that is spoken for. Dropped unfilled, it is free again.
+pub(super) struct Reserved<'a> {
+    registry: &'a Registry,
+    id: RolloutId,
+    filled: bool,
+}
+
+impl Reserved<'_> {
+    /// Makes the rollout known.
+    pub fn fill(mut self, handle: Handle) -> Arc<Entry> {
+        let entry = Arc::new(Entry {
+            id: self.id.clone(),
+            lease: random::lease_token(),
+            lease_time: self.registry.times.lease,
+            status: watch::Sender::new(Status::Under(handle.phase())),
+            polled: Mutex::new(Polled { last: Instant::now(), heard: Some(Phase::Queued) }),
+        });
+        self.filled = true;
+        let slot = Slot { entry: Some(entry.clone()), untold: false };
+        self.registry.lock().entries.insert(self.id.clone(), slot);
+        entry
+    }
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        if !self.filled {
+            self.registry.lock().entries.remove(&self.id);
+        }
+    }
+}
+
+impl Registry {
+    pub fn new(times: OsmosisTimes) -> Self {
+        Self { times, inner: Mutex::default(), untold: watch::Sender::new(0) }
+    }
+
+    pub(super) fn times(&self) -> &OsmosisTimes {
+        &self.times
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        // Each look at the registry forgets what is due; nothing else has to.
+        let now = Instant::now();
+        while inner.ended.front().is_some_and(|(due, _)| *due <= now) {
+            let Some((_, id)) = inner.ended.pop_front() else { break };
+            if inner.entries.remove(&id).is_some_and(|slot| slot.untold) {
+                self.untold.send_modify(|untold| *untold = untold.saturating_sub(1));
+            }
+        }
+        inner
+    }
+
+    /// Speaks for an id that no known rollout has.
+    pub(super) fn reserve(&self, id: &RolloutId) -> Result<Reserved<'_>, ApiError> {
+        let mut inner = self.lock();
+        if inner.entries.contains_key(id) {
+            return Err(ApiError::Registered);
+        }
+        inner.entries.insert(id.clone(), Slot { entry: None, untold: false });
+        Ok(Reserved { registry: self, id: id.clone(), filled: false })
+    }
+
+    pub(super) fn find(&self, id: &RolloutId) -> Option<Arc<Entry>> {
+        self.lock().entries.get(id)?.entry.clone()
+    }
+
+    /// The known ids that the test holds for.
+    pub fn ids(&self, matches: impl Fn(&RolloutId) -> bool) -> Vec<String> {
+        self.lock().entries.keys().filter(|id| matches(id)).map(|id| id.as_str().to_owned()).collect()
+    }
+
+    /// Keeps a result for as long as results are kept.
+    pub(super) fn end(&self, id: &RolloutId, entry: &Entry, body: Bytes) {
+        let mut inner = self.lock();
+        if let Some(slot) = inner.entries.get_mut(id) {
+            slot.untold = true;
+            self.untold.send_modify(|untold| *untold += 1);
+        }
+        inner.ended.push_back((Instant::now() + self.times.result_ttl, id.clone()));
+        drop(inner);
+        entry.set(Status::Ended(body));
+    }
+
+    /// Notes that a caller has been given a result.
+    pub(super) fn told(&self, entry: &Entry) {
+        if let Some(slot) = self.lock().entries.get_mut(&entry.id)
+            && std::mem::take(&mut slot.untold)
+        {
+            self.untold.send_modify(|untold| *untold = untold.saturating_sub(1));
+        }
+    }
+
+    /// Waits until every result was told.
+    pub async fn all_told(&self) {
+        let mut untold = self.untold.subscribe();
+        // The sender is in `self`, so it cannot be gone.
+        let _ = untold.wait_for(|untold| *untold == 0).await;
+    }
+}

@@ -1,0 +1,74 @@
+//! The only producer of error bodies of this protocol.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use super::fields::Problem;
+use crate::rollout::AdmitError;
+
+/// Seconds after which a caller that was refused should come again.
+const RETRY_AFTER_SECS: &str = "5";
+
+/// Why a request was not served.
+#[derive(Debug)]
+pub(super) enum ApiError {
+    /// No or the wrong server key.
+    Unauthorized,
+    /// Another lease's rollout.
+    WrongLease,
+    /// No rollout of this id.
+    UnknownRollout,
+    /// No such address.
+    NoRoute,
+    /// No such method at this address.
+    NoMethod,
+    /// The body is no text.
+    Unreadable,
+    /// Fields that are missing or wrong, all of them.
+    Invalid(Vec<Problem>),
+    /// Not exactly one way of saying which rollouts.
+    Selector,
+    /// The id is in use, or its result is still kept.
+    Registered,
+    /// Every slot and place in the queue is taken.
+    Full,
+    /// The host is shutting down.
+    Closed,
+}
+
+impl From<AdmitError> for ApiError {
+    fn from(error: AdmitError) -> Self {
+        match error {
+            AdmitError::Full { .. } => Self::Full,
+            AdmitError::Duplicate => Self::Registered,
+            AdmitError::Closed => Self::Closed,
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let (status, detail): (_, Value) = match self {
+            Self::Unauthorized => (StatusCode::UNAUTHORIZED, "unauthorized".into()),
+            Self::WrongLease => (StatusCode::FORBIDDEN, "invalid polling lease".into()),
+            Self::UnknownRollout => (StatusCode::NOT_FOUND, "unknown rollout_id".into()),
+            Self::NoRoute => (StatusCode::NOT_FOUND, "Not Found".into()),
+            Self::NoMethod => (StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed".into()),
+            Self::Unreadable => (StatusCode::BAD_REQUEST, "There was an error parsing the body".into()),
+            Self::Invalid(problems) => (StatusCode::UNPROCESSABLE_ENTITY, json!(problems)),
+            Self::Selector => {
+                (StatusCode::UNPROCESSABLE_ENTITY, "pass exactly one selector: ids, prefix, or all".into())
+            }
+            Self::Registered => (StatusCode::CONFLICT, "rollout_id is already registered".into()),
+            Self::Full => (StatusCode::TOO_MANY_REQUESTS, "rollout queue is full; retry later".into()),
+            Self::Closed => (StatusCode::SERVICE_UNAVAILABLE, "rollout server is shutting down".into()),
+        };
+        let mut response = (status, Json(json!({ "detail": detail }))).into_response();
+        if status == StatusCode::TOO_MANY_REQUESTS {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_SECS));
+        }
+        response
+    }
+}

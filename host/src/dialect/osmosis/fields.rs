@@ -1,0 +1,227 @@
+//! Reads the fields of a JSON body one by one and collects everything that is wrong,
+//! in the form that this protocol's clients know.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+/// One thing that is wrong with a request.
+#[derive(Debug, Serialize)]
+pub(super) struct Problem {
+    r#type: &'static str,
+    loc: Vec<Value>,
+    msg: String,
+    input: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ctx: Option<Value>,
+}
+
+impl Problem {
+    pub fn new(r#type: &'static str, loc: Vec<Value>, msg: impl Into<String>, input: Value) -> Self {
+        Self { r#type, loc, msg: msg.into(), input, ctx: None }
+    }
+
+    pub fn with(self, ctx: Value) -> Self {
+        Self { ctx: Some(ctx), ..self }
+    }
+}
+
+/// A JSON object's fields, being read.
+pub(super) struct Fields<'a> {
+    body: &'a RawValue,
+    fields: BTreeMap<Cow<'a, str>, &'a RawValue>,
+    problems: Vec<Problem>,
+}
+
+impl<'a> Fields<'a> {
+    /// Takes the body apart. `is_json` is what its content type says.
+    pub fn of(body: &'a [u8], is_json: bool) -> Result<Self, Vec<Problem>> {
+        let here = || vec![json!("body")];
+        if body.is_empty() {
+            return Err(vec![Problem::new("missing", here(), "Field required", Value::Null)]);
+        }
+        let no_object = |input| {
+            let msg = "Input should be a valid dictionary or object to extract fields from";
+            vec![Problem::new("model_attributes_type", here(), msg, input)]
+        };
+        if !is_json {
+            return Err(no_object(String::from_utf8_lossy(body).into()));
+        }
+        let body: &RawValue = serde_json::from_slice(body).map_err(|error| {
+            let at = vec![json!("body"), json!(offset(body, &error))];
+            let problem = Problem::new("json_invalid", at, "JSON decode error", json!({}));
+            vec![problem.with(json!({"error": error.to_string()}))]
+        })?;
+        if !body.get().starts_with('{') {
+            return Err(no_object(value(body)));
+        }
+        let fields = serde_json::from_str(body.get()).map_err(|_| no_object(value(body)))?;
+        Ok(Self { body, fields, problems: Vec::new() })
+    }
+
+    /// Whether a field is there at all, null included.
+    pub fn has(&self, name: &str) -> bool {
+        self.fields.contains_key(name)
+    }
+
+    /// Notes that a field's value is wrong in a way that only its reader knows.
+    pub fn wrong(&mut self, name: &str, why: &str) {
+        let input = self.fields.get(name).map_or(Value::Null, |raw| value(raw));
+        let problem = Problem::new("value_error", loc(name), format!("Value error, {why}"), input);
+        self.problems.push(problem.with(json!({"error": {}})));
+    }
+
+    /// What was read, unless anything was wrong.
+    pub fn finish<T>(self, read: Option<T>) -> Result<T, Vec<Problem>> {
+        match read {
+            Some(read) if self.problems.is_empty() => Ok(read),
+            _ => Err(self.problems),
+        }
+    }
+
+    /// The field's raw value; nothing where it is absent or null.
+    fn optional(&self, name: &str) -> Option<&'a RawValue> {
+        self.fields.get(name).copied().filter(|raw| raw.get() != "null")
+    }
+
+    fn missing(&mut self, name: &str) {
+        let input = value(self.body);
+        self.problems.push(Problem::new("missing", loc(name), "Field required", input));
+    }
+
+    fn of_type(&mut self, r#type: &'static str, name: &str, msg: &'static str) {
+        let input = self.fields.get(name).map_or(Value::Null, |raw| value(raw));
+        self.problems.push(Problem::new(r#type, loc(name), msg, input));
+    }
+
+    fn typed<T: DeserializeOwned>(&mut self, name: &str, r#type: &'static str, msg: &'static str) -> Option<T> {
+        let raw = self.optional(name)?;
+        let read = serde_json::from_str(raw.get()).ok();
+        if read.is_none() {
+            self.of_type(r#type, name, msg);
+        }
+        read
+    }
+
+    /// A text that may be absent or null.
+    pub fn text(&mut self, name: &str) -> Option<String> {
+        self.typed(name, "string_type", "Input should be a valid string")
+    }
+
+    /// A text that must be there.
+    pub fn required_text(&mut self, name: &str) -> Option<String> {
+        if !self.has(name) {
+            self.missing(name);
+            return None;
+        }
+        if self.optional(name).is_none() {
+            self.of_type("string_type", name, "Input should be a valid string");
+        }
+        self.text(name)
+    }
+
+    /// An object that may be absent or null, as it was written.
+    pub fn object(&mut self, name: &str) -> Option<Box<RawValue>> {
+        let raw = self.optional(name)?;
+        if raw.get().starts_with('{') {
+            return Some(raw.to_owned());
+        }
+        self.of_type("dict_type", name, "Input should be a valid dictionary");
+        None
+    }
+
+    /// A list of objects that must be there, each as it was written.
+    pub fn required_objects(&mut self, name: &str) -> Option<Vec<Box<RawValue>>> {
+        let Some(raw) = self.fields.get(name).copied() else {
+            self.missing(name);
+            return None;
+        };
+        let Ok(items) = serde_json::from_str::<Vec<Box<RawValue>>>(raw.get()) else {
+            self.of_type("list_type", name, "Input should be a valid list");
+            return None;
+        };
+        for (at, item) in items.iter().enumerate().filter(|(_, item)| !item.get().starts_with('{')) {
+            let at = vec![json!("body"), json!(name), json!(at)];
+            self.problems.push(Problem::new("dict_type", at, "Input should be a valid dictionary", value(item)));
+        }
+        Some(items)
+    }
+
+    /// A list of texts that may be absent or null.
+    pub fn texts(&mut self, name: &str) -> Option<Vec<String>> {
+        self.typed(name, "list_type", "Input should be a valid list")
+    }
+
+    /// A flag that may be absent, in the spellings that the protocol's clients send.
+    pub fn flag(&mut self, name: &str) -> Option<bool> {
+        let raw = self.fields.get(name).copied()?;
+        let flag = match value(raw) {
+            Value::Bool(flag) => Some(flag),
+            Value::Number(number) if number.as_f64() == Some(1.0) => Some(true),
+            Value::Number(number) if number.as_f64() == Some(0.0) => Some(false),
+            Value::String(word) => match word.to_ascii_lowercase().as_str() {
+                "true" | "t" | "yes" | "y" | "on" | "1" => Some(true),
+                "false" | "f" | "no" | "n" | "off" | "0" => Some(false),
+                _ => None,
+            },
+            Value::Null | Value::Array(_) | Value::Object(_) => {
+                self.of_type("bool_type", name, "Input should be a valid boolean");
+                return None;
+            }
+            Value::Number(_) => None,
+        };
+        if flag.is_none() {
+            self.of_type("bool_parsing", name, "Input should be a valid boolean, unable to interpret input");
+        }
+        flag
+    }
+
+    /// A time in seconds that may be absent or null: any finite number, or one as text.
+    pub fn seconds(&mut self, name: &str) -> Option<f64> {
+        let raw = self.optional(name)?;
+        let secs = match value(raw) {
+            Value::Bool(flag) => f64::from(u8::from(flag)),
+            Value::String(text) => match text.trim().parse() {
+                Ok(secs) => secs,
+                Err(_) => {
+                    let msg = "Input should be a valid number, unable to parse string as a number";
+                    self.of_type("float_parsing", name, msg);
+                    return None;
+                }
+            },
+            Value::Number(number) => number.as_f64().unwrap_or(f64::INFINITY),
+            // A number too large for any float does not parse as a value at all.
+            Value::Null => f64::INFINITY,
+            Value::Array(_) | Value::Object(_) => {
+                self.of_type("float_type", name, "Input should be a valid number");
+                return None;
+            }
+        };
+        if !secs.is_finite() {
+            self.wrong(name, "timeout must be finite; omit it to run unbounded");
+            return None;
+        }
+        Some(secs)
+    }
+}
+
+fn loc(name: &str) -> Vec<Value> {
+    vec![json!("body"), json!(name)]
+}
+
+/// A value for an error message; null for what is no value, such as 1e999.
+fn value(raw: &RawValue) -> Value {
+    serde_json::from_str(raw.get()).unwrap_or(Value::Null)
+}
+
+/// Where in the text an error is, in characters from its start.
+fn offset(body: &[u8], error: &serde_json::Error) -> usize {
+    let text = String::from_utf8_lossy(body);
+    let lines: usize =
+        text.split_inclusive('\n').take(error.line().saturating_sub(1)).map(|line| line.chars().count()).sum();
+    lines + error.column().saturating_sub(1)
+}

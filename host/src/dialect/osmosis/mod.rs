@@ -1,0 +1,156 @@
+//! The Osmosis rollout protocol: generation D (polling under a lease) and generation C
+//! (callbacks, one sample), on the same routes.
+//!
+//! `POST /rollout` of D never has a `completion_callback_url` and that of C always
+//! does; that tells them apart. What they share is here, what differs in a folder each.
+
+mod c;
+mod cancel;
+mod d;
+mod error;
+mod fields;
+mod random;
+mod request;
+mod sample;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, Path, Request, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, middleware};
+use serde_json::{Value, json};
+use subtle::ConstantTimeEq;
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
+
+use crate::config::OsmosisTimes;
+use crate::id::RolloutId;
+use crate::outbound::{CallbackClient, Secret};
+use crate::rollout::Host;
+use error::ApiError;
+use request::StartRollout;
+
+/// The largest request in bytes. A prompt may carry images as text.
+const BODY_BYTES_MAX: usize = 64 << 20;
+
+/// What the dialect is made of.
+pub struct Settings {
+    /// Who runs the rollouts.
+    pub host: Host,
+    /// Who posts to callers.
+    pub callbacks: CallbackClient,
+    /// Waits and leases of generation D.
+    pub times: OsmosisTimes,
+    /// The key that every request must carry, if there is one.
+    pub server_key: Option<Secret>,
+    /// What `/health` repeats, so that whoever started this process knows it again.
+    pub instance_id: Option<String>,
+}
+
+/// The dialect's server side. Cheap to clone.
+#[derive(Clone)]
+pub struct Osmosis(Arc<Inner>);
+
+struct Inner {
+    host: Host,
+    callbacks: CallbackClient,
+    server_key: Option<Secret>,
+    instance_id: Option<String>,
+    process_id: String,
+    polled: d::Registry,
+    /// One task a rollout, alive until its caller was told, or gave up.
+    tasks: TaskTracker,
+}
+
+impl Osmosis {
+    /// A server of this host.
+    pub fn new(settings: Settings) -> Self {
+        let Settings { host, callbacks, times, server_key, instance_id } = settings;
+        Self(Arc::new(Inner {
+            host,
+            callbacks,
+            server_key,
+            instance_id,
+            process_id: random::uuid4(),
+            polled: d::Registry::new(times),
+            tasks: TaskTracker::new(),
+        }))
+    }
+
+    /// Its routes.
+    pub fn router(&self) -> Router {
+        Router::new()
+            .route("/rollout", post(start_rollout))
+            .route("/rollout/cancel", post(cancel::cancel))
+            .route("/rollout/{id}/result", get(d::result))
+            .route("/rollout/{id}/status", get(c::status))
+            .route("/health", get(health))
+            .fallback(async || ApiError::NoRoute)
+            .method_not_allowed_fallback(async || ApiError::NoMethod)
+            .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+            .layer(middleware::from_fn_with_state(self.clone(), check_key))
+            .with_state(self.clone())
+    }
+
+    /// Waits until every rollout is over and every result was told, or until the time
+    /// is. Admissions should be closed before. Says whether all of it was done.
+    pub async fn drain(&self, until: Instant) -> bool {
+        self.0.tasks.close();
+        let done = async {
+            self.0.tasks.wait().await;
+            self.0.polled.all_told().await;
+        };
+        tokio::time::timeout_at(until, done).await.is_ok()
+    }
+}
+
+/// Lets a request through that carries the server's key, compared in constant time.
+async fn check_key(State(osmosis): State<Osmosis>, request: Request, next: Next) -> Response {
+    if let Some(key) = &osmosis.0.server_key {
+        let expected = format!("Bearer {}", key.expose());
+        let given = request.headers().get(header::AUTHORIZATION).map_or(&[][..], |value| value.as_bytes());
+        if !bool::from(given.ct_eq(expected.as_bytes())) {
+            return ApiError::Unauthorized.into_response();
+        }
+    }
+    next.run(request).await
+}
+
+/// Takes a rollout on, or says at once why not.
+async fn start_rollout(
+    State(osmosis): State<Osmosis>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response, ApiError> {
+    match request::read(&headers, &body)? {
+        StartRollout::Polled(request) => {
+            d::start(&osmosis, request).map(|admission| (StatusCode::ACCEPTED, Json(admission)).into_response())
+        }
+        StartRollout::CalledBack(request) => {
+            c::start(&osmosis, request).map(|()| (StatusCode::ACCEPTED, Json(json!({}))).into_response())
+        }
+    }
+}
+
+/// Says that the host is alive, how busy it is, and which process it is.
+async fn health(State(osmosis): State<Osmosis>) -> Json<Value> {
+    let inner = &osmosis.0;
+    let load = inner.host.load();
+    Json(json!({
+        "status": "ok",
+        "concurrency": {"max_concurrent": load.max_concurrent, "queued": load.queued, "running": load.running},
+        "instance_id": inner.instance_id.as_ref().unwrap_or(&inner.process_id),
+        "process_id": inner.process_id,
+        "lifecycle": {"accepting_rollouts": load.accepting, "active_rollouts": load.queued + load.running},
+    }))
+}
+
+/// The id in a path. What is no id names nothing.
+fn id_in_path(Path(id): Path<String>) -> Option<RolloutId> {
+    RolloutId::parse(id).ok()
+}

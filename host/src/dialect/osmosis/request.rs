@@ -1,0 +1,189 @@
+//! `POST /rollout`: what it asks for, in either generation.
+
+use std::sync::Arc;
+
+use axum::http::{HeaderMap, header};
+use serde_json::value::RawValue;
+
+use super::error::ApiError;
+use super::fields::{Fields, Problem};
+use super::random;
+use super::sample;
+use crate::id::RolloutId;
+use crate::outbound::{ModelEndpoint, Secret};
+use crate::rollout::RolloutRequest;
+
+/// The name under which every model of this protocol goes.
+const MODEL: &str = "osmosis-rollout";
+
+/// A request of one generation or the other.
+pub(super) enum StartRollout {
+    /// Generation D.
+    Polled(Polled),
+    /// Generation C.
+    CalledBack(CalledBack),
+}
+
+/// What both generations ask for.
+pub(super) struct Asked {
+    /// For the core.
+    pub rollout: RolloutRequest,
+    /// Whether there is anything to compare with: a label, or metadata, an empty
+    /// object among them.
+    pub gradable: bool,
+    /// The label, which goes back with the sample.
+    pub label: Option<String>,
+}
+
+/// A rollout whose result is polled for.
+pub(super) struct Polled {
+    pub asked: Asked,
+    /// Whether a reward is wanted.
+    pub grade: bool,
+}
+
+/// A rollout whose result is posted back.
+pub(super) struct CalledBack {
+    pub asked: Asked,
+    pub completion_url: String,
+    /// None where no reward is wanted.
+    pub grader_url: Option<String>,
+    /// The key of the callbacks.
+    pub controller_key: Option<Secret>,
+}
+
+/// Reads a request. Everything that is wrong with it is in the error.
+pub(super) fn read(headers: &HeaderMap, body: &[u8]) -> Result<StartRollout, ApiError> {
+    if std::str::from_utf8(body).is_err() {
+        return Err(ApiError::Unreadable);
+    }
+    let fields = Fields::of(body, is_json(headers)).map_err(ApiError::Invalid)?;
+    let read = if fields.has("completion_callback_url") { called_back(fields) } else { polled(fields) };
+    read.map_err(ApiError::Invalid)
+}
+
+/// Whether the content type says JSON.
+pub(super) fn is_json(headers: &HeaderMap) -> bool {
+    let Some(Ok(kind)) = headers.get(header::CONTENT_TYPE).map(|value| value.to_str()) else { return false };
+    let kind = kind.split(';').next().unwrap_or("").trim().to_ascii_lowercase();
+    kind == "application/json" || kind.starts_with("application/") && kind.ends_with("+json")
+}
+
+fn polled(mut fields: Fields<'_>) -> Result<StartRollout, Vec<Problem>> {
+    let common = Common::read(&mut fields, IdRule::Required);
+    let key_rule = "llm_api_key must be omitted or a non-empty string";
+    let key = api_key(&mut fields, "llm_api_key", key_rule);
+    let grade = fields.flag("grade");
+    let asked = common.ask(&mut fields, key);
+    fields.finish(asked.map(|asked| StartRollout::Polled(Polled { asked, grade: grade.unwrap_or(true) })))
+}
+
+fn called_back(mut fields: Fields<'_>) -> Result<StartRollout, Vec<Problem>> {
+    let common = Common::read(&mut fields, IdRule::MadeHere);
+    let key_rule = "llm_api_key must be omitted or a non-empty string; empty string is not a legacy fallback";
+    let llm_key = api_key(&mut fields, "llm_api_key", key_rule);
+    let controller_key = fields.text("controller_api_key").filter(|key| !key.is_empty()).map(Secret::new);
+    let completion_url = fields.required_text("completion_callback_url");
+    let grader_url = fields.text("grader_callback_url");
+    for (name, url) in [("completion_callback_url", &completion_url), ("grader_callback_url", &grader_url)] {
+        if url.as_deref().is_some_and(|url| !is_http(url)) {
+            fields.wrong(name, "must be an http or https URL");
+        }
+    }
+    let asked = common.ask(&mut fields, llm_key.or_else(|| controller_key.clone()));
+    let read = asked.zip(completion_url).map(|(asked, completion_url)| {
+        StartRollout::CalledBack(CalledBack { asked, completion_url, grader_url, controller_key })
+    });
+    fields.finish(read)
+}
+
+fn is_http(url: &str) -> bool {
+    reqwest::Url::parse(url).is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
+}
+
+fn api_key(fields: &mut Fields<'_>, name: &str, rule: &str) -> Option<Secret> {
+    let key = fields.text(name)?;
+    if key.is_empty() {
+        fields.wrong(name, rule);
+        return None;
+    }
+    Some(Secret::new(key))
+}
+
+enum IdRule {
+    Required,
+    /// Absent or null means that the server makes one.
+    MadeHere,
+}
+
+/// The fields that both generations have, in the order in which problems are told.
+struct Common {
+    messages: Option<Vec<Box<RawValue>>>,
+    label: Option<String>,
+    metadata: Option<Box<RawValue>>,
+    id: Option<RolloutId>,
+    chat_url: Option<String>,
+    workflow_secs: Option<f64>,
+    grader_secs: Option<f64>,
+    extra_fields: Option<Box<RawValue>>,
+}
+
+impl Common {
+    fn read(fields: &mut Fields<'_>, rule: IdRule) -> Self {
+        let messages = fields.required_objects("initial_messages");
+        let label = fields.text("label");
+        let metadata = fields.object("metadata");
+        let id = match rule {
+            IdRule::Required => fields.required_text("rollout_id"),
+            IdRule::MadeHere if fields.has("rollout_id") => {
+                let given = fields.text("rollout_id");
+                given.or_else(|| Some(random::rollout_id()))
+            }
+            IdRule::MadeHere => Some(random::rollout_id()),
+        };
+        let id = id.and_then(|id| {
+            let parsed = RolloutId::parse(id);
+            if let Err(why) = parsed {
+                let rule = "rollout_id must be a single path segment (no path separators, and not '.' or '..')";
+                fields.wrong("rollout_id", &format!("{rule}: {why}"));
+            }
+            parsed.ok()
+        });
+        Self {
+            messages,
+            label,
+            metadata,
+            id,
+            chat_url: fields.required_text("chat_completions_url"),
+            workflow_secs: fields.seconds("agent_timeout_sec"),
+            grader_secs: fields.seconds("grader_timeout_sec"),
+            extra_fields: fields.object("extra_fields"),
+        }
+    }
+
+    fn ask(self, fields: &mut Fields<'_>, key: Option<Secret>) -> Option<Asked> {
+        let endpoint = match ModelEndpoint::new(self.chat_url.as_deref()?, MODEL, key) {
+            Ok(endpoint) => endpoint,
+            Err(why) => {
+                fields.wrong("chat_completions_url", &why.to_string());
+                return None;
+            }
+        };
+        Some(Asked {
+            gradable: self.label.is_some() || self.metadata.is_some(),
+            label: self.label.clone(),
+            rollout: RolloutRequest {
+                id: self.id?,
+                attempt: 1,
+                prompt: self.messages?,
+                label: self.label,
+                metadata: self.metadata,
+                model: Arc::new(endpoint),
+                samples_max: 1,
+                workflow_secs: self.workflow_secs,
+                grader_secs: self.grader_secs,
+                trajectory_extra: Some(Arc::new(move |facts| sample::trajectory(facts, self.extra_fields.as_deref()))),
+            },
+        })
+    }
+}

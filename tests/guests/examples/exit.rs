@@ -1,0 +1,17 @@
+//! Ends the process that it believes to be its own, with the code that the prompt says.
+
+use rollout_sdk::*;
+use rollout_test_guests::{Honest, ask_once, asked};
+
+struct Exit;
+
+impl Workflow for Exit {
+    fn run(ctx: Context) -> Result<Output> {
+        if let Some(code) = asked(&ctx).strip_prefix("exit ") {
+            std::process::exit(code.parse()?);
+        }
+        ask_once(&ctx)
+    }
+}
+
+export!(workflow = Exit, grader = Honest);

@@ -1,0 +1,20 @@
+//! Takes memory until there is no more.
+
+use rollout_sdk::*;
+use rollout_test_guests::{Honest, ask_once, told_to_misbehave};
+
+struct OverAllocate;
+
+impl Workflow for OverAllocate {
+    fn run(ctx: Context) -> Result<Output> {
+        if told_to_misbehave(&ctx) {
+            let mut kept = Vec::new();
+            loop {
+                kept.push(std::hint::black_box(vec![1_u8; 1 << 20]));
+            }
+        }
+        ask_once(&ctx)
+    }
+}
+
+export!(workflow = OverAllocate, grader = Honest);

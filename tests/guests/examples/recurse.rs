@@ -1,0 +1,26 @@
+//! Calls itself until the stack is used up.
+
+use std::hint::black_box;
+
+use rollout_sdk::*;
+use rollout_test_guests::{Honest, ask_once, told_to_misbehave};
+
+struct Recurse;
+
+impl Workflow for Recurse {
+    fn run(ctx: Context) -> Result<Output> {
+        if told_to_misbehave(&ctx) {
+            bail!("it came back with {}", deeper(0));
+        }
+        ask_once(&ctx)
+    }
+}
+
+#[inline(never)]
+#[expect(unconditional_recursion, reason = "this is what it is for")]
+fn deeper(depth: u64) -> u64 {
+    // The addition after the call keeps it from becoming a loop.
+    black_box(deeper(black_box(depth) + 1)) + 1
+}
+
+export!(workflow = Recurse, grader = Honest);

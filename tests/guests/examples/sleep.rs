@@ -1,0 +1,19 @@
+//! Waits for nothing, for ever.
+
+use std::time::Duration;
+
+use rollout_sdk::*;
+use rollout_test_guests::{Honest, ask_once, told_to_misbehave};
+
+struct Sleep;
+
+impl Workflow for Sleep {
+    fn run(ctx: Context) -> Result<Output> {
+        if told_to_misbehave(&ctx) {
+            sleep(Duration::MAX);
+        }
+        ask_once(&ctx)
+    }
+}
+
+export!(workflow = Sleep, grader = Honest);

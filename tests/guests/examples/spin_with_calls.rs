@@ -1,0 +1,19 @@
+//! Starts chat calls and then never returns, so that they are under way when it is stopped.
+
+use rollout_sdk::*;
+use rollout_test_guests::{Honest, ask_once, spin, told_to_misbehave};
+
+struct SpinWithCalls;
+
+impl Workflow for SpinWithCalls {
+    fn run(ctx: Context) -> Result<Output> {
+        if told_to_misbehave(&ctx) {
+            let sample = ctx.sample()?;
+            let _calls = [sample.chat(ctx.prompt()).start()?, sample.chat(ctx.prompt()).start()?];
+            spin();
+        }
+        ask_once(&ctx)
+    }
+}
+
+export!(workflow = SpinWithCalls, grader = Honest);

@@ -1,0 +1,156 @@
+//! What the test guests have in common.
+//!
+//! Each file under `examples/` is a guest that misbehaves in one way when its prompt
+//! ends with [`MISBEHAVE`] (or, for a grader, when that is the label), and is honest
+//! otherwise, so that a test can show that a host goes on after it.
+//!
+//! [`raw_workflow`] and [`raw_grader`] are the contract without the SDK, for what the
+//! SDK does not let a guest do.
+
+use rollout_sdk::{Context, GradeContext, Grader, Message, Output, Result, Verdicts, Workflow};
+
+/// The last message of a prompt, or the label, that asks for misbehaviour.
+pub const MISBEHAVE: &str = "misbehave";
+
+/// A workflow that asks the model once, and a grader that compares the answer with the
+/// label.
+pub struct Honest;
+
+impl Workflow for Honest {
+    fn run(ctx: Context) -> Result<Output> {
+        ask_once(&ctx)
+    }
+}
+
+impl Grader for Honest {
+    fn grade(ctx: GradeContext) -> Result<Verdicts> {
+        let answer = ctx.sample()?.answer_after("####").unwrap_or_default();
+        Ok((answer == ctx.require_label()?).into())
+    }
+}
+
+/// Asks the model once and gives back the prompt with the reply.
+pub fn ask_once(ctx: &Context) -> Result<Output> {
+    let reply = ctx.sample()?.chat(ctx.prompt()).send()?;
+    Ok(with_reply(ctx, reply.into_message()))
+}
+
+/// The prompt with a last message.
+pub fn with_reply(ctx: &Context, reply: Message) -> Output {
+    let mut messages = ctx.prompt().to_vec();
+    messages.push(reply);
+    messages.into()
+}
+
+/// What the guest found out, as the prompt's reply, for the test to read.
+pub fn report(ctx: &Context, found: impl Into<rollout_sdk::Value>) -> Output {
+    with_reply(ctx, Message::assistant(found.into().to_string()))
+}
+
+/// The text of the prompt's last message.
+pub fn asked(ctx: &Context) -> String {
+    ctx.prompt().last().map(Message::text).unwrap_or_default()
+}
+
+/// Whether the prompt asks for misbehaviour.
+pub fn told_to_misbehave(ctx: &Context) -> bool {
+    asked(ctx) == MISBEHAVE
+}
+
+/// Never returns and never calls the host.
+pub fn spin() -> ! {
+    loop {
+        std::hint::spin_loop();
+    }
+}
+
+/// A workflow's half of the contract, as generated code, with every import.
+#[allow(missing_docs, clippy::all)]
+pub mod raw_workflow {
+    wit_bindgen::generate!({
+        path: "../../wit",
+        inline: "
+            package rollout:test-guests;
+            world raw-workflow {
+                import rollout:plugin/context@0.1.0;
+                import rollout:plugin/samples@0.1.0;
+                import rollout:plugin/calls@0.1.0;
+                import rollout:plugin/chat@0.1.0;
+                import rollout:plugin/tools@0.1.0;
+                import rollout:plugin/observations@0.1.0;
+                export rollout:plugin/workflow@0.1.0;
+            }
+        ",
+        world: "rollout:test-guests/raw-workflow",
+        generate_all,
+        pub_export_macro: true,
+        export_macro_name: "export_raw",
+    });
+    pub use exports::rollout::plugin::workflow::{Failure, Guest};
+    pub use rollout::plugin::*;
+
+    #[doc(hidden)]
+    pub fn used<G: Guest>() {}
+}
+
+/// A grader's half of the contract, as generated code, with every import.
+#[allow(missing_docs, clippy::all)]
+pub mod raw_grader {
+    wit_bindgen::generate!({
+        path: "../../wit",
+        inline: "
+            package rollout:test-guests;
+            world raw-grader {
+                import rollout:plugin/context@0.1.0;
+                import rollout:plugin/samples@0.1.0;
+                import rollout:plugin/calls@0.1.0;
+                import rollout:plugin/chat@0.1.0;
+                import rollout:plugin/tools@0.1.0;
+                import rollout:plugin/observations@0.1.0;
+                export rollout:plugin/grader@0.1.0;
+            }
+        ",
+        world: "rollout:test-guests/raw-grader",
+        generate_all,
+        pub_export_macro: true,
+        export_macro_name: "export_raw",
+    });
+    pub use exports::rollout::plugin::grader::{Failure, GradedSample, Guest, Verdict};
+    pub use rollout::plugin::*;
+
+    #[doc(hidden)]
+    pub fn used<G: Guest>() {}
+}
+
+/// Exports a workflow that is written against [`raw_workflow`], and the honest grader.
+#[macro_export]
+macro_rules! export_raw_workflow {
+    ($guest:ident) => {
+        ::rollout_sdk::export!(grader = $crate::Honest);
+        $crate::export_raw_half!($guest, raw_workflow);
+    };
+}
+
+/// Exports a grader that is written against [`raw_grader`], and the honest workflow.
+#[macro_export]
+macro_rules! export_raw_grader {
+    ($guest:ident) => {
+        ::rollout_sdk::export!(workflow = $crate::Honest);
+        $crate::export_raw_half!($guest, raw_grader);
+    };
+}
+
+/// Exports one half. Outside wasm the contract's names are no symbols that a linker
+/// takes; there the guest is only kept from being unused.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! export_raw_half {
+    ($guest:ident, $half:ident) => {
+        #[cfg(target_family = "wasm")]
+        $crate::$half::export_raw!($guest with_types_in $crate::$half);
+
+        #[cfg(not(target_family = "wasm"))]
+        #[used]
+        static USED_RAW: fn() = $crate::$half::used::<$guest>;
+    };
+}

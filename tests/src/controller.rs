@@ -1,0 +1,306 @@
+//! The other side: the model that workflows ask, and the trainer's callbacks.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use serde_json::{Map, Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::in_time;
+
+/// A model and a trainer on loopback. It keeps every request, and answers what it was
+/// told to; sums where it was told nothing.
+pub struct Controller {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    server: JoinHandle<()>,
+}
+
+/// A request that arrived.
+#[derive(Clone, Debug)]
+pub struct Received {
+    /// Its path.
+    pub path: String,
+    /// Its headers.
+    pub headers: HeaderMap,
+    /// Its body; null where that is no JSON.
+    pub body: Value,
+}
+
+impl Received {
+    /// A header's value, if it is there and is text.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name)?.to_str().ok()
+    }
+}
+
+/// How one request is answered.
+#[derive(Clone, Debug)]
+pub enum Answer {
+    /// A chat completion that says this.
+    Say(&'static str),
+    /// A status with a JSON body.
+    Status(u16, Value),
+    /// A status with `Retry-After: 0`, so that nobody waits to try again.
+    Soon(u16),
+    /// A body that is no JSON, with status 200.
+    Text(&'static str),
+}
+
+#[derive(Default)]
+struct Shared {
+    chats: Mutex<Channel>,
+    callbacks: Mutex<Channel>,
+    /// Counts every change of the channels.
+    changed: watch::Sender<u64>,
+    held: watch::Sender<bool>,
+    chats_open: watch::Sender<usize>,
+}
+
+/// What came one way, and what is to be answered to it.
+#[derive(Default)]
+struct Channel {
+    received: Vec<Received>,
+    answers: VecDeque<Answer>,
+}
+
+impl Controller {
+    /// Starts one on a port of its own.
+    pub async fn start() -> Self {
+        let shared = Arc::<Shared>::default();
+        let routes = Router::new()
+            .route("/rollouts/{id}/v1/chat/completions", post(chat))
+            .route("/v1/chat/completions", post(chat))
+            .route("/callbacks/{id}/completion", post(callback))
+            .route("/callbacks/{id}/grader", post(callback))
+            .with_state(shared.clone());
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has a free port");
+        let address = listener.local_addr().expect("it is bound");
+        let server = tokio::spawn(async move {
+            axum::serve(listener, routes).await.expect("a listener goes on");
+        });
+        Self { address, shared, server }
+    }
+
+    /// The base URL of the model, shared by all rollouts.
+    pub fn model_url(&self) -> String {
+        format!("http://{}/v1", self.address)
+    }
+
+    /// A request for a rollout whose prompt ends with this text, under an id of its own.
+    pub fn rollout(&self, text: &str) -> RolloutRequest {
+        static COUNT: AtomicU64 = AtomicU64::new(1);
+        let id = format!("r{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        let mut fields = Map::new();
+        fields.insert("chat_completions_url".into(), format!("http://{}/rollouts/{id}/v1", self.address).into());
+        fields.insert("rollout_id".into(), id.into());
+        fields.insert("initial_messages".into(), json!([{"role": "user", "content": text}]));
+        RolloutRequest { fields, address: self.address }
+    }
+
+    /// Answers the next chat calls so, in this order.
+    pub fn answer_chats(&self, answers: impl IntoIterator<Item = Answer>) {
+        self.shared.chats().answers.extend(answers);
+    }
+
+    /// Answers the next callbacks so, in this order.
+    pub fn answer_callbacks(&self, answers: impl IntoIterator<Item = Answer>) {
+        self.shared.callbacks().answers.extend(answers);
+    }
+
+    /// Leaves chat calls unanswered until [`Controller::release`].
+    pub fn hold(&self) {
+        self.shared.held.send_replace(true);
+    }
+
+    /// Answers the chat calls that were held, and later ones at once.
+    pub fn release(&self) {
+        self.shared.held.send_replace(false);
+    }
+
+    /// The chat calls so far.
+    pub fn chats(&self) -> Vec<Received> {
+        self.shared.chats().received.clone()
+    }
+
+    /// The callbacks so far.
+    pub fn callbacks(&self) -> Vec<Received> {
+        self.shared.callbacks().received.clone()
+    }
+
+    /// Waits until this many chat calls have arrived since the start.
+    pub async fn chats_arrived(&self, count: usize) -> Vec<Received> {
+        self.when(&format!("{count} chat calls"), || Some(self.chats()).filter(|all| all.len() >= count)).await
+    }
+
+    /// Waits until this many callbacks have arrived since the start.
+    pub async fn callbacks_arrived(&self, count: usize) -> Vec<Received> {
+        let arrived = || Some(self.callbacks()).filter(|all| all.len() >= count);
+        self.when(&format!("{count} callbacks"), arrived).await
+    }
+
+    /// Waits until this many chat calls are open, neither answered nor given up.
+    pub async fn chats_open(&self, count: usize) {
+        let mut open = self.shared.chats_open.subscribe();
+        let reached = in_time(&format!("{count} open chat calls"), open.wait_for(|open| *open == count)).await;
+        reached.expect("the sender is in `self`");
+    }
+
+    async fn when<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+        let mut changed = self.shared.changed.subscribe();
+        let looking = async {
+            loop {
+                changed.mark_unchanged();
+                if let Some(found) = look() {
+                    return found;
+                }
+                changed.changed().await.expect("the sender is in `self`");
+            }
+        };
+        in_time(what, looking).await
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+/// What is posted to `/rollout`, to be filled in.
+#[derive(Clone, Debug)]
+pub struct RolloutRequest {
+    fields: Map<String, Value>,
+    address: SocketAddr,
+}
+
+impl RolloutRequest {
+    /// Under this id.
+    pub fn id(self, id: &str) -> Self {
+        let url = format!("http://{}/rollouts/{id}/v1", self.address);
+        self.with("rollout_id", id).with("chat_completions_url", url)
+    }
+
+    /// With this label.
+    pub fn label(self, label: &str) -> Self {
+        self.with("label", label)
+    }
+
+    /// With this deadline of the workflow.
+    pub fn agent_secs(self, secs: f64) -> Self {
+        self.with("agent_timeout_sec", secs)
+    }
+
+    /// With any field.
+    pub fn with(mut self, field: &str, value: impl Into<Value>) -> Self {
+        self.fields.insert(field.to_owned(), value.into());
+        self
+    }
+
+    /// As generation C asks: with callbacks to the controller that made this, and a key
+    /// for them.
+    pub fn with_callbacks(self, key: &str) -> Self {
+        let base = format!("http://{}/callbacks/{}", self.address, self.rollout_id());
+        self.with("completion_callback_url", format!("{base}/completion"))
+            .with("grader_callback_url", format!("{base}/grader"))
+            .with("controller_api_key", key)
+            .with("llm_api_key", "key-of-the-model")
+    }
+
+    /// Its id.
+    pub fn rollout_id(&self) -> &str {
+        self.fields["rollout_id"].as_str().unwrap_or_default()
+    }
+
+    /// The body.
+    pub fn body(&self) -> Value {
+        Value::Object(self.fields.clone())
+    }
+}
+
+impl Shared {
+    fn chats(&self) -> MutexGuard<'_, Channel> {
+        self.chats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn callbacks(&self) -> MutexGuard<'_, Channel> {
+        self.callbacks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Channel {
+    fn take(&mut self, uri: &Uri, headers: HeaderMap, body: &Bytes) -> (Value, Option<Answer>) {
+        let body: Value = serde_json::from_slice(body).unwrap_or_default();
+        self.received.push(Received { path: uri.path().to_owned(), headers, body: body.clone() });
+        (body, self.answers.pop_front())
+    }
+}
+
+/// A chat call that is open, until it is answered or its caller goes away.
+struct Open<'a>(&'a watch::Sender<usize>);
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.0.send_modify(|open| *open -= 1);
+    }
+}
+
+async fn chat(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap, body: Bytes) -> Response {
+    shared.chats_open.send_modify(|open| *open += 1);
+    let _open = Open(&shared.chats_open);
+    let (body, answer) = shared.chats().take(&uri, headers, &body);
+    shared.changed.send_modify(|count| *count += 1);
+    // The sender is in `shared`, so it is there for as long as this waits.
+    let _ = shared.held.subscribe().wait_for(|held| !held).await;
+    answer.map_or_else(|| completion(&sum(&body)), respond)
+}
+
+async fn callback(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap, body: Bytes) -> Response {
+    let (_, answer) = shared.callbacks().take(&uri, headers, &body);
+    shared.changed.send_modify(|count| *count += 1);
+    respond(answer.unwrap_or(Answer::Status(200, json!({}))))
+}
+
+fn respond(answer: Answer) -> Response {
+    let status = |code| StatusCode::from_u16(code).expect("a test names a status that exists");
+    match answer {
+        Answer::Say(text) => completion(text),
+        Answer::Status(code, body) => (status(code), axum::Json(body)).into_response(),
+        Answer::Soon(code) => (status(code), [("retry-after", "0")], axum::Json(json!({}))).into_response(),
+        Answer::Text(text) => text.into_response(),
+    }
+}
+
+fn completion(text: &str) -> Response {
+    axum::Json(json!({
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "a-model",
+        "choices": [{
+            "index": 0,
+            "message": {"role": "assistant", "content": text},
+            "finish_reason": "stop",
+        }],
+        "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10},
+    }))
+    .into_response()
+}
+
+/// The sum of the whole numbers in the last message, as an answer.
+fn sum(body: &Value) -> String {
+    let last = body["messages"].as_array().and_then(|messages| messages.last());
+    let text = last.and_then(|message| message["content"].as_str()).unwrap_or_default();
+    let numbers = text.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse::<u64>().ok());
+    format!("The sum is #### {}", numbers.fold(0, u64::saturating_add))
+}

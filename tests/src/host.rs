@@ -1,0 +1,239 @@
+//! A `rollout-host serve` process, and generation D's client side of it.
+
+use std::path::{Path, PathBuf};
+
+use reqwest::header::{CONTENT_TYPE, HeaderMap};
+use reqwest::{Method, RequestBuilder};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::{Process, Ran, RolloutRequest, Start, guest, in_time, rollout_host, until};
+
+/// The header that carries a lease.
+const LEASE: &str = "x-osmosis-rollout-lease";
+
+/// What a host is started with.
+#[derive(Debug)]
+pub struct Serve {
+    plugin: PathBuf,
+    arguments: Vec<String>,
+    environment: Vec<(String, String)>,
+    config: String,
+}
+
+/// A host that serves. It ends with the test.
+pub struct TestHost {
+    process: Process,
+    url: String,
+    key: Option<String>,
+    http: reqwest::Client,
+    dir: TempDir,
+}
+
+/// An answer of the host.
+#[derive(Debug)]
+pub struct Reply {
+    /// Its status code.
+    pub status: u16,
+    /// Its headers.
+    pub headers: HeaderMap,
+    /// Its body; null where that is no JSON.
+    pub body: Value,
+}
+
+/// A rollout that was taken on.
+#[derive(Clone, Debug)]
+pub struct Admitted {
+    /// Its id.
+    pub id: String,
+    /// What the result is asked for with.
+    pub lease: String,
+}
+
+impl Serve {
+    /// Adds an option and its value.
+    pub fn option(mut self, name: &str, value: impl ToString) -> Self {
+        self.arguments.extend([name.to_owned(), value.to_string()]);
+        self
+    }
+
+    /// Sets a variable of its environment.
+    pub fn variable(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Gives it a configuration file with these lines.
+    pub fn config(mut self, lines: &str) -> Self {
+        self.config.push_str(lines);
+        self
+    }
+
+    /// Starts it, and waits until it listens.
+    pub async fn start(self) -> TestHost {
+        let dir = tempfile::tempdir().expect("a temporary directory can be made");
+        let config = dir.path().join("config.toml");
+        std::fs::write(&config, &self.config).expect("it can be written");
+        let mut command = rollout_host(["serve"]);
+        command.arg(&self.plugin).args(["--listen", "127.0.0.1:0"]).args(&self.arguments);
+        command.arg("--artifact-root").arg(dir.path().join("kept"));
+        command.arg("--config").arg(config);
+        command.envs(self.environment).current_dir(dir.path());
+        let process = command.start();
+        let url = process.line("listening on ").await;
+        TestHost { process, url, key: None, http: client(), dir }
+    }
+}
+
+impl TestHost {
+    /// A host of this guest, to be set up.
+    pub fn of(guest_name: &str) -> Serve {
+        Serve {
+            plugin: guest(guest_name),
+            arguments: Vec::new(),
+            environment: Vec::new(),
+            config: String::new(),
+        }
+    }
+
+    /// A host of this guest, with defaults.
+    pub async fn start(guest_name: &str) -> Self {
+        Self::of(guest_name).start().await
+    }
+
+    /// The same host, asked with this key from now on.
+    pub fn with_key(mut self, key: &str) -> Self {
+        self.key = Some(key.to_owned());
+        self
+    }
+
+    /// Its base URL.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Where it keeps trajectories and artifacts.
+    pub fn kept(&self) -> PathBuf {
+        self.dir.path().join("kept")
+    }
+
+    /// The directory that it was started in.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Its process.
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+
+    /// Asks it to end, and waits until it has.
+    pub async fn stop(self) -> Ran {
+        self.process.terminate().await
+    }
+
+    /// Posts a JSON body.
+    pub async fn post(&self, path: &str, body: &Value) -> Reply {
+        let request = self.request(Method::POST, path).header(CONTENT_TYPE, "application/json");
+        send(request.body(body.to_string())).await
+    }
+
+    /// Gets.
+    pub async fn get(&self, path: &str) -> Reply {
+        send(self.request(Method::GET, path)).await
+    }
+
+    /// Asks for a rollout.
+    pub async fn ask(&self, request: &RolloutRequest) -> Reply {
+        self.post("/rollout", &request.body()).await
+    }
+
+    /// Asks for a rollout in generation D, which has to be taken on.
+    pub async fn admit(&self, request: &RolloutRequest) -> Admitted {
+        let reply = self.ask(request).await;
+        assert_eq!(reply.status, 202, "{:?}", reply.body);
+        let text = |field: &str| reply.body[field].as_str().expect("an admission has it").to_owned();
+        Admitted { id: text("rollout_id"), lease: text("polling_lease_token") }
+    }
+
+    /// Asks once for the result of a rollout, which may take as long as it changes nothing.
+    pub async fn poll(&self, admitted: &Admitted) -> Reply {
+        let path = format!("/rollout/{}/result", admitted.id);
+        send(self.request(Method::GET, &path).header(LEASE, &admitted.lease)).await
+    }
+
+    /// Waits for the result of a rollout.
+    pub async fn result(&self, admitted: &Admitted) -> Value {
+        let polling = async {
+            loop {
+                let reply = self.poll(admitted).await;
+                assert_eq!(reply.status, 200, "{:?}", reply.body);
+                if ["success", "failure", "cancelled"].iter().any(|end| reply.body["status"] == *end) {
+                    return reply.body;
+                }
+            }
+        };
+        in_time("a result", polling).await
+    }
+
+    /// Runs a rollout in generation D from request to result.
+    pub async fn run(&self, request: &RolloutRequest) -> Value {
+        let admitted = self.admit(request).await;
+        self.result(&admitted).await
+    }
+
+    /// Cancels a rollout; gives what the host says of it.
+    pub async fn cancel(&self, id: &str) -> Value {
+        let reply = self.post("/rollout/cancel", &json!({"ids": [id]})).await;
+        assert_eq!(reply.status, 200, "{:?}", reply.body);
+        reply.body["dispositions"][id].clone()
+    }
+
+    /// What it says of itself.
+    pub async fn health(&self) -> Value {
+        let reply = self.get("/health").await;
+        assert_eq!(reply.status, 200, "{:?}", reply.body);
+        reply.body
+    }
+
+    /// Waits until it says that nothing runs and nothing waits.
+    pub async fn idle(&self) {
+        let idle = async || {
+            let health = self.health().await;
+            let load = &health["concurrency"];
+            (load["running"] == 0 && load["queued"] == 0).then_some(())
+        };
+        until("nothing to run", idle).await;
+    }
+
+    /// The trajectory of a rollout that is over.
+    pub async fn trajectory(&self, id: &str) -> Value {
+        let path = self.kept().join(id).join("trajectory.json");
+        until(&format!("{path:?}"), async || serde_json::from_slice(&std::fs::read(&path).ok()?).ok()).await
+    }
+
+    fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        let request = self.http.request(method, format!("{}{path}", self.url));
+        match &self.key {
+            Some(key) => request.header("authorization", format!("Bearer {key}")),
+            None => request,
+        }
+    }
+}
+
+/// A client of HTTP/1.1, without the environment's proxies.
+fn client() -> reqwest::Client {
+    // Another test may have installed one already; they are the same.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    reqwest::Client::builder().no_proxy().http1_only().build().expect("a client can be made")
+}
+
+async fn send(request: RequestBuilder) -> Reply {
+    let exchange = async {
+        let response = request.send().await.expect("the host answers");
+        let (status, headers) = (response.status().as_u16(), response.headers().clone());
+        let body = response.bytes().await.expect("the host answers in full");
+        Reply { status, headers, body: serde_json::from_slice(&body).unwrap_or_default() }
+    };
+    in_time("an answer of the host", exchange).await
+}

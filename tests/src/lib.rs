@@ -1,0 +1,49 @@
+//! The host from outside: what the tests under `tests/` share.
+//!
+//! [`TestHost`] is a real `rollout-host serve` process on a port of its own, with a real
+//! component from `guests/`. [`Controller`] plays the other side: the model that a
+//! workflow asks and the callbacks that a trainer listens on. [`Process`] is any command
+//! of the host.
+//!
+//! Everything waits for events, with a deadline of [`PATIENCE`]. What a test starts ends
+//! with it.
+
+#![warn(missing_docs)]
+
+mod controller;
+mod host;
+mod process;
+mod programs;
+
+pub use controller::{Answer, Controller, Received, RolloutRequest};
+pub use host::{Admitted, Reply, Serve, TestHost};
+pub use process::{Process, Ran, Start, rollout_host};
+pub use programs::{guest, host_program, project_root, target_dir};
+
+use std::time::Duration;
+
+/// How long a test waits for what has to come. Far more than it takes, because a busy
+/// machine is no failure.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits for what has to come; fails with these words if it does not.
+pub async fn in_time<T>(what: &str, event: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(PATIENCE, event).await {
+        Ok(value) => value,
+        Err(_) => panic!("waited {PATIENCE:?} for {what}"),
+    }
+}
+
+/// Asks again and again until there is an answer. For what tells nobody when it changes.
+pub async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+    let asking = async {
+        let mut pause = tokio::time::interval(Duration::from_millis(10));
+        loop {
+            pause.tick().await;
+            if let Some(value) = ask().await {
+                return value;
+            }
+        }
+    };
+    in_time(what, asking).await
+}

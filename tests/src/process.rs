@@ -1,0 +1,162 @@
+//! A process of the host, with what it says.
+
+use std::ffi::OsStr;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::process::{Child, Command};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::{host_program, in_time};
+
+/// A process that was started. It is killed when this is dropped; if the test failed,
+/// what it said on standard error is shown.
+pub struct Process {
+    child: Child,
+    stdout: Output,
+    stderr: Output,
+}
+
+/// A process that has ended.
+#[derive(Debug)]
+pub struct Ran {
+    /// Its exit code; none where a signal ended it.
+    pub code: Option<i32>,
+    /// Its standard output.
+    pub stdout: String,
+    /// Its standard error.
+    pub stderr: String,
+}
+
+/// Starting a command as a [`Process`].
+pub trait Start {
+    /// Starts it with its output kept and no input.
+    fn start(&mut self) -> Process;
+}
+
+/// The host's binary with arguments, ready to be [started](Start::start). Of the test's
+/// own environment it gets what may concern this project taken out.
+pub fn rollout_host<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Command {
+    let mut command = Command::new(host_program());
+    command.args(arguments);
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy();
+        if name.starts_with("_OSMOSIS_") || name.starts_with("ROLLOUT_") || name == "RUST_LOG" {
+            command.env_remove(&*name);
+        }
+    }
+    command
+}
+
+impl Start for Command {
+    fn start(&mut self) -> Process {
+        self.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        let mut child = self.spawn().unwrap_or_else(|error| panic!("cannot start {self:?}: {error}"));
+        let stdout = Output::keep(child.stdout.take().expect("it is piped"));
+        let stderr = Output::keep(child.stderr.take().expect("it is piped"));
+        Process { child, stdout, stderr }
+    }
+}
+
+impl Process {
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) {
+        if let Some(id) = self.child.id() {
+            let id = i32::try_from(id).ok().and_then(Pid::from_raw).expect("a process has an id");
+            // Failing means that it ended meanwhile, which waiting will tell.
+            let _ = kill_process(id, signal);
+        }
+    }
+
+    /// Asks it to end, as an operator does, and waits.
+    pub async fn terminate(self) -> Ran {
+        self.signal(Signal::TERM);
+        self.ended().await
+    }
+
+    /// Ends it where it is, as a crash does, and waits.
+    pub async fn kill(self) -> Ran {
+        self.signal(Signal::KILL);
+        self.ended().await
+    }
+
+    /// Waits until it ends.
+    pub async fn ended(mut self) -> Ran {
+        let status = in_time("a process to end", self.child.wait()).await.expect("a child can be waited for");
+        let stdout = in_time("the end of its output", self.stdout.all()).await;
+        let stderr = in_time("the end of its errors", self.stderr.all()).await;
+        Ran { code: status.code(), stdout, stderr }
+    }
+
+    /// Waits for a line of standard output that begins so; gives the rest of it.
+    pub async fn line(&self, beginning: &str) -> String {
+        let line = in_time(&format!("a line '{beginning}…'"), self.stdout.line(beginning)).await;
+        line.unwrap_or_else(|| panic!("it ended without a line '{beginning}…': {}", self.stderr.so_far()))
+    }
+
+    /// What it said on standard error until now.
+    pub fn stderr(&self) -> String {
+        self.stderr.so_far()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("--- standard error of the host\n{}---", self.stderr());
+        }
+    }
+}
+
+/// One stream, read until it ends.
+struct Output {
+    kept: Arc<Mutex<Vec<u8>>>,
+    /// How much there is; closed when there will be no more.
+    length: watch::Receiver<usize>,
+    _reader: JoinHandle<()>,
+}
+
+impl Output {
+    fn keep(mut stream: impl AsyncRead + Unpin + Send + 'static) -> Self {
+        let kept = Arc::<Mutex<Vec<u8>>>::default();
+        let (sender, length) = watch::channel(0);
+        let into = kept.clone();
+        let reader = tokio::spawn(async move {
+            let mut buffer = vec![0; 16 << 10];
+            while let Ok(read @ 1..) = stream.read(&mut buffer).await {
+                let mut kept = into.lock().unwrap_or_else(PoisonError::into_inner);
+                kept.extend_from_slice(&buffer[..read]);
+                sender.send_replace(kept.len());
+            }
+        });
+        Self { kept, length, _reader: reader }
+    }
+
+    fn so_far(&self) -> String {
+        String::from_utf8_lossy(&self.kept.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
+    }
+
+    /// Waits for the end; everything.
+    async fn all(&self) -> String {
+        let mut length = self.length.clone();
+        while length.changed().await.is_ok() {}
+        self.so_far()
+    }
+
+    /// Waits for a whole line that begins so; none if the stream ends first.
+    async fn line(&self, beginning: &str) -> Option<String> {
+        let mut length = self.length.clone();
+        loop {
+            let more = length.borrow_and_update().to_owned() > 0;
+            let text = self.so_far();
+            let whole = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
+            if let Some(rest) = whole.filter_map(|line| line.strip_prefix(beginning)).next().filter(|_| more) {
+                return Some(rest.trim_end().to_owned());
+            }
+            length.changed().await.ok()?;
+        }
+    }
+}
