@@ -37,14 +37,14 @@ pub trait Start {
     fn start(&mut self) -> Process;
 }
 
-/// The host's binary with arguments, ready to be [started](Start::start). Of the test's
-/// own environment it gets what may concern this project taken out.
+/// The host's binary with arguments, ready to be [started](Start::start), without what
+/// the test's own environment might tell it.
 pub fn rollout_host<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Command {
     let mut command = Command::new(host_program());
     command.args(arguments);
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy();
-        if name.starts_with("_OSMOSIS_") || name.starts_with("ROLLOUT_") || name == "RUST_LOG" {
+        if name.starts_with("_OSMOSIS_") || name.starts_with("ROLLOUT_") {
             command.env_remove(&*name);
         }
     }
@@ -150,10 +150,10 @@ impl Output {
     async fn line(&self, beginning: &str) -> Option<String> {
         let mut length = self.length.clone();
         loop {
-            let more = length.borrow_and_update().to_owned() > 0;
+            length.mark_unchanged();
             let text = self.so_far();
-            let whole = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
-            if let Some(rest) = whole.filter_map(|line| line.strip_prefix(beginning)).next().filter(|_| more) {
+            let mut whole = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
+            if let Some(rest) = whole.find_map(|line| line.strip_prefix(beginning)) {
                 return Some(rest.trim_end().to_owned());
             }
             length.changed().await.ok()?;

@@ -218,8 +218,7 @@ enum Route<'a> {
 impl Shared {
     fn route(&self, request: &Message) -> Route<'_> {
         let unknown = Route::Reply(&self.replies.unknown);
-        let Some((id, what)) =
-            request.target().strip_prefix(ROUTES).and_then(|rest| rest.split_once('/'))
+        let Some((id, what)) = request.target().strip_prefix(ROUTES).and_then(|rest| rest.split_once('/'))
         else {
             return unknown;
         };
@@ -336,10 +335,8 @@ fn completion(message: &serde_json::Value, finish_reason: &str) -> Vec<u8> {
 
 fn respond(status: &str, body: &str) -> Vec<u8> {
     let length = body.len();
-    format!(
-        "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
-    )
-    .into_bytes()
+    format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}")
+        .into_bytes()
 }
 
 #[cfg(test)]

@@ -85,17 +85,25 @@ pub(super) fn fds_max() -> Option<u64> {
 /// The process that listens on a TCP port of this machine, one of `group` (a process group)
 /// rather than another; of several, the one with the least number.
 pub(super) fn listener_on(port: u16, group: u32) -> Result<Option<u32>, ProcError> {
-    check_linux()?;
     let mut sockets = HashSet::new();
     for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
         // A machine without IPv6 has no second table.
         sockets.extend(listening_inodes(&fs::read_to_string(table).unwrap_or_default(), port));
     }
+    let holders = pids()?.filter(|&pid| holds_any(pid, &sockets));
+    Ok(holders.min_by_key(|&pid| (stat_of(pid).is_none_or(|stat| stat.group != group), pid)))
+}
+
+/// Whether a process of this group runs. Ended ones that nobody has waited for do not count.
+pub(super) fn group_lives(group: u32) -> bool {
+    pids().is_ok_and(|mut pids| pids.any(|pid| stat_of(pid).is_some_and(|it| it.group == group && it.runs)))
+}
+
+fn pids() -> Result<impl Iterator<Item = u32>, ProcError> {
+    check_linux()?;
     let proc = Path::new("/proc");
     let entries = fs::read_dir(proc).map_err(|source| ProcError::Read { path: proc.into(), source })?;
-    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let holders = pids.filter(|&pid| holds_any(pid, &sockets));
-    Ok(holders.min_by_key(|&pid| (group_of(pid) != Some(group), pid)))
+    Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()))
 }
 
 fn holds_any(pid: u32, sockets: &HashSet<u64>) -> bool {
@@ -107,8 +115,8 @@ fn holds_any(pid: u32, sockets: &HashSet<u64>) -> bool {
     })
 }
 
-fn group_of(pid: u32) -> Option<u32> {
-    Some(Stat::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?.group)
+fn stat_of(pid: u32) -> Option<Stat> {
+    Stat::parse(&String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/stat")).ok()?))
 }
 
 fn check_linux() -> Result<(), ProcError> {
@@ -132,6 +140,8 @@ fn unexpected(path: &Path, what: &'static str) -> ProcError {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Stat {
+    /// Not a zombie, and not about to be gone.
+    runs: bool,
     group: u32,
     cpu_ticks: u64,
 }
@@ -142,7 +152,8 @@ impl Stat {
         let fields: Vec<&str> = text.rsplit_once(')')?.1.split_ascii_whitespace().collect();
         // `fields[0]` is the third field of the manual page.
         let number = |at: usize| fields.get(at - 3)?.parse::<u64>().ok();
-        Some(Self { group: number(5)?.try_into().ok()?, cpu_ticks: number(14)? + number(15)? })
+        let runs = !matches!(*fields.first()?, "Z" | "X");
+        Some(Self { runs, group: number(5)?.try_into().ok()?, cpu_ticks: number(14)? + number(15)? })
     }
 }
 
@@ -197,13 +208,14 @@ mod tests {
 
     #[test]
     fn a_stat_line_is_read_past_any_name() {
-        fn check(text: &str, expected: Option<(u32, u64)>) {
-            let expected = expected.map(|(group, cpu_ticks)| Stat { group, cpu_ticks });
+        fn check(text: &str, expected: Option<(bool, u32, u64)>) {
+            let expected = expected.map(|(runs, group, cpu_ticks)| Stat { runs, group, cpu_ticks });
             assert_eq!(Stat::parse(text), expected, "{text:?}");
         }
         let rest = "S 1 77 7 0 -1 4194304 9 8 7 6 250 50 11 12 20 0 4 0 100 1 2";
-        check(&format!("42 (python) {rest}\n"), Some((77, 300)));
-        check(&format!("42 (a b) c) 1 2 (3) {rest}\n"), Some((77, 300)));
+        check(&format!("42 (python) {rest}\n"), Some((true, 77, 300)));
+        check(&format!("42 (z) {}", rest.replacen('S', "Z", 1)), Some((false, 77, 300)));
+        check(&format!("42 (a b) c) 1 2 (3) {rest}\n"), Some((true, 77, 300)));
         check("42 (short) S 1 77", None);
         check("", None);
     }

@@ -241,8 +241,7 @@ impl Worker {
 /// The lease in an admission of rollout `id`.
 fn lease(body: &[u8], id: &str) -> Result<String, Failure> {
     let wrong = |kind| Failure::of_body(kind, body);
-    let admission: Admission<'_> =
-        serde_json::from_slice(body).map_err(|_| wrong(ErrorKind::Malformed))?;
+    let admission: Admission<'_> = serde_json::from_slice(body).map_err(|_| wrong(ErrorKind::Malformed))?;
     if admission.rollout_id != id {
         return Err(wrong(ErrorKind::WrongId));
     }

@@ -12,7 +12,6 @@ use wasmtime::{Config, InstanceAllocationStrategy, OptLevel, PoolingAllocationCo
 
 use crate::instance::InstanceState;
 use crate::plugin::{self, Description, LoadError, Plugin};
-use ticker::Ticker;
 
 /// Up to this many instances at once, their memory comes from a pool; beyond it, from
 /// the kernel as needed. A pooled instance starts in half the time and costs up to
@@ -37,7 +36,6 @@ const ASYNC_STACK_BYTES: usize = 1 << 20;
 pub struct Engine {
     engine: wasmtime::Engine,
     linker: Arc<Linker<InstanceState>>,
-    _ticker: Arc<Ticker>,
 }
 
 /// Why there is no engine.
@@ -55,8 +53,8 @@ impl Engine {
         let fail = |source| EngineError { instances_max, source };
         let engine = wasmtime::Engine::new(&config(instances_max, memory_bytes_max)).map_err(fail)?;
         let linker = crate::instance::linker(&engine).map_err(fail)?;
-        let ticker = Ticker::start(&engine).map_err(|error| fail(error.into()))?;
-        Ok(Self { engine, linker: Arc::new(linker), _ticker: Arc::new(ticker) })
+        ticker::start(&engine).map_err(|error| fail(error.into()))?;
+        Ok(Self { engine, linker: Arc::new(linker) })
     }
 
     /// Checks and compiles a component. This takes as long as the component is large;

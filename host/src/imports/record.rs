@@ -210,6 +210,23 @@ impl Record {
         self.lock().model_failed.clone()
     }
 
+    /// What a guest printed last when it panicked: where, and the message.
+    pub fn last_panic(&self) -> Option<String> {
+        let kept = self.lock();
+        let lines: Vec<&str> = kept
+            .log
+            .iter()
+            .filter_map(|entry| match entry {
+                LogEntry::Line { text, .. } => Some(text.as_str()),
+                LogEntry::Event { .. } => None,
+            })
+            .collect();
+        let at = lines.iter().rposition(|line| line.contains("panicked at "))?;
+        let (_, place) = lines[at].split_once("panicked at ")?;
+        let message = lines.get(at + 1).copied().unwrap_or("");
+        Some(format!("panicked at {place} {message}").trim_end().to_owned())
+    }
+
     /// The samples as they are now.
     pub fn samples(&self) -> Vec<SampleRecord> {
         self.lock().samples.clone()

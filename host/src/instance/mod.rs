@@ -261,6 +261,9 @@ fn running(store: &Store<InstanceState>, error: &wasmtime::Error) -> RunError {
     RunError::Trapped { reason: trap_text(error) }
 }
 
+/// Frames that every panic goes through, and that say nothing of where it came from.
+const RUNTIME_FRAMES: [&str; 5] = ["panic", "abort", "rust_begin_unwind", "rt::lang_start", "__rust_"];
+
 /// The trap and the innermost frames that have a name.
 fn trap_text(error: &wasmtime::Error) -> String {
     const FRAMES_SHOWN: usize = 4;
@@ -269,17 +272,16 @@ fn trap_text(error: &wasmtime::Error) -> String {
     let frames: Vec<String> = backtrace
         .frames()
         .iter()
-        .filter_map(|frame| frame.func_name())
-        .filter(|name| !name.contains("panic"))
+        .filter_map(|frame| frame.func_name().map(demangled))
+        .filter(|name| !RUNTIME_FRAMES.iter().any(|part| name.contains(part)))
         .take(FRAMES_SHOWN)
-        .map(|name| wasmtime_demangled(name))
         .collect();
     if frames.is_empty() { what } else { format!("{what} (in {})", frames.join(" < ")) }
 }
 
-/// A function's name without the hash that Rust's mangling adds.
-fn wasmtime_demangled(name: &str) -> String {
-    name.to_owned()
+/// A function's name as its author wrote it, without the hash of Rust's mangling.
+fn demangled(name: &str) -> String {
+    format!("{:#}", rustc_demangle::demangle(name))
 }
 
 impl From<SampleToGrade> for grader::GradedSample {

@@ -167,13 +167,24 @@ impl Rollout {
 
     /// A workflow that gave up because the model's server failed it is not at fault.
     fn blame(&self, error: &RunError) -> Failure {
-        let failure = Failure::of_run(Stage::Workflow, error);
+        let failure = self.explain(Stage::Workflow, error);
         match self.record.model_failure() {
             Some(_) if failure.kind == FailureKind::Error => {
                 Failure { kind: FailureKind::Model, fault: Fault::Model, ..failure }
             }
             _ => failure,
         }
+    }
+
+    /// A trap says what the engine met; the guest's own last words say why.
+    fn explain(&self, stage: Stage, error: &RunError) -> Failure {
+        let mut failure = Failure::of_run(stage, error);
+        if failure.kind == FailureKind::Trap
+            && let Some(panic) = self.record.last_panic()
+        {
+            failure.reason = format!("{} {panic}", stage.as_str());
+        }
+        failure
     }
 
     /// Puts what the workflow returned in its place.
@@ -252,7 +263,7 @@ impl Rollout {
         let verdicts = match instance::run_grader(grader.linked(), imports, bounds, label, to_grade).await {
             Ok(verdicts) => verdicts,
             Err(RunError::Deadline) => return Err(deadline.exceeded(Stage::Grader, Duration::ZERO)),
-            Err(error) => return Err(Failure::of_run(Stage::Grader, &error)),
+            Err(error) => return Err(self.explain(Stage::Grader, &error)),
         };
         self.apply(&samples, verdicts).map_err(|reason| fail(FailureKind::Invalid, reason))?;
         let unrated = self.record.samples().into_iter().find(|sample| {

@@ -1,0 +1,159 @@
+//! The arguments of `rollout-host bench`.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::{BenchError, Dialect, Place, Settings, Target};
+
+/// What is measured, and how. The caller adds where the report goes.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// The server to measure, as http://HOST:PORT
+    #[arg(required_unless_present = "command", conflicts_with = "command")]
+    pub url: Option<String>,
+    /// Start the server by this shell command instead; it must print 'listening on http://HOST:PORT'
+    #[arg(long, value_name = "COMMAND")]
+    pub command: Option<String>,
+    /// The server's process on this machine, to report its CPU and memory
+    #[arg(long, requires = "url")]
+    pub pid: Option<u32>,
+    /// What the report calls the server
+    #[arg(long, default_value = "server")]
+    pub name: String,
+
+    /// A second server, measured in turn with the first and compared
+    #[arg(long, value_name = "URL", conflicts_with = "vs_command")]
+    pub vs: Option<String>,
+    /// Start the second server by this shell command
+    #[arg(long, value_name = "COMMAND")]
+    pub vs_command: Option<String>,
+    /// The second server's process
+    #[arg(long, value_name = "PID", requires = "vs")]
+    pub vs_pid: Option<u32>,
+    /// What the report calls the second server
+    #[arg(long, value_name = "NAME", default_value = "other")]
+    pub vs_name: String,
+
+    /// The generation of the protocol that the servers speak
+    #[arg(long, value_enum, ignore_case = true, default_value = "d")]
+    pub dialect: Dialect,
+    /// Rollouts under way at a time; several numbers are measured one after another
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,64,512")]
+    pub in_flight: Vec<usize>,
+    /// End each measurement after so many rollouts
+    #[arg(long, value_name = "N")]
+    pub rollouts: Option<usize>,
+    /// End each measurement after so many seconds [default: 5, unless --rollouts is given]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub seconds: Option<Duration>,
+    /// How often each is measured; medians are quoted
+    #[arg(long, value_name = "N", default_value = "2")]
+    pub rounds: usize,
+    /// What the stub model waits before each answer, in milliseconds
+    #[arg(long, value_name = "MS", default_value = "0")]
+    pub model_latency: u64,
+    /// Chat calls after which the stub model gives its final answer; until then it calls a tool
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub turns: u32,
+    /// Begin all rollouts in flight together, instead of each when one has ended
+    #[arg(long)]
+    pub wave: bool,
+    /// After so many seconds a rollout counts as lost
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "60")]
+    pub patience: Duration,
+    /// The servers' key
+    #[arg(long, value_name = "KEY", env = "ROLLOUT_BENCH_API_KEY", hide_env_values = true)]
+    pub api_key: Option<String>,
+    /// Where the stub model listens; the servers must reach it by this address
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
+    pub model_listen: SocketAddr,
+}
+
+impl TryFrom<Args> for Settings {
+    type Error = BenchError;
+
+    fn try_from(args: Args) -> Result<Self, BenchError> {
+        let place = |url: Option<String>, pid, command: Option<String>| match (command, url) {
+            (Some(command), _) => Some(Place::Command(command)),
+            (None, Some(url)) => Some(Place::Running { url, pid }),
+            (None, None) => None,
+        };
+        let first = place(args.url, args.pid, args.command);
+        let second = place(args.vs, args.vs_pid, args.vs_command);
+        let first = first.map(|place| Target { name: args.name, place });
+        let second = second.map(|place| Target { name: args.vs_name, place });
+        let settings = Self {
+            dialect: args.dialect,
+            in_flight: args.in_flight,
+            rollouts: args.rollouts,
+            time: args.seconds,
+            model_latency: Duration::from_millis(args.model_latency),
+            turns: args.turns,
+            wave: args.wave,
+            rounds: args.rounds,
+            api_key: args.api_key,
+            patience: args.patience,
+            listen: args.model_listen,
+            ..Self::new(first.into_iter().chain(second).collect())
+        };
+        settings.check()?;
+        Ok(settings)
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
+    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn settings(line: &str) -> Result<Settings, String> {
+        let words = std::iter::once("bench").chain(line.split(' ').filter(|word| !word.is_empty()));
+        let cli = Cli::try_parse_from(words).map_err(|error| error.to_string())?;
+        cli.args.try_into().map_err(|error: BenchError| error.to_string())
+    }
+
+    #[test]
+    fn a_line_becomes_settings() {
+        let one = settings("http://h:1 --pid 7 --seconds 0.5 --in-flight 1,2 --dialect C").unwrap();
+        let place = Place::Running { url: "http://h:1".to_owned(), pid: Some(7) };
+        assert_eq!(one.targets, [Target { name: "server".to_owned(), place }]);
+        assert_eq!((one.time, one.dialect), (Some(Duration::from_millis(500)), Dialect::C));
+        assert_eq!(one.in_flight, [1, 2]);
+
+        let two = settings("--command serve --vs-command other --vs-name python").unwrap();
+        let places: Vec<&Place> = two.targets.iter().map(|target| &target.place).collect();
+        assert_eq!(places, [&Place::Command("serve".to_owned()), &Place::Command("other".to_owned())]);
+        assert_eq!(two.targets[1].name, "python");
+        assert_eq!(Settings { targets: Vec::new(), ..two }, Settings::new(Vec::new()));
+    }
+
+    #[test]
+    fn mistakes_are_refused_together() {
+        fn check(line: &str, parts: &[&str]) {
+            let error = settings(line).unwrap_err();
+            parts.iter().for_each(|part| assert!(error.contains(part), "{line}: {error}"));
+        }
+        check("", &["required"]);
+        check("http://h --command x", &["cannot be used with"]);
+        check("http://h --vs-pid 3", &["--vs"]);
+        check("http://h --seconds=-1", &["--seconds"]);
+        check(
+            "http://h --in-flight 0 --rounds 0 --turns 0 --model-listen 0.0.0.0:0",
+            &["in flight", "one round", "one turn", "0.0.0.0"],
+        );
+        check("http://h --in-flight 64 --rollouts 10", &["fewer rollouts"]);
+        check("http://h --in-flight 90000000", &["ulimit -n"]);
+    }
+}

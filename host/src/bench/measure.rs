@@ -1,0 +1,153 @@
+//! One measurement: a server, a number in flight, and what came of it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::task::AbortHandle;
+use tokio::time::sleep;
+
+use super::endpoint::{Counts, Endpoint};
+use super::load::{Amount, Crew, Tally};
+use super::outcome::{ErrorKind, Failure};
+use super::proc_fs::{Footprint, ProcError, cpu_secs};
+use super::report::{Errors, Figures, ServerFigures};
+use super::stats::percentile;
+use super::trainer::{Course, Worker};
+
+/// How often the server's memory is looked at. Listing the mappings of a server with tens of
+/// thousands takes milliseconds, so not oftener.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// One rollout, to see that the server answers as it should at all.
+pub(super) async fn try_one(course: &Arc<Course>) -> Result<(), Failure> {
+    let mut worker = Worker::new(course.clone());
+    worker.rollout().await;
+    match worker.tally.errors.0.pop_first() {
+        None => Ok(()),
+        Some((kind, (_, detail))) => Err(Failure { kind, detail }),
+    }
+}
+
+/// Warms up, then measures. Processor time is taken over the same span as the rollouts.
+pub(super) async fn measure(
+    course: &Arc<Course>,
+    pid: Option<u32>,
+    crew: &mut Crew,
+    warm_up: Amount,
+    amount: Amount,
+) -> Result<Figures, ProcError> {
+    crew.run(warm_up).await;
+    let before = Reading::take(&course.endpoint, pid)?;
+    let watch = pid.map(Watch::start);
+    let mut tally = crew.run(amount).await;
+    let after = Reading::take(&course.endpoint, pid)?;
+    let footprint = watch.map(Watch::end).transpose()?;
+    Ok(figures(&mut tally, &before, &after, footprint))
+}
+
+/// All counters at one moment.
+#[derive(Debug)]
+struct Reading {
+    at: Instant,
+    counts: Counts,
+    server_cpu_secs: Option<f64>,
+    /// Nothing where it cannot be read.
+    bench_cpu_secs: Option<f64>,
+}
+
+impl Reading {
+    fn take(endpoint: &Endpoint, pid: Option<u32>) -> Result<Self, ProcError> {
+        Ok(Self {
+            at: Instant::now(),
+            counts: endpoint.counts(),
+            server_cpu_secs: pid.map(cpu_secs).transpose()?,
+            bench_cpu_secs: cpu_secs(std::process::id()).ok(),
+        })
+    }
+}
+
+/// Looks at a process now and then, and keeps the greatest of what it sees.
+struct Watch {
+    pid: u32,
+    greatest: Arc<Mutex<Option<Footprint>>>,
+    looking: AbortHandle,
+}
+
+impl Watch {
+    fn start(pid: u32) -> Self {
+        let greatest = Arc::new(Mutex::new(None));
+        let kept = greatest.clone();
+        let looking = tokio::spawn(async move {
+            loop {
+                sleep(LOOK_EVERY).await;
+                // On another thread: the kernel may take its time, and rollouts must not wait.
+                let seen = tokio::task::spawn_blocking(move || Footprint::read(pid)).await;
+                // A process that cannot be read is told at the end.
+                let Ok(Ok(seen)) = seen else { return };
+                keep(&kept, seen);
+            }
+        });
+        Self { pid, greatest, looking: looking.abort_handle() }
+    }
+
+    fn end(self) -> Result<Footprint, ProcError> {
+        Ok(keep(&self.greatest, Footprint::read(self.pid)?))
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.looking.abort();
+    }
+}
+
+fn keep(greatest: &Mutex<Option<Footprint>>, seen: Footprint) -> Footprint {
+    let mut greatest = greatest.lock().unwrap_or_else(PoisonError::into_inner);
+    let all = greatest.map_or(seen, |before| before.max(seen));
+    *greatest.insert(all)
+}
+
+fn figures(tally: &mut Tally, before: &Reading, after: &Reading, footprint: Option<Footprint>) -> Figures {
+    let elapsed_secs = (after.at - before.at).as_secs_f64();
+    let scored = tally.latencies.len() as u64;
+    // Those that went wrong cost something too.
+    let ended = scored + tally.errors.count();
+    let doubled = after.counts.doubled - before.counts.doubled;
+    for _ in 0..doubled {
+        let detail = "a grader callback came for a rollout that had ended";
+        tally.errors.add(Failure::new(ErrorKind::Doubled, detail));
+    }
+    tally.latencies.sort_unstable();
+    let latency_ms = |share| percentile(&tally.latencies, share).map(|latency| latency.as_secs_f64() * 1e3);
+    let each = |total: f64| (ended > 0).then(|| total / ended as f64);
+    let model_calls = after.counts.model_calls - before.counts.model_calls;
+    let bench_cpu_secs =
+        after.bench_cpu_secs.zip(before.bench_cpu_secs).map(|(after, before)| after - before);
+    let server_cpu_secs =
+        after.server_cpu_secs.zip(before.server_cpu_secs).map(|(after, before)| after - before);
+    let server = server_cpu_secs.zip(footprint).map(|(cpu_secs, seen)| ServerFigures {
+        cpu_ms_per_rollout: each(cpu_secs * 1e3),
+        cpu_cores: cpu_secs / elapsed_secs,
+        rss_mib: seen.rss_kib as f64 / 1024.0,
+        rss_peak_mib: seen.rss_peak_kib as f64 / 1024.0,
+        mappings: seen.mappings as f64,
+        fds: seen.fds as f64,
+    });
+    Figures {
+        scored,
+        elapsed_secs,
+        rollouts_per_sec: scored as f64 / elapsed_secs,
+        p50_ms: latency_ms(0.50),
+        p95_ms: latency_ms(0.95),
+        p99_ms: latency_ms(0.99),
+        errors: Errors::of(&tally.errors.0),
+        refused: tally.refused,
+        gave_up: tally.gave_up,
+        polls_per_rollout: each(tally.polls as f64),
+        model_calls_per_rollout: each(model_calls as f64),
+        model_calls_without_key: after.counts.without_key - before.counts.without_key,
+        bench_cpu_ms_per_rollout: bench_cpu_secs.and_then(|secs| each(secs * 1e3)),
+        bench_cpu_cores: bench_cpu_secs.map(|secs| secs / elapsed_secs),
+        server,
+    }
+}
