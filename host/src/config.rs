@@ -295,6 +295,6 @@ mod tests {
     fn the_plugins_table_is_handed_over_as_json() {
         let config = RawConfig::parse("[plugin]\nname = 'x'\nn = 3\n[plugin.deep]\nf = 0.5").unwrap();
         let plugin = config.resolve().unwrap().plugin.unwrap();
-        assert_eq!(plugin.get(), r#"{"name":"x","n":3,"deep":{"f":0.5}}"#);
+        assert_eq!(plugin.get(), r#"{"deep":{"f":0.5},"n":3,"name":"x"}"#);
     }
 }

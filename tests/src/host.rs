@@ -132,6 +132,11 @@ impl TestHost {
         self.process.terminate().await
     }
 
+    /// Waits until it has ended by itself, or by an earlier signal.
+    pub async fn ended(self) -> Ran {
+        self.process.ended().await
+    }
+
     /// Posts a JSON body.
     pub async fn post(&self, path: &str, body: &Value) -> Reply {
         let request = self.request(Method::POST, path).header(CONTENT_TYPE, "application/json");

@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncRead, AsyncReadExt};
@@ -10,7 +11,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::{host_program, in_time};
+use crate::{PATIENCE, host_program, in_time};
 
 /// A process that was started. It is killed when this is dropped; if the test failed,
 /// what it said on standard error is shown.
@@ -84,8 +85,16 @@ impl Process {
     }
 
     /// Waits until it ends.
-    pub async fn ended(mut self) -> Ran {
-        let status = in_time("a process to end", self.child.wait()).await.expect("a child can be waited for");
+    pub async fn ended(self) -> Ran {
+        self.ended_within(PATIENCE).await
+    }
+
+    /// Waits until it ends, for as long as it takes with a good deal to do.
+    pub async fn ended_within(mut self, time: Duration) -> Ran {
+        let status = match tokio::time::timeout(time, self.child.wait()).await {
+            Ok(status) => status.expect("a child can be waited for"),
+            Err(_) => panic!("waited {time:?} for a process to end; so far it said: {}", self.stdout.so_far()),
+        };
         let stdout = in_time("the end of its output", self.stdout.all()).await;
         let stderr = in_time("the end of its errors", self.stderr.all()).await;
         Ran { code: status.code(), stdout, stderr }

@@ -1,6 +1,6 @@
 //! A host that is asked to end, and one that is full.
 
-use rollout_tests::{Admitted, Controller, TestHost, in_time, until};
+use rollout_tests::{Admitted, Controller, TestHost, until};
 use rustix::process::Signal;
 use serde_json::json;
 
@@ -26,7 +26,7 @@ async fn a_host_that_is_asked_to_end_lets_its_rollouts_end_first() {
 
     assert_eq!(refused.status, 503, "{:?}", refused.body);
     assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
-    let ran = in_time("the host to end", host.stop()).await;
+    let ran = host.ended().await;
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
 }
 
@@ -41,7 +41,7 @@ async fn a_host_that_is_asked_to_end_sends_its_callbacks_first() {
 
     ask_to_end(&host).await;
     controller.release();
-    let ran = host.stop().await;
+    let ran = host.ended().await;
 
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     let callbacks = controller.callbacks();

@@ -497,7 +497,7 @@ Generation D, model latency 0 ms, 1 turn, steady, medians of 2 rounds, 2 cores
 in flight  server          rollouts/s  p50 ms  p95 ms  p99 ms  errors  429s  CPU ms each  bench CPU ms  RSS MiB  mappings  fds
        64  ours                  4200      14      28      56       0     0        0.250         0.032     30.5       250   12
            python                 105     490     980    1960       0     0         7.50         0.032     30.5       250   12
-           first / second         ×40   ÷35.0   ÷35.0   ÷35.0                        ÷30                     ×1
+           first / second         ×40     ÷35     ÷35     ÷35                        ÷30                     ×1
 "
         );
         assert!(report.is_clean());

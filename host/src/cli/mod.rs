@@ -1,5 +1,6 @@
 //! The commands: arguments in, exit code out. One file a command.
 
+mod bench;
 mod build;
 mod eval;
 mod inspect;
@@ -43,6 +44,8 @@ enum Command {
     Eval(eval::Eval),
     /// Serves a plugin to trainers over HTTP.
     Serve(serve::Serve),
+    /// Drives a running server with load and measures it, perhaps beside another.
+    Bench(bench::Bench),
     /// Serves an OpenAI-compatible endpoint that stands in for a model.
     MockModel(mock_model::MockModelCommand),
 }
@@ -82,6 +85,7 @@ pub fn main() -> ExitCode {
         Command::Inspect(command) => command.run(),
         Command::Eval(command) => command.run(),
         Command::Serve(command) => command.run(),
+        Command::Bench(command) => command.run(),
         Command::MockModel(command) => command.run(),
     };
     match result {

@@ -114,6 +114,12 @@ impl Handle {
         *self.phase.borrow()
     }
 
+    /// Waits until it is over and its id is free.
+    pub async fn over(&self) {
+        let mut phases = self.phase.clone();
+        while phases.changed().await.is_ok() {}
+    }
+
     /// Its phases as they come; closed when it is over.
     pub fn phases(&self) -> watch::Receiver<Phase> {
         self.phase.clone()

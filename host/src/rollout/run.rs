@@ -27,7 +27,6 @@ pub struct Rollout {
     run: Arc<RunContext>,
     record: Arc<Record>,
     handle: Handle,
-    phase: watch::Sender<Phase>,
     admitted_at: Instant,
     queued: Duration,
     failure: Option<Failure>,
@@ -35,8 +34,10 @@ pub struct Rollout {
     graded: bool,
     returned_messages: bool,
     slot: Option<OwnedSemaphorePermit>,
-    // Last, so that the rollout counts as alive until all of it is gone.
+    // The rollout counts as alive until all of it above is gone, and only then is
+    // whoever waits for its end told, by the closing of its phases.
     place: Place,
+    phase: watch::Sender<Phase>,
 }
 
 /// A wall time with the words for the case that it passes.

@@ -1,9 +1,12 @@
 //! `POST /rollout/cancel`: stops rollouts, whichever generation started them.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::HeaderMap;
+use futures_util::future::join_all;
 use serde_json::{Map, Value, json};
 
 use super::Osmosis;
@@ -11,7 +14,10 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::request::is_json;
 use crate::id::RolloutId;
-use crate::rollout::Phase;
+use crate::rollout::{Handle, Phase};
+
+/// How long an answer waits for what it cancelled to be over. Clients wait 5 s for it.
+const STOP_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// Which rollouts are meant.
 enum Selector {
@@ -58,6 +64,7 @@ pub(super) async fn cancel(
     for id in named {
         dispositions.insert(id, "not_found".into());
     }
+    let mut stopping = Vec::new();
     for id in osmosis.0.host.live_ids(|id| selector.matches(id)) {
         let Some(handle) = osmosis.0.host.find(&id) else { continue };
         let disposition = match handle.phase() {
@@ -66,6 +73,13 @@ pub(super) async fn cancel(
         };
         handle.cancel();
         dispositions.insert(id.into(), disposition.into());
+        stopping.push(handle);
+    }
+    // Who is told that a rollout was cancelled may count on it. A rollout that is slow
+    // to go, its trajectory on a slow disk, is not waited for.
+    let over = join_all(stopping.iter().map(Handle::over));
+    if tokio::time::timeout(STOP_WAIT_MAX, over).await.is_err() {
+        tracing::warn!("cancelled rollouts are slow to end");
     }
     Ok(Json(json!({ "dispositions": dispositions })))
 }

@@ -1,0 +1,100 @@
+//! The published Python package drives the host: `osmosis-ai` 0.3.7 in generation D,
+//! 0.3.2 in generation C, installed into virtual environments by `clients/setup`.
+//!
+//! Every scenario has to be run: one that the options here leave out is a failure.
+//! `ROLLOUT_VENVS` names the directory of the environments.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use rollout_tests::{Ran, Start, TestHost, guest, host_program, project_root, target_dir};
+use serde_json::Value;
+use tokio::process::Command;
+use tokio::sync::OnceCell;
+
+/// Rollouts that the hosts here run at once, and hold in all before they answer 429.
+const SLOTS: u32 = 8;
+const FULL_AT: u32 = 40;
+
+/// How long all scenarios of a driver may take. Each has a deadline of its own.
+const DRIVER: Duration = Duration::from_secs(300);
+
+fn clients(file: &str) -> PathBuf {
+    project_root().join("tests/clients").join(file)
+}
+
+/// The Python of one of the environments, which are made if they are not there.
+async fn python(version: &str) -> PathBuf {
+    static VENVS: OnceCell<PathBuf> = OnceCell::const_new();
+    let made = async || {
+        let dir = std::env::var_os("ROLLOUT_VENVS").map_or_else(|| target_dir().join("venvs"), PathBuf::from);
+        let mut setup = Command::new(clients("setup"));
+        // Installing may take longer than a test waits for anything else.
+        let made = setup.arg(&dir).stdin(Stdio::null()).output().await.expect("it can be run");
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        dir
+    };
+    VENVS.get_or_init(made).await.join(format!("osmosis-{version}")).join("bin/python")
+}
+
+/// Every line is a scenario that was run and succeeded.
+fn check_scenarios(ran: &Ran, at_least: usize) {
+    let scenarios: Vec<Value> = ran
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}")))
+        .collect();
+    let failed: Vec<_> = scenarios.iter().filter(|scenario| scenario["ok"] != true).collect();
+    assert!(failed.is_empty(), "{failed:#?}\n{}", ran.stderr);
+    assert!(scenarios.len() >= at_least, "only {} scenarios: {}", scenarios.len(), ran.stdout);
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+}
+
+#[tokio::test]
+async fn the_published_client_of_generation_d_is_served() {
+    let python = python("0.3.7").await;
+    let host = TestHost::of("conform")
+        .variable("KEY_OF_THE_SERVER", "secret-of-the-server")
+        .option("--server-key-env", "KEY_OF_THE_SERVER")
+        .option("--max-concurrent", SLOTS)
+        .option("--queue-max", FULL_AT - SLOTS)
+        .config("[osmosis]\nresult-wait-secs = 1.0\nlease-secs = 4.0\n[model]\ndelay-base-secs = 0.1\n")
+        .start()
+        .await;
+    let mut driver = Command::new(python);
+    driver.arg(clients("drive_d.py")).arg(host.url()).args(["--api-key", "secret-of-the-server"]);
+    driver.args(["--slots", &SLOTS.to_string(), "--full-at", &FULL_AT.to_string()]);
+
+    let ran = driver.start().ended_within(DRIVER).await;
+
+    check_scenarios(&ran, 28);
+}
+
+#[tokio::test]
+async fn the_published_driver_of_generation_c_is_served() {
+    let python = python("0.3.2").await;
+    let host = TestHost::of("conform")
+        .option("--max-concurrent", SLOTS)
+        .option("--queue-max", FULL_AT - SLOTS)
+        .start()
+        .await;
+    let mut driver = Command::new(python);
+    driver.arg(clients("drive_c.py")).arg(host.url()).args(["--full-at", &FULL_AT.to_string()]);
+
+    let ran = driver.start().ended_within(DRIVER).await;
+
+    check_scenarios(&ran, 20);
+}
+
+#[tokio::test]
+async fn the_published_local_evaluation_starts_the_host_and_is_served() {
+    let python = python("0.3.7").await;
+    let mut evaluation = Command::new(python);
+    evaluation.arg(clients("local_eval_d.py")).arg("--").arg(host_program());
+    evaluation.arg("serve").arg(guest("conform")).args(["--listen", "127.0.0.1:{port}"]);
+
+    let ran = evaluation.start().ended_within(DRIVER).await;
+
+    check_scenarios(&ran, 1);
+}

@@ -1,0 +1,183 @@
+//! The other commands: what they say, and their exit codes.
+
+use std::path::{Path, PathBuf};
+
+use rollout_tests::{Ran, Start, guest, project_root, rollout_host};
+use serde_json::Value;
+use tempfile::TempDir;
+
+async fn run(command: &str, path: &Path, more: &[&str]) -> Ran {
+    rollout_host([command]).arg(path).args(more).start().ended().await
+}
+
+fn temporary() -> TempDir {
+    tempfile::tempdir().expect("a temporary directory can be made")
+}
+
+/// A file with a component in its text form.
+fn component(dir: &TempDir, text: &str) -> PathBuf {
+    let path = dir.path().join("made.wasm");
+    std::fs::write(&path, wat::parse_str(text).expect("the text is a component")).expect("it can be written");
+    path
+}
+
+#[tokio::test]
+async fn inspect_says_what_a_component_is() {
+    for (name, workflow, grader) in
+        [("conform", true, true), ("only_workflow", true, false), ("only_grader", false, true)]
+    {
+        let ran = run("inspect", &guest(name), &["--json"]).await;
+
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        let about: Value = serde_json::from_str(&ran.stdout).unwrap();
+        assert_eq!(about["servable"], true, "{about:#}");
+        assert_eq!((&about["workflow"], &about["grader"]), (&workflow.into(), &grader.into()), "{about:#}");
+        assert_eq!(about["contract_version"], "0.1.0", "{about:#}");
+        let size = std::fs::metadata(guest(name)).unwrap().len();
+        assert_eq!(about["size_bytes"], size);
+        assert_eq!(about["digest"].as_str().map(str::len), Some(64), "{about:#}");
+        let text = run("inspect", &guest(name), &[]).await;
+        assert_eq!(text.code, Some(0));
+        assert!(text.stdout.contains(about["digest"].as_str().unwrap()), "{}", text.stdout);
+    }
+}
+
+#[tokio::test]
+async fn inspect_names_what_keeps_a_component_from_being_served() {
+    let dir = temporary();
+    for (text, named) in [
+        (r#"(component (import "wasi:http/outgoing-handler@0.2.0" (instance)))"#, "wasi:http/outgoing-handler@0.2.0"),
+        (r#"(component (import "rollout:plugin/chat@0.2.0" (instance)))"#, "rollout:plugin/chat@0.2.0"),
+        (r#"(component (import "vendor:gpu/kernels" (instance)))"#, "vendor:gpu/kernels"),
+        ("(component)", "rollout:plugin/workflow@0.1.0"),
+    ] {
+        let path = component(&dir, text);
+
+        let ran = run("inspect", &path, &["--json"]).await;
+
+        assert_eq!(ran.code, Some(1), "{text}: {}", ran.stderr);
+        let about: Value = serde_json::from_str(&ran.stdout).unwrap();
+        assert_eq!(about["servable"], false, "{about:#}");
+        let plain = run("inspect", &path, &[]).await;
+        assert!(plain.stdout.contains(named), "{text}: {}", plain.stdout);
+        let served = run("serve", &path, &["--listen", "127.0.0.1:0"]).await;
+        assert_eq!(served.code, Some(1), "{text}: {}", served.stderr);
+        assert!(served.stderr.contains(named), "{text}: {}", served.stderr);
+    }
+}
+
+#[tokio::test]
+async fn inspect_says_what_a_file_is_that_is_no_component() {
+    let dir = temporary();
+    let path = dir.path().join("file.wasm");
+    for (bytes, named) in [
+        (&b"\0asm\x01\0\0\0"[..], "core WebAssembly module"),
+        (b"#!/bin/sh\n", "not a WebAssembly file"),
+        (b"", "not a WebAssembly file"),
+        (b"\0asm\x0d\0\x01\0garbage", "not a valid component"),
+    ] {
+        std::fs::write(&path, bytes).unwrap();
+
+        let ran = run("inspect", &path, &[]).await;
+
+        assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+        assert!(ran.stderr.contains(named), "{}", ran.stderr);
+    }
+    let missing = run("inspect", &dir.path().join("nowhere.wasm"), &[]).await;
+    assert_eq!(missing.code, Some(2), "{}", missing.stderr);
+    assert!(missing.stderr.contains("nowhere.wasm"), "{}", missing.stderr);
+}
+
+#[tokio::test]
+async fn build_makes_a_component_of_an_example_that_can_be_served() {
+    let dir = temporary();
+    let output = dir.path().join("one-turn.wasm");
+    let project = project_root().join("examples/one-turn/rust");
+
+    let ran = run("build", &project, &["-o", &output.display().to_string()]).await;
+
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stdout.contains("workflow and grader"), "{}", ran.stdout);
+    assert_eq!(run("inspect", &output, &[]).await.code, Some(0));
+}
+
+/// A project without dependencies.
+fn project(manifest: &str, code: &str) -> TempDir {
+    let dir = temporary();
+    std::fs::create_dir(dir.path().join("src")).expect("it can be made");
+    let package = "[package]\nname = \"made\"\nedition = \"2024\"\n[workspace]\n";
+    std::fs::write(dir.path().join("Cargo.toml"), format!("{package}{manifest}")).expect("it can be written");
+    std::fs::write(dir.path().join("src/lib.rs"), code).expect("it can be written");
+    dir
+}
+
+#[tokio::test]
+async fn build_says_whose_move_it_is_where_there_is_no_plugin() {
+    const CDYLIB: &str = "[lib]\ncrate-type = [\"cdylib\"]\n";
+    for (project, code, named) in [
+        (temporary(), 2, "no Cargo.toml"),
+        (project("", "pub fn f() {}"), 1, "crate-type"),
+        (project(CDYLIB, "pub fn f() {"), 1, "cargo could not build"),
+        (project(CDYLIB, "pub fn f() {}"), 1, "rollout:plugin/workflow@0.1.0"),
+    ] {
+        let output = project.path().join("made.wasm");
+        let mut command = rollout_host(["build"]);
+        command.arg(project.path()).arg("-o").arg(&output);
+
+        // Its own, for it shares nothing with this project.
+        let ran = command.env("CARGO_TARGET_DIR", project.path().join("target")).start().ended().await;
+
+        assert_eq!(ran.code, Some(code), "{}", ran.stderr);
+        assert!(ran.stderr.contains(named), "{}", ran.stderr);
+        assert!(!output.exists(), "nothing is written");
+    }
+}
+
+#[tokio::test]
+async fn serve_says_what_keeps_it_from_starting() {
+    let dir = temporary();
+    let config = dir.path().join("config.toml");
+    std::fs::write(&config, "max-concurrent = 0\nlisten = 'here'\n").unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    let kept = dir.path().join("kept").display().to_string();
+    let kept = ["--artifact-root", &*kept];
+    let conform = guest("conform");
+    let config = config.display().to_string();
+    for (plugin, more, code, named) in [
+        (&guest("only_grader"), &["--listen", "127.0.0.1:0"][..], 1, &["exports no workflow"][..]),
+        (&conform, &["--config", &config], 2, &["max-concurrent: 0", "listen: 'here'"]),
+        (&conform, &["--listen", &taken], 2, &["cannot listen on"]),
+        (&conform, &["--listen", "127.0.0.1:0", "--server-key-env", "NOT_SET"], 2, &["NOT_SET"]),
+        (&dir.path().join("nowhere.wasm"), &[], 2, &["nowhere.wasm"]),
+    ] {
+        let ran = run("serve", plugin, &[more, &kept].concat()).await;
+
+        assert_eq!(ran.code, Some(code), "{more:?}: {}", ran.stderr);
+        for named in named {
+            assert!(ran.stderr.contains(named), "{}", ran.stderr);
+        }
+        assert_eq!(ran.stdout, "", "nothing listens");
+    }
+}
+
+#[tokio::test]
+async fn the_stand_in_says_where_it_listens_and_ends_when_it_is_asked_to() {
+    let process = rollout_host(["mock-model", "--listen", "127.0.0.1:0"]).start();
+    let url = process.line("listening on ").await;
+
+    let ran = process.terminate().await;
+
+    assert!(url.starts_with("http://127.0.0.1:") && url.ends_with("/v1"), "{url}");
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stderr.contains("not a model"), "{}", ran.stderr);
+}
+
+#[tokio::test]
+async fn help_and_version_are_no_errors_and_a_typing_error_is_one() {
+    for (arguments, code) in [(&["--help"][..], 0), (&["--version"], 0), (&["eval", "--help"], 0), (&["evl"], 2)] {
+        let ran = rollout_host(arguments).start().ended().await;
+
+        assert_eq!(ran.code, Some(code), "{arguments:?}: {}", ran.stderr);
+    }
+}

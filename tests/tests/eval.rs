@@ -1,0 +1,377 @@
+//! `rollout-host eval` as a person runs it: rows in, results and an exit code out.
+
+use std::path::{Path, PathBuf};
+
+use rollout_tests::{Answer, Controller, Process, Ran, Start, guest, rollout_host, until};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// An evaluation in a directory of its own.
+struct Evaluation {
+    dir: TempDir,
+    guest: PathBuf,
+    options: Vec<String>,
+}
+
+impl Evaluation {
+    /// Of this guest over these rows.
+    fn of(guest_name: &str, rows: &[Value]) -> Self {
+        let dir = tempfile::tempdir().expect("a temporary directory can be made");
+        let evaluation = Self { dir, guest: guest(guest_name), options: Vec::new() };
+        evaluation.write_rows(rows);
+        evaluation
+    }
+
+    fn write_rows(&self, rows: &[Value]) {
+        let lines: String = rows.iter().map(|row| format!("{row}\n")).collect();
+        std::fs::write(self.path("rows.jsonl"), lines).expect("it can be written");
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn options<'a>(mut self, options: impl IntoIterator<Item = &'a str>) -> Self {
+        self.options.extend(options.into_iter().map(str::to_owned));
+        self
+    }
+
+    /// Against this model.
+    fn model(self, controller: &Controller) -> Self {
+        let url = controller.model_url();
+        self.options(["--model", "a-model", "--base-url", &url])
+    }
+
+    fn config(self, lines: &str) -> Self {
+        let path = self.path("config.toml");
+        std::fs::write(&path, lines).expect("it can be written");
+        self.options(["--config", &path.display().to_string()])
+    }
+
+    fn start(&self) -> Process {
+        let mut command = rollout_host(["eval"]);
+        command.arg(&self.guest).arg("--data").arg(self.path("rows.jsonl")).arg("--out").arg(self.path("out"));
+        command.args(&self.options).current_dir(self.dir.path());
+        command.env("KEY_OF_THE_MODEL", "secret-of-the-model").start()
+    }
+
+    async fn run(&self) -> Ran {
+        self.start().ended().await
+    }
+
+    /// The results, in the order of rows and runs.
+    fn results(&self) -> Vec<Value> {
+        let text = std::fs::read_to_string(self.path("out/results.jsonl")).unwrap_or_default();
+        let mut lines: Vec<Value> =
+            text.lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect();
+        lines.sort_by_key(|line| (line["row"].as_u64(), line["run"].as_u64()));
+        lines
+    }
+
+    fn summary(&self) -> Value {
+        read_json(&self.path("out/summary.json"))
+    }
+}
+
+fn read_json(path: &Path) -> Value {
+    let text = std::fs::read(path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
+    serde_json::from_slice(&text).unwrap_or_else(|error| panic!("{path:?}: {error}"))
+}
+
+/// Rows that the model answers right, and a last one with a wrong label.
+fn sums(count: u64) -> Vec<Value> {
+    let row = |number: u64| json!({"user_prompt": format!("Calculate {number} + 3."), "ground_truth": (number + 3).to_string()});
+    let wrong = json!({"user_prompt": "Calculate 2 + 3.", "ground_truth": "6"});
+    (1..count).map(row).chain([wrong]).collect()
+}
+
+#[tokio::test]
+async fn every_row_has_a_result_and_a_trajectory_and_the_summary_counts_them() {
+    let controller = Controller::start().await;
+    let evaluation = Evaluation::of("conform", &sums(4)).model(&controller).options(["--n", "2"]);
+
+    let ran = evaluation.run().await;
+
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let results = evaluation.results();
+    let places: Vec<_> = results.iter().map(|line| (line["row"].as_u64(), line["run"].as_u64())).collect();
+    let expected: Vec<_> = (0..4).flat_map(|row| (0..2).map(move |run| (Some(row), Some(run)))).collect();
+    assert_eq!(places, expected);
+    for line in &results {
+        assert_eq!(line["outcome"], "scored", "{line:#}");
+        assert_eq!(line["reward"], if line["row"] == 3 { 0.0 } else { 1.0 }, "{line:#}");
+        assert_eq!(line["chat_calls"], 1, "{line:#}");
+        assert_eq!((&line["prompt_tokens"], &line["completion_tokens"]), (&json!(7), &json!(3)), "{line:#}");
+        let trajectory = read_json(&evaluation.path("out").join(line["trajectory"].as_str().unwrap()));
+        assert_eq!(trajectory["session_id"], line["rollout_id"]);
+    }
+    let summary = evaluation.summary();
+    assert_eq!(summary["rollouts"], 8, "{summary:#}");
+    assert_eq!(summary["scored"], 8, "{summary:#}");
+    assert_eq!(summary["passed"], 6, "{summary:#}");
+    assert_eq!(summary["reward"]["mean"], 0.75, "{summary:#}");
+    assert_eq!(summary["pass_at_k"]["1"], 0.75, "{summary:#}");
+    assert!(ran.stdout.contains("pass@1") && ran.stdout.contains("results.jsonl"), "{}", ran.stdout);
+}
+
+#[tokio::test]
+async fn a_chat_call_names_its_rollout_and_sample_and_carries_the_key() {
+    let controller = Controller::start().await;
+    let evaluation =
+        Evaluation::of("conform", &sums(3)).model(&controller).options(["--api-key-env", "KEY_OF_THE_MODEL"]);
+
+    let ran = evaluation.run().await;
+
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let results = evaluation.results();
+    let chats = controller.chats();
+    assert_eq!(chats.len(), 3);
+    for chat in &chats {
+        assert_eq!(chat.header("authorization"), Some("Bearer secret-of-the-model"));
+        assert_eq!(chat.body["model"], "a-model");
+        let id = chat.header("x-rollout-id").expect("it names its rollout");
+        let line = results.iter().find(|line| line["rollout_id"] == id).expect("the rollout has a result");
+        assert_eq!(line["samples"][0]["id"], chat.header("x-sample-id").unwrap_or_default(), "{line:#}");
+    }
+    let written = everything_below(&evaluation.path("out"));
+    assert!(!written.contains("secret-of-the-model"), "the key is written down");
+}
+
+/// The contents of every file below a directory.
+fn everything_below(dir: &Path) -> String {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries
+        .map(|entry| match entry.path() {
+            path if path.is_dir() => everything_below(&path),
+            path => String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned(),
+        })
+        .collect()
+}
+
+#[tokio::test]
+async fn the_label_is_in_nothing_that_a_workflow_sees_or_sends() {
+    const CANARY: &str = "canary-7f3a";
+    let controller = Controller::start().await;
+    let row = json!({"user_prompt": "Calculate 2 + 3.", "ground_truth": CANARY, "metadata": {"difficulty": "easy"}});
+    let evaluation = Evaluation::of("show_everything", &[row]).model(&controller);
+
+    let ran = evaluation.run().await;
+
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let line = &evaluation.results()[0];
+    assert_eq!(line["reward"], CANARY.len() as f64, "the grader was given it: {line:#}");
+    let sent = format!("{:?}", controller.chats());
+    let trajectory = evaluation.path("out").join(line["trajectory"].as_str().unwrap());
+    let seen = std::fs::read_to_string(trajectory.with_file_name("artifacts").join("seen.json")).unwrap();
+    for text in [sent, seen] {
+        assert!(text.contains("difficulty"), "{text}");
+        assert!(!text.contains(CANARY), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn several_samples_of_a_rollout_are_graded_and_averaged() {
+    let controller = Controller::start().await;
+    let evaluation = Evaluation::of("two_samples", &sums(1)).model(&controller);
+
+    let ran = evaluation.run().await;
+
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let line = &evaluation.results()[0];
+    assert_eq!(line["reward"], 0.5, "{line:#}");
+    let samples: Vec<_> =
+        line["samples"].as_array().unwrap().iter().map(|sample| (&sample["id"], &sample["reward"])).collect();
+    let (first, second, one, zero) = (json!("first"), json!("second"), json!(1.0), json!(0.0));
+    assert_eq!(samples, [(&first, &one), (&second, &zero)]);
+    let chats = controller.chats();
+    let mut named: Vec<_> = chats.iter().filter_map(|chat| chat.header("x-sample-id")).collect();
+    named.sort_unstable();
+    assert_eq!(named, ["first", "second"]);
+}
+
+#[tokio::test]
+async fn a_run_that_was_killed_goes_on_without_repeating_a_row() {
+    let controller = Controller::start().await;
+    let rows = sums(6);
+    let evaluation = Evaluation::of("conform", &rows).model(&controller).options(["--concurrency", "2"]);
+    // The first calls are answered; the model then keeps everybody waiting.
+    let process = evaluation.start();
+    until("two results", async || (evaluation.results().len() >= 2).then_some(())).await;
+    controller.hold();
+    let killed = process.kill().await;
+    let before = evaluation.results();
+    controller.release();
+    controller.chats_open(0).await;
+    let asked_before = controller.chats().len();
+
+    let ran = evaluation.run().await;
+
+    assert_eq!(killed.code, None);
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let results = evaluation.results();
+    assert_eq!(results.len(), rows.len());
+    let places: Vec<_> = results.iter().map(|line| line["row"].as_u64()).collect();
+    assert_eq!(places, (0..6).map(Some).collect::<Vec<_>>(), "each once");
+    for line in &before {
+        assert!(results.contains(line), "a result that was there is there: {line:#}");
+    }
+    assert_eq!(controller.chats().len() - asked_before, rows.len() - before.len());
+    assert_eq!(evaluation.summary()["rollouts"], rows.len());
+}
+
+#[tokio::test]
+async fn a_run_that_is_interrupted_says_so_and_can_go_on() {
+    let controller = Controller::start().await;
+    controller.hold();
+    let evaluation = Evaluation::of("conform", &sums(3)).model(&controller);
+    let process = evaluation.start();
+    controller.chats_open(3).await;
+
+    process.signal(Signal::INT);
+    let interrupted = process.ended().await;
+    let none = evaluation.results();
+    controller.release();
+    let ran = evaluation.run().await;
+
+    assert_eq!(interrupted.code, Some(2), "{}", interrupted.stderr);
+    assert_eq!(none, Vec::<Value>::new(), "what was stopped is no result");
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert_eq!(evaluation.results().len(), 3);
+}
+
+#[tokio::test]
+async fn results_are_not_mixed_with_those_of_other_data_or_another_plugin() {
+    let controller = Controller::start().await;
+    let mut evaluation = Evaluation::of("conform", &sums(2)).model(&controller);
+    assert_eq!(evaluation.run().await.code, Some(0));
+    let before = evaluation.results();
+
+    evaluation.write_rows(&sums(3));
+    let other_data = evaluation.run().await;
+    evaluation.write_rows(&sums(2));
+    evaluation.guest = guest("two_samples");
+    let other_plugin = evaluation.run().await;
+
+    for (ran, named) in [(other_data, "data"), (other_plugin, "plugin")] {
+        assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+        assert!(ran.stderr.contains("were made with something else"), "{}", ran.stderr);
+        assert!(ran.stderr.contains(named), "{}", ran.stderr);
+    }
+    assert_eq!(evaluation.results(), before);
+    assert_eq!(controller.chats().len(), 2);
+}
+
+#[tokio::test]
+async fn starting_anew_keeps_what_was_there_beside_it() {
+    let controller = Controller::start().await;
+    let evaluation = Evaluation::of("conform", &sums(2)).model(&controller);
+    assert_eq!(evaluation.run().await.code, Some(0));
+    evaluation.write_rows(&sums(3));
+    let evaluation = evaluation.options(["--fresh"]);
+
+    let ran = evaluation.run().await;
+
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert_eq!(evaluation.results().len(), 3);
+    let old = std::fs::read_to_string(evaluation.path("out.old-1/results.jsonl")).unwrap();
+    assert_eq!(old.lines().count(), 2);
+}
+
+#[tokio::test]
+async fn a_model_that_stays_away_leaves_rollouts_unscored_and_the_run_not_done() {
+    let controller = Controller::start().await;
+    controller.answer_chats([Answer::Soon(503), Answer::Soon(503)]);
+    let evaluation = Evaluation::of("conform", &sums(3))
+        .model(&controller)
+        .config("[model]\nattempts-max = 2\n")
+        .options(["--concurrency", "1"]);
+
+    let ran = evaluation.run().await;
+
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    let unscored = &evaluation.results()[0];
+    assert_eq!(unscored["outcome"], "unscored", "{unscored:#}");
+    assert_eq!(unscored["reward"], Value::Null, "{unscored:#}");
+    assert_eq!((&unscored["fault"], &unscored["kind"]), (&json!("model"), &json!("model")), "{unscored:#}");
+    let summary = evaluation.summary();
+    assert_eq!((&summary["scored"], &summary["unscored"]), (&json!(2), &json!(1)), "{summary:#}");
+    assert_eq!(summary["unscored_by_kind"]["model"]["faults"]["model"], 1, "{summary:#}");
+    assert_eq!(summary["reward"]["mean"], 0.5, "over what is scored: {summary:#}");
+
+    let again = evaluation.options(["--retry-unscored"]);
+    let ran = again.run().await;
+
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert_eq!(again.results().len(), 3);
+    assert_eq!(again.summary()["scored"], 3);
+    assert_eq!(controller.chats().len(), 2 + 2 + 1, "only what had no reward is run again");
+}
+
+#[tokio::test]
+async fn a_plugin_that_fails_leaves_rollouts_unscored_and_the_exit_code_says_whose_fault_it_is() {
+    let controller = Controller::start().await;
+    let rows = ["Calculate 2 + 3.", "please fail", "please trap", "please refuse", "please return nothing"]
+        .map(|text| json!({"user_prompt": text, "ground_truth": "5"}));
+    let evaluation = Evaluation::of("conform", &rows).model(&controller);
+
+    let ran = evaluation.run().await;
+
+    assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+    let results = evaluation.results();
+    let told: Vec<_> =
+        results.iter().map(|line| (line["kind"].as_str(), line["fault"].as_str(), line["stage"].as_str())).collect();
+    let expected = [
+        (None, None, None),
+        (Some("error"), Some("plugin"), Some("workflow")),
+        (Some("trap"), Some("plugin"), Some("workflow")),
+        (Some("invalid"), Some("plugin"), Some("workflow")),
+        (Some("no_sample"), Some("plugin"), Some("grader")),
+    ];
+    assert_eq!(told, expected);
+    assert!(results[1..].iter().all(|line| line.get("reward").is_none()), "no reward is made up");
+    assert_eq!(evaluation.summary()["reward"]["mean"], 1.0);
+}
+
+#[tokio::test]
+async fn the_stand_in_answers_inside_the_process() {
+    let rows = ["2 + 3", "6 * 7", "(1 + 1) / 4"]
+        .into_iter()
+        .zip(["5", "42", "0.5"])
+        .map(|(sum, label)| json!({"user_prompt": format!("Calculate {sum}."), "ground_truth": label}));
+    let rows: Vec<_> = rows.collect();
+    let evaluation = Evaluation::of("conform", &rows).options(["--model", "mock"]);
+
+    let ran = evaluation.run().await;
+
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let summary = evaluation.summary();
+    assert_eq!(summary["reward"]["mean"], 1.0, "{summary:#}");
+    assert!(ran.stderr.contains("stand-in"), "it says that it is no model: {}", ran.stderr);
+}
+
+#[tokio::test]
+async fn what_cannot_be_evaluated_is_refused_before_the_model_is_asked() {
+    let controller = Controller::start().await;
+    let no_grader = Evaluation::of("only_workflow", &sums(2)).model(&controller);
+    let no_workflow = Evaluation::of("only_grader", &sums(2)).model(&controller);
+    let no_rows = Evaluation::of("conform", &[json!({"question": "2 + 3"})]).model(&controller);
+    let no_model = Evaluation::of("conform", &sums(2)).options(["--model", "a-model"]);
+    let no_key = Evaluation::of("conform", &sums(2)).model(&controller).options(["--api-key-env", "NOT_SET"]);
+    let typing_error = Evaluation::of("conform", &sums(2)).model(&controller).config("[limits]\nsample-max = 3\n");
+
+    for (evaluation, code, named) in [
+        (no_grader, 2, "--grader"),
+        (no_workflow, 1, "exports no workflow"),
+        (no_rows, 2, "user_prompt"),
+        (no_model, 2, "--base-url"),
+        (no_key, 2, "NOT_SET"),
+        (typing_error, 2, "sample-max"),
+    ] {
+        let ran = evaluation.run().await;
+
+        assert_eq!(ran.code, Some(code), "{}", ran.stderr);
+        assert!(ran.stderr.contains(named), "{}", ran.stderr);
+    }
+    assert_eq!(controller.chats().len(), 0);
+}
