@@ -155,7 +155,8 @@ impl RawConfig {
         });
         let max_concurrent = self.max_concurrent.unwrap_or(MAX_CONCURRENT);
         if !(1..=MAX_CONCURRENT_MAX).contains(&max_concurrent) {
-            problems.push(format!("max-concurrent: {max_concurrent} is not between 1 and {MAX_CONCURRENT_MAX}"));
+            problems
+                .push(format!("max-concurrent: {max_concurrent} is not between 1 and {MAX_CONCURRENT_MAX}"));
         }
         let osmosis = self.osmosis.resolve(&mut problems);
         let config = Config {
@@ -199,7 +200,12 @@ impl RawLimits {
                 default.workflow_time_max,
                 problems,
             ),
-            grader_time_max: secs("limits.grader-secs-max", self.grader_secs_max, default.grader_time_max, problems),
+            grader_time_max: secs(
+                "limits.grader-secs-max",
+                self.grader_secs_max,
+                default.grader_time_max,
+                problems,
+            ),
             samples_max: self.samples_max.unwrap_or(default.samples_max),
             chat_calls_max: self.chat_calls_max.unwrap_or(default.chat_calls_max),
             concurrent_calls_max: self.concurrent_calls_max.unwrap_or(default.concurrent_calls_max),
@@ -233,9 +239,19 @@ impl RawRetry {
 impl RawOsmosis {
     fn resolve(self, problems: &mut Vec<String>) -> OsmosisTimes {
         let times = OsmosisTimes {
-            result_wait: secs("osmosis.result-wait-secs", self.result_wait_secs, Duration::from_secs(30), problems),
+            result_wait: secs(
+                "osmosis.result-wait-secs",
+                self.result_wait_secs,
+                Duration::from_secs(30),
+                problems,
+            ),
             lease: secs("osmosis.lease-secs", self.lease_secs, Duration::from_secs(120), problems),
-            result_ttl: secs("osmosis.result-ttl-secs", self.result_ttl_secs, Duration::from_secs(900), problems),
+            result_ttl: secs(
+                "osmosis.result-ttl-secs",
+                self.result_ttl_secs,
+                Duration::from_secs(900),
+                problems,
+            ),
         };
         if times.lease <= times.result_wait {
             problems.push(format!(
@@ -281,7 +297,13 @@ mod tests {
         let keys: Vec<&str> = problems.iter().filter_map(|problem| problem.split(':').next()).collect();
         assert_eq!(
             keys,
-            ["listen", "max-concurrent", "osmosis.lease-secs", "limits.grader-secs-max", "model.attempts-max"]
+            [
+                "listen",
+                "max-concurrent",
+                "osmosis.lease-secs",
+                "limits.grader-secs-max",
+                "model.attempts-max"
+            ]
         );
     }
 

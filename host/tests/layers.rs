@@ -20,9 +20,8 @@ const LAYERS: [&[&str]; 12] = [
 ];
 
 /// Names that stand against the order, each with its reason.
-const EXCEPTIONS: [(&str, &str, &str); 1] = [
-    ("config", "outbound", "the retry policy is a setting, and its type lives with who keeps to it"),
-];
+const EXCEPTIONS: [(&str, &str, &str); 1] =
+    [("config", "outbound", "the retry policy is a setting, and its type lives with who keeps to it")];
 
 fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(dir).unwrap() {
@@ -37,7 +36,8 @@ fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
 
 /// The modules that a file names through `crate::`, `crate::{…}` or `rollout_host::`.
 fn named(text: &str) -> Vec<String> {
-    let word = |text: &str| -> String { text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect() };
+    let word =
+        |text: &str| -> String { text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect() };
     let mut names = Vec::new();
     for marker in ["crate::", "rollout_host::"] {
         for (at, _) in text.match_indices(marker) {

@@ -102,7 +102,10 @@ impl Controller {
         static COUNT: AtomicU64 = AtomicU64::new(1);
         let id = format!("r{}", COUNT.fetch_add(1, Ordering::Relaxed));
         let mut fields = Map::new();
-        fields.insert("chat_completions_url".into(), format!("http://{}/rollouts/{id}/v1", self.address).into());
+        fields.insert(
+            "chat_completions_url".into(),
+            format!("http://{}/rollouts/{id}/v1", self.address).into(),
+        );
         fields.insert("rollout_id".into(), id.into());
         fields.insert("initial_messages".into(), json!([{"role": "user", "content": text}]));
         RolloutRequest { fields, address: self.address }
@@ -140,7 +143,8 @@ impl Controller {
 
     /// Waits until this many chat calls have arrived since the start.
     pub async fn chats_arrived(&self, count: usize) -> Vec<Received> {
-        self.when(&format!("{count} chat calls"), || Some(self.chats()).filter(|all| all.len() >= count)).await
+        self.when(&format!("{count} chat calls"), || Some(self.chats()).filter(|all| all.len() >= count))
+            .await
     }
 
     /// Waits until this many callbacks have arrived since the start.
@@ -152,7 +156,8 @@ impl Controller {
     /// Waits until this many chat calls are open, neither answered nor given up.
     pub async fn chats_open(&self, count: usize) {
         let mut open = self.shared.chats_open.subscribe();
-        let reached = in_time(&format!("{count} open chat calls"), open.wait_for(|open| *open == count)).await;
+        let reached =
+            in_time(&format!("{count} open chat calls"), open.wait_for(|open| *open == count)).await;
         reached.expect("the sender is in `self`");
     }
 

@@ -93,7 +93,9 @@ impl Process {
     pub async fn ended_within(mut self, time: Duration) -> Ran {
         let status = match tokio::time::timeout(time, self.child.wait()).await {
             Ok(status) => status.expect("a child can be waited for"),
-            Err(_) => panic!("waited {time:?} for a process to end; so far it said: {}", self.stdout.so_far()),
+            Err(_) => {
+                panic!("waited {time:?} for a process to end; so far it said: {}", self.stdout.so_far())
+            }
         };
         let stdout = in_time("the end of its output", self.stdout.all()).await;
         let stderr = in_time("the end of its errors", self.stderr.all()).await;

@@ -31,7 +31,8 @@ pub fn host_program() -> &'static Path {
         Some(path) => path.into(),
         None => {
             let built = cargo_build(&["-p", "rollout-host", "--bin", "rollout-host"]);
-            let binary = built.into_iter().find_map(|artifact| artifact["executable"].as_str().map(PathBuf::from));
+            let binary =
+                built.into_iter().find_map(|artifact| artifact["executable"].as_str().map(PathBuf::from));
             binary.expect("cargo names the binary that it built")
         }
     })
@@ -44,7 +45,8 @@ pub fn guest(name: &str) -> PathBuf {
         let arguments = ["--release", "--target", "wasm32-wasip2", "-p", "rollout-test-guests", "--examples"];
         let path_of = |artifact: Value| {
             let path = artifact["filenames"].as_array()?.iter().filter_map(Value::as_str);
-            let path = path.map(PathBuf::from).find(|path| path.extension().is_some_and(|ext| ext == "wasm"))?;
+            let path =
+                path.map(PathBuf::from).find(|path| path.extension().is_some_and(|ext| ext == "wasm"))?;
             Some((artifact["target"]["name"].as_str()?.to_owned(), path))
         };
         cargo_build(&arguments).into_iter().filter_map(path_of).collect()

@@ -46,7 +46,10 @@ async fn inspect_says_what_a_component_is() {
 async fn inspect_names_what_keeps_a_component_from_being_served() {
     let dir = temporary();
     for (text, named) in [
-        (r#"(component (import "wasi:http/outgoing-handler@0.2.0" (instance)))"#, "wasi:http/outgoing-handler@0.2.0"),
+        (
+            r#"(component (import "wasi:http/outgoing-handler@0.2.0" (instance)))"#,
+            "wasi:http/outgoing-handler@0.2.0",
+        ),
         (r#"(component (import "rollout:plugin/chat@0.2.0" (instance)))"#, "rollout:plugin/chat@0.2.0"),
         (r#"(component (import "vendor:gpu/kernels" (instance)))"#, "vendor:gpu/kernels"),
         ("(component)", "rollout:plugin/workflow@0.1.0"),
@@ -175,7 +178,9 @@ async fn the_stand_in_says_where_it_listens_and_ends_when_it_is_asked_to() {
 
 #[tokio::test]
 async fn help_and_version_are_no_errors_and_a_typing_error_is_one() {
-    for (arguments, code) in [(&["--help"][..], 0), (&["--version"], 0), (&["eval", "--help"], 0), (&["evl"], 2)] {
+    for (arguments, code) in
+        [(&["--help"][..], 0), (&["--version"], 0), (&["eval", "--help"], 0), (&["evl"], 2)]
+    {
         let ran = rollout_host(arguments).start().ended().await;
 
         assert_eq!(ran.code, Some(code), "{arguments:?}: {}", ran.stderr);

@@ -51,7 +51,12 @@ impl Evaluation {
 
     fn start(&self) -> Process {
         let mut command = rollout_host(["eval"]);
-        command.arg(&self.guest).arg("--data").arg(self.path("rows.jsonl")).arg("--out").arg(self.path("out"));
+        command
+            .arg(&self.guest)
+            .arg("--data")
+            .arg(self.path("rows.jsonl"))
+            .arg("--out")
+            .arg(self.path("out"));
         command.args(&self.options).current_dir(self.dir.path());
         command.env("KEY_OF_THE_MODEL", "secret-of-the-model").start()
     }
@@ -112,7 +117,7 @@ async fn every_row_has_a_result_and_a_trajectory_and_the_summary_counts_them() {
     assert_eq!(summary["passed"], 6, "{summary:#}");
     assert_eq!(summary["reward"]["mean"], 0.75, "{summary:#}");
     assert_eq!(summary["pass_at_k"]["1"], 0.75, "{summary:#}");
-    assert!(ran.stdout.contains("pass@1") && ran.stdout.contains("results.jsonl"), "{}", ran.stdout);
+    assert!(ran.stdout.contains("Pass@k") && ran.stdout.contains("results.jsonl"), "{}", ran.stdout);
 }
 
 #[tokio::test]
@@ -319,8 +324,10 @@ async fn a_plugin_that_fails_leaves_rollouts_unscored_and_the_exit_code_says_who
 
     assert_eq!(ran.code, Some(1), "{}", ran.stderr);
     let results = evaluation.results();
-    let told: Vec<_> =
-        results.iter().map(|line| (line["kind"].as_str(), line["fault"].as_str(), line["stage"].as_str())).collect();
+    let told: Vec<_> = results
+        .iter()
+        .map(|line| (line["kind"].as_str(), line["fault"].as_str(), line["stage"].as_str()))
+        .collect();
     let expected = [
         (None, None, None),
         (Some("error"), Some("plugin"), Some("workflow")),
@@ -358,7 +365,8 @@ async fn what_cannot_be_evaluated_is_refused_before_the_model_is_asked() {
     let no_rows = Evaluation::of("conform", &[json!({"question": "2 + 3"})]).model(&controller);
     let no_model = Evaluation::of("conform", &sums(2)).options(["--model", "a-model"]);
     let no_key = Evaluation::of("conform", &sums(2)).model(&controller).options(["--api-key-env", "NOT_SET"]);
-    let typing_error = Evaluation::of("conform", &sums(2)).model(&controller).config("[limits]\nsample-max = 3\n");
+    let typing_error =
+        Evaluation::of("conform", &sums(2)).model(&controller).config("[limits]\nsample-max = 3\n");
 
     for (evaluation, code, named) in [
         (no_grader, 2, "--grader"),

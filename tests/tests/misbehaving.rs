@@ -64,13 +64,14 @@ fn report(result: &Value) -> Value {
 
 #[tokio::test]
 async fn a_guest_that_traps_fails_its_rollout_only() {
-    let expected = Failure { category: "agent_error", message: &["workflow trapped", "unreachable"] };
+    let expected =
+        Failure { category: "agent_error", message: &["workflow panicked at", "this guest traps"] };
     check_workflow("trap", "misbehave", expected).await;
 }
 
 #[tokio::test]
 async fn a_grader_that_traps_fails_its_rollout_only() {
-    let expected = Failure { category: "agent_error", message: &["grader trapped"] };
+    let expected = Failure { category: "agent_error", message: &["grader panicked at", "this grader traps"] };
     check_grader("trap_grading", "misbehave", expected).await;
 }
 
@@ -188,7 +189,8 @@ async fn messages_that_are_no_json_objects_fail_the_rollout() {
     for nonsense in ["no json", "[1, 2]", "{\"role\": \"assistant\"", ""] {
         let result = host.run(&controller.rollout(&format!("say <{nonsense}>")).label("5")).await;
 
-        let expected = Failure { category: "validation_error", message: &["workflow returned messages[1] that is"] };
+        let expected =
+            Failure { category: "validation_error", message: &["workflow returned messages[1] that is"] };
         check_failure(&result, &expected);
     }
     check_goes_on(&host, &controller).await;
@@ -290,7 +292,10 @@ async fn artifacts_stay_in_the_directory_of_their_rollout() {
     assert_eq!(std::fs::read_to_string(kept.join("kept")).unwrap(), "kept by the guest");
     assert_eq!(std::fs::read_to_string(kept.join("deep/down.txt")).unwrap(), "and below");
     let everywhere = files_below(host.dir());
-    assert!(!everywhere.iter().any(|path| path.contains("escaped") || path.contains("hidden")), "{everywhere:?}");
+    assert!(
+        !everywhere.iter().any(|path| path.contains("escaped") || path.contains("hidden")),
+        "{everywhere:?}"
+    );
 }
 
 fn files_below(dir: &std::path::Path) -> Vec<String> {
@@ -363,8 +368,10 @@ async fn a_workflow_that_calls_what_is_for_graders_is_ended() {
 
 #[tokio::test]
 async fn a_grader_that_calls_what_is_for_workflows_is_ended() {
-    let expected =
-        Failure { category: "agent_error", message: &["broke the contract", "a grader called samples.sample.open"] };
+    let expected = Failure {
+        category: "agent_error",
+        message: &["broke the contract", "a grader called samples.sample.open"],
+    };
     check_grader("grade_with_chat", "misbehave", expected).await;
 }
 
@@ -375,7 +382,8 @@ async fn a_guest_finds_nothing_of_the_machine_that_it_runs_on() {
     listener.set_nonblocking(true).unwrap();
     let host = TestHost::of("look_around").variable("CANARY", "in the environment").start().await;
     let port = listener.local_addr().unwrap().port();
-    let request = || controller.rollout("Calculate 2 + 3.").label("5").with("metadata", json!({"port": port}));
+    let request =
+        || controller.rollout("Calculate 2 + 3.").label("5").with("metadata", json!({"port": port}));
 
     let result = host.run(&request()).await;
     let other = host.run(&request()).await;

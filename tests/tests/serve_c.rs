@@ -103,7 +103,10 @@ async fn a_completion_that_is_refused_ends_in_one_bare_failure_and_no_grading() 
     let callbacks = all_callbacks(host, &controller, &request).await;
 
     assert_eq!(kinds(&callbacks), ["completion", "completion", "grader"]);
-    assert_eq!(brief_callback(&callbacks[1]), (json!("failure"), json!("Internal server error"), Value::Null));
+    assert_eq!(
+        brief_callback(&callbacks[1]),
+        (json!("failure"), json!("Internal server error"), Value::Null)
+    );
     assert_eq!(brief_callback(&callbacks[2]), (json!("failure"), Value::Null, Value::Null));
     assert_eq!(callbacks[2].body["sample"], Value::Null);
 }
@@ -195,7 +198,8 @@ async fn a_sample_that_is_removed_is_told_without_its_reward() {
 async fn without_a_grader_url_there_is_one_callback() {
     let controller = Controller::start().await;
     let host = TestHost::start("conform").await;
-    let request = controller.rollout("2 + 3").label("5").with_callbacks(KEY).with("grader_callback_url", Value::Null);
+    let request =
+        controller.rollout("2 + 3").label("5").with_callbacks(KEY).with("grader_callback_url", Value::Null);
 
     let callbacks = all_callbacks(host, &controller, &request).await;
 

@@ -36,7 +36,8 @@ async fn a_rollout_comes_back_with_its_messages_and_reward() {
 async fn a_chat_call_names_its_rollout_and_sample_and_carries_the_key() {
     let controller = Controller::start().await;
     let host = TestHost::start("conform").await;
-    let request = controller.rollout("Calculate 2 + 3.").label("5").with("llm_api_key", "secret-of-the-model");
+    let request =
+        controller.rollout("Calculate 2 + 3.").label("5").with("llm_api_key", "secret-of-the-model");
 
     host.run(&request).await;
 
@@ -55,8 +56,10 @@ async fn a_chat_call_names_its_rollout_and_sample_and_carries_the_key() {
 async fn messages_keep_fields_that_nobody_here_has_heard_of() {
     let controller = Controller::start().await;
     let host = TestHost::start("conform").await;
-    let prompt = json!([{"role": "user", "content": [{"type": "text", "text": "2 + 3"}], "z": {"b": 1.50, "a": []}}]);
-    let reply = json!({"role": "assistant", "content": "#### 5", "reasoning_content": "2, 3", "annotations": [{}]});
+    let prompt =
+        json!([{"role": "user", "content": [{"type": "text", "text": "2 + 3"}], "z": {"b": 1.50, "a": []}}]);
+    let reply =
+        json!({"role": "assistant", "content": "#### 5", "reasoning_content": "2, 3", "annotations": [{}]});
     let completion = json!({"choices": [{"index": 0, "message": reply, "finish_reason": "stop"}]});
     controller.answer_chats([Answer::Status(200, completion)]);
 
@@ -114,8 +117,10 @@ async fn a_model_that_stumbles_is_asked_again() {
 #[tokio::test]
 async fn a_model_that_stays_away_is_at_fault_and_not_the_plugin() {
     let controller = Controller::start().await;
-    let host = TestHost::of("conform").config("[model]\nattempts-max = 2\ndelay-base-secs = 0.0\n").start().await;
-    for answers in [[Answer::Soon(503), Answer::Soon(503)], [Answer::Text("no JSON"), Answer::Text("<html>")]] {
+    let host =
+        TestHost::of("conform").config("[model]\nattempts-max = 2\ndelay-base-secs = 0.0\n").start().await;
+    for answers in [[Answer::Soon(503), Answer::Soon(503)], [Answer::Text("no JSON"), Answer::Text("<html>")]]
+    {
         controller.answer_chats(answers);
 
         let result = host.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
@@ -134,7 +139,8 @@ async fn a_key_that_the_model_echoes_is_told_to_nobody() {
     let host = TestHost::start("conform").await;
     let echo = json!({"error": "secret-of-the-model is not a key"});
     controller.answer_chats([Answer::Status(401, echo)]);
-    let request = controller.rollout("Calculate 2 + 3.").label("5").with("llm_api_key", "secret-of-the-model");
+    let request =
+        controller.rollout("Calculate 2 + 3.").label("5").with("llm_api_key", "secret-of-the-model");
 
     let result = host.run(&request).await;
 
@@ -235,7 +241,11 @@ async fn a_rollout_that_is_asked_for_outlives_its_lease() {
     // Each question waits a tenth of the lease for news.
     for _ in 0..15 {
         let reply = host.poll(&rollout).await;
-        assert!(["queued", "running"].iter().any(|status| reply.body["status"] == *status), "{:?}", reply.body);
+        assert!(
+            ["queued", "running"].iter().any(|status| reply.body["status"] == *status),
+            "{:?}",
+            reply.body
+        );
     }
     controller.release();
 
@@ -250,7 +260,8 @@ async fn a_result_is_forgotten_after_its_time_and_the_id_is_free_again() {
     let rollout = host.admit(&request).await;
     host.result(&rollout).await;
 
-    until("the result to be forgotten", async || (host.poll(&rollout).await.status == 404).then_some(())).await;
+    until("the result to be forgotten", async || (host.poll(&rollout).await.status == 404).then_some(()))
+        .await;
 
     assert_eq!(host.run(&request).await["sample"]["reward"], 1.0);
 }
@@ -285,7 +296,8 @@ async fn a_trajectory_has_what_was_claimed_and_what_was_observed() {
     assert_eq!(trajectory["schema_version"], "ATIF-v1.7", "{trajectory:#}");
     assert_eq!(trajectory["session_id"], request.rollout_id());
     let steps = trajectory["steps"].as_array().unwrap();
-    let told: Vec<_> = steps.iter().map(|step| (&step["step_id"], &step["source"], &step["message"])).collect();
+    let told: Vec<_> =
+        steps.iter().map(|step| (&step["step_id"], &step["source"], &step["message"])).collect();
     let (one, two) = (json!(1), json!(2));
     let (user, agent) = (json!("user"), json!("agent"));
     let (asked, answered) = (json!("Calculate 2 + 3."), json!("The sum is #### 5"));

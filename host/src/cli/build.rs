@@ -64,7 +64,12 @@ impl Build {
             (true, false) => "workflow",
             _ => "grader",
         };
-        println!("{}: {halves}, {} KiB, sha256:{}", output.display(), bytes.len().div_ceil(1024), about.digest);
+        println!(
+            "{}: {halves}, {} KiB, sha256:{}",
+            output.display(),
+            bytes.len().div_ceil(1024),
+            about.digest
+        );
         Ok(Exit::Done)
     }
 }
@@ -100,7 +105,11 @@ fn compile(dir: &Path, manifest: &Path) -> Result<(String, PathBuf)> {
         if message.reason != "compiler-artifact" || message.manifest_path.as_deref() != Some(manifest) {
             continue;
         }
-        match message.filenames.into_iter().find(|file| file.extension().is_some_and(|ending| ending == "wasm")) {
+        match message
+            .filenames
+            .into_iter()
+            .find(|file| file.extension().is_some_and(|ending| ending == "wasm"))
+        {
             Some(file) => built = Some((target.name, file)),
             None => no_cdylib = Some(target.kind.join(", ")),
         }

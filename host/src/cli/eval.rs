@@ -11,9 +11,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
 
+use super::Exit;
 use super::mock_model::script;
 use super::setup::{self, Loaded};
-use super::Exit;
 use crate::config::Config;
 use crate::error::Fault;
 use crate::eval::run::{End, Work};
@@ -30,8 +30,10 @@ const MOCK: &str = "mock";
 /// OUT/rollouts. Stopped by Ctrl-C or killed, the same command goes on where it was.
 /// A failure of model or host leaves a rollout unscored; no reward is ever made up.
 #[derive(Debug, Args)]
-#[command(after_help = "Exit codes: 0 every rollout has a reward; 1 some have none through the plugin's fault;\n\
-    2 not done, or some have none through the fault of model or host (--retry-unscored runs those again).")]
+#[command(
+    after_help = "Exit codes: 0 every rollout has a reward; 1 some have none through the plugin's fault;\n\
+    2 not done, or some have none through the fault of model or host (--retry-unscored runs those again)."
+)]
 pub(super) struct Eval {
     /// The component with the workflow.
     plugin: PathBuf,
@@ -117,7 +119,13 @@ impl Eval {
         setup::runtime()?.block_on(self.evaluate(opened, data, &loaded, key))
     }
 
-    async fn evaluate(&self, opened: Opened, data: DataSet, loaded: &Loaded, key: Option<Secret>) -> Result<Exit> {
+    async fn evaluate(
+        &self,
+        opened: Opened,
+        data: DataSet,
+        loaded: &Loaded,
+        key: Option<Secret>,
+    ) -> Result<Exit> {
         let (endpoint, _mock) = self.endpoint(key).await?;
         let Opened { mut journal, finished, dropped, torn: _, moved_to } = opened;
         if let Some(old) = moved_to {
@@ -139,10 +147,15 @@ impl Eval {
             setup::stop_signal().await;
             stopping.cancel();
         });
-        let work =
-            Work { rows: data.rows, runs_per_row, concurrency: self.concurrency as usize, endpoint: Arc::new(endpoint) };
+        let work = Work {
+            rows: data.rows,
+            runs_per_row,
+            concurrency: self.concurrency as usize,
+            endpoint: Arc::new(endpoint),
+        };
         let end =
-            eval::run::run(&loaded.host, work, &mut journal, &mut tally, stop, |tally| show(&bar, tally)).await;
+            eval::run::run(&loaded.host, work, &mut journal, &mut tally, stop, |tally| show(&bar, tally))
+                .await;
         signal.abort();
         bar.finish_and_clear();
         let end = end?;
@@ -150,7 +163,11 @@ impl Eval {
         journal.write_summary(&summary)?;
         print!("{}", eval::table::render(&summary));
         let dir = journal.dir();
-        println!("\nresults       {}\ntrajectories  {}", dir.join("results.jsonl").display(), dir.join("rollouts").display());
+        println!(
+            "\nresults       {}\ntrajectories  {}",
+            dir.join("results.jsonl").display(),
+            dir.join("rollouts").display()
+        );
         if end == End::Stopped {
             eprintln!("stopped; the same command with --out {} goes on from here", dir.display());
             return Ok(Exit::NotDone);
@@ -214,7 +231,8 @@ fn absolute(path: &Path) -> Result<PathBuf> {
 }
 
 fn progress(rollouts: usize, tally: &Tally) -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} rollouts  {msg}  {elapsed} elapsed, {eta} to go");
+    let style =
+        ProgressStyle::with_template("{bar:30} {pos}/{len} rollouts  {msg}  {elapsed} elapsed, {eta} to go");
     let bar = ProgressBar::new(rollouts as u64);
     // The template is fixed; were it wrong, the default one would do.
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
@@ -239,7 +257,10 @@ fn show(bar: &ProgressBar, tally: &Tally) {
 /// evaluation is run again counts before trouble that is not.
 fn exit(summary: &Summary) -> Exit {
     let at_fault = |fault: Fault| {
-        summary.unscored_by_kind.values().any(|kind| kind.faults.get(fault.as_str()).is_some_and(|count| *count > 0))
+        summary
+            .unscored_by_kind
+            .values()
+            .any(|kind| kind.faults.get(fault.as_str()).is_some_and(|count| *count > 0))
     };
     if summary.unscored_by_kind.is_empty() {
         Exit::Done

@@ -16,7 +16,10 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
     let about = || format!("cannot read {}", path.display());
     let size = std::fs::metadata(path).with_context(about)?.len();
     if size > COMPONENT_BYTES_MAX {
-        anyhow::bail!("{} has {size} bytes; a component has {COMPONENT_BYTES_MAX} at the most", path.display());
+        anyhow::bail!(
+            "{} has {size} bytes; a component has {COMPONENT_BYTES_MAX} at the most",
+            path.display()
+        );
     }
     std::fs::read(path).with_context(about)
 }

@@ -80,7 +80,9 @@ impl Serve {
         }
         let loaded = setup::host(&self.plugin, self.grader.as_deref(), &config, Some(artifact_root.clone()))?;
         if loaded.grader_digest.is_none() {
-            tracing::warn!("the plugin has no grader and none is given by --grader: no rollout will have a reward");
+            tracing::warn!(
+                "the plugin has no grader and none is given by --grader: no rollout will have a reward"
+            );
         }
         let osmosis = Osmosis::new(Settings {
             host: loaded.host.clone(),
@@ -116,7 +118,8 @@ async fn serve(config: &Config, host: &Host, osmosis: &Osmosis) -> Result<Exit> 
         }
     });
     let drained = CancellationToken::new();
-    let server = axum::serve(listener, osmosis.router()).with_graceful_shutdown(drained.clone().cancelled_owned());
+    let server =
+        axum::serve(listener, osmosis.router()).with_graceful_shutdown(drained.clone().cancelled_owned());
     let server = tokio::spawn(server.into_future());
     println!("listening on http://{address}");
 

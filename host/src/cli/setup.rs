@@ -20,7 +20,8 @@ pub(super) fn logs(format: LogFormat, server: bool) {
     let default = if server { "info" } else { "warn" };
     let filter = EnvFilter::try_from_env("ROLLOUT_HOST_LOG").unwrap_or_else(|_| EnvFilter::new(default));
     let colour = std::io::stderr().is_terminal();
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour);
+    let logs =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour);
     match format {
         LogFormat::Text => logs.with_target(false).init(),
         LogFormat::Json => logs.json().init(),

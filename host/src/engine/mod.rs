@@ -83,7 +83,8 @@ fn config(instances_max: u32, memory_bytes_max: usize) -> Config {
         .wasm_custom_page_sizes(false)
         .wasm_wide_arithmetic(false);
     if instances_max <= POOLED_INSTANCES_MAX {
-        config.allocation_strategy(InstanceAllocationStrategy::Pooling(pool(instances_max, memory_bytes_max)));
+        config
+            .allocation_strategy(InstanceAllocationStrategy::Pooling(pool(instances_max, memory_bytes_max)));
     } else {
         config
             .allocation_strategy(InstanceAllocationStrategy::OnDemand)

@@ -74,7 +74,8 @@ pub async fn run(
         while under_way.len() < work.concurrency && !stop.is_cancelled() {
             let Some((row, run)) = todo.next() else { break };
             let request = request(row, run, &work.endpoint);
-            let rollout = host.admit(request).map_err(|source| RunError::Refused { row: row.index, source })?;
+            let rollout =
+                host.admit(request).map_err(|source| RunError::Refused { row: row.index, source })?;
             let row = row.index;
             under_way.spawn(async move { (row, run, complete(rollout).await) });
         }
@@ -155,9 +156,10 @@ fn line(row: usize, run: usize, finished: &Finished, root: &Path) -> ResultLine 
         prompt_tokens: finished.spent.prompt_tokens,
         completion_tokens: finished.spent.completion_tokens,
         duration_ms: millis(finished.duration),
-        trajectory: finished.trajectory.as_ref().map(|path| {
-            path.strip_prefix(root).unwrap_or(path).to_string_lossy().into_owned()
-        }),
+        trajectory: finished
+            .trajectory
+            .as_ref()
+            .map(|path| path.strip_prefix(root).unwrap_or(path).to_string_lossy().into_owned()),
     }
 }
 

@@ -42,13 +42,19 @@ impl artifacts::Host for Imports {
             return Ok(Err(Error::InvalidName(why)));
         }
         let mut kept = self.record.lock();
-        if let Some(other) = kept.artifacts.keys().find(|other| is_inside(&name, other) || is_inside(other, &name)) {
-            return Ok(Err(Error::InvalidName(format!("'{other}' exists, and one would have to be a directory"))));
+        if let Some(other) =
+            kept.artifacts.keys().find(|other| is_inside(&name, other) || is_inside(other, &name))
+        {
+            return Ok(Err(Error::InvalidName(format!(
+                "'{other}' exists, and one would have to be a directory"
+            ))));
         }
         let old = kept.artifacts.get(&name).map(|content| content.len());
         if old.is_none() && kept.artifacts.len() >= self.limits.artifacts_max {
             let max = self.limits.artifacts_max;
-            return Ok(Err(Error::OverLimit(format!("artifacts-max of {max} files; the operator can raise it"))));
+            return Ok(Err(Error::OverLimit(format!(
+                "artifacts-max of {max} files; the operator can raise it"
+            ))));
         }
         let total = kept.artifact_bytes - old.unwrap_or(0) + content.len();
         if total > self.limits.artifact_bytes_max {

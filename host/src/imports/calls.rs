@@ -73,7 +73,11 @@ impl Imports {
 }
 
 impl calls::Host for Imports {
-    async fn wait(&mut self, calls: Vec<Resource<Call>>, timeout_ms: Option<u64>) -> wasmtime::Result<Vec<u32>> {
+    async fn wait(
+        &mut self,
+        calls: Vec<Resource<Call>>,
+        timeout_ms: Option<u64>,
+    ) -> wasmtime::Result<Vec<u32>> {
         // A guest's list may be longer than what it holds; the work per wake-up is
         // bounded by what it may hold.
         if calls.len() > self.limits.concurrent_calls_max as usize {

@@ -50,7 +50,9 @@ use crate::id::RolloutId;
 use crate::limits::Limits;
 use crate::outbound::{ChatClient, ModelEndpoint};
 
-pub use record::{ArtifactFile, Exchange, ExchangeOutcome, LogEntry, LogLevel, Record, Recorded, SampleRecord, Spent};
+pub use record::{
+    ArtifactFile, Exchange, ExchangeOutcome, LogEntry, LogLevel, Record, Recorded, SampleRecord, Spent,
+};
 
 /// Which half of a plugin an instance runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -134,7 +134,10 @@ impl samples::HostSample for Imports {
     ) -> wasmtime::Result<Result<(), RecordError>> {
         let place = self.table.get(&sample)?.place;
         if !value.is_finite() {
-            return Ok(Err(RecordError::Invalid(format!("metric '{}' is {value}, not a finite number", brief(&name)))));
+            return Ok(Err(RecordError::Invalid(format!(
+                "metric '{}' is {value}, not a finite number",
+                brief(&name)
+            ))));
         }
         if let Err(error) = check_name(&name) {
             return Ok(Err(error));
@@ -160,7 +163,10 @@ impl samples::HostSample for Imports {
         let raw = match serde_json::from_str::<&RawValue>(&value) {
             Ok(raw) => raw.to_owned(),
             Err(error) => {
-                return Ok(Err(RecordError::Invalid(format!("field '{}' is not valid JSON: {error}", brief(&name)))));
+                return Ok(Err(RecordError::Invalid(format!(
+                    "field '{}' is not valid JSON: {error}",
+                    brief(&name)
+                ))));
             }
         };
         let mut kept = self.record.lock();

@@ -84,7 +84,9 @@ pub enum RunError {
     #[error("{0}")]
     Invalid(String),
     /// It asked for more memory than it may have, and could not do without.
-    #[error("needed more memory than memory-bytes-max of {max} bytes; use less, or ask the operator to raise it")]
+    #[error(
+        "needed more memory than memory-bytes-max of {max} bytes; use less, or ask the operator to raise it"
+    )]
     Memory {
         /// The limit.
         max: usize,
@@ -179,7 +181,8 @@ pub(crate) async fn run_workflow(
         let mut store = store(plugin, imports, bounds);
         let instance = plugin.pre.instantiate_async(&mut store).await;
         let instance = instance.map_err(|error| starting(&store, &error))?;
-        let guest = indices.load(&mut store, &instance).map_err(|error| RunError::Host(format!("{error:#}")))?;
+        let guest =
+            indices.load(&mut store, &instance).map_err(|error| RunError::Host(format!("{error:#}")))?;
         let result = guest.call_run(&mut store, prompt).await;
         Ok(result.map_err(|error| running(&store, &error))??)
     })
@@ -200,7 +203,8 @@ pub(crate) async fn run_grader(
         let mut store = store(plugin, imports, bounds);
         let instance = plugin.pre.instantiate_async(&mut store).await;
         let instance = instance.map_err(|error| starting(&store, &error))?;
-        let guest = indices.load(&mut store, &instance).map_err(|error| RunError::Host(format!("{error:#}")))?;
+        let guest =
+            indices.load(&mut store, &instance).map_err(|error| RunError::Host(format!("{error:#}")))?;
         let result = guest.call_grade(&mut store, label, &samples).await;
         let verdicts = result.map_err(|error| running(&store, &error))??;
         Ok(verdicts.into_iter().map(Into::into).collect())

@@ -43,7 +43,12 @@ impl CallbackClient {
 
     /// Posts the JSON body until it is acknowledged with a 2xx status. Repeated on
     /// connection trouble, 429, 500, 502, 503 and 504; any other answer is final.
-    pub async fn post(&self, url: &str, key: Option<&Secret>, body: Bytes) -> Result<Acknowledged, Undelivered> {
+    pub async fn post(
+        &self,
+        url: &str,
+        key: Option<&Secret>,
+        body: Bytes,
+    ) -> Result<Acknowledged, Undelivered> {
         let mut attempts = 0;
         let mut first_failure = None;
         loop {
@@ -74,7 +79,9 @@ impl CallbackClient {
                     }
                     (reason, retry_after(response.headers()))
                 }
-                Err(error) if error.is_builder() => return Err(Undelivered { attempts, reason: describe(error) }),
+                Err(error) if error.is_builder() => {
+                    return Err(Undelivered { attempts, reason: describe(error) });
+                }
                 Err(error) => (describe(error), None),
             };
             let since_first = first_failure.get_or_insert_with(Instant::now).elapsed();

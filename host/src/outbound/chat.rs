@@ -36,16 +36,17 @@ pub enum InvalidEndpoint {
 
 impl ModelEndpoint {
     /// An endpoint below a base URL, to which `/chat/completions` is added.
-    pub fn new(base_url: &str, model: impl Into<String>, api_key: Option<Secret>) -> Result<Self, InvalidEndpoint> {
+    pub fn new(
+        base_url: &str,
+        model: impl Into<String>,
+        api_key: Option<Secret>,
+    ) -> Result<Self, InvalidEndpoint> {
         let invalid = || InvalidEndpoint::Url(base_url.to_owned());
         let mut url = Url::parse(base_url).map_err(|_| invalid())?;
         if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
             return Err(invalid());
         }
-        url.path_segments_mut()
-            .map_err(|()| invalid())?
-            .pop_if_empty()
-            .extend(["chat", "completions"]);
+        url.path_segments_mut().map_err(|()| invalid())?.pop_if_empty().extend(["chat", "completions"]);
         let header = api_key
             .as_ref()
             .map(|key| {

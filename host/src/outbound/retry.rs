@@ -46,7 +46,12 @@ impl RetryPolicy {
     /// The wait before the next try after `failures` failures, the first of them
     /// `since_first` ago; none where it is time to give up. What a server asks for by
     /// `Retry-After` counts, unless it is past the budget: then waiting is useless.
-    pub fn next_delay(&self, failures: u32, since_first: Duration, asked: Option<Duration>) -> Option<Duration> {
+    pub fn next_delay(
+        &self,
+        failures: u32,
+        since_first: Duration,
+        asked: Option<Duration>,
+    ) -> Option<Duration> {
         if failures >= self.attempts_max {
             return None;
         }

@@ -46,10 +46,14 @@ pub struct Description {
 #[non_exhaustive]
 pub enum LoadError {
     /// It is no WebAssembly at all.
-    #[error("not a WebAssembly file: it begins with {0:02x?}, not with '\\0asm'; give the .wasm file that `rollout-host build` wrote")]
+    #[error(
+        "not a WebAssembly file: it begins with {0:02x?}, not with '\\0asm'; give the .wasm file that `rollout-host build` wrote"
+    )]
     NotWasm(Vec<u8>),
     /// It is a module, not a component.
-    #[error("a core WebAssembly module, not a component; build it for wasm32-wasip2, which `rollout-host build` does")]
+    #[error(
+        "a core WebAssembly module, not a component; build it for wasm32-wasip2, which `rollout-host build` does"
+    )]
     CoreModule,
     /// It does not validate or compile.
     #[error("not a valid component")]
@@ -77,7 +81,8 @@ impl Plugin {
         if !about.problems.is_empty() {
             return Err(LoadError::Unservable(about.problems));
         }
-        let linked = LinkedPlugin::new(linker, &component, about.workflow, about.grader).map_err(LoadError::Link)?;
+        let linked =
+            LinkedPlugin::new(linker, &component, about.workflow, about.grader).map_err(LoadError::Link)?;
         Ok(Self { about: about.into(), linked })
     }
 

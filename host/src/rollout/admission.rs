@@ -45,7 +45,9 @@ pub struct HostSettings {
 #[non_exhaustive]
 pub enum HostError {
     /// The plugin has no agent loop.
-    #[error("the plugin exports no workflow, only a grader; give the workflow's component, and this one by --grader")]
+    #[error(
+        "the plugin exports no workflow, only a grader; give the workflow's component, and this one by --grader"
+    )]
     NoWorkflow,
     /// The grader's plugin has no reward function.
     #[error("the component given by --grader exports no grader")]

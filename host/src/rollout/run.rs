@@ -158,7 +158,8 @@ impl Rollout {
             self.record.clone(),
         );
         let bounds = Bounds { memory_bytes_max: limits.memory_bytes_max, deadline: Some(deadline.at) };
-        let prompt: Vec<String> = self.request.prompt.iter().map(|message| message.get().to_owned()).collect();
+        let prompt: Vec<String> =
+            self.request.prompt.iter().map(|message| message.get().to_owned()).collect();
         match instance::run_workflow(settings.workflow.linked(), imports, bounds, &prompt).await {
             Ok(returned) => self.settle(returned),
             Err(RunError::Deadline) => Err(deadline.exceeded(Stage::Workflow, self.queued)),
@@ -246,12 +247,16 @@ impl Rollout {
     async fn run_grader(&mut self) -> Result<(), Failure> {
         let fail = |kind, reason: String| Failure::new(Stage::Grader, kind, Fault::Plugin, reason);
         let Some(grader) = self.host.grader() else {
-            return Err(Failure::new(Stage::Grader, FailureKind::NotGraded, Fault::Caller, "this host has no grader"));
+            return Err(Failure::new(
+                Stage::Grader,
+                FailureKind::NotGraded,
+                Fault::Caller,
+                "this host has no grader",
+            ));
         };
         let samples = self.record.samples();
         if samples.is_empty() {
-            let reason =
-                "No sample to grade. The workflow must return its messages or open a sample before it is graded.";
+            let reason = "No sample to grade. The workflow must return its messages or open a sample before it is graded.";
             return Err(fail(FailureKind::NoSample, reason.to_owned()));
         }
         let limits = self.host.0.limits.clone();
@@ -267,9 +272,11 @@ impl Rollout {
             Err(error) => return Err(self.explain(Stage::Grader, &error)),
         };
         self.apply(&samples, verdicts).map_err(|reason| fail(FailureKind::Invalid, reason))?;
-        let unrated = self.record.samples().into_iter().find(|sample| {
-            !sample.withdrawn && !self.rewards.contains_key(&sample.id)
-        });
+        let unrated = self
+            .record
+            .samples()
+            .into_iter()
+            .find(|sample| !sample.withdrawn && !self.rewards.contains_key(&sample.id));
         match unrated {
             Some(sample) if samples.len() > 1 => {
                 Err(fail(FailureKind::NoReward, format!("Sample {} has no reward after grading", sample.id)))
@@ -291,10 +298,15 @@ impl Rollout {
                 return Err(format!("grader gave two verdicts of sample '{name}'"));
             }
             if let Some(reward) = verdict.reward.filter(|reward| !reward.is_finite()) {
-                return Err(format!("grader gave sample '{name}' the reward {reward}, which is not a finite number"));
+                return Err(format!(
+                    "grader gave sample '{name}' the reward {reward}, which is not a finite number"
+                ));
             }
             if let Some((metric, value)) = verdict.metrics.iter().find(|(_, value)| !value.is_finite()) {
-                return Err(format!("grader gave metric '{}' the value {value}, which is not a finite number", brief(metric)));
+                return Err(format!(
+                    "grader gave metric '{}' the value {value}, which is not a finite number",
+                    brief(metric)
+                ));
             }
         }
         for (id, verdict) in checked {
@@ -351,12 +363,22 @@ impl Rollout {
         }
         if !self.graded {
             let reason = "no reward was asked for";
-            return Outcome::Unscored(Failure::new(Stage::Grader, FailureKind::NotGraded, Fault::Caller, reason));
+            return Outcome::Unscored(Failure::new(
+                Stage::Grader,
+                FailureKind::NotGraded,
+                Fault::Caller,
+                reason,
+            ));
         }
         let rewards: Vec<f64> = samples.iter().filter_map(FinishedSample::public_reward).collect();
         if rewards.is_empty() {
             let reason = "every sample was withdrawn";
-            return Outcome::Unscored(Failure::new(Stage::Grader, FailureKind::Withdrawn, Fault::Plugin, reason));
+            return Outcome::Unscored(Failure::new(
+                Stage::Grader,
+                FailureKind::Withdrawn,
+                Fault::Plugin,
+                reason,
+            ));
         }
         // Dividing first keeps the sum of large rewards finite.
         let count = rewards.len() as f64;

@@ -9,8 +9,8 @@ mod store;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
-use super::outcome::{Finished, FinishedSample, Outcome};
 use super::RolloutRequest;
+use super::outcome::{Finished, FinishedSample, Outcome};
 use crate::id::RolloutId;
 use crate::imports::{Exchange, ExchangeOutcome, Recorded, RunContext};
 use crate::wire::atif::{Agent, SCHEMA_VERSION, Trajectory};
@@ -83,7 +83,8 @@ fn build(
     // A workflow that was stopped before it registered anything still made calls; the
     // last request and its reply are then the best account of the conversation.
     let last_seen = steps::last_conversation(exchanges);
-    let claimed = sample.map(|sample| sample.record.messages.as_slice()).filter(|messages| !messages.is_empty());
+    let claimed =
+        sample.map(|sample| sample.record.messages.as_slice()).filter(|messages| !messages.is_empty());
     let messages = claimed.or((!last_seen.is_empty()).then_some(&last_seen)).unwrap_or(&request.prompt);
     let steps::Account { steps, final_metrics, unmatched } = steps::account(messages, exchanges);
 

@@ -78,9 +78,7 @@ pub fn request_body(
     }
     let body = Body { model, messages, tools, stream: false, params };
     // Every part is valid JSON already, and no key is anything but a string.
-    serde_json::to_vec(&body)
-        .map(Bytes::from)
-        .map_err(|error| InvalidRequest::Params(error.to_string()))
+    serde_json::to_vec(&body).map(Bytes::from).map_err(|error| InvalidRequest::Params(error.to_string()))
 }
 
 /// Tokens as the model's server counted them.

@@ -42,7 +42,8 @@ fn read(headers: &HeaderMap, body: &[u8]) -> Result<Selector, ApiError> {
     let prefix = fields.text("prefix").map(Selector::Prefix);
     let all = if fields.has("all") { fields.flag("all") } else { None };
     let all = all.filter(|all| *all).map(|_| Selector::All);
-    let given: Vec<Selector> = fields.finish(Some([ids, prefix, all])).map_err(ApiError::Invalid)?.into_iter().flatten().collect();
+    let given: Vec<Selector> =
+        fields.finish(Some([ids, prefix, all])).map_err(ApiError::Invalid)?.into_iter().flatten().collect();
     match <[Selector; 1]>::try_from(given) {
         Ok([selector]) => Ok(selector),
         Err(_) => Err(ApiError::Selector),

@@ -98,7 +98,12 @@ impl<'a> Fields<'a> {
         self.problems.push(Problem::new(r#type, loc(name), msg, input));
     }
 
-    fn typed<T: DeserializeOwned>(&mut self, name: &str, r#type: &'static str, msg: &'static str) -> Option<T> {
+    fn typed<T: DeserializeOwned>(
+        &mut self,
+        name: &str,
+        r#type: &'static str,
+        msg: &'static str,
+    ) -> Option<T> {
         let raw = self.optional(name)?;
         let read = serde_json::from_str(raw.get()).ok();
         if read.is_none() {
@@ -146,7 +151,12 @@ impl<'a> Fields<'a> {
         };
         for (at, item) in items.iter().enumerate().filter(|(_, item)| !item.get().starts_with('{')) {
             let at = vec![json!("body"), json!(name), json!(at)];
-            self.problems.push(Problem::new("dict_type", at, "Input should be a valid dictionary", value(item)));
+            self.problems.push(Problem::new(
+                "dict_type",
+                at,
+                "Input should be a valid dictionary",
+                value(item),
+            ));
         }
         Some(items)
     }
@@ -221,7 +231,10 @@ fn value(raw: &RawValue) -> Value {
 /// Where in the text an error is, in characters from its start.
 fn offset(body: &[u8], error: &serde_json::Error) -> usize {
     let text = String::from_utf8_lossy(body);
-    let lines: usize =
-        text.split_inclusive('\n').take(error.line().saturating_sub(1)).map(|line| line.chars().count()).sum();
+    let lines: usize = text
+        .split_inclusive('\n')
+        .take(error.line().saturating_sub(1))
+        .map(|line| line.chars().count())
+        .sum();
     lines + error.column().saturating_sub(1)
 }

@@ -128,9 +128,8 @@ async fn start_rollout(
     body: Bytes,
 ) -> Result<Response, ApiError> {
     match request::read(&headers, &body)? {
-        StartRollout::Polled(request) => {
-            d::start(&osmosis, request).map(|admission| (StatusCode::ACCEPTED, Json(admission)).into_response())
-        }
+        StartRollout::Polled(request) => d::start(&osmosis, request)
+            .map(|admission| (StatusCode::ACCEPTED, Json(admission)).into_response()),
         StartRollout::CalledBack(request) => {
             c::start(&osmosis, request).map(|()| (StatusCode::ACCEPTED, Json(json!({}))).into_response())
         }

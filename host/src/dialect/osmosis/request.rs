@@ -144,7 +144,8 @@ impl Common {
         let id = id.and_then(|id| {
             let parsed = RolloutId::parse(id);
             if let Err(why) = parsed {
-                let rule = "rollout_id must be a single path segment (no path separators, and not '.' or '..')";
+                let rule =
+                    "rollout_id must be a single path segment (no path separators, and not '.' or '..')";
                 fields.wrong("rollout_id", &format!("{rule}: {why}"));
             }
             parsed.ok()
@@ -182,7 +183,9 @@ impl Common {
                 samples_max: 1,
                 workflow_secs: self.workflow_secs,
                 grader_secs: self.grader_secs,
-                trajectory_extra: Some(Arc::new(move |facts| sample::trajectory(facts, self.extra_fields.as_deref()))),
+                trajectory_extra: Some(Arc::new(move |facts| {
+                    sample::trajectory(facts, self.extra_fields.as_deref())
+                })),
             },
         })
     }

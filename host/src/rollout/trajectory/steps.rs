@@ -81,7 +81,8 @@ pub(super) fn account(messages: &[Box<RawValue>], exchanges: &[&Exchange]) -> Ac
         step.step_id = at + 1;
     }
     let sum = |tokens: fn(&Usage) -> u64| -> Option<u64> {
-        let known: Vec<u64> = replies.iter().filter_map(|reply| reply.completion.usage.as_ref()).map(tokens).collect();
+        let known: Vec<u64> =
+            replies.iter().filter_map(|reply| reply.completion.usage.as_ref()).map(tokens).collect();
         (!known.is_empty()).then(|| known.iter().sum())
     };
     let final_metrics = FinalMetrics {
@@ -162,10 +163,11 @@ fn add_result(steps: &mut Vec<Step>, call_id: Option<String>, content: String) {
         steps.push(step(Source::System, String::new()));
     }
     let Some(last) = steps.last_mut() else { return };
-    let known = call_id
-        .as_ref()
-        .is_some_and(|id| last.tool_calls.iter().any(|call| call.tool_call_id == *id));
-    let source_call_id = if known { call_id } else {
+    let known =
+        call_id.as_ref().is_some_and(|id| last.tool_calls.iter().any(|call| call.tool_call_id == *id));
+    let source_call_id = if known {
+        call_id
+    } else {
         if let Some(id) = call_id {
             last.extra.insert("tool_call_id".to_owned(), id.into());
         }
@@ -242,7 +244,8 @@ fn metrics(reply: &Reply<'_>) -> Metrics {
     };
     let Ok(mut body) = serde_json::from_slice::<Body>(reply.body) else { return metrics };
     let choice = if body.choices.is_empty() { None } else { Some(body.choices.swap_remove(0)) };
-    let (choice_ids, choice_logprobs) = choice.map_or((None, None), |choice| (choice.token_ids, choice.logprobs));
+    let (choice_ids, choice_logprobs) =
+        choice.map_or((None, None), |choice| (choice.token_ids, choice.logprobs));
     let array = |raw: Option<Box<RawValue>>| raw.filter(|raw| raw.get().starts_with('['));
     metrics.prompt_token_ids = array(body.prompt_token_ids);
     metrics.completion_token_ids = array(choice_ids.or(body.token_ids));
@@ -326,7 +329,9 @@ mod tests {
     fn replied(body: &str) -> Exchange {
         Exchange {
             sample: SampleId::parse("main").unwrap(),
-            request: bytes::Bytes::from_static(br#"{"model":"m","messages":[{"role":"user","content":"q"}]}"#),
+            request: bytes::Bytes::from_static(
+                br#"{"model":"m","messages":[{"role":"user","content":"q"}]}"#,
+            ),
             started_at: SystemTime::UNIX_EPOCH,
             duration: Duration::from_millis(2),
             outcome: ExchangeOutcome::Replied {
@@ -378,7 +383,9 @@ mod tests {
     #[test]
     fn a_reply_that_the_workflow_left_out_is_kept_as_unmatched() {
         let messages = raw(&[r#"{"role":"assistant","content":"second"}"#]);
-        let first = replied(r#"{"choices":[{"message":{"role":"assistant","content":"first"}}],"usage":{"prompt_tokens":1,"completion_tokens":9}}"#);
+        let first = replied(
+            r#"{"choices":[{"message":{"role":"assistant","content":"first"}}],"usage":{"prompt_tokens":1,"completion_tokens":9}}"#,
+        );
         let second = replied(r#"{"choices":[{"message":{"role":"assistant","content":"second"}}]}"#);
         let account = account(&messages, &[&first, &second]);
         assert_eq!(account.steps[0].llm_call_count, Some(1));
@@ -387,9 +394,8 @@ mod tests {
 
     #[test]
     fn arguments_that_are_no_object_are_kept_as_text() {
-        let messages = raw(&[
-            r#"{"role":"assistant","content":"","tool_calls":[{"function":{"arguments":"{oops"}}]}"#,
-        ]);
+        let messages =
+            raw(&[r#"{"role":"assistant","content":"","tool_calls":[{"function":{"arguments":"{oops"}}]}"#]);
         let account = account(&messages, &[]);
         let call = &account.steps[0].tool_calls[0];
         assert_eq!((call.tool_call_id.as_str(), call.function_name.as_str()), ("call_0", "unknown"));

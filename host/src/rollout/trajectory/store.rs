@@ -23,7 +23,9 @@ pub(in crate::rollout) async fn write(
     for (name, document) in documents(request, run, finished, &recorded, plugins) {
         match serde_json::to_vec_pretty(&document) {
             Ok(text) => files.push((name, text)),
-            Err(error) => tracing::error!(rollout_id = %finished.id, %error, "trajectory could not be encoded"),
+            Err(error) => {
+                tracing::error!(rollout_id = %finished.id, %error, "trajectory could not be encoded")
+            }
         }
     }
     let main = files.first().map(|(name, _)| folder.join(name));
@@ -81,7 +83,10 @@ fn log_lines(log: &[LogEntry], dropped: u64) -> io::Result<Vec<u8>> {
         text.push(b'\n');
     }
     if dropped > 0 {
-        writeln!(text, r#"{{"level":"warn","text":"{dropped} more entries were dropped at the log's limit"}}"#)?;
+        writeln!(
+            text,
+            r#"{{"level":"warn","text":"{dropped} more entries were dropped at the log's limit"}}"#
+        )?;
     }
     Ok(text)
 }

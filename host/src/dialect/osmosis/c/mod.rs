@@ -58,11 +58,20 @@ impl<'a> Graded<'a> {
 
 /// Takes a rollout on and leaves it to a task of its own.
 pub(super) fn start(osmosis: &Osmosis, request: CalledBack) -> Result<(), ApiError> {
-    let CalledBack { asked: Asked { rollout, gradable, label }, completion_url, grader_url, controller_key } = request;
+    let CalledBack { asked: Asked { rollout, gradable, label }, completion_url, grader_url, controller_key } =
+        request;
     let id = rollout.id.clone();
     let rollout = osmosis.0.host.admit(rollout)?;
     let gradable = gradable && osmosis.0.host.grader().is_some();
-    let task = Task { osmosis: osmosis.clone(), id, completion_url, grader_url, key: controller_key, gradable, label };
+    let task = Task {
+        osmosis: osmosis.clone(),
+        id,
+        completion_url,
+        grader_url,
+        key: controller_key,
+        gradable,
+        label,
+    };
     osmosis.0.tasks.spawn(task.run(rollout));
     Ok(())
 }
@@ -145,7 +154,9 @@ impl Task {
     fn graded<'a>(&'a self, finished: &'a Finished) -> Graded<'a> {
         let sample = |graded| WireSample::of(finished, self.label.as_deref(), graded);
         match &finished.outcome {
-            Outcome::Scored { .. } => Graded { status: "success", sample: sample(true), ..Graded::bare(&self.id) },
+            Outcome::Scored { .. } => {
+                Graded { status: "success", sample: sample(true), ..Graded::bare(&self.id) }
+            }
             Outcome::Unscored(failure) if failure.kind == FailureKind::Withdrawn => {
                 Graded { status: "success", sample: sample(true), ..Graded::bare(&self.id) }
             }

@@ -118,8 +118,12 @@ async fn drive(entry: &Entry, mut rollout: Rollout, plan: &Plan) -> Bytes {
     if expired {
         let id = entry.id();
         let lease = "polling lease expired";
-        return ResultBody { err_message: Some(lease), err_category: Some("lease_expired"), ..ResultBody::bare(id, "failure") }
-            .bytes();
+        return ResultBody {
+            err_message: Some(lease),
+            err_category: Some("lease_expired"),
+            ..ResultBody::bare(id, "failure")
+        }
+        .bytes();
     }
     match finished {
         Ok(finished) => body(&finished, plan),
@@ -148,7 +152,9 @@ fn body(finished: &Finished, plan: &Plan) -> Bytes {
             }
             // A reward was wanted and there is nothing to make one with.
             FailureKind::NotGraded => ResultBody::bare(id, "failure"),
-            FailureKind::Cancelled => ResultBody { err_message: Some("cancelled"), ..ResultBody::bare(id, "cancelled") },
+            FailureKind::Cancelled => {
+                ResultBody { err_message: Some("cancelled"), ..ResultBody::bare(id, "cancelled") }
+            }
             _ if reason.stage == Stage::Grader => failure(id, reason, sample(false)),
             _ => failure(id, reason, None),
         },
@@ -172,9 +178,12 @@ pub(super) async fn result(
     let lease = headers.get(LEASE_HEADER).map(|value| String::from_utf8_lossy(value.as_bytes()));
     let at = || vec![json!("header"), json!(LEASE_HEADER)];
     let lease = match lease.as_deref() {
-        None => return Err(ApiError::Invalid(vec![Problem::new("missing", at(), "Field required", Value::Null)])),
+        None => {
+            return Err(ApiError::Invalid(vec![Problem::new("missing", at(), "Field required", Value::Null)]));
+        }
         Some("") => {
-            let problem = Problem::new("string_too_short", at(), "String should have at least 1 character", "".into());
+            let problem =
+                Problem::new("string_too_short", at(), "String should have at least 1 character", "".into());
             return Err(ApiError::Invalid(vec![problem.with(json!({"min_length": 1}))]));
         }
         Some(lease) => lease,
