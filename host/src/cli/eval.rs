@@ -109,14 +109,15 @@ impl Eval {
         }
         let out = self.out.clone().unwrap_or_else(|| self.default_out());
         let rollouts = out.join("rollouts");
-        let loaded = setup::host(&self.plugin, self.grader.as_deref(), &config, Some(absolute(&rollouts)?))?;
+        let runtime = setup::runtime()?;
+        let loaded = setup::host(&runtime, &self.plugin, self.grader.as_deref(), &config, Some(absolute(&rollouts)?))?;
         if loaded.grader_digest.is_none() {
             bail!("the plugin has no grader; give one by --grader FILE");
         }
         let manifest = self.manifest(&config, &data, &loaded);
         let resume = Resume { retry_unscored: self.retry_unscored, fresh: self.fresh };
         let opened = Journal::open(&out, &manifest, resume)?;
-        setup::runtime()?.block_on(self.evaluate(opened, data, &loaded, key))
+        runtime.block_on(self.evaluate(opened, data, &loaded, key))
     }
 
     async fn evaluate(

@@ -78,7 +78,8 @@ impl Serve {
         if server_key.is_none() && !config.listen.ip().is_loopback() {
             tracing::warn!(listen = %config.listen, "whoever reaches this address can run rollouts; --server-key-env asks for a key");
         }
-        let loaded = setup::host(&self.plugin, self.grader.as_deref(), &config, Some(artifact_root.clone()))?;
+        let runtime = setup::runtime()?;
+        let loaded = setup::host(&runtime, &self.plugin, self.grader.as_deref(), &config, Some(artifact_root.clone()))?;
         if loaded.grader_digest.is_none() {
             tracing::warn!(
                 "the plugin has no grader and none is given by --grader: no rollout will have a reward"
@@ -99,7 +100,6 @@ impl Serve {
             artifact_root = %artifact_root.display(),
             "plugin loaded"
         );
-        let runtime = setup::runtime()?;
         let exit = runtime.block_on(serve(&config, &loaded.host, &osmosis));
         // What is left, such as a slow write, is not waited for.
         runtime.shutdown_background();

@@ -11,6 +11,7 @@ use super::LogFormat;
 use super::plugin_file;
 use crate::config::{Config, RawConfig};
 use crate::engine::Engine;
+use crate::error::Fault;
 use crate::outbound::{self, ChatClient, Secret};
 use crate::rollout::{Host, HostSettings};
 
@@ -67,8 +68,9 @@ pub(super) struct Loaded {
     pub grader_digest: Option<String>,
 }
 
-/// Compiles the plugins and makes the host.
+/// Compiles the plugins, makes the host and sees that instances can start.
 pub(super) fn host(
+    runtime: &Runtime,
     plugin: &Path,
     grader: Option<&Path>,
     config: &Config,
@@ -90,6 +92,13 @@ pub(super) fn host(
         artifact_root,
     };
     let host = Host::new(settings).map_err(|error| super::PluginFault(error.to_string()))?;
+    runtime.block_on(host.try_start()).map_err(|(role, error)| {
+        let reason = format!("no instance of the {} can be started: it {error}", role.as_str());
+        match error.fault() {
+            Fault::Plugin => anyhow::Error::new(super::PluginFault(reason)),
+            _ => anyhow::Error::msg(reason),
+        }
+    })?;
     let grader_digest = host.grader().map(|grader| grader.about().digest.clone());
     Ok(Loaded { host, http, plugin_digest, grader_digest })
 }

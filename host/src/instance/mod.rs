@@ -189,6 +189,23 @@ pub(crate) async fn run_workflow(
     .await
 }
 
+/// Makes an instance and drops it without calling it. Gives the time that took.
+pub(crate) async fn try_start(
+    plugin: &LinkedPlugin,
+    imports: Imports,
+    bounds: Bounds,
+) -> Result<Duration, RunError> {
+    within(bounds, async {
+        let started = std::time::Instant::now();
+        let mut store = store(plugin, imports, bounds);
+        let instance = plugin.pre.instantiate_async(&mut store).await;
+        instance.map_err(|error| starting(&store, &error))?;
+        drop(store);
+        Ok(started.elapsed())
+    })
+    .await
+}
+
 /// Runs a grader over the samples.
 pub(crate) async fn run_grader(
     plugin: &LinkedPlugin,
@@ -300,9 +317,4 @@ impl From<grader::Verdict> for GuestVerdict {
         let metrics = metrics.into_iter().map(|metric| (metric.name, metric.value)).collect();
         Self { sample_id, reward, metrics, withdraw }
     }
-}
-
-/// How long a run may take, from now.
-pub fn deadline_in(time: Duration) -> Instant {
-    Instant::now() + time
 }

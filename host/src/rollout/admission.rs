@@ -4,14 +4,18 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use serde_json::value::RawValue;
 use tokio::sync::{Semaphore, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::RolloutRequest;
 use super::run::Rollout;
 use crate::id::RolloutId;
+use crate::imports::{Imports, Role, RunContext};
+use crate::instance::{self, Bounds, RunError};
 use crate::limits::Limits;
 use crate::outbound::ChatClient;
 use crate::plugin::Plugin;
@@ -200,6 +204,31 @@ impl Host {
     pub fn grader(&self) -> Option<&Plugin> {
         let settings = &self.0.settings;
         settings.grader.as_ref().or_else(|| Some(&settings.workflow).filter(|plugin| plugin.about().grader))
+    }
+
+    /// Makes an instance of every plugin and drops it, so that one that cannot start is
+    /// known before the first rollout. Gives the time that the workflow's took.
+    pub async fn try_start(&self) -> Result<Duration, (Role, RunError)> {
+        let limits = &self.0.limits;
+        let start = async |role, plugin: &Plugin| {
+            let run = RunContext {
+                rollout_id: RolloutId::parse("try-start").map_err(|error| (role, RunError::Host(error.to_string())))?,
+                attempt: 1,
+                config: None,
+                metadata: None,
+                samples_max: 0,
+            };
+            let bounds = Bounds {
+                memory_bytes_max: limits.memory_bytes_max,
+                deadline: Some(Instant::now() + limits.workflow_time_max),
+            };
+            let imports = Imports::grader(Arc::new(run), limits.clone(), bounds.deadline, Arc::default());
+            instance::try_start(plugin.linked(), imports, bounds).await.map_err(|error| (role, error))
+        };
+        if let Some(grader) = &self.0.settings.grader {
+            start(Role::Grader, grader).await?;
+        }
+        start(Role::Workflow, &self.0.settings.workflow).await
     }
 
     /// Takes a rollout on, or says at once why not.
