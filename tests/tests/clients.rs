@@ -11,7 +11,7 @@ use std::time::Duration;
 use rollout_tests::{Ran, Start, TestHost, guest, host_program, project_root, target_dir};
 use serde_json::Value;
 use tokio::process::Command;
-use tokio::sync::OnceCell;
+use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
 /// Rollouts that the hosts here run at once, and hold in all before they answer 429.
 const SLOTS: u32 = 8;
@@ -22,6 +22,13 @@ const DRIVER: Duration = Duration::from_secs(300);
 
 fn clients(file: &str) -> PathBuf {
     project_root().join("tests/clients").join(file)
+}
+
+/// Lets one driver after the other have the machine: their scenarios have deadlines of
+/// seconds, in which a server must be filled, for example.
+async fn alone() -> MutexGuard<'static, ()> {
+    static MACHINE: Mutex<()> = Mutex::const_new(());
+    MACHINE.lock().await
 }
 
 /// The Python of one of the environments, which are made if they are not there.
@@ -53,6 +60,7 @@ fn check_scenarios(ran: &Ran, at_least: usize) {
 
 #[tokio::test]
 async fn the_published_client_of_generation_d_is_served() {
+    let _alone = alone().await;
     let python = python("0.3.7").await;
     let host = TestHost::of("conform")
         .variable("KEY_OF_THE_SERVER", "secret-of-the-server")
@@ -73,6 +81,7 @@ async fn the_published_client_of_generation_d_is_served() {
 
 #[tokio::test]
 async fn the_published_driver_of_generation_c_is_served() {
+    let _alone = alone().await;
     let python = python("0.3.2").await;
     let host = TestHost::of("conform")
         .option("--max-concurrent", SLOTS)
@@ -89,6 +98,7 @@ async fn the_published_driver_of_generation_c_is_served() {
 
 #[tokio::test]
 async fn the_published_local_evaluation_starts_the_host_and_is_served() {
+    let _alone = alone().await;
     let python = python("0.3.7").await;
     let mut evaluation = Command::new(python);
     evaluation.arg(clients("local_eval_d.py")).arg("--").arg(host_program());

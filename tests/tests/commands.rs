@@ -1,13 +1,17 @@
 //! The other commands: what they say, and their exit codes.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rollout_tests::{Ran, Start, guest, project_root, rollout_host};
 use serde_json::Value;
 use tempfile::TempDir;
 
+/// How long a command may take. One of them compiles, perhaps everything.
+const COMMAND: Duration = Duration::from_secs(300);
+
 async fn run(command: &str, path: &Path, more: &[&str]) -> Ran {
-    rollout_host([command]).arg(path).args(more).start().ended().await
+    rollout_host([command]).arg(path).args(more).start().ended_within(COMMAND).await
 }
 
 fn temporary() -> TempDir {
@@ -128,7 +132,11 @@ async fn build_says_whose_move_it_is_where_there_is_no_plugin() {
         command.arg(project.path()).arg("-o").arg(&output);
 
         // Its own, for it shares nothing with this project.
-        let ran = command.env("CARGO_TARGET_DIR", project.path().join("target")).start().ended().await;
+        let ran = command
+            .env("CARGO_TARGET_DIR", project.path().join("target"))
+            .start()
+            .ended_within(COMMAND)
+            .await;
 
         assert_eq!(ran.code, Some(code), "{}", ran.stderr);
         assert!(ran.stderr.contains(named), "{}", ran.stderr);

@@ -234,11 +234,11 @@ async fn a_rollout_that_nobody_asks_for_ends_with_its_lease() {
 async fn a_rollout_that_is_asked_for_outlives_its_lease() {
     let controller = Controller::start().await;
     controller.hold();
-    let times = "[osmosis]\nresult-wait-secs = 0.1\nlease-secs = 1.0\n";
+    let times = "[osmosis]\nresult-wait-secs = 0.25\nlease-secs = 3.0\n";
     let host = TestHost::of("conform").config(times).start().await;
     let rollout = host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
 
-    // Each question waits a tenth of the lease for news.
+    // Each question waits a twelfth of the lease for news.
     for _ in 0..15 {
         let reply = host.poll(&rollout).await;
         assert!(
@@ -255,7 +255,7 @@ async fn a_rollout_that_is_asked_for_outlives_its_lease() {
 #[tokio::test]
 async fn a_result_is_forgotten_after_its_time_and_the_id_is_free_again() {
     let controller = Controller::start().await;
-    let host = TestHost::of("conform").config("[osmosis]\nresult-ttl-secs = 0.2\n").start().await;
+    let host = TestHost::of("conform").config("[osmosis]\nresult-ttl-secs = 2.0\n").start().await;
     let request = controller.rollout("Calculate 2 + 3.").label("5");
     let rollout = host.admit(&request).await;
     host.result(&rollout).await;
