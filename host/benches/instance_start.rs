@@ -19,7 +19,8 @@ const PROCESSES: usize = 300;
 fn main() {
     let plugin = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
     let plugin = plugin.map_or_else(build_example, PathBuf::from);
-    let bytes = std::fs::read(&plugin).unwrap_or_else(|error| panic!("cannot read {}: {error}", plugin.display()));
+    let bytes =
+        std::fs::read(&plugin).unwrap_or_else(|error| panic!("cannot read {}: {error}", plugin.display()));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
 
     let processes = sorted((0..PROCESSES).map(|_| {

@@ -23,4 +23,5 @@ pub mod mock_model;
 pub mod outbound;
 pub mod plugin;
 pub mod rollout;
+pub mod text;
 pub mod wire;

@@ -16,7 +16,7 @@ const LAYERS: [&[&str]; 12] = [
     &["outbound"],
     &["config"],
     &["limits", "mock_model"],
-    &["wire", "error", "id", "digest"],
+    &["wire", "error", "id", "digest", "text"],
 ];
 
 /// Names that stand against the order, each with its reason.

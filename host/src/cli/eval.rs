@@ -110,7 +110,8 @@ impl Eval {
         let out = self.out.clone().unwrap_or_else(|| self.default_out());
         let rollouts = out.join("rollouts");
         let runtime = setup::runtime()?;
-        let loaded = setup::host(&runtime, &self.plugin, self.grader.as_deref(), &config, Some(absolute(&rollouts)?))?;
+        let loaded =
+            setup::host(&runtime, &self.plugin, self.grader.as_deref(), &config, Some(absolute(&rollouts)?))?;
         if loaded.grader_digest.is_none() {
             bail!("the plugin has no grader; give one by --grader FILE");
         }

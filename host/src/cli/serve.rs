@@ -79,7 +79,13 @@ impl Serve {
             tracing::warn!(listen = %config.listen, "whoever reaches this address can run rollouts; --server-key-env asks for a key");
         }
         let runtime = setup::runtime()?;
-        let loaded = setup::host(&runtime, &self.plugin, self.grader.as_deref(), &config, Some(artifact_root.clone()))?;
+        let loaded = setup::host(
+            &runtime,
+            &self.plugin,
+            self.grader.as_deref(),
+            &config,
+            Some(artifact_root.clone()),
+        )?;
         if loaded.grader_digest.is_none() {
             tracing::warn!(
                 "the plugin has no grader and none is given by --grader: no rollout will have a reward"

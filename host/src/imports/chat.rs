@@ -139,7 +139,9 @@ impl From<ChatFailure> for Error {
     fn from(failure: ChatFailure) -> Self {
         match failure {
             ChatFailure::Refused { status, body } => Self::Refused((status, body)),
-            unavailable @ ChatFailure::Unavailable { .. } => Self::Unavailable(unavailable.to_string()),
+            ChatFailure::Unavailable { attempts, reason } => {
+                Self::Unavailable(format!("no completion in {attempts} attempts: {reason}"))
+            }
         }
     }
 }

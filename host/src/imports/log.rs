@@ -5,6 +5,7 @@ use serde_json::value::RawValue;
 use super::Imports;
 use super::bindings::rollout::plugin::log::{self, Level};
 use super::record::{LogEntry, LogLevel};
+use crate::text::printable;
 
 impl From<Level> for LogLevel {
     fn from(level: Level) -> Self {
@@ -15,19 +16,6 @@ impl From<Level> for LogLevel {
             Level::Error => Self::Error,
         }
     }
-}
-
-/// A guest's text with control characters escaped, so that it cannot drive the
-/// terminal of whoever reads it. Tabs stay.
-pub(super) fn printable(text: &str) -> String {
-    if !text.contains(|c: char| c.is_control() && c != '\t') {
-        return text.to_owned();
-    }
-    let mut out = String::with_capacity(text.len() + 16);
-    for c in text.chars() {
-        if c.is_control() && c != '\t' { out.extend(c.escape_default()) } else { out.push(c) }
-    }
-    out
 }
 
 impl log::Host for Imports {
@@ -44,20 +32,5 @@ impl log::Host for Imports {
         };
         self.record.lock().log(LogEntry::Event { event: printable(&name), data }, &self.limits);
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::printable;
-
-    #[test]
-    fn control_characters_do_not_reach_a_terminal() {
-        fn check(text: &str, expected: &str) {
-            assert_eq!(printable(text), expected);
-        }
-        check("plain\té", "plain\té");
-        check("\u{1b}[2J\r", "\\u{1b}[2J\\r");
-        check("\u{9b}1m", "\\u{9b}1m");
     }
 }

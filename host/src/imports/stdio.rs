@@ -9,9 +9,9 @@ use tokio::io::AsyncWrite;
 use wasmtime_wasi::cli::{IsTerminal, StdoutStream};
 use wasmtime_wasi::p2::{OutputStream, Pollable, StreamResult};
 
-use super::log::printable;
 use super::record::{LogEntry, LogLevel, Record};
 use crate::limits::Limits;
+use crate::text::printable;
 
 /// The longest line, in bytes; a longer one is broken.
 const LINE_BYTES_MAX: usize = 4096;

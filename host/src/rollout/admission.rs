@@ -212,7 +212,8 @@ impl Host {
         let limits = &self.0.limits;
         let start = async |role, plugin: &Plugin| {
             let run = RunContext {
-                rollout_id: RolloutId::parse("try-start").map_err(|error| (role, RunError::Host(error.to_string())))?,
+                rollout_id: RolloutId::parse("try-start")
+                    .map_err(|error| (role, RunError::Host(error.to_string())))?,
                 attempt: 1,
                 config: None,
                 metadata: None,

@@ -9,6 +9,10 @@ use crate::error::Fault;
 use crate::id::RolloutId;
 use crate::imports::{SampleRecord, Spent};
 use crate::instance::RunError;
+use crate::text;
+
+/// How much of a reason is kept, in bytes. A guest may write as much as it has memory.
+const REASON_BYTES_MAX: usize = 16 << 10;
 
 /// Where a rollout stood when it failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
@@ -111,7 +115,9 @@ impl fmt::Display for Failure {
 
 impl Failure {
     pub(super) fn new(stage: Stage, kind: FailureKind, fault: Fault, reason: impl Into<String>) -> Self {
-        Self { stage, kind, fault, reason: reason.into() }
+        let reason: String = reason.into();
+        let reason = text::printable(&text::beginning(&reason, REASON_BYTES_MAX));
+        Self { stage, kind, fault, reason }
     }
 
     pub(super) fn cancelled(stage: Stage) -> Self {

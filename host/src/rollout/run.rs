@@ -184,7 +184,7 @@ impl Rollout {
         if failure.kind == FailureKind::Trap
             && let Some(panic) = self.record.last_panic()
         {
-            failure.reason = format!("{} {panic}", stage.as_str());
+            failure = Failure::new(stage, failure.kind, failure.fault, format!("{} {panic}", stage.as_str()));
         }
         failure
     }

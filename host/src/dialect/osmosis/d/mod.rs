@@ -179,7 +179,12 @@ pub(super) async fn result(
     let at = || vec![json!("header"), json!(LEASE_HEADER)];
     let lease = match lease.as_deref() {
         None => {
-            return Err(ApiError::Invalid(vec![Problem::new("missing", at(), "Field required", Value::Null)]));
+            return Err(ApiError::Invalid(vec![Problem::new(
+                "missing",
+                at(),
+                "Field required",
+                Value::Null,
+            )]));
         }
         Some("") => {
             let problem =
