@@ -145,8 +145,9 @@ impl Eval {
         let bar = progress(data.rows.len() * runs_per_row, &tally);
         let stop = CancellationToken::new();
         let stopping = stop.clone();
+        let mut signals = setup::StopSignal::new()?;
         let signal = tokio::spawn(async move {
-            setup::stop_signal().await;
+            signals.next().await;
             stopping.cancel();
         });
         let work = Work {

@@ -64,10 +64,11 @@ impl MockModelCommand {
     pub fn run(self) -> Result<Exit> {
         let settings = self.behaviour.settings()?;
         setup::runtime()?.block_on(async {
+            let mut stop = setup::StopSignal::new()?;
             let model = MockModel::start(self.listen, settings).await?;
             eprintln!("a stand-in, not a model: it works out arithmetic and knows nothing else");
             println!("listening on {}", model.base_url());
-            model.run_until(setup::stop_signal()).await;
+            model.run_until(stop.next()).await;
             Ok(Exit::Done)
         })
     }

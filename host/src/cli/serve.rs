@@ -127,13 +127,14 @@ async fn serve(config: &Config, host: &Host, osmosis: &Osmosis) -> Result<Exit> 
     let server =
         axum::serve(listener, osmosis.router()).with_graceful_shutdown(drained.clone().cancelled_owned());
     let server = tokio::spawn(server.into_future());
+    let mut stop = setup::StopSignal::new()?;
     println!("listening on http://{address}");
 
-    setup::stop_signal().await;
+    stop.next().await;
     tracing::info!(drain_secs = config.drain.as_secs_f64(), load = ?host.load(), "draining");
     let exit = tokio::select! {
         exit = drain(config, host, osmosis) => exit,
-        () = setup::stop_signal() => {
+        () = stop.next() => {
             tracing::warn!(load = ?host.load(), "stopped by a second signal");
             return Ok(Exit::NotDone);
         }

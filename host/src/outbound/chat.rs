@@ -8,6 +8,7 @@ use reqwest::{StatusCode, Url};
 
 use super::retry::{RetryPolicy, retry_after};
 use super::{Secret, describe};
+use crate::text::beginning;
 use crate::wire::openai::Completion;
 
 /// How much of a refusal's body is shown.
@@ -245,13 +246,15 @@ fn is_transient(status: StatusCode) -> bool {
 }
 
 /// The beginning of an answer for an error message, which a guest may read: a server
-/// that echoes the key back does not get it past here.
+/// that echoes the key back does not get it past here. The key goes before the rest is
+/// cut off, because half a key would not be known again.
 fn shown(body: &[u8], endpoint: &ModelEndpoint) -> String {
-    let text = String::from_utf8_lossy(&body[..body.len().min(REFUSAL_BYTES_SHOWN)]).into_owned();
-    match &endpoint.secret {
-        Some(secret) if !secret.expose().is_empty() => text.replace(secret.expose(), "(key)"),
+    let text = String::from_utf8_lossy(body);
+    let text = match &endpoint.secret {
+        Some(secret) if !secret.expose().is_empty() => text.replace(secret.expose(), "(key)").into(),
         _ => text,
-    }
+    };
+    beginning(&text, REFUSAL_BYTES_SHOWN)
 }
 
 #[cfg(test)]
@@ -281,5 +284,7 @@ mod tests {
         let endpoint = ModelEndpoint::new("http://h", "m", Some(Secret::new("s3cret"))).unwrap();
         assert!(!format!("{endpoint:?}").contains("s3cret"));
         assert_eq!(shown(b"wrong key s3cret!", &endpoint), "wrong key (key)!");
+        let cut = format!("{}s3cret", "x".repeat(REFUSAL_BYTES_SHOWN - 3));
+        assert!(!shown(cut.as_bytes(), &endpoint).contains("s3c"));
     }
 }

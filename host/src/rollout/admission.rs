@@ -83,9 +83,9 @@ pub enum AdmitError {
 pub enum Phase {
     /// It waits for a slot.
     Queued,
-    /// Its workflow runs.
+    /// Its workflow runs, or what came of that is being told.
     Running,
-    /// Its grader runs, or what came of the workflow is being told.
+    /// Its grader runs, or what came of all is being written down.
     Grading,
 }
 

@@ -129,7 +129,6 @@ impl Rollout {
         };
         let stage = if self.slot.is_some() { Stage::Workflow } else { Stage::Queue };
         let result = result.map_err(|failure| failure.unwrap_or_else(|| Failure::cancelled(stage)));
-        self.phase.send_replace(Phase::Grading);
         self.failure = result.clone().err();
         result
     }
@@ -233,6 +232,7 @@ impl Rollout {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }
+        self.phase.send_replace(Phase::Grading);
         let cancel = self.handle.cancel.clone();
         let result = tokio::select! {
             biased;
