@@ -1,6 +1,6 @@
 //! One guest, alive for one run.
 //!
-//! [`run_workflow`] and [`run_grader`] build a store, instantiate the plugin in it,
+//! `run_workflow` and `run_grader` build a store, instantiate the plugin in it,
 //! call the guest and drop the store. Everything the guest could touch was in that
 //! store. Two runs share compiled code and nothing else.
 //!
