@@ -37,24 +37,65 @@ pub struct RawConfig {
     pub plugin: Option<toml::Table>,
 }
 
-/// `[limits]`.
-#[derive(Clone, Debug, Default, serde::Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-#[allow(missing_docs, reason = "each is the field of `Limits` of the same name")]
-pub struct RawLimits {
-    pub memory_bytes_max: Option<usize>,
-    pub workflow_secs_max: Option<f64>,
-    pub grader_secs_max: Option<f64>,
-    pub samples_max: Option<u32>,
-    pub chat_calls_max: Option<u32>,
-    pub concurrent_calls_max: Option<u32>,
-    pub record_bytes_max: Option<usize>,
-    pub artifacts_max: Option<usize>,
-    pub artifact_bytes_max: Option<usize>,
-    pub log_lines_max: Option<usize>,
-    pub log_bytes_max: Option<usize>,
-    pub random_bytes_max: Option<u64>,
-    pub reply_bytes_max: Option<usize>,
+/// Declares [`RawLimits`] with one field and one option for each limit.
+macro_rules! raw_limits {
+    ($($(#[$doc:meta])* $field:ident: $type:ty, $option:literal, $value:literal;)*) => {
+        /// `[limits]` in the file, `--limit-…` on the command line.
+        #[derive(Clone, Debug, Default, serde::Deserialize, clap::Args)]
+        #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+        #[command(next_help_heading = "Limits of one rollout")]
+        pub struct RawLimits {
+            $($(#[$doc])* #[arg(long = $option, value_name = $value)] pub $field: Option<$type>,)*
+        }
+
+        impl RawLimits {
+            /// These limits, and where they say nothing, the others.
+            pub fn or(self, other: Self) -> Self {
+                Self { $($field: self.$field.or(other.$field),)* }
+            }
+        }
+    };
+}
+
+raw_limits! {
+    /// Linear memories and tables of one instance. [default: 256 MiB]
+    memory_bytes_max: usize, "limit-memory-bytes-max", "BYTES";
+    /// CPU time of one instance, waiting not counted. [default: 60]
+    guest_cpu_secs_max: f64, "limit-guest-cpu-secs-max", "SECS";
+    /// Wall time of the workflow. [default: 3600]
+    workflow_secs_max: f64, "limit-workflow-secs-max", "SECS";
+    /// Wall time of the grader. [default: 600]
+    grader_secs_max: f64, "limit-grader-secs-max", "SECS";
+    /// Calls of the host by one instance. [default: 1000000]
+    host_calls_max: u64, "limit-host-calls-max", "N";
+    /// Bytes that a guest hands over in one call of the host. [default: 64 MiB]
+    host_call_bytes_max: usize, "limit-host-call-bytes-max", "BYTES";
+    /// Handles that a guest holds at once. [default: 10000]
+    handles_max: usize, "limit-handles-max", "N";
+    /// Samples. [default: 64]
+    samples_max: u32, "limit-samples-max", "N";
+    /// Calls of the model. [default: 1000]
+    chat_calls_max: u32, "limit-chat-calls-max", "N";
+    /// Tokens of all calls of the model. [default: 100000000]
+    chat_tokens_max: u64, "limit-chat-tokens-max", "N";
+    /// Calls of the model under way at once. [default: 64]
+    concurrent_calls_max: u32, "limit-concurrent-calls-max", "N";
+    /// One message. [default: 16 MiB]
+    message_bytes_max: usize, "limit-message-bytes-max", "BYTES";
+    /// All messages, fields and exchanges that are kept. [default: 256 MiB]
+    record_bytes_max: usize, "limit-record-bytes-max", "BYTES";
+    /// Artifacts. [default: 64]
+    artifacts_max: usize, "limit-artifacts-max", "N";
+    /// All artifacts together. [default: 16 MiB]
+    artifact_bytes_max: usize, "limit-artifact-bytes-max", "BYTES";
+    /// Log lines and events. [default: 10000]
+    log_lines_max: usize, "limit-log-lines-max", "N";
+    /// Log lines and events together. [default: 1 MiB]
+    log_bytes_max: usize, "limit-log-bytes-max", "BYTES";
+    /// Random bytes in one call. [default: 64 KiB]
+    random_bytes_max: u64, "limit-random-bytes-max", "BYTES";
+    /// One reply of the model's server. [default: 32 MiB]
+    reply_bytes_max: usize, "limit-reply-bytes-max", "BYTES";
 }
 
 /// `[model]` and `[callback]`.
@@ -200,6 +241,17 @@ impl RawLimits {
                 default.workflow_time_max,
                 problems,
             ),
+            guest_cpu_time_max: secs(
+                "limits.guest-cpu-secs-max",
+                self.guest_cpu_secs_max,
+                default.guest_cpu_time_max,
+                problems,
+            ),
+            host_calls_max: self.host_calls_max.unwrap_or(default.host_calls_max),
+            host_call_bytes_max: self.host_call_bytes_max.unwrap_or(default.host_call_bytes_max),
+            handles_max: self.handles_max.unwrap_or(default.handles_max),
+            chat_tokens_max: self.chat_tokens_max.unwrap_or(default.chat_tokens_max),
+            message_bytes_max: self.message_bytes_max.unwrap_or(default.message_bytes_max),
             grader_time_max: secs(
                 "limits.grader-secs-max",
                 self.grader_secs_max,

@@ -11,12 +11,26 @@ pub struct Limits {
     pub workflow_time_max: Duration,
     /// Wall time of the grader where the caller names none or more than this.
     pub grader_time_max: Duration,
+    /// CPU time of one instance, waiting not counted; also what the host does for it
+    /// within its calls.
+    pub guest_cpu_time_max: Duration,
+    /// Calls of the contract's imports by one instance.
+    pub host_calls_max: u64,
+    /// Bytes that a guest may hand over in one call of the host.
+    pub host_call_bytes_max: usize,
+    /// Handles that a guest may hold at once.
+    pub handles_max: usize,
     /// Samples of one rollout, where the caller takes several.
     pub samples_max: u32,
     /// Calls of the model in one rollout, not counting retries.
     pub chat_calls_max: u32,
+    /// Tokens of all requests and replies in one rollout, as the model's server counts
+    /// them. The call that goes past it is the last.
+    pub chat_tokens_max: u64,
     /// Calls of the model under way at once in one rollout.
     pub concurrent_calls_max: u32,
+    /// One message of a sample or of a request, in bytes.
+    pub message_bytes_max: usize,
     /// Messages, fields and observed exchanges kept for one rollout, in bytes.
     pub record_bytes_max: usize,
     /// Artifacts of one rollout, in number.
@@ -40,9 +54,15 @@ impl Default for Limits {
             memory_bytes_max: 256 * MIB,
             workflow_time_max: Duration::from_secs(3600),
             grader_time_max: Duration::from_secs(600),
+            guest_cpu_time_max: Duration::from_secs(60),
+            host_calls_max: 1_000_000,
+            host_call_bytes_max: 64 * MIB,
+            handles_max: 10_000,
             samples_max: 64,
             chat_calls_max: 1000,
+            chat_tokens_max: 100_000_000,
             concurrent_calls_max: 64,
+            message_bytes_max: 16 * MIB,
             record_bytes_max: 256 * MIB,
             artifacts_max: 64,
             artifact_bytes_max: 16 * MIB,

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::Exit;
 use super::mock_model::script;
 use super::setup::{self, Loaded};
-use crate::config::Config;
+use crate::config::{Config, RawLimits};
 use crate::error::Fault;
 use crate::eval::run::{End, Work};
 use crate::eval::{self, DataSet, Journal, Manifest, Opened, Resume, Summary, Tally};
@@ -89,6 +89,8 @@ pub(super) struct Eval {
     /// With `--model mock`: replies from a file, as in `mock-model --script`.
     #[arg(long, value_name = "FILE")]
     mock_script: Option<PathBuf>,
+    #[command(flatten)]
+    limits: RawLimits,
 }
 
 impl Eval {
@@ -101,6 +103,7 @@ impl Eval {
         }
         let key = setup::key_from_env("--api-key-env", self.api_key_env.as_deref())?;
         let mut raw = setup::raw_config(self.config.as_deref())?;
+        raw.limits = self.limits.clone().or(raw.limits);
         raw.max_concurrent = Some(self.concurrency);
         let config = raw.resolve()?;
         let mut data = eval::rows::load(&self.data)?;

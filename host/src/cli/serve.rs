@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{Exit, setup};
-use crate::config::Config;
+use crate::config::{Config, RawLimits};
 use crate::dialect::osmosis::{Osmosis, Settings};
 use crate::outbound::CallbackClient;
 use crate::rollout::Host;
@@ -47,6 +47,8 @@ pub(super) struct Serve {
     /// Environment variable with the key that every request must carry.
     #[arg(long, value_name = "VAR")]
     server_key_env: Option<String>,
+    #[command(flatten)]
+    limits: RawLimits,
     /// Port that an evaluator who started this process wants.
     #[arg(long, hide = true, env = "_OSMOSIS_ROLLOUT_PORT", hide_env = true)]
     evaluator_port: Option<u16>,
@@ -62,6 +64,7 @@ impl Serve {
         if let Some(listen) = self.listen.clone().or(evaluator) {
             raw.listen = Some(listen);
         }
+        raw.limits = self.limits.clone().or(raw.limits);
         raw.max_concurrent = self.max_concurrent.or(raw.max_concurrent);
         raw.queue_max = self.queue_max.or(raw.queue_max);
         raw.artifact_root = self.artifact_root.clone().or(raw.artifact_root);

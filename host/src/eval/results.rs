@@ -86,6 +86,15 @@ pub struct ResultLine {
     /// Completion tokens of all model calls, as the endpoint counted them.
     #[serde(default)]
     pub completion_tokens: u64,
+    /// CPU time of both guests, in milliseconds.
+    #[serde(default)]
+    pub guest_cpu_ms: f64,
+    /// The most memory that an instance had, in bytes.
+    #[serde(default)]
+    pub memory_bytes_peak: u64,
+    /// Calls of the contract's imports by both guests.
+    #[serde(default)]
+    pub host_calls: u64,
     /// Wall time, ms, finite.
     pub duration_ms: f64,
     /// Where the trajectory is, relative to the journal's directory.

@@ -155,6 +155,9 @@ fn line(row: usize, run: usize, finished: &Finished, root: &Path) -> ResultLine 
         chat_calls: finished.spent.chat_calls,
         prompt_tokens: finished.spent.prompt_tokens,
         completion_tokens: finished.spent.completion_tokens,
+        guest_cpu_ms: millis(finished.spent.guest_cpu),
+        memory_bytes_peak: finished.spent.memory_bytes_peak as u64,
+        host_calls: finished.spent.host_calls,
         duration_ms: millis(finished.duration),
         trajectory: finished
             .trajectory

@@ -38,6 +38,7 @@ fn is_inside(inner: &str, outer: &str) -> bool {
 
 impl artifacts::Host for Imports {
     fn write(&mut self, name: String, content: Vec<u8>) -> wasmtime::Result<Result<(), Error>> {
+        self.called()?;
         if let Err(why) = check_name(&name) {
             return Ok(Err(Error::InvalidName(why)));
         }
@@ -69,6 +70,7 @@ impl artifacts::Host for Imports {
     }
 
     fn read(&mut self, name: String) -> wasmtime::Result<Result<Vec<u8>, Error>> {
+        self.called()?;
         if let Err(why) = check_name(&name) {
             return Ok(Err(Error::InvalidName(why)));
         }
@@ -77,12 +79,14 @@ impl artifacts::Host for Imports {
     }
 
     fn names(&mut self) -> wasmtime::Result<Vec<String>> {
+        self.called()?;
         Ok(self.record.lock().artifacts.keys().cloned().collect())
     }
 }
 
 impl observations::Host for Imports {
     fn exchanges(&mut self, sample_id: String) -> wasmtime::Result<Vec<observations::Exchange>> {
+        self.called()?;
         self.only(Role::Grader, "observations.exchanges")?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let kept = self.record.lock();

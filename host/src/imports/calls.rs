@@ -78,6 +78,7 @@ impl calls::Host for Imports {
         calls: Vec<Resource<Call>>,
         timeout_ms: Option<u64>,
     ) -> wasmtime::Result<Vec<u32>> {
+        self.called()?;
         // A guest's list may be longer than what it holds; the work per wake-up is
         // bounded by what it may hold.
         if calls.len() > self.limits.concurrent_calls_max as usize {
@@ -102,11 +103,13 @@ impl calls::Host for Imports {
             }
             if ready.is_empty() { Poll::Pending } else { Poll::Ready(Ok(ready)) }
         });
-        match timeout_ms {
-            None => any_ready.await,
-            Some(ms) => tokio::time::timeout(Duration::from_millis(ms), any_ready)
-                .await
-                .unwrap_or_else(|_| Ok(Vec::new())),
+        let Some(time) = timeout_ms.map(Duration::from_millis) else { return any_ready.await };
+        match tokio::time::timeout(time, any_ready).await {
+            Ok(ready) => ready,
+            Err(_) => {
+                self.clock.pass(time);
+                Ok(Vec::new())
+            }
         }
     }
 }

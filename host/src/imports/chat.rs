@@ -9,6 +9,7 @@ use wasmtime::component::Resource;
 use super::bindings::rollout::plugin::chat::{self, Completion, Error, Request};
 use super::bindings::rollout::plugin::types;
 use super::calls::{Call, CallOutcome};
+use super::clockwork::ANSWER;
 use super::record::{Exchange, ExchangeOutcome, Record};
 use super::samples::OpenSample;
 use super::{Ended, Imports, ModelAccess, Role};
@@ -38,6 +39,11 @@ impl Imports {
         let Some(model) = self.model.clone() else {
             return Ok(Err(Error::Unavailable("this rollout has no model".to_owned())));
         };
+        for (at, message) in request.messages.iter().enumerate() {
+            if let Err(what) = self.check_message(message) {
+                return Ok(Err(Error::InvalidRequest(format!("messages[{at}] is {what}"))));
+            }
+        }
         let body = openai::request_body(
             model.endpoint.model(),
             &request.messages,
@@ -53,6 +59,12 @@ impl Imports {
             let max = self.limits.chat_calls_max;
             return Ok(Err(Error::BudgetSpent(format!(
                 "chat-calls-max of {max} calls in one rollout; the operator can raise it"
+            ))));
+        }
+        if kept.chat_tokens >= self.limits.chat_tokens_max {
+            let max = self.limits.chat_tokens_max;
+            return Ok(Err(Error::BudgetSpent(format!(
+                "chat-tokens-max of {max} tokens in one rollout; the operator can raise it"
             ))));
         }
         if let Err(over) = kept.charge(body.len(), &self.limits) {
@@ -102,6 +114,10 @@ impl Prepared {
             }
         };
         kept.model_failed = failed;
+        if let ExchangeOutcome::Replied { usage: Some(usage), .. } = &outcome {
+            let tokens = usage.prompt_tokens.saturating_add(usage.completion_tokens);
+            kept.chat_tokens = kept.chat_tokens.saturating_add(tokens);
+        }
         if let Some(exchange) = kept.exchanges.get_mut(self.place) {
             exchange.duration = started.elapsed();
             exchange.outcome = outcome;
@@ -152,11 +168,14 @@ impl chat::Host for Imports {
         sample: Resource<OpenSample>,
         request: Request,
     ) -> wasmtime::Result<Result<Completion, Error>> {
+        self.called()?;
         match self.prepare(&sample, &request)? {
             Ok(prepared) => {
                 // The guest waits; what it sent is in the prepared body now.
                 drop(request);
-                Ok(prepared.send().await)
+                let result = prepared.send().await;
+                self.clock.pass(ANSWER);
+                Ok(result)
             }
             Err(error) => Ok(Err(error)),
         }
@@ -167,6 +186,7 @@ impl chat::Host for Imports {
         sample: Resource<OpenSample>,
         request: Request,
     ) -> wasmtime::Result<Result<Resource<Call>, Error>> {
+        self.called()?;
         if self.calls_under_way >= self.limits.concurrent_calls_max {
             let max = self.limits.concurrent_calls_max;
             return Ok(Err(Error::BudgetSpent(format!(
@@ -183,8 +203,12 @@ impl chat::Host for Imports {
     }
 
     async fn finish(&mut self, call: Resource<Call>) -> wasmtime::Result<Result<Completion, Error>> {
+        self.called()?;
         match self.take_back(call)?.outcome().await? {
-            CallOutcome::Chat(result) => Ok(result),
+            CallOutcome::Chat(result) => {
+                self.clock.pass(ANSWER);
+                Ok(result)
+            }
             CallOutcome::Tool(_) => Err(wasmtime::Error::new(Ended::WrongCall("chat", "tools"))),
         }
     }

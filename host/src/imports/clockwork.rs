@@ -1,9 +1,14 @@
-//! Random numbers that a rollout's id and attempt decide, so that a run can be
-//! repeated and two siblings differ.
+//! Random numbers and clocks that do not depend on the machine, so that a run can be
+//! repeated: numbers are seeded by the rollout's id and attempt, so that two siblings
+//! differ, and time passes by what a guest does, not by what the host is busy with.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use chacha20::ChaCha8Rng;
 use rand_core::SeedableRng;
-use wasmtime_wasi::WasiCtxBuilder;
+use wasmtime_wasi::{HostMonotonicClock, HostWallClock, WasiCtxBuilder};
 
 use super::{Role, RunContext};
 use crate::digest::sha256_parts;
@@ -30,4 +35,45 @@ pub(super) fn seed(builder: &mut WasiCtxBuilder, run: &RunContext, role: Role) {
         .secure_random(ChaCha8Rng::from_seed(seed))
         .insecure_random(ChaCha8Rng::from_seed(insecure))
         .insecure_random_seed(u128::from_le_bytes(hash_seed));
+}
+
+/// The day on which every run begins: 2025-01-01T00:00:00Z.
+const DAWN: Duration = Duration::from_secs(1_735_689_600);
+
+/// What a look at the clock takes, so that a guest that waits in a loop gets on.
+const LOOK: Duration = Duration::from_micros(1);
+
+/// What an answer of the model takes.
+pub(super) const ANSWER: Duration = Duration::from_millis(1);
+
+/// The clock of one instance, wall clock and monotonic clock in one.
+#[derive(Clone, Debug, Default)]
+pub(super) struct GuestClock(Arc<AtomicU64>);
+
+impl GuestClock {
+    /// Lets time pass; gives the time since the run began.
+    pub fn pass(&self, time: Duration) -> Duration {
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        Duration::from_nanos(self.0.fetch_add(nanos, Ordering::Relaxed).saturating_add(nanos))
+    }
+}
+
+impl HostWallClock for GuestClock {
+    fn resolution(&self) -> Duration {
+        LOOK
+    }
+
+    fn now(&self) -> Duration {
+        DAWN + self.pass(LOOK)
+    }
+}
+
+impl HostMonotonicClock for GuestClock {
+    fn resolution(&self) -> u64 {
+        LOOK.as_nanos() as u64
+    }
+
+    fn now(&self) -> u64 {
+        self.pass(LOOK).as_nanos() as u64
+    }
 }

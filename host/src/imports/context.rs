@@ -9,22 +9,27 @@ impl types::Host for Imports {}
 
 impl context::Host for Imports {
     fn rollout_id(&mut self) -> wasmtime::Result<String> {
+        self.called()?;
         Ok(self.run.rollout_id.as_str().to_owned())
     }
 
     fn attempt(&mut self) -> wasmtime::Result<u32> {
+        self.called()?;
         Ok(self.run.attempt)
     }
 
     fn config(&mut self) -> wasmtime::Result<Option<String>> {
+        self.called()?;
         Ok(self.run.config.as_ref().map(|config| config.get().to_owned()))
     }
 
     fn metadata(&mut self) -> wasmtime::Result<Option<String>> {
+        self.called()?;
         Ok(self.run.metadata.as_ref().map(|metadata| metadata.get().to_owned()))
     }
 
     fn time_left_ms(&mut self) -> wasmtime::Result<Option<u64>> {
+        self.called()?;
         let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         Ok(left.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)))
     }

@@ -20,12 +20,14 @@ impl From<Level> for LogLevel {
 
 impl log::Host for Imports {
     fn line(&mut self, level: Level, text: String) -> wasmtime::Result<()> {
+        self.called()?;
         let entry = LogEntry::Line { level: level.into(), text: printable(&text) };
         self.record.lock().log(entry, &self.limits);
         Ok(())
     }
 
     fn event(&mut self, name: String, data: String) -> wasmtime::Result<()> {
+        self.called()?;
         let data = match serde_json::from_str::<&RawValue>(&data) {
             Ok(raw) => raw.to_owned(),
             Err(_) => serde_json::value::to_raw_value(&data)?,

@@ -50,8 +50,10 @@ use crate::id::RolloutId;
 use crate::limits::Limits;
 use crate::outbound::{ChatClient, ModelEndpoint};
 
+use clockwork::GuestClock;
+
 pub use record::{
-    ArtifactFile, Exchange, ExchangeOutcome, LogEntry, LogLevel, Record, Recorded, SampleRecord, Spent,
+    ArtifactFile, Exchange, ExchangeOutcome, LogEntry, LogLevel, Meter, Record, Recorded, SampleRecord, Spent,
 };
 
 /// Which half of a plugin an instance runs.
@@ -114,6 +116,9 @@ pub enum Ended {
     /// It finished a call through an interface that did not start it.
     #[error("{0}.finish was given a call that {1}.start made")]
     WrongCall(&'static str, &'static str),
+    /// It called the host more often than it may.
+    #[error("called the host more often than host-calls-max, {0} times; the operator can raise it")]
+    HostCalls(u64),
     /// It named one call twice, or one that is gone.
     #[error("calls.wait was given no call that is under way")]
     NoCall,
@@ -128,6 +133,8 @@ pub struct Imports {
     model: Option<ModelAccess>,
     record: Arc<Record>,
     calls_under_way: u32,
+    host_calls: u64,
+    clock: GuestClock,
     pub(crate) table: ResourceTable,
 }
 
@@ -161,8 +168,10 @@ impl Imports {
         model: Option<ModelAccess>,
         record: Arc<Record>,
     ) -> Self {
-        let table = ResourceTable::new();
-        Self { role, run, limits, deadline, model, record, calls_under_way: 0, table }
+        let mut table = ResourceTable::new();
+        table.set_max_capacity(limits.handles_max);
+        let clock = GuestClock::default();
+        Self { role, run, limits, deadline, model, record, calls_under_way: 0, host_calls: 0, clock, table }
     }
 
     /// What a guest's standard library finds: no arguments, environment, files or
@@ -171,12 +180,34 @@ impl Imports {
         let mut builder = WasiCtxBuilder::new();
         clockwork::seed(&mut builder, &self.run, self.role);
         builder
+            .wall_clock(self.clock.clone())
+            .monotonic_clock(self.clock.clone())
             .max_random_size(self.limits.random_bytes_max)
             .allow_tcp(false)
             .allow_udp(false)
             .stdout(stdio::LogStream::new(self.record.clone(), self.limits.clone(), LogLevel::Info))
             .stderr(stdio::LogStream::new(self.record.clone(), self.limits.clone(), LogLevel::Warn));
         builder.build()
+    }
+
+    /// The rollout's record.
+    pub(crate) fn record(&self) -> &Arc<Record> {
+        &self.record
+    }
+
+    /// The rollout's limits.
+    pub(crate) fn limits(&self) -> &Arc<Limits> {
+        &self.limits
+    }
+
+    /// Counts a call of the host, and lets it through while there are calls left.
+    fn called(&mut self) -> wasmtime::Result<()> {
+        self.host_calls += 1;
+        self.record.meter().add_host_call();
+        if self.host_calls > self.limits.host_calls_max {
+            return Err(wasmtime::Error::new(Ended::HostCalls(self.limits.host_calls_max)));
+        }
+        Ok(())
     }
 
     /// Lets the call through for the role that may make it.

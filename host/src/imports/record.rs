@@ -1,6 +1,7 @@
 //! What is kept of a rollout while its guests run, and after they are gone.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -128,11 +129,45 @@ pub struct Spent {
     pub prompt_tokens: u64,
     /// Tokens of the replies, as far as the server said.
     pub completion_tokens: u64,
+    /// CPU time of both guests, with what the host did within their calls.
+    pub guest_cpu: Duration,
+    /// The most memory that either of the two instances had, in bytes.
+    pub memory_bytes_peak: usize,
+    /// Calls of the contract's imports by both guests.
+    pub host_calls: u64,
 }
 
 /// The record of one rollout, shared by its two stores, one after the other.
 #[derive(Debug, Default)]
-pub struct Record(Mutex<Kept>);
+pub struct Record {
+    kept: Mutex<Kept>,
+    meter: Meter,
+}
+
+/// What the guests of one rollout used of the machine, counted while they run.
+#[derive(Debug, Default)]
+pub struct Meter {
+    cpu_nanos: AtomicU64,
+    memory_bytes_peak: AtomicUsize,
+    host_calls: AtomicU64,
+}
+
+impl Meter {
+    /// Adds CPU time.
+    pub(crate) fn add_cpu(&self, time: Duration) {
+        self.cpu_nanos.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Notes how much memory an instance has.
+    pub(crate) fn note_memory(&self, bytes: usize) {
+        self.memory_bytes_peak.fetch_max(bytes, Ordering::Relaxed);
+    }
+
+    /// Counts a call of the host.
+    pub(super) fn add_host_call(&self) {
+        self.host_calls.fetch_add(1, Ordering::Relaxed);
+    }
+}
 
 #[derive(Debug, Default)]
 pub(super) struct Kept {
@@ -144,6 +179,8 @@ pub(super) struct Kept {
     log_bytes: usize,
     log_dropped: u64,
     bytes: usize,
+    /// Tokens of all finished calls of the model.
+    pub chat_tokens: u64,
     /// Whether the model's server failed the workflow in its last finished call.
     pub model_failed: Option<String>,
 }
@@ -189,13 +226,24 @@ impl Kept {
 impl Record {
     pub(super) fn lock(&self) -> MutexGuard<'_, Kept> {
         // A panic elsewhere in this rollout leaves plain data that is still readable.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What its guests use of the machine.
+    pub(crate) fn meter(&self) -> &Meter {
+        &self.meter
     }
 
     /// What was used so far.
     pub fn spent(&self) -> Spent {
         let kept = self.lock();
-        let mut spent = Spent { chat_calls: kept.exchanges.len() as u64, ..Spent::default() };
+        let mut spent = Spent {
+            chat_calls: kept.exchanges.len() as u64,
+            guest_cpu: Duration::from_nanos(self.meter.cpu_nanos.load(Ordering::Relaxed)),
+            memory_bytes_peak: self.meter.memory_bytes_peak.load(Ordering::Relaxed),
+            host_calls: self.meter.host_calls.load(Ordering::Relaxed),
+            ..Spent::default()
+        };
         for exchange in &kept.exchanges {
             if let ExchangeOutcome::Replied { usage: Some(usage), .. } = &exchange.outcome {
                 spent.prompt_tokens += usage.prompt_tokens;

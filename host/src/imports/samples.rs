@@ -32,11 +32,50 @@ impl Imports {
         messages
             .iter()
             .enumerate()
-            .map(|(at, text)| match wire::object(text) {
-                Ok(raw) => Ok(raw.to_owned()),
-                Err(what) => Err(RecordError::Invalid(format!("messages[{at}] is {what}"))),
+            .map(|(at, text)| {
+                self.check_message(text)
+                    .map_err(|what| RecordError::OverLimit(format!("messages[{at}] is {what}")))?;
+                match wire::object(text) {
+                    Ok(raw) => Ok(raw.to_owned()),
+                    Err(what) => Err(RecordError::Invalid(format!("messages[{at}] is {what}"))),
+                }
             })
             .collect()
+    }
+
+    /// Says what is wrong with the size of a message.
+    pub(super) fn check_message(&self, text: &str) -> Result<(), String> {
+        let max = self.limits.message_bytes_max;
+        if text.len() <= max {
+            return Ok(());
+        }
+        Err(format!("longer than message-bytes-max, {max} bytes; the operator can raise it"))
+    }
+
+    /// Keeps messages after those that are there, or in their place.
+    fn keep(
+        &mut self,
+        sample: &Resource<OpenSample>,
+        messages: &[String],
+        in_place: bool,
+    ) -> wasmtime::Result<Result<(), RecordError>> {
+        let place = self.table.get(sample)?.place;
+        let messages = match self.checked(messages) {
+            Ok(messages) => messages,
+            Err(error) => return Ok(Err(error)),
+        };
+        let mut kept = self.record.lock();
+        // On replacing, both histories are charged for a moment, so that a refusal
+        // changes nothing.
+        if let Err(over) = kept.charge(size(&messages), &self.limits) {
+            return Ok(Err(over.into()));
+        }
+        if in_place {
+            let old = std::mem::take(&mut kept.samples[place].messages);
+            kept.release(size(&old));
+        }
+        kept.samples[place].messages.extend(messages);
+        Ok(Ok(()))
     }
 
     /// An id for a sample that was given no name. The rollout decides it, so that a
@@ -50,6 +89,7 @@ impl Imports {
 
 impl samples::Host for Imports {
     fn limit(&mut self) -> wasmtime::Result<u32> {
+        self.called()?;
         self.only(Role::Workflow, "samples.limit")?;
         Ok(self.run.samples_max)
     }
@@ -57,6 +97,7 @@ impl samples::Host for Imports {
 
 impl samples::HostSample for Imports {
     fn open(&mut self, name: Option<String>) -> wasmtime::Result<Result<Resource<OpenSample>, OpenError>> {
+        self.called()?;
         self.only(Role::Workflow, "samples.sample.open")?;
         let mut kept = self.record.lock();
         let place = kept.samples.len();
@@ -85,6 +126,7 @@ impl samples::HostSample for Imports {
     }
 
     fn id(&mut self, sample: Resource<OpenSample>) -> wasmtime::Result<String> {
+        self.called()?;
         Ok(self.table.get(&sample)?.id.as_str().to_owned())
     }
 
@@ -93,17 +135,8 @@ impl samples::HostSample for Imports {
         sample: Resource<OpenSample>,
         messages: Vec<String>,
     ) -> wasmtime::Result<Result<(), RecordError>> {
-        let place = self.table.get(&sample)?.place;
-        let messages = match self.checked(&messages) {
-            Ok(messages) => messages,
-            Err(error) => return Ok(Err(error)),
-        };
-        let mut kept = self.record.lock();
-        if let Err(over) = kept.charge(size(&messages), &self.limits) {
-            return Ok(Err(over.into()));
-        }
-        kept.samples[place].messages.extend(messages);
-        Ok(Ok(()))
+        self.called()?;
+        self.keep(&sample, &messages, false)
     }
 
     fn replace(
@@ -111,19 +144,8 @@ impl samples::HostSample for Imports {
         sample: Resource<OpenSample>,
         messages: Vec<String>,
     ) -> wasmtime::Result<Result<(), RecordError>> {
-        let place = self.table.get(&sample)?.place;
-        let messages = match self.checked(&messages) {
-            Ok(messages) => messages,
-            Err(error) => return Ok(Err(error)),
-        };
-        let mut kept = self.record.lock();
-        // Both histories are charged for a moment, so that a refusal changes nothing.
-        if let Err(over) = kept.charge(size(&messages), &self.limits) {
-            return Ok(Err(over.into()));
-        }
-        let old = std::mem::replace(&mut kept.samples[place].messages, messages);
-        kept.release(size(&old));
-        Ok(Ok(()))
+        self.called()?;
+        self.keep(&sample, &messages, true)
     }
 
     fn set_metric(
@@ -132,6 +154,7 @@ impl samples::HostSample for Imports {
         name: String,
         value: f64,
     ) -> wasmtime::Result<Result<(), RecordError>> {
+        self.called()?;
         let place = self.table.get(&sample)?.place;
         if !value.is_finite() {
             return Ok(Err(RecordError::Invalid(format!(
@@ -156,6 +179,7 @@ impl samples::HostSample for Imports {
         name: String,
         value: String,
     ) -> wasmtime::Result<Result<(), RecordError>> {
+        self.called()?;
         let place = self.table.get(&sample)?.place;
         if let Err(error) = check_name(&name) {
             return Ok(Err(error));
@@ -178,6 +202,7 @@ impl samples::HostSample for Imports {
     }
 
     fn withdraw(&mut self, sample: Resource<OpenSample>) -> wasmtime::Result<()> {
+        self.called()?;
         let place = self.table.get(&sample)?.place;
         self.record.lock().samples[place].withdrawn = true;
         Ok(())

@@ -1,6 +1,10 @@
 //! The memory of one store: all its linear memories and tables together.
 
+use std::sync::Arc;
+
 use wasmtime::ResourceLimiter;
+
+use crate::imports::Record;
 
 /// Bytes that one table element takes.
 const TABLE_ELEMENT_BYTES: usize = size_of::<usize>();
@@ -10,11 +14,12 @@ pub(super) struct MemoryLimit {
     bytes_max: usize,
     bytes: usize,
     refused: bool,
+    record: Arc<Record>,
 }
 
 impl MemoryLimit {
-    pub fn new(bytes_max: usize) -> Self {
-        Self { bytes_max, bytes: 0, refused: false }
+    pub fn new(bytes_max: usize, record: Arc<Record>) -> Self {
+        Self { bytes_max, bytes: 0, refused: false, record }
     }
 
     pub fn bytes_max(&self) -> usize {
@@ -33,6 +38,7 @@ impl MemoryLimit {
             return false;
         }
         self.bytes = total;
+        self.record.meter().note_memory(total);
         true
     }
 }

@@ -9,18 +9,23 @@
 
 mod memory;
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
+use rustix::time::{ClockId, clock_gettime};
 use tokio::time::Instant;
-use wasmtime::component::{Component, InstancePre, Linker};
+use wasmtime::component::{Component, InstancePre, Linker, ResourceTableError};
 use wasmtime::{Store, Trap, UpdateDeadline};
 use wasmtime_wasi::{I32Exit, WasiCtx, WasiCtxView, WasiView};
 
 use crate::error::Fault;
 use crate::imports::bindings::exports::rollout::plugin::{grader, workflow};
 use crate::imports::bindings::rollout::plugin::types;
-use crate::imports::{self, Ended, Imports};
+use crate::imports::{self, Ended, Imports, Record};
+use crate::limits::Limits;
 use memory::MemoryLimit;
 
 /// Ticks of the engine between two yields of a running guest.
@@ -91,6 +96,12 @@ pub enum RunError {
         /// The limit.
         max: usize,
     },
+    /// It used more CPU time than it may.
+    #[error("used more CPU time than guest-cpu-secs-max, {0:?} s; do less, or ask the operator to raise it")]
+    Cpu(f64),
+    /// It handed more over in one call of the host, or holds more handles, than it may.
+    #[error("{0}")]
+    Limit(String),
     /// It did what no wasm may do.
     #[error("trapped: {reason}")]
     Trapped {
@@ -119,6 +130,8 @@ impl RunError {
             | Self::Failed(_)
             | Self::Invalid(_)
             | Self::Memory { .. }
+            | Self::Cpu(_)
+            | Self::Limit(_)
             | Self::Trapped { .. }
             | Self::Exited(_)
             | Self::Contract(_) => Fault::Plugin,
@@ -177,7 +190,8 @@ pub(crate) async fn run_workflow(
     prompt: &[String],
 ) -> Result<Option<Vec<String>>, RunError> {
     let indices = plugin.workflow.as_ref().ok_or(RunError::Missing("workflow"))?;
-    within(bounds, async {
+    let (record, limits) = (imports.record().clone(), imports.limits().clone());
+    within(bounds, &record, &limits, async {
         let mut store = store(plugin, imports, bounds);
         let instance = plugin.pre.instantiate_async(&mut store).await;
         let instance = instance.map_err(|error| starting(&store, &error))?;
@@ -195,7 +209,8 @@ pub(crate) async fn try_start(
     imports: Imports,
     bounds: Bounds,
 ) -> Result<Duration, RunError> {
-    within(bounds, async {
+    let (record, limits) = (imports.record().clone(), imports.limits().clone());
+    within(bounds, &record, &limits, async {
         let started = std::time::Instant::now();
         let mut store = store(plugin, imports, bounds);
         let instance = plugin.pre.instantiate_async(&mut store).await;
@@ -216,7 +231,8 @@ pub(crate) async fn run_grader(
 ) -> Result<Vec<GuestVerdict>, RunError> {
     let indices = plugin.grader.as_ref().ok_or(RunError::Missing("grader"))?;
     let samples: Vec<grader::GradedSample> = samples.into_iter().map(Into::into).collect();
-    within(bounds, async {
+    let (record, limits) = (imports.record().clone(), imports.limits().clone());
+    within(bounds, &record, &limits, async {
         let mut store = store(plugin, imports, bounds);
         let instance = plugin.pre.instantiate_async(&mut store).await;
         let instance = instance.map_err(|error| starting(&store, &error))?;
@@ -229,20 +245,51 @@ pub(crate) async fn run_grader(
     .await
 }
 
-/// The deadline goes around the whole run: what is dropped when it passes is the
-/// future with the store in it, so nothing can use that store again.
-async fn within<R>(bounds: Bounds, run: impl Future<Output = Result<R, RunError>>) -> Result<R, RunError> {
+/// Deadline and CPU budget go around the whole run, instantiation among it: what is
+/// dropped when one is over is the future with the store in it, so nothing can use that
+/// store again. A guest that spins comes here at every tick of the engine.
+async fn within<R>(
+    bounds: Bounds,
+    record: &Record,
+    limits: &Limits,
+    run: impl Future<Output = Result<R, RunError>>,
+) -> Result<R, RunError> {
+    let budget = limits.guest_cpu_time_max;
+    let mut run = pin!(run);
+    let mut used = Duration::ZERO;
+    let metered = poll_fn(|cx| {
+        let before = thread_cpu_time();
+        let polled = run.as_mut().poll(cx);
+        let took = thread_cpu_time().saturating_sub(before);
+        used += took;
+        record.meter().add_cpu(took);
+        if polled.is_pending() && used > budget {
+            return Poll::Ready(Err(RunError::Cpu(budget.as_secs_f64())));
+        }
+        polled
+    });
     match bounds.deadline {
-        None => run.await,
-        Some(deadline) => tokio::time::timeout_at(deadline, run).await.unwrap_or(Err(RunError::Deadline)),
+        None => metered.await,
+        Some(deadline) => tokio::time::timeout_at(deadline, metered).await.unwrap_or(Err(RunError::Deadline)),
     }
+}
+
+/// CPU time of this thread so far. Within one poll it is the guest's, whatever else the
+/// machine is busy with.
+fn thread_cpu_time() -> Duration {
+    let now = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0))
 }
 
 fn store(plugin: &LinkedPlugin, imports: Imports, bounds: Bounds) -> Store<InstanceState> {
     let wasi = imports.wasi();
-    let state = InstanceState { imports, wasi, memory: MemoryLimit::new(bounds.memory_bytes_max) };
+    let memory = MemoryLimit::new(bounds.memory_bytes_max, imports.record().clone());
+    let limits = imports.limits().clone();
+    let state = InstanceState { imports, wasi, memory };
     let mut store = Store::new(plugin.pre.engine(), state);
     store.limiter(|state| &mut state.memory);
+    store.set_hostcall_fuel(limits.host_call_bytes_max);
+    store.set_max_component_handles(limits.handles_max);
     // Armed before instantiation, because a start function runs in it. The yield is
     // tokio's, which lets neighbours run; the engine's own does not.
     store.set_epoch_deadline(TICKS_PER_YIELD);
@@ -278,6 +325,25 @@ fn running(store: &Store<InstanceState>, error: &wasmtime::Error) -> RunError {
     let memory = &store.data().memory;
     if memory.refused() {
         return RunError::Memory { max: memory.bytes_max() };
+    }
+    let limits = store.data().imports.limits();
+    // The engine has no type for these two that could be told apart from outside.
+    let what = error.root_cause().to_string();
+    if what.contains("fuel") {
+        let max = limits.host_call_bytes_max;
+        return RunError::Limit(format!(
+            "handed over more than host-call-bytes-max, {max} bytes, in one call; the operator can raise it"
+        ));
+    }
+    if what.contains("handle") && what.contains("limit")
+        || error
+            .downcast_ref::<ResourceTableError>()
+            .is_some_and(|error| matches!(error, ResourceTableError::Full))
+    {
+        let max = limits.handles_max;
+        return RunError::Limit(format!(
+            "holds more handles than handles-max, {max}; the operator can raise it"
+        ));
     }
     RunError::Trapped { reason: trap_text(error) }
 }

@@ -54,6 +54,10 @@ pub enum FailureKind {
     Exit,
     /// The guest needed more memory than it may have.
     Memory,
+    /// The guest used more CPU time than it may.
+    Cpu,
+    /// The guest reached another limit that ends it.
+    Limit,
     /// The guest broke the contract.
     Contract,
     /// The model's server failed the workflow.
@@ -82,6 +86,8 @@ impl FailureKind {
             Self::Trap => "trap",
             Self::Exit => "exit",
             Self::Memory => "memory",
+            Self::Cpu => "cpu",
+            Self::Limit => "limit",
             Self::Contract => "contract",
             Self::Model => "model",
             Self::NoSample => "no_sample",
@@ -137,6 +143,8 @@ impl Failure {
             RunError::Failed(_) => FailureKind::Error,
             RunError::Invalid(_) => FailureKind::Invalid,
             RunError::Memory { .. } => FailureKind::Memory,
+            RunError::Cpu(_) => FailureKind::Cpu,
+            RunError::Limit(_) => FailureKind::Limit,
             RunError::Trapped { .. } => FailureKind::Trap,
             RunError::Exited(_) => FailureKind::Exit,
             RunError::Contract(_) => FailureKind::Contract,
