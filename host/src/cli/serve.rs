@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use axum::serve::ListenerExt;
 use clap::Args;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -116,9 +116,21 @@ impl Serve {
     }
 }
 
+/// Connections that may wait to be accepted. A trainer opens thousands at once, and one
+/// that finds no place is tried again seconds later. The kernel caps it.
+const BACKLOG: u32 = 16_384;
+
+/// Listens on an address.
+fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // A restarted server takes its port over from connections that are still closing.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
 async fn serve(config: &Config, host: &Host, osmosis: &Osmosis) -> Result<Exit> {
-    let listener = TcpListener::bind(config.listen)
-        .await
+    let listener = listen(config.listen)
         .with_context(|| format!("cannot listen on {}; --listen takes another address", config.listen))?;
     let address = listener.local_addr().context("cannot tell the address that is listened on")?;
     let listener = listener.tap_io(|stream| {

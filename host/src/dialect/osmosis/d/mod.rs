@@ -75,10 +75,11 @@ pub(super) fn start(osmosis: &Osmosis, request: Polled) -> Result<Admission, Api
     };
     let plan = Plan { grade, gradable: gradable && inner.host.grader().is_some(), label };
     let osmosis = osmosis.clone();
-    inner.tasks.spawn(async move {
+    let task = async move {
         let body = drive(&entry, rollout, &plan).await;
         osmosis.0.polled.end(&id, &entry, body);
-    });
+    };
+    inner.tasks.spawn(task);
     Ok(admission)
 }
 
