@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::value::RawValue;
 
-use crate::limits::Limits;
+use crate::limits::{Limits, LoadLimits};
 use crate::outbound::RetryPolicy;
 
 /// What the operator wrote. Mirrors the file and decides nothing.
@@ -21,6 +21,8 @@ pub struct RawConfig {
     pub queue_max: Option<u32>,
     /// Where trajectories and artifacts go.
     pub artifact_root: Option<PathBuf>,
+    /// Where compiled code is kept from one start to the next.
+    pub cache_dir: Option<PathBuf>,
     /// The environment variable with the key that every request must carry.
     pub server_key_env: Option<String>,
     /// Seconds that running rollouts have to end after a stop signal.
@@ -96,6 +98,12 @@ raw_limits! {
     random_bytes_max: u64, "limit-random-bytes-max", "BYTES";
     /// One reply of the model's server. [default: 32 MiB]
     reply_bytes_max: usize, "limit-reply-bytes-max", "BYTES";
+    /// A component's file. [default: 64 MiB]
+    component_bytes_max: usize, "limit-component-bytes-max", "BYTES";
+    /// CPU and wall time of compiling a component.
+    compile_secs_max: f64, "limit-compile-secs-max", "SECS";
+    /// Memory of compiling a component.
+    compile_memory_bytes_max: usize, "limit-compile-memory-bytes-max", "BYTES";
 }
 
 /// `[model]` and `[callback]`.
@@ -137,12 +145,16 @@ pub struct Config {
     pub queue_max: u32,
     /// Where trajectories and artifacts go, where the operator said.
     pub artifact_root: Option<PathBuf>,
+    /// Where compiled code is kept, where the operator said.
+    pub cache_dir: Option<PathBuf>,
     /// The environment variable with the server's key.
     pub server_key_env: Option<String>,
     /// How long running rollouts have to end after a stop signal.
     pub drain: Duration,
     /// What one rollout may use.
     pub limits: Limits,
+    /// What it may take to load a component.
+    pub load_limits: LoadLimits,
     /// How calls of the model are repeated.
     pub model: RetryPolicy,
     /// How callbacks are repeated.
@@ -205,8 +217,10 @@ impl RawConfig {
             max_concurrent,
             queue_max: self.queue_max.unwrap_or(max_concurrent.saturating_mul(QUEUE_PER_SLOT)),
             artifact_root: self.artifact_root,
+            cache_dir: self.cache_dir,
             server_key_env: self.server_key_env,
             drain: secs("drain-secs", self.drain_secs, Duration::from_secs(10), &mut problems),
+            load_limits: self.limits.resolve_loading(&mut problems),
             limits: self.limits.resolve(&mut problems),
             model: self.model.resolve("model", RetryPolicy::model(), &mut problems),
             callback: self.callback.resolve("callback", RetryPolicy::callback(), &mut problems),
@@ -224,6 +238,27 @@ impl RawConfig {
 }
 
 impl RawLimits {
+    fn resolve_loading(&self, problems: &mut Vec<String>) -> LoadLimits {
+        let default = LoadLimits::default();
+        // Less than this, and the compiler cannot even start.
+        const MEMORY_BYTES_MIN: usize = 64 << 20;
+        if self.compile_memory_bytes_max.is_some_and(|bytes| bytes < MEMORY_BYTES_MIN) {
+            problems.push("limits.compile-memory-bytes-max: less than 64 MiB".to_owned());
+        }
+        let compile_time_max =
+            secs("limits.compile-secs-max", self.compile_secs_max, default.compile_time_max, problems);
+        if compile_time_max.is_zero() {
+            problems.push("limits.compile-secs-max: 0 would compile nothing".to_owned());
+        }
+        LoadLimits {
+            component_bytes_max: self.component_bytes_max.unwrap_or(default.component_bytes_max),
+            compile_time_max,
+            compile_memory_bytes_max: self
+                .compile_memory_bytes_max
+                .unwrap_or(default.compile_memory_bytes_max),
+        }
+    }
+
     fn resolve(self, problems: &mut Vec<String>) -> Limits {
         let default = Limits::default();
         if self.samples_max == Some(0) {

@@ -2,9 +2,14 @@
 
 use sha2::{Digest, Sha256};
 
+/// The digest of the bytes.
+pub fn sha256(bytes: &[u8]) -> [u8; 32] {
+    Sha256::digest(bytes).into()
+}
+
 /// The digest of the bytes, 64 hex digits.
 pub fn sha256_hex(bytes: &[u8]) -> String {
-    hex(&Sha256::digest(bytes))
+    hex(&sha256(bytes))
 }
 
 /// The bytes as lower-case hex.

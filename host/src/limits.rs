@@ -1,4 +1,5 @@
-//! What one rollout may use. Every limit has a unit in its name and a default here.
+//! What one rollout may use, and what it may take to load a component. Every limit has a
+//! unit in its name and a default here.
 
 use std::time::Duration;
 
@@ -70,6 +71,31 @@ impl Default for Limits {
             log_bytes_max: MIB,
             random_bytes_max: 64 << 10,
             reply_bytes_max: 32 * MIB,
+        }
+    }
+}
+
+/// The limits of bringing one component in, which its author is not trusted with either.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoadLimits {
+    /// The component's file, in bytes.
+    pub component_bytes_max: usize,
+    /// Time of compiling: wall time, and CPU time for each core that compiles.
+    pub compile_time_max: Duration,
+    /// Memory of the process that compiles, in bytes.
+    pub compile_memory_bytes_max: usize,
+}
+
+impl Default for LoadLimits {
+    fn default() -> Self {
+        const MIB: usize = 1 << 20;
+        Self {
+            // Three times a Python guest with its interpreter, 20 MB. Work and memory of
+            // compiling grow with it.
+            component_bytes_max: 64 * MIB,
+            // A Python guest takes 25 s on two cores.
+            compile_time_max: Duration::from_secs(120),
+            compile_memory_bytes_max: 4096 * MIB,
         }
     }
 }

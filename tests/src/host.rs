@@ -57,6 +57,12 @@ impl Serve {
         self
     }
 
+    /// Adds an option without a value.
+    pub fn flag(mut self, name: &str) -> Self {
+        self.arguments.push(name.to_owned());
+        self
+    }
+
     /// Sets a variable of its environment.
     pub fn variable(mut self, name: &str, value: &str) -> Self {
         self.environment.push((name.to_owned(), value.to_owned()));

@@ -11,7 +11,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::{PATIENCE, host_program, in_time};
+use crate::{PATIENCE, host_program, in_time, target_dir};
 
 /// A process that was started. It is killed when this is dropped; if the test failed,
 /// what it said on standard error is shown.
@@ -39,10 +39,10 @@ pub trait Start {
 }
 
 /// The host's binary with arguments, ready to be [started](Start::start), without what
-/// the test's own environment might tell it.
+/// the test's own environment might tell it. Compiled code is kept among the builds.
 pub fn rollout_host<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Command {
     let mut command = Command::new(host_program());
-    command.args(arguments);
+    command.args(arguments).env("XDG_CACHE_HOME", target_dir().join("test-cache"));
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy();
         if name.starts_with("_OSMOSIS_") || name.starts_with("ROLLOUT_") {

@@ -8,9 +8,10 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde::Deserialize;
 
-use super::{Exit, PluginFault, plugin_file};
+use super::plugin_file::{self, CacheOptions};
+use super::{Exit, PluginFault};
 use crate::engine::Engine;
-use crate::limits::Limits;
+use crate::limits::{Limits, LoadLimits};
 
 const TARGET: &str = "wasm32-wasip2";
 
@@ -23,6 +24,8 @@ pub(super) struct Build {
     /// Where the component goes. [default: NAME.wasm in this directory]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
+    #[command(flatten)]
+    cache: CacheOptions,
 }
 
 /// A line of cargo's account of its work, as far as it matters here.
@@ -52,11 +55,13 @@ impl Build {
         check_target(&self.dir)?;
         let (name, component) = compile(&self.dir, &manifest)?;
         let output = self.output.unwrap_or_else(|| PathBuf::from(format!("{name}.wasm")));
-        let bytes = plugin_file::read(&component)?;
+        let limits = LoadLimits::default();
+        let bytes = plugin_file::read(&component, &limits)?;
         let engine = Engine::new(1, Limits::default().memory_bytes_max)?;
-        let plugin = engine.load(&bytes).map_err(|error| {
-            PluginFault(format!("{} was built but {:#}", component.display(), anyhow::Error::new(error)))
-        })?;
+        let loader = self.cache.loader(None, &limits)?;
+        let plugin = loader
+            .load(&engine, &bytes)
+            .map_err(|error| plugin_file::at_fault(&format!("{} was built", component.display()), error))?;
         std::fs::write(&output, &bytes).with_context(|| format!("cannot write {}", output.display()))?;
         let about = plugin.about();
         let halves = match (about.workflow, about.grader) {

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Exit;
 use super::mock_model::script;
+use super::plugin_file::CacheOptions;
 use super::setup::{self, Loaded};
 use crate::config::{Config, RawLimits};
 use crate::error::Fault;
@@ -68,6 +69,8 @@ pub(super) struct Eval {
     /// Settings in TOML: [plugin] for the plugin, [limits] and [model] for the host.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    #[command(flatten)]
+    cache: CacheOptions,
     /// Where results go. [default: evals/PLUGIN-DATA-TIME]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -113,8 +116,14 @@ impl Eval {
         let out = self.out.clone().unwrap_or_else(|| self.default_out());
         let rollouts = out.join("rollouts");
         let runtime = setup::runtime()?;
-        let loaded =
-            setup::host(&runtime, &self.plugin, self.grader.as_deref(), &config, Some(absolute(&rollouts)?))?;
+        let loaded = setup::host(
+            &runtime,
+            &self.plugin,
+            self.grader.as_deref(),
+            &config,
+            &self.cache,
+            Some(absolute(&rollouts)?),
+        )?;
         if loaded.grader_digest.is_none() {
             bail!("the plugin has no grader; give one by --grader FILE");
         }

@@ -6,9 +6,9 @@ use anyhow::Result;
 use clap::Args;
 use serde_json::json;
 
-use super::{Exit, PluginFault, plugin_file};
+use super::plugin_file::{self, CacheOptions};
+use super::{Exit, setup};
 use crate::engine::Engine;
-use crate::limits::Limits;
 use crate::plugin::{CONTRACT_VERSION, Description, Item};
 
 /// Says what a component exports and imports, and whether it can be served.
@@ -19,20 +19,27 @@ pub(super) struct Inspect {
     /// Writes one JSON object.
     #[arg(long)]
     json: bool,
+    /// Settings in TOML, of which the limits of loading matter here.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    cache: CacheOptions,
 }
 
 impl Inspect {
     pub fn run(self) -> Result<Exit> {
-        let bytes = plugin_file::read(&self.plugin)?;
-        let engine = Engine::new(1, Limits::default().memory_bytes_max)?;
-        let about = match engine.inspect(&bytes) {
+        let config = setup::raw_config(self.config.as_deref())?.resolve()?;
+        let bytes = plugin_file::read(&self.plugin, &config.load_limits)?;
+        let engine = Engine::new(1, config.limits.memory_bytes_max)?;
+        let loader = self.cache.loader(config.cache_dir.as_deref(), &config.load_limits)?;
+        let about = match loader.inspect(&engine, &bytes) {
             Ok(about) => about,
             Err(error) => {
-                let reason = format!("{:#}", anyhow::Error::new(error));
+                let error = plugin_file::at_fault(&self.plugin.display().to_string(), error);
                 if self.json {
-                    println!("{:#}", json!({"servable": false, "error": reason}));
+                    println!("{:#}", json!({"servable": false, "error": error.to_string()}));
                 }
-                return Err(PluginFault(format!("{}: {reason}", self.plugin.display())).into());
+                return Err(error);
             }
         };
         let servable = about.problems.is_empty();

@@ -2,6 +2,7 @@
 
 mod bench;
 mod build;
+mod compile_component;
 mod eval;
 mod inspect;
 mod mock_model;
@@ -48,6 +49,8 @@ enum Command {
     Bench(bench::Bench),
     /// Serves an OpenAI-compatible endpoint that stands in for a model.
     MockModel(mock_model::MockModelCommand),
+    #[command(hide = true)]
+    CompileComponent(compile_component::CompileComponent),
 }
 
 /// How a command ended.
@@ -87,6 +90,7 @@ pub fn main() -> ExitCode {
         Command::Serve(command) => command.run(),
         Command::Bench(command) => command.run(),
         Command::MockModel(command) => command.run(),
+        Command::CompileComponent(command) => command.run(),
     };
     match result {
         Ok(exit) => exit.into(),

@@ -10,6 +10,7 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::plugin_file::CacheOptions;
 use super::{Exit, setup};
 use crate::config::{Config, RawLimits};
 use crate::dialect::osmosis::{Osmosis, Settings};
@@ -44,6 +45,8 @@ pub(super) struct Serve {
     /// Where trajectories and artifacts go. [default: ./rollouts]
     #[arg(long, value_name = "DIR", env = "_OSMOSIS_ROLLOUT_ARTIFACT_ROOT", hide_env = true)]
     artifact_root: Option<PathBuf>,
+    #[command(flatten)]
+    cache: CacheOptions,
     /// Environment variable with the key that every request must carry.
     #[arg(long, value_name = "VAR")]
     server_key_env: Option<String>,
@@ -87,6 +90,7 @@ impl Serve {
             &self.plugin,
             self.grader.as_deref(),
             &config,
+            &self.cache,
             Some(artifact_root.clone()),
         )?;
         if loaded.grader_digest.is_none() {

@@ -9,7 +9,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use super::LogFormat;
-use super::plugin_file;
+use super::plugin_file::{self, CacheOptions};
 use crate::config::{Config, RawConfig};
 use crate::engine::Engine;
 use crate::error::Fault;
@@ -88,11 +88,14 @@ pub(super) fn host(
     plugin: &Path,
     grader: Option<&Path>,
     config: &Config,
+    cache: &CacheOptions,
     artifact_root: Option<PathBuf>,
 ) -> Result<Loaded> {
     let engine = Engine::new(config.max_concurrent, config.limits.memory_bytes_max)?;
-    let workflow = plugin_file::load(&engine, plugin)?;
-    let grader = grader.map(|path| plugin_file::load(&engine, path)).transpose()?;
+    let loader = cache.loader(config.cache_dir.as_deref(), &config.load_limits)?;
+    let load = |path: &Path| plugin_file::load(&loader, &engine, path, &config.load_limits);
+    let workflow = load(plugin)?;
+    let grader = grader.map(load).transpose()?;
     let plugin_digest = workflow.about().digest.clone();
     let http = outbound::http_client()?;
     let settings = HostSettings {

@@ -9,7 +9,7 @@ mod contract;
 use wasmtime::component::types::ComponentItem;
 use wasmtime::component::{Component, Linker};
 
-use crate::digest::sha256_hex;
+use crate::digest::hex;
 use crate::instance::{InstanceState, LinkedPlugin};
 pub use contract::{CONTRACT_VERSION, Item, Problem};
 
@@ -57,7 +57,7 @@ pub enum LoadError {
     CoreModule,
     /// It does not validate or compile.
     #[error("not a valid component")]
-    Invalid(#[source] wasmtime::Error),
+    Invalid(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// It is a component that this host cannot serve.
     #[error("cannot be served:{}", list(.0))]
     Unservable(Vec<Problem>),
@@ -74,15 +74,15 @@ impl Plugin {
     pub(crate) fn load(
         engine: &wasmtime::Engine,
         linker: &Linker<InstanceState>,
-        bytes: &[u8],
+        component: &Component,
+        file: &Source,
     ) -> Result<Self, LoadError> {
-        let component = compile(engine, bytes)?;
-        let about = describe(engine, linker, &component, bytes);
+        let about = describe(engine, linker, component, file);
         if !about.problems.is_empty() {
             return Err(LoadError::Unservable(about.problems));
         }
         let linked =
-            LinkedPlugin::new(linker, &component, about.workflow, about.grader).map_err(LoadError::Link)?;
+            LinkedPlugin::new(linker, component, about.workflow, about.grader).map_err(LoadError::Link)?;
         Ok(Self { about: about.into(), linked })
     }
 
@@ -96,31 +96,28 @@ impl Plugin {
     }
 }
 
-/// Says what a file is, whether or not it can be served.
-pub(crate) fn inspect(
-    engine: &wasmtime::Engine,
-    linker: &Linker<InstanceState>,
-    bytes: &[u8],
-) -> Result<Description, LoadError> {
-    let component = compile(engine, bytes)?;
-    Ok(describe(engine, linker, &component, bytes))
+/// A component's file, as far as it is remembered.
+pub(crate) struct Source {
+    pub digest: [u8; 32],
+    pub size_bytes: usize,
 }
 
-fn compile(engine: &wasmtime::Engine, bytes: &[u8]) -> Result<Component, LoadError> {
+/// Sees that the bytes begin as a component does. Text is refused here, and so is code
+/// that somebody else compiled: neither reaches the engine.
+pub(crate) fn check_kind(bytes: &[u8]) -> Result<(), LoadError> {
     match bytes {
-        [b'\0', b'a', b's', b'm', _, _, 1, 0, ..] => {}
-        [b'\0', b'a', b's', b'm', _, _, 0, 0, ..] => return Err(LoadError::CoreModule),
-        other => return Err(LoadError::NotWasm(other[..other.len().min(8)].to_vec())),
+        [b'\0', b'a', b's', b'm', _, _, 1, 0, ..] => Ok(()),
+        [b'\0', b'a', b's', b'm', _, _, 0, 0, ..] => Err(LoadError::CoreModule),
+        other => Err(LoadError::NotWasm(other[..other.len().min(8)].to_vec())),
     }
-    // `new` would also take the text form; a plugin is binary.
-    Component::from_binary(engine, bytes).map_err(LoadError::Invalid)
 }
 
-fn describe(
+/// Says what a component is, whether or not it can be served.
+pub(crate) fn describe(
     engine: &wasmtime::Engine,
     linker: &Linker<InstanceState>,
     component: &Component,
-    bytes: &[u8],
+    file: &Source,
 ) -> Description {
     let ty = component.component_type();
     let items = |items: &mut dyn Iterator<Item = (String, ComponentItem)>| -> Vec<Item> {
@@ -131,13 +128,31 @@ fn describe(
     let link_error = linker.instantiate_pre(component).err();
     let problems = contract::problems(&exports, &imports, link_error.as_ref());
     Description {
-        digest: sha256_hex(bytes),
-        size_bytes: bytes.len(),
+        digest: hex(&file.digest),
+        size_bytes: file.size_bytes,
         contract_version: contract::version(exports.iter().chain(&imports)),
         workflow: contract::exports(&exports, "workflow"),
         grader: contract::exports(&exports, "grader"),
         exports,
         imports,
         problems,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_component_in_binary_form_reaches_the_engine() {
+        fn check(bytes: &[u8], expected: &str) {
+            let kind = check_kind(bytes).map_or_else(|error| error.to_string(), |()| "component".to_owned());
+            assert!(kind.contains(expected), "{bytes:?}: {kind}");
+        }
+        check(b"\0asm\x0d\0\x01\0", "component");
+        check(b"\0asm\x01\0\0\0", "a core WebAssembly module");
+        check(b"\x7fELF\x02\x01\x01\0", "not a WebAssembly file");
+        check(b"(component)", "not a WebAssembly file");
+        check(b"\0asm", "not a WebAssembly file");
     }
 }
