@@ -6,12 +6,14 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rollout_host::engine::Engine;
 use rollout_host::limits::Limits;
 use rollout_host::outbound::{self, ChatClient, RetryPolicy};
 use rollout_host::rollout::{Host, HostSettings};
+use rollout_host::telemetry::Metrics;
 
 const STARTS: usize = 20_000;
 const PROCESSES: usize = 300;
@@ -46,13 +48,15 @@ fn host(bytes: &[u8], instances_max: u32) -> Host {
     let limits = Limits::default();
     let engine = Engine::new(instances_max, limits.memory_bytes_max).expect("an engine");
     let workflow = engine.load(bytes).unwrap_or_else(|error| panic!("{error}"));
+    let metrics = Arc::new(Metrics::new());
     let http = outbound::http_client().expect("an HTTP client");
     Host::new(HostSettings {
         workflow,
         grader: None,
         max_concurrent: instances_max,
         queue_max: 0,
-        chat: ChatClient::new(http, RetryPolicy::model(), limits.reply_bytes_max),
+        chat: ChatClient::new(http, RetryPolicy::model(), limits.reply_bytes_max, metrics.clone()),
+        metrics,
         limits,
         plugin_config: None,
         artifact_root: None,

@@ -23,5 +23,6 @@ pub mod mock_model;
 pub mod outbound;
 pub mod plugin;
 pub mod rollout;
+pub mod telemetry;
 pub mod text;
 pub mod wire;

@@ -15,7 +15,7 @@ const LAYERS: [&[&str]; 13] = [
     &["imports"],
     &["outbound"],
     &["config"],
-    &["limits", "mock_model"],
+    &["limits", "mock_model", "telemetry"],
     &["wire", "error", "id"],
     &["digest", "text"],
 ];

@@ -7,7 +7,7 @@ use reqwest::{Method, RequestBuilder};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{Process, Ran, RolloutRequest, Start, guest, in_time, rollout_host, until};
+use crate::{Exposition, Process, Ran, RolloutRequest, Start, guest, in_time, rollout_host, until};
 
 /// The header that carries a lease.
 const LEASE: &str = "x-osmosis-rollout-lease";
@@ -39,6 +39,8 @@ pub struct Reply {
     pub headers: HeaderMap,
     /// Its body; null where that is no JSON.
     pub body: Value,
+    /// Its body as text.
+    pub text: String,
 }
 
 /// A rollout that was taken on.
@@ -207,6 +209,13 @@ impl TestHost {
         reply.body
     }
 
+    /// What it has counted.
+    pub async fn metrics(&self) -> Exposition {
+        let reply = self.get("/metrics").await;
+        assert_eq!(reply.status, 200, "{}", reply.text);
+        Exposition::parse(&reply.text).unwrap_or_else(|wrong| panic!("{wrong} in\n{}", reply.text))
+    }
+
     /// Waits until it says that nothing runs and nothing waits.
     pub async fn idle(&self) {
         let idle = async || {
@@ -244,7 +253,8 @@ async fn send(request: RequestBuilder) -> Reply {
         let response = request.send().await.expect("the host answers");
         let (status, headers) = (response.status().as_u16(), response.headers().clone());
         let body = response.bytes().await.expect("the host answers in full");
-        Reply { status, headers, body: serde_json::from_slice(&body).unwrap_or_default() }
+        let text = String::from_utf8_lossy(&body).into_owned();
+        Reply { status, headers, body: serde_json::from_slice(&body).unwrap_or_default(), text }
     };
     in_time("an answer of the host", exchange).await
 }

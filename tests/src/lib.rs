@@ -11,11 +11,13 @@
 #![warn(missing_docs)]
 
 mod controller;
+mod exposition;
 mod host;
 mod process;
 mod programs;
 
 pub use controller::{Answer, Controller, Received, RolloutRequest};
+pub use exposition::Exposition;
 pub use host::{Admitted, Reply, Serve, TestHost};
 pub use process::{Process, Ran, Start, rollout_host};
 pub use programs::{guest, host_program, project_root, target_dir};

@@ -100,7 +100,11 @@ impl Serve {
         }
         let osmosis = Osmosis::new(Settings {
             host: loaded.host.clone(),
-            callbacks: CallbackClient::new(loaded.http.clone(), config.callback.clone()),
+            callbacks: CallbackClient::new(
+                loaded.http.clone(),
+                config.callback.clone(),
+                loaded.host.metrics().clone(),
+            ),
             times: config.osmosis,
             server_key,
             instance_id: self.instance_id.clone(),

@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use tokio::runtime::Runtime;
@@ -15,6 +16,7 @@ use crate::engine::Engine;
 use crate::error::Fault;
 use crate::outbound::{self, ChatClient, Secret};
 use crate::rollout::{Host, HostSettings};
+use crate::telemetry::Metrics;
 
 /// Sends logs to standard error. A server tells what it does; other commands speak up
 /// only where something is wrong.
@@ -26,7 +28,8 @@ pub(super) fn logs(format: LogFormat, server: bool) {
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour);
     match format {
         LogFormat::Text => logs.with_target(false).init(),
-        LogFormat::Json => logs.json().init(),
+        // The innermost span is the rollout; a list of all spans would say it twice.
+        LogFormat::Json => logs.json().with_span_list(false).init(),
     }
 }
 
@@ -98,6 +101,7 @@ pub(super) fn host(
     let grader = grader.map(load).transpose()?;
     let plugin_digest = workflow.about().digest.clone();
     let http = outbound::http_client()?;
+    let metrics = Arc::new(Metrics::new());
     let settings = HostSettings {
         workflow,
         grader,
@@ -105,8 +109,14 @@ pub(super) fn host(
         queue_max: config.queue_max,
         limits: config.limits.clone(),
         plugin_config: config.plugin.clone(),
-        chat: ChatClient::new(http.clone(), config.model.clone(), config.limits.reply_bytes_max),
+        chat: ChatClient::new(
+            http.clone(),
+            config.model.clone(),
+            config.limits.reply_bytes_max,
+            metrics.clone(),
+        ),
         artifact_root,
+        metrics,
     };
     let host = Host::new(settings).map_err(|error| super::PluginFault(error.to_string()))?;
     runtime.block_on(host.try_start()).map_err(|(role, error)| {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
 use super::results::{Journal, JournalError, Outcome as Scored, ResultLine, SampleLine};
 use super::rows::Row;
@@ -77,7 +78,8 @@ pub async fn run(
             let rollout =
                 host.admit(request).map_err(|source| RunError::Refused { row: row.index, source })?;
             let row = row.index;
-            under_way.spawn(async move { (row, run, complete(rollout).await) });
+            let span = rollout.span();
+            under_way.spawn(async move { (row, run, complete(rollout).await) }.instrument(span));
         }
         let ended = tokio::select! {
             ended = under_way.join_next() => ended,

@@ -4,6 +4,7 @@ use super::bindings::rollout::plugin::artifacts::{self, Error};
 use super::bindings::rollout::plugin::observations;
 use super::record::ExchangeOutcome;
 use super::{Imports, Role};
+use crate::telemetry::Limit;
 
 /// The longest name of a file, in bytes.
 const NAME_BYTES_MAX: usize = 255;
@@ -52,6 +53,7 @@ impl artifacts::Host for Imports {
         }
         let old = kept.artifacts.get(&name).map(|content| content.len());
         if old.is_none() && kept.artifacts.len() >= self.limits.artifacts_max {
+            kept.fired.add(Limit::Artifacts);
             let max = self.limits.artifacts_max;
             return Ok(Err(Error::OverLimit(format!(
                 "artifacts-max of {max} files; the operator can raise it"
@@ -59,6 +61,7 @@ impl artifacts::Host for Imports {
         }
         let total = kept.artifact_bytes - old.unwrap_or(0) + content.len();
         if total > self.limits.artifact_bytes_max {
+            kept.fired.add(Limit::ArtifactBytes);
             let max = self.limits.artifact_bytes_max;
             return Ok(Err(Error::OverLimit(format!(
                 "artifact-bytes-max of {max} bytes: this would make {total}; the operator can raise it"

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use tokio_util::task::AbortOnDropHandle;
+use tracing::Instrument;
 use wasmtime::component::Resource;
 
 use super::bindings::rollout::plugin::chat::{self, Completion, Error, Request};
@@ -16,6 +17,7 @@ use super::samples::OpenSample;
 use super::{Ended, Imports, ModelAccess, Role};
 use crate::limits::Limits;
 use crate::outbound::{ChatFailure, RoutingHeaders};
+use crate::telemetry::Limit;
 use crate::wire::openai;
 
 /// A request that was checked, counted and written down; sending it is all that is left.
@@ -57,12 +59,14 @@ impl Imports {
         };
         let mut kept = self.record.lock();
         if kept.exchanges.len() >= self.limits.chat_calls_max as usize {
+            kept.fired.add(Limit::ChatCalls);
             let max = self.limits.chat_calls_max;
             return Ok(Err(Error::BudgetSpent(format!(
                 "chat-calls-max of {max} calls in one rollout; the operator can raise it"
             ))));
         }
         if kept.chat_tokens >= self.limits.chat_tokens_max {
+            kept.fired.add(Limit::ChatTokens);
             let max = self.limits.chat_tokens_max;
             return Ok(Err(Error::BudgetSpent(format!(
                 "chat-tokens-max of {max} tokens in one rollout; the operator can raise it"
@@ -177,7 +181,7 @@ impl chat::Host for Imports {
                 // On a task of its own, because what is awaited here is polled on the
                 // guest's stack, where an HTTP exchange would leave 30 KiB in use for
                 // as long as the guest waits. Dropped, the task ends.
-                let result = AbortOnDropHandle::new(tokio::spawn(prepared.send())).await?;
+                let result = AbortOnDropHandle::new(tokio::spawn(prepared.send().in_current_span())).await?;
                 self.clock.pass(ANSWER);
                 Ok(result)
             }
@@ -192,6 +196,7 @@ impl chat::Host for Imports {
     ) -> wasmtime::Result<Result<Resource<Call>, Error>> {
         self.called()?;
         if self.calls_under_way >= self.limits.concurrent_calls_max {
+            self.record.limit_fired(Limit::ConcurrentCalls);
             let max = self.limits.concurrent_calls_max;
             return Ok(Err(Error::BudgetSpent(format!(
                 "concurrent-calls-max of {max} calls under way at once; finish some first, or the operator can raise it"
@@ -199,7 +204,9 @@ impl chat::Host for Imports {
         }
         match self.prepare(&sample, &request)? {
             Ok(prepared) => {
-                let task = tokio::spawn(async { CallOutcome::Chat(prepared.send().await) });
+                let task = async { CallOutcome::Chat(prepared.send().await) };
+                // The task's log lines are the rollout's, as the guest's own calls are.
+                let task = tokio::spawn(task.in_current_span());
                 Ok(Ok(self.lend(Call::under_way(task))?))
             }
             Err(error) => Ok(Err(error)),

@@ -49,6 +49,7 @@ use wasmtime_wasi::{WasiCtx, WasiCtxBuilder};
 use crate::id::RolloutId;
 use crate::limits::Limits;
 use crate::outbound::{ChatClient, ModelEndpoint};
+use crate::telemetry::{Limit, Metrics, Step, Timing};
 
 use clockwork::GuestClock;
 
@@ -75,7 +76,8 @@ impl Role {
     }
 }
 
-/// What a guest is told about the rollout that its instance was made for.
+/// What a guest is told about the rollout that its instance was made for, and where the
+/// host counts what it does for it.
 #[derive(Debug)]
 pub struct RunContext {
     /// The rollout.
@@ -88,6 +90,8 @@ pub struct RunContext {
     pub metadata: Option<Box<RawValue>>,
     /// Samples that the caller takes.
     pub samples_max: u32,
+    /// What the host counts. No guest sees it.
+    pub metrics: Arc<Metrics>,
 }
 
 /// The model that a workflow may talk to.
@@ -205,9 +209,15 @@ impl Imports {
         self.host_calls += 1;
         self.record.meter().add_host_call();
         if self.host_calls > self.limits.host_calls_max {
+            self.record.limit_fired(Limit::HostCalls);
             return Err(wasmtime::Error::new(Ended::HostCalls(self.limits.host_calls_max)));
         }
         Ok(())
+    }
+
+    /// Times the start of the instance until what is given back is dropped.
+    pub(crate) fn time_start(&self) -> Timing {
+        self.run.metrics.time(Step::InstanceStart)
     }
 
     /// Lets the call through for the role that may make it.

@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 
 use crate::id::SampleId;
 use crate::limits::Limits;
+use crate::telemetry::{Limit, LimitsFired};
 use crate::wire::openai::Usage;
 
 /// One sample as the workflow registered it.
@@ -181,6 +182,8 @@ pub(super) struct Kept {
     bytes: usize,
     /// Tokens of all finished calls of the model.
     pub chat_tokens: u64,
+    /// How often each limit fired.
+    pub fired: LimitsFired,
     /// Whether the model's server failed the workflow in its last finished call.
     pub model_failed: Option<String>,
 }
@@ -194,6 +197,7 @@ impl Kept {
     pub fn charge(&mut self, bytes: usize, limits: &Limits) -> Result<(), OverLimit> {
         let total = self.bytes.saturating_add(bytes);
         if total > limits.record_bytes_max {
+            self.fired.add(Limit::RecordBytes);
             let max = limits.record_bytes_max;
             return Err(OverLimit(format!(
                 "record-bytes-max of {max} bytes: {bytes} more would make {total}; the operator can raise it"
@@ -214,7 +218,9 @@ impl Kept {
             LogEntry::Line { text, .. } => text.len(),
             LogEntry::Event { event, data } => event.len() + data.get().len(),
         };
-        if self.log.len() >= limits.log_lines_max || self.log_bytes + bytes > limits.log_bytes_max {
+        let too_many = self.log.len() >= limits.log_lines_max;
+        if too_many || self.log_bytes + bytes > limits.log_bytes_max {
+            self.fired.add(if too_many { Limit::LogLines } else { Limit::LogBytes });
             self.log_dropped += 1;
             return;
         }
@@ -283,6 +289,17 @@ impl Record {
     /// Changes the samples between workflow and grader, or after the grader.
     pub fn with_samples<R>(&self, change: impl FnOnce(&mut Vec<SampleRecord>) -> R) -> R {
         change(&mut self.lock().samples)
+    }
+
+    /// Counts a limit that fired outside of the imports.
+    pub fn limit_fired(&self, limit: Limit) {
+        self.lock().fired.add(limit);
+    }
+
+    /// How often each limit fired so far, and how many log entries were dropped.
+    pub fn limits_fired(&self) -> (LimitsFired, u64) {
+        let kept = self.lock();
+        (kept.fired, kept.log_dropped)
     }
 
     /// Takes everything out.

@@ -10,6 +10,7 @@ use super::record::{OverLimit, SampleRecord};
 use super::{Imports, Role, clockwork};
 use crate::digest::hex;
 use crate::id::SampleId;
+use crate::telemetry::Limit;
 use crate::wire;
 
 /// A guest's handle on a sample: its place in the record.
@@ -49,6 +50,7 @@ impl Imports {
         if text.len() <= max {
             return Ok(());
         }
+        self.record.limit_fired(Limit::MessageBytes);
         Err(format!("longer than message-bytes-max, {max} bytes; the operator can raise it"))
     }
 
@@ -102,6 +104,7 @@ impl samples::HostSample for Imports {
         let mut kept = self.record.lock();
         let place = kept.samples.len();
         if place >= self.run.samples_max as usize {
+            kept.fired.add(Limit::Samples);
             return Ok(Err(OpenError::TooMany(self.run.samples_max)));
         }
         let id = match name {

@@ -26,6 +26,7 @@ use crate::imports::bindings::exports::rollout::plugin::{grader, workflow};
 use crate::imports::bindings::rollout::plugin::types;
 use crate::imports::{self, Ended, Imports, Record};
 use crate::limits::Limits;
+use crate::telemetry::Limit;
 use memory::MemoryLimit;
 
 /// Ticks of the engine between two yields of a running guest.
@@ -192,9 +193,11 @@ pub(crate) async fn run_workflow(
     let indices = plugin.workflow.as_ref().ok_or(RunError::Missing("workflow"))?;
     let (record, limits) = (imports.record().clone(), imports.limits().clone());
     within(bounds, &record, &limits, async {
+        let starting_time = imports.time_start();
         let mut store = store(plugin, imports, bounds);
         let instance = plugin.pre.instantiate_async(&mut store).await;
         let instance = instance.map_err(|error| starting(&store, &error))?;
+        drop(starting_time);
         let guest =
             indices.load(&mut store, &instance).map_err(|error| RunError::Host(format!("{error:#}")))?;
         let result = guest.call_run(&mut store, prompt).await;
@@ -233,9 +236,11 @@ pub(crate) async fn run_grader(
     let samples: Vec<grader::GradedSample> = samples.into_iter().map(Into::into).collect();
     let (record, limits) = (imports.record().clone(), imports.limits().clone());
     within(bounds, &record, &limits, async {
+        let starting_time = imports.time_start();
         let mut store = store(plugin, imports, bounds);
         let instance = plugin.pre.instantiate_async(&mut store).await;
         let instance = instance.map_err(|error| starting(&store, &error))?;
+        drop(starting_time);
         let guest =
             indices.load(&mut store, &instance).map_err(|error| RunError::Host(format!("{error:#}")))?;
         let result = guest.call_grade(&mut store, label, &samples).await;
@@ -330,6 +335,7 @@ fn running(store: &Store<InstanceState>, error: &wasmtime::Error) -> RunError {
     // The engine has no type for these two that could be told apart from outside.
     let what = error.root_cause().to_string();
     if what.contains("fuel") {
+        store.data().imports.record().limit_fired(Limit::HostCallBytes);
         let max = limits.host_call_bytes_max;
         return RunError::Limit(format!(
             "handed over more than host-call-bytes-max, {max} bytes, in one call; the operator can raise it"
@@ -340,6 +346,7 @@ fn running(store: &Store<InstanceState>, error: &wasmtime::Error) -> RunError {
             .downcast_ref::<ResourceTableError>()
             .is_some_and(|error| matches!(error, ResourceTableError::Full))
     {
+        store.data().imports.record().limit_fired(Limit::Handles);
         let max = limits.handles_max;
         return RunError::Limit(format!(
             "holds more handles than handles-max, {max}; the operator can raise it"

@@ -1,5 +1,6 @@
 //! Posts a result to the caller that asked for it.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -7,6 +8,7 @@ use reqwest::header::{AUTHORIZATION, CONTENT_TYPE};
 
 use super::retry::{RetryPolicy, retry_after};
 use super::{Secret, describe};
+use crate::telemetry::{CallbackOutcome, Metrics};
 
 /// The longest acknowledgement that is read, in bytes. It may carry token ids.
 const ACKNOWLEDGEMENT_BYTES_MAX: usize = 64 << 20;
@@ -16,6 +18,7 @@ const ACKNOWLEDGEMENT_BYTES_MAX: usize = 64 << 20;
 pub struct CallbackClient {
     http: reqwest::Client,
     policy: RetryPolicy,
+    metrics: Arc<Metrics>,
 }
 
 /// A delivery that the caller confirmed, with what it said.
@@ -37,8 +40,8 @@ pub struct Undelivered {
 
 impl CallbackClient {
     /// A client over the process's HTTP client.
-    pub fn new(http: reqwest::Client, policy: RetryPolicy) -> Self {
-        Self { http, policy }
+    pub fn new(http: reqwest::Client, policy: RetryPolicy, metrics: Arc<Metrics>) -> Self {
+        Self { http, policy, metrics }
     }
 
     /// Posts the JSON body until it is acknowledged with a 2xx status. Repeated on
@@ -49,6 +52,7 @@ impl CallbackClient {
         key: Option<&Secret>,
         body: Bytes,
     ) -> Result<Acknowledged, Undelivered> {
+        let callback = self.metrics.callback();
         let mut attempts = 0;
         let mut first_failure = None;
         loop {
@@ -69,25 +73,30 @@ impl CallbackClient {
                         .is_none_or(|length| length <= ACKNOWLEDGEMENT_BYTES_MAX as u64);
                     // Delivered is delivered; a report that cannot be read is no report.
                     let body = if small { response.bytes().await.unwrap_or_default() } else { Bytes::new() };
+                    callback.ended(CallbackOutcome::Delivered);
                     return Ok(Acknowledged { body });
                 }
                 Ok(response) => {
                     let status = response.status();
                     let reason = format!("it was answered {status}");
                     if !matches!(status.as_u16(), 429 | 500 | 502 | 503 | 504) {
+                        callback.ended(CallbackOutcome::Refused);
                         return Err(Undelivered { attempts, reason });
                     }
                     (reason, retry_after(response.headers()))
                 }
                 Err(error) if error.is_builder() => {
+                    callback.ended(CallbackOutcome::Unavailable);
                     return Err(Undelivered { attempts, reason: describe(error) });
                 }
                 Err(error) => (describe(error), None),
             };
             let since_first = first_failure.get_or_insert_with(Instant::now).elapsed();
             let Some(delay) = self.policy.next_delay(attempts, since_first, asked) else {
+                callback.ended(CallbackOutcome::Unavailable);
                 return Err(Undelivered { attempts, reason });
             };
+            callback.repeated();
             tracing::debug!(attempts, ?delay, reason, "posting the callback again");
             tokio::time::sleep(delay).await;
         }

@@ -1,5 +1,6 @@
 //! Asks a model's server for a chat completion.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
@@ -8,6 +9,7 @@ use reqwest::{StatusCode, Url};
 
 use super::retry::{RetryPolicy, retry_after};
 use super::{Secret, describe};
+use crate::telemetry::{Limit, Metrics, ModelOutcome};
 use crate::text::beginning;
 use crate::wire::openai::Completion;
 
@@ -122,6 +124,7 @@ pub struct ChatClient {
     http: reqwest::Client,
     policy: RetryPolicy,
     reply_bytes_max: usize,
+    metrics: Arc<Metrics>,
 }
 
 /// One try that did not end in a completion.
@@ -132,8 +135,13 @@ enum Miss {
 
 impl ChatClient {
     /// A client over the process's HTTP client.
-    pub fn new(http: reqwest::Client, policy: RetryPolicy, reply_bytes_max: usize) -> Self {
-        Self { http, policy, reply_bytes_max }
+    pub fn new(
+        http: reqwest::Client,
+        policy: RetryPolicy,
+        reply_bytes_max: usize,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        Self { http, policy, reply_bytes_max, metrics }
     }
 
     /// Sends the body until there is a completion or no sense in trying.
@@ -143,19 +151,34 @@ impl ChatClient {
         routing: &RoutingHeaders,
         body: Bytes,
     ) -> Result<ChatReply, ChatFailure> {
+        let call = self.metrics.model_call();
         let mut failures = 0;
         let mut first_failure = None;
         loop {
             let (reason, asked) = match self.attempt(endpoint, routing, body.clone()).await {
-                Ok((completion, body)) => return Ok(ChatReply { completion, body, attempts: failures + 1 }),
-                Err(Miss::Final(failure)) => return Err(failure),
+                Ok((completion, body)) => {
+                    if let Some(usage) = &completion.usage {
+                        call.used_tokens(usage.prompt_tokens, usage.completion_tokens);
+                    }
+                    call.ended(ModelOutcome::Replied);
+                    return Ok(ChatReply { completion, body, attempts: failures + 1 });
+                }
+                Err(Miss::Final(failure)) => {
+                    call.ended(match &failure {
+                        ChatFailure::Refused { .. } => ModelOutcome::Refused,
+                        ChatFailure::Unavailable { .. } => ModelOutcome::Unavailable,
+                    });
+                    return Err(failure);
+                }
                 Err(Miss::Again { reason, asked }) => (reason, asked),
             };
             failures += 1;
             let since_first = first_failure.get_or_insert_with(Instant::now).elapsed();
             let Some(delay) = self.policy.next_delay(failures, since_first, asked) else {
+                call.ended(ModelOutcome::Unavailable);
                 return Err(ChatFailure::Unavailable { attempts: failures, reason });
             };
+            call.repeated();
             tracing::debug!(failures, ?delay, reason, "asking the model again");
             tokio::time::sleep(delay).await;
         }
@@ -199,6 +222,7 @@ impl ChatClient {
     /// Reads a body up to the limit.
     async fn read(&self, mut response: reqwest::Response) -> Result<Bytes, Miss> {
         let too_large = |max: usize| {
+            self.metrics.limit_fired(Limit::ReplyBytes);
             Miss::Final(ChatFailure::Unavailable {
                 attempts: 1,
                 reason: format!("its answer is longer than reply-bytes-max, {max} bytes"),

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::RolloutRequest;
+use super::account::UNSCORED_LINES_PER_SECOND;
 use super::run::Rollout;
 use crate::id::RolloutId;
 use crate::imports::{Imports, Role, RunContext};
@@ -19,6 +20,7 @@ use crate::instance::{self, Bounds, RunError};
 use crate::limits::Limits;
 use crate::outbound::ChatClient;
 use crate::plugin::Plugin;
+use crate::telemetry::{Busy, LineBudget, Metrics, Refusal};
 
 /// The host of one workflow and, perhaps, its grader. Cheap to clone.
 #[derive(Clone)]
@@ -42,6 +44,8 @@ pub struct HostSettings {
     pub chat: ChatClient,
     /// Where trajectories and artifacts go; none keeps none.
     pub artifact_root: Option<PathBuf>,
+    /// What the host counts; its clients count in the same.
+    pub metrics: Arc<Metrics>,
 }
 
 /// Why there is no host.
@@ -76,6 +80,16 @@ pub enum AdmitError {
     /// The host takes no more rollouts.
     #[error("the host is shutting down")]
     Closed,
+}
+
+impl From<&AdmitError> for Refusal {
+    fn from(error: &AdmitError) -> Self {
+        match error {
+            AdmitError::Full { .. } => Self::Full,
+            AdmitError::Duplicate => Self::Duplicate,
+            AdmitError::Closed => Self::Closed,
+        }
+    }
 }
 
 /// Where a live rollout stands.
@@ -137,6 +151,7 @@ pub(super) struct Inner {
     pub plugin_config: Option<Arc<RawValue>>,
     pub limits: Arc<Limits>,
     pub slots: Arc<Semaphore>,
+    pub unscored_lines: LineBudget,
     live: Mutex<HashMap<RolloutId, Handle>>,
     live_count: watch::Sender<usize>,
     queued: AtomicUsize,
@@ -191,6 +206,7 @@ impl Host {
             plugin_config: settings.plugin_config.clone().map(Into::into),
             limits: Arc::new(settings.limits.clone()),
             slots: Arc::new(Semaphore::new(settings.max_concurrent as usize)),
+            unscored_lines: LineBudget::new(UNSCORED_LINES_PER_SECOND),
             live: Mutex::default(),
             live_count: watch::Sender::new(0),
             queued: AtomicUsize::new(0),
@@ -218,6 +234,7 @@ impl Host {
                 config: None,
                 metadata: None,
                 samples_max: 0,
+                metrics: self.0.settings.metrics.clone(),
             };
             let bounds = Bounds {
                 memory_bytes_max: limits.memory_bytes_max,
@@ -234,6 +251,15 @@ impl Host {
 
     /// Takes a rollout on, or says at once why not.
     pub fn admit(&self, request: RolloutRequest) -> Result<Rollout, AdmitError> {
+        let admitted = self.take_on(request);
+        match &admitted {
+            Ok(_) => self.metrics().accepted(),
+            Err(error) => self.metrics().refused(error.into()),
+        }
+        admitted
+    }
+
+    fn take_on(&self, request: RolloutRequest) -> Result<Rollout, AdmitError> {
         let inner = &self.0;
         let settings = &inner.settings;
         let (phase_sender, phase) = watch::channel(Phase::Queued);
@@ -279,6 +305,18 @@ impl Host {
             running: count(live - queued),
             accepting: !self.0.closed.load(Ordering::Relaxed),
         }
+    }
+
+    /// What is counted, for whoever has something to add.
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.0.settings.metrics
+    }
+
+    /// What was counted, and how busy the host is, in Prometheus' text format. Reads
+    /// files.
+    pub fn metrics_text(&self) -> String {
+        let Load { max_concurrent, queued, running, accepting: _ } = self.load();
+        self.metrics().text(Busy { running, queued, running_max: max_concurrent })
     }
 
     /// Takes no more rollouts.

@@ -8,6 +8,7 @@
 //!
 //! This module knows no protocol and no JSON of one.
 
+mod account;
 mod admission;
 mod outcome;
 mod run;

@@ -8,6 +8,7 @@ use serde_json::value::RawValue;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::time::Instant;
 
+use super::account::Account;
 use super::admission::{Handle, Host, Phase, Place};
 use super::outcome::{Failure, FailureKind, Finished, FinishedSample, Outcome, Stage};
 use super::{RolloutRequest, trajectory};
@@ -15,6 +16,7 @@ use crate::error::Fault;
 use crate::id::SampleId;
 use crate::imports::{Imports, ModelAccess, Record, RunContext, SampleRecord};
 use crate::instance::{self, Bounds, GuestVerdict, RunError, SampleToGrade};
+use crate::telemetry::{Limit, Step};
 use crate::wire;
 
 /// The id of a sample that a workflow did not name because it only returned messages.
@@ -34,6 +36,7 @@ pub struct Rollout {
     graded: bool,
     returned_messages: bool,
     slot: Option<OwnedSemaphorePermit>,
+    account: Account,
     // The rollout counts as alive until all of it above is gone, and only then is
     // whoever waits for its end told, by the closing of its phases.
     place: Place,
@@ -66,6 +69,15 @@ impl Deadline {
         }
     }
 
+    /// The limit that it is.
+    fn limit(&self, stage: Stage) -> Limit {
+        match (self.ours, stage) {
+            (false, _) => Limit::CallerTime,
+            (true, Stage::Queue | Stage::Workflow) => Limit::WorkflowTime,
+            (true, Stage::Grader) => Limit::GraderTime,
+        }
+    }
+
     fn exceeded(&self, stage: Stage, queued: Duration) -> Failure {
         let who = if stage == Stage::Grader { "grader" } else { "workflow" };
         let mut reason = format!("{who} exceeded its {:?}s deadline", self.limit_secs);
@@ -94,11 +106,15 @@ impl Rollout {
             config: host.0.plugin_config.clone(),
             metadata: request.metadata.take(),
             samples_max: request.samples_max.min(host.0.limits.samples_max),
+            metrics: host.metrics().clone(),
         };
+        let record = Arc::<Record>::default();
+        let admitted_at = Instant::now();
         Self {
             run: Arc::new(run),
-            record: Arc::default(),
-            admitted_at: Instant::now(),
+            account: Account::new(host.clone(), record.clone(), handle.phases(), admitted_at),
+            record,
+            admitted_at,
             queued: Duration::ZERO,
             failure: None,
             rewards: HashMap::new(),
@@ -116,6 +132,12 @@ impl Rollout {
     /// A view of it for others.
     pub fn handle(&self) -> Handle {
         self.handle.clone()
+    }
+
+    /// What every log line about it is written in, by whoever drives it. An error's span,
+    /// because it has to be there whichever lines are asked for.
+    pub fn span(&self) -> tracing::Span {
+        tracing::error_span!("rollout", rollout_id = %self.request.id)
     }
 
     /// Waits for a slot and runs the workflow. The error is also kept for
@@ -141,9 +163,10 @@ impl Rollout {
         match slot {
             Ok(Ok(slot)) => self.slot = Some(slot),
             Ok(Err(_closed)) => return Err(Failure::host(Stage::Queue, "the host is shutting down")),
-            Err(_) => return Err(waiting.exceeded(Stage::Queue, self.queued)),
+            Err(_) => return Err(self.over_time(&waiting, Stage::Queue, self.queued)),
         }
         self.place.leaves_queue();
+        self.host.metrics().took(Step::Queue, self.queued);
         self.phase.send_replace(Phase::Running);
 
         let deadline = Deadline::new(self.request.workflow_secs, self.admitted_at, limits.workflow_time_max);
@@ -159,11 +182,18 @@ impl Rollout {
         let bounds = Bounds { memory_bytes_max: limits.memory_bytes_max, deadline: Some(deadline.at) };
         let prompt: Vec<String> =
             self.request.prompt.iter().map(|message| message.get().to_owned()).collect();
+        let _timing = self.host.metrics().time(Step::Workflow);
         match instance::run_workflow(settings.workflow.linked(), imports, bounds, &prompt).await {
             Ok(returned) => self.settle(returned),
-            Err(RunError::Deadline) => Err(deadline.exceeded(Stage::Workflow, self.queued)),
+            Err(RunError::Deadline) => Err(self.over_time(&deadline, Stage::Workflow, self.queued)),
             Err(error) => Err(self.blame(&error)),
         }
+    }
+
+    /// A wall time that passed is a limit that fired.
+    fn over_time(&self, deadline: &Deadline, stage: Stage, queued: Duration) -> Failure {
+        self.record.limit_fired(deadline.limit(stage));
+        deadline.exceeded(stage, queued)
     }
 
     /// A workflow that gave up because the model's server failed it is not at fault.
@@ -180,6 +210,11 @@ impl Rollout {
     /// A trap says what the engine met; the guest's own last words say why.
     fn explain(&self, stage: Stage, error: &RunError) -> Failure {
         let mut failure = Failure::of_run(stage, error);
+        match failure.kind {
+            FailureKind::Memory => self.record.limit_fired(Limit::Memory),
+            FailureKind::Cpu => self.record.limit_fired(Limit::GuestCpu),
+            _ => {}
+        }
         if failure.kind == FailureKind::Trap
             && let Some(panic) = self.record.last_panic()
         {
@@ -266,11 +301,13 @@ impl Rollout {
         let bounds = Bounds { memory_bytes_max: limits.memory_bytes_max, deadline: Some(deadline.at) };
         let to_grade = samples.iter().map(to_grade).collect();
         let label = self.request.label.as_deref();
+        let timing = self.host.metrics().time(Step::Grader);
         let verdicts = match instance::run_grader(grader.linked(), imports, bounds, label, to_grade).await {
             Ok(verdicts) => verdicts,
-            Err(RunError::Deadline) => return Err(deadline.exceeded(Stage::Grader, Duration::ZERO)),
+            Err(RunError::Deadline) => return Err(self.over_time(&deadline, Stage::Grader, Duration::ZERO)),
             Err(error) => return Err(self.explain(Stage::Grader, &error)),
         };
+        drop(timing);
         self.apply(&samples, verdicts).map_err(|reason| fail(FailureKind::Invalid, reason))?;
         let unrated = self
             .record
@@ -343,9 +380,11 @@ impl Rollout {
             queued: self.queued,
             trajectory: None,
         };
+        self.account.settle(&finished.outcome);
         // The guests are gone; others may run while this one is written down.
         drop(self.slot.take());
         if let Some(root) = self.host.0.settings.artifact_root.clone() {
+            let _timing = self.host.metrics().time(Step::TrajectoryWrite);
             let recorded = self.record.take();
             let plugins = trajectory::Plugins {
                 workflow: self.host.0.settings.workflow.about().digest.clone(),

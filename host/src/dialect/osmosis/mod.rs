@@ -32,6 +32,7 @@ use crate::config::OsmosisTimes;
 use crate::id::RolloutId;
 use crate::outbound::{CallbackClient, Secret};
 use crate::rollout::Host;
+use crate::telemetry::{Refusal, TEXT_FORMAT};
 use error::ApiError;
 use request::StartRollout;
 
@@ -90,6 +91,7 @@ impl Osmosis {
             .route("/rollout/{id}/result", get(d::result))
             .route("/rollout/{id}/status", get(c::status))
             .route("/health", get(health))
+            .route("/metrics", get(metrics))
             .fallback(async || ApiError::NoRoute)
             .method_not_allowed_fallback(async || ApiError::NoMethod)
             .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
@@ -127,7 +129,8 @@ async fn start_rollout(
     headers: HeaderMap,
     body: Bytes,
 ) -> Result<Response, ApiError> {
-    match request::read(&headers, &body)? {
+    let read = request::read(&headers, &body);
+    match read.inspect_err(|_| osmosis.0.host.metrics().refused(Refusal::Invalid))? {
         StartRollout::Polled(request) => d::start(&osmosis, request)
             .map(|admission| (StatusCode::ACCEPTED, Json(admission)).into_response()),
         StartRollout::CalledBack(request) => {
@@ -147,6 +150,19 @@ async fn health(State(osmosis): State<Osmosis>) -> Json<Value> {
         "process_id": inner.process_id,
         "lifecycle": {"accepting_rollouts": load.accepting, "active_rollouts": load.queued + load.running},
     }))
+}
+
+/// What the host has counted, for Prometheus.
+async fn metrics(State(osmosis): State<Osmosis>) -> Response {
+    let host = osmosis.0.host.clone();
+    // It reads what the system says of a process that may have tens of thousands of mappings.
+    match tokio::task::spawn_blocking(move || host.metrics_text()).await {
+        Ok(text) => ([(header::CONTENT_TYPE, TEXT_FORMAT)], text).into_response(),
+        Err(error) => {
+            tracing::error!(%error, "metrics could not be gathered");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
 }
 
 /// The id in a path. What is no id names nothing.

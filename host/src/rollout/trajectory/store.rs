@@ -24,7 +24,7 @@ pub(in crate::rollout) async fn write(
         match serde_json::to_vec_pretty(&document) {
             Ok(text) => files.push((name, text)),
             Err(error) => {
-                tracing::error!(rollout_id = %finished.id, %error, "trajectory could not be encoded")
+                tracing::error!(%error, "trajectory could not be encoded")
             }
         }
     }
@@ -33,11 +33,11 @@ pub(in crate::rollout) async fn write(
     match written {
         Ok(Ok(())) => main,
         Ok(Err(error)) => {
-            tracing::error!(rollout_id = %finished.id, root = %root.display(), %error, "trajectory not written");
+            tracing::error!(root = %root.display(), %error, "trajectory not written");
             None
         }
         Err(error) => {
-            tracing::error!(rollout_id = %finished.id, %error, "trajectory not written");
+            tracing::error!(%error, "trajectory not written");
             None
         }
     }

@@ -9,6 +9,7 @@ use axum::extract::{Path, State};
 use futures_util::FutureExt;
 use serde::Serialize;
 use serde_json::{Value, json};
+use tracing::Instrument;
 
 use super::error::ApiError;
 use super::request::{Asked, CalledBack};
@@ -72,7 +73,8 @@ pub(super) fn start(osmosis: &Osmosis, request: CalledBack) -> Result<(), ApiErr
         gradable,
         label,
     };
-    osmosis.0.tasks.spawn(task.run(rollout));
+    let span = rollout.span();
+    osmosis.0.tasks.spawn(task.run(rollout).instrument(span));
     Ok(())
 }
 
@@ -103,7 +105,7 @@ impl Task {
         let came = match AssertUnwindSafe(self.steps(rollout)).catch_unwind().await {
             Ok(came) => came,
             Err(_) => {
-                tracing::error!(rollout_id = %self.id, "the host panicked in a rollout, which ends unscored");
+                tracing::error!("the host panicked in a rollout, which ends unscored");
                 let failure = Completion::failure(&self.id, "rollout task crashed", Some("agent_error"));
                 self.post_completion(&failure).await.ok();
                 Came::Bare
@@ -120,7 +122,7 @@ impl Task {
         if !matches!(came, Came::Bare) {
             self.post(url, &Graded::bare(&self.id)).await.ok();
         }
-        tracing::warn!(rollout_id = %self.id, %undelivered, "grader callback not delivered");
+        tracing::warn!(%undelivered, "grader callback not delivered");
     }
 
     async fn steps(&self, mut rollout: Rollout) -> Came {
@@ -172,7 +174,7 @@ impl Task {
     async fn post_completion(&self, completion: &Completion<'_>) -> Result<(), Undelivered> {
         let posted = self.post(&self.completion_url, completion).await;
         if let Err(undelivered) = &posted {
-            tracing::warn!(rollout_id = %self.id, %undelivered, "completion callback not delivered");
+            tracing::warn!(%undelivered, "completion callback not delivered");
         }
         posted
     }

@@ -11,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 use serde::Serialize;
 use serde_json::{Value, json};
+use tracing::Instrument;
 
 use super::error::ApiError;
 use super::fields::Problem;
@@ -19,6 +20,7 @@ use super::sample::{WireSample, category};
 use super::{Osmosis, id_in_path};
 use crate::id::RolloutId;
 use crate::rollout::{Failure, FailureKind, Finished, Outcome, Rollout, Stage};
+use crate::telemetry::Refusal;
 use registry::{Entry, Status};
 
 pub(super) use registry::Registry;
@@ -62,7 +64,8 @@ pub(super) fn start(osmosis: &Osmosis, request: Polled) -> Result<Admission, Api
     let Polled { asked: Asked { rollout, gradable, label }, grade } = request;
     let id = rollout.id.clone();
     // A result that is kept keeps its id, so that no caller reads another's.
-    let place = inner.polled.reserve(&id)?;
+    let place =
+        inner.polled.reserve(&id).inspect_err(|_| inner.host.metrics().refused(Refusal::Duplicate))?;
     let rollout = inner.host.admit(rollout)?;
     let entry = place.fill(rollout.handle());
     let times = inner.polled.times();
@@ -75,11 +78,12 @@ pub(super) fn start(osmosis: &Osmosis, request: Polled) -> Result<Admission, Api
     };
     let plan = Plan { grade, gradable: gradable && inner.host.grader().is_some(), label };
     let osmosis = osmosis.clone();
+    let span = rollout.span();
     let task = async move {
         let body = drive(&entry, rollout, &plan).await;
         osmosis.0.polled.end(&id, &entry, body);
     };
-    inner.tasks.spawn(task);
+    inner.tasks.spawn(task.instrument(span));
     Ok(admission)
 }
 
@@ -129,7 +133,7 @@ async fn drive(entry: &Entry, mut rollout: Rollout, plan: &Plan) -> Bytes {
     match finished {
         Ok(finished) => body(&finished, plan),
         Err(_) => {
-            tracing::error!(rollout_id = %entry.id(), "the host panicked in a rollout, which ends unscored");
+            tracing::error!("the host panicked in a rollout, which ends unscored");
             let crashed = Failure::host(Stage::Workflow, "rollout task crashed");
             failure(entry.id(), &crashed, None).bytes()
         }

@@ -1,0 +1,100 @@
+//! What is counted and logged of a rollout that is over.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::admission::{Host, Phase};
+use super::outcome::{Failure, Outcome, Stage};
+use crate::error::Fault;
+use crate::imports::{Record, Spent};
+use crate::telemetry::{Ended, Step, Used};
+use crate::text::beginning;
+
+/// Lines about unscored rollouts that are logged in a second, unless everything is asked
+/// for. A plugin that fails every time would write thousands, each saying the same.
+pub(super) const UNSCORED_LINES_PER_SECOND: u32 = 10;
+
+/// How much of a reason is logged, in bytes. The result and the trajectory have it whole.
+const REASON_BYTES_LOGGED: usize = 256;
+
+/// Counts one rollout once: settled with its outcome, or dropped without one.
+pub(super) struct Account {
+    host: Host,
+    record: Arc<Record>,
+    phase: watch::Receiver<Phase>,
+    admitted_at: Instant,
+    settled: bool,
+}
+
+impl Account {
+    pub fn new(host: Host, record: Arc<Record>, phase: watch::Receiver<Phase>, admitted_at: Instant) -> Self {
+        Self { host, record, phase, admitted_at, settled: false }
+    }
+
+    /// The rollout is over and this came of it. Before the record is emptied.
+    pub fn settle(&mut self, outcome: &Outcome) {
+        self.settled = true;
+        self.count(outcome);
+        self.log(outcome, self.admitted_at.elapsed());
+    }
+
+    fn count(&self, outcome: &Outcome) {
+        let metrics = self.host.metrics();
+        metrics.ended(match outcome {
+            Outcome::Scored { .. } => Ended::Scored,
+            Outcome::Unscored(Failure { stage, kind, fault, .. }) => {
+                Ended::Unscored { stage: stage.as_str(), kind: kind.as_str(), fault: fault.as_str() }
+            }
+        });
+        let (limits_fired, log_dropped) = self.record.limits_fired();
+        let Spent { guest_cpu, memory_bytes_peak, host_calls, .. } = self.record.spent();
+        metrics.used(&Used { guest_cpu, memory_bytes_peak, host_calls, limits_fired, log_dropped });
+    }
+
+    /// A reward is the usual, and a caller knows what it cancelled: those are for whoever
+    /// looks closely. What failed is told to the operator, as often as can be read.
+    fn log(&self, outcome: &Outcome, time: Duration) {
+        let secs = time.as_secs_f64();
+        let failure = match outcome {
+            Outcome::Scored { reward } => return tracing::debug!(reward, secs, "rollout scored"),
+            Outcome::Unscored(failure) => failure,
+        };
+        let (stage, kind, fault) = (failure.stage.as_str(), failure.kind.as_str(), failure.fault.as_str());
+        let line = match failure.fault {
+            Fault::Caller => None,
+            Fault::Plugin | Fault::Model | Fault::Host => self.host.0.unscored_lines.take(),
+        };
+        let Some(left_out) = line else {
+            return tracing::debug!(stage, kind, fault, reason = failure.reason, secs, "rollout unscored");
+        };
+        let reason = beginning(&failure.reason, REASON_BYTES_LOGGED);
+        if failure.fault == Fault::Host {
+            tracing::warn!(stage, kind, fault, reason, secs, left_out, "rollout unscored");
+        } else {
+            tracing::info!(stage, kind, fault, reason, secs, left_out, "rollout unscored");
+        }
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        if !self.settled {
+            let stage = match *self.phase.borrow() {
+                Phase::Queued => Stage::Queue,
+                Phase::Running => Stage::Workflow,
+                Phase::Grading => Stage::Grader,
+            };
+            // Whoever drives rollouts tells of a panic; otherwise it went away itself.
+            let failure = if std::thread::panicking() {
+                Failure::host(stage, "the host panicked")
+            } else {
+                Failure::cancelled(stage)
+            };
+            self.count(&Outcome::Unscored(failure));
+        }
+        self.host.metrics().took(Step::Rollout, self.admitted_at.elapsed());
+    }
+}

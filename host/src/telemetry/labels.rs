@@ -1,0 +1,188 @@
+//! The words that metrics are told apart by. Each set is closed, so that nothing which a
+//! caller or a guest chooses (an id, a name, a URL) ever becomes a time series.
+
+/// A closed set of words.
+pub trait Label: Copy + 'static {
+    /// All of them, in the order of their places.
+    const ALL: &'static [Self];
+
+    /// The word.
+    fn as_str(self) -> &'static str;
+
+    /// Where it is in [`Label::ALL`].
+    fn place(self) -> usize;
+}
+
+macro_rules! labels {
+    ($(#[$doc:meta])* $set:ident { $($(#[$case_doc:meta])* $case:ident = $word:literal,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $set {
+            $($(#[$case_doc])* $case,)*
+        }
+
+        impl Label for $set {
+            const ALL: &'static [Self] = &[$(Self::$case),*];
+
+            fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$case => $word,)*
+                }
+            }
+
+            fn place(self) -> usize {
+                self as usize
+            }
+        }
+    };
+}
+
+labels! {
+    /// Why a rollout was not taken on.
+    Refusal {
+        /// Every slot and every place in the queue is taken.
+        Full = "full",
+        /// The id is in use.
+        Duplicate = "duplicate",
+        /// The host is shutting down.
+        Closed = "closed",
+        /// The request is not what it has to be.
+        Invalid = "invalid",
+    }
+}
+
+labels! {
+    /// What came of a call of the model, retries included.
+    ModelOutcome {
+        /// There was a completion.
+        Replied = "replied",
+        /// The server said no.
+        Refused = "refused",
+        /// There was no completion for as long as was tried.
+        Unavailable = "unavailable",
+        /// Whoever wanted it was gone before there was an answer.
+        Abandoned = "abandoned",
+    }
+}
+
+labels! {
+    /// What came of a callback, retries included.
+    CallbackOutcome {
+        /// The caller confirmed it.
+        Delivered = "delivered",
+        /// The caller answered that it does not take it.
+        Refused = "refused",
+        /// The caller was not reached for as long as was tried.
+        Unavailable = "unavailable",
+        /// The host stopped before there was an answer.
+        Abandoned = "abandoned",
+    }
+}
+
+labels! {
+    /// A part of a rollout that takes time.
+    Step {
+        /// From admission to a slot.
+        Queue = "queue",
+        /// Making an instance of a plugin.
+        InstanceStart = "instance_start",
+        /// A workflow, instance start included.
+        Workflow = "workflow",
+        /// A call of the model, retries included.
+        ModelCall = "model_call",
+        /// A grader, instance start included.
+        Grader = "grader",
+        /// A callback, retries included.
+        Callback = "callback",
+        /// Writing trajectory, artifacts and log.
+        TrajectoryWrite = "trajectory_write",
+        /// All of it, from admission until the trajectory is written.
+        Rollout = "rollout",
+    }
+}
+
+labels! {
+    /// A limit of one rollout, under the name that raises it.
+    Limit {
+        /// Memories and tables of an instance.
+        Memory = "memory-bytes-max",
+        /// CPU time of an instance.
+        GuestCpu = "guest-cpu-secs-max",
+        /// The host's wall time for a workflow.
+        WorkflowTime = "workflow-secs-max",
+        /// The host's wall time for a grader.
+        GraderTime = "grader-secs-max",
+        /// The wall time that the caller asked for, of workflow or grader.
+        CallerTime = "caller-deadline",
+        /// Calls of the contract's imports by an instance.
+        HostCalls = "host-calls-max",
+        /// Bytes handed over in one call of the host.
+        HostCallBytes = "host-call-bytes-max",
+        /// Handles held at once.
+        Handles = "handles-max",
+        /// Samples of one rollout.
+        Samples = "samples-max",
+        /// Calls of the model.
+        ChatCalls = "chat-calls-max",
+        /// Tokens of all calls of the model.
+        ChatTokens = "chat-tokens-max",
+        /// Calls under way at once.
+        ConcurrentCalls = "concurrent-calls-max",
+        /// One message.
+        MessageBytes = "message-bytes-max",
+        /// Messages, fields and exchanges kept.
+        RecordBytes = "record-bytes-max",
+        /// Artifacts in number.
+        Artifacts = "artifacts-max",
+        /// Artifacts in bytes.
+        ArtifactBytes = "artifact-bytes-max",
+        /// Log entries in number.
+        LogLines = "log-lines-max",
+        /// Log entries in bytes.
+        LogBytes = "log-bytes-max",
+        /// A reply of the model's server.
+        ReplyBytes = "reply-bytes-max",
+    }
+}
+
+/// How often each limit of one rollout fired.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LimitsFired([u64; Limit::ALL.len()]);
+
+impl LimitsFired {
+    /// Counts one.
+    pub fn add(&mut self, limit: Limit) {
+        self.0[limit.place()] += 1;
+    }
+
+    /// Those that fired, and how often.
+    pub fn iter(&self) -> impl Iterator<Item = (Limit, u64)> {
+        Limit::ALL.iter().zip(self.0).map(|(limit, times)| (*limit, times)).filter(|(_, times)| *times > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_label_is_where_it_says() {
+        fn check<L: Label + PartialEq>() {
+            assert!(L::ALL.iter().enumerate().all(|(at, label)| label.place() == at));
+        }
+        check::<Refusal>();
+        check::<ModelOutcome>();
+        check::<CallbackOutcome>();
+        check::<Step>();
+        check::<Limit>();
+    }
+
+    #[test]
+    fn only_limits_that_fired_are_told() {
+        let mut fired = LimitsFired::default();
+        fired.add(Limit::LogBytes);
+        fired.add(Limit::LogBytes);
+        fired.add(Limit::Memory);
+        assert_eq!(fired.iter().collect::<Vec<_>>(), [(Limit::Memory, 1), (Limit::LogBytes, 2)]);
+    }
+}

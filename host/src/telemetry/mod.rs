@@ -1,0 +1,458 @@
+//! What an operator sees of the host: metrics for Prometheus, and how many log lines are
+//! too many.
+//!
+//! [`Metrics`] belongs to one host and is handed down to whoever has something to
+//! count. Every series of a closed set of labels exists from the start and is found by
+//! an index, so that counting is an atomic addition: no lock, no allocation. Only a
+//! rollout that ends unscored looks its series up.
+//!
+//! This module knows no rollout. It is told words and durations.
+
+mod labels;
+mod lines;
+mod process;
+
+pub use labels::{CallbackOutcome, Label, Limit, LimitsFired, ModelOutcome, Refusal, Step};
+pub use lines::LineBudget;
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use prometheus::core::Collector;
+use prometheus::{
+    Counter, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    TextEncoder,
+};
+
+/// The content type of [`Metrics::text`].
+pub const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// The word in a label that does not apply.
+const NONE: &str = "none";
+
+/// Tokens that one reply may add. The number is the model server's own word; a wrong one
+/// must not turn the counter over.
+const TOKENS_MAX: u64 = 1 << 32;
+
+/// Buckets in seconds for what takes microseconds.
+const SHORT: &[f64] = &[
+    0.000_01, 0.000_02, 0.000_05, 0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25, 1.0, 5.0,
+];
+
+/// Buckets in seconds for what may take from a millisecond to an hour.
+const LONG: &[f64] = &[
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
+    900.0, 3600.0,
+];
+
+/// Buckets in bytes for a guest's memory, from 1 MiB to 1 GiB.
+const MEMORY: &[f64] = &[
+    1_048_576.0,
+    2_097_152.0,
+    4_194_304.0,
+    8_388_608.0,
+    16_777_216.0,
+    33_554_432.0,
+    67_108_864.0,
+    134_217_728.0,
+    268_435_456.0,
+    536_870_912.0,
+    1_073_741_824.0,
+];
+
+/// How an accepted rollout ended, in words of closed sets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It has a reward.
+    Scored,
+    /// It has none.
+    Unscored {
+        /// Where it stood.
+        stage: &'static str,
+        /// What sort of failure it was.
+        kind: &'static str,
+        /// Whose move it is.
+        fault: &'static str,
+    },
+}
+
+/// What the guests of one rollout used.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Used {
+    /// CPU time of both.
+    pub guest_cpu: Duration,
+    /// The most memory that either had, in bytes.
+    pub memory_bytes_peak: usize,
+    /// Calls of the host by both.
+    pub host_calls: u64,
+    /// Limits that fired.
+    pub limits_fired: LimitsFired,
+    /// Log entries that were dropped.
+    pub log_dropped: u64,
+}
+
+/// How busy the host is at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Busy {
+    /// Rollouts that have a slot.
+    pub running: u32,
+    /// Rollouts that wait for one.
+    pub queued: u32,
+    /// Rollouts that may have one.
+    pub running_max: u32,
+}
+
+/// Everything that one host counts.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    accepted: IntCounter,
+    refused: Counters<Refusal>,
+    ended: IntCounterVec,
+    scored: IntCounter,
+    running: IntGauge,
+    queued: IntGauge,
+    running_max: IntGauge,
+    times: Vec<Histogram>,
+    model_calls: Counters<ModelOutcome>,
+    model_calls_in_flight: IntGauge,
+    model_retries: IntCounter,
+    prompt_tokens: IntCounter,
+    completion_tokens: IntCounter,
+    callbacks: Counters<CallbackOutcome>,
+    callback_retries: IntCounter,
+    guest_cpu: Counter,
+    guest_memory: Histogram,
+    host_calls: IntCounter,
+    limits: Counters<Limit>,
+    log_dropped: IntCounter,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    /// Metrics that have counted nothing yet.
+    pub fn new() -> Self {
+        Self::registered(Registry::new())
+            .unwrap_or_else(|error| unreachable!("names, labels and buckets are constants: {error}"))
+    }
+
+    fn registered(registry: Registry) -> prometheus::Result<Self> {
+        let counter = |name, help| added(&registry, IntCounter::new(name, help)?);
+        let gauge = |name, help| added(&registry, IntGauge::new(name, help)?);
+        let counters = |name, help, labels: &[&str]| {
+            added(&registry, IntCounterVec::new(Opts::new(name, help), labels)?)
+        };
+        let times = |step: &Step| {
+            let (buckets, what) = match step {
+                Step::Queue => (LONG, "From admission to a slot"),
+                Step::InstanceStart => (SHORT, "Making an instance of a plugin"),
+                Step::Workflow => (LONG, "A run of a workflow, however it ended"),
+                Step::ModelCall => (LONG, "A call of the model with its retries"),
+                Step::Grader => (LONG, "A run of a grader, however it ended"),
+                Step::Callback => (LONG, "A callback with its retries"),
+                Step::TrajectoryWrite => (LONG, "Writing trajectory, artifacts and log of a rollout"),
+                Step::Rollout => (LONG, "A rollout from admission until its trajectory is written"),
+            };
+            let name = format!("rollout_host_{}_seconds", step.as_str());
+            let options = HistogramOpts::new(name, format!("{what}, in seconds.")).buckets(buckets.to_vec());
+            added(&registry, Histogram::with_opts(options)?)
+        };
+        let ended = counters(
+            "rollout_host_rollouts_ended_total",
+            "Accepted rollouts that are over; stage, kind and fault say why one has no reward.",
+            &["outcome", "stage", "kind", "fault"],
+        )?;
+        let tokens = counters(
+            "rollout_host_tokens_total",
+            "Tokens of model calls, as far as the model's server said.",
+            &["kind"],
+        )?;
+        let build = added(
+            &registry,
+            IntGaugeVec::new(
+                Opts::new("rollout_host_build_info", "Always 1; its label says what runs."),
+                &["version"],
+            )?,
+        )?;
+        build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        registry.register(Box::new(process::Process::new()?))?;
+        Ok(Self {
+            accepted: counter("rollout_host_rollouts_accepted_total", "Rollouts that were taken on.")?,
+            refused: Counters::of(counters(
+                "rollout_host_rollouts_refused_total",
+                "Rollouts that were refused at once.",
+                &["reason"],
+            )?),
+            scored: ended.with_label_values(&["scored", NONE, NONE, NONE]),
+            ended,
+            running: gauge("rollout_host_rollouts_running", "Rollouts that have a slot.")?,
+            queued: gauge("rollout_host_rollouts_queued", "Rollouts that wait for a slot.")?,
+            running_max: gauge("rollout_host_rollouts_running_max", "Slots: rollouts that run at once.")?,
+            times: Step::ALL.iter().map(times).collect::<Result<_, _>>()?,
+            model_calls: Counters::of(counters(
+                "rollout_host_model_calls_total",
+                "Calls of the model that are over, each with its retries.",
+                &["outcome"],
+            )?),
+            model_calls_in_flight: gauge(
+                "rollout_host_model_calls_in_flight",
+                "Calls of the model under way.",
+            )?,
+            model_retries: counter(
+                "rollout_host_model_retries_total",
+                "Calls of the model that were repeated.",
+            )?,
+            prompt_tokens: tokens.with_label_values(&["prompt"]),
+            completion_tokens: tokens.with_label_values(&["completion"]),
+            callbacks: Counters::of(counters(
+                "rollout_host_callbacks_total",
+                "Callbacks that are over, each with its retries.",
+                &["outcome"],
+            )?),
+            callback_retries: counter(
+                "rollout_host_callback_retries_total",
+                "Callbacks that were repeated.",
+            )?,
+            guest_cpu: added(
+                &registry,
+                Counter::new(
+                    "rollout_host_guest_cpu_seconds_total",
+                    "CPU time of guests, with what the host did within their calls.",
+                )?,
+            )?,
+            guest_memory: added(
+                &registry,
+                Histogram::with_opts(
+                    HistogramOpts::new(
+                        "rollout_host_guest_memory_peak_bytes",
+                        "The most memory that either instance of a rollout had, in bytes.",
+                    )
+                    .buckets(MEMORY.to_vec()),
+                )?,
+            )?,
+            host_calls: counter(
+                "rollout_host_host_calls_total",
+                "Calls of the contract's imports by guests.",
+            )?,
+            limits: Counters::of(counters(
+                "rollout_host_limits_fired_total",
+                "Times that a limit stopped or refused something, by its name in [limits].",
+                &["limit"],
+            )?),
+            log_dropped: counter(
+                "rollout_host_log_entries_dropped_total",
+                "Guests' log entries that were dropped at a limit.",
+            )?,
+            registry,
+        })
+    }
+
+    /// A rollout was taken on.
+    pub fn accepted(&self) {
+        self.accepted.inc();
+    }
+
+    /// A rollout was refused at once.
+    pub fn refused(&self, why: Refusal) {
+        self.refused.at(why).inc();
+    }
+
+    /// An accepted rollout is over.
+    pub fn ended(&self, how: Ended) {
+        match how {
+            Ended::Scored => self.scored.inc(),
+            Ended::Unscored { stage, kind, fault } => {
+                self.ended.with_label_values(&["unscored", stage, kind, fault]).inc();
+            }
+        }
+    }
+
+    /// A step took so long.
+    pub fn took(&self, step: Step, time: Duration) {
+        self.times[step.place()].observe(time.as_secs_f64());
+    }
+
+    /// Times a step from here until what is given back is dropped.
+    pub fn time(self: &Arc<Self>, step: Step) -> Timing {
+        Timing { metrics: self.clone(), step, since: Instant::now() }
+    }
+
+    /// A call of the model begins.
+    pub fn model_call(&self) -> ModelCall<'_> {
+        self.model_calls_in_flight.inc();
+        ModelCall { metrics: self, since: Instant::now(), outcome: ModelOutcome::Abandoned }
+    }
+
+    /// A callback begins.
+    pub fn callback(&self) -> Callback<'_> {
+        Callback { metrics: self, since: Instant::now(), outcome: CallbackOutcome::Abandoned }
+    }
+
+    /// A limit fired.
+    pub fn limit_fired(&self, limit: Limit) {
+        self.limits.at(limit).inc();
+    }
+
+    /// One rollout is over and its guests used this.
+    pub fn used(&self, used: &Used) {
+        self.guest_cpu.inc_by(used.guest_cpu.as_secs_f64());
+        self.guest_memory.observe(used.memory_bytes_peak as f64);
+        self.host_calls.inc_by(used.host_calls);
+        used.limits_fired.iter().for_each(|(limit, times)| self.limits.at(limit).inc_by(times));
+        self.log_dropped.inc_by(used.log_dropped);
+    }
+
+    /// All of it in Prometheus' text format, with what the system says of this process.
+    /// Reads files, which takes milliseconds in a process of many mappings.
+    pub fn text(&self, busy: Busy) -> String {
+        self.running.set(busy.running.into());
+        self.queued.set(busy.queued.into());
+        self.running_max.set(busy.running_max.into());
+        TextEncoder::new().encode_to_string(&self.registry.gather()).unwrap_or_else(|error| {
+            tracing::error!(%error, "metrics could not be written as text");
+            String::new()
+        })
+    }
+}
+
+fn added<C: Collector + Clone + 'static>(registry: &Registry, metric: C) -> prometheus::Result<C> {
+    registry.register(Box::new(metric.clone()))?;
+    Ok(metric)
+}
+
+/// A counter for each label of a closed set.
+#[derive(Debug)]
+struct Counters<L> {
+    each: Vec<IntCounter>,
+    labels: PhantomData<L>,
+}
+
+impl<L: Label> Counters<L> {
+    fn of(family: IntCounterVec) -> Self {
+        let each = L::ALL.iter().map(|label| family.with_label_values(&[label.as_str()])).collect();
+        Self { each, labels: PhantomData }
+    }
+
+    fn at(&self, label: L) -> &IntCounter {
+        &self.each[label.place()]
+    }
+}
+
+/// A step that goes on. Dropping it says how long it took.
+#[derive(Debug)]
+pub struct Timing {
+    metrics: Arc<Metrics>,
+    step: Step,
+    since: Instant,
+}
+
+impl Drop for Timing {
+    fn drop(&mut self) {
+        self.metrics.took(self.step, self.since.elapsed());
+    }
+}
+
+/// A call of the model that goes on. Dropped without an outcome, it was abandoned.
+#[derive(Debug)]
+pub struct ModelCall<'a> {
+    metrics: &'a Metrics,
+    since: Instant,
+    outcome: ModelOutcome,
+}
+
+impl ModelCall<'_> {
+    /// It is tried again.
+    pub fn repeated(&self) {
+        self.metrics.model_retries.inc();
+    }
+
+    /// A reply cost so many tokens.
+    pub fn used_tokens(&self, prompt: u64, completion: u64) {
+        self.metrics.prompt_tokens.inc_by(prompt.min(TOKENS_MAX));
+        self.metrics.completion_tokens.inc_by(completion.min(TOKENS_MAX));
+    }
+
+    /// It is over.
+    pub fn ended(mut self, outcome: ModelOutcome) {
+        self.outcome = outcome;
+    }
+}
+
+impl Drop for ModelCall<'_> {
+    fn drop(&mut self) {
+        self.metrics.model_calls_in_flight.dec();
+        self.metrics.took(Step::ModelCall, self.since.elapsed());
+        self.metrics.model_calls.at(self.outcome).inc();
+    }
+}
+
+/// A callback that goes on. Dropped without an outcome, it was abandoned.
+#[derive(Debug)]
+pub struct Callback<'a> {
+    metrics: &'a Metrics,
+    since: Instant,
+    outcome: CallbackOutcome,
+}
+
+impl Callback<'_> {
+    /// It is posted again.
+    pub fn repeated(&self) {
+        self.metrics.callback_retries.inc();
+    }
+
+    /// It is over.
+    pub fn ended(mut self, outcome: CallbackOutcome) {
+        self.outcome = outcome;
+    }
+}
+
+impl Drop for Callback<'_> {
+    fn drop(&mut self) {
+        self.metrics.took(Step::Callback, self.since.elapsed());
+        self.metrics.callbacks.at(self.outcome).inc();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const IDLE: Busy = Busy { running: 0, queued: 0, running_max: 8 };
+
+    #[test]
+    fn series_of_closed_sets_are_there_before_anything_happened() {
+        let text = Metrics::new().text(IDLE);
+        for line in [
+            "rollout_host_rollouts_refused_total{reason=\"full\"} 0",
+            "rollout_host_limits_fired_total{limit=\"memory-bytes-max\"} 0",
+            "rollout_host_model_calls_total{outcome=\"abandoned\"} 0",
+            "rollout_host_tokens_total{kind=\"prompt\"} 0",
+            "rollout_host_rollouts_running_max 8",
+            "rollout_host_queue_seconds_count 0",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_call_that_is_dropped_was_abandoned_and_is_not_in_flight() {
+        let metrics = Metrics::new();
+        let call = metrics.model_call();
+        call.used_tokens(u64::MAX, 3);
+        assert_eq!(metrics.model_calls_in_flight.get(), 1);
+        drop(call);
+        metrics.model_call().ended(ModelOutcome::Replied);
+        metrics.callback().ended(CallbackOutcome::Delivered);
+        assert_eq!(metrics.model_calls_in_flight.get(), 0);
+        assert_eq!(metrics.model_calls.at(ModelOutcome::Abandoned).get(), 1);
+        assert_eq!(metrics.model_calls.at(ModelOutcome::Replied).get(), 1);
+        assert_eq!(metrics.callbacks.at(CallbackOutcome::Delivered).get(), 1);
+        assert_eq!(metrics.prompt_tokens.get(), TOKENS_MAX);
+    }
+}

@@ -1,0 +1,170 @@
+//! Prometheus' text format, read strictly.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What one scrape gave. A text that is not as the format wants it is refused, with the
+/// line.
+#[derive(Clone, Debug, Default)]
+pub struct Exposition {
+    /// The kind of each family.
+    kinds: BTreeMap<String, String>,
+    /// The value of each series, by its name with its labels as they were written.
+    series: BTreeMap<String, f64>,
+}
+
+impl Exposition {
+    /// Reads a scrape.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if !text.ends_with('\n') {
+            return Err("the last line has no end".to_owned());
+        }
+        let mut read = Self::default();
+        let mut family = String::new();
+        let mut helped = BTreeSet::new();
+        for line in text.lines() {
+            let wrong = |what: &str| Err(format!("{what}: {line:?}"));
+            if let Some(rest) = line.strip_prefix("# HELP ") {
+                match rest.split_once(' ') {
+                    Some((name, help)) if is_name(name) && !help.is_empty() => family = name.to_owned(),
+                    _ => return wrong("no help"),
+                }
+                if !helped.insert(family.clone()) {
+                    return wrong("a family that comes twice");
+                }
+            } else if let Some(rest) = line.strip_prefix("# TYPE ") {
+                match rest.split_once(' ') {
+                    Some((name, kind @ ("counter" | "gauge" | "histogram"))) if name == family => {
+                        read.kinds.insert(family.clone(), kind.to_owned());
+                    }
+                    _ => return wrong("no type of the family that was begun"),
+                }
+            } else {
+                let Some((series, value)) = line.rsplit_once(' ') else { return wrong("no value") };
+                let Ok(value) = value.parse::<f64>() else { return wrong("no number") };
+                let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
+                let Some(labels) = labels.strip_suffix('}') else { return wrong("labels without an end") };
+                if !labels.is_empty() && !labels.split(',').all(is_label) {
+                    return wrong("no label");
+                }
+                let Some(kind) = read.kinds.get(&family) else { return wrong("a series without a type") };
+                let suffixes: &[&str] =
+                    if kind == "histogram" { &["_bucket", "_sum", "_count"] } else { &[""] };
+                if !suffixes.iter().any(|suffix| name.strip_suffix(suffix) == Some(&family)) {
+                    return wrong("a series of another family");
+                }
+                if kind == "counter" && !family.ends_with("_total") {
+                    return wrong("a counter that is not called a total");
+                }
+                if kind != "gauge" && !(value.is_finite() && value >= 0.0) {
+                    return wrong("a count below zero");
+                }
+                if read.series.insert(series.to_owned(), value).is_some() {
+                    return wrong("a series that comes twice");
+                }
+            }
+        }
+        read.check_histograms(text)?;
+        Ok(read)
+    }
+
+    /// Buckets rise to the count, which the last of them, without a bound, is.
+    fn check_histograms(&self, text: &str) -> Result<(), String> {
+        for (family, _) in self.kinds.iter().filter(|(_, kind)| *kind == "histogram") {
+            let wrong = |what: &str| Err(format!("{family}: {what}"));
+            let beginning = format!("{family}_bucket{{le=\"");
+            let (mut bound, mut count) = (f64::NEG_INFINITY, 0.0);
+            for line in text.lines().filter_map(|line| line.strip_prefix(&beginning)) {
+                let parsed = line.split_once("\"} ").and_then(|(le, value)| {
+                    let le = if le == "+Inf" { f64::INFINITY } else { le.parse().ok()? };
+                    Some((le, value.parse::<f64>().ok()?))
+                });
+                let Some((le, value)) = parsed else { return wrong("a bucket with other labels") };
+                if le <= bound || value < count {
+                    return wrong("buckets that do not rise");
+                }
+                (bound, count) = (le, value);
+            }
+            if bound != f64::INFINITY || self.series.get(&format!("{family}_count")) != Some(&count) {
+                return wrong("a last bucket that is not the count");
+            }
+            if !self.series.contains_key(&format!("{family}_sum")) {
+                return wrong("no sum");
+            }
+        }
+        Ok(())
+    }
+
+    /// The value of a series, written as `name{label="value"}`.
+    pub fn get(&self, series: &str) -> Option<f64> {
+        self.series.get(series).copied()
+    }
+
+    /// The series of a family that are not zero, by what is between their braces.
+    pub fn counted(&self, family: &str) -> BTreeMap<&str, f64> {
+        let labels = |series: &'_ str| -> Option<(usize, usize)> {
+            let rest = series.strip_prefix(family)?.strip_prefix('{')?;
+            Some((series.len() - rest.len(), series.len() - 1))
+        };
+        let counted = self.series.iter().filter(|(_, value)| **value != 0.0);
+        counted
+            .filter_map(|(series, value)| labels(series).map(|(from, to)| (&series[from..to], *value)))
+            .collect()
+    }
+
+    /// The names of all families.
+    pub fn families(&self) -> impl Iterator<Item = &str> {
+        self.kinds.keys().map(String::as_str)
+    }
+
+    /// The names of all series, labels included.
+    pub fn names(&self) -> BTreeSet<&str> {
+        self.series.keys().map(String::as_str).collect()
+    }
+}
+
+fn is_name(text: &str) -> bool {
+    let begins = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
+    begins && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+}
+
+/// Values that need escapes are none that this host has.
+fn is_label(text: &str) -> bool {
+    let Some((name, value)) = text.split_once("=\"") else { return false };
+    let value = value.strip_suffix('"');
+    is_name(name) && value.is_some_and(|value| !value.is_empty() && !value.contains(['"', '\\', ',']))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_in_the_format_is_refused() {
+        fn check(text: &str, valid: bool) {
+            assert_eq!(Exposition::parse(text).is_ok(), valid, "{text}: {:?}", Exposition::parse(text));
+        }
+        let counter = "# HELP a_total It.\n# TYPE a_total counter\n";
+        check(&format!("{counter}a_total 1\n"), true);
+        check(&format!("{counter}a_total{{x=\"y\",z=\"w\"}} 1\n"), true);
+        check(&format!("{counter}a_total 1"), false);
+        check(&format!("{counter}a_total -1\n"), false);
+        check(&format!("{counter}a_total one\n"), false);
+        check(&format!("{counter}b_total 1\n"), false);
+        check(&format!("{counter}a_total 1\na_total 1\n"), false);
+        check(&format!("{counter}a_total{{x=y}} 1\n"), false);
+        check(&format!("{counter}{counter}"), false);
+        check("# TYPE a_total counter\na_total 1\n", false);
+        check("a_total 1\n", false);
+        let histogram = "# HELP h It.\n# TYPE h histogram\n";
+        check(
+            &format!("{histogram}h_bucket{{le=\"1\"}} 1\nh_bucket{{le=\"+Inf\"}} 2\nh_sum 3\nh_count 2\n"),
+            true,
+        );
+        check(
+            &format!("{histogram}h_bucket{{le=\"1\"}} 3\nh_bucket{{le=\"+Inf\"}} 2\nh_sum 3\nh_count 2\n"),
+            false,
+        );
+        check(&format!("{histogram}h_bucket{{le=\"1\"}} 1\nh_sum 3\nh_count 1\n"), false);
+        check(&format!("{histogram}h_bucket{{le=\"+Inf\"}} 2\nh_sum 3\nh_count 1\n"), false);
+    }
+}
