@@ -80,6 +80,20 @@ async fn the_second_start_finds_the_code_compiled() {
 }
 
 #[tokio::test]
+async fn code_for_few_instances_is_not_taken_for_code_for_many() {
+    let cache = temporary();
+    serve_once("conform", cache.path()).await;
+    for said in [COMPILED, FROM_CACHE] {
+        let host = TestHost::of("conform").option("--cache-dir", cache.path().display());
+
+        let host = host.option("--max-concurrent", 3000).start().await;
+
+        let stderr = host.stop().await.stderr;
+        assert!(stderr.contains(said), "{stderr}");
+    }
+}
+
+#[tokio::test]
 async fn without_a_cache_nothing_is_kept() {
     let home = temporary();
     let host = TestHost::of("conform").variable("XDG_CACHE_HOME", &home.path().display().to_string());
