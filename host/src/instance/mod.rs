@@ -273,9 +273,15 @@ async fn within<R>(
         }
         polled
     });
-    match bounds.deadline {
-        None => metered.await,
-        Some(deadline) => tokio::time::timeout_at(deadline, metered).await.unwrap_or(Err(RunError::Deadline)),
+    let Some(deadline) = bounds.deadline else { return metered.await };
+    // The timer counts in milliseconds, within which a whole rollout may run: a run with
+    // no time left does not begin, and one that ends late is late.
+    if Instant::now() >= deadline {
+        return Err(RunError::Deadline);
+    }
+    match tokio::time::timeout_at(deadline, metered).await {
+        Ok(result) if Instant::now() <= deadline => result,
+        Ok(_) | Err(_) => Err(RunError::Deadline),
     }
 }
 
