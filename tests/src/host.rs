@@ -96,12 +96,12 @@ impl Serve {
 impl TestHost {
     /// A host of this guest, to be set up.
     pub fn of(guest_name: &str) -> Serve {
-        Serve {
-            plugin: guest(guest_name),
-            arguments: Vec::new(),
-            environment: Vec::new(),
-            config: String::new(),
-        }
+        Self::of_component(guest(guest_name))
+    }
+
+    /// A host of this component, to be set up.
+    pub fn of_component(path: PathBuf) -> Serve {
+        Serve { plugin: path, arguments: Vec::new(), environment: Vec::new(), config: String::new() }
     }
 
     /// A host of this guest, with defaults.

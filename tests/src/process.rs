@@ -63,6 +63,11 @@ impl Start for Command {
 }
 
 impl Process {
+    /// Its id, while it runs.
+    pub fn id(&self) -> Option<u32> {
+        self.child.id()
+    }
+
     /// Sends a signal.
     pub fn signal(&self, signal: Signal) {
         if let Some(id) = self.child.id() {

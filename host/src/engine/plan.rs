@@ -7,19 +7,12 @@
 use wasmparser::WasmFeatures;
 use wasmtime::{Config, Enabled, InstanceAllocationStrategy, OptLevel, PoolingAllocationConfig};
 
+use crate::instance::{CORE_INSTANCES_MAX, MEMORIES_MAX, TABLES_MAX};
+
 /// Up to this many instances at once, their memory comes from a pool; beyond it, from
 /// the kernel as needed. A pooled instance starts in half the time and costs up to
 /// 24 memory mappings, of which a process has 65,530 by default; see `ARCHITECTURE.md`.
 const POOLED_INSTANCES_MAX: u32 = 2048;
-
-/// Core instances of one component: a Rust guest has 4, a Python guest about 30.
-const CORE_INSTANCES_PER_COMPONENT_MAX: u32 = 64;
-
-/// Linear memories of one component. Composed components have more than one.
-const MEMORIES_PER_COMPONENT_MAX: u32 = 2;
-
-/// Function tables of one component.
-const TABLES_PER_COMPONENT_MAX: u32 = 8;
 
 /// Bytes of a slot's memory that are wiped in place when it is given back, instead of
 /// being returned to the kernel. Returning pages interrupts every core that runs one of
@@ -120,13 +113,13 @@ fn pool(instances_max: u32, memory_bytes_max: usize) -> PoolingAllocationConfig 
     // A rollout's grader may start before the pool has its workflow's slot back.
     let slots = instances_max + instances_max / 8 + 8;
     pool.total_component_instances(slots)
-        .total_core_instances(slots.saturating_mul(CORE_INSTANCES_PER_COMPONENT_MAX))
-        .total_memories(slots.saturating_mul(MEMORIES_PER_COMPONENT_MAX))
-        .total_tables(slots.saturating_mul(TABLES_PER_COMPONENT_MAX))
+        .total_core_instances(slots.saturating_mul(CORE_INSTANCES_MAX))
+        .total_memories(slots.saturating_mul(MEMORIES_MAX))
+        .total_tables(slots.saturating_mul(TABLES_MAX))
         .total_stacks(slots)
-        .max_core_instances_per_component(CORE_INSTANCES_PER_COMPONENT_MAX)
-        .max_memories_per_component(MEMORIES_PER_COMPONENT_MAX)
-        .max_tables_per_component(TABLES_PER_COMPONENT_MAX)
+        .max_core_instances_per_component(CORE_INSTANCES_MAX)
+        .max_memories_per_component(MEMORIES_MAX)
+        .max_tables_per_component(TABLES_MAX)
         .max_component_instance_size(1 << 20)
         .max_core_instance_size(1 << 20)
         .max_memory_size(memory_bytes_max)

@@ -9,6 +9,16 @@ use crate::imports::Record;
 /// Bytes that one table element takes.
 const TABLE_ELEMENT_BYTES: usize = size_of::<usize>();
 
+/// Core instances of one store: a Rust guest has 4, a Python guest about 30.
+pub(crate) const CORE_INSTANCES_MAX: u32 = 64;
+
+/// Linear memories of one store. Composed components have more than one. Each is
+/// several mappings of the process, however small it is.
+pub(crate) const MEMORIES_MAX: u32 = 2;
+
+/// Tables of one store.
+pub(crate) const TABLES_MAX: u32 = 8;
+
 /// Counts what a store's guests grow and refuses what is over the limit.
 pub(super) struct MemoryLimit {
     bytes_max: usize,
@@ -61,5 +71,17 @@ impl ResourceLimiter for MemoryLimit {
     ) -> wasmtime::Result<bool> {
         Ok(self
             .grow(current.saturating_mul(TABLE_ELEMENT_BYTES), desired.saturating_mul(TABLE_ELEMENT_BYTES)))
+    }
+
+    fn instances(&self) -> usize {
+        CORE_INSTANCES_MAX as usize
+    }
+
+    fn memories(&self) -> usize {
+        MEMORIES_MAX as usize
+    }
+
+    fn tables(&self) -> usize {
+        TABLES_MAX as usize
     }
 }

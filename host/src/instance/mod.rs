@@ -28,6 +28,7 @@ use crate::imports::{self, Ended, Imports, Record};
 use crate::limits::Limits;
 use crate::telemetry::Limit;
 use memory::MemoryLimit;
+pub(crate) use memory::{CORE_INSTANCES_MAX, MEMORIES_MAX, TABLES_MAX};
 
 /// Ticks of the engine between two yields of a running guest.
 const TICKS_PER_YIELD: u64 = 1;
@@ -316,10 +317,19 @@ fn starting(store: &Store<InstanceState>, error: &wasmtime::Error) -> RunError {
     if memory.refused() {
         return RunError::Memory { max: memory.bytes_max() };
     }
-    match error.downcast_ref::<Trap>() {
-        Some(_) => running(store, error),
-        None => RunError::Host(format!("{error:#}")),
+    // A start function is the guest's, and does all that others do.
+    if error.is::<Trap>() || error.is::<I32Exit>() || error.is::<Ended>() {
+        return running(store, error);
     }
+    // The engine has no type for this one.
+    let what = error.root_cause().to_string();
+    if what.starts_with("resource limit exceeded") {
+        return RunError::Limit(format!(
+            "has more parts than {CORE_INSTANCES_MAX} core instances, {MEMORIES_MAX} memories and \
+             {TABLES_MAX} tables: {what}"
+        ));
+    }
+    RunError::Host(format!("{error:#}"))
 }
 
 /// Why a guest did not return.

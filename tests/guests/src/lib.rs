@@ -78,6 +78,8 @@ pub mod raw_workflow {
                 import rollout:plugin/chat@0.1.0;
                 import rollout:plugin/tools@0.1.0;
                 import rollout:plugin/observations@0.1.0;
+                import rollout:plugin/artifacts@0.1.0;
+                import rollout:plugin/log@0.1.0;
                 export rollout:plugin/workflow@0.1.0;
             }
         ",
@@ -107,6 +109,8 @@ pub mod raw_grader {
                 import rollout:plugin/chat@0.1.0;
                 import rollout:plugin/tools@0.1.0;
                 import rollout:plugin/observations@0.1.0;
+                import rollout:plugin/artifacts@0.1.0;
+                import rollout:plugin/log@0.1.0;
                 export rollout:plugin/grader@0.1.0;
             }
         ",

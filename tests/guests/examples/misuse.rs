@@ -1,0 +1,221 @@
+//! Uses the imports as the SDK lets nobody: what is too large, too many, no text, no
+//! JSON or no handle. Which, the prompt says, and the last message returned is what it
+//! was told.
+
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::mem::forget;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use rollout_sdk::{Message, Value, json};
+use rollout_test_guests::raw_workflow::calls::wait;
+use rollout_test_guests::raw_workflow::chat::{self, Request};
+use rollout_test_guests::raw_workflow::log::{self, Level};
+use rollout_test_guests::raw_workflow::samples::Sample;
+use rollout_test_guests::raw_workflow::types::ToolCall;
+use rollout_test_guests::raw_workflow::{Failure, Guest, artifacts, tools};
+use rollout_test_guests::{export_raw_workflow, spin};
+
+struct Misuse;
+
+const LARGE: usize = 2 << 20;
+const MANY: usize = 1_000_000;
+const MESSAGE: &str = r#"{"role":"user","content":"Calculate 2 + 3."}"#;
+
+impl Guest for Misuse {
+    fn run(mut prompt: Vec<String>) -> Result<Option<Vec<String>>, Failure> {
+        let last: Value = serde_of(prompt.last());
+        let told = match last["content"].as_str().unwrap_or_default().split_once(": ") {
+            Some(("large", what)) => large(what),
+            Some(("many", what)) => many(what),
+            Some(("no json", _)) => no_json(),
+            Some(("no text", what)) => no_text(what),
+            Some(("handle", what)) => handle(what),
+            Some(("other", what)) => other(what),
+            _ => ask(&open(), request()).map_or_else(|error| error.into(), Value::from),
+        };
+        let text = told.as_str().map_or_else(|| told.to_string(), str::to_owned);
+        let reply = Message::assistant(text);
+        prompt.push(json!({"role": "assistant", "content": reply.text()}).to_string());
+        Ok(Some(prompt))
+    }
+}
+
+fn serde_of(text: Option<&String>) -> Value {
+    text.and_then(|text| text.parse().ok()).unwrap_or_default()
+}
+
+fn open() -> Sample {
+    Sample::open(None).expect("a sample can be opened")
+}
+
+fn request() -> Request {
+    Request { messages: vec![MESSAGE.to_owned()], tools: Vec::new(), params: None }
+}
+
+fn ask(sample: &Sample, request: Request) -> Result<String, String> {
+    chat::complete(sample, &request).map(|reply| reply.text).map_err(|error| error.to_string())
+}
+
+fn told<T, E: std::fmt::Display>(answer: Result<T, E>) -> Value {
+    answer.map_or_else(|error| error.to_string(), |_| "taken".to_owned()).into()
+}
+
+/// One large text, handed over in the place that the test names.
+fn large(what: &str) -> Value {
+    let text = "x".repeat(LARGE);
+    let message = format!(r#"{{"role":"user","content":"{text}"}}"#);
+    let sample = open();
+    match what {
+        "line" => log::line(Level::Info, &text),
+        "event name" => log::event(&text, "1"),
+        "event" => log::event("large", &text),
+        "artifact name" => return told(artifacts::write(&text, b"x")),
+        "artifact" => return told(artifacts::write("large", text.as_bytes())),
+        "sample name" => return told(Sample::open(Some(&text))),
+        "metric name" => return told(sample.set_metric(&text, 1.0)),
+        "field name" => return told(sample.set_field(&text, "1")),
+        "field" => return told(sample.set_field("large", &message)),
+        "message" => return told(sample.push(&[message])),
+        "request" => return told(ask(&sample, Request { messages: vec![message], ..request() })),
+        "tool" => return told(ask(&sample, Request { tools: vec![message], ..request() })),
+        "params" => return told(ask(&sample, Request { params: Some(message), ..request() })),
+        "tool call" => {
+            let call = ToolCall { id: text.clone(), name: text, arguments: message };
+            return tools::execute(&[call]).len().into();
+        }
+        "return" => return text.into(),
+        "failure" => panic!("{text}"),
+        _ => panic!("nothing large is called {what}"),
+    }
+    "taken".into()
+}
+
+/// A list of a million entries, or calls of the host without end.
+fn many(what: &str) -> Value {
+    let sample = open();
+    match what {
+        "waits" => {
+            let call = chat::start(&sample, &request()).expect("a call can be started");
+            wait(&vec![&call; MANY], None).len().into()
+        }
+        "messages" => told(sample.push(&vec!["{}".to_owned(); MANY])),
+        "chat messages" => told(ask(&sample, Request { messages: vec!["{}".to_owned(); MANY], ..request() })),
+        "host calls" => loop {
+            log::line(Level::Debug, "again");
+        },
+        _ => panic!("nothing is many and called {what}"),
+    }
+}
+
+/// Texts that are no JSON, wherever JSON belongs.
+fn no_json() -> Value {
+    let sample = open();
+    let bad = || "{no json".to_owned();
+    log::event("no json", &bad());
+    json!({
+        "message": told(sample.push(&[MESSAGE.to_owned(), bad()])),
+        "replaced": told(sample.replace(&[bad()])),
+        "field": told(sample.set_field("field", &bad())),
+        "metric": told(sample.set_metric("metric", f64::NAN)),
+        "request": told(ask(&sample, Request { messages: vec![bad()], ..request() })),
+        "tool": told(ask(&sample, Request { tools: vec![bad()], ..request() })),
+        "params": told(ask(&sample, Request { params: Some(bad()), ..request() })),
+        "list of params": told(ask(&sample, Request { params: Some("[1]".to_owned()), ..request() })),
+    })
+}
+
+/// Bytes that are no text, handed over as text.
+fn no_text(what: &str) -> Value {
+    // SAFETY: it is not safe, and that is what is tried; nothing here looks at it.
+    let text = unsafe { String::from_utf8_unchecked(vec![b'x', 0xff, 0xfe]) };
+    match what {
+        "line" => log::line(Level::Info, &text),
+        "sample name" => return told(Sample::open(Some(&text))),
+        "message" => return told(open().push(&[text])),
+        "artifact name" => return told(artifacts::write(&text, b"x")),
+        "request" => return told(ask(&open(), Request { messages: vec![text], ..request() })),
+        _ => panic!("no place is called {what}"),
+    }
+    "taken".into()
+}
+
+/// Handles that are kept, made up or used twice.
+fn handle(what: &str) -> Value {
+    let sample = open();
+    // SAFETY: numbers that the host gave to nobody, or took back, are what is tried.
+    let made_up = |number| unsafe { Sample::from_handle(number) };
+    match what {
+        "forgotten chat calls" => loop {
+            match chat::start(&sample, &request()) {
+                Ok(call) => forget(call),
+                Err(error) => return error.to_string().into(),
+            }
+        },
+        "forgotten tool calls" => loop {
+            let call = ToolCall { id: "1".into(), name: "none".into(), arguments: "{}".into() };
+            forget(tools::start(&call));
+        },
+        "forgotten samples" => loop {
+            match Sample::open(None) {
+                Ok(sample) => forget(sample),
+                Err(error) => return error.to_string().into(),
+            }
+        },
+        "made up" => made_up(4711).id().into(),
+        "zero" => made_up(0).id().into(),
+        "largest" => made_up(u32::MAX - 1).id().into(),
+        "of another kind" => {
+            let call = chat::start(&sample, &request()).expect("a call can be started");
+            made_up(call.handle()).id().into()
+        }
+        "dropped" => {
+            let number = sample.handle();
+            drop(sample);
+            let again = made_up(number);
+            let id = again.id();
+            forget(again);
+            id.into()
+        }
+        "dropped twice" => {
+            drop(made_up(sample.handle()));
+            drop(sample);
+            "dropped twice".into()
+        }
+        _ => panic!("no handle is called {what}"),
+    }
+}
+
+fn other(what: &str) -> Value {
+    match what {
+        "clocks" => {
+            let started = Instant::now();
+            let today = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is past 1970");
+            let mut sum = 0_u64;
+            for number in 0..20_000_000 {
+                sum = std::hint::black_box(sum.wrapping_add(number));
+            }
+            json!({
+                "today": today.as_nanos().to_string(),
+                "elapsed": started.elapsed().as_nanos().to_string(),
+                "random": format!("{:016x}", RandomState::new().hash_one(sum)),
+                "sample": open().id(),
+            })
+        }
+        "spin when dropped" => {
+            struct SpinWhenDropped;
+            impl Drop for SpinWhenDropped {
+                fn drop(&mut self) {
+                    spin();
+                }
+            }
+            drop(SpinWhenDropped);
+            "dropped".into()
+        }
+        "trap" => panic!("this guest traps"),
+        "exit" => std::process::exit(0),
+        _ => panic!("nothing else is called {what}"),
+    }
+}
+
+export_raw_workflow!(Misuse);
