@@ -71,6 +71,8 @@ pub async fn run(
         .into_iter();
     let mut under_way = JoinSet::new();
     let root = journal.dir().to_owned();
+    // Not read from the token: a stop between two looks at it would cancel nothing.
+    let mut cancelled = false;
     loop {
         while under_way.len() < work.concurrency && !stop.is_cancelled() {
             let Some((row, run)) = todo.next() else { break };
@@ -83,7 +85,8 @@ pub async fn run(
         }
         let ended = tokio::select! {
             ended = under_way.join_next() => ended,
-            () = stop.cancelled(), if !stop.is_cancelled() => {
+            () = stop.cancelled(), if !cancelled => {
+                cancelled = true;
                 host.cancel_all();
                 continue;
             }
