@@ -82,7 +82,7 @@ impl Loader {
         // through a pipe that nobody else holds. Of the component, it depends on what
         // the compiler made of it, as it would had we compiled here.
         let component = unsafe { Component::deserialize(&engine.engine, &code) };
-        let component = component.map_err(LoaderError::Unfit)?;
+        let component = component.map_err(unfit)?;
         tracing::info!(digest, elapsed_ms = millis(started), code_bytes = code.len(), "component compiled");
         if let Some(cache) = &self.cache
             && let Err(error) = cache.put(&key, &code)
@@ -108,6 +108,15 @@ impl Loader {
             }
         }
     }
+}
+
+/// Why compiled code does not load. The pool's measures are the plugin's to keep to, and
+/// the engine has no type for this error.
+fn unfit(error: wasmtime::Error) -> LoaderError {
+    if format!("{error:#}").contains("pooling allocator requirements") {
+        return LoadError::TooManyParts(error).into();
+    }
+    LoaderError::Unfit(error)
 }
 
 /// Tells engines apart whose code is not interchangeable.

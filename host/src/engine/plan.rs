@@ -120,6 +120,8 @@ fn pool(instances_max: u32, memory_bytes_max: usize) -> PoolingAllocationConfig 
         .max_core_instances_per_component(CORE_INSTANCES_MAX)
         .max_memories_per_component(MEMORIES_MAX)
         .max_tables_per_component(TABLES_MAX)
+        .max_memories_per_module(MEMORIES_MAX)
+        .max_tables_per_module(TABLES_MAX)
         .max_component_instance_size(1 << 20)
         .max_core_instance_size(1 << 20)
         .max_memory_size(memory_bytes_max)

@@ -58,6 +58,9 @@ pub enum LoadError {
     /// It does not validate or compile.
     #[error("not a valid component")]
     Invalid(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// It has more memories, tables or instances than a component may have.
+    #[error("has more parts than this host gives one component")]
+    TooManyParts(#[source] wasmtime::Error),
     /// It is a component that this host cannot serve.
     #[error("cannot be served:{}", list(.0))]
     Unservable(Vec<Problem>),
