@@ -63,7 +63,8 @@ struct Shared {
     callbacks: Mutex<Channel>,
     /// Counts every change of the channels.
     changed: watch::Sender<u64>,
-    held: watch::Sender<bool>,
+    /// Chat calls that are answered before the rest is held; none holds nothing.
+    held_after: watch::Sender<Option<usize>>,
     chats_open: watch::Sender<usize>,
 }
 
@@ -123,12 +124,17 @@ impl Controller {
 
     /// Leaves chat calls unanswered until [`Controller::release`].
     pub fn hold(&self) {
-        self.shared.held.send_replace(true);
+        self.hold_after(0);
+    }
+
+    /// Answers so many chat calls in all and holds the others.
+    pub fn hold_after(&self, count: usize) {
+        self.shared.held_after.send_replace(Some(count));
     }
 
     /// Answers the chat calls that were held, and later ones at once.
     pub fn release(&self) {
-        self.shared.held.send_replace(false);
+        self.shared.held_after.send_replace(None);
     }
 
     /// The chat calls so far.
@@ -263,10 +269,14 @@ impl Drop for Open<'_> {
 async fn chat(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap, body: Bytes) -> Response {
     shared.chats_open.send_modify(|open| *open += 1);
     let _open = Open(&shared.chats_open);
-    let (body, answer) = shared.chats().take(&uri, headers, &body);
+    let (place, (body, answer)) = {
+        let mut chats = shared.chats();
+        (chats.received.len(), chats.take(&uri, headers, &body))
+    };
     shared.changed.send_modify(|count| *count += 1);
+    let answered = |after: &Option<usize>| after.is_none_or(|count| place < count);
     // The sender is in `shared`, so it is there for as long as this waits.
-    let _ = shared.held.subscribe().wait_for(|held| !held).await;
+    let _ = shared.held_after.subscribe().wait_for(answered).await;
     answer.map_or_else(|| completion(&sum(&body)), respond)
 }
 
