@@ -1,11 +1,10 @@
 //! `log`: lines and events for whoever debugs a rollout.
 
-use serde_json::value::RawValue;
-
 use super::Imports;
 use super::bindings::rollout::plugin::log::{self, Level};
 use super::record::{LogEntry, LogLevel};
 use crate::text::printable;
+use crate::wire;
 
 impl From<Level> for LogLevel {
     fn from(level: Level) -> Self {
@@ -28,7 +27,7 @@ impl log::Host for Imports {
 
     fn event(&mut self, name: String, data: String) -> wasmtime::Result<()> {
         self.called()?;
-        let data = match serde_json::from_str::<&RawValue>(&data) {
+        let data = match wire::value(&data) {
             Ok(raw) => raw.to_owned(),
             Err(_) => serde_json::value::to_raw_value(&data)?,
         };

@@ -187,13 +187,10 @@ impl samples::HostSample for Imports {
         if let Err(error) = check_name(&name) {
             return Ok(Err(error));
         }
-        let raw = match serde_json::from_str::<&RawValue>(&value) {
+        let raw = match wire::value(&value) {
             Ok(raw) => raw.to_owned(),
-            Err(error) => {
-                return Ok(Err(RecordError::Invalid(format!(
-                    "field '{}' is not valid JSON: {error}",
-                    brief(&name)
-                ))));
+            Err(what) => {
+                return Ok(Err(RecordError::Invalid(format!("field '{}' is {what}", brief(&name)))));
             }
         };
         let mut kept = self.record.lock();
