@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 use tokio::time::Instant;
-use wasmtime::component::{Component, InstancePre, Linker, ResourceTableError};
+use wasmtime::component::{Component, Instance, InstancePre, Linker, ResourceTableError};
 use wasmtime::{Store, Trap, UpdateDeadline};
 use wasmtime_wasi::{I32Exit, WasiCtx, WasiCtxView, WasiView};
 
@@ -195,9 +195,7 @@ pub(crate) async fn run_workflow(
     let (record, limits) = (imports.record().clone(), imports.limits().clone());
     within(bounds, &record, &limits, async {
         let starting_time = imports.time_start();
-        let mut store = store(plugin, imports, bounds);
-        let instance = plugin.pre.instantiate_async(&mut store).await;
-        let instance = instance.map_err(|error| starting(&store, &error))?;
+        let (mut store, instance) = start(plugin, imports, bounds).await?;
         drop(starting_time);
         let guest =
             indices.load(&mut store, &instance).map_err(|error| RunError::Host(format!("{error:#}")))?;
@@ -216,10 +214,7 @@ pub(crate) async fn try_start(
     let (record, limits) = (imports.record().clone(), imports.limits().clone());
     within(bounds, &record, &limits, async {
         let started = std::time::Instant::now();
-        let mut store = store(plugin, imports, bounds);
-        let instance = plugin.pre.instantiate_async(&mut store).await;
-        instance.map_err(|error| starting(&store, &error))?;
-        drop(store);
+        drop(start(plugin, imports, bounds).await?);
         Ok(started.elapsed())
     })
     .await
@@ -238,9 +233,7 @@ pub(crate) async fn run_grader(
     let (record, limits) = (imports.record().clone(), imports.limits().clone());
     within(bounds, &record, &limits, async {
         let starting_time = imports.time_start();
-        let mut store = store(plugin, imports, bounds);
-        let instance = plugin.pre.instantiate_async(&mut store).await;
-        let instance = instance.map_err(|error| starting(&store, &error))?;
+        let (mut store, instance) = start(plugin, imports, bounds).await?;
         drop(starting_time);
         let guest =
             indices.load(&mut store, &instance).map_err(|error| RunError::Host(format!("{error:#}")))?;
@@ -249,6 +242,19 @@ pub(crate) async fn run_grader(
         Ok(verdicts.into_iter().map(Into::into).collect())
     })
     .await
+}
+
+/// Makes a store and the instance in it.
+async fn start(
+    plugin: &LinkedPlugin,
+    imports: Imports,
+    bounds: Bounds,
+) -> Result<(Store<InstanceState>, Instance), RunError> {
+    let mut store = store(plugin, imports, bounds);
+    match plugin.pre.instantiate_async(&mut store).await {
+        Ok(instance) => Ok((store, instance)),
+        Err(error) => Err(starting(&store, &error)),
+    }
 }
 
 /// Deadline and CPU budget go around the whole run, instantiation among it: what is
