@@ -12,6 +12,7 @@ mod calls;
 mod chat;
 mod clockwork;
 mod context;
+mod judge;
 mod log;
 mod record;
 mod samples;
@@ -22,11 +23,23 @@ mod tools;
 pub(crate) mod bindings {
     wasmtime::component::bindgen!({
         path: "../wit",
-        world: "rollout-plugin",
+        inline: "
+            package rollout:host;
+            world host {
+                include rollout:plugin/workflow-plugin@0.1.0;
+                include rollout:plugin/agent-loop-plugin@0.1.0;
+                include rollout:plugin/grader-plugin@0.1.0;
+                include rollout:plugin/tool-plugin@0.1.0;
+                include rollout:plugin/with-settings@0.1.0;
+            }
+        ",
+        world: "rollout:host/host",
         imports: {
             "rollout:plugin/calls.wait": async | trappable,
             "rollout:plugin/chat.complete": async | trappable,
             "rollout:plugin/chat.finish": async | trappable,
+            "rollout:plugin/judge.complete": async | trappable,
+            "rollout:plugin/judge.finish": async | trappable,
             "rollout:plugin/tools.execute": async | trappable,
             "rollout:plugin/tools.finish": async | trappable,
             default: trappable,
@@ -57,13 +70,17 @@ pub use record::{
     ArtifactFile, Exchange, ExchangeOutcome, LogEntry, LogLevel, Meter, Record, Recorded, SampleRecord, Spent,
 };
 
-/// Which half of a plugin an instance runs.
+/// What an instance was made to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// The agent loop.
+    /// To run the agent, in either form.
     Workflow,
-    /// The reward function.
+    /// To rate.
     Grader,
+    /// To make one call of a tool for others.
+    Tool,
+    /// To say what the plugin is or offers: no model, no samples, no rollout.
+    Declaration,
 }
 
 impl Role {
@@ -72,6 +89,8 @@ impl Role {
         match self {
             Self::Workflow => "workflow",
             Self::Grader => "grader",
+            Self::Tool => "tool",
+            Self::Declaration => "declaration",
         }
     }
 }
@@ -164,6 +183,17 @@ impl Imports {
         Self::new(Role::Grader, run, limits, deadline, None, record)
     }
 
+    /// Imports for what has no part in a rollout: a tool's call, or a declaration.
+    pub fn bare(
+        role: Role,
+        run: Arc<RunContext>,
+        limits: Arc<Limits>,
+        deadline: Option<Instant>,
+        record: Arc<Record>,
+    ) -> Self {
+        Self::new(role, run, limits, deadline, None, record)
+    }
+
     fn new(
         role: Role,
         run: Arc<RunContext>,
@@ -244,5 +274,6 @@ pub(crate) fn add_to_linker<T: Send + 'static>(
     plugin::tools::add_to_linker::<T, HasSelf<Imports>>(linker, imports)?;
     plugin::artifacts::add_to_linker::<T, HasSelf<Imports>>(linker, imports)?;
     plugin::log::add_to_linker::<T, HasSelf<Imports>>(linker, imports)?;
+    plugin::judge::add_to_linker::<T, HasSelf<Imports>>(linker, imports)?;
     plugin::observations::add_to_linker::<T, HasSelf<Imports>>(linker, imports)
 }

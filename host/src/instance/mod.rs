@@ -22,7 +22,7 @@ use wasmtime::{Store, Trap, UpdateDeadline};
 use wasmtime_wasi::{I32Exit, WasiCtx, WasiCtxView, WasiView};
 
 use crate::error::Fault;
-use crate::imports::bindings::exports::rollout::plugin::{grader, workflow};
+use crate::imports::bindings::exports::rollout::plugin::{agent_loop, grader, settings, tool, workflow};
 use crate::imports::bindings::rollout::plugin::types;
 use crate::imports::{self, Ended, Imports, Record};
 use crate::limits::Limits;
@@ -55,25 +55,44 @@ pub(crate) fn linker(engine: &wasmtime::Engine) -> wasmtime::Result<Linker<Insta
     Ok(linker)
 }
 
+/// Which of the contract's exports a component has.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Forms {
+    pub workflow: bool,
+    pub agent_loop: bool,
+    pub grader: bool,
+    pub tool: bool,
+    pub settings: bool,
+}
+
 /// A component with its imports connected and its exports found.
 #[derive(Clone)]
-pub(crate) struct LinkedPlugin {
+pub(crate) struct LinkedPlugin(Arc<Linked>);
+
+struct Linked {
     pre: InstancePre<InstanceState>,
-    workflow: Option<Arc<workflow::GuestIndices>>,
-    grader: Option<Arc<grader::GuestIndices>>,
+    workflow: Option<workflow::GuestIndices>,
+    agent_loop: Option<agent_loop::GuestIndices>,
+    grader: Option<grader::GuestIndices>,
+    tool: Option<tool::GuestIndices>,
+    settings: Option<settings::GuestIndices>,
 }
 
 impl LinkedPlugin {
     pub fn new(
         linker: &Linker<InstanceState>,
         component: &Component,
-        workflow: bool,
-        grader: bool,
+        forms: Forms,
     ) -> wasmtime::Result<Self> {
         let pre = linker.instantiate_pre(component)?;
-        let workflow = workflow.then(|| workflow::GuestIndices::new(&pre)).transpose()?.map(Arc::new);
-        let grader = grader.then(|| grader::GuestIndices::new(&pre)).transpose()?.map(Arc::new);
-        Ok(Self { pre, workflow, grader })
+        Ok(Self(Arc::new(Linked {
+            workflow: forms.workflow.then(|| workflow::GuestIndices::new(&pre)).transpose()?,
+            agent_loop: forms.agent_loop.then(|| agent_loop::GuestIndices::new(&pre)).transpose()?,
+            grader: forms.grader.then(|| grader::GuestIndices::new(&pre)).transpose()?,
+            tool: forms.tool.then(|| tool::GuestIndices::new(&pre)).transpose()?,
+            settings: forms.settings.then(|| settings::GuestIndices::new(&pre)).transpose()?,
+            pre,
+        })))
     }
 }
 
@@ -191,16 +210,124 @@ pub(crate) async fn run_workflow(
     bounds: Bounds,
     prompt: &[String],
 ) -> Result<Option<Vec<String>>, RunError> {
-    let indices = plugin.workflow.as_ref().ok_or(RunError::Missing("workflow"))?;
-    let (record, limits) = (imports.record().clone(), imports.limits().clone());
-    within(bounds, &record, &limits, async {
-        let starting_time = imports.time_start();
-        let (mut store, instance) = start(plugin, imports, bounds).await?;
-        drop(starting_time);
-        let guest =
-            indices.load(&mut store, &instance).map_err(|error| RunError::Host(format!("{error:#}")))?;
-        let result = guest.call_run(&mut store, prompt).await;
-        Ok(result.map_err(|error| running(&store, &error))??)
+    let indices = plugin.0.workflow.as_ref().ok_or(RunError::Missing("workflow"))?;
+    in_instance(plugin, imports, bounds, async |store, instance| {
+        let guest = indices.load(&mut *store, &instance).map_err(host_failed)?;
+        let result = guest.call_run(&mut *store, prompt).await;
+        Ok(result.map_err(|error| running(store, &error))??)
+    })
+    .await
+}
+
+/// Runs an agent loop. What it gives back is text that nobody has checked.
+pub(crate) async fn run_agent_loop(
+    plugin: &LinkedPlugin,
+    imports: Imports,
+    bounds: Bounds,
+    request: &agent_loop::Request,
+) -> Result<agent_loop::Outcome, RunError> {
+    let indices = plugin.0.agent_loop.as_ref().ok_or(RunError::Missing("agent loop"))?;
+    in_instance(plugin, imports, bounds, async |store, instance| {
+        let guest = indices.load(&mut *store, &instance).map_err(host_failed)?;
+        let result = guest.call_run(&mut *store, request).await;
+        Ok(result.map_err(|error| running(store, &error))??)
+    })
+    .await
+}
+
+/// Asks an agent loop for the tools of one rollout: OpenAI function tools as JSON text
+/// that nobody has checked.
+pub(crate) async fn agent_loop_tools(
+    plugin: &LinkedPlugin,
+    imports: Imports,
+    bounds: Bounds,
+    request: &agent_loop::Request,
+) -> Result<Vec<String>, RunError> {
+    let indices = plugin.0.agent_loop.as_ref().ok_or(RunError::Missing("agent loop"))?;
+    in_instance(plugin, imports, bounds, async |store, instance| {
+        let guest = indices.load(&mut *store, &instance).map_err(host_failed)?;
+        let result = guest.call_get_tools(&mut *store, request).await;
+        Ok(result.map_err(|error| running(store, &error))??)
+    })
+    .await
+}
+
+/// Asks an agent loop for its name.
+pub(crate) async fn agent_loop_name(
+    plugin: &LinkedPlugin,
+    imports: Imports,
+    bounds: Bounds,
+) -> Result<String, RunError> {
+    let indices = plugin.0.agent_loop.as_ref().ok_or(RunError::Missing("agent loop"))?;
+    in_instance(plugin, imports, bounds, async |store, instance| {
+        let guest = indices.load(&mut *store, &instance).map_err(host_failed)?;
+        guest.call_name(&mut *store).await.map_err(|error| running(store, &error))
+    })
+    .await
+}
+
+/// Asks a plugin what it declares of its configuration: a JSON Schema and the defaults,
+/// as text that nobody has checked.
+pub(crate) async fn declare(
+    plugin: &LinkedPlugin,
+    imports: Imports,
+    bounds: Bounds,
+) -> Result<settings::Declaration, RunError> {
+    let indices = plugin.0.settings.as_ref().ok_or(RunError::Missing("declared settings"))?;
+    in_instance(plugin, imports, bounds, async |store, instance| {
+        let guest = indices.load(&mut *store, &instance).map_err(host_failed)?;
+        guest.call_declare(&mut *store).await.map_err(|error| running(store, &error))
+    })
+    .await
+}
+
+/// Asks for the tools that a component has for others: OpenAI function tools as JSON
+/// text that nobody has checked.
+pub(crate) async fn describe_tools(
+    plugin: &LinkedPlugin,
+    imports: Imports,
+    bounds: Bounds,
+) -> Result<Vec<String>, RunError> {
+    let indices = plugin.0.tool.as_ref().ok_or(RunError::Missing("tool"))?;
+    in_instance(plugin, imports, bounds, async |store, instance| {
+        let guest = indices.load(&mut *store, &instance).map_err(host_failed)?;
+        guest.call_describe(&mut *store).await.map_err(|error| running(store, &error))
+    })
+    .await
+}
+
+/// Makes one call of a component's tool. The inner error is what the tool wants told to
+/// the model.
+pub(crate) async fn call_tool(
+    plugin: &LinkedPlugin,
+    imports: Imports,
+    bounds: Bounds,
+    name: &str,
+    arguments: &str,
+) -> Result<Result<String, String>, RunError> {
+    let indices = plugin.0.tool.as_ref().ok_or(RunError::Missing("tool"))?;
+    in_instance(plugin, imports, bounds, async |store, instance| {
+        let guest = indices.load(&mut *store, &instance).map_err(host_failed)?;
+        guest.call_call(&mut *store, name, arguments).await.map_err(|error| running(store, &error))
+    })
+    .await
+}
+
+/// Runs a grader over the samples.
+pub(crate) async fn run_grader(
+    plugin: &LinkedPlugin,
+    imports: Imports,
+    bounds: Bounds,
+    label: Option<&str>,
+    samples: Vec<SampleToGrade>,
+) -> Result<Vec<GuestVerdict>, RunError> {
+    let indices = plugin.0.grader.as_ref().ok_or(RunError::Missing("grader"))?;
+    let samples: Vec<grader::GradedSample> = samples.into_iter().map(Into::into).collect();
+    in_instance(plugin, imports, bounds, async |store, instance| {
+        let guest = indices.load(&mut *store, &instance).map_err(host_failed)?;
+        let result = guest.call_grade(&mut *store, label, &samples).await;
+        let verdicts = result.map_err(|error| running(store, &error))??;
+        Ok(verdicts.into_iter().map(Into::into).collect())
     })
     .await
 }
@@ -220,28 +347,25 @@ pub(crate) async fn try_start(
     .await
 }
 
-/// Runs a grader over the samples.
-pub(crate) async fn run_grader(
+/// Makes an instance within the bounds, lets it do one thing, and drops it.
+async fn in_instance<R>(
     plugin: &LinkedPlugin,
     imports: Imports,
     bounds: Bounds,
-    label: Option<&str>,
-    samples: Vec<SampleToGrade>,
-) -> Result<Vec<GuestVerdict>, RunError> {
-    let indices = plugin.grader.as_ref().ok_or(RunError::Missing("grader"))?;
-    let samples: Vec<grader::GradedSample> = samples.into_iter().map(Into::into).collect();
+    work: impl AsyncFnOnce(&mut Store<InstanceState>, Instance) -> Result<R, RunError>,
+) -> Result<R, RunError> {
     let (record, limits) = (imports.record().clone(), imports.limits().clone());
     within(bounds, &record, &limits, async {
         let starting_time = imports.time_start();
         let (mut store, instance) = start(plugin, imports, bounds).await?;
         drop(starting_time);
-        let guest =
-            indices.load(&mut store, &instance).map_err(|error| RunError::Host(format!("{error:#}")))?;
-        let result = guest.call_grade(&mut store, label, &samples).await;
-        let verdicts = result.map_err(|error| running(&store, &error))??;
-        Ok(verdicts.into_iter().map(Into::into).collect())
+        work(&mut store, instance).await
     })
     .await
+}
+
+fn host_failed(error: wasmtime::Error) -> RunError {
+    RunError::Host(format!("{error:#}"))
 }
 
 /// Makes a store and the instance in it.
@@ -251,7 +375,7 @@ async fn start(
     bounds: Bounds,
 ) -> Result<(Store<InstanceState>, Instance), RunError> {
     let mut store = store(plugin, imports, bounds);
-    match plugin.pre.instantiate_async(&mut store).await {
+    match plugin.0.pre.instantiate_async(&mut store).await {
         Ok(instance) => Ok((store, instance)),
         Err(error) => Err(starting(&store, &error)),
     }
@@ -304,7 +428,7 @@ fn store(plugin: &LinkedPlugin, imports: Imports, bounds: Bounds) -> Store<Insta
     let memory = MemoryLimit::new(bounds.memory_bytes_max, imports.record().clone());
     let limits = imports.limits().clone();
     let state = InstanceState { imports, wasi, memory };
-    let mut store = Store::new(plugin.pre.engine(), state);
+    let mut store = Store::new(plugin.0.pre.engine(), state);
     store.limiter(|state| &mut state.memory);
     store.set_hostcall_fuel(limits.host_call_bytes_max);
     store.set_max_component_handles(limits.handles_max);

@@ -10,8 +10,8 @@ pub const CONTRACT_VERSION: &str = "0.1.0";
 const PACKAGE: &str = "rollout:plugin/";
 
 /// The contract's interfaces that a plugin may import.
-const OFFERED: [&str; 9] =
-    ["types", "context", "samples", "calls", "chat", "tools", "artifacts", "log", "observations"];
+const OFFERED: [&str; 10] =
+    ["types", "context", "samples", "calls", "chat", "tools", "artifacts", "log", "observations", "judge"];
 
 /// Something that a component imports or exports.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -30,8 +30,10 @@ pub struct Item {
 #[serde(tag = "problem", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Problem {
-    /// It has neither an agent loop nor a reward function.
+    /// It has nothing that a host runs.
     NothingToRun,
+    /// It has both agent forms, and nobody can tell which is meant.
+    TwoAgentForms,
     /// It was built for another version of the contract.
     OtherVersion {
         /// The import or export.
@@ -54,8 +56,14 @@ impl fmt::Display for Problem {
         match self {
             Self::NothingToRun => write!(
                 f,
-                "it exports neither {PACKAGE}workflow@{CONTRACT_VERSION} nor {PACKAGE}grader@{CONTRACT_VERSION}; \
-                 in Rust, `rollout_sdk::export!` does"
+                "it exports none of {PACKAGE}workflow@{CONTRACT_VERSION}, {PACKAGE}agent-loop@{CONTRACT_VERSION}, \
+                 {PACKAGE}grader@{CONTRACT_VERSION} and {PACKAGE}tool@{CONTRACT_VERSION}; in Rust, \
+                 `rollout_sdk::export!` does"
+            ),
+            Self::TwoAgentForms => write!(
+                f,
+                "it exports both {PACKAGE}workflow@{CONTRACT_VERSION} and {PACKAGE}agent-loop@{CONTRACT_VERSION}; \
+                 export one of them"
             ),
             Self::OtherVersion { name } => write!(
                 f,
@@ -130,8 +138,11 @@ pub(super) fn problems(
         if let Some(error) = link_error {
             problems.push(Problem::DoesNotLink { reason: format!("{error:#}") });
         }
-        if !exports(exported, "workflow") && !exports(exported, "grader") {
+        if !["workflow", "agent-loop", "grader", "tool"].iter().any(|form| exports(exported, form)) {
             problems.push(Problem::NothingToRun);
+        }
+        if exports(exported, "workflow") && exports(exported, "agent-loop") {
+            problems.push(Problem::TwoAgentForms);
         }
     }
     problems

@@ -1,8 +1,8 @@
 //! A checked, compiled and linked component, ready to be instantiated any number of
 //! times.
 //!
-//! What a component is, a workflow, a grader or both, is read from its type; nothing
-//! is registered. This module knows no rollout.
+//! What a component is, an agent in one of two forms, a grader, tools for others, is
+//! read from its type; nothing is registered. This module knows no rollout.
 
 mod contract;
 
@@ -10,7 +10,7 @@ use wasmtime::component::types::ComponentItem;
 use wasmtime::component::{Component, Linker};
 
 use crate::digest::hex;
-use crate::instance::{InstanceState, LinkedPlugin};
+use crate::instance::{Forms, InstanceState, LinkedPlugin};
 pub use contract::{CONTRACT_VERSION, Item, Problem};
 
 /// A component that can be run. Cheap to clone.
@@ -29,10 +29,16 @@ pub struct Description {
     pub size_bytes: usize,
     /// The contract's version that it was built against, where it uses the contract.
     pub contract_version: Option<String>,
-    /// Whether it has an agent loop.
+    /// Whether it has a workflow.
     pub workflow: bool,
+    /// Whether it has an agent loop, the other form of agent.
+    pub agent_loop: bool,
     /// Whether it has a reward function.
     pub grader: bool,
+    /// Whether it has tools for others.
+    pub tool: bool,
+    /// Whether it declares its configuration.
+    pub settings: bool,
     /// What it exports.
     pub exports: Vec<Item>,
     /// What it imports.
@@ -84,8 +90,14 @@ impl Plugin {
         if !about.problems.is_empty() {
             return Err(LoadError::Unservable(about.problems));
         }
-        let linked =
-            LinkedPlugin::new(linker, component, about.workflow, about.grader).map_err(LoadError::Link)?;
+        let forms = Forms {
+            workflow: about.workflow,
+            agent_loop: about.agent_loop,
+            grader: about.grader,
+            tool: about.tool,
+            settings: about.settings,
+        };
+        let linked = LinkedPlugin::new(linker, component, forms).map_err(LoadError::Link)?;
         Ok(Self { about: about.into(), linked })
     }
 
@@ -135,7 +147,10 @@ pub(crate) fn describe(
         size_bytes: file.size_bytes,
         contract_version: contract::version(exports.iter().chain(&imports)),
         workflow: contract::exports(&exports, "workflow"),
+        agent_loop: contract::exports(&exports, "agent-loop"),
         grader: contract::exports(&exports, "grader"),
+        tool: contract::exports(&exports, "tool"),
+        settings: contract::exports(&exports, "settings"),
         exports,
         imports,
         problems,
