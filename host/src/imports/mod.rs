@@ -234,6 +234,11 @@ impl Imports {
         &self.limits
     }
 
+    /// What outlives the instance, and what bounds it.
+    pub(crate) fn kept(&self) -> (Arc<Record>, Arc<Limits>) {
+        (self.record.clone(), self.limits.clone())
+    }
+
     /// Counts a call of the host, and lets it through while there are calls left.
     fn called(&mut self) -> wasmtime::Result<()> {
         self.host_calls += 1;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -142,6 +142,7 @@ pub struct Spent {
 #[derive(Debug, Default)]
 pub struct Record {
     kept: Mutex<Kept>,
+    sealed: OnceLock<Mutex<Kept>>,
     meter: Meter,
 }
 
@@ -230,9 +231,21 @@ impl Kept {
 }
 
 impl Record {
+    /// For what guests add.
     pub(super) fn lock(&self) -> MutexGuard<'_, Kept> {
         // A panic elsewhere in this rollout leaves plain data that is still readable.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// For what the rollout reads and decides.
+    fn read(&self) -> MutexGuard<'_, Kept> {
+        self.sealed.get().unwrap_or(&self.kept).lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From here on nothing that a guest does is in it: one that was stopped while it ran
+    /// may come to the end of its turn a moment after its rollout is over.
+    pub fn seal(&self) {
+        self.sealed.get_or_init(|| Mutex::new(std::mem::take(&mut *self.lock())));
     }
 
     /// What its guests use of the machine.
@@ -242,7 +255,7 @@ impl Record {
 
     /// What was used so far.
     pub fn spent(&self) -> Spent {
-        let kept = self.lock();
+        let kept = self.read();
         let mut spent = Spent {
             chat_calls: kept.exchanges.len() as u64,
             guest_cpu: Duration::from_nanos(self.meter.cpu_nanos.load(Ordering::Relaxed)),
@@ -261,12 +274,12 @@ impl Record {
 
     /// Why the model's server failed the workflow in its last finished call, if it did.
     pub fn model_failure(&self) -> Option<String> {
-        self.lock().model_failed.clone()
+        self.read().model_failed.clone()
     }
 
     /// What a guest printed last when it panicked: where, and the message.
     pub fn last_panic(&self) -> Option<String> {
-        let kept = self.lock();
+        let kept = self.read();
         let lines: Vec<&str> = kept
             .log
             .iter()
@@ -283,28 +296,28 @@ impl Record {
 
     /// The samples as they are now.
     pub fn samples(&self) -> Vec<SampleRecord> {
-        self.lock().samples.clone()
+        self.read().samples.clone()
     }
 
     /// Changes the samples between workflow and grader, or after the grader.
     pub fn with_samples<R>(&self, change: impl FnOnce(&mut Vec<SampleRecord>) -> R) -> R {
-        change(&mut self.lock().samples)
+        change(&mut self.read().samples)
     }
 
     /// Counts a limit that fired outside of the imports.
     pub fn limit_fired(&self, limit: Limit) {
-        self.lock().fired.add(limit);
+        self.read().fired.add(limit);
     }
 
     /// How often each limit fired so far, and how many log entries were dropped.
     pub fn limits_fired(&self) -> (LimitsFired, u64) {
-        let kept = self.lock();
+        let kept = self.read();
         (kept.fired, kept.log_dropped)
     }
 
     /// Takes everything out.
     pub fn take(&self) -> Recorded {
-        let kept = std::mem::take(&mut *self.lock());
+        let kept = std::mem::take(&mut *self.read());
         Recorded {
             samples: kept.samples,
             exchanges: kept.exchanges,

@@ -183,7 +183,7 @@ impl Rollout {
         let prompt: Vec<String> =
             self.request.prompt.iter().map(|message| message.get().to_owned()).collect();
         let _timing = self.host.metrics().time(Step::Workflow);
-        match instance::run_workflow(settings.workflow.linked(), imports, bounds, &prompt).await {
+        match instance::run_workflow(settings.workflow.linked(), imports, bounds, prompt).await {
             Ok(returned) => self.settle(returned),
             Err(RunError::Deadline) => Err(self.over_time(&deadline, Stage::Workflow, self.queued)),
             Err(error) => Err(self.blame(&error)),
@@ -363,6 +363,7 @@ impl Rollout {
     /// Ends it: writes the trajectory, frees the slot, and says what came of it. A
     /// rollout that nobody had graded ends unscored.
     pub async fn finish(mut self) -> Finished {
+        self.record.seal();
         let recorded_samples = self.record.samples();
         let samples: Vec<FinishedSample> = recorded_samples
             .into_iter()
