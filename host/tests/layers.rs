@@ -16,7 +16,7 @@ const LAYERS: [&[&str]; 13] = [
     &["imports"],
     &["outbound"],
     &["limits", "mock_model", "telemetry"],
-    &["wire", "error", "id"],
+    &["capacity", "http1", "wire", "error", "id"],
     &["digest", "text"],
 ];
 

@@ -12,7 +12,6 @@
 
 mod args;
 mod endpoint;
-mod http1;
 mod load;
 mod measure;
 mod outcome;
@@ -32,10 +31,11 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::capacity;
 use endpoint::Endpoint;
 use load::{Amount, Crew};
 use server::Server;
-use trainer::{Address, Course};
+use trainer::{Address, Connections, Course};
 
 pub use args::Args;
 pub use outcome::ErrorKind;
@@ -158,9 +158,14 @@ impl Settings {
         if !wrong.is_empty() {
             return Err(BenchError::Invalid(wrong));
         }
-        // A connection out and one in for each, and what a process has anyway.
-        let wanted = most as u64 * 2 + 100;
-        match proc_fs::fds_max() {
+        // A connection in for each, and one out where a request waits for its rollout; else
+        // as many as a trainer has and the callbacks that come at once.
+        let out = match self.dialect {
+            Dialect::D => most as u64,
+            Dialect::C => trainer::REQUESTS_AT_ONCE_C as u64 + most as u64 / 4,
+        };
+        let wanted = most as u64 + out + 100;
+        match Some(capacity::raise_descriptors()) {
             Some(max) if max < wanted => Err(BenchError::Descriptors { wanted, max }),
             _ => Ok(()),
         }
@@ -364,6 +369,7 @@ async fn prepare_and_measure(
     for target in &settings.targets {
         let seen = find(target, servers, progress).await?;
         let course = Arc::new(Course {
+            connections: Connections::new(settings.dialect),
             address: Address::resolve(&seen.url).await?,
             dialect: settings.dialect,
             api_key: settings.api_key.clone(),

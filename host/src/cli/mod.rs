@@ -3,6 +3,7 @@
 mod bench;
 mod build;
 mod compile_component;
+mod connections;
 mod eval;
 mod inspect;
 mod mock_model;

@@ -4,14 +4,12 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use axum::serve::ListenerExt;
 use clap::Args;
-use tokio::net::{TcpListener, TcpSocket};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::plugin_file::CacheOptions;
-use super::{Exit, setup};
+use super::{Exit, connections, setup};
 use crate::config::{Config, RawLimits};
 use crate::dialect::osmosis::{Osmosis, Settings};
 use crate::outbound::CallbackClient;
@@ -112,8 +110,10 @@ impl Serve {
         tracing::info!(
             plugin = %self.plugin.display(),
             digest = loaded.plugin_digest,
-            max_concurrent = config.max_concurrent,
-            queue_max = config.queue_max,
+            slots = loaded.slots.running_max,
+            queue_max = loaded.slots.queue_max,
+            bound_by = %loaded.slots.bound_by,
+            memory = loaded.plan.name(),
             artifact_root = %artifact_root.display(),
             "plugin loaded"
         );
@@ -124,32 +124,12 @@ impl Serve {
     }
 }
 
-/// Connections that may wait to be accepted. A trainer opens thousands at once, and one
-/// that finds no place is tried again seconds later. The kernel caps it.
-const BACKLOG: u32 = 16_384;
-
-/// Listens on an address.
-fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
-    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // A restarted server takes its port over from connections that are still closing.
-    socket.set_reuseaddr(true)?;
-    socket.bind(address)?;
-    socket.listen(BACKLOG)
-}
-
 async fn serve(config: &Config, host: &Host, osmosis: &Osmosis) -> Result<Exit> {
-    let listener = listen(config.listen)
+    let listener = connections::listen(config.listen)
         .with_context(|| format!("cannot listen on {}; --listen takes another address", config.listen))?;
     let address = listener.local_addr().context("cannot tell the address that is listened on")?;
-    let listener = listener.tap_io(|stream| {
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "TCP_NODELAY not set");
-        }
-    });
     let drained = CancellationToken::new();
-    let server =
-        axum::serve(listener, osmosis.router()).with_graceful_shutdown(drained.clone().cancelled_owned());
-    let server = tokio::spawn(server.into_future());
+    let server = tokio::spawn(connections::serve(listener, osmosis.router(), drained.clone()));
     let mut stop = setup::StopSignal::new()?;
     println!("listening on http://{address}");
 
@@ -165,7 +145,7 @@ async fn serve(config: &Config, host: &Host, osmosis: &Osmosis) -> Result<Exit> 
     drained.cancel();
     // Connections that are idle close at once; one that hangs is not waited for.
     match tokio::time::timeout(config.drain, server).await {
-        Ok(joined) => joined.context("the server panicked")?.context("the server failed")?,
+        Ok(joined) => joined.context("the server panicked")?,
         Err(_) => tracing::debug!("connections still open"),
     }
     Ok(exit)

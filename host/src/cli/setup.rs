@@ -11,8 +11,9 @@ use tracing_subscriber::EnvFilter;
 
 use super::LogFormat;
 use super::plugin_file::{self, CacheOptions};
+use crate::capacity::{Bound, GuestCost, Machine, Slots};
 use crate::config::{Config, RawConfig};
-use crate::engine::Engine;
+use crate::engine::{Engine, MemoryPlan};
 use crate::error::Fault;
 use crate::outbound::{self, ChatClient, Secret};
 use crate::rollout::{Host, HostSettings};
@@ -83,6 +84,8 @@ pub(super) struct Loaded {
     pub http: reqwest::Client,
     pub plugin_digest: String,
     pub grader_digest: Option<String>,
+    pub slots: Slots,
+    pub plan: MemoryPlan,
 }
 
 /// Compiles the plugins, makes the host and sees that instances can start.
@@ -94,7 +97,11 @@ pub(super) fn host(
     cache: &CacheOptions,
     artifact_root: Option<PathBuf>,
 ) -> Result<Loaded> {
-    let engine = Engine::new(config.max_concurrent, config.limits.memory_bytes_max)?;
+    let machine = Machine::read();
+    let plan = MemoryPlan::within(config.max_concurrent, machine.guest_mappings_max());
+    let cost = GuestCost { mappings: plan.mappings_per_instance(), memory_bytes: 0 };
+    let slots = machine.slots(config.max_concurrent, config.queue_max, cost);
+    let engine = Engine::planned(plan, slots.running_max, config.limits.memory_bytes_max)?;
     let loader = cache.loader(config.cache_dir.as_deref(), &config.load_limits)?;
     let load = |path: &Path| plugin_file::load(&loader, &engine, path, &config.load_limits);
     let workflow = load(plugin)?;
@@ -102,7 +109,7 @@ pub(super) fn host(
     let plugin_digest = workflow.about().digest.clone();
     let http = outbound::http_client()?;
     let metrics = Arc::new(Metrics::new());
-    let settings = HostSettings {
+    let mut settings = HostSettings {
         workflow,
         grader,
         max_concurrent: config.max_concurrent,
@@ -118,14 +125,28 @@ pub(super) fn host(
         artifact_root,
         metrics,
     };
-    let host = Host::new(settings).map_err(|error| super::PluginFault(error.to_string()))?;
-    runtime.block_on(host.try_start()).map_err(|(role, error)| {
+    let memory_bytes = runtime.block_on(settings.try_start()).map_err(|(role, error)| {
         let reason = format!("no instance of the {} can be started: it {error}", role.as_str());
         match error.fault() {
             Fault::Plugin => anyhow::Error::new(super::PluginFault(reason)),
             _ => anyhow::Error::msg(reason),
         }
     })?;
+    let slots = machine.slots(
+        config.max_concurrent,
+        config.queue_max,
+        GuestCost { memory_bytes: memory_bytes as u64, ..cost },
+    );
+    (settings.max_concurrent, settings.queue_max) = (slots.running_max, slots.queue_max);
+    if slots.bound_by != Bound::Asked {
+        tracing::warn!(
+            asked = config.max_concurrent,
+            slots = slots.running_max,
+            bound_by = %slots.bound_by,
+            "this machine has not room for as many rollouts at once as were asked for"
+        );
+    }
+    let host = Host::new(settings).map_err(|error| super::PluginFault(error.to_string()))?;
     let grader_digest = host.grader().map(|grader| grader.about().digest.clone());
-    Ok(Loaded { host, http, plugin_digest, grader_digest })
+    Ok(Loaded { host, http, plugin_digest, grader_digest, slots, plan })
 }

@@ -45,12 +45,22 @@ pub struct EngineError {
 impl Engine {
     /// An engine for this many instances at once, each of at most this much memory.
     pub fn new(instances_max: u32, memory_bytes_max: usize) -> Result<Self, EngineError> {
+        Self::planned(MemoryPlan::for_instances(instances_max), instances_max, memory_bytes_max)
+    }
+
+    /// The same, where it is settled where the memory comes from.
+    pub fn planned(
+        plan: MemoryPlan,
+        instances_max: u32,
+        memory_bytes_max: usize,
+    ) -> Result<Self, EngineError> {
         let fail = |source| EngineError { instances_max, source };
-        let engine = wasmtime::Engine::new(&plan::config(instances_max, memory_bytes_max)).map_err(fail)?;
+        let engine =
+            wasmtime::Engine::new(&plan::config(plan, instances_max, memory_bytes_max)).map_err(fail)?;
         let linker = crate::instance::linker(&engine).map_err(fail)?;
         ticker::start(&engine).map_err(|error| fail(error.into()))?;
         let busy = BusyThreads::start().map_err(|error| fail(error.into()))?;
-        Ok(Self { engine, linker: Arc::new(linker), busy, plan: MemoryPlan::for_instances(instances_max) })
+        Ok(Self { engine, linker: Arc::new(linker), busy, plan })
     }
 
     /// Checks and compiles a component, here and without limits: for one that is trusted.

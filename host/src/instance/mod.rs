@@ -336,7 +336,8 @@ pub(crate) async fn call_tool(
     .await
 }
 
-/// Makes an instance and drops it without calling it. Gives the time that took.
+/// Makes an instance and drops it without calling it. Gives the time that took; what
+/// memory it had is in the record.
 pub(crate) async fn try_start(
     plugin: &LinkedPlugin,
     imports: Imports,

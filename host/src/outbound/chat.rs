@@ -7,8 +7,10 @@ use bytes::{Bytes, BytesMut};
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{StatusCode, Url};
 
+use super::plain::{Answer, Place, PlainClient};
 use super::retry::{RetryPolicy, retry_after};
 use super::{Secret, describe};
+use crate::http1::Broken;
 use crate::telemetry::{Limit, Metrics, ModelOutcome};
 use crate::text::beginning;
 use crate::wire::openai::Completion;
@@ -20,6 +22,7 @@ const REFUSAL_BYTES_SHOWN: usize = 2048;
 #[derive(Clone, Debug)]
 pub struct ModelEndpoint {
     url: Url,
+    plain: Option<Place>,
     model: String,
     api_key: Option<HeaderValue>,
     secret: Option<Secret>,
@@ -59,7 +62,7 @@ impl ModelEndpoint {
                 Ok(value)
             })
             .transpose()?;
-        Ok(Self { url, model: model.into(), api_key: header, secret: api_key })
+        Ok(Self { plain: Place::of(&url), url, model: model.into(), api_key: header, secret: api_key })
     }
 
     /// The name that goes into every request.
@@ -122,6 +125,7 @@ pub enum ChatFailure {
 #[derive(Clone, Debug)]
 pub struct ChatClient {
     http: reqwest::Client,
+    plain: Arc<PlainClient>,
     policy: RetryPolicy,
     reply_bytes_max: usize,
     metrics: Arc<Metrics>,
@@ -141,7 +145,7 @@ impl ChatClient {
         reply_bytes_max: usize,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self { http, policy, reply_bytes_max, metrics }
+        Self { http, plain: Arc::default(), policy, reply_bytes_max, metrics }
     }
 
     /// Sends the body until there is a completion or no sense in trying.
@@ -191,17 +195,12 @@ impl ChatClient {
         body: Bytes,
     ) -> Result<(Completion, Bytes), Miss> {
         let exchange = async {
-            let response = self
-                .http
-                .post(endpoint.url.clone())
-                .headers(headers(endpoint, routing))
-                .body(body)
-                .send()
-                .await
-                .map_err(|error| again(describe(error)))?;
-            let status = response.status();
-            let asked = retry_after(response.headers());
-            let body = self.read(response).await?;
+            let headers = headers(endpoint, routing);
+            let (status, asked, body) = match &endpoint.plain {
+                Some(place) => self.ask_plainly(place, headers, body).await?,
+                // Boxed, because it is ten times the size of the other, and either waits.
+                None => Box::pin(self.ask(endpoint, headers, body)).await?,
+            };
             if status == StatusCode::OK {
                 let completion = Completion::parse(&body)
                     .map_err(|what| again(format!("its answer is no chat completion: {what}")))?;
@@ -219,23 +218,52 @@ impl ChatClient {
         }
     }
 
+    async fn ask_plainly(
+        &self,
+        place: &Place,
+        headers: HeaderMap,
+        body: Bytes,
+    ) -> Result<(StatusCode, Option<Duration>, Bytes), Miss> {
+        let answer = self.plain.post(place, &headers, &body, self.reply_bytes_max).await;
+        let Answer { status, retry_after, body } = answer.map_err(|broken| match broken {
+            Broken::TooLong(_) => self.too_large(),
+            broken => again(broken.to_string()),
+        })?;
+        let status = StatusCode::from_u16(status).map_err(|error| again(error.to_string()))?;
+        Ok((status, retry_after, body))
+    }
+
+    async fn ask(
+        &self,
+        endpoint: &ModelEndpoint,
+        headers: HeaderMap,
+        body: Bytes,
+    ) -> Result<(StatusCode, Option<Duration>, Bytes), Miss> {
+        let request = self.http.post(endpoint.url.clone()).headers(headers).body(body);
+        let response = request.send().await.map_err(|error| again(describe(error)))?;
+        let (status, asked) = (response.status(), retry_after(response.headers()));
+        Ok((status, asked, self.read(response).await?))
+    }
+
+    fn too_large(&self) -> Miss {
+        self.metrics.limit_fired(Limit::ReplyBytes);
+        let max = self.reply_bytes_max;
+        Miss::Final(ChatFailure::Unavailable {
+            attempts: 1,
+            reason: format!("its answer is longer than reply-bytes-max, {max} bytes"),
+        })
+    }
+
     /// Reads a body up to the limit.
     async fn read(&self, mut response: reqwest::Response) -> Result<Bytes, Miss> {
-        let too_large = |max: usize| {
-            self.metrics.limit_fired(Limit::ReplyBytes);
-            Miss::Final(ChatFailure::Unavailable {
-                attempts: 1,
-                reason: format!("its answer is longer than reply-bytes-max, {max} bytes"),
-            })
-        };
         if response.content_length().is_some_and(|length| length > self.reply_bytes_max as u64) {
-            return Err(too_large(self.reply_bytes_max));
+            return Err(self.too_large());
         }
         let mut chunk = response.chunk().await.map_err(|error| again(describe(error)))?;
         let mut body = BytesMut::new();
         while let Some(bytes) = chunk {
             if body.len() + bytes.len() > self.reply_bytes_max {
-                return Err(too_large(self.reply_bytes_max));
+                return Err(self.too_large());
             }
             let next = response.chunk().await.map_err(|error| again(describe(error)))?;
             if body.is_empty() && next.is_none() {

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use serde_json::value::RawValue;
 use tokio::sync::{Semaphore, watch};
@@ -15,7 +14,7 @@ use super::RolloutRequest;
 use super::account::UNSCORED_LINES_PER_SECOND;
 use super::run::Rollout;
 use crate::id::RolloutId;
-use crate::imports::{Imports, Role, RunContext};
+use crate::imports::{Imports, Record, Role, RunContext};
 use crate::instance::{self, Bounds, RunError};
 use crate::limits::Limits;
 use crate::outbound::ChatClient;
@@ -46,6 +45,39 @@ pub struct HostSettings {
     pub artifact_root: Option<PathBuf>,
     /// What the host counts; its clients count in the same.
     pub metrics: Arc<Metrics>,
+}
+
+impl HostSettings {
+    /// Makes an instance of every plugin and drops it, so that one that cannot start is
+    /// known before the first rollout. Gives the memory in bytes that the larger of them
+    /// has when it starts.
+    pub async fn try_start(&self) -> Result<usize, (Role, RunError)> {
+        let limits = Arc::new(self.limits.clone());
+        let mut memory_bytes = 0;
+        let plugins = [(Role::Grader, self.grader.as_ref()), (Role::Workflow, Some(&self.workflow))];
+        for (role, plugin) in plugins {
+            let Some(plugin) = plugin else { continue };
+            let run = RunContext {
+                rollout_id: RolloutId::parse("try-start")
+                    .map_err(|error| (role, RunError::Host(error.to_string())))?,
+                attempt: 1,
+                config: None,
+                metadata: None,
+                samples_max: 0,
+                metrics: self.metrics.clone(),
+            };
+            let bounds = Bounds {
+                memory_bytes_max: limits.memory_bytes_max,
+                deadline: Some(Instant::now() + limits.workflow_time_max),
+            };
+            let record = Arc::<Record>::default();
+            let imports = Imports::grader(Arc::new(run), limits.clone(), bounds.deadline, record.clone());
+            let started = instance::try_start(plugin.linked(), imports, bounds).await;
+            started.map_err(|error| (role, error))?;
+            memory_bytes = memory_bytes.max(record.spent().memory_bytes_peak);
+        }
+        Ok(memory_bytes)
+    }
 }
 
 /// Why there is no host.
@@ -220,33 +252,6 @@ impl Host {
     pub fn grader(&self) -> Option<&Plugin> {
         let settings = &self.0.settings;
         settings.grader.as_ref().or_else(|| Some(&settings.workflow).filter(|plugin| plugin.about().grader))
-    }
-
-    /// Makes an instance of every plugin and drops it, so that one that cannot start is
-    /// known before the first rollout. Gives the time that the workflow's took.
-    pub async fn try_start(&self) -> Result<Duration, (Role, RunError)> {
-        let limits = &self.0.limits;
-        let start = async |role, plugin: &Plugin| {
-            let run = RunContext {
-                rollout_id: RolloutId::parse("try-start")
-                    .map_err(|error| (role, RunError::Host(error.to_string())))?,
-                attempt: 1,
-                config: None,
-                metadata: None,
-                samples_max: 0,
-                metrics: self.0.settings.metrics.clone(),
-            };
-            let bounds = Bounds {
-                memory_bytes_max: limits.memory_bytes_max,
-                deadline: Some(Instant::now() + limits.workflow_time_max),
-            };
-            let imports = Imports::grader(Arc::new(run), limits.clone(), bounds.deadline, Arc::default());
-            instance::try_start(plugin.linked(), imports, bounds).await.map_err(|error| (role, error))
-        };
-        if let Some(grader) = &self.0.settings.grader {
-            start(Role::Grader, grader).await?;
-        }
-        start(Role::Workflow, &self.0.settings.workflow).await
     }
 
     /// Takes a rollout on, or says at once why not.
