@@ -216,7 +216,8 @@ impl Eval {
         set("base_url", json!(self.base_url));
         set("pass_threshold", self.pass_threshold.into());
         set("plugin_config", config.plugin.as_ref().map_or(Value::Null, |raw| json!(raw)));
-        set("limits", format!("{:?}", config.limits).into());
+        let limits = config.limits.table().map(|(name, max)| (name.to_owned(), json!(max)));
+        set("limits", Value::Object(limits.into_iter().collect()));
         if self.base_url.is_none() {
             set("mock_error_rate", self.mock_error_rate.into());
             set("mock_seed", self.mock_seed.into());

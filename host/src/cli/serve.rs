@@ -117,11 +117,18 @@ impl Serve {
             artifact_root = %artifact_root.display(),
             "plugin loaded"
         );
+        tracing::info!(limits = %limits(&config), "every rollout has these limits");
         let exit = runtime.block_on(serve(&config, &loaded.host, &osmosis));
         // What is left, such as a slow write, is not waited for.
         runtime.shutdown_background();
         exit
     }
+}
+
+/// All of `[limits]` as they hold, as one JSON object.
+fn limits(config: &Config) -> serde_json::Value {
+    let all = config.limits.table().into_iter().chain(config.load_limits.table());
+    serde_json::Value::Object(all.map(|(name, max)| (name.to_owned(), serde_json::json!(max))).collect())
 }
 
 /// Connections that may wait to be accepted. A trainer opens thousands at once, and one

@@ -16,6 +16,6 @@ pub mod stats;
 pub mod table;
 
 pub use manifest::Manifest;
-pub use results::{Journal, JournalError, Opened, Outcome, ResultLine, Resume, SampleLine};
+pub use results::{Journal, JournalError, LimitLine, Opened, Outcome, ResultLine, Resume, SampleLine};
 pub use rows::{DataError, DataSet, Row};
 pub use stats::{Summary, Tally};

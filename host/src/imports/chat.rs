@@ -59,7 +59,8 @@ impl Imports {
         };
         let mut kept = self.record.lock();
         if kept.exchanges.len() >= self.limits.chat_calls_max as usize {
-            kept.fired.add(Limit::ChatCalls);
+            let asked = kept.exchanges.len() + 1;
+            kept.fired.add_asked(Limit::ChatCalls, asked);
             let max = self.limits.chat_calls_max;
             return Ok(Err(Error::BudgetSpent(format!(
                 "chat-calls-max of {max} calls in one rollout; the operator can raise it"
@@ -196,7 +197,8 @@ impl chat::Host for Imports {
     ) -> wasmtime::Result<Result<Resource<Call>, Error>> {
         self.called()?;
         if self.calls_under_way >= self.limits.concurrent_calls_max {
-            self.record.limit_fired(Limit::ConcurrentCalls);
+            let asked = self.calls_under_way as usize + 1;
+            self.record.lock().fired.add_asked(Limit::ConcurrentCalls, asked);
             let max = self.limits.concurrent_calls_max;
             return Ok(Err(Error::BudgetSpent(format!(
                 "concurrent-calls-max of {max} calls under way at once; finish some first, or the operator can raise it"

@@ -142,9 +142,17 @@ pub enum Ended {
     /// It called the host more often than it may.
     #[error("called the host more often than host-calls-max, {0} times; the operator can raise it")]
     HostCalls(u64),
-    /// It named one call twice, or one that is gone.
-    #[error("calls.wait was given no call that is under way")]
-    NoCall,
+    /// It waited for more calls than can be under way.
+    #[error(
+        "calls.wait was given {given} calls, more than concurrent-calls-max, {max}, that can be under way at \
+         once; name each once, or the operator can raise it"
+    )]
+    LongWait {
+        /// Calls that it named.
+        given: usize,
+        /// The limit.
+        max: u32,
+    },
 }
 
 /// The imports of one store.

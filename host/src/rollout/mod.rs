@@ -10,11 +10,13 @@
 
 mod account;
 mod admission;
+mod limits;
 mod outcome;
 mod run;
 mod trajectory;
 
 pub use admission::{AdmitError, Handle, Host, HostError, HostSettings, Load, Phase};
+pub use limits::LimitUse;
 pub use outcome::{Failure, FailureKind, Finished, FinishedSample, Outcome, Stage};
 pub use run::Rollout;
 pub use trajectory::{Facts, TrajectoryExtra};

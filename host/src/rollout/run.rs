@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::account::Account;
 use super::admission::{Handle, Host, Phase, Place};
+use super::limits::{self, HalfTimes};
 use super::outcome::{Failure, FailureKind, Finished, FinishedSample, Outcome, Stage};
 use super::{RolloutRequest, trajectory};
 use crate::error::Fault;
@@ -31,6 +32,7 @@ pub struct Rollout {
     handle: Handle,
     admitted_at: Instant,
     queued: Duration,
+    workflow_time: Duration,
     failure: Option<Failure>,
     rewards: HashMap<SampleId, f64>,
     graded: bool,
@@ -116,6 +118,7 @@ impl Rollout {
             record,
             admitted_at,
             queued: Duration::ZERO,
+            workflow_time: Duration::ZERO,
             failure: None,
             rewards: HashMap::new(),
             graded: false,
@@ -149,6 +152,7 @@ impl Rollout {
             () = cancel.cancelled() => Err(None),
             result = self.wait_and_run() => result.map_err(Some),
         };
+        self.workflow_time = self.record.meter().wall();
         let stage = if self.slot.is_some() { Stage::Workflow } else { Stage::Queue };
         let result = result.map_err(|failure| failure.unwrap_or_else(|| Failure::cancelled(stage)));
         self.failure = result.clone().err();
@@ -370,12 +374,18 @@ impl Rollout {
             .collect();
         let outcome = self.outcome(&samples);
         let spent = self.record.spent();
+        let times = HalfTimes {
+            workflow: self.workflow_time,
+            grader: spent.guest_wall.saturating_sub(self.workflow_time),
+        };
+        let (fired, _) = self.record.limits_fired();
         let mut finished = Finished {
             id: self.request.id.clone(),
             outcome,
             samples,
             returned_messages: self.returned_messages,
             spent,
+            limits: limits::table(&self.host.0.limits, self.run.samples_max, &spent, times, &fired),
             duration: self.admitted_at.elapsed(),
             queued: self.queued,
             trajectory: None,

@@ -110,9 +110,12 @@ fn build(
             "guest_cpu_ms": millis(finished.spent.guest_cpu),
             "memory_bytes_peak": finished.spent.memory_bytes_peak,
             "host_calls": finished.spent.host_calls,
+            "waited_ms": millis(finished.spent.waited()),
+            "model_ms": millis(finished.spent.model_time),
             "duration_ms": millis(finished.duration),
             "queued_ms": millis(finished.queued),
         },
+        "limits": limits(finished),
         "observed": steps::observed(exchanges),
     });
     if let Some(digest) = &plugins.grader {
@@ -138,6 +141,11 @@ fn build(
         final_metrics,
         extra,
     }
+}
+
+/// Every limit under its name.
+fn limits(finished: &Finished) -> Map<String, Value> {
+    finished.limits.iter().map(|limit| (limit.name.to_owned(), json!(limit))).collect()
 }
 
 /// The model as its server calls it, or as it was asked for.

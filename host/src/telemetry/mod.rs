@@ -111,6 +111,7 @@ pub struct Metrics {
     refused: Counters<Refusal>,
     ended: IntCounterVec,
     scored: IntCounter,
+    unauthorized: IntCounter,
     running: IntGauge,
     queued: IntGauge,
     running_max: IntGauge,
@@ -191,6 +192,10 @@ impl Metrics {
             )?),
             scored: ended.with_label_values(&["scored", NONE, NONE, NONE]),
             ended,
+            unauthorized: counter(
+                "rollout_host_requests_unauthorized_total",
+                "Requests of any kind without the server's key, answered 401.",
+            )?,
             running: gauge("rollout_host_rollouts_running", "Rollouts that have a slot.")?,
             queued: gauge("rollout_host_rollouts_queued", "Rollouts that wait for a slot.")?,
             running_max: gauge("rollout_host_rollouts_running_max", "Slots: rollouts that run at once.")?,
@@ -261,6 +266,11 @@ impl Metrics {
     /// A rollout was refused at once.
     pub fn refused(&self, why: Refusal) {
         self.refused.at(why).inc();
+    }
+
+    /// A request did not carry the server's key.
+    pub fn unauthorized(&self) {
+        self.unauthorized.inc();
     }
 
     /// An accepted rollout is over.

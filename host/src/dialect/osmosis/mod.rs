@@ -117,6 +117,7 @@ async fn check_key(State(osmosis): State<Osmosis>, request: Request, next: Next)
         let expected = format!("Bearer {}", key.expose());
         let given = request.headers().get(header::AUTHORIZATION).map_or(&[][..], |value| value.as_bytes());
         if !bool::from(given.ct_eq(expected.as_bytes())) {
+            osmosis.0.host.metrics().unauthorized();
             return ApiError::Unauthorized.into_response();
         }
     }
