@@ -15,6 +15,8 @@ pub mod digest;
 pub mod engine;
 pub mod error;
 pub mod eval;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod id;
 pub mod imports;
 pub mod instance;

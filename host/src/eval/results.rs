@@ -144,6 +144,13 @@ pub struct SampleLine {
 }
 
 impl ResultLine {
+    /// Its text, if a journal can keep it.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn checked_text(&self) -> Result<String, String> {
+        self.check()?;
+        serde_json::to_string(self).map_err(|error| error.to_string())
+    }
+
     /// What makes this line one that a journal cannot keep.
     fn check(&self) -> Result<(), String> {
         match (self.outcome, self.reward) {

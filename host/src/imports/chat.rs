@@ -16,8 +16,8 @@ use super::record::{Exchange, ExchangeOutcome, Record};
 use super::samples::OpenSample;
 use super::{Ended, Imports, ModelAccess, Role};
 use crate::limits::Limits;
-use crate::outbound::{ChatFailure, RoutingHeaders};
-use crate::telemetry::Limit;
+use crate::outbound::{ChatFailure, ChatReply, RoutingHeaders};
+use crate::telemetry::{Limit, Span};
 use crate::wire::openai;
 
 /// A request that was checked, counted and written down; sending it is all that is left.
@@ -99,7 +99,12 @@ impl Imports {
 impl Prepared {
     async fn send(self) -> Result<Completion, Error> {
         let started = Instant::now();
+        let mut span = self.record.trace().request("chat");
+        span.set("gen_ai.operation.name", "chat");
+        span.set("gen_ai.request.model", self.model.endpoint.model().to_owned());
         let result = self.model.client.complete(&self.model.endpoint, &self.routing, self.body).await;
+        describe(&mut span, &result);
+        drop(span);
         let mut kept = self.record.lock();
         let (outcome, result, failed) = match result {
             Ok(reply) => match kept.charge(reply.body.len(), &self.limits) {
@@ -129,6 +134,33 @@ impl Prepared {
             exchange.outcome = outcome;
         }
         result
+    }
+}
+
+/// Says in a span what came of a call of the model, by the names that OpenTelemetry has.
+fn describe(span: &mut Span, result: &Result<ChatReply, ChatFailure>) {
+    let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+    let mut attempts = |attempts: u32| span.set("http.request.resend_count", i64::from(attempts) - 1);
+    match result {
+        Ok(reply) => {
+            attempts(reply.attempts);
+            span.set("http.response.status_code", 200);
+            if let Some(usage) = &reply.completion.usage {
+                span.set("gen_ai.usage.input_tokens", count(usage.prompt_tokens));
+                span.set("gen_ai.usage.output_tokens", count(usage.completion_tokens));
+            }
+            if let Some(reason) = &reply.completion.finish_reason {
+                span.set_texts("gen_ai.response.finish_reasons", [reason.clone()]);
+            }
+        }
+        Err(ChatFailure::Refused { status, .. }) => {
+            span.set("http.response.status_code", i64::from(*status));
+            span.failed("refused", "the model's server refused");
+        }
+        Err(ChatFailure::Unavailable { attempts: tries, reason }) => {
+            attempts(*tries);
+            span.failed("unavailable", reason);
+        }
     }
 }
 

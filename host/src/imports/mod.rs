@@ -12,6 +12,8 @@ mod calls;
 mod chat;
 mod clockwork;
 mod context;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod judge;
 mod log;
 mod record;
@@ -62,7 +64,7 @@ use wasmtime_wasi::{WasiCtx, WasiCtxBuilder};
 use crate::id::RolloutId;
 use crate::limits::Limits;
 use crate::outbound::{ChatClient, ModelEndpoint};
-use crate::telemetry::{Limit, Metrics, Step, Timing};
+use crate::telemetry::{Limit, Metrics, Span, Step, Timing};
 
 use clockwork::GuestClock;
 
@@ -254,8 +256,8 @@ impl Imports {
     }
 
     /// Times the start of the instance until what is given back is dropped.
-    pub(crate) fn time_start(&self) -> Timing {
-        self.run.metrics.time(Step::InstanceStart)
+    pub(crate) fn time_start(&self) -> (Timing, Span) {
+        (self.run.metrics.time(Step::InstanceStart), self.record.trace().span("instance_start"))
     }
 
     /// Lets the call through for the role that may make it.

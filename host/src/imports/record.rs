@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 
 use crate::id::SampleId;
 use crate::limits::Limits;
-use crate::telemetry::{Limit, LimitsFired};
+use crate::telemetry::{Limit, LimitsFired, RolloutTrace};
 use crate::wire::openai::Usage;
 
 /// One sample as the workflow registered it.
@@ -167,6 +167,7 @@ impl Spent {
 pub struct Record {
     kept: Mutex<Kept>,
     meter: Meter,
+    trace: RolloutTrace,
 }
 
 /// What the guests of one rollout used of the machine, counted while they run.
@@ -285,6 +286,16 @@ impl Kept {
 }
 
 impl Record {
+    /// A record of a rollout that is traced.
+    pub fn traced(trace: RolloutTrace) -> Self {
+        Self { trace, ..Self::default() }
+    }
+
+    /// The rollout's trace.
+    pub fn trace(&self) -> &RolloutTrace {
+        &self.trace
+    }
+
     pub(super) fn lock(&self) -> MutexGuard<'_, Kept> {
         // A panic elsewhere in this rollout leaves plain data that is still readable.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)

@@ -52,3 +52,7 @@ pub struct RolloutRequest {
     /// What the protocol adds to the trajectory.
     pub trajectory_extra: TrajectoryExtra,
 }
+
+/// The fuzz target of what is written down of a conversation.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use trajectory::fuzzing_trajectory;
