@@ -162,8 +162,9 @@ fn memory(found: &mut Found) -> usize {
     memory_grow::<0>(NEW_PAGES);
     let length = memory_size::<0>() * PAGE_BYTES;
     // SAFETY: it is not safe, and reading what no pointer is to is what is tried; all of
-    // it is mapped, and only this runs. No slice begins at address 0.
-    let all = unsafe { std::slice::from_raw_parts(std::hint::black_box(1 as *const u8), length - 1) };
+    // it is mapped, and only this runs. No slice begins at address 0, and the
+    // pointer that dangles is 1.
+    let all = unsafe { std::slice::from_raw_parts(std::hint::black_box(std::ptr::dangling()), length - 1) };
     found.bytes("memory", all);
     length
 }
