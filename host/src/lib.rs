@@ -16,6 +16,8 @@ pub mod digest;
 pub mod engine;
 pub mod error;
 pub mod eval;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod http1;
 pub mod id;
 pub mod imports;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 /// From the top down. Modules on one line may not name each other.
 const LAYERS: [&[&str]; 13] = [
     &["bin"],
-    &["cli"],
+    &["cli", "fuzzing"],
     &["dialect", "eval", "bench"],
     &["config"],
     &["rollout"],

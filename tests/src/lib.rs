@@ -10,12 +10,14 @@
 
 #![warn(missing_docs)]
 
+mod collector;
 mod controller;
 mod exposition;
 mod host;
 mod process;
 mod programs;
 
+pub use collector::{Collector, TracedSpan};
 pub use controller::{Answer, Controller, Received, RolloutRequest};
 pub use exposition::Exposition;
 pub use host::{Admitted, Reply, Serve, TestHost};

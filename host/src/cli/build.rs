@@ -9,9 +9,8 @@ use clap::Args;
 use serde::Deserialize;
 
 use super::plugin_file::{self, CacheOptions};
-use super::{Exit, PluginFault};
+use super::{Exit, PluginFault, setup};
 use crate::engine::Engine;
-use crate::limits::{Limits, LoadLimits};
 
 const TARGET: &str = "wasm32-wasip2";
 
@@ -24,6 +23,9 @@ pub(super) struct Build {
     /// Where the component goes. [default: NAME.wasm in this directory]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// Settings in TOML, of which [limits] and cache-dir are heeded.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     #[command(flatten)]
     cache: CacheOptions,
 }
@@ -52,13 +54,13 @@ impl Build {
         let manifest = manifest.canonicalize().with_context(|| {
             format!("{} has no Cargo.toml; give the directory of a Rust project", self.dir.display())
         })?;
+        let config = setup::raw_config(self.config.as_deref())?.resolve()?;
         check_target(&self.dir)?;
         let (name, component) = compile(&self.dir, &manifest)?;
         let output = self.output.unwrap_or_else(|| PathBuf::from(format!("{name}.wasm")));
-        let limits = LoadLimits::default();
-        let bytes = plugin_file::read(&component, &limits)?;
-        let engine = Engine::new(1, Limits::default().memory_bytes_max)?;
-        let loader = self.cache.loader(None, &limits)?;
+        let bytes = plugin_file::read(&component, &config.load_limits)?;
+        let engine = Engine::new(1, config.limits.memory_bytes_max)?;
+        let loader = self.cache.loader(config.cache_dir.as_deref(), &config.load_limits)?;
         let plugin = loader
             .load(&engine, &bytes)
             .map_err(|error| plugin_file::at_fault(&format!("{} was built", component.display()), error))?;

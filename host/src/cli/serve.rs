@@ -43,6 +43,10 @@ pub(super) struct Serve {
     /// Where trajectories and artifacts go. [default: ./rollouts]
     #[arg(long, value_name = "DIR", env = "_OSMOSIS_ROLLOUT_ARTIFACT_ROOT", hide_env = true)]
     artifact_root: Option<PathBuf>,
+    /// Collector of traces, by OTLP over HTTP: a trace a rollout, a span a phase. Without
+    /// a path, /v1/traces is added.
+    #[arg(long, value_name = "URL")]
+    otlp: Option<String>,
     #[command(flatten)]
     cache: CacheOptions,
     /// Environment variable with the key that every request must carry.
@@ -117,11 +121,23 @@ impl Serve {
             artifact_root = %artifact_root.display(),
             "plugin loaded"
         );
-        let exit = runtime.block_on(serve(&config, &loaded.host, &osmosis));
+        tracing::info!(limits = %limits(&config), "every rollout has these limits");
+        let traces = setup::traces(&runtime, self.otlp.as_deref(), &loaded)?;
+        let exit = runtime.block_on(async {
+            let exit = serve(&config, &loaded.host, &osmosis).await;
+            setup::flush(traces).await;
+            exit
+        });
         // What is left, such as a slow write, is not waited for.
         runtime.shutdown_background();
         exit
     }
+}
+
+/// All of `[limits]` as they hold, as one JSON object.
+fn limits(config: &Config) -> serde_json::Value {
+    let all = config.limits.table().into_iter().chain(config.load_limits.table());
+    serde_json::Value::Object(all.map(|(name, max)| (name.to_owned(), serde_json::json!(max))).collect())
 }
 
 async fn serve(config: &Config, host: &Host, osmosis: &Osmosis) -> Result<Exit> {

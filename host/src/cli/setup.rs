@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tokio::runtime::Runtime;
@@ -17,7 +18,7 @@ use crate::engine::{Engine, MemoryPlan};
 use crate::error::Fault;
 use crate::outbound::{self, ChatClient, Secret};
 use crate::rollout::{Host, HostSettings};
-use crate::telemetry::Metrics;
+use crate::telemetry::{Metrics, Traces};
 
 /// Sends logs to standard error. A server tells what it does; other commands speak up
 /// only where something is wrong.
@@ -31,6 +32,25 @@ pub(super) fn logs(format: LogFormat, server: bool) {
         LogFormat::Text => logs.with_target(false).init(),
         // The innermost span is the rollout; a list of all spans would say it twice.
         LogFormat::Json => logs.json().with_span_list(false).init(),
+    }
+}
+
+/// Begins to export the host's traces, where the operator says to where.
+pub(super) fn traces(runtime: &Runtime, otlp: Option<&str>, loaded: &Loaded) -> Result<Option<Traces>> {
+    let Some(url) = otlp else { return Ok(None) };
+    let _runtime = runtime.enter();
+    let traces = loaded.host.metrics().trace_to(url, loaded.http.clone()).context("--otlp")?;
+    Ok(Some(traces))
+}
+
+/// Sends what traces there still are.
+pub(super) async fn flush(traces: Option<Traces>) {
+    /// A collector that is gone does not hold up the end.
+    const TIME_MAX: Duration = Duration::from_secs(5);
+    if let Some(traces) = traces
+        && !traces.flush(TIME_MAX).await
+    {
+        tracing::warn!("some traces were not sent: the collector took too long");
     }
 }
 

@@ -404,8 +404,9 @@ async fn within<R: Send + 'static>(
     run: impl Future<Output = Result<R, RunError>> + Send + 'static,
 ) -> Result<R, RunError> {
     let budget = limits.guest_cpu_time_max;
+    let _wall_time = record.meter().wall_time();
     let metered = async {
-        let meter = CpuMeter::new(record, budget);
+        let meter = CpuMeter::new(record.clone(), budget);
         match busy::run(&plugin.0.busy, meter, Box::pin(run)).await {
             Ok(result) => result,
             Err(busy::Spent) => Err(RunError::Cpu(budget.as_secs_f64())),
@@ -495,10 +496,26 @@ fn running(store: &Store<InstanceState>, error: &wasmtime::Error) -> RunError {
         store.data().imports.record().limit_fired(Limit::Handles);
         let max = limits.handles_max;
         return RunError::Limit(format!(
-            "holds more handles than handles-max, {max}; the operator can raise it"
+            "holds, or names in one call, more handles than handles-max, {max}; the operator can raise it"
+        ));
+    }
+    if let Some(asked) = random_bytes_asked(&what) {
+        store.data().imports.record().random_refused(asked);
+        let max = limits.random_bytes_max;
+        return RunError::Limit(format!(
+            "asked for {asked} random bytes in one call, more than random-bytes-max, {max}; the operator can \
+             raise it"
         ));
     }
     RunError::Trapped { reason: trap_text(error) }
+}
+
+/// How many random bytes a guest asked for when that was too many, which the engine
+/// says in words only: `requested len 70000 exceeds limit 65536`.
+fn random_bytes_asked(what: &str) -> Option<usize> {
+    let (asked, limit) = what.strip_prefix("requested len ")?.split_once(" exceeds limit ")?;
+    limit.parse::<u64>().ok()?;
+    asked.parse().ok()
 }
 
 /// Frames that every panic goes through, and that say nothing of where it came from.

@@ -24,6 +24,10 @@ pub struct CallbackClient {
 /// A delivery that the caller confirmed, with what it said.
 #[derive(Debug)]
 pub struct Acknowledged {
+    /// The answer's status.
+    pub status: u16,
+    /// Tries that it took.
+    pub attempts: u32,
     /// The answer's body.
     pub body: Bytes,
 }
@@ -36,6 +40,8 @@ pub struct Undelivered {
     pub attempts: u32,
     /// What the last of them met.
     pub reason: String,
+    /// The status of the last answer, if there was one to the last try.
+    pub status: Option<u16>,
 }
 
 impl CallbackClient {
@@ -66,35 +72,36 @@ impl CallbackClient {
             if let Some(key) = key.filter(|key| !key.expose().is_empty()) {
                 request = request.header(AUTHORIZATION, format!("Bearer {}", key.expose()));
             }
-            let (reason, asked) = match request.send().await {
+            let (reason, status, asked) = match request.send().await {
                 Ok(response) if response.status().is_success() => {
+                    let status = response.status().as_u16();
                     let small = response
                         .content_length()
                         .is_none_or(|length| length <= ACKNOWLEDGEMENT_BYTES_MAX as u64);
                     // Delivered is delivered; a report that cannot be read is no report.
                     let body = if small { response.bytes().await.unwrap_or_default() } else { Bytes::new() };
                     callback.ended(CallbackOutcome::Delivered);
-                    return Ok(Acknowledged { body });
+                    return Ok(Acknowledged { status, attempts, body });
                 }
                 Ok(response) => {
                     let status = response.status();
                     let reason = format!("it was answered {status}");
                     if !matches!(status.as_u16(), 429 | 500 | 502 | 503 | 504) {
                         callback.ended(CallbackOutcome::Refused);
-                        return Err(Undelivered { attempts, reason });
+                        return Err(Undelivered { attempts, reason, status: Some(status.as_u16()) });
                     }
-                    (reason, retry_after(response.headers()))
+                    (reason, Some(status.as_u16()), retry_after(response.headers()))
                 }
                 Err(error) if error.is_builder() => {
                     callback.ended(CallbackOutcome::Unavailable);
-                    return Err(Undelivered { attempts, reason: describe(error) });
+                    return Err(Undelivered { attempts, reason: describe(error), status: None });
                 }
-                Err(error) => (describe(error), None),
+                Err(error) => (describe(error), None, None),
             };
             let since_first = first_failure.get_or_insert_with(Instant::now).elapsed();
             let Some(delay) = self.policy.next_delay(attempts, since_first, asked) else {
                 callback.ended(CallbackOutcome::Unavailable);
-                return Err(Undelivered { attempts, reason });
+                return Err(Undelivered { attempts, reason, status });
             };
             callback.repeated();
             tracing::debug!(attempts, ?delay, reason, "posting the callback again");

@@ -10,11 +10,13 @@
 
 mod account;
 mod admission;
+mod limits;
 mod outcome;
 mod run;
 mod trajectory;
 
 pub use admission::{AdmitError, Handle, Host, HostError, HostSettings, Load, Phase};
+pub use limits::LimitUse;
 pub use outcome::{Failure, FailureKind, Finished, FinishedSample, Outcome, Stage};
 pub use run::Rollout;
 pub use trajectory::{Facts, TrajectoryExtra};
@@ -50,3 +52,7 @@ pub struct RolloutRequest {
     /// What the protocol adds to the trajectory.
     pub trajectory_extra: TrajectoryExtra,
 }
+
+/// The fuzz target of what is written down of a conversation.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use trajectory::fuzzing_trajectory;

@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::limits::LimitUse;
 use crate::error::Fault;
 use crate::id::RolloutId;
 use crate::imports::{SampleRecord, Spent};
@@ -200,6 +201,8 @@ pub struct Finished {
     pub returned_messages: bool,
     /// What it used.
     pub spent: Spent,
+    /// Every limit it ran under, with what it used of it and whether it fired.
+    pub limits: Vec<LimitUse>,
     /// From admission to here.
     pub duration: Duration,
     /// Of that, in the queue.

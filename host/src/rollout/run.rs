@@ -10,13 +10,14 @@ use tokio::time::Instant;
 
 use super::account::Account;
 use super::admission::{Handle, Host, Phase, Place};
+use super::limits::{self, HalfTimes};
 use super::outcome::{Failure, FailureKind, Finished, FinishedSample, Outcome, Stage};
 use super::{RolloutRequest, trajectory};
 use crate::error::Fault;
 use crate::id::SampleId;
 use crate::imports::{Imports, ModelAccess, Record, RunContext, SampleRecord};
 use crate::instance::{self, Bounds, GuestVerdict, RunError, SampleToGrade};
-use crate::telemetry::{Limit, Step};
+use crate::telemetry::{Limit, RolloutTrace, Step, TraceParent};
 use crate::wire;
 
 /// The id of a sample that a workflow did not name because it only returned messages.
@@ -31,6 +32,7 @@ pub struct Rollout {
     handle: Handle,
     admitted_at: Instant,
     queued: Duration,
+    workflow_time: Duration,
     failure: Option<Failure>,
     rewards: HashMap<SampleId, f64>,
     graded: bool,
@@ -108,7 +110,9 @@ impl Rollout {
             samples_max: request.samples_max.min(host.0.limits.samples_max),
             metrics: host.metrics().clone(),
         };
-        let record = Arc::<Record>::default();
+        let trace = host.metrics().trace(request.id.as_str());
+        trace.set("rollout.attempt", i64::from(request.attempt));
+        let record = Arc::new(Record::traced(trace));
         let admitted_at = Instant::now();
         Self {
             run: Arc::new(run),
@@ -116,6 +120,7 @@ impl Rollout {
             record,
             admitted_at,
             queued: Duration::ZERO,
+            workflow_time: Duration::ZERO,
             failure: None,
             rewards: HashMap::new(),
             graded: false,
@@ -134,6 +139,16 @@ impl Rollout {
         self.handle.clone()
     }
 
+    /// Its trace, below its caller's where the caller has one, for what its caller is
+    /// told. Before it runs.
+    pub fn traced_below(&self, parent: Option<TraceParent>) -> RolloutTrace {
+        let trace = self.record.trace();
+        if let Some(parent) = parent {
+            trace.child_of(parent);
+        }
+        trace.clone()
+    }
+
     /// What every log line about it is written in, by whoever drives it. An error's span,
     /// because it has to be there whichever lines are asked for.
     pub fn span(&self) -> tracing::Span {
@@ -149,6 +164,7 @@ impl Rollout {
             () = cancel.cancelled() => Err(None),
             result = self.wait_and_run() => result.map_err(Some),
         };
+        self.workflow_time = self.record.meter().wall();
         let stage = if self.slot.is_some() { Stage::Workflow } else { Stage::Queue };
         let result = result.map_err(|failure| failure.unwrap_or_else(|| Failure::cancelled(stage)));
         self.failure = result.clone().err();
@@ -158,8 +174,10 @@ impl Rollout {
     async fn wait_and_run(&mut self) -> Result<(), Failure> {
         let limits = self.host.0.limits.clone();
         let waiting = Deadline::new(self.request.workflow_secs, self.admitted_at, Duration::MAX / 4);
+        let queue_span = self.record.trace().first_phase("queue");
         let slot = tokio::time::timeout_at(waiting.at, self.host.0.slots.clone().acquire_owned()).await;
         self.queued = self.admitted_at.elapsed();
+        drop(queue_span);
         match slot {
             Ok(Ok(slot)) => self.slot = Some(slot),
             Ok(Err(_closed)) => return Err(Failure::host(Stage::Queue, "the host is shutting down")),
@@ -183,11 +201,13 @@ impl Rollout {
         let prompt: Vec<String> =
             self.request.prompt.iter().map(|message| message.get().to_owned()).collect();
         let _timing = self.host.metrics().time(Step::Workflow);
-        match instance::run_workflow(settings.workflow.linked(), imports, bounds, prompt).await {
+        let mut span = self.record.trace().phase("workflow");
+        let result = match instance::run_workflow(settings.workflow.linked(), imports, bounds, prompt).await {
             Ok(returned) => self.settle(returned),
             Err(RunError::Deadline) => Err(self.over_time(&deadline, Stage::Workflow, self.queued)),
             Err(error) => Err(self.blame(&error)),
-        }
+        };
+        result.inspect_err(|failure| span.failed(failure.kind.as_str(), &failure.reason))
     }
 
     /// A wall time that passed is a limit that fired.
@@ -269,11 +289,14 @@ impl Rollout {
         }
         self.phase.send_replace(Phase::Grading);
         let cancel = self.handle.cancel.clone();
+        let mut span = self.record.trace().phase("grader");
         let result = tokio::select! {
             biased;
             () = cancel.cancelled() => Err(Failure::cancelled(Stage::Grader)),
             result = self.run_grader() => result,
         };
+        let result = result.inspect_err(|failure| span.failed(failure.kind.as_str(), &failure.reason));
+        drop(span);
         self.graded = true;
         self.failure = result.clone().err();
         result
@@ -371,12 +394,18 @@ impl Rollout {
             .collect();
         let outcome = self.outcome(&samples);
         let spent = self.record.spent();
+        let times = HalfTimes {
+            workflow: self.workflow_time,
+            grader: spent.guest_wall.saturating_sub(self.workflow_time),
+        };
+        let (fired, _) = self.record.limits_fired();
         let mut finished = Finished {
             id: self.request.id.clone(),
             outcome,
             samples,
             returned_messages: self.returned_messages,
             spent,
+            limits: limits::table(&self.host.0.limits, self.run.samples_max, &spent, times, &fired),
             duration: self.admitted_at.elapsed(),
             queued: self.queued,
             trajectory: None,
@@ -386,6 +415,7 @@ impl Rollout {
         drop(self.slot.take());
         if let Some(root) = self.host.0.settings.artifact_root.clone() {
             let _timing = self.host.metrics().time(Step::TrajectoryWrite);
+            let _span = self.record.trace().span("trajectory_write");
             let recorded = self.record.take();
             let plugins = trajectory::Plugins {
                 workflow: self.host.0.settings.workflow.about().digest.clone(),

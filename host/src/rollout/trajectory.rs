@@ -110,9 +110,12 @@ fn build(
             "guest_cpu_ms": millis(finished.spent.guest_cpu),
             "memory_bytes_peak": finished.spent.memory_bytes_peak,
             "host_calls": finished.spent.host_calls,
+            "waited_ms": millis(finished.spent.waited()),
+            "model_ms": millis(finished.spent.model_time),
             "duration_ms": millis(finished.duration),
             "queued_ms": millis(finished.queued),
         },
+        "limits": limits(finished),
         "observed": steps::observed(exchanges),
     });
     if let Some(digest) = &plugins.grader {
@@ -138,6 +141,11 @@ fn build(
         final_metrics,
         extra,
     }
+}
+
+/// Every limit under its name.
+fn limits(finished: &Finished) -> Map<String, Value> {
+    finished.limits.iter().map(|limit| (limit.name.to_owned(), json!(limit))).collect()
 }
 
 /// The model as its server calls it, or as it was asked for.
@@ -168,4 +176,46 @@ fn outcome(outcome: &Outcome) -> Value {
 
 fn millis(duration: std::time::Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
+}
+
+/// Any messages that may be pushed, with any reply of a model, make a trajectory that can
+/// be read: a message or the reply's body on each line.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzzing_trajectory(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let (replies, messages): (Vec<&str>, Vec<&str>) =
+        text.split('\n').partition(|line| line.contains("\"choices\""));
+    let messages: Vec<Box<RawValue>> = messages
+        .into_iter()
+        .filter_map(|line| crate::wire::object(line).ok().map(ToOwned::to_owned))
+        .collect();
+    let sample = crate::id::SampleId::parse("main").expect("it is one");
+    let exchanges: Vec<Exchange> = replies
+        .into_iter()
+        .map(|body| Exchange {
+            sample: sample.clone(),
+            request: body.to_owned().into(),
+            started_at: std::time::UNIX_EPOCH,
+            duration: std::time::Duration::ZERO,
+            outcome: ExchangeOutcome::Replied {
+                body: body.to_owned().into(),
+                finish_reason: None,
+                usage: None,
+                attempts: 1,
+            },
+        })
+        .collect();
+    let exchanges: Vec<&Exchange> = exchanges.iter().collect();
+    let steps::Account { steps, final_metrics, unmatched } = steps::account(&messages, &exchanges);
+    assert!(!steps.is_empty() && steps.iter().enumerate().all(|(at, step)| step.step_id == at + 1));
+    assert_eq!(final_metrics.total_steps, steps.len());
+    let written = json!({
+        "steps": steps,
+        "metrics": final_metrics,
+        "unmatched": unmatched,
+        "observed": steps::observed(&exchanges),
+        "last": steps::last_conversation(&exchanges),
+    });
+    let text = serde_json::to_string(&written).expect("a trajectory can be written");
+    serde_json::from_str::<&RawValue>(&text).expect("and read");
 }

@@ -9,6 +9,8 @@ mod cancel;
 mod d;
 mod error;
 mod fields;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod random;
 mod request;
 mod sample;
@@ -32,7 +34,7 @@ use crate::config::OsmosisTimes;
 use crate::id::RolloutId;
 use crate::outbound::{CallbackClient, Secret};
 use crate::rollout::Host;
-use crate::telemetry::{Refusal, TEXT_FORMAT};
+use crate::telemetry::{Refusal, TEXT_FORMAT, TraceParent};
 use error::ApiError;
 use request::StartRollout;
 
@@ -117,6 +119,7 @@ async fn check_key(State(osmosis): State<Osmosis>, request: Request, next: Next)
         let expected = format!("Bearer {}", key.expose());
         let given = request.headers().get(header::AUTHORIZATION).map_or(&[][..], |value| value.as_bytes());
         if !bool::from(given.ct_eq(expected.as_bytes())) {
+            osmosis.0.host.metrics().unauthorized();
             return ApiError::Unauthorized.into_response();
         }
     }
@@ -129,13 +132,13 @@ async fn start_rollout(
     headers: HeaderMap,
     body: Bytes,
 ) -> Result<Response, ApiError> {
+    let parent = headers.get("traceparent").and_then(|value| TraceParent::parse(value.to_str().ok()?));
     let read = request::read(&headers, &body);
     match read.inspect_err(|_| osmosis.0.host.metrics().refused(Refusal::Invalid))? {
-        StartRollout::Polled(request) => d::start(&osmosis, request)
+        StartRollout::Polled(request) => d::start(&osmosis, request, parent)
             .map(|admission| (StatusCode::ACCEPTED, Json(admission)).into_response()),
-        StartRollout::CalledBack(request) => {
-            c::start(&osmosis, request).map(|()| (StatusCode::ACCEPTED, Json(json!({}))).into_response())
-        }
+        StartRollout::CalledBack(request) => c::start(&osmosis, request, parent)
+            .map(|()| (StatusCode::ACCEPTED, Json(json!({}))).into_response()),
     }
 }
 

@@ -18,6 +18,7 @@ use super::{Osmosis, id_in_path};
 use crate::id::RolloutId;
 use crate::outbound::{Secret, Undelivered};
 use crate::rollout::{Failure, FailureKind, Finished, Outcome, Phase, Rollout};
+use crate::telemetry::{RolloutTrace, TraceParent};
 
 /// Posted when the workflow is done.
 #[derive(Serialize)]
@@ -58,7 +59,11 @@ impl<'a> Graded<'a> {
 }
 
 /// Takes a rollout on and leaves it to a task of its own.
-pub(super) fn start(osmosis: &Osmosis, request: CalledBack) -> Result<(), ApiError> {
+pub(super) fn start(
+    osmosis: &Osmosis,
+    request: CalledBack,
+    parent: Option<TraceParent>,
+) -> Result<(), ApiError> {
     let CalledBack { asked: Asked { rollout, gradable, label }, completion_url, grader_url, controller_key } =
         request;
     let id = rollout.id.clone();
@@ -72,6 +77,7 @@ pub(super) fn start(osmosis: &Osmosis, request: CalledBack) -> Result<(), ApiErr
         key: controller_key,
         gradable,
         label,
+        trace: rollout.traced_below(parent),
     };
     let span = rollout.span();
     osmosis.0.tasks.spawn(task.run(rollout).instrument(span));
@@ -87,6 +93,7 @@ struct Task {
     key: Option<Secret>,
     gradable: bool,
     label: Option<String>,
+    trace: RolloutTrace,
 }
 
 /// What the steps before the terminal callback came to.
@@ -182,7 +189,17 @@ impl Task {
     async fn post(&self, url: &str, body: &impl Serialize) -> Result<(), Undelivered> {
         // Text, numbers that were checked, and JSON that was parsed before.
         let body = serde_json::to_vec(body).map(Bytes::from).unwrap_or_default();
-        self.osmosis.0.callbacks.post(url, self.key.as_ref(), body).await.map(drop)
+        let mut span = self.trace.request("callback");
+        let posted = self.osmosis.0.callbacks.post(url, self.key.as_ref(), body).await;
+        let (status, attempts) = match &posted {
+            Ok(acknowledged) => (Some(acknowledged.status), acknowledged.attempts),
+            Err(undelivered) => (undelivered.status, undelivered.attempts),
+        };
+        span.set("http.request.resend_count", i64::from(attempts) - 1);
+        if let Some(status) = status {
+            span.set("http.response.status_code", i64::from(status));
+        }
+        posted.inspect_err(|undelivered| span.failed("undelivered", &undelivered.reason)).map(drop)
     }
 }
 
