@@ -9,6 +9,21 @@ use serde_json::value::RawValue;
 use crate::limits::{Limits, LoadLimits};
 use crate::outbound::RetryPolicy;
 
+/// How the generation of a request to `POST /rollout` is told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Dialect {
+    /// By the request; where it may be B or C, both are served.
+    #[default]
+    Auto,
+    /// All are of generation B: callbacks, a map of samples.
+    B,
+    /// All are of generation C: callbacks, one sample.
+    C,
+    /// All are of generation D: polling, one sample.
+    D,
+}
+
 /// What the operator wrote. Mirrors the file and decides nothing.
 #[derive(Clone, Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
@@ -33,7 +48,7 @@ pub struct RawConfig {
     pub model: RawRetry,
     /// How callbacks are repeated.
     pub callback: RawRetry,
-    /// Times of the Osmosis protocol.
+    /// Generation and times of the Osmosis protocol.
     pub osmosis: RawOsmosis,
     /// The plugin's own configuration, handed to it as it is.
     pub plugin: Option<toml::Table>,
@@ -126,6 +141,8 @@ pub struct RawRetry {
 #[derive(Clone, Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct RawOsmosis {
+    /// The generation that requests are of.
+    pub dialect: Option<Dialect>,
     /// Seconds that a request for a result waits for news.
     pub result_wait_secs: Option<f64>,
     /// Seconds without such a request after which a rollout is given up.
@@ -159,6 +176,8 @@ pub struct Config {
     pub model: RetryPolicy,
     /// How callbacks are repeated.
     pub callback: RetryPolicy,
+    /// How the generation of a request of the Osmosis protocol is told.
+    pub dialect: Dialect,
     /// Times of the Osmosis protocol.
     pub osmosis: OsmosisTimes,
     /// The plugin's own configuration, a JSON object.
@@ -211,6 +230,7 @@ impl RawConfig {
             problems
                 .push(format!("max-concurrent: {max_concurrent} is not between 1 and {MAX_CONCURRENT_MAX}"));
         }
+        let dialect = self.osmosis.dialect.unwrap_or_default();
         let osmosis = self.osmosis.resolve(&mut problems);
         let config = Config {
             listen,
@@ -224,6 +244,7 @@ impl RawConfig {
             limits: self.limits.resolve(&mut problems),
             model: self.model.resolve("model", RetryPolicy::model(), &mut problems),
             callback: self.callback.resolve("callback", RetryPolicy::callback(), &mut problems),
+            dialect,
             osmosis,
             plugin: self.plugin.and_then(|table| match serde_json::value::to_raw_value(&table) {
                 Ok(raw) => Some(raw),

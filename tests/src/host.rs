@@ -140,6 +140,16 @@ impl TestHost {
         self.process.terminate().await
     }
 
+    /// Asks it to end, waits until it has, and gives a JSON file that it kept of a rollout.
+    pub async fn stop_for_document(self, id: &str, file: &str) -> Value {
+        let path = self.kept().join(id).join(file);
+        let _dir = self.dir;
+        let ran = self.process.terminate().await;
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        let text = std::fs::read(&path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
+        serde_json::from_slice(&text).unwrap_or_else(|error| panic!("{path:?}: {error}"))
+    }
+
     /// Waits until it has ended by itself, or by an earlier signal.
     pub async fn ended(self) -> Ran {
         self.process.ended().await
@@ -147,8 +157,13 @@ impl TestHost {
 
     /// Posts a JSON body.
     pub async fn post(&self, path: &str, body: &Value) -> Reply {
+        self.post_text(path, &body.to_string()).await
+    }
+
+    /// Posts a body that is called JSON, whatever it is.
+    pub async fn post_text(&self, path: &str, body: &str) -> Reply {
         let request = self.request(Method::POST, path).header(CONTENT_TYPE, "application/json");
-        send(request.body(body.to_string())).await
+        send(request.body(body.to_owned())).await
     }
 
     /// Gets.
@@ -228,7 +243,12 @@ impl TestHost {
 
     /// The trajectory of a rollout that is over.
     pub async fn trajectory(&self, id: &str) -> Value {
-        let path = self.kept().join(id).join("trajectory.json");
+        self.document(id, "trajectory.json").await
+    }
+
+    /// A JSON file that is kept of a rollout that is over.
+    pub async fn document(&self, id: &str, file: &str) -> Value {
+        let path = self.kept().join(id).join(file);
         until(&format!("{path:?}"), async || serde_json::from_slice(&std::fs::read(&path).ok()?).ok()).await
     }
 

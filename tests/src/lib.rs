@@ -16,7 +16,7 @@ mod host;
 mod process;
 mod programs;
 
-pub use controller::{Answer, Controller, Received, RolloutRequest};
+pub use controller::{Answer, Controller, KEY_OF_B, Received, RolloutRequest};
 pub use exposition::Exposition;
 pub use host::{Admitted, Reply, Serve, TestHost};
 pub use process::{Process, Ran, Start, rollout_host};

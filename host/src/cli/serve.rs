@@ -12,13 +12,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::plugin_file::CacheOptions;
 use super::{Exit, setup};
-use crate::config::{Config, RawLimits};
+use crate::config::{Config, Dialect, RawLimits};
 use crate::dialect::osmosis::{Osmosis, Settings};
 use crate::outbound::CallbackClient;
 use crate::rollout::Host;
 
 /// Serves a plugin to trainers over HTTP: the Osmosis protocol, generations D (polling
-/// under a lease) and C (callbacks), told apart by the request.
+/// under a lease), C and B (callbacks), told apart by the request.
 ///
 /// Prints `listening on http://ADDR` when it is ready. SIGTERM or Ctrl-C drains: no
 /// new rollouts, running ones may end and be told; a second signal ends it at once.
@@ -50,6 +50,10 @@ pub(super) struct Serve {
     /// Environment variable with the key that every request must carry.
     #[arg(long, value_name = "VAR")]
     server_key_env: Option<String>,
+    /// Generation that requests are of. Left to the request, one that may be of B or of C
+    /// is called back in a form that both take. [default: auto]
+    #[arg(long, value_name = "GENERATION")]
+    dialect: Option<Dialect>,
     #[command(flatten)]
     limits: RawLimits,
     /// Port that an evaluator who started this process wants.
@@ -72,6 +76,7 @@ impl Serve {
         raw.queue_max = self.queue_max.or(raw.queue_max);
         raw.artifact_root = self.artifact_root.clone().or(raw.artifact_root);
         raw.server_key_env = self.server_key_env.clone().or(raw.server_key_env);
+        raw.osmosis.dialect = self.dialect.or(raw.osmosis.dialect);
         Ok(raw.resolve()?)
     }
 
@@ -105,6 +110,7 @@ impl Serve {
                 config.callback.clone(),
                 loaded.host.metrics().clone(),
             ),
+            dialect: config.dialect,
             times: config.osmosis,
             server_key,
             instance_id: self.instance_id.clone(),

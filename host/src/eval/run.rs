@@ -126,6 +126,7 @@ fn request(row: &Row, run: usize, endpoint: &Arc<ModelEndpoint>) -> RolloutReque
         metadata: row.metadata.clone(),
         model: endpoint.clone(),
         samples_max: u32::MAX,
+        samples_must_ask: false,
         workflow_secs: None,
         grader_secs: None,
         trajectory_extra: None,
@@ -165,8 +166,7 @@ fn line(row: usize, run: usize, finished: &Finished, root: &Path) -> ResultLine 
         host_calls: finished.spent.host_calls,
         duration_ms: millis(finished.duration),
         trajectory: finished
-            .trajectory
-            .as_ref()
+            .trajectory()
             .map(|path| path.strip_prefix(root).unwrap_or(path).to_string_lossy().into_owned()),
     }
 }

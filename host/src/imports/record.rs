@@ -1,6 +1,6 @@
 //! What is kept of a rollout while its guests run, and after they are gone.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -284,6 +284,11 @@ impl Record {
     /// The samples as they are now.
     pub fn samples(&self) -> Vec<SampleRecord> {
         self.lock().samples.clone()
+    }
+
+    /// The samples that the model was asked for.
+    pub fn asked(&self) -> HashSet<SampleId> {
+        self.lock().exchanges.iter().map(|exchange| exchange.sample.clone()).collect()
     }
 
     /// Changes the samples between workflow and grader, or after the grader.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE};
 
 use super::retry::{RetryPolicy, retry_after};
@@ -68,11 +68,7 @@ impl CallbackClient {
             }
             let (reason, asked) = match request.send().await {
                 Ok(response) if response.status().is_success() => {
-                    let small = response
-                        .content_length()
-                        .is_none_or(|length| length <= ACKNOWLEDGEMENT_BYTES_MAX as u64);
-                    // Delivered is delivered; a report that cannot be read is no report.
-                    let body = if small { response.bytes().await.unwrap_or_default() } else { Bytes::new() };
+                    let body = read(response).await;
                     callback.ended(CallbackOutcome::Delivered);
                     return Ok(Acknowledged { body });
                 }
@@ -99,6 +95,21 @@ impl CallbackClient {
             callback.repeated();
             tracing::debug!(attempts, ?delay, reason, "posting the callback again");
             tokio::time::sleep(delay).await;
+        }
+    }
+}
+
+/// Reads an acknowledgement. Delivered is delivered: one that is too long, or that breaks
+/// off, is as good as an empty one.
+async fn read(mut response: reqwest::Response) -> Bytes {
+    let mut body = BytesMut::new();
+    loop {
+        match response.chunk().await {
+            Ok(None) => return body.freeze(),
+            Ok(Some(chunk)) if body.len() + chunk.len() <= ACKNOWLEDGEMENT_BYTES_MAX => {
+                body.extend_from_slice(&chunk);
+            }
+            Ok(Some(_)) | Err(_) => return Bytes::new(),
         }
     }
 }

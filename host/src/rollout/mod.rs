@@ -17,7 +17,7 @@ mod trajectory;
 pub use admission::{AdmitError, Handle, Host, HostError, HostSettings, Load, Phase};
 pub use outcome::{Failure, FailureKind, Finished, FinishedSample, Outcome, Stage};
 pub use run::Rollout;
-pub use trajectory::{Facts, TrajectoryExtra};
+pub use trajectory::{Facts, TrajectoryExtra, TrajectoryFile};
 
 use std::sync::Arc;
 
@@ -42,6 +42,9 @@ pub struct RolloutRequest {
     pub model: Arc<ModelEndpoint>,
     /// Samples that the caller takes; the host's own limit holds besides.
     pub samples_max: u32,
+    /// Whether the caller takes only samples that asked the model. A rollout without one is
+    /// not graded then.
+    pub samples_must_ask: bool,
     /// Seconds from admission within which the workflow must be done, time in the
     /// queue among them. Zero or less is over at once.
     pub workflow_secs: Option<f64>,

@@ -294,6 +294,11 @@ impl Rollout {
             let reason = "No sample to grade. The workflow must return its messages or open a sample before it is graded.";
             return Err(fail(FailureKind::NoSample, reason.to_owned()));
         }
+        if self.request.samples_must_ask && self.record.asked().is_empty() {
+            let reason =
+                "No sample to grade. This caller takes only samples that asked the model, and none did.";
+            return Err(fail(FailureKind::NoSample, reason.to_owned()));
+        }
         let limits = self.host.0.limits.clone();
         let deadline = Deadline::new(self.request.grader_secs, Instant::now(), limits.grader_time_max);
         let imports =
@@ -363,11 +368,13 @@ impl Rollout {
     /// Ends it: writes the trajectory, frees the slot, and says what came of it. A
     /// rollout that nobody had graded ends unscored.
     pub async fn finish(mut self) -> Finished {
-        let recorded_samples = self.record.samples();
-        let samples: Vec<FinishedSample> = recorded_samples
-            .into_iter()
-            .map(|record| FinishedSample { reward: self.rewards.get(&record.id).copied(), record })
-            .collect();
+        let asked = self.record.asked();
+        let finished_sample = |record: SampleRecord| FinishedSample {
+            reward: self.rewards.get(&record.id).copied(),
+            asked: asked.contains(&record.id),
+            record,
+        };
+        let samples: Vec<FinishedSample> = self.record.samples().into_iter().map(finished_sample).collect();
         let outcome = self.outcome(&samples);
         let spent = self.record.spent();
         let mut finished = Finished {
@@ -378,7 +385,7 @@ impl Rollout {
             spent,
             duration: self.admitted_at.elapsed(),
             queued: self.queued,
-            trajectory: None,
+            trajectories: Vec::new(),
         };
         self.account.settle(&finished.outcome);
         // The guests are gone; others may run while this one is written down.
@@ -390,7 +397,7 @@ impl Rollout {
                 workflow: self.host.0.settings.workflow.about().digest.clone(),
                 grader: self.host.grader().map(|grader| grader.about().digest.clone()),
             };
-            finished.trajectory =
+            finished.trajectories =
                 trajectory::write(root, &self.request, &self.run, &finished, recorded, &plugins).await;
         }
         finished

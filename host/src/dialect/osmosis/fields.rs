@@ -68,6 +68,16 @@ impl<'a> Fields<'a> {
         self.fields.contains_key(name)
     }
 
+    /// Whether a field is there and not null.
+    pub fn is_given(&self, name: &str) -> bool {
+        self.optional(name).is_some()
+    }
+
+    /// A field's text, if it is a text; whether it should be is not asked here.
+    pub fn peek_text(&self, name: &str) -> Option<String> {
+        serde_json::from_str(self.optional(name)?.get()).ok()
+    }
+
     /// Notes that a field's value is wrong in a way that only its reader knows.
     pub fn wrong(&mut self, name: &str, why: &str) {
         let input = self.fields.get(name).map_or(Value::Null, |raw| value(raw));

@@ -1,15 +1,19 @@
-//! The Osmosis rollout protocol: generation D (polling under a lease) and generation C
-//! (callbacks, one sample), on the same routes.
+//! The Osmosis rollout protocol on the same routes: generation D (polling under a lease), C
+//! (callbacks, one sample) and B (callbacks, a map of samples).
 //!
-//! `POST /rollout` of D never has a `completion_callback_url` and that of C always
-//! does; that tells them apart. What they share is here, what differs in a folder each.
+//! [`generation`] tells their requests apart. What they share is here, what is one
+//! generation's alone in a folder each.
 
+mod b;
 mod c;
+mod callbacks;
 mod cancel;
 mod d;
 mod error;
 mod fields;
+mod generation;
 mod random;
+mod report;
 mod request;
 mod sample;
 
@@ -28,7 +32,7 @@ use subtle::ConstantTimeEq;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use crate::config::OsmosisTimes;
+use crate::config::{Dialect, OsmosisTimes};
 use crate::id::RolloutId;
 use crate::outbound::{CallbackClient, Secret};
 use crate::rollout::Host;
@@ -45,6 +49,8 @@ pub struct Settings {
     pub host: Host,
     /// Who posts to callers.
     pub callbacks: CallbackClient,
+    /// The generation that requests are of.
+    pub dialect: Dialect,
     /// Waits and leases of generation D.
     pub times: OsmosisTimes,
     /// The key that every request must carry, if there is one.
@@ -60,6 +66,7 @@ pub struct Osmosis(Arc<Inner>);
 struct Inner {
     host: Host,
     callbacks: CallbackClient,
+    dialect: Dialect,
     server_key: Option<Secret>,
     instance_id: Option<String>,
     process_id: String,
@@ -71,10 +78,11 @@ struct Inner {
 impl Osmosis {
     /// A server of this host.
     pub fn new(settings: Settings) -> Self {
-        let Settings { host, callbacks, times, server_key, instance_id } = settings;
+        let Settings { host, callbacks, dialect, times, server_key, instance_id } = settings;
         Self(Arc::new(Inner {
             host,
             callbacks,
+            dialect,
             server_key,
             instance_id,
             process_id: random::uuid4(),
@@ -129,12 +137,16 @@ async fn start_rollout(
     headers: HeaderMap,
     body: Bytes,
 ) -> Result<Response, ApiError> {
-    let read = request::read(&headers, &body);
+    let dialect = osmosis.0.dialect;
+    let read = request::read(&headers, &body, dialect);
     match read.inspect_err(|_| osmosis.0.host.metrics().refused(Refusal::Invalid))? {
         StartRollout::Polled(request) => d::start(&osmosis, request)
             .map(|admission| (StatusCode::ACCEPTED, Json(admission)).into_response()),
         StartRollout::CalledBack(request) => {
-            c::start(&osmosis, request).map(|()| (StatusCode::ACCEPTED, Json(json!({}))).into_response())
+            // B's own servers said 200, C's callers take nothing but 202, and B's that are
+            // known take any 2xx.
+            let accepted = if dialect == Dialect::B { StatusCode::OK } else { StatusCode::ACCEPTED };
+            callbacks::start(&osmosis, request).map(|()| (accepted, Json(json!({}))).into_response())
         }
     }
 }
