@@ -104,6 +104,11 @@ impl Controller {
         format!("http://{}/v1", self.address)
     }
 
+    /// The address below which everything is.
+    pub fn base_url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
     /// A request for a rollout whose prompt ends with this text, under an id of its own.
     pub fn rollout(&self, text: &str) -> RolloutRequest {
         static COUNT: AtomicU64 = AtomicU64::new(1);

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use rollout_tests::{Answer, Controller, KEY_OF_B, Received, RolloutRequest, Serve, TestHost};
+use rollout_tests::{Answer, Controller, KEY_OF_B, Received, RolloutRequest, Serve, TestHost, project_root};
 use serde_json::{Value, json};
 
 const BRANCH: &str = "please branch: Calculate 2 + 3.";
@@ -267,7 +267,7 @@ async fn trap_7_an_empty_metadata_object_is_graded_and_no_truth_at_all_is_a_fail
     let graded = |request: &RolloutRequest| {
         let id = request.rollout_id();
         let of_it = |callback: &&Received| callback.body["rollout_id"] == id;
-        let last = callbacks.iter().filter(of_it).next_back().expect("two callbacks a rollout");
+        let last = callbacks.iter().rfind(of_it).expect("two callbacks a rollout");
         last.body.clone()
     };
     for graded in [graded(&with_b), graded(&with_c), with_d] {
@@ -409,6 +409,30 @@ async fn trap_13_the_trajectories_are_there_when_the_grader_callback_is() {
             let document: Value = serde_json::from_slice(&text).unwrap();
             assert_eq!(document["session_id"], request.rollout_id(), "{document:#}");
         }
+    }
+}
+
+#[tokio::test]
+async fn trap_14_messages_of_any_shape_come_back_as_they_were() {
+    let controller = Controller::start().await;
+    let host = of_b("conform").start().await;
+    let prompt = json!([
+        {"role": "assistant", "content": [{"toolUse": {"toolUseId": "t", "name": "f", "input": {}}}], "tracking_id": 7},
+        {"role": "user", "content": [{"toolResult": {"toolUseId": "t", "content": [{"text": "42"}]}}]},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "provider_data": null},
+        {"type": "function_call_output", "call_id": "c", "output": "1.50"},
+        {"role": "user", "content": BRANCH},
+    ]);
+    let request = controller.rollout("").label("5").with("initial_messages", prompt.clone()).as_b();
+
+    let (_, graded) = both(host, &controller, &request).await;
+
+    for chat in controller.chats() {
+        assert_eq!(chat.body["messages"], prompt);
+    }
+    for name in ["first", "second"] {
+        let messages = graded["samples"][name]["messages"].as_array().unwrap();
+        assert_eq!(json!(messages[..5]), prompt);
     }
 }
 
@@ -617,4 +641,101 @@ async fn metadata_and_extra_fields_reach_the_grader_and_the_trajectories() {
         assert_eq!(extra["request_metadata"], json!({"ground_truth": "5"}));
         assert_eq!(extra["request_extra_fields"], json!({"row_index": 3}));
     }
+}
+
+#[tokio::test]
+async fn samples_whose_ids_make_the_same_file_name_have_a_trajectory_each() {
+    let controller = Controller::start().await;
+    let host = of_b("conform").start().await;
+    let request = controller.rollout("please name alike: 2 + 3").label("5").as_b();
+    host.ask(&request).await;
+    controller.callbacks_arrived(2).await;
+
+    let id = request.rollout_id();
+    assert_eq!(controller.outcome_of_b(id), Ok(rewards(&[("a/b", Some(1.0)), ("a_b", Some(1.0))])));
+    let mut samples: Vec<String> = trajectory_files(&host, id)
+        .into_iter()
+        .map(|file| std::fs::read(host.kept().join(id).join(file)).unwrap())
+        .map(|text| serde_json::from_slice::<Value>(&text).unwrap()["trajectory_id"].to_string())
+        .collect();
+    samples.sort();
+    assert_eq!(samples, [format!("\"{id}/a/b\""), format!("\"{id}/a_b\"")]);
+}
+
+#[tokio::test]
+async fn a_rollout_that_is_repeated_leaves_no_trajectory_of_the_one_before() {
+    let controller = Controller::start().await;
+    let host = of_b("conform").start().await;
+    let first = controller.rollout(BRANCH).label("5").as_b();
+    let again = controller.rollout("2 + 3").id(first.rollout_id()).label("5").as_b();
+    host.ask(&first).await;
+    controller.callbacks_arrived(2).await;
+    let files = trajectory_files(&host, first.rollout_id());
+    host.idle().await;
+    assert_eq!(host.ask(&again).await.status, 200);
+    controller.callbacks_arrived(4).await;
+
+    assert_eq!(files, ["trajectory-first.json", "trajectory-second.json"]);
+    assert_eq!(trajectory_files(&host, first.rollout_id()), ["trajectory.json"]);
+}
+
+fn trajectory_files(host: &TestHost, id: &str) -> Vec<String> {
+    let folder = std::fs::read_dir(host.kept().join(id)).unwrap();
+    let names = folder.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut files: Vec<_> = names.filter(|name| name.starts_with("trajectory")).collect();
+    files.sort();
+    files
+}
+
+/// The published controller of B, with the published server, was recorded; see
+/// `clients/README.md`. The host is asked the same, and what arrives has to be the same.
+#[tokio::test]
+async fn rows_of_the_published_controller_go_as_they_went_with_the_published_server() {
+    let recorded = project_root().join("tests/clients/recorded_b.json");
+    let recorded = std::fs::read_to_string(recorded).unwrap().replace("\"KEY\"", &format!("{KEY_OF_B:?}"));
+    let recorded = recorded.replace("Bearer KEY", &format!("Bearer {KEY_OF_B}"));
+    for dialect in ["auto", "b"] {
+        let controller = Controller::start().await;
+        let host = TestHost::of("conform").option("--dialect", dialect).start().await;
+        let rows: Vec<Value> =
+            serde_json::from_str(&recorded.replace("CONTROLLER", &controller.base_url())).unwrap();
+        for row in &rows {
+            let of_row = |path: fn(&str) -> bool| {
+                let arrived = row["arrived"].as_array().unwrap().iter();
+                arrived.filter(|each| path(each["path"].as_str().unwrap())).cloned().collect::<Vec<_>>()
+            };
+            let (chats, callbacks) =
+                (of_row(|path| path.contains("/chat/")), of_row(|path| path.contains("/v1/")));
+            controller.answer_chats(chats.iter().map(|chat| Answer::Status(200, chat["answer"].clone())));
+            let before = (controller.chats().len(), controller.callbacks().len());
+
+            let reply = host.post("/rollout", &row["request"]).await;
+
+            assert_eq!((reply.status / 100, reply.body), (2, json!({})), "{row:#}");
+            let called = controller.callbacks_arrived(before.1 + callbacks.len()).await;
+            for (got, expected) in controller.chats()[before.0..].iter().zip(&chats) {
+                check_arrived(got, expected);
+            }
+            assert_eq!(controller.chats().len(), before.0 + chats.len(), "{row:#}");
+            for (got, expected) in called[before.1..].iter().zip(&callbacks) {
+                check_arrived(got, expected);
+            }
+            let outcome = controller.outcome_of_b(row["request"]["rollout_id"].as_str().unwrap());
+            assert_eq!(outcome.is_ok(), row["outcome"]["status"] == "success", "{outcome:?}");
+        }
+        assert_eq!(host.stop().await.code, Some(0));
+        let calls: usize = rows.len() * 2;
+        assert_eq!(controller.callbacks().len(), calls, "two a row and no more");
+    }
+}
+
+fn check_arrived(got: &Received, expected: &Value) {
+    assert_eq!(got.path, expected["path"]);
+    for (name, value) in expected["headers"].as_object().unwrap() {
+        assert_eq!(got.header(name), value.as_str(), "{name}");
+    }
+    let mut body = got.body.clone();
+    // What a caller that may be of C gets besides.
+    body.as_object_mut().unwrap().remove("sample");
+    assert_eq!(body, expected["body"]);
 }

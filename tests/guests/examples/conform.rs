@@ -21,6 +21,7 @@ impl Workflow for Conform {
             "please stay silent" => Ok(with_reply(&ctx, Message::assistant("#### 5"))),
             text if text.starts_with("please branch") => branch(&ctx, &["first", "second"], &[]),
             text if text.starts_with("please half branch") => branch(&ctx, &["first"], &["silent"]),
+            text if text.starts_with("please name alike") => branch(&ctx, &["a/b", "a_b"], &[]),
             text if text.starts_with("please push") => branch(&ctx, &["only"], &[]),
             _ => ask_once(&ctx),
         }

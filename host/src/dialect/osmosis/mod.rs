@@ -1,7 +1,7 @@
 //! The Osmosis rollout protocol on the same routes: generation D (polling under a lease), C
 //! (callbacks, one sample) and B (callbacks, a map of samples).
 //!
-//! [`generation`] tells their requests apart. What they share is here, what is one
+//! `generation` tells their requests apart. What they share is here, what is one
 //! generation's alone in a folder each.
 
 mod b;

@@ -209,6 +209,9 @@ impl<'a> Trajectories<'a> {
     /// Merges a report, in place of any that was merged before. Where that fails the
     /// trajectories stay as they are, and the outcome is none the worse.
     pub async fn merge(&mut self, report: &Report) {
+        if self.files.is_empty() {
+            return;
+        }
         if let Err(error) = self.try_merge(report).await {
             tracing::error!(%error, "the caller's report was not merged into the trajectory");
         }
@@ -233,5 +236,121 @@ impl<'a> Trajectories<'a> {
             file.replace(document).await?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A document with these sources of steps.
+    fn document(sources: &[&str]) -> Trajectory {
+        let steps: Vec<Value> = sources
+            .iter()
+            .map(|source| json!({"step_id": 1, "source": source, "message": "", "metrics": {"prompt_tokens": 7}}))
+            .collect();
+        let document = json!({
+            "schema_version": "ATIF-v1.7", "session_id": "r", "trajectory_id": "r",
+            "agent": {"name": "a", "version": "1"}, "steps": steps,
+            "final_metrics": {"total_prompt_tokens": 7, "total_steps": sources.len()},
+        });
+        serde_json::from_value(document).expect("it is a document")
+    }
+
+    fn report(report: Value) -> Report {
+        Report::read(json!({ "trajectory": report }).to_string().as_bytes()).expect("it is a report")
+    }
+
+    /// The documents of these samples with a report.
+    fn with_report(samples: &[Option<&str>], sources: &[&str], of: Value) -> Vec<Value> {
+        let mut documents: Vec<Trajectory> = samples.iter().map(|_| document(sources)).collect();
+        report(of).apply(samples.iter().copied().zip(&mut documents));
+        documents.iter().map(|document| serde_json::to_value(document).expect("it can be written")).collect()
+    }
+
+    #[test]
+    fn what_is_no_report_is_left_out() {
+        fn check(body: &str, is_report: bool) {
+            assert_eq!(Report::read(body.as_bytes()).is_some(), is_report, "{body}");
+        }
+        check("", false);
+        check("{", false);
+        check("[]", false);
+        check("{}", false);
+        check(r#"{"trajectory":null}"#, false);
+        check(r#"{"trajectory":{"samples":[]}}"#, false);
+        check(r#"{"trajectory":{"samples":{"s":{"llm_call_metrics":[{"prompt_tokens":-1}]}}}}"#, false);
+        check(r#"{"trajectory":{}}"#, true);
+        check(r#"{"trajectory":{"samples":{"s":{"unknown":1}},"unknown":2}}"#, true);
+    }
+
+    #[test]
+    fn calls_go_to_the_agents_steps_only_where_there_are_as_many() {
+        let calls = |count: u64| {
+            let calls: Vec<_> = (0..count).map(|at| json!({"prompt_tokens": 10 + at})).collect();
+            json!({"samples": {"s": {"llm_call_metrics": calls}}})
+        };
+        let sources = ["user", "agent", "user", "agent"];
+        let [fits] = &with_report(&[None], &sources, calls(2))[..] else { panic!("one document") };
+        let tokens: Vec<_> = (0..4).map(|at| fits["steps"][at]["metrics"]["prompt_tokens"].clone()).collect();
+        assert_eq!(tokens, [7, 10, 7, 11]);
+        assert_eq!(fits["final_metrics"], json!({"total_prompt_tokens": 21, "total_steps": 4}));
+        assert_eq!(fits.get("extra"), None);
+
+        let [unfit] = &with_report(&[None], &sources, calls(3))[..] else { panic!("one document") };
+        assert_eq!(unfit["steps"][1]["metrics"]["prompt_tokens"], 7);
+        assert_eq!(
+            unfit["extra"]["osmosis"]["unmatched_llm_call_metrics"],
+            json!([{"prompt_tokens": 10}, {"prompt_tokens": 11}, {"prompt_tokens": 12}])
+        );
+        assert_eq!(unfit["final_metrics"]["total_prompt_tokens"], 33);
+    }
+
+    #[test]
+    fn what_the_caller_says_of_the_whole_goes_before_sums() {
+        let told = |final_metrics: Value| {
+            let of = json!({"samples": {"s": {"llm_call_metrics": [{"cost_usd": 0.5}], "final_metrics": final_metrics}}});
+            with_report(&[None], &["agent"], of)[0]["final_metrics"].clone()
+        };
+        assert_eq!(
+            told(json!({"total_cost_usd": 2.0, "total_steps": 99, "extra": {"a": 1}})),
+            json!({"total_cost_usd": 2.0, "total_steps": 1, "extra": {"a": 1}})
+        );
+        assert_eq!(told(json!({})), json!({"total_cost_usd": 0.5, "total_steps": 1}));
+        assert_eq!(told(json!({"total_cost_usd": "much"})), json!({"total_cost_usd": 0.5, "total_steps": 1}));
+    }
+
+    #[test]
+    fn a_call_of_which_nothing_is_said_keeps_what_was_observed() {
+        let of = json!({"samples": {"s": {"llm_call_metrics": [{}, {"model_name": "engine"}]}}});
+        let told = &with_report(&[None], &["agent", "agent"], of)[0];
+        for at in 0..2 {
+            assert_eq!(told["steps"][at]["metrics"], json!({"prompt_tokens": 7}));
+        }
+        assert_eq!(told["steps"][1]["model_name"], "engine");
+    }
+
+    #[test]
+    fn a_sample_gets_the_report_under_its_id_or_the_only_one_there_is() {
+        let named = |ids: &[&str]| {
+            let of = |id: &&str| ((*id).to_owned(), json!({"model_name": format!("of-{id}")}));
+            json!({"samples": ids.iter().map(of).collect::<Map<String, Value>>()})
+        };
+        fn models(documents: &[Value]) -> Vec<Value> {
+            documents.iter().map(|document| document["agent"]["model_name"].clone()).collect()
+        }
+        let check = |samples: &[Option<&str>], ids: &[&str], expected: Value| {
+            let documents = with_report(samples, &["agent"], named(ids));
+            assert_eq!(json!(models(&documents)), expected, "{samples:?} {ids:?}");
+            documents[0]["extra"]["osmosis"]["unmatched_sample_reports"].clone()
+        };
+        assert_eq!(check(&[Some("a")], &["a"], json!(["of-a"])), Value::Null);
+        assert_eq!(check(&[Some("a")], &["x"], json!(["of-x"])), Value::Null);
+        assert_eq!(check(&[None], &["x"], json!(["of-x"])), Value::Null);
+        assert_eq!(check(&[Some("a"), Some("b")], &["b", "x"], json!([null, "of-b"])), Value::Null);
+        let kept = check(&[Some("a")], &["x", "y"], json!([null]));
+        assert_eq!(kept.as_object().map(Map::len), Some(2), "{kept}");
+        let kept = check(&[Some("a")], &["a", "y"], json!(["of-a"]));
+        assert_eq!(kept["y"]["model_name"], "of-y");
     }
 }

@@ -46,12 +46,14 @@ pub(in crate::rollout) async fn write(
 }
 
 fn write_all(folder: &Path, files: Vec<(String, Vec<u8>)>, recorded: Recorded) -> io::Result<()> {
-    std::fs::create_dir_all(folder)?;
     let artifacts = folder.join("artifacts");
-    // A rollout of the same id may have run before; its files are not this one's.
-    match std::fs::remove_dir_all(&artifacts) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
+    if !is_new(folder)? {
+        // A rollout of the same id ran before; its files are not this one's.
+        match std::fs::remove_dir_all(&artifacts) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        remove_trajectories_but(folder, &files)?;
     }
     for file in &recorded.artifacts {
         let path = artifacts.join(&file.name);
@@ -63,7 +65,6 @@ fn write_all(folder: &Path, files: Vec<(String, Vec<u8>)>, recorded: Recorded) -
     if !recorded.log.is_empty() || recorded.log_dropped > 0 {
         replace(&folder.join("log.jsonl"), &log_lines(&recorded.log, recorded.log_dropped)?)?;
     }
-    remove_trajectories_but(folder, &files)?;
     // Last, because an evaluator takes its presence as the sign that all is there.
     for (name, text) in files {
         replace(&folder.join(name), &text)?;
@@ -71,7 +72,19 @@ fn write_all(folder: &Path, files: Vec<(String, Vec<u8>)>, recorded: Recorded) -
     Ok(())
 }
 
-/// Removes the trajectories of a rollout of the same id that ran before and had other samples.
+/// Makes the folder of a rollout, if it is not there.
+fn is_new(folder: &Path) -> io::Result<bool> {
+    match std::fs::create_dir(folder) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            std::fs::create_dir_all(folder).map(|()| true)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Removes the trajectories of samples that this rollout does not have.
 fn remove_trajectories_but(folder: &Path, files: &[(String, Vec<u8>)]) -> io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
