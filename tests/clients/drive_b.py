@@ -146,7 +146,9 @@ class Controller:
         if self._model_url is None:
             return await self._model(request)
         reply = await self._http.post(
-            self._model_url + "/chat/completions", content=request.body, headers={"content-type": "application/json"}
+            self._model_url + "/chat/completions",
+            content=request.body,
+            headers={"content-type": "application/json"},
         )
         return reply.status_code, reply.json()
 
@@ -374,14 +376,23 @@ async def workflow_times_out(drive: Drive) -> dict[str, Any]:
 async def workflow_registers_nothing(drive: Drive) -> dict[str, Any]:
     row = await drive.run(asking(cases.PLEASE_RETURN_NOTHING), "nothing", label="5")
     expect_callback(row.completion(), "success")
-    message = cases.one_of("No samples after grading") if drive.args.original else cases.starting(cases.NO_SAMPLE_STARTS)
+    message = (
+        cases.one_of("No samples after grading")
+        if drive.args.original
+        else cases.starting(cases.NO_SAMPLE_STARTS)
+    )
     expect_callback(row.graded(), "failure", message, "validation_error")
     expect("samples", row.graded().samples, {})
     return told(row)
 
 
 async def expect_grader_failure(
-    drive: Drive, label: str, message: Any, category: str, rewards: dict[str, float | None], **changes: Any
+    drive: Drive,
+    label: str,
+    message: Any,
+    category: str,
+    rewards: dict[str, float | None],
+    **changes: Any,
 ) -> dict[str, Any]:
     """The samples come all the same, with whatever rewards they had been given."""
     row = await drive.run(branching(), "failing-grader", label=label, **changes)
@@ -399,7 +410,9 @@ NONE_REWARDED = {cases.FIRST: None, cases.SECOND: None}
 @SCENARIOS.add
 async def grader_fails(drive: Drive) -> dict[str, Any]:
     message = cases.holding(cases.GRADER_FAILED)
-    return await expect_grader_failure(drive, cases.FAIL_GRADING, message, "agent_error", NONE_REWARDED)
+    return await expect_grader_failure(
+        drive, cases.FAIL_GRADING, message, "agent_error", NONE_REWARDED
+    )
 
 
 @SCENARIOS.add
@@ -483,7 +496,9 @@ async def samples_are_refused(drive: Drive) -> dict[str, Any]:
 @SCENARIOS.add
 async def without_a_grader_url(drive: Drive) -> dict[str, Any]:
     """One callback; the next row's two show that no other was to come before them."""
-    row = await drive.post(drive.request(branching(), "ungraded", label="5", grader_callback_url=None))
+    row = await drive.post(
+        drive.request(branching(), "ungraded", label="5", grader_callback_url=None)
+    )
     await drive.controller.wait(row, COMPLETED)
     await several_samples(drive)
     expect("callbacks", row.kinds(), [COMPLETED])
@@ -523,7 +538,9 @@ async def trajectories(drive: Drive) -> dict[str, Any]:
     documents = {}
     for name in (cases.FIRST, cases.SECOND):
         file = f"trajectory-{name}.json"
-        documents[name] = await eventually(lambda file=file: drive.trajectory(request["rollout_id"], file))
+        documents[name] = await eventually(
+            lambda file=file: drive.trajectory(request["rollout_id"], file)
+        )
     for name, document in documents.items():
         expect("trajectory_id", document.trajectory_id, f"{request['rollout_id']}/{name}")
         extra = (document.extra or {})["osmosis"]
@@ -534,7 +551,11 @@ async def trajectories(drive: Drive) -> dict[str, Any]:
         expect("model", document.agent.model_name, "policy")
         expect("steps", [step.source for step in document.steps], ["system", "user", "agent"])
     metrics = documents[cases.SECOND].steps[2].metrics
-    expect("metrics", metrics and metrics.model_dump(exclude_none=True), {k: v for k, v in call.items() if k != "model_name"})
+    expect(
+        "metrics",
+        metrics and metrics.model_dump(exclude_none=True),
+        {k: v for k, v in call.items() if k != "model_name"},
+    )
     expect("model of the step", documents[cases.SECOND].steps[2].model_name, "engine")
     sums = documents[cases.SECOND].final_metrics
     expect("sum of the prompt tokens", sums and sums.total_prompt_tokens, 21)
