@@ -141,12 +141,15 @@ async fn the_published_server_of_generation_b_passes_what_the_host_is_asked() {
 #[tokio::test]
 async fn the_published_local_evaluation_starts_the_host_and_is_served() {
     let _alone = alone().await;
-    let python = python("0.3.7").await;
-    let mut evaluation = Command::new(python);
-    evaluation.arg(clients("local_eval_d.py")).arg("--").arg(host_program());
-    evaluation.arg("serve").arg(guest("conform")).args(["--listen", "127.0.0.1:{port}"]);
+    // In generation D, and in C.
+    for version in ["0.3.7", "0.3.2"] {
+        let python = python(version).await;
+        let mut evaluation = Command::new(python);
+        evaluation.arg(clients("local_eval.py")).arg("--").arg(host_program());
+        evaluation.arg("serve").arg(guest("conform")).args(["--listen", "127.0.0.1:{port}"]);
 
-    let ran = evaluation.start().ended_within(DRIVER).await;
+        let ran = evaluation.start().ended_within(DRIVER).await;
 
-    check_scenarios(&ran, 1);
+        check_scenarios(&ran, 1);
+    }
 }
