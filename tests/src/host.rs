@@ -7,7 +7,10 @@ use reqwest::{Method, RequestBuilder};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{Exposition, Process, Ran, RolloutRequest, Start, guest, in_time, rollout_host, until};
+use crate::{
+    Controller, Exposition, Process, Ran, Received, RolloutRequest, Start, guest, in_time, rollout_host,
+    until,
+};
 
 /// The header that carries a lease.
 const LEASE: &str = "x-osmosis-rollout-lease";
@@ -138,6 +141,17 @@ impl TestHost {
     /// Asks it to end, and waits until it has.
     pub async fn stop(self) -> Ran {
         self.process.terminate().await
+    }
+
+    /// Runs a rollout of a caller that is called back and stops, so that every callback that
+    /// is to come has come: those that the controller had then.
+    pub async fn all_callbacks(self, controller: &Controller, request: &RolloutRequest) -> Vec<Received> {
+        let reply = self.ask(request).await;
+        assert!([200, 202].contains(&reply.status), "{reply:?}");
+        assert_eq!(reply.body, json!({}));
+        let ran = self.stop().await;
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        controller.callbacks()
     }
 
     /// Asks it to end, waits until it has, and gives a JSON file that it kept of a rollout.
