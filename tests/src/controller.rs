@@ -84,6 +84,7 @@ impl Controller {
             .route("/v1/chat/completions", post(chat))
             .route("/callbacks/{id}/completion", post(callback))
             .route("/callbacks/{id}/grader", post(callback))
+            .route("/v1/rollout/completed", post(callback))
             .with_state(shared.clone());
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has a free port");
         let address = listener.local_addr().expect("it is bound");
@@ -91,6 +92,11 @@ impl Controller {
             axum::serve(listener, routes).await.expect("a listener goes on");
         });
         Self { address, shared, server }
+    }
+
+    /// The address below which everything is.
+    pub fn base_url(&self) -> String {
+        format!("http://{}", self.address)
     }
 
     /// The base URL of the model, shared by all rollouts.

@@ -50,6 +50,8 @@ pub struct HostSettings {
     pub chat: ChatClient,
     /// Where trajectories and artifacts go; none keeps none.
     pub artifact_root: Option<PathBuf>,
+    /// Where guests' events go, a file a rollout; none writes none.
+    pub event_log: Option<PathBuf>,
     /// What the host counts; its clients count in the same.
     pub metrics: Arc<Metrics>,
 }

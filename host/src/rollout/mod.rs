@@ -11,6 +11,7 @@
 
 mod account;
 mod admission;
+mod events;
 mod outcome;
 mod run;
 mod trajectory;

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::account::Account;
 use super::admission::{Handle, Host, Phase, Place};
 use super::outcome::{Failure, FailureKind, Finished, FinishedSample, Outcome, Stage};
-use super::{RolloutRequest, trajectory};
+use super::{RolloutRequest, events, trajectory};
 use crate::error::Fault;
 use crate::id::SampleId;
 use crate::imports::{Imports, ModelAccess, Record, RunContext, SampleRecord};
@@ -363,6 +363,10 @@ impl Rollout {
         self.account.settle(&finished.outcome);
         // The guests are gone; others may run while this one is written down.
         drop(self.slot.take());
+        if let Some(folder) = self.host.0.settings.event_log.clone() {
+            let shown_id = self.run.caller_id.as_deref().unwrap_or(finished.id.as_str()).to_owned();
+            events::write(folder, finished.id.clone(), shown_id, self.record.events()).await;
+        }
         if let Some(root) = self.host.0.settings.artifact_root.clone() {
             let _timing = self.host.metrics().time(Step::TrajectoryWrite);
             let recorded = self.record.take();

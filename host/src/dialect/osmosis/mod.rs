@@ -1,9 +1,11 @@
 //! The Osmosis rollout protocol: generation D (polling under a lease) and generation C
-//! (callbacks, one sample), on the same routes.
+//! (callbacks, one sample), on the same routes, and generation A (tools at the start, one
+//! post at the end) beside them on its own.
 //!
 //! `POST /rollout` of D never has a `completion_callback_url` and that of C always
 //! does; that tells them apart. What they share is here, what differs in a folder each.
 
+pub mod a;
 mod c;
 mod cancel;
 mod d;
@@ -45,6 +47,8 @@ pub struct Settings {
     pub host: Host,
     /// Who posts to callers.
     pub callbacks: CallbackClient,
+    /// What generation A needs besides.
+    pub init: a::Settings,
     /// Waits and leases of generation D.
     pub times: OsmosisTimes,
     /// The key that every request must carry, if there is one.
@@ -60,6 +64,7 @@ pub struct Osmosis(Arc<Inner>);
 struct Inner {
     host: Host,
     callbacks: CallbackClient,
+    init: a::Server,
     server_key: Option<Secret>,
     instance_id: Option<String>,
     process_id: String,
@@ -71,10 +76,11 @@ struct Inner {
 impl Osmosis {
     /// A server of this host.
     pub fn new(settings: Settings) -> Self {
-        let Settings { host, callbacks, times, server_key, instance_id } = settings;
+        let Settings { host, callbacks, init, times, server_key, instance_id } = settings;
         Self(Arc::new(Inner {
             host,
             callbacks,
+            init: a::Server::new(init),
             server_key,
             instance_id,
             process_id: random::uuid4(),
@@ -94,8 +100,9 @@ impl Osmosis {
             .route("/metrics", get(metrics))
             .fallback(async || ApiError::NoRoute)
             .method_not_allowed_fallback(async || ApiError::NoMethod)
-            .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
             .layer(middleware::from_fn_with_state(self.clone(), check_key))
+            .merge(a::router())
+            .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
             .with_state(self.clone())
     }
 
@@ -143,13 +150,20 @@ async fn start_rollout(
 async fn health(State(osmosis): State<Osmosis>) -> Json<Value> {
     let inner = &osmosis.0;
     let load = inner.host.load();
-    Json(json!({
+    let mut health = inner.init.health();
+    // The other generations' callers read these; what generation A has besides stays.
+    let Some(fields) = health.as_object_mut() else { return Json(health) };
+    let others = json!({
         "status": "ok",
         "concurrency": {"max_concurrent": load.max_concurrent, "queued": load.queued, "running": load.running},
         "instance_id": inner.instance_id.as_ref().unwrap_or(&inner.process_id),
         "process_id": inner.process_id,
         "lifecycle": {"accepting_rollouts": load.accepting, "active_rollouts": load.queued + load.running},
-    }))
+    });
+    if let Value::Object(others) = others {
+        fields.extend(others);
+    }
+    Json(health)
 }
 
 /// What the host has counted, for Prometheus.
