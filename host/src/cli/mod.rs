@@ -4,6 +4,7 @@ mod bench;
 mod build;
 mod compile_component;
 mod eval;
+mod hooks;
 mod inspect;
 mod mock_model;
 mod plugin_file;

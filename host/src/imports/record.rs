@@ -126,6 +126,10 @@ pub struct Recorded {
 pub struct Spent {
     /// Calls of the model, not counting retries.
     pub chat_calls: u64,
+    /// Those of them that had a reply.
+    pub chat_replies: u64,
+    /// How long those with a reply took, retries included.
+    pub chat_time: Duration,
     /// Tokens of the requests, as far as the server said.
     pub prompt_tokens: u64,
     /// Tokens of the replies, as far as the server said.
@@ -251,12 +255,24 @@ impl Record {
             ..Spent::default()
         };
         for exchange in &kept.exchanges {
-            if let ExchangeOutcome::Replied { usage: Some(usage), .. } = &exchange.outcome {
+            let ExchangeOutcome::Replied { usage, .. } = &exchange.outcome else { continue };
+            spent.chat_replies += 1;
+            spent.chat_time = spent.chat_time.saturating_add(exchange.duration);
+            if let Some(usage) = usage {
                 spent.prompt_tokens += usage.prompt_tokens;
                 spent.completion_tokens += usage.completion_tokens;
             }
         }
         spent
+    }
+
+    /// The guests' events so far, by name, with their values.
+    pub fn events(&self) -> Vec<(String, Box<RawValue>)> {
+        let event = |entry: &LogEntry| match entry {
+            LogEntry::Event { event, data } => Some((event.clone(), data.clone())),
+            LogEntry::Line { .. } => None,
+        };
+        self.lock().log.iter().filter_map(event).collect()
     }
 
     /// Why the model's server failed the workflow in its last finished call, if it did.

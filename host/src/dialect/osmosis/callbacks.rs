@@ -176,7 +176,10 @@ impl Task {
         }
         let report = report(&posted);
         if ran.is_err() || self.grader_url.is_none() || !self.gradable {
-            return Some(Over { finished: rollout.finish().await, graded: false, report });
+            let finished = rollout.finish().await;
+            // An agent loop may have rated itself.
+            let graded = matches!(finished.outcome, Outcome::Scored { .. });
+            return Some(Over { finished, graded, report });
         }
         let graded = rollout.grade().await;
         let finished = rollout.finish().await;

@@ -1,9 +1,11 @@
-//! The Osmosis rollout protocol on the same routes: generation D (polling under a lease), C
-//! (callbacks, one sample) and B (callbacks, a map of samples).
+//! The Osmosis rollout protocol: generation D (polling under a lease), C (callbacks, one
+//! sample) and B (callbacks, a map of samples) on the same routes, and A (tools at the start,
+//! one post at the end) beside them on its own.
 //!
 //! `generation` tells their requests apart. What they share is here, what is one
 //! generation's alone in a folder each.
 
+pub mod a;
 mod b;
 mod c;
 mod callbacks;
@@ -51,6 +53,8 @@ pub struct Settings {
     pub callbacks: CallbackClient,
     /// The generation that requests are of.
     pub dialect: Dialect,
+    /// What generation A needs besides.
+    pub init: a::Settings,
     /// Waits and leases of generation D.
     pub times: OsmosisTimes,
     /// The key that every request must carry, if there is one.
@@ -67,6 +71,7 @@ struct Inner {
     host: Host,
     callbacks: CallbackClient,
     dialect: Dialect,
+    init: a::Server,
     server_key: Option<Secret>,
     instance_id: Option<String>,
     process_id: String,
@@ -78,11 +83,12 @@ struct Inner {
 impl Osmosis {
     /// A server of this host.
     pub fn new(settings: Settings) -> Self {
-        let Settings { host, callbacks, dialect, times, server_key, instance_id } = settings;
+        let Settings { host, callbacks, dialect, init, times, server_key, instance_id } = settings;
         Self(Arc::new(Inner {
             host,
             callbacks,
             dialect,
+            init: a::Server::new(init),
             server_key,
             instance_id,
             process_id: random::uuid4(),
@@ -102,8 +108,9 @@ impl Osmosis {
             .route("/metrics", get(metrics))
             .fallback(async || ApiError::NoRoute)
             .method_not_allowed_fallback(async || ApiError::NoMethod)
-            .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
             .layer(middleware::from_fn_with_state(self.clone(), check_key))
+            .merge(a::router())
+            .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
             .with_state(self.clone())
     }
 
@@ -155,13 +162,20 @@ async fn start_rollout(
 async fn health(State(osmosis): State<Osmosis>) -> Json<Value> {
     let inner = &osmosis.0;
     let load = inner.host.load();
-    Json(json!({
+    let mut health = inner.init.health();
+    // The other generations' callers read these; what generation A has besides stays.
+    let Some(fields) = health.as_object_mut() else { return Json(health) };
+    let others = json!({
         "status": "ok",
         "concurrency": {"max_concurrent": load.max_concurrent, "queued": load.queued, "running": load.running},
         "instance_id": inner.instance_id.as_ref().unwrap_or(&inner.process_id),
         "process_id": inner.process_id,
         "lifecycle": {"accepting_rollouts": load.accepting, "active_rollouts": load.queued + load.running},
-    }))
+    });
+    if let Value::Object(others) = others {
+        fields.extend(others);
+    }
+    Json(health)
 }
 
 /// What the host has counted, for Prometheus.

@@ -14,7 +14,7 @@ use super::sample;
 use crate::config::Dialect;
 use crate::id::RolloutId;
 use crate::outbound::{ModelEndpoint, Secret};
-use crate::rollout::RolloutRequest;
+use crate::rollout::{LoopOptions, RolloutRequest};
 
 /// The name under which every model of this protocol goes.
 const MODEL: &str = "osmosis-rollout";
@@ -200,10 +200,12 @@ impl Common {
             label: self.label.clone(),
             rollout: RolloutRequest {
                 id: self.id?,
+                caller_id: None,
                 attempt: 1,
                 prompt: self.messages?,
                 label: self.label,
                 metadata: self.metadata,
+                loop_options: LoopOptions::default(),
                 model: Arc::new(endpoint),
                 samples_max: if samples == SamplesRule::One { 1 } else { u32::MAX },
                 samples_must_ask: samples == SamplesRule::ManyThatAsked,
