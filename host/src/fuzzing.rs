@@ -56,7 +56,7 @@ fn chat_request(bytes: &[u8]) {
     let mut lines = text.split('\n').map(str::to_owned);
     let params = lines.next().filter(|line| !line.is_empty());
     let (tools, messages): (Vec<String>, Vec<String>) = lines.partition(|line| line.starts_with("{\"type\""));
-    match openai::request_body("a-model", &messages, &tools, params.as_deref()) {
+    match openai::request_body("a-model", &messages, &tools, params.as_deref(), &openai::Params::new()) {
         Ok(body) => {
             let sent = std::str::from_utf8(&body).expect("a body is text");
             // As text, because a number may be one that no float holds, which is for the

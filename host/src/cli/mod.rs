@@ -5,6 +5,7 @@ mod build;
 mod compile_component;
 mod connections;
 mod eval;
+mod hooks;
 mod inspect;
 mod mock_model;
 mod plugin_file;

@@ -1,28 +1,29 @@
 //! `serve`: a plugin for trainers, over HTTP.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::plugin_file::CacheOptions;
-use super::{Exit, connections, setup};
-use crate::config::{Config, RawLimits};
-use crate::dialect::osmosis::{Osmosis, Settings};
-use crate::outbound::CallbackClient;
-use crate::rollout::Host;
+use super::{Exit, PluginFault, connections, hooks, setup};
+use crate::config::{Config, Dialect, OsmosisEnvironment, RawLimits};
+use crate::dialect::osmosis::{Osmosis, Settings, a};
+use crate::outbound::{CallbackClient, Secret, Taken};
+use crate::rollout::{AgentForm, Host};
 
 /// Serves a plugin to trainers over HTTP: the Osmosis protocol, generations D (polling
-/// under a lease) and C (callbacks), told apart by the request.
+/// under a lease), C and B (callbacks), told apart by the request, and A (tools at the start,
+/// one post at the end), which has a path of its own.
 ///
 /// Prints `listening on http://ADDR` when it is ready. SIGTERM or Ctrl-C drains: no
 /// new rollouts, running ones may end and be told; a second signal ends it at once.
 #[derive(Debug, Args)]
 pub(super) struct Serve {
-    /// The component with the workflow.
+    /// The component with the workflow or agent loop.
     plugin: PathBuf,
     /// A component with the grader, in place of the plugin's own.
     #[arg(long, value_name = "FILE")]
@@ -52,6 +53,23 @@ pub(super) struct Serve {
     /// Environment variable with the key that every request must carry.
     #[arg(long, value_name = "VAR")]
     server_key_env: Option<String>,
+    /// Generation that requests are of. Left to the request, one that may be of B or of C
+    /// is called back in a form that both take. [default: auto]
+    #[arg(long, value_name = "GENERATION")]
+    dialect: Option<Dialect>,
+    /// The key itself; whoever may list this machine's processes can read it here.
+    #[arg(long, value_name = "KEY", conflicts_with = "server_key_env")]
+    api_key: Option<String>,
+    /// Where guests' events go, one JSON object a line: a file a rollout, in a folder for
+    /// this start.
+    #[arg(long, value_name = "DIR")]
+    log: Option<PathBuf>,
+    /// A command that the shell runs before requests are accepted. If it fails, none are.
+    #[arg(long, value_name = "COMMAND")]
+    on_start: Option<String>,
+    /// A command that the shell runs after the last rollout is over.
+    #[arg(long, value_name = "COMMAND")]
+    on_stop: Option<String>,
     #[command(flatten)]
     limits: RawLimits,
     /// Port that an evaluator who started this process wants.
@@ -70,10 +88,19 @@ impl Serve {
             raw.listen = Some(listen);
         }
         raw.limits = self.limits.clone().or(raw.limits);
-        raw.max_concurrent = self.max_concurrent.or(raw.max_concurrent);
+        let environment = OsmosisEnvironment::read(|name| std::env::var(name).ok())?;
+        for name in &environment.without_effect {
+            tracing::warn!(name, "this variable is set and has no effect here");
+        }
+        raw.osmosis.init = environment.init.or(raw.osmosis.init);
+        raw.max_concurrent = self.max_concurrent.or(environment.max_concurrent).or(raw.max_concurrent);
+        raw.log = self.log.clone().or(raw.log);
+        raw.on_start = self.on_start.clone().or(raw.on_start);
+        raw.on_stop = self.on_stop.clone().or(raw.on_stop);
         raw.queue_max = self.queue_max.or(raw.queue_max);
         raw.artifact_root = self.artifact_root.clone().or(raw.artifact_root);
         raw.server_key_env = self.server_key_env.clone().or(raw.server_key_env);
+        raw.osmosis.dialect = self.dialect.or(raw.osmosis.dialect);
         Ok(raw.resolve()?)
     }
 
@@ -82,7 +109,11 @@ impl Serve {
         let artifact_root = config.artifact_root.clone().unwrap_or_else(|| PathBuf::from("rollouts"));
         std::fs::create_dir_all(&artifact_root)
             .with_context(|| format!("cannot make the artifact root {}", artifact_root.display()))?;
-        let server_key = setup::key_from_env("server-key-env", config.server_key_env.as_deref())?;
+        let server_key = match &self.api_key {
+            Some(key) if key.is_empty() => bail!("--api-key is empty; leave it out to ask for none"),
+            Some(key) => Some(Secret::new(key.as_str())),
+            None => setup::key_from_env("server-key-env", config.server_key_env.as_deref())?,
+        };
         if server_key.is_none() && !config.listen.ip().is_loopback() {
             tracing::warn!(listen = %config.listen, "whoever reaches this address can run rollouts; --server-key-env asks for a key");
         }
@@ -96,10 +127,23 @@ impl Serve {
             Some(artifact_root.clone()),
         )?;
         if loaded.grader_digest.is_none() {
-            tracing::warn!(
-                "the plugin has no grader and none is given by --grader: no rollout will have a reward"
-            );
+            match loaded.host.form() {
+                AgentForm::Workflow => tracing::warn!(
+                    "the plugin has no grader and none is given by --grader: no rollout will have a reward"
+                ),
+                AgentForm::AgentLoop => tracing::info!(
+                    "the plugin has no grader and none is given by --grader: rewards are the agent loop's own"
+                ),
+            }
         }
+        let name = runtime.block_on(loaded.host.agent_name());
+        let name =
+            name.map_err(|error| PluginFault(format!("the agent loop does not say its name: it {error}")))?;
+        let completed = CallbackClient::new(
+            loaded.http.clone(),
+            config.osmosis_init.completed.clone(),
+            loaded.host.metrics().clone(),
+        );
         let osmosis = Osmosis::new(Settings {
             host: loaded.host.clone(),
             callbacks: CallbackClient::new(
@@ -107,6 +151,12 @@ impl Serve {
                 config.callback.clone(),
                 loaded.host.metrics().clone(),
             ),
+            dialect: config.dialect,
+            init: a::Settings {
+                init: config.osmosis_init.clone(),
+                agent_name: name.unwrap_or_else(|| file_stem(&self.plugin)),
+                completions: completed.taken_by(Taken::OkOnly),
+            },
             times: config.osmosis,
             server_key,
             instance_id: self.instance_id.clone(),
@@ -140,13 +190,24 @@ fn limits(config: &Config) -> serde_json::Value {
     serde_json::Value::Object(all.map(|(name, max)| (name.to_owned(), serde_json::json!(max))).collect())
 }
 
+/// A component's name where it says none itself.
+fn file_stem(path: &Path) -> String {
+    path.file_stem().map_or_else(|| "workflow".to_owned(), |stem| stem.to_string_lossy().into_owned())
+}
+
 async fn serve(config: &Config, host: &Host, osmosis: &Osmosis) -> Result<Exit> {
+    let mut stop = setup::StopSignal::new()?;
+    if let Some(command) = &config.on_start {
+        tokio::select! {
+            ran = hooks::run("on-start", command) => ran?,
+            () = stop.next() => bail!("stopped while the command on-start ran"),
+        }
+    }
     let listener = connections::listen(config.listen)
         .with_context(|| format!("cannot listen on {}; --listen takes another address", config.listen))?;
     let address = listener.local_addr().context("cannot tell the address that is listened on")?;
     let drained = CancellationToken::new();
     let server = tokio::spawn(connections::serve(listener, osmosis.router(), drained.clone()));
-    let mut stop = setup::StopSignal::new()?;
     println!("listening on http://{address}");
 
     stop.next().await;
@@ -163,6 +224,12 @@ async fn serve(config: &Config, host: &Host, osmosis: &Osmosis) -> Result<Exit> 
     match tokio::time::timeout(config.drain, server).await {
         Ok(joined) => joined.context("the server panicked")?,
         Err(_) => tracing::debug!("connections still open"),
+    }
+    if let Some(command) = &config.on_stop {
+        tokio::select! {
+            ran = hooks::run("on-stop", command) => ran?,
+            () = stop.next() => bail!("stopped by a second signal while the command on-stop ran"),
+        }
     }
     Ok(exit)
 }

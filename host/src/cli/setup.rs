@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use tokio::runtime::Runtime;
@@ -89,6 +89,14 @@ pub(super) fn raw_config(path: Option<&Path>) -> Result<RawConfig> {
     RawConfig::parse(&text).with_context(|| format!("{}", path.display()))
 }
 
+/// The folder of this start in the directory for events.
+fn event_log(dir: &Path) -> Result<PathBuf> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let folder = dir.join(now.as_secs().to_string());
+    std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    Ok(folder)
+}
+
 /// The key in an environment variable that the operator named.
 pub(super) fn key_from_env(option: &str, variable: Option<&str>) -> Result<Option<Secret>> {
     let Some(variable) = variable else { return Ok(None) };
@@ -143,6 +151,7 @@ pub(super) fn host(
             metrics.clone(),
         ),
         artifact_root,
+        event_log: config.log.as_deref().map(event_log).transpose()?,
         metrics,
     };
     let memory_bytes = runtime.block_on(settings.try_start()).map_err(|(role, error)| {

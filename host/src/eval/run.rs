@@ -15,7 +15,7 @@ use super::stats::Tally;
 use crate::id::RolloutId;
 use crate::outbound::ModelEndpoint;
 use crate::rollout::{
-    self, AdmitError, FailureKind, Finished, FinishedSample, Host, LimitUse, RolloutRequest,
+    self, AdmitError, FailureKind, Finished, FinishedSample, Host, LimitUse, LoopOptions, RolloutRequest,
 };
 
 /// What is to be run.
@@ -122,12 +122,15 @@ fn rollout_id(row: usize, run: usize) -> RolloutId {
 fn request(row: &Row, run: usize, endpoint: &Arc<ModelEndpoint>) -> RolloutRequest {
     RolloutRequest {
         id: rollout_id(row.index, run),
+        caller_id: None,
         attempt: 1,
         prompt: row.prompt.clone(),
         label: row.label.clone(),
         metadata: row.metadata.clone(),
+        loop_options: LoopOptions::default(),
         model: endpoint.clone(),
         samples_max: u32::MAX,
+        samples_must_ask: false,
         workflow_secs: None,
         grader_secs: None,
         trajectory_extra: None,
@@ -170,8 +173,7 @@ fn line(row: usize, run: usize, finished: &Finished, root: &Path) -> ResultLine 
         limits_fired: finished.limits.iter().filter(|limit| limit.fired > 0).map(fired).collect(),
         duration_ms: millis(finished.duration),
         trajectory: finished
-            .trajectory
-            .as_ref()
+            .trajectory()
             .map(|path| path.strip_prefix(root).unwrap_or(path).to_string_lossy().into_owned()),
     }
 }

@@ -47,12 +47,12 @@ impl Imports {
                 return Ok(Err(Error::InvalidRequest(format!("messages[{at}] is {what}"))));
             }
         }
-        let body = openai::request_body(
-            model.endpoint.model(),
-            &request.messages,
-            &request.tools,
-            request.params.as_deref(),
-        );
+        let (name, params, defaults) =
+            (model.endpoint.model(), request.params.as_deref(), &self.run.chat_defaults);
+        let body = match model.endpoint.manner() {
+            None => openai::request_body(name, &request.messages, &request.tools, params, defaults),
+            Some(manner) => manner.body.build(name, &request.messages, &request.tools, params, defaults),
+        };
         let body = match body {
             Ok(body) => body,
             Err(invalid) => return Ok(Err(Error::InvalidRequest(invalid.to_string()))),

@@ -10,6 +10,7 @@ use crate::id::RolloutId;
 use crate::limits::Limits;
 use crate::telemetry::Metrics;
 use crate::wire;
+use crate::wire::openai::Params;
 
 /// What an error may say about a text of any size, in bytes.
 const ERROR_BYTES_MAX: usize = 4096;
@@ -40,10 +41,12 @@ pub(crate) fn imports(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let run = RunContext {
         rollout_id: RolloutId::parse("fuzzed").expect("it is one"),
+        caller_id: None,
         attempt: 1,
         config: None,
         metadata: None,
         samples_max: 4,
+        chat_defaults: Params::new(),
         metrics: metrics(),
     };
     let record = Arc::<Record>::default();

@@ -1,6 +1,6 @@
 //! What is kept of a rollout while its guests run, and after they are gone.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -126,6 +126,10 @@ pub struct Recorded {
 pub struct Spent {
     /// Calls of the model, not counting retries.
     pub chat_calls: u64,
+    /// Those of them that had a reply.
+    pub chat_replies: u64,
+    /// How long those with a reply took, retries included.
+    pub chat_time: Duration,
     /// Tokens of the requests, as far as the server said.
     pub prompt_tokens: u64,
     /// Tokens of the replies, as far as the server said.
@@ -338,13 +342,25 @@ impl Record {
         };
         for exchange in &kept.exchanges {
             spent.model_time = spent.model_time.saturating_add(exchange.duration);
-            if let ExchangeOutcome::Replied { usage: Some(usage), .. } = &exchange.outcome {
+            let ExchangeOutcome::Replied { usage, .. } = &exchange.outcome else { continue };
+            spent.chat_replies += 1;
+            spent.chat_time = spent.chat_time.saturating_add(exchange.duration);
+            if let Some(usage) = usage {
                 // The numbers are the model server's own words.
                 spent.prompt_tokens = spent.prompt_tokens.saturating_add(usage.prompt_tokens);
                 spent.completion_tokens = spent.completion_tokens.saturating_add(usage.completion_tokens);
             }
         }
         spent
+    }
+
+    /// The guests' events so far, by name, with their values.
+    pub fn events(&self) -> Vec<(String, Box<RawValue>)> {
+        let event = |entry: &LogEntry| match entry {
+            LogEntry::Event { event, data } => Some((event.clone(), data.clone())),
+            LogEntry::Line { .. } => None,
+        };
+        self.read().log.iter().filter_map(event).collect()
     }
 
     /// Why the model's server failed the workflow in its last finished call, if it did.
@@ -374,6 +390,11 @@ impl Record {
         self.read().samples.clone()
     }
 
+    /// The samples that the model was asked for.
+    pub fn asked(&self) -> HashSet<SampleId> {
+        self.read().exchanges.iter().map(|exchange| exchange.sample.clone()).collect()
+    }
+
     /// Changes the samples between workflow and grader, or after the grader.
     pub fn with_samples<R>(&self, change: impl FnOnce(&mut Vec<SampleRecord>) -> R) -> R {
         change(&mut self.read().samples)
@@ -381,7 +402,7 @@ impl Record {
 
     /// Notes how much a guest would have used when a limit stopped it, without counting.
     pub(crate) fn note_asked(&self, limit: Limit, asked: usize) {
-        self.lock().fired.note_asked(limit, asked);
+        self.read().fired.note_asked(limit, asked);
     }
 
     /// Counts a refusal of random numbers, at so many bytes.

@@ -10,9 +10,9 @@ mod chat;
 mod plain;
 mod retry;
 
-pub use callback::{Acknowledged, CallbackClient, Undelivered};
-pub use chat::{ChatClient, ChatFailure, ChatReply, ModelEndpoint, RoutingHeaders};
-pub use retry::RetryPolicy;
+pub use callback::{Acknowledged, CallbackClient, Taken, Undelivered};
+pub use chat::{ChatClient, ChatFailure, ChatReply, InvalidEndpoint, Manner, ModelEndpoint, RoutingHeaders};
+pub use retry::{Repeated, RetryPolicy};
 
 use std::fmt;
 use std::time::Duration;

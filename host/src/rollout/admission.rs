@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::RolloutRequest;
 use super::account::UNSCORED_LINES_PER_SECOND;
-use super::run::Rollout;
+use super::run::{AgentForm, Rollout};
 use crate::id::RolloutId;
 use crate::imports::{Imports, Record, Role, RunContext};
 use crate::instance::{self, Bounds, RunError};
@@ -20,6 +20,12 @@ use crate::limits::Limits;
 use crate::outbound::ChatClient;
 use crate::plugin::Plugin;
 use crate::telemetry::{Busy, LineBudget, Metrics, Refusal};
+use crate::wire::openai::Params;
+
+/// Instances that say what an agent loop offers, at once. They have no slot, because a
+/// caller waits for the answer while its rollout waits for one; the engine has room for
+/// a few beyond the slots.
+const DECLARATIONS_MAX: usize = 4;
 
 /// The host of one workflow and, perhaps, its grader. Cheap to clone.
 #[derive(Clone)]
@@ -43,6 +49,8 @@ pub struct HostSettings {
     pub chat: ChatClient,
     /// Where trajectories and artifacts go; none keeps none.
     pub artifact_root: Option<PathBuf>,
+    /// Where guests' events go, a file a rollout; none writes none.
+    pub event_log: Option<PathBuf>,
     /// What the host counts; its clients count in the same.
     pub metrics: Arc<Metrics>,
 }
@@ -57,26 +65,32 @@ impl HostSettings {
         let plugins = [(Role::Grader, self.grader.as_ref()), (Role::Workflow, Some(&self.workflow))];
         for (role, plugin) in plugins {
             let Some(plugin) = plugin else { continue };
-            let run = RunContext {
-                rollout_id: RolloutId::parse("try-start")
-                    .map_err(|error| (role, RunError::Host(error.to_string())))?,
-                attempt: 1,
-                config: None,
-                metadata: None,
-                samples_max: 0,
-                metrics: self.metrics.clone(),
-            };
-            let bounds = Bounds {
-                memory_bytes_max: limits.memory_bytes_max,
-                deadline: Some(Instant::now() + limits.workflow_time_max),
-            };
             let record = Arc::<Record>::default();
-            let imports = Imports::grader(Arc::new(run), limits.clone(), bounds.deadline, record.clone());
+            let declaration = self.declaration(&limits, record.clone());
+            let (imports, bounds) = declaration.map_err(|error| (role, error))?;
             let started = instance::try_start(plugin.linked(), imports, bounds).await;
             started.map_err(|error| (role, error))?;
             memory_bytes = memory_bytes.max(record.spent().memory_bytes_peak);
         }
         Ok(memory_bytes)
+    }
+
+    /// What an instance needs that says what a plugin is, and belongs to no rollout.
+    fn declaration(&self, limits: &Arc<Limits>, record: Arc<Record>) -> Result<(Imports, Bounds), RunError> {
+        let run = RunContext {
+            rollout_id: RolloutId::parse("declaration").map_err(|error| RunError::Host(error.to_string()))?,
+            caller_id: None,
+            attempt: 1,
+            config: self.plugin_config.clone().map(Into::into),
+            metadata: None,
+            samples_max: 0,
+            chat_defaults: Params::new(),
+            metrics: self.metrics.clone(),
+        };
+        let deadline = Some(Instant::now() + limits.workflow_time_max);
+        let bounds = Bounds { memory_bytes_max: limits.memory_bytes_max, deadline };
+        let imports = Imports::bare(Role::Declaration, Arc::new(run), limits.clone(), deadline, record);
+        Ok((imports, bounds))
     }
 }
 
@@ -86,7 +100,8 @@ impl HostSettings {
 pub enum HostError {
     /// The plugin has no agent loop.
     #[error(
-        "the plugin exports no workflow, only a grader; give the workflow's component, and this one by --grader"
+        "the plugin exports no workflow and no agent loop; give the component with one of them, and a \
+         component that only grades by --grader"
     )]
     NoWorkflow,
     /// The grader's plugin has no reward function.
@@ -183,6 +198,8 @@ pub(super) struct Inner {
     pub plugin_config: Option<Arc<RawValue>>,
     pub limits: Arc<Limits>,
     pub slots: Arc<Semaphore>,
+    /// Instances at once that say what an agent loop offers, beside those with a slot.
+    pub declarations: Semaphore,
     pub unscored_lines: LineBudget,
     live: Mutex<HashMap<RolloutId, Handle>>,
     live_count: watch::Sender<usize>,
@@ -228,7 +245,7 @@ impl Drop for Place {
 impl Host {
     /// A host of these plugins.
     pub fn new(settings: HostSettings) -> Result<Self, HostError> {
-        if !settings.workflow.about().workflow {
+        if !settings.workflow.about().workflow && !settings.workflow.about().agent_loop {
             return Err(HostError::NoWorkflow);
         }
         if settings.grader.as_ref().is_some_and(|grader| !grader.about().grader) {
@@ -238,6 +255,7 @@ impl Host {
             plugin_config: settings.plugin_config.clone().map(Into::into),
             limits: Arc::new(settings.limits.clone()),
             slots: Arc::new(Semaphore::new(settings.max_concurrent as usize)),
+            declarations: Semaphore::new(DECLARATIONS_MAX),
             unscored_lines: LineBudget::new(UNSCORED_LINES_PER_SECOND),
             live: Mutex::default(),
             live_count: watch::Sender::new(0),
@@ -252,6 +270,23 @@ impl Host {
     pub fn grader(&self) -> Option<&Plugin> {
         let settings = &self.0.settings;
         settings.grader.as_ref().or_else(|| Some(&settings.workflow).filter(|plugin| plugin.about().grader))
+    }
+
+    /// The form of agent that it runs.
+    pub fn form(&self) -> AgentForm {
+        match self.0.settings.workflow.about().agent_loop {
+            true => AgentForm::AgentLoop,
+            false => AgentForm::Workflow,
+        }
+    }
+
+    /// Asks an agent loop for its name; a workflow has none.
+    pub async fn agent_name(&self) -> Result<Option<String>, RunError> {
+        if self.form() == AgentForm::Workflow {
+            return Ok(None);
+        }
+        let (imports, bounds) = self.0.settings.declaration(&self.0.limits, Arc::default())?;
+        instance::agent_loop_name(self.0.settings.workflow.linked(), imports, bounds).await.map(Some)
     }
 
     /// Takes a rollout on, or says at once why not.

@@ -1,7 +1,8 @@
 //! One request, from admission to its one outcome.
 //!
 //! [`Host::admit`] takes a [`RolloutRequest`] on or says at once why not. Whoever
-//! admitted it then drives the [`Rollout`]: [`Rollout::run_workflow`], perhaps
+//! admitted it then drives the [`Rollout`]: [`Rollout::run_workflow`] (which runs an agent
+//! loop where the plugin has that form), perhaps
 //! [`Rollout::grade`], and [`Rollout::finish`], which gives the [`Finished`] rollout
 //! with its outcome. Between the steps a protocol may tell its caller what came of
 //! them. Dropping a rollout at any point stops its guest and frees its slot.
@@ -10,6 +11,7 @@
 
 mod account;
 mod admission;
+mod events;
 mod limits;
 mod outcome;
 mod run;
@@ -18,8 +20,8 @@ mod trajectory;
 pub use admission::{AdmitError, Handle, Host, HostError, HostSettings, Load, Phase};
 pub use limits::LimitUse;
 pub use outcome::{Failure, FailureKind, Finished, FinishedSample, Outcome, Stage};
-pub use run::Rollout;
-pub use trajectory::{Facts, TrajectoryExtra};
+pub use run::{AgentForm, LoopOptions, LoopReport, Rollout};
+pub use trajectory::{Facts, TrajectoryExtra, TrajectoryFile};
 
 use std::sync::Arc;
 
@@ -32,6 +34,8 @@ use crate::outbound::ModelEndpoint;
 pub struct RolloutRequest {
     /// Its name, unused by any rollout that is alive.
     pub id: RolloutId,
+    /// What its caller calls it, where that could be no id.
+    pub caller_id: Option<String>,
     /// 1 for the first try.
     pub attempt: u32,
     /// The prompt's messages, one JSON object each.
@@ -40,10 +44,15 @@ pub struct RolloutRequest {
     pub label: Option<String>,
     /// The row's metadata, for both guests.
     pub metadata: Option<Box<RawValue>>,
+    /// What an agent loop is told besides.
+    pub loop_options: LoopOptions,
     /// Where the model is.
     pub model: Arc<ModelEndpoint>,
     /// Samples that the caller takes; the host's own limit holds besides.
     pub samples_max: u32,
+    /// Whether the caller takes only samples that asked the model. A rollout without one is
+    /// not graded then.
+    pub samples_must_ask: bool,
     /// Seconds from admission within which the workflow must be done, time in the
     /// queue among them. Zero or less is over at once.
     pub workflow_secs: Option<f64>,

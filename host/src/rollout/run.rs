@@ -1,10 +1,11 @@
 //! The steps of one rollout: workflow, grader, finish.
 
-use std::collections::{BTreeMap, HashMap};
+mod agent;
+
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::value::RawValue;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::time::Instant;
 
@@ -12,16 +13,15 @@ use super::account::Account;
 use super::admission::{Handle, Host, Phase, Place};
 use super::limits::{self, HalfTimes};
 use super::outcome::{Failure, FailureKind, Finished, FinishedSample, Outcome, Stage};
-use super::{RolloutRequest, trajectory};
+use super::{RolloutRequest, events, trajectory};
 use crate::error::Fault;
 use crate::id::SampleId;
 use crate::imports::{Imports, ModelAccess, Record, RunContext, SampleRecord};
 use crate::instance::{self, Bounds, GuestVerdict, RunError, SampleToGrade};
 use crate::telemetry::{Limit, RolloutTrace, Step, TraceParent};
-use crate::wire;
+use crate::wire::openai::{Params, caller_params};
 
-/// The id of a sample that a workflow did not name because it only returned messages.
-const ONLY_SAMPLE: &str = "main";
+pub use agent::{AgentForm, LoopOptions, LoopReport};
 
 /// A rollout that was taken on and is not over.
 pub struct Rollout {
@@ -37,6 +37,8 @@ pub struct Rollout {
     rewards: HashMap<SampleId, f64>,
     graded: bool,
     returned_messages: bool,
+    own_reward: Option<f64>,
+    loop_report: Option<LoopReport>,
     slot: Option<OwnedSemaphorePermit>,
     account: Account,
     // The rollout counts as alive until all of it above is gone, and only then is
@@ -104,10 +106,16 @@ impl Rollout {
     ) -> Self {
         let run = RunContext {
             rollout_id: request.id.clone(),
+            caller_id: request.caller_id.take(),
             attempt: request.attempt,
             config: host.0.plugin_config.clone(),
             metadata: request.metadata.take(),
             samples_max: request.samples_max.min(host.0.limits.samples_max),
+            chat_defaults: request
+                .loop_options
+                .completion_params
+                .as_deref()
+                .map_or_else(Params::new, caller_params),
             metrics: host.metrics().clone(),
         };
         let trace = host.metrics().trace(request.id.as_str());
@@ -125,6 +133,8 @@ impl Rollout {
             rewards: HashMap::new(),
             graded: false,
             returned_messages: false,
+            own_reward: None,
+            loop_report: None,
             slot: None,
             host,
             request,
@@ -198,12 +208,10 @@ impl Rollout {
             self.record.clone(),
         );
         let bounds = Bounds { memory_bytes_max: limits.memory_bytes_max, deadline: Some(deadline.at) };
-        let prompt: Vec<String> =
-            self.request.prompt.iter().map(|message| message.get().to_owned()).collect();
         let _timing = self.host.metrics().time(Step::Workflow);
         let mut span = self.record.trace().phase("workflow");
-        let result = match instance::run_workflow(settings.workflow.linked(), imports, bounds, prompt).await {
-            Ok(returned) => self.settle(returned),
+        let result = match self.run_agent(imports, bounds).await {
+            Ok(settled) => settled,
             Err(RunError::Deadline) => Err(self.over_time(&deadline, Stage::Workflow, self.queued)),
             Err(error) => Err(self.blame(&error)),
         };
@@ -243,44 +251,6 @@ impl Rollout {
         failure
     }
 
-    /// Puts what the workflow returned in its place.
-    fn settle(&mut self, returned: Option<Vec<String>>) -> Result<(), Failure> {
-        let Some(texts) = returned else { return Ok(()) };
-        let invalid = |reason| Failure::new(Stage::Workflow, FailureKind::Invalid, Fault::Plugin, reason);
-        let messages: Vec<Box<RawValue>> = texts
-            .iter()
-            .enumerate()
-            .map(|(at, text)| {
-                let raw = wire::object(text);
-                raw.map(ToOwned::to_owned)
-                    .map_err(|what| invalid(format!("workflow returned messages[{at}] that is {what}")))
-            })
-            .collect::<Result<_, _>>()?;
-        self.returned_messages = true;
-        self.record.with_samples(|samples| match samples.as_mut_slice() {
-            [] => {
-                let id = SampleId::parse(ONLY_SAMPLE).map_err(invalid)?;
-                samples.push(SampleRecord {
-                    id,
-                    messages,
-                    metrics: BTreeMap::new(),
-                    fields: BTreeMap::new(),
-                    withdrawn: false,
-                });
-                Ok(())
-            }
-            [only] => {
-                only.messages = messages;
-                Ok(())
-            }
-            several => Err(invalid(format!(
-                "workflow returned messages with {} samples open, so nobody can tell whose they are; \
-                 push them to a sample and return none",
-                several.len()
-            ))),
-        })
-    }
-
     /// Runs the grader over the workflow's samples. Only after a workflow that
     /// succeeded; the error is also kept for [`Rollout::finish`].
     pub async fn grade(&mut self) -> Result<(), Failure> {
@@ -297,7 +267,7 @@ impl Rollout {
         };
         let result = result.inspect_err(|failure| span.failed(failure.kind.as_str(), &failure.reason));
         drop(span);
-        self.graded = true;
+        self.graded = self.host.grader().is_some();
         self.failure = result.clone().err();
         result
     }
@@ -305,6 +275,14 @@ impl Rollout {
     async fn run_grader(&mut self) -> Result<(), Failure> {
         let fail = |kind, reason: String| Failure::new(Stage::Grader, kind, Fault::Plugin, reason);
         let Some(grader) = self.host.grader() else {
+            match self.host.form() {
+                AgentForm::AgentLoop if self.own_reward.is_some() => return Ok(()),
+                AgentForm::AgentLoop => {
+                    let reason = "the agent loop gave itself no reward, and this host has no grader";
+                    return Err(fail(FailureKind::NoReward, reason.to_owned()));
+                }
+                AgentForm::Workflow => {}
+            }
             return Err(Failure::new(
                 Stage::Grader,
                 FailureKind::NotGraded,
@@ -315,6 +293,11 @@ impl Rollout {
         let samples = self.record.samples();
         if samples.is_empty() {
             let reason = "No sample to grade. The workflow must return its messages or open a sample before it is graded.";
+            return Err(fail(FailureKind::NoSample, reason.to_owned()));
+        }
+        if self.request.samples_must_ask && self.record.asked().is_empty() {
+            let reason =
+                "No sample to grade. This caller takes only samples that asked the model, and none did.";
             return Err(fail(FailureKind::NoSample, reason.to_owned()));
         }
         let limits = self.host.0.limits.clone();
@@ -387,11 +370,14 @@ impl Rollout {
     /// rollout that nobody had graded ends unscored.
     pub async fn finish(mut self) -> Finished {
         self.record.seal();
-        let recorded_samples = self.record.samples();
-        let samples: Vec<FinishedSample> = recorded_samples
-            .into_iter()
-            .map(|record| FinishedSample { reward: self.rewards.get(&record.id).copied(), record })
-            .collect();
+        self.take_own_reward();
+        let asked = self.record.asked();
+        let finished_sample = |record: SampleRecord| FinishedSample {
+            reward: self.rewards.get(&record.id).copied(),
+            asked: asked.contains(&record.id),
+            record,
+        };
+        let samples: Vec<FinishedSample> = self.record.samples().into_iter().map(finished_sample).collect();
         let outcome = self.outcome(&samples);
         let spent = self.record.spent();
         let times = HalfTimes {
@@ -404,15 +390,20 @@ impl Rollout {
             outcome,
             samples,
             returned_messages: self.returned_messages,
+            loop_report: self.loop_report.take(),
             spent,
             limits: limits::table(&self.host.0.limits, self.run.samples_max, &spent, times, &fired),
             duration: self.admitted_at.elapsed(),
             queued: self.queued,
-            trajectory: None,
+            trajectories: Vec::new(),
         };
         self.account.settle(&finished.outcome);
         // The guests are gone; others may run while this one is written down.
         drop(self.slot.take());
+        if let Some(folder) = self.host.0.settings.event_log.clone() {
+            let shown_id = self.run.caller_id.as_deref().unwrap_or(finished.id.as_str()).to_owned();
+            events::write(folder, finished.id.clone(), shown_id, self.record.events()).await;
+        }
         if let Some(root) = self.host.0.settings.artifact_root.clone() {
             let _timing = self.host.metrics().time(Step::TrajectoryWrite);
             let _span = self.record.trace().span("trajectory_write");
@@ -421,7 +412,7 @@ impl Rollout {
                 workflow: self.host.0.settings.workflow.about().digest.clone(),
                 grader: self.host.grader().map(|grader| grader.about().digest.clone()),
             };
-            finished.trajectory =
+            finished.trajectories =
                 trajectory::write(root, &self.request, &self.run, &finished, recorded, &plugins).await;
         }
         finished
@@ -431,7 +422,7 @@ impl Rollout {
         if let Some(failure) = &self.failure {
             return Outcome::Unscored(failure.clone());
         }
-        if !self.graded {
+        if !self.graded && self.own_reward.is_none() {
             let reason = "no reward was asked for";
             return Outcome::Unscored(Failure::new(
                 Stage::Grader,

@@ -78,6 +78,16 @@ impl<'a> Fields<'a> {
         self.fields.contains_key(name)
     }
 
+    /// Whether a field is there and not null.
+    pub fn is_given(&self, name: &str) -> bool {
+        self.optional(name).is_some()
+    }
+
+    /// A field's text, if it is a text; whether it should be is not asked here.
+    pub fn peek_text(&self, name: &str) -> Option<String> {
+        serde_json::from_str(self.optional(name)?.get()).ok()
+    }
+
     /// Notes that a field's value is wrong in a way that only its reader knows.
     pub fn wrong(&mut self, name: &str, why: &str) {
         let input = self.fields.get(name).map_or(Value::Null, |raw| shown(raw));
@@ -137,6 +147,51 @@ impl<'a> Fields<'a> {
             self.of_type("string_type", name, "Input should be a valid string");
         }
         self.text(name)
+    }
+
+    /// Notes a problem that only the field's reader knows.
+    pub fn problem(&mut self, problem: Problem) {
+        self.problems.push(problem);
+    }
+
+    /// An object that must be there, as it was written.
+    pub fn required_object(&mut self, name: &str) -> Option<Box<RawValue>> {
+        if !self.has(name) {
+            self.missing(name);
+            return None;
+        }
+        self.object_if_given(name)
+    }
+
+    /// An object that may be absent but not null, as it was written.
+    pub fn object_if_given(&mut self, name: &str) -> Option<Box<RawValue>> {
+        if self.has(name) && self.optional(name).is_none() {
+            self.of_type("dict_type", name, "Input should be a valid dictionary");
+        }
+        self.object(name)
+    }
+
+    /// A whole number that may be absent but not null, in the spellings that the
+    /// protocol's clients send.
+    pub fn whole(&mut self, name: &str) -> Option<i64> {
+        let raw = self.fields.get(name).copied()?;
+        let read = match value(raw) {
+            Value::Bool(flag) => Ok(i64::from(flag)),
+            Value::Number(number) => whole_number(&number),
+            Value::String(text) => text.trim().parse().map_err(|_| {
+                ("int_parsing", "Input should be a valid integer, unable to parse string as an integer")
+            }),
+            Value::Null | Value::Array(_) | Value::Object(_) => {
+                Err(("int_type", "Input should be a valid integer"))
+            }
+        };
+        match read {
+            Ok(number) => Some(number),
+            Err((r#type, msg)) => {
+                self.of_type(r#type, name, msg);
+                None
+            }
+        }
     }
 
     /// An object that may be absent or null, as it was written.
@@ -237,6 +292,21 @@ impl<'a> Fields<'a> {
 /// A value that no reader of the result could read again.
 fn too_deep(at: Vec<Value>, why: &str) -> Problem {
     Problem::new("value_error", at, format!("Value error, {why}"), Value::Null).with(json!({"error": {}}))
+}
+
+/// A number without a fraction, or what is wrong with it. One that is too large is as
+/// large as there is.
+fn whole_number(number: &serde_json::Number) -> Result<i64, (&'static str, &'static str)> {
+    if let Some(whole) = number.as_i64() {
+        return Ok(whole);
+    }
+    match number.as_f64() {
+        Some(float) if float.fract() == 0.0 => Ok(float as i64),
+        _ => {
+            let msg = "Input should be a valid integer, got a number with a fractional part";
+            Err(("int_from_float", msg))
+        }
+    }
 }
 
 fn loc(name: &str) -> Vec<Value> {

@@ -89,6 +89,7 @@ pub(super) fn account(messages: &[Box<RawValue>], exchanges: &[&Exchange]) -> Ac
         total_prompt_tokens: sum(|usage| usage.prompt_tokens),
         total_completion_tokens: sum(|usage| usage.completion_tokens),
         total_steps: steps.len(),
+        ..FinalMetrics::default()
     };
     Account { steps, final_metrics, unmatched }
 }
@@ -98,6 +99,7 @@ fn step(source: Source, message: String) -> Step {
         step_id: 0,
         source,
         message,
+        model_name: None,
         reasoning_content: None,
         tool_calls: Vec::new(),
         observation: None,

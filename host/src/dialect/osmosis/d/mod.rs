@@ -152,7 +152,7 @@ fn body(finished: &Finished, plan: &Plan) -> Bytes {
         Outcome::Scored { .. } => None,
         Outcome::Unscored(failure) => Some(failure),
     };
-    let sample = |graded| WireSample::of(finished, label, graded);
+    let sample = |graded| WireSample::only(finished, label, graded);
     match failed {
         None => ResultBody { sample: sample(true), ..ResultBody::bare(id, "success") },
         Some(reason) => match reason.kind {

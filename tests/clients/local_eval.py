@@ -1,6 +1,8 @@
-"""Lets the package's LocalEvalRunner (osmosis-ai 0.3.7) start and evaluate a generation-D server.
+"""Lets the package's LocalEvalRunner start a server and evaluate it.
 
-    python local_eval_d.py [--rows N] [--out DIR] -- COMMAND…
+    python local_eval.py [--rows N] [--out DIR] -- COMMAND…
+
+The release decides the generation: 0.3.7 polls (D), 0.3.2 is called back (C).
 
 This is what `osmosis eval run` does, with COMMAND in place of a Python entrypoint: in each of its
 words `{port}`, `{artifacts}` and `{instance}` stand for what the runner asks of its server (also
@@ -23,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from osmosis_ai.eval.local import LiteLLMBridge, runner
+from osmosis_ai.eval.local import runner
 from osmosis_ai.eval.local.dataset import resolve_explicit_dataset_file, select_rows
 
 import cases
@@ -40,7 +42,7 @@ ENVIRONMENT = {
 }
 
 
-class StandInBridge(LiteLLMBridge):
+class StandInBridge(runner.LiteLLMBridge):
     """The runner's model, without a provider behind it."""
 
     async def preflight_check(self) -> None:
