@@ -1,5 +1,7 @@
 //! Settings in two steps: what the operator wrote, and what the host works with.
 
+mod tools;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,6 +10,8 @@ use serde_json::value::RawValue;
 
 use crate::limits::{Limits, LoadLimits};
 use crate::outbound::RetryPolicy;
+use crate::toolbox::ToolSettings;
+pub use tools::{RawComponent, RawTools};
 
 /// What the operator wrote. Mirrors the file and decides nothing.
 #[derive(Clone, Debug, Default, serde::Deserialize)]
@@ -37,6 +41,8 @@ pub struct RawConfig {
     pub osmosis: RawOsmosis,
     /// The plugin's own configuration, handed to it as it is.
     pub plugin: Option<toml::Table>,
+    /// Tools that are lent to the plugin.
+    pub tools: RawTools,
 }
 
 /// Declares [`RawLimits`] with one field and one option for each limit.
@@ -163,6 +169,8 @@ pub struct Config {
     pub osmosis: OsmosisTimes,
     /// The plugin's own configuration, a JSON object.
     pub plugin: Option<Box<RawValue>>,
+    /// Tools that are lent to the plugin.
+    pub tools: ToolSettings,
 }
 
 /// Times of the Osmosis protocol's polling generation.
@@ -225,6 +233,7 @@ impl RawConfig {
             model: self.model.resolve("model", RetryPolicy::model(), &mut problems),
             callback: self.callback.resolve("callback", RetryPolicy::callback(), &mut problems),
             osmosis,
+            tools: self.tools.resolve(&mut problems),
             plugin: self.plugin.and_then(|table| match serde_json::value::to_raw_value(&table) {
                 Ok(raw) => Some(raw),
                 Err(error) => {

@@ -51,6 +51,23 @@ pub mod workflow {
     pub use exports::rollout::plugin::workflow::Guest;
 }
 
+/// The export of tools for others.
+pub mod tool {
+    wit_bindgen::generate!({
+        path: "../../wit",
+        inline: "
+            package rollout:sdk;
+            world tool-export { export rollout:plugin/tool@0.1.0; }
+        ",
+        world: "rollout:sdk/tool-export",
+        with: { "rollout:plugin/types@0.1.0": super::imports::types },
+        generate_all,
+        pub_export_macro: true,
+        export_macro_name: "export_tool",
+    });
+    pub use exports::rollout::plugin::tool::Guest;
+}
+
 /// The export of a grader.
 pub mod grader {
     wit_bindgen::generate!({

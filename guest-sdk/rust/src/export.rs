@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use crate::bindings::grader::{GradedSample, Verdict};
 use crate::bindings::imports::types::Failure;
 use crate::message::{self, parse_messages};
-use crate::{Context, Error, ErrorKind, GradeContext, Grader, Result, Workflow};
+use crate::{Context, Error, ErrorKind, GradeContext, Grader, Result, Tool, ToolPlugin, Workflow, context};
 
 /// Makes this crate a plugin: names the workflow, the grader or both that it exports.
 /// Once in a crate, whose type is `cdylib`.
@@ -26,7 +26,8 @@ use crate::{Context, Error, ErrorKind, GradeContext, Grader, Result, Workflow};
 /// ```
 ///
 /// A component that exports only one of them is `export!(workflow = MyWorkflow);` or
-/// `export!(grader = MyGrader);`. One type may be both.
+/// `export!(grader = MyGrader);`. One type may be both. Tools for others are exported by
+/// `export!(tool = MyTools);`, see [`ToolPlugin`](crate::ToolPlugin).
 #[macro_export]
 macro_rules! export {
     (workflow = $workflow:ty $(,)?) => {
@@ -34,6 +35,9 @@ macro_rules! export {
     };
     (grader = $grader:ty $(,)?) => {
         $crate::__export_grader!($grader);
+    };
+    (tool = $tool:ty $(,)?) => {
+        $crate::__export_tool!($tool);
     };
     (workflow = $workflow:ty, grader = $grader:ty $(,)?) => {
         $crate::__export_workflow!($workflow);
@@ -104,6 +108,38 @@ macro_rules! __export_grader {
     };
 }
 
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_tool {
+    ($tool:ty) => {
+        const _: () = {
+            struct Exported;
+
+            impl $crate::__private::tool::Guest for Exported {
+                fn describe() -> ::std::vec::Vec<::std::string::String> {
+                    $crate::__private::describe_tools::<$tool, _>()
+                }
+
+                fn call(
+                    name: ::std::string::String,
+                    arguments: ::std::string::String,
+                ) -> ::core::result::Result<::std::string::String, ::std::string::String> {
+                    $crate::__private::call_tool::<$tool, _>(&name, &arguments)
+                }
+            }
+
+            #[cfg(target_family = "wasm")]
+            $crate::__private::tool::export_tool!(
+                Exported with_types_in $crate::__private::tool
+            );
+
+            #[cfg(not(target_family = "wasm"))]
+            #[used]
+            static USED: fn() = $crate::__private::used_tool::<Exported>;
+        };
+    };
+}
+
 /// Runs the author's workflow on what the host gave.
 pub fn run_workflow<W, C>(prompt: Vec<String>) -> Result<Option<Vec<String>>, Failure>
 where
@@ -128,6 +164,43 @@ where
     let grade = || G::grade(GradeContext::read(label, samples)?)?.resolve(&ids);
     grade().map_err(tell)
 }
+
+/// Describes the author's tools. Without them there is nothing to describe, so what is
+/// wrong ends the instance; the host reports the last words.
+pub fn describe_tools<T, C>() -> Vec<String>
+where
+    T: ToolPlugin<C>,
+    C: DeserializeOwned,
+{
+    match own_tools::<T, C>() {
+        Ok(tools) => tools.iter().map(|tool| tool.schema().to_string()).collect(),
+        Err(error) => panic!("the tools cannot be described: {error}"),
+    }
+}
+
+/// Runs one of the author's tools.
+pub fn call_tool<T, C>(name: &str, arguments: &str) -> Result<String, String>
+where
+    T: ToolPlugin<C>,
+    C: DeserializeOwned,
+{
+    let tools = own_tools::<T, C>().map_err(|error| error.to_string())?;
+    match tools.into_iter().find(|tool| tool.name() == name) {
+        Some(mut tool) => tool.run(arguments),
+        None => Err(format!("there is no tool '{name}' here")),
+    }
+}
+
+fn own_tools<T, C>() -> Result<Vec<Tool>>
+where
+    T: ToolPlugin<C>,
+    C: DeserializeOwned,
+{
+    T::tools(context::config()?)
+}
+
+/// Stands for the export of tools where there are no components.
+pub fn used_tool<E: crate::bindings::tool::Guest>() {}
 
 /// Stands for the export of a workflow where there are no components.
 pub fn used_workflow<E: crate::bindings::workflow::Guest>() {}

@@ -51,7 +51,7 @@ pub use grading::{Exchange, GradeContext, GradedSample, Grader, Reward, Verdict,
 pub use message::{Message, ToolCall, last_assistant_text};
 pub use sample::{OpenError, RecordError, Sample};
 pub use serde_json::{Map, Value, json};
-pub use tool::{Tool, ToolResult};
+pub use tool::{Tool, ToolPlugin, ToolResult};
 pub use toolbox::Toolbox;
 
 // So that an author's types can be derived with the versions that this crate reads.
@@ -77,6 +77,8 @@ mod toolbox;
 #[doc(hidden)]
 pub mod __private {
     pub use crate::bindings::imports::types::Failure;
-    pub use crate::bindings::{grader, workflow};
-    pub use crate::export::{run_grader, run_workflow, used_grader, used_workflow};
+    pub use crate::bindings::{grader, tool, workflow};
+    pub use crate::export::{
+        call_tool, describe_tools, run_grader, run_workflow, used_grader, used_tool, used_workflow,
+    };
 }

@@ -217,6 +217,9 @@ impl Eval {
         set("pass_threshold", self.pass_threshold.into());
         set("plugin_config", config.plugin.as_ref().map_or(Value::Null, |raw| json!(raw)));
         set("limits", format!("{:?}", config.limits).into());
+        if let Some(digest) = &loaded.tools_digest {
+            set("tools_digest", digest.as_str().into());
+        }
         if self.base_url.is_none() {
             set("mock_error_rate", self.mock_error_rate.into());
             set("mock_seed", self.mock_seed.into());

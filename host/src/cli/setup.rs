@@ -12,11 +12,15 @@ use tracing_subscriber::EnvFilter;
 use super::LogFormat;
 use super::plugin_file::{self, CacheOptions};
 use crate::config::{Config, RawConfig};
+use crate::digest::sha256_hex;
 use crate::engine::Engine;
 use crate::error::Fault;
+use crate::imports::LentTools;
 use crate::outbound::{self, ChatClient, Secret};
+use crate::plugin::Plugin;
 use crate::rollout::{Host, HostSettings};
 use crate::telemetry::Metrics;
+use crate::toolbox::{ComponentSettings, ToolSettings, Toolbox, Unlendable};
 
 /// Sends logs to standard error. A server tells what it does; other commands speak up
 /// only where something is wrong.
@@ -83,6 +87,7 @@ pub(super) struct Loaded {
     pub http: reqwest::Client,
     pub plugin_digest: String,
     pub grader_digest: Option<String>,
+    pub tools_digest: Option<String>,
 }
 
 /// Compiles the plugins, makes the host and sees that instances can start.
@@ -94,7 +99,10 @@ pub(super) fn host(
     cache: &CacheOptions,
     artifact_root: Option<PathBuf>,
 ) -> Result<Loaded> {
-    let engine = Engine::new(config.max_concurrent, config.limits.memory_bytes_max)?;
+    let engine = Engine::new(
+        config.max_concurrent.saturating_add(config.tools.instances_max()),
+        config.limits.memory_bytes_max.max(config.tools.memory_bytes_max()),
+    )?;
     let loader = cache.loader(config.cache_dir.as_deref(), &config.load_limits)?;
     let load = |path: &Path| plugin_file::load(&loader, &engine, path, &config.load_limits);
     let workflow = load(plugin)?;
@@ -102,6 +110,8 @@ pub(super) fn host(
     let plugin_digest = workflow.about().digest.clone();
     let http = outbound::http_client()?;
     let metrics = Arc::new(Metrics::new());
+    let tools = lent_tools(runtime, &config.tools, load, &metrics)?;
+    let tools_digest = tools.as_ref().map(|(_, digest)| digest.clone());
     let settings = HostSettings {
         workflow,
         grader,
@@ -109,6 +119,7 @@ pub(super) fn host(
         queue_max: config.queue_max,
         limits: config.limits.clone(),
         plugin_config: config.plugin.clone(),
+        tools: tools.map(|(tools, _)| tools as Arc<dyn LentTools>),
         chat: ChatClient::new(
             http.clone(),
             config.model.clone(),
@@ -127,5 +138,33 @@ pub(super) fn host(
         }
     })?;
     let grader_digest = host.grader().map(|grader| grader.about().digest.clone());
-    Ok(Loaded { host, http, plugin_digest, grader_digest })
+    Ok(Loaded { host, http, plugin_digest, grader_digest, tools_digest })
+}
+
+/// The tools that the configuration lends, ready to be called, with a digest of all that
+/// decides on what they do and is known here.
+fn lent_tools(
+    runtime: &Runtime,
+    settings: &ToolSettings,
+    load: impl Fn(&Path) -> Result<Plugin>,
+    metrics: &Arc<Metrics>,
+) -> Result<Option<(Arc<Toolbox>, String)>> {
+    if settings.is_empty() {
+        return Ok(None);
+    }
+    let (mut components, mut problems) = (Vec::new(), Vec::new());
+    for ComponentSettings { at, path, .. } in &settings.components {
+        match load(path) {
+            Ok(plugin) if plugin.about().tool => components.push(plugin),
+            Ok(_) => problems.push(format!("{at}.path: {} exports no tool", path.display())),
+            Err(error) => problems.push(format!("{at}.path: {error:#}")),
+        }
+    }
+    if !problems.is_empty() {
+        return Err(Unlendable(problems).into());
+    }
+    let mut about = format!("{settings:?}");
+    about.extend(components.iter().map(|plugin| plugin.about().digest.as_str()));
+    let toolbox = runtime.block_on(Toolbox::start(settings.clone(), components, metrics))?;
+    Ok(Some((toolbox, sha256_hex(about.as_bytes()))))
 }

@@ -47,6 +47,21 @@ pub struct Description {
     pub problems: Vec<Problem>,
 }
 
+impl Description {
+    /// What it has, in words.
+    pub fn parts(&self) -> Vec<&'static str> {
+        [
+            (self.workflow, "a workflow"),
+            (self.agent_loop, "an agent loop"),
+            (self.grader, "a grader"),
+            (self.tool, "tools for others"),
+        ]
+        .into_iter()
+        .filter_map(|(has, part)| has.then_some(part))
+        .collect()
+    }
+}
+
 /// Why a file is no plugin.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

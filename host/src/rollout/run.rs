@@ -178,7 +178,8 @@ impl Rollout {
             Some(deadline.at),
             model,
             self.record.clone(),
-        );
+        )
+        .with_tools(settings.tools.clone());
         let bounds = Bounds { memory_bytes_max: limits.memory_bytes_max, deadline: Some(deadline.at) };
         let prompt: Vec<String> =
             self.request.prompt.iter().map(|message| message.get().to_owned()).collect();

@@ -5,6 +5,7 @@
 
 mod steps;
 mod store;
+mod tools;
 
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
@@ -12,7 +13,7 @@ use serde_json::{Map, Value, json};
 use super::RolloutRequest;
 use super::outcome::{Finished, FinishedSample, Outcome};
 use crate::id::RolloutId;
-use crate::imports::{Exchange, ExchangeOutcome, Recorded, RunContext};
+use crate::imports::{Exchange, ExchangeOutcome, Recorded, RunContext, ToolUse};
 use crate::wire::atif::{Agent, SCHEMA_VERSION, Trajectory};
 
 pub(super) use store::write;
@@ -49,26 +50,36 @@ fn documents(
     recorded: &Recorded,
     plugins: &Plugins,
 ) -> Vec<(String, Trajectory)> {
-    let document = |sample: Option<&FinishedSample>, id: String| {
+    let owners = tools::owners(&finished.samples, &recorded.exchanges, &recorded.tool_uses);
+    let document = |place: usize, sample: Option<&FinishedSample>, id: String| {
         let exchanges: Vec<&Exchange> = recorded
             .exchanges
             .iter()
             .filter(|exchange| sample.is_none_or(|sample| exchange.sample == sample.record.id))
             .collect();
-        build(request, run, finished, sample, &exchanges, plugins, id)
+        let uses = recorded.tool_uses.iter().zip(&owners).filter(|(_, owner)| **owner == place);
+        let seen = Seen { exchanges: &exchanges, tool_uses: uses.map(|(call, _)| call).collect() };
+        build(request, run, finished, sample, &seen, plugins, id)
     };
     match finished.samples.as_slice() {
-        [] => vec![("trajectory.json".to_owned(), document(None, finished.id.to_string()))],
-        [only] => vec![("trajectory.json".to_owned(), document(Some(only), finished.id.to_string()))],
+        [] => vec![("trajectory.json".to_owned(), document(0, None, finished.id.to_string()))],
+        [only] => vec![("trajectory.json".to_owned(), document(0, Some(only), finished.id.to_string()))],
         several => several
             .iter()
-            .map(|sample| {
+            .enumerate()
+            .map(|(place, sample)| {
                 let id = &sample.record.id;
                 let name = format!("trajectory-{}.json", id.file_part());
-                (name, document(Some(sample), format!("{}/{id}", finished.id)))
+                (name, document(place, Some(sample), format!("{}/{id}", finished.id)))
             })
             .collect(),
     }
+}
+
+/// What the host saw of one document's part of a rollout.
+struct Seen<'a> {
+    exchanges: &'a [&'a Exchange],
+    tool_uses: Vec<&'a ToolUse>,
 }
 
 fn build(
@@ -76,10 +87,11 @@ fn build(
     run: &RunContext,
     finished: &Finished,
     sample: Option<&FinishedSample>,
-    exchanges: &[&Exchange],
+    seen: &Seen<'_>,
     plugins: &Plugins,
     trajectory_id: String,
 ) -> Trajectory {
+    let exchanges = seen.exchanges;
     // A workflow that was stopped before it registered anything still made calls; the
     // last request and its reply are then the best account of the conversation.
     let last_seen = steps::last_conversation(exchanges);
@@ -105,6 +117,7 @@ fn build(
         "outcome": outcome(&finished.outcome),
         "usage": {
             "chat_calls": finished.spent.chat_calls,
+            "tool_calls": finished.spent.tool_calls,
             "prompt_tokens": finished.spent.prompt_tokens,
             "completion_tokens": finished.spent.completion_tokens,
             "guest_cpu_ms": millis(finished.spent.guest_cpu),
@@ -115,6 +128,9 @@ fn build(
         },
         "observed": steps::observed(exchanges),
     });
+    if !seen.tool_uses.is_empty() {
+        ours["observed_tool_calls"] = tools::observed(seen.tool_uses.iter().copied()).into();
+    }
     if let Some(digest) = &plugins.grader {
         ours["grader_digest"] = digest.as_str().into();
     }
