@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use crate::limits::{Limits, LoadLimits};
 use crate::outbound::RetryPolicy;
 use crate::toolbox::ToolSettings;
-pub use tools::{RawComponent, RawTools};
+pub use tools::{RawAddress, RawComponent, RawServer, RawTools};
 
 /// What the operator wrote. Mirrors the file and decides nothing.
 #[derive(Clone, Debug, Default, serde::Deserialize)]

@@ -13,12 +13,14 @@
 mod controller;
 mod exposition;
 mod host;
+mod lent;
 mod process;
 mod programs;
 
 pub use controller::{Answer, Controller, Received, RolloutRequest};
 pub use exposition::Exposition;
 pub use host::{Admitted, Reply, Serve, TestHost};
+pub use lent::{Called, call, call_as, lending};
 pub use process::{Process, Ran, Start, rollout_host};
 pub use programs::{guest, host_program, project_root, target_dir};
 

@@ -2,52 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use rollout_tests::{Controller, Serve, Start, TestHost, guest, rollout_host};
+use rollout_tests::{Serve, Start, call, call_as, guest, rollout_host};
 use serde_json::{Value, json};
 
 /// A host that lends the tools of a component, with more lines for its entry.
 fn lending(guest_name: &str, lines: &str) -> Serve {
-    let path = guest(guest_name);
-    let entry = format!("[[tools.component]]\npath = {:?}\n{lines}\n", path.display().to_string());
-    TestHost::of("call_lent").config(&entry)
-}
-
-/// What came of a rollout that called lent tools.
-struct Called {
-    report: Value,
-    trajectory: Value,
-}
-
-impl Called {
-    /// The text and the error flag of each call.
-    fn results(&self) -> Vec<(&str, bool)> {
-        let results = self.report["results"].as_array().expect("there are results");
-        results
-            .iter()
-            .map(|result| (result["content"].as_str().unwrap(), result["is_error"].as_bool().unwrap()))
-            .collect()
-    }
-
-    /// The calls that the host observed.
-    fn observed(&self) -> &[Value] {
-        self.trajectory["extra"]["rollout_host"]["observed_tool_calls"].as_array().map_or(&[], Vec::as_slice)
-    }
-}
-
-/// Runs a rollout that makes these calls. It succeeds whatever the tools do.
-async fn call(host: &TestHost, calls: Value) -> Called {
-    call_as(host, json!({"calls": calls})).await
-}
-
-async fn call_as(host: &TestHost, wanted: Value) -> Called {
-    let controller = Controller::start().await;
-    let request = controller.rollout(&wanted.to_string()).label("-");
-    let result = host.run(&request).await;
-    assert_eq!(result["status"], "success", "a tool never fails a rollout: {result:#}");
-    let messages = result["sample"]["messages"].as_array().expect("there are messages");
-    let text = messages.last().and_then(|message| message["content"].as_str()).expect("there is a report");
-    let report = serde_json::from_str(text).unwrap_or_else(|error| panic!("{text}: {error}"));
-    Called { report, trajectory: host.trajectory(request.rollout_id()).await }
+    let path = guest(guest_name).display().to_string();
+    rollout_tests::lending(&format!("[[tools.component]]\npath = {path:?}\n{lines}\n"))
 }
 
 #[tokio::test]
@@ -57,8 +18,7 @@ async fn a_components_tools_are_offered_and_called_and_written_down() {
     let called =
         call(&host, json!([["kit_upper", {"text": "aé"}], ["kit_greet", {}], ["kit_refuse", {}]])).await;
 
-    let offered: Vec<&str> =
-        called.report["available"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    let offered = called.offered();
     assert!(offered.contains(&"kit_upper") && offered.len() == 9, "{offered:?}");
     assert_eq!(called.results(), [("AÉ", false), ("Good day.", false), ("Error: this tool refuses", true)]);
     let ids: Vec<&Value> =
@@ -225,14 +185,13 @@ async fn what_tools_say_is_charged_to_the_rollout() {
 }
 
 /// A host that does not start says all of this.
-async fn check_refused(config: &str, environment: &[(&str, &str)], expected: &[&str]) {
+async fn check_refused(config: &str, expected: &[&str]) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("config.toml");
     std::fs::write(&path, config).unwrap();
     let mut command = rollout_host(["serve"]);
     command.arg(guest("call_lent")).args(["--listen", "127.0.0.1:0", "--config"]).arg(&path);
-    command.envs(environment.iter().copied()).current_dir(dir.path());
-    let ran = command.start().ended().await;
+    let ran = command.current_dir(dir.path()).start().ended().await;
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
     for part in expected {
         assert!(ran.stderr.contains(part), "{part:?} is not in\n{}", ran.stderr);
@@ -251,6 +210,30 @@ async fn every_mistake_in_the_fields_is_reported_at_once() {
         calls-max = 0
         result-bytes-max = 0
         memory-bytes-max = 5
+        [[tools.mcp]]
+        [[tools.mcp]]
+        command = ['x']
+        url = 'http://h/'
+        [[tools.mcp]]
+        command = []
+        headers = { a = 'b' }
+        [[tools.mcp]]
+        url = 'h'
+        variables = { 'a b' = '${' }
+        [[tools.http]]
+        [[tools.http]]
+        name = 'a b'
+        url = 'http://h/{x}'
+        [[tools.http]]
+        name = 'a'
+        method = 'FETCH'
+        url = '{url}'
+        headers = { 'a b' = 'x', c = '${no name}' }
+        parameters = { type = 'object', properties = {} }
+        [[tools.http]]
+        name = 'a'
+        url = 'http://{host}/'
+        hosts = ['a/b']
     ";
     let expected = [
         "tools.component[0].path: missing",
@@ -260,8 +243,45 @@ async fn every_mistake_in_the_fields_is_reported_at_once() {
         "tools.component[1].calls-max: 0 lends nothing",
         "tools.component[1].result-bytes-max: not between 1 and",
         "tools.component[1].memory-bytes-max: not between",
+        "tools.mcp[0].command: missing, and so is url",
+        "tools.mcp[1].url: besides a command",
+        "tools.mcp[2].command: names no program",
+        "tools.mcp[2].headers: are for a server with a url",
+        "tools.mcp[3].url: no http or https address",
+        "tools.mcp[3].variables.a b: '${' without its '}'",
+        "tools.http[0].name: missing",
+        "tools.http[0].url: missing",
+        "tools.http[1]: it is named 'a b'",
+        "tools.http[2].method: none of GET",
+        "tools.http[2].hosts: missing",
+        "tools.http[2].headers.a b: no name of a header",
+        "tools.http[2].headers.c: 'no name' is no name of an environment variable",
+        "tools.http[2].parameters: properties has no 'url'",
+        "tools.http[3].url: a hole in the host",
+        "tools.http[3].hosts[0]: 'a/b' is no host",
     ];
-    check_refused(config, &[], &expected).await;
+    check_refused(config, &expected).await;
+}
+
+#[tokio::test]
+async fn secrets_that_are_not_set_are_named_before_anything_starts() {
+    let config = "
+        [[tools.http]]
+        name = 'a'
+        url = 'http://h/?key=${ROLLOUT_TEST_URL}'
+        headers = { authorization = 'Bearer ${ROLLOUT_TEST_HEADER}' }
+        [[tools.mcp]]
+        command = ['x']
+        environment = ['ROLLOUT_TEST_ENVIRONMENT']
+        variables = { KEY = '${ROLLOUT_TEST_VARIABLE}' }
+    ";
+    let expected = [
+        "tools.http[0]: url: the environment variable ROLLOUT_TEST_URL is not set",
+        "tools.http[0]: headers.authorization: the environment variable ROLLOUT_TEST_HEADER is not set",
+        "tools.mcp[0]: environment[0]: the environment variable ROLLOUT_TEST_ENVIRONMENT is not set",
+        "tools.mcp[0]: variables.KEY: the environment variable ROLLOUT_TEST_VARIABLE is not set",
+    ];
+    check_refused(config, &expected).await;
 }
 
 #[tokio::test]
@@ -271,7 +291,7 @@ async fn components_that_cannot_be_lent_are_named_before_anything_starts() {
         format!("[[tools.component]]\npath = 'none.wasm'\n[[tools.component]]\npath = {conform:?}\n");
     let expected =
         ["tools.component[0].path: cannot read none.wasm", "tools.component[1].path: ", "exports no tool"];
-    check_refused(&config, &[], &expected).await;
+    check_refused(&config, &expected).await;
 }
 
 #[tokio::test]
@@ -286,7 +306,7 @@ async fn tools_that_no_model_could_call_are_named_before_anything_starts() {
         "tools.component[3]: its tools cannot be listed",
         "a greeting is needed",
     ];
-    check_refused(&config, &[], &expected).await;
+    check_refused(&config, &expected).await;
 }
 
 #[tokio::test]

@@ -25,7 +25,9 @@ use crate::toolbox::{ComponentSettings, ToolSettings, Toolbox, Unlendable};
 /// Sends logs to standard error. A server tells what it does; other commands speak up
 /// only where something is wrong.
 pub(super) fn logs(format: LogFormat, server: bool) {
-    let default = if server { "info" } else { "warn" };
+    // The library of tool servers tells of every connection; what matters of it, the host
+    // says itself.
+    let default = if server { "info,rmcp=off" } else { "warn,rmcp=off" };
     let filter = EnvFilter::try_from_env("ROLLOUT_HOST_LOG").unwrap_or_else(|_| EnvFilter::new(default));
     let colour = std::io::stderr().is_terminal();
     let logs =

@@ -21,7 +21,8 @@ use serde_json::value::RawValue;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
-use crate::imports::{LentTool, LentTools, ToolAnswer, ToolRequest};
+use crate::imports::{LentTool, LentTools, ToolAnswer, ToolRequest, error_text};
+use crate::outbound::{HttpTool, HttpToolSettings, McpFunction, McpServer, McpSettings, RemoteFailure};
 use crate::plugin::Plugin;
 use crate::telemetry::{Limit, Metrics, ToolKind};
 use crate::wire::function::FunctionTool;
@@ -46,6 +47,10 @@ const CPU_TIME_MAX: Duration = Duration::from_secs(5);
 pub struct ToolSettings {
     /// Components.
     pub components: Vec<ComponentSettings>,
+    /// Servers that speak the Model Context Protocol.
+    pub servers: Vec<ServerSettings>,
+    /// Addresses that are asked over HTTP.
+    pub addresses: Vec<AddressSettings>,
 }
 
 /// The limits of each call of an entry.
@@ -76,6 +81,34 @@ pub struct ComponentSettings {
     pub memory_bytes_max: usize,
     /// CPU time of one call.
     pub cpu_time_max: Duration,
+    /// The limits of each call.
+    pub limits: CallLimits,
+}
+
+/// A server to lend the tools of.
+#[derive(Clone, Debug)]
+pub struct ServerSettings {
+    /// Where the entry is in the configuration, for messages.
+    pub at: String,
+    /// Where the server is.
+    pub reach: McpSettings,
+    /// What is put before its functions' names.
+    pub prefix: String,
+    /// The functions that are lent; none lends all.
+    pub only: Option<Vec<String>>,
+    /// The limits of each call.
+    pub limits: CallLimits,
+}
+
+/// An address to lend as one function.
+#[derive(Clone, Debug)]
+pub struct AddressSettings {
+    /// Where the entry is in the configuration, for messages.
+    pub at: String,
+    /// What the model is told.
+    pub function: FunctionTool,
+    /// What is asked.
+    pub ask: HttpToolSettings,
     /// The limits of each call.
     pub limits: CallLimits,
 }
@@ -121,7 +154,7 @@ impl Default for CallLimits {
 impl ToolSettings {
     /// Whether nothing is lent.
     pub fn is_empty(&self) -> bool {
-        self.components.is_empty()
+        self.components.is_empty() && self.servers.is_empty() && self.addresses.is_empty()
     }
 
     /// Instances of components that may be alive at once.
@@ -147,6 +180,25 @@ impl CallLimits {
         let max = self.concurrent_max;
         let reason = format!("busy: concurrent-max of {max} calls at once, and none ended in time");
         ToolAnswer::over(Limit::ToolConcurrent, reason)
+    }
+
+    /// What came of a call, if it comes in time.
+    async fn in_time(
+        &self,
+        deadline: Instant,
+        called: impl Future<Output = Result<String, RemoteFailure>>,
+    ) -> ToolAnswer {
+        match timeout_at(deadline, called).await {
+            Ok(Ok(content)) => ToolAnswer::answered(content),
+            Ok(Err(RemoteFailure::Failed(reason))) => ToolAnswer::failed(told(reason)),
+            Ok(Err(RemoteFailure::Unavailable(reason))) => ToolAnswer::unavailable(reason),
+            Ok(Err(RemoteFailure::TooLong)) => {
+                let max = self.result_bytes_max;
+                let reason = format!("the result is longer than result-bytes-max, {max} bytes");
+                ToolAnswer::over(Limit::ToolResultBytes, reason)
+            }
+            Err(_) => self.late(),
+        }
     }
 
     /// The answer, unless it is too long.
@@ -185,6 +237,9 @@ struct Entry {
 /// What is behind an entry.
 enum Source {
     Component(ComponentTools),
+    /// With what it said of its functions when it started, and those that are lent.
+    Server(McpServer, Vec<McpFunction>, Option<Vec<String>>),
+    Address(Box<HttpTool>, FunctionTool),
 }
 
 /// One function that is lent.
@@ -202,13 +257,19 @@ impl Toolbox {
         components: Vec<Plugin>,
         metrics: &Arc<Metrics>,
     ) -> Result<Arc<Self>, Unlendable> {
-        let mut entries = Vec::new();
+        let (mut entries, mut problems) = (Vec::new(), Vec::new());
         for (settings, plugin) in settings.components.into_iter().zip(components) {
             entries.push(Entry::component(settings, plugin, metrics));
         }
+        let servers = join_all(settings.servers.into_iter().map(Entry::server)).await;
+        for entry in servers.into_iter().chain(settings.addresses.into_iter().map(Entry::address)) {
+            match entry {
+                Ok(entry) => entries.push(entry),
+                Err(reasons) => problems.extend(reasons),
+            }
+        }
         let deadline = Instant::now() + LISTING_TIME_MAX;
         let listings = join_all(entries.iter().map(|entry| entry.list(deadline))).await;
-        let mut problems = Vec::new();
         let mut toolbox =
             Self { entries, functions: Vec::new(), places: BTreeMap::new(), schemas: Vec::new() };
         for (entry, listing) in listings.into_iter().enumerate() {
@@ -248,6 +309,14 @@ impl Toolbox {
                 let ToolRequest { arguments, seed, .. } = &request;
                 component.call(&function.own_name, arguments, seed, &entry.limits, deadline).await
             }
+            Source::Server(server, ..) => {
+                let called = server.call(&function.own_name, &request.arguments);
+                entry.limits.in_time(deadline, called).await
+            }
+            Source::Address(address, _) => {
+                let called = address.call(&request.arguments, entry.limits.result_bytes_max);
+                entry.limits.in_time(deadline, called).await
+            }
         };
         drop(turn);
         entry.limits.capped(answer)
@@ -271,22 +340,65 @@ impl Entry {
         Self::new(settings.at, settings.prefix, settings.limits, Source::Component(tools))
     }
 
+    /// Starts a server, or connects to it.
+    async fn server(settings: ServerSettings) -> Result<Self, Vec<String>> {
+        let ServerSettings { at, reach, prefix, only, limits } = settings;
+        match McpServer::start(at.clone(), &reach).await {
+            Ok((server, functions)) => {
+                Ok(Self::new(at, prefix, limits, Source::Server(server, functions, only)))
+            }
+            Err(problems) => Err(problems.iter().map(|problem| format!("{at}: {problem}")).collect()),
+        }
+    }
+
+    fn address(settings: AddressSettings) -> Result<Self, Vec<String>> {
+        let AddressSettings { at, function, ask, limits } = settings;
+        match HttpTool::new(ask) {
+            Ok(tool) => Ok(Self::new(at, String::new(), limits, Source::Address(tool.into(), function))),
+            Err(problems) => Err(problems.iter().map(|problem| format!("{at}: {problem}")).collect()),
+        }
+    }
+
+    /// What the source says that it has, one function after the other.
+    async fn described(&self, deadline: Instant) -> Result<Vec<Result<FunctionTool, String>>, Vec<String>> {
+        let at = &self.at;
+        match &self.source {
+            Source::Component(component) => match component.describe(deadline).await {
+                Ok(texts) => Ok(texts.iter().map(|text| FunctionTool::parse(text)).collect()),
+                Err(reason) => Err(vec![format!("{at}: its tools cannot be listed: {reason}")]),
+            },
+            Source::Server(_, functions, only) => {
+                let has = |name: &str| functions.iter().any(|function| function.name == name);
+                let missing = only.iter().flatten().filter(|name| !has(name));
+                let missing: Vec<String> =
+                    missing.map(|name| format!("{at}: only: the server has no tool '{name}'")).collect();
+                if !missing.is_empty() {
+                    return Err(missing);
+                }
+                let lent = |name: &String| only.as_ref().is_none_or(|only| only.contains(name));
+                let tool = |function: &McpFunction| {
+                    let McpFunction { name, description, parameters } = function;
+                    FunctionTool::new(name, description.as_deref(), parameters.clone())
+                };
+                Ok(functions.iter().filter(|function| lent(&function.name)).map(tool).collect())
+            }
+            Source::Address(_, function) => Ok(vec![Ok(function.clone())]),
+        }
+    }
+
     /// What it lends: each function's own name, and what the model is told.
     async fn list(&self, deadline: Instant) -> Result<Vec<(String, FunctionTool)>, Vec<String>> {
         let at = &self.at;
-        let listed = match &self.source {
-            Source::Component(component) => component.describe(deadline).await,
-        };
-        let texts = listed.map_err(|reason| vec![format!("{at}: its tools cannot be listed: {reason}")])?;
-        if texts.is_empty() {
+        let described = self.described(deadline).await?;
+        if described.is_empty() {
             return Err(vec![format!("{at}: it has no tools")]);
         }
-        if texts.len() > FUNCTIONS_MAX {
-            return Err(vec![format!("{at}: it has {} tools, more than {FUNCTIONS_MAX}", texts.len())]);
+        if described.len() > FUNCTIONS_MAX {
+            return Err(vec![format!("{at}: it has {} tools, more than {FUNCTIONS_MAX}", described.len())]);
         }
         let (mut functions, mut problems) = (Vec::new(), Vec::new());
-        for (number, text) in (1..).zip(texts) {
-            let function = FunctionTool::parse(&text)
+        for (number, function) in (1..).zip(described) {
+            let function = function
                 .and_then(|function| Ok((function.name().to_owned(), function.prefixed(&self.prefix)?)));
             match function {
                 Ok(function) => functions.push(function),
@@ -299,8 +411,16 @@ impl Entry {
     fn kind(&self) -> ToolKind {
         match self.source {
             Source::Component(_) => ToolKind::Component,
+            Source::Server(..) => ToolKind::Mcp,
+            Source::Address(..) => ToolKind::Http,
         }
     }
+}
+
+/// A tool's own words for what went wrong, which may call it an error themselves.
+fn told(reason: String) -> String {
+    let beginning = reason.get(.."error".len()).unwrap_or_default();
+    if beginning.eq_ignore_ascii_case("error") { reason } else { error_text(reason) }
 }
 
 impl LentTools for Toolbox {
