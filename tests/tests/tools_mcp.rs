@@ -6,15 +6,15 @@
 use std::path::{Path, PathBuf};
 
 use rollout_tests::{
-    Process, Serve, Start, TestHost, call, lending, project_root, rollout_host, target_dir, until,
+    Process, Serve, Start, TestHost, call, example, lending, project_root, rollout_host, target_dir, until,
 };
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::{Value, json};
 use tokio::process::Command;
 use tokio::sync::OnceCell;
 
-/// The Python that has the package, installed if it is not there.
-async fn python() -> PathBuf {
+/// The environments, made if they are not there.
+async fn environments() -> &'static Path {
     static VENVS: OnceCell<PathBuf> = OnceCell::const_new();
     let made = async || {
         let dir = std::env::var_os("ROLLOUT_VENVS").map_or_else(|| target_dir().join("venvs"), PathBuf::from);
@@ -23,7 +23,12 @@ async fn python() -> PathBuf {
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         dir
     };
-    VENVS.get_or_init(made).await.join("mcp/bin/python")
+    VENVS.get_or_init(made).await
+}
+
+/// The Python that has the package.
+async fn python() -> PathBuf {
+    environments().await.join("mcp/bin/python")
 }
 
 fn server_file() -> PathBuf {
@@ -225,4 +230,31 @@ async fn servers_that_do_not_start_are_named_with_what_they_said() {
         "tools.mcp[3]: only: the server has no tool 'subtract'",
     ];
     check_refused(&config, &expected).await;
+}
+
+#[tokio::test]
+async fn the_example_borrows_from_a_published_server_and_from_a_component() {
+    let dir = tempfile::tempdir().unwrap();
+    let lent_tools = project_root().join("examples/lent-tools");
+    // As its page says, with the configuration and the rows that are beside it.
+    std::os::unix::fs::symlink(environments().await.join("lent-tools"), dir.path().join("mcp-venv")).unwrap();
+    std::fs::copy(example("example-tool-component"), dir.path().join("numbers.wasm")).unwrap();
+    let mut command = rollout_host(["eval"]);
+    command.arg(example("example-lent-tools")).args(["--model", "mock", "--out", "out", "--data"]);
+    command.arg(lent_tools.join("rows.jsonl")).arg("--config").arg(lent_tools.join("tools.toml"));
+
+    let ran = command.current_dir(dir.path()).start().ended().await;
+
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let read = |name: &str| -> Value {
+        serde_json::from_slice(&std::fs::read(dir.path().join("out").join(name)).unwrap()).unwrap()
+    };
+    assert_eq!(read("summary.json")["reward"]["mean"], 1.0);
+    let trajectory = read("rollouts/row-00000-run-0/trajectory.json");
+    let calls = trajectory["extra"]["rollout_host"]["observed_tool_calls"].as_array().unwrap();
+    let calls: Vec<_> =
+        calls.iter().map(|call| (&call["function_name"], &call["kind"], &call["outcome"])).collect();
+    let (mcp, component, answered) = (json!("mcp"), json!("component"), json!("answered"));
+    let (calculate, plain) = (json!("calculator_calculate"), json!("number_plain"));
+    assert_eq!(calls, [(&calculate, &mcp, &answered), (&plain, &component, &answered)]);
 }

@@ -28,6 +28,13 @@ const NAME_BYTES_SHOWN: usize = 64;
 /// What a call costs of the record besides its texts, so that many small ones count.
 const CALL_BYTES: usize = 256;
 
+/// A call that may be made.
+struct Ready {
+    tools: Arc<dyn LentTools>,
+    tool: LentTool,
+    request: ToolRequest,
+}
+
 /// A call that was checked, counted and written down; making it is all that is left.
 struct Prepared {
     tools: Arc<dyn LentTools>,
@@ -53,7 +60,7 @@ impl Imports {
             Err(result) => return Call::ready(CallOutcome::Tool(result)),
         };
         match self.prepare_call(&call.name, call.arguments, under_way, entry.place) {
-            Ok((tools, tool, request)) => {
+            Ok(Ready { tools, tool, request }) => {
                 let prepared = Prepared { tools, request, kind: tool.kind, entry };
                 let task = async { CallOutcome::Tool(prepared.make().await) };
                 // The task's log lines are the rollout's, as the guest's own calls are.
@@ -96,7 +103,7 @@ impl Imports {
         arguments: String,
         under_way: u32,
         place: usize,
-    ) -> Result<(Arc<dyn LentTools>, LentTool, ToolRequest), (ToolKind, ToolAnswer)> {
+    ) -> Result<Ready, (ToolKind, ToolAnswer)> {
         let lent = self.tools.as_ref().and_then(|tools| Some((tools.clone(), tools.find(name)?)));
         let Some((tools, tool)) = lent else {
             let name = printable(&beginning(name, NAME_BYTES_SHOWN));
@@ -124,7 +131,8 @@ impl Imports {
         *made += 1;
         let seed = seed_of(&self.run, Role::Tool, "call");
         let seed = hex(&sha256_parts(&[&seed, &place.to_le_bytes()]));
-        Ok((tools, tool, ToolRequest { place: tool.place, arguments, seed }))
+        let request = ToolRequest { place: tool.place, arguments, seed };
+        Ok(Ready { tools, tool, request })
     }
 }
 

@@ -122,7 +122,7 @@ impl HttpTool {
             }
             (arguments, client) => {
                 problems.extend(arguments.err().map(|error| format!("parameters: {error}")));
-                problems.extend(client.err().map(|error| describe(error)));
+                problems.extend(client.err().map(describe));
                 Err(problems)
             }
         }

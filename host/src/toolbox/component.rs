@@ -95,7 +95,7 @@ impl ComponentTools {
     }
 
     fn imports(&self, role: Role, seed: &str, deadline: Instant, record: &Arc<Record>) -> Imports {
-        let id = RolloutId::parse(&format!("tool-{seed}"));
+        let id = RolloutId::parse(format!("tool-{seed}"));
         let run = RunContext {
             // A seed is hex digits, of which an id may be made.
             rollout_id: id.unwrap_or_else(|error| unreachable!("a seed makes an id: {error}")),
