@@ -64,10 +64,15 @@ impl Build {
             .map_err(|error| plugin_file::at_fault(&format!("{} was built", component.display()), error))?;
         std::fs::write(&output, &bytes).with_context(|| format!("cannot write {}", output.display()))?;
         let about = plugin.about();
+        let parts: Vec<&str> = about
+            .parts()
+            .iter()
+            .map(|part| part.trim_start_matches("a ").trim_start_matches("an "))
+            .collect();
         println!(
             "{}: {}, {} KiB, sha256:{}",
             output.display(),
-            about.parts().join(" and "),
+            parts.join(" and "),
             bytes.len().div_ceil(1024),
             about.digest
         );
