@@ -55,6 +55,7 @@ fn host(bytes: &[u8], instances_max: u32) -> Host {
         grader: None,
         max_concurrent: instances_max,
         queue_max: 0,
+        tools: None,
         chat: ChatClient::new(http, RetryPolicy::model(), limits.reply_bytes_max, metrics.clone()),
         metrics,
         limits,

@@ -1,6 +1,7 @@
 //! Settings in two steps: what the operator wrote, and what the host works with.
 
 mod init;
+mod tools;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,6 +11,8 @@ use serde_json::value::RawValue;
 
 use crate::limits::{Limits, LoadLimits};
 use crate::outbound::RetryPolicy;
+use crate::toolbox::ToolSettings;
+pub use tools::{RawAddress, RawComponent, RawServer, RawTools};
 
 pub use init::{OsmosisEnvironment, OsmosisInit, RawOsmosisInit};
 
@@ -62,6 +65,8 @@ pub struct RawConfig {
     pub osmosis: RawOsmosis,
     /// The plugin's own configuration, handed to it as it is.
     pub plugin: Option<toml::Table>,
+    /// Tools that are lent to the plugin.
+    pub tools: RawTools,
 }
 
 /// Declares [`RawLimits`] with one field and one option for each limit.
@@ -202,6 +207,8 @@ pub struct Config {
     pub log: Option<PathBuf>,
     /// The plugin's own configuration, a JSON object.
     pub plugin: Option<Box<RawValue>>,
+    /// Tools that are lent to the plugin.
+    pub tools: ToolSettings,
 }
 
 /// Times of the Osmosis protocol's polling generation.
@@ -271,6 +278,7 @@ impl RawConfig {
             on_start: self.on_start,
             on_stop: self.on_stop,
             log: self.log,
+            tools: self.tools.resolve(&mut problems),
             plugin: self.plugin.and_then(|table| match serde_json::value::to_raw_value(&table) {
                 Ok(raw) => Some(raw),
                 Err(error) => {

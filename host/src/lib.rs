@@ -29,4 +29,5 @@ pub mod plugin;
 pub mod rollout;
 pub mod telemetry;
 pub mod text;
+pub mod toolbox;
 pub mod wire;

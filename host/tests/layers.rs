@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// From the top down. Modules on one line may not name each other.
-const LAYERS: [&[&str]; 13] = [
+const LAYERS: [&[&str]; 14] = [
     &["bin"],
     &["cli", "fuzzing"],
     &["dialect", "eval", "bench"],
     &["config"],
     &["rollout"],
+    &["toolbox"],
     &["engine"],
     &["plugin"],
     &["instance"],

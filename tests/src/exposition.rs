@@ -71,24 +71,34 @@ impl Exposition {
     fn check_histograms(&self, text: &str) -> Result<(), String> {
         for (family, _) in self.kinds.iter().filter(|(_, kind)| *kind == "histogram") {
             let wrong = |what: &str| Err(format!("{family}: {what}"));
-            let beginning = format!("{family}_bucket{{le=\"");
-            let (mut bound, mut count) = (f64::NEG_INFINITY, 0.0);
+            let beginning = format!("{family}_bucket{{");
+            // By the labels besides the bound: the last bound and the count up to it.
+            let mut histograms: BTreeMap<String, (f64, f64)> = BTreeMap::new();
             for line in text.lines().filter_map(|line| line.strip_prefix(&beginning)) {
-                let parsed = line.split_once("\"} ").and_then(|(le, value)| {
+                let parsed = line.split_once("le=\"").and_then(|(labels, rest)| {
+                    let (le, value) = rest.split_once("\"} ")?;
                     let le = if le == "+Inf" { f64::INFINITY } else { le.parse().ok()? };
-                    Some((le, value.parse::<f64>().ok()?))
+                    Some((labels.trim_end_matches(','), le, value.parse::<f64>().ok()?))
                 });
-                let Some((le, value)) = parsed else { return wrong("a bucket with other labels") };
-                if le <= bound || value < count {
+                let Some((labels, le, value)) = parsed else { return wrong("a bucket without a bound") };
+                let (bound, count) = histograms.entry(labels.to_owned()).or_insert((f64::NEG_INFINITY, 0.0));
+                if le <= *bound || value < *count {
                     return wrong("buckets that do not rise");
                 }
-                (bound, count) = (le, value);
+                (*bound, *count) = (le, value);
             }
-            if bound != f64::INFINITY || self.series.get(&format!("{family}_count")) != Some(&count) {
-                return wrong("a last bucket that is not the count");
+            if histograms.is_empty() {
+                return wrong("no bucket");
             }
-            if !self.series.contains_key(&format!("{family}_sum")) {
-                return wrong("no sum");
+            for (labels, (bound, count)) in histograms {
+                let labels = if labels.is_empty() { labels } else { format!("{{{labels}}}") };
+                let counted = self.series.get(&format!("{family}_count{labels}"));
+                if bound != f64::INFINITY || counted != Some(&count) {
+                    return wrong("a last bucket that is not the count");
+                }
+                if !self.series.contains_key(&format!("{family}_sum{labels}")) {
+                    return wrong("no sum");
+                }
             }
         }
         Ok(())

@@ -15,6 +15,7 @@ mod controller;
 mod exposition;
 mod host;
 mod init;
+mod lent;
 mod process;
 mod programs;
 
@@ -23,8 +24,9 @@ pub use controller::{Answer, Controller, KEY_OF_B, Received, RolloutRequest};
 pub use exposition::Exposition;
 pub use host::{Admitted, Reply, Serve, TestHost};
 pub use init::{InitRequest, check_chat, check_completed};
+pub use lent::{Called, call, call_as, lending};
 pub use process::{Process, Ran, Start, rollout_host};
-pub use programs::{guest, host_program, project_root, target_dir};
+pub use programs::{example, guest, host_program, project_root, target_dir};
 
 use std::time::Duration;
 

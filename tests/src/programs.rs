@@ -59,6 +59,23 @@ pub fn guest(name: &str) -> PathBuf {
     path
 }
 
+/// The component of one of the project's examples, by its package's name.
+pub fn example(package: &str) -> PathBuf {
+    let file = format!("{}.wasm", package.replace('-', "_"));
+    let path = match env::var_os("ROLLOUT_GUESTS_DIR") {
+        // Cargo puts it beside the directory of the guests.
+        Some(dir) => PathBuf::from(dir).with_file_name(file),
+        None => {
+            let built = cargo_build(&["--release", "--target", "wasm32-wasip2", "-p", package, "--lib"]);
+            let files = built.iter().filter_map(|artifact| artifact["filenames"].as_array()).flatten();
+            let mut files = files.filter_map(Value::as_str).map(PathBuf::from);
+            files.find(|path| path.ends_with(&file)).unwrap_or_default()
+        }
+    };
+    assert!(path.is_file(), "there is no example '{package}' at {path:?}");
+    path
+}
+
 /// Builds, and gives what cargo says of every artifact.
 fn cargo_build(arguments: &[&str]) -> Vec<Value> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());

@@ -84,3 +84,20 @@ pub mod grader {
     });
     pub use exports::rollout::plugin::grader::{GradedSample, Guest, Verdict};
 }
+
+/// The export of tools for others.
+pub mod tool {
+    wit_bindgen::generate!({
+        path: "../../wit",
+        inline: "
+            package rollout:sdk;
+            world tool-export { export rollout:plugin/tool@0.1.0; }
+        ",
+        world: "rollout:sdk/tool-export",
+        with: { "rollout:plugin/types@0.1.0": super::imports::types },
+        generate_all,
+        pub_export_macro: true,
+        export_macro_name: "export_tool",
+    });
+    pub use exports::rollout::plugin::tool::Guest;
+}

@@ -9,8 +9,8 @@ use crate::bindings::grader::{GradedSample, Verdict};
 use crate::bindings::imports::types::Failure;
 use crate::message::{self, parse_messages};
 use crate::{
-    AgentLoop, Context, Error, ErrorKind, GradeContext, Grader, LoopContext, LoopRequest, Result, Value,
-    Workflow, context,
+    AgentLoop, Context, Error, ErrorKind, GradeContext, Grader, LoopContext, LoopRequest, Result, Tool,
+    ToolPlugin, Value, Workflow, context,
 };
 
 /// Makes this crate a plugin: names the agent (a workflow or an agent loop), the grader or
@@ -33,7 +33,8 @@ use crate::{
 /// A component that exports only one of them is `export!(workflow = MyWorkflow);` or
 /// `export!(grader = MyGrader);`. One type may be both. An
 /// [`AgentLoop`](crate::AgentLoop) is exported in place of a workflow:
-/// `export!(agent_loop = MyLoop);`, or with `grader = MyGrader` after it.
+/// `export!(agent_loop = MyLoop);`, or with `grader = MyGrader` after it. Tools for others are exported by
+/// `export!(tool = MyTools);`, see [`ToolPlugin`](crate::ToolPlugin).
 #[macro_export]
 macro_rules! export {
     (workflow = $workflow:ty $(,)?) => {
@@ -48,6 +49,9 @@ macro_rules! export {
     (agent_loop = $agent_loop:ty, grader = $grader:ty $(,)?) => {
         $crate::__export_agent_loop!($agent_loop);
         $crate::__export_grader!($grader);
+    };
+    (tool = $tool:ty $(,)?) => {
+        $crate::__export_tool!($tool);
     };
     (workflow = $workflow:ty, grader = $grader:ty $(,)?) => {
         $crate::__export_workflow!($workflow);
@@ -161,6 +165,38 @@ macro_rules! __export_grader {
     };
 }
 
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_tool {
+    ($tool:ty) => {
+        const _: () = {
+            struct Exported;
+
+            impl $crate::__private::tool::Guest for Exported {
+                fn describe() -> ::std::vec::Vec<::std::string::String> {
+                    $crate::__private::describe_tools::<$tool, _>()
+                }
+
+                fn call(
+                    name: ::std::string::String,
+                    arguments: ::std::string::String,
+                ) -> ::core::result::Result<::std::string::String, ::std::string::String> {
+                    $crate::__private::call_tool::<$tool, _>(&name, &arguments)
+                }
+            }
+
+            #[cfg(target_family = "wasm")]
+            $crate::__private::tool::export_tool!(
+                Exported with_types_in $crate::__private::tool
+            );
+
+            #[cfg(not(target_family = "wasm"))]
+            #[used]
+            static USED: fn() = $crate::__private::used_tool::<Exported>;
+        };
+    };
+}
+
 /// Runs the author's workflow on what the host gave.
 pub fn run_workflow<W, C>(prompt: Vec<String>) -> Result<Option<Vec<String>>, Failure>
 where
@@ -219,6 +255,43 @@ where
     let grade = || G::grade(GradeContext::read(label, samples)?)?.resolve(&ids);
     grade().map_err(tell)
 }
+
+/// Describes the author's tools. Without them there is nothing to describe, so what is
+/// wrong ends the instance; the host reports the last words.
+pub fn describe_tools<T, C>() -> Vec<String>
+where
+    T: ToolPlugin<C>,
+    C: DeserializeOwned,
+{
+    match own_tools::<T, C>() {
+        Ok(tools) => tools.iter().map(|tool| tool.schema().to_string()).collect(),
+        Err(error) => panic!("the tools cannot be described: {error}"),
+    }
+}
+
+/// Runs one of the author's tools.
+pub fn call_tool<T, C>(name: &str, arguments: &str) -> Result<String, String>
+where
+    T: ToolPlugin<C>,
+    C: DeserializeOwned,
+{
+    let tools = own_tools::<T, C>().map_err(|error| error.to_string())?;
+    match tools.into_iter().find(|tool| tool.name() == name) {
+        Some(mut tool) => tool.run(arguments),
+        None => Err(format!("there is no tool '{name}' here")),
+    }
+}
+
+fn own_tools<T, C>() -> Result<Vec<Tool>>
+where
+    T: ToolPlugin<C>,
+    C: DeserializeOwned,
+{
+    T::tools(context::config()?)
+}
+
+/// Stands for the export of tools where there are no components.
+pub fn used_tool<E: crate::bindings::tool::Guest>() {}
 
 /// Stands for the export of a workflow where there are no components.
 pub fn used_workflow<E: crate::bindings::workflow::Guest>() {}

@@ -56,7 +56,7 @@ pub use message::{Message, ToolCall, last_assistant_text};
 pub use reward::reward;
 pub use sample::{OpenError, RecordError, Sample};
 pub use serde_json::{Map, Value, json};
-pub use tool::{Tool, ToolResult};
+pub use tool::{Tool, ToolPlugin, ToolResult};
 pub use tool_call::{
     ToolArgumentError, ToolCallInfo, ToolWork, create_tool_error_result, create_tool_result,
     execute_tool_calls, get_tool_call_info, parse_tool_arguments, serialize_tool_result,
@@ -89,9 +89,9 @@ mod toolbox;
 #[doc(hidden)]
 pub mod __private {
     pub use crate::bindings::imports::types::Failure;
-    pub use crate::bindings::{agent_loop, grader, workflow};
+    pub use crate::bindings::{agent_loop, grader, tool, workflow};
     pub use crate::export::{
-        agent_loop_name, agent_loop_tools, run_agent_loop, run_grader, run_workflow, used_agent_loop,
-        used_grader, used_workflow,
+        agent_loop_name, agent_loop_tools, call_tool, describe_tools, run_agent_loop, run_grader,
+        run_workflow, used_agent_loop, used_grader, used_tool, used_workflow,
     };
 }

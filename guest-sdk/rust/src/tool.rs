@@ -103,13 +103,59 @@ impl Tool {
         &self.schema
     }
 
+    /// Runs the function; the error is told to the model.
+    pub(crate) fn run(&mut self, arguments: &str) -> Result<String, String> {
+        (self.run)(arguments)
+    }
+
     /// Runs the function with the arguments that the model wrote.
     pub fn call(&mut self, call: &ToolCall) -> ToolResult {
-        match (self.run)(&call.arguments) {
+        match self.run(&call.arguments) {
             Ok(content) => ToolResult { call_id: call.id.clone(), content, is_error: false },
             Err(error) => failed(call, &error),
         }
     }
+}
+
+/// A component whose tools others may call: the operator lends it to workflows, which may
+/// be written by people who have never heard of it. Each call comes to an instance of its
+/// own, which has no model, no samples and nothing of the rollout that asks; what one call
+/// leaves behind, no other finds.
+///
+/// `C` is the type of the operator's configuration of this component, as for a
+/// [`Workflow`](crate::Workflow).
+///
+/// ```
+/// use rollout_sdk::{Result, Tool, ToolPlugin, tool};
+///
+/// #[derive(serde::Deserialize, schemars::JsonSchema)]
+/// struct Text {
+///     /// What to turn round.
+///     text: String,
+/// }
+///
+/// fn reverse(args: Text) -> Result<String> {
+///     Ok(args.text.chars().rev().collect())
+/// }
+///
+/// struct Texts;
+///
+/// impl ToolPlugin for Texts {
+///     fn tools((): ()) -> Result<Vec<Tool>> {
+///         Ok(vec![tool!(reverse, "Turns a text round.")])
+///     }
+/// }
+///
+/// rollout_sdk::export!(tool = Texts);
+/// ```
+pub trait ToolPlugin<C: DeserializeOwned = ()> {
+    /// The tools, the same every time.
+    ///
+    /// # Errors
+    ///
+    /// An error, such as a configuration that is wrong, keeps the tools from being lent;
+    /// within a call it is told to the model.
+    fn tools(config: C) -> Result<Vec<Tool>>;
 }
 
 impl std::fmt::Debug for Tool {

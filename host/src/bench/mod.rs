@@ -168,10 +168,8 @@ impl Settings {
             Dialect::C => trainer::REQUESTS_AT_ONCE_C as u64 + most as u64 / 4,
         };
         let wanted = most as u64 + out + 100;
-        match Some(capacity::raise_descriptors()) {
-            Some(max) if max < wanted => Err(BenchError::Descriptors { wanted, max }),
-            _ => Ok(()),
-        }
+        let max = capacity::raise_descriptors();
+        if max < wanted { Err(BenchError::Descriptors { wanted, max }) } else { Ok(()) }
     }
 
     /// Of a measurement, and of the warm-up before it, in which every connection is opened.

@@ -77,11 +77,6 @@ pub(super) fn cpu_secs(pid: u32) -> Result<f64, ProcError> {
     Ok(stat.cpu_ticks as f64 / ticks_per_sec())
 }
 
-/// The number of descriptors that this process may have.
-pub(super) fn fds_max() -> Option<u64> {
-    soft_limit(&fs::read_to_string("/proc/self/limits").ok()?, "Max open files")
-}
-
 /// The process that listens on a TCP port of this machine, one of `group` (a process group)
 /// rather than another; of several, the one with the least number.
 pub(super) fn listener_on(port: u16, group: u32) -> Result<Option<u32>, ProcError> {
@@ -162,12 +157,6 @@ fn status_kib(status: &str, name: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse().ok()
 }
 
-fn soft_limit(limits: &str, name: &str) -> Option<u64> {
-    let line = limits.lines().find_map(|line| line.strip_prefix(name))?;
-    // "unlimited" is no number, and no limit.
-    line.split_ascii_whitespace().next()?.parse().ok()
-}
-
 fn count_lines(text: &str) -> u64 {
     text.bytes().filter(|&b| b == b'\n').count() as u64
 }
@@ -230,11 +219,6 @@ mod tests {
         check(status_kib(status, "VmHWM"), Some(5000));
         check(status_kib(status, "Threads"), None);
         check(status_kib(status, "VmSwap"), None);
-        let limits = "Limit                     Soft Limit           Hard Limit           Units\n\
-            Max processes             unlimited            unlimited            processes\n\
-            Max open files            1024                 524288               files\n";
-        check(soft_limit(limits, "Max open files"), Some(1024));
-        check(soft_limit(limits, "Max processes"), None);
         check(Some(count_lines("a\nb\n")), Some(2));
     }
 

@@ -14,7 +14,7 @@ use crate::engine::Engine;
 
 const TARGET: &str = "wasm32-wasip2";
 
-/// Compiles a Rust workflow, agent loop or grader to a component and checks that it can be served.
+/// Compiles a Rust workflow, agent loop, grader or tool to a component and checks that it can be served.
 #[derive(Debug, Args)]
 pub(super) struct Build {
     /// The project: a directory with a Cargo.toml whose library is a cdylib.
@@ -66,10 +66,12 @@ impl Build {
             .map_err(|error| plugin_file::at_fault(&format!("{} was built", component.display()), error))?;
         std::fs::write(&output, &bytes).with_context(|| format!("cannot write {}", output.display()))?;
         let about = plugin.about();
+        let bare = |part: &&'static str| part.trim_start_matches("a ").trim_start_matches("an ");
+        let parts: Vec<&str> = about.parts().iter().map(bare).collect();
         println!(
             "{}: {}, {} KiB, sha256:{}",
             output.display(),
-            about.halves(),
+            parts.join(" and "),
             bytes.len().div_ceil(1024),
             about.digest
         );

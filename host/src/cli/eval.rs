@@ -229,6 +229,9 @@ impl Eval {
         set("plugin_config", config.plugin.as_ref().map_or(Value::Null, |raw| json!(raw)));
         let limits = config.limits.table().map(|(name, max)| (name.to_owned(), json!(max)));
         set("limits", Value::Object(limits.into_iter().collect()));
+        if let Some(digest) = &loaded.tools_digest {
+            set("tools_digest", digest.as_str().into());
+        }
         if self.base_url.is_none() {
             set("mock_error_rate", self.mock_error_rate.into());
             set("mock_seed", self.mock_seed.into());

@@ -4,12 +4,15 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use serde_json::json;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
 use super::plugin_file::{self, CacheOptions};
 use super::{Exit, setup};
-use crate::engine::Engine;
+use crate::engine::{Engine, Loader};
 use crate::plugin::{CONTRACT_VERSION, Description, Item};
+use crate::text::printable;
+use crate::toolbox;
 
 /// Says what a component exports and imports, and whether it can be served.
 #[derive(Debug, Args)]
@@ -42,23 +45,35 @@ impl Inspect {
                 return Err(error);
             }
         };
-        let servable = about.problems.is_empty();
+        let mut servable = about.problems.is_empty();
+        let tools = match about.tool && servable {
+            true => Some(tools(&engine, &loader, &bytes, config.plugin)?),
+            false => None,
+        };
+        servable &= !matches!(tools, Some(Err(_)));
         if self.json {
             let mut value = serde_json::to_value(&about)?;
             value["servable"] = servable.into();
+            match &tools {
+                Some(Ok(tools)) => value["tools"] = json!(tools),
+                Some(Err(problems)) => value["tool_problems"] = json!(problems),
+                None => {}
+            }
             println!("{value:#}");
         } else {
-            print!("{}", self.render(&about));
+            print!("{}", self.render(&about, tools));
         }
         Ok(if servable { Exit::Done } else { Exit::Plugin })
     }
 
-    fn render(&self, about: &Description) -> String {
-        let halves = about.halves();
-        let halves = if halves.is_empty() { "nothing that a host runs" } else { &halves };
+    fn render(&self, about: &Description, tools: Option<Listed>) -> String {
+        let parts = match about.parts().as_slice() {
+            [] => "nothing of the contract".to_owned(),
+            parts => parts.join(" and "),
+        };
         let contract = about.contract_version.as_deref().unwrap_or("none");
         let mut text = format!(
-            "{}: {halves}\n  contract  {contract} (this host speaks {CONTRACT_VERSION})\n  size      {} KiB\n  \
+            "{}: {parts}\n  contract  {contract} (this host speaks {CONTRACT_VERSION})\n  size      {} KiB\n  \
              digest    sha256:{}\n",
             self.plugin.display(),
             about.size_bytes.div_ceil(1024),
@@ -66,6 +81,14 @@ impl Inspect {
         );
         text += &list("exports", &about.exports);
         text += &list("imports", &about.imports);
+        match tools {
+            Some(Ok(tools)) => text += &listed(&tools),
+            Some(Err(problems)) => {
+                let problems = problems.iter().map(|problem| format!("  - {problem}\n"));
+                return text + "cannot be lent:\n" + &problems.collect::<String>();
+            }
+            None => {}
+        }
         if about.problems.is_empty() {
             text += match (about.workflow, about.agent_loop, about.grader) {
                 (false, false, true) => "can be used: rollout-host serve AGENT.wasm --grader this\n",
@@ -73,7 +96,9 @@ impl Inspect {
                 (_, true, false) => {
                     "can be served; without --grader it has the rewards that the agent loop gives itself\n"
                 }
-                (false, false, false) => "can be lent to others; there is no agent in it to serve\n",
+                (false, false, false) => {
+                    "can be lent: [[tools.component]] in the configuration of a workflow\n"
+                }
                 _ => "can be served\n",
             };
         } else {
@@ -84,6 +109,26 @@ impl Inspect {
         }
         text
     }
+}
+
+/// The tools of a component, or what is wrong with them.
+type Listed = Result<Vec<Value>, Vec<String>>;
+
+/// Asks a component for its tools, with the configuration that it would have.
+fn tools(engine: &Engine, loader: &Loader, bytes: &[u8], config: Option<Box<RawValue>>) -> Result<Listed> {
+    let plugin = loader.load(engine, bytes)?;
+    let functions = setup::runtime()?.block_on(toolbox::describe(plugin, config.map(Into::into)));
+    Ok(functions.map(|functions| functions.into_iter().map(Into::into).collect()))
+}
+
+/// The tools, one a line, with the beginning of what they say of themselves.
+fn listed(tools: &[Value]) -> String {
+    let line = |tool: &Value| {
+        let function = &tool["function"];
+        let about = function["description"].as_str().unwrap_or_default().lines().next().unwrap_or_default();
+        format!("    {}: {}\n", function["name"].as_str().unwrap_or_default(), printable(about))
+    };
+    format!("  tools\n{}", tools.iter().map(line).collect::<String>())
 }
 
 fn list(title: &str, items: &[Item]) -> String {

@@ -14,16 +14,22 @@ use super::LogFormat;
 use super::plugin_file::{self, CacheOptions};
 use crate::capacity::{Bound, GuestCost, Machine, Slots};
 use crate::config::{Config, RawConfig};
+use crate::digest::sha256_hex;
 use crate::engine::{Engine, MemoryPlan};
 use crate::error::Fault;
+use crate::imports::LentTools;
 use crate::outbound::{self, ChatClient, Secret};
+use crate::plugin::Plugin;
 use crate::rollout::{Host, HostSettings};
 use crate::telemetry::{Metrics, Traces};
+use crate::toolbox::{ComponentSettings, ToolSettings, Toolbox, Unlendable};
 
 /// Sends logs to standard error. A server tells what it does; other commands speak up
 /// only where something is wrong.
 pub(super) fn logs(format: LogFormat, server: bool) {
-    let default = if server { "info" } else { "warn" };
+    // The library of tool servers tells of every connection; what matters of it, the host
+    // says itself.
+    let default = if server { "info,rmcp=off" } else { "warn,rmcp=off" };
     let filter = EnvFilter::try_from_env("ROLLOUT_HOST_LOG").unwrap_or_else(|_| EnvFilter::new(default));
     let colour = std::io::stderr().is_terminal();
     let logs =
@@ -114,6 +120,7 @@ pub(super) struct Loaded {
     pub grader_digest: Option<String>,
     pub slots: Slots,
     pub plan: MemoryPlan,
+    pub tools_digest: Option<String>,
 }
 
 /// Compiles the plugins, makes the host and sees that instances can start.
@@ -126,10 +133,13 @@ pub(super) fn host(
     artifact_root: Option<PathBuf>,
 ) -> Result<Loaded> {
     let machine = Machine::read();
-    let plan = MemoryPlan::within(config.max_concurrent, machine.guest_mappings_max());
+    let tools_max = config.tools.instances_max();
+    let instances_max = config.max_concurrent.saturating_add(tools_max);
+    let plan = MemoryPlan::within(instances_max, machine.guest_mappings_max());
     let cost = GuestCost { mappings: plan.mappings_per_instance(), memory_bytes: 0 };
     let slots = machine.slots(config.max_concurrent, config.queue_max, cost);
-    let engine = Engine::planned(plan, slots.running_max, config.limits.memory_bytes_max)?;
+    let memory_bytes_max = config.limits.memory_bytes_max.max(config.tools.memory_bytes_max());
+    let engine = Engine::planned(plan, slots.running_max.saturating_add(tools_max), memory_bytes_max)?;
     let loader = cache.loader(config.cache_dir.as_deref(), &config.load_limits)?;
     let load = |path: &Path| plugin_file::load(&loader, &engine, path, &config.load_limits);
     let workflow = load(plugin)?;
@@ -137,6 +147,8 @@ pub(super) fn host(
     let plugin_digest = workflow.about().digest.clone();
     let http = outbound::http_client()?;
     let metrics = Arc::new(Metrics::new());
+    let tools = lent_tools(runtime, &config.tools, load, &metrics)?;
+    let tools_digest = tools.as_ref().map(|(_, digest)| digest.clone());
     let mut settings = HostSettings {
         workflow,
         grader,
@@ -144,6 +156,7 @@ pub(super) fn host(
         queue_max: config.queue_max,
         limits: config.limits.clone(),
         plugin_config: config.plugin.clone(),
+        tools: tools.map(|(tools, _)| tools as Arc<dyn LentTools>),
         chat: ChatClient::new(
             http.clone(),
             config.model.clone(),
@@ -177,5 +190,33 @@ pub(super) fn host(
     }
     let host = Host::new(settings).map_err(|error| super::PluginFault(error.to_string()))?;
     let grader_digest = host.grader().map(|grader| grader.about().digest.clone());
-    Ok(Loaded { host, http, plugin_digest, grader_digest, slots, plan })
+    Ok(Loaded { host, http, plugin_digest, grader_digest, tools_digest, slots, plan })
+}
+
+/// The tools that the configuration lends, ready to be called, with a digest of all that
+/// decides on what they do and is known here.
+fn lent_tools(
+    runtime: &Runtime,
+    settings: &ToolSettings,
+    load: impl Fn(&Path) -> Result<Plugin>,
+    metrics: &Arc<Metrics>,
+) -> Result<Option<(Arc<Toolbox>, String)>> {
+    if settings.is_empty() {
+        return Ok(None);
+    }
+    let (mut components, mut problems) = (Vec::new(), Vec::new());
+    for ComponentSettings { at, path, .. } in &settings.components {
+        match load(path) {
+            Ok(plugin) if plugin.about().tool => components.push(plugin),
+            Ok(_) => problems.push(format!("{at}.path: {} exports no tool", path.display())),
+            Err(error) => problems.push(format!("{at}.path: {error:#}")),
+        }
+    }
+    if !problems.is_empty() {
+        return Err(Unlendable(problems).into());
+    }
+    let mut about = format!("{settings:?}");
+    about.extend(components.iter().map(|plugin| plugin.about().digest.as_str()));
+    let toolbox = runtime.block_on(Toolbox::start(settings.clone(), components, metrics))?;
+    Ok(Some((toolbox, sha256_hex(about.as_bytes()))))
 }

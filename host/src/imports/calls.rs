@@ -37,6 +37,11 @@ impl Call {
         Self(State::Ready(outcome))
     }
 
+    /// Whether it needs no waiting for.
+    pub(super) fn is_ready(&self) -> bool {
+        matches!(self.0, State::Ready(_))
+    }
+
     /// Waits for the outcome.
     pub(super) async fn outcome(self) -> wasmtime::Result<CallOutcome> {
         match self.0 {

@@ -15,6 +15,7 @@ mod context;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod judge;
+mod lent;
 mod log;
 mod record;
 mod samples;
@@ -69,8 +70,10 @@ use crate::wire::openai::Params;
 
 use clockwork::GuestClock;
 
+pub use lent::{LentTool, LentTools, ToolAnswer, ToolRequest, error_text};
 pub use record::{
-    ArtifactFile, Exchange, ExchangeOutcome, LogEntry, LogLevel, Meter, Record, Recorded, SampleRecord, Spent,
+    ArtifactFile, Exchange, ExchangeOutcome, LogEntry, LogLevel, Meter, Record, Recorded, SampleRecord,
+    Spent, ToolUse,
 };
 
 /// What an instance was made to do.
@@ -169,6 +172,7 @@ pub struct Imports {
     limits: Arc<Limits>,
     deadline: Option<Instant>,
     model: Option<ModelAccess>,
+    tools: Option<Arc<dyn LentTools>>,
     record: Arc<Record>,
     calls_under_way: u32,
     host_calls: u64,
@@ -220,7 +224,25 @@ impl Imports {
         let mut table = ResourceTable::new();
         table.set_max_capacity(limits.handles_max);
         let clock = GuestClock::default();
-        Self { role, run, limits, deadline, model, record, calls_under_way: 0, host_calls: 0, clock, table }
+        Self {
+            role,
+            run,
+            limits,
+            deadline,
+            model,
+            tools: None,
+            record,
+            calls_under_way: 0,
+            host_calls: 0,
+            clock,
+            table,
+        }
+    }
+
+    /// The same, with these tools lent.
+    pub fn with_tools(mut self, tools: Option<Arc<dyn LentTools>>) -> Self {
+        self.tools = tools;
+        self
     }
 
     /// What a guest's standard library finds: no arguments, environment, files or

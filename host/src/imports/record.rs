@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 
 use crate::id::SampleId;
 use crate::limits::Limits;
-use crate::telemetry::{Limit, LimitsFired, RolloutTrace};
+use crate::telemetry::{Limit, LimitsFired, RolloutTrace, ToolKind, ToolOutcome};
 use crate::wire::openai::Usage;
 
 /// One sample as the workflow registered it.
@@ -63,6 +63,27 @@ pub enum ExchangeOutcome {
     Failed(String),
 }
 
+/// One call of a lent tool as the host saw it.
+#[derive(Clone, Debug)]
+pub struct ToolUse {
+    /// The id that the call came with.
+    pub call_id: String,
+    /// The name that was called, lent or not.
+    pub name: String,
+    /// The arguments as they came.
+    pub arguments: String,
+    /// What is behind the name.
+    pub kind: ToolKind,
+    /// When it was asked for.
+    pub started_at: SystemTime,
+    /// From then to the answer; zero where it was not made or given up.
+    pub duration: Duration,
+    /// How it ended.
+    pub outcome: ToolOutcome,
+    /// What the model was told; empty where the call was given up.
+    pub content: String,
+}
+
 /// A file of the rollout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArtifactFile {
@@ -113,6 +134,8 @@ pub struct Recorded {
     pub samples: Vec<SampleRecord>,
     /// The calls of the model in the order in which they were made.
     pub exchanges: Vec<Exchange>,
+    /// The calls of lent tools in the order in which they were asked for.
+    pub tool_uses: Vec<ToolUse>,
     /// The files, sorted by name.
     pub artifacts: Vec<ArtifactFile>,
     /// The log.
@@ -130,6 +153,8 @@ pub struct Spent {
     pub chat_replies: u64,
     /// How long those with a reply took, retries included.
     pub chat_time: Duration,
+    /// Calls of lent tools, those that were refused among them.
+    pub tool_calls: u64,
     /// Tokens of the requests, as far as the server said.
     pub prompt_tokens: u64,
     /// Tokens of the replies, as far as the server said.
@@ -231,6 +256,9 @@ impl Meter {
 pub(super) struct Kept {
     pub samples: Vec<SampleRecord>,
     pub exchanges: Vec<Exchange>,
+    pub tool_uses: Vec<ToolUse>,
+    /// How often each lent tool was called, by its place.
+    pub tool_calls_made: BTreeMap<usize, u32>,
     pub artifacts: BTreeMap<String, Bytes>,
     pub artifact_bytes: usize,
     pub log: Vec<LogEntry>,
@@ -328,6 +356,7 @@ impl Record {
         let kept = self.read();
         let mut spent = Spent {
             chat_calls: kept.exchanges.len() as u64,
+            tool_calls: kept.tool_uses.len() as u64,
             guest_cpu: Duration::from_nanos(self.meter.cpu_nanos.load(Ordering::Relaxed)),
             memory_bytes_peak: self.meter.memory_bytes_peak.load(Ordering::Relaxed),
             host_calls: self.meter.host_calls.load(Ordering::Relaxed),
@@ -427,6 +456,7 @@ impl Record {
         Recorded {
             samples: kept.samples,
             exchanges: kept.exchanges,
+            tool_uses: kept.tool_uses,
             artifacts: kept
                 .artifacts
                 .into_iter()

@@ -1,19 +1,169 @@
-//! `tools`: what the operator lends a plugin. No tool can be configured yet, so the
-//! list is empty and a call of any name gives a result that says so; a plugin's own
-//! tools are its own functions and never come here.
+//! `tools`: what the operator lends a plugin. A plugin's own tools are its own functions
+//! and never come here.
+//!
+//! Every call is written down before it is made, made in a task of its own, and ends in
+//! a result for the model, whatever went wrong.
 
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use tracing::Instrument;
 use wasmtime::component::Resource;
 
 use super::bindings::rollout::plugin::tools;
 use super::bindings::rollout::plugin::types::{ToolCall, ToolResult};
 use super::calls::{Call, CallOutcome};
+use super::clockwork::{ANSWER, seed_of};
+use super::lent::{LentTool, LentTools, ToolAnswer, ToolRequest, error_text};
+use super::record::{Record, ToolUse};
 use super::{Ended, Imports, Role};
+use crate::digest::{hex, sha256_parts};
+use crate::limits::Limits;
+use crate::telemetry::{Limit, Metrics, ToolKind, ToolOutcome};
+use crate::text::{beginning, printable};
 
-fn not_lent(call: ToolCall) -> ToolResult {
-    ToolResult {
-        content: format!("Error: no tool '{}' is lent to this plugin", call.name),
-        call_id: call.id,
-        is_error: true,
+/// How much of a name that nobody lends is repeated.
+const NAME_BYTES_SHOWN: usize = 64;
+
+/// What a call costs of the record besides its texts, so that many small ones count.
+const CALL_BYTES: usize = 256;
+
+/// A call that may be made.
+struct Ready {
+    tools: Arc<dyn LentTools>,
+    tool: LentTool,
+    request: ToolRequest,
+}
+
+/// A call that was checked, counted and written down; making it is all that is left.
+struct Prepared {
+    tools: Arc<dyn LentTools>,
+    request: ToolRequest,
+    kind: ToolKind,
+    entry: Entry,
+}
+
+/// A call's place in the record, where its answer goes.
+struct Entry {
+    call_id: String,
+    place: usize,
+    record: Arc<Record>,
+    limits: Arc<Limits>,
+    metrics: Arc<Metrics>,
+}
+
+impl Imports {
+    /// Begins a call beside those under way. What keeps it from being made is its result.
+    fn begin(&mut self, call: ToolCall, under_way: u32) -> Call {
+        let entry = match self.enter(call.id, &call.name, &call.arguments) {
+            Ok(entry) => entry,
+            Err(result) => return Call::ready(CallOutcome::Tool(result)),
+        };
+        match self.prepare_call(&call.name, call.arguments, under_way, entry.place) {
+            Ok(Ready { tools, tool, request }) => {
+                let prepared = Prepared { tools, request, kind: tool.kind, entry };
+                let task = async { CallOutcome::Tool(prepared.make().await) };
+                // The task's log lines are the rollout's, as the guest's own calls are.
+                Call::under_way(tokio::spawn(task.in_current_span()))
+            }
+            Err((kind, answer)) => {
+                self.run.metrics.tool_call(kind).ended(answer.outcome);
+                Call::ready(CallOutcome::Tool(entry.close(answer, kind, Duration::ZERO)))
+            }
+        }
+    }
+
+    /// Writes a call down before anything comes of it.
+    fn enter(&self, call_id: String, name: &str, arguments: &str) -> Result<Entry, ToolResult> {
+        let mut kept = self.record.lock();
+        let bytes = CALL_BYTES + call_id.len() + name.len() + arguments.len();
+        if let Err(over) = kept.charge(bytes, &self.limits) {
+            return Err(ToolResult { call_id, content: error_text(over.0), is_error: true });
+        }
+        let place = kept.tool_uses.len();
+        kept.tool_uses.push(ToolUse {
+            call_id: call_id.clone(),
+            name: name.to_owned(),
+            arguments: arguments.to_owned(),
+            kind: ToolKind::None,
+            started_at: SystemTime::now(),
+            duration: Duration::ZERO,
+            outcome: ToolOutcome::Abandoned,
+            content: String::new(),
+        });
+        drop(kept);
+        let (record, limits) = (self.record.clone(), self.limits.clone());
+        Ok(Entry { call_id, place, record, limits, metrics: self.run.metrics.clone() })
+    }
+
+    /// Finds the tool and sees that it may be called now.
+    fn prepare_call(
+        &self,
+        name: &str,
+        arguments: String,
+        under_way: u32,
+        place: usize,
+    ) -> Result<Ready, (ToolKind, ToolAnswer)> {
+        let lent = self.tools.as_ref().and_then(|tools| Some((tools.clone(), tools.find(name)?)));
+        let Some((tools, tool)) = lent else {
+            let name = printable(&beginning(name, NAME_BYTES_SHOWN));
+            let reason = format!("no tool '{name}' is lent to this plugin");
+            return Err((ToolKind::None, ToolAnswer::unavailable(reason)));
+        };
+        let max = self.limits.concurrent_calls_max;
+        if under_way >= max {
+            let reason = format!(
+                "not called: concurrent-calls-max of {max} calls under way at once; finish some first, or the operator can raise it"
+            );
+            return Err((tool.kind, ToolAnswer::over(Limit::ConcurrentCalls, reason)));
+        }
+        let mut kept = self.record.lock();
+        if let Some(entry) = kept.tool_uses.get_mut(place) {
+            entry.kind = tool.kind;
+        }
+        let made = kept.tool_calls_made.entry(tool.place).or_default();
+        if *made >= tool.calls_max {
+            let max = tool.calls_max;
+            let reason =
+                format!("not called: calls-max of {max} calls of this tool in one rollout; go on without it");
+            return Err((tool.kind, ToolAnswer::over(Limit::ToolCalls, reason)));
+        }
+        *made += 1;
+        let seed = seed_of(&self.run, Role::Tool, "call");
+        let seed = hex(&sha256_parts(&[&seed, &place.to_le_bytes()]));
+        let request = ToolRequest { place: tool.place, arguments, seed };
+        Ok(Ready { tools, tool, request })
+    }
+}
+
+impl Prepared {
+    async fn make(self) -> ToolResult {
+        let metrics = self.entry.metrics.clone();
+        let counted = metrics.tool_call(self.kind);
+        let started = Instant::now();
+        let answer = self.tools.call(self.request).await;
+        counted.ended(answer.outcome);
+        self.entry.close(answer, self.kind, started.elapsed())
+    }
+}
+
+impl Entry {
+    /// Writes down what came of the call and gives the guest its result.
+    fn close(self, mut answer: ToolAnswer, kind: ToolKind, duration: Duration) -> ToolResult {
+        let mut kept = self.record.lock();
+        if let Some(limit) = answer.limit {
+            kept.fired.add(limit);
+        }
+        if let Err(over) = kept.charge(answer.content.len(), &self.limits) {
+            answer = ToolAnswer::over(Limit::RecordBytes, format!("its result is not kept: {}", over.0));
+        }
+        if let Some(entry) = kept.tool_uses.get_mut(self.place) {
+            entry.kind = kind;
+            entry.duration = duration;
+            entry.outcome = answer.outcome;
+            entry.content = answer.content.clone();
+        }
+        ToolResult { call_id: self.call_id, is_error: answer.is_error(), content: answer.content }
     }
 }
 
@@ -21,26 +171,47 @@ impl tools::Host for Imports {
     fn available(&mut self) -> wasmtime::Result<Vec<String>> {
         self.called()?;
         self.only(Role::Workflow, "tools.available")?;
-        Ok(Vec::new())
+        Ok(self.tools.as_ref().map(|tools| tools.schemas().to_vec()).unwrap_or_default())
     }
 
     async fn execute(&mut self, calls: Vec<ToolCall>) -> wasmtime::Result<Vec<ToolResult>> {
         self.called()?;
         self.only(Role::Workflow, "tools.execute")?;
-        Ok(calls.into_iter().map(not_lent).collect())
+        let mut under_way = self.calls_under_way;
+        let begun: Vec<Call> = calls
+            .into_iter()
+            .map(|call| {
+                let call = self.begin(call, under_way);
+                under_way += u32::from(!call.is_ready());
+                call
+            })
+            .collect();
+        let mut results = Vec::with_capacity(begun.len());
+        for call in begun {
+            results.push(tool_result(call.outcome().await?)?);
+        }
+        self.clock.pass(ANSWER);
+        Ok(results)
     }
 
     fn start(&mut self, tool_call: ToolCall) -> wasmtime::Result<Resource<Call>> {
         self.called()?;
         self.only(Role::Workflow, "tools.start")?;
-        self.lend(Call::ready(CallOutcome::Tool(not_lent(tool_call))))
+        let call = self.begin(tool_call, self.calls_under_way);
+        self.lend(call)
     }
 
     async fn finish(&mut self, call: Resource<Call>) -> wasmtime::Result<ToolResult> {
         self.called()?;
-        match self.take_back(call)?.outcome().await? {
-            CallOutcome::Tool(result) => Ok(result),
-            CallOutcome::Chat(_) => Err(wasmtime::Error::new(Ended::WrongCall("tools", "chat"))),
-        }
+        let result = tool_result(self.take_back(call)?.outcome().await?)?;
+        self.clock.pass(ANSWER);
+        Ok(result)
+    }
+}
+
+fn tool_result(outcome: CallOutcome) -> wasmtime::Result<ToolResult> {
+    match outcome {
+        CallOutcome::Tool(result) => Ok(result),
+        CallOutcome::Chat(_) => Err(wasmtime::Error::new(Ended::WrongCall("tools", "chat"))),
     }
 }

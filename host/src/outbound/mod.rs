@@ -1,18 +1,28 @@
-//! The only place that opens connections: to the model's server, and to a caller
-//! that wants results posted.
+//! The only place that opens connections: to the model's server, to a caller that wants
+//! results posted, and to the tools that an operator lends, some of them processes that
+//! are started here.
 //!
-//! One HTTP client serves the process, and a leaner one calls of a model without TLS
-//! (`plain`). They follow no redirects, because a key must
-//! not travel to where nobody sent it, and use no proxy of the environment.
+//! One HTTP client serves models and callers, a leaner one calls of a model without TLS
+//! (`plain`), and each tool has one of its own. None follows redirects, because a key must
+//! not travel to where nobody sent it, and none uses a proxy of the environment.
 
+mod address;
 mod callback;
 mod chat;
+mod environment;
+mod http_tool;
+mod mcp;
 mod plain;
 mod retry;
+mod url_template;
 
 pub use callback::{Acknowledged, CallbackClient, Taken, Undelivered};
 pub use chat::{ChatClient, ChatFailure, ChatReply, InvalidEndpoint, Manner, ModelEndpoint, RoutingHeaders};
+pub use environment::{SecretText, is_variable};
+pub use http_tool::{AllowedHost, HttpTool, HttpToolSettings, RemoteFailure};
+pub use mcp::{McpFunction, McpServer, McpSettings};
 pub use retry::{Repeated, RetryPolicy};
+pub use url_template::UrlTemplate;
 
 use std::fmt;
 use std::time::Duration;
@@ -49,6 +59,15 @@ pub struct ClientError(#[source] reqwest::Error);
 
 /// Builds the process's HTTP client.
 pub fn http_client() -> Result<reqwest::Client, ClientError> {
+    client_builder()
+        // Thousands of rollouts wait on one server; its connections are worth keeping.
+        .pool_max_idle_per_host(4096)
+        .build()
+        .map_err(ClientError)
+}
+
+/// What every client has in common.
+fn client_builder() -> reqwest::ClientBuilder {
     // Another user of the library may have installed a provider already; any will do.
     let _ = rustls::crypto::ring::default_provider().install_default();
     reqwest::Client::builder()
@@ -57,11 +76,7 @@ pub fn http_client() -> Result<reqwest::Client, ClientError> {
         .tcp_nodelay(true)
         .connect_timeout(Duration::from_secs(10))
         .pool_idle_timeout(Duration::from_secs(60))
-        // Thousands of rollouts wait on one server; its connections are worth keeping.
-        .pool_max_idle_per_host(4096)
         .user_agent(USER_AGENT)
-        .build()
-        .map_err(ClientError)
 }
 
 /// An error of the client without the address it was for, and with its causes.

@@ -48,16 +48,17 @@ pub struct Description {
 }
 
 impl Description {
-    /// What it has for this host, in words; empty where it has nothing.
-    pub fn halves(&self) -> String {
-        let halves = [
-            (self.workflow, "workflow"),
-            (self.agent_loop, "agent loop"),
-            (self.grader, "grader"),
-            (self.tool, "tool"),
-        ];
-        let named: Vec<&str> = halves.into_iter().filter_map(|(has, name)| has.then_some(name)).collect();
-        named.join(" and ")
+    /// What it has, in words.
+    pub fn parts(&self) -> Vec<&'static str> {
+        [
+            (self.workflow, "a workflow"),
+            (self.agent_loop, "an agent loop"),
+            (self.grader, "a grader"),
+            (self.tool, "tools for others"),
+        ]
+        .into_iter()
+        .filter_map(|(has, part)| has.then_some(part))
+        .collect()
     }
 }
 

@@ -14,7 +14,7 @@ use super::RolloutRequest;
 use super::account::UNSCORED_LINES_PER_SECOND;
 use super::run::{AgentForm, Rollout};
 use crate::id::RolloutId;
-use crate::imports::{Imports, Record, Role, RunContext};
+use crate::imports::{Imports, LentTools, Record, Role, RunContext};
 use crate::instance::{self, Bounds, RunError};
 use crate::limits::Limits;
 use crate::outbound::ChatClient;
@@ -45,6 +45,8 @@ pub struct HostSettings {
     pub limits: Limits,
     /// The operator's configuration of the plugin, a JSON object.
     pub plugin_config: Option<Box<RawValue>>,
+    /// The tools that are lent to the workflow.
+    pub tools: Option<Arc<dyn LentTools>>,
     /// The client that reaches the models.
     pub chat: ChatClient,
     /// Where trajectories and artifacts go; none keeps none.

@@ -87,7 +87,13 @@ fn used(limit: Limit, spent: &Spent, times: HalfTimes) -> Option<Amount> {
         | Limit::ConcurrentCalls
         | Limit::MessageBytes
         | Limit::RandomBytes
-        | Limit::ReplyBytes => return None,
+        | Limit::ReplyBytes
+        | Limit::ToolCalls
+        | Limit::ToolConcurrent
+        | Limit::ToolTime
+        | Limit::ToolCpu
+        | Limit::ToolMemory
+        | Limit::ToolResultBytes => return None,
     })
 }
 

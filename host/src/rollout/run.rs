@@ -206,7 +206,8 @@ impl Rollout {
             Some(deadline.at),
             model,
             self.record.clone(),
-        );
+        )
+        .with_tools(settings.tools.clone());
         let bounds = Bounds { memory_bytes_max: limits.memory_bytes_max, deadline: Some(deadline.at) };
         let _timing = self.host.metrics().time(Step::Workflow);
         let mut span = self.record.trace().phase("workflow");

@@ -5,6 +5,7 @@
 
 mod steps;
 mod store;
+mod tools;
 
 use std::collections::HashSet;
 use std::io;
@@ -17,7 +18,7 @@ use super::RolloutRequest;
 use super::outcome::{Finished, FinishedSample, Outcome};
 use crate::digest::sha256_hex;
 use crate::id::{RolloutId, SampleId};
-use crate::imports::{Exchange, ExchangeOutcome, Recorded, RunContext};
+use crate::imports::{Exchange, ExchangeOutcome, Recorded, RunContext, ToolUse};
 use crate::wire::atif::{Agent, SCHEMA_VERSION, Trajectory};
 
 pub(super) use store::write;
@@ -92,19 +93,22 @@ fn documents(
     recorded: &Recorded,
     plugins: &Plugins,
 ) -> Vec<Document> {
-    let document = |sample: Option<&FinishedSample>, file_name: String| {
+    let owners = tools::owners(&finished.samples, &recorded.exchanges, &recorded.tool_uses);
+    let document = |place: usize, sample: Option<&FinishedSample>, file_name: String| {
         let exchanges: Vec<&Exchange> = recorded
             .exchanges
             .iter()
             .filter(|exchange| sample.is_none_or(|sample| exchange.sample == sample.record.id))
             .collect();
         let sample_id = sample.map(|sample| sample.record.id.clone());
-        let trajectory = build(request, run, finished, sample, &exchanges, plugins);
+        let uses = recorded.tool_uses.iter().zip(&owners).filter(|(_, owner)| **owner == place);
+        let seen = Seen { exchanges: &exchanges, tool_uses: uses.map(|(call, _)| call).collect() };
+        let trajectory = build(request, run, finished, sample, &seen, plugins);
         Document { file_name, sample: sample_id, trajectory }
     };
     match finished.samples.as_slice() {
-        [] => vec![document(None, "trajectory.json".to_owned())],
-        [only] => vec![document(Some(only), "trajectory.json".to_owned())],
+        [] => vec![document(0, None, "trajectory.json".to_owned())],
+        [only] => vec![document(0, Some(only), "trajectory.json".to_owned())],
         several => {
             let mut taken = HashSet::new();
             let file_name = |id: &SampleId| {
@@ -116,7 +120,8 @@ fn documents(
                 format!("trajectory-{part}-{}.json", sha256_hex(id.as_str().as_bytes()))
             };
             let names: Vec<String> = several.iter().map(|sample| &sample.record.id).map(file_name).collect();
-            several.iter().zip(names).map(|(sample, name)| document(Some(sample), name)).collect()
+            let documents = several.iter().zip(names).enumerate();
+            documents.map(|(place, (sample, name))| document(place, Some(sample), name)).collect()
         }
     }
 }
@@ -129,14 +134,21 @@ fn trajectory_id(request: &RolloutRequest, finished: &Finished, sample: Option<&
     }
 }
 
+/// What the host saw of one document's part of a rollout.
+struct Seen<'a> {
+    exchanges: &'a [&'a Exchange],
+    tool_uses: Vec<&'a ToolUse>,
+}
+
 fn build(
     request: &RolloutRequest,
     run: &RunContext,
     finished: &Finished,
     sample: Option<&FinishedSample>,
-    exchanges: &[&Exchange],
+    seen: &Seen<'_>,
     plugins: &Plugins,
 ) -> Trajectory {
+    let exchanges = seen.exchanges;
     // A workflow that was stopped before it registered anything still made calls; the
     // last request and its reply are then the best account of the conversation.
     let last_seen = steps::last_conversation(exchanges);
@@ -162,6 +174,7 @@ fn build(
         "outcome": outcome(&finished.outcome),
         "usage": {
             "chat_calls": finished.spent.chat_calls,
+            "tool_calls": finished.spent.tool_calls,
             "prompt_tokens": finished.spent.prompt_tokens,
             "completion_tokens": finished.spent.completion_tokens,
             "guest_cpu_ms": millis(finished.spent.guest_cpu),
@@ -175,6 +188,9 @@ fn build(
         "limits": limits(finished),
         "observed": steps::observed(exchanges),
     });
+    if !seen.tool_uses.is_empty() {
+        ours["observed_tool_calls"] = tools::observed(seen.tool_uses.iter().copied()).into();
+    }
     if let Some(digest) = &plugins.grader {
         ours["grader_digest"] = digest.as_str().into();
     }

@@ -80,6 +80,36 @@ labels! {
 }
 
 labels! {
+    /// What is behind a lent tool.
+    ToolKind {
+        /// A component of the contract's kind.
+        Component = "component",
+        /// A server that speaks the Model Context Protocol.
+        Mcp = "mcp",
+        /// An address that is asked over HTTP.
+        Http = "http",
+        /// Nothing: the name is not lent.
+        None = "none",
+    }
+}
+
+labels! {
+    /// What came of a call of a lent tool.
+    ToolOutcome {
+        /// The tool gave its result.
+        Answered = "answered",
+        /// The tool said that it failed.
+        Failed = "failed",
+        /// The tool gave no result.
+        Unavailable = "unavailable",
+        /// A limit kept it from being called, or from giving its result.
+        OverLimit = "over-limit",
+        /// Whoever wanted it was gone before there was an answer.
+        Abandoned = "abandoned",
+    }
+}
+
+labels! {
     /// A part of a rollout that takes time.
     Step {
         /// From admission to a slot.
@@ -144,6 +174,18 @@ labels! {
         RandomBytes = "random-bytes-max",
         /// A reply of the model's server.
         ReplyBytes = "reply-bytes-max",
+        /// Calls of one lent tool.
+        ToolCalls = "tools.calls-max",
+        /// Calls under way at once of what is lent in one entry.
+        ToolConcurrent = "tools.concurrent-max",
+        /// Wall time of one call of a lent tool.
+        ToolTime = "tools.deadline-secs",
+        /// CPU time of one call of a component's tool.
+        ToolCpu = "tools.cpu-secs-max",
+        /// Memory of one call of a component's tool.
+        ToolMemory = "tools.memory-bytes-max",
+        /// The result of one call of a lent tool.
+        ToolResultBytes = "tools.result-bytes-max",
     }
 }
 
@@ -203,6 +245,8 @@ mod tests {
         check::<Refusal>();
         check::<ModelOutcome>();
         check::<CallbackOutcome>();
+        check::<ToolKind>();
+        check::<ToolOutcome>();
         check::<Step>();
         check::<Limit>();
     }

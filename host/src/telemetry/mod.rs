@@ -13,7 +13,9 @@ mod lines;
 mod process;
 mod traces;
 
-pub use labels::{CallbackOutcome, Label, Limit, LimitsFired, ModelOutcome, Refusal, Step};
+pub use labels::{
+    CallbackOutcome, Label, Limit, LimitsFired, ModelOutcome, Refusal, Step, ToolKind, ToolOutcome,
+};
 pub use lines::LineBudget;
 pub use traces::{InvalidOtlp, RolloutTrace, Span, TraceParent, Traces};
 
@@ -23,8 +25,8 @@ use std::time::{Duration, Instant};
 
 use prometheus::core::Collector;
 use prometheus::{
-    Counter, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-    TextEncoder,
+    Counter, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry, TextEncoder,
 };
 
 /// The content type of [`Metrics::text`].
@@ -125,6 +127,8 @@ pub struct Metrics {
     completion_tokens: IntCounter,
     callbacks: Counters<CallbackOutcome>,
     callback_retries: IntCounter,
+    /// For each kind of tool its times, and a counter for each outcome.
+    tool_calls: Vec<(Histogram, Counters<ToolOutcome>)>,
     guest_cpu: Counter,
     guest_memory: Histogram,
     host_calls: IntCounter,
@@ -228,6 +232,7 @@ impl Metrics {
                 "rollout_host_callback_retries_total",
                 "Callbacks that were repeated.",
             )?,
+            tool_calls: tool_calls(&registry)?,
             guest_cpu: added(
                 &registry,
                 Counter::new(
@@ -334,6 +339,17 @@ impl Metrics {
         Callback { metrics: self, since: Instant::now(), outcome: CallbackOutcome::Abandoned }
     }
 
+    /// A call of a lent tool begins.
+    pub fn tool_call(&self, kind: ToolKind) -> ToolCall<'_> {
+        ToolCall { metrics: self, kind, since: Instant::now(), outcome: ToolOutcome::Abandoned }
+    }
+
+    /// One instance of a component's tool is over and used this.
+    pub fn used_by_tool(&self, cpu: Duration, host_calls: u64) {
+        self.guest_cpu.inc_by(cpu.as_secs_f64());
+        self.host_calls.inc_by(host_calls);
+    }
+
     /// A limit fired.
     pub fn limit_fired(&self, limit: Limit) {
         self.limits.at(limit).inc();
@@ -364,6 +380,29 @@ impl Metrics {
 fn added<C: Collector + Clone + 'static>(registry: &Registry, metric: C) -> prometheus::Result<C> {
     registry.register(Box::new(metric.clone()))?;
     Ok(metric)
+}
+
+fn tool_calls(registry: &Registry) -> prometheus::Result<Vec<(Histogram, Counters<ToolOutcome>)>> {
+    let seconds = HistogramOpts::new(
+        "rollout_host_tool_seconds",
+        "A call of a lent tool with the wait for its turn, in seconds.",
+    );
+    let seconds = added(registry, HistogramVec::new(seconds.buckets(LONG.to_vec()), &["kind"])?)?;
+    let ended = added(
+        registry,
+        IntCounterVec::new(
+            Opts::new("rollout_host_tool_calls_total", "Calls of lent tools that are over."),
+            &["kind", "outcome"],
+        )?,
+    )?;
+    let of_kind = |kind: &ToolKind| {
+        let each = ToolOutcome::ALL
+            .iter()
+            .map(|outcome| ended.with_label_values(&[kind.as_str(), outcome.as_str()]))
+            .collect();
+        (seconds.with_label_values(&[kind.as_str()]), Counters { each, labels: PhantomData })
+    };
+    Ok(ToolKind::ALL.iter().map(of_kind).collect())
 }
 
 /// A counter for each label of a closed set.
@@ -429,6 +468,30 @@ impl Drop for ModelCall<'_> {
         self.metrics.model_calls_in_flight.dec();
         self.metrics.took(Step::ModelCall, self.since.elapsed());
         self.metrics.model_calls.at(self.outcome).inc();
+    }
+}
+
+/// A call of a lent tool that goes on. Dropped without an outcome, it was abandoned.
+#[derive(Debug)]
+pub struct ToolCall<'a> {
+    metrics: &'a Metrics,
+    kind: ToolKind,
+    since: Instant,
+    outcome: ToolOutcome,
+}
+
+impl ToolCall<'_> {
+    /// It is over.
+    pub fn ended(mut self, outcome: ToolOutcome) {
+        self.outcome = outcome;
+    }
+}
+
+impl Drop for ToolCall<'_> {
+    fn drop(&mut self) {
+        let (seconds, ended) = &self.metrics.tool_calls[self.kind.place()];
+        seconds.observe(self.since.elapsed().as_secs_f64());
+        ended.at(self.outcome).inc();
     }
 }
 

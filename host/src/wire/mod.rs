@@ -5,6 +5,7 @@
 
 pub mod atif;
 pub mod closed;
+pub mod function;
 pub mod openai;
 
 use serde_json::value::RawValue;

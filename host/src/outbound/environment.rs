@@ -1,0 +1,140 @@
+//! Secrets that the operator keeps in environment variables: put where they are needed,
+//! and cut out of whatever comes back.
+
+use super::Secret;
+
+/// Text with `${VARIABLE}` in it, as the operator wrote it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SecretText(Vec<Part>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Part {
+    Literal(String),
+    Variable(String),
+}
+
+impl SecretText {
+    /// Reads the text. The error says what is wrong with it.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let (mut parts, mut rest) = (Vec::new(), text);
+        while let Some((literal, after)) = rest.split_once("${") {
+            let Some((name, after)) = after.split_once('}') else {
+                return Err("'${' without its '}'".to_owned());
+            };
+            if !is_variable(name) {
+                return Err(format!("'{name}' is no name of an environment variable"));
+            }
+            parts.extend([Part::Literal(literal.to_owned()), Part::Variable(name.to_owned())]);
+            rest = after;
+        }
+        parts.push(Part::Literal(rest.to_owned()));
+        Ok(Self(parts))
+    }
+
+    /// The text with the variables' values in it. Every value is also added to the
+    /// secrets; the error names what is not set.
+    pub fn resolve(&self, secrets: &mut Secrets) -> Result<String, String> {
+        let mut text = String::new();
+        for part in &self.0 {
+            match part {
+                Part::Literal(literal) => text += literal,
+                Part::Variable(name) => {
+                    let value = variable(name)?;
+                    secrets.add(&value);
+                    text += &value;
+                }
+            }
+        }
+        Ok(text)
+    }
+}
+
+/// Whether a name can be that of an environment variable.
+pub fn is_variable(name: &str) -> bool {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    !name.is_empty() && name.chars().all(is_part)
+}
+
+/// The value of an environment variable; the error names it.
+pub fn variable(name: &str) -> Result<String, String> {
+    match std::env::var(name) {
+        Ok(value) if !value.is_empty() => Ok(value),
+        _ => Err(format!("the environment variable {name} is not set")),
+    }
+}
+
+/// What is cut out of answers, in each form in which it may come back.
+#[derive(Clone, Debug, Default)]
+pub struct Secrets(Vec<Secret>);
+
+impl Secrets {
+    /// Adds a secret: as it is, as it is written in a URL, and as JSON has it.
+    pub fn add(&mut self, secret: &str) {
+        let json = serde_json::Value::from(secret).to_string();
+        for form in [secret.to_owned(), encoded(secret), json.trim_matches('"').to_owned()] {
+            let form = Secret::new(form);
+            if !form.expose().is_empty() && !self.0.contains(&form) {
+                self.0.push(form);
+            }
+        }
+        // A longer secret may hold a shorter one, and has to go first.
+        self.0.sort_by_key(|secret| std::cmp::Reverse(secret.expose().len()));
+    }
+
+    /// The text without them.
+    pub fn cut_from(&self, mut text: String) -> String {
+        for secret in &self.0 {
+            if text.contains(secret.expose()) {
+                text = text.replace(secret.expose(), "(secret)");
+            }
+        }
+        text
+    }
+}
+
+/// The text as one part of a URL: every byte that could mean something is encoded.
+pub fn encoded(text: &str) -> String {
+    text.bytes().fold(String::with_capacity(text.len()), |mut out, byte| {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            out += &format!("%{byte:02X}");
+        }
+        out
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_are_told_from_text() {
+        fn check(text: &str, expected: Result<usize, &str>) {
+            let parts = SecretText::parse(text).map(|text| text.0.len());
+            assert_eq!(parts, expected.map_err(str::to_owned), "{text}");
+        }
+        check("plain $5 {x}", Ok(1));
+        check("Bearer ${TOKEN}", Ok(3));
+        check("${A}${B_2}", Ok(5));
+        check("${A", Err("'${' without its '}'"));
+        check("${a b}", Err("'a b' is no name of an environment variable"));
+        check("${}", Err("'' is no name of an environment variable"));
+    }
+
+    #[test]
+    fn what_is_not_set_is_named() {
+        let text = SecretText::parse("x ${ROLLOUT_TEST_NOT_SET}").unwrap();
+        let error = text.resolve(&mut Secrets::default()).unwrap_err();
+        assert_eq!(error, "the environment variable ROLLOUT_TEST_NOT_SET is not set");
+    }
+
+    #[test]
+    fn a_secret_is_cut_out_in_every_form() {
+        let mut secrets = Secrets::default();
+        secrets.add("a\"b/c");
+        secrets.add("a\"b/c-and-more");
+        let text = r#"a"b/c-and-more a"b/c a%22b%2Fc a\"b/c fine"#.to_owned();
+        assert_eq!(secrets.cut_from(text), "(secret) (secret) (secret) (secret) fine");
+    }
+}

@@ -1,0 +1,142 @@
+//! The process of a tool server: it has the environment that the operator names and
+//! nothing else, and it ends with the host, however the host ends.
+
+use std::process::Stdio;
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal};
+use tokio::io::AsyncReadExt;
+use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::text::printable;
+
+/// How much of what a server said last is kept for an error message, in bytes.
+const LAST_WORDS_BYTES: usize = 1024;
+
+/// How long an end that seems near is waited for.
+const END_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How a server is started.
+#[derive(Clone, Debug)]
+pub(super) struct Start {
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// Its whole environment.
+    pub environment: Vec<(String, String)>,
+}
+
+/// A server's process with all that it started. Dropping this ends them.
+pub(super) struct Process {
+    child: Child,
+    group: Option<Pid>,
+    last_words: Arc<Mutex<String>>,
+    listening: AbortOnDropHandle<()>,
+    // The thread that started it waits for this to be dropped.
+    _parent: mpsc::Sender<()>,
+}
+
+impl Process {
+    /// Starts a server; gives what is written to it and what it writes.
+    pub async fn start(start: &Start, about: &str) -> std::io::Result<(Self, ChildStdin, ChildStdout)> {
+        let mut command = Command::new(start.command.first().map_or("", String::as_str));
+        command
+            .args(start.command.iter().skip(1))
+            .env_clear()
+            .envs(start.environment.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .process_group(0);
+        // SAFETY: what runs between fork and exec is one system call, which neither
+        // allocates nor takes a lock.
+        unsafe {
+            command.pre_exec(|| set_parent_process_death_signal(Some(Signal::KILL)).map_err(Into::into));
+        }
+        let (parent, mut child) = start_in_thread(command).await?;
+        let group = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        let gone = || std::io::Error::other("its pipes cannot be had");
+        let stdin = child.stdin.take().ok_or_else(gone)?;
+        let stdout = child.stdout.take().ok_or_else(gone)?;
+        let stderr = child.stderr.take().ok_or_else(gone)?;
+        let last_words = Arc::<Mutex<String>>::default();
+        let listening = tokio::spawn(listen(stderr, about.to_owned(), last_words.clone()));
+        let listening = AbortOnDropHandle::new(listening);
+        Ok((Self { child, group, last_words, listening, _parent: parent }, stdin, stdout))
+    }
+
+    /// Waits until it ends; says how.
+    pub async fn ended(&mut self) -> String {
+        match self.child.wait().await {
+            Ok(status) => format!("its process ended: {status}"),
+            Err(error) => format!("its process cannot be waited for: {error}"),
+        }
+    }
+
+    /// How it ended, if it does so at once, or else the reason that there is already; with
+    /// what it wrote on standard error last.
+    pub async fn explained(&mut self, reason: String) -> String {
+        let reason = timeout(END_PATIENCE, self.ended()).await.unwrap_or(reason);
+        // All that an ended process wrote is there to be read.
+        let _ = timeout(END_PATIENCE, &mut self.listening).await;
+        match self.last_words() {
+            words if words.is_empty() => reason,
+            words => format!("{reason}; it said: {words}"),
+        }
+    }
+
+    fn last_words(&self) -> String {
+        self.last_words.lock().unwrap_or_else(PoisonError::into_inner).trim().to_owned()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // The group is there for as long as the child was not waited for.
+        if let Some(group) = self.group.filter(|_| self.child.id().is_some()) {
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+    }
+}
+
+/// Starts the process from a thread of its own. A child is told of the death of the thread
+/// that started it, not of the process, and the runtime's threads come and go.
+async fn start_in_thread(mut command: Command) -> std::io::Result<(mpsc::Sender<()>, Child)> {
+    let (parent, until_dropped) = mpsc::channel::<()>();
+    let (started, starting) = oneshot::channel();
+    let runtime = tokio::runtime::Handle::current();
+    std::thread::Builder::new().name("tool-server".to_owned()).spawn(move || {
+        let child = {
+            let _runtime = runtime.enter();
+            command.spawn()
+        };
+        // If nobody waits any more, the child is dropped and so ended.
+        if started.send(child).is_ok() {
+            let _ = until_dropped.recv();
+        }
+    })?;
+    let child = starting.await.map_err(|_| std::io::Error::other("the thread that starts it ended"))??;
+    Ok((parent, child))
+}
+
+/// Passes on to the log what a server writes on standard error.
+async fn listen(mut stderr: ChildStderr, about: String, last_words: Arc<Mutex<String>>) {
+    let mut bytes = [0; LAST_WORDS_BYTES];
+    while let Ok(count @ 1..) = stderr.read(&mut bytes).await {
+        let text = printable(&String::from_utf8_lossy(&bytes[..count]));
+        for line in text.lines().filter(|line| !line.is_empty()) {
+            tracing::debug!(server = about, line, "line of a tool server");
+        }
+        let mut kept = last_words.lock().unwrap_or_else(PoisonError::into_inner);
+        *kept += &text;
+        if kept.len() > LAST_WORDS_BYTES {
+            let from = (kept.len() - LAST_WORDS_BYTES..kept.len()).find(|at| kept.is_char_boundary(*at));
+            kept.drain(..from.unwrap_or_default());
+        }
+    }
+}

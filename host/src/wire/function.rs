@@ -1,0 +1,163 @@
+//! OpenAI's function tools: what a model is told of a function that it may call.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::{kind, object};
+
+/// The longest name that servers of this protocol take.
+pub const NAME_BYTES_MAX: usize = 64;
+
+/// The longest description of one function in bytes, its parameters included. Every
+/// request to the model carries it.
+pub const FUNCTION_BYTES_MAX: usize = 256 << 10;
+
+/// A function tool that a model's server takes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FunctionTool(Value);
+
+impl FunctionTool {
+    /// Reads the JSON text of one tool. The error says where it is none.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        struct Shape {
+            r#type: Option<Value>,
+            function: Option<Value>,
+        }
+        if text.len() > FUNCTION_BYTES_MAX {
+            return Err(format!("longer than {FUNCTION_BYTES_MAX} bytes"));
+        }
+        let raw = object(text)?;
+        let shape: Shape = serde_json::from_str(raw.get()).map_err(|error| error.to_string())?;
+        if shape.r#type != Some(json!("function")) {
+            return Err("without 'type': \"function\", so no OpenAI function tool".to_owned());
+        }
+        let Some(Value::Object(function)) = shape.function else {
+            return Err("without 'function', an object".to_owned());
+        };
+        check(&function)?;
+        serde_json::from_str(raw.get()).map(Self).map_err(|error| error.to_string())
+    }
+
+    /// Makes a tool of a function's parts. The error says which of them is wrong.
+    pub fn new(name: &str, description: Option<&str>, parameters: Value) -> Result<Self, String> {
+        #[derive(Serialize)]
+        struct Function<'a> {
+            name: &'a str,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            description: Option<&'a str>,
+            parameters: Value,
+        }
+        let function = Function { name, description, parameters };
+        Self::parse(&json!({"type": "function", "function": function}).to_string())
+    }
+
+    /// The name that the model calls.
+    pub fn name(&self) -> &str {
+        self.0["function"]["name"].as_str().unwrap_or_default()
+    }
+
+    /// The same tool with this before its name.
+    pub fn prefixed(mut self, prefix: &str) -> Result<Self, String> {
+        let name = format!("{prefix}{}", self.name());
+        check_name(&name)?;
+        self.0["function"]["name"] = name.into();
+        Ok(self)
+    }
+
+    /// Its JSON text.
+    pub fn text(&self) -> String {
+        self.0.to_string()
+    }
+}
+
+impl From<FunctionTool> for Value {
+    fn from(tool: FunctionTool) -> Self {
+        tool.0
+    }
+}
+
+fn check(function: &Map<String, Value>) -> Result<(), String> {
+    match function.get("name") {
+        Some(Value::String(name)) => check_name(name)?,
+        Some(other) => return Err(format!("whose 'name' is {}, not a string", kind(&other.to_string()))),
+        None => return Err("without a 'name'".to_owned()),
+    }
+    match function.get("description") {
+        None | Some(Value::String(_)) => {}
+        Some(other) => {
+            return Err(format!("whose 'description' is {}, not a string", kind(&other.to_string())));
+        }
+    }
+    match function.get("parameters") {
+        None => Ok(()),
+        Some(parameters) => check_parameters(parameters),
+    }
+}
+
+fn check_name(name: &str) -> Result<(), String> {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.chars().all(is_part) {
+        let name: String = name.chars().take(NAME_BYTES_MAX).collect();
+        return Err(format!(
+            "named '{}', which is not 1 to {NAME_BYTES_MAX} letters, digits, '_' and '-'",
+            name.escape_debug()
+        ));
+    }
+    Ok(())
+}
+
+fn check_parameters(parameters: &Value) -> Result<(), String> {
+    let Value::Object(schema) = parameters else {
+        return Err(format!("whose 'parameters' is {}, not a JSON Schema", kind(&parameters.to_string())));
+    };
+    if schema.get("type") != Some(&json!("object")) {
+        return Err("whose 'parameters' is no JSON Schema of 'type': \"object\"".to_owned());
+    }
+    // Whichever draft it names, it is read as the newest: what matters to a model's
+    // server is the same in all of them, and an unknown draft is no reason to fail.
+    jsonschema::draft202012::meta::validate(parameters).map_err(|error| {
+        format!("whose 'parameters' is no JSON Schema: {error} (at '{}')", error.instance_path())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_function_tool_is_told_why() {
+        fn check(text: &str, expected: &str) {
+            let got = FunctionTool::parse(text).map_or_else(|what| what, |tool| tool.name().to_owned());
+            assert!(got.contains(expected), "{got}");
+        }
+        let with = |function: &str| format!(r#"{{"type":"function","function":{function}}}"#);
+        check(&with(r#"{"name":"a_b-1"}"#), "a_b-1");
+        check(&with(r#"{"name":"f","parameters":{"type":"object","properties":{}}}"#), "f");
+        check("[1]", "not a JSON object but an array");
+        check(r#"{"name":"f","parameters":{}}"#, "without 'type'");
+        check(r#"{"type":"function"}"#, "without 'function'");
+        check(&with("{}"), "without a 'name'");
+        check(&with(r#"{"name":3}"#), "whose 'name' is a number");
+        check(&with(r#"{"name":"a.b"}"#), "named 'a.b', which is not 1 to 64 letters");
+        check(&with(r#"{"name":""}"#), "named ''");
+        check(&with(r#"{"name":"f","description":1}"#), "whose 'description' is a number");
+        check(&with(r#"{"name":"f","parameters":[]}"#), "whose 'parameters' is an array");
+        check(&with(r#"{"name":"f","parameters":{"type":"string"}}"#), "of 'type': \"object\"");
+        check(
+            &with(r#"{"name":"f","parameters":{"type":"object","properties":{"x":{"type":"strin"}}}}"#),
+            "no JSON Schema: ",
+        );
+    }
+
+    #[test]
+    fn a_prefix_is_part_of_the_name() {
+        let tool = FunctionTool::new("f", Some("does it"), json!({"type": "object"})).unwrap();
+        let text = tool.clone().prefixed("my_").unwrap().text();
+        assert_eq!(
+            text,
+            r#"{"type":"function","function":{"name":"my_f","description":"does it","parameters":{"type":"object"}}}"#
+        );
+        assert!(tool.prefixed(&"x".repeat(64)).is_err());
+    }
+}

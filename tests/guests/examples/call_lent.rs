@@ -1,0 +1,51 @@
+//! Calls lent tools as its prompt says, and reports what it was told: the prompt's text
+//! is `{"calls": [[name, arguments], …], "start": bool}`. Any other text is asked of the
+//! model.
+
+use rollout_sdk::*;
+use rollout_test_guests::{Honest, ask_once, asked, report};
+
+struct CallLent;
+
+#[derive(serde::Deserialize)]
+struct Wanted {
+    calls: Vec<(String, Value)>,
+    /// Starts all calls and waits for them as they come, instead of making them at once.
+    #[serde(default)]
+    start: bool,
+}
+
+impl Workflow for CallLent {
+    fn run(ctx: Context) -> Result<Output> {
+        let Ok(wanted) = serde_json::from_str::<Wanted>(&asked(&ctx)) else { return ask_once(&ctx) };
+        let available: Vec<Value> =
+            lent::available().iter().map(|tool| tool["function"]["name"].clone()).collect();
+        let results = if wanted.start { started(&wanted) } else { lent::execute(&calls(&wanted)) };
+        let told = |result: ToolResult| json!({"id": result.call_id, "content": result.content, "is_error": result.is_error});
+        let results: Vec<Value> = results.into_iter().map(told).collect();
+        Ok(report(&ctx, json!({"available": available, "results": results})))
+    }
+}
+
+fn calls(wanted: &Wanted) -> Vec<ToolCall> {
+    let call = |(number, (name, arguments)): (usize, &(String, Value))| ToolCall {
+        id: format!("call_{number}"),
+        name: name.clone(),
+        // Text is handed over as it is, so that it may be no JSON.
+        arguments: arguments.as_str().map_or_else(|| arguments.to_string(), str::to_owned),
+    };
+    wanted.calls.iter().enumerate().map(call).collect()
+}
+
+/// The results in the order in which the calls ended.
+fn started(wanted: &Wanted) -> Vec<ToolResult> {
+    let mut under_way: Vec<lent::PendingTool> = calls(wanted).iter().map(lent::start).collect();
+    let mut results = Vec::new();
+    while !under_way.is_empty() {
+        let ready = wait_any(&under_way, None);
+        results.extend(ready.first().map(|place| under_way.remove(*place).wait()));
+    }
+    results
+}
+
+export!(workflow = CallLent, grader = Honest);

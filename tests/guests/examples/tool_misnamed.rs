@@ -1,0 +1,14 @@
+//! Tools for others whose names no model's server takes.
+
+use rollout_sdk::*;
+
+struct Misnamed;
+
+impl ToolPlugin for Misnamed {
+    fn tools((): ()) -> Result<Vec<Tool>> {
+        let tool = |name: &str| Tool::new(name, "Does nothing.", |(): ()| Ok(()));
+        Ok(vec![tool("fine"), tool("not fine"), tool("")])
+    }
+}
+
+export!(tool = Misnamed);

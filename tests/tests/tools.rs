@@ -1,0 +1,332 @@
+//! Tools that the operator lends: components, each call in an instance of its own.
+
+use std::collections::BTreeSet;
+
+use rollout_tests::{Serve, Start, call, call_as, guest, rollout_host};
+use serde_json::{Value, json};
+
+/// A host that lends the tools of a component, with more lines for its entry.
+fn lending(guest_name: &str, lines: &str) -> Serve {
+    let path = guest(guest_name).display().to_string();
+    rollout_tests::lending(&format!("[[tools.component]]\npath = {path:?}\n{lines}\n"))
+}
+
+#[tokio::test]
+async fn a_components_tools_are_offered_and_called_and_written_down() {
+    let host = lending("tool_kit", "prefix = 'kit_'\nconfig = { greeting = 'Good day.' }").start().await;
+
+    let called =
+        call(&host, json!([["kit_upper", {"text": "aé"}], ["kit_greet", {}], ["kit_refuse", {}]])).await;
+
+    let offered = called.offered();
+    assert!(offered.contains(&"kit_upper") && offered.len() == 9, "{offered:?}");
+    assert_eq!(called.results(), [("AÉ", false), ("Good day.", false), ("Error: this tool refuses", true)]);
+    let ids: Vec<&Value> =
+        called.report["results"].as_array().unwrap().iter().map(|result| &result["id"]).collect();
+    assert_eq!(ids, ["call_0", "call_1", "call_2"]);
+    let [upper, _, refuse] = called.observed() else { panic!("{:#}", called.trajectory) };
+    assert_eq!((&upper["function_name"], &upper["kind"]), (&json!("kit_upper"), &json!("component")));
+    assert_eq!((&upper["arguments"], &upper["content"]), (&json!(r#"{"text":"aé"}"#), &json!("AÉ")));
+    assert_eq!((&upper["outcome"], &upper["tool_call_id"]), (&json!("answered"), &json!("call_0")));
+    assert!(
+        upper["duration_ms"].as_f64().unwrap() > 0.0 && upper["started_at_unix_ms"].as_u64().unwrap() > 0
+    );
+    assert_eq!(
+        (&refuse["outcome"], &refuse["error"]),
+        (&json!("failed"), &json!("Error: this tool refuses"))
+    );
+    assert_eq!(called.trajectory["extra"]["rollout_host"]["usage"]["tool_calls"], 3);
+    let metrics = host.metrics().await;
+    assert_eq!(
+        metrics.get(r#"rollout_host_tool_calls_total{kind="component",outcome="answered"}"#),
+        Some(2.0)
+    );
+    assert_eq!(metrics.get(r#"rollout_host_tool_calls_total{kind="component",outcome="failed"}"#), Some(1.0));
+    assert_eq!(metrics.get(r#"rollout_host_tool_seconds_count{kind="component"}"#), Some(3.0));
+}
+
+#[tokio::test]
+async fn calls_that_were_started_are_finished_as_they_end() {
+    let host = lending("tool_kit", "").start().await;
+
+    let calls = json!([["upper", {"text": "a"}], ["none", {}], ["upper", {"text": "b"}]]);
+    let called = call_as(&host, json!({"calls": calls, "start": true})).await;
+
+    let results: BTreeSet<(&str, bool)> = called.results().into_iter().collect();
+    let expected = [("A", false), ("B", false), ("Error: no tool 'none' is lent to this plugin", true)];
+    assert_eq!(results, BTreeSet::from(expected));
+}
+
+#[tokio::test]
+async fn arguments_that_do_not_fit_are_told_to_the_model() {
+    let host = lending("tool_kit", "").start().await;
+
+    let called = call(&host, json!([["upper", "{no json"], ["upper", {"txt": "a"}], ["upper", ""]])).await;
+
+    for (content, is_error) in called.results() {
+        assert!(content.starts_with("Error: the arguments: ") && is_error, "{content}");
+    }
+}
+
+#[tokio::test]
+async fn every_call_has_an_instance_of_its_own_that_sees_nothing_of_the_rollout() {
+    let host = lending("tool_kit", "").start().await;
+
+    let called = call(&host, json!([["seen", {}], ["seen", {}]])).await;
+
+    let seen: Vec<Value> =
+        called.results().iter().map(|(content, _)| serde_json::from_str(content).unwrap()).collect();
+    assert_eq!(seen[0]["environment"], json!([]));
+    assert_ne!(seen[0]["random"], seen[1]["random"], "two calls draw the same numbers");
+}
+
+/// One call of a hostile tool ends in this error, and the next call is answered.
+async fn check_hostile(lines: &str, call_of: Value, outcome: &str, expected: &str) {
+    let host = lending("tool_kit", lines).start().await;
+
+    let called = call(&host, json!([call_of, ["upper", {"text": "on"}]])).await;
+
+    let results = called.results();
+    let (content, is_error) = results[0];
+    assert!(content.starts_with("Error: ") && content.contains(expected) && is_error, "{content}");
+    assert_eq!(called.observed()[0]["outcome"], outcome, "{:#}", called.observed()[0]);
+    assert_eq!(results[1], ("ON", false));
+}
+
+#[tokio::test]
+async fn a_tool_that_spins_is_stopped_at_its_cpu_time() {
+    check_hostile("cpu-secs-max = 0.2", json!(["never", {}]), "over-limit", "cpu-secs-max, 0.2 s").await;
+}
+
+#[tokio::test]
+async fn a_tool_that_spins_is_stopped_at_its_deadline() {
+    let lines = "deadline-secs = 0.5\ncpu-secs-max = 60.0";
+    check_hostile(lines, json!(["never", {}]), "over-limit", "no result within deadline-secs, 0.5 s").await;
+}
+
+#[tokio::test]
+async fn a_tool_that_panics_gives_an_error_that_says_where() {
+    check_hostile("", json!(["panic", {}]), "unavailable", "this tool panics").await;
+}
+
+#[tokio::test]
+async fn a_tool_that_takes_memory_is_stopped_at_its_own_limit() {
+    let lines = "memory-bytes-max = 8388608";
+    check_hostile(lines, json!(["grow", {}]), "over-limit", "memory-bytes-max, 8388608 bytes").await;
+}
+
+#[tokio::test]
+async fn a_result_that_is_too_long_is_an_error() {
+    let lines = "result-bytes-max = 1000";
+    let expected = "1001 bytes, more than result-bytes-max, 1000 bytes";
+    check_hostile(lines, json!(["large", {"bytes": 1001}]), "over-limit", expected).await;
+    let expected = "far longer than result-bytes-max";
+    check_hostile(lines, json!(["large", {"bytes": 10_000_000}]), "over-limit", expected).await;
+}
+
+#[tokio::test]
+async fn a_tool_that_calls_the_host_without_end_is_stopped() {
+    check_hostile("", json!(["chatter", {}]), "over-limit", "called the host more often than 10000").await;
+}
+
+#[tokio::test]
+async fn one_rollout_calls_a_tool_as_often_as_its_budget_says() {
+    let host = lending("tool_kit", "calls-max = 2").start().await;
+    let upper = json!(["upper", {"text": "a"}]);
+
+    let called = call(&host, json!([upper, upper, upper, ["greet", {}]])).await;
+    let again = call(&host, json!([upper])).await;
+
+    let results = called.results();
+    assert_eq!(results[1], ("A", false));
+    assert!(results[2].0.contains("calls-max of 2 calls of this tool in one rollout"), "{}", results[2].0);
+    assert_eq!(called.observed()[2]["outcome"], "over-limit");
+    assert_eq!(results[3], ("", false), "another tool has a budget of its own");
+    assert_eq!(again.results(), [("A", false)], "another rollout has a budget of its own");
+    let metrics = host.metrics().await;
+    assert_eq!(metrics.get(r#"rollout_host_limits_fired_total{limit="tools.calls-max"}"#), Some(1.0));
+}
+
+#[tokio::test]
+async fn calls_beyond_those_at_once_wait_for_their_turn_within_their_deadline() {
+    let lines = "concurrent-max = 1\ndeadline-secs = 1.0\ncpu-secs-max = 60.0";
+    let host = lending("tool_kit", lines).start().await;
+
+    let called = call(&host, json!([["never", {}], ["never", {}]])).await;
+    let in_turn = call(&host, json!([["upper", {"text": "a"}], ["upper", {"text": "b"}]])).await;
+
+    let mut errors: Vec<&str> = called.results().iter().map(|(content, _)| *content).collect();
+    errors.sort_unstable();
+    assert!(errors[0].contains("busy: concurrent-max of 1 calls at once"), "{errors:?}");
+    assert!(errors[1].contains("no result within deadline-secs"), "{errors:?}");
+    assert_eq!(in_turn.results(), [("A", false), ("B", false)]);
+}
+
+#[tokio::test]
+async fn a_rollout_has_so_many_calls_under_way_and_no_more() {
+    let host = lending("tool_kit", "").option("--limit-concurrent-calls-max", 2).start().await;
+    let upper = json!(["upper", {"text": "a"}]);
+
+    let called = call(&host, json!([upper, upper, upper])).await;
+
+    let refused =
+        called.results().iter().filter(|(content, _)| content.contains("concurrent-calls-max of 2")).count();
+    assert_eq!(refused, 1, "{:?}", called.results());
+}
+
+#[tokio::test]
+async fn what_tools_say_is_charged_to_the_rollout() {
+    let host = lending("tool_kit", "").option("--limit-record-bytes-max", 20_000).start().await;
+
+    let called = call(&host, json!([["large", {"bytes": 30_000}], ["upper", {"text": "a"}]])).await;
+
+    assert!(called.results()[0].0.contains("record-bytes-max of 20000 bytes"), "{:?}", called.results());
+    assert_eq!(called.results()[1], ("A", false));
+}
+
+/// A host that does not start says all of this.
+async fn check_refused(config: &str, expected: &[&str]) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("config.toml");
+    std::fs::write(&path, config).unwrap();
+    let mut command = rollout_host(["serve"]);
+    command.arg(guest("call_lent")).args(["--listen", "127.0.0.1:0", "--config"]).arg(&path);
+    let ran = command.current_dir(dir.path()).start().ended().await;
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    for part in expected {
+        assert!(ran.stderr.contains(part), "{part:?} is not in\n{}", ran.stderr);
+    }
+}
+
+#[tokio::test]
+async fn every_mistake_in_the_fields_is_reported_at_once() {
+    let config = "
+        [[tools.component]]
+        prefix = 'a b'
+        deadline-secs = 0.0
+        [[tools.component]]
+        path = 'x.wasm'
+        concurrent-max = 0
+        calls-max = 0
+        result-bytes-max = 0
+        memory-bytes-max = 5
+        [[tools.mcp]]
+        [[tools.mcp]]
+        command = ['x']
+        url = 'http://h/'
+        [[tools.mcp]]
+        command = []
+        headers = { a = 'b' }
+        [[tools.mcp]]
+        url = 'h'
+        variables = { 'a b' = '${' }
+        [[tools.http]]
+        [[tools.http]]
+        name = 'a b'
+        url = 'http://h/{x}'
+        [[tools.http]]
+        name = 'a'
+        method = 'FETCH'
+        url = '{url}'
+        headers = { 'a b' = 'x', c = '${no name}' }
+        parameters = { type = 'object', properties = {} }
+        [[tools.http]]
+        name = 'a'
+        url = 'http://{host}/'
+        hosts = ['a/b']
+    ";
+    let expected = [
+        "tools.component[0].path: missing",
+        "tools.component[0].prefix: not up to",
+        "tools.component[0].deadline-secs: 0 leaves no time",
+        "tools.component[1].concurrent-max: not between 1 and",
+        "tools.component[1].calls-max: 0 lends nothing",
+        "tools.component[1].result-bytes-max: not between 1 and",
+        "tools.component[1].memory-bytes-max: not between",
+        "tools.mcp[0].command: missing, and so is url",
+        "tools.mcp[1].url: besides a command",
+        "tools.mcp[2].command: names no program",
+        "tools.mcp[2].headers: are for a server with a url",
+        "tools.mcp[3].url: no http or https address",
+        "tools.mcp[3].variables.a b: '${' without its '}'",
+        "tools.http[0].name: missing",
+        "tools.http[0].url: missing",
+        "tools.http[1]: it is named 'a b'",
+        "tools.http[2].method: none of GET",
+        "tools.http[2].hosts: missing",
+        "tools.http[2].headers.a b: no name of a header",
+        "tools.http[2].headers.c: 'no name' is no name of an environment variable",
+        "tools.http[2].parameters: properties has no 'url'",
+        "tools.http[3].url: a hole in the host",
+        "tools.http[3].hosts[0]: 'a/b' is no host",
+    ];
+    check_refused(config, &expected).await;
+}
+
+#[tokio::test]
+async fn secrets_that_are_not_set_are_named_before_anything_starts() {
+    let config = "
+        [[tools.http]]
+        name = 'a'
+        url = 'http://h/?key=${ROLLOUT_TEST_URL}'
+        headers = { authorization = 'Bearer ${ROLLOUT_TEST_HEADER}' }
+        [[tools.mcp]]
+        command = ['x']
+        environment = ['ROLLOUT_TEST_ENVIRONMENT']
+        variables = { KEY = '${ROLLOUT_TEST_VARIABLE}' }
+    ";
+    let expected = [
+        "tools.http[0]: url: the environment variable ROLLOUT_TEST_URL is not set",
+        "tools.http[0]: headers.authorization: the environment variable ROLLOUT_TEST_HEADER is not set",
+        "tools.mcp[0]: environment[0]: the environment variable ROLLOUT_TEST_ENVIRONMENT is not set",
+        "tools.mcp[0]: variables.KEY: the environment variable ROLLOUT_TEST_VARIABLE is not set",
+    ];
+    check_refused(config, &expected).await;
+}
+
+#[tokio::test]
+async fn components_that_cannot_be_lent_are_named_before_anything_starts() {
+    let conform = guest("conform").display().to_string();
+    let config =
+        format!("[[tools.component]]\npath = 'none.wasm'\n[[tools.component]]\npath = {conform:?}\n");
+    let expected =
+        ["tools.component[0].path: cannot read none.wasm", "tools.component[1].path: ", "exports no tool"];
+    check_refused(&config, &expected).await;
+}
+
+#[tokio::test]
+async fn tools_that_no_model_could_call_are_named_before_anything_starts() {
+    let path = |name: &str| format!("[[tools.component]]\npath = {:?}\n", guest(name).display().to_string());
+    let kit = path("tool_kit");
+    let config = format!("{}{kit}{kit}{kit}config = {{ greeting = 'none' }}\n", path("tool_misnamed"));
+    let expected = [
+        "tools.component[0]: its tool number 2 is named 'not fine', which is not 1 to 64 letters",
+        "tools.component[0]: its tool number 3 is named ''",
+        "tools.component[2]: lends 'upper', and so does tools.component[1]; `prefix` tells them apart",
+        "tools.component[3]: its tools cannot be listed",
+        "a greeting is needed",
+    ];
+    check_refused(&config, &expected).await;
+}
+
+#[tokio::test]
+async fn inspect_shows_a_components_tools() {
+    let kit = guest("tool_kit");
+    let text = rollout_host(["inspect"]).arg(&kit).start().ended().await;
+    assert_eq!(text.code, Some(0), "{}", text.stderr);
+    for part in ["tools for others", "upper: Writes a text in capitals.", "can be lent"] {
+        assert!(text.stdout.contains(part), "{part:?} is not in\n{}", text.stdout);
+    }
+    let json = rollout_host(["inspect", "--json"]).arg(&kit).start().ended().await;
+    let about: Value = serde_json::from_str(&json.stdout).unwrap();
+    assert_eq!((&about["servable"], &about["tool"]), (&json!(true), &json!(true)));
+    assert_eq!(about["tools"][0]["function"]["parameters"]["required"], json!(["text"]));
+
+    let misnamed = rollout_host(["inspect"]).arg(guest("tool_misnamed")).start().ended().await;
+    assert_eq!(misnamed.code, Some(1));
+    assert!(
+        misnamed.stdout.contains("cannot be lent:\n  - the component: its tool number 2"),
+        "{}",
+        misnamed.stdout
+    );
+}
