@@ -22,7 +22,7 @@ pub use exposition::Exposition;
 pub use host::{Admitted, Reply, Serve, TestHost};
 pub use init::{InitRequest, check_chat, check_completed};
 pub use process::{Process, Ran, Start, rollout_host};
-pub use programs::{guest, host_program, project_root, target_dir};
+pub use programs::{example, guest, host_program, project_root, target_dir};
 
 use std::time::Duration;
 

@@ -59,6 +59,19 @@ pub fn guest(name: &str) -> PathBuf {
     path
 }
 
+/// The component of an example under `examples/`, by its folder's name.
+pub fn example(name: &str) -> PathBuf {
+    static BUILT: OnceLock<()> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let packages = ["-p", "example-calculator-loop", "-p", "example-search"];
+        cargo_build(&[&["--release", "--target", "wasm32-wasip2"][..], &packages].concat());
+    });
+    let file = format!("example_{}.wasm", name.replace('-', "_"));
+    let path = target_dir().join("wasm32-wasip2/release").join(file);
+    assert!(path.is_file(), "there is no example '{name}' at {path:?}");
+    path
+}
+
 /// Builds, and gives what cargo says of every artifact.
 fn cargo_build(arguments: &[&str]) -> Vec<Value> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());

@@ -540,3 +540,17 @@ async fn a_host_whose_start_hook_fails_or_whose_settings_are_wrong_does_not_star
     let variable = ("OSMOSIS_ROLLOUT_CLIENT_TIMEOUT_SECONDS", "soon");
     check(serve(&[], Some(variable)), "OSMOSIS_ROLLOUT_CLIENT_TIMEOUT_SECONDS: 'soon' is not a number").await;
 }
+
+#[tokio::test]
+async fn a_plugin_that_this_generation_cannot_carry_is_named_at_the_start_and_served_to_others() {
+    let controller = Controller::start().await;
+    let host = TestHost::start("odd_tools_loop").await;
+    let why = "generation A cannot carry the tool 'odd': parameter 'x': 'type' is missing or no text";
+    until("the warning", async || host.process().stderr().contains(why).then_some(())).await;
+
+    let refused = ask(&host, &InitRequest::new(&controller, "2 + 3")).await;
+    let result = host.run(&controller.rollout("2 + 3")).await;
+
+    assert_eq!((refused.status, &refused.body["detail"]), (500, &json!(why)));
+    assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
+}

@@ -153,6 +153,9 @@ impl Serve {
             server_key,
             instance_id: self.instance_id.clone(),
         });
+        if let Some(why) = runtime.block_on(a::cannot_carry(&loaded.host)) {
+            tracing::warn!(why, "generation A cannot serve this plugin; the others can");
+        }
         tracing::info!(
             plugin = %self.plugin.display(),
             digest = loaded.plugin_digest,

@@ -26,7 +26,7 @@ use super::Osmosis;
 use super::error::ApiError;
 use crate::config::OsmosisInit;
 use crate::outbound::{CallbackClient, Secret};
-use crate::rollout::{AdmitError, Failure, FailureKind, Finished, LoopReport, Outcome, Rollout, Stage};
+use crate::rollout::{AdmitError, Failure, FailureKind, Finished, Host, LoopReport, Outcome, Rollout, Stage};
 use crate::telemetry::Refusal;
 use records::{Kept, Leading, Part, Records};
 use request::Init;
@@ -67,6 +67,16 @@ impl Server {
             "completed_rollouts": completed,
         })
     }
+}
+
+/// Why callers of this generation cannot be served by this host, if they cannot: tools
+/// that its form has no place for. Tools that depend on the request are known when it
+/// comes, and so are those of a loop that says none without one.
+pub async fn cannot_carry(host: &Host) -> Option<String> {
+    let tools = host.usual_tools().await.ok()?;
+    let tools: Vec<Box<RawValue>> =
+        tools.iter().filter_map(|text| Some(crate::wire::object(text).ok()?.to_owned())).collect();
+    tools::typed(&tools).err()
 }
 
 /// Its routes, which ask for the key themselves, in this generation's way.
