@@ -271,8 +271,24 @@ impl Host {
     /// Makes an instance of every plugin and drops it, so that one that cannot start is
     /// known before the first rollout. Gives the time that the workflow's took.
     pub async fn try_start(&self) -> Result<Duration, (Role, RunError)> {
+        let limits = &self.0.limits;
         let start = async |role, plugin: &Plugin| {
-            let (imports, bounds) = self.declaration().map_err(|error| (role, error))?;
+            let run = RunContext {
+                rollout_id: RolloutId::parse("try-start")
+                    .map_err(|error| (role, RunError::Host(error.to_string())))?,
+                caller_id: None,
+                attempt: 1,
+                config: None,
+                metadata: None,
+                samples_max: 0,
+                chat_defaults: Params::new(),
+                metrics: self.0.settings.metrics.clone(),
+            };
+            let bounds = Bounds {
+                memory_bytes_max: limits.memory_bytes_max,
+                deadline: Some(Instant::now() + limits.workflow_time_max),
+            };
+            let imports = Imports::grader(Arc::new(run), limits.clone(), bounds.deadline, Arc::default());
             instance::try_start(plugin.linked(), imports, bounds).await.map_err(|error| (role, error))
         };
         if let Some(grader) = &self.0.settings.grader {

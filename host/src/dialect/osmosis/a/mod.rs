@@ -57,6 +57,11 @@ impl Server {
         Self { settings: init, agent_name, completions, records }
     }
 
+    /// Whether no other generation is served.
+    pub fn is_alone(&self) -> bool {
+        self.settings.alone
+    }
+
     /// What callers of this generation are told of a host's health.
     pub fn health(&self) -> Value {
         let (active, completed) = self.records.counts(Instant::now());
@@ -82,6 +87,11 @@ pub async fn cannot_carry(host: &Host) -> Option<String> {
 /// Its routes, which ask for the key themselves, in this generation's way.
 pub(super) fn router() -> Router<Osmosis> {
     Router::new().route("/v1/rollout/init", post(init)).route("/platform/health", get(platform_health))
+}
+
+/// Its own `/health`, for a server of no other generation: it asks for no key.
+pub(super) fn health_router() -> Router<Osmosis> {
+    Router::new().route("/health", get(async |State(osmosis): State<Osmosis>| Json(osmosis.0.init.health())))
 }
 
 /// Why there is no answer to a request.
