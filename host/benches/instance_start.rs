@@ -61,6 +61,7 @@ fn host(bytes: &[u8], instances_max: u32) -> Host {
         limits,
         plugin_config: None,
         artifact_root: None,
+        event_log: None,
     })
     .unwrap_or_else(|error| panic!("{error}"))
 }

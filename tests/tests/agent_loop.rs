@@ -1,6 +1,6 @@
 //! Agent loops where their own protocol is not spoken: polled, called back, evaluated.
 
-use rollout_tests::{Answer, Controller, Start, TestHost, guest, rollout_host};
+use rollout_tests::{Answer, Controller, Start, TestHost, example, guest, project_root, rollout_host};
 use serde_json::{Value, json};
 
 /// A reply that calls the guest's tool.
@@ -162,6 +162,31 @@ async fn an_evaluation_takes_a_loops_own_rewards_and_makes_none_up() {
     let rewards: Vec<&Value> = lines.iter().map(|line| &line["reward"]).collect();
     assert_eq!(rewards, [&json!(1.0), &json!(0.0), &Value::Null], "{results}");
     assert_eq!((&lines[2]["kind"], &lines[2]["fault"]), (&json!("no_reward"), &json!("plugin")));
+}
+
+#[tokio::test]
+async fn the_examples_that_are_loops_have_the_rewards_that_their_scripts_earn() {
+    for (name, expected) in
+        [("search", &[1.0, 1.0, 1.0, 0.6, 0.0][..]), ("calculator-loop", &[1.0, 1.0, 1.0, 0.0][..])]
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let files = project_root().join("examples").join(name);
+        let mut command = rollout_host(["eval"]);
+        command
+            .arg(example(name))
+            .args(["--model", "mock", "--mock-script"])
+            .arg(files.join("replies.jsonl"));
+        command.arg("--data").arg(files.join("rows.jsonl")).arg("--out").arg(dir.path().join("out"));
+
+        let ran = command.start().ended().await;
+
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        let results = std::fs::read_to_string(dir.path().join("out/results.jsonl")).unwrap();
+        let mut lines: Vec<Value> = results.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        lines.sort_by_key(|line| line["row"].as_u64());
+        let rewards: Vec<f64> = lines.iter().map(|line| line["reward"].as_f64().unwrap()).collect();
+        assert_eq!(rewards, expected, "{name}: {results}");
+    }
 }
 
 #[tokio::test]

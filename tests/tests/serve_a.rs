@@ -540,3 +540,50 @@ async fn a_host_whose_start_hook_fails_or_whose_settings_are_wrong_does_not_star
     let variable = ("OSMOSIS_ROLLOUT_CLIENT_TIMEOUT_SECONDS", "soon");
     check(serve(&[], Some(variable)), "OSMOSIS_ROLLOUT_CLIENT_TIMEOUT_SECONDS: 'soon' is not a number").await;
 }
+
+#[tokio::test]
+async fn alone_this_generation_has_its_own_health_without_a_key_and_no_other_routes() {
+    let controller = Controller::start().await;
+    let host = TestHost::of("agent_loop").config("osmosis.init.alone = true\n").option("--api-key", "k");
+    let host = host.start().await;
+
+    let health = host.get("/health").await;
+    let metrics = host.get("/metrics").await;
+    let host = host.with_key("k");
+    let others = host.ask(&controller.rollout("2 + 3")).await;
+
+    let expected =
+        json!({"status": "healthy", "agent_loop": "looping", "active_rollouts": 0, "completed_rollouts": 0});
+    assert_eq!((health.status, health.body), (200, expected));
+    assert_eq!((others.status, metrics.status), (404, 401), "{}", others.text);
+    assert_eq!(ask(&host, &InitRequest::new(&controller, "2 + 3")).await.status, 202);
+}
+
+#[tokio::test]
+async fn a_plugin_that_this_generation_cannot_carry_is_not_served_by_it_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("config.toml");
+    std::fs::write(&config, "osmosis.init.alone = true\n").unwrap();
+    let mut command = rollout_host(["serve"]);
+    command.arg(guest("odd_tools_loop")).args(["--listen", "127.0.0.1:0", "--config"]).arg(&config);
+
+    let ran = command.current_dir(dir.path()).start().ended().await;
+
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(1), ""), "{}", ran.stderr);
+    let why = "generation A cannot carry the tool 'odd': parameter 'x': 'type' is missing or no text";
+    assert!(ran.stderr.contains(why), "{}", ran.stderr);
+}
+
+#[tokio::test]
+async fn a_plugin_that_this_generation_cannot_carry_is_named_at_the_start_and_served_to_others() {
+    let controller = Controller::start().await;
+    let host = TestHost::start("odd_tools_loop").await;
+    let why = "generation A cannot carry the tool 'odd': parameter 'x': 'type' is missing or no text";
+    until("the warning", async || host.process().stderr().contains(why).then_some(())).await;
+
+    let refused = ask(&host, &InitRequest::new(&controller, "2 + 3")).await;
+    let result = host.run(&controller.rollout("2 + 3")).await;
+
+    assert_eq!((refused.status, &refused.body["detail"]), (500, &json!(why)));
+    assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
+}

@@ -11,7 +11,7 @@ use crate::message::Message;
 use crate::sample::{OpenError, Sample};
 use crate::{OrError, Result, settings};
 
-/// An agent loop.
+/// An agent that registers what it did as samples.
 ///
 /// `C` is the type of the operator's configuration, `()` for none. It is read like a
 /// configuration file: unknown fields are left alone unless the type denies them, and

@@ -1,6 +1,6 @@
 //! Write workflows, agent loops and graders for rollout-host in Rust.
 //!
-//! A *workflow* is an agent loop: it is given a prompt, asks the model, runs tools and
+//! A *workflow* runs the agent: it is given a prompt, asks the model, runs tools and
 //! registers what it did as samples. A *grader* is a reward function: it is given the
 //! samples and the label, and says what they are worth. Both are compiled to one
 //! WebAssembly component, which the host runs in an instance of its own for each

@@ -254,7 +254,6 @@ mod tests {
         assert!(footprint.rss_kib > 100 && footprint.rss_peak_kib >= footprint.rss_kib, "{footprint:?}");
         assert!(footprint.mappings > 5 && footprint.fds >= 3, "{footprint:?}");
         assert!(cpu_secs(here).unwrap() >= 0.0);
-        assert!(fds_max().is_none_or(|max| max > 10));
 
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();

@@ -161,6 +161,12 @@ impl Serve {
             server_key,
             instance_id: self.instance_id.clone(),
         });
+        if let Some(why) = runtime.block_on(a::cannot_carry(&loaded.host)) {
+            if config.osmosis_init.alone {
+                return Err(PluginFault(format!("{}: {why}", self.plugin.display())).into());
+            }
+            tracing::warn!(why, "generation A cannot serve this plugin; the others can");
+        }
         tracing::info!(
             plugin = %self.plugin.display(),
             digest = loaded.plugin_digest,

@@ -45,6 +45,8 @@ pub struct RawOsmosisInit {
     pub cleanup_interval_secs: Option<f64>,
     /// Bytes that a request's metadata may have.
     pub metadata_bytes_max: Option<u64>,
+    /// Whether this generation is the only one that is served.
+    pub alone: Option<bool>,
 }
 
 /// What the environment says: settings of this generation, and what holds for the host.
@@ -73,6 +75,8 @@ pub struct OsmosisInit {
     pub cleanup_interval: Duration,
     /// Bytes that metadata may have.
     pub metadata_bytes_max: usize,
+    /// Whether this generation is the only one that is served.
+    pub alone: bool,
 }
 
 impl OsmosisEnvironment {
@@ -89,6 +93,7 @@ impl OsmosisEnvironment {
             record_ttl_secs: variables.value("SERVER_RECORD_TTL_SECONDS"),
             cleanup_interval_secs: variables.value("SERVER_CLEANUP_INTERVAL_SECONDS"),
             metadata_bytes_max: variables.value("MAX_METADATA_SIZE_BYTES"),
+            alone: None,
         };
         let max_concurrent = variables.value("SERVER_MAX_CONCURRENT_ROLLOUTS");
         if max_concurrent.is_some_and(|count: u32| !(1..=10_000).contains(&count)) {
@@ -141,6 +146,7 @@ impl RawOsmosisInit {
             record_ttl_secs: self.record_ttl_secs.or(other.record_ttl_secs),
             cleanup_interval_secs: self.cleanup_interval_secs.or(other.cleanup_interval_secs),
             metadata_bytes_max: self.metadata_bytes_max.or(other.metadata_bytes_max),
+            alone: self.alone.or(other.alone),
         }
     }
 
@@ -173,6 +179,7 @@ impl RawOsmosisInit {
         OsmosisInit {
             chat: policy(chat_retries),
             completed: policy(completed_retries),
+            alone: self.alone.unwrap_or(false),
             connections_max: bounds.check(
                 "client-max-connections",
                 self.client_max_connections,

@@ -12,10 +12,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::RolloutRequest;
 use super::account::UNSCORED_LINES_PER_SECOND;
-use super::run::{AgentForm, Rollout};
+use super::run::{AgentForm, LoopOptions, Rollout};
 use crate::id::RolloutId;
 use crate::imports::{Imports, LentTools, Record, Role, RunContext};
-use crate::instance::{self, Bounds, RunError};
+use crate::instance::{self, Bounds, LoopRequest, RunError};
 use crate::limits::Limits;
 use crate::outbound::ChatClient;
 use crate::plugin::Plugin;
@@ -289,6 +289,23 @@ impl Host {
         }
         let (imports, bounds) = self.0.settings.declaration(&self.0.limits, Arc::default())?;
         instance::agent_loop_name(self.0.settings.workflow.linked(), imports, bounds).await.map(Some)
+    }
+
+    /// Asks an agent loop which tools it offers to a request that asks for nothing in
+    /// particular; a workflow has none to tell.
+    pub async fn usual_tools(&self) -> Result<Vec<String>, RunError> {
+        if self.form() == AgentForm::Workflow {
+            return Ok(Vec::new());
+        }
+        let (imports, bounds) = self.0.settings.declaration(&self.0.limits, Arc::default())?;
+        let LoopOptions { max_turns, max_tokens_total, completion_params: _ } = LoopOptions::default();
+        let request = LoopRequest {
+            messages: vec![r#"{"role":"user","content":"Which tools are there?"}"#.to_owned()],
+            max_turns,
+            max_tokens_total,
+            completion_params: "{}".to_owned(),
+        };
+        instance::agent_loop_tools(self.0.settings.workflow.linked(), imports, bounds, request).await
     }
 
     /// Takes a rollout on, or says at once why not.

@@ -101,17 +101,23 @@ impl Osmosis {
 
     /// Its routes.
     pub fn router(&self) -> Router {
-        Router::new()
+        let others = Router::new()
             .route("/rollout", post(start_rollout))
             .route("/rollout/cancel", post(cancel::cancel))
             .route("/rollout/{id}/result", get(d::result))
             .route("/rollout/{id}/status", get(c::status))
-            .route("/health", get(health))
+            .route("/health", get(health));
+        let (others, own_health) = match self.0.init.is_alone() {
+            true => (Router::new(), a::health_router()),
+            false => (others, Router::new()),
+        };
+        others
             .route("/metrics", get(metrics))
             .fallback(async || ApiError::NoRoute)
             .method_not_allowed_fallback(async || ApiError::NoMethod)
             .layer(middleware::from_fn_with_state(self.clone(), check_key))
             .merge(a::router())
+            .merge(own_health)
             .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
             .with_state(self.clone())
     }

@@ -26,7 +26,7 @@ use super::Osmosis;
 use super::error::ApiError;
 use crate::config::OsmosisInit;
 use crate::outbound::{CallbackClient, Secret};
-use crate::rollout::{AdmitError, Failure, FailureKind, Finished, LoopReport, Outcome, Rollout, Stage};
+use crate::rollout::{AdmitError, Failure, FailureKind, Finished, Host, LoopReport, Outcome, Rollout, Stage};
 use crate::telemetry::Refusal;
 use records::{Kept, Leading, Part, Records};
 use request::Init;
@@ -57,6 +57,11 @@ impl Server {
         Self { settings: init, agent_name, completions, records }
     }
 
+    /// Whether no other generation is served.
+    pub fn is_alone(&self) -> bool {
+        self.settings.alone
+    }
+
     /// What callers of this generation are told of a host's health.
     pub fn health(&self) -> Value {
         let (active, completed) = self.records.counts(Instant::now());
@@ -69,9 +74,24 @@ impl Server {
     }
 }
 
+/// Why callers of this generation cannot be served by this host, if they cannot: tools
+/// that its form has no place for. Tools that depend on the request are known when it
+/// comes, and so are those of a loop that says none without one.
+pub async fn cannot_carry(host: &Host) -> Option<String> {
+    let tools = host.usual_tools().await.ok()?;
+    let tools: Vec<Box<RawValue>> =
+        tools.iter().filter_map(|text| Some(crate::wire::object(text).ok()?.to_owned())).collect();
+    tools::typed(&tools).err()
+}
+
 /// Its routes, which ask for the key themselves, in this generation's way.
 pub(super) fn router() -> Router<Osmosis> {
     Router::new().route("/v1/rollout/init", post(init)).route("/platform/health", get(platform_health))
+}
+
+/// Its own `/health`, for a server of no other generation: it asks for no key.
+pub(super) fn health_router() -> Router<Osmosis> {
+    Router::new().route("/health", get(async |State(osmosis): State<Osmosis>| Json(osmosis.0.init.health())))
 }
 
 /// Why there is no answer to a request.

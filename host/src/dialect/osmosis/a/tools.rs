@@ -44,13 +44,13 @@ fn in_order<S: serde::Serializer>(
 
 /// The tools as they are told, or what of them cannot be.
 pub(super) fn typed(tools: &[Box<RawValue>]) -> Result<Vec<WireTool>, String> {
-    let read = |(at, tool): (usize, &Box<RawValue>)| {
+    let read = |(at, tool): (usize, &RawValue)| {
         let tool = serde_json::from_str(tool.get()).unwrap_or_default();
         wire_tool(&tool).map_err(|what| {
             format!("generation A cannot carry the tool {}: {what}", name_for_message(at, &tool))
         })
     };
-    tools.iter().enumerate().map(read).collect()
+    tools.iter().map(AsRef::as_ref).enumerate().map(read).collect()
 }
 
 fn name_for_message(at: usize, tool: &Value) -> String {
