@@ -1,13 +1,16 @@
 //! Settings in two steps: what the operator wrote, and what the host works with.
 
+mod values;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 
 use crate::limits::{Limits, LoadLimits};
 use crate::outbound::RetryPolicy;
+pub use values::Assignment;
 
 /// What the operator wrote. Mirrors the file and decides nothing.
 #[derive(Clone, Debug, Default, serde::Deserialize)]
@@ -35,8 +38,14 @@ pub struct RawConfig {
     pub callback: RawRetry,
     /// Times of the Osmosis protocol.
     pub osmosis: RawOsmosis,
-    /// The plugin's own configuration, handed to it as it is.
+    /// The plugin's own configuration.
     pub plugin: Option<toml::Table>,
+    /// The configuration of a grader that is a component of its own, in place of the
+    /// plugin's.
+    pub grader: Option<toml::Table>,
+    /// What the command line sets of the plugin's configuration.
+    #[serde(skip)]
+    pub set: Vec<Assignment>,
 }
 
 /// Declares [`RawLimits`] with one field and one option for each limit.
@@ -161,8 +170,11 @@ pub struct Config {
     pub callback: RetryPolicy,
     /// Times of the Osmosis protocol.
     pub osmosis: OsmosisTimes,
-    /// The plugin's own configuration, a JSON object.
-    pub plugin: Option<Box<RawValue>>,
+    /// The operator's values for the plugin.
+    pub plugin: Option<Map<String, Value>>,
+    /// The operator's values for a grader that is a component of its own; where there
+    /// are none, it is given the plugin's.
+    pub grader: Option<Map<String, Value>>,
 }
 
 /// Times of the Osmosis protocol's polling generation.
@@ -225,13 +237,8 @@ impl RawConfig {
             model: self.model.resolve("model", RetryPolicy::model(), &mut problems),
             callback: self.callback.resolve("callback", RetryPolicy::callback(), &mut problems),
             osmosis,
-            plugin: self.plugin.and_then(|table| match serde_json::value::to_raw_value(&table) {
-                Ok(raw) => Some(raw),
-                Err(error) => {
-                    problems.push(format!("plugin: {error}"));
-                    None
-                }
-            }),
+            plugin: values::assigned(self.plugin, &self.set, "plugin", &mut problems),
+            grader: values::assigned(self.grader, &[], "grader", &mut problems),
         };
         if problems.is_empty() { Ok(config) } else { Err(InvalidConfig(problems)) }
     }
@@ -401,9 +408,10 @@ mod tests {
     }
 
     #[test]
-    fn the_plugins_table_is_handed_over_as_json() {
-        let config = RawConfig::parse("[plugin]\nname = 'x'\nn = 3\n[plugin.deep]\nf = 0.5").unwrap();
-        let plugin = config.resolve().unwrap().plugin.unwrap();
-        assert_eq!(plugin.get(), r#"{"deep":{"f":0.5},"n":3,"name":"x"}"#);
+    fn the_plugins_table_and_what_is_set_over_it_are_one() {
+        let mut raw = RawConfig::parse("[plugin]\nname = 'x'\nn = 3\n[plugin.deep]\nf = 0.5").unwrap();
+        raw.set = vec!["deep.g=null".parse().unwrap(), "n=4".parse().unwrap()];
+        let plugin = Value::from(raw.resolve().unwrap().plugin.unwrap());
+        assert_eq!(plugin, serde_json::json!({"deep": {"f": 0.5, "g": null}, "n": 4, "name": "x"}));
     }
 }

@@ -26,6 +26,7 @@ pub mod imports {
                 import rollout:plugin/artifacts@0.1.0;
                 import rollout:plugin/log@0.1.0;
                 import rollout:plugin/observations@0.1.0;
+                import rollout:plugin/judge@0.1.0;
             }
         ",
         world: "rollout:sdk/imports",
@@ -66,4 +67,21 @@ pub mod grader {
         export_macro_name: "export_grader",
     });
     pub use exports::rollout::plugin::grader::{GradedSample, Guest, Verdict};
+}
+
+/// The export of a plugin that declares its configuration.
+pub mod settings {
+    wit_bindgen::generate!({
+        path: "../../wit",
+        inline: "
+            package rollout:sdk;
+            world settings-export { export rollout:plugin/settings@0.1.0; }
+        ",
+        world: "rollout:sdk/settings-export",
+        with: { "rollout:plugin/types@0.1.0": super::imports::types },
+        generate_all,
+        pub_export_macro: true,
+        export_macro_name: "export_settings",
+    });
+    pub use exports::rollout::plugin::settings::{Declaration, Guest};
 }

@@ -51,6 +51,7 @@ pub use grading::{Exchange, GradeContext, GradedSample, Grader, Reward, Verdict,
 pub use message::{Message, ToolCall, last_assistant_text};
 pub use sample::{OpenError, RecordError, Sample};
 pub use serde_json::{Map, Value, json};
+pub use settings::Concurrency;
 pub use tool::{Tool, ToolResult};
 pub use toolbox::Toolbox;
 
@@ -77,6 +78,8 @@ mod toolbox;
 #[doc(hidden)]
 pub mod __private {
     pub use crate::bindings::imports::types::Failure;
-    pub use crate::bindings::{grader, workflow};
-    pub use crate::export::{run_grader, run_workflow, used_grader, used_workflow};
+    pub use crate::bindings::{grader, settings, workflow};
+    pub use crate::export::{
+        declare_settings, run_grader, run_workflow, used_grader, used_settings, used_workflow,
+    };
 }

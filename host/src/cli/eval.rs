@@ -15,7 +15,7 @@ use super::Exit;
 use super::mock_model::script;
 use super::plugin_file::CacheOptions;
 use super::setup::{self, Loaded};
-use crate::config::{Config, RawLimits};
+use crate::config::{Assignment, Config, RawLimits};
 use crate::error::Fault;
 use crate::eval::run::{End, Work};
 use crate::eval::{self, DataSet, Journal, Manifest, Opened, Resume, Summary, Tally};
@@ -69,6 +69,10 @@ pub(super) struct Eval {
     /// Settings in TOML: [plugin] for the plugin, [limits] and [model] for the host.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Sets one value of the plugin's configuration, over what [plugin] says; nested keys
+    /// are joined by dots. `rollout-host config PLUGIN` lists what there is.
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<Assignment>,
     #[command(flatten)]
     cache: CacheOptions,
     /// Where results go. [default: evals/PLUGIN-DATA-TIME]
@@ -106,6 +110,7 @@ impl Eval {
         }
         let key = setup::key_from_env("--api-key-env", self.api_key_env.as_deref())?;
         let mut raw = setup::raw_config(self.config.as_deref())?;
+        raw.set.clone_from(&self.set);
         raw.limits = self.limits.clone().or(raw.limits);
         raw.max_concurrent = Some(self.concurrency);
         let config = raw.resolve()?;
@@ -215,7 +220,10 @@ impl Eval {
         set("model", self.model.as_str().into());
         set("base_url", json!(self.base_url));
         set("pass_threshold", self.pass_threshold.into());
-        set("plugin_config", config.plugin.as_ref().map_or(Value::Null, |raw| json!(raw)));
+        set("plugin_config", json!(loaded.settings.values));
+        if let Some(grader) = &loaded.grader_settings {
+            set("grader_config", json!(grader.values));
+        }
         set("limits", format!("{:?}", config.limits).into());
         if self.base_url.is_none() {
             set("mock_error_rate", self.mock_error_rate.into());

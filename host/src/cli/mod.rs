@@ -3,6 +3,7 @@
 mod bench;
 mod build;
 mod compile_component;
+mod config;
 mod eval;
 mod inspect;
 mod mock_model;
@@ -41,6 +42,8 @@ enum Command {
     Build(build::Build),
     /// Says what a component exports and imports, and whether it can be served.
     Inspect(inspect::Inspect),
+    /// Says what a plugin lets its operator configure, and with which values it would run.
+    Config(config::Config),
     /// Runs a plugin over a data set and sums up the rewards.
     Eval(eval::Eval),
     /// Serves a plugin to trainers over HTTP.
@@ -86,6 +89,7 @@ pub fn main() -> ExitCode {
     let result = match arguments.command {
         Command::Build(command) => command.run(),
         Command::Inspect(command) => command.run(),
+        Command::Config(command) => command.run(),
         Command::Eval(command) => command.run(),
         Command::Serve(command) => command.run(),
         Command::Bench(command) => command.run(),

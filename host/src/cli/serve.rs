@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::plugin_file::CacheOptions;
 use super::{Exit, setup};
-use crate::config::{Config, RawLimits};
+use crate::config::{Assignment, Config, RawLimits};
 use crate::dialect::osmosis::{Osmosis, Settings};
 use crate::outbound::CallbackClient;
 use crate::rollout::Host;
@@ -42,6 +42,10 @@ pub(super) struct Serve {
     /// Settings in TOML; what is given here goes before what is there.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Sets one value of the plugin's configuration, over what [plugin] says; nested keys
+    /// are joined by dots. `rollout-host config PLUGIN` lists what there is.
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<Assignment>,
     /// Where trajectories and artifacts go. [default: ./rollouts]
     #[arg(long, value_name = "DIR", env = "_OSMOSIS_ROLLOUT_ARTIFACT_ROOT", hide_env = true)]
     artifact_root: Option<PathBuf>,
@@ -67,6 +71,7 @@ impl Serve {
         if let Some(listen) = self.listen.clone().or(evaluator) {
             raw.listen = Some(listen);
         }
+        raw.set.clone_from(&self.set);
         raw.limits = self.limits.clone().or(raw.limits);
         raw.max_concurrent = self.max_concurrent.or(raw.max_concurrent);
         raw.queue_max = self.queue_max.or(raw.queue_max);
@@ -111,8 +116,9 @@ impl Serve {
         });
         tracing::info!(
             plugin = %self.plugin.display(),
+            name = loaded.settings.name,
             digest = loaded.plugin_digest,
-            max_concurrent = config.max_concurrent,
+            max_concurrent = loaded.host.load().max_concurrent,
             queue_max = config.queue_max,
             artifact_root = %artifact_root.display(),
             "plugin loaded"

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use serde_json::{Map, Value};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -15,6 +16,7 @@ use crate::config::{Config, RawConfig};
 use crate::engine::Engine;
 use crate::error::Fault;
 use crate::outbound::{self, ChatClient, Secret};
+use crate::plugin::{self, Declaration, DeclareError, Plugin};
 use crate::rollout::{Host, HostSettings};
 use crate::telemetry::Metrics;
 
@@ -83,13 +85,36 @@ pub(super) struct Loaded {
     pub http: reqwest::Client,
     pub plugin_digest: String,
     pub grader_digest: Option<String>,
+    /// The workflow's configuration.
+    pub settings: plugin::Settings,
+    /// That of a grader which is a component of its own.
+    pub grader_settings: Option<plugin::Settings>,
+}
+
+/// Asks a plugin what it declares, and puts the operator's values over that.
+pub(super) fn settings(
+    runtime: &Runtime,
+    path: &Path,
+    plugin: &Plugin,
+    config: &Config,
+    given: Option<&Map<String, Value>>,
+) -> Result<(Option<Declaration>, plugin::Settings)> {
+    let declared = runtime.block_on(plugin.declaration(&config.limits, &Arc::new(Metrics::new())));
+    let declared = declared.map_err(|error| match &error {
+        DeclareError::Run(run) if run.fault() != Fault::Plugin => {
+            anyhow::Error::new(error).context(path.display().to_string())
+        }
+        _ => super::PluginFault(format!("{}: {error}", path.display())).into(),
+    })?;
+    let resolved = plugin::resolve(declared.as_ref(), given).with_context(|| path.display().to_string())?;
+    Ok((declared, resolved))
 }
 
 /// Compiles the plugins, makes the host and sees that instances can start.
 pub(super) fn host(
     runtime: &Runtime,
-    plugin: &Path,
-    grader: Option<&Path>,
+    plugin_path: &Path,
+    grader_path: Option<&Path>,
     config: &Config,
     cache: &CacheOptions,
     artifact_root: Option<PathBuf>,
@@ -97,18 +122,34 @@ pub(super) fn host(
     let engine = Engine::new(config.max_concurrent, config.limits.memory_bytes_max)?;
     let loader = cache.loader(config.cache_dir.as_deref(), &config.load_limits)?;
     let load = |path: &Path| plugin_file::load(&loader, &engine, path, &config.load_limits);
-    let workflow = load(plugin)?;
-    let grader = grader.map(load).transpose()?;
+    let workflow = load(plugin_path)?;
+    let grader = grader_path.map(load).transpose()?;
     let plugin_digest = workflow.about().digest.clone();
+    let (_, plugin_settings) = settings(runtime, plugin_path, &workflow, config, config.plugin.as_ref())?;
+    let grader_settings = match (&grader, grader_path) {
+        (Some(grader), Some(path)) => {
+            let given = config.grader.as_ref().or(config.plugin.as_ref());
+            Some(settings(runtime, path, grader, config, given)?.1)
+        }
+        _ if config.grader.is_some() => {
+            anyhow::bail!(
+                "[grader] configures the component of --grader, and none is given; [plugin] is for the plugin's own"
+            )
+        }
+        _ => None,
+    };
+    // A plugin may ask for fewer rollouts at once than there are slots, and not for more.
+    let max_concurrent = plugin_settings.max_concurrent.unwrap_or(u32::MAX).min(config.max_concurrent);
     let http = outbound::http_client()?;
     let metrics = Arc::new(Metrics::new());
-    let settings = HostSettings {
+    let host_settings = HostSettings {
         workflow,
         grader,
-        max_concurrent: config.max_concurrent,
+        max_concurrent,
         queue_max: config.queue_max,
         limits: config.limits.clone(),
-        plugin_config: config.plugin.clone(),
+        plugin_config: plugin_settings.to_raw(),
+        grader_config: grader_settings.as_ref().and_then(plugin::Settings::to_raw),
         chat: ChatClient::new(
             http.clone(),
             config.model.clone(),
@@ -118,7 +159,7 @@ pub(super) fn host(
         artifact_root,
         metrics,
     };
-    let host = Host::new(settings).map_err(|error| super::PluginFault(error.to_string()))?;
+    let host = Host::new(host_settings).map_err(|error| super::PluginFault(error.to_string()))?;
     runtime.block_on(host.try_start()).map_err(|(role, error)| {
         let reason = format!("no instance of the {} can be started: it {error}", role.as_str());
         match error.fault() {
@@ -127,5 +168,5 @@ pub(super) fn host(
         }
     })?;
     let grader_digest = host.grader().map(|grader| grader.about().digest.clone());
-    Ok(Loaded { host, http, plugin_digest, grader_digest })
+    Ok(Loaded { host, http, plugin_digest, grader_digest, settings: plugin_settings, grader_settings })
 }

@@ -97,7 +97,7 @@ impl Role {
 
 /// What a guest is told about the rollout that its instance was made for, and where the
 /// host counts what it does for it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct RunContext {
     /// The rollout.
     pub rollout_id: RolloutId,

@@ -38,8 +38,10 @@ pub struct HostSettings {
     pub queue_max: u32,
     /// What each rollout may use.
     pub limits: Limits,
-    /// The operator's configuration of the plugin, a JSON object.
+    /// The configuration of the workflow's plugin, a JSON object.
     pub plugin_config: Option<Box<RawValue>>,
+    /// The configuration of the grader where that is a component of its own.
+    pub grader_config: Option<Box<RawValue>>,
     /// The client that reaches the models.
     pub chat: ChatClient,
     /// Where trajectories and artifacts go; none keeps none.
@@ -149,6 +151,7 @@ impl Handle {
 pub(super) struct Inner {
     pub settings: HostSettings,
     pub plugin_config: Option<Arc<RawValue>>,
+    pub grader_config: Option<Arc<RawValue>>,
     pub limits: Arc<Limits>,
     pub slots: Arc<Semaphore>,
     pub unscored_lines: LineBudget,
@@ -204,6 +207,7 @@ impl Host {
         }
         Ok(Self(Arc::new(Inner {
             plugin_config: settings.plugin_config.clone().map(Into::into),
+            grader_config: settings.grader_config.clone().map(Into::into),
             limits: Arc::new(settings.limits.clone()),
             slots: Arc::new(Semaphore::new(settings.max_concurrent as usize)),
             unscored_lines: LineBudget::new(UNSCORED_LINES_PER_SECOND),

@@ -297,7 +297,7 @@ impl Rollout {
         let limits = self.host.0.limits.clone();
         let deadline = Deadline::new(self.request.grader_secs, Instant::now(), limits.grader_time_max);
         let imports =
-            Imports::grader(self.run.clone(), limits.clone(), Some(deadline.at), self.record.clone());
+            Imports::grader(self.grader_run(), limits.clone(), Some(deadline.at), self.record.clone());
         let bounds = Bounds { memory_bytes_max: limits.memory_bytes_max, deadline: Some(deadline.at) };
         let to_grade = samples.iter().map(to_grade).collect();
         let label = self.request.label.as_deref();
@@ -321,6 +321,15 @@ impl Rollout {
             Some(_) => Err(fail(FailureKind::NoReward, "Sample has no reward after grading".to_owned())),
             None => Ok(()),
         }
+    }
+
+    /// What the grader is told of the rollout: what the workflow was told, except that a
+    /// component of its own has a configuration of its own.
+    fn grader_run(&self) -> Arc<RunContext> {
+        if self.host.0.settings.grader.is_none() {
+            return self.run.clone();
+        }
+        Arc::new(RunContext { config: self.host.0.grader_config.clone(), ..(*self.run).clone() })
     }
 
     /// Checks every verdict, then takes all of them over, or none.
