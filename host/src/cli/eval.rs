@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::Exit;
 use super::mock_model::script;
 use super::plugin_file::CacheOptions;
-use super::setup::{self, Loaded};
+use super::setup::{self, JudgeOptions, Loaded};
 use crate::config::{Assignment, Config, RawLimits};
 use crate::error::Fault;
 use crate::eval::run::{End, Work};
@@ -97,6 +97,8 @@ pub(super) struct Eval {
     #[arg(long, value_name = "FILE")]
     mock_script: Option<PathBuf>,
     #[command(flatten)]
+    judge: JudgeOptions,
+    #[command(flatten)]
     limits: RawLimits,
 }
 
@@ -111,6 +113,7 @@ impl Eval {
         let key = setup::key_from_env("--api-key-env", self.api_key_env.as_deref())?;
         let mut raw = setup::raw_config(self.config.as_deref())?;
         raw.set.clone_from(&self.set);
+        self.judge.put_over(&mut raw.judge);
         raw.limits = self.limits.clone().or(raw.limits);
         raw.max_concurrent = Some(self.concurrency);
         let config = raw.resolve()?;
@@ -220,6 +223,9 @@ impl Eval {
         set("model", self.model.as_str().into());
         set("base_url", json!(self.base_url));
         set("pass_threshold", self.pass_threshold.into());
+        if let Some(judge) = &config.judge {
+            set("judge", json!({"url": judge.url, "model": judge.model}));
+        }
         set("plugin_config", json!(loaded.settings.values));
         if let Some(grader) = &loaded.grader_settings {
             set("grader_config", json!(grader.values));

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::plugin_file::CacheOptions;
+use super::setup::JudgeOptions;
 use super::{Exit, setup};
 use crate::config::{Assignment, Config, RawLimits};
 use crate::dialect::osmosis::{Osmosis, Settings};
@@ -55,6 +56,8 @@ pub(super) struct Serve {
     #[arg(long, value_name = "VAR")]
     server_key_env: Option<String>,
     #[command(flatten)]
+    judge: JudgeOptions,
+    #[command(flatten)]
     limits: RawLimits,
     /// Port that an evaluator who started this process wants.
     #[arg(long, hide = true, env = "_OSMOSIS_ROLLOUT_PORT", hide_env = true)]
@@ -72,6 +75,7 @@ impl Serve {
             raw.listen = Some(listen);
         }
         raw.set.clone_from(&self.set);
+        self.judge.put_over(&mut raw.judge);
         raw.limits = self.limits.clone().or(raw.limits);
         raw.max_concurrent = self.max_concurrent.or(raw.max_concurrent);
         raw.queue_max = self.queue_max.or(raw.queue_max);

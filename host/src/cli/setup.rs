@@ -1,10 +1,12 @@
 //! What several commands set up: logs, the runtime, signals, configuration, the host.
 
 use std::io::IsTerminal;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use clap::Args;
 use serde_json::{Map, Value};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -12,10 +14,12 @@ use tracing_subscriber::EnvFilter;
 
 use super::LogFormat;
 use super::plugin_file::{self, CacheOptions};
-use crate::config::{Config, RawConfig};
+use crate::config::{Config, Judge, RawConfig, RawJudge};
 use crate::engine::Engine;
 use crate::error::Fault;
-use crate::outbound::{self, ChatClient, Secret};
+use crate::imports::ModelAccess;
+use crate::mock_model::{MockModel, Settings};
+use crate::outbound::{self, ChatClient, ModelEndpoint, Secret};
 use crate::plugin::{self, Declaration, DeclareError, Plugin};
 use crate::rollout::{Host, HostSettings};
 use crate::telemetry::Metrics;
@@ -89,6 +93,54 @@ pub(super) struct Loaded {
     pub settings: plugin::Settings,
     /// That of a grader which is a component of its own.
     pub grader_settings: Option<plugin::Settings>,
+    /// Serves for as long as this is held.
+    _judge_stand_in: Option<MockModel>,
+}
+
+/// Where the judge of graders is.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Judge, for graders that ask one")]
+pub(super) struct JudgeOptions {
+    /// The judge's server, up to and without /chat/completions.
+    #[arg(long, value_name = "URL")]
+    judge_url: Option<String>,
+    /// The judge's name at its server; `mock` without --judge-url runs the built-in
+    /// stand-in.
+    #[arg(long, value_name = "NAME")]
+    judge_model: Option<String>,
+    /// Environment variable with the key of the judge's server.
+    #[arg(long, value_name = "VAR")]
+    judge_api_key_env: Option<String>,
+}
+
+impl JudgeOptions {
+    /// Puts these options over what the file says.
+    pub fn put_over(&self, raw: &mut RawJudge) {
+        if let Some(url) = &self.judge_url {
+            // The key that the file names is for the server that it names.
+            (raw.url, raw.api_key_env) = (Some(url.clone()), None);
+        }
+        raw.model = self.judge_model.clone().or(raw.model.take());
+        raw.api_key_env = self.judge_api_key_env.clone().or(raw.api_key_env.take());
+    }
+}
+
+/// The judge, and its stand-in where that is asked for.
+async fn judge_access(judge: &Judge, chat: &ChatClient) -> Result<(ModelAccess, Option<MockModel>)> {
+    let key = key_from_env("judge.api-key-env", judge.api_key_env.as_deref())?;
+    let client = chat.for_judges(judge.retry.clone());
+    let (url, stand_in) = match &judge.url {
+        Some(url) => (url.clone(), None),
+        None => {
+            let mock = MockModel::start(SocketAddr::from(([127, 0, 0, 1], 0)), Settings::default()).await?;
+            eprintln!(
+                "the judge is the built-in stand-in, which looks for the truth in the answer and reads no rubric"
+            );
+            (mock.base_url(), Some(mock))
+        }
+    };
+    let endpoint = ModelEndpoint::new(&url, &judge.model, key).context("judge.url")?;
+    Ok((ModelAccess { client, endpoint: Arc::new(endpoint) }, stand_in))
 }
 
 /// Asks a plugin what it declares, and puts the operator's values over that.
@@ -142,6 +194,14 @@ pub(super) fn host(
     let max_concurrent = plugin_settings.max_concurrent.unwrap_or(u32::MAX).min(config.max_concurrent);
     let http = outbound::http_client()?;
     let metrics = Arc::new(Metrics::new());
+    let chat =
+        ChatClient::new(http.clone(), config.model.clone(), config.limits.reply_bytes_max, metrics.clone());
+    let (judge, judge_stand_in) = match &config.judge {
+        Some(judge) => {
+            runtime.block_on(judge_access(judge, &chat)).map(|(judge, mock)| (Some(judge), mock))?
+        }
+        None => (None, None),
+    };
     let host_settings = HostSettings {
         workflow,
         grader,
@@ -150,12 +210,8 @@ pub(super) fn host(
         limits: config.limits.clone(),
         plugin_config: plugin_settings.to_raw(),
         grader_config: grader_settings.as_ref().and_then(plugin::Settings::to_raw),
-        chat: ChatClient::new(
-            http.clone(),
-            config.model.clone(),
-            config.limits.reply_bytes_max,
-            metrics.clone(),
-        ),
+        chat,
+        judge,
         artifact_root,
         metrics,
     };
@@ -168,5 +224,13 @@ pub(super) fn host(
         }
     })?;
     let grader_digest = host.grader().map(|grader| grader.about().digest.clone());
-    Ok(Loaded { host, http, plugin_digest, grader_digest, settings: plugin_settings, grader_settings })
+    Ok(Loaded {
+        host,
+        http,
+        plugin_digest,
+        grader_digest,
+        settings: plugin_settings,
+        grader_settings,
+        _judge_stand_in: judge_stand_in,
+    })
 }

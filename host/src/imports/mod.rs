@@ -67,7 +67,8 @@ use crate::telemetry::{Limit, Metrics, Step, Timing};
 use clockwork::GuestClock;
 
 pub use record::{
-    ArtifactFile, Exchange, ExchangeOutcome, LogEntry, LogLevel, Meter, Record, Recorded, SampleRecord, Spent,
+    ArtifactFile, Exchange, ExchangeOutcome, JudgeExchange, JudgeFailure, LogEntry, LogLevel, Meter, Record,
+    Recorded, SampleRecord, Spent,
 };
 
 /// What an instance was made to do.
@@ -113,7 +114,8 @@ pub struct RunContext {
     pub metrics: Arc<Metrics>,
 }
 
-/// The model that a workflow may talk to.
+/// A model that a guest may talk to: a workflow to the one that is trained, a grader to
+/// a judge.
 #[derive(Clone, Debug)]
 pub struct ModelAccess {
     /// The client that reaches it.
@@ -154,6 +156,7 @@ pub struct Imports {
     limits: Arc<Limits>,
     deadline: Option<Instant>,
     model: Option<ModelAccess>,
+    judge: Option<ModelAccess>,
     record: Arc<Record>,
     calls_under_way: u32,
     host_calls: u64,
@@ -173,14 +176,15 @@ impl Imports {
         Self::new(Role::Workflow, run, limits, deadline, Some(model), record)
     }
 
-    /// Imports for a grader.
+    /// Imports for a grader, with a judge if one is lent.
     pub fn grader(
         run: Arc<RunContext>,
         limits: Arc<Limits>,
         deadline: Option<Instant>,
+        judge: Option<ModelAccess>,
         record: Arc<Record>,
     ) -> Self {
-        Self::new(Role::Grader, run, limits, deadline, None, record)
+        Self { judge, ..Self::new(Role::Grader, run, limits, deadline, None, record) }
     }
 
     /// Imports for what has no part in a rollout: a tool's call, or a declaration.
@@ -205,7 +209,19 @@ impl Imports {
         let mut table = ResourceTable::new();
         table.set_max_capacity(limits.handles_max);
         let clock = GuestClock::default();
-        Self { role, run, limits, deadline, model, record, calls_under_way: 0, host_calls: 0, clock, table }
+        Self {
+            role,
+            run,
+            limits,
+            deadline,
+            model,
+            judge: None,
+            record,
+            calls_under_way: 0,
+            host_calls: 0,
+            clock,
+            table,
+        }
     }
 
     /// What a guest's standard library finds: no arguments, environment, files or

@@ -41,6 +41,7 @@ impl tools::Host for Imports {
         match self.take_back(call)?.outcome().await? {
             CallOutcome::Tool(result) => Ok(result),
             CallOutcome::Chat(_) => Err(wasmtime::Error::new(Ended::WrongCall("tools", "chat"))),
+            CallOutcome::Judge(_) => Err(wasmtime::Error::new(Ended::WrongCall("tools", "judge"))),
         }
     }
 }

@@ -9,7 +9,7 @@ use reqwest::{StatusCode, Url};
 
 use super::retry::{RetryPolicy, retry_after};
 use super::{Secret, describe};
-use crate::telemetry::{Limit, Metrics, ModelOutcome};
+use crate::telemetry::{Asked, Limit, Metrics, ModelOutcome};
 use crate::text::beginning;
 use crate::wire::openai::Completion;
 
@@ -72,17 +72,25 @@ impl ModelEndpoint {
 #[derive(Clone, Debug)]
 pub struct RoutingHeaders {
     rollout_id: HeaderValue,
-    sample_id: HeaderValue,
+    sample_id: Option<HeaderValue>,
 }
 
 impl RoutingHeaders {
     /// Headers for two ids that [`crate::id`] has checked.
     pub fn new(rollout_id: &crate::id::RolloutId, sample_id: &crate::id::SampleId) -> Self {
-        // Both ids are made of bytes that a header carries; were that ever to change,
-        // an empty header shows it sooner than a panic in somebody's rollout.
-        let value = |text: &str| HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static(""));
-        Self { rollout_id: value(&rollout_id.header_value()), sample_id: value(sample_id.as_str()) }
+        Self { sample_id: Some(header_value(sample_id.as_str())), ..Self::of_rollout(rollout_id) }
     }
+
+    /// The header of a call that is about no sample.
+    pub fn of_rollout(rollout_id: &crate::id::RolloutId) -> Self {
+        Self { rollout_id: header_value(&rollout_id.header_value()), sample_id: None }
+    }
+}
+
+/// Ids are made of bytes that a header carries; were that ever to change, an empty header
+/// shows it sooner than a panic in somebody's rollout.
+fn header_value(id: &str) -> HeaderValue {
+    HeaderValue::from_str(id).unwrap_or(HeaderValue::from_static(""))
 }
 
 /// A reply, read and whole.
@@ -121,6 +129,7 @@ pub enum ChatFailure {
 /// The client of every model's server.
 #[derive(Clone, Debug)]
 pub struct ChatClient {
+    asked: Asked,
     http: reqwest::Client,
     policy: RetryPolicy,
     reply_bytes_max: usize,
@@ -141,7 +150,13 @@ impl ChatClient {
         reply_bytes_max: usize,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self { http, policy, reply_bytes_max, metrics }
+        Self { asked: Asked::Model, http, policy, reply_bytes_max, metrics }
+    }
+
+    /// The same client for judges, with how their calls are repeated. They are counted
+    /// apart.
+    pub fn for_judges(&self, policy: RetryPolicy) -> Self {
+        Self { asked: Asked::Judge, policy, ..self.clone() }
     }
 
     /// Sends the body until there is a completion or no sense in trying.
@@ -151,7 +166,7 @@ impl ChatClient {
         routing: &RoutingHeaders,
         body: Bytes,
     ) -> Result<ChatReply, ChatFailure> {
-        let call = self.metrics.model_call();
+        let call = self.metrics.model_call(self.asked);
         let mut failures = 0;
         let mut first_failure = None;
         loop {
@@ -257,7 +272,9 @@ fn headers(endpoint: &ModelEndpoint, routing: &RoutingHeaders) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(4);
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert(HeaderName::from_static("x-rollout-id"), routing.rollout_id.clone());
-    headers.insert(HeaderName::from_static("x-sample-id"), routing.sample_id.clone());
+    if let Some(sample_id) = &routing.sample_id {
+        headers.insert(HeaderName::from_static("x-sample-id"), sample_id.clone());
+    }
     if let Some(key) = &endpoint.api_key {
         headers.insert(AUTHORIZATION, key.clone());
     }

@@ -15,7 +15,7 @@ use super::RolloutRequest;
 use super::account::UNSCORED_LINES_PER_SECOND;
 use super::run::Rollout;
 use crate::id::RolloutId;
-use crate::imports::{Imports, Role, RunContext};
+use crate::imports::{Imports, ModelAccess, Role, RunContext};
 use crate::instance::{self, Bounds, RunError};
 use crate::limits::Limits;
 use crate::outbound::ChatClient;
@@ -44,6 +44,8 @@ pub struct HostSettings {
     pub grader_config: Option<Box<RawValue>>,
     /// The client that reaches the models.
     pub chat: ChatClient,
+    /// The model that judges for graders, where there is one.
+    pub judge: Option<ModelAccess>,
     /// Where trajectories and artifacts go; none keeps none.
     pub artifact_root: Option<PathBuf>,
     /// What the host counts; its clients count in the same.
@@ -244,7 +246,8 @@ impl Host {
                 memory_bytes_max: limits.memory_bytes_max,
                 deadline: Some(Instant::now() + limits.workflow_time_max),
             };
-            let imports = Imports::grader(Arc::new(run), limits.clone(), bounds.deadline, Arc::default());
+            let imports =
+                Imports::grader(Arc::new(run), limits.clone(), bounds.deadline, None, Arc::default());
             instance::try_start(plugin.linked(), imports, bounds).await.map_err(|error| (role, error))
         };
         if let Some(grader) = &self.0.settings.grader {

@@ -55,7 +55,7 @@ fn documents(
             .iter()
             .filter(|exchange| sample.is_none_or(|sample| exchange.sample == sample.record.id))
             .collect();
-        build(request, run, finished, sample, &exchanges, plugins, id)
+        build(request, run, finished, recorded, sample, &exchanges, plugins, id)
     };
     match finished.samples.as_slice() {
         [] => vec![("trajectory.json".to_owned(), document(None, finished.id.to_string()))],
@@ -71,10 +71,12 @@ fn documents(
     }
 }
 
+#[expect(clippy::too_many_arguments, reason = "everything that a trajectory is made of")]
 fn build(
     request: &RolloutRequest,
     run: &RunContext,
     finished: &Finished,
+    recorded: &Recorded,
     sample: Option<&FinishedSample>,
     exchanges: &[&Exchange],
     plugins: &Plugins,
@@ -115,6 +117,11 @@ fn build(
         },
         "observed": steps::observed(exchanges),
     });
+    if !recorded.judged.is_empty() {
+        ours["judged"] = steps::judged(&recorded.judged).into();
+        ours["usage"]["judge_calls"] = finished.spent.judge_calls.into();
+        ours["usage"]["judge_tokens"] = finished.spent.judge_tokens.into();
+    }
     if let Some(digest) = &plugins.grader {
         ours["grader_digest"] = digest.as_str().into();
     }
