@@ -15,7 +15,7 @@ use crate::limits::{Limits, LoadLimits};
 
 const TARGET: &str = "wasm32-wasip2";
 
-/// Compiles a Rust workflow or grader to a component and checks that it can be served.
+/// Compiles a Rust workflow, agent loop or grader to a component and checks that it can be served.
 #[derive(Debug, Args)]
 pub(super) struct Build {
     /// The project: a directory with a Cargo.toml whose library is a cdylib.
@@ -64,14 +64,10 @@ impl Build {
             .map_err(|error| plugin_file::at_fault(&format!("{} was built", component.display()), error))?;
         std::fs::write(&output, &bytes).with_context(|| format!("cannot write {}", output.display()))?;
         let about = plugin.about();
-        let halves = match (about.workflow, about.grader) {
-            (true, true) => "workflow and grader",
-            (true, false) => "workflow",
-            _ => "grader",
-        };
         println!(
-            "{}: {halves}, {} KiB, sha256:{}",
+            "{}: {}, {} KiB, sha256:{}",
             output.display(),
+            about.halves(),
             bytes.len().div_ceil(1024),
             about.digest
         );

@@ -46,7 +46,13 @@ impl Imports {
             }
         }
         let params = request.params.as_deref();
-        let body = match openai::request_body(judge.endpoint.model(), &request.messages, &[], params) {
+        let body = match openai::request_body(
+            judge.endpoint.model(),
+            &request.messages,
+            &[],
+            params,
+            &openai::Params::new(),
+        ) {
             Ok(body) => body,
             Err(invalid) => return Ok(Err(Error::InvalidRequest(invalid.to_string()))),
         };

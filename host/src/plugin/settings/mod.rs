@@ -107,14 +107,8 @@ impl Plugin {
             memory_bytes_max: limits.memory_bytes_max,
             deadline: Some(Instant::now() + DECLARE_TIME_MAX),
         };
-        let run = RunContext {
-            rollout_id: RolloutId::parse("declare").map_err(|error| RunError::Host(error.to_string()))?,
-            attempt: 1,
-            config: None,
-            metadata: None,
-            samples_max: 0,
-            metrics: metrics.clone(),
-        };
+        let id = RolloutId::parse("declare").map_err(|error| RunError::Host(error.to_string()))?;
+        let run = RunContext::of_no_rollout(id, None, metrics.clone());
         let imports =
             Imports::bare(Role::Declaration, Arc::new(run), limits, bounds.deadline, Arc::default());
         let declared = instance::declare(self.linked(), imports, bounds).await?;
