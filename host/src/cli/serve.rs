@@ -112,6 +112,7 @@ impl Serve {
                 ),
             }
         }
+        loaded.say_who_judges();
         let osmosis = Osmosis::new(Settings {
             host: loaded.host.clone(),
             callbacks: CallbackClient::new(

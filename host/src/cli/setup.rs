@@ -19,7 +19,7 @@ use crate::engine::Engine;
 use crate::error::Fault;
 use crate::imports::ModelAccess;
 use crate::mock_model::{MockModel, Settings};
-use crate::outbound::{self, ChatClient, ModelEndpoint, Secret};
+use crate::outbound::{self, ChatClient, ModelEndpoint, Observer, Secret};
 use crate::plugin::{self, Declaration, DeclareError, Plugin};
 use crate::rollout::{Host, HostSettings};
 use crate::telemetry::Metrics;
@@ -94,7 +94,18 @@ pub(super) struct Loaded {
     /// That of a grader which is a component of its own.
     pub grader_settings: Option<plugin::Settings>,
     /// Serves for as long as this is held.
-    _judge_stand_in: Option<MockModel>,
+    judge_stand_in: Option<MockModel>,
+}
+
+impl Loaded {
+    /// Says that no model judges, where that is so.
+    pub fn say_who_judges(&self) {
+        if self.judge_stand_in.is_some() {
+            eprintln!(
+                "the judge is the built-in stand-in, which looks for the truth in the answer and reads no rubric"
+            );
+        }
+    }
 }
 
 /// Where the judge of graders is.
@@ -133,9 +144,6 @@ async fn judge_access(judge: &Judge, chat: &ChatClient) -> Result<(ModelAccess, 
         Some(url) => (url.clone(), None),
         None => {
             let mock = MockModel::start(SocketAddr::from(([127, 0, 0, 1], 0)), Settings::default()).await?;
-            eprintln!(
-                "the judge is the built-in stand-in, which looks for the truth in the answer and reads no rubric"
-            );
             (mock.base_url(), Some(mock))
         }
     };
@@ -171,6 +179,19 @@ pub(super) fn host(
     cache: &CacheOptions,
     artifact_root: Option<PathBuf>,
 ) -> Result<Loaded> {
+    watched_host(runtime, plugin_path, grader_path, config, cache, artifact_root, None)
+}
+
+/// The same, with somebody who watches the calls of its models.
+pub(super) fn watched_host(
+    runtime: &Runtime,
+    plugin_path: &Path,
+    grader_path: Option<&Path>,
+    config: &Config,
+    cache: &CacheOptions,
+    artifact_root: Option<PathBuf>,
+    observer: Option<Arc<dyn Observer>>,
+) -> Result<Loaded> {
     let engine = Engine::new(config.max_concurrent, config.limits.memory_bytes_max)?;
     let loader = cache.loader(config.cache_dir.as_deref(), &config.load_limits)?;
     let load = |path: &Path| plugin_file::load(&loader, &engine, path, &config.load_limits);
@@ -196,6 +217,10 @@ pub(super) fn host(
     let metrics = Arc::new(Metrics::new());
     let chat =
         ChatClient::new(http.clone(), config.model.clone(), config.limits.reply_bytes_max, metrics.clone());
+    let chat = match observer {
+        Some(observer) => chat.watched_by(observer),
+        None => chat,
+    };
     let (judge, judge_stand_in) = match &config.judge {
         Some(judge) => {
             runtime.block_on(judge_access(judge, &chat)).map(|(judge, mock)| (Some(judge), mock))?
@@ -231,6 +256,6 @@ pub(super) fn host(
         grader_digest,
         settings: plugin_settings,
         grader_settings,
-        _judge_stand_in: judge_stand_in,
+        judge_stand_in,
     })
 }

@@ -7,6 +7,7 @@ use bytes::{Bytes, BytesMut};
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{StatusCode, Url};
 
+use super::observer::{Observer, Watched};
 use super::retry::{RetryPolicy, retry_after};
 use super::{Secret, describe};
 use crate::telemetry::{Asked, Limit, Metrics, ModelOutcome};
@@ -130,6 +131,7 @@ pub enum ChatFailure {
 #[derive(Clone, Debug)]
 pub struct ChatClient {
     asked: Asked,
+    observer: Option<Arc<dyn Observer>>,
     http: reqwest::Client,
     policy: RetryPolicy,
     reply_bytes_max: usize,
@@ -150,7 +152,7 @@ impl ChatClient {
         reply_bytes_max: usize,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self { asked: Asked::Model, http, policy, reply_bytes_max, metrics }
+        Self { asked: Asked::Model, observer: None, http, policy, reply_bytes_max, metrics }
     }
 
     /// The same client for judges, with how their calls are repeated. They are counted
@@ -159,8 +161,33 @@ impl ChatClient {
         Self { asked: Asked::Judge, policy, ..self.clone() }
     }
 
+    /// The same client, watched.
+    pub fn watched_by(self, observer: Arc<dyn Observer>) -> Self {
+        Self { observer: Some(observer), ..self }
+    }
+
     /// Sends the body until there is a completion or no sense in trying.
     pub async fn complete(
+        &self,
+        endpoint: &ModelEndpoint,
+        routing: &RoutingHeaders,
+        body: Bytes,
+    ) -> Result<ChatReply, ChatFailure> {
+        let Some(observer) = &self.observer else { return self.exchange(endpoint, routing, body).await };
+        let sample_id = routing.sample_id.as_ref().and_then(|id| id.to_str().ok()).unwrap_or_default();
+        let call = Watched { asked: self.asked, sample_id, request: &body };
+        observer.asking(call).await;
+        let result = self.exchange(endpoint, routing, body.clone()).await;
+        let instead = observer.answered(call, result.as_ref().map(|reply| &reply.body)).await;
+        let Some(body) = instead else { return result };
+        let completion = Completion::parse(&body).map_err(|reason| ChatFailure::Unavailable {
+            attempts: 1,
+            reason: format!("what was put in the place of its answer is no chat completion: {reason}"),
+        })?;
+        Ok(ChatReply { completion, body, attempts: result.map_or(1, |reply| reply.attempts) })
+    }
+
+    async fn exchange(
         &self,
         endpoint: &ModelEndpoint,
         routing: &RoutingHeaders,

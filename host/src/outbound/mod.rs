@@ -6,10 +6,12 @@
 
 mod callback;
 mod chat;
+mod observer;
 mod retry;
 
 pub use callback::{Acknowledged, CallbackClient, Undelivered};
 pub use chat::{ChatClient, ChatFailure, ChatReply, ModelEndpoint, RoutingHeaders};
+pub use observer::{Observer, Watched};
 pub use retry::RetryPolicy;
 
 use std::fmt;
