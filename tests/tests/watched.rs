@@ -111,11 +111,15 @@ async fn the_judge_is_shown_as_well() {
 #[tokio::test]
 async fn step_by_step_the_guest_waits_until_it_is_told_to_go_on() {
     let bench = Bench::start().await;
-    let (process, mut input) = bench.command("two_samples", &["--interactive"]).start_with_input();
+    let rating = r#"{"score": 8, "explanation": "Nearly."}"#;
+    bench.controller.answer_chats([Answer::Say("It is #### 3"), Answer::Say(rating)]);
+    let url = bench.controller.model_url();
+    let judge = ["--interactive", "--judge-model", "a-judge", "--judge-url", url.as_str()];
+    let (process, mut input) = bench.command("judged", &judge).start_with_input();
 
     bench.controller.chats_arrived(1).await;
     process.line("assistant  ").await;
-    assert_eq!(bench.controller.chats().len(), 1, "the second call waits for the first reply");
+    assert_eq!(bench.controller.chats().len(), 1, "the judge waits until the guest has the reply");
     input.write_all(b"n\n").await.unwrap();
     bench.controller.chats_arrived(2).await;
     input.write_all(b"c\nc\n").await.unwrap();
