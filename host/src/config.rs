@@ -2,12 +2,13 @@
 
 mod init;
 mod tools;
+mod values;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 
 use crate::limits::{Limits, LoadLimits};
 use crate::outbound::RetryPolicy;
@@ -30,6 +31,7 @@ pub enum Dialect {
     /// All are of generation D: polling, one sample.
     D,
 }
+pub use values::Assignment;
 
 /// What the operator wrote. Mirrors the file and decides nothing.
 #[derive(Clone, Debug, Default, serde::Deserialize)]
@@ -61,12 +63,20 @@ pub struct RawConfig {
     pub model: RawRetry,
     /// How callbacks are repeated.
     pub callback: RawRetry,
+    /// The model that judges, for graders.
+    pub judge: RawJudge,
     /// Generation and times of the Osmosis protocol.
     pub osmosis: RawOsmosis,
-    /// The plugin's own configuration, handed to it as it is.
+    /// The plugin's own configuration.
     pub plugin: Option<toml::Table>,
     /// Tools that are lent to the plugin.
     pub tools: RawTools,
+    /// The configuration of a grader that is a component of its own, in place of the
+    /// plugin's.
+    pub grader: Option<toml::Table>,
+    /// What the command line sets of the plugin's configuration.
+    #[serde(skip)]
+    pub set: Vec<Assignment>,
 }
 
 /// Declares [`RawLimits`] with one field and one option for each limit.
@@ -112,6 +122,10 @@ raw_limits! {
     chat_tokens_max: u64, "limit-chat-tokens-max", "N";
     /// Calls of the model under way at once. [default: 64]
     concurrent_calls_max: u32, "limit-concurrent-calls-max", "N";
+    /// Calls of the judge. [default: 64]
+    judge_calls_max: u32, "limit-judge-calls-max", "N";
+    /// Tokens of all calls of the judge. [default: 10000000]
+    judge_tokens_max: u64, "limit-judge-tokens-max", "N";
     /// One message. [default: 16 MiB]
     message_bytes_max: usize, "limit-message-bytes-max", "BYTES";
     /// All messages, fields and exchanges that are kept. [default: 256 MiB]
@@ -150,6 +164,25 @@ pub struct RawRetry {
     pub delay_base_secs: Option<f64>,
     /// The longest wait in seconds.
     pub delay_max_secs: Option<f64>,
+}
+
+/// `[judge]`: a model for graders, with a key of its own. How its calls are repeated is
+/// as for the model, unless it says otherwise.
+#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct RawJudge {
+    /// Its server, up to and without `/chat/completions`.
+    pub url: Option<String>,
+    /// Its name there.
+    pub model: Option<String>,
+    /// The environment variable with its server's key.
+    pub api_key_env: Option<String>,
+    /// Tries in all.
+    pub attempts_max: Option<u32>,
+    /// Seconds of one try.
+    pub attempt_secs_max: Option<f64>,
+    /// Seconds from the first failure after which no further try begins.
+    pub budget_secs: Option<f64>,
 }
 
 /// `[osmosis]`.
@@ -205,10 +238,33 @@ pub struct Config {
     pub on_stop: Option<String>,
     /// Where guests' events go, a file a rollout in a folder a start.
     pub log: Option<PathBuf>,
-    /// The plugin's own configuration, a JSON object.
-    pub plugin: Option<Box<RawValue>>,
     /// Tools that are lent to the plugin.
     pub tools: ToolSettings,
+    /// The model that judges, where there is one.
+    pub judge: Option<Judge>,
+    /// The operator's values for the plugin.
+    pub plugin: Option<Map<String, Value>>,
+    /// The operator's values for a grader that is a component of its own; where there
+    /// are none, it is given the plugin's.
+    pub grader: Option<Map<String, Value>>,
+}
+
+/// The model that judges.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Judge {
+    /// Its server; none for the built-in stand-in.
+    pub url: Option<String>,
+    /// Its name there.
+    pub model: String,
+    /// The environment variable with its server's key.
+    pub api_key_env: Option<String>,
+    /// How its calls are repeated.
+    pub retry: RetryPolicy,
+}
+
+impl Judge {
+    /// The model's name that stands for the built-in stand-in.
+    pub const STAND_IN: &str = "mock";
 }
 
 /// Times of the Osmosis protocol's polling generation.
@@ -260,6 +316,10 @@ impl RawConfig {
         let dialect = self.osmosis.dialect.unwrap_or_default();
         let osmosis_init = self.osmosis.init.clone().resolve(&mut problems);
         let osmosis = self.osmosis.resolve(&mut problems);
+        let load_limits = self.limits.resolve_loading(&mut problems);
+        let limits = self.limits.resolve(&mut problems);
+        let model = self.model.resolve("model", RetryPolicy::model(), &mut problems);
+        let judge = self.judge.resolve(&model, &mut problems);
         let config = Config {
             listen,
             max_concurrent,
@@ -268,9 +328,10 @@ impl RawConfig {
             cache_dir: self.cache_dir,
             server_key_env: self.server_key_env,
             drain: secs("drain-secs", self.drain_secs, Duration::from_secs(10), &mut problems),
-            load_limits: self.limits.resolve_loading(&mut problems),
-            limits: self.limits.resolve(&mut problems),
-            model: self.model.resolve("model", RetryPolicy::model(), &mut problems),
+            load_limits,
+            limits,
+            model,
+            judge,
             callback: self.callback.resolve("callback", RetryPolicy::callback(), &mut problems),
             dialect,
             osmosis,
@@ -279,13 +340,8 @@ impl RawConfig {
             on_stop: self.on_stop,
             log: self.log,
             tools: self.tools.resolve(&mut problems),
-            plugin: self.plugin.and_then(|table| match serde_json::value::to_raw_value(&table) {
-                Ok(raw) => Some(raw),
-                Err(error) => {
-                    problems.push(format!("plugin: {error}"));
-                    None
-                }
-            }),
+            plugin: values::assigned(self.plugin, &self.set, "plugin", &mut problems),
+            grader: values::assigned(self.grader, &[], "grader", &mut problems),
         };
         if problems.is_empty() { Ok(config) } else { Err(InvalidConfig(problems)) }
     }
@@ -350,6 +406,8 @@ impl RawLimits {
             samples_max: self.samples_max.unwrap_or(default.samples_max),
             chat_calls_max: self.chat_calls_max.unwrap_or(default.chat_calls_max),
             concurrent_calls_max: self.concurrent_calls_max.unwrap_or(default.concurrent_calls_max),
+            judge_calls_max: self.judge_calls_max.unwrap_or(default.judge_calls_max),
+            judge_tokens_max: self.judge_tokens_max.unwrap_or(default.judge_tokens_max),
             record_bytes_max: self.record_bytes_max.unwrap_or(default.record_bytes_max),
             artifacts_max: self.artifacts_max.unwrap_or(default.artifacts_max),
             artifact_bytes_max: self.artifact_bytes_max.unwrap_or(default.artifact_bytes_max),
@@ -375,6 +433,36 @@ impl RawRetry {
             delay_max: secs("delay-max-secs", self.delay_max_secs, default.delay_max),
             repeated: default.repeated,
         }
+    }
+}
+
+impl RawJudge {
+    fn resolve(self, of_the_model: &RetryPolicy, problems: &mut Vec<String>) -> Option<Judge> {
+        let model = match (self.model, &self.url) {
+            (Some(model), Some(_)) => model,
+            (Some(model), None) if model == Judge::STAND_IN => model,
+            (Some(model), None) => {
+                problems.push(format!("judge.url: missing; it says where the model '{model}' is"));
+                return None;
+            }
+            (None, Some(_)) => {
+                problems.push("judge.model: missing; it says which model is asked".to_owned());
+                return None;
+            }
+            (None, None) if self.api_key_env.is_some() => {
+                problems.push("judge.url, judge.model: missing, and there is a key for it".to_owned());
+                return None;
+            }
+            (None, None) => return None,
+        };
+        let retry = RawRetry {
+            attempts_max: self.attempts_max,
+            attempt_secs_max: self.attempt_secs_max,
+            budget_secs: self.budget_secs,
+            ..RawRetry::default()
+        };
+        let retry = retry.resolve("judge", of_the_model.clone(), problems);
+        Some(Judge { url: self.url, model, api_key_env: self.api_key_env, retry })
     }
 }
 
@@ -456,9 +544,10 @@ mod tests {
     }
 
     #[test]
-    fn the_plugins_table_is_handed_over_as_json() {
-        let config = RawConfig::parse("[plugin]\nname = 'x'\nn = 3\n[plugin.deep]\nf = 0.5").unwrap();
-        let plugin = config.resolve().unwrap().plugin.unwrap();
-        assert_eq!(plugin.get(), r#"{"deep":{"f":0.5},"n":3,"name":"x"}"#);
+    fn the_plugins_table_and_what_is_set_over_it_are_one() {
+        let mut raw = RawConfig::parse("[plugin]\nname = 'x'\nn = 3\n[plugin.deep]\nf = 0.5").unwrap();
+        raw.set = vec!["deep.g=null".parse().unwrap(), "n=4".parse().unwrap()];
+        let plugin = Value::from(raw.resolve().unwrap().plugin.unwrap());
+        assert_eq!(plugin, serde_json::json!({"deep": {"f": 0.5, "g": null}, "n": 4, "name": "x"}));
     }
 }

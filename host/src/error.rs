@@ -8,7 +8,7 @@ use std::fmt;
 pub enum Fault {
     /// The author of the workflow or grader.
     Plugin,
-    /// Whoever runs the model's endpoint.
+    /// Whoever runs the model's endpoint, or the judge's.
     Model,
     /// Whoever asked for the rollout.
     Caller,

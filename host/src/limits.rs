@@ -30,6 +30,11 @@ pub struct Limits {
     pub chat_tokens_max: u64,
     /// Calls of the model under way at once in one rollout.
     pub concurrent_calls_max: u32,
+    /// Calls of the judge in one rollout, not counting retries.
+    pub judge_calls_max: u32,
+    /// Tokens of all requests to the judge and its replies in one rollout, as its server
+    /// counts them. The call that goes past it is the last.
+    pub judge_tokens_max: u64,
     /// One message of a sample or of a request, in bytes.
     pub message_bytes_max: usize,
     /// Messages, fields and observed exchanges kept for one rollout, in bytes.
@@ -63,6 +68,8 @@ impl Default for Limits {
             chat_calls_max: 1000,
             chat_tokens_max: 100_000_000,
             concurrent_calls_max: 64,
+            judge_calls_max: 64,
+            judge_tokens_max: 10_000_000,
             message_bytes_max: 16 * MIB,
             record_bytes_max: 256 * MIB,
             artifacts_max: 64,
@@ -111,7 +118,7 @@ impl From<Duration> for Amount {
 
 impl Limits {
     /// Every limit under its name in `[limits]`.
-    pub fn table(&self) -> [(&'static str, Amount); 19] {
+    pub fn table(&self) -> [(&'static str, Amount); 21] {
         // Taken apart, so that a limit that is added cannot be left out here.
         let Self {
             memory_bytes_max,
@@ -124,6 +131,8 @@ impl Limits {
             samples_max,
             chat_calls_max,
             chat_tokens_max,
+            judge_calls_max,
+            judge_tokens_max,
             concurrent_calls_max,
             message_bytes_max,
             record_bytes_max,
@@ -145,6 +154,8 @@ impl Limits {
             ("samples-max", samples_max.into()),
             ("chat-calls-max", chat_calls_max.into()),
             ("chat-tokens-max", chat_tokens_max.into()),
+            ("judge-calls-max", judge_calls_max.into()),
+            ("judge-tokens-max", judge_tokens_max.into()),
             ("concurrent-calls-max", concurrent_calls_max.into()),
             ("message-bytes-max", message_bytes_max.into()),
             ("record-bytes-max", record_bytes_max.into()),

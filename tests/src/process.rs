@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncRead, AsyncReadExt};
-use tokio::process::{Child, Command};
+use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -36,6 +36,9 @@ pub struct Ran {
 pub trait Start {
     /// Starts it with its output kept and no input.
     fn start(&mut self) -> Process;
+
+    /// Starts it with its output kept, and with an input that is typed.
+    fn start_with_input(&mut self) -> (Process, ChildStdin);
 }
 
 /// The host's binary with arguments, ready to be [started](Start::start), without what
@@ -54,12 +57,22 @@ pub fn rollout_host<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> 
 
 impl Start for Command {
     fn start(&mut self) -> Process {
-        self.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-        let mut child = self.spawn().unwrap_or_else(|error| panic!("cannot start {self:?}: {error}"));
-        let stdout = Output::keep(child.stdout.take().expect("it is piped"));
-        let stderr = Output::keep(child.stderr.take().expect("it is piped"));
-        Process { child, stdout, stderr }
+        keep(self.stdin(Stdio::null()))
     }
+
+    fn start_with_input(&mut self) -> (Process, ChildStdin) {
+        let mut process = keep(self.stdin(Stdio::piped()));
+        let input = process.child.stdin.take().expect("it is piped");
+        (process, input)
+    }
+}
+
+fn keep(command: &mut Command) -> Process {
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
+    let stdout = Output::keep(child.stdout.take().expect("it is piped"));
+    let stderr = Output::keep(child.stderr.take().expect("it is piped"));
+    Process { child, stdout, stderr }
 }
 
 impl Process {

@@ -26,6 +26,7 @@ pub mod imports {
                 import rollout:plugin/artifacts@0.1.0;
                 import rollout:plugin/log@0.1.0;
                 import rollout:plugin/observations@0.1.0;
+                import rollout:plugin/judge@0.1.0;
             }
         ",
         world: "rollout:sdk/imports",
@@ -100,4 +101,21 @@ pub mod tool {
         export_macro_name: "export_tool",
     });
     pub use exports::rollout::plugin::tool::Guest;
+}
+
+/// The export of a plugin that declares its configuration.
+pub mod settings {
+    wit_bindgen::generate!({
+        path: "../../wit",
+        inline: "
+            package rollout:sdk;
+            world settings-export { export rollout:plugin/settings@0.1.0; }
+        ",
+        world: "rollout:sdk/settings-export",
+        with: { "rollout:plugin/types@0.1.0": super::imports::types },
+        generate_all,
+        pub_export_macro: true,
+        export_macro_name: "export_settings",
+    });
+    pub use exports::rollout::plugin::settings::{Declaration, Guest};
 }

@@ -2,7 +2,8 @@
 //!
 //! [`ChatRequest::start`](crate::ChatRequest::start) and
 //! [`lent::start`](crate::lent::start) go on at once and give a handle; these functions
-//! wait for any of several. For workflows only: a grader has no calls to wait for.
+//! wait for any of several. So does [`JudgeRequest::start`](crate::JudgeRequest::start) in a
+//! grader.
 
 use std::time::Duration;
 

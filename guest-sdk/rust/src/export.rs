@@ -2,20 +2,22 @@
 //!
 //! The only place where an [`Error`] becomes what the host is told.
 
+use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 
 use crate::bindings::agent_loop;
 use crate::bindings::grader::{GradedSample, Verdict};
 use crate::bindings::imports::types::Failure;
+use crate::bindings::settings::Declaration;
 use crate::message::{self, parse_messages};
 use crate::{
     AgentLoop, Context, Error, ErrorKind, GradeContext, Grader, LoopContext, LoopRequest, Result, Tool,
-    ToolPlugin, Value, Workflow, context,
+    ToolPlugin, Value, Workflow, context, settings,
 };
 
 /// Makes this crate a plugin: names the agent (a workflow or an agent loop), the grader or
-/// both that it exports.
-/// Once in a crate, whose type is `cdylib`.
+/// both that it exports, and perhaps its configuration. Once in a crate, whose type is
+/// `cdylib`.
 ///
 /// ```
 /// # use rollout_sdk::{Context, GradeContext, Grader, Output, Result, Verdicts, Workflow};
@@ -32,30 +34,70 @@ use crate::{
 ///
 /// A component that exports only one of them is `export!(workflow = MyWorkflow);` or
 /// `export!(grader = MyGrader);`. One type may be both. An
-/// [`AgentLoop`](crate::AgentLoop) is exported in place of a workflow:
-/// `export!(agent_loop = MyLoop);`, or with `grader = MyGrader` after it. Tools for others are exported by
-/// `export!(tool = MyTools);`, see [`ToolPlugin`](crate::ToolPlugin).
+/// [`AgentLoop`](crate::AgentLoop) is exported in place of a workflow, by
+/// `agent_loop = MyLoop`. Tools for others are exported by `tool = MyTools`, see
+/// [`ToolPlugin`](crate::ToolPlugin).
+///
+/// `settings = MyConfig` declares the configuration besides, so that the host checks it
+/// when the plugin is loaded and can say what there is to configure:
+///
+/// ```
+/// # use rollout_sdk::*;
+/// # struct MyWorkflow;
+/// # impl Workflow<MyConfig> for MyWorkflow {
+/// #     fn run(_: Context<MyConfig>) -> Result<Output> { Ok(().into()) }
+/// # }
+/// #[derive(serde::Deserialize, schemars::JsonSchema)]
+/// #[serde(default, deny_unknown_fields)]
+/// struct MyConfig {
+///     /// The most calls of the model.
+///     max_turns: u32,
+/// }
+///
+/// impl Default for MyConfig {
+///     fn default() -> Self {
+///         Self { max_turns: 8 }
+///     }
+/// }
+///
+/// export!(workflow = MyWorkflow, settings = MyConfig);
+/// ```
+///
+/// Everything is read from the type: names and types of the fields, doc comments as
+/// descriptions, and the defaults that `serde` would use, here those of [`Default`]. A
+/// field without a default has to be configured. A field whose type is a structure of
+/// one's own shows its default where that type implements `Serialize`.
 #[macro_export]
 macro_rules! export {
-    (workflow = $workflow:ty $(,)?) => {
-        $crate::__export_workflow!($workflow);
+    ($($part:ident = $of:ty),+ $(,)?) => {
+        $($crate::__export!($part = $of);)+
     };
-    (grader = $grader:ty $(,)?) => {
-        $crate::__export_grader!($grader);
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export {
+    (workflow = $of:ty) => {
+        $crate::__export_workflow!($of);
     };
-    (agent_loop = $agent_loop:ty $(,)?) => {
-        $crate::__export_agent_loop!($agent_loop);
+    (agent_loop = $of:ty) => {
+        $crate::__export_agent_loop!($of);
     };
-    (agent_loop = $agent_loop:ty, grader = $grader:ty $(,)?) => {
-        $crate::__export_agent_loop!($agent_loop);
-        $crate::__export_grader!($grader);
+    (grader = $of:ty) => {
+        $crate::__export_grader!($of);
     };
-    (tool = $tool:ty $(,)?) => {
-        $crate::__export_tool!($tool);
+    (settings = $of:ty) => {
+        $crate::__export_settings!($of);
     };
-    (workflow = $workflow:ty, grader = $grader:ty $(,)?) => {
-        $crate::__export_workflow!($workflow);
-        $crate::__export_grader!($grader);
+    (tool = $of:ty) => {
+        $crate::__export_tool!($of);
+    };
+    ($part:ident = $of:ty) => {
+        ::core::compile_error!(::core::concat!(
+            "a plugin exports no `",
+            ::core::stringify!($part),
+            "`; there are: workflow, agent_loop, grader, tool, settings"
+        ));
     };
 }
 
@@ -197,6 +239,31 @@ macro_rules! __export_tool {
     };
 }
 
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_settings {
+    ($settings:ty) => {
+        const _: () = {
+            struct Exported;
+
+            impl $crate::__private::settings::Guest for Exported {
+                fn declare() -> $crate::__private::settings::Declaration {
+                    $crate::__private::declare_settings::<$settings>()
+                }
+            }
+
+            #[cfg(target_family = "wasm")]
+            $crate::__private::settings::export_settings!(
+                Exported with_types_in $crate::__private::settings
+            );
+
+            #[cfg(not(target_family = "wasm"))]
+            #[used]
+            static USED: fn() = $crate::__private::used_settings::<Exported>;
+        };
+    };
+}
+
 /// Runs the author's workflow on what the host gave.
 pub fn run_workflow<W, C>(prompt: Vec<String>) -> Result<Option<Vec<String>>, Failure>
 where
@@ -292,6 +359,15 @@ where
 
 /// Stands for the export of tools where there are no components.
 pub fn used_tool<E: crate::bindings::tool::Guest>() {}
+
+/// What the author's configuration type says of itself.
+pub fn declare_settings<C: DeserializeOwned + JsonSchema>() -> Declaration {
+    let (schema, defaults) = settings::declared::<C>();
+    Declaration { schema: schema.to_string(), defaults: defaults.to_string() }
+}
+
+/// Stands for the declaration of settings where there are no components.
+pub fn used_settings<E: crate::bindings::settings::Guest>() {}
 
 /// Stands for the export of a workflow where there are no components.
 pub fn used_workflow<E: crate::bindings::workflow::Guest>() {}

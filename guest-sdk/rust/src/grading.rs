@@ -1,7 +1,8 @@
 //! What a grader is given, and what it says.
 //!
 //! A grader runs after the workflow, in an instance of its own, and is the only place
-//! that sees the label. It asks no model and runs no tools.
+//! that sees the label. It runs no tools, and asks no model but a judge
+//! ([`rubric`](crate::rubric()), [`JudgeRequest`](crate::JudgeRequest)).
 
 use std::time::Duration;
 

@@ -52,10 +52,13 @@ pub use chat::{ChatError, ChatRequest, Completion, Pending, Usage, chat_all};
 pub use context::{Context, Output, Workflow};
 pub use error::{Error, ErrorKind, OrError, Result};
 pub use grading::{Exchange, GradeContext, GradedSample, Grader, Reward, Verdict, Verdicts};
+pub use judge::{JudgeError, JudgeReply, JudgeRequest, PendingJudge};
 pub use message::{Message, ToolCall, last_assistant_text};
 pub use reward::reward;
+pub use rubric::{Rating, Rubric, RubricError, rubric};
 pub use sample::{OpenError, RecordError, Sample};
 pub use serde_json::{Map, Value, json};
+pub use settings::Concurrency;
 pub use tool::{Tool, ToolPlugin, ToolResult};
 pub use tool_call::{
     ToolArgumentError, ToolCallInfo, ToolWork, create_tool_error_result, create_tool_result,
@@ -77,8 +80,10 @@ mod context;
 mod error;
 mod export;
 mod grading;
+mod judge;
 mod message;
 mod reward;
+mod rubric;
 mod sample;
 mod settings;
 mod tool;
@@ -89,9 +94,9 @@ mod toolbox;
 #[doc(hidden)]
 pub mod __private {
     pub use crate::bindings::imports::types::Failure;
-    pub use crate::bindings::{agent_loop, grader, tool, workflow};
+    pub use crate::bindings::{agent_loop, grader, settings, tool, workflow};
     pub use crate::export::{
-        agent_loop_name, agent_loop_tools, call_tool, describe_tools, run_agent_loop, run_grader,
-        run_workflow, used_agent_loop, used_grader, used_tool, used_workflow,
+        agent_loop_name, agent_loop_tools, call_tool, declare_settings, describe_tools, run_agent_loop,
+        run_grader, run_workflow, used_agent_loop, used_grader, used_settings, used_tool, used_workflow,
     };
 }

@@ -1,13 +1,15 @@
 //! Reading configuration, metadata and tool arguments into the types of a plugin's
-//! author.
+//! author, and saying what a configuration type declares.
 //!
 //! Nothing is read as an object without fields, so a type whose fields have
 //! defaults needs none given, and one with a required field names it. `()` takes
 //! anything.
 
+use schemars::JsonSchema;
+use schemars::generate::SchemaSettings;
 use serde::de::value::StrDeserializer;
 use serde::de::{self, DeserializeOwned, DeserializeSeed, Deserializer, MapAccess, Visitor};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::{Error, OrError, Result};
 
@@ -23,6 +25,49 @@ pub(crate) fn read<T: DeserializeOwned>(what: &str, text: Option<&str>) -> Resul
         }
     };
     T::deserialize(Settings(fields)).or_invalid(what)
+}
+
+/// How many rollouts of a plugin may run at once, as the host reads it from a
+/// configuration's field `concurrency`.
+///
+/// ```
+/// use rollout_sdk::Concurrency;
+///
+/// #[derive(Default, serde::Deserialize, schemars::JsonSchema)]
+/// #[serde(default)]
+/// struct Config {
+///     /// The name under which this plugin is shown.
+///     name: String,
+///     concurrency: Concurrency,
+/// }
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Concurrency {
+    /// Rollouts of this plugin that run at once; null leaves it to the host.
+    #[schemars(range(min = 1))]
+    pub max_concurrent: Option<u32>,
+}
+
+/// The JSON Schema of a configuration type, and the defaults that `serde` would use. What
+/// is not an object with fields declares nothing.
+pub(crate) fn declared<C: JsonSchema>() -> (Value, Value) {
+    let settings = SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
+    let schema = settings.into_generator().into_root_schema_for::<C>().to_value();
+    if schema.get("type").and_then(Value::as_str) == Some("null") {
+        return (json!({"type": "object"}), json!({}));
+    }
+    let defaults = defaults_in(&schema).unwrap_or_else(|| json!({}));
+    (schema, defaults)
+}
+
+/// The defaults of an object's fields; none where there are none.
+fn defaults_in(schema: &Value) -> Option<Value> {
+    let fields = schema.get("properties")?.as_object()?;
+    let default_of = |schema: &Value| schema.get("default").cloned().or_else(|| defaults_in(schema));
+    let defaults: Map<String, Value> =
+        fields.iter().filter_map(|(name, schema)| Some((name.clone(), default_of(schema)?))).collect();
+    (!defaults.is_empty()).then_some(Value::Object(defaults))
 }
 
 struct Settings(Option<Map<String, Value>>);
@@ -117,6 +162,49 @@ mod tests {
     #[derive(Debug, PartialEq, serde::Deserialize)]
     struct Required {
         turns: u32,
+    }
+
+    #[derive(serde::Deserialize, JsonSchema)]
+    #[serde(default, deny_unknown_fields)]
+    struct Declared {
+        /// The most calls.
+        turns: u32,
+        name: Option<String>,
+        concurrency: Concurrency,
+    }
+
+    impl Default for Declared {
+        fn default() -> Self {
+            Self { turns: 8, name: None, concurrency: Concurrency { max_concurrent: Some(2) } }
+        }
+    }
+
+    #[test]
+    fn a_type_declares_its_fields_and_the_defaults_that_serde_would_use() {
+        let (schema, defaults) = declared::<Declared>();
+
+        assert_eq!(defaults, json!({"turns": 8, "name": null, "concurrency": {"max_concurrent": 2}}));
+        assert_eq!(schema["additionalProperties"], false);
+        assert_eq!(schema["properties"]["turns"]["description"], "The most calls.");
+        assert_eq!(schema["properties"]["turns"]["type"], "integer");
+        assert_eq!(schema.get("required"), None);
+    }
+
+    #[test]
+    fn a_field_without_a_default_is_required() {
+        #[derive(serde::Deserialize, JsonSchema)]
+        #[expect(dead_code, reason = "only what the type says of itself is looked at")]
+        struct Bare {
+            answer: u32,
+            #[serde(default)]
+            more: u32,
+        }
+
+        let (schema, defaults) = declared::<Bare>();
+
+        assert_eq!(schema["required"], json!(["answer"]));
+        assert_eq!(defaults, json!({"more": 0}));
+        assert_eq!(declared::<()>(), (json!({"type": "object"}), json!({})));
     }
 
     fn read_config<T: DeserializeOwned>(text: Option<&str>) -> Result<T, String> {

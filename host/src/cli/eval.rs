@@ -1,9 +1,8 @@
 //! `eval`: a plugin over a data set.
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -12,19 +11,15 @@ use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::Exit;
-use super::mock_model::script;
+use super::model::ModelOptions;
 use super::plugin_file::CacheOptions;
-use super::setup::{self, Loaded};
-use crate::config::{Config, RawLimits};
+use super::setup::{self, JudgeOptions, Loaded};
+use crate::config::{Assignment, Config, RawLimits};
 use crate::error::Fault;
 use crate::eval::run::{End, Work};
 use crate::eval::{self, DataSet, Journal, Manifest, Opened, Resume, Summary, Tally};
-use crate::mock_model::{MockModel, Settings};
-use crate::outbound::{ModelEndpoint, Secret};
+use crate::outbound::Secret;
 use crate::rollout::AgentForm;
-
-/// The model's name that stands for the built-in stand-in.
-const MOCK: &str = "mock";
 
 /// Runs a plugin over a data set and sums up the rewards.
 ///
@@ -46,15 +41,8 @@ pub(super) struct Eval {
     /// system_prompt, ground_truth, metadata as far as there are any.
     #[arg(long, value_name = "FILE")]
     data: PathBuf,
-    /// The model's name at its server; `mock` runs the built-in stand-in.
-    #[arg(long, value_name = "NAME")]
-    model: String,
-    /// The model's server, up to and without /chat/completions.
-    #[arg(long, value_name = "URL")]
-    base_url: Option<String>,
-    /// Environment variable with the server's key.
-    #[arg(long, value_name = "VAR")]
-    api_key_env: Option<String>,
+    #[command(flatten)]
+    model: ModelOptions,
     /// Times that every row is run.
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     n: u32,
@@ -74,6 +62,10 @@ pub(super) struct Eval {
     /// a path, /v1/traces is added.
     #[arg(long, value_name = "URL")]
     otlp: Option<String>,
+    /// Sets one value of the plugin's configuration, over what [plugin] says; nested keys
+    /// are joined by dots. `rollout-host config PLUGIN` lists what there is.
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<Assignment>,
     #[command(flatten)]
     cache: CacheOptions,
     /// Where results go. [default: evals/PLUGIN-DATA-TIME]
@@ -85,18 +77,8 @@ pub(super) struct Eval {
     /// Starts anew; what is in OUT is kept beside it.
     #[arg(long)]
     fresh: bool,
-    /// With `--model mock`: share of its replies that are wrong, 0 to 1.
-    #[arg(long, value_name = "P", default_value_t = 0.0)]
-    mock_error_rate: f64,
-    /// With `--model mock`: what decides which replies are wrong.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    mock_seed: u64,
-    /// With `--model mock`: time that it takes for a reply.
-    #[arg(long, value_name = "MS", default_value_t = 0)]
-    mock_latency: u64,
-    /// With `--model mock`: replies from a file, as in `mock-model --script`.
-    #[arg(long, value_name = "FILE")]
-    mock_script: Option<PathBuf>,
+    #[command(flatten)]
+    judge: JudgeOptions,
     #[command(flatten)]
     limits: RawLimits,
 }
@@ -106,11 +88,10 @@ impl Eval {
         if !self.pass_threshold.is_finite() {
             bail!("--pass-threshold is {}, not a finite number", self.pass_threshold);
         }
-        if self.base_url.is_none() && self.model != MOCK {
-            bail!("--base-url URL says where the model '{}' is; `--model mock` needs none", self.model);
-        }
-        let key = setup::key_from_env("--api-key-env", self.api_key_env.as_deref())?;
+        let key = self.model.key()?;
         let mut raw = setup::raw_config(self.config.as_deref())?;
+        raw.set.clone_from(&self.set);
+        self.judge.put_over(&mut raw.judge);
         raw.limits = self.limits.clone().or(raw.limits);
         raw.max_concurrent = Some(self.concurrency);
         let config = raw.resolve()?;
@@ -133,6 +114,7 @@ impl Eval {
         if loaded.grader_digest.is_none() && loaded.host.form() == AgentForm::Workflow {
             bail!("the plugin has no grader; give one by --grader FILE");
         }
+        loaded.say_who_judges();
         let manifest = self.manifest(&config, &data, &loaded);
         let resume = Resume { retry_unscored: self.retry_unscored, fresh: self.fresh };
         let opened = Journal::open(&out, &manifest, resume)?;
@@ -151,7 +133,7 @@ impl Eval {
         loaded: &Loaded,
         key: Option<Secret>,
     ) -> Result<Exit> {
-        let (endpoint, _mock) = self.endpoint(key).await?;
+        let (endpoint, _mock) = self.model.endpoint(key).await?;
         let Opened { mut journal, finished, dropped, torn: _, moved_to } = opened;
         if let Some(old) = moved_to {
             eprintln!("what was there is kept in {}", old.display());
@@ -201,40 +183,29 @@ impl Eval {
         Ok(exit(&summary))
     }
 
-    async fn endpoint(&self, key: Option<Secret>) -> Result<(ModelEndpoint, Option<MockModel>)> {
-        if let Some(base_url) = &self.base_url {
-            return Ok((ModelEndpoint::new(base_url, &self.model, key)?, None));
-        }
-        let settings = Settings {
-            latency: Duration::from_millis(self.mock_latency),
-            error_rate: self.mock_error_rate,
-            failure_rate: 0.0,
-            seed: self.mock_seed,
-            script: self.mock_script.as_deref().map(script).transpose()?,
-        };
-        let mock = MockModel::start(SocketAddr::from(([127, 0, 0, 1], 0)), settings).await?;
-        eprintln!("the model is the built-in stand-in, which works out arithmetic and knows nothing else");
-        let endpoint = ModelEndpoint::new(&mock.base_url(), MOCK, key)?;
-        Ok((endpoint, Some(mock)))
-    }
-
     fn manifest(&self, config: &Config, data: &DataSet, loaded: &Loaded) -> Manifest {
         let mut settings = Map::new();
         let mut set = |name: &str, value: Value| settings.insert(name.to_owned(), value);
         set("n", self.n.into());
         set("limit", json!(self.limit));
-        set("model", self.model.as_str().into());
-        set("base_url", json!(self.base_url));
+        set("model", self.model.name.as_str().into());
+        set("base_url", json!(self.model.base_url));
         set("pass_threshold", self.pass_threshold.into());
-        set("plugin_config", config.plugin.as_ref().map_or(Value::Null, |raw| json!(raw)));
+        if let Some(judge) = &config.judge {
+            set("judge", json!({"url": judge.url, "model": judge.model}));
+        }
+        set("plugin_config", json!(loaded.settings.values));
+        if let Some(grader) = &loaded.grader_settings {
+            set("grader_config", json!(grader.values));
+        }
         let limits = config.limits.table().map(|(name, max)| (name.to_owned(), json!(max)));
         set("limits", Value::Object(limits.into_iter().collect()));
         if let Some(digest) = &loaded.tools_digest {
             set("tools_digest", digest.as_str().into());
         }
-        if self.base_url.is_none() {
-            set("mock_error_rate", self.mock_error_rate.into());
-            set("mock_seed", self.mock_seed.into());
+        if self.model.base_url.is_none() {
+            set("mock_error_rate", self.model.mock_error_rate.into());
+            set("mock_seed", self.model.mock_seed.into());
         }
         Manifest {
             format: eval::manifest::FORMAT,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 use serde_json::value::RawValue;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::plugin_file::{self, CacheOptions};
 use super::{Exit, setup};
@@ -47,7 +47,7 @@ impl Inspect {
         };
         let mut servable = about.problems.is_empty();
         let tools = match about.tool && servable {
-            true => Some(tools(&engine, &loader, &bytes, config.plugin)?),
+            true => Some(tools(&engine, &loader, &bytes, raw(config.plugin)?)?),
             false => None,
         };
         servable &= !matches!(tools, Some(Err(_)));
@@ -113,6 +113,11 @@ impl Inspect {
 
 /// The tools of a component, or what is wrong with them.
 type Listed = Result<Vec<Value>, Vec<String>>;
+
+/// The operator's values as the component is given them.
+fn raw(config: Option<Map<String, Value>>) -> Result<Option<Box<RawValue>>> {
+    Ok(config.as_ref().map(serde_json::value::to_raw_value).transpose()?)
+}
 
 /// Asks a component for its tools, with the configuration that it would have.
 fn tools(engine: &Engine, loader: &Loader, bytes: &[u8], config: Option<Box<RawValue>>) -> Result<Listed> {

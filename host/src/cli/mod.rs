@@ -3,14 +3,19 @@
 mod bench;
 mod build;
 mod compile_component;
+mod config;
 mod connections;
 mod eval;
 mod hooks;
 mod inspect;
 mod mock_model;
+mod model;
+mod new;
 mod plugin_file;
 mod serve;
 mod setup;
+mod test;
+mod validate;
 
 use std::process::ExitCode;
 
@@ -43,6 +48,14 @@ enum Command {
     Build(build::Build),
     /// Says what a component exports and imports, and whether it can be served.
     Inspect(inspect::Inspect),
+    /// Writes a project to begin with.
+    New(new::New),
+    /// Checks everything about a plugin that can be checked without a model.
+    Validate(validate::Validate),
+    /// Runs one row of a data set and shows everything that is said, step by step if asked.
+    Test(test::Test),
+    /// Says what a plugin lets its operator configure, and with which values it would run.
+    Config(config::Config),
     /// Runs a plugin over a data set and sums up the rewards.
     Eval(eval::Eval),
     /// Serves a plugin to trainers over HTTP.
@@ -88,6 +101,10 @@ pub fn main() -> ExitCode {
     let result = match arguments.command {
         Command::Build(command) => command.run(),
         Command::Inspect(command) => command.run(),
+        Command::New(command) => command.run(),
+        Command::Validate(command) => command.run(),
+        Command::Test(command) => command.run(),
+        Command::Config(command) => command.run(),
         Command::Eval(command) => command.run(),
         Command::Serve(command) => command.run(),
         Command::Bench(command) => command.run(),

@@ -9,8 +9,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::plugin_file::CacheOptions;
+use super::setup::JudgeOptions;
 use super::{Exit, PluginFault, connections, hooks, setup};
-use crate::config::{Config, Dialect, OsmosisEnvironment, RawLimits};
+use crate::config::{Assignment, Config, Dialect, OsmosisEnvironment, RawLimits};
 use crate::dialect::osmosis::{Osmosis, Settings, a};
 use crate::outbound::{CallbackClient, Secret, Taken};
 use crate::rollout::{AgentForm, Host};
@@ -41,6 +42,10 @@ pub(super) struct Serve {
     /// Settings in TOML; what is given here goes before what is there.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Sets one value of the plugin's configuration, over what [plugin] says; nested keys
+    /// are joined by dots. `rollout-host config PLUGIN` lists what there is.
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<Assignment>,
     /// Where trajectories and artifacts go. [default: ./rollouts]
     #[arg(long, value_name = "DIR", env = "_OSMOSIS_ROLLOUT_ARTIFACT_ROOT", hide_env = true)]
     artifact_root: Option<PathBuf>,
@@ -71,6 +76,8 @@ pub(super) struct Serve {
     #[arg(long, value_name = "COMMAND")]
     on_stop: Option<String>,
     #[command(flatten)]
+    judge: JudgeOptions,
+    #[command(flatten)]
     limits: RawLimits,
     /// Port that an evaluator who started this process wants.
     #[arg(long, hide = true, env = "_OSMOSIS_ROLLOUT_PORT", hide_env = true)]
@@ -87,6 +94,8 @@ impl Serve {
         if let Some(listen) = self.listen.clone().or(evaluator) {
             raw.listen = Some(listen);
         }
+        raw.set.clone_from(&self.set);
+        self.judge.put_over(&mut raw.judge);
         raw.limits = self.limits.clone().or(raw.limits);
         let environment = OsmosisEnvironment::read(|name| std::env::var(name).ok())?;
         for name in &environment.without_effect {
@@ -144,6 +153,7 @@ impl Serve {
             config.osmosis_init.completed.clone(),
             loaded.host.metrics().clone(),
         );
+        loaded.say_who_judges();
         let osmosis = Osmosis::new(Settings {
             host: loaded.host.clone(),
             callbacks: CallbackClient::new(
@@ -169,6 +179,7 @@ impl Serve {
         }
         tracing::info!(
             plugin = %self.plugin.display(),
+            name = loaded.settings.name,
             digest = loaded.plugin_digest,
             slots = loaded.slots.running_max,
             queue_max = loaded.slots.queue_max,

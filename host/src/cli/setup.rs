@@ -1,11 +1,14 @@
 //! What several commands set up: logs, the runtime, signals, configuration, the host.
 
 use std::io::IsTerminal;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
+use clap::Args;
+use serde_json::{Map, Value};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -13,13 +16,14 @@ use tracing_subscriber::EnvFilter;
 use super::LogFormat;
 use super::plugin_file::{self, CacheOptions};
 use crate::capacity::{Bound, GuestCost, Machine, Slots};
-use crate::config::{Config, RawConfig};
+use crate::config::{Config, Judge, RawConfig, RawJudge};
 use crate::digest::sha256_hex;
 use crate::engine::{Engine, MemoryPlan};
 use crate::error::Fault;
-use crate::imports::LentTools;
-use crate::outbound::{self, ChatClient, Secret};
-use crate::plugin::Plugin;
+use crate::imports::{LentTools, ModelAccess};
+use crate::mock_model::{MockModel, Settings};
+use crate::outbound::{self, ChatClient, ModelEndpoint, Observer, Secret};
+use crate::plugin::{self, Declaration, DeclareError, Plugin};
 use crate::rollout::{Host, HostSettings};
 use crate::telemetry::{Metrics, Traces};
 use crate::toolbox::{ComponentSettings, ToolSettings, Toolbox, Unlendable};
@@ -121,16 +125,108 @@ pub(super) struct Loaded {
     pub slots: Slots,
     pub plan: MemoryPlan,
     pub tools_digest: Option<String>,
+    /// The workflow's configuration.
+    pub settings: plugin::Settings,
+    /// That of a grader which is a component of its own.
+    pub grader_settings: Option<plugin::Settings>,
+    /// Serves for as long as this is held.
+    judge_stand_in: Option<MockModel>,
+}
+
+impl Loaded {
+    /// Says that no model judges, where that is so.
+    pub fn say_who_judges(&self) {
+        if self.judge_stand_in.is_some() {
+            eprintln!(
+                "the judge is the built-in stand-in, which looks for the truth in the answer and reads no rubric"
+            );
+        }
+    }
+}
+
+/// Where the judge of graders is.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Judge, for graders that ask one")]
+pub(super) struct JudgeOptions {
+    /// The judge's server, up to and without /chat/completions.
+    #[arg(long, value_name = "URL")]
+    judge_url: Option<String>,
+    /// The judge's name at its server; `mock` without --judge-url runs the built-in
+    /// stand-in.
+    #[arg(long, value_name = "NAME")]
+    judge_model: Option<String>,
+    /// Environment variable with the key of the judge's server.
+    #[arg(long, value_name = "VAR")]
+    judge_api_key_env: Option<String>,
+}
+
+impl JudgeOptions {
+    /// Puts these options over what the file says.
+    pub fn put_over(&self, raw: &mut RawJudge) {
+        if let Some(url) = &self.judge_url {
+            // The key that the file names is for the server that it names.
+            (raw.url, raw.api_key_env) = (Some(url.clone()), None);
+        }
+        raw.model = self.judge_model.clone().or(raw.model.take());
+        raw.api_key_env = self.judge_api_key_env.clone().or(raw.api_key_env.take());
+    }
+}
+
+/// The judge, and its stand-in where that is asked for.
+async fn judge_access(judge: &Judge, chat: &ChatClient) -> Result<(ModelAccess, Option<MockModel>)> {
+    let key = key_from_env("judge.api-key-env", judge.api_key_env.as_deref())?;
+    let client = chat.for_judges(judge.retry.clone());
+    let (url, stand_in) = match &judge.url {
+        Some(url) => (url.clone(), None),
+        None => {
+            let mock = MockModel::start(SocketAddr::from(([127, 0, 0, 1], 0)), Settings::default()).await?;
+            (mock.base_url(), Some(mock))
+        }
+    };
+    let endpoint = ModelEndpoint::new(&url, &judge.model, key).context("judge.url")?;
+    Ok((ModelAccess { client, endpoint: Arc::new(endpoint) }, stand_in))
+}
+
+/// Asks a plugin what it declares, and puts the operator's values over that.
+pub(super) fn settings(
+    runtime: &Runtime,
+    path: &Path,
+    plugin: &Plugin,
+    config: &Config,
+    given: Option<&Map<String, Value>>,
+) -> Result<(Option<Declaration>, plugin::Settings)> {
+    let declared = runtime.block_on(plugin.declaration(&config.limits, &Arc::new(Metrics::new())));
+    let declared = declared.map_err(|error| match &error {
+        DeclareError::Run(run) if run.fault() != Fault::Plugin => {
+            anyhow::Error::new(error).context(path.display().to_string())
+        }
+        _ => super::PluginFault(format!("{}: {error}", path.display())).into(),
+    })?;
+    let resolved = plugin::resolve(declared.as_ref(), given).with_context(|| path.display().to_string())?;
+    Ok((declared, resolved))
 }
 
 /// Compiles the plugins, makes the host and sees that instances can start.
 pub(super) fn host(
     runtime: &Runtime,
-    plugin: &Path,
-    grader: Option<&Path>,
+    plugin_path: &Path,
+    grader_path: Option<&Path>,
     config: &Config,
     cache: &CacheOptions,
     artifact_root: Option<PathBuf>,
+) -> Result<Loaded> {
+    watched_host(runtime, plugin_path, grader_path, config, cache, artifact_root, None)
+}
+
+/// The same, with somebody who watches the calls of its models.
+pub(super) fn watched_host(
+    runtime: &Runtime,
+    plugin_path: &Path,
+    grader_path: Option<&Path>,
+    config: &Config,
+    cache: &CacheOptions,
+    artifact_root: Option<PathBuf>,
+    observer: Option<Arc<dyn Observer>>,
 ) -> Result<Loaded> {
     let machine = Machine::read();
     let tools_max = config.tools.instances_max();
@@ -142,32 +238,56 @@ pub(super) fn host(
     let engine = Engine::planned(plan, slots.running_max.saturating_add(tools_max), memory_bytes_max)?;
     let loader = cache.loader(config.cache_dir.as_deref(), &config.load_limits)?;
     let load = |path: &Path| plugin_file::load(&loader, &engine, path, &config.load_limits);
-    let workflow = load(plugin)?;
-    let grader = grader.map(load).transpose()?;
+    let workflow = load(plugin_path)?;
+    let grader = grader_path.map(load).transpose()?;
     let plugin_digest = workflow.about().digest.clone();
+    let (_, plugin_settings) = settings(runtime, plugin_path, &workflow, config, config.plugin.as_ref())?;
+    let grader_settings = match (&grader, grader_path) {
+        (Some(grader), Some(path)) => {
+            let given = config.grader.as_ref().or(config.plugin.as_ref());
+            Some(settings(runtime, path, grader, config, given)?.1)
+        }
+        _ if config.grader.is_some() => {
+            anyhow::bail!(
+                "[grader] configures the component of --grader, and none is given; [plugin] is for the plugin's own"
+            )
+        }
+        _ => None,
+    };
+    // A plugin may ask for fewer rollouts at once than there are slots, and not for more.
+    let max_concurrent = plugin_settings.max_concurrent.unwrap_or(u32::MAX).min(config.max_concurrent);
     let http = outbound::http_client()?;
     let metrics = Arc::new(Metrics::new());
+    let chat =
+        ChatClient::new(http.clone(), config.model.clone(), config.limits.reply_bytes_max, metrics.clone());
+    let chat = match observer {
+        Some(observer) => chat.watched_by(observer),
+        None => chat,
+    };
+    let (judge, judge_stand_in) = match &config.judge {
+        Some(judge) => {
+            runtime.block_on(judge_access(judge, &chat)).map(|(judge, mock)| (Some(judge), mock))?
+        }
+        None => (None, None),
+    };
     let tools = lent_tools(runtime, &config.tools, load, &metrics)?;
     let tools_digest = tools.as_ref().map(|(_, digest)| digest.clone());
-    let mut settings = HostSettings {
+    let mut host_settings = HostSettings {
+        tools: tools.map(|(tools, _)| tools as Arc<dyn LentTools>),
         workflow,
         grader,
-        max_concurrent: config.max_concurrent,
+        max_concurrent,
         queue_max: config.queue_max,
         limits: config.limits.clone(),
-        plugin_config: config.plugin.clone(),
-        tools: tools.map(|(tools, _)| tools as Arc<dyn LentTools>),
-        chat: ChatClient::new(
-            http.clone(),
-            config.model.clone(),
-            config.limits.reply_bytes_max,
-            metrics.clone(),
-        ),
+        plugin_config: plugin_settings.to_raw(),
+        grader_config: grader_settings.as_ref().and_then(plugin::Settings::to_raw),
+        chat,
+        judge,
         artifact_root,
         event_log: config.log.as_deref().map(event_log).transpose()?,
         metrics,
     };
-    let memory_bytes = runtime.block_on(settings.try_start()).map_err(|(role, error)| {
+    let memory_bytes = runtime.block_on(host_settings.try_start()).map_err(|(role, error)| {
         let reason = format!("no instance of the {} can be started: it {error}", role.as_str());
         match error.fault() {
             Fault::Plugin => anyhow::Error::new(super::PluginFault(reason)),
@@ -175,11 +295,11 @@ pub(super) fn host(
         }
     })?;
     let slots = machine.slots(
-        config.max_concurrent,
+        max_concurrent,
         config.queue_max,
         GuestCost { memory_bytes: memory_bytes as u64, ..cost },
     );
-    (settings.max_concurrent, settings.queue_max) = (slots.running_max, slots.queue_max);
+    (host_settings.max_concurrent, host_settings.queue_max) = (slots.running_max, slots.queue_max);
     if slots.bound_by != Bound::Asked {
         tracing::warn!(
             asked = config.max_concurrent,
@@ -188,9 +308,20 @@ pub(super) fn host(
             "this machine has not room for as many rollouts at once as were asked for"
         );
     }
-    let host = Host::new(settings).map_err(|error| super::PluginFault(error.to_string()))?;
+    let host = Host::new(host_settings).map_err(|error| super::PluginFault(error.to_string()))?;
     let grader_digest = host.grader().map(|grader| grader.about().digest.clone());
-    Ok(Loaded { host, http, plugin_digest, grader_digest, tools_digest, slots, plan })
+    Ok(Loaded {
+        host,
+        http,
+        plugin_digest,
+        grader_digest,
+        tools_digest,
+        settings: plugin_settings,
+        grader_settings,
+        judge_stand_in,
+        slots,
+        plan,
+    })
 }
 
 /// The tools that the configuration lends, ready to be called, with a digest of all that

@@ -119,7 +119,8 @@ fn rollout_id(row: usize, run: usize) -> RolloutId {
     RolloutId::parse(text).unwrap_or_else(|_| unreachable!("letters, digits and dashes are one segment"))
 }
 
-fn request(row: &Row, run: usize, endpoint: &Arc<ModelEndpoint>) -> RolloutRequest {
+/// What is asked for one run of a row.
+pub fn request(row: &Row, run: usize, endpoint: &Arc<ModelEndpoint>) -> RolloutRequest {
     RolloutRequest {
         id: rollout_id(row.index, run),
         caller_id: None,
@@ -137,7 +138,8 @@ fn request(row: &Row, run: usize, endpoint: &Arc<ModelEndpoint>) -> RolloutReque
     }
 }
 
-async fn complete(mut rollout: rollout::Rollout) -> Finished {
+/// Runs a rollout to its end.
+pub async fn complete(mut rollout: rollout::Rollout) -> Finished {
     if rollout.run_workflow().await.is_ok() {
         // The error is in the outcome.
         let _ = rollout.grade().await;

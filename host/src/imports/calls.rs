@@ -8,13 +8,14 @@ use std::time::Duration;
 use tokio_util::task::AbortOnDropHandle;
 use wasmtime::component::Resource;
 
-use super::bindings::rollout::plugin::{calls, chat, types};
+use super::bindings::rollout::plugin::{calls, chat, judge, types};
 use super::{Ended, Imports};
 use crate::telemetry::Limit;
 
 /// What came of a call, in the terms of the interface that started it.
 pub(super) enum CallOutcome {
     Chat(Result<chat::Completion, chat::Error>),
+    Judge(Result<judge::Reply, judge::Error>),
     Tool(types::ToolResult),
 }
 

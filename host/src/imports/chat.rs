@@ -255,6 +255,7 @@ impl chat::Host for Imports {
                 Ok(result)
             }
             CallOutcome::Tool(_) => Err(wasmtime::Error::new(Ended::WrongCall("chat", "tools"))),
+            CallOutcome::Judge(_) => Err(wasmtime::Error::new(Ended::WrongCall("chat", "judge"))),
         }
     }
 }

@@ -72,8 +72,8 @@ use clockwork::GuestClock;
 
 pub use lent::{LentTool, LentTools, ToolAnswer, ToolRequest, error_text};
 pub use record::{
-    ArtifactFile, Exchange, ExchangeOutcome, LogEntry, LogLevel, Meter, Record, Recorded, SampleRecord,
-    Spent, ToolUse,
+    ArtifactFile, Exchange, ExchangeOutcome, JudgeExchange, JudgeFailure, LogEntry, LogLevel, Meter, Record,
+    Recorded, SampleRecord, Spent, ToolUse,
 };
 
 /// What an instance was made to do.
@@ -103,7 +103,7 @@ impl Role {
 
 /// What a guest is told about the rollout that its instance was made for, and where the
 /// host counts what it does for it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct RunContext {
     /// The rollout.
     pub rollout_id: RolloutId,
@@ -123,7 +123,29 @@ pub struct RunContext {
     pub metrics: Arc<Metrics>,
 }
 
-/// The model that a workflow may talk to.
+impl RunContext {
+    /// For an instance that says what a plugin is, under an id that only decides on its
+    /// random numbers.
+    pub fn of_no_rollout(
+        rollout_id: RolloutId,
+        config: Option<Arc<RawValue>>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        Self {
+            rollout_id,
+            caller_id: None,
+            attempt: 1,
+            config,
+            metadata: None,
+            samples_max: 0,
+            chat_defaults: Params::new(),
+            metrics,
+        }
+    }
+}
+
+/// A model that a guest may talk to: a workflow to the one that is trained, a grader to
+/// a judge.
 #[derive(Clone, Debug)]
 pub struct ModelAccess {
     /// The client that reaches it.
@@ -173,6 +195,7 @@ pub struct Imports {
     deadline: Option<Instant>,
     model: Option<ModelAccess>,
     tools: Option<Arc<dyn LentTools>>,
+    judge: Option<ModelAccess>,
     record: Arc<Record>,
     calls_under_way: u32,
     host_calls: u64,
@@ -192,14 +215,15 @@ impl Imports {
         Self::new(Role::Workflow, run, limits, deadline, Some(model), record)
     }
 
-    /// Imports for a grader.
+    /// Imports for a grader, with a judge if one is lent.
     pub fn grader(
         run: Arc<RunContext>,
         limits: Arc<Limits>,
         deadline: Option<Instant>,
+        judge: Option<ModelAccess>,
         record: Arc<Record>,
     ) -> Self {
-        Self::new(Role::Grader, run, limits, deadline, None, record)
+        Self { judge, ..Self::new(Role::Grader, run, limits, deadline, None, record) }
     }
 
     /// Imports without a model and samples: for a tool's call, or a declaration.
@@ -231,6 +255,7 @@ impl Imports {
             deadline,
             model,
             tools: None,
+            judge: None,
             record,
             calls_under_way: 0,
             host_calls: 0,

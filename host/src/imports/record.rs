@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use serde_json::value::RawValue;
 
+use crate::error::Fault;
 use crate::id::SampleId;
 use crate::limits::Limits;
 use crate::telemetry::{Limit, LimitsFired, RolloutTrace, ToolKind, ToolOutcome};
@@ -41,6 +42,28 @@ pub struct Exchange {
     pub duration: Duration,
     /// What came of it.
     pub outcome: ExchangeOutcome,
+}
+
+/// One call of the judge as the host saw it. It belongs to no sample.
+#[derive(Clone, Debug)]
+pub struct JudgeExchange {
+    /// The body as it was sent.
+    pub request: Bytes,
+    /// When it was sent first.
+    pub started_at: SystemTime,
+    /// From then to the end of the last try.
+    pub duration: Duration,
+    /// What came of it.
+    pub outcome: ExchangeOutcome,
+}
+
+/// Why the judge is to blame if the grader gives up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JudgeFailure {
+    /// Whose move it is.
+    pub fault: Fault,
+    /// What happened.
+    pub reason: String,
 }
 
 /// What came of a call of the model.
@@ -136,6 +159,8 @@ pub struct Recorded {
     pub exchanges: Vec<Exchange>,
     /// The calls of lent tools in the order in which they were asked for.
     pub tool_uses: Vec<ToolUse>,
+    /// The calls of the judge in the order in which they were made.
+    pub judged: Vec<JudgeExchange>,
     /// The files, sorted by name.
     pub artifacts: Vec<ArtifactFile>,
     /// The log.
@@ -159,6 +184,10 @@ pub struct Spent {
     pub prompt_tokens: u64,
     /// Tokens of the replies, as far as the server said.
     pub completion_tokens: u64,
+    /// Calls of the judge, not counting retries.
+    pub judge_calls: u64,
+    /// Tokens of requests to the judge and of its replies, as far as its server said.
+    pub judge_tokens: u64,
     /// CPU time of both guests, with what the host did within their calls.
     pub guest_cpu: Duration,
     /// The most memory that either of the two instances had, in bytes.
@@ -259,6 +288,7 @@ pub(super) struct Kept {
     pub tool_uses: Vec<ToolUse>,
     /// How often each lent tool was called, by its place.
     pub tool_calls_made: BTreeMap<usize, u32>,
+    pub judged: Vec<JudgeExchange>,
     pub artifacts: BTreeMap<String, Bytes>,
     pub artifact_bytes: usize,
     pub log: Vec<LogEntry>,
@@ -267,6 +297,11 @@ pub(super) struct Kept {
     bytes: usize,
     /// Tokens of all finished calls of the model.
     pub chat_tokens: u64,
+    /// Tokens of all finished calls of the judge.
+    pub judge_tokens: u64,
+    /// Why the judge is to blame if the grader gives up, and how many calls of it there
+    /// were when it failed.
+    pub judge_failure: Option<(JudgeFailure, usize)>,
     /// How often each limit fired.
     pub fired: LimitsFired,
     /// Whether the model's server failed the workflow in its last finished call.
@@ -357,6 +392,8 @@ impl Record {
         let mut spent = Spent {
             chat_calls: kept.exchanges.len() as u64,
             tool_calls: kept.tool_uses.len() as u64,
+            judge_calls: kept.judged.len() as u64,
+            judge_tokens: kept.judge_tokens,
             guest_cpu: Duration::from_nanos(self.meter.cpu_nanos.load(Ordering::Relaxed)),
             memory_bytes_peak: self.meter.memory_bytes_peak.load(Ordering::Relaxed),
             host_calls: self.meter.host_calls.load(Ordering::Relaxed),
@@ -395,6 +432,11 @@ impl Record {
     /// Why the model's server failed the workflow in its last finished call, if it did.
     pub fn model_failure(&self) -> Option<String> {
         self.read().model_failed.clone()
+    }
+
+    /// Why the judge is to blame for a grader that gives up, if it is.
+    pub fn judge_failure(&self) -> Option<JudgeFailure> {
+        self.lock().judge_failure.as_ref().map(|(failure, _)| failure.clone())
     }
 
     /// What a guest printed last when it panicked: where, and the message.
@@ -457,6 +499,7 @@ impl Record {
             samples: kept.samples,
             exchanges: kept.exchanges,
             tool_uses: kept.tool_uses,
+            judged: kept.judged,
             artifacts: kept
                 .artifacts
                 .into_iter()

@@ -213,5 +213,6 @@ fn tool_result(outcome: CallOutcome) -> wasmtime::Result<ToolResult> {
     match outcome {
         CallOutcome::Tool(result) => Ok(result),
         CallOutcome::Chat(_) => Err(wasmtime::Error::new(Ended::WrongCall("tools", "chat"))),
+        CallOutcome::Judge(_) => Err(wasmtime::Error::new(Ended::WrongCall("tools", "judge"))),
     }
 }

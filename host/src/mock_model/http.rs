@@ -26,6 +26,7 @@ use super::completion::{Completion, MODEL, STAND_IN};
 use super::connection::Cut;
 use super::reply::{self, Reply, Slip, Turn};
 use super::request::{BadRequest, ChatRequest};
+use super::rubric;
 use super::script::{Action, Line, Moment};
 use super::sse;
 
@@ -231,6 +232,9 @@ impl App {
         let [rollout, sample] = caller.about();
         let messages = request.message_count().to_le_bytes();
         let about = [rollout, sample, text.as_bytes(), &messages];
+        if let Some(range) = rubric::range_asked_for(request.response_format()) {
+            return rubric::rate(text, range, self.slip(about).is_some());
+        }
         let calculator = request.calculator();
         let call_id = match calculator {
             Some(_) => format!("call_{:032x}", self.dice("tool call", &about).key()),

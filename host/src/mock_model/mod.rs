@@ -1,8 +1,9 @@
 //! An OpenAI-compatible chat endpoint that stands in for a model, and says so.
 //!
 //! It understands arithmetic well enough to call an offered calculator tool and to answer,
-//! with seeded mistakes, so that a demonstration shows real tool calls and a mixed reward. For
-//! tests it plays a script. Every response carries `x-rollout-host-mock`, and every
+//! with seeded mistakes, so that a demonstration shows real tool calls and a mixed reward; and
+//! it stands in for a judge where a schema asks for a score with an explanation. For tests it
+//! plays a script. Every response carries `x-rollout-host-mock`, and every
 //! completion says in `system_fingerprint` that no model made it.
 //!
 //! | file | what it does |
@@ -12,6 +13,7 @@
 //! | `request` | what the client asked: last user text, tool result, calculator |
 //! | `reply` | what is said |
 //! | `completion`, `sse` | how it is said, whole and streamed |
+//! | `rubric` | the rating that a judge would give |
 //! | `arithmetic` | expressions in prose, worked out exactly |
 //! | `chance` | seeded dice and bounded counters |
 //! | `script` | scripted replies |
@@ -28,6 +30,7 @@ pub(crate) mod fuzzing;
 mod http;
 mod reply;
 mod request;
+mod rubric;
 mod script;
 mod sse;
 #[cfg(test)]

@@ -56,6 +56,8 @@ pub(super) struct ChatRequest<'a> {
     tools: Option<Vec<Tool<'a>>>,
     #[serde(borrow)]
     tool_choice: Option<&'a RawValue>,
+    #[serde(borrow)]
+    response_format: Option<&'a RawValue>,
     n: Option<u64>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
@@ -127,6 +129,11 @@ impl<'a> ChatRequest<'a> {
 
     pub(super) fn wants_token_ids(&self) -> bool {
         self.return_token_ids == Some(true)
+    }
+
+    /// The form that the reply is to have.
+    pub(super) fn response_format(&self) -> Option<&'a RawValue> {
+        self.response_format
     }
 
     pub(super) fn message_count(&self) -> usize {

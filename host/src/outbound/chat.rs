@@ -8,11 +8,12 @@ use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, Header
 use reqwest::{StatusCode, Url};
 use tokio::sync::Semaphore;
 
+use super::observer::{Observer, Watched};
 use super::plain::{Answer, Place, PlainClient};
 use super::retry::{Repeated, RetryPolicy, retry_after};
 use super::{Secret, describe};
 use crate::http1::Broken;
-use crate::telemetry::{Limit, Metrics, ModelOutcome};
+use crate::telemetry::{Asked, Limit, Metrics, ModelOutcome};
 use crate::text::beginning;
 use crate::wire::closed::ClosedBody;
 use crate::wire::openai::Completion;
@@ -100,17 +101,25 @@ impl ModelEndpoint {
 #[derive(Clone, Debug)]
 pub struct RoutingHeaders {
     rollout_id: HeaderValue,
-    sample_id: HeaderValue,
+    sample_id: Option<HeaderValue>,
 }
 
 impl RoutingHeaders {
     /// Headers for two ids that [`crate::id`] has checked.
     pub fn new(rollout_id: &crate::id::RolloutId, sample_id: &crate::id::SampleId) -> Self {
-        // Both ids are made of bytes that a header carries; were that ever to change,
-        // an empty header shows it sooner than a panic in somebody's rollout.
-        let value = |text: &str| HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static(""));
-        Self { rollout_id: value(&rollout_id.header_value()), sample_id: value(sample_id.as_str()) }
+        Self { sample_id: Some(header_value(sample_id.as_str())), ..Self::of_rollout(rollout_id) }
     }
+
+    /// The header of a call that is about no sample.
+    pub fn of_rollout(rollout_id: &crate::id::RolloutId) -> Self {
+        Self { rollout_id: header_value(&rollout_id.header_value()), sample_id: None }
+    }
+}
+
+/// Ids are made of bytes that a header carries; were that ever to change, an empty header
+/// shows it sooner than a panic in somebody's rollout.
+fn header_value(id: &str) -> HeaderValue {
+    HeaderValue::from_str(id).unwrap_or(HeaderValue::from_static(""))
 }
 
 /// A reply, read and whole.
@@ -149,6 +158,8 @@ pub enum ChatFailure {
 /// The client of every model's server.
 #[derive(Clone, Debug)]
 pub struct ChatClient {
+    asked: Asked,
+    observer: Option<Arc<dyn Observer>>,
     http: reqwest::Client,
     plain: Arc<PlainClient>,
     policy: RetryPolicy,
@@ -170,7 +181,19 @@ impl ChatClient {
         reply_bytes_max: usize,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self { http, plain: Arc::default(), policy, reply_bytes_max, metrics }
+        let plain = Arc::default();
+        Self { asked: Asked::Model, observer: None, http, plain, policy, reply_bytes_max, metrics }
+    }
+
+    /// The same client for judges, with how their calls are repeated. They are counted
+    /// apart.
+    pub fn for_judges(&self, policy: RetryPolicy) -> Self {
+        Self { asked: Asked::Judge, policy, ..self.clone() }
+    }
+
+    /// The same client, watched.
+    pub fn watched_by(self, observer: Arc<dyn Observer>) -> Self {
+        Self { observer: Some(observer), ..self }
     }
 
     /// Sends the body until there is a completion or no sense in trying.
@@ -180,7 +203,27 @@ impl ChatClient {
         routing: &RoutingHeaders,
         body: Bytes,
     ) -> Result<ChatReply, ChatFailure> {
-        let call = self.metrics.model_call();
+        let Some(observer) = &self.observer else { return self.exchange(endpoint, routing, body).await };
+        let sample_id = routing.sample_id.as_ref().and_then(|id| id.to_str().ok()).unwrap_or_default();
+        let call = Watched { asked: self.asked, sample_id, request: &body };
+        observer.asking(call).await;
+        let result = self.exchange(endpoint, routing, body.clone()).await;
+        let instead = observer.answered(call, result.as_ref().map(|reply| &reply.body)).await;
+        let Some(body) = instead else { return result };
+        let completion = Completion::parse(&body).map_err(|reason| ChatFailure::Unavailable {
+            attempts: 1,
+            reason: format!("what was put in the place of its answer is no chat completion: {reason}"),
+        })?;
+        Ok(ChatReply { completion, body, attempts: result.map_or(1, |reply| reply.attempts) })
+    }
+
+    async fn exchange(
+        &self,
+        endpoint: &ModelEndpoint,
+        routing: &RoutingHeaders,
+        body: Bytes,
+    ) -> Result<ChatReply, ChatFailure> {
+        let call = self.metrics.model_call(self.asked);
         let mut failures = 0;
         let mut first_failure = None;
         let policy = endpoint.manner().map_or(&self.policy, |manner| &manner.policy);
@@ -329,7 +372,9 @@ fn headers(endpoint: &ModelEndpoint, routing: &RoutingHeaders) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(4);
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert(HeaderName::from_static("x-rollout-id"), routing.rollout_id.clone());
-    headers.insert(HeaderName::from_static("x-sample-id"), routing.sample_id.clone());
+    if let Some(sample_id) = &routing.sample_id {
+        headers.insert(HeaderName::from_static("x-sample-id"), sample_id.clone());
+    }
     if let Some(key) = &endpoint.api_key {
         headers.insert(AUTHORIZATION, key.clone());
     }

@@ -12,6 +12,7 @@ mod chat;
 mod environment;
 mod http_tool;
 mod mcp;
+mod observer;
 mod plain;
 mod retry;
 mod url_template;
@@ -21,6 +22,7 @@ pub use chat::{ChatClient, ChatFailure, ChatReply, InvalidEndpoint, Manner, Mode
 pub use environment::{SecretText, is_variable};
 pub use http_tool::{AllowedHost, HttpTool, HttpToolSettings, RemoteFailure};
 pub use mcp::{McpFunction, McpServer, McpSettings};
+pub use observer::{Observer, Watched};
 pub use retry::{Repeated, RetryPolicy};
 pub use url_template::UrlTemplate;
 

@@ -5,6 +5,7 @@
 //! read from its type; nothing is registered. This module knows no rollout.
 
 mod contract;
+mod settings;
 
 use wasmtime::component::types::ComponentItem;
 use wasmtime::component::{Component, Linker};
@@ -12,6 +13,7 @@ use wasmtime::component::{Component, Linker};
 use crate::digest::hex;
 use crate::instance::{BusyThreads, Forms, InstanceState, LinkedPlugin};
 pub use contract::{CONTRACT_VERSION, Item, Problem};
+pub use settings::{Declaration, DeclareError, Field, InvalidSettings, Settings, resolve};
 
 /// A component that can be run. Cheap to clone.
 #[derive(Clone)]

@@ -14,13 +14,12 @@ use super::RolloutRequest;
 use super::account::UNSCORED_LINES_PER_SECOND;
 use super::run::{AgentForm, LoopOptions, Rollout};
 use crate::id::RolloutId;
-use crate::imports::{Imports, LentTools, Record, Role, RunContext};
+use crate::imports::{Imports, LentTools, ModelAccess, Record, Role, RunContext};
 use crate::instance::{self, Bounds, LoopRequest, RunError};
 use crate::limits::Limits;
 use crate::outbound::ChatClient;
 use crate::plugin::Plugin;
 use crate::telemetry::{Busy, LineBudget, Metrics, Refusal};
-use crate::wire::openai::Params;
 
 /// Instances that say what an agent loop offers, at once. They have no slot, because a
 /// caller waits for the answer while its rollout waits for one; the engine has room for
@@ -43,12 +42,16 @@ pub struct HostSettings {
     pub queue_max: u32,
     /// What each rollout may use.
     pub limits: Limits,
-    /// The operator's configuration of the plugin, a JSON object.
+    /// The configuration of the workflow's plugin, a JSON object.
     pub plugin_config: Option<Box<RawValue>>,
     /// The tools that are lent to the workflow.
     pub tools: Option<Arc<dyn LentTools>>,
+    /// The configuration of the grader where that is a component of its own.
+    pub grader_config: Option<Box<RawValue>>,
     /// The client that reaches the models.
     pub chat: ChatClient,
+    /// The model that judges for graders, where there is one.
+    pub judge: Option<ModelAccess>,
     /// Where trajectories and artifacts go; none keeps none.
     pub artifact_root: Option<PathBuf>,
     /// Where guests' events go, a file a rollout; none writes none.
@@ -68,8 +71,8 @@ impl HostSettings {
         for (role, plugin) in plugins {
             let Some(plugin) = plugin else { continue };
             let record = Arc::<Record>::default();
-            let declaration = self.declaration(&limits, record.clone());
-            let (imports, bounds) = declaration.map_err(|error| (role, error))?;
+            let made = self.of_no_rollout("try-start", role, &limits, record.clone());
+            let (imports, bounds) = made.map_err(|error| (role, error))?;
             let started = instance::try_start(plugin.linked(), imports, bounds).await;
             started.map_err(|error| (role, error))?;
             memory_bytes = memory_bytes.max(record.spent().memory_bytes_peak);
@@ -77,22 +80,26 @@ impl HostSettings {
         Ok(memory_bytes)
     }
 
-    /// What an instance needs that says what a plugin is, and belongs to no rollout.
-    fn declaration(&self, limits: &Arc<Limits>, record: Arc<Record>) -> Result<(Imports, Bounds), RunError> {
-        let run = RunContext {
-            rollout_id: RolloutId::parse("declaration").map_err(|error| RunError::Host(error.to_string()))?,
-            caller_id: None,
-            attempt: 1,
-            config: self.plugin_config.clone().map(Into::into),
-            metadata: None,
-            samples_max: 0,
-            chat_defaults: Params::new(),
-            metrics: self.metrics.clone(),
-        };
+    /// What an instance needs that belongs to no rollout.
+    fn of_no_rollout(
+        &self,
+        id: &str,
+        role: Role,
+        limits: &Arc<Limits>,
+        record: Arc<Record>,
+    ) -> Result<(Imports, Bounds), RunError> {
+        let id = RolloutId::parse(id).map_err(|error| RunError::Host(error.to_string()))?;
+        let config = self.plugin_config.clone().map(Into::into);
+        let run = RunContext::of_no_rollout(id, config, self.metrics.clone());
         let deadline = Some(Instant::now() + limits.workflow_time_max);
         let bounds = Bounds { memory_bytes_max: limits.memory_bytes_max, deadline };
-        let imports = Imports::bare(Role::Declaration, Arc::new(run), limits.clone(), deadline, record);
+        let imports = Imports::bare(role, Arc::new(run), limits.clone(), deadline, record);
         Ok((imports, bounds))
+    }
+
+    /// The same, for an instance that says what a plugin is.
+    fn declaration(&self, limits: &Arc<Limits>) -> Result<(Imports, Bounds), RunError> {
+        self.of_no_rollout("declaration", Role::Declaration, limits, Arc::default())
     }
 }
 
@@ -198,6 +205,7 @@ impl Handle {
 pub(super) struct Inner {
     pub settings: HostSettings,
     pub plugin_config: Option<Arc<RawValue>>,
+    pub grader_config: Option<Arc<RawValue>>,
     pub limits: Arc<Limits>,
     pub slots: Arc<Semaphore>,
     /// Instances at once that say what an agent loop offers, beside those with a slot.
@@ -255,6 +263,7 @@ impl Host {
         }
         Ok(Self(Arc::new(Inner {
             plugin_config: settings.plugin_config.clone().map(Into::into),
+            grader_config: settings.grader_config.clone().map(Into::into),
             limits: Arc::new(settings.limits.clone()),
             slots: Arc::new(Semaphore::new(settings.max_concurrent as usize)),
             declarations: Semaphore::new(DECLARATIONS_MAX),
@@ -287,7 +296,7 @@ impl Host {
         if self.form() == AgentForm::Workflow {
             return Ok(None);
         }
-        let (imports, bounds) = self.0.settings.declaration(&self.0.limits, Arc::default())?;
+        let (imports, bounds) = self.0.settings.declaration(&self.0.limits)?;
         instance::agent_loop_name(self.0.settings.workflow.linked(), imports, bounds).await.map(Some)
     }
 
@@ -297,7 +306,7 @@ impl Host {
         if self.form() == AgentForm::Workflow {
             return Ok(Vec::new());
         }
-        let (imports, bounds) = self.0.settings.declaration(&self.0.limits, Arc::default())?;
+        let (imports, bounds) = self.0.settings.declaration(&self.0.limits)?;
         let LoopOptions { max_turns, max_tokens_total, completion_params: _ } = LoopOptions::default();
         let request = LoopRequest {
             messages: vec![r#"{"role":"user","content":"Which tools are there?"}"#.to_owned()],

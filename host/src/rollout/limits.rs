@@ -76,6 +76,8 @@ fn used(limit: Limit, spent: &Spent, times: HalfTimes) -> Option<Amount> {
         Limit::Samples => spent.samples.into(),
         Limit::ChatCalls => spent.chat_calls.into(),
         Limit::ChatTokens => spent.prompt_tokens.saturating_add(spent.completion_tokens).into(),
+        Limit::JudgeCalls => spent.judge_calls.into(),
+        Limit::JudgeTokens => spent.judge_tokens.into(),
         Limit::RecordBytes => spent.record_bytes.into(),
         Limit::Artifacts => spent.artifacts.into(),
         Limit::ArtifactBytes => spent.artifact_bytes.into(),

@@ -66,6 +66,8 @@ pub enum FailureKind {
     Contract,
     /// The model's server failed the workflow.
     Model,
+    /// There was no judge, or its server failed the grader.
+    Judge,
     /// The workflow registered no sample.
     NoSample,
     /// The grader left a sample without a reward.
@@ -94,6 +96,7 @@ impl FailureKind {
             Self::Limit => "limit",
             Self::Contract => "contract",
             Self::Model => "model",
+            Self::Judge => "judge",
             Self::NoSample => "no_sample",
             Self::NoReward => "no_reward",
             Self::Withdrawn => "withdrawn",

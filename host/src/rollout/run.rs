@@ -16,7 +16,7 @@ use super::outcome::{Failure, FailureKind, Finished, FinishedSample, Outcome, St
 use super::{RolloutRequest, events, trajectory};
 use crate::error::Fault;
 use crate::id::SampleId;
-use crate::imports::{Imports, ModelAccess, Record, RunContext, SampleRecord};
+use crate::imports::{Imports, JudgeFailure, ModelAccess, Record, RunContext, SampleRecord};
 use crate::instance::{self, Bounds, GuestVerdict, RunError, SampleToGrade};
 use crate::telemetry::{Limit, RolloutTrace, Step, TraceParent};
 use crate::wire::openai::{Params, caller_params};
@@ -236,6 +236,17 @@ impl Rollout {
         }
     }
 
+    /// A grader that gave up because its judge failed it is not at fault.
+    fn blame_judge(&self, error: &RunError) -> Failure {
+        let failure = self.explain(Stage::Grader, error);
+        match self.record.judge_failure() {
+            Some(JudgeFailure { fault, .. }) if failure.kind == FailureKind::Error => {
+                Failure { kind: FailureKind::Judge, fault, ..failure }
+            }
+            _ => failure,
+        }
+    }
+
     /// A trap says what the engine met; the guest's own last words say why.
     fn explain(&self, stage: Stage, error: &RunError) -> Failure {
         let mut failure = Failure::of_run(stage, error);
@@ -303,8 +314,9 @@ impl Rollout {
         }
         let limits = self.host.0.limits.clone();
         let deadline = Deadline::new(self.request.grader_secs, Instant::now(), limits.grader_time_max);
+        let judge = self.host.0.settings.judge.clone();
         let imports =
-            Imports::grader(self.run.clone(), limits.clone(), Some(deadline.at), self.record.clone());
+            Imports::grader(self.grader_run(), limits.clone(), Some(deadline.at), judge, self.record.clone());
         let bounds = Bounds { memory_bytes_max: limits.memory_bytes_max, deadline: Some(deadline.at) };
         let to_grade = samples.iter().map(to_grade).collect();
         let label = self.request.label.as_deref();
@@ -312,7 +324,7 @@ impl Rollout {
         let verdicts = match instance::run_grader(grader.linked(), imports, bounds, label, to_grade).await {
             Ok(verdicts) => verdicts,
             Err(RunError::Deadline) => return Err(self.over_time(&deadline, Stage::Grader, Duration::ZERO)),
-            Err(error) => return Err(self.explain(Stage::Grader, &error)),
+            Err(error) => return Err(self.blame_judge(&error)),
         };
         drop(timing);
         self.apply(&samples, verdicts).map_err(|reason| fail(FailureKind::Invalid, reason))?;
@@ -328,6 +340,15 @@ impl Rollout {
             Some(_) => Err(fail(FailureKind::NoReward, "Sample has no reward after grading".to_owned())),
             None => Ok(()),
         }
+    }
+
+    /// What the grader is told of the rollout: what the workflow was told, except that a
+    /// component of its own has a configuration of its own.
+    fn grader_run(&self) -> Arc<RunContext> {
+        if self.host.0.settings.grader.is_none() {
+            return self.run.clone();
+        }
+        Arc::new(RunContext { config: self.host.0.grader_config.clone(), ..(*self.run).clone() })
     }
 
     /// Checks every verdict, then takes all of them over, or none.

@@ -18,7 +18,7 @@ use super::RolloutRequest;
 use super::outcome::{Finished, FinishedSample, Outcome};
 use crate::digest::sha256_hex;
 use crate::id::{RolloutId, SampleId};
-use crate::imports::{Exchange, ExchangeOutcome, Recorded, RunContext, ToolUse};
+use crate::imports::{Exchange, ExchangeOutcome, JudgeExchange, Recorded, RunContext, ToolUse};
 use crate::wire::atif::{Agent, SCHEMA_VERSION, Trajectory};
 
 pub(super) use store::write;
@@ -102,7 +102,11 @@ fn documents(
             .collect();
         let sample_id = sample.map(|sample| sample.record.id.clone());
         let uses = recorded.tool_uses.iter().zip(&owners).filter(|(_, owner)| **owner == place);
-        let seen = Seen { exchanges: &exchanges, tool_uses: uses.map(|(call, _)| call).collect() };
+        let seen = Seen {
+            exchanges: &exchanges,
+            tool_uses: uses.map(|(call, _)| call).collect(),
+            judged: &recorded.judged,
+        };
         let trajectory = build(request, run, finished, sample, &seen, plugins);
         Document { file_name, sample: sample_id, trajectory }
     };
@@ -138,6 +142,7 @@ fn trajectory_id(request: &RolloutRequest, finished: &Finished, sample: Option<&
 struct Seen<'a> {
     exchanges: &'a [&'a Exchange],
     tool_uses: Vec<&'a ToolUse>,
+    judged: &'a [JudgeExchange],
 }
 
 fn build(
@@ -190,6 +195,11 @@ fn build(
     });
     if !seen.tool_uses.is_empty() {
         ours["observed_tool_calls"] = tools::observed(seen.tool_uses.iter().copied()).into();
+    }
+    if !seen.judged.is_empty() {
+        ours["judged"] = steps::judged(seen.judged).into();
+        ours["usage"]["judge_calls"] = finished.spent.judge_calls.into();
+        ours["usage"]["judge_tokens"] = finished.spent.judge_tokens.into();
     }
     if let Some(digest) = &plugins.grader {
         ours["grader_digest"] = digest.as_str().into();

@@ -122,6 +122,8 @@ labels! {
         ModelCall = "model_call",
         /// A grader, instance start included.
         Grader = "grader",
+        /// A call of the judge, retries included.
+        JudgeCall = "judge_call",
         /// A callback, retries included.
         Callback = "callback",
         /// Writing trajectory, artifacts and log.
@@ -158,6 +160,10 @@ labels! {
         ChatTokens = "chat-tokens-max",
         /// Calls under way at once.
         ConcurrentCalls = "concurrent-calls-max",
+        /// Calls of the judge.
+        JudgeCalls = "judge-calls-max",
+        /// Tokens of all calls of the judge.
+        JudgeTokens = "judge-tokens-max",
         /// One message.
         MessageBytes = "message-bytes-max",
         /// Messages, fields and exchanges kept.

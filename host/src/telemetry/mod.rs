@@ -107,6 +107,26 @@ pub struct Busy {
     pub running_max: u32,
 }
 
+/// Which model is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// The one that is trained or evaluated.
+    Model,
+    /// The one that judges.
+    Judge,
+}
+
+/// What is counted of the calls of one of them.
+#[derive(Debug)]
+struct ModelCalls {
+    ended: Counters<ModelOutcome>,
+    in_flight: IntGauge,
+    retries: IntCounter,
+    prompt_tokens: IntCounter,
+    completion_tokens: IntCounter,
+    step: Step,
+}
+
 /// Everything that one host counts.
 #[derive(Debug)]
 pub struct Metrics {
@@ -120,11 +140,8 @@ pub struct Metrics {
     queued: IntGauge,
     running_max: IntGauge,
     times: Vec<Histogram>,
-    model_calls: Counters<ModelOutcome>,
-    model_calls_in_flight: IntGauge,
-    model_retries: IntCounter,
-    prompt_tokens: IntCounter,
-    completion_tokens: IntCounter,
+    model: ModelCalls,
+    judge: ModelCalls,
     callbacks: Counters<CallbackOutcome>,
     callback_retries: IntCounter,
     /// For each kind of tool its times, and a counter for each outcome.
@@ -152,9 +169,9 @@ impl Metrics {
     }
 
     fn registered(registry: Registry) -> prometheus::Result<Self> {
-        let counter = |name, help| added(&registry, IntCounter::new(name, help)?);
-        let gauge = |name, help| added(&registry, IntGauge::new(name, help)?);
-        let counters = |name, help, labels: &[&str]| {
+        let counter = |name: &str, help: &str| added(&registry, IntCounter::new(name, help)?);
+        let gauge = |name: &str, help: &str| added(&registry, IntGauge::new(name, help)?);
+        let counters = |name: &str, help: &str, labels: &[&str]| {
             added(&registry, IntCounterVec::new(Opts::new(name, help), labels)?)
         };
         let times = |step: &Step| {
@@ -164,6 +181,7 @@ impl Metrics {
                 Step::Workflow => (LONG, "A run of a workflow, however it ended"),
                 Step::ModelCall => (LONG, "A call of the model with its retries"),
                 Step::Grader => (LONG, "A run of a grader, however it ended"),
+                Step::JudgeCall => (LONG, "A call of the judge with its retries"),
                 Step::Callback => (LONG, "A callback with its retries"),
                 Step::TrajectoryWrite => (LONG, "Writing trajectory, artifacts and log of a rollout"),
                 Step::Rollout => (LONG, "A rollout from admission until its trajectory is written"),
@@ -177,11 +195,26 @@ impl Metrics {
             "Accepted rollouts that are over; stage, kind and fault say why one has no reward.",
             &["outcome", "stage", "kind", "fault"],
         )?;
-        let tokens = counters(
-            "rollout_host_tokens_total",
-            "Tokens of model calls, as far as the model's server said.",
-            &["kind"],
-        )?;
+        let calls_of = |names: [&str; 4], who: &str, step| -> prometheus::Result<ModelCalls> {
+            let [ended, in_flight, retries, tokens] = names;
+            let tokens = counters(
+                tokens,
+                &format!("Tokens of {who} calls, as far as the {who}'s server said."),
+                &["kind"],
+            )?;
+            Ok(ModelCalls {
+                ended: Counters::of(counters(
+                    ended,
+                    &format!("Calls of the {who} that are over, each with its retries."),
+                    &["outcome"],
+                )?),
+                in_flight: gauge(in_flight, &format!("Calls of the {who} under way."))?,
+                retries: counter(retries, &format!("Calls of the {who} that were repeated."))?,
+                prompt_tokens: tokens.with_label_values(&["prompt"]),
+                completion_tokens: tokens.with_label_values(&["completion"]),
+                step,
+            })
+        };
         let build = added(
             &registry,
             IntGaugeVec::new(
@@ -208,21 +241,26 @@ impl Metrics {
             queued: gauge("rollout_host_rollouts_queued", "Rollouts that wait for a slot.")?,
             running_max: gauge("rollout_host_rollouts_running_max", "Slots: rollouts that run at once.")?,
             times: Step::ALL.iter().map(times).collect::<Result<_, _>>()?,
-            model_calls: Counters::of(counters(
-                "rollout_host_model_calls_total",
-                "Calls of the model that are over, each with its retries.",
-                &["outcome"],
-            )?),
-            model_calls_in_flight: gauge(
-                "rollout_host_model_calls_in_flight",
-                "Calls of the model under way.",
+            model: calls_of(
+                [
+                    "rollout_host_model_calls_total",
+                    "rollout_host_model_calls_in_flight",
+                    "rollout_host_model_retries_total",
+                    "rollout_host_tokens_total",
+                ],
+                "model",
+                Step::ModelCall,
             )?,
-            model_retries: counter(
-                "rollout_host_model_retries_total",
-                "Calls of the model that were repeated.",
+            judge: calls_of(
+                [
+                    "rollout_host_judge_calls_total",
+                    "rollout_host_judge_calls_in_flight",
+                    "rollout_host_judge_retries_total",
+                    "rollout_host_judge_tokens_total",
+                ],
+                "judge",
+                Step::JudgeCall,
             )?,
-            prompt_tokens: tokens.with_label_values(&["prompt"]),
-            completion_tokens: tokens.with_label_values(&["completion"]),
             callbacks: Counters::of(counters(
                 "rollout_host_callbacks_total",
                 "Callbacks that are over, each with its retries.",
@@ -328,10 +366,14 @@ impl Metrics {
         Timing { metrics: self.clone(), step, since: Instant::now() }
     }
 
-    /// A call of the model begins.
-    pub fn model_call(&self) -> ModelCall<'_> {
-        self.model_calls_in_flight.inc();
-        ModelCall { metrics: self, since: Instant::now(), outcome: ModelOutcome::Abandoned }
+    /// A call of a model begins.
+    pub fn model_call(&self, asked: Asked) -> ModelCall<'_> {
+        let calls = match asked {
+            Asked::Model => &self.model,
+            Asked::Judge => &self.judge,
+        };
+        calls.in_flight.inc();
+        ModelCall { metrics: self, calls, since: Instant::now(), outcome: ModelOutcome::Abandoned }
     }
 
     /// A callback begins.
@@ -441,6 +483,7 @@ impl Drop for Timing {
 #[derive(Debug)]
 pub struct ModelCall<'a> {
     metrics: &'a Metrics,
+    calls: &'a ModelCalls,
     since: Instant,
     outcome: ModelOutcome,
 }
@@ -448,13 +491,13 @@ pub struct ModelCall<'a> {
 impl ModelCall<'_> {
     /// It is tried again.
     pub fn repeated(&self) {
-        self.metrics.model_retries.inc();
+        self.calls.retries.inc();
     }
 
     /// A reply cost so many tokens.
     pub fn used_tokens(&self, prompt: u64, completion: u64) {
-        self.metrics.prompt_tokens.inc_by(prompt.min(TOKENS_MAX));
-        self.metrics.completion_tokens.inc_by(completion.min(TOKENS_MAX));
+        self.calls.prompt_tokens.inc_by(prompt.min(TOKENS_MAX));
+        self.calls.completion_tokens.inc_by(completion.min(TOKENS_MAX));
     }
 
     /// It is over.
@@ -465,9 +508,9 @@ impl ModelCall<'_> {
 
 impl Drop for ModelCall<'_> {
     fn drop(&mut self) {
-        self.metrics.model_calls_in_flight.dec();
-        self.metrics.took(Step::ModelCall, self.since.elapsed());
-        self.metrics.model_calls.at(self.outcome).inc();
+        self.calls.in_flight.dec();
+        self.metrics.took(self.calls.step, self.since.elapsed());
+        self.calls.ended.at(self.outcome).inc();
     }
 }
 
@@ -535,6 +578,7 @@ mod tests {
             "rollout_host_rollouts_refused_total{reason=\"full\"} 0",
             "rollout_host_limits_fired_total{limit=\"memory-bytes-max\"} 0",
             "rollout_host_model_calls_total{outcome=\"abandoned\"} 0",
+            "rollout_host_judge_calls_total{outcome=\"abandoned\"} 0",
             "rollout_host_tokens_total{kind=\"prompt\"} 0",
             "rollout_host_rollouts_running_max 8",
             "rollout_host_queue_seconds_count 0",
@@ -546,16 +590,17 @@ mod tests {
     #[test]
     fn a_call_that_is_dropped_was_abandoned_and_is_not_in_flight() {
         let metrics = Metrics::new();
-        let call = metrics.model_call();
+        let call = metrics.model_call(Asked::Model);
         call.used_tokens(u64::MAX, 3);
-        assert_eq!(metrics.model_calls_in_flight.get(), 1);
+        assert_eq!(metrics.model.in_flight.get(), 1);
         drop(call);
-        metrics.model_call().ended(ModelOutcome::Replied);
+        metrics.model_call(Asked::Model).ended(ModelOutcome::Replied);
         metrics.callback().ended(CallbackOutcome::Delivered);
-        assert_eq!(metrics.model_calls_in_flight.get(), 0);
-        assert_eq!(metrics.model_calls.at(ModelOutcome::Abandoned).get(), 1);
-        assert_eq!(metrics.model_calls.at(ModelOutcome::Replied).get(), 1);
+        assert_eq!(metrics.model.in_flight.get(), 0);
+        assert_eq!(metrics.model.ended.at(ModelOutcome::Abandoned).get(), 1);
+        assert_eq!(metrics.model.ended.at(ModelOutcome::Replied).get(), 1);
+        assert_eq!(metrics.judge.ended.at(ModelOutcome::Replied).get(), 0);
         assert_eq!(metrics.callbacks.at(CallbackOutcome::Delivered).get(), 1);
-        assert_eq!(metrics.prompt_tokens.get(), TOKENS_MAX);
+        assert_eq!(metrics.model.prompt_tokens.get(), TOKENS_MAX);
     }
 }

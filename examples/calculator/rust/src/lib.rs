@@ -14,7 +14,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 /// What the operator may configure.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Config {
     /// The most calls of the model.
@@ -76,4 +76,4 @@ impl Grader<Config> for Calculator {
     }
 }
 
-export!(workflow = Calculator, grader = Calculator);
+export!(workflow = Calculator, grader = Calculator, settings = Config);

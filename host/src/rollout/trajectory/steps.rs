@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::millis;
-use crate::imports::{Exchange, ExchangeOutcome};
+use crate::imports::{Exchange, ExchangeOutcome, JudgeExchange};
 use crate::wire::atif::{FinalMetrics, Metrics, ObservationResult, Source, Step, ToolCall};
 use crate::wire::openai::{Completion, Usage, content_text};
 
@@ -309,6 +309,30 @@ pub(super) fn observed(exchanges: &[&Exchange]) -> Vec<Value> {
                 ExchangeOutcome::Abandoned => seen["abandoned"] = true.into(),
             }
             before = messages;
+            seen
+        })
+        .collect()
+}
+
+/// Every call of the judge as the host saw it, whole.
+pub(super) fn judged(exchanges: &[JudgeExchange]) -> Vec<Value> {
+    exchanges
+        .iter()
+        .map(|exchange| {
+            let at = exchange.started_at.duration_since(UNIX_EPOCH).unwrap_or_default();
+            let mut seen = json!({
+                "started_at_unix_ms": millis(at).round() as u64,
+                "duration_ms": millis(exchange.duration),
+                "request": serde_json::from_slice::<Value>(&exchange.request).unwrap_or(Value::Null),
+            });
+            match &exchange.outcome {
+                ExchangeOutcome::Replied { body, attempts, .. } => {
+                    seen["attempts"] = (*attempts).into();
+                    seen["reply"] = serde_json::from_slice(body).unwrap_or(Value::Null);
+                }
+                ExchangeOutcome::Failed(reason) => seen["error"] = reason.as_str().into(),
+                ExchangeOutcome::Abandoned => seen["abandoned"] = true.into(),
+            }
             seen
         })
         .collect()

@@ -1,0 +1,207 @@
+//! Asking the judge, a model that the operator lends to graders.
+//!
+//! The judge has a server, a key and a budget of its own and nothing to do with the model
+//! that is trained. [`rubric`](crate::rubric()) asks it for a score; a [`JudgeRequest`] asks
+//! it anything.
+
+use std::fmt;
+
+use serde_json::{Map, Value};
+
+use crate::bindings::imports::{calls, judge};
+use crate::calls::UnderWay;
+use crate::chat::Usage;
+use crate::message::{self, Message};
+
+/// A request to the judge.
+///
+/// ```no_run
+/// # use rollout_sdk::{JudgeRequest, Message, Result};
+/// # fn example(answer: &str) -> Result<()> {
+/// let question = format!("Is this polite? Say yes or no.\n\n{answer}");
+/// let reply = JudgeRequest::new(&[Message::user(question)]).temperature(0.0).send()?;
+/// let polite = reply.text().trim().eq_ignore_ascii_case("yes");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a request does nothing until it is sent"]
+pub struct JudgeRequest {
+    messages: Vec<String>,
+    params: Map<String, Value>,
+}
+
+impl JudgeRequest {
+    /// A request with these messages.
+    pub fn new(messages: &[Message]) -> Self {
+        Self { messages: message::to_json(messages), params: Map::new() }
+    }
+
+    /// How freely the judge chooses its words; 0 for the likeliest ones.
+    pub fn temperature(self, value: f64) -> Self {
+        self.param("temperature", value)
+    }
+
+    /// The most tokens of the reply.
+    pub fn max_tokens(self, count: u32) -> Self {
+        self.param("max_tokens", count)
+    }
+
+    /// Any other parameter, such as `response_format`, sent as it is. Refused: `model`,
+    /// `messages`, `tools`, `stream`, `stream_options` and `n`.
+    pub fn param(mut self, name: impl Into<String>, value: impl Into<Value>) -> Self {
+        self.params.insert(name.into(), value.into());
+        self
+    }
+
+    /// Asks the judge and waits.
+    ///
+    /// # Errors
+    ///
+    /// See [`JudgeError`].
+    pub fn send(self) -> Result<JudgeReply, JudgeError> {
+        read(judge::complete(&self.into_request()))
+    }
+
+    /// Asks the judge and goes on.
+    ///
+    /// # Errors
+    ///
+    /// If there is no judge, the request is wrong or a budget is spent; what the judge's
+    /// server does is known when the call is finished.
+    pub fn start(self) -> Result<PendingJudge, JudgeError> {
+        Ok(PendingJudge { call: judge::start(&self.into_request())? })
+    }
+
+    fn into_request(self) -> judge::Request {
+        let params = Some(self.params)
+            .filter(|params| !params.is_empty())
+            .map(|params| Value::Object(params).to_string());
+        judge::Request { messages: self.messages, params }
+    }
+}
+
+/// A call of the judge under way. Dropping it abandons the call.
+#[derive(Debug)]
+pub struct PendingJudge {
+    call: calls::Call,
+}
+
+impl PendingJudge {
+    /// Waits for the reply.
+    ///
+    /// # Errors
+    ///
+    /// See [`JudgeError`].
+    pub fn wait(self) -> Result<JudgeReply, JudgeError> {
+        read(judge::finish(self.call))
+    }
+}
+
+impl UnderWay for PendingJudge {
+    fn call(&self) -> &calls::Call {
+        &self.call
+    }
+}
+
+/// The judge's reply.
+#[derive(Clone, Debug)]
+pub struct JudgeReply {
+    message: Message,
+    text: String,
+    finish_reason: Option<String>,
+    usage: Option<Usage>,
+}
+
+impl JudgeReply {
+    #[cfg(test)]
+    pub(crate) fn of_text(text: &str) -> Self {
+        Self { message: Message::assistant(text), text: text.to_owned(), finish_reason: None, usage: None }
+    }
+
+    /// The assistant's message.
+    pub fn message(&self) -> &Message {
+        &self.message
+    }
+
+    /// The reply's text, empty where it has none.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Why the judge stopped: `stop`, `length` or other words; `None` where its server did
+    /// not say.
+    pub fn finish_reason(&self) -> Option<&str> {
+        self.finish_reason.as_deref()
+    }
+
+    /// What the call cost, where the server said.
+    pub fn usage(&self) -> Option<Usage> {
+        self.usage
+    }
+}
+
+/// Why there is no reply of the judge. Passed on by `?`, it leaves the rollout without a
+/// reward.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum JudgeError {
+    /// The operator lends no judge.
+    NotLent,
+    /// The request is wrong: what and where. Sending it again will not help.
+    InvalidRequest(String),
+    /// The judge's budget for this rollout is spent: which.
+    BudgetSpent(String),
+    /// The judge's server refused.
+    Refused {
+        /// Its HTTP status code.
+        status: u16,
+        /// The beginning of its answer.
+        answer: String,
+    },
+    /// The judge's server stayed out of reach, or answered with something that is no chat
+    /// completion, for as long as the host tried.
+    Unavailable(String),
+}
+
+impl fmt::Display for JudgeError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotLent => write!(
+                out,
+                "this grader needs a judge, and the operator lends none; [judge] in the host's configuration, \
+                 or --judge-url and --judge-model, do"
+            ),
+            Self::InvalidRequest(reason) => write!(out, "wrong request to the judge: {reason}"),
+            Self::BudgetSpent(budget) => write!(out, "a budget of the judge is spent: {budget}"),
+            Self::Refused { status, answer } => {
+                write!(out, "the judge's server refused with {status}: {answer}")
+            }
+            Self::Unavailable(reason) => write!(out, "the judge's server is unavailable: {reason}"),
+        }
+    }
+}
+
+impl std::error::Error for JudgeError {}
+
+impl From<judge::Error> for JudgeError {
+    fn from(error: judge::Error) -> Self {
+        match error {
+            judge::Error::NotLent => Self::NotLent,
+            judge::Error::InvalidRequest(reason) => Self::InvalidRequest(reason),
+            judge::Error::BudgetSpent(budget) => Self::BudgetSpent(budget),
+            judge::Error::Refused((status, answer)) => Self::Refused { status, answer },
+            judge::Error::Unavailable(reason) => Self::Unavailable(reason),
+        }
+    }
+}
+
+fn read(outcome: Result<judge::Reply, judge::Error>) -> Result<JudgeReply, JudgeError> {
+    let judge::Reply { message, text, finish_reason, usage } = outcome?;
+    let message = Message::from_json(&message).map_err(|error| JudgeError::Unavailable(error.to_string()))?;
+    let usage = usage.map(|usage| Usage {
+        prompt_tokens: usage.prompt_tokens,
+        completion_tokens: usage.completion_tokens,
+    });
+    Ok(JudgeReply { message, text, finish_reason, usage })
+}

@@ -1,0 +1,70 @@
+//! The options that say which model is asked, the same for every command that runs a
+//! plugin itself.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use clap::Args;
+
+use super::mock_model::script;
+use super::setup;
+use crate::mock_model::{MockModel, Settings};
+use crate::outbound::{ModelEndpoint, Secret};
+
+/// The model's name that stands for the built-in stand-in.
+const MOCK: &str = "mock";
+
+/// Which model is asked.
+#[derive(Clone, Debug, Args)]
+pub(super) struct ModelOptions {
+    /// The model's name at its server; `mock` runs the built-in stand-in.
+    #[arg(long = "model", value_name = "NAME")]
+    pub name: String,
+    /// The model's server, up to and without /chat/completions.
+    #[arg(long, value_name = "URL")]
+    pub base_url: Option<String>,
+    /// Environment variable with the server's key.
+    #[arg(long, value_name = "VAR")]
+    api_key_env: Option<String>,
+    /// With `--model mock`: share of its replies that are wrong, 0 to 1.
+    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    pub mock_error_rate: f64,
+    /// With `--model mock`: what decides which replies are wrong.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub mock_seed: u64,
+    /// With `--model mock`: time that it takes for a reply.
+    #[arg(long, value_name = "MS", default_value_t = 0)]
+    mock_latency: u64,
+    /// With `--model mock`: replies from a file, as in `mock-model --script`.
+    #[arg(long, value_name = "FILE")]
+    mock_script: Option<PathBuf>,
+}
+
+impl ModelOptions {
+    /// The server's key, after a look at whether there is a server at all.
+    pub fn key(&self) -> Result<Option<Secret>> {
+        if self.base_url.is_none() && self.name != MOCK {
+            bail!("--base-url URL says where the model '{}' is; `--model mock` needs none", self.name);
+        }
+        setup::key_from_env("--api-key-env", self.api_key_env.as_deref())
+    }
+
+    /// Where the model is. The stand-in serves for as long as it is held.
+    pub async fn endpoint(&self, key: Option<Secret>) -> Result<(ModelEndpoint, Option<MockModel>)> {
+        if let Some(base_url) = &self.base_url {
+            return Ok((ModelEndpoint::new(base_url, &self.name, key)?, None));
+        }
+        let settings = Settings {
+            latency: Duration::from_millis(self.mock_latency),
+            error_rate: self.mock_error_rate,
+            failure_rate: 0.0,
+            seed: self.mock_seed,
+            script: self.mock_script.as_deref().map(script).transpose()?,
+        };
+        let mock = MockModel::start(SocketAddr::from(([127, 0, 0, 1], 0)), settings).await?;
+        eprintln!("the model is the built-in stand-in, which works out arithmetic and knows nothing else");
+        Ok((ModelEndpoint::new(&mock.base_url(), MOCK, key)?, Some(mock)))
+    }
+}

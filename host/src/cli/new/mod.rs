@@ -1,0 +1,211 @@
+//! `new`: a project to begin with.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+
+use super::Exit;
+
+/// Writes a project that `rollout-host build` compiles and `rollout-host validate` passes.
+#[derive(Debug, Args)]
+pub(super) struct New {
+    /// The project's name: lower-case letters, digits and dashes, beginning with a letter.
+    name: String,
+    /// What to begin with.
+    #[arg(long, value_enum, default_value_t = Template::OneTurn)]
+    template: Template,
+    /// The language that it is written in.
+    #[arg(long, value_enum, default_value_t = Language::Rust)]
+    lang: Language,
+    /// Where it goes; made if it is not there. [default: NAME in this directory]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// The SDK's directory, guest-sdk/rust of a clone. [default: that of the clone which
+    /// this program was built from]
+    #[arg(long, value_name = "DIR", conflicts_with = "sdk_git")]
+    sdk: Option<PathBuf>,
+    /// A git repository that the SDK is taken from.
+    #[arg(long, value_name = "URL")]
+    sdk_git: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Language {
+    Rust,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Template {
+    /// A workflow that asks the model once, and a grader.
+    OneTurn,
+    /// A workflow with a tool loop and settings, and a grader.
+    Tools,
+    /// An agent loop that offers its tools before it runs, and a grader.
+    AgentLoop,
+    /// A grader alone, for the workflows of others.
+    Grader,
+}
+
+impl Template {
+    fn code(self) -> &'static str {
+        match self {
+            Self::OneTurn => include_str!("templates/one-turn.rs.in"),
+            Self::Tools => include_str!("templates/tools.rs.in"),
+            Self::AgentLoop => include_str!("templates/agent-loop.rs.in"),
+            Self::Grader => include_str!("templates/grader.rs.in"),
+        }
+    }
+
+    /// Whether the code derives what serde and schemars do.
+    fn derives(self) -> bool {
+        self != Self::OneTurn
+    }
+}
+
+/// Names that a crate cannot have: Rust's words, and those that cargo or the SDK takes.
+const TAKEN: [&str; 12] =
+    ["crate", "fn", "impl", "main", "mod", "self", "struct", "super", "test", "use", "core", "std"];
+
+const ROWS: &str = r##"{"system_prompt": "Give the final answer after ####.", "user_prompt": "What is 17 + 25?", "ground_truth": "42"}
+{"system_prompt": "Give the final answer after ####.", "user_prompt": "What is 120 + 3 + 77?", "ground_truth": "200"}
+{"system_prompt": "Give the final answer after ####.", "user_prompt": "What is 9 + 8 + 7 + 6?", "ground_truth": "30"}
+"##;
+
+const IGNORED: &str = "/target\n/evals\n/rollouts\n*.wasm\n";
+
+impl New {
+    pub fn run(self) -> Result<Exit> {
+        check_name(&self.name)?;
+        let dir = self.dir.clone().unwrap_or_else(|| PathBuf::from(&self.name));
+        let Language::Rust = self.lang;
+        let sdk = self.sdk_source()?;
+        check_empty(&dir)?;
+        let code = self.template.code().replace("@NAME@", &self.name);
+        for (name, text) in [
+            ("Cargo.toml", self.manifest(&sdk)),
+            ("src/lib.rs", code),
+            ("rows.jsonl", ROWS.to_owned()),
+            ("README.md", self.readme()),
+            (".gitignore", IGNORED.to_owned()),
+        ] {
+            write(&dir.join(name), &text)?;
+        }
+        println!("{} is there. Next:\n\n  cd {}", self.name, dir.display());
+        self.commands().iter().for_each(|command| println!("  {command}"));
+        Ok(Exit::Done)
+    }
+
+    /// The SDK as a dependency of the manifest.
+    fn sdk_source(&self) -> Result<String> {
+        if let Some(url) = &self.sdk_git {
+            return Ok(format!("git = {}", toml::Value::from(url.as_str())));
+        }
+        let beside = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../guest-sdk/rust"));
+        let dir = self.sdk.as_deref().unwrap_or(beside);
+        let is_sdk = std::fs::read_to_string(dir.join("Cargo.toml"))
+            .is_ok_and(|manifest| manifest.contains("name = \"rollout-sdk\""));
+        match dir.canonicalize() {
+            Ok(path) if is_sdk => {
+                Ok(format!("path = {}", toml::Value::from(path.to_string_lossy().into_owned())))
+            }
+            _ if self.sdk.is_some() => {
+                bail!("--sdk {} is not the directory guest-sdk/rust of a clone", dir.display())
+            }
+            _ => bail!(
+                "the clone that this program was built from is gone; say where the SDK is by --sdk DIR (guest-sdk/rust \
+                 of a clone) or --sdk-git URL"
+            ),
+        }
+    }
+
+    fn manifest(&self, sdk: &str) -> String {
+        let mut text = format!(
+            "[package]\nname = \"{}\"\nversion = \"0.1.0\"\nedition = \"2024\"\npublish = false\n\n\
+             [lib]\ncrate-type = [\"cdylib\"]\n\n[dependencies]\nrollout-sdk = {{ {sdk} }}\n",
+            self.name
+        );
+        if self.template.derives() {
+            text += "schemars = \"1\"\nserde = { version = \"1\", features = [\"derive\"] }\n";
+        }
+        text + "\n# A workspace of its own, whatever directory it is in.\n[workspace]\n"
+    }
+
+    /// What to do with the project, from building it on.
+    fn commands(&self) -> Vec<String> {
+        let wasm = format!("{}.wasm", self.name.replace('-', "_"));
+        let mut commands =
+            vec![format!("rollout-host build . -o {wasm}"), format!("rollout-host validate {wasm}")];
+        if self.template == Template::Grader {
+            commands.push(format!(
+                "rollout-host eval WORKFLOW.wasm --grader {wasm} --data rows.jsonl --model mock"
+            ));
+        } else {
+            commands.push(format!("rollout-host test {wasm} --data rows.jsonl --model mock --interactive"));
+            commands.push(format!("rollout-host eval {wasm} --data rows.jsonl --model mock"));
+        }
+        commands
+    }
+
+    fn readme(&self) -> String {
+        let mut text = format!("# {}\n\n```sh\n", self.name);
+        for command in self.commands() {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "{command}");
+        }
+        text += "```\n\n`--model mock` is a stand-in that works out arithmetic. For a model, give its name and \
+                 `--base-url`;\n`rollout-host test --help` lists the rest. The code is in `src/lib.rs`, rows to try \
+                 it on in `rows.jsonl`.\n";
+        text
+    }
+}
+
+fn check_name(name: &str) -> Result<()> {
+    let word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
+    if name.len() > 64 || !name.starts_with(|c: char| c.is_ascii_lowercase()) || !name.chars().all(word) {
+        bail!(
+            "'{}' is no name for a project: lower-case letters, digits and dashes, beginning with a letter, 64 at the \
+             most; --dir says where it goes",
+            crate::text::printable(name)
+        );
+    }
+    if TAKEN.contains(&name) {
+        bail!("'{name}' is a word of Rust's own; choose another name");
+    }
+    Ok(())
+}
+
+/// Sees that nothing of anybody's is written over.
+fn check_empty(dir: &Path) -> Result<()> {
+    match std::fs::read_dir(dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("cannot look into {}", dir.display())),
+        Ok(mut entries) => match entries.next() {
+            None => Ok(()),
+            Some(_) => bail!("{} is not empty; --dir says another place", dir.display()),
+        },
+    }
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+    }
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_one_that_cargo_takes() {
+        for good in ["a", "my-agent", "agent_2"] {
+            assert!(check_name(good).is_ok(), "{good}");
+        }
+        for bad in ["", "My", "2a", "-a", "a b", "a/b", "../a", "é", "test", &"a".repeat(65)] {
+            assert!(check_name(bad).is_err(), "{bad}");
+        }
+    }
+}

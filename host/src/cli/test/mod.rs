@@ -1,0 +1,148 @@
+//! `test`: one rollout, watched.
+
+mod prompt;
+mod style;
+mod transcript;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use tokio_util::sync::CancellationToken;
+
+use super::Exit;
+use super::model::ModelOptions;
+use super::plugin_file::CacheOptions;
+use super::setup::{self, JudgeOptions, Loaded};
+use crate::config::{Assignment, RawLimits};
+use crate::error::Fault;
+use crate::eval;
+use crate::eval::rows::Row;
+use crate::outbound::ModelEndpoint;
+use crate::rollout::{FailureKind, Finished, Outcome};
+use prompt::Prompt;
+use style::{Style, When};
+use transcript::Transcript;
+
+/// Runs one row of a data set and shows everything that is said as it is said.
+///
+/// With --interactive it stops after every reply of the model, before the plugin is given
+/// it: n (or Enter) goes on to the next, c goes on to the end, m shows the conversation, t
+/// the tools, e TEXT puts a text in place of the reply, q quits.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit codes: 0 the rollout has a reward; 1 it has none through the plugin's fault; 2 it has none\n\
+    through the fault of model or host, or was quit."
+)]
+pub(super) struct Test {
+    /// The component with the workflow.
+    plugin: PathBuf,
+    /// A component with the grader, in place of the plugin's own.
+    #[arg(long, value_name = "FILE")]
+    grader: Option<PathBuf>,
+    /// Rows, as for eval.
+    #[arg(long, value_name = "FILE")]
+    data: PathBuf,
+    /// Which of them, counted from 0.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    row: usize,
+    /// Stops after every reply of the model and asks what to do.
+    #[arg(short, long)]
+    interactive: bool,
+    #[command(flatten)]
+    model: ModelOptions,
+    /// Settings in TOML: [plugin] for the plugin, [limits], [model] and [judge] for the host.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Sets one value of the plugin's configuration, over what [plugin] says; nested keys
+    /// are joined by dots. `rollout-host config PLUGIN` lists what there is.
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<Assignment>,
+    /// Where trajectory, artifacts and log go. [default: nowhere]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// When to use colours; `auto` means on a terminal, unless NO_COLOR is set.
+    #[arg(long, value_enum, default_value_t = When::Auto)]
+    color: When,
+    #[command(flatten)]
+    cache: CacheOptions,
+    #[command(flatten)]
+    judge: JudgeOptions,
+    #[command(flatten)]
+    limits: RawLimits,
+}
+
+impl Test {
+    pub fn run(self) -> Result<Exit> {
+        let key = self.model.key()?;
+        let mut raw = setup::raw_config(self.config.as_deref())?;
+        raw.set.clone_from(&self.set);
+        self.judge.put_over(&mut raw.judge);
+        raw.limits = self.limits.clone().or(raw.limits);
+        raw.max_concurrent = Some(1);
+        let config = raw.resolve()?;
+        let rows = eval::rows::load(&self.data)?.rows;
+        let count = rows.len();
+        let Some(row) = rows.into_iter().nth(self.row) else {
+            bail!("--row {}: {} has {count} rows, counted from 0", self.row, self.data.display());
+        };
+        let out = self.out.as_deref().map(std::path::absolute).transpose().context("--out")?;
+        let runtime = setup::runtime()?;
+        let quit = CancellationToken::new();
+        let prompt = self.interactive.then(|| Prompt::new(quit.clone()));
+        let transcript = Arc::new(Transcript::new(Style::new(self.color), prompt));
+        let loaded = setup::watched_host(
+            &runtime,
+            &self.plugin,
+            self.grader.as_deref(),
+            &config,
+            &self.cache,
+            out,
+            Some(transcript.clone()),
+        )?;
+        loaded.say_who_judges();
+        let exit = runtime.block_on(async {
+            let (endpoint, _mock) = self.model.endpoint(key).await?;
+            transcript.begin(&self.plugin, &self.data, self.row, &self.model.name);
+            self.watch(&loaded, row, endpoint, &transcript, quit).await
+        });
+        // A thread that waits for a line of input is not waited for.
+        runtime.shutdown_background();
+        exit
+    }
+
+    async fn watch(
+        &self,
+        loaded: &Loaded,
+        row: Row,
+        endpoint: ModelEndpoint,
+        transcript: &Transcript,
+        quit: CancellationToken,
+    ) -> Result<Exit> {
+        let rollout = loaded.host.admit(eval::run::request(&row, 0, &Arc::new(endpoint)))?;
+        let handle = rollout.handle();
+        let mut signals = setup::StopSignal::new()?;
+        let stopper = tokio::spawn(async move {
+            tokio::select! {
+                () = quit.cancelled() => {}
+                () = signals.next() => {}
+            }
+            handle.cancel();
+        });
+        let finished = eval::run::complete(rollout).await;
+        stopper.abort();
+        transcript.end(&finished).await;
+        Ok(exit(&finished))
+    }
+}
+
+fn exit(finished: &Finished) -> Exit {
+    match &finished.outcome {
+        Outcome::Scored { .. } => Exit::Done,
+        // Without a grader, getting to the end is all there is.
+        Outcome::Unscored(failure) if failure.kind == FailureKind::NotGraded => Exit::Done,
+        Outcome::Unscored(failure) if failure.fault == Fault::Plugin => Exit::Plugin,
+        Outcome::Unscored(_) => Exit::NotDone,
+    }
+}

@@ -1,0 +1,63 @@
+//! Colours of a terminal, or none.
+
+use std::io::IsTerminal;
+
+use clap::ValueEnum;
+
+/// When colours are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum When {
+    Auto,
+    Always,
+    Never,
+}
+
+/// What a piece of text is.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Part {
+    System,
+    User,
+    Assistant,
+    Tool,
+    Judge,
+    Note,
+    Good,
+    Bad,
+}
+
+/// How text is written.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Style {
+    colour: bool,
+}
+
+impl Style {
+    pub fn new(when: When) -> Self {
+        let set = |variable| std::env::var_os(variable).is_some_and(|value| !value.is_empty());
+        let is_dumb = std::env::var_os("TERM").is_some_and(|terminal| terminal == "dumb");
+        let colour = match when {
+            When::Always => true,
+            When::Never => false,
+            When::Auto => std::io::stdout().is_terminal() && !set("NO_COLOR") && !is_dumb,
+        };
+        Self { colour }
+    }
+
+    /// The text as what it is. It has no control characters of its own.
+    pub fn paint(self, part: Part, text: &str) -> String {
+        if !self.colour || text.is_empty() {
+            return text.to_owned();
+        }
+        let code = match part {
+            Part::System => "35",
+            Part::User => "36",
+            Part::Assistant => "32",
+            Part::Tool => "33",
+            Part::Judge => "34",
+            Part::Note => "2",
+            Part::Good => "1;32",
+            Part::Bad => "1;31",
+        };
+        format!("\x1b[{code}m{text}\x1b[0m")
+    }
+}

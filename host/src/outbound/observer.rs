@@ -1,0 +1,36 @@
+//! Somebody who watches calls of a model while they are made.
+
+use std::fmt;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+
+use super::ChatFailure;
+use crate::telemetry::Asked;
+
+/// One call, as far as a watcher is told.
+#[derive(Clone, Copy, Debug)]
+pub struct Watched<'a> {
+    /// Which model is asked.
+    pub asked: Asked,
+    /// The sample that the call is for; empty for a judge.
+    pub sample_id: &'a str,
+    /// The body of the request.
+    pub request: &'a Bytes,
+}
+
+/// Sees every call of a client's models while it is made, and may hold it up or put
+/// another reply in place of the server's. For whoever tries a plugin out; what is put in
+/// place counts as what the server said, in the record too.
+pub trait Observer: fmt::Debug + Send + Sync {
+    /// A call is about to be sent, and is not until this is over.
+    fn asking<'a>(&'a self, call: Watched<'a>) -> BoxFuture<'a, ()>;
+
+    /// A call is over. The guest learns of it when this is; a body that this gives takes
+    /// the place of the reply's, or of the failure.
+    fn answered<'a>(
+        &'a self,
+        call: Watched<'a>,
+        outcome: Result<&'a Bytes, &'a ChatFailure>,
+    ) -> BoxFuture<'a, Option<Bytes>>;
+}

@@ -1,0 +1,87 @@
+//! `new`: projects that build and are valid at once.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rollout_tests::{Ran, Start, project_root, rollout_host};
+use serde_json::Value;
+
+/// The first of them compiles the SDK.
+const BUILD: Duration = Duration::from_secs(600);
+
+async fn new(dir: &Path, arguments: &[&str]) -> Ran {
+    rollout_host(["new"]).args(arguments).current_dir(dir).start().ended().await
+}
+
+#[tokio::test]
+async fn each_template_builds_and_is_valid_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = dir.path().join("target");
+    for (template, name, reward) in [
+        ("one-turn", "new-one-turn", "1"),
+        ("tools", "new-tools", "1"),
+        ("agent-loop", "new-agent-loop", "1"),
+        ("grader", "new-grader", "1"),
+    ] {
+        let made = new(dir.path(), &[name, "--template", template]).await;
+        assert_eq!(made.code, Some(0), "{template}: {}", made.stderr);
+        assert!(made.stdout.contains("rollout-host build . -o"), "{}", made.stdout);
+        let project = dir.path().join(name);
+        // The versions that are here already, so that nothing is fetched.
+        std::fs::copy(project_root().join("Cargo.lock"), project.join("Cargo.lock")).unwrap();
+        let wasm = project.join("made.wasm");
+
+        let built = rollout_host(["build", "."])
+            .arg("-o")
+            .arg(&wasm)
+            .current_dir(&project)
+            .env("CARGO_TARGET_DIR", &target)
+            .start()
+            .ended_within(BUILD)
+            .await;
+        assert_eq!(built.code, Some(0), "{template}: {}", built.stderr);
+        assert!(!built.stderr.contains("warning"), "{template}: {}", built.stderr);
+
+        let ran = rollout_host(["validate", "--json"]).arg(&wasm).start().ended().await;
+        assert_eq!(ran.code, Some(0), "{template}: {}{}", ran.stdout, ran.stderr);
+        let report: Value = serde_json::from_str(&ran.stdout).unwrap();
+        let checks = report["checks"].as_array().unwrap();
+        assert!(checks.iter().all(|check| check["outcome"] != "warned"), "{template}: {report:#}");
+        let rated = checks.iter().find(|check| check["name"] == "reward").unwrap();
+        assert_eq!(rated["detail"], reward, "{template}: {report:#}");
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_written_over_and_a_name_is_one_that_can_be_built() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("full")).unwrap();
+    std::fs::write(dir.path().join("full/file"), "mine").unwrap();
+    for (arguments, named) in [
+        (&["full"][..], "not empty"),
+        (&["Bad Name"], "no name for a project"),
+        (&["test"], "Rust's own"),
+        (&["x", "--sdk", "/nowhere"], "guest-sdk/rust"),
+        (&["x", "--template", "other"], "possible values"),
+    ] {
+        let ran = new(dir.path(), arguments).await;
+
+        assert_eq!(ran.code, Some(2), "{arguments:?}: {}", ran.stderr);
+        assert!(ran.stderr.contains(named), "{arguments:?}: {}", ran.stderr);
+    }
+    let entries = std::fs::read_dir(dir.path()).unwrap().count();
+    assert_eq!(entries, 1, "nothing was made");
+}
+
+#[tokio::test]
+async fn the_sdk_may_come_from_a_repository_or_a_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let sdk = project_root().join("guest-sdk/rust");
+    let git = new(dir.path(), &["a", "--sdk-git", "https://example.com/host.git"]).await;
+    let path = new(dir.path(), &["b", "--dir", "there", "--sdk", &sdk.display().to_string()]).await;
+
+    assert_eq!((git.code, path.code), (Some(0), Some(0)), "{}{}", git.stderr, path.stderr);
+    let manifest = |name: &str| std::fs::read_to_string(dir.path().join(name).join("Cargo.toml")).unwrap();
+    assert!(manifest("a").contains("rollout-sdk = { git = \"https://example.com/host.git\" }"));
+    assert!(manifest("there").contains(&format!("rollout-sdk = {{ path = \"{}\" }}", sdk.display())));
+}

@@ -1,0 +1,183 @@
+//! What `validate` finds, each by the name of its check.
+
+use std::path::{Path, PathBuf};
+
+use rollout_tests::{Ran, Start, guest, rollout_host};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+async fn validate(plugin: &Path, more: &[&str]) -> Ran {
+    rollout_host(["validate"]).arg(plugin).args(more).start().ended().await
+}
+
+/// The report, and the exit code.
+async fn report(plugin: &Path, more: &[&str]) -> (Value, Option<i32>) {
+    let ran = validate(plugin, &[more, &["--json"]].concat()).await;
+    let report = serde_json::from_str(&ran.stdout);
+    (report.unwrap_or_else(|error| panic!("{error} in {}{}", ran.stdout, ran.stderr)), ran.code)
+}
+
+/// What came of a check; nothing where it was not made.
+fn came<'a>(report: &'a Value, name: &str) -> &'a str {
+    let checks = report["checks"].as_array().expect("a report has checks");
+    let check = checks.iter().find(|check| check["name"] == name);
+    check.and_then(|check| check["outcome"].as_str()).unwrap_or_default()
+}
+
+fn detail<'a>(report: &'a Value, name: &str) -> &'a str {
+    let checks = report["checks"].as_array().expect("a report has checks");
+    let check = checks.iter().find(|check| check["name"] == name).unwrap_or(&Value::Null);
+    check["detail"].as_str().unwrap_or_default()
+}
+
+fn row(dir: &TempDir, prompt: &str, label: &str) -> String {
+    let path: PathBuf = dir.path().join("rows.jsonl");
+    let row = json!({"user_prompt": prompt, "ground_truth": label});
+    std::fs::write(&path, row.to_string()).expect("it can be written");
+    path.display().to_string()
+}
+
+#[tokio::test]
+async fn a_plugin_that_conforms_passes_every_check_that_applies() {
+    for (name, more) in [
+        ("conform", &["runs", "sample", "reward"][..]),
+        ("tunable", &["settings", "configuration", "reward"]),
+        ("judged", &["reward"]),
+        ("two_samples", &["sample", "reward"]),
+        ("only_workflow", &["sample"]),
+        ("agent_loop", &["name", "tools", "sample"]),
+        ("rated_loop", &["name", "tools", "sample", "reward"]),
+    ] {
+        let (report, code) = report(&guest(name), &[]).await;
+
+        assert_eq!((code, &report["valid"]), (Some(0), &json!(true)), "{name}: {report:#}");
+        for check in
+            ["component", "contract", "exports", "imports", "starts", "deterministic"].iter().chain(more)
+        {
+            assert_eq!(came(&report, check), "passed", "{name}: {check} in {report:#}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_grader_alone_rates_a_conversation_that_is_made_up_for_it() {
+    let (report, code) = report(&guest("only_grader"), &[]).await;
+
+    assert_eq!(code, Some(0), "{report:#}");
+    assert_eq!((came(&report, "reward"), came(&report, "deterministic")), ("passed", "passed"));
+    assert_eq!(came(&report, "sample"), "skipped");
+}
+
+#[tokio::test]
+async fn what_a_run_shows_fails_the_check_of_its_name_and_says_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    for (prompt, label, failed, named, skipped) in [
+        ("register nothing", "1", "sample", "registered no sample", &["reward"][..]),
+        ("fail", "1", "runs", "told to fail", &["sample", "reward"]),
+        ("trap", "1", "runs", "told to trap", &["sample", "reward"]),
+        ("1 + 1", "rate nothing", "reward", "no reward", &[]),
+        ("1 + 1", "rate without end", "reward", "not a finite number", &[]),
+        ("tell the time", "1", "deterministic", "differs at byte", &[]),
+        ("write another file", "1", "deterministic", "artifact 'looks.txt' differs", &[]),
+    ] {
+        let data = row(&dir, prompt, label);
+
+        let (report, code) = report(&guest("unfit"), &["--data", &data]).await;
+
+        assert_eq!(code, Some(1), "{prompt}: {report:#}");
+        assert_eq!(came(&report, failed), "failed", "{prompt}: {report:#}");
+        assert!(detail(&report, failed).contains(named), "{prompt}: {report:#}");
+        for check in skipped {
+            assert_eq!(came(&report, check), "skipped", "{prompt}: {report:#}");
+        }
+        let others = report["checks"].as_array().unwrap().iter().filter(|check| check["outcome"] == "failed");
+        assert_eq!(others.count(), 1, "{prompt}: {report:#}");
+        let text = validate(&guest("unfit"), &["--data", &data]).await.stdout;
+        assert!(text.contains("FAIL  ") && text.contains("→ "), "{prompt}: {text}");
+    }
+}
+
+#[tokio::test]
+async fn a_sample_that_is_withdrawn_is_a_warning() {
+    let dir = tempfile::tempdir().unwrap();
+    let (report, code) = report(&guest("unfit"), &["--data", &row(&dir, "1 + 1", "withdraw")]).await;
+
+    assert_eq!(code, Some(0), "{report:#}");
+    assert_eq!(came(&report, "reward"), "warned", "{report:#}");
+}
+
+#[tokio::test]
+async fn tools_are_checked_by_the_codes_that_the_protocols_users_know() {
+    let dir = tempfile::tempdir().unwrap();
+    let (loose, code) = report(&guest("unfit"), &["--data", &row(&dir, "offer bad tools", "1")]).await;
+    assert_eq!(code, Some(1), "{loose:#}");
+    for (name, outcome) in [
+        ("MISSING_FUNCTION_NAME", "failed"),
+        ("UNKNOWN_TOOL_TYPE", "warned"),
+        ("INVALID_FUNCTION_NAME", "failed"),
+        ("MISSING_FUNCTION_DESCRIPTION", "warned"),
+        ("INVALID_PARAMETERS_TYPE", "failed"),
+    ] {
+        assert_eq!(came(&loose, name), outcome, "{name}: {loose:#}");
+    }
+
+    for (prompt, name) in [
+        ("nameless tools", "MISSING_FUNCTION_NAME"),
+        ("no tools today", "GET_TOOLS_EXCEPTION"),
+        ("trap over tools", "GET_TOOLS_EXCEPTION"),
+    ] {
+        let (report, code) = report(&guest("agent_loop"), &["--data", &row(&dir, prompt, "1")]).await;
+
+        assert_eq!(code, Some(1), "{report:#}");
+        assert_eq!(came(&report, name), "failed", "{report:#}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_the_component_itself_ends_the_checks() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("made.wasm");
+    for (bytes, failed) in [
+        (b"no wasm".to_vec(), "component"),
+        (wat::parse_str("(component)").unwrap(), "exports"),
+        (wat::parse_str(r#"(component (import "vendor:gpu/kernels" (instance)))"#).unwrap(), "imports"),
+        (
+            wat::parse_str(r#"(component (import "rollout:plugin/chat@0.2.0" (instance)))"#).unwrap(),
+            "contract",
+        ),
+    ] {
+        std::fs::write(&path, bytes).unwrap();
+
+        let (report, code) = report(&path, &[]).await;
+
+        assert_eq!(code, Some(1), "{report:#}");
+        assert_eq!(came(&report, failed), "failed", "{report:#}");
+        assert_eq!(came(&report, "runs"), "", "{report:#}");
+    }
+    let missing = validate(&dir.path().join("nowhere.wasm"), &[]).await;
+    assert_eq!(missing.code, Some(2), "{}", missing.stderr);
+}
+
+#[tokio::test]
+async fn settings_and_configuration_are_told_apart_by_whose_move_it_is() {
+    let (declared, code) = report(&guest("wrong_settings"), &[]).await;
+    assert_eq!((code, came(&declared, "settings")), (Some(1), "failed"), "{declared:#}");
+    assert_eq!(came(&declared, "runs"), "skipped", "{declared:#}");
+
+    let (given, code) = report(&guest("tunable"), &["--set", "max_turn=3"]).await;
+    assert_eq!((code, came(&given, "configuration")), (Some(2), "failed"), "{given:#}");
+    assert!(detail(&given, "configuration").contains("did you mean max_turns?"), "{given:#}");
+}
+
+#[tokio::test]
+async fn replies_may_be_given_by_a_script() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = dir.path().join("script.jsonl");
+    std::fs::write(&script, r#####"{"message": {"content": "#### 7"}}"#####).unwrap();
+    let script = script.display().to_string();
+    let data = row(&dir, "Which number?", "7");
+
+    let (report, code) = report(&guest("conform"), &["--data", &data, "--script", &script]).await;
+
+    assert_eq!((code, detail(&report, "reward")), (Some(0), "1"), "{report:#}");
+}
