@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib
+import importlib.util
 import json
 import os
 import re
@@ -24,6 +25,8 @@ from pathlib import Path
 from typing import Any, Never
 
 TABLE = "tool.rollout-host"
+
+ENTRY = "_rollout_entry"
 
 AT_FAULT = 1
 NOT_DONE = 2
@@ -265,8 +268,6 @@ def _refuse_native(target: Path, allowed: list[str]) -> None:
         else:
             refused.append(f"  - {name} ({native[0]})")
     if refused:
-        names = " ".join(refused)
-        del names
         at_fault(
             "these dependencies are native code, which a component cannot run:\n"
             + "\n".join(refused)
@@ -330,6 +331,9 @@ import importlib
 
 for _name in {preloaded!r}:
     importlib.import_module(_name)
+from rollout_sdk import _absent
+
+_absent.stand_in()
 
 import {project.entry} as _entry
 if "." in {project.entry!r}:
@@ -363,7 +367,7 @@ def componentize(
     work, wit = work.resolve(), wit.resolve()
     entry = work / "entry"
     entry.mkdir()
-    (entry / "_rollout_entry.py").write_text(entry_code(project))
+    (entry / f"{ENTRY}.py").write_text(entry_code(project))
     # Otherwise the packages of whatever environment this runs in would come along.
     nothing = work / "environment"
     (nothing / "lib" / "site-packages").mkdir(parents=True)
@@ -371,11 +375,11 @@ def componentize(
     shutil.copytree(wit, world / "deps" / "plugin")
     (world / "component.wit").write_text(world_text(wit, exports))
     command = [tool, "-q", "-d", str(world), "-w", "component", "--world-module", "_rollout_wit"]
-    command += ["componentize", "_rollout_entry", "-o", str(output.resolve())]
+    command += ["componentize", ENTRY, "-o", str(output.resolve())]
     for path in (project.source.resolve(), entry, bundled, sdk):
         if path is not None:
             command += ["-p", str(path)]
-    environment = {**os.environ, "VIRTUAL_ENV": str(nothing)}
+    environment = {**os.environ, "VIRTUAL_ENV": str(nothing), "RUST_BACKTRACE": "0"}
     try:
         done = subprocess.run(command, cwd=work, env=environment, stdin=subprocess.DEVNULL, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
@@ -385,10 +389,31 @@ def componentize(
         at_fault(f"componentize-py could not build {project.dir}\n{_readable(done.stdout, project)}")
 
 
+# The frames of a traceback: the author's, this module's own, those of dependencies.
+_FRAME = re.compile(r'  File "/(\d)/(.*)", line')
+
+
 def _readable(said: str, project: Project) -> str:
-    """What componentize-py says, with the author's paths in it."""
-    lines = [line for line in said.splitlines() if not line.startswith("warning: site-packages")]
-    return "\n".join(lines).replace('"/0/', f'"{project.source}/').strip()
+    """What componentize-py says of the author's code, with the author's paths in it; or
+    all that it says, where that is something else."""
+    begin = said.find("AssertionError: ")
+    if begin < 0:
+        return said.strip()
+    said = said[begin:].removeprefix("AssertionError: ").split("\n\nCaused by:")[0].split("\nStack backtrace:")[0]
+    lines: list[str] = []
+    skipping = False
+    for line in said.splitlines():
+        if frame := _FRAME.match(line):
+            skipping = frame[2] == ENTRY + ".py"
+            if frame[1] == "0":
+                line = line.replace('"/0/', f'"{project.source}/')
+            else:
+                line = re.sub(r'"/\d/', '"', line)
+        elif not line.startswith("    "):
+            skipping = False
+        if not skipping:
+            lines.append(line)
+    return "\n".join(lines).strip()
 
 
 def build(arguments: argparse.Namespace) -> None:

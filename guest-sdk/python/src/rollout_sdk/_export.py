@@ -111,6 +111,8 @@ def _run_workflow(prompt: list[str]) -> list[str] | None:
     config = _config(_plugin().workflow_config, AgentWorkflowConfig)
     ctx = AgentWorkflowContext(messages, config, _metadata(), rollout)
     output = _run(kind(config).run(ctx))
+    for finish in rollout.at_end:
+        finish()
     return _take_output(output, rollout)
 
 

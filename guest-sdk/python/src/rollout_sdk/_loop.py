@@ -114,8 +114,7 @@ class GuestLoop(base_events.BaseEventLoop):
                 task.cancel()
             if left:
                 self.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-            if self._asyncgens:
-                self.run_until_complete(self.shutdown_asyncgens())
+            self.run_until_complete(self.shutdown_asyncgens())
 
 
 loop = GuestLoop()

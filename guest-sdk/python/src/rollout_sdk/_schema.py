@@ -117,8 +117,8 @@ def schema_of(hint: Any) -> JsonObject:
 
 def _container_schema(hint: Any, base: Any, args: tuple[Any, ...]) -> JsonObject:
     if base is tuple and args and args[-1] is not Ellipsis:
-        items = [schema_of(arg) for arg in args]
-        return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+        places = [schema_of(arg) for arg in args]
+        return {"type": "array", "prefixItems": places, "minItems": len(places), "maxItems": len(places)}
     if _is_list(base):
         items = schema_of(args[0]) if args else {}
         return {"type": "array", "items": items}

@@ -5,9 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeAlias
-
-from typing import TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from . import _host
 from ._json import JsonObject
@@ -56,6 +54,8 @@ class RolloutContext:
         """1 for the first try, one more each time the rollout is started over."""
         self.samples: list[Sample] = []
         """The samples that were opened, in order."""
+        self.at_end: list[Callable[[], None]] = []
+        """What is done when the workflow has ended well."""
 
     def time_left(self) -> float | None:
         """Seconds until the host ends this run; None where it has no deadline."""

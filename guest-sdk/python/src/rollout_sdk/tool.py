@@ -35,7 +35,7 @@ class Tool(Generic[P, R]):
         context_names: frozenset[str] = frozenset(),
     ) -> None:
         self.function = function
-        self.name = name or getattr(function, "__name__", type(function).__name__)
+        self.name: str = name or getattr(function, "__name__", None) or type(function).__name__
         summary, described = read_docstring(inspect.getdoc(function) or "")
         self.description = summary if description is None else description
         self._context_names = context_names

@@ -13,13 +13,16 @@ macro_rules! sdk {
 
 const SDK: &[(&str, &str)] = sdk![
     "rollout_sdk/__init__.py",
+    "rollout_sdk/_absent.py",
     "rollout_sdk/_build.py",
     "rollout_sdk/_discover.py",
     "rollout_sdk/_export.py",
     "rollout_sdk/_failure.py",
+    "rollout_sdk/_history.py",
     "rollout_sdk/_host.py",
     "rollout_sdk/_json.py",
     "rollout_sdk/_loop.py",
+    "rollout_sdk/_models.py",
     "rollout_sdk/_schema.py",
     "rollout_sdk/agent.py",
     "rollout_sdk/agent_loop.py",
@@ -33,7 +36,9 @@ const SDK: &[(&str, &str)] = sdk![
     "rollout_sdk/lent.py",
     "rollout_sdk/log.py",
     "rollout_sdk/message.py",
+    "rollout_sdk/openai_agents.py",
     "rollout_sdk/sample.py",
+    "rollout_sdk/strands.py",
     "rollout_sdk/tool.py",
     "rollout_sdk/toolbox.py",
 ];
