@@ -1,6 +1,6 @@
 //! The contract, as generated code.
 //!
-//! Three worlds are generated instead of one, so that a component exports what its
+//! Several worlds are generated instead of one, so that a component exports what its
 //! author named and nothing else: one with every import, shared by workflows and
 //! graders, and one for each export. Imports that a component does not use are left
 //! out of it when it is linked.
@@ -49,6 +49,23 @@ pub mod workflow {
         export_macro_name: "export_workflow",
     });
     pub use exports::rollout::plugin::workflow::Guest;
+}
+
+/// The export of an agent loop.
+pub mod agent_loop {
+    wit_bindgen::generate!({
+        path: "../../wit",
+        inline: "
+            package rollout:sdk;
+            world agent-loop-export { export rollout:plugin/agent-loop@0.1.0; }
+        ",
+        world: "rollout:sdk/agent-loop-export",
+        with: { "rollout:plugin/types@0.1.0": super::imports::types },
+        generate_all,
+        pub_export_macro: true,
+        export_macro_name: "export_agent_loop",
+    });
+    pub use exports::rollout::plugin::agent_loop::{Guest, Outcome, Request, Status};
 }
 
 /// The export of a grader.

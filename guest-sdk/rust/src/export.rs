@@ -4,12 +4,17 @@
 
 use serde::de::DeserializeOwned;
 
+use crate::bindings::agent_loop;
 use crate::bindings::grader::{GradedSample, Verdict};
 use crate::bindings::imports::types::Failure;
 use crate::message::{self, parse_messages};
-use crate::{Context, Error, ErrorKind, GradeContext, Grader, Result, Workflow};
+use crate::{
+    AgentLoop, Context, Error, ErrorKind, GradeContext, Grader, LoopContext, LoopRequest, Result, Value,
+    Workflow, context,
+};
 
-/// Makes this crate a plugin: names the workflow, the grader or both that it exports.
+/// Makes this crate a plugin: names the agent (a workflow or an agent loop), the grader or
+/// both that it exports.
 /// Once in a crate, whose type is `cdylib`.
 ///
 /// ```
@@ -26,13 +31,22 @@ use crate::{Context, Error, ErrorKind, GradeContext, Grader, Result, Workflow};
 /// ```
 ///
 /// A component that exports only one of them is `export!(workflow = MyWorkflow);` or
-/// `export!(grader = MyGrader);`. One type may be both.
+/// `export!(grader = MyGrader);`. One type may be both. An
+/// [`AgentLoop`](crate::AgentLoop) is exported in place of a workflow:
+/// `export!(agent_loop = MyLoop);`, or with `grader = MyGrader` after it.
 #[macro_export]
 macro_rules! export {
     (workflow = $workflow:ty $(,)?) => {
         $crate::__export_workflow!($workflow);
     };
     (grader = $grader:ty $(,)?) => {
+        $crate::__export_grader!($grader);
+    };
+    (agent_loop = $agent_loop:ty $(,)?) => {
+        $crate::__export_agent_loop!($agent_loop);
+    };
+    (agent_loop = $agent_loop:ty, grader = $grader:ty $(,)?) => {
+        $crate::__export_agent_loop!($agent_loop);
         $crate::__export_grader!($grader);
     };
     (workflow = $workflow:ty, grader = $grader:ty $(,)?) => {
@@ -69,6 +83,49 @@ macro_rules! __export_workflow {
             #[cfg(not(target_family = "wasm"))]
             #[used]
             static USED: fn() = $crate::__private::used_workflow::<Exported>;
+        };
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_agent_loop {
+    ($agent_loop:ty) => {
+        const _: () = {
+            struct Exported;
+
+            impl $crate::__private::agent_loop::Guest for Exported {
+                fn name() -> ::std::string::String {
+                    $crate::__private::agent_loop_name::<$agent_loop, _>()
+                }
+
+                fn get_tools(
+                    request: $crate::__private::agent_loop::Request,
+                ) -> ::core::result::Result<
+                    ::std::vec::Vec<::std::string::String>,
+                    $crate::__private::Failure,
+                > {
+                    $crate::__private::agent_loop_tools::<$agent_loop, _>(request)
+                }
+
+                fn run(
+                    request: $crate::__private::agent_loop::Request,
+                ) -> ::core::result::Result<
+                    $crate::__private::agent_loop::Outcome,
+                    $crate::__private::Failure,
+                > {
+                    $crate::__private::run_agent_loop::<$agent_loop, _>(request)
+                }
+            }
+
+            #[cfg(target_family = "wasm")]
+            $crate::__private::agent_loop::export_agent_loop!(
+                Exported with_types_in $crate::__private::agent_loop
+            );
+
+            #[cfg(not(target_family = "wasm"))]
+            #[used]
+            static USED: fn() = $crate::__private::used_agent_loop::<Exported>;
         };
     };
 }
@@ -118,6 +175,40 @@ where
     Ok(output.0.map(|messages| message::to_json(&messages)))
 }
 
+/// The name of the author's agent loop.
+pub fn agent_loop_name<L, C>() -> String
+where
+    L: AgentLoop<C>,
+    C: DeserializeOwned,
+{
+    L::name()
+}
+
+/// Asks the author's agent loop which tools it offers.
+pub fn agent_loop_tools<L, C>(request: agent_loop::Request) -> Result<Vec<String>, Failure>
+where
+    L: AgentLoop<C>,
+    C: DeserializeOwned,
+{
+    let tools = || L::get_tools(&LoopRequest::read(request)?, &context::config()?);
+    Ok(tools().map_err(tell)?.iter().map(Value::to_string).collect())
+}
+
+/// Runs the author's agent loop on what the host gave.
+pub fn run_agent_loop<L, C>(request: agent_loop::Request) -> Result<agent_loop::Outcome, Failure>
+where
+    L: AgentLoop<C>,
+    C: DeserializeOwned,
+{
+    let run = || {
+        let request = LoopRequest::read(request)?;
+        let config = context::config()?;
+        let tools = L::get_tools(&request, &config)?;
+        L::run(LoopContext::new(request, config, tools)?)
+    };
+    run().map(Into::into).map_err(tell)
+}
+
 /// Runs the author's grader on what the host gave.
 pub fn run_grader<G, C>(label: Option<String>, samples: Vec<GradedSample>) -> Result<Vec<Verdict>, Failure>
 where
@@ -131,6 +222,9 @@ where
 
 /// Stands for the export of a workflow where there are no components.
 pub fn used_workflow<E: crate::bindings::workflow::Guest>() {}
+
+/// Stands for the export of an agent loop where there are no components.
+pub fn used_agent_loop<E: agent_loop::Guest>() {}
 
 /// Stands for the export of a grader where there are no components.
 pub fn used_grader<E: crate::bindings::grader::Guest>() {}

@@ -91,6 +91,21 @@ impl<C> GradeContext<C> {
         }
     }
 
+    /// Rates the only sample by a reward function, as [`reward`](crate::reward()) does. The
+    /// truth is the label, and the extra information the row's metadata.
+    ///
+    /// # Errors
+    ///
+    /// If there is no label, not one sample, or the function fails.
+    pub fn reward_by(
+        &self,
+        function: impl FnOnce(&str, &str, Option<&Value>) -> Result<f64>,
+    ) -> Result<Verdicts> {
+        let extra_info = self.metadata_json()?;
+        let messages = self.sample()?.messages();
+        Ok(crate::reward(messages, self.require_label()?, extra_info.as_ref(), function)?.into())
+    }
+
     /// The operator's configuration of this plugin.
     pub fn config(&self) -> &C {
         &self.config

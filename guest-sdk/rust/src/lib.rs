@@ -1,4 +1,4 @@
-//! Write workflows and graders for rollout-host in Rust.
+//! Write workflows, agent loops and graders for rollout-host in Rust.
 //!
 //! A *workflow* is an agent loop: it is given a prompt, asks the model, runs tools and
 //! registers what it did as samples. A *grader* is a reward function: it is given the
@@ -27,6 +27,9 @@
 //! export!(workflow = Arithmetic, grader = Arithmetic);
 //! ```
 //!
+//! An [`AgentLoop`] takes the place of a workflow where the caller has to know the tools
+//! before the rollout runs, or the agent rates itself.
+//!
 //! A plugin is a library crate of type `cdylib`, built for `wasm32-wasip2`. Waiting for
 //! the model costs nothing: a call parks the instance. To have several calls under way,
 //! see [`chat_all`] and [`wait_any`].
@@ -41,6 +44,7 @@ pub mod lent;
 pub mod log;
 
 pub use agent::{Agent, AgentRun, Stop};
+pub use agent_loop::{AgentLoop, LoopContext, LoopOutput, LoopRequest};
 pub use answer::{answer_after, parse_number, same_number};
 pub use artifact::ArtifactError;
 pub use calls::{UnderWay, sleep, wait_any};
@@ -49,15 +53,21 @@ pub use context::{Context, Output, Workflow};
 pub use error::{Error, ErrorKind, OrError, Result};
 pub use grading::{Exchange, GradeContext, GradedSample, Grader, Reward, Verdict, Verdicts};
 pub use message::{Message, ToolCall, last_assistant_text};
+pub use reward::reward;
 pub use sample::{OpenError, RecordError, Sample};
 pub use serde_json::{Map, Value, json};
 pub use tool::{Tool, ToolResult};
+pub use tool_call::{
+    ToolArgumentError, ToolCallInfo, ToolWork, create_tool_error_result, create_tool_result,
+    execute_tool_calls, get_tool_call_info, parse_tool_arguments, serialize_tool_result,
+};
 pub use toolbox::Toolbox;
 
 // So that an author's types can be derived with the versions that this crate reads.
 pub use {schemars, serde, serde_json};
 
 mod agent;
+mod agent_loop;
 mod answer;
 #[allow(missing_docs)]
 mod bindings;
@@ -68,15 +78,20 @@ mod error;
 mod export;
 mod grading;
 mod message;
+mod reward;
 mod sample;
 mod settings;
 mod tool;
+mod tool_call;
 mod toolbox;
 
 /// What [`export!`] expands to. Not for use by hand.
 #[doc(hidden)]
 pub mod __private {
     pub use crate::bindings::imports::types::Failure;
-    pub use crate::bindings::{grader, workflow};
-    pub use crate::export::{run_grader, run_workflow, used_grader, used_workflow};
+    pub use crate::bindings::{agent_loop, grader, workflow};
+    pub use crate::export::{
+        agent_loop_name, agent_loop_tools, run_agent_loop, run_grader, run_workflow, used_agent_loop,
+        used_grader, used_workflow,
+    };
 }

@@ -115,6 +115,13 @@ impl Message {
         }
     }
 
+    /// The tool calls in the message as they were written, for
+    /// [`get_tool_call_info`](crate::get_tool_call_info) and
+    /// [`execute_tool_calls`](crate::execute_tool_calls).
+    pub fn raw_tool_calls(&self) -> &[Value] {
+        self.get("tool_calls").and_then(Value::as_array).map_or(&[], Vec::as_slice)
+    }
+
     /// The tool calls in the message, in order. A call without a function's name is
     /// left out; a missing id or missing arguments are read as empty.
     pub fn tool_calls(&self) -> Vec<ToolCall> {

@@ -21,6 +21,7 @@ use crate::eval::run::{End, Work};
 use crate::eval::{self, DataSet, Journal, Manifest, Opened, Resume, Summary, Tally};
 use crate::mock_model::{MockModel, Settings};
 use crate::outbound::{ModelEndpoint, Secret};
+use crate::rollout::AgentForm;
 
 /// The model's name that stands for the built-in stand-in.
 const MOCK: &str = "mock";
@@ -36,7 +37,7 @@ const MOCK: &str = "mock";
     2 not done, or some have none through the fault of model or host (--retry-unscored runs those again)."
 )]
 pub(super) struct Eval {
-    /// The component with the workflow.
+    /// The component with the workflow or agent loop.
     plugin: PathBuf,
     /// A component with the grader, in place of the plugin's own.
     #[arg(long, value_name = "FILE")]
@@ -124,7 +125,8 @@ impl Eval {
             &self.cache,
             Some(absolute(&rollouts)?),
         )?;
-        if loaded.grader_digest.is_none() {
+        // An agent loop may rate itself; what it does not rate ends unscored.
+        if loaded.grader_digest.is_none() && loaded.host.form() == AgentForm::Workflow {
             bail!("the plugin has no grader; give one by --grader FILE");
         }
         let manifest = self.manifest(&config, &data, &loaded);

@@ -54,12 +54,8 @@ impl Inspect {
     }
 
     fn render(&self, about: &Description) -> String {
-        let halves = match (about.workflow, about.grader) {
-            (true, true) => "a workflow and a grader",
-            (true, false) => "a workflow",
-            (false, true) => "a grader",
-            (false, false) => "neither workflow nor grader",
-        };
+        let halves = about.halves();
+        let halves = if halves.is_empty() { "nothing that a host runs" } else { &halves };
         let contract = about.contract_version.as_deref().unwrap_or("none");
         let mut text = format!(
             "{}: {halves}\n  contract  {contract} (this host speaks {CONTRACT_VERSION})\n  size      {} KiB\n  \
@@ -71,9 +67,13 @@ impl Inspect {
         text += &list("exports", &about.exports);
         text += &list("imports", &about.imports);
         if about.problems.is_empty() {
-            text += match (about.workflow, about.grader) {
-                (false, true) => "can be used: rollout-host serve WORKFLOW.wasm --grader this\n",
-                (true, false) => "can be served; without --grader it gives no rewards\n",
+            text += match (about.workflow, about.agent_loop, about.grader) {
+                (false, false, true) => "can be used: rollout-host serve AGENT.wasm --grader this\n",
+                (true, _, false) => "can be served; without --grader it gives no rewards\n",
+                (_, true, false) => {
+                    "can be served; without --grader it has the rewards that the agent loop gives itself\n"
+                }
+                (false, false, false) => "can be lent to others; there is no agent in it to serve\n",
                 _ => "can be served\n",
             };
         } else {

@@ -15,7 +15,7 @@ use super::{Exit, setup};
 use crate::config::{Config, RawLimits};
 use crate::dialect::osmosis::{Osmosis, Settings};
 use crate::outbound::CallbackClient;
-use crate::rollout::Host;
+use crate::rollout::{AgentForm, Host};
 
 /// Serves a plugin to trainers over HTTP: the Osmosis protocol, generations D (polling
 /// under a lease) and C (callbacks), told apart by the request.
@@ -24,7 +24,7 @@ use crate::rollout::Host;
 /// new rollouts, running ones may end and be told; a second signal ends it at once.
 #[derive(Debug, Args)]
 pub(super) struct Serve {
-    /// The component with the workflow.
+    /// The component with the workflow or agent loop.
     plugin: PathBuf,
     /// A component with the grader, in place of the plugin's own.
     #[arg(long, value_name = "FILE")]
@@ -94,9 +94,14 @@ impl Serve {
             Some(artifact_root.clone()),
         )?;
         if loaded.grader_digest.is_none() {
-            tracing::warn!(
-                "the plugin has no grader and none is given by --grader: no rollout will have a reward"
-            );
+            match loaded.host.form() {
+                AgentForm::Workflow => tracing::warn!(
+                    "the plugin has no grader and none is given by --grader: no rollout will have a reward"
+                ),
+                AgentForm::AgentLoop => tracing::info!(
+                    "the plugin has no grader and none is given by --grader: rewards are the agent loop's own"
+                ),
+            }
         }
         let osmosis = Osmosis::new(Settings {
             host: loaded.host.clone(),

@@ -14,7 +14,9 @@ use super::rows::Row;
 use super::stats::Tally;
 use crate::id::RolloutId;
 use crate::outbound::ModelEndpoint;
-use crate::rollout::{self, AdmitError, FailureKind, Finished, FinishedSample, Host, RolloutRequest};
+use crate::rollout::{
+    self, AdmitError, FailureKind, Finished, FinishedSample, Host, LoopOptions, RolloutRequest,
+};
 
 /// What is to be run.
 pub struct Work {
@@ -120,10 +122,12 @@ fn rollout_id(row: usize, run: usize) -> RolloutId {
 fn request(row: &Row, run: usize, endpoint: &Arc<ModelEndpoint>) -> RolloutRequest {
     RolloutRequest {
         id: rollout_id(row.index, run),
+        caller_id: None,
         attempt: 1,
         prompt: row.prompt.clone(),
         label: row.label.clone(),
         metadata: row.metadata.clone(),
+        loop_options: LoopOptions::default(),
         model: endpoint.clone(),
         samples_max: u32::MAX,
         workflow_secs: None,

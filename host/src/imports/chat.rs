@@ -52,6 +52,7 @@ impl Imports {
             &request.messages,
             &request.tools,
             request.params.as_deref(),
+            &self.run.chat_defaults,
         );
         let body = match body {
             Ok(body) => body,

@@ -10,7 +10,8 @@ impl types::Host for Imports {}
 impl context::Host for Imports {
     fn rollout_id(&mut self) -> wasmtime::Result<String> {
         self.called()?;
-        Ok(self.run.rollout_id.as_str().to_owned())
+        let id = self.run.caller_id.as_deref().unwrap_or_else(|| self.run.rollout_id.as_str());
+        Ok(id.to_owned())
     }
 
     fn attempt(&mut self) -> wasmtime::Result<u32> {

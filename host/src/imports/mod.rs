@@ -63,6 +63,7 @@ use crate::id::RolloutId;
 use crate::limits::Limits;
 use crate::outbound::{ChatClient, ModelEndpoint};
 use crate::telemetry::{Limit, Metrics, Step, Timing};
+use crate::wire::openai::Params;
 
 use clockwork::GuestClock;
 
@@ -101,6 +102,8 @@ impl Role {
 pub struct RunContext {
     /// The rollout.
     pub rollout_id: RolloutId,
+    /// What its caller calls it, where that could be no id.
+    pub caller_id: Option<String>,
     /// 1 for the first try.
     pub attempt: u32,
     /// The operator's configuration of the plugin, a JSON object.
@@ -109,6 +112,8 @@ pub struct RunContext {
     pub metadata: Option<Box<RawValue>>,
     /// Samples that the caller takes.
     pub samples_max: u32,
+    /// The caller's sampling parameters, for requests that do not say otherwise.
+    pub chat_defaults: Params,
     /// What the host counts. No guest sees it.
     pub metrics: Arc<Metrics>,
 }
@@ -183,7 +188,7 @@ impl Imports {
         Self::new(Role::Grader, run, limits, deadline, None, record)
     }
 
-    /// Imports for what has no part in a rollout: a tool's call, or a declaration.
+    /// Imports without a model and samples: for a tool's call, or a declaration.
     pub fn bare(
         role: Role,
         run: Arc<RunContext>,

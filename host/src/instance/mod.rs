@@ -7,6 +7,7 @@
 //! This module knows no HTTP and no rollout. It is given imports, a deadline and
 //! input, and gives back what the guest returned or a [`RunError`].
 
+mod agent_loop;
 mod memory;
 
 use std::future::poll_fn;
@@ -22,11 +23,14 @@ use wasmtime::{Store, Trap, UpdateDeadline};
 use wasmtime_wasi::{I32Exit, WasiCtx, WasiCtxView, WasiView};
 
 use crate::error::Fault;
-use crate::imports::bindings::exports::rollout::plugin::{agent_loop, grader, settings, tool, workflow};
+use crate::imports::bindings::exports::rollout::plugin::{
+    agent_loop as loop_export, grader, settings, tool, workflow,
+};
 use crate::imports::bindings::rollout::plugin::types;
 use crate::imports::{self, Ended, Imports, Record};
 use crate::limits::Limits;
 use crate::telemetry::Limit;
+pub use agent_loop::{LoopOutcome, LoopRequest};
 use memory::MemoryLimit;
 pub(crate) use memory::{CORE_INSTANCES_MAX, MEMORIES_MAX, TABLES_MAX};
 
@@ -72,7 +76,7 @@ pub(crate) struct LinkedPlugin(Arc<Linked>);
 struct Linked {
     pre: InstancePre<InstanceState>,
     workflow: Option<workflow::GuestIndices>,
-    agent_loop: Option<agent_loop::GuestIndices>,
+    agent_loop: Option<loop_export::GuestIndices>,
     grader: Option<grader::GuestIndices>,
     tool: Option<tool::GuestIndices>,
     settings: Option<settings::GuestIndices>,
@@ -87,7 +91,7 @@ impl LinkedPlugin {
         let pre = linker.instantiate_pre(component)?;
         Ok(Self(Arc::new(Linked {
             workflow: forms.workflow.then(|| workflow::GuestIndices::new(&pre)).transpose()?,
-            agent_loop: forms.agent_loop.then(|| agent_loop::GuestIndices::new(&pre)).transpose()?,
+            agent_loop: forms.agent_loop.then(|| loop_export::GuestIndices::new(&pre)).transpose()?,
             grader: forms.grader.then(|| grader::GuestIndices::new(&pre)).transpose()?,
             tool: forms.tool.then(|| tool::GuestIndices::new(&pre)).transpose()?,
             settings: forms.settings.then(|| settings::GuestIndices::new(&pre)).transpose()?,
@@ -224,13 +228,13 @@ pub(crate) async fn run_agent_loop(
     plugin: &LinkedPlugin,
     imports: Imports,
     bounds: Bounds,
-    request: &agent_loop::Request,
-) -> Result<agent_loop::Outcome, RunError> {
+    request: LoopRequest,
+) -> Result<LoopOutcome, RunError> {
     let indices = plugin.0.agent_loop.as_ref().ok_or(RunError::Missing("agent loop"))?;
     in_instance(plugin, imports, bounds, async |store, instance| {
         let guest = indices.load(&mut *store, &instance).map_err(host_failed)?;
-        let result = guest.call_run(&mut *store, request).await;
-        Ok(result.map_err(|error| running(store, &error))??)
+        let result = guest.call_run(&mut *store, &request.into()).await;
+        Ok(result.map_err(|error| running(store, &error))??.into())
     })
     .await
 }
@@ -241,12 +245,12 @@ pub(crate) async fn agent_loop_tools(
     plugin: &LinkedPlugin,
     imports: Imports,
     bounds: Bounds,
-    request: &agent_loop::Request,
+    request: LoopRequest,
 ) -> Result<Vec<String>, RunError> {
     let indices = plugin.0.agent_loop.as_ref().ok_or(RunError::Missing("agent loop"))?;
     in_instance(plugin, imports, bounds, async |store, instance| {
         let guest = indices.load(&mut *store, &instance).map_err(host_failed)?;
-        let result = guest.call_get_tools(&mut *store, request).await;
+        let result = guest.call_get_tools(&mut *store, &request.into()).await;
         Ok(result.map_err(|error| running(store, &error))??)
     })
     .await

@@ -47,6 +47,20 @@ pub struct Description {
     pub problems: Vec<Problem>,
 }
 
+impl Description {
+    /// What it has for this host, in words; empty where it has nothing.
+    pub fn halves(&self) -> String {
+        let halves = [
+            (self.workflow, "workflow"),
+            (self.agent_loop, "agent loop"),
+            (self.grader, "grader"),
+            (self.tool, "tool"),
+        ];
+        let named: Vec<&str> = halves.into_iter().filter_map(|(has, name)| has.then_some(name)).collect();
+        named.join(" and ")
+    }
+}
+
 /// Why a file is no plugin.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::RolloutRequest;
 use super::account::UNSCORED_LINES_PER_SECOND;
-use super::run::Rollout;
+use super::run::{AgentForm, Rollout};
 use crate::id::RolloutId;
 use crate::imports::{Imports, Role, RunContext};
 use crate::instance::{self, Bounds, RunError};
@@ -21,6 +21,12 @@ use crate::limits::Limits;
 use crate::outbound::ChatClient;
 use crate::plugin::Plugin;
 use crate::telemetry::{Busy, LineBudget, Metrics, Refusal};
+use crate::wire::openai::Params;
+
+/// Instances that say what an agent loop offers, at once. They have no slot, because a
+/// caller waits for the answer while its rollout waits for one; the engine has room for
+/// a few beyond the slots.
+const DECLARATIONS_MAX: usize = 4;
 
 /// The host of one workflow and, perhaps, its grader. Cheap to clone.
 #[derive(Clone)]
@@ -54,7 +60,8 @@ pub struct HostSettings {
 pub enum HostError {
     /// The plugin has no agent loop.
     #[error(
-        "the plugin exports no workflow, only a grader; give the workflow's component, and this one by --grader"
+        "the plugin exports no workflow and no agent loop; give the component with one of them, and a \
+         component that only grades by --grader"
     )]
     NoWorkflow,
     /// The grader's plugin has no reward function.
@@ -151,6 +158,8 @@ pub(super) struct Inner {
     pub plugin_config: Option<Arc<RawValue>>,
     pub limits: Arc<Limits>,
     pub slots: Arc<Semaphore>,
+    /// Instances at once that say what an agent loop offers, beside those with a slot.
+    pub declarations: Semaphore,
     pub unscored_lines: LineBudget,
     live: Mutex<HashMap<RolloutId, Handle>>,
     live_count: watch::Sender<usize>,
@@ -196,7 +205,7 @@ impl Drop for Place {
 impl Host {
     /// A host of these plugins.
     pub fn new(settings: HostSettings) -> Result<Self, HostError> {
-        if !settings.workflow.about().workflow {
+        if !settings.workflow.about().workflow && !settings.workflow.about().agent_loop {
             return Err(HostError::NoWorkflow);
         }
         if settings.grader.as_ref().is_some_and(|grader| !grader.about().grader) {
@@ -206,6 +215,7 @@ impl Host {
             plugin_config: settings.plugin_config.clone().map(Into::into),
             limits: Arc::new(settings.limits.clone()),
             slots: Arc::new(Semaphore::new(settings.max_concurrent as usize)),
+            declarations: Semaphore::new(DECLARATIONS_MAX),
             unscored_lines: LineBudget::new(UNSCORED_LINES_PER_SECOND),
             live: Mutex::default(),
             live_count: watch::Sender::new(0),
@@ -222,31 +232,54 @@ impl Host {
         settings.grader.as_ref().or_else(|| Some(&settings.workflow).filter(|plugin| plugin.about().grader))
     }
 
+    /// The form of agent that it runs.
+    pub fn form(&self) -> AgentForm {
+        match self.0.settings.workflow.about().agent_loop {
+            true => AgentForm::AgentLoop,
+            false => AgentForm::Workflow,
+        }
+    }
+
+    /// Asks an agent loop for its name; a workflow has none.
+    pub async fn agent_name(&self) -> Result<Option<String>, RunError> {
+        if self.form() == AgentForm::Workflow {
+            return Ok(None);
+        }
+        let (imports, bounds) = self.declaration()?;
+        instance::agent_loop_name(self.0.settings.workflow.linked(), imports, bounds).await.map(Some)
+    }
+
     /// Makes an instance of every plugin and drops it, so that one that cannot start is
     /// known before the first rollout. Gives the time that the workflow's took.
     pub async fn try_start(&self) -> Result<Duration, (Role, RunError)> {
-        let limits = &self.0.limits;
         let start = async |role, plugin: &Plugin| {
-            let run = RunContext {
-                rollout_id: RolloutId::parse("try-start")
-                    .map_err(|error| (role, RunError::Host(error.to_string())))?,
-                attempt: 1,
-                config: None,
-                metadata: None,
-                samples_max: 0,
-                metrics: self.0.settings.metrics.clone(),
-            };
-            let bounds = Bounds {
-                memory_bytes_max: limits.memory_bytes_max,
-                deadline: Some(Instant::now() + limits.workflow_time_max),
-            };
-            let imports = Imports::grader(Arc::new(run), limits.clone(), bounds.deadline, Arc::default());
+            let (imports, bounds) = self.declaration().map_err(|error| (role, error))?;
             instance::try_start(plugin.linked(), imports, bounds).await.map_err(|error| (role, error))
         };
         if let Some(grader) = &self.0.settings.grader {
             start(Role::Grader, grader).await?;
         }
         start(Role::Workflow, &self.0.settings.workflow).await
+    }
+
+    /// What an instance needs that says what a plugin is, and belongs to no rollout.
+    fn declaration(&self) -> Result<(Imports, Bounds), RunError> {
+        let limits = &self.0.limits;
+        let run = RunContext {
+            rollout_id: RolloutId::parse("declaration").map_err(|error| RunError::Host(error.to_string()))?,
+            caller_id: None,
+            attempt: 1,
+            config: self.0.plugin_config.clone(),
+            metadata: None,
+            samples_max: 0,
+            chat_defaults: Params::new(),
+            metrics: self.0.settings.metrics.clone(),
+        };
+        let deadline = Some(Instant::now() + limits.workflow_time_max);
+        let bounds = Bounds { memory_bytes_max: limits.memory_bytes_max, deadline };
+        let imports =
+            Imports::bare(Role::Declaration, Arc::new(run), limits.clone(), deadline, Arc::default());
+        Ok((imports, bounds))
     }
 
     /// Takes a rollout on, or says at once why not.

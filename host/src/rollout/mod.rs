@@ -1,7 +1,8 @@
 //! One request, from admission to its one outcome.
 //!
 //! [`Host::admit`] takes a [`RolloutRequest`] on or says at once why not. Whoever
-//! admitted it then drives the [`Rollout`]: [`Rollout::run_workflow`], perhaps
+//! admitted it then drives the [`Rollout`]: [`Rollout::run_workflow`] (which runs an agent
+//! loop where the plugin has that form), perhaps
 //! [`Rollout::grade`], and [`Rollout::finish`], which gives the [`Finished`] rollout
 //! with its outcome. Between the steps a protocol may tell its caller what came of
 //! them. Dropping a rollout at any point stops its guest and frees its slot.
@@ -16,7 +17,7 @@ mod trajectory;
 
 pub use admission::{AdmitError, Handle, Host, HostError, HostSettings, Load, Phase};
 pub use outcome::{Failure, FailureKind, Finished, FinishedSample, Outcome, Stage};
-pub use run::Rollout;
+pub use run::{AgentForm, LoopOptions, LoopReport, Rollout};
 pub use trajectory::{Facts, TrajectoryExtra};
 
 use std::sync::Arc;
@@ -30,6 +31,8 @@ use crate::outbound::ModelEndpoint;
 pub struct RolloutRequest {
     /// Its name, unused by any rollout that is alive.
     pub id: RolloutId,
+    /// What its caller calls it, where that could be no id.
+    pub caller_id: Option<String>,
     /// 1 for the first try.
     pub attempt: u32,
     /// The prompt's messages, one JSON object each.
@@ -38,6 +41,8 @@ pub struct RolloutRequest {
     pub label: Option<String>,
     /// The row's metadata, for both guests.
     pub metadata: Option<Box<RawValue>>,
+    /// What an agent loop is told besides.
+    pub loop_options: LoopOptions,
     /// Where the model is.
     pub model: Arc<ModelEndpoint>,
     /// Samples that the caller takes; the host's own limit holds besides.

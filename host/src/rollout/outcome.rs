@@ -11,6 +11,8 @@ use crate::imports::{SampleRecord, Spent};
 use crate::instance::RunError;
 use crate::text;
 
+use super::run::LoopReport;
+
 /// How much of a reason is kept, in bytes. A guest may write as much as it has memory.
 const REASON_BYTES_MAX: usize = 16 << 10;
 
@@ -198,6 +200,8 @@ pub struct Finished {
     pub samples: Vec<FinishedSample>,
     /// Whether the workflow returned its messages itself.
     pub returned_messages: bool,
+    /// What an agent loop says of its run, if it came to an end.
+    pub loop_report: Option<LoopReport>,
     /// What it used.
     pub spent: Spent,
     /// From admission to here.

@@ -1,10 +1,11 @@
 //! The steps of one rollout: workflow, grader, finish.
 
-use std::collections::{BTreeMap, HashMap};
+mod agent;
+
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::value::RawValue;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::time::Instant;
 
@@ -17,10 +18,9 @@ use crate::id::SampleId;
 use crate::imports::{Imports, ModelAccess, Record, RunContext, SampleRecord};
 use crate::instance::{self, Bounds, GuestVerdict, RunError, SampleToGrade};
 use crate::telemetry::{Limit, Step};
-use crate::wire;
+use crate::wire::openai::{Params, caller_params};
 
-/// The id of a sample that a workflow did not name because it only returned messages.
-const ONLY_SAMPLE: &str = "main";
+pub use agent::{AgentForm, LoopOptions, LoopReport};
 
 /// A rollout that was taken on and is not over.
 pub struct Rollout {
@@ -35,6 +35,8 @@ pub struct Rollout {
     rewards: HashMap<SampleId, f64>,
     graded: bool,
     returned_messages: bool,
+    own_reward: Option<f64>,
+    loop_report: Option<LoopReport>,
     slot: Option<OwnedSemaphorePermit>,
     account: Account,
     // The rollout counts as alive until all of it above is gone, and only then is
@@ -102,10 +104,16 @@ impl Rollout {
     ) -> Self {
         let run = RunContext {
             rollout_id: request.id.clone(),
+            caller_id: request.caller_id.take(),
             attempt: request.attempt,
             config: host.0.plugin_config.clone(),
             metadata: request.metadata.take(),
             samples_max: request.samples_max.min(host.0.limits.samples_max),
+            chat_defaults: request
+                .loop_options
+                .completion_params
+                .as_deref()
+                .map_or_else(Params::new, caller_params),
             metrics: host.metrics().clone(),
         };
         let record = Arc::<Record>::default();
@@ -120,6 +128,8 @@ impl Rollout {
             rewards: HashMap::new(),
             graded: false,
             returned_messages: false,
+            own_reward: None,
+            loop_report: None,
             slot: None,
             host,
             request,
@@ -180,11 +190,9 @@ impl Rollout {
             self.record.clone(),
         );
         let bounds = Bounds { memory_bytes_max: limits.memory_bytes_max, deadline: Some(deadline.at) };
-        let prompt: Vec<String> =
-            self.request.prompt.iter().map(|message| message.get().to_owned()).collect();
         let _timing = self.host.metrics().time(Step::Workflow);
-        match instance::run_workflow(settings.workflow.linked(), imports, bounds, &prompt).await {
-            Ok(returned) => self.settle(returned),
+        match self.run_agent(imports, bounds).await {
+            Ok(settled) => settled,
             Err(RunError::Deadline) => Err(self.over_time(&deadline, Stage::Workflow, self.queued)),
             Err(error) => Err(self.blame(&error)),
         }
@@ -223,44 +231,6 @@ impl Rollout {
         failure
     }
 
-    /// Puts what the workflow returned in its place.
-    fn settle(&mut self, returned: Option<Vec<String>>) -> Result<(), Failure> {
-        let Some(texts) = returned else { return Ok(()) };
-        let invalid = |reason| Failure::new(Stage::Workflow, FailureKind::Invalid, Fault::Plugin, reason);
-        let messages: Vec<Box<RawValue>> = texts
-            .iter()
-            .enumerate()
-            .map(|(at, text)| {
-                let raw = wire::object(text);
-                raw.map(ToOwned::to_owned)
-                    .map_err(|what| invalid(format!("workflow returned messages[{at}] that is {what}")))
-            })
-            .collect::<Result<_, _>>()?;
-        self.returned_messages = true;
-        self.record.with_samples(|samples| match samples.as_mut_slice() {
-            [] => {
-                let id = SampleId::parse(ONLY_SAMPLE).map_err(invalid)?;
-                samples.push(SampleRecord {
-                    id,
-                    messages,
-                    metrics: BTreeMap::new(),
-                    fields: BTreeMap::new(),
-                    withdrawn: false,
-                });
-                Ok(())
-            }
-            [only] => {
-                only.messages = messages;
-                Ok(())
-            }
-            several => Err(invalid(format!(
-                "workflow returned messages with {} samples open, so nobody can tell whose they are; \
-                 push them to a sample and return none",
-                several.len()
-            ))),
-        })
-    }
-
     /// Runs the grader over the workflow's samples. Only after a workflow that
     /// succeeded; the error is also kept for [`Rollout::finish`].
     pub async fn grade(&mut self) -> Result<(), Failure> {
@@ -274,7 +244,7 @@ impl Rollout {
             () = cancel.cancelled() => Err(Failure::cancelled(Stage::Grader)),
             result = self.run_grader() => result,
         };
-        self.graded = true;
+        self.graded = self.host.grader().is_some();
         self.failure = result.clone().err();
         result
     }
@@ -282,6 +252,14 @@ impl Rollout {
     async fn run_grader(&mut self) -> Result<(), Failure> {
         let fail = |kind, reason: String| Failure::new(Stage::Grader, kind, Fault::Plugin, reason);
         let Some(grader) = self.host.grader() else {
+            match self.host.form() {
+                AgentForm::AgentLoop if self.own_reward.is_some() => return Ok(()),
+                AgentForm::AgentLoop => {
+                    let reason = "the agent loop gave itself no reward, and this host has no grader";
+                    return Err(fail(FailureKind::NoReward, reason.to_owned()));
+                }
+                AgentForm::Workflow => {}
+            }
             return Err(Failure::new(
                 Stage::Grader,
                 FailureKind::NotGraded,
@@ -363,6 +341,7 @@ impl Rollout {
     /// Ends it: writes the trajectory, frees the slot, and says what came of it. A
     /// rollout that nobody had graded ends unscored.
     pub async fn finish(mut self) -> Finished {
+        self.take_own_reward();
         let recorded_samples = self.record.samples();
         let samples: Vec<FinishedSample> = recorded_samples
             .into_iter()
@@ -375,6 +354,7 @@ impl Rollout {
             outcome,
             samples,
             returned_messages: self.returned_messages,
+            loop_report: self.loop_report.take(),
             spent,
             duration: self.admitted_at.elapsed(),
             queued: self.queued,
@@ -400,7 +380,7 @@ impl Rollout {
         if let Some(failure) = &self.failure {
             return Outcome::Unscored(failure.clone());
         }
-        if !self.graded {
+        if !self.graded && self.own_reward.is_none() {
             let reason = "no reward was asked for";
             return Outcome::Unscored(Failure::new(
                 Stage::Grader,

@@ -34,12 +34,25 @@ pub enum InvalidRequest {
     Reserved(String),
 }
 
-/// Builds the body of a request. Messages, tools and parameters go in as they are.
+/// Sampling parameters by name, each as it was written.
+pub type Params = BTreeMap<String, Box<RawValue>>;
+
+/// A caller's parameters for all requests of a rollout, without those that the host
+/// decides. What is no object has none.
+pub fn caller_params(params: &RawValue) -> Params {
+    let mut params: Params = serde_json::from_str(params.get()).unwrap_or_default();
+    params.retain(|name, _| !RESERVED_PARAMS.contains(&name.as_str()));
+    params
+}
+
+/// Builds the body of a request. Messages, tools and parameters go in as they are;
+/// defaults where the parameters do not have them.
 pub fn request_body(
     model: &str,
     messages: &[String],
     tools: &[String],
     params: Option<&str>,
+    defaults: &Params,
 ) -> Result<Bytes, InvalidRequest> {
     #[derive(Serialize)]
     struct Body<'a> {
@@ -66,19 +79,25 @@ pub fn request_body(
         .enumerate()
         .map(|(at, text)| object(text).map_err(|what| InvalidRequest::Tool(at, what)))
         .collect::<Result<_, _>>()?;
-    let params: BTreeMap<Cow<'_, str>, &RawValue> = match params {
-        None => BTreeMap::new(),
-        Some(text) => {
-            let raw = object(text).map_err(InvalidRequest::Params)?;
-            serde_json::from_str(raw.get()).map_err(|error| InvalidRequest::Params(error.to_string()))?
-        }
-    };
-    if let Some(name) = RESERVED_PARAMS.iter().find(|name| params.contains_key(**name)) {
-        return Err(InvalidRequest::Reserved((*name).to_owned()));
+    let mut params = read_params(params)?;
+    for (name, value) in defaults {
+        params.entry(name.as_str().into()).or_insert(value);
     }
     let body = Body { model, messages, tools, stream: false, params };
     // Every part is valid JSON already, and no key is anything but a string.
     serde_json::to_vec(&body).map(Bytes::from).map_err(|error| InvalidRequest::Params(error.to_string()))
+}
+
+/// A guest's parameters, none of which is the host's to set.
+fn read_params(params: Option<&str>) -> Result<BTreeMap<Cow<'_, str>, &RawValue>, InvalidRequest> {
+    let Some(text) = params else { return Ok(BTreeMap::new()) };
+    let raw = object(text).map_err(InvalidRequest::Params)?;
+    let params: BTreeMap<Cow<'_, str>, &RawValue> =
+        serde_json::from_str(raw.get()).map_err(|error| InvalidRequest::Params(error.to_string()))?;
+    match RESERVED_PARAMS.iter().find(|name| params.contains_key(**name)) {
+        Some(name) => Err(InvalidRequest::Reserved((*name).to_owned())),
+        None => Ok(params),
+    }
 }
 
 /// Tokens as the model's server counted them.
@@ -236,6 +255,7 @@ mod tests {
             &strings(&[r#" {"role":"user","content":"hi","extra":1.10} "#]),
             &strings(&[r#"{"type":"function"}"#]),
             Some(r#"{"temperature":0.70,"seed":12345678901234567890123}"#),
+            &Params::new(),
         )
         .unwrap();
         assert_eq!(
@@ -245,9 +265,22 @@ mod tests {
     }
 
     #[test]
+    fn the_callers_parameters_hold_where_the_request_says_nothing_else() {
+        let caller = r#"{"temperature":0.1,"top_p":0.90,"model":"x","stream":true,"n":4}"#;
+        let defaults = caller_params(serde_json::from_str(caller).unwrap());
+        let messages = strings(&[r#"{"role":"user"}"#]);
+        let body = request_body("m", &messages, &[], Some(r#"{"temperature":0.7}"#), &defaults).unwrap();
+        assert_eq!(
+            std::str::from_utf8(&body).unwrap(),
+            r#"{"model":"m","messages":[{"role":"user"}],"stream":false,"temperature":0.7,"top_p":0.90}"#
+        );
+    }
+
+    #[test]
     fn a_wrong_request_is_refused_with_the_place() {
         fn check(messages: &[&str], tools: &[&str], params: Option<&str>, expected: &str) {
-            let error = request_body("m", &strings(messages), &strings(tools), params).unwrap_err();
+            let error =
+                request_body("m", &strings(messages), &strings(tools), params, &Params::new()).unwrap_err();
             assert!(error.to_string().starts_with(expected), "{error} / {expected}");
         }
         let ok = r#"{"role":"user"}"#;

@@ -7,6 +7,10 @@
 //! [`raw_workflow`] and [`raw_grader`] are the contract without the SDK, for what the
 //! SDK does not let a guest do.
 
+mod looping;
+
+pub use looping::Looping;
+
 use rollout_sdk::{Context, GradeContext, Grader, Message, Output, Result, Verdicts, Workflow};
 
 /// The last message of a prompt, or the label, that asks for misbehaviour.

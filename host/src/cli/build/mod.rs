@@ -15,7 +15,7 @@ use crate::digest::hex;
 use crate::engine::Engine;
 use crate::limits::{Limits, LoadLimits};
 
-/// Compiles a Rust or Python workflow or grader to a component and checks that it can be served.
+/// Compiles a Rust or Python workflow, agent loop or grader to a component and checks that it can be served.
 #[derive(Debug, Args)]
 pub(super) struct Build {
     /// The project: a directory with a Cargo.toml whose library is a cdylib, or with a
@@ -65,17 +65,10 @@ impl Build {
             .map_err(|error| plugin_file::at_fault(&format!("{} was built", built.name), error))?;
         std::fs::write(&output, &bytes).with_context(|| format!("cannot write {}", output.display()))?;
         let about = plugin.about();
-        let parts = [
-            (about.workflow, "workflow"),
-            (about.agent_loop, "agent loop"),
-            (about.grader, "grader"),
-            (about.tool, "tools"),
-        ];
-        let parts: Vec<&str> = parts.into_iter().filter_map(|(there, name)| there.then_some(name)).collect();
         println!(
             "{}: {}, {} KiB, sha256:{}",
             output.display(),
-            parts.join(" and "),
+            about.halves(),
             bytes.len().div_ceil(1024),
             about.digest
         );

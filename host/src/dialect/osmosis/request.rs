@@ -11,7 +11,7 @@ use super::random;
 use super::sample;
 use crate::id::RolloutId;
 use crate::outbound::{ModelEndpoint, Secret};
-use crate::rollout::RolloutRequest;
+use crate::rollout::{LoopOptions, RolloutRequest};
 
 /// The name under which every model of this protocol goes.
 const MODEL: &str = "osmosis-rollout";
@@ -175,10 +175,12 @@ impl Common {
             label: self.label.clone(),
             rollout: RolloutRequest {
                 id: self.id?,
+                caller_id: None,
                 attempt: 1,
                 prompt: self.messages?,
                 label: self.label,
                 metadata: self.metadata,
+                loop_options: LoopOptions::default(),
                 model: Arc::new(endpoint),
                 samples_max: 1,
                 workflow_secs: self.workflow_secs,

@@ -142,8 +142,12 @@ impl Task {
             return Came::Bare;
         }
         if ran.is_err() || self.grader_url.is_none() || !self.gradable {
-            rollout.finish().await;
-            return Came::Bare;
+            let finished = rollout.finish().await;
+            return match finished.outcome {
+                // An agent loop may have rated itself.
+                Outcome::Scored { .. } => Came::Finished(Box::new(finished)),
+                Outcome::Unscored(_) => Came::Bare,
+            };
         }
         let graded = rollout.grade().await;
         let finished = rollout.finish().await;

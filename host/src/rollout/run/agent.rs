@@ -1,0 +1,226 @@
+//! The agent's part of a rollout, in either form: a workflow, which registers samples, or
+//! an agent loop, which gives back its conversation and perhaps a reward of its own.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde_json::value::RawValue;
+use tokio::time::Instant;
+
+use super::{Rollout, brief};
+use crate::error::Fault;
+use crate::id::SampleId;
+use crate::imports::{Imports, Role, SampleRecord};
+use crate::instance::{self, Bounds, LoopOutcome, LoopRequest, RunError};
+use crate::rollout::outcome::{Failure, FailureKind, Stage};
+use crate::wire;
+
+/// The id of a sample that the agent did not name because it only returned messages.
+const ONLY_SAMPLE: &str = "main";
+
+/// How long an agent loop may take to say which tools it offers. A caller waits for it
+/// and has a timeout of its own.
+const TOOLS_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// How much of a finish reason is kept, in bytes. It is a word by custom.
+const FINISH_REASON_BYTES_MAX: usize = 256;
+
+/// The form of agent that a plugin has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AgentForm {
+    /// It is given a prompt and registers samples.
+    Workflow,
+    /// It says which tools it offers, and gives back its conversation.
+    AgentLoop,
+}
+
+/// What an agent loop is told besides the prompt, as far as a protocol carries it.
+#[derive(Clone, Debug)]
+pub struct LoopOptions {
+    /// The turns that the caller has in mind.
+    pub max_turns: u32,
+    /// The tokens that the caller has in mind.
+    pub max_tokens_total: u32,
+    /// Sampling parameters, a JSON object. They hold for a workflow's requests too.
+    pub completion_params: Option<Box<RawValue>>,
+}
+
+impl Default for LoopOptions {
+    fn default() -> Self {
+        Self { max_turns: 10, max_tokens_total: 8192, completion_params: None }
+    }
+}
+
+/// What an agent loop says of a run that came to an end.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoopReport {
+    /// Why it stopped, in its own words.
+    pub finish_reason: String,
+    /// Tool calls that it made.
+    pub tool_calls: u32,
+    /// How long they took, summed over the calls.
+    pub tool_time: Duration,
+}
+
+impl Rollout {
+    /// Asks an agent loop for the tools of this rollout, in an instance of its own; a
+    /// workflow has none to tell. The error is also kept for [`Rollout::finish`].
+    pub async fn tools(&mut self) -> Result<Vec<Box<RawValue>>, Failure> {
+        if self.host.form() == AgentForm::Workflow {
+            return Ok(Vec::new());
+        }
+        let cancel = self.handle.cancel.clone();
+        let result = tokio::select! {
+            biased;
+            () = cancel.cancelled() => Err(Failure::cancelled(Stage::Workflow)),
+            result = self.ask_for_tools() => result,
+        };
+        self.failure = result.as_ref().err().cloned();
+        result
+    }
+
+    async fn ask_for_tools(&self) -> Result<Vec<Box<RawValue>>, Failure> {
+        let inner = &self.host.0;
+        let Ok(_place) = inner.declarations.acquire().await else {
+            return Err(Failure::host(Stage::Workflow, "the host is shutting down"));
+        };
+        let deadline = Some(Instant::now() + TOOLS_TIME_MAX.min(inner.limits.workflow_time_max));
+        let bounds = Bounds { memory_bytes_max: inner.limits.memory_bytes_max, deadline };
+        let (run, limits) = (self.run.clone(), inner.limits.clone());
+        let imports = Imports::bare(Role::Declaration, run, limits, deadline, self.record.clone());
+        let plugin = inner.settings.workflow.linked();
+        let tools = instance::agent_loop_tools(plugin, imports, bounds, self.loop_request()).await;
+        let tools = tools.map_err(|error| match error {
+            RunError::Deadline => failed(
+                FailureKind::Timeout,
+                format!("the agent loop did not say which tools it offers within {TOOLS_TIME_MAX:?}"),
+            ),
+            error => self.explain(Stage::Workflow, &error),
+        })?;
+        objects("offered tools", &tools)
+    }
+
+    fn loop_request(&self) -> LoopRequest {
+        let options = &self.request.loop_options;
+        LoopRequest {
+            messages: self.prompt(),
+            max_turns: options.max_turns,
+            max_tokens_total: options.max_tokens_total,
+            completion_params: options.completion_params.as_deref().map_or("{}", RawValue::get).to_owned(),
+        }
+    }
+
+    fn prompt(&self) -> Vec<String> {
+        self.request.prompt.iter().map(|message| message.get().to_owned()).collect()
+    }
+
+    /// Runs the agent and puts what it gave back in its place. The outer error is the
+    /// run's, the inner one the agent's own or what is wrong with what it gave.
+    pub(super) async fn run_agent(
+        &mut self,
+        imports: Imports,
+        bounds: Bounds,
+    ) -> Result<Result<(), Failure>, RunError> {
+        let plugin = self.host.0.settings.workflow.linked();
+        Ok(match self.host.form() {
+            AgentForm::Workflow => {
+                let returned = instance::run_workflow(plugin, imports, bounds, &self.prompt()).await?;
+                returned.map_or(Ok(()), |texts| self.settle_messages("workflow", &texts))
+            }
+            AgentForm::AgentLoop => {
+                let outcome = instance::run_agent_loop(plugin, imports, bounds, self.loop_request()).await?;
+                self.settle_loop(outcome)
+            }
+        })
+    }
+
+    /// Takes over what an agent loop gave, all of it or, where a part is wrong, nothing.
+    fn settle_loop(&mut self, outcome: LoopOutcome) -> Result<(), Failure> {
+        let LoopOutcome { error, messages, finish_reason, reward, metrics, tool_calls, tool_time_ms } =
+            outcome;
+        check_numbers(reward, &metrics).map_err(invalid)?;
+        let tool_time = Duration::try_from_secs_f64(tool_time_ms / 1e3)
+            .map_err(|_| invalid(format!("agent loop gave tool-time-ms {tool_time_ms}, which is no time")))?;
+        // A loop that failed may have no messages; what it registered while it ran stays.
+        if error.is_none() || !messages.is_empty() {
+            self.settle_messages("agent loop", &messages)?;
+        }
+        self.record.with_samples(|samples| {
+            if let [only] = samples.as_mut_slice() {
+                only.metrics.extend(metrics);
+            }
+        });
+        let finish_reason =
+            crate::text::printable(&crate::text::beginning(&finish_reason, FINISH_REASON_BYTES_MAX));
+        self.loop_report = Some(LoopReport { finish_reason, tool_calls, tool_time });
+        match error {
+            Some(why) => Err(self.blame(&RunError::Failed(why))),
+            None => {
+                self.own_reward = reward;
+                Ok(())
+            }
+        }
+    }
+
+    /// Makes the messages the history of the rollout's one sample.
+    fn settle_messages(&mut self, who: &str, texts: &[String]) -> Result<(), Failure> {
+        let messages = objects(&format!("{who} returned messages"), texts)?;
+        self.returned_messages = true;
+        self.record.with_samples(|samples| match samples.as_mut_slice() {
+            [] => {
+                let id = SampleId::parse(ONLY_SAMPLE).map_err(invalid)?;
+                let (metrics, fields) = (BTreeMap::new(), BTreeMap::new());
+                samples.push(SampleRecord { id, messages, metrics, fields, withdrawn: false });
+                Ok(())
+            }
+            [only] => {
+                only.messages = messages;
+                Ok(())
+            }
+            several => Err(invalid(format!(
+                "{who} returned messages with {} samples open, so nobody can tell whose they are; \
+                 push them to a sample and return none",
+                several.len()
+            ))),
+        })
+    }
+
+    /// The reward that an agent loop gave itself stands where no grader rated it.
+    pub(super) fn take_own_reward(&mut self) {
+        let Some(reward) = self.own_reward.filter(|_| !self.graded && self.failure.is_none()) else { return };
+        for sample in self.record.samples() {
+            self.rewards.insert(sample.id, reward);
+        }
+    }
+}
+
+fn failed(kind: FailureKind, reason: String) -> Failure {
+    Failure::new(Stage::Workflow, kind, Fault::Plugin, reason)
+}
+
+fn invalid(reason: String) -> Failure {
+    failed(FailureKind::Invalid, reason)
+}
+
+/// JSON objects that a guest gave, as they were written.
+fn objects(what: &str, texts: &[String]) -> Result<Vec<Box<RawValue>>, Failure> {
+    let read = |(at, text): (usize, &String)| {
+        wire::object(text)
+            .map(ToOwned::to_owned)
+            .map_err(|wrong| invalid(format!("{what}[{at}] that is {wrong}")))
+    };
+    texts.iter().enumerate().map(read).collect()
+}
+
+fn check_numbers(reward: Option<f64>, metrics: &[(String, f64)]) -> Result<(), String> {
+    if let Some(reward) = reward.filter(|reward| !reward.is_finite()) {
+        return Err(format!("agent loop gave itself the reward {reward}, which is not a finite number"));
+    }
+    match metrics.iter().find(|(_, value)| !value.is_finite()) {
+        Some((name, value)) => Err(format!(
+            "agent loop gave metric '{}' the value {value}, which is not a finite number",
+            brief(name)
+        )),
+        None => Ok(()),
+    }
+}
