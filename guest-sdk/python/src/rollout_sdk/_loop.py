@@ -114,7 +114,8 @@ class GuestLoop(base_events.BaseEventLoop):
                 task.cancel()
             if left:
                 self.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-            self.run_until_complete(self.shutdown_asyncgens())
+            if vars(self)["_asyncgens"]:
+                self.run_until_complete(self.shutdown_asyncgens())
 
 
 loop = GuestLoop()

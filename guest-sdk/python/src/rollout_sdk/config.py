@@ -24,6 +24,7 @@ class Settings:
     """A class of named values, made of its type hints."""
 
     _extra_allowed: ClassVar[bool] = True
+    _fields: ClassVar[list[Field] | None] = None
 
     def __init_subclass__(cls, *, extra: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -53,12 +54,15 @@ class Settings:
     @classmethod
     def fields(cls) -> list[Field]:
         """The declared values, in the order in which they are declared."""
-        hints = get_type_hints(cls, include_extras=True)
-        return [
-            Field(name, hint, getattr(cls, name, MISSING))
-            for name, hint in hints.items()
-            if get_origin(hint) is not ClassVar and not name.startswith("_")
-        ]
+        # Read once, because reading hints takes longer than all else in a short rollout.
+        if "_fields" not in cls.__dict__ or cls._fields is None:
+            hints = get_type_hints(cls, include_extras=True)
+            cls._fields = [
+                Field(name, hint, getattr(cls, name, MISSING))
+                for name, hint in hints.items()
+                if get_origin(hint) is not ClassVar and not name.startswith("_")
+            ]
+        return cls._fields
 
     @classmethod
     def __settings_fields__(cls) -> list[Field]:

@@ -89,6 +89,12 @@ def enter_rollout() -> RolloutContext:
     return _current
 
 
+def leave_rollout() -> None:
+    """Forgets the current rollout."""
+    global _current
+    _current = None
+
+
 def current_rollout(what: str) -> RolloutContext:
     """The rollout that is being run, for what makes no sense without one."""
     if _current is None:

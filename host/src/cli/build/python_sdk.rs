@@ -23,6 +23,7 @@ const SDK: &[(&str, &str)] = sdk![
     "rollout_sdk/_json.py",
     "rollout_sdk/_loop.py",
     "rollout_sdk/_models.py",
+    "rollout_sdk/_rehearse.py",
     "rollout_sdk/_schema.py",
     "rollout_sdk/agent.py",
     "rollout_sdk/agent_loop.py",
