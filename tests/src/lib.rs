@@ -20,7 +20,7 @@ pub use controller::{Answer, Controller, Received, RolloutRequest};
 pub use exposition::Exposition;
 pub use host::{Admitted, Reply, Serve, TestHost};
 pub use process::{Process, Ran, Start, rollout_host};
-pub use programs::{guest, host_program, project_root, target_dir};
+pub use programs::{guest, host_program, project_root, python_guest, python_program, target_dir};
 
 use std::time::Duration;
 

@@ -8,7 +8,9 @@ workflow and a grader of nobody's a few times, with a host that is played here.
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from . import _discover, _export, _host, context
@@ -105,14 +107,12 @@ class _Grader(Grader):
         return ctx.sample.answer_after("####") == ctx.require_label()
 
 
-def rehearse() -> None:
-    """Runs a rollout several times, and leaves no trace of it but what the interpreter
-    has learned."""
-    kept = {name: vars(_host)[name] for name in ("calls", "chat", "context", "samples")}
-    model = _Model()
+@contextlib.contextmanager
+def played_host() -> Iterator[None]:
+    """As long as this lasts, the host is played."""
     played: dict[str, Any] = {
         "calls": _Played(wait=lambda under_way, timeout: list(range(len(under_way)))),
-        "chat": model,
+        "chat": _Model(),
         "context": _Played(
             rollout_id=lambda: "rehearsal",
             attempt=lambda: 1,
@@ -122,14 +122,24 @@ def rehearse() -> None:
         ),
         "samples": _Played(limit=lambda: 1, Sample=_Sample),
     }
-    author = _discover.Found(_Workflow, None, _Grader, None, None)
-    prompt = [json.dumps({"role": "user", "content": "What is 2 + 2?"})]
-    graded = _Record(id="rehearsed", messages=[*prompt, _ANSWER], metrics=[])
+    kept = {name: vars(_host)[name] for name in played}
     try:
         vars(_host).update(played)
-        for _ in range(TIMES):
-            _export.rehearse(author, lambda: _export.run_workflow(prompt))
-            _export.rehearse(author, lambda: _export.run_grader("4", [graded]))
+        yield
     finally:
         vars(_host).update(kept)
         context.leave_rollout()
+
+
+def rehearse(found: _discover.Found) -> None:
+    """Runs a rollout several times, as far as the component has what it takes, and leaves
+    no trace of it but what the interpreter has learned."""
+    author = _discover.Found(_Workflow, None, _Grader, None, None)
+    prompt = [json.dumps({"role": "user", "content": "What is 2 + 2?"})]
+    graded: list[Any] = [_Record(id="rehearsed", messages=[*prompt, _ANSWER], metrics=[])]
+    with played_host():
+        for _ in range(TIMES):
+            if found.workflow or found.agent_loop:
+                _export.rehearse(author, lambda: _export.run_workflow(prompt))
+            if found.grader:
+                _export.rehearse(author, lambda: _export.run_grader("4", graded))

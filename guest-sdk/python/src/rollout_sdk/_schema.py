@@ -64,7 +64,8 @@ def schema_of_fields(fields: Sequence[Field], *, extra: bool | None = None) -> J
         schema = schema_of(field.hint)
         if field.description and "description" not in schema:
             schema["description"] = field.description
-        if not field.required and is_plain(field.default):
+        # That nothing is the default goes without saying.
+        if not field.required and field.default is not None and is_plain(field.default):
             schema["default"] = field.default
         properties[field.name] = schema
     schema = {"type": "object", "properties": properties}

@@ -16,6 +16,8 @@ from .sample import Sample
 from .tool import Tool
 
 ConfigT = TypeVar("ConfigT", bound=AgentWorkflowConfig)
+# Of what only gives a configuration away.
+ConfigT_co = TypeVar("ConfigT_co", bound=AgentWorkflowConfig, covariant=True)
 
 Messages: TypeAlias = list[Message]
 
@@ -102,13 +104,13 @@ def current_rollout(what: str) -> RolloutContext:
     return _current
 
 
-class AgentWorkflowContext(Generic[ConfigT]):
+class AgentWorkflowContext(Generic[ConfigT_co]):
     """What a workflow knows of its rollout."""
 
     def __init__(
         self,
         prompt: Messages,
-        config: ConfigT | None = None,
+        config: ConfigT_co | None = None,
         metadata: JsonObject | None = None,
         rollout: RolloutContext | None = None,
     ) -> None:
@@ -121,7 +123,7 @@ class AgentWorkflowContext(Generic[ConfigT]):
         self._sample: Sample | None = None
 
     @property
-    def config(self) -> ConfigT:
+    def config(self) -> ConfigT_co:
         """The operator's configuration over the defaults."""
         assert self._config is not None
         return self._config
