@@ -58,12 +58,12 @@ def settle() -> None:
     gc.freeze()
 
 
-def rehearse(found: _discover.Found, work: Callable[[], object]) -> None:
+def rehearse(found: _discover.Found, work: Callable[[], T]) -> T:
     """Does the work as if these classes were the author's."""
     global _found
     kept, _found = _found, found
     try:
-        work()
+        return work()
     finally:
         _found = kept
 
@@ -218,16 +218,22 @@ def _loop_tools(request: agent_loop_types.Request) -> list[str]:
     return [dump(schema, "the schema of a tool") for schema in tool_schemas(kind(), _loop_request(request))]
 
 
-def _run_loop(raw: agent_loop_types.Request) -> agent_loop_types.Outcome:
+def run_loop(raw: agent_loop_types.Request) -> tuple[LoopContext, RolloutResult]:
+    """Runs the author's loop on what the host gave."""
     rollout = enter_rollout()
     kind = _plugin().agent_loop
     assert kind is not None
     request = _loop_request(raw)
     loop = kind()
-    ctx = LoopContext(request, tool_schemas(loop, request), rollout.open_sample())
+    ctx = LoopContext(request, tool_schemas(loop, request), rollout.open_sample("main"))
     result: Any = _run(loop.run(ctx))
     if not isinstance(result, RolloutResult):
         raise Failed(f"`run` gave back {type(result).__name__}; give back ctx.complete(…) or ctx.error(…)")
+    return ctx, result
+
+
+def _run_loop(raw: agent_loop_types.Request) -> agent_loop_types.Outcome:
+    ctx, result = run_loop(raw)
     status: Any = (
         agent_loop_types.Status_Completed()
         if result.status == "COMPLETED"

@@ -281,24 +281,24 @@ def write_artifact(name: str, content: bytes) -> None:
     try:
         artifacts.write(text(name), content)
     except Err as error:
-        _raise_artifact_error(name, error)
+        _raise_artifact_error(error)
 
 
 def read_artifact(name: str) -> bytes:
     try:
         return artifacts.read(text(name))
     except Err as error:
-        _raise_artifact_error(name, error)
+        _raise_artifact_error(error)
 
 
 def artifact_names() -> list[str]:
     return artifacts.names()
 
 
-def _raise_artifact_error(name: str, error: Any) -> Never:
+def _raise_artifact_error(error: Any) -> Never:
     match error.value:
         case artifacts.Error_NotFound():
-            raise ArtifactError("not-found", f"there is no artifact `{name}`") from None
+            raise ArtifactError("not-found", "there is no artifact of this name") from None
         case artifacts.Error_OverLimit(value=limit):
             raise ArtifactError("over-limit", f"artifact not kept, a limit is reached: {limit}") from None
         case other:

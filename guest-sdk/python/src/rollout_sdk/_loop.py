@@ -75,6 +75,9 @@ class GuestLoop(base_events.BaseEventLoop):
     def _process_events(self, event_list: list[Never]) -> None:
         """Nothing: `select` has done it."""
 
+    def __del__(self) -> None:
+        """Nothing: there is nothing to be closed, and it ends with the instance."""
+
     def _write_to_self(self) -> None:
         """Nothing: there is no other thread to be woken by."""
 

@@ -261,6 +261,11 @@ def _read_union(args: tuple[Any, ...], value: Any) -> Any:
 def _read_container(hint: Any, base: Any, args: tuple[Any, ...], value: Any) -> Any:
     if _is_list(base):
         return _read_list(base, args, value)
+    # What the author gives in code may be made already.
+    if isinstance(base, type) and not is_typeddict(hint) and fields_of(hint) and isinstance(value, base):
+        return value
+    if isinstance(base, type) and issubclass(base, enum.Enum) and isinstance(value, base):
+        return value
     if fields := fields_of(hint):
         _expect(isinstance(value, Mapping), value, "an object", None)
         read = read_fields(fields, value)
