@@ -246,7 +246,7 @@ async fn calls_of_one_gather_are_under_way_at_the_same_time() {
 
     let result = host.result(&admitted).await;
     assert_eq!(result["status"], "success", "{result:#}");
-    assert_eq!(last_text(&result), "#### 11\n#### 12\n#### 13");
+    assert_eq!(last_text(&result), "The sum is #### 11\nThe sum is #### 12\nThe sum is #### 13");
 }
 
 #[tokio::test]

@@ -45,6 +45,7 @@ def load(module: ModuleType, *, only_grader: bool, roots: list[tuple[str, str]])
     global _found
     _failure.set_roots(roots)
     _found = _discover.discover(module, only_grader=only_grader)
+    _failure.keep_sources()
 
 
 def settle() -> None:

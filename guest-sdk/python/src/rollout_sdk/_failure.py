@@ -7,6 +7,8 @@ component has no others.
 
 from __future__ import annotations
 
+import linecache
+import sys
 import traceback
 from types import TracebackType
 
@@ -16,6 +18,8 @@ _roots: list[tuple[str, str]] = []
 """Where the component's directories were, and what to call them: the author's first."""
 
 _INNER = "/rollout_sdk/"
+# Where the standard library is in a component.
+_LIBRARY = "/python/"
 
 _LAZY = (
     "; a component has no files once it is built, so import it at the top of a module, or name it in "
@@ -27,6 +31,16 @@ def set_roots(roots: list[tuple[str, str]]) -> None:
     """Says what directories are to be called in texts: pairs of a prefix and what takes
     its place. The first is the author's."""
     _roots[:] = roots
+
+
+def keep_sources() -> None:
+    """Keeps the lines of the author's modules for tracebacks: the files are there only
+    while the component is built."""
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if path and _is_authors(path) and (lines := linecache.getlines(path)):
+            # Without a time of change, nobody looks whether the file is still the same.
+            linecache.cache[path] = (sum(map(len, lines)), None, lines, path)
 
 
 def _shown_path(path: str) -> str:
@@ -61,14 +75,14 @@ def _text(error: BaseException) -> str:
 
 
 def _place(trace: TracebackType | None) -> str:
-    """The innermost frame of the author's code, or else of anybody's but this package's."""
+    """The innermost frame of the author's code, or else of a dependency's."""
     place = ""
     authors = False
     for frame, line in traceback.walk_tb(trace):
         path = frame.f_code.co_filename
         if _is_authors(path):
             authors = True
-        elif authors or _INNER in path:
+        elif authors or _INNER in path or path.startswith(_LIBRARY):
             continue
         place = f"{_shown_path(path)}:{line}, in {frame.f_code.co_name}"
     return place

@@ -25,6 +25,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+class _Stuck(Exception):
+    """Everybody waits, and for nothing that could come."""
+
+
 class _Waiting:
     """Stands where a loop has its selector: waits for calls instead of sockets."""
 
@@ -41,10 +45,7 @@ class _Waiting:
         """Called by the loop between two rounds of callbacks."""
         if not self._calls:
             if timeout is None:
-                raise Failed(
-                    "waits for something that nothing will bring about: no call of the model or of a tool is "
-                    "under way, and no timer runs"
-                )
+                raise _Stuck
             if timeout > 0:
                 _host.wait([], _millis(timeout))
             return []
@@ -109,8 +110,11 @@ class GuestLoop(base_events.BaseEventLoop):
     def run_main(self, main: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine to its end. Tasks that it leaves behind are cancelled, as
         `asyncio.run` does."""
+        task = self.create_task(main)
         try:
-            return self.run_until_complete(main)
+            return self.run_until_complete(task)
+        except _Stuck:
+            raise self._give_up(task) from None
         finally:
             left = asyncio.all_tasks(self)
             for task in left:
@@ -119,6 +123,20 @@ class GuestLoop(base_events.BaseEventLoop):
                 self.run_until_complete(asyncio.gather(*left, return_exceptions=True))
             if vars(self)["_asyncgens"]:
                 self.run_until_complete(self.shutdown_asyncgens())
+
+
+    def _give_up(self, task: asyncio.Task[Any]) -> Failed:
+        """Ends a task where it waits, which is the place that the error is to name."""
+        place = None
+        task.cancel()
+        try:
+            self.run_until_complete(task)
+        except (asyncio.CancelledError, _Stuck) as error:
+            place = error.__traceback__
+        return Failed(
+            "waits for something that nothing will bring about: no call of the model or of a tool is under way, "
+            "and no timer runs"
+        ).with_traceback(place)
 
 
 loop = GuestLoop()
