@@ -21,7 +21,7 @@ from .agent_loop import RolloutRequest, RolloutResult, tool_schemas
 from .config import AgentWorkflowConfig, BaseConfig, GraderConfig
 from .context import AgentWorkflowContext, AgentWorkflowOutput, RolloutContext, enter_rollout
 from .errors import Failed, Invalid
-from .grading import GraderContext, RolloutSample, finite
+from .grading import GraderContext, RolloutSample, as_number
 
 if TYPE_CHECKING:
     from _rollout_wit.exports import agent_loop as agent_loop_types
@@ -56,6 +56,8 @@ def settle() -> None:
 
     _rehearse.rehearse(_plugin())
     gc.collect()
+    # Once more, so that what is free is where the next run will look for it.
+    _rehearse.rehearse(_plugin())
     gc.freeze()
 
 
@@ -144,7 +146,7 @@ def _take_output(output: Any, rollout: RolloutContext) -> list[str] | None:
             raise Failed("metrics and info were given back with several samples open: nobody can tell whose")
         sample = rollout.samples[0] if rollout.samples else rollout.open_sample()
         for name, value in output.metrics.items():
-            sample.metric(name, finite(value, f"metric `{name}`"))
+            sample.metric(name, as_number(value, f"metric `{name}`"))
         for name, value in output.info.items():
             sample.field(name, value)
     return None if output.messages is None else dump_messages(output.messages)
@@ -245,7 +247,7 @@ def _run_loop(raw: agent_loop_types.Request) -> agent_loop_types.Outcome:
         messages=dump_messages(result.final_messages),
         finish_reason=_host.text(result.finish_reason),
         reward=result.reward,
-        metrics=[types.Metric(_host.text(name), finite(value, f"metric `{name}`")) for name, value in result.metrics.items()],
+        metrics=[types.Metric(_host.text(name), as_number(value, f"metric `{name}`")) for name, value in result.metrics.items()],
         tool_calls=ctx.metrics.num_tool_calls,
         tool_time_ms=ctx.metrics.tool_latency_ms,
     )

@@ -20,7 +20,7 @@ from .grading import Grader, GraderContext
 from .tool import tool
 
 # The interpreter settles on a form of its code within some tens of calls.
-TIMES = 40
+TIMES = 80
 
 _ANSWER = json.dumps({"role": "assistant", "content": "2 + 2 = 4\n#### 4"})
 _CALL = json.dumps(

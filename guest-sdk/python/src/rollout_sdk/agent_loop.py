@@ -22,7 +22,7 @@ from typing import Any, Literal
 from . import log
 from ._json import JsonObject, dump
 from .errors import RolloutError
-from .grading import finite
+from .grading import as_number
 from .message import Message
 from .sample import Completion, Sample, Usage
 from .tool import Tool
@@ -117,7 +117,7 @@ class RolloutContext:
         self, final_messages: list[Message], finish_reason: str = "stop", reward: float | None = None
     ) -> RolloutResult:
         """The result of a loop that did its work."""
-        checked = None if reward is None else finite(reward, "the reward")
+        checked = None if reward is None else as_number(reward, "the reward")
         return RolloutResult("COMPLETED", final_messages, finish_reason, reward=checked)
 
     def error(self, error_message: str, final_messages: list[Message] | None = None) -> RolloutResult:

@@ -6,7 +6,6 @@ sees the label.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -57,7 +56,7 @@ class RolloutSample:
 
     @reward.setter
     def reward(self, reward: float | None) -> None:
-        self._reward = None if reward is None else finite(reward, f"the reward of sample `{self.id}`")
+        self._reward = None if reward is None else as_number(reward, f"the reward of sample `{self.id}`")
 
     @property
     def text(self) -> str:
@@ -70,7 +69,7 @@ class RolloutSample:
 
     def metric(self, name: str, value: float) -> None:
         """Adds a measurement to those of the workflow."""
-        self.verdict_metrics[name] = finite(value, f"metric `{name}`")
+        self.verdict_metrics[name] = as_number(value, f"metric `{name}`")
 
     def withdraw(self) -> None:
         """Asks that this sample not be trained on."""
@@ -94,15 +93,12 @@ class RolloutSample:
         return self._reward is not None or self.remove_sample or bool(self.verdict_metrics)
 
 
-def finite(value: Any, what: str) -> float:
-    """The number, where it is one that can be told to others."""
+def as_number(value: Any, what: str) -> float:
+    """The number that a reward or a measurement is. Whether it is finite, the host sees."""
     try:
-        number = float(value)
+        return float(value)
     except (TypeError, ValueError):
         raise Failed(f"{what} is {value!r}, not a number") from None
-    if not math.isfinite(number):
-        raise Failed(f"{what} is {number}, not a finite number")
-    return number
 
 
 class GraderContext:
