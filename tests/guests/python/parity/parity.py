@@ -38,8 +38,9 @@ Context = AgentWorkflowContext[Config]
 @tool
 def join(
     words: Annotated[list[str], "What to join."],
-    loud: bool,
+    *,
     between: Annotated[str | None, "What goes between."] = None,
+    loud: bool,
 ) -> str:
     """Joins words."""
     if not words:
