@@ -1,5 +1,7 @@
 //! Settings in two steps: what the operator wrote, and what the host works with.
 
+mod init;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,6 +10,23 @@ use serde_json::value::RawValue;
 
 use crate::limits::{Limits, LoadLimits};
 use crate::outbound::RetryPolicy;
+
+pub use init::{OsmosisEnvironment, OsmosisInit, RawOsmosisInit};
+
+/// How the generation of a request to `POST /rollout` is told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Dialect {
+    /// By the request; where it may be B or C, both are served.
+    #[default]
+    Auto,
+    /// All are of generation B: callbacks, a map of samples.
+    B,
+    /// All are of generation C: callbacks, one sample.
+    C,
+    /// All are of generation D: polling, one sample.
+    D,
+}
 
 /// What the operator wrote. Mirrors the file and decides nothing.
 #[derive(Clone, Debug, Default, serde::Deserialize)]
@@ -27,13 +46,19 @@ pub struct RawConfig {
     pub server_key_env: Option<String>,
     /// Seconds that running rollouts have to end after a stop signal.
     pub drain_secs: Option<f64>,
+    /// A command that runs before `serve` accepts.
+    pub on_start: Option<String>,
+    /// A command that runs after `serve` drained.
+    pub on_stop: Option<String>,
+    /// Where guests' events go.
+    pub log: Option<PathBuf>,
     /// What one rollout may use.
     pub limits: RawLimits,
     /// How calls of the model are repeated.
     pub model: RawRetry,
     /// How callbacks are repeated.
     pub callback: RawRetry,
-    /// Times of the Osmosis protocol.
+    /// Generation and times of the Osmosis protocol.
     pub osmosis: RawOsmosis,
     /// The plugin's own configuration, handed to it as it is.
     pub plugin: Option<toml::Table>,
@@ -126,12 +151,16 @@ pub struct RawRetry {
 #[derive(Clone, Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct RawOsmosis {
+    /// The generation that requests are of.
+    pub dialect: Option<Dialect>,
     /// Seconds that a request for a result waits for news.
     pub result_wait_secs: Option<f64>,
     /// Seconds without such a request after which a rollout is given up.
     pub lease_secs: Option<f64>,
     /// Seconds that a result is kept.
     pub result_ttl_secs: Option<f64>,
+    /// Settings of generation A.
+    pub init: RawOsmosisInit,
 }
 
 /// What the host works with. Every field is checked.
@@ -159,8 +188,18 @@ pub struct Config {
     pub model: RetryPolicy,
     /// How callbacks are repeated.
     pub callback: RetryPolicy,
+    /// How the generation of a request of the Osmosis protocol is told.
+    pub dialect: Dialect,
     /// Times of the Osmosis protocol.
     pub osmosis: OsmosisTimes,
+    /// Settings of the Osmosis protocol's generation A.
+    pub osmosis_init: OsmosisInit,
+    /// A command that runs before the server accepts.
+    pub on_start: Option<String>,
+    /// A command that runs after the server drained.
+    pub on_stop: Option<String>,
+    /// Where guests' events go, a file a rollout in a folder a start.
+    pub log: Option<PathBuf>,
     /// The plugin's own configuration, a JSON object.
     pub plugin: Option<Box<RawValue>>,
 }
@@ -211,6 +250,8 @@ impl RawConfig {
             problems
                 .push(format!("max-concurrent: {max_concurrent} is not between 1 and {MAX_CONCURRENT_MAX}"));
         }
+        let dialect = self.osmosis.dialect.unwrap_or_default();
+        let osmosis_init = self.osmosis.init.clone().resolve(&mut problems);
         let osmosis = self.osmosis.resolve(&mut problems);
         let config = Config {
             listen,
@@ -224,7 +265,12 @@ impl RawConfig {
             limits: self.limits.resolve(&mut problems),
             model: self.model.resolve("model", RetryPolicy::model(), &mut problems),
             callback: self.callback.resolve("callback", RetryPolicy::callback(), &mut problems),
+            dialect,
             osmosis,
+            osmosis_init,
+            on_start: self.on_start,
+            on_stop: self.on_stop,
+            log: self.log,
             plugin: self.plugin.and_then(|table| match serde_json::value::to_raw_value(&table) {
                 Ok(raw) => Some(raw),
                 Err(error) => {
@@ -319,6 +365,7 @@ impl RawRetry {
             budget: secs("budget-secs", self.budget_secs, default.budget),
             delay_base: secs("delay-base-secs", self.delay_base_secs, default.delay_base),
             delay_max: secs("delay-max-secs", self.delay_max_secs, default.delay_max),
+            repeated: default.repeated,
         }
     }
 }

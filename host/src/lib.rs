@@ -8,6 +8,7 @@
 #![warn(missing_docs)]
 
 pub mod bench;
+pub mod capacity;
 pub mod cli;
 pub mod config;
 pub mod dialect;
@@ -15,6 +16,9 @@ pub mod digest;
 pub mod engine;
 pub mod error;
 pub mod eval;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
+mod http1;
 pub mod id;
 pub mod imports;
 pub mod instance;

@@ -75,6 +75,89 @@ impl Default for Limits {
     }
 }
 
+/// The amount of a limit, or of what counts towards it, in the unit of the limit's name.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(untagged)]
+pub enum Amount {
+    /// Of bytes, calls or other things.
+    Count(u64),
+    /// Of time, in seconds.
+    Secs(f64),
+}
+
+impl From<usize> for Amount {
+    fn from(count: usize) -> Self {
+        Self::Count(count as u64)
+    }
+}
+
+impl From<u32> for Amount {
+    fn from(count: u32) -> Self {
+        Self::Count(count.into())
+    }
+}
+
+impl From<u64> for Amount {
+    fn from(count: u64) -> Self {
+        Self::Count(count)
+    }
+}
+
+impl From<Duration> for Amount {
+    fn from(time: Duration) -> Self {
+        Self::Secs((time.as_secs_f64() * 1e6).round() / 1e6)
+    }
+}
+
+impl Limits {
+    /// Every limit under its name in `[limits]`.
+    pub fn table(&self) -> [(&'static str, Amount); 19] {
+        // Taken apart, so that a limit that is added cannot be left out here.
+        let Self {
+            memory_bytes_max,
+            workflow_time_max,
+            grader_time_max,
+            guest_cpu_time_max,
+            host_calls_max,
+            host_call_bytes_max,
+            handles_max,
+            samples_max,
+            chat_calls_max,
+            chat_tokens_max,
+            concurrent_calls_max,
+            message_bytes_max,
+            record_bytes_max,
+            artifacts_max,
+            artifact_bytes_max,
+            log_lines_max,
+            log_bytes_max,
+            random_bytes_max,
+            reply_bytes_max,
+        } = *self;
+        [
+            ("memory-bytes-max", memory_bytes_max.into()),
+            ("guest-cpu-secs-max", guest_cpu_time_max.into()),
+            ("workflow-secs-max", workflow_time_max.into()),
+            ("grader-secs-max", grader_time_max.into()),
+            ("host-calls-max", host_calls_max.into()),
+            ("host-call-bytes-max", host_call_bytes_max.into()),
+            ("handles-max", handles_max.into()),
+            ("samples-max", samples_max.into()),
+            ("chat-calls-max", chat_calls_max.into()),
+            ("chat-tokens-max", chat_tokens_max.into()),
+            ("concurrent-calls-max", concurrent_calls_max.into()),
+            ("message-bytes-max", message_bytes_max.into()),
+            ("record-bytes-max", record_bytes_max.into()),
+            ("artifacts-max", artifacts_max.into()),
+            ("artifact-bytes-max", artifact_bytes_max.into()),
+            ("log-lines-max", log_lines_max.into()),
+            ("log-bytes-max", log_bytes_max.into()),
+            ("random-bytes-max", random_bytes_max.into()),
+            ("reply-bytes-max", reply_bytes_max.into()),
+        ]
+    }
+}
+
 /// The limits of bringing one component in, which its author is not trusted with either.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoadLimits {
@@ -97,5 +180,17 @@ impl Default for LoadLimits {
             compile_time_max: Duration::from_secs(120),
             compile_memory_bytes_max: 4096 * MIB,
         }
+    }
+}
+
+impl LoadLimits {
+    /// Every limit under its name in `[limits]`.
+    pub fn table(&self) -> [(&'static str, Amount); 3] {
+        let Self { component_bytes_max, compile_time_max, compile_memory_bytes_max } = *self;
+        [
+            ("component-bytes-max", component_bytes_max.into()),
+            ("compile-secs-max", compile_time_max.into()),
+            ("compile-memory-bytes-max", compile_memory_bytes_max.into()),
+        ]
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 /// From the top down. Modules on one line may not name each other.
 const LAYERS: [&[&str]; 13] = [
     &["bin"],
-    &["cli"],
+    &["cli", "fuzzing"],
     &["dialect", "eval", "bench"],
     &["config"],
     &["rollout"],
@@ -16,7 +16,7 @@ const LAYERS: [&[&str]; 13] = [
     &["imports"],
     &["outbound"],
     &["limits", "mock_model", "telemetry"],
-    &["wire", "error", "id"],
+    &["capacity", "http1", "wire", "error", "id"],
     &["digest", "text"],
 ];
 

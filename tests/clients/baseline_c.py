@@ -8,11 +8,12 @@ from __future__ import annotations
 from osmosis_ai.rollout.server import create_rollout_server
 
 import baseline
+import serving
 
 
 def main() -> None:
-    args = baseline.arguments(__doc__.splitlines()[0]).parse_args()
-    baseline.serve(
+    args = serving.arguments(__doc__.splitlines()[0]).parse_args()
+    serving.serve(
         lambda: create_rollout_server(backend=baseline.backend(args), configure_logging=False),
         args,
     )

@@ -8,15 +8,16 @@ from __future__ import annotations
 from osmosis_ai.rollout.server import create_rollout_server
 
 import baseline
+import serving
 
 
 def main() -> None:
-    parser = baseline.arguments(__doc__.splitlines()[0])
+    parser = serving.arguments(__doc__.splitlines()[0])
     parser.add_argument("--api-key", help="demanded of every request; default: none")
     parser.add_argument("--wait-secs", type=float, default=30.0, help="longest long-poll")
     parser.add_argument("--lease-secs", type=float, default=120.0, help="must exceed --wait-secs")
     args = parser.parse_args()
-    baseline.serve(
+    serving.serve(
         lambda: create_rollout_server(
             backend=baseline.backend(args),
             configure_logging=False,

@@ -26,6 +26,14 @@ PLEASE_SPIN = "please spin"  # never returns
 PLEASE_TRAP = "please trap"  # crashes
 PLEASE_RETURN_NOTHING = "please return nothing"  # succeeds without a sample
 
+# Beginnings of the last user message, for callers that take several samples by name. What
+# follows is what the model is asked for each of them.
+PLEASE_BRANCH = "please branch"  # samples FIRST and SECOND, each with a reply of the model
+PLEASE_HALF_BRANCH = "please half branch"  # sample FIRST with a reply, SILENT without a call
+FIRST, SECOND, SILENT = "first", "second", "silent"
+# Last user message: a sample that answers 5 without asking the model.
+PLEASE_STAY_SILENT = "please stay silent"
+
 WORKFLOW_FAILED = "the workflow was told to fail"
 WORKFLOW_REFUSED = "the workflow was told to refuse"
 
@@ -34,6 +42,10 @@ FAIL_GRADING = "please fail"  # ends with the error GRADER_FAILED
 SPIN_GRADING = "please spin"  # never returns
 GIVE_NO_REWARD = "please give no reward"  # returns without a reward
 REMOVE_SAMPLE = "please remove"  # rewards 1.0 and withdraws the sample from training
+
+# The same, for several samples.
+RATE_THE_FIRST = "please rate the first"  # rewards 1.0, and the second nothing
+REMOVE_THE_SECOND = "please remove the second"  # rewards 1.0 and 0.5, and withdraws the second
 
 GRADER_FAILED = "the grader was told to fail"
 

@@ -1,6 +1,6 @@
 //! The other side: the model that workflows ask, and the trainer's callbacks.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,6 +25,9 @@ pub struct Controller {
     shared: Arc<Shared>,
     server: JoinHandle<()>,
 }
+
+/// The key that generation B's callers give for chat calls and callbacks.
+pub const KEY_OF_B: &str = "key-of-the-controller-of-b";
 
 /// A request that arrived.
 #[derive(Clone, Debug)]
@@ -84,6 +87,9 @@ impl Controller {
             .route("/v1/chat/completions", post(chat))
             .route("/callbacks/{id}/completion", post(callback))
             .route("/callbacks/{id}/grader", post(callback))
+            .route("/chat/completions", post(routed_chat))
+            .route("/v1/rollout/completed", post(callback))
+            .route("/v1/grader/completed", post(callback))
             .with_state(shared.clone());
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has a free port");
         let address = listener.local_addr().expect("it is bound");
@@ -96,6 +102,11 @@ impl Controller {
     /// The base URL of the model, shared by all rollouts.
     pub fn model_url(&self) -> String {
         format!("http://{}/v1", self.address)
+    }
+
+    /// The address below which everything is.
+    pub fn base_url(&self) -> String {
+        format!("http://{}", self.address)
     }
 
     /// A request for a rollout whose prompt ends with this text, under an id of its own.
@@ -167,6 +178,51 @@ impl Controller {
         reached.expect("the sender is in `self`");
     }
 
+    /// What a controller of generation B makes of a rollout: the rewards by sample id, or why
+    /// it fails the row. It takes the first callback of each sort, asks for two successes,
+    /// for exactly the samples that were asked for, and for a reward of each that counts.
+    pub fn outcome_of_b(&self, rollout_id: &str) -> Result<BTreeMap<String, Option<f64>>, String> {
+        let callbacks = self.callbacks();
+        let first = |path: &str| {
+            let found = callbacks
+                .iter()
+                .find(|callback| callback.path == path && callback.body["rollout_id"] == rollout_id);
+            found.map(|callback| callback.body.clone()).ok_or(format!("no callback to {path}"))
+        };
+        for path in ["/v1/rollout/completed", "/v1/grader/completed"] {
+            let body = first(path)?;
+            if body["status"] != "success" {
+                return Err(format!("{path} says {}: {}", body["status"], body["err_message"]));
+            }
+        }
+        let of_rollout = |chat: &&Received| chat.header("x-rollout-id") == Some(rollout_id);
+        let asked: BTreeSet<String> = self
+            .chats()
+            .iter()
+            .filter(of_rollout)
+            .filter_map(|chat| chat.header("x-sample-id").map(str::to_owned))
+            .collect();
+        let graded = first("/v1/grader/completed")?;
+        let samples = graded["samples"].as_object().ok_or("samples is no object")?;
+        let told: BTreeSet<String> = samples.keys().cloned().collect();
+        if told != asked || told.is_empty() {
+            return Err(format!("samples {asked:?} asked and {told:?} were told"));
+        }
+        let mut rewards = BTreeMap::new();
+        for (id, sample) in samples {
+            if sample["id"] != id.as_str() {
+                return Err(format!("sample {id} calls itself {}", sample["id"]));
+            }
+            let counts = sample["remove_sample"] != true;
+            let reward = sample["reward"].as_f64();
+            if counts && reward.is_none() {
+                return Err(format!("sample {id} has no reward"));
+            }
+            rewards.insert(id.clone(), reward);
+        }
+        Ok(rewards)
+    }
+
     async fn when<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         let mut changed = self.shared.changed.subscribe();
         let looking = async {
@@ -228,6 +284,31 @@ impl RolloutRequest {
             .with("llm_api_key", "key-of-the-model")
     }
 
+    /// As generation B asks: every rollout at the same addresses, one key for all, and every
+    /// field there, null where it has nothing to say. The model is strict then: a chat call
+    /// that lacks a routing header or that key is refused, and one that does not say that it
+    /// wants no stream gets one.
+    pub fn as_b(self) -> Self {
+        let base = format!("http://{}", self.address);
+        let mut request = self
+            .with("completion_callback_url", format!("{base}/v1/rollout/completed"))
+            .with("grader_callback_url", format!("{base}/v1/grader/completed"))
+            .with("chat_completions_url", base)
+            .with("controller_api_key", KEY_OF_B)
+            .with("agent_timeout_sec", 450.0)
+            .with("grader_timeout_sec", 150.0);
+        for field in ["label", "metadata", "extra_fields"] {
+            request.fields.entry(field).or_insert(Value::Null);
+        }
+        request
+    }
+
+    /// Without a field.
+    pub fn without(mut self, field: &str) -> Self {
+        self.fields.remove(field);
+        self
+    }
+
     /// Its id.
     pub fn rollout_id(&self) -> &str {
         self.fields["rollout_id"].as_str().unwrap_or_default()
@@ -278,6 +359,24 @@ async fn chat(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap, b
     // The sender is in `shared`, so it is there for as long as this waits.
     let _ = shared.held_after.subscribe().wait_for(answered).await;
     answer.map_or_else(|| completion(&sum(&body)), respond)
+}
+
+/// Generation B's chat route, as strict as its only published controller.
+async fn routed_chat(shared: State<Arc<Shared>>, uri: Uri, headers: HeaderMap, body: Bytes) -> Response {
+    let has = |name: &str| headers.get(name).is_some_and(|value| !value.is_empty());
+    let authorization = headers.get("authorization").map(|value| value.as_bytes().to_vec());
+    if authorization.as_deref() != Some(format!("Bearer {KEY_OF_B}").as_bytes()) {
+        return respond(Answer::Status(401, json!({"detail": "unauthorized"})));
+    }
+    if !has("x-rollout-id") || !has("x-sample-id") {
+        return respond(Answer::Status(400, json!({"detail": "missing required header(s)"})));
+    }
+    let wants_no_stream = serde_json::from_slice::<Value>(&body).is_ok_and(|body| body["stream"] == false);
+    let answer = chat(shared, uri, headers, body).await;
+    if wants_no_stream {
+        return answer;
+    }
+    ([("content-type", "text/event-stream")], ": ping\n\n").into_response()
 }
 
 async fn callback(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap, body: Bytes) -> Response {

@@ -7,7 +7,10 @@ use reqwest::{Method, RequestBuilder};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{Exposition, Process, Ran, RolloutRequest, Start, guest, in_time, rollout_host, until};
+use crate::{
+    Controller, Exposition, Process, Ran, Received, RolloutRequest, Start, guest, in_time, rollout_host,
+    until,
+};
 
 /// The header that carries a lease.
 const LEASE: &str = "x-osmosis-rollout-lease";
@@ -140,6 +143,27 @@ impl TestHost {
         self.process.terminate().await
     }
 
+    /// Runs a rollout of a caller that is called back and stops, so that every callback that
+    /// is to come has come: those that the controller had then.
+    pub async fn all_callbacks(self, controller: &Controller, request: &RolloutRequest) -> Vec<Received> {
+        let reply = self.ask(request).await;
+        assert!([200, 202].contains(&reply.status), "{reply:?}");
+        assert_eq!(reply.body, json!({}));
+        let ran = self.stop().await;
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        controller.callbacks()
+    }
+
+    /// Asks it to end, waits until it has, and gives a JSON file that it kept of a rollout.
+    pub async fn stop_for_document(self, id: &str, file: &str) -> Value {
+        let path = self.kept().join(id).join(file);
+        let _dir = self.dir;
+        let ran = self.process.terminate().await;
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        let text = std::fs::read(&path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
+        serde_json::from_slice(&text).unwrap_or_else(|error| panic!("{path:?}: {error}"))
+    }
+
     /// Waits until it has ended by itself, or by an earlier signal.
     pub async fn ended(self) -> Ran {
         self.process.ended().await
@@ -147,8 +171,13 @@ impl TestHost {
 
     /// Posts a JSON body.
     pub async fn post(&self, path: &str, body: &Value) -> Reply {
+        self.post_text(path, &body.to_string()).await
+    }
+
+    /// Posts a body that is called JSON, whatever it is.
+    pub async fn post_text(&self, path: &str, body: &str) -> Reply {
         let request = self.request(Method::POST, path).header(CONTENT_TYPE, "application/json");
-        send(request.body(body.to_string())).await
+        send(request.body(body.to_owned())).await
     }
 
     /// Gets.
@@ -228,7 +257,12 @@ impl TestHost {
 
     /// The trajectory of a rollout that is over.
     pub async fn trajectory(&self, id: &str) -> Value {
-        let path = self.kept().join(id).join("trajectory.json");
+        self.document(id, "trajectory.json").await
+    }
+
+    /// A JSON file that is kept of a rollout that is over.
+    pub async fn document(&self, id: &str, file: &str) -> Value {
+        let path = self.kept().join(id).join(file);
         until(&format!("{path:?}"), async || serde_json::from_slice(&std::fs::read(&path).ok()?).ok()).await
     }
 

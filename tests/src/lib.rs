@@ -10,15 +10,19 @@
 
 #![warn(missing_docs)]
 
+mod collector;
 mod controller;
 mod exposition;
 mod host;
+mod init;
 mod process;
 mod programs;
 
-pub use controller::{Answer, Controller, Received, RolloutRequest};
+pub use collector::{Collector, TracedSpan};
+pub use controller::{Answer, Controller, KEY_OF_B, Received, RolloutRequest};
 pub use exposition::Exposition;
 pub use host::{Admitted, Reply, Serve, TestHost};
+pub use init::{InitRequest, check_chat, check_completed};
 pub use process::{Process, Ran, Start, rollout_host};
 pub use programs::{guest, host_program, project_root, python_guest, python_program, target_dir};
 

@@ -45,7 +45,7 @@ pub fn rollout_host<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> 
     command.args(arguments).env("XDG_CACHE_HOME", target_dir().join("test-cache"));
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy();
-        if name.starts_with("_OSMOSIS_") || name.starts_with("ROLLOUT_") {
+        if name.starts_with("_OSMOSIS_") || name.starts_with("OSMOSIS_") || name.starts_with("ROLLOUT_") {
             command.env_remove(&*name);
         }
     }

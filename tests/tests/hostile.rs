@@ -479,7 +479,13 @@ fn size_below(dir: &Path) -> u64 {
 
 #[tokio::test]
 async fn a_wait_for_a_million_calls_is_ended() {
-    check_ended(misuse(""), "many: waits", "handles-max").await;
+    check_ended(misuse(""), "many: waits", "names in one call, more handles than handles-max, 10000").await;
+}
+
+#[tokio::test]
+async fn a_wait_for_more_calls_than_can_be_under_way_is_ended_by_that_name() {
+    let host = misuse("[limits]\nhandles-max = 2000000\n");
+    check_ended(host, "many: waits", "1000000 calls, more than concurrent-calls-max, 64").await;
 }
 
 #[tokio::test]
@@ -517,7 +523,7 @@ async fn chat_calls_that_are_started_and_forgotten_are_refused_at_their_number()
 #[tokio::test]
 async fn handles_that_are_kept_without_end_end_the_guest() {
     let host = misuse("[limits]\nhandles-max = 100\n");
-    check_ended(host, "handle: forgotten tool calls", "holds more handles than handles-max, 100").await;
+    check_ended(host, "handle: forgotten tool calls", "more handles than handles-max, 100").await;
 }
 
 #[tokio::test]
@@ -563,6 +569,60 @@ async fn what_is_no_json_is_refused_in_every_place() {
     assert_eq!(controller.chats().len(), 0, "none of it was sent");
     let trajectory = host.trajectory(request.rollout_id()).await;
     assert!(trajectory.is_object(), "it can be read all the same");
+    check_goes_on(&host, &controller).await;
+}
+
+#[tokio::test]
+async fn a_field_that_is_too_deep_for_its_readers_is_refused() {
+    let controller = Controller::start().await;
+    let host = misuse("").start().await;
+    let request = controller.rollout("other: deep field").label("5");
+
+    let result = host.run(&request).await;
+
+    let answers: Value = serde_json::from_str(told(&result)).expect("it reports in JSON");
+    assert_eq!(answers["deepest"], "taken");
+    for place in ["deeper", "deep"] {
+        let answer = answers[place].as_str().unwrap_or_default();
+        assert!(answer.contains("nested more than 100 deep") || answer.contains("recursion"), "{answer}");
+    }
+    assert!(host.trajectory(request.rollout_id()).await.is_object(), "it can be read all the same");
+    check_goes_on(&host, &controller).await;
+}
+
+#[tokio::test]
+async fn a_name_that_a_sample_has_is_refused_to_another() {
+    let rows = [serde_json::json!({"user_prompt": "other: same name twice", "ground_truth": "5"})];
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    let lines: String = rows.iter().map(|row| format!("{row}\n")).collect();
+    std::fs::write(dir.path().join("rows.jsonl"), lines).expect("it can be written");
+    let mut command = rollout_host(["eval"]);
+    command.arg(rollout_tests::guest("misuse")).args(["--data", "rows.jsonl", "--model", "mock"]);
+    command.args(["--out", "out"]).current_dir(dir.path()).start().ended().await;
+
+    let path = dir.path().join("out/rollouts/row-00000-run-0/trajectory.json");
+    let text = std::fs::read_to_string(path).expect("it was written");
+    assert!(text.contains("Taken(\\\"twin\\\")"), "{text}");
+}
+
+#[tokio::test]
+async fn random_bytes_past_their_number_end_the_guest_by_that_name_and_are_counted() {
+    let controller = Controller::start().await;
+    let host = misuse("").start().await;
+    let request = controller.rollout("other: random bytes").label("5");
+
+    let result = host.run(&request).await;
+
+    check_fails(
+        &result,
+        "agent_error",
+        "2097152 random bytes in one call, more than random-bytes-max, 65536",
+    );
+    let trajectory = host.trajectory(request.rollout_id()).await;
+    let limit = &trajectory["extra"]["rollout_host"]["limits"]["random-bytes-max"];
+    assert_eq!(*limit, serde_json::json!({"max": 65536, "fired": 1, "asked": 2_097_152}));
+    let fired = host.metrics().await.get("rollout_host_limits_fired_total{limit=\"random-bytes-max\"}");
+    assert_eq!(fired, Some(1.0));
     check_goes_on(&host, &controller).await;
 }
 

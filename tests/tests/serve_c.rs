@@ -1,6 +1,6 @@
 //! Generation C as a caller sees it: two callbacks, in order, each told once.
 
-use rollout_tests::{Answer, Controller, Received, RolloutRequest, TestHost};
+use rollout_tests::{Answer, Controller, Received, TestHost};
 use serde_json::{Value, json};
 
 const KEY: &str = "key-of-the-controller";
@@ -8,15 +8,6 @@ const KEY: &str = "key-of-the-controller";
 /// The last segments of the callbacks' paths.
 fn kinds(callbacks: &[Received]) -> Vec<&str> {
     callbacks.iter().filter_map(|callback| callback.path.rsplit('/').next()).collect()
-}
-
-/// Runs a rollout and stops the host, so that every callback that is to come has come.
-async fn all_callbacks(host: TestHost, controller: &Controller, request: &RolloutRequest) -> Vec<Received> {
-    let reply = host.ask(request).await;
-    assert_eq!((reply.status, reply.body), (202, json!({})));
-    let ran = host.stop().await;
-    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    controller.callbacks()
 }
 
 fn brief_callback(callback: &Received) -> (Value, Value, Value) {
@@ -30,7 +21,7 @@ async fn the_completion_comes_first_and_then_the_reward_each_once() {
     let host = TestHost::start("conform").await;
     let request = controller.rollout("Calculate 2 + 3.").label("5").with_callbacks(KEY);
 
-    let callbacks = all_callbacks(host, &controller, &request).await;
+    let callbacks = host.all_callbacks(&controller, &request).await;
 
     assert_eq!(kinds(&callbacks), ["completion", "grader"]);
     let id = request.rollout_id();
@@ -64,7 +55,7 @@ async fn callbacks_and_chat_calls_carry_a_key_each() {
     let host = TestHost::start("conform").await;
     let request = controller.rollout("Calculate 2 + 3.").label("5").with_callbacks(KEY);
 
-    let callbacks = all_callbacks(host, &controller, &request).await;
+    let callbacks = host.all_callbacks(&controller, &request).await;
 
     for callback in &callbacks {
         assert_eq!(callback.header("authorization"), Some(&*format!("Bearer {KEY}")));
@@ -83,7 +74,7 @@ async fn a_callback_that_is_not_taken_is_sent_again_as_it_was() {
     controller.answer_callbacks(stumbles.into_iter().chain([fine, Answer::Soon(429)]));
 
     let request = controller.rollout("Calculate 2 + 3.").label("5").with_callbacks(KEY);
-    let callbacks = all_callbacks(host, &controller, &request).await;
+    let callbacks = host.all_callbacks(&controller, &request).await;
 
     let (completions, graders) = callbacks.split_at(5);
     assert_eq!(kinds(completions), ["completion"; 5]);
@@ -100,7 +91,7 @@ async fn a_completion_that_is_refused_ends_in_one_bare_failure_and_no_grading() 
     controller.answer_callbacks([Answer::Status(404, json!({}))]);
 
     let request = controller.rollout("Calculate 2 + 3.").label("5").with_callbacks(KEY);
-    let callbacks = all_callbacks(host, &controller, &request).await;
+    let callbacks = host.all_callbacks(&controller, &request).await;
 
     assert_eq!(kinds(&callbacks), ["completion", "completion", "grader"]);
     assert_eq!(
@@ -118,7 +109,7 @@ async fn a_reward_that_is_refused_ends_in_one_bare_failure_and_no_second_complet
     controller.answer_callbacks([Answer::Status(200, json!({})), Answer::Status(422, json!({}))]);
 
     let request = controller.rollout("Calculate 2 + 3.").label("5").with_callbacks(KEY);
-    let callbacks = all_callbacks(host, &controller, &request).await;
+    let callbacks = host.all_callbacks(&controller, &request).await;
 
     assert_eq!(kinds(&callbacks), ["completion", "grader", "grader"]);
     assert_eq!(callbacks[1].body["sample"]["reward"], 1.0);
@@ -140,7 +131,7 @@ async fn a_controller_that_is_gone_is_given_up_and_the_host_goes_on() {
     assert_eq!(host.ask(&gone).await.status, 202);
 
     let request = controller.rollout("Calculate 2 + 3.").label("5").with_callbacks(KEY);
-    let callbacks = all_callbacks(host, &controller, &request).await;
+    let callbacks = host.all_callbacks(&controller, &request).await;
 
     assert_eq!(kinds(&callbacks), ["completion", "grader"]);
     assert_eq!(callbacks[1].body["sample"]["reward"], 1.0);
@@ -156,7 +147,7 @@ async fn a_workflow_that_fails_is_told_by_its_completion_and_a_bare_grader_callb
         let host = TestHost::start("conform").await;
         let request = controller.rollout(text).label("5").with_callbacks(KEY);
 
-        let callbacks = all_callbacks(host, &controller, &request).await;
+        let callbacks = host.all_callbacks(&controller, &request).await;
 
         assert_eq!(kinds(&callbacks), ["completion", "grader"]);
         assert_eq!(brief_callback(&callbacks[0]), (json!("failure"), json!(message), json!(category)));
@@ -171,7 +162,7 @@ async fn a_grader_that_traps_is_told_by_the_grader_callback_with_the_sample_and_
     let host = TestHost::start("trap_grading").await;
     let request = controller.rollout("Calculate 2 + 3.").label("misbehave").with_callbacks(KEY);
 
-    let callbacks = all_callbacks(host, &controller, &request).await;
+    let callbacks = host.all_callbacks(&controller, &request).await;
 
     assert_eq!(kinds(&callbacks), ["completion", "grader"]);
     assert_eq!(callbacks[0].body["status"], "success");
@@ -187,7 +178,7 @@ async fn a_sample_that_is_removed_is_told_without_its_reward() {
     let host = TestHost::start("conform").await;
     let request = controller.rollout("Calculate 2 + 3.").label("please remove").with_callbacks(KEY);
 
-    let callbacks = all_callbacks(host, &controller, &request).await;
+    let callbacks = host.all_callbacks(&controller, &request).await;
 
     let last = &callbacks[1].body;
     assert_eq!((&last["status"], &last["sample"]["remove_sample"]), (&json!("success"), &json!(true)));
@@ -201,7 +192,7 @@ async fn without_a_grader_url_there_is_one_callback() {
     let request =
         controller.rollout("2 + 3").label("5").with_callbacks(KEY).with("grader_callback_url", Value::Null);
 
-    let callbacks = all_callbacks(host, &controller, &request).await;
+    let callbacks = host.all_callbacks(&controller, &request).await;
 
     assert_eq!(kinds(&callbacks), ["completion"]);
 }

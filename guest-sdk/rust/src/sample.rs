@@ -107,7 +107,10 @@ pub enum OpenError {
 impl fmt::Display for OpenError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::TooMany(most) => write!(out, "this rollout's caller takes {most} samples"),
+            Self::TooMany(most) => write!(
+                out,
+                "this rollout takes {most} samples at the most (samples-max of the host, or less where its caller takes fewer)"
+            ),
             Self::Taken(name) => write!(out, "the sample name `{name}` is taken"),
             Self::Invalid(reason) => write!(out, "not a sample name: {reason}"),
         }

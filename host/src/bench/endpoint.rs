@@ -19,8 +19,8 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::http1::{Connection, Message};
 use super::outcome::{ErrorKind, Failure, Judgement, judge};
+use crate::http1::{Connection, Message};
 
 /// What the model is to be called with.
 pub(super) const MODEL_KEY: &str = "bench-model-key";

@@ -12,13 +12,14 @@
 
 mod args;
 mod endpoint;
-mod http1;
 mod load;
 mod measure;
 mod outcome;
+mod plot;
 mod proc_fs;
 mod report;
 mod server;
+mod soak;
 mod stats;
 #[cfg(test)]
 mod tests;
@@ -32,10 +33,11 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::capacity;
 use endpoint::Endpoint;
 use load::{Amount, Crew};
 use server::Server;
-use trainer::{Address, Course};
+use trainer::{Address, Connections, Course};
 
 pub use args::Args;
 pub use outcome::ErrorKind;
@@ -44,6 +46,7 @@ pub use report::{
     ErrorCount, Errors, Figures, Level, Ratios, Report, ServerFigures, ServerLevel, TargetSeen,
 };
 pub use server::StartError;
+pub use soak::{Growth, Look, SoakReport};
 
 /// The generation to speak.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, clap::ValueEnum)]
@@ -158,9 +161,14 @@ impl Settings {
         if !wrong.is_empty() {
             return Err(BenchError::Invalid(wrong));
         }
-        // A connection out and one in for each, and what a process has anyway.
-        let wanted = most as u64 * 2 + 100;
-        match proc_fs::fds_max() {
+        // A connection in for each, and one out where a request waits for its rollout; else
+        // as many as a trainer has and the callbacks that come at once.
+        let out = match self.dialect {
+            Dialect::D => most as u64,
+            Dialect::C => trainer::REQUESTS_AT_ONCE_C as u64 + most as u64 / 4,
+        };
+        let wanted = most as u64 + out + 100;
+        match Some(capacity::raise_descriptors()) {
             Some(max) if max < wanted => Err(BenchError::Descriptors { wanted, max }),
             _ => Ok(()),
         }
@@ -250,6 +258,9 @@ pub enum BenchError {
         /// Why.
         source: ProcError,
     },
+    /// The report cannot be drawn.
+    #[error("cannot draw the report: {0}")]
+    Plot(String),
     /// The runtime did not start.
     #[error("cannot start a runtime for the bench")]
     Runtime(#[source] io::Error),
@@ -296,6 +307,17 @@ pub enum Progress {
         /// What it gave.
         figures: Box<Figures>,
     },
+    /// A soak looked at the server's process.
+    Soaking {
+        /// Rollouts that ended.
+        done: usize,
+        /// Rollouts in all.
+        rollouts: usize,
+        /// Seconds since the first look.
+        secs: f64,
+        /// What was seen.
+        look: Look,
+    },
 }
 
 impl fmt::Display for Progress {
@@ -305,6 +327,14 @@ impl fmt::Display for Progress {
             Self::Ready { target } => write!(f, "{} answers on {}", target.name, target.url),
             Self::Measuring { name, in_flight, step, steps } => {
                 write!(f, "[{step}/{steps}] {name}, {in_flight} in flight")
+            }
+            Self::Soaking { done, rollouts, secs, look } => {
+                let Look { rss_mib, mappings, fds, .. } = look;
+                let rate = *done as f64 / secs.max(f64::EPSILON);
+                write!(
+                    f,
+                    "{done} of {rollouts} rollouts, {rate:.0}/s, {rss_mib:.1} MiB, {mappings} mappings, {fds} descriptors"
+                )
             }
             Self::Measured { name, in_flight, step, steps, figures } => {
                 let Figures { rollouts_per_sec, errors, .. } = &**figures;
@@ -324,6 +354,24 @@ impl fmt::Display for Progress {
 /// [`run`] in a runtime of its own, with one thread, ended by SIGINT and SIGTERM. Not to be
 /// called from asynchronous code.
 pub fn run_blocking(settings: Settings, progress: impl FnMut(Progress)) -> Result<Report, BenchError> {
+    blocking(run(settings, progress))
+}
+
+/// [`soak`] likewise.
+pub fn soak_blocking(
+    settings: Settings,
+    rollouts: usize,
+    progress: impl FnMut(Progress),
+) -> Result<SoakReport, BenchError> {
+    blocking(soak(settings, rollouts, progress))
+}
+
+/// The report as an SVG document.
+pub fn plot(report: &Report) -> Result<String, BenchError> {
+    plot::svg(report).map_err(|error| BenchError::Plot(error.to_string()))
+}
+
+fn blocking<T>(work: impl Future<Output = Result<T, BenchError>>) -> Result<T, BenchError> {
     use tokio::signal::unix::{SignalKind, signal};
 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -331,7 +379,7 @@ pub fn run_blocking(settings: Settings, progress: impl FnMut(Progress)) -> Resul
         let mut interrupt = signal(SignalKind::interrupt()).map_err(BenchError::Runtime)?;
         let mut terminate = signal(SignalKind::terminate()).map_err(BenchError::Runtime)?;
         tokio::select! {
-            report = run(settings, progress) => report,
+            done = work => done,
             _ = interrupt.recv() => Err(BenchError::Interrupted),
             _ = terminate.recv() => Err(BenchError::Interrupted),
         }
@@ -351,11 +399,62 @@ pub async fn run(settings: Settings, mut progress: impl FnMut(Progress)) -> Resu
     outcome
 }
 
+/// Runs so many rollouts at one number in flight on one server, and sees whether it grows.
+/// Starts and ends what [`run`] does.
+pub async fn soak(
+    settings: Settings,
+    rollouts: usize,
+    mut progress: impl FnMut(Progress),
+) -> Result<SoakReport, BenchError> {
+    settings.check()?;
+    let ([_], [in_flight]) = (settings.targets.as_slice(), settings.in_flight.as_slice()) else {
+        return Err(BenchError::Invalid(vec![
+            "a soak is of one server at one number in flight, such as --in-flight 64".to_owned(),
+        ]));
+    };
+    if rollouts < *in_flight {
+        return Err(BenchError::Invalid(vec![
+            "a soak of fewer rollouts than are to be in flight".to_owned(),
+        ]));
+    }
+    let mut servers = Vec::new();
+    let outcome = async {
+        let mut stands = prepare(&settings, &mut servers, &mut progress).await?;
+        let (seen, course) = stands.remove(0);
+        soak::soak(seen, &course, *in_flight, rollouts, &mut progress).await
+    }
+    .await;
+    for server in servers {
+        server.stop().await;
+    }
+    outcome
+}
+
 async fn prepare_and_measure(
     settings: &Settings,
     servers: &mut Vec<Server>,
     progress: &mut impl FnMut(Progress),
 ) -> Result<Report, BenchError> {
+    let stands = prepare(settings, servers, progress).await?;
+    let levels = measure_all(settings, &stands, progress).await?;
+    Ok(Report {
+        dialect: settings.dialect,
+        model_latency_ms: settings.model_latency.as_secs_f64() * 1e3,
+        turns: settings.turns,
+        wave: settings.wave,
+        rounds: settings.rounds,
+        cores: std::thread::available_parallelism().map_or(1, usize::from),
+        targets: stands.into_iter().map(|(seen, _)| seen).collect(),
+        levels,
+    })
+}
+
+/// Starts the stub model and what is to be started, and has each server do one rollout.
+async fn prepare(
+    settings: &Settings,
+    servers: &mut Vec<Server>,
+    progress: &mut impl FnMut(Progress),
+) -> Result<Vec<(TargetSeen, Arc<Course>)>, BenchError> {
     let listen = settings.listen;
     let endpoint = Endpoint::start(listen, settings.model_latency, settings.turns)
         .map_err(|source| BenchError::Listen { listen, source })?;
@@ -364,6 +463,7 @@ async fn prepare_and_measure(
     for target in &settings.targets {
         let seen = find(target, servers, progress).await?;
         let course = Arc::new(Course {
+            connections: Connections::new(settings.dialect),
             address: Address::resolve(&seen.url).await?,
             dialect: settings.dialect,
             api_key: settings.api_key.clone(),
@@ -378,17 +478,7 @@ async fn prepare_and_measure(
         progress(Progress::Ready { target: seen.clone() });
         stands.push((seen, course));
     }
-    let levels = measure_all(settings, &stands, progress).await?;
-    Ok(Report {
-        dialect: settings.dialect,
-        model_latency_ms: settings.model_latency.as_secs_f64() * 1e3,
-        turns: settings.turns,
-        wave: settings.wave,
-        rounds: settings.rounds,
-        cores: std::thread::available_parallelism().map_or(1, usize::from),
-        targets: stands.into_iter().map(|(seen, _)| seen).collect(),
-        levels,
-    })
+    Ok(stands)
 }
 
 async fn find(

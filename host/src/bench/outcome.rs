@@ -8,7 +8,7 @@ use std::fmt;
 
 use serde::Deserialize;
 
-use super::http1::Broken;
+use crate::http1::Broken;
 
 /// The reward of a right result.
 const REWARD: f64 = 1.0;

@@ -150,7 +150,7 @@ async fn call(url: &str, key: Option<&str>, body: &str) -> Value {
     let length = body.len();
     let request =
         format!("POST /{path} HTTP/1.1\r\nhost: {host}\r\n{key}content-length: {length}\r\n\r\n{body}");
-    let mut connection = http1::Connection::open(host.parse().unwrap()).await.unwrap();
+    let mut connection = crate::http1::Connection::open(host).await.unwrap();
     connection.send(request.as_bytes()).await.unwrap();
     let answer = connection.receive_response().await.unwrap();
     assert_eq!(answer.status().unwrap(), 200);

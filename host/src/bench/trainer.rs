@@ -1,27 +1,34 @@
 //! The side that calls the server under test: one worker, one rollout at a time.
 //!
-//! A worker owns one connection, kept open. In generation D it asks for the rollout and then
-//! for its result on it; in generation C it asks, and waits for the endpoint to be called.
+//! In generation D a worker asks for the rollout and then for its result; in generation C it
+//! asks, and waits for the endpoint to be called. Connections are shared: one is a worker's for
+//! as long as its request is under way.
 
 use std::io::Write;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
+use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
 use super::endpoint::{CALLBACK_KEY, Endpoint, MODEL_KEY};
-use super::http1::{Connection, Message};
 use super::load::Tally;
 use super::outcome::{ErrorKind, Failure, Judgement, judge};
 use super::{BenchError, Dialect};
+use crate::http1::{Connection, Message};
 
 /// The wait after a 429 that names none, and the bounds of one that is named: those of the
 /// package's own driver.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 const RETRY_AFTER_MIN: Duration = Duration::from_millis(50);
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
+/// Requests under way at once in generation C, whose answers do not wait for a rollout: what a
+/// trainer's own pool of connections would let through.
+pub(super) const REQUESTS_AT_ONCE_C: usize = 256;
+/// Connections kept open for the next request.
+const IDLE_CONNECTIONS_MAX: usize = 1024;
 /// How long the cancellation of a lost rollout may take.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -60,9 +67,43 @@ fn split_url(url: &str) -> Option<(&str, &str)> {
         .then(|| (host, base.trim_end_matches('/')))
 }
 
+/// The connections to the server under test.
+#[derive(Debug)]
+pub(super) struct Connections {
+    idle: Mutex<Vec<Connection>>,
+    gate: Semaphore,
+}
+
+impl Connections {
+    pub(super) fn new(dialect: Dialect) -> Self {
+        let at_once = match dialect {
+            Dialect::C => REQUESTS_AT_ONCE_C,
+            Dialect::D => Semaphore::MAX_PERMITS,
+        };
+        Self { idle: Mutex::default(), gate: Semaphore::new(at_once) }
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Connection>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The one that was used last, if it is still good.
+    fn take(&self) -> Option<Connection> {
+        self.idle().pop().filter(Connection::is_fresh)
+    }
+
+    fn give_back(&self, connection: Connection) {
+        let mut idle = self.idle();
+        if idle.len() < IDLE_CONNECTIONS_MAX {
+            idle.push(connection);
+        }
+    }
+}
+
 /// What all workers of one measurement share.
 #[derive(Debug)]
 pub(super) struct Course {
+    pub(super) connections: Connections,
     pub(super) address: Address,
     pub(super) dialect: Dialect,
     pub(super) api_key: Option<String>,
@@ -74,7 +115,6 @@ pub(super) struct Course {
 #[derive(Debug)]
 pub(super) struct Worker {
     course: Arc<Course>,
-    connection: Option<Connection>,
     /// The bytes of the request under way. Kept for its memory.
     request: Vec<u8>,
     pub(super) tally: Tally,
@@ -90,7 +130,7 @@ struct Admission<'a> {
 
 impl Worker {
     pub(super) fn new(course: Arc<Course>) -> Self {
-        Self { course, connection: None, request: Vec::new(), tally: Tally::default() }
+        Self { course, request: Vec::new(), tally: Tally::default() }
     }
 
     /// Runs one rollout to its end and counts what it came to. Whether it was right.
@@ -101,8 +141,6 @@ impl Worker {
         let outcome = match timeout(patience, self.attempt(&id)).await {
             Ok(outcome) => outcome,
             Err(_) => {
-                // An answer may be half read.
-                self.connection = None;
                 self.cancel(&id).await;
                 Err(Failure::new(ErrorKind::Lost, format!("not ended after {patience:?}")))
             }
@@ -110,9 +148,6 @@ impl Worker {
         match outcome {
             Ok(()) => self.tally.latencies.push(begun.elapsed()),
             Err(failure) => {
-                if failure.kind == ErrorKind::Transport {
-                    self.connection = None;
-                }
                 self.tally.errors.add(failure);
                 return false;
             }
@@ -175,16 +210,17 @@ impl Worker {
         self.write_head("POST", &["/rollout/cancel"]);
         let body = format!(r#"{{"ids":["{id}"]}}"#);
         self.body(body.as_bytes());
-        if !matches!(timeout(CANCEL_TIMEOUT, self.exchange()).await, Ok(Ok(_))) {
-            self.connection = None;
-        }
+        let _ = timeout(CANCEL_TIMEOUT, self.exchange()).await;
     }
 
     /// Sends the request that was written, and reads the response.
     async fn exchange(&mut self) -> Result<Message, Failure> {
-        let mut connection = match self.connection.take() {
-            Some(connection) if connection.is_fresh() => connection,
-            _ => {
+        let connections = &self.course.connections;
+        let closed = |_| Failure::new(ErrorKind::Transport, "the bench is ending");
+        let _turn = connections.gate.acquire().await.map_err(closed)?;
+        let mut connection = match connections.take() {
+            Some(connection) => connection,
+            None => {
                 let opened = Connection::open(self.course.address.socket).await;
                 opened.map_err(|error| Failure::new(ErrorKind::Transport, format!("connecting: {error}")))?
             }
@@ -193,7 +229,7 @@ impl Worker {
         sent.map_err(|error| Failure::new(ErrorKind::Transport, format!("sending: {error}")))?;
         let answer = connection.receive_response().await?;
         if !answer.ends_connection() {
-            self.connection = Some(connection);
+            connections.give_back(connection);
         }
         Ok(answer)
     }

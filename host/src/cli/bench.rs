@@ -1,6 +1,7 @@
 //! `bench`: load for a server, and what it makes of it.
 
 use std::io::IsTerminal;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -23,26 +24,53 @@ pub(super) struct Bench {
     /// Writes one JSON object in place of the table.
     #[arg(long)]
     json: bool,
+    /// Draws rollouts a second and latencies over the numbers in flight, as SVG.
+    #[arg(long, value_name = "FILE.svg", conflicts_with = "soak")]
+    plot: Option<PathBuf>,
+    /// Runs so many rollouts at one --in-flight, and says whether the server's process grows.
+    ///
+    /// Generation D keeps results for `osmosis.result-ttl-secs`: give the server a short
+    /// one, or the memory that they take is all that is seen.
+    #[arg(long, value_name = "N", conflicts_with_all = ["vs", "vs_command", "rollouts", "seconds", "rounds", "wave"])]
+    soak: Option<usize>,
 }
 
 impl Bench {
     pub fn run(self) -> Result<Exit> {
-        let settings = self.args.try_into()?;
+        let settings = self.args.clone().try_into()?;
         let terminal = std::io::stderr().is_terminal();
-        let report = bench::run_blocking(settings, |progress| {
+        let progress = |progress| {
             if terminal {
                 eprint!("\r\x1b[K{progress}");
             }
-        });
-        if terminal {
-            eprint!("\r\x1b[K");
+        };
+        let done = || {
+            if terminal {
+                eprint!("\r\x1b[K");
+            }
+        };
+        if let Some(rollouts) = self.soak {
+            let report = bench::soak_blocking(settings, rollouts, progress);
+            done();
+            let report = report?;
+            return self.show(&report, &report.render(), report.is_clean());
         }
+        let report = bench::run_blocking(settings, progress);
+        done();
         let report = report?;
-        if self.json {
-            println!("{}", serde_json::to_string_pretty(&report).context("the report is no JSON")?);
-        } else {
-            print!("{}", report.render());
+        if let Some(path) = &self.plot {
+            let drawn = bench::plot(&report)?;
+            std::fs::write(path, drawn).with_context(|| format!("cannot write {}", path.display()))?;
         }
-        Ok(if report.is_clean() { Exit::Done } else { Exit::NotDone })
+        self.show(&report, &report.render(), report.is_clean())
+    }
+
+    fn show(&self, report: &impl serde::Serialize, table: &str, is_clean: bool) -> Result<Exit> {
+        if self.json {
+            println!("{}", serde_json::to_string_pretty(report).context("the report is no JSON")?);
+        } else {
+            print!("{table}");
+        }
+        Ok(if is_clean { Exit::Done } else { Exit::NotDone })
     }
 }

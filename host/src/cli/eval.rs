@@ -70,6 +70,10 @@ pub(super) struct Eval {
     /// Settings in TOML: [plugin] for the plugin, [limits] and [model] for the host.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Collector of traces, by OTLP over HTTP: a trace a rollout, a span a phase. Without
+    /// a path, /v1/traces is added.
+    #[arg(long, value_name = "URL")]
+    otlp: Option<String>,
     #[command(flatten)]
     cache: CacheOptions,
     /// Where results go. [default: evals/PLUGIN-DATA-TIME]
@@ -132,7 +136,12 @@ impl Eval {
         let manifest = self.manifest(&config, &data, &loaded);
         let resume = Resume { retry_unscored: self.retry_unscored, fresh: self.fresh };
         let opened = Journal::open(&out, &manifest, resume)?;
-        runtime.block_on(self.evaluate(opened, data, &loaded, key))
+        let traces = setup::traces(&runtime, self.otlp.as_deref(), &loaded)?;
+        runtime.block_on(async {
+            let exit = self.evaluate(opened, data, &loaded, key).await;
+            setup::flush(traces).await;
+            exit
+        })
     }
 
     async fn evaluate(
@@ -218,7 +227,8 @@ impl Eval {
         set("base_url", json!(self.base_url));
         set("pass_threshold", self.pass_threshold.into());
         set("plugin_config", config.plugin.as_ref().map_or(Value::Null, |raw| json!(raw)));
-        set("limits", format!("{:?}", config.limits).into());
+        let limits = config.limits.table().map(|(name, max)| (name.to_owned(), json!(max)));
+        set("limits", Value::Object(limits.into_iter().collect()));
         if self.base_url.is_none() {
             set("mock_error_rate", self.mock_error_rate.into());
             set("mock_seed", self.mock_seed.into());

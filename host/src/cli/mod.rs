@@ -3,7 +3,9 @@
 mod bench;
 mod build;
 mod compile_component;
+mod connections;
 mod eval;
+mod hooks;
 mod inspect;
 mod mock_model;
 mod plugin_file;

@@ -1,24 +1,23 @@
 //! `serve`: a plugin for trainers, over HTTP.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
-use axum::serve::ListenerExt;
+use anyhow::{Context, Result, bail};
 use clap::Args;
-use tokio::net::{TcpListener, TcpSocket};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::plugin_file::CacheOptions;
-use super::{Exit, setup};
-use crate::config::{Config, RawLimits};
-use crate::dialect::osmosis::{Osmosis, Settings};
-use crate::outbound::CallbackClient;
+use super::{Exit, PluginFault, connections, hooks, setup};
+use crate::config::{Config, Dialect, OsmosisEnvironment, RawLimits};
+use crate::dialect::osmosis::{Osmosis, Settings, a};
+use crate::outbound::{CallbackClient, Secret, Taken};
 use crate::rollout::{AgentForm, Host};
 
 /// Serves a plugin to trainers over HTTP: the Osmosis protocol, generations D (polling
-/// under a lease) and C (callbacks), told apart by the request.
+/// under a lease), C and B (callbacks), told apart by the request, and A (tools at the start,
+/// one post at the end), which has a path of its own.
 ///
 /// Prints `listening on http://ADDR` when it is ready. SIGTERM or Ctrl-C drains: no
 /// new rollouts, running ones may end and be told; a second signal ends it at once.
@@ -45,11 +44,32 @@ pub(super) struct Serve {
     /// Where trajectories and artifacts go. [default: ./rollouts]
     #[arg(long, value_name = "DIR", env = "_OSMOSIS_ROLLOUT_ARTIFACT_ROOT", hide_env = true)]
     artifact_root: Option<PathBuf>,
+    /// Collector of traces, by OTLP over HTTP: a trace a rollout, a span a phase. Without
+    /// a path, /v1/traces is added.
+    #[arg(long, value_name = "URL")]
+    otlp: Option<String>,
     #[command(flatten)]
     cache: CacheOptions,
     /// Environment variable with the key that every request must carry.
     #[arg(long, value_name = "VAR")]
     server_key_env: Option<String>,
+    /// Generation that requests are of. Left to the request, one that may be of B or of C
+    /// is called back in a form that both take. [default: auto]
+    #[arg(long, value_name = "GENERATION")]
+    dialect: Option<Dialect>,
+    /// The key itself; whoever may list this machine's processes can read it here.
+    #[arg(long, value_name = "KEY", conflicts_with = "server_key_env")]
+    api_key: Option<String>,
+    /// Where guests' events go, one JSON object a line: a file a rollout, in a folder for
+    /// this start.
+    #[arg(long, value_name = "DIR")]
+    log: Option<PathBuf>,
+    /// A command that the shell runs before requests are accepted. If it fails, none are.
+    #[arg(long, value_name = "COMMAND")]
+    on_start: Option<String>,
+    /// A command that the shell runs after the last rollout is over.
+    #[arg(long, value_name = "COMMAND")]
+    on_stop: Option<String>,
     #[command(flatten)]
     limits: RawLimits,
     /// Port that an evaluator who started this process wants.
@@ -68,10 +88,19 @@ impl Serve {
             raw.listen = Some(listen);
         }
         raw.limits = self.limits.clone().or(raw.limits);
-        raw.max_concurrent = self.max_concurrent.or(raw.max_concurrent);
+        let environment = OsmosisEnvironment::read(|name| std::env::var(name).ok())?;
+        for name in &environment.without_effect {
+            tracing::warn!(name, "this variable is set and has no effect here");
+        }
+        raw.osmosis.init = environment.init.or(raw.osmosis.init);
+        raw.max_concurrent = self.max_concurrent.or(environment.max_concurrent).or(raw.max_concurrent);
+        raw.log = self.log.clone().or(raw.log);
+        raw.on_start = self.on_start.clone().or(raw.on_start);
+        raw.on_stop = self.on_stop.clone().or(raw.on_stop);
         raw.queue_max = self.queue_max.or(raw.queue_max);
         raw.artifact_root = self.artifact_root.clone().or(raw.artifact_root);
         raw.server_key_env = self.server_key_env.clone().or(raw.server_key_env);
+        raw.osmosis.dialect = self.dialect.or(raw.osmosis.dialect);
         Ok(raw.resolve()?)
     }
 
@@ -80,7 +109,11 @@ impl Serve {
         let artifact_root = config.artifact_root.clone().unwrap_or_else(|| PathBuf::from("rollouts"));
         std::fs::create_dir_all(&artifact_root)
             .with_context(|| format!("cannot make the artifact root {}", artifact_root.display()))?;
-        let server_key = setup::key_from_env("server-key-env", config.server_key_env.as_deref())?;
+        let server_key = match &self.api_key {
+            Some(key) if key.is_empty() => bail!("--api-key is empty; leave it out to ask for none"),
+            Some(key) => Some(Secret::new(key.as_str())),
+            None => setup::key_from_env("server-key-env", config.server_key_env.as_deref())?,
+        };
         if server_key.is_none() && !config.listen.ip().is_loopback() {
             tracing::warn!(listen = %config.listen, "whoever reaches this address can run rollouts; --server-key-env asks for a key");
         }
@@ -103,6 +136,14 @@ impl Serve {
                 ),
             }
         }
+        let name = runtime.block_on(loaded.host.agent_name());
+        let name =
+            name.map_err(|error| PluginFault(format!("the agent loop does not say its name: it {error}")))?;
+        let completed = CallbackClient::new(
+            loaded.http.clone(),
+            config.osmosis_init.completed.clone(),
+            loaded.host.metrics().clone(),
+        );
         let osmosis = Osmosis::new(Settings {
             host: loaded.host.clone(),
             callbacks: CallbackClient::new(
@@ -110,6 +151,12 @@ impl Serve {
                 config.callback.clone(),
                 loaded.host.metrics().clone(),
             ),
+            dialect: config.dialect,
+            init: a::Settings {
+                init: config.osmosis_init.clone(),
+                agent_name: name.unwrap_or_else(|| file_stem(&self.plugin)),
+                completions: completed.taken_by(Taken::OkOnly),
+            },
             times: config.osmosis,
             server_key,
             instance_id: self.instance_id.clone(),
@@ -117,45 +164,50 @@ impl Serve {
         tracing::info!(
             plugin = %self.plugin.display(),
             digest = loaded.plugin_digest,
-            max_concurrent = config.max_concurrent,
-            queue_max = config.queue_max,
+            slots = loaded.slots.running_max,
+            queue_max = loaded.slots.queue_max,
+            bound_by = %loaded.slots.bound_by,
+            memory = loaded.plan.name(),
             artifact_root = %artifact_root.display(),
             "plugin loaded"
         );
-        let exit = runtime.block_on(serve(&config, &loaded.host, &osmosis));
+        tracing::info!(limits = %limits(&config), "every rollout has these limits");
+        let traces = setup::traces(&runtime, self.otlp.as_deref(), &loaded)?;
+        let exit = runtime.block_on(async {
+            let exit = serve(&config, &loaded.host, &osmosis).await;
+            setup::flush(traces).await;
+            exit
+        });
         // What is left, such as a slow write, is not waited for.
         runtime.shutdown_background();
         exit
     }
 }
 
-/// Connections that may wait to be accepted. A trainer opens thousands at once, and one
-/// that finds no place is tried again seconds later. The kernel caps it.
-const BACKLOG: u32 = 16_384;
+/// All of `[limits]` as they hold, as one JSON object.
+fn limits(config: &Config) -> serde_json::Value {
+    let all = config.limits.table().into_iter().chain(config.load_limits.table());
+    serde_json::Value::Object(all.map(|(name, max)| (name.to_owned(), serde_json::json!(max))).collect())
+}
 
-/// Listens on an address.
-fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
-    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // A restarted server takes its port over from connections that are still closing.
-    socket.set_reuseaddr(true)?;
-    socket.bind(address)?;
-    socket.listen(BACKLOG)
+/// A component's name where it says none itself.
+fn file_stem(path: &Path) -> String {
+    path.file_stem().map_or_else(|| "workflow".to_owned(), |stem| stem.to_string_lossy().into_owned())
 }
 
 async fn serve(config: &Config, host: &Host, osmosis: &Osmosis) -> Result<Exit> {
-    let listener = listen(config.listen)
+    let mut stop = setup::StopSignal::new()?;
+    if let Some(command) = &config.on_start {
+        tokio::select! {
+            ran = hooks::run("on-start", command) => ran?,
+            () = stop.next() => bail!("stopped while the command on-start ran"),
+        }
+    }
+    let listener = connections::listen(config.listen)
         .with_context(|| format!("cannot listen on {}; --listen takes another address", config.listen))?;
     let address = listener.local_addr().context("cannot tell the address that is listened on")?;
-    let listener = listener.tap_io(|stream| {
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "TCP_NODELAY not set");
-        }
-    });
     let drained = CancellationToken::new();
-    let server =
-        axum::serve(listener, osmosis.router()).with_graceful_shutdown(drained.clone().cancelled_owned());
-    let server = tokio::spawn(server.into_future());
-    let mut stop = setup::StopSignal::new()?;
+    let server = tokio::spawn(connections::serve(listener, osmosis.router(), drained.clone()));
     println!("listening on http://{address}");
 
     stop.next().await;
@@ -170,8 +222,14 @@ async fn serve(config: &Config, host: &Host, osmosis: &Osmosis) -> Result<Exit> 
     drained.cancel();
     // Connections that are idle close at once; one that hangs is not waited for.
     match tokio::time::timeout(config.drain, server).await {
-        Ok(joined) => joined.context("the server panicked")?.context("the server failed")?,
+        Ok(joined) => joined.context("the server panicked")?,
         Err(_) => tracing::debug!("connections still open"),
+    }
+    if let Some(command) = &config.on_stop {
+        tokio::select! {
+            ran = hooks::run("on-stop", command) => ran?,
+            () = stop.next() => bail!("stopped by a second signal while the command on-stop ran"),
+        }
     }
     Ok(exit)
 }

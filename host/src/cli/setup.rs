@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use tokio::runtime::Runtime;
@@ -11,12 +12,13 @@ use tracing_subscriber::EnvFilter;
 
 use super::LogFormat;
 use super::plugin_file::{self, CacheOptions};
+use crate::capacity::{Bound, GuestCost, Machine, Slots};
 use crate::config::{Config, RawConfig};
-use crate::engine::Engine;
+use crate::engine::{Engine, MemoryPlan};
 use crate::error::Fault;
 use crate::outbound::{self, ChatClient, Secret};
 use crate::rollout::{Host, HostSettings};
-use crate::telemetry::Metrics;
+use crate::telemetry::{Metrics, Traces};
 
 /// Sends logs to standard error. A server tells what it does; other commands speak up
 /// only where something is wrong.
@@ -30,6 +32,25 @@ pub(super) fn logs(format: LogFormat, server: bool) {
         LogFormat::Text => logs.with_target(false).init(),
         // The innermost span is the rollout; a list of all spans would say it twice.
         LogFormat::Json => logs.json().with_span_list(false).init(),
+    }
+}
+
+/// Begins to export the host's traces, where the operator says to where.
+pub(super) fn traces(runtime: &Runtime, otlp: Option<&str>, loaded: &Loaded) -> Result<Option<Traces>> {
+    let Some(url) = otlp else { return Ok(None) };
+    let _runtime = runtime.enter();
+    let traces = loaded.host.metrics().trace_to(url, loaded.http.clone()).context("--otlp")?;
+    Ok(Some(traces))
+}
+
+/// Sends what traces there still are.
+pub(super) async fn flush(traces: Option<Traces>) {
+    /// A collector that is gone does not hold up the end.
+    const TIME_MAX: Duration = Duration::from_secs(5);
+    if let Some(traces) = traces
+        && !traces.flush(TIME_MAX).await
+    {
+        tracing::warn!("some traces were not sent: the collector took too long");
     }
 }
 
@@ -68,6 +89,14 @@ pub(super) fn raw_config(path: Option<&Path>) -> Result<RawConfig> {
     RawConfig::parse(&text).with_context(|| format!("{}", path.display()))
 }
 
+/// The folder of this start in the directory for events.
+fn event_log(dir: &Path) -> Result<PathBuf> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let folder = dir.join(now.as_secs().to_string());
+    std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    Ok(folder)
+}
+
 /// The key in an environment variable that the operator named.
 pub(super) fn key_from_env(option: &str, variable: Option<&str>) -> Result<Option<Secret>> {
     let Some(variable) = variable else { return Ok(None) };
@@ -83,6 +112,8 @@ pub(super) struct Loaded {
     pub http: reqwest::Client,
     pub plugin_digest: String,
     pub grader_digest: Option<String>,
+    pub slots: Slots,
+    pub plan: MemoryPlan,
 }
 
 /// Compiles the plugins, makes the host and sees that instances can start.
@@ -94,7 +125,11 @@ pub(super) fn host(
     cache: &CacheOptions,
     artifact_root: Option<PathBuf>,
 ) -> Result<Loaded> {
-    let engine = Engine::new(config.max_concurrent, config.limits.memory_bytes_max)?;
+    let machine = Machine::read();
+    let plan = MemoryPlan::within(config.max_concurrent, machine.guest_mappings_max());
+    let cost = GuestCost { mappings: plan.mappings_per_instance(), memory_bytes: 0 };
+    let slots = machine.slots(config.max_concurrent, config.queue_max, cost);
+    let engine = Engine::planned(plan, slots.running_max, config.limits.memory_bytes_max)?;
     let loader = cache.loader(config.cache_dir.as_deref(), &config.load_limits)?;
     let load = |path: &Path| plugin_file::load(&loader, &engine, path, &config.load_limits);
     let workflow = load(plugin)?;
@@ -102,7 +137,7 @@ pub(super) fn host(
     let plugin_digest = workflow.about().digest.clone();
     let http = outbound::http_client()?;
     let metrics = Arc::new(Metrics::new());
-    let settings = HostSettings {
+    let mut settings = HostSettings {
         workflow,
         grader,
         max_concurrent: config.max_concurrent,
@@ -116,16 +151,31 @@ pub(super) fn host(
             metrics.clone(),
         ),
         artifact_root,
+        event_log: config.log.as_deref().map(event_log).transpose()?,
         metrics,
     };
-    let host = Host::new(settings).map_err(|error| super::PluginFault(error.to_string()))?;
-    runtime.block_on(host.try_start()).map_err(|(role, error)| {
+    let memory_bytes = runtime.block_on(settings.try_start()).map_err(|(role, error)| {
         let reason = format!("no instance of the {} can be started: it {error}", role.as_str());
         match error.fault() {
             Fault::Plugin => anyhow::Error::new(super::PluginFault(reason)),
             _ => anyhow::Error::msg(reason),
         }
     })?;
+    let slots = machine.slots(
+        config.max_concurrent,
+        config.queue_max,
+        GuestCost { memory_bytes: memory_bytes as u64, ..cost },
+    );
+    (settings.max_concurrent, settings.queue_max) = (slots.running_max, slots.queue_max);
+    if slots.bound_by != Bound::Asked {
+        tracing::warn!(
+            asked = config.max_concurrent,
+            slots = slots.running_max,
+            bound_by = %slots.bound_by,
+            "this machine has not room for as many rollouts at once as were asked for"
+        );
+    }
+    let host = Host::new(settings).map_err(|error| super::PluginFault(error.to_string()))?;
     let grader_digest = host.grader().map(|grader| grader.about().digest.clone());
-    Ok(Loaded { host, http, plugin_digest, grader_digest })
+    Ok(Loaded { host, http, plugin_digest, grader_digest, slots, plan })
 }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use wasmtime::component::{Component, Linker};
 
 use crate::digest::sha256;
-use crate::instance::InstanceState;
+use crate::instance::{BusyThreads, InstanceState};
 use crate::plugin::{self, Description, LoadError, Plugin, Source};
 pub use cache::{CACHE_BYTES_MAX, CacheError, CodeCache};
 pub use compile::{CompileError, Compiler, INVALID_EXIT_CODE, compile, confine};
@@ -29,6 +29,7 @@ pub use plan::MemoryPlan;
 pub struct Engine {
     engine: wasmtime::Engine,
     linker: Arc<Linker<InstanceState>>,
+    busy: BusyThreads,
     plan: MemoryPlan,
 }
 
@@ -44,11 +45,22 @@ pub struct EngineError {
 impl Engine {
     /// An engine for this many instances at once, each of at most this much memory.
     pub fn new(instances_max: u32, memory_bytes_max: usize) -> Result<Self, EngineError> {
+        Self::planned(MemoryPlan::for_instances(instances_max), instances_max, memory_bytes_max)
+    }
+
+    /// The same, where it is settled where the memory comes from.
+    pub fn planned(
+        plan: MemoryPlan,
+        instances_max: u32,
+        memory_bytes_max: usize,
+    ) -> Result<Self, EngineError> {
         let fail = |source| EngineError { instances_max, source };
-        let engine = wasmtime::Engine::new(&plan::config(instances_max, memory_bytes_max)).map_err(fail)?;
+        let engine =
+            wasmtime::Engine::new(&plan::config(plan, instances_max, memory_bytes_max)).map_err(fail)?;
         let linker = crate::instance::linker(&engine).map_err(fail)?;
         ticker::start(&engine).map_err(|error| fail(error.into()))?;
-        Ok(Self { engine, linker: Arc::new(linker), plan: MemoryPlan::for_instances(instances_max) })
+        let busy = BusyThreads::start().map_err(|error| fail(error.into()))?;
+        Ok(Self { engine, linker: Arc::new(linker), busy, plan })
     }
 
     /// Checks and compiles a component, here and without limits: for one that is trusted.
@@ -62,7 +74,7 @@ impl Engine {
     }
 
     fn link(&self, component: &Component, file: &Source) -> Result<Plugin, LoadError> {
-        Plugin::load(&self.engine, &self.linker, component, file)
+        Plugin::load(&self.engine, &self.linker, component, file, &self.busy)
     }
 
     fn describe(&self, component: &Component, file: &Source) -> Description {

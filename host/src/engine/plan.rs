@@ -9,10 +9,10 @@ use wasmtime::{Config, Enabled, InstanceAllocationStrategy, OptLevel, PoolingAll
 
 use crate::instance::{CORE_INSTANCES_MAX, MEMORIES_MAX, TABLES_MAX};
 
-/// Up to this many instances at once, their memory comes from a pool; beyond it, from
-/// the kernel as needed. A pooled instance starts in half the time and costs up to
-/// 24 memory mappings, of which a process has 65,530 by default; see `ARCHITECTURE.md`.
-const POOLED_INSTANCES_MAX: u32 = 2048;
+/// Linear memories that the pool's slots have addresses for. Each takes 4 GiB of them, so
+/// that code need not look where it reaches, and a process has room for about 80 TiB in one
+/// piece.
+const POOLED_MEMORIES_MAX: u64 = 18_432;
 
 /// Bytes of a slot's memory that are wiped in place when it is given back, instead of
 /// being returned to the kernel. Returning pages interrupts every core that runs one of
@@ -46,29 +46,67 @@ pub(super) const FEATURES: WasmFeatures = WasmFeatures::WASM2
 /// Where guests' memory comes from, which the code compiled for them relies on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryPlan {
-    /// From slots that were set aside.
+    /// From slots that were set aside, into which a component's initial memory is mapped:
+    /// pages that a guest only reads are shared by all. For few and for large guests.
     Pooled,
+    /// From slots that were set aside, into which initial memory is copied, which saves two
+    /// mappings an instance. For thousands.
+    PooledEager,
     /// From the kernel, as needed.
     OnDemand,
 }
 
 impl MemoryPlan {
-    /// The plan for this many instances at once.
+    /// The plan for this many instances at once, where the process may have as many
+    /// mappings as kernels give by default.
     pub(super) fn for_instances(instances_max: u32) -> Self {
-        if instances_max <= POOLED_INSTANCES_MAX { Self::Pooled } else { Self::OnDemand }
+        const MAPPINGS_BY_DEFAULT: u64 = 60_000;
+        Self::within(instances_max, MAPPINGS_BY_DEFAULT)
+    }
+
+    /// The plan for this many instances at once, which may have so many mappings together.
+    pub fn within(instances_max: u32, mappings_max: u64) -> Self {
+        let fits = |plan: &Self| u64::from(instances_max) * plan.mappings_per_instance() <= mappings_max;
+        let addressable = |plan: &Self| {
+            u64::from(slots(instances_max)) * u64::from(plan.memories_max()) <= POOLED_MEMORIES_MAX
+        };
+        let pooled = [Self::Pooled, Self::PooledEager].into_iter();
+        pooled.filter(addressable).find(fits).unwrap_or(Self::OnDemand)
+    }
+
+    /// Memory mappings that one instance costs: what was measured with thousands of them
+    /// waiting (6, 4 and 3.5), and half of the first as much again for regions that the
+    /// kernel splits. A process has 65,530 by default, and is ended past them.
+    pub fn mappings_per_instance(self) -> u64 {
+        match self {
+            Self::Pooled => 9,
+            Self::PooledEager => 5,
+            Self::OnDemand => 4,
+        }
+    }
+
+    /// Linear memories that one component may have. With thousands of instances there are
+    /// addresses for one each, which is what every tool chain makes; more come from
+    /// composing components.
+    fn memories_max(self) -> u32 {
+        match self {
+            Self::Pooled | Self::OnDemand => MEMORIES_MAX,
+            Self::PooledEager => 1,
+        }
     }
 
     /// Its name, by which the process that compiles is told.
     pub fn name(self) -> &'static str {
         match self {
             Self::Pooled => "pooled",
+            Self::PooledEager => "pooled-eager",
             Self::OnDemand => "on-demand",
         }
     }
 
     /// The plan of this name.
     pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Pooled, Self::OnDemand].into_iter().find(|plan| plan.name() == name)
+        [Self::Pooled, Self::PooledEager, Self::OnDemand].into_iter().find(|plan| plan.name() == name)
     }
 }
 
@@ -86,6 +124,9 @@ pub(super) fn code(plan: MemoryPlan) -> Config {
         .wasm_features(FEATURES, true);
     match plan {
         MemoryPlan::Pooled => {}
+        MemoryPlan::PooledEager => {
+            config.memory_init_cow(false);
+        }
         MemoryPlan::OnDemand => {
             config
                 .memory_reservation(0)
@@ -98,29 +139,34 @@ pub(super) fn code(plan: MemoryPlan) -> Config {
 }
 
 /// The same code, with memory for this many instances.
-pub(super) fn config(instances_max: u32, memory_bytes_max: usize) -> Config {
-    let plan = MemoryPlan::for_instances(instances_max);
+pub(super) fn config(plan: MemoryPlan, instances_max: u32, memory_bytes_max: usize) -> Config {
     let mut config = code(plan);
     config.allocation_strategy(match plan {
-        MemoryPlan::Pooled => InstanceAllocationStrategy::Pooling(pool(instances_max, memory_bytes_max)),
+        MemoryPlan::Pooled | MemoryPlan::PooledEager => {
+            InstanceAllocationStrategy::Pooling(pool(plan, instances_max, memory_bytes_max))
+        }
         MemoryPlan::OnDemand => InstanceAllocationStrategy::OnDemand,
     });
     config
 }
 
-fn pool(instances_max: u32, memory_bytes_max: usize) -> PoolingAllocationConfig {
+/// A rollout's grader may start before the pool has its workflow's slot back.
+fn slots(instances_max: u32) -> u32 {
+    instances_max.saturating_add(instances_max / 8).saturating_add(8)
+}
+
+fn pool(plan: MemoryPlan, instances_max: u32, memory_bytes_max: usize) -> PoolingAllocationConfig {
     let mut pool = PoolingAllocationConfig::new();
-    // A rollout's grader may start before the pool has its workflow's slot back.
-    let slots = instances_max + instances_max / 8 + 8;
+    let (slots, memories_max) = (slots(instances_max), plan.memories_max());
     pool.total_component_instances(slots)
         .total_core_instances(slots.saturating_mul(CORE_INSTANCES_MAX))
-        .total_memories(slots.saturating_mul(MEMORIES_MAX))
+        .total_memories(slots.saturating_mul(memories_max))
         .total_tables(slots.saturating_mul(TABLES_MAX))
         .total_stacks(slots)
         .max_core_instances_per_component(CORE_INSTANCES_MAX)
-        .max_memories_per_component(MEMORIES_MAX)
+        .max_memories_per_component(memories_max)
         .max_tables_per_component(TABLES_MAX)
-        .max_memories_per_module(MEMORIES_MAX)
+        .max_memories_per_module(memories_max)
         .max_tables_per_module(TABLES_MAX)
         .max_component_instance_size(1 << 20)
         .max_core_instance_size(1 << 20)
@@ -139,9 +185,23 @@ mod tests {
 
     #[test]
     fn a_plan_is_known_by_its_name() {
-        for plan in [MemoryPlan::Pooled, MemoryPlan::OnDemand] {
+        for plan in [MemoryPlan::Pooled, MemoryPlan::PooledEager, MemoryPlan::OnDemand] {
             assert_eq!(MemoryPlan::from_name(plan.name()), Some(plan));
         }
         assert_eq!(MemoryPlan::from_name("other"), None);
+    }
+
+    #[test]
+    fn a_plan_fits_into_the_mappings_that_there_are() {
+        fn check(instances: u32, mappings: u64, expected: MemoryPlan) {
+            assert_eq!(MemoryPlan::within(instances, mappings), expected, "{instances} in {mappings}");
+        }
+        check(1024, 61_434, MemoryPlan::Pooled);
+        check(10_000, 61_434, MemoryPlan::PooledEager);
+        check(13_000, 61_434, MemoryPlan::OnDemand);
+        check(20_000, 1 << 20, MemoryPlan::OnDemand);
+        check(8_000, 1 << 20, MemoryPlan::Pooled);
+        check(10_000, 1 << 20, MemoryPlan::PooledEager);
+        check(1024, 6_000, MemoryPlan::PooledEager);
     }
 }

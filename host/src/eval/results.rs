@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use super::manifest::{self, Changed, Manifest};
 use super::stats::Summary;
+use crate::limits::Amount;
 
 mod files;
 use files::Lock;
@@ -95,11 +96,35 @@ pub struct ResultLine {
     /// Calls of the contract's imports by both guests.
     #[serde(default)]
     pub host_calls: u64,
+    /// Time for which guests were alive and waited, in milliseconds.
+    #[serde(default)]
+    pub waited_ms: f64,
+    /// Time of all model calls, in milliseconds; calls may overlap.
+    #[serde(default)]
+    pub model_ms: f64,
+    /// The limits that fired, by their names in `[limits]`. The manifest has all of them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub limits_fired: BTreeMap<String, LimitLine>,
     /// Wall time, ms, finite.
     pub duration_ms: f64,
     /// Where the trajectory is, relative to the journal's directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trajectory: Option<String>,
+}
+
+/// A limit that fired.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LimitLine {
+    /// Its value, in the unit of its name.
+    pub max: Amount,
+    /// What was used of it, where the host measures that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used: Option<Amount>,
+    /// What would have been in use when it fired, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked: Option<u64>,
+    /// How often it stopped or refused something.
+    pub times: u64,
 }
 
 /// One sample of a rollout.
@@ -119,6 +144,13 @@ pub struct SampleLine {
 }
 
 impl ResultLine {
+    /// Its text, if a journal can keep it.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn checked_text(&self) -> Result<String, String> {
+        self.check()?;
+        serde_json::to_string(self).map_err(|error| error.to_string())
+    }
+
     /// What makes this line one that a journal cannot keep.
     fn check(&self) -> Result<(), String> {
         match (self.outcome, self.reward) {

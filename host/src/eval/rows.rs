@@ -28,6 +28,8 @@ mod cells;
 mod from_csv;
 mod from_json;
 mod from_parquet;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 
 use std::fmt;
 use std::fs::File;
@@ -175,16 +177,21 @@ pub fn load(path: &Path) -> Result<DataSet, DataError> {
             let mut bytes = Vec::new();
             file.read_to_end(&mut bytes).map_err(unreadable)?;
             let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
-            match format {
-                Format::JsonLines => from_json::read_lines(text, &mut found),
-                Format::JsonArray => from_json::read_array(text, &mut found),
-                Format::Csv | Format::Parquet => from_csv::read(text, &mut found),
-            }
+            read_text(format, text, &mut found);
             hex(&Sha256::digest(&bytes))
         }
     };
     let rows = found.finish(path)?;
     Ok(DataSet { rows, digest })
+}
+
+/// Reads the rows of a format of text.
+fn read_text(format: Format, text: &[u8], found: &mut Collector) {
+    match format {
+        Format::JsonLines => from_json::read_lines(text, found),
+        Format::JsonArray => from_json::read_array(text, found),
+        Format::Csv | Format::Parquet => from_csv::read(text, found),
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

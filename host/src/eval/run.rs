@@ -9,13 +9,13 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
-use super::results::{Journal, JournalError, Outcome as Scored, ResultLine, SampleLine};
+use super::results::{Journal, JournalError, LimitLine, Outcome as Scored, ResultLine, SampleLine};
 use super::rows::Row;
 use super::stats::Tally;
 use crate::id::RolloutId;
 use crate::outbound::ModelEndpoint;
 use crate::rollout::{
-    self, AdmitError, FailureKind, Finished, FinishedSample, Host, LoopOptions, RolloutRequest,
+    self, AdmitError, FailureKind, Finished, FinishedSample, Host, LimitUse, LoopOptions, RolloutRequest,
 };
 
 /// What is to be run.
@@ -130,6 +130,7 @@ fn request(row: &Row, run: usize, endpoint: &Arc<ModelEndpoint>) -> RolloutReque
         loop_options: LoopOptions::default(),
         model: endpoint.clone(),
         samples_max: u32::MAX,
+        samples_must_ask: false,
         workflow_secs: None,
         grader_secs: None,
         trajectory_extra: None,
@@ -167,12 +168,19 @@ fn line(row: usize, run: usize, finished: &Finished, root: &Path) -> ResultLine 
         guest_cpu_ms: millis(finished.spent.guest_cpu),
         memory_bytes_peak: finished.spent.memory_bytes_peak as u64,
         host_calls: finished.spent.host_calls,
+        waited_ms: millis(finished.spent.waited()),
+        model_ms: millis(finished.spent.model_time),
+        limits_fired: finished.limits.iter().filter(|limit| limit.fired > 0).map(fired).collect(),
         duration_ms: millis(finished.duration),
         trajectory: finished
-            .trajectory
-            .as_ref()
+            .trajectory()
             .map(|path| path.strip_prefix(root).unwrap_or(path).to_string_lossy().into_owned()),
     }
+}
+
+fn fired(limit: &LimitUse) -> (String, LimitLine) {
+    let LimitUse { name, max, used, fired, asked } = *limit;
+    (name.to_owned(), LimitLine { max, used, asked, times: fired })
 }
 
 fn sample(sample: &FinishedSample) -> SampleLine {

@@ -53,7 +53,8 @@ impl artifacts::Host for Imports {
         }
         let old = kept.artifacts.get(&name).map(|content| content.len());
         if old.is_none() && kept.artifacts.len() >= self.limits.artifacts_max {
-            kept.fired.add(Limit::Artifacts);
+            let asked = kept.artifacts.len() + 1;
+            kept.fired.add_asked(Limit::Artifacts, asked);
             let max = self.limits.artifacts_max;
             return Ok(Err(Error::OverLimit(format!(
                 "artifacts-max of {max} files; the operator can raise it"
@@ -61,7 +62,7 @@ impl artifacts::Host for Imports {
         }
         let total = kept.artifact_bytes - old.unwrap_or(0) + content.len();
         if total > self.limits.artifact_bytes_max {
-            kept.fired.add(Limit::ArtifactBytes);
+            kept.fired.add_asked(Limit::ArtifactBytes, total);
             let max = self.limits.artifact_bytes_max;
             return Ok(Err(Error::OverLimit(format!(
                 "artifact-bytes-max of {max} bytes: this would make {total}; the operator can raise it"

@@ -10,6 +10,7 @@ use wasmtime::component::Resource;
 
 use super::bindings::rollout::plugin::{calls, chat, types};
 use super::{Ended, Imports};
+use crate::telemetry::Limit;
 
 /// What came of a call, in the terms of the interface that started it.
 pub(super) enum CallOutcome {
@@ -82,7 +83,11 @@ impl calls::Host for Imports {
         // A guest's list may be longer than what it holds; the work per wake-up is
         // bounded by what it may hold.
         if calls.len() > self.limits.concurrent_calls_max as usize {
-            return Err(wasmtime::Error::new(Ended::NoCall));
+            self.record.lock().fired.add_asked(Limit::ConcurrentCalls, calls.len());
+            return Err(wasmtime::Error::new(Ended::LongWait {
+                given: calls.len(),
+                max: self.limits.concurrent_calls_max,
+            }));
         }
         if calls.is_empty() && timeout_ms.is_none() {
             return Ok(Vec::new());

@@ -16,8 +16,8 @@ use super::record::{Exchange, ExchangeOutcome, Record};
 use super::samples::OpenSample;
 use super::{Ended, Imports, ModelAccess, Role};
 use crate::limits::Limits;
-use crate::outbound::{ChatFailure, RoutingHeaders};
-use crate::telemetry::Limit;
+use crate::outbound::{ChatFailure, ChatReply, RoutingHeaders};
+use crate::telemetry::{Limit, Span};
 use crate::wire::openai;
 
 /// A request that was checked, counted and written down; sending it is all that is left.
@@ -47,20 +47,20 @@ impl Imports {
                 return Ok(Err(Error::InvalidRequest(format!("messages[{at}] is {what}"))));
             }
         }
-        let body = openai::request_body(
-            model.endpoint.model(),
-            &request.messages,
-            &request.tools,
-            request.params.as_deref(),
-            &self.run.chat_defaults,
-        );
+        let (name, params, defaults) =
+            (model.endpoint.model(), request.params.as_deref(), &self.run.chat_defaults);
+        let body = match model.endpoint.manner() {
+            None => openai::request_body(name, &request.messages, &request.tools, params, defaults),
+            Some(manner) => manner.body.build(name, &request.messages, &request.tools, params, defaults),
+        };
         let body = match body {
             Ok(body) => body,
             Err(invalid) => return Ok(Err(Error::InvalidRequest(invalid.to_string()))),
         };
         let mut kept = self.record.lock();
         if kept.exchanges.len() >= self.limits.chat_calls_max as usize {
-            kept.fired.add(Limit::ChatCalls);
+            let asked = kept.exchanges.len() + 1;
+            kept.fired.add_asked(Limit::ChatCalls, asked);
             let max = self.limits.chat_calls_max;
             return Ok(Err(Error::BudgetSpent(format!(
                 "chat-calls-max of {max} calls in one rollout; the operator can raise it"
@@ -99,7 +99,12 @@ impl Imports {
 impl Prepared {
     async fn send(self) -> Result<Completion, Error> {
         let started = Instant::now();
+        let mut span = self.record.trace().request("chat");
+        span.set("gen_ai.operation.name", "chat");
+        span.set("gen_ai.request.model", self.model.endpoint.model().to_owned());
         let result = self.model.client.complete(&self.model.endpoint, &self.routing, self.body).await;
+        describe(&mut span, &result);
+        drop(span);
         let mut kept = self.record.lock();
         let (outcome, result, failed) = match result {
             Ok(reply) => match kept.charge(reply.body.len(), &self.limits) {
@@ -129,6 +134,33 @@ impl Prepared {
             exchange.outcome = outcome;
         }
         result
+    }
+}
+
+/// Says in a span what came of a call of the model, by the names that OpenTelemetry has.
+fn describe(span: &mut Span, result: &Result<ChatReply, ChatFailure>) {
+    let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+    let mut attempts = |attempts: u32| span.set("http.request.resend_count", i64::from(attempts) - 1);
+    match result {
+        Ok(reply) => {
+            attempts(reply.attempts);
+            span.set("http.response.status_code", 200);
+            if let Some(usage) = &reply.completion.usage {
+                span.set("gen_ai.usage.input_tokens", count(usage.prompt_tokens));
+                span.set("gen_ai.usage.output_tokens", count(usage.completion_tokens));
+            }
+            if let Some(reason) = &reply.completion.finish_reason {
+                span.set_texts("gen_ai.response.finish_reasons", [reason.clone()]);
+            }
+        }
+        Err(ChatFailure::Refused { status, .. }) => {
+            span.set("http.response.status_code", i64::from(*status));
+            span.failed("refused", "the model's server refused");
+        }
+        Err(ChatFailure::Unavailable { attempts: tries, reason }) => {
+            attempts(*tries);
+            span.failed("unavailable", reason);
+        }
     }
 }
 
@@ -197,7 +229,8 @@ impl chat::Host for Imports {
     ) -> wasmtime::Result<Result<Resource<Call>, Error>> {
         self.called()?;
         if self.calls_under_way >= self.limits.concurrent_calls_max {
-            self.record.limit_fired(Limit::ConcurrentCalls);
+            let asked = self.calls_under_way as usize + 1;
+            self.record.lock().fired.add_asked(Limit::ConcurrentCalls, asked);
             let max = self.limits.concurrent_calls_max;
             return Ok(Err(Error::BudgetSpent(format!(
                 "concurrent-calls-max of {max} calls under way at once; finish some first, or the operator can raise it"

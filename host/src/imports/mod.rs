@@ -12,6 +12,8 @@ mod calls;
 mod chat;
 mod clockwork;
 mod context;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod judge;
 mod log;
 mod record;
@@ -62,7 +64,7 @@ use wasmtime_wasi::{WasiCtx, WasiCtxBuilder};
 use crate::id::RolloutId;
 use crate::limits::Limits;
 use crate::outbound::{ChatClient, ModelEndpoint};
-use crate::telemetry::{Limit, Metrics, Step, Timing};
+use crate::telemetry::{Limit, Metrics, Span, Step, Timing};
 use crate::wire::openai::Params;
 
 use clockwork::GuestClock;
@@ -147,9 +149,17 @@ pub enum Ended {
     /// It called the host more often than it may.
     #[error("called the host more often than host-calls-max, {0} times; the operator can raise it")]
     HostCalls(u64),
-    /// It named one call twice, or one that is gone.
-    #[error("calls.wait was given no call that is under way")]
-    NoCall,
+    /// It waited for more calls than can be under way.
+    #[error(
+        "calls.wait was given {given} calls, more than concurrent-calls-max, {max}, that can be under way at \
+         once; name each once, or the operator can raise it"
+    )]
+    LongWait {
+        /// Calls that it named.
+        given: usize,
+        /// The limit.
+        max: u32,
+    },
 }
 
 /// The imports of one store.
@@ -239,6 +249,11 @@ impl Imports {
         &self.limits
     }
 
+    /// What outlives the instance, and what bounds it.
+    pub(crate) fn kept(&self) -> (Arc<Record>, Arc<Limits>) {
+        (self.record.clone(), self.limits.clone())
+    }
+
     /// Counts a call of the host, and lets it through while there are calls left.
     fn called(&mut self) -> wasmtime::Result<()> {
         self.host_calls += 1;
@@ -251,8 +266,8 @@ impl Imports {
     }
 
     /// Times the start of the instance until what is given back is dropped.
-    pub(crate) fn time_start(&self) -> Timing {
-        self.run.metrics.time(Step::InstanceStart)
+    pub(crate) fn time_start(&self) -> (Timing, Span) {
+        (self.run.metrics.time(Step::InstanceStart), self.record.trace().span("instance_start"))
     }
 
     /// Lets the call through for the role that may make it.

@@ -1,8 +1,8 @@
 //! What is kept of a rollout while its guests run, and after they are gone.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 
 use crate::id::SampleId;
 use crate::limits::Limits;
-use crate::telemetry::{Limit, LimitsFired};
+use crate::telemetry::{Limit, LimitsFired, RolloutTrace};
 use crate::wire::openai::Usage;
 
 /// One sample as the workflow registered it.
@@ -126,6 +126,10 @@ pub struct Recorded {
 pub struct Spent {
     /// Calls of the model, not counting retries.
     pub chat_calls: u64,
+    /// Those of them that had a reply.
+    pub chat_replies: u64,
+    /// How long those with a reply took, retries included.
+    pub chat_time: Duration,
     /// Tokens of the requests, as far as the server said.
     pub prompt_tokens: u64,
     /// Tokens of the replies, as far as the server said.
@@ -136,13 +140,39 @@ pub struct Spent {
     pub memory_bytes_peak: usize,
     /// Calls of the contract's imports by both guests.
     pub host_calls: u64,
+    /// Wall time for which instances were alive, one after the other.
+    pub guest_wall: Duration,
+    /// Time that calls of the model took, summed over the calls, which may overlap.
+    pub model_time: Duration,
+    /// Samples that were opened.
+    pub samples: usize,
+    /// Bytes of messages, fields and exchanges kept.
+    pub record_bytes: usize,
+    /// Artifacts kept.
+    pub artifacts: usize,
+    /// Bytes of artifacts kept.
+    pub artifact_bytes: usize,
+    /// Log entries kept.
+    pub log_lines: usize,
+    /// Bytes of log entries kept.
+    pub log_bytes: usize,
+}
+
+impl Spent {
+    /// Time for which guests were alive and did nothing: they waited for the model, for
+    /// tools, or for their turn.
+    pub fn waited(&self) -> Duration {
+        self.guest_wall.saturating_sub(self.guest_cpu)
+    }
 }
 
 /// The record of one rollout, shared by its two stores, one after the other.
 #[derive(Debug, Default)]
 pub struct Record {
     kept: Mutex<Kept>,
+    sealed: OnceLock<Mutex<Kept>>,
     meter: Meter,
+    trace: RolloutTrace,
 }
 
 /// What the guests of one rollout used of the machine, counted while they run.
@@ -151,12 +181,39 @@ pub struct Meter {
     cpu_nanos: AtomicU64,
     memory_bytes_peak: AtomicUsize,
     host_calls: AtomicU64,
+    wall_nanos: AtomicU64,
+}
+
+/// Counts the wall time of an instance until it is dropped.
+pub(crate) struct WallTime<'a> {
+    meter: &'a Meter,
+    since: std::time::Instant,
+}
+
+impl Drop for WallTime<'_> {
+    fn drop(&mut self) {
+        self.meter.wall_nanos.fetch_add(nanos(self.since.elapsed()), Ordering::Relaxed);
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl Meter {
+    /// Counts wall time until what is given back is dropped.
+    pub(crate) fn wall_time(&self) -> WallTime<'_> {
+        WallTime { meter: self, since: std::time::Instant::now() }
+    }
+
+    /// Wall time of all instances so far that are gone.
+    pub fn wall(&self) -> Duration {
+        Duration::from_nanos(self.wall_nanos.load(Ordering::Relaxed))
+    }
+
     /// Adds CPU time.
     pub(crate) fn add_cpu(&self, time: Duration) {
-        self.cpu_nanos.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.cpu_nanos.fetch_add(nanos(time), Ordering::Relaxed);
     }
 
     /// Notes how much memory an instance has.
@@ -197,7 +254,7 @@ impl Kept {
     pub fn charge(&mut self, bytes: usize, limits: &Limits) -> Result<(), OverLimit> {
         let total = self.bytes.saturating_add(bytes);
         if total > limits.record_bytes_max {
-            self.fired.add(Limit::RecordBytes);
+            self.fired.add_asked(Limit::RecordBytes, total);
             let max = limits.record_bytes_max;
             return Err(OverLimit(format!(
                 "record-bytes-max of {max} bytes: {bytes} more would make {total}; the operator can raise it"
@@ -220,7 +277,11 @@ impl Kept {
         };
         let too_many = self.log.len() >= limits.log_lines_max;
         if too_many || self.log_bytes + bytes > limits.log_bytes_max {
-            self.fired.add(if too_many { Limit::LogLines } else { Limit::LogBytes });
+            if too_many {
+                self.fired.add_asked(Limit::LogLines, self.log.len() + 1);
+            } else {
+                self.fired.add_asked(Limit::LogBytes, self.log_bytes + bytes);
+            }
             self.log_dropped += 1;
             return;
         }
@@ -230,9 +291,31 @@ impl Kept {
 }
 
 impl Record {
+    /// A record of a rollout that is traced.
+    pub fn traced(trace: RolloutTrace) -> Self {
+        Self { trace, ..Self::default() }
+    }
+
+    /// The rollout's trace.
+    pub fn trace(&self) -> &RolloutTrace {
+        &self.trace
+    }
+
+    /// For what guests add.
     pub(super) fn lock(&self) -> MutexGuard<'_, Kept> {
         // A panic elsewhere in this rollout leaves plain data that is still readable.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// For what the rollout reads and decides.
+    fn read(&self) -> MutexGuard<'_, Kept> {
+        self.sealed.get().unwrap_or(&self.kept).lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From here on nothing that a guest does is in it: one that was stopped while it ran
+    /// may come to the end of its turn a moment after its rollout is over.
+    pub fn seal(&self) {
+        self.sealed.get_or_init(|| Mutex::new(std::mem::take(&mut *self.lock())));
     }
 
     /// What its guests use of the machine.
@@ -242,31 +325,52 @@ impl Record {
 
     /// What was used so far.
     pub fn spent(&self) -> Spent {
-        let kept = self.lock();
+        let kept = self.read();
         let mut spent = Spent {
             chat_calls: kept.exchanges.len() as u64,
             guest_cpu: Duration::from_nanos(self.meter.cpu_nanos.load(Ordering::Relaxed)),
             memory_bytes_peak: self.meter.memory_bytes_peak.load(Ordering::Relaxed),
             host_calls: self.meter.host_calls.load(Ordering::Relaxed),
+            guest_wall: self.meter.wall(),
+            samples: kept.samples.len(),
+            record_bytes: kept.bytes,
+            artifacts: kept.artifacts.len(),
+            artifact_bytes: kept.artifact_bytes,
+            log_lines: kept.log.len(),
+            log_bytes: kept.log_bytes,
             ..Spent::default()
         };
         for exchange in &kept.exchanges {
-            if let ExchangeOutcome::Replied { usage: Some(usage), .. } = &exchange.outcome {
-                spent.prompt_tokens += usage.prompt_tokens;
-                spent.completion_tokens += usage.completion_tokens;
+            spent.model_time = spent.model_time.saturating_add(exchange.duration);
+            let ExchangeOutcome::Replied { usage, .. } = &exchange.outcome else { continue };
+            spent.chat_replies += 1;
+            spent.chat_time = spent.chat_time.saturating_add(exchange.duration);
+            if let Some(usage) = usage {
+                // The numbers are the model server's own words.
+                spent.prompt_tokens = spent.prompt_tokens.saturating_add(usage.prompt_tokens);
+                spent.completion_tokens = spent.completion_tokens.saturating_add(usage.completion_tokens);
             }
         }
         spent
     }
 
+    /// The guests' events so far, by name, with their values.
+    pub fn events(&self) -> Vec<(String, Box<RawValue>)> {
+        let event = |entry: &LogEntry| match entry {
+            LogEntry::Event { event, data } => Some((event.clone(), data.clone())),
+            LogEntry::Line { .. } => None,
+        };
+        self.read().log.iter().filter_map(event).collect()
+    }
+
     /// Why the model's server failed the workflow in its last finished call, if it did.
     pub fn model_failure(&self) -> Option<String> {
-        self.lock().model_failed.clone()
+        self.read().model_failed.clone()
     }
 
     /// What a guest printed last when it panicked: where, and the message.
     pub fn last_panic(&self) -> Option<String> {
-        let kept = self.lock();
+        let kept = self.read();
         let lines: Vec<&str> = kept
             .log
             .iter()
@@ -283,28 +387,43 @@ impl Record {
 
     /// The samples as they are now.
     pub fn samples(&self) -> Vec<SampleRecord> {
-        self.lock().samples.clone()
+        self.read().samples.clone()
+    }
+
+    /// The samples that the model was asked for.
+    pub fn asked(&self) -> HashSet<SampleId> {
+        self.read().exchanges.iter().map(|exchange| exchange.sample.clone()).collect()
     }
 
     /// Changes the samples between workflow and grader, or after the grader.
     pub fn with_samples<R>(&self, change: impl FnOnce(&mut Vec<SampleRecord>) -> R) -> R {
-        change(&mut self.lock().samples)
+        change(&mut self.read().samples)
+    }
+
+    /// Notes how much a guest would have used when a limit stopped it, without counting.
+    pub(crate) fn note_asked(&self, limit: Limit, asked: usize) {
+        self.read().fired.note_asked(limit, asked);
+    }
+
+    /// Counts a refusal of random numbers, at so many bytes.
+    pub(crate) fn random_refused(&self, asked: usize) {
+        self.lock().fired.add_asked(Limit::RandomBytes, asked);
     }
 
     /// Counts a limit that fired outside of the imports.
     pub fn limit_fired(&self, limit: Limit) {
-        self.lock().fired.add(limit);
+        self.read().fired.add(limit);
     }
 
     /// How often each limit fired so far, and how many log entries were dropped.
     pub fn limits_fired(&self) -> (LimitsFired, u64) {
-        let kept = self.lock();
+        let kept = self.read();
         (kept.fired, kept.log_dropped)
     }
 
     /// Takes everything out.
     pub fn take(&self) -> Recorded {
-        let kept = std::mem::take(&mut *self.lock());
+        let kept = std::mem::take(&mut *self.read());
         Recorded {
             samples: kept.samples,
             exchanges: kept.exchanges,

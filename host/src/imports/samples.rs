@@ -50,7 +50,7 @@ impl Imports {
         if text.len() <= max {
             return Ok(());
         }
-        self.record.limit_fired(Limit::MessageBytes);
+        self.record.lock().fired.add_asked(Limit::MessageBytes, text.len());
         Err(format!("longer than message-bytes-max, {max} bytes; the operator can raise it"))
     }
 
@@ -104,7 +104,7 @@ impl samples::HostSample for Imports {
         let mut kept = self.record.lock();
         let place = kept.samples.len();
         if place >= self.run.samples_max as usize {
-            kept.fired.add(Limit::Samples);
+            kept.fired.add_asked(Limit::Samples, place + 1);
             return Ok(Err(OpenError::TooMany(self.run.samples_max)));
         }
         let id = match name {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use wasmtime::ResourceLimiter;
 
 use crate::imports::Record;
+use crate::telemetry::Limit;
 
 /// Bytes that one table element takes.
 const TABLE_ELEMENT_BYTES: usize = size_of::<usize>();
@@ -45,6 +46,7 @@ impl MemoryLimit {
         let total = self.bytes.saturating_add(desired.saturating_sub(current));
         if total > self.bytes_max {
             self.refused = true;
+            self.record.note_asked(Limit::Memory, total);
             return false;
         }
         self.bytes = total;

@@ -8,15 +8,12 @@
 //! input, and gives back what the guest returned or a [`RunError`].
 
 mod agent_loop;
+mod busy;
 mod memory;
 
-use std::future::poll_fn;
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
-use rustix::time::{ClockId, clock_gettime};
 use tokio::time::Instant;
 use wasmtime::component::{Component, Instance, InstancePre, Linker, ResourceTableError};
 use wasmtime::{Store, Trap, UpdateDeadline};
@@ -31,6 +28,8 @@ use crate::imports::{self, Ended, Imports, Record};
 use crate::limits::Limits;
 use crate::telemetry::Limit;
 pub use agent_loop::{LoopOutcome, LoopRequest};
+pub(crate) use busy::BusyThreads;
+use busy::CpuMeter;
 use memory::MemoryLimit;
 pub(crate) use memory::{CORE_INSTANCES_MAX, MEMORIES_MAX, TABLES_MAX};
 
@@ -74,6 +73,7 @@ pub(crate) struct Forms {
 pub(crate) struct LinkedPlugin(Arc<Linked>);
 
 struct Linked {
+    busy: BusyThreads,
     pre: InstancePre<InstanceState>,
     workflow: Option<workflow::GuestIndices>,
     agent_loop: Option<loop_export::GuestIndices>,
@@ -87,9 +87,11 @@ impl LinkedPlugin {
         linker: &Linker<InstanceState>,
         component: &Component,
         forms: Forms,
+        busy: BusyThreads,
     ) -> wasmtime::Result<Self> {
         let pre = linker.instantiate_pre(component)?;
         Ok(Self(Arc::new(Linked {
+            busy,
             workflow: forms.workflow.then(|| workflow::GuestIndices::new(&pre)).transpose()?,
             agent_loop: forms.agent_loop.then(|| loop_export::GuestIndices::new(&pre)).transpose()?,
             grader: forms.grader.then(|| grader::GuestIndices::new(&pre)).transpose()?,
@@ -212,13 +214,16 @@ pub(crate) async fn run_workflow(
     plugin: &LinkedPlugin,
     imports: Imports,
     bounds: Bounds,
-    prompt: &[String],
+    prompt: Vec<String>,
 ) -> Result<Option<Vec<String>>, RunError> {
-    let indices = plugin.0.workflow.as_ref().ok_or(RunError::Missing("workflow"))?;
-    in_instance(plugin, imports, bounds, async |store, instance| {
-        let guest = indices.load(&mut *store, &instance).map_err(host_failed)?;
-        let result = guest.call_run(&mut *store, prompt).await;
-        Ok(result.map_err(|error| running(store, &error))??)
+    let linked = plugin.0.clone();
+    let kept = imports.kept();
+    within(plugin, bounds, kept, async move {
+        let indices = linked.workflow.as_ref().ok_or(RunError::Missing("workflow"))?;
+        let (mut store, instance) = start(&linked, imports, bounds).await?;
+        let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
+        let result = guest.call_run(&mut store, &prompt).await;
+        Ok(result.map_err(|error| running(&store, &error))??)
     })
     .await
 }
@@ -230,11 +235,14 @@ pub(crate) async fn run_agent_loop(
     bounds: Bounds,
     request: LoopRequest,
 ) -> Result<LoopOutcome, RunError> {
-    let indices = plugin.0.agent_loop.as_ref().ok_or(RunError::Missing("agent loop"))?;
-    in_instance(plugin, imports, bounds, async |store, instance| {
-        let guest = indices.load(&mut *store, &instance).map_err(host_failed)?;
-        let result = guest.call_run(&mut *store, &request.into()).await;
-        Ok(result.map_err(|error| running(store, &error))??.into())
+    let linked = plugin.0.clone();
+    let kept = imports.kept();
+    within(plugin, bounds, kept, async move {
+        let indices = linked.agent_loop.as_ref().ok_or(RunError::Missing("agent loop"))?;
+        let (mut store, instance) = start(&linked, imports, bounds).await?;
+        let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
+        let result = guest.call_run(&mut store, &request.into()).await;
+        Ok(result.map_err(|error| running(&store, &error))??.into())
     })
     .await
 }
@@ -247,11 +255,14 @@ pub(crate) async fn agent_loop_tools(
     bounds: Bounds,
     request: LoopRequest,
 ) -> Result<Vec<String>, RunError> {
-    let indices = plugin.0.agent_loop.as_ref().ok_or(RunError::Missing("agent loop"))?;
-    in_instance(plugin, imports, bounds, async |store, instance| {
-        let guest = indices.load(&mut *store, &instance).map_err(host_failed)?;
-        let result = guest.call_get_tools(&mut *store, &request.into()).await;
-        Ok(result.map_err(|error| running(store, &error))??)
+    let linked = plugin.0.clone();
+    let kept = imports.kept();
+    within(plugin, bounds, kept, async move {
+        let indices = linked.agent_loop.as_ref().ok_or(RunError::Missing("agent loop"))?;
+        let (mut store, instance) = start(&linked, imports, bounds).await?;
+        let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
+        let result = guest.call_get_tools(&mut store, &request.into()).await;
+        Ok(result.map_err(|error| running(&store, &error))??)
     })
     .await
 }
@@ -262,10 +273,13 @@ pub(crate) async fn agent_loop_name(
     imports: Imports,
     bounds: Bounds,
 ) -> Result<String, RunError> {
-    let indices = plugin.0.agent_loop.as_ref().ok_or(RunError::Missing("agent loop"))?;
-    in_instance(plugin, imports, bounds, async |store, instance| {
-        let guest = indices.load(&mut *store, &instance).map_err(host_failed)?;
-        guest.call_name(&mut *store).await.map_err(|error| running(store, &error))
+    let linked = plugin.0.clone();
+    let kept = imports.kept();
+    within(plugin, bounds, kept, async move {
+        let indices = linked.agent_loop.as_ref().ok_or(RunError::Missing("agent loop"))?;
+        let (mut store, instance) = start(&linked, imports, bounds).await?;
+        let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
+        guest.call_name(&mut store).await.map_err(|error| running(&store, &error))
     })
     .await
 }
@@ -277,10 +291,13 @@ pub(crate) async fn declare(
     imports: Imports,
     bounds: Bounds,
 ) -> Result<settings::Declaration, RunError> {
-    let indices = plugin.0.settings.as_ref().ok_or(RunError::Missing("declared settings"))?;
-    in_instance(plugin, imports, bounds, async |store, instance| {
-        let guest = indices.load(&mut *store, &instance).map_err(host_failed)?;
-        guest.call_declare(&mut *store).await.map_err(|error| running(store, &error))
+    let linked = plugin.0.clone();
+    let kept = imports.kept();
+    within(plugin, bounds, kept, async move {
+        let indices = linked.settings.as_ref().ok_or(RunError::Missing("declared settings"))?;
+        let (mut store, instance) = start(&linked, imports, bounds).await?;
+        let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
+        guest.call_declare(&mut store).await.map_err(|error| running(&store, &error))
     })
     .await
 }
@@ -292,10 +309,13 @@ pub(crate) async fn describe_tools(
     imports: Imports,
     bounds: Bounds,
 ) -> Result<Vec<String>, RunError> {
-    let indices = plugin.0.tool.as_ref().ok_or(RunError::Missing("tool"))?;
-    in_instance(plugin, imports, bounds, async |store, instance| {
-        let guest = indices.load(&mut *store, &instance).map_err(host_failed)?;
-        guest.call_describe(&mut *store).await.map_err(|error| running(store, &error))
+    let linked = plugin.0.clone();
+    let kept = imports.kept();
+    within(plugin, bounds, kept, async move {
+        let indices = linked.tool.as_ref().ok_or(RunError::Missing("tool"))?;
+        let (mut store, instance) = start(&linked, imports, bounds).await?;
+        let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
+        guest.call_describe(&mut store).await.map_err(|error| running(&store, &error))
     })
     .await
 }
@@ -306,13 +326,33 @@ pub(crate) async fn call_tool(
     plugin: &LinkedPlugin,
     imports: Imports,
     bounds: Bounds,
-    name: &str,
-    arguments: &str,
+    name: String,
+    arguments: String,
 ) -> Result<Result<String, String>, RunError> {
-    let indices = plugin.0.tool.as_ref().ok_or(RunError::Missing("tool"))?;
-    in_instance(plugin, imports, bounds, async |store, instance| {
-        let guest = indices.load(&mut *store, &instance).map_err(host_failed)?;
-        guest.call_call(&mut *store, name, arguments).await.map_err(|error| running(store, &error))
+    let linked = plugin.0.clone();
+    let kept = imports.kept();
+    within(plugin, bounds, kept, async move {
+        let indices = linked.tool.as_ref().ok_or(RunError::Missing("tool"))?;
+        let (mut store, instance) = start(&linked, imports, bounds).await?;
+        let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
+        guest.call_call(&mut store, &name, &arguments).await.map_err(|error| running(&store, &error))
+    })
+    .await
+}
+
+/// Makes an instance and drops it without calling it. Gives the time that took; what
+/// memory it had is in the record.
+pub(crate) async fn try_start(
+    plugin: &LinkedPlugin,
+    imports: Imports,
+    bounds: Bounds,
+) -> Result<Duration, RunError> {
+    let linked = plugin.0.clone();
+    let kept = imports.kept();
+    within(plugin, bounds, kept, async move {
+        let started = std::time::Instant::now();
+        drop(start(&linked, imports, bounds).await?);
+        Ok(started.elapsed())
     })
     .await
 }
@@ -325,45 +365,17 @@ pub(crate) async fn run_grader(
     label: Option<&str>,
     samples: Vec<SampleToGrade>,
 ) -> Result<Vec<GuestVerdict>, RunError> {
-    let indices = plugin.0.grader.as_ref().ok_or(RunError::Missing("grader"))?;
     let samples: Vec<grader::GradedSample> = samples.into_iter().map(Into::into).collect();
-    in_instance(plugin, imports, bounds, async |store, instance| {
-        let guest = indices.load(&mut *store, &instance).map_err(host_failed)?;
-        let result = guest.call_grade(&mut *store, label, &samples).await;
-        let verdicts = result.map_err(|error| running(store, &error))??;
+    let label = label.map(ToOwned::to_owned);
+    let linked = plugin.0.clone();
+    let kept = imports.kept();
+    within(plugin, bounds, kept, async move {
+        let indices = linked.grader.as_ref().ok_or(RunError::Missing("grader"))?;
+        let (mut store, instance) = start(&linked, imports, bounds).await?;
+        let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
+        let result = guest.call_grade(&mut store, label.as_deref(), &samples).await;
+        let verdicts = result.map_err(|error| running(&store, &error))??;
         Ok(verdicts.into_iter().map(Into::into).collect())
-    })
-    .await
-}
-
-/// Makes an instance and drops it without calling it. Gives the time that took.
-pub(crate) async fn try_start(
-    plugin: &LinkedPlugin,
-    imports: Imports,
-    bounds: Bounds,
-) -> Result<Duration, RunError> {
-    let (record, limits) = (imports.record().clone(), imports.limits().clone());
-    within(bounds, &record, &limits, async {
-        let started = std::time::Instant::now();
-        drop(start(plugin, imports, bounds).await?);
-        Ok(started.elapsed())
-    })
-    .await
-}
-
-/// Makes an instance within the bounds, lets it do one thing, and drops it.
-async fn in_instance<R>(
-    plugin: &LinkedPlugin,
-    imports: Imports,
-    bounds: Bounds,
-    work: impl AsyncFnOnce(&mut Store<InstanceState>, Instance) -> Result<R, RunError>,
-) -> Result<R, RunError> {
-    let (record, limits) = (imports.record().clone(), imports.limits().clone());
-    within(bounds, &record, &limits, async {
-        let starting_time = imports.time_start();
-        let (mut store, instance) = start(plugin, imports, bounds).await?;
-        drop(starting_time);
-        work(&mut store, instance).await
     })
     .await
 }
@@ -374,12 +386,13 @@ fn host_failed(error: wasmtime::Error) -> RunError {
 
 /// Makes a store and the instance in it.
 async fn start(
-    plugin: &LinkedPlugin,
+    plugin: &Linked,
     imports: Imports,
     bounds: Bounds,
 ) -> Result<(Store<InstanceState>, Instance), RunError> {
+    let _timing = imports.time_start();
     let mut store = store(plugin, imports, bounds);
-    match plugin.0.pre.instantiate_async(&mut store).await {
+    match plugin.pre.instantiate_async(&mut store).await {
         Ok(instance) => Ok((store, instance)),
         Err(error) => Err(starting(&store, &error)),
     }
@@ -387,27 +400,22 @@ async fn start(
 
 /// Deadline and CPU budget go around the whole run, instantiation among it: what is
 /// dropped when one is over is the future with the store in it, so nothing can use that
-/// store again. A guest that spins comes here at every tick of the engine.
-async fn within<R>(
+/// store again.
+async fn within<R: Send + 'static>(
+    plugin: &LinkedPlugin,
     bounds: Bounds,
-    record: &Record,
-    limits: &Limits,
-    run: impl Future<Output = Result<R, RunError>>,
+    (record, limits): (Arc<Record>, Arc<Limits>),
+    run: impl Future<Output = Result<R, RunError>> + Send + 'static,
 ) -> Result<R, RunError> {
     let budget = limits.guest_cpu_time_max;
-    let mut run = pin!(run);
-    let mut used = Duration::ZERO;
-    let metered = poll_fn(|cx| {
-        let before = thread_cpu_time();
-        let polled = run.as_mut().poll(cx);
-        let took = thread_cpu_time().saturating_sub(before);
-        used += took;
-        record.meter().add_cpu(took);
-        if polled.is_pending() && used > budget {
-            return Poll::Ready(Err(RunError::Cpu(budget.as_secs_f64())));
+    let _wall_time = record.meter().wall_time();
+    let metered = async {
+        let meter = CpuMeter::new(record.clone(), budget);
+        match busy::run(&plugin.0.busy, meter, Box::pin(run)).await {
+            Ok(result) => result,
+            Err(busy::Spent) => Err(RunError::Cpu(budget.as_secs_f64())),
         }
-        polled
-    });
+    };
     let Some(deadline) = bounds.deadline else { return metered.await };
     // The timer counts in milliseconds, within which a whole rollout may run: a run with
     // no time left does not begin, and one that ends late is late.
@@ -420,19 +428,12 @@ async fn within<R>(
     }
 }
 
-/// CPU time of this thread so far. Within one poll it is the guest's, whatever else the
-/// machine is busy with.
-fn thread_cpu_time() -> Duration {
-    let now = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0))
-}
-
-fn store(plugin: &LinkedPlugin, imports: Imports, bounds: Bounds) -> Store<InstanceState> {
+fn store(plugin: &Linked, imports: Imports, bounds: Bounds) -> Store<InstanceState> {
     let wasi = imports.wasi();
     let memory = MemoryLimit::new(bounds.memory_bytes_max, imports.record().clone());
     let limits = imports.limits().clone();
     let state = InstanceState { imports, wasi, memory };
-    let mut store = Store::new(plugin.0.pre.engine(), state);
+    let mut store = Store::new(plugin.pre.engine(), state);
     store.limiter(|state| &mut state.memory);
     store.set_hostcall_fuel(limits.host_call_bytes_max);
     store.set_max_component_handles(limits.handles_max);
@@ -499,10 +500,26 @@ fn running(store: &Store<InstanceState>, error: &wasmtime::Error) -> RunError {
         store.data().imports.record().limit_fired(Limit::Handles);
         let max = limits.handles_max;
         return RunError::Limit(format!(
-            "holds more handles than handles-max, {max}; the operator can raise it"
+            "holds, or names in one call, more handles than handles-max, {max}; the operator can raise it"
+        ));
+    }
+    if let Some(asked) = random_bytes_asked(&what) {
+        store.data().imports.record().random_refused(asked);
+        let max = limits.random_bytes_max;
+        return RunError::Limit(format!(
+            "asked for {asked} random bytes in one call, more than random-bytes-max, {max}; the operator can \
+             raise it"
         ));
     }
     RunError::Trapped { reason: trap_text(error) }
+}
+
+/// How many random bytes a guest asked for when that was too many, which the engine
+/// says in words only: `requested len 70000 exceeds limit 65536`.
+fn random_bytes_asked(what: &str) -> Option<usize> {
+    let (asked, limit) = what.strip_prefix("requested len ")?.split_once(" exceeds limit ")?;
+    limit.parse::<u64>().ok()?;
+    asked.parse().ok()
 }
 
 /// Frames that every panic goes through, and that say nothing of where it came from.

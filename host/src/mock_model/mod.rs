@@ -23,6 +23,8 @@ mod arithmetic;
 mod chance;
 mod completion;
 mod connection;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod http;
 mod reply;
 mod request;

@@ -6,11 +6,15 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{StatusCode, Url};
+use tokio::sync::Semaphore;
 
-use super::retry::{RetryPolicy, retry_after};
+use super::plain::{Answer, Place, PlainClient};
+use super::retry::{Repeated, RetryPolicy, retry_after};
 use super::{Secret, describe};
+use crate::http1::Broken;
 use crate::telemetry::{Limit, Metrics, ModelOutcome};
 use crate::text::beginning;
+use crate::wire::closed::ClosedBody;
 use crate::wire::openai::Completion;
 
 /// How much of a refusal's body is shown.
@@ -20,9 +24,22 @@ const REFUSAL_BYTES_SHOWN: usize = 2048;
 #[derive(Clone, Debug)]
 pub struct ModelEndpoint {
     url: Url,
+    plain: Option<Place>,
     model: String,
     api_key: Option<HeaderValue>,
     secret: Option<Secret>,
+    manner: Option<Arc<Manner>>,
+}
+
+/// How a caller wants its model's server asked, where that is not the usual way.
+#[derive(Debug)]
+pub struct Manner {
+    /// The fields of each request.
+    pub body: ClosedBody,
+    /// How calls are repeated.
+    pub policy: RetryPolicy,
+    /// Places for calls that are on the wire at once.
+    pub connections: Semaphore,
 }
 
 /// Why an address or key cannot be used.
@@ -59,7 +76,18 @@ impl ModelEndpoint {
                 Ok(value)
             })
             .transpose()?;
-        Ok(Self { url, model: model.into(), api_key: header, secret: api_key })
+        let plain = Place::of(&url);
+        Ok(Self { url, plain, model: model.into(), api_key: header, secret: api_key, manner: None })
+    }
+
+    /// The same endpoint, asked in this manner.
+    pub fn asked(self, manner: Manner) -> Self {
+        Self { manner: Some(Arc::new(manner)), ..self }
+    }
+
+    /// How it wants to be asked, where that is not the usual way.
+    pub fn manner(&self) -> Option<&Manner> {
+        self.manner.as_deref()
     }
 
     /// The name that goes into every request.
@@ -122,6 +150,7 @@ pub enum ChatFailure {
 #[derive(Clone, Debug)]
 pub struct ChatClient {
     http: reqwest::Client,
+    plain: Arc<PlainClient>,
     policy: RetryPolicy,
     reply_bytes_max: usize,
     metrics: Arc<Metrics>,
@@ -141,7 +170,7 @@ impl ChatClient {
         reply_bytes_max: usize,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self { http, policy, reply_bytes_max, metrics }
+        Self { http, plain: Arc::default(), policy, reply_bytes_max, metrics }
     }
 
     /// Sends the body until there is a completion or no sense in trying.
@@ -154,8 +183,9 @@ impl ChatClient {
         let call = self.metrics.model_call();
         let mut failures = 0;
         let mut first_failure = None;
+        let policy = endpoint.manner().map_or(&self.policy, |manner| &manner.policy);
         loop {
-            let (reason, asked) = match self.attempt(endpoint, routing, body.clone()).await {
+            let (reason, asked) = match self.attempt(endpoint, routing, body.clone(), policy).await {
                 Ok((completion, body)) => {
                     if let Some(usage) = &completion.usage {
                         call.used_tokens(usage.prompt_tokens, usage.completion_tokens);
@@ -174,7 +204,7 @@ impl ChatClient {
             };
             failures += 1;
             let since_first = first_failure.get_or_insert_with(Instant::now).elapsed();
-            let Some(delay) = self.policy.next_delay(failures, since_first, asked) else {
+            let Some(delay) = policy.next_delay(failures, since_first, asked) else {
                 call.ended(ModelOutcome::Unavailable);
                 return Err(ChatFailure::Unavailable { attempts: failures, reason });
             };
@@ -189,53 +219,95 @@ impl ChatClient {
         endpoint: &ModelEndpoint,
         routing: &RoutingHeaders,
         body: Bytes,
+        policy: &RetryPolicy,
     ) -> Result<(Completion, Bytes), Miss> {
+        // Nobody closes it, so there is a place sooner or later, and none where there is
+        // no limit.
+        let _place = match endpoint.manner() {
+            Some(manner) => manner.connections.acquire().await.ok(),
+            None => None,
+        };
         let exchange = async {
-            let response = self
-                .http
-                .post(endpoint.url.clone())
-                .headers(headers(endpoint, routing))
-                .body(body)
-                .send()
-                .await
-                .map_err(|error| again(describe(error)))?;
-            let status = response.status();
-            let asked = retry_after(response.headers());
-            let body = self.read(response).await?;
+            let headers = headers(endpoint, routing);
+            let (status, asked, body) = match &endpoint.plain {
+                Some(place) => self.ask_plainly(place, headers, body).await?,
+                // Boxed, because it is ten times the size of the other, and either waits.
+                None => Box::pin(self.ask(endpoint, headers, body)).await?,
+            };
+            let asked = match policy.repeated {
+                Repeated::Transient => asked,
+                Repeated::ServerErrors => None,
+            };
             if status == StatusCode::OK {
-                let completion = Completion::parse(&body)
-                    .map_err(|what| again(format!("its answer is no chat completion: {what}")))?;
+                let completion = Completion::parse(&body).map_err(|what| {
+                    let reason = format!("its answer is no chat completion: {what}");
+                    match policy.repeated {
+                        Repeated::Transient => again(reason),
+                        Repeated::ServerErrors => {
+                            Miss::Final(ChatFailure::Unavailable { attempts: 1, reason })
+                        }
+                    }
+                })?;
                 return Ok((completion, body));
             }
             let shown = shown(&body, endpoint);
-            if is_transient(status) {
+            if is_repeated(status, policy.repeated) {
                 return Err(Miss::Again { reason: format!("it answered {status}: {shown}"), asked });
             }
             Err(Miss::Final(ChatFailure::Refused { status: status.as_u16(), body: shown }))
         };
-        match tokio::time::timeout(self.policy.attempt_time_max, exchange).await {
+        match tokio::time::timeout(policy.attempt_time_max, exchange).await {
             Ok(result) => result,
-            Err(_) => Err(again(format!("no answer within {:?}", self.policy.attempt_time_max))),
+            Err(_) => Err(again(format!("no answer within {:?}", policy.attempt_time_max))),
         }
+    }
+
+    async fn ask_plainly(
+        &self,
+        place: &Place,
+        headers: HeaderMap,
+        body: Bytes,
+    ) -> Result<(StatusCode, Option<Duration>, Bytes), Miss> {
+        let answer = self.plain.post(place, &headers, &body, self.reply_bytes_max).await;
+        let Answer { status, retry_after, body } = answer.map_err(|broken| match broken {
+            Broken::TooLong(_) => self.too_large(),
+            broken => again(broken.to_string()),
+        })?;
+        let status = StatusCode::from_u16(status).map_err(|error| again(error.to_string()))?;
+        Ok((status, retry_after, body))
+    }
+
+    async fn ask(
+        &self,
+        endpoint: &ModelEndpoint,
+        headers: HeaderMap,
+        body: Bytes,
+    ) -> Result<(StatusCode, Option<Duration>, Bytes), Miss> {
+        let request = self.http.post(endpoint.url.clone()).headers(headers).body(body);
+        let response = request.send().await.map_err(|error| again(describe(error)))?;
+        let (status, asked) = (response.status(), retry_after(response.headers()));
+        Ok((status, asked, self.read(response).await?))
+    }
+
+    fn too_large(&self) -> Miss {
+        self.metrics.limit_fired(Limit::ReplyBytes);
+        let max = self.reply_bytes_max;
+        Miss::Final(ChatFailure::Unavailable {
+            attempts: 1,
+            reason: format!("its answer is longer than reply-bytes-max, {max} bytes"),
+        })
     }
 
     /// Reads a body up to the limit.
     async fn read(&self, mut response: reqwest::Response) -> Result<Bytes, Miss> {
-        let too_large = |max: usize| {
-            self.metrics.limit_fired(Limit::ReplyBytes);
-            Miss::Final(ChatFailure::Unavailable {
-                attempts: 1,
-                reason: format!("its answer is longer than reply-bytes-max, {max} bytes"),
-            })
-        };
         if response.content_length().is_some_and(|length| length > self.reply_bytes_max as u64) {
-            return Err(too_large(self.reply_bytes_max));
+            return Err(self.too_large());
         }
         let mut chunk = response.chunk().await.map_err(|error| again(describe(error)))?;
         let mut body = BytesMut::new();
         while let Some(bytes) = chunk {
             if body.len() + bytes.len() > self.reply_bytes_max {
-                return Err(too_large(self.reply_bytes_max));
+                return Err(self.too_large());
             }
             let next = response.chunk().await.map_err(|error| again(describe(error)))?;
             if body.is_empty() && next.is_none() {
@@ -265,8 +337,11 @@ fn headers(endpoint: &ModelEndpoint, routing: &RoutingHeaders) -> HeaderMap {
 }
 
 /// Whether the same request may succeed later.
-fn is_transient(status: StatusCode) -> bool {
-    matches!(status.as_u16(), 408 | 425 | 429 | 500 | 502 | 503 | 504 | 529)
+fn is_repeated(status: StatusCode, repeated: Repeated) -> bool {
+    match repeated {
+        Repeated::Transient => matches!(status.as_u16(), 408 | 425 | 429 | 500 | 502 | 503 | 504 | 529),
+        Repeated::ServerErrors => status.is_server_error(),
+    }
 }
 
 /// The beginning of an answer for an error message, which a guest may read: a server

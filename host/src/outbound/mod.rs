@@ -1,16 +1,18 @@
 //! The only place that opens connections: to the model's server, and to a caller
 //! that wants results posted.
 //!
-//! One HTTP client serves the process. It follows no redirects, because a key must
-//! not travel to where nobody sent it, and it uses no proxy of the environment.
+//! One HTTP client serves the process, and a leaner one calls of a model without TLS
+//! (`plain`). They follow no redirects, because a key must
+//! not travel to where nobody sent it, and use no proxy of the environment.
 
 mod callback;
 mod chat;
+mod plain;
 mod retry;
 
-pub use callback::{Acknowledged, CallbackClient, Undelivered};
-pub use chat::{ChatClient, ChatFailure, ChatReply, ModelEndpoint, RoutingHeaders};
-pub use retry::RetryPolicy;
+pub use callback::{Acknowledged, CallbackClient, Taken, Undelivered};
+pub use chat::{ChatClient, ChatFailure, ChatReply, InvalidEndpoint, Manner, ModelEndpoint, RoutingHeaders};
+pub use retry::{Repeated, RetryPolicy};
 
 use std::fmt;
 use std::time::Duration;
@@ -37,6 +39,9 @@ impl fmt::Debug for Secret {
     }
 }
 
+/// What the host calls itself.
+const USER_AGENT: &str = concat!("rollout-host/", env!("CARGO_PKG_VERSION"));
+
 /// Why there is no HTTP client.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot set up the HTTP client")]
@@ -54,7 +59,7 @@ pub fn http_client() -> Result<reqwest::Client, ClientError> {
         .pool_idle_timeout(Duration::from_secs(60))
         // Thousands of rollouts wait on one server; its connections are worth keeping.
         .pool_max_idle_per_host(4096)
-        .user_agent(concat!("rollout-host/", env!("CARGO_PKG_VERSION")))
+        .user_agent(USER_AGENT)
         .build()
         .map_err(ClientError)
 }

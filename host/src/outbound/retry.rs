@@ -17,6 +17,18 @@ pub struct RetryPolicy {
     pub delay_base: Duration,
     /// The longest wait, unless the server asks for more.
     pub delay_max: Duration,
+    /// Which answers are worth another try.
+    pub repeated: Repeated,
+}
+
+/// Which answers are worth another try; trouble with the connection always is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Repeated {
+    /// Those by which servers say that they are overloaded or restarting, 429 among them.
+    Transient,
+    /// Every 5xx and nothing else. What the server asks for by `Retry-After` does not
+    /// count.
+    ServerErrors,
 }
 
 impl RetryPolicy {
@@ -28,6 +40,7 @@ impl RetryPolicy {
             budget: Duration::from_secs(120),
             delay_base: Duration::from_millis(500),
             delay_max: Duration::from_secs(16),
+            repeated: Repeated::Transient,
         }
     }
 
@@ -40,6 +53,7 @@ impl RetryPolicy {
             budget: Duration::from_secs(120),
             delay_base: Duration::from_millis(500),
             delay_max: Duration::from_secs(8),
+            repeated: Repeated::Transient,
         }
     }
 

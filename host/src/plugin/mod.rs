@@ -10,7 +10,7 @@ use wasmtime::component::types::ComponentItem;
 use wasmtime::component::{Component, Linker};
 
 use crate::digest::hex;
-use crate::instance::{Forms, InstanceState, LinkedPlugin};
+use crate::instance::{BusyThreads, Forms, InstanceState, LinkedPlugin};
 pub use contract::{CONTRACT_VERSION, Item, Problem};
 
 /// A component that can be run. Cheap to clone.
@@ -99,6 +99,7 @@ impl Plugin {
         linker: &Linker<InstanceState>,
         component: &Component,
         file: &Source,
+        busy: &BusyThreads,
     ) -> Result<Self, LoadError> {
         let about = describe(engine, linker, component, file);
         if !about.problems.is_empty() {
@@ -111,7 +112,7 @@ impl Plugin {
             tool: about.tool,
             settings: about.settings,
         };
-        let linked = LinkedPlugin::new(linker, component, forms).map_err(LoadError::Link)?;
+        let linked = LinkedPlugin::new(linker, component, forms, busy.clone()).map_err(LoadError::Link)?;
         Ok(Self { about: about.into(), linked })
     }
 

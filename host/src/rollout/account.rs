@@ -49,9 +49,38 @@ impl Account {
                 Ended::Unscored { stage: stage.as_str(), kind: kind.as_str(), fault: fault.as_str() }
             }
         });
+        self.trace(outcome);
         let (limits_fired, log_dropped) = self.record.limits_fired();
         let Spent { guest_cpu, memory_bytes_peak, host_calls, .. } = self.record.spent();
         metrics.used(&Used { guest_cpu, memory_bytes_peak, host_calls, limits_fired, log_dropped });
+    }
+
+    /// Says in the rollout's trace what came of it and what it cost.
+    fn trace(&self, outcome: &Outcome) {
+        let trace = self.record.trace();
+        if trace.is_empty() {
+            return;
+        }
+        match outcome {
+            Outcome::Scored { reward } => {
+                trace.set("rollout.outcome", "scored");
+                trace.set("rollout.reward", *reward);
+            }
+            Outcome::Unscored(failure) => {
+                trace.set("rollout.outcome", "unscored");
+                trace.set("rollout.stage", failure.stage.as_str());
+                trace.set("rollout.fault", failure.fault.as_str());
+                trace.failed(failure.kind.as_str(), &failure.reason);
+            }
+        }
+        let spent = self.record.spent();
+        let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        trace.set("rollout.chat_calls", count(spent.chat_calls));
+        trace.set("rollout.host_calls", count(spent.host_calls));
+        trace.set("rollout.guest_cpu_ms", spent.guest_cpu.as_secs_f64() * 1e3);
+        trace.set("rollout.memory_bytes_peak", count(spent.memory_bytes_peak as u64));
+        trace.set("gen_ai.usage.input_tokens", count(spent.prompt_tokens));
+        trace.set("gen_ai.usage.output_tokens", count(spent.completion_tokens));
     }
 
     /// A reward is the usual, and a caller knows what it cancelled: those are for whoever

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use serde_json::value::RawValue;
 use tokio::sync::{Semaphore, watch};
@@ -15,7 +14,7 @@ use super::RolloutRequest;
 use super::account::UNSCORED_LINES_PER_SECOND;
 use super::run::{AgentForm, Rollout};
 use crate::id::RolloutId;
-use crate::imports::{Imports, Role, RunContext};
+use crate::imports::{Imports, Record, Role, RunContext};
 use crate::instance::{self, Bounds, RunError};
 use crate::limits::Limits;
 use crate::outbound::ChatClient;
@@ -50,8 +49,49 @@ pub struct HostSettings {
     pub chat: ChatClient,
     /// Where trajectories and artifacts go; none keeps none.
     pub artifact_root: Option<PathBuf>,
+    /// Where guests' events go, a file a rollout; none writes none.
+    pub event_log: Option<PathBuf>,
     /// What the host counts; its clients count in the same.
     pub metrics: Arc<Metrics>,
+}
+
+impl HostSettings {
+    /// Makes an instance of every plugin and drops it, so that one that cannot start is
+    /// known before the first rollout. Gives the memory in bytes that the larger of them
+    /// has when it starts.
+    pub async fn try_start(&self) -> Result<usize, (Role, RunError)> {
+        let limits = Arc::new(self.limits.clone());
+        let mut memory_bytes = 0;
+        let plugins = [(Role::Grader, self.grader.as_ref()), (Role::Workflow, Some(&self.workflow))];
+        for (role, plugin) in plugins {
+            let Some(plugin) = plugin else { continue };
+            let record = Arc::<Record>::default();
+            let declaration = self.declaration(&limits, record.clone());
+            let (imports, bounds) = declaration.map_err(|error| (role, error))?;
+            let started = instance::try_start(plugin.linked(), imports, bounds).await;
+            started.map_err(|error| (role, error))?;
+            memory_bytes = memory_bytes.max(record.spent().memory_bytes_peak);
+        }
+        Ok(memory_bytes)
+    }
+
+    /// What an instance needs that says what a plugin is, and belongs to no rollout.
+    fn declaration(&self, limits: &Arc<Limits>, record: Arc<Record>) -> Result<(Imports, Bounds), RunError> {
+        let run = RunContext {
+            rollout_id: RolloutId::parse("declaration").map_err(|error| RunError::Host(error.to_string()))?,
+            caller_id: None,
+            attempt: 1,
+            config: self.plugin_config.clone().map(Into::into),
+            metadata: None,
+            samples_max: 0,
+            chat_defaults: Params::new(),
+            metrics: self.metrics.clone(),
+        };
+        let deadline = Some(Instant::now() + limits.workflow_time_max);
+        let bounds = Bounds { memory_bytes_max: limits.memory_bytes_max, deadline };
+        let imports = Imports::bare(Role::Declaration, Arc::new(run), limits.clone(), deadline, record);
+        Ok((imports, bounds))
+    }
 }
 
 /// Why there is no host.
@@ -245,41 +285,8 @@ impl Host {
         if self.form() == AgentForm::Workflow {
             return Ok(None);
         }
-        let (imports, bounds) = self.declaration()?;
+        let (imports, bounds) = self.0.settings.declaration(&self.0.limits, Arc::default())?;
         instance::agent_loop_name(self.0.settings.workflow.linked(), imports, bounds).await.map(Some)
-    }
-
-    /// Makes an instance of every plugin and drops it, so that one that cannot start is
-    /// known before the first rollout. Gives the time that the workflow's took.
-    pub async fn try_start(&self) -> Result<Duration, (Role, RunError)> {
-        let start = async |role, plugin: &Plugin| {
-            let (imports, bounds) = self.declaration().map_err(|error| (role, error))?;
-            instance::try_start(plugin.linked(), imports, bounds).await.map_err(|error| (role, error))
-        };
-        if let Some(grader) = &self.0.settings.grader {
-            start(Role::Grader, grader).await?;
-        }
-        start(Role::Workflow, &self.0.settings.workflow).await
-    }
-
-    /// What an instance needs that says what a plugin is, and belongs to no rollout.
-    fn declaration(&self) -> Result<(Imports, Bounds), RunError> {
-        let limits = &self.0.limits;
-        let run = RunContext {
-            rollout_id: RolloutId::parse("declaration").map_err(|error| RunError::Host(error.to_string()))?,
-            caller_id: None,
-            attempt: 1,
-            config: self.0.plugin_config.clone(),
-            metadata: None,
-            samples_max: 0,
-            chat_defaults: Params::new(),
-            metrics: self.0.settings.metrics.clone(),
-        };
-        let deadline = Some(Instant::now() + limits.workflow_time_max);
-        let bounds = Bounds { memory_bytes_max: limits.memory_bytes_max, deadline };
-        let imports =
-            Imports::bare(Role::Declaration, Arc::new(run), limits.clone(), deadline, Arc::default());
-        Ok((imports, bounds))
     }
 
     /// Takes a rollout on, or says at once why not.

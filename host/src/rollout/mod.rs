@@ -11,14 +11,17 @@
 
 mod account;
 mod admission;
+mod events;
+mod limits;
 mod outcome;
 mod run;
 mod trajectory;
 
 pub use admission::{AdmitError, Handle, Host, HostError, HostSettings, Load, Phase};
+pub use limits::LimitUse;
 pub use outcome::{Failure, FailureKind, Finished, FinishedSample, Outcome, Stage};
 pub use run::{AgentForm, LoopOptions, LoopReport, Rollout};
-pub use trajectory::{Facts, TrajectoryExtra};
+pub use trajectory::{Facts, TrajectoryExtra, TrajectoryFile};
 
 use std::sync::Arc;
 
@@ -47,6 +50,9 @@ pub struct RolloutRequest {
     pub model: Arc<ModelEndpoint>,
     /// Samples that the caller takes; the host's own limit holds besides.
     pub samples_max: u32,
+    /// Whether the caller takes only samples that asked the model. A rollout without one is
+    /// not graded then.
+    pub samples_must_ask: bool,
     /// Seconds from admission within which the workflow must be done, time in the
     /// queue among them. Zero or less is over at once.
     pub workflow_secs: Option<f64>,
@@ -55,3 +61,7 @@ pub struct RolloutRequest {
     /// What the protocol adds to the trajectory.
     pub trajectory_extra: TrajectoryExtra,
 }
+
+/// The fuzz target of what is written down of a conversation.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use trajectory::fuzzing_trajectory;

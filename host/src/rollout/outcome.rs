@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::Duration;
 
+use super::limits::LimitUse;
+use super::trajectory::TrajectoryFile;
 use crate::error::Fault;
 use crate::id::RolloutId;
 use crate::imports::{SampleRecord, Spent};
@@ -180,6 +182,8 @@ pub struct FinishedSample {
     pub record: SampleRecord,
     /// The reward; a withdrawn sample may have one, for the trajectory only.
     pub reward: Option<f64>,
+    /// Whether the model was asked for it at least once.
+    pub asked: bool,
 }
 
 impl FinishedSample {
@@ -204,15 +208,22 @@ pub struct Finished {
     pub loop_report: Option<LoopReport>,
     /// What it used.
     pub spent: Spent,
+    /// Every limit it ran under, with what it used of it and whether it fired.
+    pub limits: Vec<LimitUse>,
     /// From admission to here.
     pub duration: Duration,
     /// Of that, in the queue.
     pub queued: Duration,
-    /// Where its trajectory was written, if it was.
-    pub trajectory: Option<PathBuf>,
+    /// The trajectories that were written: one, or one a sample where there are several.
+    pub trajectories: Vec<TrajectoryFile>,
 }
 
 impl Finished {
+    /// Where its first trajectory was written, if it was.
+    pub fn trajectory(&self) -> Option<&Path> {
+        self.trajectories.first().map(TrajectoryFile::path)
+    }
+
     /// The metrics of all samples that count; of several samples, the mean.
     pub fn metrics(&self) -> BTreeMap<String, f64> {
         let mut sums: BTreeMap<String, (f64, f64)> = BTreeMap::new();

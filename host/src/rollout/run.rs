@@ -11,13 +11,14 @@ use tokio::time::Instant;
 
 use super::account::Account;
 use super::admission::{Handle, Host, Phase, Place};
+use super::limits::{self, HalfTimes};
 use super::outcome::{Failure, FailureKind, Finished, FinishedSample, Outcome, Stage};
-use super::{RolloutRequest, trajectory};
+use super::{RolloutRequest, events, trajectory};
 use crate::error::Fault;
 use crate::id::SampleId;
 use crate::imports::{Imports, ModelAccess, Record, RunContext, SampleRecord};
 use crate::instance::{self, Bounds, GuestVerdict, RunError, SampleToGrade};
-use crate::telemetry::{Limit, Step};
+use crate::telemetry::{Limit, RolloutTrace, Step, TraceParent};
 use crate::wire::openai::{Params, caller_params};
 
 pub use agent::{AgentForm, LoopOptions, LoopReport};
@@ -31,6 +32,7 @@ pub struct Rollout {
     handle: Handle,
     admitted_at: Instant,
     queued: Duration,
+    workflow_time: Duration,
     failure: Option<Failure>,
     rewards: HashMap<SampleId, f64>,
     graded: bool,
@@ -116,7 +118,9 @@ impl Rollout {
                 .map_or_else(Params::new, caller_params),
             metrics: host.metrics().clone(),
         };
-        let record = Arc::<Record>::default();
+        let trace = host.metrics().trace(request.id.as_str());
+        trace.set("rollout.attempt", i64::from(request.attempt));
+        let record = Arc::new(Record::traced(trace));
         let admitted_at = Instant::now();
         Self {
             run: Arc::new(run),
@@ -124,6 +128,7 @@ impl Rollout {
             record,
             admitted_at,
             queued: Duration::ZERO,
+            workflow_time: Duration::ZERO,
             failure: None,
             rewards: HashMap::new(),
             graded: false,
@@ -144,6 +149,16 @@ impl Rollout {
         self.handle.clone()
     }
 
+    /// Its trace, below its caller's where the caller has one, for what its caller is
+    /// told. Before it runs.
+    pub fn traced_below(&self, parent: Option<TraceParent>) -> RolloutTrace {
+        let trace = self.record.trace();
+        if let Some(parent) = parent {
+            trace.child_of(parent);
+        }
+        trace.clone()
+    }
+
     /// What every log line about it is written in, by whoever drives it. An error's span,
     /// because it has to be there whichever lines are asked for.
     pub fn span(&self) -> tracing::Span {
@@ -159,6 +174,7 @@ impl Rollout {
             () = cancel.cancelled() => Err(None),
             result = self.wait_and_run() => result.map_err(Some),
         };
+        self.workflow_time = self.record.meter().wall();
         let stage = if self.slot.is_some() { Stage::Workflow } else { Stage::Queue };
         let result = result.map_err(|failure| failure.unwrap_or_else(|| Failure::cancelled(stage)));
         self.failure = result.clone().err();
@@ -168,8 +184,10 @@ impl Rollout {
     async fn wait_and_run(&mut self) -> Result<(), Failure> {
         let limits = self.host.0.limits.clone();
         let waiting = Deadline::new(self.request.workflow_secs, self.admitted_at, Duration::MAX / 4);
+        let queue_span = self.record.trace().first_phase("queue");
         let slot = tokio::time::timeout_at(waiting.at, self.host.0.slots.clone().acquire_owned()).await;
         self.queued = self.admitted_at.elapsed();
+        drop(queue_span);
         match slot {
             Ok(Ok(slot)) => self.slot = Some(slot),
             Ok(Err(_closed)) => return Err(Failure::host(Stage::Queue, "the host is shutting down")),
@@ -191,11 +209,13 @@ impl Rollout {
         );
         let bounds = Bounds { memory_bytes_max: limits.memory_bytes_max, deadline: Some(deadline.at) };
         let _timing = self.host.metrics().time(Step::Workflow);
-        match self.run_agent(imports, bounds).await {
+        let mut span = self.record.trace().phase("workflow");
+        let result = match self.run_agent(imports, bounds).await {
             Ok(settled) => settled,
             Err(RunError::Deadline) => Err(self.over_time(&deadline, Stage::Workflow, self.queued)),
             Err(error) => Err(self.blame(&error)),
-        }
+        };
+        result.inspect_err(|failure| span.failed(failure.kind.as_str(), &failure.reason))
     }
 
     /// A wall time that passed is a limit that fired.
@@ -239,11 +259,14 @@ impl Rollout {
         }
         self.phase.send_replace(Phase::Grading);
         let cancel = self.handle.cancel.clone();
+        let mut span = self.record.trace().phase("grader");
         let result = tokio::select! {
             biased;
             () = cancel.cancelled() => Err(Failure::cancelled(Stage::Grader)),
             result = self.run_grader() => result,
         };
+        let result = result.inspect_err(|failure| span.failed(failure.kind.as_str(), &failure.reason));
+        drop(span);
         self.graded = self.host.grader().is_some();
         self.failure = result.clone().err();
         result
@@ -270,6 +293,11 @@ impl Rollout {
         let samples = self.record.samples();
         if samples.is_empty() {
             let reason = "No sample to grade. The workflow must return its messages or open a sample before it is graded.";
+            return Err(fail(FailureKind::NoSample, reason.to_owned()));
+        }
+        if self.request.samples_must_ask && self.record.asked().is_empty() {
+            let reason =
+                "No sample to grade. This caller takes only samples that asked the model, and none did.";
             return Err(fail(FailureKind::NoSample, reason.to_owned()));
         }
         let limits = self.host.0.limits.clone();
@@ -341,14 +369,22 @@ impl Rollout {
     /// Ends it: writes the trajectory, frees the slot, and says what came of it. A
     /// rollout that nobody had graded ends unscored.
     pub async fn finish(mut self) -> Finished {
+        self.record.seal();
         self.take_own_reward();
-        let recorded_samples = self.record.samples();
-        let samples: Vec<FinishedSample> = recorded_samples
-            .into_iter()
-            .map(|record| FinishedSample { reward: self.rewards.get(&record.id).copied(), record })
-            .collect();
+        let asked = self.record.asked();
+        let finished_sample = |record: SampleRecord| FinishedSample {
+            reward: self.rewards.get(&record.id).copied(),
+            asked: asked.contains(&record.id),
+            record,
+        };
+        let samples: Vec<FinishedSample> = self.record.samples().into_iter().map(finished_sample).collect();
         let outcome = self.outcome(&samples);
         let spent = self.record.spent();
+        let times = HalfTimes {
+            workflow: self.workflow_time,
+            grader: spent.guest_wall.saturating_sub(self.workflow_time),
+        };
+        let (fired, _) = self.record.limits_fired();
         let mut finished = Finished {
             id: self.request.id.clone(),
             outcome,
@@ -356,21 +392,27 @@ impl Rollout {
             returned_messages: self.returned_messages,
             loop_report: self.loop_report.take(),
             spent,
+            limits: limits::table(&self.host.0.limits, self.run.samples_max, &spent, times, &fired),
             duration: self.admitted_at.elapsed(),
             queued: self.queued,
-            trajectory: None,
+            trajectories: Vec::new(),
         };
         self.account.settle(&finished.outcome);
         // The guests are gone; others may run while this one is written down.
         drop(self.slot.take());
+        if let Some(folder) = self.host.0.settings.event_log.clone() {
+            let shown_id = self.run.caller_id.as_deref().unwrap_or(finished.id.as_str()).to_owned();
+            events::write(folder, finished.id.clone(), shown_id, self.record.events()).await;
+        }
         if let Some(root) = self.host.0.settings.artifact_root.clone() {
             let _timing = self.host.metrics().time(Step::TrajectoryWrite);
+            let _span = self.record.trace().span("trajectory_write");
             let recorded = self.record.take();
             let plugins = trajectory::Plugins {
                 workflow: self.host.0.settings.workflow.about().digest.clone(),
                 grader: self.host.grader().map(|grader| grader.about().digest.clone()),
             };
-            finished.trajectory =
+            finished.trajectories =
                 trajectory::write(root, &self.request, &self.run, &finished, recorded, &plugins).await;
         }
         finished

@@ -6,12 +6,17 @@
 mod steps;
 mod store;
 
+use std::collections::HashSet;
+use std::io;
+use std::path::{Path, PathBuf};
+
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::RolloutRequest;
 use super::outcome::{Finished, FinishedSample, Outcome};
-use crate::id::RolloutId;
+use crate::digest::sha256_hex;
+use crate::id::{RolloutId, SampleId};
 use crate::imports::{Exchange, ExchangeOutcome, Recorded, RunContext};
 use crate::wire::atif::{Agent, SCHEMA_VERSION, Trajectory};
 
@@ -34,40 +39,93 @@ pub struct Facts<'a> {
 /// What a protocol adds to a trajectory: a key under `extra` and what goes there.
 pub type TrajectoryExtra = Option<std::sync::Arc<dyn Fn(&Facts<'_>) -> (String, Value) + Send + Sync>>;
 
+/// A trajectory that was written.
+#[derive(Clone, Debug)]
+pub struct TrajectoryFile {
+    path: PathBuf,
+    sample: Option<SampleId>,
+}
+
+impl TrajectoryFile {
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The sample that it is of, where there is one.
+    pub fn sample(&self) -> Option<&SampleId> {
+        self.sample.as_ref()
+    }
+
+    /// Reads it.
+    pub async fn read(&self) -> io::Result<Trajectory> {
+        let text = tokio::fs::read(&self.path).await?;
+        Ok(serde_json::from_slice(&text)?)
+    }
+
+    /// Puts another document in its place; a reader sees the one or the other.
+    pub async fn replace(&self, document: &Trajectory) -> io::Result<()> {
+        let text = serde_json::to_vec_pretty(document)?;
+        let path = self.path.clone();
+        tokio::task::spawn_blocking(move || store::replace(&path, &text)).await?
+    }
+}
+
+/// A document to be written.
+struct Document {
+    file_name: String,
+    sample: Option<SampleId>,
+    trajectory: Trajectory,
+}
+
 /// The digests of what ran.
 pub(super) struct Plugins {
     pub workflow: String,
     pub grader: Option<String>,
 }
 
-/// The documents of a rollout with their file names: one where it has one sample or
-/// none, else one a sample.
+/// The documents of a rollout: one where it has one sample or none, else one a sample.
 fn documents(
     request: &RolloutRequest,
     run: &RunContext,
     finished: &Finished,
     recorded: &Recorded,
     plugins: &Plugins,
-) -> Vec<(String, Trajectory)> {
-    let document = |sample: Option<&FinishedSample>, id: String| {
+) -> Vec<Document> {
+    let document = |sample: Option<&FinishedSample>, file_name: String| {
         let exchanges: Vec<&Exchange> = recorded
             .exchanges
             .iter()
             .filter(|exchange| sample.is_none_or(|sample| exchange.sample == sample.record.id))
             .collect();
-        build(request, run, finished, sample, &exchanges, plugins, id)
+        let sample_id = sample.map(|sample| sample.record.id.clone());
+        let trajectory = build(request, run, finished, sample, &exchanges, plugins);
+        Document { file_name, sample: sample_id, trajectory }
     };
     match finished.samples.as_slice() {
-        [] => vec![("trajectory.json".to_owned(), document(None, finished.id.to_string()))],
-        [only] => vec![("trajectory.json".to_owned(), document(Some(only), finished.id.to_string()))],
-        several => several
-            .iter()
-            .map(|sample| {
-                let id = &sample.record.id;
-                let name = format!("trajectory-{}.json", id.file_part());
-                (name, document(Some(sample), format!("{}/{id}", finished.id)))
-            })
-            .collect(),
+        [] => vec![document(None, "trajectory.json".to_owned())],
+        [only] => vec![document(Some(only), "trajectory.json".to_owned())],
+        several => {
+            let mut taken = HashSet::new();
+            let file_name = |id: &SampleId| {
+                let part = id.file_part();
+                if taken.insert(part.clone()) {
+                    return format!("trajectory-{part}.json");
+                }
+                // Two ids may differ only in what no file name can have.
+                format!("trajectory-{part}-{}.json", sha256_hex(id.as_str().as_bytes()))
+            };
+            let names: Vec<String> = several.iter().map(|sample| &sample.record.id).map(file_name).collect();
+            several.iter().zip(names).map(|(sample, name)| document(Some(sample), name)).collect()
+        }
+    }
+}
+
+/// The rollout's name, and where its caller takes several samples, the sample's.
+fn trajectory_id(request: &RolloutRequest, finished: &Finished, sample: Option<&FinishedSample>) -> String {
+    match sample {
+        Some(sample) if request.samples_max > 1 => format!("{}/{}", finished.id, sample.record.id),
+        _ => finished.id.to_string(),
     }
 }
 
@@ -78,7 +136,6 @@ fn build(
     sample: Option<&FinishedSample>,
     exchanges: &[&Exchange],
     plugins: &Plugins,
-    trajectory_id: String,
 ) -> Trajectory {
     // A workflow that was stopped before it registered anything still made calls; the
     // last request and its reply are then the best account of the conversation.
@@ -110,9 +167,12 @@ fn build(
             "guest_cpu_ms": millis(finished.spent.guest_cpu),
             "memory_bytes_peak": finished.spent.memory_bytes_peak,
             "host_calls": finished.spent.host_calls,
+            "waited_ms": millis(finished.spent.waited()),
+            "model_ms": millis(finished.spent.model_time),
             "duration_ms": millis(finished.duration),
             "queued_ms": millis(finished.queued),
         },
+        "limits": limits(finished),
         "observed": steps::observed(exchanges),
     });
     if let Some(digest) = &plugins.grader {
@@ -126,18 +186,23 @@ fn build(
     extra.insert("rollout_host".to_owned(), ours);
 
     Trajectory {
-        schema_version: SCHEMA_VERSION,
+        schema_version: SCHEMA_VERSION.into(),
         session_id: finished.id.to_string(),
-        trajectory_id,
+        trajectory_id: trajectory_id(request, finished, sample),
         agent: Agent {
-            name: "rollout-host",
-            version: env!("CARGO_PKG_VERSION"),
+            name: "rollout-host".into(),
+            version: env!("CARGO_PKG_VERSION").into(),
             model_name: Some(model_name(request, exchanges)),
         },
         steps,
         final_metrics,
         extra,
     }
+}
+
+/// Every limit under its name.
+fn limits(finished: &Finished) -> Map<String, Value> {
+    finished.limits.iter().map(|limit| (limit.name.to_owned(), json!(limit))).collect()
 }
 
 /// The model as its server calls it, or as it was asked for.
@@ -168,4 +233,46 @@ fn outcome(outcome: &Outcome) -> Value {
 
 fn millis(duration: std::time::Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
+}
+
+/// Any messages that may be pushed, with any reply of a model, make a trajectory that can
+/// be read: a message or the reply's body on each line.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzzing_trajectory(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let (replies, messages): (Vec<&str>, Vec<&str>) =
+        text.split('\n').partition(|line| line.contains("\"choices\""));
+    let messages: Vec<Box<RawValue>> = messages
+        .into_iter()
+        .filter_map(|line| crate::wire::object(line).ok().map(ToOwned::to_owned))
+        .collect();
+    let sample = crate::id::SampleId::parse("main").expect("it is one");
+    let exchanges: Vec<Exchange> = replies
+        .into_iter()
+        .map(|body| Exchange {
+            sample: sample.clone(),
+            request: body.to_owned().into(),
+            started_at: std::time::UNIX_EPOCH,
+            duration: std::time::Duration::ZERO,
+            outcome: ExchangeOutcome::Replied {
+                body: body.to_owned().into(),
+                finish_reason: None,
+                usage: None,
+                attempts: 1,
+            },
+        })
+        .collect();
+    let exchanges: Vec<&Exchange> = exchanges.iter().collect();
+    let steps::Account { steps, final_metrics, unmatched } = steps::account(&messages, &exchanges);
+    assert!(!steps.is_empty() && steps.iter().enumerate().all(|(at, step)| step.step_id == at + 1));
+    assert_eq!(final_metrics.total_steps, steps.len());
+    let written = json!({
+        "steps": steps,
+        "metrics": final_metrics,
+        "unmatched": unmatched,
+        "observed": steps::observed(&exchanges),
+        "last": steps::last_conversation(&exchanges),
+    });
+    let text = serde_json::to_string(&written).expect("a trajectory can be written");
+    serde_json::from_str::<&RawValue>(&text).expect("and read");
 }

@@ -140,24 +140,54 @@ labels! {
         LogLines = "log-lines-max",
         /// Log entries in bytes.
         LogBytes = "log-bytes-max",
+        /// Random bytes asked for in one call.
+        RandomBytes = "random-bytes-max",
         /// A reply of the model's server.
         ReplyBytes = "reply-bytes-max",
     }
 }
 
-/// How often each limit of one rollout fired.
+/// How often each limit of one rollout fired, and what was asked for when it did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LimitsFired([u64; Limit::ALL.len()]);
+pub struct LimitsFired([Fired; Limit::ALL.len()]);
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Fired {
+    times: u64,
+    asked: u64,
+}
 
 impl LimitsFired {
     /// Counts one.
     pub fn add(&mut self, limit: Limit) {
-        self.0[limit.place()] += 1;
+        self.0[limit.place()].times += 1;
+    }
+
+    /// Counts one, at which so much would have been in use.
+    pub fn add_asked(&mut self, limit: Limit, asked: usize) {
+        self.add(limit);
+        self.note_asked(limit, asked);
+    }
+
+    /// Notes how much would have been in use, without counting.
+    pub fn note_asked(&mut self, limit: Limit, asked: usize) {
+        let noted = &mut self.0[limit.place()].asked;
+        *noted = (*noted).max(asked as u64);
+    }
+
+    /// How often the limit fired.
+    pub fn times(&self, limit: Limit) -> u64 {
+        self.0[limit.place()].times
+    }
+
+    /// The most that would have been in use when the limit fired, where that is known.
+    pub fn asked(&self, limit: Limit) -> Option<u64> {
+        Some(self.0[limit.place()].asked).filter(|asked| *asked > 0)
     }
 
     /// Those that fired, and how often.
     pub fn iter(&self) -> impl Iterator<Item = (Limit, u64)> {
-        Limit::ALL.iter().zip(self.0).map(|(limit, times)| (*limit, times)).filter(|(_, times)| *times > 0)
+        Limit::ALL.iter().map(|limit| (*limit, self.times(*limit))).filter(|(_, times)| *times > 0)
     }
 }
 
@@ -180,9 +210,10 @@ mod tests {
     #[test]
     fn only_limits_that_fired_are_told() {
         let mut fired = LimitsFired::default();
-        fired.add(Limit::LogBytes);
-        fired.add(Limit::LogBytes);
+        fired.add_asked(Limit::LogBytes, 12);
+        fired.add_asked(Limit::LogBytes, 7);
         fired.add(Limit::Memory);
         assert_eq!(fired.iter().collect::<Vec<_>>(), [(Limit::Memory, 1), (Limit::LogBytes, 2)]);
+        assert_eq!((fired.asked(Limit::LogBytes), fired.asked(Limit::Memory)), (Some(12), None));
     }
 }

@@ -1,5 +1,5 @@
-//! What an operator sees of the host: metrics for Prometheus, and how many log lines are
-//! too many.
+//! What an operator sees of the host: metrics for Prometheus, traces for OpenTelemetry,
+//! and how many log lines are too many.
 //!
 //! [`Metrics`] belongs to one host and is handed down to whoever has something to
 //! count. Every series of a closed set of labels exists from the start and is found by
@@ -11,12 +11,14 @@
 mod labels;
 mod lines;
 mod process;
+mod traces;
 
 pub use labels::{CallbackOutcome, Label, Limit, LimitsFired, ModelOutcome, Refusal, Step};
 pub use lines::LineBudget;
+pub use traces::{InvalidOtlp, RolloutTrace, Span, TraceParent, Traces};
 
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use prometheus::core::Collector;
@@ -111,6 +113,7 @@ pub struct Metrics {
     refused: Counters<Refusal>,
     ended: IntCounterVec,
     scored: IntCounter,
+    unauthorized: IntCounter,
     running: IntGauge,
     queued: IntGauge,
     running_max: IntGauge,
@@ -127,6 +130,8 @@ pub struct Metrics {
     host_calls: IntCounter,
     limits: Counters<Limit>,
     log_dropped: IntCounter,
+    spans: traces::SpanCounts,
+    traces: OnceLock<Traces>,
 }
 
 impl Default for Metrics {
@@ -191,6 +196,10 @@ impl Metrics {
             )?),
             scored: ended.with_label_values(&["scored", NONE, NONE, NONE]),
             ended,
+            unauthorized: counter(
+                "rollout_host_requests_unauthorized_total",
+                "Requests of any kind without the server's key, answered 401.",
+            )?,
             running: gauge("rollout_host_rollouts_running", "Rollouts that have a slot.")?,
             queued: gauge("rollout_host_rollouts_queued", "Rollouts that wait for a slot.")?,
             running_max: gauge("rollout_host_rollouts_running_max", "Slots: rollouts that run at once.")?,
@@ -249,8 +258,34 @@ impl Metrics {
                 "rollout_host_log_entries_dropped_total",
                 "Guests' log entries that were dropped at a limit.",
             )?,
+            spans: traces::SpanCounts {
+                exported: counter(
+                    "rollout_host_trace_spans_exported_total",
+                    "Spans that the collector of traces took.",
+                )?,
+                dropped: counter(
+                    "rollout_host_trace_spans_dropped_total",
+                    "Spans that were dropped because the collector of traces was slow or gone.",
+                )?,
+            },
+            traces: OnceLock::new(),
             registry,
         })
+    }
+
+    /// Begins to export traces, on the runtime that this is called in. Once in a host's
+    /// life; later calls give what the first one began.
+    pub fn trace_to(&self, url: &str, http: reqwest::Client) -> Result<Traces, InvalidOtlp> {
+        if let Some(traces) = self.traces.get() {
+            return Ok(traces.clone());
+        }
+        let traces = Traces::start(url, http, self.spans.clone())?;
+        Ok(self.traces.get_or_init(|| traces).clone())
+    }
+
+    /// The trace of a rollout that was just taken on; empty where traces go nowhere.
+    pub fn trace(&self, rollout_id: &str) -> RolloutTrace {
+        self.traces.get().map(|traces| traces.rollout(rollout_id)).unwrap_or_default()
     }
 
     /// A rollout was taken on.
@@ -261,6 +296,11 @@ impl Metrics {
     /// A rollout was refused at once.
     pub fn refused(&self, why: Refusal) {
         self.refused.at(why).inc();
+    }
+
+    /// A request did not carry the server's key.
+    pub fn unauthorized(&self) {
+        self.unauthorized.inc();
     }
 
     /// An accepted rollout is over.

@@ -4,6 +4,7 @@
 //! numbers, key order and unknown fields come through as they were written.
 
 pub mod atif;
+pub mod closed;
 pub mod openai;
 
 use serde_json::value::RawValue;

@@ -32,6 +32,15 @@ pub enum InvalidRequest {
     /// A parameter is the host's to set.
     #[error("params sets '{0}', which the host decides; leave it out")]
     Reserved(String),
+    /// A parameter is not what the server takes.
+    #[error("params sets '{0}' to {2}; it has to be {1}")]
+    Param(String, &'static str, &'static str),
+    /// The server cannot be told of tools.
+    #[error(
+        "tools cannot be sent: the model's server takes them only before a rollout begins, which an agent loop \
+         can tell it and a workflow cannot; offer none, or export an agent loop"
+    )]
+    ToolsNotTaken,
 }
 
 /// Sampling parameters by name, each as it was written.
@@ -69,16 +78,8 @@ pub fn request_body(
     if messages.is_empty() {
         return Err(InvalidRequest::NoMessages);
     }
-    let messages = messages
-        .iter()
-        .enumerate()
-        .map(|(at, text)| object(text).map_err(|what| InvalidRequest::Message(at, what)))
-        .collect::<Result<_, _>>()?;
-    let tools = tools
-        .iter()
-        .enumerate()
-        .map(|(at, text)| object(text).map_err(|what| InvalidRequest::Tool(at, what)))
-        .collect::<Result<_, _>>()?;
+    let messages = read_objects(messages, InvalidRequest::Message)?;
+    let tools = read_objects(tools, InvalidRequest::Tool)?;
     let mut params = read_params(params)?;
     for (name, value) in defaults {
         params.entry(name.as_str().into()).or_insert(value);
@@ -88,8 +89,16 @@ pub fn request_body(
     serde_json::to_vec(&body).map(Bytes::from).map_err(|error| InvalidRequest::Params(error.to_string()))
 }
 
+/// Texts that are each one JSON object.
+pub(super) fn read_objects(
+    texts: &[String],
+    wrong: impl Fn(usize, String) -> InvalidRequest,
+) -> Result<Vec<&RawValue>, InvalidRequest> {
+    texts.iter().enumerate().map(|(at, text)| object(text).map_err(|what| wrong(at, what))).collect()
+}
+
 /// A guest's parameters, none of which is the host's to set.
-fn read_params(params: Option<&str>) -> Result<BTreeMap<Cow<'_, str>, &RawValue>, InvalidRequest> {
+pub(super) fn read_params(params: Option<&str>) -> Result<BTreeMap<Cow<'_, str>, &RawValue>, InvalidRequest> {
     let Some(text) = params else { return Ok(BTreeMap::new()) };
     let raw = object(text).map_err(InvalidRequest::Params)?;
     let params: BTreeMap<Cow<'_, str>, &RawValue> =

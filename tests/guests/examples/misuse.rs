@@ -212,6 +212,20 @@ fn other(what: &str) -> Value {
             drop(SpinWhenDropped);
             "dropped".into()
         }
+        "same name twice" => {
+            let _first = Sample::open(Some("twin"));
+            told(Sample::open(Some("twin")))
+        }
+        "deep field" => {
+            let deep = |depth: usize| "[".repeat(depth) + &"]".repeat(depth);
+            let sample = open();
+            json!({
+                "deepest": told(sample.set_field("deep", &deep(100))),
+                "deeper": told(sample.set_field("deep", &deep(101))),
+                "deep": told(sample.set_field("deep", &deep(100_000))),
+            })
+        }
+        "random bytes" => rollout_test_guests::random_bytes(LARGE as u64).into(),
         "trap" => panic!("this guest traps"),
         "exit" => std::process::exit(0),
         _ => panic!("nothing else is called {what}"),

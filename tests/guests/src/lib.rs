@@ -68,6 +68,27 @@ pub fn spin() -> ! {
     }
 }
 
+/// Asks the host for random bytes in one call, whatever their number; gives how many
+/// came. The standard library asks in small parts.
+#[cfg(target_family = "wasm")]
+pub fn random_bytes(length: u64) -> u32 {
+    #[link(wasm_import_module = "wasi:random/random@0.2.6")]
+    unsafe extern "C" {
+        #[link_name = "get-random-bytes"]
+        fn get_random_bytes(length: i64, bytes: *mut [u32; 2]);
+    }
+    let mut bytes = [0; 2];
+    // SAFETY: the canonical ABI writes address and length there, and the memory is leaked.
+    unsafe { get_random_bytes(length.cast_signed(), &raw mut bytes) };
+    bytes[1]
+}
+
+/// Outside wasm there is nobody to ask.
+#[cfg(not(target_family = "wasm"))]
+pub fn random_bytes(_length: u64) -> u32 {
+    0
+}
+
 /// A workflow's half of the contract, as generated code, with every import.
 #[allow(missing_docs, clippy::all)]
 pub mod raw_workflow {

@@ -10,10 +10,9 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use super::plugin_file::{self, CacheOptions};
-use super::{Exit, PluginFault};
+use super::{Exit, PluginFault, setup};
 use crate::digest::hex;
 use crate::engine::Engine;
-use crate::limits::{Limits, LoadLimits};
 
 /// Compiles a Rust or Python workflow, agent loop or grader to a component and checks that it can be served.
 #[derive(Debug, Args)]
@@ -25,6 +24,9 @@ pub(super) struct Build {
     /// Where the component goes. [default: NAME.wasm in this directory]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// Settings in TOML, of which [limits] and cache-dir are heeded.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     #[command(flatten)]
     python: python::Options,
     #[command(flatten)]
@@ -40,6 +42,7 @@ struct Built {
 
 impl Build {
     pub fn run(self) -> Result<Exit> {
+        let config = setup::raw_config(self.config.as_deref())?.resolve()?;
         // Holds what is made on the way until the component is where it belongs.
         let work = WorkDir::new()?;
         let is_there = |file: &str| self.dir.join(file).is_file();
@@ -56,10 +59,9 @@ impl Build {
             ),
         };
         let output = self.output.unwrap_or_else(|| PathBuf::from(format!("{}.wasm", built.name)));
-        let limits = LoadLimits::default();
-        let bytes = plugin_file::read(&built.component, &limits)?;
-        let engine = Engine::new(1, Limits::default().memory_bytes_max)?;
-        let loader = self.cache.loader(None, &limits)?;
+        let bytes = plugin_file::read(&built.component, &config.load_limits)?;
+        let engine = Engine::new(1, config.limits.memory_bytes_max)?;
+        let loader = self.cache.loader(config.cache_dir.as_deref(), &config.load_limits)?;
         let plugin = loader
             .load(&engine, &bytes)
             .map_err(|error| plugin_file::at_fault(&format!("{} was built", built.name), error))?;

@@ -20,7 +20,7 @@ use crate::rollout::{Handle, Phase};
 const STOP_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// Which rollouts are meant.
-enum Selector {
+pub(super) enum Selector {
     Ids(Vec<String>),
     Prefix(String),
     All,
@@ -36,7 +36,7 @@ impl Selector {
     }
 }
 
-fn read(headers: &HeaderMap, body: &[u8]) -> Result<Selector, ApiError> {
+pub(super) fn read(headers: &HeaderMap, body: &[u8]) -> Result<Selector, ApiError> {
     let mut fields = Fields::of(body, is_json(headers)).map_err(ApiError::Invalid)?;
     let ids = fields.texts("ids").map(Selector::Ids);
     let prefix = fields.text("prefix").map(Selector::Prefix);

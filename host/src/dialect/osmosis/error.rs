@@ -16,6 +16,10 @@ const RETRY_AFTER_SECS: &str = "5";
 pub(super) enum ApiError {
     /// No or the wrong server key.
     Unauthorized,
+    /// No or the wrong key, as generation A says it.
+    WrongKey,
+    /// It could not be answered: why.
+    Internal(String),
     /// Another lease's rollout.
     WrongLease,
     /// No rollout of this id.
@@ -52,6 +56,8 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let (status, detail): (_, Value) = match self {
             Self::Unauthorized => (StatusCode::UNAUTHORIZED, "unauthorized".into()),
+            Self::WrongKey => (StatusCode::UNAUTHORIZED, "Invalid or missing API key".into()),
+            Self::Internal(why) => (StatusCode::INTERNAL_SERVER_ERROR, why.into()),
             Self::WrongLease => (StatusCode::FORBIDDEN, "invalid polling lease".into()),
             Self::UnknownRollout => (StatusCode::NOT_FOUND, "unknown rollout_id".into()),
             Self::NoRoute => (StatusCode::NOT_FOUND, "Not Found".into()),

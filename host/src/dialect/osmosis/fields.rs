@@ -9,6 +9,16 @@ use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
+use crate::text::beginning;
+use crate::wire;
+
+/// The problems that are told of one request. A list of a million wrong items would
+/// otherwise be answered with gigabytes.
+const PROBLEMS_MAX: usize = 64;
+
+/// The longest JSON text that is told back as what was found.
+const INPUT_BYTES_MAX: usize = 4096;
+
 /// One thing that is wrong with a request.
 #[derive(Debug, Serialize)]
 pub(super) struct Problem {
@@ -49,7 +59,7 @@ impl<'a> Fields<'a> {
             vec![Problem::new("model_attributes_type", here(), msg, input)]
         };
         if !is_json {
-            return Err(no_object(String::from_utf8_lossy(body).into()));
+            return Err(no_object(beginning(&String::from_utf8_lossy(body), INPUT_BYTES_MAX).into()));
         }
         let body: &RawValue = serde_json::from_slice(body).map_err(|error| {
             let at = vec![json!("body"), json!(offset(body, &error))];
@@ -57,9 +67,9 @@ impl<'a> Fields<'a> {
             vec![problem.with(json!({"error": error.to_string()}))]
         })?;
         if !body.get().starts_with('{') {
-            return Err(no_object(value(body)));
+            return Err(no_object(shown(body)));
         }
-        let fields = serde_json::from_str(body.get()).map_err(|_| no_object(value(body)))?;
+        let fields = serde_json::from_str(body.get()).map_err(|_| no_object(shown(body)))?;
         Ok(Self { body, fields, problems: Vec::new() })
     }
 
@@ -68,9 +78,19 @@ impl<'a> Fields<'a> {
         self.fields.contains_key(name)
     }
 
+    /// Whether a field is there and not null.
+    pub fn is_given(&self, name: &str) -> bool {
+        self.optional(name).is_some()
+    }
+
+    /// A field's text, if it is a text; whether it should be is not asked here.
+    pub fn peek_text(&self, name: &str) -> Option<String> {
+        serde_json::from_str(self.optional(name)?.get()).ok()
+    }
+
     /// Notes that a field's value is wrong in a way that only its reader knows.
     pub fn wrong(&mut self, name: &str, why: &str) {
-        let input = self.fields.get(name).map_or(Value::Null, |raw| value(raw));
+        let input = self.fields.get(name).map_or(Value::Null, |raw| shown(raw));
         let problem = Problem::new("value_error", loc(name), format!("Value error, {why}"), input);
         self.problems.push(problem.with(json!({"error": {}})));
     }
@@ -89,12 +109,12 @@ impl<'a> Fields<'a> {
     }
 
     fn missing(&mut self, name: &str) {
-        let input = value(self.body);
+        let input = shown(self.body);
         self.problems.push(Problem::new("missing", loc(name), "Field required", input));
     }
 
     fn of_type(&mut self, r#type: &'static str, name: &str, msg: &'static str) {
-        let input = self.fields.get(name).map_or(Value::Null, |raw| value(raw));
+        let input = self.fields.get(name).map_or(Value::Null, |raw| shown(raw));
         self.problems.push(Problem::new(r#type, loc(name), msg, input));
     }
 
@@ -129,10 +149,58 @@ impl<'a> Fields<'a> {
         self.text(name)
     }
 
+    /// Notes a problem that only the field's reader knows.
+    pub fn problem(&mut self, problem: Problem) {
+        self.problems.push(problem);
+    }
+
+    /// An object that must be there, as it was written.
+    pub fn required_object(&mut self, name: &str) -> Option<Box<RawValue>> {
+        if !self.has(name) {
+            self.missing(name);
+            return None;
+        }
+        self.object_if_given(name)
+    }
+
+    /// An object that may be absent but not null, as it was written.
+    pub fn object_if_given(&mut self, name: &str) -> Option<Box<RawValue>> {
+        if self.has(name) && self.optional(name).is_none() {
+            self.of_type("dict_type", name, "Input should be a valid dictionary");
+        }
+        self.object(name)
+    }
+
+    /// A whole number that may be absent but not null, in the spellings that the
+    /// protocol's clients send.
+    pub fn whole(&mut self, name: &str) -> Option<i64> {
+        let raw = self.fields.get(name).copied()?;
+        let read = match value(raw) {
+            Value::Bool(flag) => Ok(i64::from(flag)),
+            Value::Number(number) => whole_number(&number),
+            Value::String(text) => text.trim().parse().map_err(|_| {
+                ("int_parsing", "Input should be a valid integer, unable to parse string as an integer")
+            }),
+            Value::Null | Value::Array(_) | Value::Object(_) => {
+                Err(("int_type", "Input should be a valid integer"))
+            }
+        };
+        match read {
+            Ok(number) => Some(number),
+            Err((r#type, msg)) => {
+                self.of_type(r#type, name, msg);
+                None
+            }
+        }
+    }
+
     /// An object that may be absent or null, as it was written.
     pub fn object(&mut self, name: &str) -> Option<Box<RawValue>> {
         let raw = self.optional(name)?;
         if raw.get().starts_with('{') {
+            if let Err(why) = wire::value(raw.get()) {
+                self.problems.push(too_deep(loc(name), &why));
+            }
             return Some(raw.to_owned());
         }
         self.of_type("dict_type", name, "Input should be a valid dictionary");
@@ -149,14 +217,16 @@ impl<'a> Fields<'a> {
             self.of_type("list_type", name, "Input should be a valid list");
             return None;
         };
-        for (at, item) in items.iter().enumerate().filter(|(_, item)| !item.get().starts_with('{')) {
+        for (at, item) in items.iter().enumerate() {
             let at = vec![json!("body"), json!(name), json!(at)];
-            self.problems.push(Problem::new(
-                "dict_type",
-                at,
-                "Input should be a valid dictionary",
-                value(item),
-            ));
+            if self.problems.len() >= PROBLEMS_MAX {
+                break;
+            } else if !item.get().starts_with('{') {
+                let msg = "Input should be a valid dictionary";
+                self.problems.push(Problem::new("dict_type", at, msg, shown(item)));
+            } else if let Err(why) = wire::value(item.get()) {
+                self.problems.push(too_deep(at, &why));
+            }
         }
         Some(items)
     }
@@ -219,11 +289,40 @@ impl<'a> Fields<'a> {
     }
 }
 
+/// A value that no reader of the result could read again.
+fn too_deep(at: Vec<Value>, why: &str) -> Problem {
+    Problem::new("value_error", at, format!("Value error, {why}"), Value::Null).with(json!({"error": {}}))
+}
+
+/// A number without a fraction, or what is wrong with it. One that is too large is as
+/// large as there is.
+fn whole_number(number: &serde_json::Number) -> Result<i64, (&'static str, &'static str)> {
+    if let Some(whole) = number.as_i64() {
+        return Ok(whole);
+    }
+    match number.as_f64() {
+        Some(float) if float.fract() == 0.0 => Ok(float as i64),
+        _ => {
+            let msg = "Input should be a valid integer, got a number with a fractional part";
+            Err(("int_from_float", msg))
+        }
+    }
+}
+
 fn loc(name: &str) -> Vec<Value> {
     vec![json!("body"), json!(name)]
 }
 
-/// A value for an error message; null for what is no value, such as 1e999.
+/// A value for an error message: the beginning as text of what is too long to be told
+/// back.
+fn shown(raw: &RawValue) -> Value {
+    if raw.get().len() > INPUT_BYTES_MAX {
+        return beginning(raw.get(), INPUT_BYTES_MAX).into();
+    }
+    value(raw)
+}
+
+/// A value; null for what is none, such as 1e999.
 fn value(raw: &RawValue) -> Value {
     serde_json::from_str(raw.get()).unwrap_or(Value::Null)
 }

@@ -1,15 +1,23 @@
-//! The Osmosis rollout protocol: generation D (polling under a lease) and generation C
-//! (callbacks, one sample), on the same routes.
+//! The Osmosis rollout protocol: generation D (polling under a lease), C (callbacks, one
+//! sample) and B (callbacks, a map of samples) on the same routes, and A (tools at the start,
+//! one post at the end) beside them on its own.
 //!
-//! `POST /rollout` of D never has a `completion_callback_url` and that of C always
-//! does; that tells them apart. What they share is here, what differs in a folder each.
+//! `generation` tells their requests apart. What they share is here, what is one
+//! generation's alone in a folder each.
 
+pub mod a;
+mod b;
 mod c;
+mod callbacks;
 mod cancel;
 mod d;
 mod error;
 mod fields;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
+mod generation;
 mod random;
+mod report;
 mod request;
 mod sample;
 
@@ -28,11 +36,11 @@ use subtle::ConstantTimeEq;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use crate::config::OsmosisTimes;
+use crate::config::{Dialect, OsmosisTimes};
 use crate::id::RolloutId;
 use crate::outbound::{CallbackClient, Secret};
 use crate::rollout::Host;
-use crate::telemetry::{Refusal, TEXT_FORMAT};
+use crate::telemetry::{Refusal, TEXT_FORMAT, TraceParent};
 use error::ApiError;
 use request::StartRollout;
 
@@ -45,6 +53,10 @@ pub struct Settings {
     pub host: Host,
     /// Who posts to callers.
     pub callbacks: CallbackClient,
+    /// The generation that requests are of.
+    pub dialect: Dialect,
+    /// What generation A needs besides.
+    pub init: a::Settings,
     /// Waits and leases of generation D.
     pub times: OsmosisTimes,
     /// The key that every request must carry, if there is one.
@@ -60,6 +72,8 @@ pub struct Osmosis(Arc<Inner>);
 struct Inner {
     host: Host,
     callbacks: CallbackClient,
+    dialect: Dialect,
+    init: a::Server,
     server_key: Option<Secret>,
     instance_id: Option<String>,
     process_id: String,
@@ -71,10 +85,12 @@ struct Inner {
 impl Osmosis {
     /// A server of this host.
     pub fn new(settings: Settings) -> Self {
-        let Settings { host, callbacks, times, server_key, instance_id } = settings;
+        let Settings { host, callbacks, dialect, init, times, server_key, instance_id } = settings;
         Self(Arc::new(Inner {
             host,
             callbacks,
+            dialect,
+            init: a::Server::new(init),
             server_key,
             instance_id,
             process_id: random::uuid4(),
@@ -94,8 +110,9 @@ impl Osmosis {
             .route("/metrics", get(metrics))
             .fallback(async || ApiError::NoRoute)
             .method_not_allowed_fallback(async || ApiError::NoMethod)
-            .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
             .layer(middleware::from_fn_with_state(self.clone(), check_key))
+            .merge(a::router())
+            .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
             .with_state(self.clone())
     }
 
@@ -117,6 +134,7 @@ async fn check_key(State(osmosis): State<Osmosis>, request: Request, next: Next)
         let expected = format!("Bearer {}", key.expose());
         let given = request.headers().get(header::AUTHORIZATION).map_or(&[][..], |value| value.as_bytes());
         if !bool::from(given.ct_eq(expected.as_bytes())) {
+            osmosis.0.host.metrics().unauthorized();
             return ApiError::Unauthorized.into_response();
         }
     }
@@ -129,12 +147,17 @@ async fn start_rollout(
     headers: HeaderMap,
     body: Bytes,
 ) -> Result<Response, ApiError> {
-    let read = request::read(&headers, &body);
+    let parent = headers.get("traceparent").and_then(|value| TraceParent::parse(value.to_str().ok()?));
+    let dialect = osmosis.0.dialect;
+    let read = request::read(&headers, &body, dialect);
     match read.inspect_err(|_| osmosis.0.host.metrics().refused(Refusal::Invalid))? {
-        StartRollout::Polled(request) => d::start(&osmosis, request)
+        StartRollout::Polled(request) => d::start(&osmosis, request, parent)
             .map(|admission| (StatusCode::ACCEPTED, Json(admission)).into_response()),
         StartRollout::CalledBack(request) => {
-            c::start(&osmosis, request).map(|()| (StatusCode::ACCEPTED, Json(json!({}))).into_response())
+            // B's own servers said 200, C's callers take nothing but 202, and B's that are
+            // known take any 2xx.
+            let accepted = if dialect == Dialect::B { StatusCode::OK } else { StatusCode::ACCEPTED };
+            callbacks::start(&osmosis, request, parent).map(|()| (accepted, Json(json!({}))).into_response())
         }
     }
 }
@@ -143,13 +166,20 @@ async fn start_rollout(
 async fn health(State(osmosis): State<Osmosis>) -> Json<Value> {
     let inner = &osmosis.0;
     let load = inner.host.load();
-    Json(json!({
+    let mut health = inner.init.health();
+    // The other generations' callers read these; what generation A has besides stays.
+    let Some(fields) = health.as_object_mut() else { return Json(health) };
+    let others = json!({
         "status": "ok",
         "concurrency": {"max_concurrent": load.max_concurrent, "queued": load.queued, "running": load.running},
         "instance_id": inner.instance_id.as_ref().unwrap_or(&inner.process_id),
         "process_id": inner.process_id,
         "lifecycle": {"accepting_rollouts": load.accepting, "active_rollouts": load.queued + load.running},
-    }))
+    });
+    if let Value::Object(others) = others {
+        fields.extend(others);
+    }
+    Json(health)
 }
 
 /// What the host has counted, for Prometheus.

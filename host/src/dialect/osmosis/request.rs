@@ -1,14 +1,17 @@
-//! `POST /rollout`: what it asks for, in either generation.
+//! `POST /rollout`: what it asks for, in any generation.
 
 use std::sync::Arc;
 
 use axum::http::{HeaderMap, header};
 use serde_json::value::RawValue;
 
+use super::callbacks::Form;
 use super::error::ApiError;
 use super::fields::{Fields, Problem};
+use super::generation::Generation;
 use super::random;
 use super::sample;
+use crate::config::Dialect;
 use crate::id::RolloutId;
 use crate::outbound::{ModelEndpoint, Secret};
 use crate::rollout::{LoopOptions, RolloutRequest};
@@ -16,15 +19,15 @@ use crate::rollout::{LoopOptions, RolloutRequest};
 /// The name under which every model of this protocol goes.
 const MODEL: &str = "osmosis-rollout";
 
-/// A request of one generation or the other.
+/// A request, by how its result is told.
 pub(super) enum StartRollout {
     /// Generation D.
     Polled(Polled),
-    /// Generation C.
+    /// Generations B and C.
     CalledBack(CalledBack),
 }
 
-/// What both generations ask for.
+/// What every generation asks for.
 pub(super) struct Asked {
     /// For the core.
     pub rollout: RolloutRequest,
@@ -45,6 +48,7 @@ pub(super) struct Polled {
 /// A rollout whose result is posted back.
 pub(super) struct CalledBack {
     pub asked: Asked,
+    pub form: Form,
     pub completion_url: String,
     /// None where no reward is wanted.
     pub grader_url: Option<String>,
@@ -53,12 +57,18 @@ pub(super) struct CalledBack {
 }
 
 /// Reads a request. Everything that is wrong with it is in the error.
-pub(super) fn read(headers: &HeaderMap, body: &[u8]) -> Result<StartRollout, ApiError> {
+pub(super) fn read(headers: &HeaderMap, body: &[u8], dialect: Dialect) -> Result<StartRollout, ApiError> {
     if std::str::from_utf8(body).is_err() {
         return Err(ApiError::Unreadable);
     }
     let fields = Fields::of(body, is_json(headers)).map_err(ApiError::Invalid)?;
-    let read = if fields.has("completion_callback_url") { called_back(fields) } else { polled(fields) };
+    let read = match Generation::of(&fields, dialect) {
+        Generation::D => polled(fields),
+        Generation::C => called_back(fields, Form::One, SamplesRule::One),
+        Generation::B => called_back(fields, Form::Map, SamplesRule::ManyThatAsked),
+        Generation::BOrC { one_sample: true } => called_back(fields, Form::Both, SamplesRule::One),
+        Generation::BOrC { one_sample: false } => called_back(fields, Form::Both, SamplesRule::Many),
+    };
     read.map_err(ApiError::Invalid)
 }
 
@@ -74,14 +84,20 @@ fn polled(mut fields: Fields<'_>) -> Result<StartRollout, Vec<Problem>> {
     let key_rule = "llm_api_key must be omitted or a non-empty string";
     let key = api_key(&mut fields, "llm_api_key", key_rule);
     let grade = fields.flag("grade");
-    let asked = common.ask(&mut fields, key);
+    let asked = common.ask(&mut fields, key, SamplesRule::One);
     fields.finish(asked.map(|asked| StartRollout::Polled(Polled { asked, grade: grade.unwrap_or(true) })))
 }
 
-fn called_back(mut fields: Fields<'_>) -> Result<StartRollout, Vec<Problem>> {
-    let common = Common::read(&mut fields, IdRule::MadeHere);
+fn called_back(
+    mut fields: Fields<'_>,
+    form: Form,
+    samples: SamplesRule,
+) -> Result<StartRollout, Vec<Problem>> {
+    // B has no way to tell a caller the id that was made, and no key of the model's own.
+    let is_b = form == Form::Map;
+    let common = Common::read(&mut fields, if is_b { IdRule::Required } else { IdRule::MadeHere });
     let key_rule = "llm_api_key must be omitted or a non-empty string; empty string is not a legacy fallback";
-    let llm_key = api_key(&mut fields, "llm_api_key", key_rule);
+    let llm_key = if is_b { None } else { api_key(&mut fields, "llm_api_key", key_rule) };
     let controller_key = fields.text("controller_api_key").filter(|key| !key.is_empty()).map(Secret::new);
     let completion_url = fields.required_text("completion_callback_url");
     let grader_url = fields.text("grader_callback_url");
@@ -90,9 +106,9 @@ fn called_back(mut fields: Fields<'_>) -> Result<StartRollout, Vec<Problem>> {
             fields.wrong(name, "must be an http or https URL");
         }
     }
-    let asked = common.ask(&mut fields, llm_key.or_else(|| controller_key.clone()));
+    let asked = common.ask(&mut fields, llm_key.or_else(|| controller_key.clone()), samples);
     let read = asked.zip(completion_url).map(|(asked, completion_url)| {
-        StartRollout::CalledBack(CalledBack { asked, completion_url, grader_url, controller_key })
+        StartRollout::CalledBack(CalledBack { asked, form, completion_url, grader_url, controller_key })
     });
     fields.finish(read)
 }
@@ -110,13 +126,22 @@ fn api_key(fields: &mut Fields<'_>, name: &str, rule: &str) -> Option<Secret> {
     Some(Secret::new(key))
 }
 
+/// The samples that a caller takes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SamplesRule {
+    One,
+    Many,
+    /// Many, each of which asked the model.
+    ManyThatAsked,
+}
+
 enum IdRule {
     Required,
     /// Absent or null means that the server makes one.
     MadeHere,
 }
 
-/// The fields that both generations have, in the order in which problems are told.
+/// The fields that every generation has, in the order in which problems are told.
 struct Common {
     messages: Option<Vec<Box<RawValue>>>,
     label: Option<String>,
@@ -162,7 +187,7 @@ impl Common {
         }
     }
 
-    fn ask(self, fields: &mut Fields<'_>, key: Option<Secret>) -> Option<Asked> {
+    fn ask(self, fields: &mut Fields<'_>, key: Option<Secret>, samples: SamplesRule) -> Option<Asked> {
         let endpoint = match ModelEndpoint::new(self.chat_url.as_deref()?, MODEL, key) {
             Ok(endpoint) => endpoint,
             Err(why) => {
@@ -182,11 +207,13 @@ impl Common {
                 metadata: self.metadata,
                 loop_options: LoopOptions::default(),
                 model: Arc::new(endpoint),
-                samples_max: 1,
+                samples_max: if samples == SamplesRule::One { 1 } else { u32::MAX },
+                samples_must_ask: samples == SamplesRule::ManyThatAsked,
                 workflow_secs: self.workflow_secs,
                 grader_secs: self.grader_secs,
                 trajectory_extra: Some(Arc::new(move |facts| {
-                    sample::trajectory(facts, self.extra_fields.as_deref())
+                    let samples_have_names = samples != SamplesRule::One;
+                    sample::trajectory(facts, self.extra_fields.as_deref(), samples_have_names)
                 })),
             },
         })

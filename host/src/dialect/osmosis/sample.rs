@@ -6,10 +6,9 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
-use crate::rollout::{Facts, Failure, FailureKind, Finished};
+use crate::rollout::{Facts, Failure, FailureKind, Finished, FinishedSample};
 
-/// A sample on the wire. The reward is null unless the grader succeeded and the
-/// sample counts.
+/// A sample on the wire.
 #[derive(Serialize)]
 pub(super) struct WireSample<'a> {
     messages: &'a [Box<RawValue>],
@@ -21,22 +20,29 @@ pub(super) struct WireSample<'a> {
 }
 
 impl<'a> WireSample<'a> {
-    /// The rollout's one sample, if it has one. `label` goes back only where the
-    /// workflow returned its messages itself.
-    pub fn of(finished: &'a Finished, label: Option<&'a str>, graded: bool) -> Option<Self> {
-        let sample = finished.samples.first()?;
-        Some(Self {
+    /// The sample with this label and this reward.
+    pub fn new(sample: &'a FinishedSample, label: Option<&'a str>, reward: Option<f64>) -> Self {
+        Self {
             messages: &sample.record.messages,
-            label: label.filter(|_| finished.returned_messages),
-            reward: sample.public_reward().filter(|_| graded),
+            label,
+            reward,
             remove_sample: sample.record.withdrawn,
             metrics: &sample.record.metrics,
             extra_fields: &sample.record.fields,
-        })
+        }
+    }
+
+    /// The rollout's one sample, if it has just one. `label` goes back only where the
+    /// workflow returned its messages itself, and the reward only where the grader
+    /// succeeded and the sample counts.
+    pub fn only(finished: &'a Finished, label: Option<&'a str>, graded: bool) -> Option<Self> {
+        let [sample] = finished.samples.as_slice() else { return None };
+        let reward = sample.public_reward().filter(|_| graded);
+        Some(Self::new(sample, label.filter(|_| finished.returned_messages), reward))
     }
 }
 
-/// The word under which a failure is filed. Both generations know these.
+/// The word under which a failure is filed. Every generation knows these.
 pub(super) fn category(failure: &Failure) -> &'static str {
     match failure.kind {
         FailureKind::Timeout => "timeout",
@@ -47,7 +53,11 @@ pub(super) fn category(failure: &Failure) -> &'static str {
 }
 
 /// What this protocol's evaluators look for in a trajectory's `extra`.
-pub(super) fn trajectory(facts: &Facts<'_>, extra_fields: Option<&RawValue>) -> (String, Value) {
+pub(super) fn trajectory(
+    facts: &Facts<'_>,
+    extra_fields: Option<&RawValue>,
+    samples_have_names: bool,
+) -> (String, Value) {
     let raw = |raw: &RawValue| serde_json::from_str::<Value>(raw.get()).unwrap_or(Value::Null);
     let mut extra = Map::new();
     extra.insert("rollout_id".to_owned(), facts.rollout_id.as_str().into());
@@ -55,6 +65,9 @@ pub(super) fn trajectory(facts: &Facts<'_>, extra_fields: Option<&RawValue>) -> 
         extra.insert("label".to_owned(), label.into());
     }
     if let Some(sample) = facts.sample {
+        if samples_have_names {
+            extra.insert("sample_id".to_owned(), sample.record.id.as_str().into());
+        }
         if let Some(reward) = sample.reward {
             extra.insert("reward".to_owned(), reward.into());
         }

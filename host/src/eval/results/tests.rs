@@ -22,6 +22,9 @@ pub(in super::super) fn scored(row: usize, run: usize, reward: f64) -> ResultLin
         prompt_tokens: 100,
         completion_tokens: 10,
         guest_cpu_ms: 1.5,
+        waited_ms: 0.0,
+        model_ms: 0.0,
+        limits_fired: BTreeMap::new(),
         memory_bytes_peak: 65_536,
         host_calls: 7,
         duration_ms: 250.0,
@@ -96,7 +99,7 @@ fn a_line_leaves_out_what_it_does_not_know_and_survives_the_way_there_and_back()
     let mut line = scored(3, 1, 0.5);
     assert_eq!(
         serde_json::to_string(&line).unwrap(),
-        r#"{"row":3,"run":1,"rollout_id":"id-3-1","reward":0.5,"outcome":"scored","metrics":{},"samples":[],"chat_calls":1,"prompt_tokens":100,"completion_tokens":10,"guest_cpu_ms":1.5,"memory_bytes_peak":65536,"host_calls":7,"duration_ms":250.0}"#
+        r#"{"row":3,"run":1,"rollout_id":"id-3-1","reward":0.5,"outcome":"scored","metrics":{},"samples":[],"chat_calls":1,"prompt_tokens":100,"completion_tokens":10,"guest_cpu_ms":1.5,"memory_bytes_peak":65536,"host_calls":7,"waited_ms":0.0,"model_ms":0.0,"duration_ms":250.0}"#
     );
     line.samples.push(SampleLine {
         id: "main".to_owned(),

@@ -64,22 +64,27 @@ pub struct LoopReport {
 
 impl Rollout {
     /// Asks an agent loop for the tools of this rollout, in an instance of its own; a
-    /// workflow has none to tell. The error is also kept for [`Rollout::finish`].
-    pub async fn tools(&mut self) -> Result<Vec<Box<RawValue>>, Failure> {
-        if self.host.form() == AgentForm::Workflow {
-            return Ok(Vec::new());
-        }
+    /// workflow has none to tell. `read` makes of them what the caller is told, or says
+    /// why that cannot be. The error is also kept for [`Rollout::finish`].
+    pub async fn tools<T>(
+        &mut self,
+        read: impl FnOnce(Vec<Box<RawValue>>) -> Result<T, String>,
+    ) -> Result<T, Failure> {
         let cancel = self.handle.cancel.clone();
         let result = tokio::select! {
             biased;
             () = cancel.cancelled() => Err(Failure::cancelled(Stage::Workflow)),
             result = self.ask_for_tools() => result,
         };
+        let result = result.and_then(|tools| read(tools).map_err(invalid));
         self.failure = result.as_ref().err().cloned();
         result
     }
 
     async fn ask_for_tools(&self) -> Result<Vec<Box<RawValue>>, Failure> {
+        if self.host.form() == AgentForm::Workflow {
+            return Ok(Vec::new());
+        }
         let inner = &self.host.0;
         let Ok(_place) = inner.declarations.acquire().await else {
             return Err(Failure::host(Stage::Workflow, "the host is shutting down"));
@@ -124,7 +129,7 @@ impl Rollout {
         let plugin = self.host.0.settings.workflow.linked();
         Ok(match self.host.form() {
             AgentForm::Workflow => {
-                let returned = instance::run_workflow(plugin, imports, bounds, &self.prompt()).await?;
+                let returned = instance::run_workflow(plugin, imports, bounds, self.prompt()).await?;
                 returned.map_or(Ok(()), |texts| self.settle_messages("workflow", &texts))
             }
             AgentForm::AgentLoop => {

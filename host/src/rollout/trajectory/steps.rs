@@ -83,12 +83,13 @@ pub(super) fn account(messages: &[Box<RawValue>], exchanges: &[&Exchange]) -> Ac
     let sum = |tokens: fn(&Usage) -> u64| -> Option<u64> {
         let known: Vec<u64> =
             replies.iter().filter_map(|reply| reply.completion.usage.as_ref()).map(tokens).collect();
-        (!known.is_empty()).then(|| known.iter().sum())
+        (!known.is_empty()).then(|| known.iter().fold(0_u64, |sum, tokens| sum.saturating_add(*tokens)))
     };
     let final_metrics = FinalMetrics {
         total_prompt_tokens: sum(|usage| usage.prompt_tokens),
         total_completion_tokens: sum(|usage| usage.completion_tokens),
         total_steps: steps.len(),
+        ..FinalMetrics::default()
     };
     Account { steps, final_metrics, unmatched }
 }
@@ -98,6 +99,7 @@ fn step(source: Source, message: String) -> Step {
         step_id: 0,
         source,
         message,
+        model_name: None,
         reasoning_content: None,
         tool_calls: Vec::new(),
         observation: None,

@@ -3,13 +3,13 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use super::{Plugins, documents};
+use super::{Document, Plugins, TrajectoryFile, documents};
 use crate::imports::{LogEntry, Recorded, RunContext};
 use crate::rollout::RolloutRequest;
 use crate::rollout::outcome::Finished;
 
-/// Writes what is to be kept below `<root>/<rollout>/` and gives the path of the
-/// trajectory. A failure is the operator's to mend and never changes the outcome.
+/// Writes what is to be kept below `<root>/<rollout>/` and gives the trajectories. A failure
+/// is the operator's to mend and never changes the outcome.
 pub(in crate::rollout) async fn write(
     root: PathBuf,
     request: &RolloutRequest,
@@ -17,39 +17,43 @@ pub(in crate::rollout) async fn write(
     finished: &Finished,
     recorded: Recorded,
     plugins: &Plugins,
-) -> Option<PathBuf> {
+) -> Vec<TrajectoryFile> {
     let folder = root.join(finished.id.dir_name());
+    let mut written = Vec::new();
     let mut files: Vec<(String, Vec<u8>)> = Vec::new();
-    for (name, document) in documents(request, run, finished, &recorded, plugins) {
-        match serde_json::to_vec_pretty(&document) {
-            Ok(text) => files.push((name, text)),
+    for Document { file_name, sample, trajectory } in documents(request, run, finished, &recorded, plugins) {
+        match serde_json::to_vec_pretty(&trajectory) {
+            Ok(text) => {
+                written.push(TrajectoryFile { path: folder.join(&file_name), sample });
+                files.push((file_name, text));
+            }
             Err(error) => {
                 tracing::error!(%error, "trajectory could not be encoded")
             }
         }
     }
-    let main = files.first().map(|(name, _)| folder.join(name));
-    let written = tokio::task::spawn_blocking(move || write_all(&folder, files, recorded)).await;
-    match written {
-        Ok(Ok(())) => main,
+    match tokio::task::spawn_blocking(move || write_all(&folder, files, recorded)).await {
+        Ok(Ok(())) => written,
         Ok(Err(error)) => {
             tracing::error!(root = %root.display(), %error, "trajectory not written");
-            None
+            Vec::new()
         }
         Err(error) => {
             tracing::error!(%error, "trajectory not written");
-            None
+            Vec::new()
         }
     }
 }
 
 fn write_all(folder: &Path, files: Vec<(String, Vec<u8>)>, recorded: Recorded) -> io::Result<()> {
-    std::fs::create_dir_all(folder)?;
     let artifacts = folder.join("artifacts");
-    // A rollout of the same id may have run before; its files are not this one's.
-    match std::fs::remove_dir_all(&artifacts) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
+    if !is_new(folder)? {
+        // A rollout of the same id ran before; its files are not this one's.
+        match std::fs::remove_dir_all(&artifacts) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        remove_trajectories_but(folder, &files)?;
     }
     for file in &recorded.artifacts {
         let path = artifacts.join(&file.name);
@@ -68,8 +72,35 @@ fn write_all(folder: &Path, files: Vec<(String, Vec<u8>)>, recorded: Recorded) -
     Ok(())
 }
 
+/// Makes the folder of a rollout, if it is not there.
+fn is_new(folder: &Path) -> io::Result<bool> {
+    match std::fs::create_dir(folder) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            std::fs::create_dir_all(folder).map(|()| true)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Removes the trajectories of samples that this rollout does not have.
+fn remove_trajectories_but(folder: &Path, files: &[(String, Vec<u8>)]) -> io::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let Some(name) = name.to_str() else { continue };
+        let is_trajectory =
+            name == "trajectory.json" || name.starts_with("trajectory-") && name.ends_with(".json");
+        if is_trajectory && !files.iter().any(|(kept, _)| kept == name) {
+            std::fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
 /// Writes a file so that a reader sees the old one or all of the new one.
-fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+pub(super) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".partial");
     std::fs::write(&temporary, content)?;

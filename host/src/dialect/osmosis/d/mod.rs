@@ -20,7 +20,7 @@ use super::sample::{WireSample, category};
 use super::{Osmosis, id_in_path};
 use crate::id::RolloutId;
 use crate::rollout::{Failure, FailureKind, Finished, Outcome, Rollout, Stage};
-use crate::telemetry::Refusal;
+use crate::telemetry::{Refusal, TraceParent};
 use registry::{Entry, Status};
 
 pub(super) use registry::Registry;
@@ -59,7 +59,11 @@ impl<'a> ResultBody<'a> {
 }
 
 /// Takes a rollout on and leaves it to a task of its own.
-pub(super) fn start(osmosis: &Osmosis, request: Polled) -> Result<Admission, ApiError> {
+pub(super) fn start(
+    osmosis: &Osmosis,
+    request: Polled,
+    parent: Option<TraceParent>,
+) -> Result<Admission, ApiError> {
     let inner = &osmosis.0;
     let Polled { asked: Asked { rollout, gradable, label }, grade } = request;
     let id = rollout.id.clone();
@@ -67,6 +71,7 @@ pub(super) fn start(osmosis: &Osmosis, request: Polled) -> Result<Admission, Api
     let place =
         inner.polled.reserve(&id).inspect_err(|_| inner.host.metrics().refused(Refusal::Duplicate))?;
     let rollout = inner.host.admit(rollout)?;
+    rollout.traced_below(parent);
     let entry = place.fill(rollout.handle());
     let times = inner.polled.times();
     let admission = Admission {
@@ -147,7 +152,7 @@ fn body(finished: &Finished, plan: &Plan) -> Bytes {
         Outcome::Scored { .. } => None,
         Outcome::Unscored(failure) => Some(failure),
     };
-    let sample = |graded| WireSample::of(finished, label, graded);
+    let sample = |graded| WireSample::only(finished, label, graded);
     match failed {
         None => ResultBody { sample: sample(true), ..ResultBody::bare(id, "success") },
         Some(reason) => match reason.kind {

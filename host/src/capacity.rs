@@ -1,0 +1,231 @@
+//! What the machine lets this process have, turned into rollouts at once.
+//!
+//! A kernel that is asked for more than it gives ends the whole process (mappings,
+//! memory) or fails a rollout in its middle (descriptors). So its limits are read when a
+//! host starts and become a number of slots; whoever comes when all of them are taken
+//! is told to come again.
+
+use std::fmt;
+use std::fs;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Descriptors that the process has for itself: standard streams, its log, the cache,
+/// trajectories being written.
+const DESCRIPTORS_KEPT: u64 = 128;
+
+/// Mappings that the process has for itself: its code, its threads, its allocator.
+const MAPPINGS_KEPT: u64 = 4096;
+
+/// Connections that one running rollout has open: its caller's and its model's.
+const DESCRIPTORS_PER_ROLLOUT: u64 = 2;
+
+/// Connections that one queued rollout has open: its caller's.
+const DESCRIPTORS_PER_QUEUED: u64 = 1;
+
+/// What a waiting rollout costs beside its guest's memory: its connections, tasks and
+/// stack. Measured at 10,000; see `ARCHITECTURE.md`.
+const BYTES_PER_ROLLOUT: u64 = 64 << 10;
+
+/// Of the memory that is free when a host starts, what rollouts may be expected to use.
+const MEMORY_SHARE_PERCENT: u64 = 80;
+
+/// What the machine has for this process. What cannot be read is no limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Machine {
+    /// Open files and connections, after the limit was raised as far as it goes.
+    pub descriptors_max: u64,
+    /// Memory mappings, `vm.max_map_count`.
+    pub mappings_max: u64,
+    /// Bytes of memory that can be had without pushing anybody out.
+    pub memory_bytes_free: u64,
+}
+
+/// How many rollouts a host may run at once, and what kept it from more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slots {
+    /// Rollouts that run at once.
+    pub running_max: u32,
+    /// Rollouts that may wait for one of those to end.
+    pub queue_max: u32,
+    /// What there would have to be more of for more to run.
+    pub bound_by: Bound,
+}
+
+/// What a number of slots comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// The operator's own choice.
+    Asked,
+    /// Open files.
+    Descriptors {
+        /// The limit of this process.
+        max: u64,
+    },
+    /// Memory mappings.
+    Mappings {
+        /// The kernel's limit for every process.
+        max: u64,
+    },
+    /// Memory.
+    Memory {
+        /// What was free when the host started, in bytes.
+        free_bytes: u64,
+    },
+}
+
+impl fmt::Display for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Asked => write!(f, "max-concurrent; raise it for more"),
+            Self::Descriptors { max } => {
+                write!(f, "{max} open files; 'ulimit -n', or LimitNOFILE of the service, raises it")
+            }
+            Self::Mappings { max } => {
+                write!(f, "{max} memory mappings; 'sysctl -w vm.max_map_count={}' raises it", max * 4)
+            }
+            Self::Memory { free_bytes } => {
+                write!(
+                    f,
+                    "{} MiB of free memory; a larger machine or memory limit gives more",
+                    free_bytes >> 20
+                )
+            }
+        }
+    }
+}
+
+/// What the host's part of one rollout costs.
+#[derive(Clone, Copy, Debug)]
+pub struct GuestCost {
+    /// Memory mappings of one instance.
+    pub mappings: u64,
+    /// Memory that one instance has when it starts, in bytes.
+    pub memory_bytes: u64,
+}
+
+impl Machine {
+    /// Reads what there is, and raises the limit of open files to the most that this
+    /// process may have.
+    pub fn read() -> Self {
+        Self {
+            descriptors_max: raise_descriptors(),
+            mappings_max: number_in("/proc/sys/vm/max_map_count").unwrap_or(u64::MAX),
+            memory_bytes_free: free_memory().unwrap_or(u64::MAX),
+        }
+    }
+
+    /// Mappings that guests may have.
+    pub fn guest_mappings_max(&self) -> u64 {
+        self.mappings_max.saturating_sub(MAPPINGS_KEPT)
+    }
+
+    /// As many slots as were asked for, or as there is room for.
+    pub fn slots(&self, asked: u32, queue_asked: u32, cost: GuestCost) -> Slots {
+        let descriptors = self.descriptors_max.saturating_sub(DESCRIPTORS_KEPT);
+        let memory = self.memory_bytes_free / 100 * MEMORY_SHARE_PERCENT;
+        let bounds = [
+            (u64::from(asked), Bound::Asked),
+            (descriptors / DESCRIPTORS_PER_ROLLOUT, Bound::Descriptors { max: self.descriptors_max }),
+            (self.guest_mappings_max() / cost.mappings.max(1), Bound::Mappings { max: self.mappings_max }),
+            (
+                memory / cost.memory_bytes.saturating_add(BYTES_PER_ROLLOUT),
+                Bound::Memory { free_bytes: self.memory_bytes_free },
+            ),
+        ];
+        let mut least = bounds[0];
+        for bound in bounds {
+            if bound.0 < least.0 {
+                least = bound;
+            }
+        }
+        // A host that could run nothing would be no host; the kernel has the last word.
+        let running = least.0.max(1);
+        let left = descriptors.saturating_sub(running * DESCRIPTORS_PER_ROLLOUT) / DESCRIPTORS_PER_QUEUED;
+        let count = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+        Slots { running_max: count(running), queue_max: queue_asked.min(count(left)), bound_by: least.1 }
+    }
+}
+
+/// Raises the limit of open files as far as it goes. Gives what it is then.
+pub fn raise_descriptors() -> u64 {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current != maximum && setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).is_ok() {
+        return maximum.unwrap_or(u64::MAX);
+    }
+    current.unwrap_or(u64::MAX)
+}
+
+fn number_in(path: &str) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// What the machine has, or what the control groups around this process leave of it.
+fn free_memory() -> Option<u64> {
+    let machine = available_in(&fs::read_to_string("/proc/meminfo").ok()?)?;
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let group = groups.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
+    let mut free = machine;
+    // A limit may be on any group that this one is in.
+    let mut path = std::path::PathBuf::from("/sys/fs/cgroup").join(group.trim_start_matches('/'));
+    while path.starts_with("/sys/fs/cgroup") {
+        let read = |name: &str| number_in(path.join(name).to_str()?);
+        if let (Some(max), Some(used)) = (read("memory.max"), read("memory.current")) {
+            free = free.min(max.saturating_sub(used));
+        }
+        if !path.pop() {
+            break;
+        }
+    }
+    Some(free)
+}
+
+fn available_in(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROOMY: Machine =
+        Machine { descriptors_max: 1 << 20, mappings_max: 1 << 20, memory_bytes_free: 1 << 40 };
+    const COST: GuestCost = GuestCost { mappings: 4, memory_bytes: 64 << 10 };
+
+    #[test]
+    fn slots_are_what_was_asked_for_or_what_there_is_room_for() {
+        fn check(machine: Machine, asked: u32, queue: u32, running: u32, queued: u32, by: &str) {
+            let slots = machine.slots(asked, queue, COST);
+            assert_eq!((slots.running_max, slots.queue_max), (running, queued), "{slots:?}");
+            assert!(slots.bound_by.to_string().contains(by), "{}", slots.bound_by);
+        }
+        check(ROOMY, 1024, 4096, 1024, 4096, "max-concurrent");
+        let few_files = Machine { descriptors_max: 1128, ..ROOMY };
+        check(few_files, 1024, 4096, 500, 0, "ulimit -n");
+        check(few_files, 1024, 0, 500, 0, "1128 open files");
+        check(few_files, 100, 4096, 100, 800, "max-concurrent");
+        let few_mappings = Machine { mappings_max: 65_530, ..ROOMY };
+        check(few_mappings, 20_000, 0, 15_358, 0, "vm.max_map_count=262120");
+        let little_memory = Machine { memory_bytes_free: 200 << 20, ..ROOMY };
+        check(little_memory, 20_000, 0, 1280, 0, "200 MiB");
+        check(Machine { descriptors_max: 10, ..ROOMY }, 5, 5, 1, 0, "open files");
+    }
+
+    #[test]
+    fn this_machine_has_room_for_something() {
+        let slots = Machine::read().slots(4, 4, COST);
+        assert_eq!((slots.running_max, slots.queue_max), (4, 4), "{slots:?}");
+    }
+
+    #[test]
+    fn available_memory_is_read_in_bytes() {
+        fn check(text: &str, expected: Option<u64>) {
+            assert_eq!(available_in(text), expected, "{text:?}");
+        }
+        check("MemTotal: 10 kB\nMemAvailable:    1234 kB\n", Some(1234 * 1024));
+        check("MemTotal: 10 kB\n", None);
+        check("MemAvailable: many\n", None);
+    }
+}

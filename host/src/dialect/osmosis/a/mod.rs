@@ -1,0 +1,363 @@
+//! Generation A: a rollout is asked for with its tools as the answer, its model and the
+//! place for its result are at the caller's own server.
+
+mod records;
+mod request;
+mod tools;
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use futures_util::FutureExt;
+use serde::Serialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+use subtle::ConstantTimeEq;
+use tokio::time::Instant;
+use tracing::Instrument;
+
+use super::Osmosis;
+use super::error::ApiError;
+use crate::config::OsmosisInit;
+use crate::outbound::{CallbackClient, Secret};
+use crate::rollout::{AdmitError, Failure, FailureKind, Finished, LoopReport, Outcome, Rollout, Stage};
+use crate::telemetry::Refusal;
+use records::{Kept, Leading, Part, Records};
+use request::Init;
+use tools::WireTool;
+
+/// What this generation needs besides what all need.
+pub struct Settings {
+    /// Times and bounds.
+    pub init: OsmosisInit,
+    /// The agent's name, which its callers are told by.
+    pub agent_name: String,
+    /// Who posts results.
+    pub completions: CallbackClient,
+}
+
+/// This generation's part of the server.
+pub(super) struct Server {
+    settings: OsmosisInit,
+    agent_name: String,
+    completions: CallbackClient,
+    records: Arc<Records>,
+}
+
+impl Server {
+    pub fn new(settings: Settings) -> Self {
+        let Settings { init, agent_name, completions } = settings;
+        let records = Arc::new(Records::new(init.record_ttl, init.cleanup_interval));
+        Self { settings: init, agent_name, completions, records }
+    }
+
+    /// What callers of this generation are told of a host's health.
+    pub fn health(&self) -> Value {
+        let (active, completed) = self.records.counts(Instant::now());
+        json!({
+            "status": "healthy",
+            "agent_loop": self.agent_name,
+            "active_rollouts": active,
+            "completed_rollouts": completed,
+        })
+    }
+}
+
+/// Its routes, which ask for the key themselves, in this generation's way.
+pub(super) fn router() -> Router<Osmosis> {
+    Router::new().route("/v1/rollout/init", post(init)).route("/platform/health", get(platform_health))
+}
+
+/// Why there is no answer to a request.
+#[derive(Clone, Debug)]
+pub(super) enum Refused {
+    /// It was not taken on.
+    Admit(AdmitError),
+    /// Its tools cannot be told: why.
+    Tools(String),
+    /// The work for it broke off.
+    Crashed,
+}
+
+impl From<Refused> for ApiError {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Admit(error) => error.into(),
+            Refused::Tools(why) => Self::Internal(why),
+            Refused::Crashed => Self::Internal("Internal Server Error".to_owned()),
+        }
+    }
+}
+
+/// Whether a request carries the server's key: after the word `Bearer` in any case, or
+/// as it is.
+fn is_authorised(key: &Secret, headers: &HeaderMap) -> bool {
+    let given = headers.get(header::AUTHORIZATION).map_or(&[][..], |value| value.as_bytes()).trim_ascii();
+    let given = match given.iter().position(u8::is_ascii_whitespace) {
+        Some(end) if given[..end].eq_ignore_ascii_case(b"bearer") => given[end..].trim_ascii(),
+        _ => given,
+    };
+    given.ct_eq(key.expose().as_bytes()).into()
+}
+
+/// The same as `/health`, for a platform that wants to know whether its key is right.
+async fn platform_health(
+    State(osmosis): State<Osmosis>,
+    headers: HeaderMap,
+) -> Result<Json<Value>, ApiError> {
+    let key = osmosis.0.server_key.as_ref().ok_or(ApiError::NoRoute)?;
+    if !is_authorised(key, &headers) {
+        return Err(ApiError::WrongKey);
+    }
+    Ok(Json(osmosis.0.init.health()))
+}
+
+/// Takes a rollout on and answers with its tools. A request that came before has the
+/// answer that it had.
+async fn init(State(osmosis): State<Osmosis>, headers: HeaderMap, body: Bytes) -> Result<Response, ApiError> {
+    let inner = &osmosis.0;
+    // Before the key is looked at, as callers of this generation know it.
+    let read = request::read(&headers, &body, &inner.init.settings, inner.host.form());
+    let request = read.inspect_err(|_| inner.host.metrics().refused(Refusal::Invalid))?;
+    drop(body);
+    if inner.server_key.as_ref().is_some_and(|key| !is_authorised(key, &headers)) {
+        return Err(ApiError::WrongKey);
+    }
+    let answer = match inner.init.records.join(&request.key, Instant::now()) {
+        Part::Follower(following) => following,
+        Part::Leader(leading) => {
+            let following = leading.following();
+            // A caller that goes away does not take the rollout with it.
+            inner.tasks.spawn(lead(osmosis.clone(), request, leading));
+            following
+        }
+    };
+    let body = answer.answer().await?;
+    Ok((StatusCode::ACCEPTED, [(header::CONTENT_TYPE, "application/json")], body).into_response())
+}
+
+/// What a caller is told at once.
+#[derive(Serialize)]
+struct Accepted<'a> {
+    rollout_id: &'a str,
+    tools: Vec<WireTool>,
+}
+
+/// Answers a request and runs its rollout.
+async fn lead(osmosis: Osmosis, request: Init, leading: Leading) {
+    let Init { rollout, id, completed_url, api_key, gradable, key: _ } = request;
+    let mut rollout = match osmosis.0.host.admit(rollout) {
+        Ok(rollout) => rollout,
+        Err(error) => return leading.fail(Refused::Admit(error)),
+    };
+    let span = rollout.span();
+    let grade = gradable && osmosis.0.host.grader().is_some();
+    let work = async move {
+        let tools = match rollout.tools(|tools| tools::typed(&tools)).await {
+            Ok(tools) => tools,
+            Err(failure) => {
+                let reason = failure.reason;
+                rollout.finish().await;
+                return leading.fail(Refused::Tools(reason));
+            }
+        };
+        // Text, and JSON that was made of checked parts.
+        let body = serde_json::to_vec(&Accepted { rollout_id: &id, tools }).unwrap_or_default();
+        let kept = leading.answer(body.into());
+        Told { osmosis, id, completed_url, api_key, grade, _kept: kept }.run(rollout).await;
+    };
+    work.instrument(span).await;
+}
+
+/// A rollout whose caller was told its tools, and is to be told its end.
+struct Told {
+    osmosis: Osmosis,
+    id: String,
+    completed_url: String,
+    api_key: Option<Secret>,
+    grade: bool,
+    _kept: Kept,
+}
+
+impl Told {
+    /// Runs the rollout and posts its one completion.
+    async fn run(self, rollout: Rollout) {
+        let body = match AssertUnwindSafe(self.steps(rollout)).catch_unwind().await {
+            // Whoever stopped it wants to hear nothing more of it.
+            Ok(None) => return,
+            Ok(Some(finished)) => self.completed(&finished),
+            Err(_) => {
+                tracing::error!("the host panicked in a rollout, which ends unscored");
+                let crashed = Failure::host(Stage::Workflow, "rollout task crashed");
+                encoded(&Completed::failed(&self.id, &crashed.reason, Metrics::default()))
+            }
+        };
+        // A result that its caller does not take is not followed by another that says
+        // something else.
+        let posted =
+            self.osmosis.0.init.completions.post(&self.completed_url, self.api_key.as_ref(), body).await;
+        if let Err(undelivered) = posted {
+            tracing::warn!(%undelivered, "completion not delivered");
+        }
+    }
+
+    async fn steps(&self, mut rollout: Rollout) -> Option<Finished> {
+        if rollout.run_workflow().await.is_ok() && self.grade {
+            // The error is in the outcome.
+            let _ = rollout.grade().await;
+        }
+        let finished = rollout.finish().await;
+        let cancelled = matches!(
+            &finished.outcome,
+            Outcome::Unscored(failure) if failure.kind == FailureKind::Cancelled
+        );
+        (!cancelled).then_some(finished)
+    }
+
+    fn completed(&self, finished: &Finished) -> Bytes {
+        let messages = finished.samples.first().map_or(&[][..], |sample| &sample.record.messages);
+        let metrics = Metrics::of(finished);
+        let done = |reward| Completed {
+            rollout_id: &self.id,
+            status: "COMPLETED",
+            final_messages: messages,
+            finish_reason: finished.loop_report.as_ref().map_or("stop", |report| &report.finish_reason),
+            error_message: None,
+            reward,
+            metrics,
+            extra_fields: json!({}),
+        };
+        encoded(&match &finished.outcome {
+            Outcome::Scored { reward } => done(Some(*reward)),
+            Outcome::Unscored(failure) if failure.kind == FailureKind::NotGraded => {
+                match finished.samples.is_empty() {
+                    false => done(None),
+                    true => Completed::failed(&self.id, "the workflow registered no sample", metrics),
+                }
+            }
+            Outcome::Unscored(failure) => match (&finished.loop_report, failure.stage) {
+                // The agent came to an end, by its own account or with a grader that did
+                // not: what it said is told.
+                (Some(report), Stage::Workflow) => Completed {
+                    finish_reason: &report.finish_reason,
+                    final_messages: messages,
+                    ..Completed::failed(&self.id, &failure.reason, metrics)
+                },
+                (_, Stage::Grader) => Completed {
+                    final_messages: messages,
+                    ..Completed::failed(&self.id, &failure.reason, metrics)
+                },
+                (None, Stage::Queue | Stage::Workflow) | (Some(_), Stage::Queue) => {
+                    Completed::failed(&self.id, &failure.reason, metrics.of_the_model())
+                }
+            },
+        })
+    }
+}
+
+/// Posted when a rollout is over. What there is not is left out.
+#[derive(Serialize)]
+struct Completed<'a> {
+    rollout_id: &'a str,
+    status: &'static str,
+    final_messages: &'a [Box<RawValue>],
+    finish_reason: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error_message: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reward: Option<f64>,
+    metrics: Metrics,
+    extra_fields: Value,
+}
+
+impl<'a> Completed<'a> {
+    fn failed(rollout_id: &'a str, reason: &'a str, metrics: Metrics) -> Self {
+        Self {
+            rollout_id,
+            status: "ERROR",
+            final_messages: &[],
+            finish_reason: "error",
+            error_message: Some(reason),
+            reward: None,
+            metrics,
+            extra_fields: json!({}),
+        }
+    }
+}
+
+fn encoded(completed: &Completed<'_>) -> Bytes {
+    // Text, numbers that were checked, and JSON that was parsed before.
+    serde_json::to_vec(completed).map(Bytes::from).unwrap_or_default()
+}
+
+/// What a rollout took. All of it is always there.
+#[derive(Clone, Copy, Default, Serialize)]
+struct Metrics {
+    total_latency_ms: f64,
+    llm_latency_ms: f64,
+    tool_latency_ms: f64,
+    num_llm_calls: u64,
+    num_tool_calls: u32,
+    prompt_tokens: u64,
+    response_tokens: u64,
+    /// Nobody counts it; it is part of the form.
+    max_context_tokens: u64,
+}
+
+impl Metrics {
+    fn of(finished: &Finished) -> Self {
+        let millis = |time: std::time::Duration| time.as_secs_f64() * 1e3;
+        let spent = &finished.spent;
+        let (tool_time, tool_calls) = match &finished.loop_report {
+            Some(LoopReport { tool_calls, tool_time, .. }) => (*tool_time, *tool_calls),
+            None => Default::default(),
+        };
+        Self {
+            total_latency_ms: millis(finished.duration),
+            llm_latency_ms: millis(spent.chat_time),
+            tool_latency_ms: millis(tool_time),
+            num_llm_calls: spent.chat_replies,
+            num_tool_calls: tool_calls,
+            prompt_tokens: spent.prompt_tokens,
+            response_tokens: spent.completion_tokens,
+            max_context_tokens: 0,
+        }
+    }
+
+    /// Where the agent broke off, what is known is what its calls of the model took.
+    fn of_the_model(self) -> Self {
+        Self { total_latency_ms: 0.0, tool_latency_ms: 0.0, num_tool_calls: 0, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::http::HeaderValue;
+
+    #[test]
+    fn a_key_is_taken_after_the_word_in_any_case_and_as_it_is() {
+        let key = Secret::new("osm_rollout_x");
+        let check = |given: Option<&'static str>, expected: bool| {
+            let mut headers = HeaderMap::new();
+            if let Some(given) = given {
+                headers.insert(header::AUTHORIZATION, HeaderValue::from_static(given));
+            }
+            assert_eq!(is_authorised(&key, &headers), expected, "{given:?}");
+        };
+        check(Some("Bearer osm_rollout_x"), true);
+        check(Some("bEARER  osm_rollout_x"), true);
+        check(Some("osm_rollout_x"), true);
+        check(Some("Bearer osm_rollout_y"), false);
+        check(Some("Basic osm_rollout_x"), false);
+        check(Some("Bearer"), false);
+        check(Some(""), false);
+        check(None, false);
+    }
+}

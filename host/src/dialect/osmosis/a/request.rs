@@ -1,0 +1,277 @@
+//! `POST /v1/rollout/init`: what it asks for.
+
+use std::sync::Arc;
+
+use axum::http::HeaderMap;
+use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+
+use super::super::error::ApiError;
+use super::super::fields::{Fields, Problem};
+use super::super::request::is_json;
+use super::super::sample;
+use crate::config::OsmosisInit;
+use crate::digest::sha256_hex;
+use crate::id::RolloutId;
+use crate::outbound::{InvalidEndpoint, Manner, ModelEndpoint, Secret};
+use crate::rollout::{AgentForm, LoopOptions, RolloutRequest};
+use crate::wire::closed::{ClosedBody, Param, ToolsRule};
+
+/// The model's name where the caller's sampling parameters have none.
+const MODEL: &str = "default";
+
+/// The most characters of an id.
+const ID_CHARS_MAX: usize = 256;
+
+/// A request that was read.
+pub(super) struct Init {
+    /// For the core.
+    pub rollout: RolloutRequest,
+    /// The rollout's id as the caller wrote it.
+    pub id: String,
+    /// What makes a request the same as an earlier one.
+    pub key: String,
+    /// Where the result goes.
+    pub completed_url: String,
+    /// The key of the calls back.
+    pub api_key: Option<Secret>,
+    /// Whether there is a truth for a grader to compare with.
+    pub gradable: bool,
+}
+
+/// Reads a request. Everything that is wrong with it is in the error.
+pub(super) fn read(
+    headers: &HeaderMap,
+    body: &[u8],
+    settings: &OsmosisInit,
+    form: AgentForm,
+) -> Result<Init, ApiError> {
+    if std::str::from_utf8(body).is_err() {
+        return Err(ApiError::Unreadable);
+    }
+    let mut fields = Fields::of(body, is_json(headers)).map_err(ApiError::Invalid)?;
+    let init = fields_of(&mut fields, settings, form);
+    fields.finish(init).map_err(ApiError::Invalid)
+}
+
+fn fields_of(fields: &mut Fields<'_>, settings: &OsmosisInit, form: AgentForm) -> Option<Init> {
+    let id = id(fields);
+    let server_url = server_url(fields);
+    let messages = fields.required_objects("messages");
+    let completion_params = fields.required_object("completion_params");
+    // Carried for others, and used by nobody here.
+    fields.text("tool_server_url");
+    let max_turns = fields.whole("max_turns");
+    let max_tokens_total = fields.whole("max_tokens_total");
+    let metadata = metadata(fields, settings.metadata_bytes_max);
+    let api_key = fields.text("api_key").filter(|key| !key.is_empty()).map(Secret::new);
+    let idempotency_key = fields.text("idempotency_key").filter(|key| !key.is_empty());
+
+    let (id, server_url, completion_params) = (id?, server_url?, completion_params?);
+    let manner = manner(&id, settings, form)?;
+    let model =
+        ModelEndpoint::new(&format!("{server_url}/v1"), model_name(&completion_params), api_key.clone());
+    let model = match model {
+        Ok(endpoint) => endpoint.asked(manner),
+        Err(why) => {
+            let field = if why == InvalidEndpoint::Key { "api_key" } else { "server_url" };
+            fields.wrong(field, &why.to_string());
+            return None;
+        }
+    };
+    let defaults = LoopOptions::default();
+    let label = metadata.as_deref().and_then(ground_truth);
+    let (rollout_id, caller_id) = core_id(&id)?;
+    Some(Init {
+        key: idempotency_key.unwrap_or_else(|| id.clone()),
+        completed_url: format!("{server_url}/v1/rollout/completed"),
+        api_key,
+        gradable: label.is_some(),
+        id,
+        rollout: RolloutRequest {
+            id: rollout_id,
+            caller_id,
+            attempt: 1,
+            prompt: messages?,
+            label,
+            metadata: metadata.or_else(|| to_raw_value(&json!({})).ok()),
+            loop_options: LoopOptions {
+                max_turns: max_turns.map_or(defaults.max_turns, clamped),
+                max_tokens_total: max_tokens_total.map_or(defaults.max_tokens_total, clamped),
+                completion_params: Some(completion_params),
+            },
+            model: Arc::new(model),
+            samples_max: 1,
+            samples_must_ask: false,
+            workflow_secs: None,
+            grader_secs: None,
+            trajectory_extra: Some(Arc::new(|facts| sample::trajectory(facts, None, false))),
+        },
+    })
+}
+
+fn id(fields: &mut Fields<'_>) -> Option<String> {
+    let id = fields.required_text("rollout_id")?;
+    let count = id.chars().count();
+    let at = || vec![json!("body"), json!("rollout_id")];
+    if count == 0 {
+        let msg = "String should have at least 1 character";
+        let problem = Problem::new("string_too_short", at(), msg, json!(id));
+        fields.problem(problem.with(json!({"min_length": 1})));
+    } else if count > ID_CHARS_MAX {
+        let msg = format!("String should have at most {ID_CHARS_MAX} characters");
+        let problem = Problem::new("string_too_long", at(), msg, json!(id));
+        fields.problem(problem.with(json!({"max_length": ID_CHARS_MAX})));
+    } else if id.trim().is_empty() {
+        fields.wrong("rollout_id", "rollout_id cannot be empty or whitespace only");
+    }
+    Some(id)
+}
+
+/// The name under which the rollout runs here, and the caller's where that can be no
+/// name here: in this generation an id may hold a path's separators.
+fn core_id(id: &str) -> Option<(RolloutId, Option<String>)> {
+    if let Ok(parsed) = RolloutId::parse(id) {
+        return Some((parsed, None));
+    }
+    let readable = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_') { c } else { '_' };
+    let beginning: String = id.chars().take(64).map(readable).collect();
+    let made = RolloutId::parse(format!("{beginning}-{}", sha256_hex(id.as_bytes()))).ok()?;
+    Some((made, Some(id.to_owned())))
+}
+
+fn server_url(fields: &mut Fields<'_>) -> Option<String> {
+    let url = fields.required_text("server_url")?;
+    match reqwest::Url::parse(&url) {
+        Ok(parsed) if matches!(parsed.scheme(), "http" | "https") && parsed.has_host() => {
+            Some(url.trim_end_matches('/').to_owned())
+        }
+        _ => {
+            fields.wrong("server_url", "server_url must be an http or https URL with a host");
+            None
+        }
+    }
+}
+
+fn metadata(fields: &mut Fields<'_>, bytes_max: usize) -> Option<Box<RawValue>> {
+    let metadata = fields.object_if_given("metadata")?;
+    let bytes = python_length(&serde_json::from_str(metadata.get()).unwrap_or_default());
+    if bytes > bytes_max {
+        fields.wrong(
+            "metadata",
+            &format!("metadata is {bytes} bytes of JSON, more than the {bytes_max} allowed"),
+        );
+    }
+    Some(metadata)
+}
+
+/// The length of the JSON text that Python writes by default, which is how this
+/// generation measures: a space after each comma and colon, nothing but ASCII.
+fn python_length(value: &Value) -> usize {
+    let separators = |count: usize| 2 * count.saturating_sub(1);
+    match value {
+        Value::String(text) => text_length(text),
+        Value::Array(items) => 2 + separators(items.len()) + items.iter().map(python_length).sum::<usize>(),
+        Value::Object(fields) => {
+            let field = |(name, value): (&String, &Value)| text_length(name) + 2 + python_length(value);
+            2 + separators(fields.len()) + fields.iter().map(field).sum::<usize>()
+        }
+        other => other.to_string().len(),
+    }
+}
+
+fn text_length(text: &str) -> usize {
+    let escaped = |c: char| match c {
+        '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,
+        ' '..='~' => 1,
+        // Six bytes for each unit of UTF-16.
+        c => 6 * c.len_utf16(),
+    };
+    2 + text.chars().map(escaped).sum::<usize>()
+}
+
+/// The row's truth, which this generation carries among the metadata.
+fn ground_truth(metadata: &RawValue) -> Option<String> {
+    #[derive(serde::Deserialize)]
+    struct Row {
+        ground_truth: Option<Value>,
+    }
+    match serde_json::from_str::<Row>(metadata.get()).ok()?.ground_truth? {
+        Value::String(text) => Some(text),
+        Value::Null => None,
+        other => Some(other.to_string()),
+    }
+}
+
+fn model_name(completion_params: &RawValue) -> String {
+    #[derive(serde::Deserialize)]
+    struct Named {
+        model: Option<String>,
+    }
+    let named: Option<Named> = serde_json::from_str(completion_params.get()).ok();
+    named.and_then(|named| named.model).unwrap_or_else(|| MODEL.to_owned())
+}
+
+/// How this generation's callers want their model asked.
+fn manner(id: &str, settings: &OsmosisInit, form: AgentForm) -> Option<Manner> {
+    Some(Manner {
+        body: ClosedBody {
+            fixed: vec![("rollout_id", to_raw_value(id).ok()?)],
+            params: vec![
+                ("temperature", Param::Number(1.0)),
+                ("top_p", Param::Number(1.0)),
+                ("max_tokens", Param::Count(512)),
+                ("stop", Param::Texts),
+                ("logprobs", Param::Flag(true)),
+            ],
+            tools: match form {
+                AgentForm::AgentLoop => ToolsRule::Known,
+                AgentForm::Workflow => ToolsRule::Unknown,
+            },
+        },
+        policy: settings.chat.clone(),
+        connections: Semaphore::new(settings.connections_max as usize),
+    })
+}
+
+fn clamped(count: i64) -> u32 {
+    u32::try_from(count.max(0)).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metadata_is_measured_as_python_writes_it() {
+        fn check(text: &str, python: &str) {
+            let value: Value = serde_json::from_str(text).unwrap();
+            assert_eq!(python_length(&value), python.len(), "{text}");
+        }
+        check("{}", "{}");
+        check(r#"{"a":1,"b":[1,2.5,null,true]}"#, r#"{"a": 1, "b": [1, 2.5, null, true]}"#);
+        check(r#"{"é":"🙂\n"}"#, r#"{"\u00e9": "\ud83d\ude42\n"}"#);
+        check("\"\u{7f}\\u0001\\\"\"", r#""\u007f\u0001\"""#);
+    }
+
+    #[test]
+    fn an_id_that_is_no_path_segment_runs_under_another_name() {
+        assert_eq!(core_id("a b:c").unwrap(), (RolloutId::parse("a b:c").unwrap(), None));
+        let (id, caller) = core_id("../../etc/passwd").unwrap();
+        assert!(id.as_str().starts_with("______etc_passwd-"), "{id}");
+        assert_eq!(caller.as_deref(), Some("../../etc/passwd"));
+        assert_ne!(core_id("a/b").unwrap().0, core_id("a\\b").unwrap().0);
+        assert!(core_id("..").unwrap().0.as_str().starts_with("__-"));
+        assert!(core_id(&format!("{}/", "\u{1f642}".repeat(255))).is_some());
+    }
+
+    #[test]
+    fn the_truth_is_whatever_the_metadata_says() {
+        let truth = |text: &str| ground_truth(serde_json::from_str(text).unwrap());
+        assert_eq!(truth(r#"{"ground_truth":"42"}"#).as_deref(), Some("42"));
+        assert_eq!(truth(r#"{"ground_truth":42}"#).as_deref(), Some("42"));
+        assert_eq!(truth(r#"{"ground_truth":null}"#), None);
+        assert_eq!(truth("{}"), None);
+    }
+}

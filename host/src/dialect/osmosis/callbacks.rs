@@ -1,0 +1,255 @@
+//! Generations B and C: the result is posted back in two callbacks, the completion when the
+//! workflow is done and the grader's when all is. The grader's is the terminal one.
+//!
+//! Both run here from admission to the last acknowledgement. They differ in [`Form`], what
+//! the grader's callback carries, and in nothing else that a caller can see.
+
+use std::panic::AssertUnwindSafe;
+
+use axum::body::Bytes;
+use futures_util::FutureExt;
+use serde::Serialize;
+use tracing::Instrument;
+
+use super::Osmosis;
+use super::b::Samples;
+use super::error::ApiError;
+use super::report::{Report, Trajectories};
+use super::request::{Asked, CalledBack};
+use super::sample::{WireSample, category};
+use crate::id::RolloutId;
+use crate::outbound::{Acknowledged, Secret, Undelivered};
+use crate::rollout::{Failure, FailureKind, Finished, Outcome, Rollout};
+use crate::telemetry::{RolloutTrace, TraceParent};
+
+/// What a grader's callback carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// `samples`, by id: generation B.
+    Map,
+    /// `sample`: generation C.
+    One,
+    /// Either, for a caller that may be of B or of C: each ignores what the other reads.
+    Both,
+}
+
+/// Posted when the workflow is done.
+#[derive(Serialize)]
+struct Completion<'a> {
+    status: &'static str,
+    rollout_id: &'a RolloutId,
+    extra_fields: Option<()>,
+    err_message: Option<&'a str>,
+    err_category: Option<&'static str>,
+}
+
+impl<'a> Completion<'a> {
+    fn success(rollout_id: &'a RolloutId) -> Self {
+        Self { status: "success", rollout_id, extra_fields: None, err_message: None, err_category: None }
+    }
+
+    fn failure(rollout_id: &'a RolloutId, message: &'a str, category: Option<&'static str>) -> Self {
+        let (err_message, err_category) = (Some(message), category);
+        Self { status: "failure", err_message, err_category, ..Self::success(rollout_id) }
+    }
+}
+
+/// Posted when all is done. A field that the caller's generation does not have is left
+/// out; one that it has is null or empty where there is nothing to tell.
+#[derive(Serialize)]
+struct Graded<'a> {
+    status: &'static str,
+    rollout_id: &'a RolloutId,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sample: Option<Option<WireSample<'a>>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    samples: Option<Samples<'a>>,
+    err_message: Option<&'a str>,
+    err_category: Option<&'static str>,
+}
+
+impl<'a> Graded<'a> {
+    /// A failure whose reason is on the completion, or nowhere.
+    fn bare(rollout_id: &'a RolloutId, form: Form) -> Self {
+        Self {
+            status: "failure",
+            rollout_id,
+            sample: (form != Form::Map).then_some(None),
+            samples: (form != Form::One).then_some(Samples::None),
+            err_message: None,
+            err_category: None,
+        }
+    }
+
+    /// What came of the rollout, samples and all.
+    fn of(finished: &'a Finished, form: Form, label: Option<&'a str>) -> Self {
+        let failure = match &finished.outcome {
+            Outcome::Scored { .. } => None,
+            Outcome::Unscored(failure) if failure.kind == FailureKind::Withdrawn => None,
+            Outcome::Unscored(failure) => Some(failure),
+        };
+        Self {
+            status: if failure.is_none() { "success" } else { "failure" },
+            rollout_id: &finished.id,
+            sample: (form != Form::Map).then(|| WireSample::only(finished, label, failure.is_none())),
+            samples: (form != Form::One).then_some(Samples::Of(finished)),
+            err_message: failure.map(|failure| failure.reason.as_str()),
+            err_category: failure.map(category),
+        }
+    }
+}
+
+/// Takes a rollout on and leaves it to a task of its own.
+pub(super) fn start(
+    osmosis: &Osmosis,
+    request: CalledBack,
+    parent: Option<TraceParent>,
+) -> Result<(), ApiError> {
+    let CalledBack { asked, form, completion_url, grader_url, controller_key } = request;
+    let Asked { rollout, gradable, label } = asked;
+    let id = rollout.id.clone();
+    let rollout = osmosis.0.host.admit(rollout)?;
+    let gradable = gradable && osmosis.0.host.grader().is_some();
+    let task = Task {
+        osmosis: osmosis.clone(),
+        id,
+        form,
+        completion_url,
+        grader_url,
+        key: controller_key,
+        gradable,
+        label,
+        trace: rollout.traced_below(parent),
+    };
+    let span = rollout.span();
+    osmosis.0.tasks.spawn(task.run(rollout).instrument(span));
+    Ok(())
+}
+
+/// One rollout that is being run and told of.
+struct Task {
+    osmosis: Osmosis,
+    id: RolloutId,
+    form: Form,
+    completion_url: String,
+    grader_url: Option<String>,
+    key: Option<Secret>,
+    gradable: bool,
+    label: Option<String>,
+    trace: RolloutTrace,
+}
+
+/// A rollout that is over, but for its terminal callback.
+struct Over {
+    finished: Finished,
+    /// Whether the terminal callback says what came of it, and not only that it failed.
+    graded: bool,
+    /// What the caller said of the model's calls when it took the completion.
+    report: Option<Report>,
+}
+
+impl Task {
+    /// Runs the rollout and sends its one terminal callback.
+    async fn run(self, rollout: Rollout) {
+        match AssertUnwindSafe(self.steps(rollout)).catch_unwind().await {
+            Ok(None) => {}
+            Ok(Some(over)) => self.end(&over).await,
+            Err(_) => {
+                tracing::error!("the host panicked in a rollout, which ends unscored");
+                let failure = Completion::failure(&self.id, "rollout task crashed", Some("agent_error"));
+                self.post_completion(&failure).await.ok();
+                self.post_graded(None).await;
+            }
+        }
+    }
+
+    /// The steps before the terminal callback. None where the caller hears nothing more,
+    /// because it cancelled.
+    async fn steps(&self, mut rollout: Rollout) -> Option<Over> {
+        let ran = rollout.run_workflow().await;
+        let completion = match &ran {
+            Err(failure) if failure.kind == FailureKind::Cancelled => {
+                rollout.finish().await;
+                return None;
+            }
+            Err(failure) => Completion::failure(&self.id, &failure.reason, Some(category(failure))),
+            Ok(()) => Completion::success(&self.id),
+        };
+        let posted = self.post_completion(&completion).await;
+        if posted.is_err() {
+            let failure = Completion::failure(&self.id, "Internal server error", None);
+            let posted = self.post_completion(&failure).await;
+            return Some(Over { finished: rollout.finish().await, graded: false, report: report(&posted) });
+        }
+        let report = report(&posted);
+        if ran.is_err() || self.grader_url.is_none() || !self.gradable {
+            let finished = rollout.finish().await;
+            // An agent loop may have rated itself.
+            let graded = matches!(finished.outcome, Outcome::Scored { .. });
+            return Some(Over { finished, graded, report });
+        }
+        let graded = rollout.grade().await;
+        let finished = rollout.finish().await;
+        match graded {
+            Err(Failure { kind: FailureKind::Cancelled, .. }) => None,
+            _ => Some(Over { finished, graded: true, report }),
+        }
+    }
+
+    /// Sends the terminal callback. What the caller reports of the model's calls goes into the
+    /// trajectory: what it told with the completion before this, what it tells now instead.
+    async fn end(&self, over: &Over) {
+        let mut trajectories = Trajectories::of(&over.finished);
+        if let Some(report) = &over.report {
+            trajectories.merge(report).await;
+        }
+        let graded = over.graded.then(|| Graded::of(&over.finished, self.form, self.label.as_deref()));
+        if let Some(report) = self.post_graded(graded).await {
+            trajectories.merge(&report).await;
+        }
+    }
+
+    async fn post_completion(&self, completion: &Completion<'_>) -> Result<Acknowledged, Undelivered> {
+        let posted = self.post(&self.completion_url, completion).await;
+        if let Err(undelivered) = &posted {
+            tracing::warn!(%undelivered, "completion callback not delivered");
+        }
+        posted
+    }
+
+    /// Posts the terminal callback, if the caller wants one: this, or that there is nothing.
+    /// Gives what the caller reports in its answer.
+    async fn post_graded(&self, graded: Option<Graded<'_>>) -> Option<Report> {
+        let url = self.grader_url.as_ref()?;
+        let bare = Graded::bare(&self.id, self.form);
+        let is_bare = graded.is_none();
+        let posted = self.post(url, graded.as_ref().unwrap_or(&bare)).await;
+        let Err(undelivered) = posted else { return report(&posted) };
+        tracing::warn!(%undelivered, "grader callback not delivered");
+        if is_bare {
+            return None;
+        }
+        // A caller that refused the result may still take the word that there is none.
+        report(&self.post(url, &bare).await)
+    }
+
+    async fn post(&self, url: &str, body: &impl Serialize) -> Result<Acknowledged, Undelivered> {
+        // Text, numbers that were checked, and JSON that was parsed before.
+        let body = serde_json::to_vec(body).map(Bytes::from).unwrap_or_default();
+        let mut span = self.trace.request("callback");
+        let posted = self.osmosis.0.callbacks.post(url, self.key.as_ref(), body).await;
+        let (status, attempts) = match &posted {
+            Ok(acknowledged) => (Some(acknowledged.status), acknowledged.attempts),
+            Err(undelivered) => (undelivered.status, undelivered.attempts),
+        };
+        span.set("http.request.resend_count", i64::from(attempts) - 1);
+        if let Some(status) = status {
+            span.set("http.response.status_code", i64::from(status));
+        }
+        posted.inspect_err(|undelivered| span.failed("undelivered", &undelivered.reason))
+    }
+}
+
+fn report(posted: &Result<Acknowledged, Undelivered>) -> Option<Report> {
+    posted.as_ref().ok().and_then(|acknowledged| Report::read(&acknowledged.body))
+}

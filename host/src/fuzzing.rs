@@ -1,0 +1,143 @@
+//! What is fuzzed: every body that comes from outside, and every text that a guest hands
+//! over. Each target takes any bytes and panics where something that has to hold does
+//! not; the fuzzers in `fuzz/` find the bytes, and the tests here run those that are kept.
+//!
+//! Only in tests and with the feature `fuzzing`, which no build that is shipped has.
+
+use std::collections::BTreeMap;
+
+use serde_json::value::RawValue;
+
+use crate::config::RawConfig;
+use crate::id::{RolloutId, SampleId};
+use crate::wire::openai::{self, Completion};
+use crate::{text, wire};
+
+/// A target: what any bytes are given to.
+pub type Target = fn(&[u8]);
+
+/// All targets, by the names of their programs and of the directories of their corpora.
+pub const TARGETS: [(&str, Target); 11] = [
+    ("start_rollout", crate::dialect::osmosis::fuzzing::start_rollout),
+    ("cancel", crate::dialect::osmosis::fuzzing::cancel),
+    ("completion", completion),
+    ("chat_request", chat_request),
+    ("mock_model", crate::mock_model::fuzzing::streamed),
+    ("rows", crate::eval::rows::fuzzing::rows),
+    ("result_line", crate::eval::fuzzing_result_line),
+    ("config", config),
+    ("ids", ids),
+    ("imports", crate::imports::fuzzing::imports),
+    ("trajectory", crate::rollout::fuzzing_trajectory),
+];
+
+/// What an error may say about input of any size, in bytes.
+const ERROR_BYTES_MAX: usize = 4096;
+
+/// A reply of the model's server.
+fn completion(body: &[u8]) {
+    match Completion::parse(body) {
+        Ok(completion) => {
+            assert!(wire::object(completion.message.get()).is_ok(), "a guest is given what it may push");
+            assert!(
+                completion.tool_calls.iter().all(|call| !call.id.is_empty()),
+                "a result can name its call"
+            );
+            let usage = completion.usage.unwrap_or_default();
+            let _ = usage.prompt_tokens.saturating_add(usage.completion_tokens);
+        }
+        Err(what) => assert!(!what.is_empty() && what.len() < ERROR_BYTES_MAX, "{} bytes", what.len()),
+    }
+}
+
+/// A guest's request to the model: messages, tools and parameters, a line each.
+fn chat_request(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let mut lines = text.split('\n').map(str::to_owned);
+    let params = lines.next().filter(|line| !line.is_empty());
+    let (tools, messages): (Vec<String>, Vec<String>) = lines.partition(|line| line.starts_with("{\"type\""));
+    match openai::request_body("a-model", &messages, &tools, params.as_deref(), &openai::Params::new()) {
+        Ok(body) => {
+            let sent = std::str::from_utf8(&body).expect("a body is text");
+            // As text, because a number may be one that no float holds, which is for the
+            // server to judge.
+            let read: BTreeMap<String, &RawValue> = serde_json::from_str(sent).expect("a body is an object");
+            let model = read["model"].get();
+            assert_eq!(model, "\"a-model\"", "no parameter takes the place of what the host decides");
+            assert_eq!(read["stream"].get(), "false");
+            let sent: Vec<&RawValue> = serde_json::from_str(read["messages"].get()).expect("a list");
+            assert_eq!(sent.len(), messages.len());
+        }
+        Err(invalid) => assert!(invalid.to_string().len() < ERROR_BYTES_MAX, "an error is short"),
+    }
+}
+
+/// A configuration file.
+fn config(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let Ok(raw) = RawConfig::parse(text) else { return };
+    match raw.resolve() {
+        Ok(config) => {
+            assert!((1..=20_000).contains(&config.max_concurrent));
+            assert!(config.osmosis.lease > config.osmosis.result_wait);
+            assert!(config.limits.samples_max > 0);
+            assert!(config.plugin.is_none_or(|plugin| wire::value(plugin.get()).is_ok()));
+        }
+        Err(invalid) => {
+            for problem in &invalid.0 {
+                let (key, _) = problem.split_once(':').expect("a problem begins with its key");
+                assert!(!key.is_empty() && !key.contains(' '), "{problem}");
+            }
+        }
+    }
+}
+
+/// Ids of rollouts and samples, and the forms they take elsewhere.
+fn ids(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    if let Ok(id) = RolloutId::parse(text.as_ref()) {
+        assert_eq!(id.as_str(), text, "an id is what its caller wrote");
+        let json = serde_json::to_string(&id).expect("an id is a text");
+        assert_eq!(serde_json::from_str::<RolloutId>(&json).expect("and comes back"), id);
+        let dir = id.dir_name();
+        assert!(dir.len() <= 255 && !dir.contains(['/', '\\', '\0']) && dir != "." && dir != "..", "{dir:?}");
+        let header = id.header_value();
+        assert!(header.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{header:?}");
+        assert_eq!(header.trim(), header, "a header loses no space on its way");
+    }
+    if let Ok(id) = SampleId::parse(&text) {
+        assert_eq!(id.as_str(), text);
+        let part = id.file_part();
+        assert!(!part.is_empty() && !part.starts_with('.') && !part.contains('/'), "{part:?}");
+    }
+    let shown = text::printable(&text);
+    assert!(!shown.chars().any(|c| c.is_control() && c != '\n' && c != '\t'), "{shown:?}");
+    let cut = text::beginning(&text, 16);
+    // What was left out is counted in words.
+    assert!(cut.len() <= 16 + 48, "{cut:?}");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn what_fuzzing_found_and_kept_does_no_harm_any_more() {
+        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus");
+        for (name, target) in TARGETS {
+            let files = std::fs::read_dir(corpus.join(name));
+            let files: Vec<_> =
+                files.unwrap_or_else(|error| panic!("no corpus of {name}: {error}")).flatten().collect();
+            assert!(!files.is_empty(), "the corpus of {name} is empty");
+            for file in files {
+                let bytes = std::fs::read(file.path()).unwrap();
+                let harm = std::panic::catch_unwind(|| target(&bytes));
+                assert!(harm.is_ok(), "{name} fails with {}", file.path().display());
+            }
+            // Cut anywhere, it is as good a test as what it was cut from.
+            target(b"");
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! The fuzz target of what a workflow hands over: names, numbers, messages, fields and
+//! files, in any order. The first byte of each line says what to do with the rest.
+
+use std::sync::Arc;
+
+use super::bindings::rollout::plugin::samples::{HostSample, OpenError, RecordError};
+use super::bindings::rollout::plugin::{artifacts, log};
+use super::{Imports, Record, Role, RunContext};
+use crate::id::RolloutId;
+use crate::limits::Limits;
+use crate::telemetry::Metrics;
+use crate::wire;
+use crate::wire::openai::Params;
+
+/// What an error may say about a text of any size, in bytes.
+const ERROR_BYTES_MAX: usize = 4096;
+
+/// Limits that are soon reached.
+fn limits() -> Limits {
+    Limits {
+        samples_max: 4,
+        message_bytes_max: 512,
+        record_bytes_max: 2048,
+        artifacts_max: 4,
+        artifact_bytes_max: 1024,
+        log_lines_max: 8,
+        log_bytes_max: 512,
+        ..Limits::default()
+    }
+}
+
+fn check<T>(taken: &Result<T, RecordError>) -> bool {
+    if let Err(RecordError::Invalid(what) | RecordError::OverLimit(what)) = taken {
+        assert!(!what.is_empty() && what.len() < ERROR_BYTES_MAX, "an error of {} bytes", what.len());
+    }
+    taken.is_ok()
+}
+
+/// The calls of one workflow.
+pub(crate) fn imports(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let run = RunContext {
+        rollout_id: RolloutId::parse("fuzzed").expect("it is one"),
+        caller_id: None,
+        attempt: 1,
+        config: None,
+        metadata: None,
+        samples_max: 4,
+        chat_defaults: Params::new(),
+        metrics: metrics(),
+    };
+    let record = Arc::<Record>::default();
+    let limits = Arc::new(limits());
+    let mut imports = Imports::bare(Role::Workflow, Arc::new(run), limits.clone(), None, record.clone());
+    let mut open = Vec::new();
+    for line in text.split('\n') {
+        let mut rest = line.chars();
+        let what = rest.next();
+        let rest = rest.as_str();
+        let (name, value) = rest.split_once('=').unwrap_or((rest, ""));
+        let handle = open.last().map(|number| wasmtime::component::Resource::new_borrow(*number));
+        match (what, handle) {
+            (Some('o'), _) => match imports.open(Some(rest.to_owned())).expect("no trap") {
+                Ok(sample) => open.push(sample.rep()),
+                Err(OpenError::Invalid(why)) => assert!(why.len() < ERROR_BYTES_MAX, "a long {why}"),
+                Err(OpenError::TooMany(most)) => assert_eq!(most, 4),
+                Err(OpenError::Taken(name)) => assert_eq!(name, rest),
+            },
+            (Some('p'), Some(sample)) => {
+                let taken = imports.push(sample, vec![rest.to_owned()]).expect("no trap");
+                assert!(!check(&taken) || rest.len() <= limits.message_bytes_max);
+            }
+            (Some('r'), Some(sample)) => {
+                check(&imports.replace(sample, vec![rest.to_owned()]).expect("no trap"));
+            }
+            (Some('m'), Some(sample)) => {
+                let number = value.parse().unwrap_or(f64::NAN);
+                let taken = imports.set_metric(sample, name.to_owned(), number).expect("no trap");
+                assert!(!check(&taken) || number.is_finite());
+            }
+            (Some('f'), Some(sample)) => {
+                check(&imports.set_field(sample, name.to_owned(), value.to_owned()).expect("no trap"));
+            }
+            (Some('a'), _) => {
+                let written = artifacts::Host::write(&mut imports, name.to_owned(), value.into());
+                match written.expect("no trap") {
+                    Ok(()) => {
+                        let read = artifacts::Host::read(&mut imports, name.to_owned()).expect("no trap");
+                        assert_eq!(read.ok().as_deref(), Some(value.as_bytes()), "what is written is read");
+                    }
+                    Err(artifacts::Error::InvalidName(why) | artifacts::Error::OverLimit(why)) => {
+                        assert!(why.len() < ERROR_BYTES_MAX, "an error of {} bytes", why.len());
+                    }
+                    Err(artifacts::Error::NotFound) => panic!("nothing is looked for when writing"),
+                }
+            }
+            (Some('l'), _) => {
+                log::Host::event(&mut imports, name.to_owned(), value.to_owned()).expect("no trap");
+            }
+            _ => log::Host::line(&mut imports, log::Level::Info, rest.to_owned()).expect("no trap"),
+        }
+    }
+    check_kept(&record, &limits);
+}
+
+/// Metrics cost more to make than all the rest, and count only.
+fn metrics() -> Arc<Metrics> {
+    static METRICS: std::sync::OnceLock<Arc<Metrics>> = std::sync::OnceLock::new();
+    METRICS.get_or_init(Arc::default).clone()
+}
+
+/// Whatever was handed over, what is kept is within its limits and can be read.
+fn check_kept(record: &Record, limits: &Limits) {
+    let spent = record.spent();
+    assert!(spent.record_bytes <= limits.record_bytes_max && spent.log_bytes <= limits.log_bytes_max);
+    assert!(spent.artifact_bytes <= limits.artifact_bytes_max && spent.artifacts <= limits.artifacts_max);
+    let recorded = record.take();
+    assert!(recorded.samples.len() <= 4 && recorded.log.len() <= limits.log_lines_max);
+    for sample in &recorded.samples {
+        assert!(sample.messages.iter().all(|message| wire::object(message.get()).is_ok()));
+        assert!(sample.fields.values().all(|value| wire::value(value.get()).is_ok()));
+        assert!(sample.metrics.values().all(|value| value.is_finite()));
+        let names = sample.metrics.keys().chain(sample.fields.keys());
+        assert!(names.clone().all(|name| (1..=256).contains(&name.len())));
+    }
+    for file in &recorded.artifacts {
+        let path = std::path::Path::new(&file.name);
+        let ordinary = |part| matches!(part, std::path::Component::Normal(_));
+        assert!(path.components().all(ordinary) && !file.name.contains('\\'), "{}", file.name);
+        let inside = |other: &str| other.strip_prefix(&file.name).is_some_and(|rest| rest.starts_with('/'));
+        assert!(!recorded.artifacts.iter().any(|other| inside(&other.name)), "a file is no directory");
+    }
+    for entry in &recorded.log {
+        serde_json::to_string(entry).expect("the log can be written");
+    }
+}

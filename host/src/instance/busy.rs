@@ -1,0 +1,250 @@
+//! Guests that burn CPU give way to those that do not.
+//!
+//! A rollout is polled on the runtime's threads for as long as its guest waits for
+//! something soon. A poll that took long moves it to [`BusyThreads`], where guests of
+//! its kind take turns of one tick of the engine each, at a lower priority, until it
+//! waits; then it comes back. So a neighbour that has a little to do never stands in
+//! line behind a guest that computes, of which there may be more than cores.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use tracing::Span;
+
+use crate::imports::Record;
+
+/// A poll that took this much CPU time was no step of a guest that waits again at once.
+const BUSY: Duration = Duration::from_millis(1);
+
+/// How much lower the priority of these threads is, in the kernel's steps of niceness.
+/// Low enough that a thread of the runtime takes the core as soon as it has something to
+/// do, and high enough that a guest with much to compute gets on beside a full machine.
+const NICENESS: i32 = 10;
+
+/// A guest at work.
+pub(super) type Run<R> = Pin<Box<dyn Future<Output = R> + Send>>;
+
+/// Why a guest was stopped in the middle of its work: its CPU time is used up.
+#[derive(Debug)]
+pub(super) struct Spent;
+
+/// Counts the CPU time of one run against its budget.
+pub(super) struct CpuMeter {
+    record: Arc<Record>,
+    used: Duration,
+    budget: Duration,
+}
+
+/// What one poll came to.
+enum Step<R> {
+    /// The run is over.
+    Over(Result<R, Spent>),
+    /// The guest waits.
+    Waits,
+    /// The guest was made to yield and has more to do.
+    Goes,
+}
+
+impl CpuMeter {
+    pub fn new(record: Arc<Record>, budget: Duration) -> Self {
+        Self { record, used: Duration::ZERO, budget }
+    }
+
+    fn poll<R>(&mut self, run: &mut Run<R>, cx: &mut Context<'_>) -> Step<R> {
+        let before = thread_cpu_time();
+        let polled = run.as_mut().poll(cx);
+        let took = thread_cpu_time().saturating_sub(before);
+        self.used += took;
+        self.record.meter().add_cpu(took);
+        match polled {
+            Poll::Ready(result) => Step::Over(Ok(result)),
+            Poll::Pending if self.used > self.budget => Step::Over(Err(Spent)),
+            Poll::Pending if took >= BUSY => Step::Goes,
+            Poll::Pending => Step::Waits,
+        }
+    }
+}
+
+/// CPU time of this thread so far. Within one poll it is the guest's, whatever else the
+/// machine is busy with.
+fn thread_cpu_time() -> Duration {
+    let now = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0))
+}
+
+/// Runs a guest to its end or to the end of its budget: here, and on the busy threads
+/// while it computes. Dropping what this gives stops the guest, at once where it waits
+/// and within one tick of the engine where it computes.
+pub(super) async fn run<R: Send + 'static>(
+    threads: &BusyThreads,
+    mut meter: CpuMeter,
+    mut run: Run<R>,
+) -> Result<R, Spent> {
+    loop {
+        let step = std::future::poll_fn(|cx| match meter.poll(&mut run, cx) {
+            Step::Waits => Poll::Pending,
+            step => Poll::Ready(step),
+        });
+        if let Step::Over(result) = step.await {
+            return result;
+        }
+        let (back, waits) = oneshot::channel();
+        threads.push(Box::new(Turns {
+            going: Some((meter, run)),
+            back: Some(back),
+            runtime: Handle::current(),
+            span: Span::current(),
+        }));
+        match waits.await {
+            Ok(Back::Waits(its_meter, its_run)) => (meter, run) = (its_meter, its_run),
+            Ok(Back::Over(result)) => return result,
+            Ok(Back::Panicked(payload)) => std::panic::resume_unwind(payload),
+            // The threads live as long as any plugin does, and a run holds its plugin.
+            Err(_) => unreachable!("a busy thread gives back every run that somebody waits for"),
+        }
+    }
+}
+
+/// What comes back from the busy threads.
+enum Back<R> {
+    /// The guest waits, and is to be polled by whoever waits for it.
+    Waits(CpuMeter, Run<R>),
+    Over(Result<R, Spent>),
+    Panicked(Box<dyn std::any::Any + Send>),
+}
+
+/// A run among the busy ones.
+struct Turns<R> {
+    going: Option<(CpuMeter, Run<R>)>,
+    back: Option<oneshot::Sender<Back<R>>>,
+    runtime: Handle,
+    span: Span,
+}
+
+/// Something that takes turns.
+trait TakesTurns: Send {
+    /// One turn. Gives whether there are more.
+    fn turn(&mut self) -> bool;
+}
+
+impl<R: Send + 'static> TakesTurns for Turns<R> {
+    fn turn(&mut self) -> bool {
+        // What a guest is dropped with, and what it starts, belongs to the runtime.
+        let _runtime = self.runtime.enter();
+        let _span = self.span.enter();
+        let (Some((mut meter, mut run)), Some(back)) = (self.going.take(), self.back.take()) else {
+            return false;
+        };
+        if back.is_closed() {
+            return false;
+        }
+        // Nobody is woken by it: a run that waits is polled again where it came from.
+        let mut cx = Context::from_waker(Waker::noop());
+        let told = match catch_unwind(AssertUnwindSafe(|| meter.poll(&mut run, &mut cx))) {
+            Ok(Step::Goes) => {
+                self.going = Some((meter, run));
+                self.back = Some(back);
+                return true;
+            }
+            Ok(Step::Waits) => Back::Waits(meter, run),
+            Ok(Step::Over(result)) => {
+                drop(run);
+                Back::Over(result)
+            }
+            Err(payload) => {
+                // What is left of it may panic again.
+                let _ = catch_unwind(AssertUnwindSafe(|| drop(run)));
+                Back::Panicked(payload)
+            }
+        };
+        // Whoever waited may have gone just now; the run goes with what it is told.
+        let _ = back.send(told);
+        false
+    }
+}
+
+/// The threads on which guests compute. Cheap to clone; the threads end with the last of
+/// it.
+#[derive(Clone)]
+pub(crate) struct BusyThreads(Arc<Owner>);
+
+struct Owner(Arc<Queue>);
+
+#[derive(Default)]
+struct Queue {
+    state: Mutex<State>,
+    pushed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    runs: VecDeque<Box<dyn TakesTurns>>,
+    closed: bool,
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self) {
+        let mut more: Option<Box<dyn TakesTurns>> = None;
+        loop {
+            let mut run = {
+                let mut state = self.lock();
+                state.runs.extend(more.take());
+                loop {
+                    if let Some(run) = state.runs.pop_front() {
+                        break run;
+                    }
+                    if state.closed {
+                        return;
+                    }
+                    state = self.pushed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+            };
+            // A destructor that panics takes nobody else's turn.
+            more = catch_unwind(AssertUnwindSafe(move || run.turn().then_some(run))).ok().flatten();
+        }
+    }
+}
+
+impl BusyThreads {
+    /// One thread a core.
+    pub fn start() -> std::io::Result<Self> {
+        let queue = Arc::<Queue>::default();
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let owner = Owner(queue.clone());
+        for _ in 0..threads {
+            let queue = queue.clone();
+            std::thread::Builder::new().name("busy-guests".to_owned()).spawn(move || {
+                // On Linux this is the thread's own. Where it is refused, guests that
+                // compute are as important as the others.
+                if let Err(error) = rustix::process::nice(NICENESS) {
+                    tracing::debug!(%error, "priority not lowered");
+                }
+                queue.work();
+            })?;
+        }
+        Ok(Self(Arc::new(owner)))
+    }
+
+    fn push(&self, run: Box<dyn TakesTurns>) {
+        self.0.0.lock().runs.push_back(run);
+        self.0.0.pushed.notify_one();
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.0.lock().closed = true;
+        self.0.pushed.notify_all();
+    }
+}

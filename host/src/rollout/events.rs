@@ -1,0 +1,84 @@
+//! The log for debugging: what the guests of a rollout logged as events, a file a rollout.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use serde_json::value::RawValue;
+
+use crate::id::RolloutId;
+
+/// Adds a rollout's events to its file in this folder. A failure is a warning and never
+/// changes the outcome.
+pub(super) async fn write(
+    folder: PathBuf,
+    id: RolloutId,
+    shown_id: String,
+    events: Vec<(String, Box<RawValue>)>,
+) {
+    if events.is_empty() {
+        return;
+    }
+    // The name has no separators, whatever the caller calls its rollouts.
+    let path = folder.join(format!("{}.jsonl", id.dir_name()));
+    let append = move || -> io::Result<()> {
+        let mut text = Vec::new();
+        for (event, data) in &events {
+            write_line(&mut text, event, &shown_id, data)?;
+        }
+        std::fs::OpenOptions::new().create(true).append(true).open(path)?.write_all(&text)
+    };
+    match tokio::task::spawn_blocking(append).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!(folder = %folder.display(), %error, "events not written"),
+        Err(error) => tracing::warn!(%error, "events not written"),
+    }
+}
+
+/// One object a line: the event, the rollout, and the fields of the data as they were
+/// written. Data that has no fields is a field itself.
+fn write_line(text: &mut Vec<u8>, event: &str, id: &str, data: &RawValue) -> io::Result<()> {
+    text.extend_from_slice(b"{\"event\":");
+    serde_json::to_writer(&mut *text, event)?;
+    text.extend_from_slice(b",\"rollout_id\":");
+    serde_json::to_writer(&mut *text, id)?;
+    match data.get().strip_prefix('{').map(str::trim_start) {
+        Some("}") => text.push(b'}'),
+        Some(fields) => {
+            text.push(b',');
+            // A line is a line, however the data was laid out; within a string no line
+            // break can stand as itself.
+            text.extend(fields.bytes().map(|byte| if matches!(byte, b'\n' | b'\r') { b' ' } else { byte }));
+        }
+        None => {
+            text.extend_from_slice(b",\"data\":");
+            text.extend(
+                data.get().bytes().map(|byte| if matches!(byte, b'\n' | b'\r') { b' ' } else { byte }),
+            );
+            text.push(b'}');
+        }
+    }
+    text.push(b'\n');
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_one_line_with_its_fields_as_they_were_written() {
+        fn check(data: &str, expected: &str) {
+            let mut text = Vec::new();
+            write_line(&mut text, "a\"b", "r/1", serde_json::from_str(data).unwrap()).unwrap();
+            let text = String::from_utf8(text).unwrap();
+            assert_eq!(text, format!("{{\"event\":\"a\\\"b\",\"rollout_id\":\"r/1\"{expected}}}\n"));
+            serde_json::from_str::<serde_json::Value>(&text).unwrap();
+        }
+        check("{}", "");
+        check("{ }", "");
+        check(r#"{"x":1.10,"y":[2]}"#, r#","x":1.10,"y":[2]"#);
+        check("{\n\"x\": 1}", r#","x": 1"#);
+        check("[1,\n2]", r#","data":[1, 2]"#);
+        check("\"text\"", r#","data":"text""#);
+    }
+}

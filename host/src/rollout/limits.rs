@@ -1,0 +1,113 @@
+//! The limits of a rollout as its outcome shows them: each with what was used of it and
+//! whether it fired.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::imports::Spent;
+use crate::limits::{Amount, Limits};
+use crate::telemetry::{Label, Limit, LimitsFired};
+
+/// One limit at the end of a rollout.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct LimitUse {
+    /// Its name in `[limits]`.
+    #[serde(skip)]
+    pub name: &'static str,
+    /// Its value, in the unit of the name.
+    pub max: Amount,
+    /// What was used of it, where the host measures that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub used: Option<Amount>,
+    /// How often it stopped or refused something.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub fired: u64,
+    /// What would have been in use when it did, at the most, where that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub asked: Option<u64>,
+}
+
+fn is_zero(times: &u64) -> bool {
+    *times == 0
+}
+
+/// Wall time of the two halves of a rollout.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct HalfTimes {
+    pub workflow: Duration,
+    pub grader: Duration,
+}
+
+/// Every limit, in the order of the configuration. `samples_max` is what the caller takes
+/// where that is less.
+pub(super) fn table(
+    limits: &Limits,
+    samples_max: u32,
+    spent: &Spent,
+    times: HalfTimes,
+    fired: &LimitsFired,
+) -> Vec<LimitUse> {
+    limits
+        .table()
+        .into_iter()
+        .map(|(name, max)| {
+            let limit = Limit::ALL.iter().copied().find(|limit| limit.as_str() == name);
+            LimitUse {
+                name,
+                max: if name == Limit::Samples.as_str() { samples_max.into() } else { max },
+                used: limit.and_then(|limit| used(limit, spent, times)),
+                fired: limit.map_or(0, |limit| fired.times(limit)),
+                asked: limit.and_then(|limit| fired.asked(limit)),
+            }
+        })
+        .collect()
+}
+
+/// What was used of a limit that is one of amounts summed up. The others are about one
+/// call or one moment.
+fn used(limit: Limit, spent: &Spent, times: HalfTimes) -> Option<Amount> {
+    Some(match limit {
+        Limit::Memory => spent.memory_bytes_peak.into(),
+        Limit::GuestCpu => spent.guest_cpu.into(),
+        Limit::WorkflowTime => times.workflow.into(),
+        Limit::GraderTime => times.grader.into(),
+        Limit::HostCalls => spent.host_calls.into(),
+        Limit::Samples => spent.samples.into(),
+        Limit::ChatCalls => spent.chat_calls.into(),
+        Limit::ChatTokens => spent.prompt_tokens.saturating_add(spent.completion_tokens).into(),
+        Limit::RecordBytes => spent.record_bytes.into(),
+        Limit::Artifacts => spent.artifacts.into(),
+        Limit::ArtifactBytes => spent.artifact_bytes.into(),
+        Limit::LogLines => spent.log_lines.into(),
+        Limit::LogBytes => spent.log_bytes.into(),
+        Limit::CallerTime
+        | Limit::HostCallBytes
+        | Limit::Handles
+        | Limit::ConcurrentCalls
+        | Limit::MessageBytes
+        | Limit::RandomBytes
+        | Limit::ReplyBytes => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_limit_of_a_rollout_can_fire_under_its_name() {
+        let mut fired = LimitsFired::default();
+        Limit::ALL.iter().for_each(|limit| fired.add_asked(*limit, 7));
+        let limits = Limits::default();
+
+        let table = table(&limits, 1, &Spent::default(), HalfTimes::default(), &fired);
+
+        assert_eq!(table.len(), limits.table().len());
+        for limit in &table {
+            assert_eq!((limit.fired, limit.asked), (1, Some(7)), "{limit:?}");
+        }
+        let samples = table.iter().find(|limit| limit.name == "samples-max").unwrap();
+        assert_eq!(samples.max, Amount::Count(1), "what the caller takes");
+    }
+}

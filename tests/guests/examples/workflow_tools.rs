@@ -1,0 +1,13 @@
+//! A workflow that offers the model a tool, which not every caller can carry.
+
+use rollout_sdk::*;
+
+struct WithTool;
+
+impl Workflow for WithTool {
+    fn run(ctx: Context) -> Result<Output> {
+        Ok(ctx.agent()?.tool(Tool::new("now", "Tells the time.", |(): ()| Ok("noon"))).run()?.into())
+    }
+}
+
+export!(workflow = WithTool);

@@ -1,0 +1,62 @@
+//! `rollout-host bench` beside a real server: its picture, and its soak.
+
+use std::path::Path;
+
+use rollout_tests::{Ran, Start, guest, host_program, rollout_host};
+use serde_json::Value;
+
+async fn bench(dir: &Path, options: &[&str]) -> Ran {
+    let serve = format!(
+        "{} serve {} --listen 127.0.0.1:0 --max-concurrent 8",
+        host_program().display(),
+        guest("conform").display()
+    );
+    let mut command = rollout_host(["bench", "--command", &serve]);
+    command.args(options).current_dir(dir).start().ended().await
+}
+
+#[tokio::test]
+async fn a_report_can_be_drawn() {
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+
+    let ran =
+        bench(dir.path(), &["--in-flight", "1,4", "--rollouts", "20", "--rounds", "1", "--plot", "out.svg"])
+            .await;
+
+    assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
+    let drawn = std::fs::read_to_string(dir.path().join("out.svg")).expect("it was written");
+    assert!(drawn.starts_with("<svg") && drawn.trim_end().ends_with("</svg>"), "{drawn}");
+    for text in
+        ["rollouts a second", "latency in milliseconds", "rollouts in flight", "server p50", "server p99"]
+    {
+        assert!(drawn.contains(text), "{text} is not in {drawn}");
+    }
+    assert!(drawn.matches("<circle").count() >= 8, "a point for each figure at each number: {drawn}");
+}
+
+#[tokio::test]
+async fn a_soak_says_whether_the_server_grows() {
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+
+    let ran = bench(dir.path(), &["--in-flight", "4", "--soak", "400", "--json"]).await;
+
+    assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
+    let report: Value = serde_json::from_str(&ran.stdout).expect("it is JSON");
+    assert_eq!(report["rollouts"], 400, "{report:#}");
+    assert_eq!(report["errors"], serde_json::json!({}));
+    assert_eq!(report["looks"].as_array().map(Vec::len), Some(100), "{report:#}");
+    for figure in ["rss_mib", "mappings", "fds"] {
+        assert!(report[figure]["first"].as_f64() > Some(1.0), "{figure}: {report:#}");
+        assert_eq!(report[figure]["grows"], false, "{figure}: {report:#}");
+    }
+}
+
+#[tokio::test]
+async fn a_soak_of_several_numbers_in_flight_is_refused() {
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+
+    let ran = bench(dir.path(), &["--soak", "400"]).await;
+
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert!(ran.stderr.contains("one number in flight"), "{}", ran.stderr);
+}

@@ -1,0 +1,160 @@
+//! The label reaches the grader and nothing else: a canary is searched for, by a guest, in
+//! everything that a workflow can see, down to the bytes of its memory, and by the tests
+//! in everything that leaves it.
+
+use rollout_tests::{Controller, RolloutRequest, Start, TestHost, guest, rollout_host};
+use serde_json::{Value, json};
+
+/// The label's two halves. The guest is given them apart.
+const CANARY: [&str; 2] = ["canary-", "5d1c0e7fb2"];
+
+/// What the guest has to find, or it does not search.
+const PLANTED: [&str; 2] = ["planted-", "91ab44"];
+
+/// Rollouts one after the other in the same slot, so that a workflow gets the memory that
+/// a grader with the label had before.
+const ROUNDS: usize = 3;
+
+fn canary() -> String {
+    CANARY.concat()
+}
+
+fn metadata() -> Value {
+    json!({"secret": CANARY, "planted": PLANTED})
+}
+
+fn request(controller: &Controller) -> RolloutRequest {
+    controller
+        .rollout(&format!("Calculate 2 + 3. {}", PLANTED.concat()))
+        .label(&canary())
+        .with("metadata", metadata())
+        .with("extra_fields", json!({"row_index": 3}))
+}
+
+/// The guest searched everywhere, found what is planted, and not the label.
+fn check_report(text: &str) {
+    let report: Value = serde_json::from_str(text).unwrap_or_else(|_| panic!("no report: {text}"));
+    let places: Vec<&str> = report["places"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    for place in [
+        "prompt",
+        "config",
+        "metadata",
+        "a reply",
+        "a finished reply",
+        "lent tools",
+        "tool results",
+        "artifact names",
+        "environment",
+        "arguments",
+        "directory /",
+        "standard input",
+        "random bytes",
+        "wall clock",
+        "memory",
+    ] {
+        assert!(places.contains(&place), "{place} was not searched: {places:?}");
+    }
+    assert_eq!(report["secret"], json!([]), "the label was found");
+    assert_eq!(report["planted"], json!(["prompt", "memory"]), "the search finds what is there");
+    assert!(report["scanned_bytes"].as_u64() > Some(5 << 20), "{report:#}");
+}
+
+/// What the workflow returned last.
+fn last_message(messages: &Value) -> &str {
+    let last = messages.as_array().and_then(|messages| messages.last());
+    last.and_then(|message| message["content"].as_str()).unwrap_or_default()
+}
+
+/// The label is in nothing that was sent to the model, and in none of the rollout's
+/// files that the workflow wrote.
+fn check_left(sent: &str, rollout: &std::path::Path) {
+    assert!(sent.contains("Calculate 2 + 3."), "{sent}");
+    assert!(!sent.contains(&canary()), "the label was sent to the model: {sent}");
+    for name in ["log.jsonl", "artifacts/seen.txt"] {
+        let text = std::fs::read_to_string(rollout.join(name)).expect("the workflow wrote it");
+        assert!(!text.contains(&canary()), "the label is in {name}: {text}");
+    }
+    let text = std::fs::read(rollout.join("trajectory.json")).expect("it was written");
+    let trajectory: Value = serde_json::from_slice(&text).expect("it is JSON");
+    for part in [&trajectory["steps"], &trajectory["extra"]["rollout_host"]["observed"]] {
+        assert!(part.is_array(), "{trajectory:#}");
+        assert!(!part.to_string().contains(&canary()), "the label is in what was observed: {part:#}");
+    }
+}
+
+async fn host() -> TestHost {
+    let config = "[plugin]\ngreeting = 'ahoy'\n";
+    TestHost::of("search").config(config).option("--max-concurrent", 1).start().await
+}
+
+#[tokio::test]
+async fn the_label_is_nowhere_that_a_workflow_sees_in_generation_d() {
+    let controller = Controller::start().await;
+    let host = host().await;
+    for _ in 0..ROUNDS {
+        let request = request(&controller);
+        let result = host.run(&request).await;
+
+        assert_eq!(result["sample"]["reward"], canary().len() as f64, "the grader was given it: {result:#}");
+        check_report(last_message(&result["sample"]["messages"]));
+        host.trajectory(request.rollout_id()).await;
+        check_left(&format!("{:?}", controller.chats()), &host.kept().join(request.rollout_id()));
+    }
+}
+
+#[tokio::test]
+async fn the_label_is_nowhere_that_a_workflow_sees_in_generation_c() {
+    let controller = Controller::start().await;
+    let host = host().await;
+    for round in 1..=ROUNDS {
+        let request = request(&controller).with_callbacks("key");
+        assert_eq!(host.ask(&request).await.status, 202);
+        let callbacks = controller.callbacks_arrived(2 * round).await;
+        let (completion, graded) = (&callbacks[2 * round - 2].body, &callbacks[2 * round - 1].body);
+
+        assert!(!completion.to_string().contains(&canary()), "the grader has not run: {completion:#}");
+        let sample = &graded["sample"];
+        assert_eq!(sample["reward"], canary().len() as f64, "the grader was given it: {graded:#}");
+        check_report(last_message(&sample["messages"]));
+        host.trajectory(request.rollout_id()).await;
+        check_left(&format!("{:?}", controller.chats()), &host.kept().join(request.rollout_id()));
+    }
+}
+
+#[tokio::test]
+async fn the_label_is_nowhere_that_a_workflow_sees_in_an_evaluation() {
+    let controller = Controller::start().await;
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    let prompt = format!("Calculate 2 + 3. {}", PLANTED.concat());
+    let row = json!({"user_prompt": prompt, "ground_truth": canary(), "metadata": metadata()});
+    std::fs::write(dir.path().join("rows.jsonl"), format!("{row}\n")).expect("it can be written");
+    let mut command = rollout_host(["eval"]);
+    command.arg(guest("search")).args(["--data", "rows.jsonl", "--out", "out", "--concurrency", "1"]);
+    command.args(["--n", "3", "--model", "a-model", "--base-url", &controller.model_url()]);
+
+    let ran = command.current_dir(dir.path()).start().ended().await;
+
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    for run in 0..ROUNDS {
+        let rollout = dir.path().join(format!("out/rollouts/row-00000-run-{run}"));
+        let text = std::fs::read(rollout.join("trajectory.json")).expect("it was written");
+        let trajectory: Value = serde_json::from_slice(&text).expect("it is JSON");
+        let steps = trajectory["steps"].as_array().expect("it has steps");
+        check_report(steps.last().and_then(|step| step["message"].as_str()).unwrap_or_default());
+        check_left(&format!("{:?}", controller.chats()), &rollout);
+    }
+}
+
+#[tokio::test]
+async fn the_label_is_not_in_the_words_that_a_workflow_is_refused_with() {
+    let controller = Controller::start().await;
+    let host = host().await;
+    let mut metadata = metadata();
+    metadata["then"] = "observe".into();
+
+    let result = host.run(&request(&controller).with("metadata", metadata)).await;
+
+    let message = result["err_message"].as_str().unwrap_or_default();
+    assert!(message.contains("observations.exchanges, which only a grader may"), "{result:#}");
+    assert!(!message.contains(&canary()), "{message}");
+}
