@@ -173,13 +173,16 @@ fn artifacts(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
 }
 
 /// The value without what two runs cannot share: times, sizes, the plugin's digest, how
-/// often the host was called; and without the place that Python puts after a reason.
+/// often the host was called and how much of each limit was used; and without the place that Python puts after a reason.
 fn comparable(value: &Value) -> Value {
-    const DIFFERENT: [&str; 10] = [
+    const DIFFERENT: [&str; 13] = [
         "guest_cpu_ms",
         "memory_bytes_peak",
         "duration_ms",
         "queued_ms",
+        "waited_ms",
+        "limits",
+        "model_ms",
         "host_calls",
         "plugin_digest",
         "grader_digest",
