@@ -26,7 +26,7 @@ pub use host::{Admitted, Reply, Serve, TestHost};
 pub use init::{InitRequest, check_chat, check_completed};
 pub use lent::{Called, call, call_as, lending};
 pub use process::{Process, Ran, Start, rollout_host};
-pub use programs::{example, guest, host_program, project_root, target_dir};
+pub use programs::{example, guest, host_program, project_root, python_guest, python_program, target_dir};
 
 use std::time::Duration;
 

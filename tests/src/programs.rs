@@ -4,9 +4,10 @@
 
 use std::collections::HashMap;
 use std::env;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use serde_json::Value;
 
@@ -74,6 +75,68 @@ pub fn example(package: &str) -> PathBuf {
     };
     assert!(path.is_file(), "there is no example '{package}' at {path:?}");
     path
+}
+
+/// A program of the environment in which Python guests are built and checked.
+pub fn python_program(name: &str) -> PathBuf {
+    let venvs = env::var_os("ROLLOUT_VENVS").map_or_else(|| target_dir().join("venvs"), PathBuf::from);
+    let program = venvs.join("guest-sdk/bin").join(name);
+    assert!(program.is_file(), "there is no {program:?}; run: tests/clients/setup {}", venvs.display());
+    program
+}
+
+/// The component of a Python project, by its path in this project. It takes some ten
+/// seconds to make, so it is kept until anything changes that it is made of.
+pub fn python_guest(project: &str) -> PathBuf {
+    let project = project_root().join(project);
+    let mut made_of = DefaultHasher::new();
+    let files = [&project, &project_root().join("guest-sdk/python/src"), &project_root().join("wit")];
+    let mut files: Vec<PathBuf> = files.into_iter().flat_map(|dir| files_in(dir)).collect();
+    files.push(project_root().join("guest-sdk/python/requirements-dev.txt"));
+    files.sort();
+    for file in files {
+        file.hash(&mut made_of);
+        std::fs::read(&file).unwrap_or_else(|error| panic!("{file:?}: {error}")).hash(&mut made_of);
+    }
+    let kept = target_dir().join("python-guests");
+    std::fs::create_dir_all(&kept).expect("the target directory can be written");
+    let component = kept.join(format!("{:016x}.wasm", made_of.finish()));
+    // Tests of one process ask for the same guest at the same time.
+    static BUILDING: Mutex<()> = Mutex::new(());
+    let _turn = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
+    if !component.is_file() {
+        let fresh = component.with_extension(format!("{}.wasm", std::process::id()));
+        let built = Command::new(host_program())
+            .arg("build")
+            .arg(&project)
+            .arg("-o")
+            .arg(&fresh)
+            .arg("--componentize-py")
+            .arg(python_program("componentize-py"))
+            .env("XDG_CACHE_HOME", target_dir().join("test-cache"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::inherit())
+            .status()
+            .expect("the host can be run");
+        assert!(built.success(), "rollout-host build {} failed", project.display());
+        std::fs::rename(&fresh, &component).expect("the component can be kept");
+    }
+    component
+}
+
+/// The files that a Python component is made of, whatever else tools leave there.
+fn files_in(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir).unwrap_or_else(|error| panic!("{dir:?}: {error}")) {
+        let path = entry.expect("a directory can be read").path();
+        match path.extension().and_then(|ending| ending.to_str()) {
+            Some("py" | "toml" | "wit") => found.push(path),
+            None if path.is_dir() => found.extend(files_in(&path)),
+            _ => {}
+        }
+    }
+    found
 }
 
 /// Builds, and gives what cargo says of every artifact.

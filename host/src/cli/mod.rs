@@ -44,7 +44,7 @@ enum LogFormat {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Compiles a Rust workflow or grader to a component and checks it.
+    /// Compiles a Rust or Python workflow or grader to a component and checks it.
     Build(build::Build),
     /// Says what a component exports and imports, and whether it can be served.
     Inspect(inspect::Inspect),

@@ -57,7 +57,7 @@ impl CacheOptions {
     }
 }
 
-fn default_dir() -> Option<PathBuf> {
+pub(super) fn default_dir() -> Option<PathBuf> {
     let set = |variable| std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
     Some(cache.join("rollout-host").join("compiled"))

@@ -52,7 +52,7 @@ pub fn report(ctx: &Context, found: impl Into<rollout_sdk::Value>) -> Output {
 }
 
 /// The text of the prompt's last message.
-pub fn asked(ctx: &Context) -> String {
+pub fn asked<C>(ctx: &Context<C>) -> String {
     ctx.prompt().last().map(Message::text).unwrap_or_default()
 }
 

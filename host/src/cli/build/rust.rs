@@ -1,34 +1,15 @@
-//! `build`: from a Rust project to a component.
+//! Rust: cargo makes the component.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
-use clap::Args;
 use serde::Deserialize;
 
-use super::plugin_file::{self, CacheOptions};
-use super::{Exit, PluginFault, setup};
-use crate::engine::Engine;
+use super::{Built, PluginFault};
 
 const TARGET: &str = "wasm32-wasip2";
-
-/// Compiles a Rust workflow, agent loop, grader or tool to a component and checks that it can be served.
-#[derive(Debug, Args)]
-pub(super) struct Build {
-    /// The project: a directory with a Cargo.toml whose library is a cdylib.
-    #[arg(default_value = ".")]
-    dir: PathBuf,
-    /// Where the component goes. [default: NAME.wasm in this directory]
-    #[arg(short, long, value_name = "FILE")]
-    output: Option<PathBuf>,
-    /// Settings in TOML, of which [limits] and cache-dir are heeded.
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    #[command(flatten)]
-    cache: CacheOptions,
-}
 
 /// A line of cargo's account of its work, as far as it matters here.
 #[derive(Deserialize)]
@@ -48,37 +29,6 @@ struct CargoTarget {
     kind: Vec<String>,
 }
 
-impl Build {
-    pub fn run(self) -> Result<Exit> {
-        let manifest = self.dir.join("Cargo.toml");
-        let manifest = manifest.canonicalize().with_context(|| {
-            format!("{} has no Cargo.toml; give the directory of a Rust project", self.dir.display())
-        })?;
-        let config = setup::raw_config(self.config.as_deref())?.resolve()?;
-        check_target(&self.dir)?;
-        let (name, component) = compile(&self.dir, &manifest)?;
-        let output = self.output.unwrap_or_else(|| PathBuf::from(format!("{name}.wasm")));
-        let bytes = plugin_file::read(&component, &config.load_limits)?;
-        let engine = Engine::new(1, config.limits.memory_bytes_max)?;
-        let loader = self.cache.loader(config.cache_dir.as_deref(), &config.load_limits)?;
-        let plugin = loader
-            .load(&engine, &bytes)
-            .map_err(|error| plugin_file::at_fault(&format!("{} was built", component.display()), error))?;
-        std::fs::write(&output, &bytes).with_context(|| format!("cannot write {}", output.display()))?;
-        let about = plugin.about();
-        let bare = |part: &&'static str| part.trim_start_matches("a ").trim_start_matches("an ");
-        let parts: Vec<&str> = about.parts().iter().map(bare).collect();
-        println!(
-            "{}: {}, {} KiB, sha256:{}",
-            output.display(),
-            parts.join(" and "),
-            bytes.len().div_ceil(1024),
-            about.digest
-        );
-        Ok(Exit::Done)
-    }
-}
-
 /// Says the one command to run where the target is missing, before cargo says a
 /// hundred lines.
 fn check_target(dir: &Path) -> Result<()> {
@@ -94,8 +44,11 @@ fn check_target(dir: &Path) -> Result<()> {
     bail!("the compilation target {TARGET} is not installed; run: rustup target add {TARGET}")
 }
 
-/// Runs cargo and gives the library's name and its component.
-fn compile(dir: &Path, manifest: &Path) -> Result<(String, PathBuf)> {
+/// Runs cargo and gives what it made of the library.
+pub(super) fn compile(dir: &Path) -> Result<Built> {
+    let manifest = dir.join("Cargo.toml");
+    let manifest = manifest.canonicalize().with_context(|| format!("cannot read {}", manifest.display()))?;
+    check_target(dir)?;
     let mut cargo = Command::new("cargo")
         .args(["build", "--release", "--lib", "--target", TARGET, "--message-format=json-render-diagnostics"])
         .current_dir(dir)
@@ -107,7 +60,7 @@ fn compile(dir: &Path, manifest: &Path) -> Result<(String, PathBuf)> {
     for line in BufReader::new(cargo.stdout.take().context("cargo has no output")?).lines() {
         let Ok(message) = serde_json::from_str::<CargoMessage>(&line?) else { continue };
         let Some(target) = message.target else { continue };
-        if message.reason != "compiler-artifact" || message.manifest_path.as_deref() != Some(manifest) {
+        if message.reason != "compiler-artifact" || message.manifest_path.as_deref() != Some(&manifest) {
             continue;
         }
         match message
@@ -123,7 +76,7 @@ fn compile(dir: &Path, manifest: &Path) -> Result<(String, PathBuf)> {
         return Err(PluginFault(format!("cargo could not build {}", dir.display())).into());
     }
     match (built, no_cdylib) {
-        (Some(built), _) => Ok(built),
+        (Some((name, component)), _) => Ok(Built { name, component }),
         (None, kind) => Err(PluginFault(format!(
             "{} builds a library of kind '{}', which is no component; add to it:\n[lib]\ncrate-type = [\"cdylib\"]",
             manifest.display(),

@@ -1,0 +1,102 @@
+"""Write workflows and graders for rollout-host in Python.
+
+A *workflow* is an agent loop: it is given a prompt, asks the model, runs tools and
+registers what it did as samples. A *grader* is a reward function: it is given the samples
+and the label, and says what they are worth. Both are compiled to one WebAssembly
+component, which the host runs in an instance of its own for each rollout.
+
+    from rollout_sdk import *
+
+    class Arithmetic(AgentWorkflow):
+        async def run(self, ctx):
+            await ctx.agent().run()
+
+    class SameNumber(Grader):
+        async def grade(self, ctx):
+            return same_number(ctx.sample.answer_after("####") or "", ctx.require_label())
+
+Waiting for the model costs nothing: a call parks the instance. To have several calls under
+way, use `asyncio` as anywhere: `gather`, tasks, timeouts.
+"""
+
+from . import artifact, judge, lent, log, message
+from .agent import Agent, AgentRun, Stop
+from .agent_loop import RolloutAgentLoop
+from .answer import answer_after, parse_number, same_number
+from .config import AgentWorkflowConfig, BaseConfig, ConcurrencyConfig, GraderConfig
+from .context import (
+    AgentWorkflow,
+    AgentWorkflowContext,
+    AgentWorkflowOutput,
+    Messages,
+    RolloutContext,
+    get_rollout_context,
+)
+from .errors import (
+    ArtifactError,
+    ChatError,
+    Failed,
+    Invalid,
+    JudgeError,
+    OpenError,
+    OutsideOfHost,
+    RecordError,
+    RolloutError,
+    ToolError,
+)
+from .grading import Exchange, Grader, GraderContext, RolloutSample
+from .message import Message, ToolCall, ToolResult, last_assistant_text, text_of, tool_calls_of
+from .sample import Completion, Sample, Usage
+from .tool import Tool, tool
+from .toolbox import Toolbox
+
+__all__ = [
+    "Agent",
+    "AgentRun",
+    "AgentWorkflow",
+    "AgentWorkflowConfig",
+    "AgentWorkflowContext",
+    "AgentWorkflowOutput",
+    "ArtifactError",
+    "BaseConfig",
+    "ChatError",
+    "Completion",
+    "ConcurrencyConfig",
+    "Exchange",
+    "Failed",
+    "Grader",
+    "GraderConfig",
+    "GraderContext",
+    "Invalid",
+    "JudgeError",
+    "Message",
+    "Messages",
+    "OpenError",
+    "OutsideOfHost",
+    "RecordError",
+    "RolloutAgentLoop",
+    "RolloutContext",
+    "RolloutError",
+    "RolloutSample",
+    "Sample",
+    "Stop",
+    "Tool",
+    "ToolCall",
+    "ToolError",
+    "ToolResult",
+    "Toolbox",
+    "Usage",
+    "answer_after",
+    "artifact",
+    "get_rollout_context",
+    "judge",
+    "last_assistant_text",
+    "lent",
+    "log",
+    "message",
+    "parse_number",
+    "same_number",
+    "text_of",
+    "tool",
+    "tool_calls_of",
+]

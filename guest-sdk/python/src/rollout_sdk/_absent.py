@@ -1,0 +1,56 @@
+"""Stand-ins for modules of the standard library that a component does not have.
+
+Only what well-known packages import without needing it: the sizes of C's types, which
+SymPy asks `ctypes` for. Anything else that is asked of a stand-in says that it is one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import struct
+import sys
+from types import ModuleType
+from typing import Any, Never
+
+_SIZES = {
+    "c_byte": "b",
+    "c_char": "c",
+    "c_double": "d",
+    "c_float": "f",
+    "c_int": "i",
+    "c_long": "l",
+    "c_longlong": "q",
+    "c_short": "h",
+    "c_size_t": "N",
+    "c_ubyte": "B",
+    "c_uint": "I",
+    "c_ulong": "L",
+    "c_ulonglong": "Q",
+    "c_ushort": "H",
+    "c_void_p": "P",
+}
+
+
+def stand_in() -> None:
+    """Puts the stand-ins where the modules cannot be imported."""
+    try:
+        importlib.import_module("ctypes")
+    except ImportError:
+        sys.modules["ctypes"] = _ctypes()
+
+
+def _ctypes() -> ModuleType:
+    module: Any = ModuleType("ctypes", "The sizes of C's types. There is no more of ctypes in a component.")
+    for name, code in _SIZES.items():
+        setattr(module, name, type(name, (), {"_size": struct.calcsize(code)}))
+
+    def sizeof(kind: Any) -> int:
+        return int(kind._size)
+
+    def absent(name: str) -> Never:
+        # Packages ask whether there is such a thing, and go without it where not.
+        raise AttributeError(f"a component has no ctypes.{name}: nothing native can be loaded in it")
+
+    module.sizeof = sizeof
+    module.__getattr__ = absent
+    return module  # type: ignore[no-any-return]

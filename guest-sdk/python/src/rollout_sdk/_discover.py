@@ -1,0 +1,148 @@
+"""Finding what a module has to offer, by its classes: nothing is registered."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, get_args, get_origin
+
+from ._json import JsonObject
+from .agent_loop import RolloutAgentLoop
+from .config import AgentWorkflowConfig, BaseConfig, GraderConfig
+from .context import AgentWorkflow
+from .errors import RolloutError
+from .grading import Grader
+
+
+class NotAPlugin(RolloutError):
+    """The entry module does not have what a component needs."""
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A configuration as the author wrote it: a class, or an instance with values."""
+
+    kind: type[BaseConfig]
+    instance: BaseConfig | None = None
+
+    def with_values(self, values: JsonObject) -> BaseConfig:
+        """The configuration with an operator's values. Raises `Invalid`."""
+        return self.kind.read(values) if self.instance is None else self.instance.updated(values)
+
+    def defaults(self) -> JsonObject:
+        """The values of whatever an operator leaves out, as far as JSON has them."""
+        return self.kind.default_values() if self.instance is None else self.instance.plain_values()
+
+
+@dataclass(frozen=True)
+class Found:
+    """What an entry module has."""
+
+    workflow: type[AgentWorkflow[Any]] | None
+    agent_loop: type[RolloutAgentLoop] | None
+    grader: type[Grader] | None
+    workflow_config: Declared | None
+    grader_config: Declared | None
+    """The configurations with their defaults, where there are any."""
+
+    @property
+    def exports(self) -> list[str]:
+        """The interfaces that the component exports."""
+        agent = ["workflow"] if self.workflow else ["agent-loop"] if self.agent_loop else []
+        grader = ["grader"] if self.grader else []
+        settings = ["settings"] if self.workflow_config or self.grader_config else []
+        return agent + grader + settings
+
+
+def discover(module: ModuleType, *, only_grader: bool = False) -> Found:
+    """Finds the classes and configurations. Raises `NotAPlugin` naming them where there
+    are too few or too many."""
+    workflows = _concrete(module, AgentWorkflow)
+    loops = _concrete(module, RolloutAgentLoop)
+    graders = _concrete(module, Grader)
+    if only_grader:
+        workflows, loops = [], []
+        if not graders:
+            raise NotAPlugin(f"module `{module.__name__}` has no grader{_hint(module, Grader, 'grade')}")
+    elif not workflows and not loops:
+        raise NotAPlugin(
+            f"module `{module.__name__}` has no workflow{_hint(module, AgentWorkflow, 'run')}"
+            + ("; for a component that only grades, set `only-grader = true`" if graders else "")
+        )
+    if len(workflows) + len(loops) > 1:
+        raise NotAPlugin(_too_many(module, "workflow", [*workflows, *loops]))
+    if len(graders) > 1:
+        raise NotAPlugin(_too_many(module, "grader", graders))
+    workflow = workflows[0] if workflows else None
+    grader = graders[0] if graders else None
+    return Found(
+        workflow,
+        loops[0] if loops else None,
+        grader,
+        _config(module, workflow, AgentWorkflow, AgentWorkflowConfig) if workflow else None,
+        _config(module, grader, Grader, GraderConfig) if grader else None,
+    )
+
+
+def _concrete(module: ModuleType, base: type) -> list[type[Any]]:
+    """The classes in a module that fill the base in; one with two names counts once."""
+    found: list[type[Any]] = []
+    for value in vars(module).values():
+        if isinstance(value, type) and issubclass(value, base) and value is not base:
+            if not inspect.isabstract(value) and value not in found:
+                found.append(value)
+    return found
+
+
+def _hint(module: ModuleType, base: type, method: str) -> str:
+    """What is nearly one, for the error."""
+    for value in vars(module).values():
+        if isinstance(value, type) and issubclass(value, base) and value is not base:
+            missing = ", ".join(sorted(getattr(value, "__abstractmethods__", ())))
+            return f": `{value.__name__}` lacks {missing}"
+    for value in vars(module).values():
+        if isinstance(value, type) and value.__module__ == module.__name__ and hasattr(value, method):
+            return f": `{value.__name__}` has `{method}` and is no subclass of `{base.__name__}`"
+    return f": write one class that derives from `{base.__name__}` and has `async def {method}(self, ctx)`"
+
+
+def _too_many(module: ModuleType, what: str, classes: list[type[Any]]) -> str:
+    names = ", ".join(
+        f"`{one.__name__}`" + ("" if one.__module__ == module.__name__ else f" (from `{one.__module__}`)")
+        for one in classes
+    )
+    return (
+        f"module `{module.__name__}` has {len(classes)} {what}s: {names}; keep one in it, and import the others "
+        "as parts of their module"
+    )
+
+
+def _config(
+    module: ModuleType, user: type[Any], base: type, config_base: type[BaseConfig]
+) -> Declared | None:
+    """The module's instance of the configuration, or one of the class that the user
+    names in brackets."""
+    instances: list[BaseConfig] = []
+    for value in vars(module).values():
+        if isinstance(value, config_base) and not any(value is one for one in instances):
+            instances.append(value)
+    if len(instances) > 1:
+        raise NotAPlugin(
+            f"module `{module.__name__}` has {len(instances)} instances of `{config_base.__name__}`; keep one"
+        )
+    if instances:
+        return Declared(type(instances[0]), instances[0])
+    named = _named_config(user, base)
+    return None if named is None else Declared(named)
+
+
+def _named_config(user: type[Any], base: type) -> type[BaseConfig] | None:
+    for one in user.__mro__:
+        for generic in getattr(one, "__orig_bases__", ()):
+            origin = get_origin(generic)
+            if isinstance(origin, type) and issubclass(origin, base):
+                for arg in get_args(generic):
+                    if isinstance(arg, type) and issubclass(arg, BaseConfig):
+                        return arg
+    return None

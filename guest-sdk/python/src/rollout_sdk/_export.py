@@ -1,0 +1,293 @@
+"""From the contract's functions to the author's, and back.
+
+The classes here have the names of the contract's exports, which is how the tool that
+builds components finds them. This and `_host` are the only modules that see generated
+types, and this is the only place where an exception becomes what the host is told.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+from collections.abc import Callable, Coroutine
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Never, TypeVar
+
+from . import _discover, _failure, _host, _loop, log
+from ._json import JsonObject, dump, dump_messages, load_messages, load_object
+from .agent_loop import RolloutContext as LoopContext
+from .agent_loop import RolloutRequest, RolloutResult, tool_schemas
+from .config import AgentWorkflowConfig, BaseConfig, GraderConfig
+from .context import AgentWorkflowContext, AgentWorkflowOutput, RolloutContext, enter_rollout
+from .errors import Failed, Invalid
+from .grading import GraderContext, RolloutSample, as_number
+
+if TYPE_CHECKING:
+    from _rollout_wit.exports import agent_loop as agent_loop_types
+    from _rollout_wit.exports import grader as grader_types
+    from _rollout_wit.exports import settings as settings_types
+    from _rollout_wit.imports import types
+    from componentize_py_types import Err
+else:
+    Err, types = _host.Err, _host.types
+    agent_loop_types = _host.export("agent_loop")
+    grader_types = _host.export("grader")
+    settings_types = _host.export("settings")
+
+T = TypeVar("T")
+
+_found: _discover.Found | None = None
+
+
+def load(module: ModuleType, *, only_grader: bool, roots: list[tuple[str, str]]) -> None:
+    """Takes the author's module in, while the component is built."""
+    global _found
+    _failure.set_roots(roots)
+    _found = _discover.discover(module, only_grader=only_grader)
+    _failure.keep_sources()
+
+
+def settle() -> None:
+    """The last step of building: what is there now is there in every instance. The
+    collector is told to leave it alone, because every object it looked at would be a
+    page of memory of each instance's own."""
+    from . import _rehearse
+
+    _rehearse.rehearse(_plugin())
+    gc.collect()
+    # Once more, so that what is free is where the next run will look for it.
+    _rehearse.rehearse(_plugin())
+    gc.freeze()
+
+
+def rehearse(found: _discover.Found, work: Callable[[], T]) -> T:
+    """Does the work as if these classes were the author's."""
+    global _found
+    kept, _found = _found, found
+    try:
+        return work()
+    finally:
+        _found = kept
+
+
+def _plugin() -> _discover.Found:
+    if _found is None:
+        raise Failed("the component was built without an entry module")
+    return _found
+
+
+def _guarded(work: Callable[[], T]) -> T:
+    """Runs the author's code, and tells the host what it raises."""
+    # What the module drew at build time is the same in every instance.
+    random.seed(int.from_bytes(os.urandom(16)))
+    try:
+        return work()
+    except BaseException as error:
+        _tell(error)
+
+
+def _tell(error: BaseException) -> Never:
+    text = _host.text(_failure.describe(error))
+    for line in _failure.lines(error):
+        log.error(line)
+    failure: Any = types.Failure_Invalid(text) if _failure.is_invalid(error) else types.Failure_Failed(text)
+    raise Err(failure) from None
+
+
+def _run(main: Coroutine[Any, Any, T]) -> T:
+    return _loop.loop.run_main(main)
+
+
+def _metadata() -> JsonObject | None:
+    text = _host.metadata()
+    return None if text is None else load_object(text, "metadata")
+
+
+def _config(declared: _discover.Declared | None, plain: type[BaseConfig]) -> Any:
+    values = load_object(_host.config(), "config")
+    try:
+        return (declared or _discover.Declared(plain)).with_values(values)
+    except Invalid as error:
+        raise Invalid(f"config: {error}") from None
+
+
+class Workflow:
+    """The contract's `workflow`."""
+
+    def run(self, prompt: list[str]) -> list[str] | None:
+        return _guarded(lambda: run_workflow(prompt))
+
+
+def run_workflow(prompt: list[str]) -> list[str] | None:
+    rollout = enter_rollout()
+    kind = _plugin().workflow
+    assert kind is not None
+    messages = load_messages(prompt, "prompt")
+    config = _config(_plugin().workflow_config, AgentWorkflowConfig)
+    ctx = AgentWorkflowContext(messages, config, _metadata(), rollout)
+    output = _run(kind(config).run(ctx))
+    for finish in rollout.at_end:
+        finish()
+    return _take_output(output, rollout)
+
+
+def _take_output(output: Any, rollout: RolloutContext) -> list[str] | None:
+    if output is None:
+        return None
+    if isinstance(output, list):
+        output = AgentWorkflowOutput(messages=output)
+    if not isinstance(output, AgentWorkflowOutput):
+        raise Failed(
+            f"`run` gave back {type(output).__name__}; give back messages, an AgentWorkflowOutput or nothing"
+        )
+    if output.metrics or output.info:
+        if len(rollout.samples) > 1:
+            raise Failed("metrics and info were given back with several samples open: nobody can tell whose")
+        sample = rollout.samples[0] if rollout.samples else rollout.open_sample()
+        for name, value in output.metrics.items():
+            sample.metric(name, as_number(value, f"metric `{name}`"))
+        for name, value in output.info.items():
+            sample.field(name, value)
+    return None if output.messages is None else dump_messages(output.messages)
+
+
+class Grader:
+    """The contract's `grader`."""
+
+    def grade(
+        self, label: str | None, samples: list[grader_types.GradedSample]
+    ) -> list[grader_types.Verdict]:
+        return _guarded(lambda: run_grader(label, samples))
+
+
+def run_grader(label: str | None, samples: list[grader_types.GradedSample]) -> list[grader_types.Verdict]:
+    kind = _plugin().grader
+    assert kind is not None
+    read = [
+        RolloutSample(
+            sample.id,
+            load_messages(sample.messages, f"sample `{sample.id}`:"),
+            {metric.name: metric.value for metric in sample.metrics},
+        )
+        for sample in samples
+    ]
+    config = _config(_plugin().grader_config, GraderConfig)
+    ctx = GraderContext(label, read, config, _metadata())
+    reward: Any = _run(kind(config).grade(ctx))
+    if reward is not None:
+        ctx.set_reward(reward)
+    return [_verdict(sample) for sample in read if sample.is_rated]
+
+
+def _verdict(sample: RolloutSample) -> grader_types.Verdict:
+    return grader_types.Verdict(
+        sample_id=sample.id,
+        reward=sample.reward,
+        metrics=[types.Metric(_host.text(name), value) for name, value in sample.verdict_metrics.items()],
+        withdraw=sample.remove_sample,
+    )
+
+
+class AgentLoop:
+    """The contract's `agent-loop`."""
+
+    def name(self) -> str:
+        kind = _plugin().agent_loop
+        assert kind is not None
+        return _host.text(kind.name or kind.__name__)
+
+    def get_tools(self, request: agent_loop_types.Request) -> list[str]:
+        return _guarded(lambda: _loop_tools(request))
+
+    def run(self, request: agent_loop_types.Request) -> agent_loop_types.Outcome:
+        return _guarded(lambda: _run_loop(request))
+
+
+def _loop_request(request: agent_loop_types.Request) -> RolloutRequest:
+    return RolloutRequest(
+        _host.rollout_id(),
+        load_messages(request.messages, "prompt"),
+        request.max_turns,
+        request.max_tokens_total,
+        load_object(request.completion_params, "completion parameters"),
+        _metadata() or {},
+    )
+
+
+def _loop_tools(request: agent_loop_types.Request) -> list[str]:
+    kind = _plugin().agent_loop
+    assert kind is not None
+    return [dump(schema, "the schema of a tool") for schema in tool_schemas(kind(), _loop_request(request))]
+
+
+def run_loop(raw: agent_loop_types.Request) -> tuple[LoopContext, RolloutResult]:
+    """Runs the author's loop on what the host gave."""
+    rollout = enter_rollout()
+    kind = _plugin().agent_loop
+    assert kind is not None
+    request = _loop_request(raw)
+    loop = kind()
+    ctx = LoopContext(request, tool_schemas(loop, request), rollout.open_sample("main"))
+    result: Any = _run(loop.run(ctx))
+    if not isinstance(result, RolloutResult):
+        raise Failed(f"`run` gave back {type(result).__name__}; give back ctx.complete(…) or ctx.error(…)")
+    return ctx, result
+
+
+def _run_loop(raw: agent_loop_types.Request) -> agent_loop_types.Outcome:
+    ctx, result = run_loop(raw)
+    status: Any = (
+        agent_loop_types.Status_Completed()
+        if result.status == "COMPLETED"
+        else agent_loop_types.Status_Error(_host.text(result.error_message or "the loop says no more"))
+    )
+    return agent_loop_types.Outcome(
+        status=status,
+        messages=dump_messages(result.final_messages),
+        finish_reason=_host.text(result.finish_reason),
+        reward=result.reward,
+        metrics=[types.Metric(_host.text(name), as_number(value, f"metric `{name}`")) for name, value in result.metrics.items()],
+        tool_calls=ctx.metrics.num_tool_calls,
+        tool_time_ms=ctx.metrics.tool_latency_ms,
+    )
+
+
+class Settings:
+    """The contract's `settings`."""
+
+    def declare(self) -> settings_types.Declaration:
+        schema, defaults = declaration(_plugin())
+        return settings_types.Declaration(
+            schema=dump(schema, "the schema of the configuration"),
+            defaults=dump(defaults, "the defaults of the configuration"),
+        )
+
+
+def declaration(found: _discover.Found) -> tuple[JsonObject, JsonObject]:
+    """The schema of the configuration and its defaults: the workflow's and the grader's
+    together, because an operator writes one."""
+    schema: JsonObject = {"type": "object", "properties": {}}
+    defaults: JsonObject = {}
+    extra = True
+    for declared in (found.grader_config, found.workflow_config):
+        if declared is None:
+            continue
+        one = declared.kind.schema()
+        schema["properties"].update(one["properties"])
+        defaults.update(declared.defaults())
+        extra = extra and one["additionalProperties"]
+    agent = found.workflow or found.agent_loop or found.grader
+    if agent is not None and not defaults.get("name"):
+        defaults["name"] = agent.__name__
+    required = [
+        name
+        for declared in (found.workflow_config, found.grader_config)
+        if declared is not None
+        for name in declared.kind.schema().get("required", [])
+        if name not in defaults
+    ]
+    if required:
+        schema["required"] = sorted(set(required))
+    schema["additionalProperties"] = extra
+    return schema, defaults

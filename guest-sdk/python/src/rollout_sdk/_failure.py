@@ -1,0 +1,114 @@
+"""From an exception to what is told of it.
+
+Whoever asked for the rollout gets one line with the file and line of the author's code;
+the rollout's log gets the traceback. Paths are those of the author's project, because a
+component has no others.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import traceback
+from types import TracebackType
+
+from .errors import Invalid, RolloutError
+
+_roots: list[tuple[str, str]] = []
+"""Where the component's directories were, and what to call them: the author's first."""
+
+_INNER = "/rollout_sdk/"
+# Where the standard library is in a component.
+_LIBRARY = "/python/"
+
+_LAZY = (
+    "; a component has no files once it is built, so import it at the top of a module, or name it in "
+    "`imports` of [tool.rollout-host]"
+)
+
+
+def set_roots(roots: list[tuple[str, str]]) -> None:
+    """Says what directories are to be called in texts: pairs of a prefix and what takes
+    its place. The first is the author's."""
+    _roots[:] = roots
+
+
+def keep_sources() -> None:
+    """Keeps the lines of the author's modules for tracebacks: the files are there only
+    while the component is built."""
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if path and _is_authors(path) and (lines := linecache.getlines(path)):
+            # Without a time of change, nobody looks whether the file is still the same.
+            linecache.cache[path] = (sum(map(len, lines)), None, lines, path)
+
+
+def _shown_path(path: str) -> str:
+    for prefix, shown in _roots:
+        if path.startswith(prefix):
+            return shown + path[len(prefix) :]
+    return path
+
+
+def _is_authors(path: str) -> bool:
+    return bool(_roots) and path.startswith(_roots[0][0])
+
+
+def describe(error: BaseException) -> str:
+    """The exception in one line: what, and where in the author's code."""
+    text = _text(error)
+    place = _place(error.__traceback__)
+    return f"{text} ({place})" if place else text
+
+
+def _text(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"called sys.exit({error.code!r}) instead of returning"
+    if isinstance(error, BaseExceptionGroup):
+        return f"{error.message}: {'; '.join(_text(inner) for inner in error.exceptions)}"
+    text = str(error)
+    if isinstance(error, RolloutError) and text:
+        return text
+    if isinstance(error, ModuleNotFoundError):
+        text += _LAZY
+    return f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
+
+
+def _place(trace: TracebackType | None) -> str:
+    """The innermost frame of the author's code, or else of a dependency's."""
+    place = ""
+    authors = False
+    for frame, line in traceback.walk_tb(trace):
+        path = frame.f_code.co_filename
+        if _is_authors(path):
+            authors = True
+        elif authors or _INNER in path or path.startswith(_LIBRARY):
+            continue
+        place = f"{_shown_path(path)}:{line}, in {frame.f_code.co_name}"
+    return place
+
+
+def lines(error: BaseException) -> list[str]:
+    """The traceback, without this package's frames, a line an item."""
+    said = traceback.TracebackException.from_exception(error)
+    _tidy(said, set())
+    text = "".join(said.format())
+    return [line for line in text.splitlines() if line.strip(" ^~")]
+
+
+def _tidy(said: traceback.TracebackException, seen: set[int]) -> None:
+    if id(said) in seen:
+        return
+    seen.add(id(said))
+    kept = [frame for frame in said.stack if _INNER not in frame.filename]
+    for frame in kept:
+        frame.filename = _shown_path(frame.filename)
+    said.stack[:] = kept
+    for inner in (said.__cause__, said.__context__, *(said.exceptions or ())):
+        if inner is not None:
+            _tidy(inner, seen)
+
+
+def is_invalid(error: BaseException) -> bool:
+    """Whether the exception says that what the plugin was given is wrong."""
+    return isinstance(error, Invalid)

@@ -1,0 +1,41 @@
+"""A history that an author may change as they like, kept in step with its sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .context import current_rollout
+from .sample import Completion, Sample
+
+
+class RecordedHistory:
+    """Records a list of messages in a sample. Messages that were added are pushed; where
+    earlier ones are others than before, the sample's are replaced."""
+
+    def __init__(self, messages: list[dict[str, Any]], name: str | None, what: str) -> None:
+        rollout = current_rollout(what)
+        self.messages = messages
+        self.sample: Sample = rollout.open_sample(name)
+        self._recorded: list[dict[str, Any]] = []
+        # Once more at the end, for what the author does after the last call.
+        rollout.at_end.append(self.record)
+
+    def record(self) -> None:
+        """Brings the sample up to date."""
+        known = len(self._recorded)
+        same = known <= len(self.messages) and all(
+            old is new for old, new in zip(self._recorded, self.messages, strict=False)
+        )
+        if not same:
+            self.sample.replace(self.messages)
+        elif fresh := self.messages[known:]:
+            self.sample.push(*fresh)
+        self._recorded = list(self.messages)
+
+    async def chat(
+        self, messages: Iterable[dict[str, Any]], tools: Sequence[dict[str, Any]], params: dict[str, Any]
+    ) -> Completion:
+        """Records what there is and asks the model."""
+        self.record()
+        return await self.sample.chat(messages, tools=tools, **params)

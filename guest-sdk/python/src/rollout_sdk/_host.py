@@ -1,0 +1,338 @@
+"""What the host lends, as plain Python functions.
+
+The one module that knows the generated bindings. They exist only inside a component:
+elsewhere, in a native test for example, whatever reaches for the host raises
+`OutsideOfHost`. Errors of the contract become exceptions here, so that nothing above
+sees a generated type.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Never, TypeAlias
+
+from ._json import whole
+from .errors import ArtifactError, ChatError, JudgeError, OpenError, OutsideOfHost, RecordError
+
+if TYPE_CHECKING:
+    from _rollout_wit.imports import (
+        artifacts,
+        calls,
+        chat,
+        context,
+        judge,
+        log,
+        observations,
+        samples,
+        tools,
+        types,
+    )
+    from componentize_py_types import Err
+
+    Call: TypeAlias = calls.Call
+    SampleHandle: TypeAlias = samples.Sample
+else:
+
+    class _Absent:
+        """An interface that this component does not import."""
+
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def __getattr__(self, item: str) -> Never:
+            raise OutsideOfHost(f"{self._name}.{item}")
+
+    def _interface(name: str) -> Any:
+        try:
+            return importlib.import_module(f"_rollout_wit.imports.{name}")
+        except ModuleNotFoundError:
+            return _Absent(name)
+
+    artifacts = _interface("artifacts")
+    calls = _interface("calls")
+    chat = _interface("chat")
+    context = _interface("context")
+    judge = _interface("judge")
+    log = _interface("log")
+    observations = _interface("observations")
+    samples = _interface("samples")
+    tools = _interface("tools")
+    types = _interface("types")
+    Call = SampleHandle = Any
+    try:
+        from componentize_py_types import Err
+    except ModuleNotFoundError:
+
+        class Err(Exception):
+            """Never raised: there is no host here."""
+
+            value: Any
+
+
+def text(value: object) -> str:
+    """The value's text, as the border takes it."""
+    return whole(str(value))
+
+
+# The rollout.
+
+
+def rollout_id() -> str:
+    return context.rollout_id()
+
+
+def attempt() -> int:
+    return context.attempt()
+
+
+def config() -> str | None:
+    return context.config()
+
+
+def metadata() -> str | None:
+    return context.metadata()
+
+
+def time_left_ms() -> int | None:
+    return context.time_left_ms()
+
+
+# Samples.
+
+
+def samples_max() -> int:
+    return samples.limit()
+
+
+def open_sample(name: str | None) -> SampleHandle:
+    try:
+        return samples.Sample.open(None if name is None else text(name))
+    except Err as error:
+        _raise_open_error(error)
+
+
+def _raise_open_error(error: Any) -> Never:
+    match error.value:
+        case samples.OpenError_TooMany(value=most):
+            raise OpenError("too-many", f"this rollout's caller takes {most} samples") from None
+        case samples.OpenError_Taken(value=name):
+            raise OpenError("taken", f"the sample name `{name}` is taken") from None
+        case other:
+            raise OpenError("invalid", f"not a sample name: {other.value}") from None
+
+
+def _raise_record_error(error: Any) -> Never:
+    match error.value:
+        case samples.RecordError_OverLimit(value=limit):
+            raise RecordError("over-limit", f"not recorded, a limit is reached: {limit}") from None
+        case other:
+            raise RecordError("invalid", f"not recorded: {other.value}") from None
+
+
+def push(sample: SampleHandle, messages: list[str]) -> None:
+    try:
+        sample.push(messages)
+    except Err as error:
+        _raise_record_error(error)
+
+
+def replace(sample: SampleHandle, messages: list[str]) -> None:
+    try:
+        sample.replace(messages)
+    except Err as error:
+        _raise_record_error(error)
+
+
+def set_metric(sample: SampleHandle, name: str, value: float) -> None:
+    try:
+        sample.set_metric(text(name), value)
+    except Err as error:
+        _raise_record_error(error)
+
+
+def set_field(sample: SampleHandle, name: str, value: str) -> None:
+    try:
+        sample.set_field(text(name), value)
+    except Err as error:
+        _raise_record_error(error)
+
+
+# Calls under way.
+
+
+def wait(under_way: list[Call], timeout_ms: int | None) -> list[int]:
+    return calls.wait(under_way, timeout_ms)
+
+
+def abandon(call: Call) -> None:
+    """Gives the call up. What becomes of it, nobody hears."""
+    call.__exit__(None, None, None)
+
+
+# The model.
+
+
+class RawCompletion:
+    """The model's reply as it crosses the border: the message is JSON text."""
+
+    __slots__ = ("finish_reason", "message", "text", "tool_calls", "usage")
+
+    def __init__(self, completion: chat.Completion) -> None:
+        self.message = completion.message
+        self.text = completion.text
+        self.tool_calls = [(call.id, call.name, call.arguments) for call in completion.tool_calls]
+        self.finish_reason = completion.finish_reason
+        usage = completion.usage
+        self.usage = None if usage is None else (usage.prompt_tokens, usage.completion_tokens)
+
+
+def start_chat(sample: SampleHandle, messages: list[str], offered: list[str], params: str | None) -> Call:
+    try:
+        return chat.start(sample, chat.Request(messages=messages, tools=offered, params=params))
+    except Err as error:
+        _raise_chat_error(error)
+
+
+def finish_chat(call: Call) -> RawCompletion:
+    try:
+        return RawCompletion(chat.finish(call))
+    except Err as error:
+        _raise_chat_error(error)
+
+
+def _raise_chat_error(error: Any) -> Never:
+    match error.value:
+        case chat.Error_InvalidRequest(value=reason):
+            raise ChatError("invalid-request", f"wrong chat request: {reason}") from None
+        case chat.Error_BudgetSpent(value=budget):
+            raise ChatError("budget-spent", f"a budget is spent: {budget}") from None
+        case chat.Error_Refused(value=(status, answer)):
+            raise ChatError(
+                "refused", f"the model's server refused with {status}: {answer}", status, answer
+            ) from None
+        case other:
+            raise ChatError("unavailable", f"the model's server is unavailable: {other.value}") from None
+
+
+# Lent tools.
+
+
+def available_tools() -> list[str]:
+    return tools.available()
+
+
+def start_tool(call_id: str, name: str, arguments: str) -> Call:
+    return tools.start(types.ToolCall(id=text(call_id), name=text(name), arguments=text(arguments)))
+
+
+def finish_tool(call: Call) -> tuple[str, str, bool]:
+    result = tools.finish(call)
+    return result.call_id, result.content, result.is_error
+
+
+# The judge.
+
+
+class RawReply:
+    """The judge's reply as it crosses the border: the message is JSON text."""
+
+    __slots__ = ("finish_reason", "message", "text", "usage")
+
+    def __init__(self, reply: judge.Reply) -> None:
+        self.message = reply.message
+        self.text = reply.text
+        self.finish_reason = reply.finish_reason
+        usage = reply.usage
+        self.usage = None if usage is None else (usage.prompt_tokens, usage.completion_tokens)
+
+
+def start_judge(messages: list[str], params: str | None) -> Call:
+    try:
+        return judge.start(judge.Request(messages=messages, params=params))
+    except Err as error:
+        _raise_judge_error(error)
+
+
+def finish_judge(call: Call) -> RawReply:
+    try:
+        return RawReply(judge.finish(call))
+    except Err as error:
+        _raise_judge_error(error)
+
+
+def _raise_judge_error(error: Any) -> Never:
+    match error.value:
+        case judge.Error_NotLent():
+            raise JudgeError("not-lent", "the operator lends this plugin no judge") from None
+        case judge.Error_InvalidRequest(value=reason):
+            raise JudgeError("invalid-request", f"wrong judge request: {reason}") from None
+        case judge.Error_BudgetSpent(value=budget):
+            raise JudgeError("budget-spent", f"a budget is spent: {budget}") from None
+        case judge.Error_Refused(value=(status, answer)):
+            raise JudgeError("refused", f"the judge's server refused with {status}: {answer}") from None
+        case other:
+            raise JudgeError("unavailable", f"the judge's server is unavailable: {other.value}") from None
+
+
+# Artifacts.
+
+
+def write_artifact(name: str, content: bytes) -> None:
+    try:
+        artifacts.write(text(name), content)
+    except Err as error:
+        _raise_artifact_error(error)
+
+
+def read_artifact(name: str) -> bytes:
+    try:
+        return artifacts.read(text(name))
+    except Err as error:
+        _raise_artifact_error(error)
+
+
+def artifact_names() -> list[str]:
+    return artifacts.names()
+
+
+def _raise_artifact_error(error: Any) -> Never:
+    match error.value:
+        case artifacts.Error_NotFound():
+            raise ArtifactError("not-found", "there is no artifact of this name") from None
+        case artifacts.Error_OverLimit(value=limit):
+            raise ArtifactError("over-limit", f"artifact not kept, a limit is reached: {limit}") from None
+        case other:
+            raise ArtifactError("invalid-name", f"not a name of an artifact: {other.value}") from None
+
+
+# The log.
+
+
+def log_line(level: str, line: object) -> None:
+    log.line(log.Level[level.upper()], text(line))
+
+
+def log_event(name: str, data: str) -> None:
+    log.event(text(name), data)
+
+
+# What the host saw.
+
+
+def exchanges(sample_id: str) -> list[tuple[str, str | None, str | None]]:
+    """Requests with their replies or why there was none."""
+    found: list[tuple[str, str | None, str | None]] = []
+    for exchange in observations.exchanges(text(sample_id)):
+        reply: Any = exchange.reply
+        # A reply is a result: the body is in an `Ok`, the reason in an `Err`.
+        failed = isinstance(reply, Err)
+        found.append((exchange.request, None if failed else reply.value, reply.value if failed else None))
+    return found
+
+
+def export(name: str) -> Any:
+    """The generated types of one of the contract's exports."""
+    try:
+        return importlib.import_module(f"_rollout_wit.exports.{name}")
+    except ModuleNotFoundError:
+        return None

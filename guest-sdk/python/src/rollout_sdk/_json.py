@@ -1,0 +1,70 @@
+"""JSON as the host takes it: no NaN, no broken Unicode, and an error that says where."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeAlias
+
+from .errors import Failed, Invalid
+
+JsonObject: TypeAlias = dict[str, Any]
+
+_encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def dump(value: object, what: str) -> str:
+    """The value as JSON text. `what` names it where it has none."""
+    try:
+        text = _encoder.encode(value)
+    except (TypeError, ValueError) as error:
+        raise Failed(f"{what} is not JSON: {error}") from None
+    return whole(text)
+
+
+def whole(text: str) -> str:
+    """The text without half surrogate pairs, which models' servers do send, and which
+    the border to the host does not take."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def load(text: str, what: str) -> Any:
+    """What the host gave, which is wrong if it is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Invalid(f"{what}: not valid JSON: {error}") from None
+
+
+def load_object(text: str | None, what: str) -> JsonObject:
+    """One JSON object; none is an empty one."""
+    if text is None:
+        return {}
+    value = load(text, what)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise Invalid(f"{what}: not a JSON object")
+    return value
+
+
+def load_messages(texts: list[str], what: str) -> list[JsonObject]:
+    """Messages that came from the host."""
+    messages: list[JsonObject] = []
+    for place, text in enumerate(texts):
+        message = load(text, f"{what} message {place}")
+        if not isinstance(message, dict):
+            raise Invalid(f"{what} message {place}: not a JSON object")
+        messages.append(message)
+    return messages
+
+
+def dump_messages(messages: Any, what: str = "message") -> list[str]:
+    """Messages as the host takes them. `what` names one in an error."""
+    texts: list[str] = []
+    for place, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise Failed(f"{what} {place} is a {type(message).__name__}; a message is a dict")
+        texts.append(dump(message, f"{what} {place}"))
+    return texts

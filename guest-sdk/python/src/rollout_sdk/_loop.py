@@ -1,0 +1,148 @@
+"""An event loop whose only idle step is the host's `calls.wait`.
+
+Everything that `asyncio` does with tasks, futures and timers is the standard library's;
+this module replaces what would wait for sockets. A call under way is a future here, so
+calls of one `gather` are under way at the same time, and a timer is as real as the
+host's clock.
+
+The loop is made while the component is built and used for one run, because an instance
+lives for one run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from asyncio import base_events
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from typing import Any, Never, TypeVar
+
+from . import _host
+from .errors import Failed
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class _Stuck(Exception):
+    """Everybody waits, and for nothing that could come."""
+
+
+class _Waiting:
+    """Stands where a loop has its selector: waits for calls instead of sockets."""
+
+    def __init__(self) -> None:
+        self._calls: dict[asyncio.Future[None], _host.Call] = {}
+
+    def watch(self, future: asyncio.Future[None], call: _host.Call) -> None:
+        self._calls[future] = call
+
+    def forget(self, future: asyncio.Future[None]) -> None:
+        self._calls.pop(future, None)
+
+    def select(self, timeout: float | None) -> list[Never]:
+        """Called by the loop between two rounds of callbacks."""
+        if not self._calls:
+            if timeout is None:
+                raise _Stuck
+            if timeout > 0:
+                _host.wait([], _millis(timeout))
+            return []
+        futures = list(self._calls)
+        for place in _host.wait(list(self._calls.values()), None if timeout is None else _millis(timeout)):
+            future = futures[place]
+            self.forget(future)
+            if not future.done():
+                future.set_result(None)
+        return []
+
+    def close(self) -> None:
+        self._calls.clear()
+
+
+def _millis(seconds: float) -> int:
+    # Rounded up, so that a wait is never shorter than was asked for.
+    return math.ceil(seconds * 1000)
+
+
+class GuestLoop(base_events.BaseEventLoop):
+    """The event loop of an instance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._selector = _Waiting()
+
+    def _process_events(self, event_list: list[Never]) -> None:
+        """Nothing: `select` has done it."""
+
+    def __del__(self) -> None:
+        """Nothing: there is nothing to be closed, and it ends with the instance."""
+
+    def _write_to_self(self) -> None:
+        """Nothing: there is no other thread to be woken by."""
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Executor | None, func: Callable[..., R], *args: Any
+    ) -> asyncio.Future[R]:
+        """Calls the function at once: a component has one thread. `asyncio.to_thread`
+        comes here."""
+        future: asyncio.Future[R] = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    async def outcome(self, call: _host.Call, finish: Callable[[_host.Call], T]) -> T:
+        """Waits for a call without holding up other tasks. A task that is cancelled
+        meanwhile abandons its call."""
+        ready: asyncio.Future[None] = self.create_future()
+        self._selector.watch(ready, call)
+        try:
+            await ready
+        except asyncio.CancelledError:
+            self._selector.forget(ready)
+            _host.abandon(call)
+            raise
+        return finish(call)
+
+    def run_main(self, main: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine to its end. Tasks that it leaves behind are cancelled, as
+        `asyncio.run` does."""
+        task = self.create_task(main)
+        try:
+            return self.run_until_complete(task)
+        except _Stuck:
+            raise self._give_up(task) from None
+        finally:
+            left = asyncio.all_tasks(self)
+            for task in left:
+                task.cancel()
+            if left:
+                self.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            if vars(self)["_asyncgens"]:
+                self.run_until_complete(self.shutdown_asyncgens())
+
+
+    def _give_up(self, task: asyncio.Task[Any]) -> Failed:
+        """Ends a task where it waits, which is the place that the error is to name."""
+        place = None
+        task.cancel()
+        try:
+            self.run_until_complete(task)
+        except (asyncio.CancelledError, _Stuck) as error:
+            place = error.__traceback__
+        return Failed(
+            "waits for something that nothing will bring about: no call of the model or of a tool is under way, "
+            "and no timer runs"
+        ).with_traceback(place)
+
+
+loop = GuestLoop()
+"""This instance's loop."""
+
+
+async def outcome(call: _host.Call, finish: Callable[[_host.Call], T]) -> T:
+    """Waits for a call without holding up other tasks."""
+    return await loop.outcome(call, finish)

@@ -1,0 +1,249 @@
+"""Agent loops: the other form of agent, which says which tools it offers before it runs.
+
+    class Calculator(RolloutAgentLoop):
+        name = "calculator"
+
+        def get_tools(self, request): ...
+        async def run(self, ctx): ...
+
+The helpers make the messages of tool results and read the model's tool calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from . import log
+from ._json import JsonObject, dump
+from .errors import RolloutError
+from .grading import as_number
+from .message import Message
+from .sample import Completion, Sample, Usage
+from .tool import Tool
+
+
+@dataclass
+class RolloutRequest:
+    """What a rollout asks of the loop."""
+
+    rollout_id: str
+    messages: list[Message]
+    """The prompt."""
+    max_turns: int = 10
+    """The turns that the caller has in mind; advice, enforced by nobody."""
+    max_tokens_total: int = 8192
+    """The tokens that the caller has in mind; advice, enforced by nobody."""
+    completion_params: JsonObject = field(default_factory=dict)
+    """Sampling parameters, which the host puts into every chat request."""
+    metadata: JsonObject = field(default_factory=dict)
+    """The data set row's metadata."""
+
+
+@dataclass
+class RolloutMetrics:
+    """What a loop measured of itself."""
+
+    num_llm_calls: int = 0
+    num_tool_calls: int = 0
+    tool_latency_ms: float = 0.0
+    prompt_tokens: int = 0
+    response_tokens: int = 0
+
+
+@dataclass
+class RolloutResult:
+    """What came of the loop."""
+
+    status: Literal["COMPLETED", "ERROR"]
+    final_messages: list[Message]
+    finish_reason: str
+    error_message: str | None = None
+    reward: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CompletionsResult:
+    """The model's reply."""
+
+    message: Message
+    """The assistant's message, to be kept as it is."""
+    finish_reason: str
+    usage: Usage
+
+    @property
+    def content(self) -> str | None:
+        """The reply's text."""
+        return self.message.get("content")
+
+    @property
+    def tool_calls(self) -> list[JsonObject]:
+        """The tool calls as the model's server gave them."""
+        return self.message.get("tool_calls") or []
+
+    @property
+    def has_tool_calls(self) -> bool:
+        """Whether the model wants tools called."""
+        return bool(self.tool_calls)
+
+
+class RolloutContext:
+    """What a loop has while it runs."""
+
+    def __init__(self, request: RolloutRequest, tools: list[JsonObject], sample: Sample) -> None:
+        self.request = request
+        self.tools = tools
+        """The tools that `get_tools` gave for this rollout."""
+        self.sample = sample
+        self.metrics = RolloutMetrics()
+
+    async def chat(self, messages: Iterable[Message], **params: Any) -> CompletionsResult:
+        """Asks the model, with the loop's tools. `params` are sampling parameters, in
+        place of those of the request."""
+        reply: Completion = await self.sample.chat(messages, tools=self.tools, **params)
+        usage = reply.usage or Usage()
+        self.metrics.num_llm_calls += 1
+        self.metrics.prompt_tokens += usage.prompt_tokens
+        self.metrics.response_tokens += usage.completion_tokens
+        return CompletionsResult(reply.message, reply.finish_reason or "stop", usage)
+
+    def complete(
+        self, final_messages: list[Message], finish_reason: str = "stop", reward: float | None = None
+    ) -> RolloutResult:
+        """The result of a loop that did its work."""
+        checked = None if reward is None else as_number(reward, "the reward")
+        return RolloutResult("COMPLETED", final_messages, finish_reason, reward=checked)
+
+    def error(self, error_message: str, final_messages: list[Message] | None = None) -> RolloutResult:
+        """The result of a loop that could not do its work."""
+        return RolloutResult("ERROR", final_messages or [], "error", error_message=error_message)
+
+    def record_tool_call(self, latency_ms: float = 0.0) -> None:
+        """Counts a tool call and the time it took."""
+        self.metrics.num_tool_calls += 1
+        self.metrics.tool_latency_ms += latency_ms
+
+    def log_event(self, event_type: str, **data: Any) -> None:
+        """A named event for whoever debugs this rollout."""
+        log.event(event_type, json.loads(json.dumps(data, default=str)))
+
+
+class RolloutAgentLoop(ABC):
+    """An agent loop. The entry module has exactly one class that fills it in."""
+
+    name: str = ""
+    """The loop's name; the class's name where it is empty."""
+
+    @abstractmethod
+    def get_tools(self, request: RolloutRequest) -> Sequence[Mapping[str, Any] | Tool[..., Any]]:
+        """The tools of this rollout: OpenAI function tools, or functions made by `@tool`.
+        Called before `run`, in an instance of its own, with no model and no samples."""
+
+    @abstractmethod
+    async def run(self, ctx: RolloutContext) -> RolloutResult:
+        """Runs one rollout. An exception leaves it without a reward."""
+
+
+def tool_schemas(loop: RolloutAgentLoop, request: RolloutRequest) -> list[JsonObject]:
+    """The loop's tools as JSON has them."""
+    given: Any = loop.get_tools(request)
+    if given is None or isinstance(given, (str, bytes, Mapping)):
+        raise TypeError(f"get_tools gave {type(given).__name__}, not a list of tools")
+    schemas: list[JsonObject] = []
+    for place, item in enumerate(given):
+        schema: Any = item.schema if isinstance(item, Tool) else item
+        if hasattr(schema, "model_dump"):
+            schema = schema.model_dump(exclude_none=True)
+        if not isinstance(schema, Mapping):
+            raise TypeError(f"tool {place} of get_tools is {type(item).__name__}, not a tool's schema")
+        schemas.append(dict(schema))
+    return schemas
+
+
+# Helpers, known by the messages they make.
+
+
+class ToolArgumentError(RolloutError):
+    """The arguments of a tool call are not what they have to be."""
+
+    def __init__(self, message: str, tool_call_id: str = "", tool_name: str = "") -> None:
+        super().__init__(message)
+        self.tool_call_id = tool_call_id
+        self.tool_name = tool_name
+
+
+def create_tool_result(tool_call_id: str, content: str) -> Message:
+    """The message that tells the model what came of its call."""
+    return {"role": "tool", "content": content, "tool_call_id": tool_call_id}
+
+
+def create_tool_error_result(tool_call_id: str, error_message: str) -> Message:
+    """The message that tells the model that its call failed."""
+    return create_tool_result(tool_call_id, f"Error: {error_message}")
+
+
+def serialize_tool_result(result: Any) -> str:
+    """A result as text: `true` and `false`, numbers as Python writes them, text as it is,
+    anything else as JSON."""
+    if isinstance(result, bool):
+        return "true" if result else "false"
+    if isinstance(result, (int, float)):
+        return str(result)
+    return result if isinstance(result, str) else dump_readably(result)
+
+
+def dump_readably(value: Any) -> str:
+    """JSON with the spaces that Python's own writer puts."""
+    dump(value, "the result of a tool")
+    return json.dumps(value)
+
+
+def parse_tool_arguments(call: Mapping[str, Any]) -> JsonObject:
+    """The arguments of a tool call as an object. Raises `ToolArgumentError`."""
+    call_id, name, arguments = get_tool_call_info_raw(call)
+    return _parse_arguments(arguments, call_id, name)
+
+
+def _parse_arguments(arguments: Any, call_id: str, name: str) -> JsonObject:
+    if isinstance(arguments, dict):
+        return arguments
+    if not isinstance(arguments, str):
+        raise ToolArgumentError(f"arguments are {type(arguments).__name__}, not JSON text", call_id, name)
+    try:
+        parsed = json.loads(arguments)
+    except ValueError as error:
+        raise ToolArgumentError(f"arguments are not valid JSON: {error}", call_id, name) from None
+    if not isinstance(parsed, dict):
+        raise ToolArgumentError(f"arguments are a JSON {type(parsed).__name__}, not an object", call_id, name)
+    return parsed
+
+
+def get_tool_call_info_raw(call: Mapping[str, Any]) -> tuple[str, str, Any]:
+    """Id, function name and unread arguments of a tool call."""
+    function = call.get("function") or {}
+    return call.get("id") or "unknown", function.get("name") or "", function.get("arguments", {})
+
+
+def get_tool_call_info(call: Mapping[str, Any]) -> tuple[str, str, JsonObject]:
+    """Id, function name and arguments of a tool call. Raises `ToolArgumentError`."""
+    call_id, name, arguments = get_tool_call_info_raw(call)
+    return call_id, name, _parse_arguments(arguments, call_id, name)
+
+
+async def execute_tool_calls(
+    tool_calls: Iterable[Mapping[str, Any]], executor: Callable[[Mapping[str, Any]], Awaitable[Message]]
+) -> list[Message]:
+    """Makes all calls at once; results come in the order of the calls. One exception
+    fails the batch."""
+    return list(await asyncio.gather(*(executor(call) for call in tool_calls)))
+
+
+def now_ms() -> float:
+    """A clock for `record_tool_call`, in milliseconds."""
+    return time.monotonic() * 1000

@@ -1,0 +1,145 @@
+"""Configuration: what an operator may set, declared as a class with type hints.
+
+    class Config(AgentWorkflowConfig):
+        max_turns: int = 8
+
+The operator's values take the place of the defaults. Values are checked against the
+hints; names that no hint has are kept as attributes, unless the class is declared with
+`extra="forbid"`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self, dataclass_transform, get_origin, get_type_hints
+
+from ._json import JsonObject
+from ._schema import MISSING, Field, Mismatch, is_plain, read_fields, schema_of_fields
+from .errors import Invalid
+
+
+@dataclass_transform(kw_only_default=True)
+class Settings:
+    """A class of named values, made of its type hints."""
+
+    _extra_allowed: ClassVar[bool] = True
+    _fields: ClassVar[list[Field] | None] = None
+
+    def __init_subclass__(cls, *, extra: str | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if extra is not None:
+            if extra not in ("allow", "forbid"):
+                raise TypeError(f"extra is 'allow' or 'forbid', not {extra!r}")
+            cls._extra_allowed = extra == "allow"
+
+    def __init__(self, **values: Any) -> None:
+        fields = self.fields()
+        known = {field.name for field in fields}
+        unknown = [name for name in values if name not in known]
+        self._take(fields, values, unknown)
+        self.__dict__.update((name, values[name]) for name in unknown)
+
+    def _take(self, fields: list[Field], values: Mapping[str, Any], unknown: list[str]) -> None:
+        if unknown and not self._extra_allowed:
+            known = ", ".join(f"`{field.name}`" for field in self.fields())
+            raise Invalid(f"unknown field `{unknown[0]}`, expected one of {known}")
+        try:
+            read = read_fields(fields, values)
+        except Mismatch as mismatch:
+            raise Invalid(str(mismatch)) from None
+        # Defaults belong to the class; a change of one instance must not reach the next.
+        self.__dict__.update(copy.deepcopy(read))
+
+    @classmethod
+    def fields(cls) -> list[Field]:
+        """The declared values, in the order in which they are declared."""
+        # Read once, because reading hints takes longer than all else in a short rollout.
+        if "_fields" not in cls.__dict__ or cls._fields is None:
+            hints = get_type_hints(cls, include_extras=True)
+            cls._fields = [
+                Field(name, hint, getattr(cls, name, MISSING))
+                for name, hint in hints.items()
+                if get_origin(hint) is not ClassVar and not name.startswith("_")
+            ]
+        return cls._fields
+
+    @classmethod
+    def __settings_fields__(cls) -> list[Field]:
+        return cls.fields()
+
+    @classmethod
+    def schema(cls) -> JsonObject:
+        """The JSON schema of what an operator may set."""
+        return schema_of_fields(cls.fields(), extra=cls._extra_allowed)
+
+    @classmethod
+    def default_values(cls) -> JsonObject:
+        """The defaults of the declared values, as far as JSON has them."""
+        defaults = {field.name: as_json(field.default) for field in cls.fields() if not field.required}
+        return {name: value for name, value in defaults.items() if is_plain(value)}
+
+    def plain_values(self) -> JsonObject:
+        """All values, as far as JSON has them."""
+        return {name: value for name, value in self.model_dump().items() if is_plain(value)}
+
+    def updated(self, values: Mapping[str, Any]) -> Self:
+        """The same with these values, which came as JSON, in place of its own. Raises
+        `Invalid`."""
+        same = copy.deepcopy(self)
+        fields = {field.name: field for field in self.fields()}
+        given = [fields[name] for name in values if name in fields]
+        unknown = [name for name in values if name not in fields and name not in self.__dict__]
+        same._take(given, values, unknown)
+        same.__dict__.update((name, values[name]) for name in values if name not in fields)
+        return same
+
+    def model_dump(self) -> JsonObject:
+        """All values as JSON has them."""
+        return {name: as_json(value) for name, value in self.__dict__.items()}
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Self:
+        """Makes one of values that came as JSON. Raises `Invalid`."""
+        return cls(**values)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.__dict__ == other.__dict__
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={value!r}" for name, value in self.__dict__.items())
+        return f"{type(self).__name__}({values})"
+
+
+def as_json(value: Any) -> Any:
+    """A setting's value as JSON has it."""
+    if isinstance(value, Settings):
+        return value.model_dump()
+    if isinstance(value, Mapping):
+        return {name: as_json(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [as_json(item) for item in value]
+    return value
+
+
+class ConcurrencyConfig(Settings):
+    """How many rollouts of a plugin may run at once; None for as many as the host has
+    room for."""
+
+    max_concurrent: int | None = None
+
+
+class BaseConfig(Settings):
+    """What every configuration has."""
+
+    name: str = ""
+    description: str | None = None
+    concurrency: ConcurrencyConfig = ConcurrencyConfig()
+
+
+class AgentWorkflowConfig(BaseConfig):
+    """The configuration of a workflow."""
+
+
+class GraderConfig(BaseConfig):
+    """The configuration of a grader."""

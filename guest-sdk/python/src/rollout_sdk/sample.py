@@ -1,0 +1,105 @@
+"""Samples: conversations that are graded and trained on.
+
+A `Sample` is registered with the host the moment it is opened, and what is pushed to it
+is kept even if the rollout is cut short. Chat calls are made in its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import _host, _loop
+from ._json import JsonObject, dump, dump_messages, load
+from .message import Message, ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens that chat calls cost, as the model's server counted them."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens, self.completion_tokens + other.completion_tokens
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The model's reply."""
+
+    message: Message
+    """The assistant's message, to be kept as it is."""
+    text: str
+    """The reply's text, empty where it has none."""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    """The tool calls that the model wants made, in order."""
+    finish_reason: str | None = None
+    """Why the model stopped: `stop`, `tool_calls`, `length` or other words."""
+    usage: Usage | None = None
+    """What the call cost, where the server said."""
+
+
+class Sample:
+    """One conversation, registered with the host."""
+
+    def __init__(self, name: str | None = None) -> None:
+        """Registers a sample. Its id is the name, or a random one."""
+        self._handle = _host.open_sample(name)
+        self.id: str = self._handle.id()
+        """The id that every chat call of this sample carries."""
+
+    def __repr__(self) -> str:
+        return f"<sample {self.id}>"
+
+    async def chat(
+        self, messages: Iterable[Message], *, tools: Iterable[Mapping[str, Any]] = (), **params: Any
+    ) -> Completion:
+        """Asks the model. The messages are sent as they are and are not pushed: what
+        belongs to the history is the workflow's choice.
+
+        `tools` are schemas in OpenAI's form, `params` any sampling parameters
+        (`temperature=0.7, max_tokens=512`), sent as they are. Raises `ChatError`."""
+        call = _host.start_chat(
+            self._handle,
+            dump_messages(messages),
+            [dump(schema, "the schema of a tool") for schema in tools],
+            dump(params, "the sampling parameters") if params else None,
+        )
+        return _completion(await _loop.outcome(call, _host.finish_chat))
+
+    def push(self, *messages: Message) -> None:
+        """Adds messages at the end of the history, all of them or none. Raises
+        `RecordError` where a limit of this rollout is reached."""
+        _host.push(self._handle, dump_messages(messages))
+
+    def replace(self, messages: Iterable[Message]) -> None:
+        """Puts these messages in place of the whole history."""
+        _host.replace(self._handle, dump_messages(messages))
+
+    def metric(self, name: str, value: float) -> None:
+        """Records a finite measurement; the last one under a name stays."""
+        _host.set_metric(self._handle, name, float(value))
+
+    def field(self, name: str, value: Any) -> None:
+        """Records a JSON value beside the messages; the last one under a name stays."""
+        _host.set_field(self._handle, name, dump(value, f"field `{name}`"))
+
+    def withdraw(self) -> None:
+        """Asks that this sample be graded but not trained on."""
+        self._handle.withdraw()
+
+
+def _completion(raw: _host.RawCompletion) -> Completion:
+    message: JsonObject = load(raw.message, "the model's reply")
+    return Completion(
+        message,
+        raw.text,
+        [ToolCall(*call) for call in raw.tool_calls],
+        raw.finish_reason,
+        None if raw.usage is None else Usage(*raw.usage),
+    )

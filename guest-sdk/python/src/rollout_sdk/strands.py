@@ -1,0 +1,236 @@
+"""Agents in the shape of the Strands framework.
+
+    from rollout_sdk.strands import Agent, RolloutModel, tool
+
+    agent = Agent(model=RolloutModel(temperature=0.7), tools=[calculator], messages=ctx.prompt)
+    result = await agent.invoke_async()
+
+An agent registers its sample when it is made, and its `messages` are the sample's, in the
+framework's own form: content is a list of blocks, `{"text": …}`, `{"toolUse": …}` and
+`{"toolResult": …}`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from ._history import RecordedHistory
+from ._json import JsonObject
+from ._models import RolloutModel, params_of
+from .errors import RolloutError
+from .message import Message, ToolCall, text_of
+from .sample import Completion, Sample, Usage
+from .tool import Tool, explain, tool
+
+__all__ = [
+    "Agent",
+    "AgentResult",
+    "Block",
+    "MaxTokensReachedException",
+    "OsmosisRolloutModel",
+    "OsmosisStrandsAgent",
+    "RolloutModel",
+    "tool",
+]
+
+Block: TypeAlias = dict[str, Any]
+
+StopReason: TypeAlias = Literal["end_turn", "tool_use", "max_tokens"]
+
+
+class MaxTokensReachedException(RolloutError):
+    """The model's reply was cut off at its token limit."""
+
+
+@dataclass
+class AgentResult:
+    """What came of one invocation. Its text is that of the last message."""
+
+    stop_reason: StopReason
+    message: Message
+    """The model's last message."""
+    usage: Usage = field(default_factory=Usage)
+    """What the invocation cost, as far as the server said."""
+
+    def __str__(self) -> str:
+        texts = (block["text"] for block in self.message.get("content", []) if "text" in block)
+        return "".join(f"{text}\n" for text in texts)
+
+
+class Agent:
+    """An agent: a model in a loop with tools, and the conversation they have."""
+
+    def __init__(
+        self,
+        model: RolloutModel | None = None,
+        messages: Iterable[Message] | None = None,
+        tools: Iterable[Tool[..., Any] | Callable[..., Any]] | None = None,
+        system_prompt: str | None = None,
+        callback_handler: Any = None,
+        *,
+        name: str | None = None,
+        agent_id: str | None = None,
+    ) -> None:
+        """An agent with a sample of its own, whose id is the name, the agent's id or a
+        random one. `messages` are chat messages or the framework's own.
+        `callback_handler` is there for the framework's sake; nothing calls it."""
+        del callback_handler
+        self.model = model
+        self.name = name
+        self.agent_id = agent_id
+        self.system_prompt = system_prompt
+        self.tools: dict[str, Tool[..., Any]] = {}
+        for item in tools or ():
+            made = item if isinstance(item, Tool) else Tool(item)
+            self.tools[made.name] = made
+        self._params = params_of(model)
+        blocks = [in_blocks(message) for message in messages or ()]
+        self._history = RecordedHistory(blocks, name or agent_id, "an agent")
+
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation, which is the sample's history. It may be changed."""
+        return self._history.messages
+
+    @messages.setter
+    def messages(self, messages: list[Message]) -> None:
+        self._history.messages = [in_blocks(message) for message in messages]
+
+    @property
+    def sample(self) -> Sample:
+        """The sample that holds the conversation."""
+        return self._history.sample
+
+    @property
+    def tool_names(self) -> list[str]:
+        """The names of the tools that are offered to the model."""
+        return list(self.tools)
+
+    def __call__(self, prompt: str | list[Block] | None = None) -> AgentResult:
+        raise TypeError("an agent is invoked by `await agent.invoke_async(…)`: `run` is a coroutine already")
+
+    async def invoke_async(self, prompt: str | list[Block] | None = None) -> AgentResult:
+        """Says something, if anything, and runs the loop until the model stops."""
+        if prompt is not None:
+            content = [{"text": prompt}] if isinstance(prompt, str) else list(prompt)
+            self.messages.append({"role": "user", "content": content})
+        usage = Usage()
+        while True:
+            schemas = [item.schema for item in self.tools.values()]
+            reply = await self._history.chat(self._request(), schemas, self._params)
+            usage += reply.usage or Usage()
+            message = self._reply_message(reply)
+            self.messages.append(message)
+            if reply.finish_reason == "length":
+                self._history.record()
+                raise MaxTokensReachedException("the model's reply was cut off at its token limit")
+            if not reply.tool_calls:
+                self._history.record()
+                return AgentResult("end_turn", message, usage)
+            results = await asyncio.gather(*map(self._run_tool, reply.tool_calls))
+            self.messages.append({"role": "user", "content": [{"toolResult": result} for result in results]})
+
+    def _request(self) -> list[Message]:
+        system = [] if self.system_prompt is None else [{"role": "system", "content": [{"text": self.system_prompt}]}]
+        return [chat for message in [*system, *self.messages] for chat in as_chat(message)]
+
+    def _reply_message(self, reply: Completion) -> Message:
+        blocks: list[Block] = []
+        reasoning = reply.message.get("reasoning_content")
+        if isinstance(reasoning, str) and reasoning:
+            blocks.append({"reasoningContent": {"reasoningText": {"text": reasoning}}})
+        if reply.text:
+            blocks.append({"text": reply.text})
+        for call in reply.tool_calls:
+            use = {"toolUseId": call.id, "name": call.name, "input": _input_of(call.arguments)}
+            blocks.append({"toolUse": use})
+        return {"role": "assistant", "content": blocks}
+
+    async def _run_tool(self, call: ToolCall) -> JsonObject:
+        made = self.tools.get(call.name)
+        if made is None:
+            return _tool_result(call, "error", [{"text": f"Unknown tool: {call.name}"}])
+        try:
+            result = await made.run(call.arguments)
+        except Exception as error:
+            return _tool_result(call, "error", [{"text": f"Error: {explain(error)}"}])
+        # A tool may say status and blocks itself.
+        if isinstance(result, Mapping) and "status" in result and "content" in result:
+            return _tool_result(call, result["status"], list(result["content"]))
+        return _tool_result(call, "success", [{"text": str(result)}])
+
+
+def _tool_result(call: ToolCall, status: str, content: list[Block]) -> JsonObject:
+    return {"toolUseId": call.id, "status": status, "content": content}
+
+
+def _input_of(arguments: str) -> Any:
+    """The arguments as the framework keeps them: an object where they are one."""
+    try:
+        return json.loads(arguments) if arguments.strip() else {}
+    except ValueError:
+        return arguments
+
+
+def in_blocks(message: Message) -> Message:
+    """A message in the framework's form. One that is in it already stays as it is."""
+    content = message.get("content")
+    if isinstance(content, list) and all(isinstance(block, Mapping) and "type" not in block for block in content):
+        return message
+    if message.get("role") == "tool":
+        text = text_of(message)
+        result = {"toolUseId": message.get("tool_call_id", ""), "status": "success", "content": [{"text": text}]}
+        return {"role": "user", "content": [{"toolResult": result}]}
+    blocks: list[Block] = []
+    if text := text_of(message):
+        blocks.append({"text": text})
+    for call in message.get("tool_calls") or ():
+        function = call.get("function", {})
+        use = {
+            "toolUseId": call.get("id", ""),
+            "name": function.get("name", ""),
+            "input": _input_of(function.get("arguments") or ""),
+        }
+        blocks.append({"toolUse": use})
+    return {**{k: v for k, v in message.items() if k not in ("content", "tool_calls")}, "content": blocks}
+
+
+def as_chat(message: Message) -> list[Message]:
+    """The chat messages that a message in the framework's form stands for."""
+    parts: list[JsonObject] = []
+    calls: list[JsonObject] = []
+    results: list[Message] = []
+    for block in message.get("content", []):
+        if "text" in block:
+            parts.append({"type": "text", "text": block["text"]})
+        elif use := block.get("toolUse"):
+            given = use["input"]
+            arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+            function = {"name": use["name"], "arguments": arguments}
+            calls.append({"id": use["toolUseId"], "type": "function", "function": function})
+        elif result := block.get("toolResult"):
+            text = "\n".join(_result_text(piece) for piece in result["content"])
+            results.append({"role": "tool", "tool_call_id": result["toolUseId"], "content": text})
+    if not parts and not calls:
+        return results
+    chat: Message = {"role": message["role"]}
+    if parts:
+        chat["content"] = parts
+    if calls:
+        chat["tool_calls"] = calls
+    return [*results, chat]
+
+
+def _result_text(piece: Block) -> str:
+    if "text" in piece:
+        return str(piece["text"])
+    return json.dumps(piece.get("json", piece), ensure_ascii=False)
+
+
+# The names that the Python package of the wire protocol gives these.
+OsmosisStrandsAgent = Agent
+OsmosisRolloutModel = RolloutModel

@@ -1,0 +1,370 @@
+"""What needs no host: answers, schemas, tools, configuration, discovery."""
+
+import asyncio
+import dataclasses
+import enum
+import types
+import unittest
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+from rollout_sdk import (
+    AgentWorkflow,
+    AgentWorkflowConfig,
+    Grader,
+    Invalid,
+    OutsideOfHost,
+    ToolCall,
+    Toolbox,
+    _discover,
+    _export,
+    answer_after,
+    artifact,
+    message,
+    parse_number,
+    same_number,
+    tool,
+)
+from rollout_sdk._schema import Mismatch, read_value, schema_of
+from rollout_sdk.agent_loop import (
+    ToolArgumentError,
+    create_tool_error_result,
+    create_tool_result,
+    get_tool_call_info,
+    parse_tool_arguments,
+    serialize_tool_result,
+)
+from rollout_sdk.openai_agents import RunContextWrapper, function_tool
+from rollout_sdk.strands import as_chat, in_blocks
+
+
+class Answers(unittest.TestCase):
+    def test_the_answer_is_what_follows_the_last_marker_on_its_line(self) -> None:
+        for text, expected in [
+            ("#### 42", "42"),
+            ("#### 1\nno, wait\n####2\nThat is it.", "2"),
+            ("####\n 7 \n", "7"),
+            ("nothing", None),
+            ("####   ", None),
+            ("", None),
+        ]:
+            self.assertEqual(answer_after(text, "####"), expected, text)
+
+    def test_numbers_are_read_through_their_formatting_or_not_at_all(self) -> None:
+        for text, expected in {
+            "42": 42.0,
+            " -4,659 ": -4659.0,
+            "\u22125": -5.0,
+            "- 5": -5.0,
+            "+5": 5.0,
+            "$1,234.50": 1234.5,
+            "-$3": -3.0,
+            "$-3": -3.0,
+            "1 000 000": 1_000_000.0,
+            "**12**.": 12.0,
+            "42.": 42.0,
+            ".5": 0.5,
+            "1e3": 1000.0,
+            "1, 2": None,
+            "1,5": None,
+            "1234,567": None,
+            "1 2": None,
+            "1e999": None,
+            "inf": None,
+            "nan": None,
+            "1_000": None,
+            "\u0664\u0662": None,
+            "42 apples": None,
+            "--4": None,
+            "": None,
+            ".": None,
+            "-": None,
+        }.items():
+            self.assertEqual(parse_number(text), expected, repr(text))
+
+    def test_numbers_are_compared_by_value(self) -> None:
+        self.assertTrue(same_number("1,000", "1000.0"))
+        self.assertTrue(same_number("0", "-0"))
+        self.assertFalse(same_number("1", "2"))
+        self.assertFalse(same_number("x", "x"))
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Place(TypedDict):
+    x: int
+    y: NotRequired[int]
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: int = 0
+
+
+class Schemas(unittest.TestCase):
+    def test_a_hint_has_the_schema_that_says_what_it_says(self) -> None:
+        for hint, expected in [
+            (str, {"type": "string"}),
+            (float, {"type": "number"}),
+            (Any, {}),
+            (list[int], {"type": "array", "items": {"type": "integer"}}),
+            (str | None, {"type": ["string", "null"]}),
+            (Literal["a", "b"], {"type": "string", "enum": ["a", "b"]}),
+            (Colour, {"type": "string", "enum": ["red"]}),
+            (dict[str, int], {"type": "object", "additionalProperties": {"type": "integer"}}),
+            (Annotated[int, "How many."], {"type": "integer", "description": "How many."}),
+            (
+                Place,
+                {
+                    "type": "object",
+                    "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}},
+                    "required": ["x"],
+                },
+            ),
+            (
+                Point,
+                {
+                    "type": "object",
+                    "properties": {"x": {"type": "integer"}, "y": {"type": "integer", "default": 0}},
+                    "required": ["x"],
+                },
+            ),
+        ]:
+            self.assertEqual(schema_of(hint), expected, hint)
+
+    def test_a_value_is_read_as_its_hint_says(self) -> None:
+        for hint, value, expected in [
+            (int, 3, 3),
+            (int, 3.0, 3),
+            (float, 3, 3.0),
+            (str | None, None, None),
+            (list[Point], [{"x": 1}], [Point(1)]),
+            (Place, {"x": 1}, {"x": 1}),
+            (Colour, "red", Colour.RED),
+            (tuple[int, str], [1, "a"], (1, "a")),
+            (set[int], [1, 1], {1}),
+        ]:
+            self.assertEqual(read_value(hint, value), expected, hint)
+
+    def test_a_value_that_does_not_fit_is_told_where(self) -> None:
+        for hint, value, expected in [
+            (int, "3", "'3' is not a whole number"),
+            (int, True, "True is not a whole number"),
+            (int, 3.5, "3.5 is not a whole number"),
+            (bool, 1, "1 is not true or false"),
+            (list[int], [1, "a"], "[1]: 'a' is not a whole number"),
+            (Point, {}, "missing field `x`"),
+            (Point, {"x": "a"}, "field `x`: 'a' is not a whole number"),
+            (Literal["a"], "b", "'b' is none of 'a'"),
+        ]:
+            with self.assertRaises(Mismatch, msg=hint) as raised:
+                read_value(hint, value)
+            self.assertEqual(str(raised.exception), expected)
+
+
+@tool
+def add(a: int, b: int = 1) -> int:
+    """Adds numbers.
+
+    Both of them.
+
+    Args:
+        a: The first,
+            in two lines.
+        b (int): The second.
+
+    Returns:
+        The sum.
+    """
+    return a + b
+
+
+def call(made: Any, arguments: str) -> tuple[str, bool]:
+    result = asyncio.run(made.call(ToolCall("1", made.name, arguments)))
+    return result.content, result.is_error
+
+
+class Tools(unittest.TestCase):
+    def test_the_schema_comes_from_signature_and_docstring(self) -> None:
+        self.assertEqual(
+            add.schema,
+            {
+                "type": "function",
+                "function": {
+                    "name": "add",
+                    "description": "Adds numbers.\n\nBoth of them.",
+                    "parameters": {
+                        "type": "object",
+                        "properties": {
+                            "a": {"type": "integer", "description": "The first, in two lines."},
+                            "b": {"type": "integer", "description": "The second.", "default": 1},
+                        },
+                        "required": ["a"],
+                    },
+                },
+            },
+        )
+
+    def test_a_tool_is_still_the_function(self) -> None:
+        self.assertEqual(add(1, b=2), 3)
+
+    def test_whatever_is_wrong_with_a_call_is_told_to_the_model(self) -> None:
+        for arguments, expected in [
+            ("{", "error: the arguments: not valid JSON: "),
+            ("", "error: the arguments: missing field `a`"),
+            ("[1]", "error: the arguments: not a JSON object"),
+            ('{"a": "x"}', "error: the arguments: field `a`: 'x' is not a whole number"),
+        ]:
+            content, is_error = call(add, arguments)
+            self.assertTrue(is_error)
+            self.assertTrue(content.startswith(expected), content)
+
+    def test_strings_are_given_as_they_are_and_the_rest_as_json(self) -> None:
+        @tool(name="other")
+        async def text() -> str:
+            return 'a "b"'
+
+        @tool
+        def items() -> list[int]:
+            return [1, 2]
+
+        @tool
+        def broken() -> None:
+            raise KeyError("gone")
+
+        self.assertEqual(text.name, "other")
+        self.assertEqual(call(text, ""), ('a "b"', False))
+        self.assertEqual(call(items, "{}"), ("[1,2]", False))
+        self.assertEqual(call(broken, "{}"), ("error: KeyError: 'gone'", True))
+
+    def test_results_come_in_the_order_of_the_calls(self) -> None:
+        calls = [ToolCall("1", "none", "{}"), ToolCall("2", "add", '{"a": 1}')]
+        results = asyncio.run(Toolbox([add]).execute(calls))
+        read = [(result.call_id, result.content, result.is_error) for result in results]
+        self.assertEqual(read, [("1", "error: there is no tool `none`; there are: add", True), ("2", "2", False)])
+
+    def test_a_function_tool_is_strict_and_hides_its_context(self) -> None:
+        @function_tool
+        def lookup(wrapper: RunContextWrapper[int], key: str, least: int = 0) -> str:
+            """Looks up."""
+            return key * wrapper.context
+
+        parameters = lookup.schema["function"]["parameters"]
+        self.assertEqual(list(parameters["properties"]), ["key", "least"])
+        self.assertEqual(parameters["required"], ["key", "least"])
+        self.assertFalse(parameters["additionalProperties"])
+        self.assertEqual(
+            asyncio.run(lookup.run('{"key": "a", "least": 1}', {"wrapper": RunContextWrapper(3)})), "aaa"
+        )
+
+
+class Inner(AgentWorkflowConfig):
+    limits: dict[str, int] = {"a": 1}  # noqa: RUF012
+    turns: int = 8
+
+
+class Strict(AgentWorkflowConfig, extra="forbid"):
+    turns: int
+
+
+class Configuration(unittest.TestCase):
+    def test_an_operators_values_take_the_place_of_defaults(self) -> None:
+        made = Inner.read({"turns": 3, "colour": "red"})
+        self.assertEqual((made.turns, made.limits, vars(made)["colour"]), (3, {"a": 1}, "red"))
+        made.limits["a"] = 2
+        self.assertEqual(Inner.read({}).limits, {"a": 1})
+
+    def test_an_instance_keeps_its_own_values_where_the_operator_says_nothing(self) -> None:
+        instance = Inner(name="mine", turns=2, tools=[print])
+        made = instance.updated({"turns": 5})
+        self.assertEqual((made.name, made.turns, vars(made)["tools"]), ("mine", 5, [print]))
+        self.assertEqual(instance.turns, 2)
+        self.assertNotIn("tools", instance.plain_values())
+
+    def test_what_does_not_fit_is_told_where(self) -> None:
+        for values, expected in [
+            ({}, "missing field `turns`"),
+            ({"turns": "x"}, "field `turns`: 'x' is not a whole number"),
+            ({"turns": 1, "turn": 2}, "unknown field `turn`"),
+            ({"turns": 1, "concurrency": {"max_concurrent": "x"}}, "field `concurrency`: field `max_concurrent`: "),
+        ]:
+            with self.assertRaises(Invalid) as raised:
+                Strict.read(values)
+            self.assertTrue(str(raised.exception).startswith(expected), raised.exception)
+
+    def test_what_is_declared_is_a_schema_with_the_defaults(self) -> None:
+        class Work(AgentWorkflow[Strict]):
+            async def run(self, ctx: Any) -> None: ...
+
+        module = types.ModuleType("made")
+        vars(module).update(Work=Work)
+        schema, defaults = _export.declaration(_discover.discover(module))
+        self.assertEqual(schema["required"], ["turns"])
+        self.assertFalse(schema["additionalProperties"])
+        self.assertEqual(schema["properties"]["turns"], {"type": "integer"})
+        self.assertEqual(defaults["name"], "Work")
+        self.assertEqual(defaults["concurrency"], {"max_concurrent": None})
+
+
+class Discovery(unittest.TestCase):
+    def test_one_class_under_two_names_counts_once(self) -> None:
+        class Work(AgentWorkflow[AgentWorkflowConfig]):
+            async def run(self, ctx: Any) -> None: ...
+
+        class Rate(Grader):
+            async def grade(self, ctx: Any) -> None: ...
+
+        module = types.ModuleType("made")
+        vars(module).update(Work=Work, Same=Work, Rate=Rate)
+        found = _discover.discover(module)
+        self.assertEqual((found.workflow, found.grader), (Work, Rate))
+        self.assertEqual(found.exports, ["workflow", "grader", "settings"])
+
+    def test_without_a_host_whatever_is_the_hosts_says_so(self) -> None:
+        with self.assertRaisesRegex(OutsideOfHost, "artifacts.names"):
+            artifact.names()
+
+
+class Messages(unittest.TestCase):
+    def test_text_is_the_content_or_the_text_parts_of_it(self) -> None:
+        self.assertEqual(message.text_of(message.user("a")), "a")
+        parts = [{"type": "text", "text": "a"}, {"type": "image_url"}, {"type": "text", "text": "b"}]
+        self.assertEqual(message.text_of({"role": "user", "content": parts}), "a\nb")
+        self.assertEqual(message.text_of({"role": "assistant", "content": None}), "")
+
+    def test_blocks_and_chat_messages_stand_for_each_other(self) -> None:
+        function = {"name": "f", "arguments": '{"a": 1}'}
+        chat = [
+            {"role": "system", "content": "s"},
+            {"role": "assistant", "content": "t", "tool_calls": [{"id": "1", "type": "function", "function": function}]},
+            {"role": "tool", "tool_call_id": "1", "content": "r"},
+        ]
+        blocks = [in_blocks(each) for each in chat]
+        self.assertEqual(blocks[0], {"role": "system", "content": [{"text": "s"}]})
+        self.assertEqual(blocks[2]["content"][0]["toolResult"]["content"], [{"text": "r"}])
+        again = [one for each in blocks for one in as_chat(each)]
+        self.assertEqual(again[1]["tool_calls"], chat[1]["tool_calls"])
+        self.assertEqual(again[2], chat[2])
+        self.assertIs(in_blocks(blocks[1]), blocks[1])
+
+
+class LoopHelpers(unittest.TestCase):
+    def test_results_have_the_form_that_is_usual(self) -> None:
+        made = create_tool_result("1", "x")
+        self.assertEqual(list(made), ["role", "content", "tool_call_id"])
+        self.assertEqual(create_tool_error_result("1", "x")["content"], "Error: x")
+        for value, text in [(True, "true"), (3.0, "3.0"), (3, "3"), ("a", "a"), ({"a": [1]}, '{"a": [1]}')]:
+            self.assertEqual(serialize_tool_result(value), text)
+
+    def test_calls_are_read_or_refused(self) -> None:
+        self.assertEqual(get_tool_call_info({}), ("unknown", "", {}))
+        self.assertEqual(parse_tool_arguments({"function": {"arguments": {"a": 1}}}), {"a": 1})
+        for arguments in ["", "{", "[1]", 3, None]:
+            with self.assertRaises(ToolArgumentError, msg=arguments):
+                parse_tool_arguments({"function": {"arguments": arguments}})
+
+
+if __name__ == "__main__":
+    unittest.main()

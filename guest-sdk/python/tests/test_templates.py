@@ -1,0 +1,29 @@
+"""What `rollout-host new --lang python` begins with is a plugin."""
+
+import types
+import unittest
+from pathlib import Path
+
+from rollout_sdk import _discover
+
+TEMPLATES = Path(__file__).parents[3] / "host/src/cli/new/templates"
+
+
+class Templates(unittest.TestCase):
+    def test_every_template_has_what_its_name_says(self) -> None:
+        for name, exports in {
+            "one-turn": ["workflow", "grader", "settings"],
+            "tools": ["workflow", "grader", "settings"],
+            "agent-loop": ["agent-loop", "grader"],
+            "grader": ["grader", "settings"],
+        }.items():
+            with self.subTest(name):
+                code = (TEMPLATES / f"{name}.py.in").read_text().replace("@NAME@", "my-plugin")
+                module = types.ModuleType("my_plugin")
+                exec(compile(code, name, "exec"), vars(module))
+                found = _discover.discover(module, only_grader=name == "grader")
+                self.assertEqual(found.exports, exports)
+
+
+if __name__ == "__main__":
+    unittest.main()

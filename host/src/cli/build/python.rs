@@ -1,0 +1,132 @@
+//! Python: componentize-py makes the component.
+//!
+//! This finds the tool and hands the project to the SDK's own `_build.py`, which knows
+//! Python projects; see there for what is done with one.
+
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use serde::Deserialize;
+
+use super::{Built, PluginFault, python_sdk};
+use crate::cli::plugin_file;
+
+const TOOL: &str = "componentize-py";
+
+/// The release that components are tested with.
+const TOOL_VERSION: &str = "0.25.1";
+
+/// The exit code by which the SDK's builder says that the project is at fault.
+const AT_FAULT: i32 = 1;
+
+#[derive(Debug, Args)]
+pub(super) struct Options {
+    /// The componentize-py that makes components of Python projects. [default: of
+    /// $COMPONENTIZE_PY, the active or the project's virtual environment, or the PATH]
+    #[arg(long, value_name = "FILE")]
+    componentize_py: Option<PathBuf>,
+}
+
+/// What the SDK's builder says of its work.
+#[derive(Deserialize)]
+struct Made {
+    name: String,
+}
+
+/// Makes a component of a project, by way of the directory `work`.
+pub(super) fn compile(dir: &Path, options: &Options, work: &Path) -> Result<Built> {
+    let tool = find_tool(dir, options.componentize_py.as_deref())?;
+    let python = interpreter_of(&tool)?;
+    python_sdk::unpack(work).context("cannot unpack the SDK")?;
+    let component = work.join("component.wasm");
+    let kept = plugin_file::default_dir().and_then(|compiled| Some(compiled.parent()?.to_owned()));
+    let cache = kept.unwrap_or_else(|| work.join("cache"));
+    let ran = Command::new(&python)
+        // Nothing of the environment and of the current directory is imported.
+        .args(["-I", "-B"])
+        .arg(work.join("sdk/rollout_sdk/_build.py"))
+        .arg(dir.canonicalize().with_context(|| format!("cannot find {}", dir.display()))?)
+        .arg("--componentize-py")
+        .arg(&tool)
+        .arg("--wit")
+        .arg(work.join("wit"))
+        .arg("--work")
+        .arg(work)
+        .arg("--cache")
+        .arg(cache)
+        .arg("--output")
+        .arg(&component)
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot run {}", python.display()))?;
+    let said = String::from_utf8_lossy(&ran.stderr);
+    let said = said.trim();
+    if !ran.status.success() {
+        if ran.status.code() == Some(AT_FAULT) {
+            return Err(PluginFault(said.to_owned()).into());
+        }
+        bail!("{said}");
+    }
+    if !said.is_empty() {
+        eprintln!("{said}");
+    }
+    let made: Made =
+        serde_json::from_slice(&ran.stdout).context("the SDK's builder does not say what it made")?;
+    Ok(Built { name: made.name, component })
+}
+
+/// The tool, by what was said or where it usually is.
+fn find_tool(dir: &Path, named: Option<&Path>) -> Result<PathBuf> {
+    let from_environment = std::env::var_os("COMPONENTIZE_PY").map(PathBuf::from);
+    if let Some(named) = named.map(Path::to_owned).or(from_environment) {
+        if named.is_file() {
+            return Ok(std::path::absolute(named)?);
+        }
+        bail!("there is no {TOOL} at {}", named.display());
+    }
+    let active = std::env::var_os("VIRTUAL_ENV").map(PathBuf::from);
+    let environments = active.into_iter().chain([dir.join(".venv"), dir.join("venv")]);
+    let path = std::env::var_os("PATH").unwrap_or_else(OsString::new);
+    let dirs = environments.map(|environment| environment.join("bin")).chain(std::env::split_paths(&path));
+    for dir in dirs {
+        let candidate = dir.join(TOOL);
+        if candidate.is_file() {
+            return Ok(std::path::absolute(candidate)?);
+        }
+    }
+    bail!(
+        "{TOOL} is not installed, which makes components of Python; run: python3 -m pip install {TOOL}=={TOOL_VERSION}"
+    )
+}
+
+/// The interpreter that the tool is installed in: the one its script names, or the one
+/// beside it.
+fn interpreter_of(tool: &Path) -> Result<PathBuf> {
+    let named = first_line(tool).and_then(|line| Some(PathBuf::from(line.strip_prefix("#!")?.trim())));
+    let beside = ["python3", "python"].map(|name| tool.with_file_name(name));
+    let found = named.into_iter().chain(beside).find(|path| path.is_absolute() && path.is_file());
+    let python = found.with_context(|| {
+        format!("cannot tell which Python {} is installed in; install it with pip", tool.display())
+    })?;
+    let check = "import sys; sys.exit(sys.version_info < (3, 11))";
+    let asked = Command::new(&python).args(["-I", "-c", check]).status();
+    if asked.with_context(|| format!("cannot run {}", python.display()))?.success() {
+        return Ok(python);
+    }
+    bail!(
+        "{} is older than Python 3.11; install {TOOL} in a newer one: python3.12 -m pip install {TOOL}=={TOOL_VERSION}",
+        python.display()
+    )
+}
+
+fn first_line(path: &Path) -> Option<String> {
+    const LINE_BYTES_MAX: u64 = 512;
+    let file = std::fs::File::open(path).ok()?;
+    let mut line = String::new();
+    BufReader::new(std::io::Read::take(file, LINE_BYTES_MAX)).read_line(&mut line).ok()?;
+    Some(line)
+}

@@ -1,0 +1,248 @@
+//! One table of behaviours, run by a guest in Rust and by one in Python against the same
+//! host and the same model, with the same outcome.
+
+use std::path::{Path, PathBuf};
+
+use rollout_tests::{Answer, Controller, Start, guest, python_guest, rollout_host};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// A behaviour: the prompt that asks for it, the label, and what the model answers. Where
+/// nothing is said, it answers with the sum of the numbers in the last message.
+struct Behaviour {
+    prompt: &'static str,
+    label: Option<&'static str>,
+    answers: fn() -> Vec<Answer>,
+}
+
+const fn one(prompt: &'static str, label: Option<&'static str>) -> Behaviour {
+    Behaviour { prompt, label, answers: Vec::new }
+}
+
+const BEHAVIOURS: &[Behaviour] = &[
+    one("Calculate 2 + 3.", Some("5")),
+    one("Calculate 2 + 3.", Some("6")),
+    one("Calculate 2 + 3.", None),
+    one("messages", None),
+    one("push", Some("metric")),
+    one("names", Some("withdraw")),
+    one("parallel", Some("observe")),
+    Behaviour { answers: refusal, ..one("refused", Some("observe")) },
+    Behaviour { answers: refusal, ..one("unhandled", None) },
+    one("reserved", None),
+    one("budget", Some("observe")),
+    one("artifacts", Some("artifact")),
+    one("config", None),
+    one("context", None),
+    Behaviour { answers: tool_calls, ..one("tools", Some("observe")) },
+    one("log", Some("none")),
+    one("fail", None),
+    one("refuse", None),
+    one("nothing", None),
+    one("messages", Some("fail")),
+    one("messages", Some("infinite")),
+    one("messages", Some("artifact")),
+];
+
+fn refusal() -> Vec<Answer> {
+    vec![Answer::Status(400, json!({"error": {"message": "no such thing"}}))]
+}
+
+/// A call that fits, three that do not, and an answer.
+fn tool_calls() -> Vec<Answer> {
+    let calls = [
+        ("join", r#"{"words": ["a", "b"], "loud": true, "between": "-"}"#),
+        ("join", r#"{"words": [], "loud": false}"#),
+        ("join", r#"{"words": ["a"]}"#),
+        ("join", "[1]"),
+        ("joins", "{}"),
+    ];
+    let calls: Vec<Value> = calls
+        .iter()
+        .enumerate()
+        .map(|(place, (name, arguments))| {
+            json!({"id": format!("call-{place}"), "type": "function", "function": {"name": name, "arguments": arguments}})
+        })
+        .collect();
+    let message = json!({"role": "assistant", "content": null, "tool_calls": calls, "kept": {"as": "it is"}});
+    let completion = json!({
+        "id": "c", "object": "chat.completion", "created": 1, "model": "m",
+        "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}],
+        "usage": {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9},
+    });
+    vec![Answer::Status(200, completion), Answer::Say("#### done")]
+}
+
+/// What came of every behaviour in one language.
+struct Seen {
+    results: Vec<Value>,
+    trajectories: Vec<Value>,
+    artifacts: Vec<Vec<(PathBuf, Vec<u8>)>>,
+    asked: Vec<Value>,
+}
+
+async fn run(component: &Path) -> Seen {
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    let controller = Controller::start().await;
+    for behaviour in BEHAVIOURS {
+        controller.answer_chats(answers_of(behaviour));
+    }
+    let rows: Vec<String> = BEHAVIOURS.iter().map(|behaviour| row(behaviour).to_string()).collect();
+    write(&dir, "rows.jsonl", &rows.join("\n"));
+    write(&dir, "config.toml", "[plugin]\ngreeting = \"Good day.\"\n");
+
+    let ran = rollout_host(["eval"])
+        .arg(component)
+        .args(["--data", "rows.jsonl", "--config", "config.toml", "--out", "out", "--model", "a-model"])
+        // One after another, so that the model's answers come to whom they are meant for.
+        .args(["--concurrency", "1", "--limit-chat-calls-max", "3"])
+        .args(["--base-url", &controller.model_url()])
+        .current_dir(dir.path())
+        .start()
+        .ended()
+        .await;
+
+    let results = std::fs::read_to_string(dir.path().join("out/results.jsonl"));
+    let results = results.unwrap_or_else(|error| panic!("no results: {error}\n{}", ran.stderr));
+    let mut results: Vec<Value> = results.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    results.sort_by_key(|line| line["row"].as_u64());
+    assert_eq!(results.len(), BEHAVIOURS.len(), "{}", ran.stderr);
+    let kept = |line: &Value| dir.path().join("out/rollouts").join(line["rollout_id"].as_str().unwrap());
+    Seen {
+        trajectories: results.iter().map(|line| trajectories(&kept(line))).collect(),
+        artifacts: results.iter().map(|line| artifacts(&kept(line))).collect(),
+        asked: controller.chats().into_iter().map(|chat| chat.body).collect(),
+        results,
+    }
+}
+
+/// What the model answers: as it was told, and sums for the calls that nobody speaks of.
+fn answers_of(behaviour: &Behaviour) -> Vec<Answer> {
+    let told = (behaviour.answers)();
+    match (told.is_empty(), behaviour.prompt) {
+        (false, _) => told,
+        (true, "parallel") => vec![Answer::Say("#### 1"), Answer::Say("#### 1"), Answer::Say("#### 1")],
+        (true, "budget") => vec![Answer::Say("#### 2"), Answer::Say("#### 4"), Answer::Say("#### 6")],
+        (true, prompt) if prompt.starts_with("Calculate") => vec![Answer::Say("It is so.\n#### 5")],
+        _ => Vec::new(),
+    }
+}
+
+fn row(behaviour: &Behaviour) -> Value {
+    let mut row = json!({"user_prompt": behaviour.prompt, "metadata": {"id": 7, "tags": ["a", null]}});
+    if let Some(label) = behaviour.label {
+        row["ground_truth"] = label.into();
+    }
+    row
+}
+
+fn write(dir: &TempDir, name: &str, text: &str) {
+    std::fs::write(dir.path().join(name), text).expect("it can be written");
+}
+
+/// The trajectories of a rollout, one a sample, sorted by their files' names.
+fn trajectories(dir: &Path) -> Value {
+    let files = std::fs::read_dir(dir).unwrap_or_else(|error| panic!("{dir:?}: {error}"));
+    let mut files: Vec<PathBuf> =
+        files.map(|entry| entry.unwrap().path()).filter(|path| is_trajectory(path)).collect();
+    files.sort();
+    files.iter().map(|path| serde_json::from_slice::<Value>(&std::fs::read(path).unwrap()).unwrap()).collect()
+}
+
+fn is_trajectory(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("trajectory"))
+}
+
+/// Files of a rollout but its trajectory, sorted.
+fn artifacts(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let mut found = Vec::new();
+    let mut dirs = vec![dir.to_owned()];
+    while let Some(next) = dirs.pop() {
+        for entry in std::fs::read_dir(next).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.strip_prefix(dir).unwrap().to_owned();
+            match path.is_dir() {
+                true => dirs.push(path),
+                false if is_trajectory(&path) => {}
+                false => found.push((name, std::fs::read(path).unwrap())),
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// The value without what two runs cannot share: times, sizes, the plugin's digest, how
+/// often the host was called and how much of each limit was used; and without the place that Python puts after a reason.
+fn comparable(value: &Value) -> Value {
+    const DIFFERENT: [&str; 13] = [
+        "guest_cpu_ms",
+        "memory_bytes_peak",
+        "duration_ms",
+        "queued_ms",
+        "waited_ms",
+        "limits",
+        "model_ms",
+        "host_calls",
+        "plugin_digest",
+        "grader_digest",
+        "started_at_unix_ms",
+        "timestamp",
+        "latency_ms",
+    ];
+    match value {
+        Value::Object(fields) => {
+            let kept = fields.iter().filter(|(name, _)| !DIFFERENT.contains(&name.as_str()));
+            kept.map(|(name, value)| (name.clone(), comparable(value))).collect()
+        }
+        Value::Array(items) => items.iter().map(comparable).collect(),
+        Value::String(text) => match text.find(" (parity.py:") {
+            Some(end) => text[..end].into(),
+            None => value.clone(),
+        },
+        other => other.clone(),
+    }
+}
+
+#[tokio::test]
+async fn a_guest_in_python_does_what_the_same_guest_in_rust_does() {
+    let (rust, python) =
+        (run(&guest("parity")).await, run(&python_guest("tests/guests/python/parity")).await);
+
+    for (place, Behaviour { prompt, label, .. }) in BEHAVIOURS.iter().enumerate() {
+        let about = format!("{prompt} {label:?}");
+        let [a, b] = [&rust, &python].map(|seen| comparable(&seen.results[place]));
+        assert_eq!(a, b, "{about}");
+        let [a, b] = [&rust, &python].map(|seen| comparable(&seen.trajectories[place]));
+        assert_eq!(a, b, "{about}");
+        let [a, b] = [&rust, &python].map(|seen| artifact_texts(&seen.artifacts[place]));
+        assert_eq!(a, b, "{about}");
+    }
+    // The requests in the order in which they came, of which those of one moment have none.
+    let [mut a, mut b] =
+        [&rust, &python].map(|seen| seen.asked.iter().map(Value::to_string).collect::<Vec<_>>());
+    a.sort();
+    b.sort();
+    assert_eq!(a, b);
+    // The table shows something: every kind of outcome is in it.
+    let outcomes: Vec<&str> = python.results.iter().map(|line| line["outcome"].as_str().unwrap()).collect();
+    assert!(outcomes.contains(&"scored") && outcomes.contains(&"unscored"), "{outcomes:?}");
+}
+
+/// Files as text, without the lines of a traceback, which only Python has.
+fn artifact_texts(files: &[(PathBuf, Vec<u8>)]) -> Vec<(PathBuf, String)> {
+    let text = |bytes: &[u8]| {
+        let text = String::from_utf8_lossy(bytes);
+        let lines: Vec<&str> = text.lines().filter(|line| !is_traceback(line)).collect();
+        lines.join("\n")
+    };
+    let texts = files.iter().map(|(name, bytes)| (name.clone(), text(bytes)));
+    texts.filter(|(name, text)| !(name.ends_with("log.jsonl") && text.is_empty())).collect()
+}
+
+fn is_traceback(line: &str) -> bool {
+    let said: Value = serde_json::from_str(line).unwrap_or_default();
+    let text = said["text"].as_str().unwrap_or_default();
+    said["level"] == "error"
+        && (text.starts_with("Traceback") || text.starts_with("  ") || text.starts_with("rollout_sdk."))
+}

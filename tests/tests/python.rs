@@ -1,0 +1,463 @@
+//! Workflows and graders in Python: how they are built, what they are told where they
+//! are wrong, and that what they wait for goes on side by side.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rollout_tests::{
+    Answer, Controller, Ran, RolloutRequest, Start, TestHost, project_root, python_guest, python_program,
+    rollout_host,
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::process::Command;
+
+const PARITY: &str = "tests/guests/python/parity";
+
+/// How long a command may take. One of them builds a component.
+const COMMAND: Duration = Duration::from_secs(300);
+
+fn temporary() -> TempDir {
+    tempfile::tempdir().expect("a temporary directory can be made")
+}
+
+/// A project with this entry module and these lines of `pyproject.toml`.
+fn project(entry: &str, more: &str) -> TempDir {
+    let dir = temporary();
+    write(dir.path(), "pyproject.toml", &format!("[project]\nname = \"made-up\"\n{more}"));
+    write(dir.path(), "made_up.py", entry);
+    dir
+}
+
+fn write(dir: &Path, name: &str, text: &str) {
+    std::fs::write(dir.join(name), text).expect("it can be written");
+}
+
+async fn build(dir: &Path) -> Ran {
+    let mut command = rollout_host(["build"]);
+    command.arg(dir).arg("-o").arg(dir.join("made.wasm"));
+    command.arg("--componentize-py").arg(python_program("componentize-py"));
+    command.start().ended_within(COMMAND).await
+}
+
+#[tokio::test]
+async fn a_project_without_exactly_one_workflow_is_not_built_and_the_classes_are_named() {
+    let workflow = |name: &str| format!("class {name}(AgentWorkflow):\n    async def run(self, ctx): ...\n");
+    let grader = |name: &str| format!("class {name}(Grader):\n    async def grade(self, ctx): ...\n");
+    let imports = "from rollout_sdk import *\n";
+    for (entry, named) in [
+        (String::new(), vec!["module `made_up` has no workflow", "derives from `AgentWorkflow`"]),
+        (grader("Rate"), vec!["has no workflow", "only-grader = true"]),
+        (workflow("One") + &workflow("Two"), vec!["has 2 workflows: `One`, `Two`"]),
+        (workflow("One") + &grader("A") + &grader("B"), vec!["has 2 graders: `A`, `B`"]),
+        ("class Half(AgentWorkflow):\n    pass\n".to_owned(), vec!["`Half` lacks run"]),
+        (
+            "class Lone:\n    async def run(self, ctx): ...\n".to_owned(),
+            vec!["`Lone` has `run` and is no subclass"],
+        ),
+    ] {
+        let dir = project(&format!("{imports}{entry}"), "");
+
+        let ran = build(dir.path()).await;
+
+        assert_eq!(ran.code, Some(1), "{entry}: {}", ran.stderr);
+        for text in named {
+            assert!(ran.stderr.contains(text), "{entry}: {}", ran.stderr);
+        }
+        assert!(!dir.path().join("made.wasm").exists());
+    }
+}
+
+#[tokio::test]
+async fn a_project_that_cannot_be_imported_shows_its_own_traceback() {
+    let dir = project("import json\n\nimport nosuch\n", "");
+
+    let ran = build(dir.path()).await;
+
+    assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+    assert!(ran.stderr.contains("made_up.py\", line 3"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("No module named 'nosuch'"), "{}", ran.stderr);
+    assert!(!ran.stderr.contains("_build.py"), "{}", ran.stderr);
+}
+
+#[tokio::test]
+async fn a_project_file_that_is_wrong_is_told_where() {
+    for (more, named) in [
+        ("[tool.rollout-host]\nentri = \"x\"\n", "[tool.rollout-host] has no `entri`"),
+        ("[tool.rollout-host]\nentry = \"nowhere\"\n", "looked for nowhere.py"),
+        ("[tool.rollout-host]\nonly-grader = 1\n", "only-grader is true or false"),
+        ("dependencies = \"one\"\n", "[project] dependencies is a list of texts"),
+        ("name = \n", "pyproject.toml: "),
+    ] {
+        let ran = build(project("", more).path()).await;
+
+        assert_eq!(ran.code, Some(1), "{more}: {}", ran.stderr);
+        assert!(ran.stderr.contains(named), "{more}: {}", ran.stderr);
+    }
+}
+
+#[tokio::test]
+async fn without_the_tool_one_command_is_said_that_installs_it() {
+    let dir = project("", "");
+    let mut command = rollout_host(["build"]);
+    command.arg(dir.path()).env_remove("VIRTUAL_ENV").env_remove("COMPONENTIZE_PY").env("PATH", dir.path());
+
+    let ran = command.start().ended().await;
+
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert!(ran.stderr.contains("run: python3 -m pip install componentize-py=="), "{}", ran.stderr);
+}
+
+/// A wheel of one module, with native code beside it or not.
+async fn wheel(dir: &Path, name: &str, native: bool) -> PathBuf {
+    let script = format!(
+        r#"
+import sys, zipfile
+path = sys.argv[1] + "/{name}-1.0-py3-none-any.whl"
+info = "{name}-1.0.dist-info/"
+files = {{
+    "{name}/__init__.py": "def twice(n):\n    return 2 * n\n",
+    info + "METADATA": "Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+    info + "WHEEL": "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+}}
+if {native}:
+    files["{name}/_speedups.so"] = "native"
+files[info + "RECORD"] = "".join(f"{{name}},,\n" for name in [*files, info + "RECORD"])
+with zipfile.ZipFile(path, "w") as wheel:
+    for name, text in files.items():
+        wheel.writestr(name, text)
+print(path)
+"#,
+        native = if native { "True" } else { "False" },
+    );
+    let made = Command::new(python_program("python")).args(["-c", &script]).arg(dir).output().await.unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    PathBuf::from(String::from_utf8(made.stdout).unwrap().trim())
+}
+
+#[tokio::test]
+async fn a_native_dependency_is_named_with_what_to_do() {
+    let dir = temporary();
+    let wheel = wheel(dir.path(), "quick_thing", true).await;
+    let dependencies = format!("dependencies = [\"quick-thing @ file://{}\"]\n", wheel.display());
+    let project = project("from quick_thing import twice\n", &dependencies);
+
+    let ran = build(project.path()).await;
+
+    assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+    for text in ["quick-thing (quick_thing/_speedups.so)", "without-native", "leave-out"] {
+        assert!(ran.stderr.contains(text), "{}", ran.stderr);
+    }
+}
+
+#[tokio::test]
+async fn every_example_in_python_is_built_and_earns_its_rewards() {
+    for (example, mean) in [
+        ("one-turn", 1.0),
+        ("calculator", 1.0),
+        ("parallel", 1.0),
+        ("strands-agent", 1.0),
+        ("openai-agents", 1.0),
+        ("agent-loop", 1.0),
+        // Half of its rows are word problems, which the stand-in for a model cannot solve.
+        ("math-verify", 0.5),
+    ] {
+        let dir = temporary();
+        let example_dir = project_root().join("examples").join(example);
+        let component = python_guest(&format!("examples/{example}/python"));
+
+        let ran = rollout_host(["eval"])
+            .arg(component)
+            .arg("--data")
+            .arg(example_dir.join("rows.jsonl"))
+            .args(["--model", "mock", "--out"])
+            .arg(dir.path().join("out"))
+            .start()
+            .ended_within(COMMAND)
+            .await;
+
+        assert_eq!(ran.code, Some(0), "{example}: {}\n{}", ran.stdout, ran.stderr);
+        let summary: Value =
+            serde_json::from_slice(&std::fs::read(dir.path().join("out/summary.json")).unwrap()).unwrap();
+        assert_eq!(summary["scored"], summary["rollouts"], "{example}: {summary:#}");
+        assert_eq!(summary["reward"]["mean"], mean, "{example}: {summary:#}");
+    }
+}
+
+/// A host of the guest that does what its prompt asks for.
+async fn host() -> TestHost {
+    TestHost::of_component(python_guest(PARITY)).start().await
+}
+
+/// A rollout that does what this says, with a label, without which none is graded.
+fn asking(controller: &Controller, what: &str) -> RolloutRequest {
+    controller.rollout(what).label("0")
+}
+
+/// Text of the last message that a rollout gave back.
+fn last_text(result: &Value) -> String {
+    let messages = result["sample"]["messages"].as_array().unwrap_or_else(|| panic!("{result:#}"));
+    messages.last().and_then(|message| message["content"].as_str()).unwrap_or_default().to_owned()
+}
+
+#[tokio::test]
+async fn a_failure_is_told_with_file_and_line_of_the_authors_code() {
+    let controller = Controller::start().await;
+    let host = host().await;
+    for (what, named) in [
+        ("divide", vec!["ZeroDivisionError: ", "(only_python.py:", ", in divide)"]),
+        ("recurse", vec!["RecursionError: ", "only_python.py:", "in deep"]),
+        ("exit", vec!["called sys.exit(3)", "only_python.py:"]),
+        ("import", vec!["ModuleNotFoundError: ", "import it at the top of a module", "only_python.py:"]),
+        ("wait for nothing", vec!["nothing will bring about", "only_python.py:"]),
+        ("group", vec!["told to refuse"]),
+        ("object", vec!["message 0 is not JSON", "object is not JSON serializable"]),
+        ("be left alone", vec!["nobody knows how to be left alone"]),
+    ] {
+        let request = asking(&controller, &format!("python: {what}"));
+
+        let result = host.run(&request).await;
+
+        assert_eq!(result["status"], "failure", "{what}: {result:#}");
+        let told = result.to_string();
+        for text in named {
+            assert!(told.contains(text), "{what}: {result:#}");
+        }
+        assert!(!told.contains("/0/") && !told.contains("/tmp"), "{what}: {result:#}");
+    }
+    let request = asking(&controller, "python: divide");
+    host.run(&request).await;
+    let log = std::fs::read_to_string(host.kept().join(request.rollout_id()).join("log.jsonl")).unwrap();
+    assert!(log.contains("Traceback (most recent call last):"), "{log}");
+    assert!(log.contains(r#"File \"only_python.py\", line"#), "{log}");
+    assert!(log.contains("return a / b"), "{log}");
+    assert!(!log.contains("rollout_sdk/"), "{log}");
+}
+
+#[tokio::test]
+async fn calls_of_one_gather_are_under_way_at_the_same_time() {
+    let controller = Controller::start().await;
+    let host = host().await;
+    controller.hold();
+
+    let admitted = host.admit(&asking(&controller, "parallel")).await;
+    controller.chats_open(3).await;
+    controller.release();
+
+    let result = host.result(&admitted).await;
+    assert_eq!(result["status"], "success", "{result:#}");
+    assert_eq!(last_text(&result), "The sum is #### 11\nThe sum is #### 12\nThe sum is #### 13");
+}
+
+#[tokio::test]
+async fn a_timeout_ends_a_call_and_a_cancelled_task_abandons_its_own() {
+    let controller = Controller::start().await;
+    let host = host().await;
+    controller.hold();
+
+    let result = host.run(&asking(&controller, "python: timeout")).await;
+
+    assert_eq!(last_text(&result), "timed out", "{result:#}");
+    assert_eq!(controller.chats().len(), 2);
+    controller.chats_open(0).await;
+}
+
+#[tokio::test]
+async fn sleeping_takes_its_time_and_sleeps_of_one_gather_take_it_once() {
+    let controller = Controller::start().await;
+    let host = host().await;
+    // The first rollout may have to wait for its component's pages.
+    host.run(&asking(&controller, "nothing")).await;
+    let started = Instant::now();
+
+    let result = host.run(&asking(&controller, "python: sleep")).await;
+
+    assert_eq!(last_text(&result), "slept", "{result:#}");
+    let took = started.elapsed();
+    assert!(took >= Duration::from_millis(300) && took < Duration::from_millis(1400), "{took:?}");
+}
+
+#[tokio::test]
+async fn what_has_no_place_in_a_component_is_done_in_the_one_thread_or_cleaned_up() {
+    let controller = Controller::start().await;
+    let host = host().await;
+    for (what, told) in
+        [("leave", "left a task behind"), ("thread", "3"), ("surrogate", "half \u{fffd} of a pair")]
+    {
+        let result = host.run(&asking(&controller, &format!("python: {what}"))).await;
+
+        assert_eq!(last_text(&result), told, "{result:#}");
+    }
+}
+
+#[tokio::test]
+async fn random_numbers_are_the_rollouts_own_and_not_those_of_the_build() {
+    let controller = Controller::start().await;
+    let host = host().await;
+    let draw = async |id: &str| last_text(&host.run(&asking(&controller, "python: random").id(id)).await);
+    let (first, second) = (draw("first").await, draw("second").await);
+    let again = host_of_another_process(&controller, "first").await;
+
+    assert_ne!(first, second);
+    assert_eq!(first, again);
+}
+
+async fn host_of_another_process(controller: &Controller, id: &str) -> String {
+    last_text(&host().await.run(&asking(controller, "python: random").id(id)).await)
+}
+
+#[tokio::test]
+async fn a_guest_that_spins_in_python_is_stopped_at_its_deadline() {
+    let controller = Controller::start().await;
+    let host = host().await;
+    controller.hold();
+
+    let result = host.run(&asking(&controller, "unhandled").agent_secs(0.3)).await;
+
+    assert_eq!(result["status"], "failure", "{result:#}");
+    assert_eq!(result["err_category"], "timeout", "{result:#}");
+    controller.chats_open(0).await;
+}
+
+/// The messages that a grader sees, of one turn with one call of a tool.
+async fn messages_of(example: &str) -> (Value, Vec<Value>) {
+    let controller = Controller::start().await;
+    let host = TestHost::of_component(python_guest(&format!("examples/{example}/python"))).start().await;
+    let call = json!({"id": "call-1", "type": "function", "function": {"name": "calculator", "arguments": "{\"expression\": \"2 + 3\"}"}});
+    let completion = json!({
+        "id": "c", "object": "chat.completion", "created": 1, "model": "m",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": null, "tool_calls": [call]}, "finish_reason": "tool_calls"}],
+    });
+    controller.answer_chats([Answer::Status(200, completion), Answer::Say("#### 5")]);
+
+    let result = host.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+
+    assert_eq!(result["status"], "success", "{result:#}");
+    assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
+    let asked = controller.chats().into_iter().map(|chat| chat.body).collect();
+    (result["sample"]["messages"].clone(), asked)
+}
+
+#[tokio::test]
+async fn a_strands_agent_keeps_blocks_and_asks_in_parts() {
+    let (messages, asked) = messages_of("strands-agent").await;
+
+    let tool_use = json!({"toolUseId": "call-1", "name": "calculator", "input": {"expression": "2 + 3"}});
+    let tool_result = json!({"toolUseId": "call-1", "status": "success", "content": [{"text": "5"}]});
+    assert_eq!(
+        messages,
+        json!([
+            {"role": "user", "content": [{"text": "Calculate 2 + 3."}]},
+            {"role": "assistant", "content": [{"toolUse": tool_use}]},
+            {"role": "user", "content": [{"toolResult": tool_result}]},
+            {"role": "assistant", "content": [{"text": "#### 5"}]},
+        ])
+    );
+    let last = &asked[1]["messages"];
+    assert_eq!(last[0]["content"], json!([{"type": "text", "text": "Calculate 2 + 3."}]), "{last:#}");
+    assert!(last[1].get("content").is_none(), "{last:#}");
+    assert_eq!(last[2], json!({"role": "tool", "tool_call_id": "call-1", "content": "5"}), "{last:#}");
+    let function = &asked[0]["tools"][0]["function"];
+    assert!(function.get("strict").is_none(), "{function:#}");
+    assert!(function["parameters"].get("additionalProperties").is_none(), "{function:#}");
+    assert_eq!(asked[0]["temperature"], 0.7);
+}
+
+#[tokio::test]
+async fn an_openai_agents_session_keeps_items_and_asks_in_plain_text() {
+    let (messages, asked) = messages_of("openai-agents").await;
+
+    assert_eq!(messages[0], json!({"role": "user", "content": "Calculate 2 + 3."}));
+    let call = &messages[1];
+    assert_eq!(
+        (&call["type"], &call["call_id"], &call["name"]),
+        (&json!("function_call"), &json!("call-1"), &json!("calculator")),
+        "{call:#}"
+    );
+    assert_eq!(call["arguments"], "{\"expression\": \"2 + 3\"}", "{call:#}");
+    assert_eq!(messages[2], json!({"type": "function_call_output", "call_id": "call-1", "output": "5"}));
+    assert_eq!(messages[3]["type"], "message", "{messages:#}");
+    assert_eq!(messages[3]["content"][0]["text"], "#### 5", "{messages:#}");
+    assert_eq!(messages[3]["id"], "__fake_id__", "{messages:#}");
+    let last = &asked[1]["messages"];
+    assert_eq!(last[0]["role"], "system", "{last:#}");
+    assert_eq!(last[1], json!({"role": "user", "content": "Calculate 2 + 3."}), "{last:#}");
+    assert!(last[2].get("content").is_none(), "{last:#}");
+    let tools = &asked[0]["tools"];
+    assert_eq!(tools[0]["function"]["strict"], true, "{tools:#}");
+    assert_eq!(tools[0]["function"]["parameters"]["additionalProperties"], false, "{tools:#}");
+    assert_eq!(tools[1]["function"]["name"], "transfer_to_words", "{tools:#}");
+}
+
+/// Bindings as the SDK is checked against.
+async fn bindings(dir: &Path) -> PathBuf {
+    let world = dir.join("world");
+    std::fs::create_dir_all(world.join("deps/plugin")).unwrap();
+    std::fs::copy(project_root().join("wit/plugin.wit"), world.join("deps/plugin/plugin.wit")).unwrap();
+    let worlds = ["workflow-plugin", "agent-loop-plugin", "grader-plugin", "with-settings"];
+    let included: String =
+        worlds.iter().map(|world| format!("include rollout:plugin/{world}@0.1.0;\n")).collect();
+    write(
+        &world,
+        "component.wit",
+        &format!("package rollout:component;\nworld component {{\n{included}}}\n"),
+    );
+    let stubs = dir.join("bindings");
+    let made = Command::new(python_program("componentize-py"))
+        .arg("-d")
+        .arg(&world)
+        .args(["-w", "component", "--world-module", "_rollout_wit", "bindings"])
+        .arg(&stubs)
+        .output()
+        .await
+        .unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    stubs
+}
+
+#[tokio::test]
+async fn the_sdk_and_its_examples_pass_a_strict_type_checker() {
+    let dir = temporary();
+    let path = format!(
+        "{}:{}",
+        bindings(dir.path()).await.display(),
+        project_root().join("guest-sdk/python/src").display()
+    );
+    for (place, what) in [
+        ("guest-sdk/python", vec!["src/rollout_sdk"]),
+        ("examples/one-turn/python", vec!["one_turn.py"]),
+        ("examples/calculator/python", vec!["calculator.py", "expression.py"]),
+        ("examples/parallel/python", vec!["parallel.py"]),
+        ("examples/strands-agent/python", vec!["strands_agent.py"]),
+        ("examples/openai-agents/python", vec!["arithmetic.py"]),
+        ("examples/agent-loop/python", vec!["agent_loop.py"]),
+        (PARITY, vec!["parity.py", "only_python.py"]),
+    ] {
+        let checked = Command::new(python_program("mypy"))
+            .args(["--strict", "--cache-dir"])
+            .arg(dir.path().join("cache"))
+            .args(&what)
+            .env("MYPYPATH", &path)
+            .current_dir(project_root().join(place))
+            .output()
+            .await
+            .unwrap();
+
+        assert!(checked.status.success(), "{place}:\n{}", String::from_utf8_lossy(&checked.stdout));
+    }
+}
+
+#[tokio::test]
+async fn the_sdk_passes_its_own_tests() {
+    let ran = Command::new(python_program("python"))
+        .args(["-B", "-W", "error", "-m", "unittest", "discover", "-s", "tests"])
+        .env("PYTHONPATH", "src")
+        .current_dir(project_root().join("guest-sdk/python"))
+        .output()
+        .await
+        .unwrap();
+
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success(), "{said}");
+    assert!(!said.contains("Ran 0 tests"), "{said}");
+}
