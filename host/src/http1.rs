@@ -40,6 +40,9 @@ pub(crate) enum Broken {
     Malformed(&'static str),
     #[error("a body longer than {0} bytes")]
     TooLong(usize),
+    /// There was a head, which says this, and then what is wrong.
+    #[error("{cause}")]
+    Body { status: u16, cause: Box<Broken> },
 }
 
 /// One connection, either side, and what it has read ahead.
@@ -132,14 +135,17 @@ impl Connection {
 
     async fn finish(&mut self, head: Head, is_response: bool) -> Result<Message, Broken> {
         let bytes = self.buffer.split_to(head.length);
-        let bodiless = is_response && matches!(head.status()?, 204 | 304);
-        let body = match head.framing {
-            _ if bodiless => BytesMut::new(),
-            Framing::Length(length) => self.read_sized(length).await?,
-            Framing::Chunked => self.read_chunked().await?,
-            Framing::Unsaid if is_response => self.read_to_end().await?,
-            Framing::Unsaid => BytesMut::new(),
+        let body = match (is_response, head.framing) {
+            (true, _) if matches!(head.status()?, 204 | 304) => Ok(BytesMut::new()),
+            (_, Framing::Length(length)) => self.read_sized(length).await,
+            (_, Framing::Chunked) => self.read_chunked().await,
+            (true, Framing::Unsaid) => self.read_to_end().await,
+            (false, Framing::Unsaid) => Ok(BytesMut::new()),
         };
+        let body = body.map_err(|cause| match head.status {
+            Some(status) if is_response => Broken::Body { status, cause: Box::new(cause) },
+            _ => cause,
+        })?;
         self.used = Instant::now();
         Ok(Message { bytes, head, body })
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use rollout_tests::{Ran, Start, project_root, rollout_host};
+use rollout_tests::{Ran, Start, project_root, python_program, rollout_host};
 use serde_json::Value;
 
 /// The first of them compiles the SDK.
@@ -49,6 +49,36 @@ async fn each_template_builds_and_is_valid_at_once() {
         assert!(checks.iter().all(|check| check["outcome"] != "warned"), "{template}: {report:#}");
         let rated = checks.iter().find(|check| check["name"] == "reward").unwrap();
         assert_eq!(rated["detail"], reward, "{template}: {report:#}");
+    }
+}
+
+#[tokio::test]
+async fn each_template_in_python_builds_and_is_valid_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    for template in ["one-turn", "tools", "agent-loop", "grader"] {
+        let name = format!("py-{template}");
+        let made = new(dir.path(), &[&name, "--lang", "python", "--template", template]).await;
+        assert_eq!(made.code, Some(0), "{template}: {}", made.stderr);
+        let project = dir.path().join(&name);
+        let wasm = project.join("made.wasm");
+
+        let built = rollout_host(["build", "."])
+            .arg("-o")
+            .arg(&wasm)
+            .arg("--componentize-py")
+            .arg(python_program("componentize-py"))
+            .current_dir(&project)
+            .start()
+            .ended_within(BUILD)
+            .await;
+        assert_eq!(built.code, Some(0), "{template}: {}", built.stderr);
+
+        let ran = rollout_host(["validate", "--json"]).arg(&wasm).start().ended_within(BUILD).await;
+        assert_eq!(ran.code, Some(0), "{template}: {}{}", ran.stdout, ran.stderr);
+        let report: Value = serde_json::from_str(&ran.stdout).unwrap();
+        let checks = report["checks"].as_array().unwrap();
+        let rated = checks.iter().find(|check| check["name"] == "reward").unwrap();
+        assert_eq!(rated["detail"], "1", "{template}: {report:#}");
     }
 }
 

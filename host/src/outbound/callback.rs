@@ -1,14 +1,16 @@
 //! Posts a result to the caller that asked for it.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use reqwest::StatusCode;
-use reqwest::header::{AUTHORIZATION, CONTENT_TYPE};
+use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
+use reqwest::{StatusCode, Url};
 
+use super::plain::{Place, PlainClient};
 use super::retry::{RetryPolicy, retry_after};
 use super::{Secret, describe};
+use crate::http1::Broken;
 use crate::telemetry::{CallbackOutcome, Metrics};
 
 /// The longest acknowledgement that is read, in bytes. It may carry token ids.
@@ -18,6 +20,7 @@ const ACKNOWLEDGEMENT_BYTES_MAX: usize = 64 << 20;
 #[derive(Clone, Debug)]
 pub struct CallbackClient {
     http: reqwest::Client,
+    plain: Arc<PlainClient>,
     policy: RetryPolicy,
     taken: Taken,
     metrics: Arc<Metrics>,
@@ -76,7 +79,7 @@ pub struct Undelivered {
 impl CallbackClient {
     /// A client over the process's HTTP client.
     pub fn new(http: reqwest::Client, policy: RetryPolicy, metrics: Arc<Metrics>) -> Self {
-        Self { http, policy, taken: Taken::AnySuccess, metrics }
+        Self { http, plain: Arc::default(), policy, taken: Taken::AnySuccess, metrics }
     }
 
     /// The same client, for callers who take results by these answers.
@@ -95,42 +98,43 @@ impl CallbackClient {
         let callback = self.metrics.callback();
         let mut attempts = 0;
         let mut first_failure = None;
+        let (url, headers) = match address(url, key) {
+            Ok(there) => there,
+            Err(reason) => {
+                callback.ended(CallbackOutcome::Unavailable);
+                return Err(Undelivered { attempts: 1, reason, status: None });
+            }
+        };
+        let place = Place::of(&url);
         loop {
             attempts += 1;
-            let mut request = self
-                .http
-                .post(url)
-                .header(CONTENT_TYPE, "application/json")
-                .timeout(self.policy.attempt_time_max)
-                .body(body.clone());
-            if let Some(key) = key.filter(|key| !key.expose().is_empty()) {
-                request = request.header(AUTHORIZATION, format!("Bearer {}", key.expose()));
-            }
-            let (reason, status, asked) = match request.send().await {
-                Ok(response) if matches!(self.taken.word(response.status()), Word::Taken) => {
-                    let status = response.status().as_u16();
-                    let body = read(response).await;
-                    callback.ended(CallbackOutcome::Delivered);
-                    return Ok(Acknowledged { status, attempts, body });
+            let sent = async {
+                match &place {
+                    Some(place) => self.send_plainly(place, &headers, &body).await,
+                    None => Box::pin(self.send(&url, &headers, &body)).await,
                 }
-                Ok(response) => {
-                    let status = response.status();
+            };
+            let sent = tokio::time::timeout(self.policy.attempt_time_max, sent).await;
+            let time_max = self.policy.attempt_time_max;
+            let sent = sent.unwrap_or_else(|_| Err(format!("no answer within {time_max:?}")));
+            let (reason, status, asked) = match sent {
+                Ok(Answer { status, body, .. }) if matches!(self.taken.word(status), Word::Taken) => {
+                    callback.ended(CallbackOutcome::Delivered);
+                    return Ok(Acknowledged { status: status.as_u16(), attempts, body });
+                }
+                Ok(Answer { status, retry_after, .. }) => {
                     let reason = format!("it was answered {status}");
                     if matches!(self.taken.word(status), Word::Refused) {
                         callback.ended(CallbackOutcome::Refused);
                         return Err(Undelivered { attempts, reason, status: Some(status.as_u16()) });
                     }
                     let asked = match self.taken {
-                        Taken::AnySuccess => retry_after(response.headers()),
+                        Taken::AnySuccess => retry_after,
                         Taken::OkOnly => None,
                     };
                     (reason, Some(status.as_u16()), asked)
                 }
-                Err(error) if error.is_builder() => {
-                    callback.ended(CallbackOutcome::Unavailable);
-                    return Err(Undelivered { attempts, reason: describe(error), status: None });
-                }
-                Err(error) => (describe(error), None, None),
+                Err(reason) => (reason, None, None),
             };
             let since_first = first_failure.get_or_insert_with(Instant::now).elapsed();
             let Some(delay) = self.policy.next_delay(attempts, since_first, asked) else {
@@ -142,10 +146,53 @@ impl CallbackClient {
             tokio::time::sleep(delay).await;
         }
     }
+
+    async fn send_plainly(&self, place: &Place, headers: &HeaderMap, body: &[u8]) -> Result<Answer, String> {
+        match self.plain.post(place, headers, body, ACKNOWLEDGEMENT_BYTES_MAX).await {
+            Ok(answer) => {
+                let status = StatusCode::from_u16(answer.status).map_err(|error| error.to_string())?;
+                Ok(Answer { status, retry_after: answer.retry_after, body: answer.body })
+            }
+            Err(Broken::Body { status, cause }) => match StatusCode::from_u16(status) {
+                Ok(status) => Ok(Answer { status, retry_after: None, body: Bytes::new() }),
+                Err(_) => Err(cause.to_string()),
+            },
+            Err(broken) => Err(broken.to_string()),
+        }
+    }
+
+    async fn send(&self, url: &Url, headers: &HeaderMap, body: &Bytes) -> Result<Answer, String> {
+        let request = self.http.post(url.clone()).headers(headers.clone()).body(body.clone());
+        let response = request.send().await.map_err(describe)?;
+        let (status, retry_after) = (response.status(), retry_after(response.headers()));
+        Ok(Answer { status, retry_after, body: read(response).await })
+    }
 }
 
-/// Reads an acknowledgement. Delivered is delivered: one that is too long, or that breaks
-/// off, is as good as an empty one.
+/// What a caller answered. A body that is too long, or that breaks off, is as good as an
+/// empty one: delivered is delivered.
+struct Answer {
+    status: StatusCode,
+    retry_after: Option<Duration>,
+    body: Bytes,
+}
+
+/// Where a callback goes, and with what; or why it can go nowhere.
+fn address(url: &str, key: Option<&Secret>) -> Result<(Url, HeaderMap), String> {
+    let url = Url::parse(url).map_err(|error| error.to_string())?;
+    if !matches!(url.scheme(), "http" | "https") {
+        return Err(format!("its address is of the scheme {}, not http or https", url.scheme()));
+    }
+    let mut headers = HeaderMap::with_capacity(2);
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    if let Some(key) = key.filter(|key| !key.expose().is_empty()) {
+        let value = HeaderValue::from_str(&format!("Bearer {}", key.expose()));
+        headers.insert(AUTHORIZATION, value.map_err(|_| "the key fits no header".to_owned())?);
+    }
+    Ok((url, headers))
+}
+
+/// Reads an acknowledgement.
 async fn read(mut response: reqwest::Response) -> Bytes {
     let mut body = BytesMut::new();
     loop {

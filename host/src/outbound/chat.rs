@@ -313,7 +313,7 @@ impl ChatClient {
     ) -> Result<(StatusCode, Option<Duration>, Bytes), Miss> {
         let answer = self.plain.post(place, &headers, &body, self.reply_bytes_max).await;
         let Answer { status, retry_after, body } = answer.map_err(|broken| match broken {
-            Broken::TooLong(_) => self.too_large(),
+            Broken::Body { cause, .. } if matches!(*cause, Broken::TooLong(_)) => self.too_large(),
             broken => again(broken.to_string()),
         })?;
         let status = StatusCode::from_u16(status).map_err(|error| again(error.to_string()))?;

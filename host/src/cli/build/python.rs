@@ -3,7 +3,6 @@
 //! This finds the tool and hands the project to the SDK's own `_build.py`, which knows
 //! Python projects; see there for what is done with one.
 
-use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -90,7 +89,7 @@ fn find_tool(dir: &Path, named: Option<&Path>) -> Result<PathBuf> {
     }
     let active = std::env::var_os("VIRTUAL_ENV").map(PathBuf::from);
     let environments = active.into_iter().chain([dir.join(".venv"), dir.join("venv")]);
-    let path = std::env::var_os("PATH").unwrap_or_else(OsString::new);
+    let path = std::env::var_os("PATH").unwrap_or_default();
     let dirs = environments.map(|environment| environment.join("bin")).chain(std::env::split_paths(&path));
     for dir in dirs {
         let candidate = dir.join(TOOL);

@@ -34,6 +34,7 @@ pub(super) struct New {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Language {
     Rust,
+    Python,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -49,12 +50,16 @@ enum Template {
 }
 
 impl Template {
-    fn code(self) -> &'static str {
-        match self {
-            Self::OneTurn => include_str!("templates/one-turn.rs.in"),
-            Self::Tools => include_str!("templates/tools.rs.in"),
-            Self::AgentLoop => include_str!("templates/agent-loop.rs.in"),
-            Self::Grader => include_str!("templates/grader.rs.in"),
+    fn code(self, lang: Language) -> &'static str {
+        match (lang, self) {
+            (Language::Rust, Self::OneTurn) => include_str!("templates/one-turn.rs.in"),
+            (Language::Rust, Self::Tools) => include_str!("templates/tools.rs.in"),
+            (Language::Rust, Self::AgentLoop) => include_str!("templates/agent-loop.rs.in"),
+            (Language::Rust, Self::Grader) => include_str!("templates/grader.rs.in"),
+            (Language::Python, Self::OneTurn) => include_str!("templates/one-turn.py.in"),
+            (Language::Python, Self::Tools) => include_str!("templates/tools.py.in"),
+            (Language::Python, Self::AgentLoop) => include_str!("templates/agent-loop.py.in"),
+            (Language::Python, Self::Grader) => include_str!("templates/grader.py.in"),
         }
     }
 
@@ -68,33 +73,63 @@ impl Template {
 const TAKEN: [&str; 12] =
     ["crate", "fn", "impl", "main", "mod", "self", "struct", "super", "test", "use", "core", "std"];
 
+/// Names that a module cannot have: Python's words, and modules that it would hide.
+const TAKEN_IN_PYTHON: [&str; 16] = [
+    "and", "as", "class", "def", "del", "for", "from", "if", "import", "in", "is", "json", "not", "or",
+    "try", "with",
+];
+
 const ROWS: &str = r##"{"system_prompt": "Give the final answer after ####.", "user_prompt": "What is 17 + 25?", "ground_truth": "42"}
 {"system_prompt": "Give the final answer after ####.", "user_prompt": "What is 120 + 3 + 77?", "ground_truth": "200"}
 {"system_prompt": "Give the final answer after ####.", "user_prompt": "What is 9 + 8 + 7 + 6?", "ground_truth": "30"}
 "##;
 
-const IGNORED: &str = "/target\n/evals\n/rollouts\n*.wasm\n";
+const IGNORED: &str = "/target\n/evals\n/rollouts\n*.wasm\n__pycache__/\n";
 
 impl New {
     pub fn run(self) -> Result<Exit> {
-        check_name(&self.name)?;
+        check_name(&self.name, self.lang)?;
         let dir = self.dir.clone().unwrap_or_else(|| PathBuf::from(&self.name));
-        let Language::Rust = self.lang;
-        let sdk = self.sdk_source()?;
+        let manifest = match self.lang {
+            Language::Rust => ("Cargo.toml", self.manifest(&self.sdk_source()?)),
+            Language::Python if self.sdk.is_some() || self.sdk_git.is_some() => {
+                bail!("--sdk and --sdk-git are for Rust; the Python SDK is in this program")
+            }
+            Language::Python => ("pyproject.toml", self.pyproject()),
+        };
         check_empty(&dir)?;
-        let code = self.template.code().replace("@NAME@", &self.name);
+        let code = self.template.code(self.lang).replace("@NAME@", &self.name);
+        let (entry, rows) = (self.entry(), ROWS.to_owned());
+        let readme = self.readme();
+        let ignored = IGNORED.to_owned();
         for (name, text) in [
-            ("Cargo.toml", self.manifest(&sdk)),
-            ("src/lib.rs", code),
-            ("rows.jsonl", ROWS.to_owned()),
-            ("README.md", self.readme()),
-            (".gitignore", IGNORED.to_owned()),
+            manifest,
+            (entry.as_str(), code),
+            ("rows.jsonl", rows),
+            ("README.md", readme),
+            (".gitignore", ignored),
         ] {
             write(&dir.join(name), &text)?;
         }
         println!("{} is there. Next:\n\n  cd {}", self.name, dir.display());
         self.commands().iter().for_each(|command| println!("  {command}"));
         Ok(Exit::Done)
+    }
+
+    /// The file with the code.
+    fn entry(&self) -> String {
+        match self.lang {
+            Language::Rust => "src/lib.rs".to_owned(),
+            Language::Python => format!("{}.py", self.name.replace('-', "_")),
+        }
+    }
+
+    fn pyproject(&self) -> String {
+        let mut text = include_str!("templates/pyproject.toml.in").replace("@NAME@", &self.name);
+        if self.template == Template::Grader {
+            text += "\n[tool.rollout-host]\nonly-grader = true\n";
+        }
+        text
     }
 
     /// The SDK as a dependency of the manifest.
@@ -129,7 +164,9 @@ impl New {
         if self.template.derives() {
             text += "schemars = \"1\"\nserde = { version = \"1\", features = [\"derive\"] }\n";
         }
-        text + "\n# A workspace of its own, whatever directory it is in.\n[workspace]\n"
+        text + "\n# Half the size of the default: what a guest is made of, it carries in every rollout that waits.\n\
+                [profile.release]\ncodegen-units = 1\nlto = true\nopt-level = \"s\"\npanic = \"abort\"\n\
+                \n# A workspace of its own, whatever directory it is in.\n[workspace]\n"
     }
 
     /// What to do with the project, from building it on.
@@ -155,13 +192,12 @@ impl New {
             let _ = writeln!(text, "{command}");
         }
         text += "```\n\n`--model mock` is a stand-in that works out arithmetic. For a model, give its name and \
-                 `--base-url`;\n`rollout-host test --help` lists the rest. The code is in `src/lib.rs`, rows to try \
-                 it on in `rows.jsonl`.\n";
-        text
+                 `--base-url`;\n`rollout-host test --help` lists the rest. The code is in `";
+        text + &self.entry() + "`, rows to try it on in `rows.jsonl`.\n"
     }
 }
 
-fn check_name(name: &str) -> Result<()> {
+fn check_name(name: &str, lang: Language) -> Result<()> {
     let word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
     if name.len() > 64 || !name.starts_with(|c: char| c.is_ascii_lowercase()) || !name.chars().all(word) {
         bail!(
@@ -170,8 +206,12 @@ fn check_name(name: &str) -> Result<()> {
             crate::text::printable(name)
         );
     }
-    if TAKEN.contains(&name) {
-        bail!("'{name}' is a word of Rust's own; choose another name");
+    let taken: &[&str] = match lang {
+        Language::Rust => &TAKEN,
+        Language::Python => &TAKEN_IN_PYTHON,
+    };
+    if taken.contains(&name) {
+        bail!("'{name}' is a word of {lang:?}'s own; choose another name");
     }
     Ok(())
 }
@@ -202,10 +242,18 @@ mod tests {
     #[test]
     fn a_name_is_one_that_cargo_takes() {
         for good in ["a", "my-agent", "agent_2"] {
-            assert!(check_name(good).is_ok(), "{good}");
+            assert!(check_name(good, Language::Rust).is_ok(), "{good}");
         }
-        for bad in ["", "My", "2a", "-a", "a b", "a/b", "../a", "é", "test", &"a".repeat(65)] {
-            assert!(check_name(bad).is_err(), "{bad}");
+        for bad in ["", "My", "2a", "-a", "a b", "a/b", "../a", "é", &"a".repeat(65)] {
+            for lang in [Language::Rust, Language::Python] {
+                assert!(check_name(bad, lang).is_err(), "{bad}");
+            }
         }
+        assert!(
+            check_name("crate", Language::Rust).is_err() && check_name("crate", Language::Python).is_ok()
+        );
+        assert!(
+            check_name("class", Language::Python).is_err() && check_name("class", Language::Rust).is_ok()
+        );
     }
 }

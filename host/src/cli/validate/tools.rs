@@ -75,14 +75,10 @@ fn findings(tool: &Value) -> Vec<Finding> {
     }
     match function.get("parameters") {
         None => {}
-        Some(Value::Object(parameters)) => {
-            if parameters.get("type").and_then(Value::as_str) != Some("object") {
-                found.push(warning(
-                    "PARAMETERS_TYPE_NOT_OBJECT",
-                    "the \"type\" of its parameters is not \"object\"",
-                ));
-            }
-        }
+        Some(Value::Object(parameters))
+            if parameters.get("type").and_then(Value::as_str) == Some("object") => {}
+        Some(Value::Object(_)) => found
+            .push(warning("PARAMETERS_TYPE_NOT_OBJECT", "the \"type\" of its parameters is not \"object\"")),
         Some(_) => found.push(error("INVALID_PARAMETERS_TYPE", "its \"parameters\" are no JSON object")),
     }
     found
