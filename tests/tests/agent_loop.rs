@@ -173,7 +173,7 @@ async fn the_examples_that_are_loops_have_the_rewards_that_their_scripts_earn() 
         let files = project_root().join("examples").join(name);
         let mut command = rollout_host(["eval"]);
         command
-            .arg(example(name))
+            .arg(example(&format!("example-{name}")))
             .args(["--model", "mock", "--mock-script"])
             .arg(files.join("replies.jsonl"));
         command.arg("--data").arg(files.join("rows.jsonl")).arg("--out").arg(dir.path().join("out"));
@@ -191,12 +191,12 @@ async fn the_examples_that_are_loops_have_the_rewards_that_their_scripts_earn() 
 
 #[tokio::test]
 async fn inspect_names_the_form() {
-    for (name, expected) in [("agent_loop", "agent loop\n"), ("rated_loop", "agent loop and grader\n")] {
+    for (name, expected) in [("agent_loop", "an agent loop"), ("rated_loop", "an agent loop and a grader")] {
         let mut command = rollout_host(["inspect"]);
         let ran = command.arg(guest(name)).start().ended().await;
         assert_eq!(ran.code, Some(0), "{}", ran.stderr);
         assert!(
-            ran.stdout.lines().next().unwrap_or_default().ends_with(expected.trim_end()),
+            ran.stdout.lines().next().unwrap_or_default().ends_with(expected),
             "{}",
             ran.stdout
         );

@@ -86,7 +86,7 @@ async fn code_for_few_instances_is_not_taken_for_code_for_many() {
     for said in [COMPILED, FROM_CACHE] {
         let host = TestHost::of("conform").option("--cache-dir", cache.path().display());
 
-        let host = host.option("--max-concurrent", 3000).start().await;
+        let host = host.option("--max-concurrent", 9000).start().await;
 
         let stderr = host.stop().await.stderr;
         assert!(stderr.contains(said), "{stderr}");

@@ -351,7 +351,7 @@ pub(crate) async fn try_start(
     let kept = imports.kept();
     within(plugin, bounds, kept, async move {
         let started = std::time::Instant::now();
-        drop(start(&linked, imports, bounds).await?);
+        drop(make(&linked, imports, bounds).await?);
         Ok(started.elapsed())
     })
     .await
@@ -384,13 +384,21 @@ fn host_failed(error: wasmtime::Error) -> RunError {
     RunError::Host(format!("{error:#}"))
 }
 
-/// Makes a store and the instance in it.
+/// Makes a store and the instance in it, which is counted.
 async fn start(
     plugin: &Linked,
     imports: Imports,
     bounds: Bounds,
 ) -> Result<(Store<InstanceState>, Instance), RunError> {
     let _timing = imports.time_start();
+    make(plugin, imports, bounds).await
+}
+
+async fn make(
+    plugin: &Linked,
+    imports: Imports,
+    bounds: Bounds,
+) -> Result<(Store<InstanceState>, Instance), RunError> {
     let mut store = store(plugin, imports, bounds);
     match plugin.pre.instantiate_async(&mut store).await {
         Ok(instance) => Ok((store, instance)),
