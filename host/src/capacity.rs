@@ -17,9 +17,6 @@ const DESCRIPTORS_KEPT: u64 = 128;
 /// Mappings that the process has for itself: its code, its threads, its allocator.
 const MAPPINGS_KEPT: u64 = 4096;
 
-/// Connections that one running rollout has open: its caller's and its model's.
-const DESCRIPTORS_PER_ROLLOUT: u64 = 2;
-
 /// Connections that one queued rollout has open: its caller's.
 const DESCRIPTORS_PER_QUEUED: u64 = 1;
 
@@ -98,6 +95,9 @@ impl fmt::Display for Bound {
 /// What the host's part of one rollout costs.
 #[derive(Clone, Copy, Debug)]
 pub struct GuestCost {
+    /// Connections that one running rollout has open: its model's, and its caller's where
+    /// callers wait for results instead of being called.
+    pub descriptors: u64,
     /// Memory mappings of one instance.
     pub mappings: u64,
     /// Memory that one instance has when it starts, in bytes.
@@ -126,7 +126,7 @@ impl Machine {
         let memory = self.memory_bytes_free / 100 * MEMORY_SHARE_PERCENT;
         let bounds = [
             (u64::from(asked), Bound::Asked),
-            (descriptors / DESCRIPTORS_PER_ROLLOUT, Bound::Descriptors { max: self.descriptors_max }),
+            (descriptors / cost.descriptors.max(1), Bound::Descriptors { max: self.descriptors_max }),
             (self.guest_mappings_max() / cost.mappings.max(1), Bound::Mappings { max: self.mappings_max }),
             (
                 memory / cost.memory_bytes.saturating_add(BYTES_PER_ROLLOUT),
@@ -141,7 +141,7 @@ impl Machine {
         }
         // A host that could run nothing would be no host; the kernel has the last word.
         let running = least.0.max(1);
-        let left = descriptors.saturating_sub(running * DESCRIPTORS_PER_ROLLOUT) / DESCRIPTORS_PER_QUEUED;
+        let left = descriptors.saturating_sub(running * cost.descriptors) / DESCRIPTORS_PER_QUEUED;
         let count = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
         Slots { running_max: count(running), queue_max: queue_asked.min(count(left)), bound_by: least.1 }
     }
@@ -192,7 +192,7 @@ mod tests {
 
     const ROOMY: Machine =
         Machine { descriptors_max: 1 << 20, mappings_max: 1 << 20, memory_bytes_free: 1 << 40 };
-    const COST: GuestCost = GuestCost { mappings: 4, memory_bytes: 64 << 10 };
+    const COST: GuestCost = GuestCost { descriptors: 2, mappings: 4, memory_bytes: 64 << 10 };
 
     #[test]
     fn slots_are_what_was_asked_for_or_what_there_is_room_for() {

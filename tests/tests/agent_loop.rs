@@ -195,10 +195,6 @@ async fn inspect_names_the_form() {
         let mut command = rollout_host(["inspect"]);
         let ran = command.arg(guest(name)).start().ended().await;
         assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-        assert!(
-            ran.stdout.lines().next().unwrap_or_default().ends_with(expected),
-            "{}",
-            ran.stdout
-        );
+        assert!(ran.stdout.lines().next().unwrap_or_default().ends_with(expected), "{}", ran.stdout);
     }
 }

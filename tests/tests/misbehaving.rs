@@ -315,7 +315,12 @@ async fn a_second_sample_is_refused_where_the_caller_takes_one() {
 
     let result = host.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
 
-    let expected = Failure { category: "agent_error", message: &["this rollout takes 1 samples at the most (samples-max of the host, or less where its caller takes fewer)"] };
+    let expected = Failure {
+        category: "agent_error",
+        message: &[
+            "this rollout takes 1 samples at the most (samples-max of the host, or less where its caller takes fewer)",
+        ],
+    };
     check_failure(&result, &expected);
     assert_eq!(controller.chats().len(), 0);
     host.idle().await;

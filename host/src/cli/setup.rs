@@ -16,7 +16,7 @@ use tracing_subscriber::EnvFilter;
 use super::LogFormat;
 use super::plugin_file::{self, CacheOptions};
 use crate::capacity::{Bound, GuestCost, Machine, Slots};
-use crate::config::{Config, Judge, RawConfig, RawJudge};
+use crate::config::{Config, Dialect, Judge, RawConfig, RawJudge};
 use crate::digest::sha256_hex;
 use crate::engine::{Engine, MemoryPlan};
 use crate::error::Fault;
@@ -232,7 +232,12 @@ pub(super) fn watched_host(
     let tools_max = config.tools.instances_max();
     let instances_max = config.max_concurrent.saturating_add(tools_max);
     let plan = MemoryPlan::within(instances_max, machine.guest_mappings_max());
-    let cost = GuestCost { mappings: plan.mappings_per_instance(), memory_bytes: 0 };
+    let called_back = matches!(config.dialect, Dialect::B | Dialect::C) || config.osmosis_init.alone;
+    let cost = GuestCost {
+        descriptors: if called_back { 1 } else { 2 },
+        mappings: plan.mappings_per_instance(),
+        memory_bytes: 0,
+    };
     let slots = machine.slots(config.max_concurrent, config.queue_max, cost);
     let memory_bytes_max = config.limits.memory_bytes_max.max(config.tools.memory_bytes_max());
     let engine = Engine::planned(plan, slots.running_max.saturating_add(tools_max), memory_bytes_max)?;
