@@ -89,6 +89,13 @@ impl Connection {
             && self.stream.try_read(&mut byte).as_ref().is_err_and(quiet)
     }
 
+    /// Gives back what it read into, until there is something to read again.
+    pub(crate) fn rest(&mut self) {
+        if self.buffer.is_empty() {
+            self.buffer = BytesMut::new();
+        }
+    }
+
     /// Takes bodies up to this many bytes from here on.
     pub(crate) fn limit_bodies(&mut self, bytes_max: usize) {
         self.body_bytes_max = bytes_max;
@@ -209,15 +216,14 @@ impl Connection {
     async fn fill(&mut self) -> Result<bool, Broken> {
         loop {
             // A connection that waits, perhaps for minutes, has no memory to read into yet.
+            if self.buffer.is_empty() {
+                self.buffer = BytesMut::new();
+            }
             self.stream.readable().await?;
             self.buffer.reserve(READ_BYTES);
             match self.stream.try_read_buf(&mut self.buffer) {
                 Ok(read) => return Ok(read > 0),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if self.buffer.is_empty() {
-                        self.buffer = BytesMut::new();
-                    }
-                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error.into()),
             }
         }

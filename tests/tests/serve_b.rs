@@ -111,7 +111,10 @@ async fn a_caller_that_looks_like_c_gets_the_map_besides_but_one_sample_only() {
     let callbacks = host.all_callbacks(&controller, &like_c("2 + 3")).await;
 
     assert_eq!(callbacks[0].body["status"], "failure");
-    assert_eq!(callbacks[0].body["err_message"], "this rollout's caller takes 1 samples");
+    assert_eq!(
+        callbacks[0].body["err_message"],
+        "this rollout takes 1 samples at the most (samples-max of the host, or less where its caller takes fewer)"
+    );
     assert_eq!(callbacks[1].body["sample"], Value::Null);
     assert_eq!(callbacks[1].body["samples"], json!({}));
     assert_eq!(callbacks[3].body["sample"]["reward"], 1.0);

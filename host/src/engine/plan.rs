@@ -152,7 +152,7 @@ pub(super) fn config(plan: MemoryPlan, instances_max: u32, memory_bytes_max: usi
 
 /// A rollout's grader may start before the pool has its workflow's slot back.
 fn slots(instances_max: u32) -> u32 {
-    instances_max.saturating_add(instances_max / 8).saturating_add(8)
+    instances_max.saturating_add(instances_max / 32).saturating_add(16)
 }
 
 fn pool(plan: MemoryPlan, instances_max: u32, memory_bytes_max: usize) -> PoolingAllocationConfig {

@@ -119,7 +119,8 @@ impl PlainClient {
         }
     }
 
-    fn keep(&self, place: &Place, connection: Connection) {
+    fn keep(&self, place: &Place, mut connection: Connection) {
+        connection.rest();
         let mut idle = self.idle();
         let kept: usize = idle.values().map(Vec::len).sum();
         if kept >= IDLE_CONNECTIONS_MAX {

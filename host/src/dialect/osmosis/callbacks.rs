@@ -153,12 +153,14 @@ impl Task {
     async fn run(self, rollout: Rollout) {
         match AssertUnwindSafe(self.steps(rollout)).catch_unwind().await {
             Ok(None) => {}
-            Ok(Some(over)) => self.end(&over).await,
+            // Boxed, like the other steps that a waiting rollout is not at: it carries the
+            // largest of them otherwise.
+            Ok(Some(over)) => Box::pin(self.end(&over)).await,
             Err(_) => {
                 tracing::error!("the host panicked in a rollout, which ends unscored");
                 let failure = Completion::failure(&self.id, "rollout task crashed", Some("agent_error"));
-                self.post_completion(&failure).await.ok();
-                self.post_graded(None).await;
+                Box::pin(self.post_completion(&failure)).await.ok();
+                Box::pin(self.post_graded(None)).await;
             }
         }
     }
@@ -169,27 +171,31 @@ impl Task {
         let ran = rollout.run_workflow().await;
         let completion = match &ran {
             Err(failure) if failure.kind == FailureKind::Cancelled => {
-                rollout.finish().await;
+                Box::pin(rollout.finish()).await;
                 return None;
             }
             Err(failure) => Completion::failure(&self.id, &failure.reason, Some(category(failure))),
             Ok(()) => Completion::success(&self.id),
         };
-        let posted = self.post_completion(&completion).await;
+        let posted = Box::pin(self.post_completion(&completion)).await;
         if posted.is_err() {
             let failure = Completion::failure(&self.id, "Internal server error", None);
-            let posted = self.post_completion(&failure).await;
-            return Some(Over { finished: rollout.finish().await, graded: false, report: report(&posted) });
+            let posted = Box::pin(self.post_completion(&failure)).await;
+            return Some(Over {
+                finished: Box::pin(rollout.finish()).await,
+                graded: false,
+                report: report(&posted),
+            });
         }
         let report = report(&posted);
         if ran.is_err() || self.grader_url.is_none() || !self.gradable {
-            let finished = rollout.finish().await;
+            let finished = Box::pin(rollout.finish()).await;
             // An agent loop may have rated itself.
             let graded = matches!(finished.outcome, Outcome::Scored { .. });
             return Some(Over { finished, graded, report });
         }
-        let graded = rollout.grade().await;
-        let finished = rollout.finish().await;
+        let graded = Box::pin(rollout.grade()).await;
+        let finished = Box::pin(rollout.finish()).await;
         match graded {
             Err(Failure { kind: FailureKind::Cancelled, .. }) => None,
             _ => Some(Over { finished, graded: true, report }),
