@@ -292,7 +292,7 @@ pub(super) fn watched_host(
         event_log: config.log.as_deref().map(event_log).transpose()?,
         metrics,
     };
-    let memory_bytes = runtime.block_on(host_settings.try_start()).map_err(|(role, error)| {
+    let started = runtime.block_on(host_settings.try_start()).map_err(|(role, error)| {
         let reason = format!("no instance of the {} can be started: it {error}", role.as_str());
         match error.fault() {
             Fault::Plugin => anyhow::Error::new(super::PluginFault(reason)),
@@ -302,7 +302,7 @@ pub(super) fn watched_host(
     let slots = machine.slots(
         max_concurrent,
         config.queue_max,
-        GuestCost { memory_bytes: memory_bytes as u64, ..cost },
+        GuestCost { memory_bytes: started.memory_bytes as u64, ..cost },
     );
     (host_settings.max_concurrent, host_settings.queue_max) = (slots.running_max, slots.queue_max);
     if slots.bound_by != Bound::Asked {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use serde_json::value::RawValue;
 use tokio::sync::{Semaphore, watch};
@@ -60,13 +61,21 @@ pub struct HostSettings {
     pub metrics: Arc<Metrics>,
 }
 
+/// What instances need before they do anything.
+#[derive(Clone, Copy, Debug)]
+pub struct Started {
+    /// The time that the workflow's took to start.
+    pub took: Duration,
+    /// The memory, in bytes, that the larger of workflow and grader has then.
+    pub memory_bytes: usize,
+}
+
 impl HostSettings {
     /// Makes an instance of every plugin and drops it, so that one that cannot start is
-    /// known before the first rollout. Gives the memory in bytes that the larger of them
-    /// has when it starts.
-    pub async fn try_start(&self) -> Result<usize, (Role, RunError)> {
+    /// known before the first rollout.
+    pub async fn try_start(&self) -> Result<Started, (Role, RunError)> {
         let limits = Arc::new(self.limits.clone());
-        let mut memory_bytes = 0;
+        let mut all = Started { took: Duration::ZERO, memory_bytes: 0 };
         let plugins = [(Role::Grader, self.grader.as_ref()), (Role::Workflow, Some(&self.workflow))];
         for (role, plugin) in plugins {
             let Some(plugin) = plugin else { continue };
@@ -74,10 +83,10 @@ impl HostSettings {
             let made = self.of_no_rollout("try-start", role, &limits, record.clone());
             let (imports, bounds) = made.map_err(|error| (role, error))?;
             let started = instance::try_start(plugin.linked(), imports, bounds).await;
-            started.map_err(|error| (role, error))?;
-            memory_bytes = memory_bytes.max(record.spent().memory_bytes_peak);
+            all.took = started.map_err(|error| (role, error))?;
+            all.memory_bytes = all.memory_bytes.max(record.spent().memory_bytes_peak);
         }
-        Ok(memory_bytes)
+        Ok(all)
     }
 
     /// What an instance needs that belongs to no rollout.

@@ -17,7 +17,7 @@ mod outcome;
 mod run;
 mod trajectory;
 
-pub use admission::{AdmitError, Handle, Host, HostError, HostSettings, Load, Phase};
+pub use admission::{AdmitError, Handle, Host, HostError, HostSettings, Load, Phase, Started};
 pub use limits::LimitUse;
 pub use outcome::{Failure, FailureKind, Finished, FinishedSample, Outcome, Stage};
 pub use run::{AgentForm, LoopOptions, LoopReport, Rollout};
