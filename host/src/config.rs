@@ -142,11 +142,11 @@ raw_limits! {
     random_bytes_max: u64, "limit-random-bytes-max", "BYTES";
     /// One reply of the model's server. [default: 32 MiB]
     reply_bytes_max: usize, "limit-reply-bytes-max", "BYTES";
-    /// A component's file. [default: 64 MiB]
+    /// A component's file. [default: 128 MiB]
     component_bytes_max: usize, "limit-component-bytes-max", "BYTES";
-    /// CPU and wall time of compiling a component.
+    /// CPU and wall time of compiling a component. [default: 120]
     compile_secs_max: f64, "limit-compile-secs-max", "SECS";
-    /// Memory of compiling a component.
+    /// Memory of compiling a component. [default: 4 GiB]
     compile_memory_bytes_max: usize, "limit-compile-memory-bytes-max", "BYTES";
 }
 

@@ -2,7 +2,7 @@
 //! results posted, and to the tools that an operator lends, some of them processes that
 //! are started here.
 //!
-//! One HTTP client serves models and callers, a leaner one calls of a model without TLS
+//! Models and callers are reached by one HTTP client with TLS and by a leaner one without
 //! (`plain`), and each tool has one of its own. None follows redirects, because a key must
 //! not travel to where nobody sent it, and none uses a proxy of the environment.
 
