@@ -283,7 +283,8 @@ const LISTEN: &str = "127.0.0.1:9000";
 /// Rollouts at once: a waiting one costs tens of kilobytes, so the model's server is
 /// full long before the host is.
 const MAX_CONCURRENT: u32 = 1024;
-/// Past this, the engine's memory plan has no room; see `ARCHITECTURE.md`.
+/// Past this nothing was measured. What the machine has room for is usually less, and is
+/// found out at the start.
 const MAX_CONCURRENT_MAX: u32 = 20_000;
 /// The queue, in multiples of what runs at once.
 const QUEUE_PER_SLOT: u32 = 4;

@@ -158,7 +158,8 @@ impl Eval {
         let work = Work {
             rows: data.rows,
             runs_per_row,
-            concurrency: self.concurrency as usize,
+            // The machine, or the plugin itself, may have room for fewer.
+            concurrency: self.concurrency.min(loaded.host.load().max_concurrent) as usize,
             endpoint: Arc::new(endpoint),
         };
         let end =
