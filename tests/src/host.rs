@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use crate::{
     Controller, Exposition, Process, Ran, Received, RolloutRequest, Start, guest, in_time, rollout_host,
-    until,
+    rollout_host_with_open_files, until,
 };
 
 /// The header that carries a lease.
@@ -22,6 +22,7 @@ pub struct Serve {
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
     config: String,
+    open_files_max: Option<u32>,
 }
 
 /// A host that serves. It ends with the test.
@@ -80,12 +81,21 @@ impl Serve {
         self
     }
 
+    /// Lets it have so many open files and no more.
+    pub fn open_files(mut self, max: u32) -> Self {
+        self.open_files_max = Some(max);
+        self
+    }
+
     /// Starts it, and waits until it listens.
     pub async fn start(self) -> TestHost {
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
         let config = dir.path().join("config.toml");
         std::fs::write(&config, &self.config).expect("it can be written");
-        let mut command = rollout_host(["serve"]);
+        let mut command = match self.open_files_max {
+            Some(max) => rollout_host_with_open_files(max, ["serve"]),
+            None => rollout_host(["serve"]),
+        };
         command.arg(&self.plugin).args(["--listen", "127.0.0.1:0"]).args(&self.arguments);
         command.arg("--artifact-root").arg(dir.path().join("kept"));
         command.arg("--config").arg(config);
@@ -104,7 +114,13 @@ impl TestHost {
 
     /// A host of this component, to be set up.
     pub fn of_component(path: PathBuf) -> Serve {
-        Serve { plugin: path, arguments: Vec::new(), environment: Vec::new(), config: String::new() }
+        Serve {
+            plugin: path,
+            arguments: Vec::new(),
+            environment: Vec::new(),
+            config: String::new(),
+            open_files_max: None,
+        }
     }
 
     /// A host of this guest, with defaults.

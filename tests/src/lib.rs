@@ -25,7 +25,7 @@ pub use exposition::Exposition;
 pub use host::{Admitted, Reply, Serve, TestHost};
 pub use init::{InitRequest, check_chat, check_completed};
 pub use lent::{Called, call, call_as, lending};
-pub use process::{Process, Ran, Start, rollout_host};
+pub use process::{Process, Ran, Start, rollout_host, rollout_host_with_open_files};
 pub use programs::{example, guest, host_program, project_root, python_guest, python_program, target_dir};
 
 use std::time::Duration;

@@ -55,6 +55,24 @@ pub fn rollout_host<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> 
     command
 }
 
+/// The same, in a process that may have so many open files.
+pub fn rollout_host_with_open_files<A: AsRef<OsStr>>(
+    max: u32,
+    arguments: impl IntoIterator<Item = A>,
+) -> Command {
+    let plain = rollout_host(arguments);
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("ulimit -n {max} && exec \"$0\" \"$@\"")]);
+    command.arg(plain.as_std().get_program()).args(plain.as_std().get_args());
+    for (name, value) in plain.as_std().get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command
+}
+
 impl Start for Command {
     fn start(&mut self) -> Process {
         keep(self.stdin(Stdio::null()))

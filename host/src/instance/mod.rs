@@ -218,13 +218,18 @@ pub(crate) async fn run_workflow(
 ) -> Result<Option<Vec<String>>, RunError> {
     let linked = plugin.0.clone();
     let kept = imports.kept();
-    within(plugin, bounds, kept, async move {
-        let indices = linked.workflow.as_ref().ok_or(RunError::Missing("workflow"))?;
-        let (mut store, instance) = start(&linked, imports, bounds).await?;
-        let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
-        let result = guest.call_run(&mut store, &prompt).await;
-        Ok(result.map_err(|error| running(&store, &error))??)
-    })
+    within(
+        plugin,
+        bounds,
+        kept,
+        Box::pin(async move {
+            let indices = linked.workflow.as_ref().ok_or(RunError::Missing("workflow"))?;
+            let (mut store, instance) = start(&linked, imports, bounds).await?;
+            let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
+            let result = guest.call_run(&mut store, &prompt).await;
+            Ok(result.map_err(|error| running(&store, &error))??)
+        }),
+    )
     .await
 }
 
@@ -237,13 +242,18 @@ pub(crate) async fn run_agent_loop(
 ) -> Result<LoopOutcome, RunError> {
     let linked = plugin.0.clone();
     let kept = imports.kept();
-    within(plugin, bounds, kept, async move {
-        let indices = linked.agent_loop.as_ref().ok_or(RunError::Missing("agent loop"))?;
-        let (mut store, instance) = start(&linked, imports, bounds).await?;
-        let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
-        let result = guest.call_run(&mut store, &request.into()).await;
-        Ok(result.map_err(|error| running(&store, &error))??.into())
-    })
+    within(
+        plugin,
+        bounds,
+        kept,
+        Box::pin(async move {
+            let indices = linked.agent_loop.as_ref().ok_or(RunError::Missing("agent loop"))?;
+            let (mut store, instance) = start(&linked, imports, bounds).await?;
+            let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
+            let result = guest.call_run(&mut store, &request.into()).await;
+            Ok(result.map_err(|error| running(&store, &error))??.into())
+        }),
+    )
     .await
 }
 
@@ -257,13 +267,18 @@ pub(crate) async fn agent_loop_tools(
 ) -> Result<Vec<String>, RunError> {
     let linked = plugin.0.clone();
     let kept = imports.kept();
-    within(plugin, bounds, kept, async move {
-        let indices = linked.agent_loop.as_ref().ok_or(RunError::Missing("agent loop"))?;
-        let (mut store, instance) = start(&linked, imports, bounds).await?;
-        let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
-        let result = guest.call_get_tools(&mut store, &request.into()).await;
-        Ok(result.map_err(|error| running(&store, &error))??)
-    })
+    within(
+        plugin,
+        bounds,
+        kept,
+        Box::pin(async move {
+            let indices = linked.agent_loop.as_ref().ok_or(RunError::Missing("agent loop"))?;
+            let (mut store, instance) = start(&linked, imports, bounds).await?;
+            let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
+            let result = guest.call_get_tools(&mut store, &request.into()).await;
+            Ok(result.map_err(|error| running(&store, &error))??)
+        }),
+    )
     .await
 }
 
@@ -275,12 +290,17 @@ pub(crate) async fn agent_loop_name(
 ) -> Result<String, RunError> {
     let linked = plugin.0.clone();
     let kept = imports.kept();
-    within(plugin, bounds, kept, async move {
-        let indices = linked.agent_loop.as_ref().ok_or(RunError::Missing("agent loop"))?;
-        let (mut store, instance) = start(&linked, imports, bounds).await?;
-        let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
-        guest.call_name(&mut store).await.map_err(|error| running(&store, &error))
-    })
+    within(
+        plugin,
+        bounds,
+        kept,
+        Box::pin(async move {
+            let indices = linked.agent_loop.as_ref().ok_or(RunError::Missing("agent loop"))?;
+            let (mut store, instance) = start(&linked, imports, bounds).await?;
+            let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
+            guest.call_name(&mut store).await.map_err(|error| running(&store, &error))
+        }),
+    )
     .await
 }
 
@@ -293,12 +313,17 @@ pub(crate) async fn declare(
 ) -> Result<settings::Declaration, RunError> {
     let linked = plugin.0.clone();
     let kept = imports.kept();
-    within(plugin, bounds, kept, async move {
-        let indices = linked.settings.as_ref().ok_or(RunError::Missing("declared settings"))?;
-        let (mut store, instance) = start(&linked, imports, bounds).await?;
-        let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
-        guest.call_declare(&mut store).await.map_err(|error| running(&store, &error))
-    })
+    within(
+        plugin,
+        bounds,
+        kept,
+        Box::pin(async move {
+            let indices = linked.settings.as_ref().ok_or(RunError::Missing("declared settings"))?;
+            let (mut store, instance) = start(&linked, imports, bounds).await?;
+            let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
+            guest.call_declare(&mut store).await.map_err(|error| running(&store, &error))
+        }),
+    )
     .await
 }
 
@@ -311,12 +336,17 @@ pub(crate) async fn describe_tools(
 ) -> Result<Vec<String>, RunError> {
     let linked = plugin.0.clone();
     let kept = imports.kept();
-    within(plugin, bounds, kept, async move {
-        let indices = linked.tool.as_ref().ok_or(RunError::Missing("tool"))?;
-        let (mut store, instance) = start(&linked, imports, bounds).await?;
-        let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
-        guest.call_describe(&mut store).await.map_err(|error| running(&store, &error))
-    })
+    within(
+        plugin,
+        bounds,
+        kept,
+        Box::pin(async move {
+            let indices = linked.tool.as_ref().ok_or(RunError::Missing("tool"))?;
+            let (mut store, instance) = start(&linked, imports, bounds).await?;
+            let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
+            guest.call_describe(&mut store).await.map_err(|error| running(&store, &error))
+        }),
+    )
     .await
 }
 
@@ -331,12 +361,17 @@ pub(crate) async fn call_tool(
 ) -> Result<Result<String, String>, RunError> {
     let linked = plugin.0.clone();
     let kept = imports.kept();
-    within(plugin, bounds, kept, async move {
-        let indices = linked.tool.as_ref().ok_or(RunError::Missing("tool"))?;
-        let (mut store, instance) = start(&linked, imports, bounds).await?;
-        let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
-        guest.call_call(&mut store, &name, &arguments).await.map_err(|error| running(&store, &error))
-    })
+    within(
+        plugin,
+        bounds,
+        kept,
+        Box::pin(async move {
+            let indices = linked.tool.as_ref().ok_or(RunError::Missing("tool"))?;
+            let (mut store, instance) = start(&linked, imports, bounds).await?;
+            let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
+            guest.call_call(&mut store, &name, &arguments).await.map_err(|error| running(&store, &error))
+        }),
+    )
     .await
 }
 
@@ -349,11 +384,16 @@ pub(crate) async fn try_start(
 ) -> Result<Duration, RunError> {
     let linked = plugin.0.clone();
     let kept = imports.kept();
-    within(plugin, bounds, kept, async move {
-        let started = std::time::Instant::now();
-        drop(make(&linked, imports, bounds).await?);
-        Ok(started.elapsed())
-    })
+    within(
+        plugin,
+        bounds,
+        kept,
+        Box::pin(async move {
+            let started = std::time::Instant::now();
+            drop(make(&linked, imports, bounds).await?);
+            Ok(started.elapsed())
+        }),
+    )
     .await
 }
 
@@ -369,14 +409,19 @@ pub(crate) async fn run_grader(
     let label = label.map(ToOwned::to_owned);
     let linked = plugin.0.clone();
     let kept = imports.kept();
-    within(plugin, bounds, kept, async move {
-        let indices = linked.grader.as_ref().ok_or(RunError::Missing("grader"))?;
-        let (mut store, instance) = start(&linked, imports, bounds).await?;
-        let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
-        let result = guest.call_grade(&mut store, label.as_deref(), &samples).await;
-        let verdicts = result.map_err(|error| running(&store, &error))??;
-        Ok(verdicts.into_iter().map(Into::into).collect())
-    })
+    within(
+        plugin,
+        bounds,
+        kept,
+        Box::pin(async move {
+            let indices = linked.grader.as_ref().ok_or(RunError::Missing("grader"))?;
+            let (mut store, instance) = start(&linked, imports, bounds).await?;
+            let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
+            let result = guest.call_grade(&mut store, label.as_deref(), &samples).await;
+            let verdicts = result.map_err(|error| running(&store, &error))??;
+            Ok(verdicts.into_iter().map(Into::into).collect())
+        }),
+    )
     .await
 }
 
@@ -408,18 +453,19 @@ async fn make(
 
 /// Deadline and CPU budget go around the whole run, instantiation among it: what is
 /// dropped when one is over is the future with the store in it, so nothing can use that
-/// store again.
+/// store again. It comes in a box, because every future that it was handed through would
+/// have its size again.
 async fn within<R: Send + 'static>(
     plugin: &LinkedPlugin,
     bounds: Bounds,
     (record, limits): (Arc<Record>, Arc<Limits>),
-    run: impl Future<Output = Result<R, RunError>> + Send + 'static,
+    run: busy::Run<Result<R, RunError>>,
 ) -> Result<R, RunError> {
     let budget = limits.guest_cpu_time_max;
     let _wall_time = record.meter().wall_time();
     let metered = async {
         let meter = CpuMeter::new(record.clone(), budget);
-        match busy::run(&plugin.0.busy, meter, Box::pin(run)).await {
+        match busy::run(&plugin.0.busy, meter, run).await {
             Ok(result) => result,
             Err(busy::Spent) => Err(RunError::Cpu(budget.as_secs_f64())),
         }

@@ -1,0 +1,51 @@
+//! What the machine has becomes slots, and whoever comes when they are taken is told so.
+
+use rollout_tests::{Controller, Start, TestHost, guest, rollout_host_with_open_files};
+
+/// Room for 20 rollouts, at two connections each, beside what the process has for itself.
+const OPEN_FILES: u32 = 128 + 40;
+
+#[tokio::test]
+async fn a_host_takes_what_the_machine_has_room_for_and_fails_no_rollout() {
+    let controller = Controller::start().await;
+    let host = TestHost::of("conform").option("--max-concurrent", 1000).open_files(OPEN_FILES).start().await;
+    controller.hold();
+    let mut admitted = Vec::new();
+
+    loop {
+        let request = controller.rollout("Calculate 2 + 3.").label("5");
+        let reply = host.ask(&request).await;
+        if reply.status == 429 {
+            assert!(reply.headers.contains_key("retry-after"), "{reply:?}");
+            break;
+        }
+        assert_eq!(reply.status, 202, "{reply:?}");
+        admitted.push(request);
+    }
+
+    assert_eq!(admitted.len(), 20);
+    assert_eq!(host.health().await["concurrency"]["max_concurrent"], 20);
+    controller.release();
+    host.idle().await;
+    let stderr = host.stop().await.stderr;
+    assert!(stderr.contains("slots=20"), "{stderr}");
+    assert!(stderr.contains("168 open files; 'ulimit -n'"), "what would raise it is said: {stderr}");
+    assert!(!stderr.contains("unscored"), "{stderr}");
+}
+
+#[tokio::test]
+async fn an_evaluation_runs_as_many_at_once_as_there_is_room_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let rows: String = (0..60)
+        .map(|n| format!("{{\"user_prompt\": \"Calculate {n} + 1.\", \"ground_truth\": \"{}\"}}\n", n + 1))
+        .collect();
+    std::fs::write(dir.path().join("rows.jsonl"), rows).unwrap();
+    let mut command = rollout_host_with_open_files(OPEN_FILES, ["eval"]);
+    command.arg(guest("conform")).args(["--data", "rows.jsonl", "--model", "mock", "--concurrency", "60"]);
+
+    let ran = command.args(["--out", "out"]).current_dir(dir.path()).start().ended().await;
+
+    assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
+    let results = std::fs::read_to_string(dir.path().join("out/results.jsonl")).unwrap();
+    assert_eq!(results.lines().count(), 60, "{}", ran.stderr);
+}
