@@ -97,7 +97,14 @@ impl Imports {
 }
 
 impl Prepared {
+    /// Sends it. The exchange is made where it is first polled, on a thread of the runtime.
+    /// What spawns this is a guest's stack, where every copy of a large future would leave
+    /// pages in use for as long as the guest waits.
     async fn send(self) -> Result<Completion, Error> {
+        Box::pin(self.exchange()).await
+    }
+
+    async fn exchange(self) -> Result<Completion, Error> {
         let started = Instant::now();
         let mut span = self.record.trace().request("chat");
         span.set("gen_ai.operation.name", "chat");

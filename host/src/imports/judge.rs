@@ -98,7 +98,14 @@ fn within_budget(kept: &mut Kept, limits: &Limits) -> Result<(), String> {
 }
 
 impl Prepared {
+    /// Sends it. The exchange is made where it is first polled, on a thread of the runtime.
+    /// What spawns this is a guest's stack, where every copy of a large future would leave
+    /// pages in use for as long as the guest waits.
     async fn send(self) -> Result<Reply, Error> {
+        Box::pin(self.exchange()).await
+    }
+
+    async fn exchange(self) -> Result<Reply, Error> {
         let started = Instant::now();
         let result = self.judge.client.complete(&self.judge.endpoint, &self.routing, self.body).await;
         let mut kept = self.record.lock();

@@ -138,6 +138,11 @@ impl Imports {
 
 impl Prepared {
     async fn make(self) -> ToolResult {
+        // As with a chat call: large futures are not made on a guest's stack.
+        Box::pin(self.call()).await
+    }
+
+    async fn call(self) -> ToolResult {
         let metrics = self.entry.metrics.clone();
         let counted = metrics.tool_call(self.kind);
         let started = Instant::now();
