@@ -1,6 +1,8 @@
 //! Traces as a collector gets them.
 
-use rollout_tests::{Answer, Collector, Controller, Start, TestHost, TracedSpan, guest, rollout_host};
+use rollout_tests::{
+    Answer, Collector, Controller, Start, TestHost, TracedSpan, call, guest, lending, rollout_host,
+};
 use serde_json::json;
 
 fn named<'a>(spans: &'a [TracedSpan], name: &str) -> Vec<&'a TracedSpan> {
@@ -62,6 +64,56 @@ async fn a_rollout_is_a_trace_with_a_span_a_phase() {
     assert_eq!(collector.services(), ["rollout-host"]);
     let said = format!("{spans:?}");
     assert!(!said.contains("Calculate") && !said.contains("127.0.0.1"), "no prompt and no address: {said}");
+}
+
+#[tokio::test]
+async fn a_call_of_a_lent_tool_has_a_span_below_its_phase() {
+    let collector = Collector::start().await;
+    let kit = guest("tool_kit");
+    let host = lending(&format!("[[tools.component]]\npath = {kit:?}\n"))
+        .option("--otlp", collector.url())
+        .start()
+        .await;
+
+    call(&host, json!([["upper", {"text": "quiet please"}], ["refuse", {}]])).await;
+
+    let spans = collector.arrived(1).await;
+    check_tree(&spans);
+    let calls = named(&spans, "execute_tool");
+    let of = |name: &str| *calls.iter().find(|span| span.attribute("gen_ai.tool.name") == name).unwrap();
+    let (upper, refuse) = (of("upper"), of("refuse"));
+    for span in calls.iter().copied() {
+        assert_eq!(span.parent, only(&spans, "workflow").id);
+        assert_eq!(span.attribute("gen_ai.operation.name"), "execute_tool");
+    }
+    assert_eq!(upper.attribute("gen_ai.tool.call.id"), "call_0");
+    assert_eq!((upper.error.as_deref(), refuse.error.as_deref()), (None, Some("the tool's call failed")));
+    assert!(
+        !format!("{spans:?}").to_lowercase().contains("quiet"),
+        "no arguments and no results: {spans:#?}"
+    );
+}
+
+#[tokio::test]
+async fn a_call_of_the_judge_has_a_span_below_the_graders() {
+    let (controller, judge, collector) =
+        (Controller::start().await, Controller::start().await, Collector::start().await);
+    judge.answer_chats([Answer::Say(r#"{"score": 8, "explanation": "Nearly."}"#)]);
+    let host = TestHost::of("judged")
+        .config(&format!("[judge]\nurl = '{}'\nmodel = 'a-judge'\n", judge.model_url()))
+        .option("--otlp", collector.url())
+        .start()
+        .await;
+
+    host.run(&controller.rollout("1 + 2").label("3")).await;
+
+    let spans = collector.arrived(1).await;
+    check_tree(&spans);
+    let judged = only(&spans, "judge");
+    assert_eq!(judged.parent, only(&spans, "grader").id);
+    assert_eq!(judged.attribute("gen_ai.request.model"), "a-judge");
+    assert_eq!(judged.attribute("gen_ai.usage.input_tokens"), 7);
+    assert_eq!(only(&spans, "chat").parent, only(&spans, "workflow").id);
 }
 
 #[tokio::test]

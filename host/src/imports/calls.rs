@@ -19,6 +19,18 @@ pub(super) enum CallOutcome {
     Tool(types::ToolResult),
 }
 
+impl CallOutcome {
+    /// The guest tried to finish this through an interface that did not start it.
+    pub(super) fn not_of(&self, interface: &'static str) -> wasmtime::Error {
+        let starter = match self {
+            Self::Chat(_) => "chat",
+            Self::Judge(_) => "judge",
+            Self::Tool(_) => "tools",
+        };
+        wasmtime::Error::new(Ended::WrongCall(interface, starter))
+    }
+}
+
 /// A call under way. Dropping it aborts the task behind it.
 pub struct Call(State);
 

@@ -1,34 +1,22 @@
 //! `chat`: the model, lent to a workflow.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
-use bytes::Bytes;
-use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument;
 use wasmtime::component::Resource;
 
+use super::ask::{Asked, NoAnswer, Prepared};
 use super::bindings::rollout::plugin::chat::{self, Completion, Error, Request};
 use super::bindings::rollout::plugin::types;
 use super::calls::{Call, CallOutcome};
 use super::clockwork::ANSWER;
-use super::record::{Exchange, ExchangeOutcome, Record};
+use super::record::{Exchange, ExchangeOutcome, Kept};
 use super::samples::OpenSample;
-use super::{Ended, Imports, ModelAccess, Role};
+use super::{Imports, Role};
 use crate::limits::Limits;
-use crate::outbound::{ChatFailure, ChatReply, RoutingHeaders};
-use crate::telemetry::{Limit, Span};
+use crate::outbound::{ChatFailure, RoutingHeaders};
+use crate::telemetry::Limit;
 use crate::wire::openai;
-
-/// A request that was checked, counted and written down; sending it is all that is left.
-struct Prepared {
-    model: ModelAccess,
-    routing: RoutingHeaders,
-    body: Bytes,
-    record: Arc<Record>,
-    limits: Arc<Limits>,
-    place: usize,
-}
 
 impl Imports {
     fn prepare(
@@ -42,10 +30,8 @@ impl Imports {
         let Some(model) = self.model.clone() else {
             return Ok(Err(Error::Unavailable("this rollout has no model".to_owned())));
         };
-        for (at, message) in request.messages.iter().enumerate() {
-            if let Err(what) = self.check_message(message) {
-                return Ok(Err(Error::InvalidRequest(format!("messages[{at}] is {what}"))));
-            }
+        if let Err(what) = self.check_messages(&request.messages) {
+            return Ok(Err(Error::InvalidRequest(what)));
         }
         let (name, params, defaults) =
             (model.endpoint.model(), request.params.as_deref(), &self.run.chat_defaults);
@@ -58,23 +44,8 @@ impl Imports {
             Err(invalid) => return Ok(Err(Error::InvalidRequest(invalid.to_string()))),
         };
         let mut kept = self.record.lock();
-        if kept.exchanges.len() >= self.limits.chat_calls_max as usize {
-            let asked = kept.exchanges.len() + 1;
-            kept.fired.add_asked(Limit::ChatCalls, asked);
-            let max = self.limits.chat_calls_max;
-            return Ok(Err(Error::BudgetSpent(format!(
-                "chat-calls-max of {max} calls in one rollout; the operator can raise it"
-            ))));
-        }
-        if kept.chat_tokens >= self.limits.chat_tokens_max {
-            kept.fired.add(Limit::ChatTokens);
-            let max = self.limits.chat_tokens_max;
-            return Ok(Err(Error::BudgetSpent(format!(
-                "chat-tokens-max of {max} tokens in one rollout; the operator can raise it"
-            ))));
-        }
-        if let Err(over) = kept.charge(body.len(), &self.limits) {
-            return Ok(Err(Error::BudgetSpent(over.0)));
+        if let Err(spent) = kept.charge_chat(body.len(), &self.limits) {
+            return Ok(Err(Error::BudgetSpent(spent)));
         }
         let place = kept.exchanges.len();
         kept.exchanges.push(Exchange {
@@ -87,7 +58,7 @@ impl Imports {
         drop(kept);
         Ok(Ok(Prepared {
             routing: RoutingHeaders::new(&self.run.rollout_id, &sample_id),
-            model,
+            access: model,
             body,
             record: self.record.clone(),
             limits: self.limits.clone(),
@@ -96,79 +67,36 @@ impl Imports {
     }
 }
 
-impl Prepared {
-    /// Sends it. The exchange is made where it is first polled, on a thread of the runtime.
-    /// What spawns this is a guest's stack, where every copy of a large future would leave
-    /// pages in use for as long as the guest waits.
-    async fn send(self) -> Result<Completion, Error> {
-        Box::pin(self.exchange()).await
-    }
-
-    async fn exchange(self) -> Result<Completion, Error> {
-        let started = Instant::now();
-        let mut span = self.record.trace().request("chat");
-        span.set("gen_ai.operation.name", "chat");
-        span.set("gen_ai.request.model", self.model.endpoint.model().to_owned());
-        let result = self.model.client.complete(&self.model.endpoint, &self.routing, self.body).await;
-        describe(&mut span, &result);
-        drop(span);
-        let mut kept = self.record.lock();
-        let (outcome, result, failed) = match result {
-            Ok(reply) => match kept.charge(reply.body.len(), &self.limits) {
-                Ok(()) => {
-                    let outcome = ExchangeOutcome::Replied {
-                        body: reply.body,
-                        finish_reason: reply.completion.finish_reason.clone(),
-                        usage: reply.completion.usage,
-                        attempts: reply.attempts,
-                    };
-                    (outcome, Ok(reply.completion.into()), None)
-                }
-                Err(over) => (ExchangeOutcome::Failed(over.0.clone()), Err(Error::BudgetSpent(over.0)), None),
-            },
-            Err(failure) => {
-                let text = failure.to_string();
-                (ExchangeOutcome::Failed(text.clone()), Err(failure.into()), Some(text))
-            }
-        };
-        kept.model_failed = failed;
-        if let ExchangeOutcome::Replied { usage: Some(usage), .. } = &outcome {
-            let tokens = usage.prompt_tokens.saturating_add(usage.completion_tokens);
-            kept.chat_tokens = kept.chat_tokens.saturating_add(tokens);
-        }
-        if let Some(exchange) = kept.exchanges.get_mut(self.place) {
-            exchange.duration = started.elapsed();
-            exchange.outcome = outcome;
-        }
-        result
+impl Kept {
+    /// Takes a request of this size out of the budgets, or says which is spent.
+    fn charge_chat(&mut self, bytes: usize, limits: &Limits) -> Result<(), String> {
+        let calls = self.exchanges.len() as u64;
+        self.within(Limit::ChatCalls, calls, limits.chat_calls_max.into(), "calls")?;
+        self.within(Limit::ChatTokens, self.chat_tokens, limits.chat_tokens_max, "tokens")?;
+        self.charge(bytes, limits).map_err(|over| over.0)
     }
 }
 
-/// Says in a span what came of a call of the model, by the names that OpenTelemetry has.
-fn describe(span: &mut Span, result: &Result<ChatReply, ChatFailure>) {
-    let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-    let mut attempts = |attempts: u32| span.set("http.request.resend_count", i64::from(attempts) - 1);
-    match result {
-        Ok(reply) => {
-            attempts(reply.attempts);
-            span.set("http.response.status_code", 200);
-            if let Some(usage) = &reply.completion.usage {
-                span.set("gen_ai.usage.input_tokens", count(usage.prompt_tokens));
-                span.set("gen_ai.usage.output_tokens", count(usage.completion_tokens));
-            }
-            if let Some(reason) = &reply.completion.finish_reason {
-                span.set_texts("gen_ai.response.finish_reasons", [reason.clone()]);
-            }
-        }
-        Err(ChatFailure::Refused { status, .. }) => {
-            span.set("http.response.status_code", i64::from(*status));
-            span.failed("refused", "the model's server refused");
-        }
-        Err(ChatFailure::Unavailable { attempts: tries, reason }) => {
-            attempts(*tries);
-            span.failed("unavailable", reason);
-        }
+async fn ask(prepared: Prepared) -> Result<Completion, Error> {
+    prepared.send("chat", write_down).await
+}
+
+fn write_down(
+    kept: &mut Kept,
+    Asked { place, duration, outcome, answer }: Asked,
+) -> Result<Completion, Error> {
+    kept.model_failed = match &answer {
+        Err(NoAnswer::Failed(failure)) => Some(failure.to_string()),
+        Ok(_) | Err(NoAnswer::NotKept(_)) => None,
+    };
+    if let Ok(openai::Completion { usage: Some(usage), .. }) = &answer {
+        kept.chat_tokens = kept.chat_tokens.saturating_add(usage.total());
     }
+    if let Some(exchange) = kept.exchanges.get_mut(place) {
+        exchange.duration = duration;
+        exchange.outcome = outcome;
+    }
+    Ok(answer?.into())
 }
 
 impl From<openai::Completion> for Completion {
@@ -196,11 +124,12 @@ impl From<openai::Usage> for types::Usage {
     }
 }
 
-impl From<ChatFailure> for Error {
-    fn from(failure: ChatFailure) -> Self {
-        match failure {
-            ChatFailure::Refused { status, body } => Self::Refused((status, body)),
-            ChatFailure::Unavailable { attempts, reason } => {
+impl From<NoAnswer> for Error {
+    fn from(why: NoAnswer) -> Self {
+        match why {
+            NoAnswer::NotKept(limit) => Self::BudgetSpent(limit),
+            NoAnswer::Failed(ChatFailure::Refused { status, body }) => Self::Refused((status, body)),
+            NoAnswer::Failed(ChatFailure::Unavailable { attempts, reason }) => {
                 Self::Unavailable(format!("no completion in {attempts} attempts: {reason}"))
             }
         }
@@ -218,12 +147,7 @@ impl chat::Host for Imports {
             Ok(prepared) => {
                 // The guest waits; what it sent is in the prepared body now.
                 drop(request);
-                // On a task of its own, because what is awaited here is polled on the
-                // guest's stack, where an HTTP exchange would leave 30 KiB in use for
-                // as long as the guest waits. Dropped, the task ends.
-                let result = AbortOnDropHandle::new(tokio::spawn(prepared.send().in_current_span())).await?;
-                self.clock.pass(ANSWER);
-                Ok(result)
+                self.answered(ask(prepared)).await
             }
             Err(error) => Ok(Err(error)),
         }
@@ -235,17 +159,12 @@ impl chat::Host for Imports {
         request: Request,
     ) -> wasmtime::Result<Result<Resource<Call>, Error>> {
         self.called()?;
-        if self.calls_under_way >= self.limits.concurrent_calls_max {
-            let asked = self.calls_under_way as usize + 1;
-            self.record.lock().fired.add_asked(Limit::ConcurrentCalls, asked);
-            let max = self.limits.concurrent_calls_max;
-            return Ok(Err(Error::BudgetSpent(format!(
-                "concurrent-calls-max of {max} calls under way at once; finish some first, or the operator can raise it"
-            ))));
+        if let Err(limit) = self.may_begin() {
+            return Ok(Err(Error::BudgetSpent(limit)));
         }
         match self.prepare(&sample, &request)? {
             Ok(prepared) => {
-                let task = async { CallOutcome::Chat(prepared.send().await) };
+                let task = async { CallOutcome::Chat(ask(prepared).await) };
                 // The task's log lines are the rollout's, as the guest's own calls are.
                 let task = tokio::spawn(task.in_current_span());
                 Ok(Ok(self.lend(Call::under_way(task))?))
@@ -261,8 +180,7 @@ impl chat::Host for Imports {
                 self.clock.pass(ANSWER);
                 Ok(result)
             }
-            CallOutcome::Tool(_) => Err(wasmtime::Error::new(Ended::WrongCall("chat", "tools"))),
-            CallOutcome::Judge(_) => Err(wasmtime::Error::new(Ended::WrongCall("chat", "judge"))),
+            other => Err(other.not_of("chat")),
         }
     }
 }

@@ -8,6 +8,7 @@
 //! This module knows nothing of engines, deadlines or protocols.
 
 mod artifacts;
+mod ask;
 mod calls;
 mod chat;
 mod clockwork;

@@ -16,10 +16,10 @@ use super::calls::{Call, CallOutcome};
 use super::clockwork::{ANSWER, seed_of};
 use super::lent::{LentTool, LentTools, ToolAnswer, ToolRequest, error_text};
 use super::record::{Record, ToolUse};
-use super::{Ended, Imports, Role};
+use super::{Imports, Role};
 use crate::digest::{hex, sha256_parts};
 use crate::limits::Limits;
-use crate::telemetry::{Limit, Metrics, ToolKind, ToolOutcome};
+use crate::telemetry::{Label, Limit, Metrics, ToolKind, ToolOutcome};
 use crate::text::{beginning, printable};
 
 /// How much of a name that nobody lends is repeated.
@@ -39,6 +39,7 @@ struct Ready {
 struct Prepared {
     tools: Arc<dyn LentTools>,
     request: ToolRequest,
+    name: String,
     kind: ToolKind,
     entry: Entry,
 }
@@ -61,7 +62,7 @@ impl Imports {
         };
         match self.prepare_call(&call.name, call.arguments, under_way, entry.place) {
             Ok(Ready { tools, tool, request }) => {
-                let prepared = Prepared { tools, request, kind: tool.kind, entry };
+                let prepared = Prepared { tools, request, name: call.name, kind: tool.kind, entry };
                 let task = async { CallOutcome::Tool(prepared.make().await) };
                 // The task's log lines are the rollout's, as the guest's own calls are.
                 Call::under_way(tokio::spawn(task.in_current_span()))
@@ -110,11 +111,8 @@ impl Imports {
             let reason = format!("no tool '{name}' is lent to this plugin");
             return Err((ToolKind::None, ToolAnswer::unavailable(reason)));
         };
-        let max = self.limits.concurrent_calls_max;
-        if under_way >= max {
-            let reason = format!(
-                "not called: concurrent-calls-max of {max} calls under way at once; finish some first, or the operator can raise it"
-            );
+        if let Err(limit) = self.check_under_way(under_way) {
+            let reason = format!("not called: {limit}");
             return Err((tool.kind, ToolAnswer::over(Limit::ConcurrentCalls, reason)));
         }
         let mut kept = self.record.lock();
@@ -146,7 +144,15 @@ impl Prepared {
         let metrics = self.entry.metrics.clone();
         let counted = metrics.tool_call(self.kind);
         let started = Instant::now();
+        let mut span = self.entry.record.trace().request("execute_tool");
+        span.set("gen_ai.operation.name", "execute_tool");
+        span.set("gen_ai.tool.name", self.name);
+        span.set("gen_ai.tool.call.id", self.entry.call_id.clone());
         let answer = self.tools.call(self.request).await;
+        if answer.is_error() {
+            span.failed(answer.outcome.as_str(), "the tool's call failed");
+        }
+        drop(span);
         counted.ended(answer.outcome);
         self.entry.close(answer, self.kind, started.elapsed())
     }
@@ -217,7 +223,6 @@ impl tools::Host for Imports {
 fn tool_result(outcome: CallOutcome) -> wasmtime::Result<ToolResult> {
     match outcome {
         CallOutcome::Tool(result) => Ok(result),
-        CallOutcome::Chat(_) => Err(wasmtime::Error::new(Ended::WrongCall("tools", "chat"))),
-        CallOutcome::Judge(_) => Err(wasmtime::Error::new(Ended::WrongCall("tools", "judge"))),
+        other => Err(other.not_of("tools")),
     }
 }

@@ -1,7 +1,7 @@
 //! One guest, alive for one run.
 //!
-//! `run_workflow` and `run_grader` build a store, instantiate the plugin in it,
-//! call the guest and drop the store. Everything the guest could touch was in that
+//! Each of the functions here, one an export of the contract, builds a store, instantiates
+//! the plugin in it, calls the guest and drops the store. Everything the guest could touch was in that
 //! store. Two runs share compiled code and nothing else.
 //!
 //! This module knows no HTTP and no rollout. It is given imports, a deadline and
@@ -208,6 +208,24 @@ pub struct Bounds {
     pub deadline: Option<Instant>,
 }
 
+/// Makes an instance within the bounds, finds in it what the component exports of one
+/// form, and lets that do one thing. A macro, because each form has a type of its own and
+/// a closure's future cannot be said to be sendable.
+macro_rules! in_guest {
+    ($plugin:ident, $imports:ident, $bounds:ident, $form:ident or $missing:literal,
+     |$store:ident, $guest:ident| $work:block) => {{
+        let linked = $plugin.0.clone();
+        let kept = $imports.kept();
+        let run = Box::pin(async move {
+            let indices = linked.$form.as_ref().ok_or(RunError::Missing($missing))?;
+            let (mut $store, instance) = start(&linked, $imports, $bounds).await?;
+            let $guest = indices.load(&mut $store, &instance).map_err(host_failed)?;
+            $work
+        });
+        within($plugin, $bounds, kept, run).await
+    }};
+}
+
 /// Runs a workflow from the prompt's messages. Gives back the messages that it
 /// returned, if it returned any; they are text that nobody has checked.
 pub(crate) async fn run_workflow(
@@ -216,21 +234,10 @@ pub(crate) async fn run_workflow(
     bounds: Bounds,
     prompt: Vec<String>,
 ) -> Result<Option<Vec<String>>, RunError> {
-    let linked = plugin.0.clone();
-    let kept = imports.kept();
-    within(
-        plugin,
-        bounds,
-        kept,
-        Box::pin(async move {
-            let indices = linked.workflow.as_ref().ok_or(RunError::Missing("workflow"))?;
-            let (mut store, instance) = start(&linked, imports, bounds).await?;
-            let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
-            let result = guest.call_run(&mut store, &prompt).await;
-            Ok(result.map_err(|error| running(&store, &error))??)
-        }),
-    )
-    .await
+    in_guest!(plugin, imports, bounds, workflow or "workflow", |store, guest| {
+        let result = guest.call_run(&mut store, &prompt).await;
+        Ok(result.map_err(|error| running(&store, &error))??)
+    })
 }
 
 /// Runs an agent loop. What it gives back is text that nobody has checked.
@@ -240,21 +247,10 @@ pub(crate) async fn run_agent_loop(
     bounds: Bounds,
     request: LoopRequest,
 ) -> Result<LoopOutcome, RunError> {
-    let linked = plugin.0.clone();
-    let kept = imports.kept();
-    within(
-        plugin,
-        bounds,
-        kept,
-        Box::pin(async move {
-            let indices = linked.agent_loop.as_ref().ok_or(RunError::Missing("agent loop"))?;
-            let (mut store, instance) = start(&linked, imports, bounds).await?;
-            let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
-            let result = guest.call_run(&mut store, &request.into()).await;
-            Ok(result.map_err(|error| running(&store, &error))??.into())
-        }),
-    )
-    .await
+    in_guest!(plugin, imports, bounds, agent_loop or "agent loop", |store, guest| {
+        let result = guest.call_run(&mut store, &request.into()).await;
+        Ok(result.map_err(|error| running(&store, &error))??.into())
+    })
 }
 
 /// Asks an agent loop for the tools of one rollout: OpenAI function tools as JSON text
@@ -265,21 +261,10 @@ pub(crate) async fn agent_loop_tools(
     bounds: Bounds,
     request: LoopRequest,
 ) -> Result<Vec<String>, RunError> {
-    let linked = plugin.0.clone();
-    let kept = imports.kept();
-    within(
-        plugin,
-        bounds,
-        kept,
-        Box::pin(async move {
-            let indices = linked.agent_loop.as_ref().ok_or(RunError::Missing("agent loop"))?;
-            let (mut store, instance) = start(&linked, imports, bounds).await?;
-            let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
-            let result = guest.call_get_tools(&mut store, &request.into()).await;
-            Ok(result.map_err(|error| running(&store, &error))??)
-        }),
-    )
-    .await
+    in_guest!(plugin, imports, bounds, agent_loop or "agent loop", |store, guest| {
+        let result = guest.call_get_tools(&mut store, &request.into()).await;
+        Ok(result.map_err(|error| running(&store, &error))??)
+    })
 }
 
 /// Asks an agent loop for its name.
@@ -288,20 +273,9 @@ pub(crate) async fn agent_loop_name(
     imports: Imports,
     bounds: Bounds,
 ) -> Result<String, RunError> {
-    let linked = plugin.0.clone();
-    let kept = imports.kept();
-    within(
-        plugin,
-        bounds,
-        kept,
-        Box::pin(async move {
-            let indices = linked.agent_loop.as_ref().ok_or(RunError::Missing("agent loop"))?;
-            let (mut store, instance) = start(&linked, imports, bounds).await?;
-            let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
-            guest.call_name(&mut store).await.map_err(|error| running(&store, &error))
-        }),
-    )
-    .await
+    in_guest!(plugin, imports, bounds, agent_loop or "agent loop", |store, guest| {
+        guest.call_name(&mut store).await.map_err(|error| running(&store, &error))
+    })
 }
 
 /// Asks a plugin what it declares of its configuration: a JSON Schema and the defaults,
@@ -311,20 +285,9 @@ pub(crate) async fn declare(
     imports: Imports,
     bounds: Bounds,
 ) -> Result<settings::Declaration, RunError> {
-    let linked = plugin.0.clone();
-    let kept = imports.kept();
-    within(
-        plugin,
-        bounds,
-        kept,
-        Box::pin(async move {
-            let indices = linked.settings.as_ref().ok_or(RunError::Missing("declared settings"))?;
-            let (mut store, instance) = start(&linked, imports, bounds).await?;
-            let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
-            guest.call_declare(&mut store).await.map_err(|error| running(&store, &error))
-        }),
-    )
-    .await
+    in_guest!(plugin, imports, bounds, settings or "declared settings", |store, guest| {
+        guest.call_declare(&mut store).await.map_err(|error| running(&store, &error))
+    })
 }
 
 /// Asks for the tools that a component has for others: OpenAI function tools as JSON
@@ -334,20 +297,9 @@ pub(crate) async fn describe_tools(
     imports: Imports,
     bounds: Bounds,
 ) -> Result<Vec<String>, RunError> {
-    let linked = plugin.0.clone();
-    let kept = imports.kept();
-    within(
-        plugin,
-        bounds,
-        kept,
-        Box::pin(async move {
-            let indices = linked.tool.as_ref().ok_or(RunError::Missing("tool"))?;
-            let (mut store, instance) = start(&linked, imports, bounds).await?;
-            let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
-            guest.call_describe(&mut store).await.map_err(|error| running(&store, &error))
-        }),
-    )
-    .await
+    in_guest!(plugin, imports, bounds, tool or "tool", |store, guest| {
+        guest.call_describe(&mut store).await.map_err(|error| running(&store, &error))
+    })
 }
 
 /// Makes one call of a component's tool. The inner error is what the tool wants told to
@@ -359,20 +311,9 @@ pub(crate) async fn call_tool(
     name: String,
     arguments: String,
 ) -> Result<Result<String, String>, RunError> {
-    let linked = plugin.0.clone();
-    let kept = imports.kept();
-    within(
-        plugin,
-        bounds,
-        kept,
-        Box::pin(async move {
-            let indices = linked.tool.as_ref().ok_or(RunError::Missing("tool"))?;
-            let (mut store, instance) = start(&linked, imports, bounds).await?;
-            let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
-            guest.call_call(&mut store, &name, &arguments).await.map_err(|error| running(&store, &error))
-        }),
-    )
-    .await
+    in_guest!(plugin, imports, bounds, tool or "tool", |store, guest| {
+        guest.call_call(&mut store, &name, &arguments).await.map_err(|error| running(&store, &error))
+    })
 }
 
 /// Makes an instance and drops it without calling it. Gives the time that took; what
@@ -407,22 +348,11 @@ pub(crate) async fn run_grader(
 ) -> Result<Vec<GuestVerdict>, RunError> {
     let samples: Vec<grader::GradedSample> = samples.into_iter().map(Into::into).collect();
     let label = label.map(ToOwned::to_owned);
-    let linked = plugin.0.clone();
-    let kept = imports.kept();
-    within(
-        plugin,
-        bounds,
-        kept,
-        Box::pin(async move {
-            let indices = linked.grader.as_ref().ok_or(RunError::Missing("grader"))?;
-            let (mut store, instance) = start(&linked, imports, bounds).await?;
-            let guest = indices.load(&mut store, &instance).map_err(host_failed)?;
-            let result = guest.call_grade(&mut store, label.as_deref(), &samples).await;
-            let verdicts = result.map_err(|error| running(&store, &error))??;
-            Ok(verdicts.into_iter().map(Into::into).collect())
-        }),
-    )
-    .await
+    in_guest!(plugin, imports, bounds, grader or "grader", |store, guest| {
+        let result = guest.call_grade(&mut store, label.as_deref(), &samples).await;
+        let verdicts = result.map_err(|error| running(&store, &error))??;
+        Ok(verdicts.into_iter().map(Into::into).collect())
+    })
 }
 
 fn host_failed(error: wasmtime::Error) -> RunError {

@@ -120,6 +120,13 @@ pub struct Usage {
     pub completion_tokens: u64,
 }
 
+impl Usage {
+    /// Tokens of both.
+    pub fn total(&self) -> u64 {
+        self.prompt_tokens.saturating_add(self.completion_tokens)
+    }
+}
+
 /// A call that the model wants made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolCall {
