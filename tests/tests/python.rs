@@ -234,6 +234,17 @@ async fn a_failure_is_told_with_file_and_line_of_the_authors_code() {
     assert!(!log.contains("rollout_sdk/"), "{log}");
 }
 
+/// What is not counted is not written to, and stays shared by all instances.
+#[tokio::test]
+async fn references_to_what_was_there_at_build_time_are_not_counted() {
+    let controller = Controller::start().await;
+    let host = host().await;
+
+    let result = host.run(&asking(&controller, "python: count")).await;
+
+    assert_eq!(last_text(&result), "[False, False, False, False, False, True]", "{result:#}");
+}
+
 #[tokio::test]
 async fn calls_of_one_gather_are_under_way_at_the_same_time() {
     let controller = Controller::start().await;

@@ -6,7 +6,8 @@ import types
 import unittest
 from pathlib import Path
 
-from rollout_sdk import _discover, _export, _rehearse
+from played import played_host
+from rollout_sdk import _discover, _export
 
 PAGE = Path(__file__).parent.parent / "PORTING.md"
 
@@ -32,7 +33,7 @@ class Porting(unittest.TestCase):
         self.assertEqual(len(examples()), 5)
         prompt = [json.dumps({"role": "user", "content": "What is 2 + 2?"})]
         for heading, _, after in examples():
-            with self.subTest(heading), _rehearse.played_host():
+            with self.subTest(heading), played_host():
                 module = types.ModuleType("ported")
                 exec(compile(after, heading, "exec"), vars(module))
                 found = _discover.discover(module)

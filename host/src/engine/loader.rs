@@ -9,7 +9,7 @@ use wasmtime::component::Component;
 
 use super::cache::{CodeCache, Key};
 use super::compile::{CompileError, Compiler};
-use super::{Engine, source};
+use super::{Engine, plan, source};
 use crate::digest::hex;
 use crate::error::Fault;
 use crate::plugin::{self, Description, LoadError, Plugin, Source};
@@ -133,6 +133,8 @@ fn fingerprint(engine: &wasmtime::Engine) -> [u8; 32] {
     }
     let mut hasher = Sha(Sha256::new());
     engine.precompile_compatibility_hash().hash(&mut hasher);
+    // Decides on the code's initial memory, and the engine leaves it out.
+    plan::IMAGE_BYTES_MAX.hash(&mut hasher);
     hasher.0.finalize().into()
 }
 

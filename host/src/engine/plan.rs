@@ -23,6 +23,11 @@ const KEEP_RESIDENT_BYTES: usize = 128 << 10;
 /// Slots whose remaining pages are returned to the kernel together.
 const DECOMMIT_BATCH: usize = 16;
 
+/// Bytes up to which a component's initial memory is mapped into its instances however
+/// little of it is set. Beyond, one that is mostly zero is written into each instance. A
+/// Python component is some 30 MiB, of which half is set.
+pub(super) const IMAGE_BYTES_MAX: u64 = 64 << 20;
+
 /// A guest's stack in bytes, and that of its fiber with room for host calls on top.
 const WASM_STACK_BYTES: usize = 512 << 10;
 const ASYNC_STACK_BYTES: usize = 1 << 20;
@@ -118,6 +123,7 @@ pub(super) fn code(plan: MemoryPlan) -> Config {
         .cranelift_opt_level(OptLevel::Speed)
         .max_wasm_stack(WASM_STACK_BYTES)
         .async_stack_size(ASYNC_STACK_BYTES)
+        .memory_guaranteed_dense_image_size(IMAGE_BYTES_MAX)
         // NaN bits are the one thing in core wasm that depends on the machine.
         .cranelift_nan_canonicalization(true)
         .wasm_features(WasmFeatures::all().difference(FEATURES), false)

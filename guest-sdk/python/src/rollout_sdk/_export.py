@@ -7,7 +7,6 @@ types, and this is the only place where an exception becomes what the host is to
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 from collections.abc import Callable, Coroutine
@@ -49,16 +48,10 @@ def load(module: ModuleType, *, only_grader: bool, roots: list[tuple[str, str]])
 
 
 def settle() -> None:
-    """The last step of building: what is there now is there in every instance. The
-    collector is told to leave it alone, because every object it looked at would be a
-    page of memory of each instance's own."""
-    from . import _rehearse
+    """The last step of building: what is there now is there in every instance."""
+    from . import _image, _rehearse
 
-    _rehearse.rehearse(_plugin())
-    gc.collect()
-    # Once more, so that what is free is where the next run will look for it.
-    _rehearse.rehearse(_plugin())
-    gc.freeze()
+    _image.settle(_rehearse.parts(_plugin()), _failure.is_close)
 
 
 def rehearse(found: _discover.Found, work: Callable[[], T]) -> T:

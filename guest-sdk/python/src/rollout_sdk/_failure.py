@@ -18,6 +18,7 @@ _roots: list[tuple[str, str]] = []
 """Where the component's directories were, and what to call them: the author's first."""
 
 _INNER = "/rollout_sdk/"
+_BINDINGS = "/_rollout_wit/"
 # Where the standard library is in a component.
 _LIBRARY = "/python/"
 
@@ -52,6 +53,11 @@ def _shown_path(path: str) -> str:
 
 def _is_authors(path: str) -> bool:
     return bool(_roots) and path.startswith(_roots[0][0])
+
+
+def is_close(path: str) -> bool:
+    """Whether a source file is the author's, this package's or one of its bindings."""
+    return _is_authors(path) or _INNER in path or _BINDINGS in path
 
 
 def describe(error: BaseException) -> str:

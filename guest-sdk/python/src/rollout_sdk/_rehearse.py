@@ -8,19 +8,25 @@ workflow and a grader of nobody's a few times, with a host that is played here.
 
 from __future__ import annotations
 
-import contextlib
+import importlib
 import json
-from collections.abc import Iterator
-from typing import Any
+import sys
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from . import _discover, _export, _host, context
+from ._json import dump
 from .config import AgentWorkflowConfig
 from .context import AgentWorkflow, AgentWorkflowContext
+from .errors import Failed, RolloutError
 from .grading import Grader, GraderContext
 from .tool import tool
 
-# The interpreter settles on a form of its code within some tens of calls.
-TIMES = 80
+if TYPE_CHECKING:
+    from componentize_py_types import Ok
+else:
+    Ok = importlib.import_module("componentize_py_types").Ok
 
 _ANSWER = json.dumps({"role": "assistant", "content": "2 + 2 = 4\n#### 4"})
 _CALL = json.dumps(
@@ -32,62 +38,6 @@ _CALL = json.dumps(
         ],
     }
 )
-
-
-class _Played:
-    """Whatever is asked of the host, answered from here."""
-
-    def __init__(self, **answers: Any) -> None:
-        self.__dict__.update(answers)
-
-
-class _Record:
-    def __init__(self, **fields: Any) -> None:
-        self.__dict__.update(fields)
-
-
-class _Sample:
-    @classmethod
-    def open(cls, name: str | None) -> _Sample:
-        return cls()
-
-    def id(self) -> str:
-        return "rehearsed"
-
-    def push(self, messages: list[str]) -> None:
-        """Nothing is kept."""
-
-    replace = push
-
-    def set_metric(self, name: str, value: float) -> None:
-        """Nothing is kept."""
-
-    set_field = set_metric
-
-
-class _Call:
-    def __exit__(self, *_: object) -> None:
-        """Nothing is under way."""
-
-
-class _Model:
-    """A model that calls a tool first and answers then."""
-
-    Request = _Record
-
-    def __init__(self) -> None:
-        self._asked = 0
-
-    def start(self, sample: _Sample, request: Any) -> _Call:
-        return _Call()
-
-    def finish(self, call: _Call) -> Any:
-        self._asked += 1
-        usage = _Record(prompt_tokens=1, completion_tokens=1)
-        if self._asked % 2:
-            wanted = [_Record(id="1", name="double", arguments='{"number": 2}')]
-            return _Record(message=_CALL, text="", tool_calls=wanted, finish_reason="tool_calls", usage=usage)
-        return _Record(message=_ANSWER, text="#### 4", tool_calls=[], finish_reason="stop", usage=usage)
 
 
 @tool
@@ -107,39 +57,117 @@ class _Grader(Grader):
         return ctx.sample.answer_after("####") == ctx.require_label()
 
 
-@contextlib.contextmanager
-def played_host() -> Iterator[None]:
-    """As long as this lasts, the host is played."""
-    played: dict[str, Any] = {
-        "calls": _Played(wait=lambda under_way, timeout: list(range(len(under_way)))),
-        "chat": _Model(),
-        "context": _Played(
-            rollout_id=lambda: "rehearsal",
-            attempt=lambda: 1,
-            config=lambda: None,
-            metadata=lambda: '{"id": 1}',
-            time_left_ms=lambda: None,
-        ),
-        "samples": _Played(limit=lambda: 1, Sample=_Sample),
-    }
-    kept = {name: vars(_host)[name] for name in played}
-    try:
-        vars(_host).update(played)
-        yield
-    finally:
-        vars(_host).update(kept)
-        context.leave_rollout()
+class _PlayedHost:
+    """Stands where the generated bindings call the host. Whatever a rollout asks, it
+    answers; its model calls a tool first and answers then."""
+
+    def __init__(self, config: str | None) -> None:
+        self._config = config
+        self._asked = 0
+
+    def call_import(self, index: int, params: list[Any]) -> Any:
+        asking = sys._getframe(1).f_code.co_qualname
+        answer = getattr(self, asking.replace(".", "_").lower(), None)
+        if answer is None:
+            raise Failed(f"the rehearsal has no answer to `{asking}`")
+        return answer(*params)
+
+    def rollout_id(self) -> str:
+        return "rehearsal"
+
+    def attempt(self) -> int:
+        return 1
+
+    def config(self) -> str | None:
+        return self._config
+
+    def metadata(self) -> str | None:
+        return '{"id": 1}'
+
+    def sample_open(self, name: str | None) -> Any:
+        return Ok(_handle(_generated("samples").Sample))
+
+    def sample_id(self, sample: Any) -> str:
+        return "rehearsed"
+
+    def sample_push(self, *_: Any) -> Any:
+        return Ok(None)
+
+    sample_replace = sample_set_metric = sample_set_field = sample_push
+
+    def start(self, *_: Any) -> Any:
+        return Ok(_handle(_generated("calls").Call))
+
+    def wait(self, under_way: list[Any], timeout_ms: int | None) -> list[int]:
+        return list(range(len(under_way)))
+
+    def finish(self, call: Any) -> Any:
+        call.finalizer.detach()
+        self._asked += 1
+        usage = _generated("types").Usage(prompt_tokens=1, completion_tokens=1)
+        if self._asked % 2:
+            wanted = [_generated("types").ToolCall(id="1", name="double", arguments='{"number": 2}')]
+            reply = _generated("chat").Completion(_CALL, "", wanted, "tool_calls", usage)
+        else:
+            reply = _generated("chat").Completion(_ANSWER, "#### 4", [], "stop", usage)
+        return Ok(reply)
 
 
-def rehearse(found: _discover.Found) -> None:
-    """Runs a rollout several times, as far as the component has what it takes, and leaves
-    no trace of it but what the interpreter has learned."""
-    author = _discover.Found(_Workflow, None, _Grader, None, None)
+def _generated(interface: str) -> Any:
+    """The generated classes of an import."""
+    return vars(_host)[interface]
+
+
+def _handle(kind: Any) -> Any:
+    """What the bindings make of something that the host keeps for a guest."""
+    handle = kind.__new__(kind)
+    handle.handle = 1
+    handle.finalizer = weakref.finalize(handle, _dropped, 0, 1)
+    return handle
+
+
+def _dropped(index: int, handle: int) -> None:
+    """Nobody has it, so nobody loses it."""
+
+
+def parts(found: _discover.Found) -> list[Callable[[], None]]:
+    """What a rollout is made of, as far as the component has it. None leaves a trace but
+    what the interpreter has learned."""
+    config, workflow_config, grader_config = _configuration(found)
+    author = _discover.Found(_Workflow, None, _Grader, workflow_config, grader_config)
     prompt = [json.dumps({"role": "user", "content": "What is 2 + 2?"})]
-    graded: list[Any] = [_Record(id="rehearsed", messages=[*prompt, _ANSWER], metrics=[])]
-    with played_host():
-        for _ in range(TIMES):
-            if found.workflow or found.agent_loop:
-                _export.rehearse(author, lambda: _export.run_workflow(prompt))
-            if found.grader:
-                _export.rehearse(author, lambda: _export.run_grader("4", graded))
+    host = _PlayedHost(config)
+    runtime = vars(importlib.import_module("componentize_py_runtime"))
+
+    def played(work: Callable[[], object]) -> None:
+        kept = runtime["call_import"]
+        runtime["call_import"] = host.call_import
+        try:
+            _export.rehearse(author, work)
+        finally:
+            runtime["call_import"] = kept
+            context.leave_rollout()
+
+    wanted: list[Callable[[], None]] = []
+    if found.workflow or found.agent_loop:
+        wanted.append(lambda: played(lambda: _export.Workflow().run(prompt)))
+    if found.grader:
+        graded: Any = _host.export("grader").GradedSample
+        samples = [graded(id="rehearsed", messages=[*prompt, _ANSWER], metrics=[])]
+        wanted.append(lambda: played(lambda: _export.Grader().grade("4", samples)))
+    return wanted
+
+
+def _configuration(
+    found: _discover.Found,
+) -> tuple[str | None, _discover.Declared | None, _discover.Declared | None]:
+    """The author's defaults as the host gives them, unless something has none."""
+    declared = (found.workflow_config, found.grader_config)
+    try:
+        _, values = _export.declaration(found)
+        for one in declared:
+            if one is not None:
+                one.with_values(values)
+        return dump(values, "the defaults of the configuration"), *declared
+    except RolloutError:
+        return None, None, None

@@ -1,6 +1,7 @@
 //! `build`: from a project to a component. One file a language.
 
 mod python;
+mod python_image;
 mod python_sdk;
 mod rust;
 

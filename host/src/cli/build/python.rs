@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde::Deserialize;
 
-use super::{Built, PluginFault, python_sdk};
+use super::{Built, PluginFault, python_image, python_sdk};
 use crate::cli::plugin_file;
 
 const TOOL: &str = "componentize-py";
@@ -75,6 +75,9 @@ pub(super) fn compile(dir: &Path, options: &Options, work: &Path) -> Result<Buil
     }
     let made: Made =
         serde_json::from_slice(&ran.stdout).context("the SDK's builder does not say what it made")?;
+    let bytes = std::fs::read(&component).context("the SDK's builder made no component")?;
+    let settled = python_image::settle(&bytes)?;
+    std::fs::write(&component, settled).context("cannot write the component")?;
     Ok(Built { name: made.name, component })
 }
 

@@ -1,6 +1,7 @@
 """What only a guest in Python can do, right or wrong."""
 
 import asyncio
+import gc
 import random
 import sys
 import uuid
@@ -32,6 +33,8 @@ async def behave(what: str, ctx: AgentWorkflowContext[AgentWorkflowConfig]) -> M
             found = colorsys.__name__
         case "random":
             found = [random.random(), str(uuid.uuid4())]
+        case "count":
+            found = counted()
         case "wait for nothing":
             await asyncio.get_running_loop().create_future()
         case "group":
@@ -55,6 +58,21 @@ async def behave(what: str, ctx: AgentWorkflowContext[AgentWorkflowConfig]) -> M
         case _:
             raise Invalid(f"nobody knows how to {what}")
     return [*ctx.prompt, message.assistant(str(found))]
+
+
+MADE_WHEN_BUILT = [{"a": [1, 2]} for _ in range(100)]
+
+
+def counted() -> str:
+    """Which objects have their references counted, and that the collector works."""
+    made_now: list[object] = []
+    made_now.append(made_now)
+    gc.collect()
+    MADE_WHEN_BUILT.pop()
+    made_now.clear()
+    gc.collect()
+    built = [MADE_WHEN_BUILT, MADE_WHEN_BUILT[0]["a"], counted, counted.__code__, AgentWorkflowConfig]
+    return f"{[sys.getrefcount(each) < 1 << 28 for each in (*built, made_now)]}"
 
 
 async def refuse() -> None:

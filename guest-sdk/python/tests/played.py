@@ -1,0 +1,102 @@
+"""A host that is played, for tests outside of a component: what is asked of it is
+answered from here, and its model calls a tool first and answers then."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from rollout_sdk import _host, context
+
+_ANSWER = json.dumps({"role": "assistant", "content": "2 + 2 = 4\n#### 4"})
+_CALL = json.dumps(
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "double", "arguments": '{"number": 2}'}}
+        ],
+    }
+)
+
+
+class _Played:
+    """Whatever is asked of the host, answered from here."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.__dict__.update(answers)
+
+
+class _Record:
+    def __init__(self, **fields: Any) -> None:
+        self.__dict__.update(fields)
+
+
+class _Sample:
+    @classmethod
+    def open(cls, name: str | None) -> _Sample:
+        return cls()
+
+    def id(self) -> str:
+        return "rehearsed"
+
+    def push(self, messages: list[str]) -> None:
+        """Nothing is kept."""
+
+    replace = push
+
+    def set_metric(self, name: str, value: float) -> None:
+        """Nothing is kept."""
+
+    set_field = set_metric
+
+
+class _Call:
+    def __exit__(self, *_: object) -> None:
+        """Nothing is under way."""
+
+
+class _Model:
+    """A model that calls a tool first and answers then."""
+
+    Request = _Record
+
+    def __init__(self) -> None:
+        self._asked = 0
+
+    def start(self, sample: _Sample, request: Any) -> _Call:
+        return _Call()
+
+    def finish(self, call: _Call) -> Any:
+        self._asked += 1
+        usage = _Record(prompt_tokens=1, completion_tokens=1)
+        if self._asked % 2:
+            wanted = [_Record(id="1", name="double", arguments='{"number": 2}')]
+            return _Record(message=_CALL, text="", tool_calls=wanted, finish_reason="tool_calls", usage=usage)
+        return _Record(message=_ANSWER, text="#### 4", tool_calls=[], finish_reason="stop", usage=usage)
+
+
+@contextlib.contextmanager
+def played_host() -> Iterator[None]:
+    """As long as this lasts, the host is played."""
+    played: dict[str, Any] = {
+        "calls": _Played(wait=lambda under_way, timeout: list(range(len(under_way)))),
+        "chat": _Model(),
+        "context": _Played(
+            rollout_id=lambda: "rehearsal",
+            attempt=lambda: 1,
+            config=lambda: None,
+            metadata=lambda: '{"id": 1}',
+            time_left_ms=lambda: None,
+        ),
+        "samples": _Played(limit=lambda: 1, Sample=_Sample),
+    }
+    kept = {name: vars(_host)[name] for name in played}
+    try:
+        vars(_host).update(played)
+        yield
+    finally:
+        vars(_host).update(kept)
+        context.leave_rollout()

@@ -1,0 +1,274 @@
+//! The last touch to a Python component: nobody counts references to what is in it.
+//!
+//! A component's initial memory is one image that its instances share, page by page, until
+//! one writes to a page. An interpreter writes to every object that it looks at, because
+//! it counts references; unless the count is so high that the object can never be freed.
+//! Nothing in the image is ever freed, so the counts of all objects in it are set that
+//! high. The SDK (`_image.py`) leaves a list of them in the memory, which is taken out.
+
+use std::collections::HashSet;
+use std::ops::Range;
+
+use anyhow::{Context, Result, bail, ensure};
+use wasm_encoder::{Component, ConstExpr, DataSection, Encode, Module, RawSection};
+use wasmparser::{BinaryReader, DataKind, DataSectionReader, Operator};
+
+/// What the list begins with. After it: how many addresses, the addresses, their sum.
+const MARK: &[u8] = b"ROLLOUT-OBJECTS:";
+
+/// The count at which CPython 3.14 leaves a reference uncounted where addresses have 32
+/// bits, and the least at which it does not.
+const UNCOUNTED: u32 = 5 << 28;
+const UNCOUNTED_MIN: u32 = 1 << 30;
+
+/// Bytes of zeros that are cheaper to keep than to begin a segment after.
+const GAP_BYTES: usize = 32;
+
+/// The most that a component's initial memory may be.
+const IMAGE_BYTES_MAX: usize = 1 << 30;
+
+/// Numbers that WebAssembly's binary format gives to sections.
+const CORE_MODULE: u8 = 1;
+const DATA: u8 = 11;
+const DATA_COUNT: u8 = 12;
+
+/// Bytes before the first section, of a component and of a module.
+const HEADER_BYTES: usize = 8;
+
+/// Gives back the component with the counts set and without the list.
+pub(super) fn settle(component: &[u8]) -> Result<Vec<u8>> {
+    let outer = sections(component)?;
+    for (at, (id, range)) in outer.iter().enumerate() {
+        if *id != CORE_MODULE {
+            continue;
+        }
+        let module = &component[range.clone()];
+        let inner = sections(module)?;
+        let Some((_, data)) = inner.iter().find(|(id, _)| *id == DATA) else { continue };
+        let mut image = Image::read(&module[data.clone()])?;
+        let Some(list) = image.find_list() else { continue };
+        image.count_no_more(&list.addresses);
+        image.0[list.place].fill(0);
+        let module = with_data(module, &inner, &image.segments());
+        return Ok(with_module(component, &outer, at, &module));
+    }
+    bail!("the component's memory has no list of its objects; was it built by another SDK?")
+}
+
+/// The sections of a component or module: numbers, and where their contents are.
+fn sections(bytes: &[u8]) -> Result<Vec<(u8, Range<usize>)>> {
+    let mut reader = BinaryReader::new(bytes, 0);
+    reader.read_bytes(HEADER_BYTES).context("not WebAssembly")?;
+    let mut found = Vec::new();
+    while !reader.eof() {
+        let id = reader.read_u8()?;
+        let size = reader.read_var_u32()? as usize;
+        let begin = reader.original_position();
+        reader.read_bytes(size)?;
+        found.push((id, begin..begin + size));
+    }
+    Ok(found)
+}
+
+/// A memory as it is before anything runs.
+struct Image(Vec<u8>);
+
+/// The list of objects, and where it was.
+struct List {
+    place: Range<usize>,
+    addresses: Vec<u32>,
+}
+
+impl Image {
+    fn read(data: &[u8]) -> Result<Self> {
+        let mut image = Vec::new();
+        for segment in DataSectionReader::new(BinaryReader::new(data, 0))? {
+            let segment = segment?;
+            let DataKind::Active { memory_index: 0, offset_expr } = segment.kind else {
+                bail!("a data segment is not of the initial memory");
+            };
+            let Operator::I32Const { value } = offset_expr.get_operators_reader().read()? else {
+                bail!("a data segment's place is no constant");
+            };
+            let begin = value.cast_unsigned() as usize;
+            let end = begin + segment.data.len();
+            ensure!(end <= IMAGE_BYTES_MAX, "a data segment ends at {end} bytes");
+            if image.len() < end {
+                image.resize(end, 0);
+            }
+            image[begin..end].copy_from_slice(segment.data);
+        }
+        Ok(Self(image))
+    }
+
+    fn word(&self, at: usize) -> Option<u32> {
+        let bytes = self.0.get(at..at.checked_add(4)?)?;
+        Some(u32::from_le_bytes(bytes.try_into().ok()?))
+    }
+
+    /// The one place with the mark where what follows adds up.
+    fn find_list(&self) -> Option<List> {
+        (0..self.0.len()).step_by(4).find_map(|mark| {
+            self.0[mark..].strip_prefix(MARK)?;
+            let count = self.word(mark + MARK.len())? as usize;
+            let begin = mark + MARK.len() + 4;
+            let end = begin.checked_add(count.checked_mul(4)?)?;
+            let words = self.0.get(begin..end)?.chunks_exact(4);
+            let addresses: Vec<u32> =
+                words.map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect();
+            let sum = addresses.iter().fold(0, |sum: u32, address| sum.wrapping_add(*address));
+            (count > 0 && self.word(end)? == sum).then_some(List { place: mark..end + 4, addresses })
+        })
+    }
+
+    /// Sets the counts of the objects that are still there. An object begins with its count
+    /// and the address of its type. What was freed after it was listed has a count of zero,
+    /// or another freed object's address in its place, or no type.
+    fn count_no_more(&mut self, addresses: &[u32]) {
+        let objects: HashSet<u32> = addresses.iter().copied().collect();
+        let Some(first) = addresses.iter().copied().min() else { return };
+        for address in addresses {
+            let at = *address as usize;
+            let (Some(count), Some(kind)) = (self.word(at), self.word(at + 4)) else { continue };
+            let counted = 0 < count && count < first.min(UNCOUNTED_MIN);
+            if counted && objects.contains(&kind) {
+                self.0[at..at + 4].copy_from_slice(&UNCOUNTED.to_le_bytes());
+            }
+        }
+    }
+
+    /// What is not zero, and where.
+    fn segments(&self) -> Vec<(usize, &[u8])> {
+        let mut found: Vec<Range<usize>> = Vec::new();
+        for (at, _) in self.0.iter().enumerate().filter(|(_, byte)| **byte != 0) {
+            match found.last_mut() {
+                Some(last) if at - last.end <= GAP_BYTES => last.end = at + 1,
+                _ => found.push(at..at + 1),
+            }
+        }
+        found.into_iter().map(|range| (range.start, &self.0[range])).collect()
+    }
+}
+
+/// The module with other data.
+fn with_data(module: &[u8], sections: &[(u8, Range<usize>)], segments: &[(usize, &[u8])]) -> Vec<u8> {
+    let mut data = DataSection::new();
+    for (at, bytes) in segments {
+        // An address of 32 bits, by the size that an image may have.
+        let at = u32::try_from(*at).unwrap_or(u32::MAX).cast_signed();
+        data.active(0, &ConstExpr::i32_const(at), bytes.iter().copied());
+    }
+    let mut made = Module::new();
+    for (id, range) in sections {
+        match *id {
+            DATA => made.section(&data),
+            DATA_COUNT => {
+                let mut count = Vec::new();
+                segments.len().encode(&mut count);
+                made.section(&RawSection { id: DATA_COUNT, data: &count })
+            }
+            id => made.section(&RawSection { id, data: &module[range.clone()] }),
+        };
+    }
+    made.finish()
+}
+
+/// The component with another module in this section.
+fn with_module(component: &[u8], sections: &[(u8, Range<usize>)], place: usize, module: &[u8]) -> Vec<u8> {
+    let mut made = Component::new();
+    for (at, (id, range)) in sections.iter().enumerate() {
+        let data = if at == place { module } else { &component[range.clone()] };
+        made.section(&RawSection { id: *id, data });
+    }
+    made.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TYPE: u32 = 0x1000;
+
+    /// A component with a module whose memory has these words at these places.
+    fn component(words: &[(u32, &[u32])]) -> Vec<u8> {
+        let mut data = DataSection::new();
+        for (at, words) in words {
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            data.active(0, &ConstExpr::i32_const(at.cast_signed()), bytes);
+        }
+        let mut module = Module::new();
+        let mut memories = wasm_encoder::MemorySection::new();
+        memories.memory(wasm_encoder::MemoryType {
+            minimum: 1,
+            maximum: None,
+            memory64: false,
+            shared: false,
+            page_size_log2: None,
+        });
+        module.section(&memories).section(&data);
+        let mut component = Component::new();
+        component.section(&RawSection { id: CORE_MODULE, data: &module.finish() });
+        component.finish()
+    }
+
+    fn list(addresses: &[u32]) -> Vec<u32> {
+        let mark = MARK.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
+        let sum = addresses.iter().sum();
+        let count = u32::try_from(addresses.len()).unwrap();
+        mark.chain([count]).chain(addresses.iter().copied()).chain([sum]).collect()
+    }
+
+    fn image(component: &[u8]) -> Image {
+        let (_, module) = sections(component).unwrap().remove(0);
+        let module = &component[module];
+        let data = sections(module).unwrap().into_iter().find(|(id, _)| *id == DATA).unwrap().1;
+        Image::read(&module[data]).unwrap()
+    }
+
+    #[test]
+    fn objects_are_counted_no_more_and_what_was_freed_is_left_alone() {
+        const ALIVE: u32 = 0x2000;
+        const GONE: u32 = 0x2010;
+        const IN_FREE_LIST: u32 = 0x2020;
+        const NO_OBJECT: u32 = 0x2030;
+        const SETTLED: u32 = 0x2040;
+        let objects = [TYPE, ALIVE, GONE, IN_FREE_LIST, NO_OBJECT, SETTLED, 0x00FF_0000];
+        let before = component(&[
+            (TYPE, &[7, TYPE]),
+            (ALIVE, &[3, TYPE, 42]),
+            (GONE, &[0, TYPE]),
+            (IN_FREE_LIST, &[GONE, TYPE]),
+            (NO_OBJECT, &[3, 0x2004]),
+            (SETTLED, &[UNCOUNTED_MIN + 5, TYPE]),
+            (0x4000, &list(&objects)),
+            (0x5000, &[0x4F4C_4C4F]),
+        ]);
+
+        let after = settle(&before).unwrap();
+
+        wasmparser::Validator::new().validate_all(&after).unwrap();
+        let image = image(&after);
+        let words = |at: u32| [image.word(at as usize).unwrap(), image.word(at as usize + 4).unwrap()];
+        assert_eq!(words(TYPE), [UNCOUNTED, TYPE]);
+        assert_eq!(words(ALIVE), [UNCOUNTED, TYPE]);
+        assert_eq!(image.word(ALIVE as usize + 8), Some(42));
+        assert_eq!(words(GONE), [0, TYPE]);
+        assert_eq!(words(IN_FREE_LIST), [GONE, TYPE]);
+        assert_eq!(words(NO_OBJECT), [3, 0x2004]);
+        assert_eq!(words(SETTLED), [UNCOUNTED_MIN + 5, TYPE]);
+        assert_eq!(image.word(0x5000), Some(0x4F4C_4C4F));
+        assert!(image.0[0x4000..0x5000].iter().all(|byte| *byte == 0), "the list is still there");
+    }
+
+    #[test]
+    fn without_a_list_that_adds_up_nothing_is_touched() {
+        let mut broken = list(&[TYPE]);
+        *broken.last_mut().unwrap() += 1;
+        for words in [broken, vec![1, 2, 3]] {
+            let error = settle(&component(&[(0x4000, &words)])).unwrap_err().to_string();
+
+            assert!(error.contains("no list of its objects"), "{error}");
+        }
+        assert!(settle(b"\0asm").is_err());
+    }
+}
