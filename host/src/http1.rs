@@ -85,8 +85,13 @@ impl Connection {
         let mut byte = [0];
         let quiet = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
         self.buffer.is_empty()
-            && self.used.elapsed() < idle_max
+            && !self.has_rested(idle_max)
             && self.stream.try_read(&mut byte).as_ref().is_err_and(quiet)
+    }
+
+    /// Whether it has been idle for as long as this.
+    pub(crate) fn has_rested(&self, time: Duration) -> bool {
+        self.used.elapsed() >= time
     }
 
     /// Gives back what it read into, until there is something to read again.

@@ -90,8 +90,9 @@ pub fn python_program(name: &str) -> PathBuf {
 pub fn python_guest(project: &str) -> PathBuf {
     let project = project_root().join(project);
     let mut made_of = DefaultHasher::new();
-    let files = [&project, &project_root().join("guest-sdk/python/src"), &project_root().join("wit")];
-    let mut files: Vec<PathBuf> = files.into_iter().flat_map(|dir| files_in(dir)).collect();
+    let builder = ["guest-sdk/python/src", "host/src/cli/build", "wit"].map(|dir| project_root().join(dir));
+    let files = builder.iter().chain([&project]);
+    let mut files: Vec<PathBuf> = files.flat_map(|dir| files_in(dir)).collect();
     files.push(project_root().join("guest-sdk/python/requirements-dev.txt"));
     files.sort();
     for file in files {

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rollout_tests::{
-    Answer, Controller, Ran, RolloutRequest, Start, TestHost, project_root, python_guest, python_program,
-    rollout_host,
+    Answer, Controller, InitRequest, Ran, RolloutRequest, Start, TestHost, check_completed, project_root,
+    python_guest, python_program, rollout_host,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -232,6 +232,76 @@ async fn a_failure_is_told_with_file_and_line_of_the_authors_code() {
     assert!(log.contains(r#"File \"only_python.py\", line"#), "{log}");
     assert!(log.contains("return a / b"), "{log}");
     assert!(!log.contains("rollout_sdk/"), "{log}");
+}
+
+/// A reply that calls the tool of the example of an agent loop.
+fn calls_calculator(expression: &str) -> Answer {
+    let arguments = json!({"expression": expression}).to_string();
+    let call =
+        json!({"id": "c1", "type": "function", "function": {"name": "calculator", "arguments": arguments}});
+    Answer::Status(
+        200,
+        json!({"choices": [{"message": {"role": "assistant", "content": null, "tool_calls": [call]}}]}),
+    )
+}
+
+/// The messages of that loop, whatever protocol carried them.
+fn check_looped(messages: &Value) {
+    let messages = messages.as_array().unwrap_or_else(|| panic!("{messages:#}"));
+    let roles: Vec<&Value> = messages.iter().map(|message| &message["role"]).collect();
+    assert_eq!(roles, ["user", "assistant", "tool", "assistant"]);
+    assert_eq!((&messages[2]["content"], &messages[2]["tool_call_id"]), (&json!("5"), &json!("c1")));
+    assert_eq!(messages[3]["content"], "It is #### 5");
+}
+
+#[tokio::test]
+async fn an_agent_loop_is_carried_by_its_own_protocol() {
+    let controller = Controller::start().await;
+    let host = TestHost::of_component(python_guest("examples/agent-loop/python")).start().await;
+    controller.answer_chats([calls_calculator("2 + 3"), Answer::Say("It is #### 5")]);
+    let request =
+        InitRequest::new(&controller, "Add 2 and 3.").with("metadata", json!({"ground_truth": "5"}));
+
+    let reply = host.post("/v1/rollout/init", &request.body()).await;
+
+    assert_eq!(reply.status, 202, "{}", reply.text);
+    let tool = &reply.body["tools"][0]["function"];
+    assert_eq!(tool["name"], "calculator");
+    assert_eq!(tool["parameters"]["required"], json!(["expression"]));
+    assert_eq!(host.stop().await.code, Some(0));
+    let [completed] = &controller.callbacks()[..] else { panic!("{:?}", controller.callbacks()) };
+    check_completed(completed, request.id());
+    let told = (&completed.body["status"], &completed.body["finish_reason"], &completed.body["reward"]);
+    assert_eq!(told, (&json!("COMPLETED"), &json!("stop"), &json!(1.0)));
+    check_looped(&completed.body["final_messages"]);
+    let metrics = &completed.body["metrics"];
+    assert_eq!((&metrics["num_llm_calls"], &metrics["num_tool_calls"]), (&json!(2), &json!(1)));
+}
+
+#[tokio::test]
+async fn an_agent_loop_is_polled_and_called_back_as_a_workflow_is() {
+    let host = TestHost::of_component(python_guest("examples/agent-loop/python")).start().await;
+    for callbacks in [false, true] {
+        let controller = Controller::start().await;
+        controller.answer_chats([calls_calculator("10 - 5"), Answer::Say("It is #### 5")]);
+        let request = controller.rollout("Work it out.").with("metadata", json!({"ground_truth": "5"}));
+
+        let told = if callbacks {
+            let request = request.with_callbacks("key");
+            assert_eq!(host.ask(&request).await.status, 202);
+            controller.callbacks_arrived(2).await;
+            controller.callbacks()[1].body.clone()
+        } else {
+            host.run(&request).await
+        };
+
+        assert_eq!(told["status"], "success", "{told:#}");
+        assert_eq!(told["sample"]["reward"], 1.0, "{told:#}");
+        if !callbacks {
+            check_looped(&told["sample"]["messages"]);
+        }
+        assert_eq!(controller.chats().len(), 2);
+    }
 }
 
 /// What is not counted is not written to, and stays shared by all instances.

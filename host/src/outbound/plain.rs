@@ -3,7 +3,7 @@
 //!
 //! A connection is a call's own until it is answered, and is kept for the next one then.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -63,11 +63,11 @@ pub(super) struct Answer {
 /// The process's connections of this kind that wait for a call.
 #[derive(Debug, Default)]
 pub(super) struct PlainClient {
-    idle: Mutex<HashMap<Box<str>, Vec<Connection>>>,
+    idle: Mutex<HashMap<Box<str>, VecDeque<Connection>>>,
 }
 
 impl PlainClient {
-    fn idle(&self) -> MutexGuard<'_, HashMap<Box<str>, Vec<Connection>>> {
+    fn idle(&self) -> MutexGuard<'_, HashMap<Box<str>, VecDeque<Connection>>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -105,7 +105,7 @@ impl PlainClient {
     /// The connection that was used last and is still good, or a new one.
     async fn connection(&self, place: &Place) -> Result<Connection, Broken> {
         loop {
-            let idle = self.idle().get_mut(&place.address).and_then(Vec::pop);
+            let idle = self.idle().get_mut(&place.address).and_then(VecDeque::pop_back);
             match idle {
                 Some(connection) if connection.is_good(IDLE_MAX) => return Ok(connection),
                 Some(_) => {}
@@ -122,21 +122,24 @@ impl PlainClient {
     fn keep(&self, place: &Place, mut connection: Connection) {
         connection.rest();
         let mut idle = self.idle();
-        let kept: usize = idle.values().map(Vec::len).sum();
+        let kept: usize = idle.values().map(VecDeque::len).sum();
         if kept >= IDLE_CONNECTIONS_MAX {
-            // Places that nobody calls any more make room first.
+            // Those that nobody will take any more make room. Each place's are in the order
+            // in which they came to rest, so that only they are looked at.
             for connections in idle.values_mut() {
-                connections.retain(|connection| connection.is_good(IDLE_MAX));
+                while connections.front().is_some_and(|oldest| oldest.has_rested(IDLE_MAX)) {
+                    connections.pop_front();
+                }
             }
             idle.retain(|_, connections| !connections.is_empty());
-            if idle.values().map(Vec::len).sum::<usize>() >= IDLE_CONNECTIONS_MAX {
+            if idle.values().map(VecDeque::len).sum::<usize>() >= IDLE_CONNECTIONS_MAX {
                 return;
             }
         }
         match idle.get_mut(&place.address) {
-            Some(connections) => connections.push(connection),
+            Some(connections) => connections.push_back(connection),
             None => {
-                idle.insert(place.address.clone(), vec![connection]);
+                idle.insert(place.address.clone(), VecDeque::from([connection]));
             }
         }
     }
