@@ -7,7 +7,6 @@ use bytes::Bytes;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument;
 
-use super::clockwork::ANSWER;
 use super::record::{ExchangeOutcome, Kept, Record};
 use super::{Imports, ModelAccess};
 use crate::limits::Limits;
@@ -52,17 +51,16 @@ impl Prepared {
     }
 
     async fn exchange<T>(self, name: &'static str, write_down: fn(&mut Kept, Asked) -> T) -> T {
-        let Self { access, routing, body, record, limits, place } = self;
         let started = Instant::now();
-        let mut span = record.trace().request(name);
+        let mut span = self.record.trace().request(name);
         span.set("gen_ai.operation.name", "chat");
-        span.set("gen_ai.request.model", access.endpoint.model().to_owned());
-        let result = access.client.complete(&access.endpoint, &routing, body).await;
+        span.set("gen_ai.request.model", self.access.endpoint.model().to_owned());
+        let result = self.access.client.complete(&self.access.endpoint, &self.routing, self.body).await;
         describe(&mut span, &result);
         drop(span);
-        let mut kept = record.lock();
+        let mut kept = self.record.lock();
         let (outcome, answer) = match result {
-            Ok(reply) => match kept.charge(reply.body.len(), &limits) {
+            Ok(reply) => match kept.charge(reply.body.len(), &self.limits) {
                 Ok(()) => {
                     let outcome = ExchangeOutcome::Replied {
                         body: reply.body,
@@ -76,7 +74,7 @@ impl Prepared {
             },
             Err(failure) => (ExchangeOutcome::Failed(failure.to_string()), Err(NoAnswer::Failed(failure))),
         };
-        write_down(&mut kept, Asked { place, duration: started.elapsed(), outcome, answer })
+        write_down(&mut kept, Asked { place: self.place, duration: started.elapsed(), outcome, answer })
     }
 }
 
@@ -145,16 +143,15 @@ impl Imports {
             self.record.lock().fired.add_asked(Limit::ConcurrentCalls, asked);
         })
     }
+}
 
-    /// Waits for what the guest waits for. On a task of its own, because what is awaited
-    /// here is polled on the guest's stack, where an HTTP exchange would leave 30 KiB in
-    /// use for as long as the guest waits. Dropped, the task ends.
-    pub(super) async fn answered<T: Send + 'static>(
-        &mut self,
-        call: impl Future<Output = T> + Send + 'static,
-    ) -> wasmtime::Result<T> {
-        let answer = AbortOnDropHandle::new(tokio::spawn(call.in_current_span())).await?;
-        self.clock.pass(ANSWER);
-        Ok(answer)
-    }
+/// Begins what a guest is to wait for. On a task of its own, because what is awaited in an
+/// import is polled on the guest's stack, where an HTTP exchange would leave 30 KiB in use
+/// for as long as the guest waits. Dropped, the task ends.
+///
+/// Await it in the import itself: each function in between takes of that stack, too.
+pub(super) fn beside<T: Send + 'static>(
+    call: impl Future<Output = T> + Send + 'static,
+) -> AbortOnDropHandle<T> {
+    AbortOnDropHandle::new(tokio::spawn(call.in_current_span()))
 }

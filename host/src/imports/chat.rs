@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use tracing::Instrument;
 use wasmtime::component::Resource;
 
-use super::ask::{Asked, NoAnswer, Prepared};
+use super::ask::{Asked, NoAnswer, Prepared, beside};
 use super::bindings::rollout::plugin::chat::{self, Completion, Error, Request};
 use super::bindings::rollout::plugin::types;
 use super::calls::{Call, CallOutcome};
@@ -77,10 +77,6 @@ impl Kept {
     }
 }
 
-async fn ask(prepared: Prepared) -> Result<Completion, Error> {
-    prepared.send("chat", write_down).await
-}
-
 fn write_down(
     kept: &mut Kept,
     Asked { place, duration, outcome, answer }: Asked,
@@ -147,7 +143,9 @@ impl chat::Host for Imports {
             Ok(prepared) => {
                 // The guest waits; what it sent is in the prepared body now.
                 drop(request);
-                self.answered(ask(prepared)).await
+                let result = beside(prepared.send("chat", write_down)).await?;
+                self.clock.pass(ANSWER);
+                Ok(result)
             }
             Err(error) => Ok(Err(error)),
         }
@@ -164,7 +162,7 @@ impl chat::Host for Imports {
         }
         match self.prepare(&sample, &request)? {
             Ok(prepared) => {
-                let task = async { CallOutcome::Chat(ask(prepared).await) };
+                let task = async { CallOutcome::Chat(prepared.send("chat", write_down).await) };
                 // The task's log lines are the rollout's, as the guest's own calls are.
                 let task = tokio::spawn(task.in_current_span());
                 Ok(Ok(self.lend(Call::under_way(task))?))

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use tracing::Instrument;
 use wasmtime::component::Resource;
 
-use super::ask::{Asked, NoAnswer, Prepared};
+use super::ask::{Asked, NoAnswer, Prepared, beside};
 use super::bindings::rollout::plugin::judge::{self, Error, Reply, Request};
 use super::calls::{Call, CallOutcome};
 use super::clockwork::ANSWER;
@@ -63,10 +63,6 @@ impl Imports {
             place,
         }))
     }
-}
-
-async fn ask(prepared: Prepared) -> Result<Reply, Error> {
-    prepared.send("judge", write_down).await
 }
 
 fn write_down(
@@ -150,7 +146,9 @@ impl judge::Host for Imports {
         match self.prepare_judging(&request)? {
             Ok(prepared) => {
                 drop(request);
-                self.answered(ask(prepared)).await
+                let result = beside(prepared.send("judge", write_down)).await?;
+                self.clock.pass(ANSWER);
+                Ok(result)
             }
             Err(error) => Ok(Err(error)),
         }
@@ -163,7 +161,7 @@ impl judge::Host for Imports {
         }
         match self.prepare_judging(&request)? {
             Ok(prepared) => {
-                let task = async { CallOutcome::Judge(ask(prepared).await) };
+                let task = async { CallOutcome::Judge(prepared.send("judge", write_down).await) };
                 let task = tokio::spawn(task.in_current_span());
                 Ok(Ok(self.lend(Call::under_way(task))?))
             }
