@@ -54,7 +54,11 @@ def settle(parts: Sequence[Callable[[], None]], is_close: Callable[[str], bool])
     """Arranges the memory around what the parts of a rollout do, and ends with them.
     `is_close` says of a source file whether its code is likely to run in a rollout."""
     _arrange_code(parts, is_close)
-    # What the interpreter learns of code, it learns of the moved code anew.
+    # What the interpreter learns of code, it learns of the moved code anew; and what that
+    # leaves behind is filled, too.
+    _run(parts)
+    _let_go()
+    _fill()
     _run(parts)
     _list_objects()
     gc.collect()
