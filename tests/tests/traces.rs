@@ -77,7 +77,7 @@ async fn a_call_of_a_lent_tool_has_a_span_below_its_phase() {
 
     call(&host, json!([["upper", {"text": "quiet please"}], ["refuse", {}]])).await;
 
-    let spans = collector.arrived(1).await;
+    let spans = collector.arrived(9).await;
     check_tree(&spans);
     let calls = named(&spans, "execute_tool");
     let of = |name: &str| *calls.iter().find(|span| span.attribute("gen_ai.tool.name") == name).unwrap();
@@ -107,7 +107,7 @@ async fn a_call_of_the_judge_has_a_span_below_the_graders() {
 
     host.run(&controller.rollout("1 + 2").label("3")).await;
 
-    let spans = collector.arrived(1).await;
+    let spans = collector.arrived(9).await;
     check_tree(&spans);
     let judged = only(&spans, "judge");
     assert_eq!(judged.parent, only(&spans, "grader").id);

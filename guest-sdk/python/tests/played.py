@@ -4,23 +4,10 @@ answered from here, and its model calls a tool first and answers then."""
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from typing import Any
 
-from rollout_sdk import _host, context
-
-_ANSWER = json.dumps({"role": "assistant", "content": "2 + 2 = 4\n#### 4"})
-_CALL = json.dumps(
-    {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [
-            {"id": "1", "type": "function", "function": {"name": "double", "arguments": '{"number": 2}'}}
-        ],
-    }
-)
-
+from rollout_sdk import _host, _rehearse, context
 
 class _Played:
     """Whatever is asked of the host, answered from here."""
@@ -74,8 +61,8 @@ class _Model:
         usage = _Record(prompt_tokens=1, completion_tokens=1)
         if self._asked % 2:
             wanted = [_Record(id="1", name="double", arguments='{"number": 2}')]
-            return _Record(message=_CALL, text="", tool_calls=wanted, finish_reason="tool_calls", usage=usage)
-        return _Record(message=_ANSWER, text="#### 4", tool_calls=[], finish_reason="stop", usage=usage)
+            return _Record(message=_rehearse.CALL, text="", tool_calls=wanted, finish_reason="tool_calls", usage=usage)
+        return _Record(message=_rehearse.ANSWER, text="#### 4", tool_calls=[], finish_reason="stop", usage=usage)
 
 
 @contextlib.contextmanager

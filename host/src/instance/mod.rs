@@ -1,8 +1,8 @@
 //! One guest, alive for one run.
 //!
-//! Each of the functions here, one an export of the contract, builds a store, instantiates
-//! the plugin in it, calls the guest and drops the store. Everything the guest could touch was in that
-//! store. Two runs share compiled code and nothing else.
+//! Each of the functions here, one for each thing that a guest can be asked, builds a store,
+//! instantiates the plugin in it, calls the guest and drops the store. Everything the guest
+//! could touch was in that store. Two runs share compiled code and nothing else.
 //!
 //! This module knows no HTTP and no rollout. It is given imports, a deadline and
 //! input, and gives back what the guest returned or a [`RunError`].

@@ -345,14 +345,16 @@ _export.load(
 )
 
 
+_EXPORTS = ("AgentLoop", "Grader", "Settings", "Workflow")
+
+
 def __getattr__(name):
     """Gives componentize-py the contract's exports, for which it asks when everything was
     imported: the time to settle."""
-    if name not in ("AgentLoop", "Grader", "Settings", "Workflow"):
+    if name not in _EXPORTS:
         raise AttributeError(name)
-    if name not in globals():
-        _export.settle()
-        globals().update((each, vars(_export)[each]) for each in ("AgentLoop", "Grader", "Settings", "Workflow"))
+    _export.settle()
+    globals().update((each, vars(_export)[each]) for each in _EXPORTS)
     return globals()[name]
 '''
 

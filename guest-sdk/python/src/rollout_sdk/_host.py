@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         tools,
         types,
     )
-    from componentize_py_types import Err
+    from componentize_py_types import Err, Ok
 
     Call: TypeAlias = calls.Call
     SampleHandle: TypeAlias = samples.Sample
@@ -60,11 +60,16 @@ else:
     types = _interface("types")
     Call = SampleHandle = Any
     try:
-        from componentize_py_types import Err
+        from componentize_py_types import Err, Ok
     except ModuleNotFoundError:
 
         class Err(Exception):
             """Never raised: there is no host here."""
+
+            value: Any
+
+        class Ok:
+            """Never made: there is no host here."""
 
             value: Any
 

@@ -26,10 +26,10 @@ from .tool import tool
 if TYPE_CHECKING:
     from componentize_py_types import Ok
 else:
-    Ok = importlib.import_module("componentize_py_types").Ok
+    Ok = _host.Ok
 
-_ANSWER = json.dumps({"role": "assistant", "content": "2 + 2 = 4\n#### 4"})
-_CALL = json.dumps(
+ANSWER = json.dumps({"role": "assistant", "content": "2 + 2 = 4\n#### 4"})
+CALL = json.dumps(
     {
         "role": "assistant",
         "content": None,
@@ -107,9 +107,9 @@ class _PlayedHost:
         usage = _generated("types").Usage(prompt_tokens=1, completion_tokens=1)
         if self._asked % 2:
             wanted = [_generated("types").ToolCall(id="1", name="double", arguments='{"number": 2}')]
-            reply = _generated("chat").Completion(_CALL, "", wanted, "tool_calls", usage)
+            reply = _generated("chat").Completion(CALL, "", wanted, "tool_calls", usage)
         else:
-            reply = _generated("chat").Completion(_ANSWER, "#### 4", [], "stop", usage)
+            reply = _generated("chat").Completion(ANSWER, "#### 4", [], "stop", usage)
         return Ok(reply)
 
 
@@ -153,7 +153,7 @@ def parts(found: _discover.Found) -> list[Callable[[], None]]:
         wanted.append(lambda: played(lambda: _export.Workflow().run(prompt)))
     if found.grader:
         graded: Any = _host.export("grader").GradedSample
-        samples = [graded(id="rehearsed", messages=[*prompt, _ANSWER], metrics=[])]
+        samples = [graded(id="rehearsed", messages=[*prompt, ANSWER], metrics=[])]
         wanted.append(lambda: played(lambda: _export.Grader().grade("4", samples)))
     return wanted
 

@@ -113,9 +113,8 @@ impl Image {
             let count = self.word(mark + MARK.len())? as usize;
             let begin = mark + MARK.len() + 4;
             let end = begin.checked_add(count.checked_mul(4)?)?;
-            let words = self.0.get(begin..end)?.chunks_exact(4);
             let addresses: Vec<u32> =
-                words.map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect();
+                (begin..end).step_by(4).map(|at| self.word(at)).collect::<Option<_>>()?;
             let sum = addresses.iter().fold(0, |sum: u32, address| sum.wrapping_add(*address));
             (count > 0 && self.word(end)? == sum).then_some(List { place: mark..end + 4, addresses })
         })
