@@ -23,6 +23,7 @@ pub use cache::{CACHE_BYTES_MAX, CacheError, CodeCache};
 pub use compile::{CompileError, Compiler, INVALID_EXIT_CODE, compile, confine};
 pub use loader::{Loader, LoaderError};
 pub use plan::MemoryPlan;
+pub(crate) use ticker::Ticker;
 
 /// The process's engine. Cheap to clone.
 #[derive(Clone)]
@@ -58,8 +59,8 @@ impl Engine {
         let engine =
             wasmtime::Engine::new(&plan::config(plan, instances_max, memory_bytes_max)).map_err(fail)?;
         let linker = crate::instance::linker(&engine).map_err(fail)?;
-        ticker::start(&engine).map_err(|error| fail(error.into()))?;
-        let busy = BusyThreads::start().map_err(|error| fail(error.into()))?;
+        let ticker = Ticker::start(&engine).map_err(|error| fail(error.into()))?;
+        let busy = BusyThreads::start(ticker).map_err(|error| fail(error.into()))?;
         Ok(Self { engine, linker: Arc::new(linker), busy, plan })
     }
 

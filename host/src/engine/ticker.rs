@@ -1,23 +1,122 @@
 //! Advances the engine's epoch, which is how running guests come to yield.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::Thread;
 use std::time::Duration;
 
-/// Time between two ticks. A guest yields at every tick, so this is how long it may
-/// keep a worker thread, and how late a deadline may be noticed.
-const TICK: Duration = Duration::from_millis(5);
+/// Time between two ticks. A tick is when the host can get a core back from a guest, so
+/// this is how long a neighbour stands in line behind one that computes.
+const TICK: Duration = Duration::from_millis(1);
 
-/// Starts the ticker: a thread of its own, because on the runtime's threads the guests
-/// it is to interrupt could keep it from running. It lives exactly as long as the
-/// engine, whoever holds that: a plugin that outlives the [`super::Engine`] that loaded
-/// it must still be stoppable.
-pub(super) fn start(engine: &wasmtime::Engine) -> std::io::Result<()> {
-    let engine = engine.weak();
-    std::thread::Builder::new().name("epoch-ticker".to_owned()).spawn(move || {
-        while let Some(engine) = engine.upgrade() {
-            engine.increment_epoch();
-            drop(engine);
-            std::thread::sleep(TICK);
+/// After so many ticks that found no guest at work the ticker sleeps. Many, so that waking
+/// it costs the guests of an almost idle host next to nothing.
+const IDLE_TICKS: u32 = 100;
+
+/// How long it sleeps before it looks whether there still is an engine.
+const SLEEP: Duration = Duration::from_secs(1);
+
+/// The thread that ticks: one of its own, because on the runtime's threads the guests it is
+/// to interrupt could keep it from running. It lives exactly as long as the engine,
+/// whoever holds that: a plugin that outlives the [`super::Engine`] that loaded it must
+/// still be stoppable. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Ticker {
+    shared: Arc<Shared>,
+    thread: Thread,
+}
+
+#[derive(Default)]
+struct Shared {
+    /// Polls of guests that are under way.
+    at_work: AtomicUsize,
+    asleep: AtomicBool,
+}
+
+/// A guest is being polled for as long as this lives.
+pub(crate) struct AtWork<'a>(&'a Shared);
+
+impl Ticker {
+    pub fn start(engine: &wasmtime::Engine) -> std::io::Result<Self> {
+        let engine = engine.weak();
+        let shared = Arc::<Shared>::default();
+        let its = shared.clone();
+        let thread = std::thread::Builder::new().name("epoch-ticker".to_owned()).spawn(move || {
+            let mut idle_ticks = 0;
+            while let Some(engine) = engine.upgrade() {
+                engine.increment_epoch();
+                drop(engine);
+                idle_ticks = if its.anyone_at_work() { 0 } else { idle_ticks + 1 };
+                if idle_ticks < IDLE_TICKS {
+                    std::thread::sleep(TICK);
+                } else {
+                    its.sleep();
+                    idle_ticks = 0;
+                }
+            }
+        })?;
+        Ok(Self { shared, thread: thread.thread().clone() })
+    }
+
+    /// To be called before a guest is polled.
+    pub fn watch(&self) -> AtWork<'_> {
+        self.shared.at_work.fetch_add(1, Ordering::SeqCst);
+        if self.shared.asleep.load(Ordering::SeqCst) && self.shared.asleep.swap(false, Ordering::SeqCst) {
+            self.thread.unpark();
         }
-    })?;
-    Ok(())
+        AtWork(&self.shared)
+    }
+}
+
+impl Shared {
+    fn anyone_at_work(&self) -> bool {
+        self.at_work.load(Ordering::SeqCst) > 0
+    }
+
+    /// Until a guest is at work. Saying so comes before looking, and at the other end
+    /// looking after having begun: one of the two sees the other.
+    fn sleep(&self) {
+        self.asleep.store(true, Ordering::SeqCst);
+        if !self.anyone_at_work() {
+            std::thread::park_timeout(SLEEP);
+        }
+        self.asleep.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Drop for AtWork<'_> {
+    fn drop(&mut self) {
+        self.0.at_work.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wasmtime::{Config, Engine, Module, Store, Trap};
+
+    use super::*;
+
+    #[test]
+    fn a_ticker_that_sleeps_is_woken_by_a_guest() {
+        let mut config = Config::new();
+        config.epoch_interruption(true);
+        let engine = Engine::new(&config).unwrap();
+        let spinning = Module::new(&engine, SPIN).unwrap();
+        let ticker = Ticker::start(&engine).unwrap();
+        while !ticker.shared.asleep.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+
+        let watched = ticker.watch();
+        let mut store = Store::new(&engine, ());
+        store.set_epoch_deadline(u64::from(IDLE_TICKS) + 1);
+        let ended = wasmtime::Instance::new(&mut store, &spinning, &[]).unwrap_err();
+
+        assert_eq!(ended.downcast_ref(), Some(&Trap::Interrupt));
+        drop(watched);
+        assert!(!ticker.shared.anyone_at_work());
+    }
+
+    /// A module whose start function never ends: `(module (func loop br 0 end) (start 0))`.
+    const SPIN: &[u8] = b"\0asm\x01\0\0\0\x01\x04\x01\x60\0\0\x03\x02\x01\0\x08\x01\0\x0a\x09\x01\x07\0\x03\x40\x0c\0\x0b\x0b";
 }

@@ -1,27 +1,39 @@
 //! Guests that burn CPU give way to those that do not.
 //!
 //! A rollout is polled on the runtime's threads for as long as its guest waits for
-//! something soon. A poll that took long moves it to [`BusyThreads`], where guests of
-//! its kind take turns of one tick of the engine each, at a lower priority, until it
-//! waits; then it comes back. So a neighbour that has a little to do never stands in
-//! line behind a guest that computes, of which there may be more than cores.
+//! something soon. A tick of the engine that finds it computing moves it to
+//! [`BusyThreads`], where guests of its kind take turns at a lower priority until it waits;
+//! then it comes back. At each tick within a turn the thread offers its core to whoever
+//! wants it, because the kernel by itself may let a neighbour wait for its own tick, which
+//! is longer. So a neighbour that has a little to do hardly stands in line behind a guest
+//! that computes, of which there may be more than cores.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tracing::Span;
+use wasmtime::UpdateDeadline;
 
+use crate::engine::Ticker;
 use crate::imports::Record;
 
-/// A poll that took this much CPU time was no step of a guest that waits again at once.
+/// A guest that has computed for less than this may be one that waits again at once.
 const BUSY: Duration = Duration::from_millis(1);
+
+/// How long a turn on the busy threads is. Longer than what most guests compute between
+/// two waits, so that those that compute much do not take turns at being nearly done.
+const TURN: Duration = Duration::from_millis(5);
+
+/// Ticks of the engine until it asks about a guest again.
+pub(super) const TICKS: u64 = 1;
 
 /// How much lower the priority of these threads is, in the kernel's steps of niceness.
 /// Low enough that a thread of the runtime takes the core as soon as it has something to
@@ -48,8 +60,61 @@ enum Step<R> {
     Over(Result<R, Spent>),
     /// The guest waits.
     Waits,
-    /// The guest was made to yield and has more to do.
-    Goes,
+    /// The guest was interrupted and has more to do.
+    Goes {
+        /// CPU time that it had.
+        took: Duration,
+    },
+}
+
+/// Where a guest is being polled.
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    /// On a thread of the runtime.
+    Runtime,
+    /// On a busy thread.
+    Busy,
+}
+
+thread_local! {
+    /// The last poll of a guest on this thread: where it is, and since when.
+    static POLL: Cell<Option<(Place, Instant)>> = const { Cell::new(None) };
+    /// Whether a tick ended that poll.
+    static INTERRUPTED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What the engine is to do with a guest that a tick finds at work.
+pub(super) fn at_tick() -> UpdateDeadline {
+    if let Some((place, began)) = POLL.get() {
+        if place == Place::Busy {
+            std::thread::yield_now();
+        }
+        // On the runtime's threads the tick may be one that passed while the guest waited.
+        let turn = if place == Place::Busy { TURN } else { BUSY };
+        if began.elapsed() < turn {
+            return UpdateDeadline::Continue(TICKS);
+        }
+    }
+    UpdateDeadline::YieldCustom(TICKS, Box::pin(Interruption { over: false }))
+}
+
+/// Ends the poll of a guest, and lets [`CpuMeter::poll`] know that the guest does not wait.
+struct Interruption {
+    over: bool,
+}
+
+impl Future for Interruption {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if self.over {
+            return Poll::Ready(());
+        }
+        self.over = true;
+        INTERRUPTED.set(true);
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
 }
 
 impl CpuMeter {
@@ -57,7 +122,10 @@ impl CpuMeter {
         Self { record, used: Duration::ZERO, budget }
     }
 
-    fn poll<R>(&mut self, run: &mut Run<R>, cx: &mut Context<'_>) -> Step<R> {
+    fn poll<R>(&mut self, run: &mut Run<R>, cx: &mut Context<'_>, place: Place, ticker: &Ticker) -> Step<R> {
+        let _watched = ticker.watch();
+        INTERRUPTED.set(false);
+        POLL.set(Some((place, Instant::now())));
         let before = thread_cpu_time();
         let polled = run.as_mut().poll(cx);
         let took = thread_cpu_time().saturating_sub(before);
@@ -66,7 +134,7 @@ impl CpuMeter {
         match polled {
             Poll::Ready(result) => Step::Over(Ok(result)),
             Poll::Pending if self.used > self.budget => Step::Over(Err(Spent)),
-            Poll::Pending if took >= BUSY => Step::Goes,
+            Poll::Pending if INTERRUPTED.take() => Step::Goes { took },
             Poll::Pending => Step::Waits,
         }
     }
@@ -81,16 +149,21 @@ fn thread_cpu_time() -> Duration {
 
 /// Runs a guest to its end or to the end of its budget: here, and on the busy threads
 /// while it computes. Dropping what this gives stops the guest, at once where it waits
-/// and within one tick of the engine where it computes.
+/// and within one turn where it computes.
 pub(super) async fn run<R: Send + 'static>(
     threads: &BusyThreads,
     mut meter: CpuMeter,
     mut run: Run<R>,
 ) -> Result<R, Spent> {
     loop {
-        let step = std::future::poll_fn(|cx| match meter.poll(&mut run, cx) {
-            Step::Waits => Poll::Pending,
-            step => Poll::Ready(step),
+        let step = std::future::poll_fn(|cx| {
+            match meter.poll(&mut run, cx, Place::Runtime, threads.ticker()) {
+                Step::Waits => Poll::Pending,
+                // It was the thread that was interrupted, more than the guest, which is
+                // polled again soon.
+                Step::Goes { took } if took < BUSY => Poll::Pending,
+                step => Poll::Ready(step),
+            }
         });
         if let Step::Over(result) = step.await {
             return result;
@@ -131,11 +204,11 @@ struct Turns<R> {
 /// Something that takes turns.
 trait TakesTurns: Send {
     /// One turn. Gives whether there are more.
-    fn turn(&mut self) -> bool;
+    fn turn(&mut self, ticker: &Ticker) -> bool;
 }
 
 impl<R: Send + 'static> TakesTurns for Turns<R> {
-    fn turn(&mut self) -> bool {
+    fn turn(&mut self, ticker: &Ticker) -> bool {
         // What a guest is dropped with, and what it starts, belongs to the runtime.
         let _runtime = self.runtime.enter();
         let _span = self.span.enter();
@@ -147,8 +220,9 @@ impl<R: Send + 'static> TakesTurns for Turns<R> {
         }
         // Nobody is woken by it: a run that waits is polled again where it came from.
         let mut cx = Context::from_waker(Waker::noop());
-        let told = match catch_unwind(AssertUnwindSafe(|| meter.poll(&mut run, &mut cx))) {
-            Ok(Step::Goes) => {
+        let polled = catch_unwind(AssertUnwindSafe(|| meter.poll(&mut run, &mut cx, Place::Busy, ticker)));
+        let told = match polled {
+            Ok(Step::Goes { .. }) => {
                 self.going = Some((meter, run));
                 self.back = Some(back);
                 return true;
@@ -177,8 +251,8 @@ pub(crate) struct BusyThreads(Arc<Owner>);
 
 struct Owner(Arc<Queue>);
 
-#[derive(Default)]
 struct Queue {
+    ticker: Ticker,
     state: Mutex<State>,
     pushed: Condvar,
 }
@@ -211,15 +285,17 @@ impl Queue {
                 }
             };
             // A destructor that panics takes nobody else's turn.
-            more = catch_unwind(AssertUnwindSafe(move || run.turn().then_some(run))).ok().flatten();
+            let turn = AssertUnwindSafe(|| run.turn(&self.ticker).then_some(run));
+            more = catch_unwind(turn).ok().flatten();
+            std::thread::yield_now();
         }
     }
 }
 
 impl BusyThreads {
     /// One thread a core.
-    pub fn start() -> std::io::Result<Self> {
-        let queue = Arc::<Queue>::default();
+    pub fn start(ticker: Ticker) -> std::io::Result<Self> {
+        let queue = Arc::new(Queue { ticker, state: Mutex::default(), pushed: Condvar::new() });
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let owner = Owner(queue.clone());
         for _ in 0..threads {
@@ -236,6 +312,10 @@ impl BusyThreads {
         Ok(Self(Arc::new(owner)))
     }
 
+    fn ticker(&self) -> &Ticker {
+        &self.0.0.ticker
+    }
+
     fn push(&self, run: Box<dyn TakesTurns>) {
         self.0.0.lock().runs.push_back(run);
         self.0.0.pushed.notify_one();
@@ -246,5 +326,62 @@ impl Drop for Owner {
     fn drop(&mut self) {
         self.0.lock().closed = true;
         self.0.pushed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Ticker;
+
+    /// Which thread does this.
+    fn here() -> String {
+        std::thread::current().name().unwrap_or_default().to_owned()
+    }
+
+    fn compute(time: Duration) {
+        let before = thread_cpu_time();
+        while thread_cpu_time() - before < time {
+            std::hint::spin_loop();
+        }
+    }
+
+    /// One that computes `first`, is interrupted three times, and waits. Gives the threads
+    /// that it was on: at its start, after each interruption, and at its end.
+    fn run_of(first: Duration) -> Run<Vec<String>> {
+        Box::pin(async move {
+            let mut threads = vec![here()];
+            compute(first);
+            for _ in 0..3 {
+                Interruption { over: false }.await;
+                threads.push(here());
+            }
+            tokio::task::yield_now().await;
+            threads.push(here());
+            threads
+        })
+    }
+
+    async fn threads_of(first: Duration) -> Vec<String> {
+        let engine = wasmtime::Engine::default();
+        let threads = BusyThreads::start(Ticker::start(&engine).unwrap()).unwrap();
+        let meter = CpuMeter::new(Arc::default(), Duration::from_secs(60));
+        run(&threads, meter, run_of(first)).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_computes_stays_on_the_busy_threads_until_it_waits() {
+        let threads = threads_of(BUSY).await;
+
+        let [first, busy @ .., last] = &threads[..] else { panic!("{threads:?}") };
+        assert!(busy.iter().all(|thread| thread == "busy-guests"), "{threads:?}");
+        assert_eq!((first, last), (&here(), &here()), "{threads:?}");
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_was_interrupted_at_its_begin_stays_where_it_is() {
+        let threads = threads_of(Duration::ZERO).await;
+
+        assert_eq!(threads, vec![here(); 5]);
     }
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use wasmtime::component::{Component, Instance, InstancePre, Linker, ResourceTableError};
-use wasmtime::{Store, Trap, UpdateDeadline};
+use wasmtime::{Store, Trap};
 use wasmtime_wasi::{I32Exit, WasiCtx, WasiCtxView, WasiView};
 
 use crate::error::Fault;
@@ -32,9 +32,6 @@ pub(crate) use busy::BusyThreads;
 use busy::CpuMeter;
 use memory::MemoryLimit;
 pub(crate) use memory::{CORE_INSTANCES_MAX, MEMORIES_MAX, TABLES_MAX};
-
-/// Ticks of the engine between two yields of a running guest.
-const TICKS_PER_YIELD: u64 = 1;
 
 /// All that belongs to one store.
 pub struct InstanceState {
@@ -421,12 +418,9 @@ fn store(plugin: &Linked, imports: Imports, bounds: Bounds) -> Store<InstanceSta
     store.limiter(|state| &mut state.memory);
     store.set_hostcall_fuel(limits.host_call_bytes_max);
     store.set_max_component_handles(limits.handles_max);
-    // Armed before instantiation, because a start function runs in it. The yield is
-    // tokio's, which lets neighbours run; the engine's own does not.
-    store.set_epoch_deadline(TICKS_PER_YIELD);
-    store.epoch_deadline_callback(|_| {
-        Ok(UpdateDeadline::YieldCustom(TICKS_PER_YIELD, Box::pin(tokio::task::yield_now())))
-    });
+    // Armed before instantiation, because a start function runs in it.
+    store.set_epoch_deadline(busy::TICKS);
+    store.epoch_deadline_callback(|_| Ok(busy::at_tick()));
     store
 }
 
