@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::{BenchError, Dialect, Place, Settings, Target};
+use super::{BenchError, Beside, Dialect, Place, Settings, Target};
 
 /// What is measured, and how. The caller adds where the report goes.
 #[derive(Clone, Debug, clap::Args)]
@@ -33,6 +33,13 @@ pub struct Args {
     /// What the report calls the second server
     #[arg(long, value_name = "NAME", default_value = "other")]
     pub vs_name: String,
+
+    /// Measure the server beside so many rollouts that go on all the time, and alone, in turn
+    #[arg(long, value_name = "N", requires = "beside_prompt", conflicts_with_all = ["vs", "vs_command"])]
+    pub beside: Option<usize>,
+    /// What the user says in these, which must make the guest go on until it is cancelled
+    #[arg(long, value_name = "TEXT", requires = "beside")]
+    pub beside_prompt: Option<String>,
 
     /// The generation of the protocol that the servers speak
     #[arg(long, value_enum, ignore_case = true, default_value = "d")]
@@ -82,7 +89,9 @@ impl TryFrom<Args> for Settings {
         let second = place(args.vs, args.vs_pid, args.vs_command);
         let first = first.map(|place| Target { name: args.name, place });
         let second = second.map(|place| Target { name: args.vs_name, place });
+        let beside = args.beside.zip(args.beside_prompt);
         let settings = Self {
+            beside: beside.map(|(rollouts, prompt)| Beside { rollouts, prompt }),
             dialect: args.dialect,
             in_flight: args.in_flight,
             rollouts: args.rollouts,
@@ -132,6 +141,9 @@ mod tests {
         assert_eq!((one.time, one.dialect), (Some(Duration::from_millis(500)), Dialect::C));
         assert_eq!(one.in_flight, [1, 2]);
 
+        let beside = settings("http://h:1 --beside 4 --beside-prompt spin").unwrap().beside;
+        assert_eq!(beside, Some(Beside { rollouts: 4, prompt: "spin".to_owned() }));
+
         let two = settings("--command serve --vs-command other --vs-name python").unwrap();
         let places: Vec<&Place> = two.targets.iter().map(|target| &target.place).collect();
         assert_eq!(places, [&Place::Command("serve".to_owned()), &Place::Command("other".to_owned())]);
@@ -154,6 +166,13 @@ mod tests {
             &["in flight", "one round", "one turn", "0.0.0.0"],
         );
         check("http://h --in-flight 64 --rollouts 10", &["fewer rollouts"]);
+        check("http://h --beside 4", &["--beside-prompt"]);
+        check("http://h --beside-prompt spin", &["--beside"]);
+        check("http://h --vs http://i --beside 4 --beside-prompt spin", &["cannot be used with"]);
+        check(
+            "http://h --dialect c --beside 0 --beside-prompt spin",
+            &["generation D is measured", "nothing to compare"],
+        );
         check("http://h --in-flight 90000000", &["ulimit -n"]);
     }
 }

@@ -11,6 +11,7 @@
 //! It knows nothing of plugins, instances or this host: whatever answers is measured.
 
 mod args;
+mod beside;
 mod endpoint;
 mod load;
 mod measure;
@@ -34,6 +35,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::capacity;
+use beside::Company;
 use endpoint::Endpoint;
 use load::{Amount, Crew};
 use server::Server;
@@ -83,11 +85,22 @@ pub enum Place {
     Command(String),
 }
 
+/// Rollouts that go on while others are measured, until the bench cancels them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Beside {
+    /// How many.
+    pub rollouts: usize,
+    /// What the user says in them, which is to keep the guest busy for as long as it may run.
+    pub prompt: String,
+}
+
 /// What to measure, and how.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// One server, or two that are measured in turn and compared.
     pub targets: Vec<Target>,
+    /// Measures the one server twice, in turn: beside these rollouts, and alone.
+    pub beside: Option<Beside>,
     /// What they speak.
     pub dialect: Dialect,
     /// Rollouts under way at a time; one measurement for each.
@@ -121,6 +134,7 @@ impl Settings {
     pub fn new(targets: Vec<Target>) -> Self {
         Self {
             targets,
+            beside: None,
             dialect: Dialect::D,
             in_flight: vec![1, 64, 512],
             rollouts: None,
@@ -144,6 +158,11 @@ impl Settings {
         };
         let most = self.in_flight.iter().copied().max().unwrap_or(0);
         demand(matches!(self.targets.len(), 1 | 2), "give one server, or two to compare");
+        if let Some(beside) = &self.beside {
+            demand(self.targets.len() == 1, "beside other rollouts one server is measured, not two");
+            demand(self.dialect == Dialect::D, "beside other rollouts generation D is measured");
+            demand(beside.rollouts > 0, "beside no rollouts there is nothing to compare");
+        }
         demand(
             most > 0 && !self.in_flight.contains(&0),
             "give at least one number in flight, none of them 0",
@@ -247,6 +266,25 @@ pub enum BenchError {
         kind: ErrorKind,
         /// What was seen.
         detail: String,
+    },
+    /// The rollouts to go on beside those measured were not begun, or not cancelled.
+    #[error("the rollouts beside those measured: {kind}: {detail}")]
+    Beside {
+        /// In what way.
+        kind: ErrorKind,
+        /// What was seen.
+        detail: String,
+    },
+    /// Rollouts that were to go on did not.
+    #[error(
+        "{ended} of the {rollouts} rollouts beside those measured ended by themselves; their prompt must make \
+         the guest go on, and the server's limits must let it"
+    )]
+    BesideEnded {
+        /// How many.
+        ended: usize,
+        /// Of how many.
+        rollouts: usize,
     },
     /// A server's process could not be looked at; it may have ended.
     #[error("cannot measure the process of {name}")]
@@ -433,7 +471,13 @@ async fn prepare_and_measure(
     servers: &mut Vec<Server>,
     progress: &mut impl FnMut(Progress),
 ) -> Result<Report, BenchError> {
-    let stands = prepare(settings, servers, progress).await?;
+    let mut stands = prepare(settings, servers, progress).await?;
+    if let (Some(beside), [(seen, course)]) = (&settings.beside, stands.as_mut_slice()) {
+        let alone = TargetSeen { name: "alone".to_owned(), ..seen.clone() };
+        seen.name = format!("beside {}", beside.rollouts);
+        let course = course.clone();
+        stands.push((alone, course));
+    }
     let levels = measure_all(settings, &stands, progress).await?;
     Ok(Report {
         dialect: settings.dialect,
@@ -511,15 +555,22 @@ async fn measure_all(
         let (warm_up, amount) = settings.amounts(in_flight);
         let mut rounds = vec![Vec::new(); stands.len()];
         for _ in 0..settings.rounds {
-            for ((seen, course), rounds) in stands.iter().zip(&mut rounds) {
+            for (at, ((seen, course), rounds)) in stands.iter().zip(&mut rounds).enumerate() {
                 step += 1;
                 let name = seen.name.clone();
                 progress(Progress::Measuring { name: name.clone(), in_flight, step, steps });
                 // New connections each time: the server closes them while the other one is measured.
                 let mut crew = Crew::new(course, in_flight, settings.wave);
-                let figures = measure::measure(course, seen.pid, &mut crew, warm_up, amount)
-                    .await
-                    .map_err(|source| BenchError::Process { name: name.clone(), source })?;
+                let company = match settings.beside.as_ref().filter(|_| at == 0) {
+                    Some(beside) => Some(Company::begin(course, beside).await?),
+                    None => None,
+                };
+                let measured = measure::measure(course, seen.pid, &mut crew, warm_up, amount).await;
+                if let Some(company) = company {
+                    company.end().await?;
+                }
+                let figures =
+                    measured.map_err(|source| BenchError::Process { name: name.clone(), source })?;
                 rounds.push(figures.clone());
                 let figures = Box::new(figures);
                 progress(Progress::Measured { name, in_flight, step, steps, figures });

@@ -1,6 +1,6 @@
 //! The bench against servers on real sockets that do one thing wrong each.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -52,7 +52,13 @@ struct Fake {
     /// Number and chat URL of the rollouts admitted.
     rollouts: Arc<Mutex<HashMap<String, (usize, String)>>>,
     cancelled: Arc<Mutex<Vec<String>>>,
+    /// Rollouts that were asked to go on.
+    going_on: Arc<Mutex<BTreeSet<String>>>,
+    /// How many of these there were when one was admitted that was not.
+    beside: Arc<Mutex<Vec<usize>>>,
 }
+
+const GO_ON: &str = "Go on, \"for ever\".";
 
 impl Fake {
     /// Serves until the runtime ends; the URL.
@@ -77,7 +83,11 @@ impl Fake {
 async fn admit(State(fake): State<Fake>, headers: HeaderMap, body: Bytes) -> Response {
     assert_eq!(headers["authorization"], format!("Bearer {KEY}"));
     let request: Value = serde_json::from_slice(&body).unwrap();
-    assert_eq!(request["initial_messages"], json!([{"role": "user", "content": "Calculate 2 + 3."}]));
+    let goes_on = request["initial_messages"] == json!([{"role": "user", "content": GO_ON}]);
+    if !goes_on {
+        assert_eq!(request["initial_messages"], json!([{"role": "user", "content": "Calculate 2 + 3."}]));
+        fake.beside.lock().unwrap().push(fake.going_on.lock().unwrap().len());
+    }
     assert_eq!(request["label"], "5");
     let number = fake.admitted.fetch_add(1, Ordering::Relaxed) + 1;
     if fake.does(number, Habit::Refuse) {
@@ -88,6 +98,9 @@ async fn admit(State(fake): State<Fake>, headers: HeaderMap, body: Bytes) -> Res
     }
     let id = request["rollout_id"].as_str().unwrap().to_owned();
     let chat = request["chat_completions_url"].as_str().unwrap().to_owned();
+    if goes_on && !fake.does(number, Habit::Fail) {
+        fake.going_on.lock().unwrap().insert(id.clone());
+    }
     if request.get("completion_callback_url").is_some() {
         tokio::spawn(call_back(fake, number, id, request));
         return (StatusCode::ACCEPTED, "{}").into_response();
@@ -112,9 +125,14 @@ async fn result(State(fake): State<Fake>, Path(id): Path<String>, headers: Heade
 
 async fn cancel(State(fake): State<Fake>, body: Bytes) -> Response {
     let request: Value = serde_json::from_slice(&body).unwrap();
-    let ids = request["ids"].as_array().unwrap().iter().map(|id| id.as_str().unwrap().to_owned());
+    let ids: Vec<String> = serde_json::from_value(request["ids"].clone()).unwrap();
+    let disposition = |id: &String| {
+        let went_on = fake.going_on.lock().unwrap().remove(id);
+        (id.clone(), if went_on { "cancelled_running" } else { "not_found" })
+    };
+    let dispositions: HashMap<_, _> = ids.iter().map(disposition).collect();
     fake.cancelled.lock().unwrap().extend(ids);
-    axum::Json(json!({"dispositions": {}})).into_response()
+    axum::Json(json!({"dispositions": dispositions})).into_response()
 }
 
 async fn call_back(fake: Fake, number: usize, id: String, request: Value) {
@@ -223,6 +241,48 @@ async fn in_generation_c_a_second_result_and_one_out_of_order_are_seen() {
     let expected = [("doubled", 1), ("lost", 1), ("out of order", 1), ("wrong reward", 1)];
     assert_eq!(errors(figures), expected);
     assert_eq!(figures.scored, 9);
+    assert_eq!(fake.cancelled.lock().unwrap().len(), 1);
+}
+
+fn beside(rollouts: usize, url: &str) -> Settings {
+    let beside = Beside { rollouts, prompt: GO_ON.to_owned() };
+    Settings { beside: Some(beside), rounds: 2, ..small(vec![at("fake", url)]) }
+}
+
+#[tokio::test]
+async fn a_server_is_measured_beside_other_rollouts_and_alone_in_turn() {
+    let (fake, url) = Fake::start([]).await;
+    let mut order = Vec::new();
+
+    let report = run(beside(3, &url), |progress| {
+        if let Progress::Measuring { name, .. } = progress {
+            order.push(name);
+        }
+    })
+    .await
+    .unwrap();
+
+    assert_eq!(order, ["beside 3", "alone", "beside 3", "alone"]);
+    assert!(report.is_clean(), "{}", report.render());
+    assert!(report.levels[0].ratios.as_ref().unwrap().p99.unwrap() > 0.0);
+    // The trial, and each time a warm-up of one and twelve.
+    let each = [[0].as_slice(), &[3; 13], &[0; 13], &[3; 13], &[0; 13]].concat();
+    assert_eq!(*fake.beside.lock().unwrap(), each);
+    assert_eq!(fake.cancelled.lock().unwrap().len(), 6);
+    assert_eq!(*fake.going_on.lock().unwrap(), BTreeSet::new());
+}
+
+#[tokio::test]
+async fn rollouts_that_do_not_go_on_are_an_error() {
+    // The first is the trial.
+    let (fake, url) = Fake::start([(3, Habit::Fail)]).await;
+    let error = run(beside(3, &url), |_| ()).await.unwrap_err().to_string();
+    assert!(error.starts_with("1 of the 3 rollouts beside those measured ended by themselves"), "{error}");
+    assert_eq!(*fake.going_on.lock().unwrap(), BTreeSet::new());
+
+    let (fake, url) = Fake::start([(3, Habit::Break)]).await;
+    let error = run(beside(3, &url), |_| ()).await.unwrap_err().to_string();
+    assert_eq!(error, "the rollouts beside those measured: admission 500: it broke");
     assert_eq!(fake.cancelled.lock().unwrap().len(), 1);
 }
 

@@ -29,7 +29,7 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 pub(super) const REQUESTS_AT_ONCE_C: usize = 256;
 /// Connections kept open for the next request.
 const IDLE_CONNECTIONS_MAX: usize = 1024;
-/// How long the cancellation of a lost rollout may take.
+/// How long a cancellation may take.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A server under test, as the workers see it.
@@ -115,6 +115,8 @@ pub(super) struct Course {
 #[derive(Debug)]
 pub(super) struct Worker {
     course: Arc<Course>,
+    /// What the user says, as JSON.
+    prompt: String,
     /// The bytes of the request under way. Kept for its memory.
     request: Vec<u8>,
     pub(super) tally: Tally,
@@ -130,7 +132,20 @@ struct Admission<'a> {
 
 impl Worker {
     pub(super) fn new(course: Arc<Course>) -> Self {
-        Self { course, request: Vec::new(), tally: Tally::default() }
+        Self::with_prompt(course, "Calculate 2 + 3.")
+    }
+
+    pub(super) fn with_prompt(course: Arc<Course>, prompt: &str) -> Self {
+        let prompt = serde_json::Value::from(prompt).to_string();
+        Self { course, prompt, request: Vec::new(), tally: Tally::default() }
+    }
+
+    /// Has the server begin a rollout of generation D, whose result nobody asks for. Its id.
+    pub(super) async fn begin(&mut self) -> Result<String, Failure> {
+        let id = self.course.endpoint.next_id();
+        let admission = self.admit(&id).await?;
+        lease(admission.body(), &id)?;
+        Ok(id)
     }
 
     /// Runs one rollout to its end and counts what it came to. Whether it was right.
@@ -141,7 +156,8 @@ impl Worker {
         let outcome = match timeout(patience, self.attempt(&id)).await {
             Ok(outcome) => outcome,
             Err(_) => {
-                self.cancel(&id).await;
+                // The answer is of no use.
+                let _ = self.cancel(std::slice::from_ref(&id)).await;
                 Err(Failure::new(ErrorKind::Lost, format!("not ended after {patience:?}")))
             }
         };
@@ -205,12 +221,13 @@ impl Worker {
         }
     }
 
-    /// Frees what the server holds for a rollout that nobody waits for. The answer is of no use.
-    async fn cancel(&mut self, id: &str) {
+    /// Frees what the server holds for rollouts that nobody waits for.
+    pub(super) async fn cancel(&mut self, ids: &[String]) -> Result<Message, Failure> {
         self.write_head("POST", &["/rollout/cancel"]);
-        let body = format!(r#"{{"ids":["{id}"]}}"#);
+        let body = serde_json::json!({ "ids": ids }).to_string();
         self.body(body.as_bytes());
-        let _ = timeout(CANCEL_TIMEOUT, self.exchange()).await;
+        let late = |_| Failure::new(ErrorKind::Transport, format!("cancelling took over {CANCEL_TIMEOUT:?}"));
+        timeout(CANCEL_TIMEOUT, self.exchange()).await.map_err(late)?
     }
 
     /// Sends the request that was written, and reads the response.
@@ -237,8 +254,8 @@ impl Worker {
     fn write_admission(&mut self, id: &str) {
         let url = self.course.endpoint.url(id);
         let mut body = Vec::with_capacity(512);
-        let prompt = r#""initial_messages":[{"role":"user","content":"Calculate 2 + 3."}],"label":"5""#;
-        push(&mut body, &[r#"{"rollout_id":""#, id, r#"","#, prompt]);
+        push(&mut body, &[r#"{"rollout_id":""#, id, r#"","initial_messages":[{"role":"user","content":"#]);
+        push(&mut body, &[&self.prompt, r#"}],"label":"5""#]);
         push(&mut body, &[r#","chat_completions_url":""#, &url, r#"","llm_api_key":""#, MODEL_KEY, r#"""#]);
         if self.course.dialect == Dialect::C {
             push(&mut body, &[r#","completion_callback_url":""#, &url, r#"/completion""#]);
