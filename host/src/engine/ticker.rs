@@ -42,15 +42,14 @@ impl Ticker {
         let shared = Arc::<Shared>::default();
         let its = shared.clone();
         let thread = std::thread::Builder::new().name("epoch-ticker".to_owned()).spawn(move || {
-            let mut idle_ticks = 0;
+            let mut idle_ticks: u32 = 0;
             while let Some(engine) = engine.upgrade() {
                 engine.increment_epoch();
                 drop(engine);
-                idle_ticks = if its.anyone_at_work() { 0 } else { idle_ticks + 1 };
+                idle_ticks = if its.anyone_at_work() { 0 } else { idle_ticks.saturating_add(1) };
                 if idle_ticks < IDLE_TICKS {
                     std::thread::sleep(TICK);
-                } else {
-                    its.sleep();
+                } else if its.sleep() {
                     idle_ticks = 0;
                 }
             }
@@ -73,14 +72,15 @@ impl Shared {
         self.at_work.load(Ordering::SeqCst) > 0
     }
 
-    /// Until a guest is at work. Saying so comes before looking, and at the other end
-    /// looking after having begun: one of the two sees the other.
-    fn sleep(&self) {
+    /// Until a guest is at work, and not for ever. Whether one woke it. Saying so comes before
+    /// looking, and at the other end looking after having begun: one of the two sees the
+    /// other.
+    fn sleep(&self) -> bool {
         self.asleep.store(true, Ordering::SeqCst);
         if !self.anyone_at_work() {
             std::thread::park_timeout(SLEEP);
         }
-        self.asleep.store(false, Ordering::SeqCst);
+        !self.asleep.swap(false, Ordering::SeqCst)
     }
 }
 
