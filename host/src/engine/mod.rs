@@ -10,20 +10,18 @@ mod cache;
 mod compile;
 mod loader;
 mod plan;
-mod ticker;
 
 use std::sync::Arc;
 
 use wasmtime::component::{Component, Linker};
 
 use crate::digest::sha256;
-use crate::instance::{BusyThreads, InstanceState};
+use crate::instance::{BusyThreads, InstanceState, Ticker};
 use crate::plugin::{self, Description, LoadError, Plugin, Source};
 pub use cache::{CACHE_BYTES_MAX, CacheError, CodeCache};
 pub use compile::{CompileError, Compiler, INVALID_EXIT_CODE, compile, confine};
 pub use loader::{Loader, LoaderError};
 pub use plan::MemoryPlan;
-pub(crate) use ticker::Ticker;
 
 /// The process's engine. Cheap to clone.
 #[derive(Clone)]

@@ -22,7 +22,7 @@ use tokio::sync::oneshot;
 use tracing::Span;
 use wasmtime::UpdateDeadline;
 
-use crate::engine::Ticker;
+use super::Ticker;
 use crate::imports::Record;
 
 /// A guest that has computed for less than this may be one that waits again at once.
@@ -332,7 +332,6 @@ impl Drop for Owner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::Ticker;
 
     /// Which thread does this.
     fn here() -> String {

@@ -10,6 +10,7 @@
 mod agent_loop;
 mod busy;
 mod memory;
+mod ticker;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,6 +33,7 @@ pub(crate) use busy::BusyThreads;
 use busy::CpuMeter;
 use memory::MemoryLimit;
 pub(crate) use memory::{CORE_INSTANCES_MAX, MEMORIES_MAX, TABLES_MAX};
+pub(crate) use ticker::Ticker;
 
 /// All that belongs to one store.
 pub struct InstanceState {

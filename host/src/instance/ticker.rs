@@ -18,7 +18,7 @@ const SLEEP: Duration = Duration::from_secs(1);
 
 /// The thread that ticks: one of its own, because on the runtime's threads the guests it is
 /// to interrupt could keep it from running. It lives exactly as long as the engine,
-/// whoever holds that: a plugin that outlives the [`super::Engine`] that loaded it must
+/// whoever holds that: a plugin that outlives the host's engine value that loaded it must
 /// still be stoppable. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Ticker {
