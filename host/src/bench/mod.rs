@@ -3,7 +3,8 @@
 //! [`run`] drives any server that speaks generation C or D of the Osmosis protocol, by URL, and
 //! says how many rollouts a second it finished, how long they took, what they cost and what
 //! went wrong. Two servers are measured in turn (A B A B), so that what else the machine does
-//! falls on both. Every result is checked against the one right answer.
+//! falls on both; so is one server beside rollouts that never stop, and alone. Every result is
+//! checked against the one right answer.
 //!
 //! The bench must cost less than what it measures. It speaks HTTP by itself (`http1`), and
 //! wants one thread: [`run_blocking`] gives it a runtime of its own with just that.

@@ -95,26 +95,13 @@ pub(super) fn at_tick() -> UpdateDeadline {
             return UpdateDeadline::Continue(TICKS);
         }
     }
-    UpdateDeadline::YieldCustom(TICKS, Box::pin(Interruption { over: false }))
+    UpdateDeadline::YieldCustom(TICKS, Box::pin(interruption()))
 }
 
 /// Ends the poll of a guest, and lets [`CpuMeter::poll`] know that the guest does not wait.
-struct Interruption {
-    over: bool,
-}
-
-impl Future for Interruption {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        if self.over {
-            return Poll::Ready(());
-        }
-        self.over = true;
-        INTERRUPTED.set(true);
-        cx.waker().wake_by_ref();
-        Poll::Pending
-    }
+async fn interruption() {
+    INTERRUPTED.set(true);
+    tokio::task::yield_now().await;
 }
 
 impl CpuMeter {
@@ -352,7 +339,7 @@ mod tests {
             let mut threads = vec![here()];
             compute(first);
             for _ in 0..3 {
-                Interruption { over: false }.await;
+                interruption().await;
                 threads.push(here());
             }
             tokio::task::yield_now().await;
