@@ -130,7 +130,8 @@ impl Connection {
         loop {
             match self.head()? {
                 Some(head) if head.status()? / 100 == 1 => self.buffer.advance(head.length),
-                Some(head) => return self.finish(head, true).await,
+                // In a box, because it is as large as all that waits for an answer to begin.
+                Some(head) => return Box::pin(self.finish(head, true)).await,
                 None if self.fill().await? => {}
                 None => return Err(Broken::Ended),
             }

@@ -139,7 +139,7 @@ pub fn request(row: &Row, run: usize, endpoint: &Arc<ModelEndpoint>) -> RolloutR
 }
 
 /// Runs a rollout to its end.
-pub async fn complete(mut rollout: rollout::Rollout) -> Finished {
+pub async fn complete(mut rollout: Box<rollout::Rollout>) -> Finished {
     if rollout.run_workflow().await.is_ok() {
         // The error is in the outcome.
         let _ = rollout.grade().await;

@@ -224,7 +224,8 @@ impl Spent {
 #[derive(Debug, Default)]
 pub struct Record {
     kept: Mutex<Kept>,
-    sealed: OnceLock<Mutex<Kept>>,
+    /// In a box, because a rollout that runs has none.
+    sealed: OnceLock<Box<Mutex<Kept>>>,
     meter: Meter,
     trace: RolloutTrace,
 }
@@ -372,13 +373,13 @@ impl Record {
 
     /// For what the rollout reads and decides.
     fn read(&self) -> MutexGuard<'_, Kept> {
-        self.sealed.get().unwrap_or(&self.kept).lock().unwrap_or_else(PoisonError::into_inner)
+        self.sealed.get().map_or(&self.kept, |sealed| sealed).lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// From here on nothing that a guest does is in it: one that was stopped while it ran
     /// may come to the end of its turn a moment after its rollout is over.
     pub fn seal(&self) {
-        self.sealed.get_or_init(|| Mutex::new(std::mem::take(&mut *self.lock())));
+        self.sealed.get_or_init(|| Box::new(Mutex::new(std::mem::take(&mut *self.lock()))));
     }
 
     /// What its guests use of the machine.

@@ -208,31 +208,35 @@ pub struct Bounds {
 }
 
 /// Makes an instance within the bounds, finds in it what the component exports of one
-/// form, and lets that do one thing. A macro, because each form has a type of its own and
-/// a closure's future cannot be said to be sendable.
+/// form, and lets that do one thing: gives the future of that. A macro, because each form
+/// has a type of its own and a closure's future cannot be said to be sendable.
+///
+/// Starting has a box of its own, which is gone when the guest runs, because its future is
+/// three times as large as what a guest that waits needs.
 macro_rules! in_guest {
     ($plugin:ident, $imports:ident, $bounds:ident, $form:ident or $missing:literal,
      |$store:ident, $guest:ident| $work:block) => {{
         let linked = $plugin.0.clone();
         let kept = $imports.kept();
+        let starting = Box::pin(start(linked.clone(), $imports, $bounds));
         let run = Box::pin(async move {
             let indices = linked.$form.as_ref().ok_or(RunError::Missing($missing))?;
-            let (mut $store, instance) = start(&linked, $imports, $bounds).await?;
+            let (mut $store, instance) = starting.await?;
             let $guest = indices.load(&mut $store, &instance).map_err(host_failed)?;
             $work
         });
-        within($plugin, $bounds, kept, run).await
+        within($plugin, $bounds, kept, run)
     }};
 }
 
 /// Runs a workflow from the prompt's messages. Gives back the messages that it
 /// returned, if it returned any; they are text that nobody has checked.
-pub(crate) async fn run_workflow(
+pub(crate) fn run_workflow(
     plugin: &LinkedPlugin,
     imports: Imports,
     bounds: Bounds,
     prompt: Vec<String>,
-) -> Result<Option<Vec<String>>, RunError> {
+) -> impl Future<Output = Result<Option<Vec<String>>, RunError>> {
     in_guest!(plugin, imports, bounds, workflow or "workflow", |store, guest| {
         let result = guest.call_run(&mut store, &prompt).await;
         Ok(result.map_err(|error| running(&store, &error))??)
@@ -240,12 +244,12 @@ pub(crate) async fn run_workflow(
 }
 
 /// Runs an agent loop. What it gives back is text that nobody has checked.
-pub(crate) async fn run_agent_loop(
+pub(crate) fn run_agent_loop(
     plugin: &LinkedPlugin,
     imports: Imports,
     bounds: Bounds,
     request: LoopRequest,
-) -> Result<LoopOutcome, RunError> {
+) -> impl Future<Output = Result<LoopOutcome, RunError>> {
     in_guest!(plugin, imports, bounds, agent_loop or "agent loop", |store, guest| {
         let result = guest.call_run(&mut store, &request.into()).await;
         Ok(result.map_err(|error| running(&store, &error))??.into())
@@ -254,12 +258,12 @@ pub(crate) async fn run_agent_loop(
 
 /// Asks an agent loop for the tools of one rollout: OpenAI function tools as JSON text
 /// that nobody has checked.
-pub(crate) async fn agent_loop_tools(
+pub(crate) fn agent_loop_tools(
     plugin: &LinkedPlugin,
     imports: Imports,
     bounds: Bounds,
     request: LoopRequest,
-) -> Result<Vec<String>, RunError> {
+) -> impl Future<Output = Result<Vec<String>, RunError>> {
     in_guest!(plugin, imports, bounds, agent_loop or "agent loop", |store, guest| {
         let result = guest.call_get_tools(&mut store, &request.into()).await;
         Ok(result.map_err(|error| running(&store, &error))??)
@@ -267,11 +271,11 @@ pub(crate) async fn agent_loop_tools(
 }
 
 /// Asks an agent loop for its name.
-pub(crate) async fn agent_loop_name(
+pub(crate) fn agent_loop_name(
     plugin: &LinkedPlugin,
     imports: Imports,
     bounds: Bounds,
-) -> Result<String, RunError> {
+) -> impl Future<Output = Result<String, RunError>> {
     in_guest!(plugin, imports, bounds, agent_loop or "agent loop", |store, guest| {
         guest.call_name(&mut store).await.map_err(|error| running(&store, &error))
     })
@@ -279,11 +283,11 @@ pub(crate) async fn agent_loop_name(
 
 /// Asks a plugin what it declares of its configuration: a JSON Schema and the defaults,
 /// as text that nobody has checked.
-pub(crate) async fn declare(
+pub(crate) fn declare(
     plugin: &LinkedPlugin,
     imports: Imports,
     bounds: Bounds,
-) -> Result<settings::Declaration, RunError> {
+) -> impl Future<Output = Result<settings::Declaration, RunError>> {
     in_guest!(plugin, imports, bounds, settings or "declared settings", |store, guest| {
         guest.call_declare(&mut store).await.map_err(|error| running(&store, &error))
     })
@@ -291,11 +295,11 @@ pub(crate) async fn declare(
 
 /// Asks for the tools that a component has for others: OpenAI function tools as JSON
 /// text that nobody has checked.
-pub(crate) async fn describe_tools(
+pub(crate) fn describe_tools(
     plugin: &LinkedPlugin,
     imports: Imports,
     bounds: Bounds,
-) -> Result<Vec<String>, RunError> {
+) -> impl Future<Output = Result<Vec<String>, RunError>> {
     in_guest!(plugin, imports, bounds, tool or "tool", |store, guest| {
         guest.call_describe(&mut store).await.map_err(|error| running(&store, &error))
     })
@@ -303,13 +307,13 @@ pub(crate) async fn describe_tools(
 
 /// Makes one call of a component's tool. The inner error is what the tool wants told to
 /// the model.
-pub(crate) async fn call_tool(
+pub(crate) fn call_tool(
     plugin: &LinkedPlugin,
     imports: Imports,
     bounds: Bounds,
     name: String,
     arguments: String,
-) -> Result<Result<String, String>, RunError> {
+) -> impl Future<Output = Result<Result<String, String>, RunError>> {
     in_guest!(plugin, imports, bounds, tool or "tool", |store, guest| {
         guest.call_call(&mut store, &name, &arguments).await.map_err(|error| running(&store, &error))
     })
@@ -338,13 +342,13 @@ pub(crate) async fn try_start(
 }
 
 /// Runs a grader over the samples.
-pub(crate) async fn run_grader(
+pub(crate) fn run_grader(
     plugin: &LinkedPlugin,
     imports: Imports,
     bounds: Bounds,
     label: Option<&str>,
     samples: Vec<SampleToGrade>,
-) -> Result<Vec<GuestVerdict>, RunError> {
+) -> impl Future<Output = Result<Vec<GuestVerdict>, RunError>> {
     let samples: Vec<grader::GradedSample> = samples.into_iter().map(Into::into).collect();
     let label = label.map(ToOwned::to_owned);
     in_guest!(plugin, imports, bounds, grader or "grader", |store, guest| {
@@ -360,12 +364,12 @@ fn host_failed(error: wasmtime::Error) -> RunError {
 
 /// Makes a store and the instance in it, which is counted.
 async fn start(
-    plugin: &Linked,
+    plugin: Arc<Linked>,
     imports: Imports,
     bounds: Bounds,
 ) -> Result<(Store<InstanceState>, Instance), RunError> {
     let _timing = imports.time_start();
-    make(plugin, imports, bounds).await
+    make(&plugin, imports, bounds).await
 }
 
 async fn make(

@@ -148,7 +148,7 @@ impl CallbackClient {
     }
 
     async fn send_plainly(&self, place: &Place, headers: &HeaderMap, body: &[u8]) -> Result<Answer, String> {
-        match self.plain.post(place, headers, body, ACKNOWLEDGEMENT_BYTES_MAX).await {
+        match self.plain.post(place, place.request(headers, body), ACKNOWLEDGEMENT_BYTES_MAX).await {
             Ok(answer) => {
                 let status = StatusCode::from_u16(answer.status).map_err(|error| error.to_string())?;
                 Ok(Answer { status, retry_after: answer.retry_after, body: answer.body })

@@ -203,11 +203,24 @@ impl ChatClient {
         routing: &RoutingHeaders,
         body: Bytes,
     ) -> Result<ChatReply, ChatFailure> {
-        let Some(observer) = &self.observer else { return self.exchange(endpoint, routing, body).await };
+        match &self.observer {
+            None => self.exchange(endpoint, routing, &body).await,
+            // Boxed, because thousands wait for the other.
+            Some(observer) => Box::pin(self.watched_exchange(&**observer, endpoint, routing, &body)).await,
+        }
+    }
+
+    async fn watched_exchange(
+        &self,
+        observer: &dyn Observer,
+        endpoint: &ModelEndpoint,
+        routing: &RoutingHeaders,
+        body: &Bytes,
+    ) -> Result<ChatReply, ChatFailure> {
         let sample_id = routing.sample_id.as_ref().and_then(|id| id.to_str().ok()).unwrap_or_default();
-        let call = Watched { asked: self.asked, sample_id, request: &body };
+        let call = Watched { asked: self.asked, sample_id, request: body };
         observer.asking(call).await;
-        let result = self.exchange(endpoint, routing, body.clone()).await;
+        let result = self.exchange(endpoint, routing, body).await;
         let instead = observer.answered(call, result.as_ref().map(|reply| &reply.body)).await;
         let Some(body) = instead else { return result };
         let completion = Completion::parse(&body).map_err(|reason| ChatFailure::Unavailable {
@@ -221,14 +234,14 @@ impl ChatClient {
         &self,
         endpoint: &ModelEndpoint,
         routing: &RoutingHeaders,
-        body: Bytes,
+        body: &Bytes,
     ) -> Result<ChatReply, ChatFailure> {
         let call = self.metrics.model_call(self.asked);
         let mut failures = 0;
         let mut first_failure = None;
         let policy = endpoint.manner().map_or(&self.policy, |manner| &manner.policy);
         loop {
-            let (reason, asked) = match self.attempt(endpoint, routing, body.clone(), policy).await {
+            let (reason, asked) = match self.attempt(endpoint, routing, body, policy).await {
                 Ok((completion, body)) => {
                     if let Some(usage) = &completion.usage {
                         call.used_tokens(usage.prompt_tokens, usage.completion_tokens);
@@ -261,7 +274,7 @@ impl ChatClient {
         &self,
         endpoint: &ModelEndpoint,
         routing: &RoutingHeaders,
-        body: Bytes,
+        body: &Bytes,
         policy: &RetryPolicy,
     ) -> Result<(Completion, Bytes), Miss> {
         // Nobody closes it, so there is a place sooner or later, and none where there is
@@ -273,9 +286,14 @@ impl ChatClient {
         let exchange = async {
             let headers = headers(endpoint, routing);
             let (status, asked, body) = match &endpoint.plain {
-                Some(place) => self.ask_plainly(place, headers, body).await?,
+                Some(place) => {
+                    let request = place.request(&headers, body);
+                    // The answer may take minutes.
+                    drop(headers);
+                    self.ask_plainly(place, request).await?
+                }
                 // Boxed, because it is ten times the size of the other, and either waits.
-                None => Box::pin(self.ask(endpoint, headers, body)).await?,
+                None => Box::pin(self.ask(endpoint, headers, body.clone())).await?,
             };
             let asked = match policy.repeated {
                 Repeated::Transient => asked,
@@ -308,10 +326,9 @@ impl ChatClient {
     async fn ask_plainly(
         &self,
         place: &Place,
-        headers: HeaderMap,
-        body: Bytes,
+        request: Vec<u8>,
     ) -> Result<(StatusCode, Option<Duration>, Bytes), Miss> {
-        let answer = self.plain.post(place, &headers, &body, self.reply_bytes_max).await;
+        let answer = self.plain.post(place, request, self.reply_bytes_max).await;
         let Answer { status, retry_after, body } = answer.map_err(|broken| match broken {
             Broken::Body { cause, .. } if matches!(*cause, Broken::TooLong(_)) => self.too_large(),
             broken => again(broken.to_string()),

@@ -50,6 +50,20 @@ impl Place {
         );
         Some(Self { address: format!("{host}:{port}").into(), head: head.into() })
     }
+
+    /// The bytes of a request with these headers and this body.
+    pub fn request(&self, headers: &HeaderMap, body: &[u8]) -> Vec<u8> {
+        let mut request = Vec::with_capacity(self.head.len() + 256 + body.len());
+        request.extend_from_slice(self.head.as_bytes());
+        for (name, value) in headers {
+            for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
+                request.extend_from_slice(part);
+            }
+        }
+        request.extend_from_slice(format!("content-length: {}\r\n\r\n", body.len()).as_bytes());
+        request.extend_from_slice(body);
+        request
+    }
 }
 
 /// What a server answered.
@@ -71,24 +85,13 @@ impl PlainClient {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Posts a body and reads the answer, up to so many bytes of it.
+    /// Sends a [request](Place::request) and reads the answer, up to so many bytes of it.
     pub async fn post(
         &self,
         place: &Place,
-        headers: &HeaderMap,
-        body: &[u8],
+        request: Vec<u8>,
         answer_bytes_max: usize,
     ) -> Result<Answer, Broken> {
-        let mut request = Vec::with_capacity(place.head.len() + 256 + body.len());
-        request.extend_from_slice(place.head.as_bytes());
-        for (name, value) in headers {
-            for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
-                request.extend_from_slice(part);
-            }
-        }
-        request.extend_from_slice(format!("content-length: {}\r\n\r\n", body.len()).as_bytes());
-        request.extend_from_slice(body);
-
         let mut connection = self.connection(place).await?;
         connection.limit_bodies(answer_bytes_max);
         connection.send(&request).await?;

@@ -326,8 +326,9 @@ impl Host {
         instance::agent_loop_tools(self.0.settings.workflow.linked(), imports, bounds, request).await
     }
 
-    /// Takes a rollout on, or says at once why not.
-    pub fn admit(&self, request: RolloutRequest) -> Result<Rollout, AdmitError> {
+    /// Takes a rollout on, or says at once why not. In a box, because every future that it
+    /// is handed through would have its size again, for as long as it waits.
+    pub fn admit(&self, request: RolloutRequest) -> Result<Box<Rollout>, AdmitError> {
         let admitted = self.take_on(request);
         match &admitted {
             Ok(_) => self.metrics().accepted(),
@@ -336,7 +337,7 @@ impl Host {
         admitted
     }
 
-    fn take_on(&self, request: RolloutRequest) -> Result<Rollout, AdmitError> {
+    fn take_on(&self, request: RolloutRequest) -> Result<Box<Rollout>, AdmitError> {
         let inner = &self.0;
         let settings = &inner.settings;
         let (phase_sender, phase) = watch::channel(Phase::Queued);
@@ -358,7 +359,7 @@ impl Host {
             inner.live_count.send_replace(live.len());
         }
         let place = Place { host: inner.clone(), id: request.id.clone(), waiting: true };
-        Ok(Rollout::new(self.clone(), request, place, handle, phase_sender))
+        Ok(Box::new(Rollout::new(self.clone(), request, place, handle, phase_sender)))
     }
 
     /// A live rollout.

@@ -211,7 +211,7 @@ impl Rollout {
         let bounds = Bounds { memory_bytes_max: limits.memory_bytes_max, deadline: Some(deadline.at) };
         let _timing = self.host.metrics().time(Step::Workflow);
         let mut span = self.record.trace().phase("workflow");
-        let result = match self.run_agent(imports, bounds).await {
+        let result = match self.run_agent(Box::new(imports), bounds).await {
             Ok(settled) => settled,
             Err(RunError::Deadline) => Err(self.over_time(&deadline, Stage::Workflow, self.queued)),
             Err(error) => Err(self.blame(&error)),
@@ -390,7 +390,7 @@ impl Rollout {
 
     /// Ends it: writes the trajectory, frees the slot, and says what came of it. A
     /// rollout that nobody had graded ends unscored.
-    pub async fn finish(mut self) -> Finished {
+    pub async fn finish(mut self: Box<Self>) -> Finished {
         self.record.seal();
         self.take_own_reward();
         let asked = self.record.asked();

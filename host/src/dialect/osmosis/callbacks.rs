@@ -110,7 +110,7 @@ pub(super) fn start(
     let id = rollout.id.clone();
     let rollout = osmosis.0.host.admit(rollout)?;
     let gradable = gradable && osmosis.0.host.grader().is_some();
-    let task = Task {
+    let task = Box::new(Task {
         osmosis: osmosis.clone(),
         id,
         form,
@@ -120,7 +120,7 @@ pub(super) fn start(
         gradable,
         label,
         trace: rollout.traced_below(parent),
-    };
+    });
     let span = rollout.span();
     osmosis.0.tasks.spawn(task.run(rollout).instrument(span));
     Ok(())
@@ -150,7 +150,7 @@ struct Over {
 
 impl Task {
     /// Runs the rollout and sends its one terminal callback.
-    async fn run(self, rollout: Rollout) {
+    async fn run(self: Box<Self>, rollout: Box<Rollout>) {
         match AssertUnwindSafe(self.steps(rollout)).catch_unwind().await {
             Ok(None) => {}
             // Boxed, like the other steps that a waiting rollout is not at: it carries the
@@ -167,7 +167,7 @@ impl Task {
 
     /// The steps before the terminal callback. None where the caller hears nothing more,
     /// because it cancelled.
-    async fn steps(&self, mut rollout: Rollout) -> Option<Over> {
+    async fn steps(&self, mut rollout: Box<Rollout>) -> Option<Box<Over>> {
         let ran = rollout.run_workflow().await;
         let completion = match &ran {
             Err(failure) if failure.kind == FailureKind::Cancelled => {
@@ -181,24 +181,24 @@ impl Task {
         if posted.is_err() {
             let failure = Completion::failure(&self.id, "Internal server error", None);
             let posted = Box::pin(self.post_completion(&failure)).await;
-            return Some(Over {
+            return Some(Box::new(Over {
                 finished: Box::pin(rollout.finish()).await,
                 graded: false,
                 report: report(&posted),
-            });
+            }));
         }
         let report = report(&posted);
         if ran.is_err() || self.grader_url.is_none() || !self.gradable {
             let finished = Box::pin(rollout.finish()).await;
             // An agent loop may have rated itself.
             let graded = matches!(finished.outcome, Outcome::Scored { .. });
-            return Some(Over { finished, graded, report });
+            return Some(Box::new(Over { finished, graded, report }));
         }
         let graded = Box::pin(rollout.grade()).await;
         let finished = Box::pin(rollout.finish()).await;
         match graded {
             Err(Failure { kind: FailureKind::Cancelled, .. }) => None,
-            _ => Some(Over { finished, graded: true, report }),
+            _ => Some(Box::new(Over { finished, graded: true, report })),
         }
     }
 

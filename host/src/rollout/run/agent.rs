@@ -123,17 +123,17 @@ impl Rollout {
     /// run's, the inner one the agent's own or what is wrong with what it gave.
     pub(super) async fn run_agent(
         &mut self,
-        imports: Imports,
+        imports: Box<Imports>,
         bounds: Bounds,
     ) -> Result<Result<(), Failure>, RunError> {
         let plugin = self.host.0.settings.workflow.linked();
         Ok(match self.host.form() {
             AgentForm::Workflow => {
-                let returned = instance::run_workflow(plugin, imports, bounds, self.prompt()).await?;
+                let returned = instance::run_workflow(plugin, *imports, bounds, self.prompt()).await?;
                 returned.map_or(Ok(()), |texts| self.settle_messages("workflow", &texts))
             }
             AgentForm::AgentLoop => {
-                let outcome = instance::run_agent_loop(plugin, imports, bounds, self.loop_request()).await?;
+                let outcome = instance::run_agent_loop(plugin, *imports, bounds, self.loop_request()).await?;
                 self.settle_loop(outcome)
             }
         })

@@ -179,18 +179,19 @@ async fn lead(osmosis: Osmosis, request: Init, leading: Leading) {
     let span = rollout.span();
     let grade = gradable && osmosis.0.host.grader().is_some();
     let work = async move {
-        let tools = match rollout.tools(|tools| tools::typed(&tools)).await {
+        let tools = match Box::pin(rollout.tools(|tools| tools::typed(&tools))).await {
             Ok(tools) => tools,
             Err(failure) => {
                 let reason = failure.reason;
-                rollout.finish().await;
+                Box::pin(rollout.finish()).await;
                 return leading.fail(Refused::Tools(reason));
             }
         };
         // Text, and JSON that was made of checked parts.
         let body = serde_json::to_vec(&Accepted { rollout_id: &id, tools }).unwrap_or_default();
         let kept = leading.answer(body.into());
-        Told { osmosis, id, completed_url, api_key, grade, _kept: kept }.run(rollout).await;
+        let told = Told { osmosis, id, completed_url, api_key, grade, _kept: kept };
+        Box::new(told).run(rollout).await;
     };
     work.instrument(span).await;
 }
@@ -207,7 +208,7 @@ struct Told {
 
 impl Told {
     /// Runs the rollout and posts its one completion.
-    async fn run(self, rollout: Rollout) {
+    async fn run(self: Box<Self>, rollout: Box<Rollout>) {
         let body = match AssertUnwindSafe(self.steps(rollout)).catch_unwind().await {
             // Whoever stopped it wants to hear nothing more of it.
             Ok(None) => return,
@@ -227,17 +228,17 @@ impl Told {
         }
     }
 
-    async fn steps(&self, mut rollout: Rollout) -> Option<Finished> {
+    async fn steps(&self, mut rollout: Box<Rollout>) -> Option<Box<Finished>> {
         if rollout.run_workflow().await.is_ok() && self.grade {
             // The error is in the outcome.
-            let _ = rollout.grade().await;
+            let _ = Box::pin(rollout.grade()).await;
         }
-        let finished = rollout.finish().await;
+        let finished = Box::pin(rollout.finish()).await;
         let cancelled = matches!(
             &finished.outcome,
             Outcome::Unscored(failure) if failure.kind == FailureKind::Cancelled
         );
-        (!cancelled).then_some(finished)
+        (!cancelled).then(|| Box::new(finished))
     }
 
     fn completed(&self, finished: &Finished) -> Bytes {

@@ -100,7 +100,7 @@ struct Plan {
 }
 
 /// Runs a rollout to its result. The lease is watched meanwhile.
-async fn drive(entry: &Entry, mut rollout: Rollout, plan: &Plan) -> Bytes {
+async fn drive(entry: &Entry, mut rollout: Box<Rollout>, plan: &Plan) -> Bytes {
     let handle = rollout.handle();
     let mut phases = handle.phases();
     let run = async {
