@@ -457,7 +457,7 @@ pub async fn soak(
     let mut servers = Vec::new();
     let outcome = async {
         let mut stands = prepare(&settings, &mut servers, &mut progress).await?;
-        let (seen, course) = stands.remove(0);
+        let Stand { seen, course, .. } = stands.remove(0);
         soak::soak(seen, &course, *in_flight, rollouts, &mut progress).await
     }
     .await;
@@ -467,17 +467,26 @@ pub async fn soak(
     outcome
 }
 
+/// A server that is ready to be measured, and in what company.
+#[derive(Clone)]
+struct Stand {
+    seen: TargetSeen,
+    course: Arc<Course>,
+    beside: Option<Beside>,
+}
+
 async fn prepare_and_measure(
     settings: &Settings,
     servers: &mut Vec<Server>,
     progress: &mut impl FnMut(Progress),
 ) -> Result<Report, BenchError> {
     let mut stands = prepare(settings, servers, progress).await?;
-    if let (Some(beside), [(seen, course)]) = (&settings.beside, stands.as_mut_slice()) {
-        let alone = TargetSeen { name: "alone".to_owned(), ..seen.clone() };
-        seen.name = format!("beside {}", beside.rollouts);
-        let course = course.clone();
-        stands.push((alone, course));
+    if let (Some(beside), [only]) = (&settings.beside, stands.as_mut_slice()) {
+        let mut alone = only.clone();
+        "alone".clone_into(&mut alone.seen.name);
+        only.seen.name = format!("beside {}", beside.rollouts);
+        only.beside = Some(beside.clone());
+        stands.push(alone);
     }
     let levels = measure_all(settings, &stands, progress).await?;
     Ok(Report {
@@ -487,7 +496,7 @@ async fn prepare_and_measure(
         wave: settings.wave,
         rounds: settings.rounds,
         cores: std::thread::available_parallelism().map_or(1, usize::from),
-        targets: stands.into_iter().map(|(seen, _)| seen).collect(),
+        targets: stands.into_iter().map(|stand| stand.seen).collect(),
         levels,
     })
 }
@@ -497,7 +506,7 @@ async fn prepare(
     settings: &Settings,
     servers: &mut Vec<Server>,
     progress: &mut impl FnMut(Progress),
-) -> Result<Vec<(TargetSeen, Arc<Course>)>, BenchError> {
+) -> Result<Vec<Stand>, BenchError> {
     let listen = settings.listen;
     let endpoint = Endpoint::start(listen, settings.model_latency, settings.turns)
         .map_err(|source| BenchError::Listen { listen, source })?;
@@ -519,7 +528,7 @@ async fn prepare(
             detail: failure.detail,
         })?;
         progress(Progress::Ready { target: seen.clone() });
-        stands.push((seen, course));
+        stands.push(Stand { seen, course, beside: None });
     }
     Ok(stands)
 }
@@ -546,7 +555,7 @@ async fn find(
 /// A B A B at one number in flight, then the next.
 async fn measure_all(
     settings: &Settings,
-    stands: &[(TargetSeen, Arc<Course>)],
+    stands: &[Stand],
     progress: &mut impl FnMut(Progress),
 ) -> Result<Vec<Level>, BenchError> {
     let steps = settings.in_flight.len() * settings.rounds * stands.len();
@@ -556,13 +565,13 @@ async fn measure_all(
         let (warm_up, amount) = settings.amounts(in_flight);
         let mut rounds = vec![Vec::new(); stands.len()];
         for _ in 0..settings.rounds {
-            for (at, ((seen, course), rounds)) in stands.iter().zip(&mut rounds).enumerate() {
+            for (Stand { seen, course, beside }, rounds) in stands.iter().zip(&mut rounds) {
                 step += 1;
                 let name = seen.name.clone();
                 progress(Progress::Measuring { name: name.clone(), in_flight, step, steps });
                 // New connections each time: the server closes them while the other one is measured.
                 let mut crew = Crew::new(course, in_flight, settings.wave);
-                let company = match settings.beside.as_ref().filter(|_| at == 0) {
+                let company = match beside {
                     Some(beside) => Some(Company::begin(course, beside).await?),
                     None => None,
                 };
