@@ -266,6 +266,12 @@ impl Rollout {
     /// Runs the grader over the workflow's samples. Only after a workflow that
     /// succeeded; the error is also kept for [`Rollout::finish`].
     pub async fn grade(&mut self) -> Result<(), Failure> {
+        // In a box, like the finish: both are large, and who drives a rollout would hold
+        // them while its workflow waits.
+        Box::pin(self.run_and_keep_grade()).await
+    }
+
+    async fn run_and_keep_grade(&mut self) -> Result<(), Failure> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }
@@ -390,7 +396,11 @@ impl Rollout {
 
     /// Ends it: writes the trajectory, frees the slot, and says what came of it. A
     /// rollout that nobody had graded ends unscored.
-    pub async fn finish(mut self: Box<Self>) -> Finished {
+    pub async fn finish(self: Box<Self>) -> Finished {
+        Box::pin(self.settle_and_write()).await
+    }
+
+    async fn settle_and_write(mut self: Box<Self>) -> Finished {
         self.record.seal();
         self.take_own_reward();
         let asked = self.record.asked();

@@ -171,7 +171,7 @@ impl Task {
         let ran = rollout.run_workflow().await;
         let completion = match &ran {
             Err(failure) if failure.kind == FailureKind::Cancelled => {
-                Box::pin(rollout.finish()).await;
+                rollout.finish().await;
                 return None;
             }
             Err(failure) => Completion::failure(&self.id, &failure.reason, Some(category(failure))),
@@ -182,20 +182,20 @@ impl Task {
             let failure = Completion::failure(&self.id, "Internal server error", None);
             let posted = Box::pin(self.post_completion(&failure)).await;
             return Some(Box::new(Over {
-                finished: Box::pin(rollout.finish()).await,
+                finished: rollout.finish().await,
                 graded: false,
                 report: report(&posted),
             }));
         }
         let report = report(&posted);
         if ran.is_err() || self.grader_url.is_none() || !self.gradable {
-            let finished = Box::pin(rollout.finish()).await;
+            let finished = rollout.finish().await;
             // An agent loop may have rated itself.
             let graded = matches!(finished.outcome, Outcome::Scored { .. });
             return Some(Box::new(Over { finished, graded, report }));
         }
-        let graded = Box::pin(rollout.grade()).await;
-        let finished = Box::pin(rollout.finish()).await;
+        let graded = rollout.grade().await;
+        let finished = rollout.finish().await;
         match graded {
             Err(Failure { kind: FailureKind::Cancelled, .. }) => None,
             _ => Some(Box::new(Over { finished, graded: true, report })),

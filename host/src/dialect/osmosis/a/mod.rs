@@ -183,7 +183,7 @@ async fn lead(osmosis: Osmosis, request: Init, leading: Leading) {
             Ok(tools) => tools,
             Err(failure) => {
                 let reason = failure.reason;
-                Box::pin(rollout.finish()).await;
+                rollout.finish().await;
                 return leading.fail(Refused::Tools(reason));
             }
         };
@@ -231,9 +231,9 @@ impl Told {
     async fn steps(&self, mut rollout: Box<Rollout>) -> Option<Box<Finished>> {
         if rollout.run_workflow().await.is_ok() && self.grade {
             // The error is in the outcome.
-            let _ = Box::pin(rollout.grade()).await;
+            let _ = rollout.grade().await;
         }
-        let finished = Box::pin(rollout.finish()).await;
+        let finished = rollout.finish().await;
         let cancelled = matches!(
             &finished.outcome,
             Outcome::Unscored(failure) if failure.kind == FailureKind::Cancelled

@@ -107,9 +107,9 @@ async fn drive(entry: &Entry, mut rollout: Box<Rollout>, plan: &Plan) -> Bytes {
         let ran = rollout.run_workflow().await;
         if ran.is_ok() && plan.grade && plan.gradable {
             // The error is in the outcome.
-            let _ = Box::pin(rollout.grade()).await;
+            let _ = rollout.grade().await;
         }
-        Box::pin(rollout.finish()).await
+        rollout.finish().await
     };
     let run = AssertUnwindSafe(run).catch_unwind();
     let mut run = std::pin::pin!(run);
