@@ -143,8 +143,7 @@ impl Worker {
     /// Has the server begin a rollout of generation D, whose result nobody asks for. Its id.
     pub(super) async fn begin(&mut self) -> Result<String, Failure> {
         let id = self.course.endpoint.next_id();
-        let admission = self.admit(&id).await?;
-        lease(admission.body(), &id)?;
+        self.admit_under_lease(&id).await?;
         Ok(id)
     }
 
@@ -174,8 +173,7 @@ impl Worker {
     async fn attempt(&mut self, id: &str) -> Result<(), Failure> {
         match self.course.dialect {
             Dialect::D => {
-                let admission = self.admit(id).await?;
-                let lease = lease(admission.body(), id)?;
+                let lease = self.admit_under_lease(id).await?;
                 self.poll(id, &lease).await
             }
             Dialect::C => {
@@ -184,6 +182,11 @@ impl Worker {
                 ending.wait().await
             }
         }
+    }
+
+    /// Asks for a rollout of generation D until the server has room. The lease.
+    async fn admit_under_lease(&mut self, id: &str) -> Result<String, Failure> {
+        lease(self.admit(id).await?.body(), id)
     }
 
     /// Asks until the server has room.

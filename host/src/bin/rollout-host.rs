@@ -2,7 +2,8 @@
 
 use tikv_jemallocator::Jemalloc;
 
-/// Thousands of rollouts in flight cost a third more of the processor with the system's.
+/// Thousands of rollouts in flight cost more of the processor with the system's
+/// (`ARCHITECTURE.md` has how much).
 #[global_allocator]
 static ALLOCATOR: Jemalloc = Jemalloc;
 

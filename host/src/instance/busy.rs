@@ -86,11 +86,14 @@ thread_local! {
 /// What the engine is to do with a guest that a tick finds at work.
 pub(super) fn at_tick() -> UpdateDeadline {
     if let Some((place, began)) = POLL.get() {
-        if place == Place::Busy {
-            std::thread::yield_now();
-        }
-        // On the runtime's threads the tick may be one that passed while the guest waited.
-        let turn = if place == Place::Busy { TURN } else { BUSY };
+        let turn = match place {
+            Place::Busy => {
+                std::thread::yield_now();
+                TURN
+            }
+            // The tick may be one that passed while the guest waited.
+            Place::Runtime => BUSY,
+        };
         if began.elapsed() < turn {
             return UpdateDeadline::Continue(TICKS);
         }
