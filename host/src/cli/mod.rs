@@ -12,6 +12,7 @@ mod mock_model;
 mod model;
 mod new;
 mod plugin_file;
+mod print;
 mod serve;
 mod setup;
 mod test;
@@ -94,10 +95,33 @@ impl From<Exit> for ExitCode {
 #[error("{0}")]
 struct PluginFault(String);
 
+/// What a shell reports of a program whose reader went away: 128 and the number of SIGPIPE.
+const READER_GONE: u8 = 141;
+
+impl Command {
+    /// Whether what it does is more than what it writes to standard output.
+    fn goes_on_unread(&self) -> bool {
+        match self {
+            Self::Serve(_) | Self::Eval(_) | Self::MockModel(_) | Self::Build(_) | Self::New(_) => true,
+            Self::Inspect(_) | Self::Validate(_) | Self::Test(_) | Self::Config(_) | Self::Bench(_) => false,
+            Self::CompileComponent(_) => false,
+        }
+    }
+}
+
 /// Runs the command that the arguments name.
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    setup::logs(arguments.log_format, matches!(arguments.command, Command::Serve(_)));
+    let is_server = matches!(arguments.command, Command::Serve(_));
+    // The child that compiles has one thread and a few lines to say.
+    if !matches!(arguments.command, Command::CompileComponent(_)) {
+        let when_full = if is_server { print::WhenFull::LeaveOut } else { print::WhenFull::Wait };
+        if let Err(error) = print::queue_errors(when_full) {
+            print::errln!("standard error is written without a thread of its own: {error}");
+        }
+    }
+    setup::logs(arguments.log_format, is_server);
+    let goes_on_unread = arguments.command.goes_on_unread();
     let result = match arguments.command {
         Command::Build(command) => command.run(),
         Command::Inspect(command) => command.run(),
@@ -111,11 +135,25 @@ pub fn main() -> ExitCode {
         Command::MockModel(command) => command.run(),
         Command::CompileComponent(command) => command.run(),
     };
-    match result {
-        Ok(exit) => exit.into(),
+    let code = match result {
+        Ok(exit) => code_as_read(exit, goes_on_unread),
         Err(error) => {
-            eprintln!("error: {error:#}");
+            print::errln!("error: {error:#}");
             if error.downcast_ref::<PluginFault>().is_some() { Exit::Plugin } else { Exit::NotDone }.into()
         }
+    };
+    print::flush_errors();
+    code
+}
+
+/// The exit code of a command that came to its end, by what standard output took of it.
+fn code_as_read(exit: Exit, goes_on_unread: bool) -> ExitCode {
+    match print::written() {
+        print::Written::Failed(error) if !goes_on_unread => {
+            print::errln!("error: cannot write to standard output: {error}");
+            Exit::NotDone.into()
+        }
+        print::Written::ReaderGone if !goes_on_unread => ExitCode::from(READER_GONE),
+        _ => exit.into(),
     }
 }

@@ -15,6 +15,7 @@ use tracing_subscriber::EnvFilter;
 
 use super::LogFormat;
 use super::plugin_file::{self, CacheOptions};
+use super::print::{self, LogWriter};
 use crate::capacity::{Bound, GuestCost, Machine, Slots};
 use crate::config::{Config, Dialect, Judge, RawConfig, RawJudge};
 use crate::digest::sha256_hex;
@@ -36,8 +37,7 @@ pub(super) fn logs(format: LogFormat, server: bool) {
     let default = if server { "info,rmcp=off" } else { "warn,rmcp=off" };
     let filter = EnvFilter::try_from_env("ROLLOUT_HOST_LOG").unwrap_or_else(|_| EnvFilter::new(default));
     let colour = std::io::stderr().is_terminal();
-    let logs =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour);
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| LogWriter).with_ansi(colour);
     match format {
         LogFormat::Text => logs.with_target(false).init(),
         // The innermost span is the rollout; a list of all spans would say it twice.
@@ -137,7 +137,7 @@ impl Loaded {
     /// Says that no model judges, where that is so.
     pub fn say_who_judges(&self) {
         if self.judge_stand_in.is_some() {
-            eprintln!(
+            print::errln!(
                 "the judge is the built-in stand-in, which looks for the truth in the answer and reads no rubric"
             );
         }
