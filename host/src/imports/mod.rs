@@ -114,8 +114,8 @@ pub struct RunContext {
     pub attempt: u32,
     /// The operator's configuration of the plugin, a JSON object.
     pub config: Option<Arc<RawValue>>,
-    /// The row's metadata.
-    pub metadata: Option<Box<RawValue>>,
+    /// The row's metadata, as this instance may see it.
+    pub metadata: Option<Arc<RawValue>>,
     /// Samples that the caller takes.
     pub samples_max: u32,
     /// The caller's sampling parameters, for requests that do not say otherwise.

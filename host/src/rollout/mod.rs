@@ -25,10 +25,10 @@ pub use trajectory::{Facts, TrajectoryExtra, TrajectoryFile};
 
 use std::sync::Arc;
 
-use serde_json::value::RawValue;
-
 use crate::id::RolloutId;
 use crate::outbound::ModelEndpoint;
+use crate::wire::messages::Messages;
+use crate::wire::metadata::RowMetadata;
 
 /// What is asked for, in no protocol's terms.
 pub struct RolloutRequest {
@@ -38,12 +38,12 @@ pub struct RolloutRequest {
     pub caller_id: Option<String>,
     /// 1 for the first try.
     pub attempt: u32,
-    /// The prompt's messages, one JSON object each.
-    pub prompt: Vec<Box<RawValue>>,
+    /// The prompt's messages.
+    pub prompt: Messages,
     /// The ground truth, for the grader only.
     pub label: Option<String>,
-    /// The row's metadata, for both guests.
-    pub metadata: Option<Box<RawValue>>,
+    /// The row's metadata, for both guests, but for the truth in it.
+    pub metadata: Option<RowMetadata>,
     /// What an agent loop is told besides.
     pub loop_options: LoopOptions,
     /// Where the model is.

@@ -109,7 +109,7 @@ impl Rollout {
             caller_id: request.caller_id.take(),
             attempt: request.attempt,
             config: host.0.plugin_config.clone(),
-            metadata: request.metadata.take(),
+            metadata: request.metadata.as_ref().map(|metadata| metadata.public().clone()),
             samples_max: request.samples_max.min(host.0.limits.samples_max),
             chat_defaults: request
                 .loop_options
@@ -348,13 +348,15 @@ impl Rollout {
         }
     }
 
-    /// What the grader is told of the rollout: what the workflow was told, except that a
-    /// component of its own has a configuration of its own.
+    /// What the grader is told of the rollout: what the workflow was told, except that it is
+    /// given the truth too, and that a component of its own has a configuration of its own.
     fn grader_run(&self) -> Arc<RunContext> {
-        if self.host.0.settings.grader.is_none() {
-            return self.run.clone();
-        }
-        Arc::new(RunContext { config: self.host.0.grader_config.clone(), ..(*self.run).clone() })
+        let config = match self.host.0.settings.grader {
+            None => self.run.config.clone(),
+            Some(_) => self.host.0.grader_config.clone(),
+        };
+        let metadata = self.request.metadata.as_ref().map(|metadata| metadata.whole().clone());
+        Arc::new(RunContext { config, metadata, ..(*self.run).clone() })
     }
 
     /// Checks every verdict, then takes all of them over, or none.

@@ -159,15 +159,18 @@ fn build(
     let last_seen = steps::last_conversation(exchanges);
     let claimed =
         sample.map(|sample| sample.record.messages.as_slice()).filter(|messages| !messages.is_empty());
-    let messages = claimed.or((!last_seen.is_empty()).then_some(&last_seen)).unwrap_or(&request.prompt);
-    let steps::Account { steps, final_metrics, unmatched } = steps::account(messages, exchanges);
+    let seen_last = (!last_seen.is_empty()).then_some(last_seen.as_slice());
+    let steps::Account { steps, final_metrics, unmatched } = match claimed.or(seen_last) {
+        Some(messages) => steps::account(messages.iter().map(|message| message.get()), exchanges),
+        None => steps::account(request.prompt.iter(), exchanges),
+    };
 
     let mut extra = Map::new();
     let facts = Facts {
         rollout_id: &finished.id,
         sample,
         label: request.label.as_deref(),
-        metadata: run.metadata.as_deref(),
+        metadata: request.metadata.as_ref().map(|metadata| metadata.whole().as_ref()),
         unmatched_metrics: unmatched,
     };
     if let Some((key, value)) = request.trajectory_extra.as_ref().map(|extra| extra(&facts)) {
@@ -289,7 +292,8 @@ pub(crate) fn fuzzing_trajectory(bytes: &[u8]) {
         })
         .collect();
     let exchanges: Vec<&Exchange> = exchanges.iter().collect();
-    let steps::Account { steps, final_metrics, unmatched } = steps::account(&messages, &exchanges);
+    let steps::Account { steps, final_metrics, unmatched } =
+        steps::account(messages.iter().map(|message| message.get()), &exchanges);
     assert!(!steps.is_empty() && steps.iter().enumerate().all(|(at, step)| step.step_id == at + 1));
     assert_eq!(final_metrics.total_steps, steps.len());
     let written = json!({

@@ -478,7 +478,7 @@ async fn lone_grader(plugin: &Plugin, config: &Config, row: &Row, report: &mut R
     let judge = ModelAccess { client: client.for_judges(config.model.clone()), endpoint: Arc::new(endpoint) };
     let rate = async || {
         let run = RunContext {
-            metadata: row.metadata.clone(),
+            metadata: row.metadata.clone().map(Into::into),
             ..RunContext::of_no_rollout(
                 RolloutId::parse("validate")?,
                 settings.to_raw().map(Into::into),

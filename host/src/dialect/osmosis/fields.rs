@@ -1,16 +1,50 @@
 //! Reads the fields of a JSON body one by one and collects everything that is wrong,
 //! in the form that this protocol's clients know.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use crate::text::beginning;
-use crate::wire;
+use crate::wire::messages::Messages;
+use crate::wire::strict;
+
+/// Every field that a request of this protocol may have. Others are passed over: a request
+/// may have a million of them.
+const KNOWN: [&str; 24] = [
+    "agent_timeout_sec",
+    "all",
+    "api_key",
+    "chat_completions_url",
+    "completion_callback_url",
+    "completion_params",
+    "controller_api_key",
+    "extra_fields",
+    "grade",
+    "grader_callback_url",
+    "grader_timeout_sec",
+    "idempotency_key",
+    "ids",
+    "initial_messages",
+    "label",
+    "llm_api_key",
+    "max_tokens_total",
+    "max_turns",
+    "messages",
+    "metadata",
+    "prefix",
+    "rollout_id",
+    "server_url",
+    "tool_server_url",
+];
+
+/// The items of a list of texts. Each is kept apart, so that short ones take many times the
+/// bytes that were sent.
+const TEXTS_MAX: usize = 100_000;
 
 /// The problems that are told of one request. A list of a million wrong items would
 /// otherwise be answered with gigabytes.
@@ -43,7 +77,7 @@ impl Problem {
 /// A JSON object's fields, being read.
 pub(super) struct Fields<'a> {
     body: &'a RawValue,
-    fields: BTreeMap<Cow<'a, str>, &'a RawValue>,
+    fields: BTreeMap<&'static str, &'a RawValue>,
     problems: Vec<Problem>,
 }
 
@@ -61,20 +95,23 @@ impl<'a> Fields<'a> {
         if !is_json {
             return Err(no_object(beginning(&String::from_utf8_lossy(body), INPUT_BYTES_MAX).into()));
         }
-        let body: &RawValue = serde_json::from_slice(body).map_err(|error| {
+        let no_json = |error: serde_json::Error| {
             let at = vec![json!("body"), json!(offset(body, &error))];
             let problem = Problem::new("json_invalid", at, "JSON decode error", json!({}));
             vec![problem.with(json!({"error": error.to_string()}))]
-        })?;
-        if !body.get().starts_with('{') {
-            return Err(no_object(shown(body)));
+        };
+        let raw: &RawValue = serde_json::from_slice(body).map_err(no_json)?;
+        if !raw.get().starts_with('{') {
+            return Err(no_object(shown(raw)));
         }
-        let fields = serde_json::from_str(body.get()).map_err(|_| no_object(shown(body)))?;
-        Ok(Self { body, fields, problems: Vec::new() })
+        let mut reader = serde_json::Deserializer::from_str(raw.get());
+        let fields = serde::Deserializer::deserialize_map(&mut reader, KnownFields).map_err(no_json)?;
+        Ok(Self { body: raw, fields, problems: Vec::new() })
     }
 
     /// Whether a field is there at all, null included.
     pub fn has(&self, name: &str) -> bool {
+        debug_assert!(KNOWN.contains(&name), "{name} is not among the known fields");
         self.fields.contains_key(name)
     }
 
@@ -105,6 +142,7 @@ impl<'a> Fields<'a> {
 
     /// The field's raw value; nothing where it is absent or null.
     fn optional(&self, name: &str) -> Option<&'a RawValue> {
+        debug_assert!(KNOWN.contains(&name), "{name} is not among the known fields");
         self.fields.get(name).copied().filter(|raw| raw.get() != "null")
     }
 
@@ -118,23 +156,17 @@ impl<'a> Fields<'a> {
         self.problems.push(Problem::new(r#type, loc(name), msg, input));
     }
 
-    fn typed<T: DeserializeOwned>(
-        &mut self,
-        name: &str,
-        r#type: &'static str,
-        msg: &'static str,
-    ) -> Option<T> {
-        let raw = self.optional(name)?;
-        let read = serde_json::from_str(raw.get()).ok();
-        if read.is_none() {
-            self.of_type(r#type, name, msg);
-        }
-        read
-    }
-
     /// A text that may be absent or null.
     pub fn text(&mut self, name: &str) -> Option<String> {
-        self.typed(name, "string_type", "Input should be a valid string")
+        let raw = self.optional(name)?;
+        let read = serde_json::from_str(raw.get()).ok();
+        if read.is_none() && raw.get().starts_with('"') {
+            let msg = "Input should be a valid string, unable to parse raw data as a unicode string";
+            self.of_type("string_unicode", name, msg);
+        } else if read.is_none() {
+            self.of_type("string_type", name, "Input should be a valid string");
+        }
+        read
     }
 
     /// A text that must be there.
@@ -175,7 +207,7 @@ impl<'a> Fields<'a> {
     /// protocol's clients send.
     pub fn whole(&mut self, name: &str) -> Option<i64> {
         let raw = self.fields.get(name).copied()?;
-        let read = match value(raw) {
+        let read = match scalar(raw) {
             Value::Bool(flag) => Ok(i64::from(flag)),
             Value::Number(number) => whole_number(&number),
             Value::String(text) => text.trim().parse().map_err(|_| {
@@ -198,8 +230,10 @@ impl<'a> Fields<'a> {
     pub fn object(&mut self, name: &str) -> Option<Box<RawValue>> {
         let raw = self.optional(name)?;
         if raw.get().starts_with('{') {
-            if let Err(why) = wire::value(raw.get()) {
-                self.problems.push(too_deep(loc(name), &why));
+            if let Err(why) = strict::check(raw.get()) {
+                self.problems.push(unfit(loc(name), &why));
+                // Whoever goes on with it may rely on its depth.
+                return None;
             }
             return Some(raw.to_owned());
         }
@@ -207,39 +241,56 @@ impl<'a> Fields<'a> {
         None
     }
 
-    /// A list of objects that must be there, each as it was written.
-    pub fn required_objects(&mut self, name: &str) -> Option<Vec<Box<RawValue>>> {
+    /// A list of objects that must be there, each as it was written, at most so many.
+    pub fn required_objects(&mut self, name: &str, count_max: usize) -> Option<Messages> {
         let Some(raw) = self.fields.get(name).copied() else {
             self.missing(name);
             return None;
         };
-        let Ok(items) = serde_json::from_str::<Vec<Box<RawValue>>>(raw.get()) else {
+        if !raw.get().starts_with('[') {
+            self.of_type("list_type", name, "Input should be a valid list");
+            return None;
+        }
+        let messages = Messages::with_capacity(raw.get().len());
+        let objects = Objects { name, count_max, messages, problems: &mut self.problems };
+        let mut reader = serde_json::Deserializer::from_str(raw.get());
+        let read = serde::Deserializer::deserialize_seq(&mut reader, objects);
+        let Ok((mut messages, count)) = read else {
             self.of_type("list_type", name, "Input should be a valid list");
             return None;
         };
-        for (at, item) in items.iter().enumerate() {
-            let at = vec![json!("body"), json!(name), json!(at)];
-            if self.problems.len() >= PROBLEMS_MAX {
-                break;
-            } else if !item.get().starts_with('{') {
-                let msg = "Input should be a valid dictionary";
-                self.problems.push(Problem::new("dict_type", at, msg, shown(item)));
-            } else if let Err(why) = wire::value(item.get()) {
-                self.problems.push(too_deep(at, &why));
-            }
+        if count > count_max {
+            self.too_many(name, count_max, count);
         }
-        Some(items)
+        messages.shrink();
+        Some(messages)
+    }
+
+    fn too_many(&mut self, name: &str, count_max: usize, count: usize) {
+        let msg = format!("List should have at most {count_max} items after validation, not {count}");
+        let problem = Problem::new("too_long", loc(name), msg, Value::Null);
+        let ctx = json!({"field_type": "List", "max_length": count_max, "actual_length": count});
+        self.problems.push(problem.with(ctx));
     }
 
     /// A list of texts that may be absent or null.
     pub fn texts(&mut self, name: &str) -> Option<Vec<String>> {
-        self.typed(name, "list_type", "Input should be a valid list")
+        let raw = self.optional(name)?;
+        let mut reader = serde_json::Deserializer::from_str(raw.get());
+        let Ok((texts, count)) = serde::Deserializer::deserialize_seq(&mut reader, Texts) else {
+            self.of_type("list_type", name, "Input should be a valid list");
+            return None;
+        };
+        if count > TEXTS_MAX {
+            self.too_many(name, TEXTS_MAX, count);
+        }
+        Some(texts)
     }
 
     /// A flag that may be absent, in the spellings that the protocol's clients send.
     pub fn flag(&mut self, name: &str) -> Option<bool> {
         let raw = self.fields.get(name).copied()?;
-        let flag = match value(raw) {
+        let flag = match scalar(raw) {
             Value::Bool(flag) => Some(flag),
             Value::Number(number) if number.as_f64() == Some(1.0) => Some(true),
             Value::Number(number) if number.as_f64() == Some(0.0) => Some(false),
@@ -263,7 +314,7 @@ impl<'a> Fields<'a> {
     /// A time in seconds that may be absent or null: any finite number, or one as text.
     pub fn seconds(&mut self, name: &str) -> Option<f64> {
         let raw = self.optional(name)?;
-        let secs = match value(raw) {
+        let secs = match scalar(raw) {
             Value::Bool(flag) => f64::from(u8::from(flag)),
             Value::String(text) => match text.trim().parse() {
                 Ok(secs) => secs,
@@ -289,9 +340,145 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// A value that no reader of the result could read again.
-fn too_deep(at: Vec<Value>, why: &str) -> Problem {
+/// How many members an object has.
+pub(super) fn members(object: &RawValue) -> usize {
+    struct Count;
+    impl<'a> Visitor<'a> for Count {
+        type Value = usize;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_map<A: MapAccess<'a>>(self, mut members: A) -> Result<usize, A::Error> {
+            let mut count = 0;
+            while members.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
+                count += 1;
+            }
+            Ok(count)
+        }
+    }
+    let mut reader = serde_json::Deserializer::from_str(object.get());
+    serde::Deserializer::deserialize_map(&mut reader, Count).unwrap_or(0)
+}
+
+/// A value that some reader of the result could not read again.
+fn unfit(at: Vec<Value>, why: &strict::Unfit) -> Problem {
     Problem::new("value_error", at, format!("Value error, {why}"), Value::Null).with(json!({"error": {}}))
+}
+
+/// Keeps the fields that are known; of several of one name the last.
+struct KnownFields;
+
+impl<'a> Visitor<'a> for KnownFields {
+    type Value = BTreeMap<&'static str, &'a RawValue>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'a>>(self, mut members: A) -> Result<Self::Value, A::Error> {
+        let mut fields = BTreeMap::new();
+        while let Some(name) = members.next_key_seed(KnownName)? {
+            match name {
+                Some(name) => drop(fields.insert(name, members.next_value()?)),
+                None => drop(members.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(fields)
+    }
+}
+
+/// A field's name, if it is a known one.
+struct KnownName;
+
+impl<'a> DeserializeSeed<'a> for KnownName {
+    type Value = Option<&'static str>;
+
+    fn deserialize<D: serde::Deserializer<'a>>(self, name: D) -> Result<Self::Value, D::Error> {
+        name.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for KnownName {
+    type Value = Option<&'static str>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a name")
+    }
+
+    fn visit_str<E>(self, name: &str) -> Result<Self::Value, E> {
+        Ok(KNOWN.into_iter().find(|known| *known == name))
+    }
+}
+
+/// Reads a list of objects and counts them, with no more than one of them at hand.
+struct Objects<'f> {
+    name: &'f str,
+    count_max: usize,
+    messages: Messages,
+    problems: &'f mut Vec<Problem>,
+}
+
+impl Objects<'_> {
+    fn take(&mut self, at: usize, item: &RawValue) {
+        if self.problems.len() >= PROBLEMS_MAX {
+            return;
+        }
+        let place = || vec![json!("body"), json!(self.name), json!(at)];
+        if !item.get().starts_with('{') {
+            let msg = "Input should be a valid dictionary";
+            self.problems.push(Problem::new("dict_type", place(), msg, shown(item)));
+        } else if let Err(why) = strict::check(item.get()) {
+            self.problems.push(unfit(place(), &why));
+        } else {
+            self.messages.push(item);
+        }
+    }
+}
+
+impl<'a> Visitor<'a> for Objects<'_> {
+    type Value = (Messages, usize);
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list")
+    }
+
+    fn visit_seq<A: SeqAccess<'a>>(mut self, mut items: A) -> Result<Self::Value, A::Error> {
+        let mut count = 0;
+        while let Some(item) = items.next_element::<&RawValue>()? {
+            if count < self.count_max {
+                self.take(count, item);
+            }
+            count += 1;
+        }
+        Ok((self.messages, count))
+    }
+}
+
+/// Reads a list of texts and counts them.
+struct Texts;
+
+impl<'a> Visitor<'a> for Texts {
+    type Value = (Vec<String>, usize);
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of texts")
+    }
+
+    fn visit_seq<A: SeqAccess<'a>>(self, mut items: A) -> Result<Self::Value, A::Error> {
+        let mut texts = Vec::new();
+        while texts.len() < TEXTS_MAX
+            && let Some(text) = items.next_element()?
+        {
+            texts.push(text);
+        }
+        let mut count = texts.len();
+        while items.next_element::<IgnoredAny>()?.is_some() {
+            count += 1;
+        }
+        Ok((texts, count))
+    }
 }
 
 /// A number without a fraction, or what is wrong with it. One that is too large is as
@@ -322,7 +509,17 @@ fn shown(raw: &RawValue) -> Value {
     value(raw)
 }
 
-/// A value; null for what is none, such as 1e999.
+/// A value that holds no others, or an empty one in place of one that may hold any number;
+/// null for what is none, such as 1e999.
+fn scalar(raw: &RawValue) -> Value {
+    match raw.get().as_bytes().first() {
+        Some(b'[') => Value::Array(Vec::new()),
+        Some(b'{') => Value::Object(serde_json::Map::new()),
+        _ => value(raw),
+    }
+}
+
+/// A value that is short, or a scalar; null for what is none, such as 1e999.
 fn value(raw: &RawValue) -> Value {
     serde_json::from_str(raw.get()).unwrap_or(Value::Null)
 }

@@ -48,10 +48,12 @@ pub(crate) fn start_rollout(body: &[u8]) {
         Err(error) => return check_error(&error),
     };
     let rollout = asked.rollout;
-    for message in &rollout.prompt {
-        assert!(wire::object(message.get()).is_ok(), "a guest can read each message: {message}");
+    for message in rollout.prompt.iter() {
+        assert!(wire::object(message).is_ok(), "a guest can read each message: {message}");
     }
-    assert!(rollout.metadata.is_none_or(|metadata| wire::object(metadata.get()).is_ok()));
+    for seen in rollout.metadata.iter().flat_map(|metadata| [metadata.whole(), metadata.public()]) {
+        assert!(wire::object(seen.get()).is_ok(), "a guest can read its metadata: {seen}");
+    }
     assert!(
         rollout.workflow_secs.is_none_or(f64::is_finite) && rollout.grader_secs.is_none_or(f64::is_finite)
     );

@@ -15,6 +15,12 @@ use crate::config::Dialect;
 use crate::id::RolloutId;
 use crate::outbound::{ModelEndpoint, Secret};
 use crate::rollout::{LoopOptions, RolloutRequest};
+use crate::wire::messages::Messages;
+use crate::wire::metadata::RowMetadata;
+
+/// The most messages of a prompt. A guest is given a text for each, which takes some 40 bytes
+/// besides what is in it, here and in the guest; conversations have tens.
+pub(super) const MESSAGES_MAX: usize = 100_000;
 
 /// The name under which every model of this protocol goes.
 const MODEL: &str = "osmosis-rollout";
@@ -143,9 +149,9 @@ enum IdRule {
 
 /// The fields that every generation has, in the order in which problems are told.
 struct Common {
-    messages: Option<Vec<Box<RawValue>>>,
+    messages: Option<Messages>,
     label: Option<String>,
-    metadata: Option<Box<RawValue>>,
+    metadata: Option<RowMetadata>,
     id: Option<RolloutId>,
     chat_url: Option<String>,
     workflow_secs: Option<f64>,
@@ -155,9 +161,9 @@ struct Common {
 
 impl Common {
     fn read(fields: &mut Fields<'_>, rule: IdRule) -> Self {
-        let messages = fields.required_objects("initial_messages");
+        let messages = fields.required_objects("initial_messages", MESSAGES_MAX);
         let label = fields.text("label");
-        let metadata = fields.object("metadata");
+        let metadata = fields.object("metadata").map(RowMetadata::from);
         let id = match rule {
             IdRule::Required => fields.required_text("rollout_id"),
             IdRule::MadeHere if fields.has("rollout_id") => {

@@ -116,7 +116,7 @@ impl Rollout {
     }
 
     fn prompt(&self) -> Vec<String> {
-        self.request.prompt.iter().map(|message| message.get().to_owned()).collect()
+        self.request.prompt.iter().map(ToOwned::to_owned).collect()
     }
 
     /// Runs the agent and puts what it gave back in its place. The outer error is the

@@ -58,7 +58,7 @@ struct Reply<'a> {
 }
 
 /// Turns messages into steps and finds the calls behind them.
-pub(super) fn account(messages: &[Box<RawValue>], exchanges: &[&Exchange]) -> Account {
+pub(super) fn account<'a>(messages: impl Iterator<Item = &'a str>, exchanges: &[&Exchange]) -> Account {
     let mut steps = Vec::new();
     for message in messages {
         add_message(&mut steps, message);
@@ -109,10 +109,10 @@ fn step(source: Source, message: String) -> Step {
     }
 }
 
-fn add_message(steps: &mut Vec<Step>, raw: &RawValue) {
-    let Ok(message) = serde_json::from_str::<Message<'_>>(raw.get()) else {
+fn add_message(steps: &mut Vec<Step>, raw: &str) {
+    let Ok(message) = serde_json::from_str::<Message<'_>>(raw) else {
         // An object whose fields have types of the user's own is kept as text.
-        let mut odd = step(Source::User, raw.get().to_owned());
+        let mut odd = step(Source::User, raw.to_owned());
         odd.extra.insert("original_role".to_owned(), Value::Null);
         steps.push(odd);
         return;
@@ -383,7 +383,7 @@ mod tests {
             r#"{"role":"tool","content":"nowhere"}"#,
         ]);
         let exchange = replied(CALLING);
-        let account = account(&messages, &[&exchange]);
+        let account = account(messages.iter().map(|message| message.get()), &[&exchange]);
         let got = serde_json::to_value(&account.steps).unwrap();
         let expected = json!([
             {"step_id": 1, "source": "system", "message": "s"},
@@ -413,7 +413,7 @@ mod tests {
             r#"{"choices":[{"message":{"role":"assistant","content":"first"}}],"usage":{"prompt_tokens":1,"completion_tokens":9}}"#,
         );
         let second = replied(r#"{"choices":[{"message":{"role":"assistant","content":"second"}}]}"#);
-        let account = account(&messages, &[&first, &second]);
+        let account = account(messages.iter().map(|message| message.get()), &[&first, &second]);
         assert_eq!(account.steps[0].llm_call_count, Some(1));
         assert_eq!(account.unmatched, [json!({"prompt_tokens": 1, "completion_tokens": 9})]);
     }
@@ -422,7 +422,7 @@ mod tests {
     fn arguments_that_are_no_object_are_kept_as_text() {
         let messages =
             raw(&[r#"{"role":"assistant","content":"","tool_calls":[{"function":{"arguments":"{oops"}}]}"#]);
-        let account = account(&messages, &[]);
+        let account = account(messages.iter().map(|message| message.get()), &[]);
         let call = &account.steps[0].tool_calls[0];
         assert_eq!((call.tool_call_id.as_str(), call.function_name.as_str()), ("call_0", "unknown"));
         assert_eq!(call.arguments, json!({"_raw": "{oops"}));

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use axum::http::HeaderMap;
+use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
-use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
 use super::super::error::ApiError;
-use super::super::fields::{Fields, Problem};
-use super::super::request::is_json;
+use super::super::fields::{Fields, Problem, members};
+use super::super::request::{MESSAGES_MAX, is_json};
 use super::super::sample;
 use crate::config::OsmosisInit;
 use crate::digest::sha256_hex;
@@ -17,12 +17,20 @@ use crate::id::RolloutId;
 use crate::outbound::{InvalidEndpoint, Manner, ModelEndpoint, Secret};
 use crate::rollout::{AgentForm, LoopOptions, RolloutRequest};
 use crate::wire::closed::{ClosedBody, Param, ToolsRule};
+use crate::wire::metadata::RowMetadata;
 
 /// The model's name where the caller's sampling parameters have none.
 const MODEL: &str = "default";
 
 /// The most characters of an id.
 const ID_CHARS_MAX: usize = 256;
+
+/// The longest key by which a request is known again, in bytes. It is kept for as long as
+/// the answer.
+const IDEMPOTENCY_KEY_BYTES_MAX: usize = 512;
+
+/// The most sampling parameters. Each is kept apart; a model's server knows some dozens.
+const PARAMS_MAX: usize = 256;
 
 /// A request that was read.
 pub(super) struct Init {
@@ -58,15 +66,15 @@ pub(super) fn read(
 fn fields_of(fields: &mut Fields<'_>, settings: &OsmosisInit, form: AgentForm) -> Option<Init> {
     let id = id(fields);
     let server_url = server_url(fields);
-    let messages = fields.required_objects("messages");
-    let completion_params = fields.required_object("completion_params");
+    let messages = fields.required_objects("messages", MESSAGES_MAX);
+    let completion_params = completion_params(fields);
     // Carried for others, and used by nobody here.
     fields.text("tool_server_url");
     let max_turns = fields.whole("max_turns");
     let max_tokens_total = fields.whole("max_tokens_total");
     let metadata = metadata(fields, settings.metadata_bytes_max);
     let api_key = fields.text("api_key").filter(|key| !key.is_empty()).map(Secret::new);
-    let idempotency_key = fields.text("idempotency_key").filter(|key| !key.is_empty());
+    let idempotency_key = idempotency_key(fields);
 
     let (id, server_url, completion_params) = (id?, server_url?, completion_params?);
     let manner = manner(&id, settings, form)?;
@@ -81,7 +89,7 @@ fn fields_of(fields: &mut Fields<'_>, settings: &OsmosisInit, form: AgentForm) -
         }
     };
     let defaults = LoopOptions::default();
-    let label = metadata.as_deref().and_then(ground_truth);
+    let label = metadata.as_ref().and_then(RowMetadata::truth);
     let (rollout_id, caller_id) = core_id(&id)?;
     Some(Init {
         key: idempotency_key.unwrap_or_else(|| id.clone()),
@@ -95,7 +103,7 @@ fn fields_of(fields: &mut Fields<'_>, settings: &OsmosisInit, form: AgentForm) -
             attempt: 1,
             prompt: messages?,
             label,
-            metadata: metadata.or_else(|| to_raw_value(&json!({})).ok()),
+            metadata: metadata.or_else(|| to_raw_value(&json!({})).ok().map(RowMetadata::from)),
             loop_options: LoopOptions {
                 max_turns: max_turns.map_or(defaults.max_turns, clamped),
                 max_tokens_total: max_tokens_total.map_or(defaults.max_tokens_total, clamped),
@@ -154,54 +162,99 @@ fn server_url(fields: &mut Fields<'_>) -> Option<String> {
     }
 }
 
-fn metadata(fields: &mut Fields<'_>, bytes_max: usize) -> Option<Box<RawValue>> {
+fn completion_params(fields: &mut Fields<'_>) -> Option<Box<RawValue>> {
+    let params = fields.required_object("completion_params")?;
+    let count = members(&params);
+    if count > PARAMS_MAX {
+        fields.wrong(
+            "completion_params",
+            &format!("it has {count} parameters, more than the {PARAMS_MAX} allowed"),
+        );
+    }
+    Some(params)
+}
+
+fn idempotency_key(fields: &mut Fields<'_>) -> Option<String> {
+    let key = fields.text("idempotency_key").filter(|key| !key.is_empty())?;
+    if key.len() > IDEMPOTENCY_KEY_BYTES_MAX {
+        let bytes = key.len();
+        fields.wrong(
+            "idempotency_key",
+            &format!("it is {bytes} bytes long, more than the {IDEMPOTENCY_KEY_BYTES_MAX} allowed"),
+        );
+    }
+    Some(key)
+}
+
+fn metadata(fields: &mut Fields<'_>, bytes_max: usize) -> Option<RowMetadata> {
     let metadata = fields.object_if_given("metadata")?;
-    let bytes = python_length(&serde_json::from_str(metadata.get()).unwrap_or_default());
+    let bytes = python_length(metadata.get());
     if bytes > bytes_max {
         fields.wrong(
             "metadata",
             &format!("metadata is {bytes} bytes of JSON, more than the {bytes_max} allowed"),
         );
     }
-    Some(metadata)
+    Some(metadata.into())
 }
 
-/// The length of the JSON text that Python writes by default, which is how this
-/// generation measures: a space after each comma and colon, nothing but ASCII.
-fn python_length(value: &Value) -> usize {
-    let separators = |count: usize| 2 * count.saturating_sub(1);
-    match value {
-        Value::String(text) => text_length(text),
-        Value::Array(items) => 2 + separators(items.len()) + items.iter().map(python_length).sum::<usize>(),
-        Value::Object(fields) => {
-            let field = |(name, value): (&String, &Value)| text_length(name) + 2 + python_length(value);
-            2 + separators(fields.len()) + fields.iter().map(field).sum::<usize>()
-        }
-        other => other.to_string().len(),
+/// The length of valid JSON as Python writes it by default, which is how this generation
+/// measures: a space after each comma and colon, nothing but ASCII.
+fn python_length(json: &str) -> usize {
+    let mut length = 0;
+    let mut rest = json;
+    while let Some(first) = rest.chars().next() {
+        let (took, counts) = match first {
+            '"' => string_length(rest),
+            ',' | ':' => (1, 2),
+            '-' | '0'..='9' => number_length(rest),
+            space if space.is_ascii_whitespace() => (1, 0),
+            // A bracket, or a letter of true, false or null.
+            _ => (1, 1),
+        };
+        length += counts;
+        rest = &rest[took..];
     }
+    length
 }
 
-fn text_length(text: &str) -> usize {
-    let escaped = |c: char| match c {
+/// The string that a text begins with: its length here and in Python.
+fn string_length(text: &str) -> (usize, usize) {
+    let (mut counts, mut characters) = (2, text.char_indices().skip(1));
+    while let Some((at, character)) = characters.next() {
+        counts += match character {
+            '"' => return (at + 1, counts),
+            '\\' => match characters.next() {
+                Some((at, 'u')) => {
+                    characters.nth(3);
+                    let unit =
+                        text.get(at + 1..at + 5).and_then(|digits| u32::from_str_radix(digits, 16).ok());
+                    unit.and_then(char::from_u32).map_or(6, written_length)
+                }
+                Some((_, '/')) => 1,
+                _ => 2,
+            },
+            plain => written_length(plain),
+        };
+    }
+    (text.len(), counts)
+}
+
+fn written_length(character: char) -> usize {
+    match character {
         '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,
         ' '..='~' => 1,
         // Six bytes for each unit of UTF-16.
-        c => 6 * c.len_utf16(),
-    };
-    2 + text.chars().map(escaped).sum::<usize>()
+        other => 6 * other.len_utf16(),
+    }
 }
 
-/// The row's truth, which this generation carries among the metadata.
-fn ground_truth(metadata: &RawValue) -> Option<String> {
-    #[derive(serde::Deserialize)]
-    struct Row {
-        ground_truth: Option<Value>,
-    }
-    match serde_json::from_str::<Row>(metadata.get()).ok()?.ground_truth? {
-        Value::String(text) => Some(text),
-        Value::Null => None,
-        other => Some(other.to_string()),
-    }
+/// The number that a text begins with: its length here and in Python.
+fn number_length(text: &str) -> (usize, usize) {
+    let is_part = |c: char| matches!(c, '0'..='9' | '-' | '+' | '.' | 'e' | 'E');
+    let length = text.find(|c| !is_part(c)).unwrap_or(text.len());
+    let number = serde_json::from_str::<serde_json::Number>(&text[..length]);
+    (length, number.map_or(length, |number| number.to_string().len()))
 }
 
 fn model_name(completion_params: &RawValue) -> String {
@@ -246,13 +299,14 @@ mod tests {
     #[test]
     fn metadata_is_measured_as_python_writes_it() {
         fn check(text: &str, python: &str) {
-            let value: Value = serde_json::from_str(text).unwrap();
-            assert_eq!(python_length(&value), python.len(), "{text}");
+            assert_eq!(python_length(text), python.len(), "{text}");
         }
         check("{}", "{}");
         check(r#"{"a":1,"b":[1,2.5,null,true]}"#, r#"{"a": 1, "b": [1, 2.5, null, true]}"#);
+        check("{ \"a\" :\n1.50 , \"b\":[ ] }", r#"{"a": 1.5, "b": []}"#);
         check(r#"{"é":"🙂\n"}"#, r#"{"\u00e9": "\ud83d\ude42\n"}"#);
         check("\"\u{7f}\\u0001\\\"\"", r#""\u007f\u0001\"""#);
+        check(r#""\u0041\u0022\u000a\/\ud83d\ude42\\""#, r#""A\"\n/\ud83d\ude42\\""#);
     }
 
     #[test]
@@ -264,14 +318,5 @@ mod tests {
         assert_ne!(core_id("a/b").unwrap().0, core_id("a\\b").unwrap().0);
         assert!(core_id("..").unwrap().0.as_str().starts_with("__-"));
         assert!(core_id(&format!("{}/", "\u{1f642}".repeat(255))).is_some());
-    }
-
-    #[test]
-    fn the_truth_is_whatever_the_metadata_says() {
-        let truth = |text: &str| ground_truth(serde_json::from_str(text).unwrap());
-        assert_eq!(truth(r#"{"ground_truth":"42"}"#).as_deref(), Some("42"));
-        assert_eq!(truth(r#"{"ground_truth":42}"#).as_deref(), Some("42"));
-        assert_eq!(truth(r#"{"ground_truth":null}"#), None);
-        assert_eq!(truth("{}"), None);
     }
 }

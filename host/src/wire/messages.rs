@@ -1,0 +1,133 @@
+//! Messages of a conversation, as many as there are, in one buffer.
+//!
+//! A message may be as short as `{}`, and a box for each would take twenty times the bytes
+//! that were sent. Here each costs its own text and eight bytes.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::ser::{Error, SerializeSeq};
+use serde::{Serialize, Serializer};
+use serde_json::value::RawValue;
+
+/// JSON objects in order, each as it was written. Cheap to clone.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Messages(Arc<Inner>);
+
+#[derive(Clone, Default, PartialEq, Eq)]
+struct Inner {
+    /// The objects' texts, one after the other.
+    text: String,
+    /// Where each of them ends.
+    ends: Vec<usize>,
+}
+
+impl Messages {
+    /// No messages yet, with room for this much text.
+    pub fn with_capacity(bytes: usize) -> Self {
+        Self(Arc::new(Inner { text: String::with_capacity(bytes), ends: Vec::new() }))
+    }
+
+    /// Adds one. That it is an object is for the caller to check, by [`super::object`].
+    pub fn push(&mut self, message: &RawValue) {
+        let inner = Arc::make_mut(&mut self.0);
+        inner.text.push_str(message.get());
+        inner.ends.push(inner.text.len());
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.ends.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.ends.is_empty()
+    }
+
+    /// One of them.
+    pub fn get(&self, at: usize) -> Option<&str> {
+        let end = *self.0.ends.get(at)?;
+        let start = at.checked_sub(1).map_or(0, |before| self.0.ends[before]);
+        self.0.text.get(start..end)
+    }
+
+    /// All of them in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &str> + DoubleEndedIterator + Clone {
+        (0..self.len()).map(|at| self.get(at).unwrap_or_default())
+    }
+
+    /// The bytes of their texts together.
+    pub fn text_bytes(&self) -> usize {
+        self.0.text.len()
+    }
+
+    /// The bytes of memory that they take.
+    pub fn memory_bytes(&self) -> usize {
+        self.0.text.capacity() + self.0.ends.capacity() * size_of::<usize>()
+    }
+
+    /// Gives back the memory for messages that never came.
+    pub fn shrink(&mut self) {
+        let inner = Arc::make_mut(&mut self.0);
+        inner.text.shrink_to_fit();
+        inner.ends.shrink_to_fit();
+    }
+}
+
+impl<'a> FromIterator<&'a RawValue> for Messages {
+    fn from_iter<I: IntoIterator<Item = &'a RawValue>>(messages: I) -> Self {
+        let mut all = Self::default();
+        messages.into_iter().for_each(|message| all.push(message));
+        all
+    }
+}
+
+impl fmt::Debug for Messages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+/// An array of the objects as they were written. Only for JSON.
+impl Serialize for Messages {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut list = serializer.serialize_seq(Some(self.len()))?;
+        for message in self.iter() {
+            let raw: &RawValue = serde_json::from_str(message).map_err(S::Error::custom)?;
+            list.serialize_element(raw)?;
+        }
+        list.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn messages(texts: &[&str]) -> Messages {
+        texts.iter().map(|text| crate::wire::object(text).unwrap()).collect()
+    }
+
+    #[test]
+    fn messages_come_out_as_they_went_in() {
+        let texts = ["{}", r#"{"role":"user", "n":1.10}"#, r#"{"é":"\u00e9"}"#, "{}"];
+        let mut all = messages(&texts);
+
+        assert_eq!(all.iter().collect::<Vec<_>>(), texts);
+        assert_eq!((all.len(), all.is_empty(), all.get(4)), (4, false, None));
+        assert_eq!(serde_json::to_string(&all).unwrap(), format!("[{}]", texts.join(",")));
+        let before = all.clone();
+        all.push(crate::wire::object("{}").unwrap());
+        assert_eq!((before.len(), all.len()), (4, 5), "a clone is its own");
+        assert!(Messages::default().is_empty());
+    }
+
+    #[test]
+    fn the_smallest_messages_take_a_few_bytes_each() {
+        let smallest = crate::wire::object("{}").unwrap();
+        let mut all = Messages::from_iter(std::iter::repeat_n(smallest, 100_000));
+        all.shrink();
+        assert!(all.memory_bytes() <= 10 * 100_000, "{}", all.memory_bytes());
+    }
+}

@@ -1,0 +1,298 @@
+//! A row's metadata, which both guests are given, and the truth in it, which only the grader
+//! is given.
+//!
+//! Some callers have no place for the label of a row but its metadata. By custom it is called
+//! `ground_truth` there. Every member of that name is kept from the workflow, in metadata of
+//! any caller: at any depth, in letters of either case, however its name is escaped and
+//! however often it comes. All else stays as it was written.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+/// The name of the members that are the grader's.
+const TRUTH: &str = "ground_truth";
+
+/// A row's metadata, a JSON object. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct RowMetadata {
+    whole: Arc<RawValue>,
+    public: Arc<RawValue>,
+}
+
+impl RowMetadata {
+    /// All of it, for the grader and for what is written down.
+    pub fn whole(&self) -> &Arc<RawValue> {
+        &self.whole
+    }
+
+    /// What a workflow may see.
+    pub fn public(&self) -> &Arc<RawValue> {
+        &self.public
+    }
+
+    /// Whether there is something in it that a workflow may not see.
+    pub fn has_truth(&self) -> bool {
+        !Arc::ptr_eq(&self.whole, &self.public)
+    }
+
+    /// The row's truth: the text of its member `ground_truth`, or the JSON of what is no
+    /// text. Null is none, and of several members the last counts.
+    pub fn truth(&self) -> Option<String> {
+        if !self.has_truth() {
+            return None;
+        }
+        let truth = serde_json::Deserializer::from_str(self.whole.get());
+        let truth: &RawValue = LastTruth.deserialize_from(truth)?;
+        match truth.get() {
+            "null" => None,
+            text => Some(serde_json::from_str(text).unwrap_or_else(|_| text.to_owned())),
+        }
+    }
+
+    /// The bytes of memory that it takes.
+    pub fn memory_bytes(&self) -> usize {
+        let public = if self.has_truth() { self.public.get().len() } else { 0 };
+        self.whole.get().len() + public
+    }
+}
+
+impl From<Box<RawValue>> for RowMetadata {
+    fn from(metadata: Box<RawValue>) -> Self {
+        let public = without_truth(metadata.get()).and_then(|text| RawValue::from_string(text).ok());
+        let whole: Arc<RawValue> = metadata.into();
+        let public = public.map_or_else(|| whole.clone(), Into::into);
+        Self { whole, public }
+    }
+}
+
+/// Finds the last member with the truth at the top.
+struct LastTruth;
+
+impl LastTruth {
+    fn deserialize_from<'a>(
+        self,
+        mut metadata: serde_json::Deserializer<serde_json::de::StrRead<'a>>,
+    ) -> Option<&'a RawValue> {
+        serde::Deserializer::deserialize_map(&mut metadata, self).ok().flatten()
+    }
+}
+
+impl<'a> Visitor<'a> for LastTruth {
+    type Value = Option<&'a RawValue>;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("metadata")
+    }
+
+    fn visit_map<A: MapAccess<'a>>(self, mut members: A) -> Result<Self::Value, A::Error> {
+        let mut last = None;
+        while let Some(is_truth) = members.next_key_seed(IsTruth)? {
+            if is_truth {
+                last = Some(members.next_value()?);
+            } else {
+                members.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(last)
+    }
+}
+
+/// Whether a member's name is that of the truth.
+struct IsTruth;
+
+impl<'a> DeserializeSeed<'a> for IsTruth {
+    type Value = bool;
+
+    fn deserialize<D: serde::Deserializer<'a>>(self, name: D) -> Result<bool, D::Error> {
+        name.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for IsTruth {
+    type Value = bool;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a name")
+    }
+
+    fn visit_str<E>(self, name: &str) -> Result<bool, E> {
+        Ok(is_truth(name))
+    }
+}
+
+fn is_truth(name: &str) -> bool {
+    name.eq_ignore_ascii_case(TRUTH)
+}
+
+/// Valid JSON without the members that are the grader's; nothing where it has none. Its
+/// depth is bounded by [`super::strict`] before it comes here.
+fn without_truth(json: &str) -> Option<String> {
+    let mut walk = Walk { json, at: 0, kept: String::new(), left_out: false };
+    walk.value(true);
+    walk.left_out.then_some(walk.kept)
+}
+
+/// Goes through valid JSON once and copies what is kept.
+struct Walk<'a> {
+    json: &'a str,
+    at: usize,
+    kept: String,
+    left_out: bool,
+}
+
+impl Walk<'_> {
+    fn byte(&self) -> u8 {
+        self.json.as_bytes().get(self.at).copied().unwrap_or(0)
+    }
+
+    fn white_space(&mut self) {
+        while self.byte().is_ascii_whitespace() {
+            self.at += 1;
+        }
+    }
+
+    fn keep(&mut self, from: usize) {
+        self.kept.push_str(&self.json[from..self.at]);
+    }
+
+    /// Passes a string, with its quotes.
+    fn string(&mut self) -> &str {
+        let start = self.at;
+        self.at += 1;
+        while !matches!(self.byte(), b'"' | 0) {
+            self.at += if self.byte() == b'\\' { 2 } else { 1 };
+        }
+        self.at = (self.at + 1).min(self.json.len());
+        &self.json[start..self.at]
+    }
+
+    /// Passes a value, and copies it where it is kept.
+    fn value(&mut self, is_kept: bool) {
+        match self.byte() {
+            b'{' => self.members(is_kept, b'}'),
+            b'[' => self.members(is_kept, b']'),
+            b'"' => {
+                let start = self.at;
+                self.string();
+                if is_kept {
+                    self.keep(start);
+                }
+            }
+            _ => {
+                let start = self.at;
+                while !matches!(self.byte(), b',' | b']' | b'}' | 0) && !self.byte().is_ascii_whitespace() {
+                    self.at += 1;
+                }
+                if is_kept {
+                    self.keep(start);
+                }
+            }
+        }
+    }
+
+    /// Passes an object or an array. Between what is kept is what was before the later of
+    /// both, and after the beginning is what was there.
+    fn members(&mut self, is_kept: bool, end: u8) {
+        let mut between = self.at;
+        self.at += 1;
+        if is_kept {
+            self.keep(between);
+        }
+        between = self.at;
+        self.white_space();
+        let beginning = (between, self.at);
+        let mut has_kept = false;
+        while self.byte() != end && self.at < self.json.len() {
+            let start = self.at;
+            let is_truth = end == b'}' && self.name_is_truth();
+            self.left_out |= is_truth && is_kept;
+            let is_member_kept = is_kept && !is_truth;
+            if is_member_kept {
+                let (from, to) = if has_kept { (between, start) } else { beginning };
+                self.kept.push_str(&self.json[from..to]);
+                self.keep(start);
+                has_kept = true;
+            }
+            self.value(is_member_kept);
+            between = self.at;
+            self.white_space();
+            if self.byte() == b',' {
+                self.at += 1;
+                self.white_space();
+            }
+        }
+        self.at = (self.at + 1).min(self.json.len());
+        if is_kept {
+            self.keep(between);
+        }
+    }
+
+    /// Passes a member's name up to its value; whether it is that of the truth.
+    fn name_is_truth(&mut self) -> bool {
+        let name = self.string();
+        let name = match name.contains('\\') {
+            true => Cow::Owned(serde_json::from_str::<String>(name).unwrap_or_default()),
+            false => Cow::Borrowed(name.trim_matches('"')),
+        };
+        let is_truth = is_truth(&name);
+        self.white_space();
+        self.at += 1;
+        self.white_space();
+        is_truth
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn metadata(text: &str) -> RowMetadata {
+        super::super::object(text).expect("it is an object").to_owned().into()
+    }
+
+    #[test]
+    fn the_truth_is_taken_out_and_all_else_is_as_it_was() {
+        fn check(text: &str, public: &str) {
+            let metadata = metadata(text);
+            assert_eq!(metadata.public().get(), public);
+            assert_eq!(metadata.whole().get(), text);
+            assert_eq!(metadata.has_truth(), public != text);
+        }
+        for untouched in [
+            "{}",
+            r#"{ "a" : 1.10 , "b":[ {} , [ ] ,"ground_truth"] }"#,
+            r#"{"truth":"\"ground_truth\":1","é\\\"":{"ground":{"truth":1}}}"#,
+        ] {
+            check(untouched, untouched);
+        }
+        check(r#"{"ground_truth":"42"}"#, "{}");
+        check(r#"{ "ground_truth" : "42" }"#, "{ }");
+        check(r#"{"ground_truth": 1, "a": 1.10, "b": [1,  2]}"#, r#"{"a": 1.10, "b": [1,  2]}"#);
+        check(r#"{"a": 1, "ground_truth": {"x": [1, "}"]}, "b": 2}"#, r#"{"a": 1, "b": 2}"#);
+        check(r#"{"a":1,"ground_truth":"}]\"\\"}"#, r#"{"a":1}"#);
+        check("{\n  \"a\": 1,\n  \"ground_truth\": 2\n}", "{\n  \"a\": 1\n}");
+        // Twice, escaped, in capitals, nested.
+        check(r#"{"ground_truth":1,"a":2,"ground_truth":3}"#, r#"{"a":2}"#);
+        check(r#"{"ground\u005ftruth":1,"\u0067round_truth":2,"a":3}"#, r#"{"a":3}"#);
+        check(r#"{"Ground_Truth":1,"a":3}"#, r#"{"a":3}"#);
+        check(r#"{"rm":{"style":"rule","ground_truth":"4"},"a":3}"#, r#"{"rm":{"style":"rule"},"a":3}"#);
+        check(r#"{"rows":[{"ground_truth":1},[{"ground_truth":2,"b":1}]]}"#, r#"{"rows":[{},[{"b":1}]]}"#);
+    }
+
+    #[test]
+    fn the_truth_is_whatever_the_metadata_says() {
+        fn check(text: &str, truth: Option<&str>) {
+            assert_eq!(metadata(text).truth().as_deref(), truth, "{text}");
+        }
+        check(r#"{"ground_truth":"4\u0032"}"#, Some("42"));
+        check(r#"{"ground_truth":42}"#, Some("42"));
+        check(r#"{"ground_truth":{"a": 1}}"#, Some(r#"{"a": 1}"#));
+        check(r#"{"ground_truth":null}"#, None);
+        check(r#"{"ground_truth":1,"ground\u005ftruth":"2"}"#, Some("2"));
+        check(r#"{"row":{"ground_truth":1}}"#, None);
+        check("{}", None);
+    }
+}

@@ -1,0 +1,152 @@
+//! What JSON of others has to be beyond valid, so that whoever reads it next can.
+//!
+//! The grammar allows more than readers do: an escape of half a character (`\ud800` without
+//! its other half) is text that cannot be encoded, a number such as `1e999` becomes infinity,
+//! which is no JSON, and parsers stop at some depth. Such a value is refused where it enters,
+//! and so never has to be repaired where it leaves.
+
+/// The deepest nesting of arrays and objects that passes. Parsers of callers stop at 128
+/// (some at more), and what they cannot read is a result lost to them.
+pub const DEPTH_MAX: usize = 100;
+
+/// Digits up to which a number without an exponent is in range whatever they are: the
+/// largest double has 309.
+const DIGITS_IN_RANGE: usize = 300;
+
+/// How much of a number is shown in an error.
+const SHOWN_MAX: usize = 32;
+
+/// Why valid JSON is not what all readers take.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unfit {
+    /// Deeper than [`DEPTH_MAX`].
+    #[error("nested more than {DEPTH_MAX} deep")]
+    TooDeep,
+    /// A text with half of a surrogate pair.
+    #[error("not text that can be encoded: the escape {escape} at byte {at} is half a character")]
+    LoneSurrogate {
+        /// The escape as it was written.
+        escape: String,
+        /// Where it is.
+        at: usize,
+    },
+    /// A number that becomes infinity in a double.
+    #[error("not readable as a finite number: {number} at byte {at} is out of the range of a double")]
+    OutOfRange {
+        /// The beginning of the number as it was written.
+        number: String,
+        /// Where it is.
+        at: usize,
+    },
+}
+
+/// Checks text that is one valid JSON value, by one look at each byte and without memory of
+/// its own.
+pub fn check(json: &str) -> Result<(), Unfit> {
+    let bytes = json.as_bytes();
+    let (mut at, mut depth) = (0, 0_usize);
+    while let Some(byte) = bytes.get(at) {
+        match byte {
+            b'"' => at = end_of_string(json, at)?,
+            b'[' | b'{' => {
+                depth += 1;
+                if depth > DEPTH_MAX {
+                    return Err(Unfit::TooDeep);
+                }
+                at += 1;
+            }
+            b']' | b'}' => {
+                depth = depth.saturating_sub(1);
+                at += 1;
+            }
+            b'-' | b'0'..=b'9' => at = end_of_number(json, at)?,
+            _ => at += 1,
+        }
+    }
+    Ok(())
+}
+
+/// The place after the string that begins here.
+fn end_of_string(json: &str, start: usize) -> Result<usize, Unfit> {
+    let bytes = json.as_bytes();
+    let mut at = start + 1;
+    while let Some(skipped) = bytes[at..].iter().position(|byte| matches!(byte, b'"' | b'\\')) {
+        at += skipped;
+        if bytes[at] == b'"' {
+            return Ok(at + 1);
+        }
+        at += match unit(bytes, at) {
+            None => 2,
+            Some(0xD800..=0xDBFF) if matches!(unit(bytes, at + 6), Some(0xDC00..=0xDFFF)) => 12,
+            Some(0xD800..=0xDFFF) => {
+                let escape = json.get(at..at + 6).unwrap_or_default().to_owned();
+                return Err(Unfit::LoneSurrogate { escape, at });
+            }
+            Some(_) => 6,
+        };
+    }
+    Ok(bytes.len())
+}
+
+/// The unit of UTF-16 that an escape `\uXXXX` stands for, where there is one.
+fn unit(bytes: &[u8], at: usize) -> Option<u32> {
+    let digits = bytes.get(at..at + 6)?.strip_prefix(b"\\u")?;
+    digits.iter().try_fold(0, |unit, digit| Some(unit << 4 | char::from(*digit).to_digit(16)?))
+}
+
+/// The place after the number that begins here.
+fn end_of_number(json: &str, start: usize) -> Result<usize, Unfit> {
+    let is_part = |byte: &u8| matches!(byte, b'0'..=b'9' | b'-' | b'+' | b'.' | b'e' | b'E');
+    let rest = &json.as_bytes()[start..];
+    let length = rest.iter().position(|byte| !is_part(byte)).unwrap_or(rest.len());
+    let has_exponent = rest[..length].iter().any(|byte| matches!(byte, b'e' | b'E'));
+    let number = &json[start..start + length];
+    if (has_exponent || length > DIGITS_IN_RANGE)
+        && !number.parse::<f64>().is_ok_and(|number| number.is_finite())
+    {
+        let number = number.chars().take(SHOWN_MAX).collect();
+        return Err(Unfit::OutOfRange { number, at: start });
+    }
+    Ok(start + length)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_some_reader_cannot_read_does_not_pass() {
+        fn check_one(text: &str, expected: &str) {
+            serde_json::from_str::<&serde_json::value::RawValue>(text).expect("the text is valid JSON");
+            let seen = check(text).map_or_else(|unfit| unfit.to_string(), |()| "fit".to_owned());
+            assert!(seen.starts_with(expected), "{}: {seen}", &text[..text.len().min(40)]);
+        }
+        for fit in [
+            "null",
+            "-0.0e-9999",
+            "[1e308,-1.7e308,123456789012345678901234567890]",
+            r#""\\ud800""#,
+            r#""\ud83d\ude42 \u00e9 \\ \" \uD83D\uDE42""#,
+            r#"{"\u0041":"[\\\"{","b":[]}"#,
+            "\"\u{1f642}\"",
+        ] {
+            check_one(fit, "fit");
+        }
+        check_one(&"9".repeat(308), "fit");
+        check_one(&format!("0.{}", "9".repeat(1000)), "fit");
+        check_one(&"9".repeat(310), "not readable as a finite number: 99999999999999999999999999999999 at");
+        check_one(r#"{"a":[1e999]}"#, "not readable as a finite number: 1e999 at byte 6");
+        check_one("[-1E+400]", "not readable as a finite number: -1E+400 at byte 1");
+        check_one(r#"["\ud800"]"#, r"not text that can be encoded: the escape \ud800 at byte 2");
+        check_one(r#""\ud800\u0041""#, r"not text that can be encoded: the escape \ud800");
+        check_one(r#""\ud800\ud800\udc00""#, r"not text that can be encoded: the escape \ud800 at byte 1");
+        check_one(r#""\\\udFFF""#, r"not text that can be encoded: the escape \udFFF at byte 3");
+        check_one(r#"{"\udc00":1}"#, r"not text that can be encoded: the escape \udc00");
+        let nested = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
+        check_one(&nested(DEPTH_MAX), "fit");
+        check_one(&format!("[{}]", vec!["[]"; 1000].join(",")), "fit");
+        assert_eq!(check(&nested(DEPTH_MAX + 1)), Err(Unfit::TooDeep));
+        assert_eq!(check(&nested(100_000)), Err(Unfit::TooDeep));
+    }
+}
