@@ -38,6 +38,7 @@ const BEHAVIOURS: &[Behaviour] = &[
     one("log", Some("none")),
     one("fail", None),
     one("refuse", None),
+    one("time out", None),
     one("nothing", None),
     one("messages", Some("fail")),
     one("messages", Some("infinite")),

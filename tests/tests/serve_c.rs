@@ -142,6 +142,7 @@ async fn a_workflow_that_fails_is_told_by_its_completion_and_a_bare_grader_callb
     for (text, message, category) in [
         ("please fail", "the workflow was told to fail", "agent_error"),
         ("please refuse", "the workflow was told to refuse", "validation_error"),
+        ("please take too long", "the workflow was told to take too long", "timeout"),
     ] {
         let controller = Controller::start().await;
         let host = TestHost::start("conform").await;

@@ -1,20 +1,33 @@
 """What needs no host: answers, schemas, tools, configuration, discovery."""
 
 import asyncio
+import copy
 import dataclasses
+import datetime
 import enum
+import json
+import math
+import threading
 import types
 import unittest
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from rollout_sdk import (
     AgentWorkflow,
     AgentWorkflowConfig,
+    ChatError,
+    Failed,
     Grader,
+    GraderContext,
     Invalid,
     OutsideOfHost,
+    RolloutSample,
+    Sample,
+    TimedOut,
     ToolCall,
     Toolbox,
+    Usage,
     _discover,
     _export,
     answer_after,
@@ -24,6 +37,8 @@ from rollout_sdk import (
     same_number,
     tool,
 )
+from rollout_sdk._failure import Sort, sort_of
+from rollout_sdk._metrics import Metrics
 from rollout_sdk._schema import Mismatch, read_value, schema_of
 from rollout_sdk.agent_loop import (
     ToolArgumentError,
@@ -269,6 +284,13 @@ class Strict(AgentWorkflowConfig, extra="forbid"):
     turns: int
 
 
+class Loose(AgentWorkflowConfig):
+    tool: Callable[..., Any]
+    stops: tuple[str, ...] = ()
+    seen: set[int] = set()  # noqa: RUF012
+    turns: int = 8
+
+
 class Configuration(unittest.TestCase):
     def test_an_operators_values_take_the_place_of_defaults(self) -> None:
         made = Inner.read({"turns": 3, "colour": "red"})
@@ -282,6 +304,26 @@ class Configuration(unittest.TestCase):
         self.assertEqual((made.name, made.turns, vars(made)["tools"]), ("mine", 5, [print]))
         self.assertEqual(instance.turns, 2)
         self.assertNotIn("tools", instance.plain_values())
+
+    def test_values_that_are_no_json_stay_the_authors(self) -> None:
+        lock = threading.Lock()
+        instance = Loose(tool=print, stops=("a", "b"), seen={1}, lock=lock, day=datetime.date(2026, 1, 2), odd=math.nan)
+
+        class Work(AgentWorkflow[Loose]):
+            async def run(self, ctx: Any) -> None: ...
+
+        module = types.ModuleType("made")
+        vars(module).update(Work=Work, config=instance)
+        schema, defaults = _export.declaration(_discover.discover(module))
+        self.assertNotIn("required", schema)
+        self.assertEqual(defaults["stops"], ["a", "b"])
+        json.dumps(defaults, allow_nan=False)
+        # The host gives the defaults back, with the operator's values in their place.
+        made = instance.updated({**json.loads(json.dumps(defaults)), "turns": 5})
+        self.assertEqual((made.tool, made.stops, made.seen, made.turns), (print, ("a", "b"), {1}, 5))
+        self.assertIs(vars(made)["lock"], lock)
+        self.assertEqual(vars(made)["day"], datetime.date(2026, 1, 2))
+        self.assertEqual(instance.updated({"stops": ["c"]}).stops, ("c",))
 
     def test_what_does_not_fit_is_told_where(self) -> None:
         for values, expected in [
@@ -306,6 +348,84 @@ class Configuration(unittest.TestCase):
         self.assertEqual(schema["properties"]["turns"], {"type": "integer"})
         self.assertEqual(defaults["name"], "Work")
         self.assertEqual(defaults["concurrency"], {"max_concurrent": None})
+
+
+class Recorded:
+    """A sample's handle that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, float] = {}
+
+    def set_metric(self, name: str, value: float) -> None:
+        self.metrics[name] = value
+
+
+class Measurements(unittest.TestCase):
+    def test_what_a_grader_writes_to_the_metrics_is_its_verdict(self) -> None:
+        graded = RolloutSample("a", [], {"turns": 2.0})
+        graded.metrics["x"] = True
+        graded.metrics.update(y=2)
+        graded.metrics |= {"z": 3}
+        graded.metrics = {"turns": 4}
+        self.assertEqual(graded.verdict_metrics, {"x": 1.0, "y": 2.0, "z": 3.0, "turns": 4.0})
+        self.assertEqual(graded.metrics, {"turns": 4.0, "x": 1.0, "y": 2.0, "z": 3.0})
+        self.assertTrue(graded.is_rated)
+
+    def test_what_a_workflow_writes_to_the_metrics_reaches_the_host(self) -> None:
+        opened = Sample.__new__(Sample)
+        handle = Recorded()
+        opened._handle = handle
+        opened._metrics = Metrics({}, opened._record_metric)
+        opened.metrics["x"] = 1
+        opened.metric("y", 2)
+        self.assertEqual(handle.metrics, {"x": 1.0, "y": 2.0})
+        self.assertEqual(opened.metrics, {"x": 1.0, "y": 2.0})
+
+    def test_what_could_only_be_lost_raises(self) -> None:
+        graded = RolloutSample("a", [])
+        for work in [
+            lambda: setattr(graded, "score", 1.0),
+            lambda: setattr(graded, "extra_fields", {}),
+            lambda: graded.metrics.clear(),
+            lambda: graded.metrics.__setitem__("x", "much"),
+        ]:
+            self.assertRaises((AttributeError, TypeError, Failed), work)
+        ctx = GraderContext("4", [graded])
+        ctx.reward = 0.5
+        self.assertEqual(graded.reward, 0.5)
+        copy.deepcopy(graded.metrics)["x"] = 1.0
+        self.assertEqual(graded.verdict_metrics, {})
+
+    def test_usage_is_read_by_attribute_or_by_key(self) -> None:
+        usage = Usage(3, 4) + Usage(1)
+        self.assertEqual((usage.total_tokens, usage["total_tokens"], usage.get("none", 0)), (8, 8, 0))
+        self.assertEqual(dict(usage), {"prompt_tokens": 4, "completion_tokens": 4, "total_tokens": 8})
+
+
+class Failures(unittest.TestCase):
+    def test_an_exception_says_what_the_protocol_has_a_word_for(self) -> None:
+        def because_of(cause: Exception) -> Exception:
+            error = ValueError("no answer to read")
+            error.__cause__ = cause
+            return error
+
+        unavailable = ChatError("unavailable", "the model's server is unavailable")
+        for error, expected in [
+            (KeyError("a"), Sort.FAILED),
+            (Failed("a"), Sort.FAILED),
+            (Invalid("a"), Sort.INVALID),
+            (ValueError("a"), Sort.INVALID),
+            (UnicodeDecodeError("utf-8", b"", 0, 1, "a"), Sort.INVALID),
+            (TypeError("a"), Sort.INVALID),
+            (AssertionError(), Sort.INVALID),
+            (TimeoutError(), Sort.TIMED_OUT),
+            (TimedOut("a"), Sort.TIMED_OUT),
+            (ExceptionGroup("two", [TimeoutError(), ExceptionGroup("one", [TimeoutError()])]), Sort.TIMED_OUT),
+            (ExceptionGroup("two", [TimeoutError(), ValueError()]), Sort.FAILED),
+            # Whose fault that is, the host knows.
+            (because_of(unavailable), Sort.FAILED),
+        ]:
+            self.assertEqual(sort_of(error), expected, repr(error))
 
 
 class Discovery(unittest.TestCase):

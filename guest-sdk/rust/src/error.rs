@@ -30,6 +30,8 @@ pub enum ErrorKind {
     Failed,
     /// What the plugin was given is wrong: prompt, configuration, metadata or label.
     Invalid,
+    /// A time limit that the plugin set itself passed.
+    TimedOut,
 }
 
 impl Error {
@@ -41,6 +43,12 @@ impl Error {
     /// What the plugin was given is wrong. The text should say what and where.
     pub fn invalid(text: impl fmt::Display) -> Self {
         Self { kind: ErrorKind::Invalid, ..Self::failed(text) }
+    }
+
+    /// A time limit that the plugin set itself passed. The text should say what took
+    /// too long.
+    pub fn timed_out(text: impl fmt::Display) -> Self {
+        Self { kind: ErrorKind::TimedOut, ..Self::failed(text) }
     }
 
     /// Whose move it is.

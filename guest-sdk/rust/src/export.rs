@@ -382,5 +382,6 @@ fn tell(error: Error) -> Failure {
     match error.kind() {
         ErrorKind::Failed => Failure::Failed(error.to_string()),
         ErrorKind::Invalid => Failure::Invalid(error.to_string()),
+        ErrorKind::TimedOut => Failure::TimedOut(error.to_string()),
     }
 }

@@ -114,6 +114,9 @@ pub enum RunError {
     /// The guest says that what it was given is wrong.
     #[error("{0}")]
     Invalid(String),
+    /// The guest says that a time limit of its own passed.
+    #[error("{0}")]
+    TimedOut(String),
     /// It asked for more memory than it may have, and could not do without.
     #[error(
         "needed more memory than memory-bytes-max of {max} bytes; use less, or ask the operator to raise it"
@@ -155,6 +158,7 @@ impl RunError {
             Self::Deadline
             | Self::Failed(_)
             | Self::Invalid(_)
+            | Self::TimedOut(_)
             | Self::Memory { .. }
             | Self::Cpu(_)
             | Self::Limit(_)
@@ -171,6 +175,7 @@ impl From<types::Failure> for RunError {
         match failure {
             types::Failure::Failed(reason) => Self::Failed(reason),
             types::Failure::Invalid(reason) => Self::Invalid(reason),
+            types::Failure::TimedOut(reason) => Self::TimedOut(reason),
         }
     }
 }

@@ -46,7 +46,7 @@ impl Stage {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum FailureKind {
-    /// A deadline passed.
+    /// A deadline passed: the rollout's, or one that the guest set itself.
     Timeout,
     /// The guest returned an error.
     Error,
@@ -146,7 +146,7 @@ impl Failure {
     /// whose deadline it was.
     pub(super) fn of_run(stage: Stage, error: &RunError) -> Self {
         let kind = match error {
-            RunError::Deadline => FailureKind::Timeout,
+            RunError::Deadline | RunError::TimedOut(_) => FailureKind::Timeout,
             RunError::Failed(_) => FailureKind::Error,
             RunError::Invalid(_) => FailureKind::Invalid,
             RunError::Memory { .. } => FailureKind::Memory,
@@ -159,7 +159,7 @@ impl Failure {
         };
         let reason = match error {
             // A guest's own words stand for themselves.
-            RunError::Failed(_) | RunError::Invalid(_) => error.to_string(),
+            RunError::Failed(_) | RunError::Invalid(_) | RunError::TimedOut(_) => error.to_string(),
             _ => format!("{} {error}", stage.as_str()),
         };
         Self::new(stage, kind, error.fault(), reason)

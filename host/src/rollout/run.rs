@@ -73,6 +73,16 @@ impl Deadline {
         }
     }
 
+    /// Whether this deadline ended the run. A guest may give up for lack of time in the
+    /// moment in which the host would have stopped it.
+    fn ended(&self, error: &RunError) -> bool {
+        match error {
+            RunError::Deadline => true,
+            RunError::TimedOut(_) => Instant::now() >= self.at,
+            _ => false,
+        }
+    }
+
     /// The limit that it is.
     fn limit(&self, stage: Stage) -> Limit {
         match (self.ours, stage) {
@@ -213,7 +223,9 @@ impl Rollout {
         let mut span = self.record.trace().phase("workflow");
         let result = match self.run_agent(Box::new(imports), bounds).await {
             Ok(settled) => settled,
-            Err(RunError::Deadline) => Err(self.over_time(&deadline, Stage::Workflow, self.queued)),
+            Err(error) if deadline.ended(&error) => {
+                Err(self.over_time(&deadline, Stage::Workflow, self.queued))
+            }
             Err(error) => Err(self.blame(&error)),
         };
         result.inspect_err(|failure| span.failed(failure.kind.as_str(), &failure.reason))
@@ -329,7 +341,9 @@ impl Rollout {
         let timing = self.host.metrics().time(Step::Grader);
         let verdicts = match instance::run_grader(grader.linked(), imports, bounds, label, to_grade).await {
             Ok(verdicts) => verdicts,
-            Err(RunError::Deadline) => return Err(self.over_time(&deadline, Stage::Grader, Duration::ZERO)),
+            Err(error) if deadline.ended(&error) => {
+                return Err(self.over_time(&deadline, Stage::Grader, Duration::ZERO));
+            }
             Err(error) => return Err(self.blame_judge(&error)),
         };
         drop(timing);

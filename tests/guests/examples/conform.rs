@@ -15,6 +15,7 @@ impl Workflow for Conform {
         match asked(&ctx).as_str() {
             "please fail" => bail!("the workflow was told to fail"),
             "please refuse" => Err(Error::invalid("the workflow was told to refuse")),
+            "please take too long" => Err(Error::timed_out("the workflow was told to take too long")),
             "please spin" => spin(),
             "please trap" => panic!("the workflow was told to trap"),
             "please return nothing" => Ok(().into()),

@@ -54,6 +54,7 @@ impl Workflow<Config> for Parity {
             "log" => speak(&ctx),
             "fail" => Err(Error::failed("told to fail")),
             "refuse" => Err(Error::invalid("told to refuse")),
+            "time out" => Err(Error::timed_out("told to run out of time")),
             "unhandled" => {
                 ctx.sample()?.chat(ctx.prompt()).send()?;
                 Ok(().into())

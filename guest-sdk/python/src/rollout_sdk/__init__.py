@@ -42,6 +42,7 @@ from .errors import (
     OutsideOfHost,
     RecordError,
     RolloutError,
+    TimedOut,
     ToolError,
 )
 from .grading import Exchange, Grader, GraderContext, RolloutSample
@@ -80,6 +81,7 @@ __all__ = [
     "RolloutSample",
     "Sample",
     "Stop",
+    "TimedOut",
     "Tool",
     "ToolCall",
     "ToolError",

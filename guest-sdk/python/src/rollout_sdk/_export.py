@@ -14,13 +14,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Never, TypeVar
 
 from . import _discover, _failure, _host, _loop, log
-from ._json import JsonObject, dump, dump_messages, load_messages, load_object
+from ._json import JsonObject, as_number, dump, dump_messages, load_messages, load_object
 from .agent_loop import RolloutContext as LoopContext
 from .agent_loop import RolloutRequest, RolloutResult, tool_schemas
 from .config import AgentWorkflowConfig, BaseConfig, GraderConfig
 from .context import AgentWorkflowContext, AgentWorkflowOutput, RolloutContext, enter_rollout
 from .errors import Failed, Invalid
-from .grading import GraderContext, RolloutSample, as_number
+from .grading import GraderContext, RolloutSample
 
 if TYPE_CHECKING:
     from _rollout_wit.exports import agent_loop as agent_loop_types
@@ -84,8 +84,17 @@ def _tell(error: BaseException) -> Never:
     text = _host.text(_failure.describe(error))
     for line in _failure.lines(error):
         log.error(line)
-    failure: Any = types.Failure_Invalid(text) if _failure.is_invalid(error) else types.Failure_Failed(text)
-    raise Err(failure) from None
+    raise Err(_as_failure(_failure.sort_of(error), text)) from None
+
+
+def _as_failure(sort: _failure.Sort, text: str) -> Any:
+    match sort:
+        case _failure.Sort.FAILED:
+            return types.Failure_Failed(text)
+        case _failure.Sort.INVALID:
+            return types.Failure_Invalid(text)
+        case _failure.Sort.TIMED_OUT:
+            return types.Failure_TimedOut(text)
 
 
 def _run(main: Coroutine[Any, Any, T]) -> T:
@@ -276,7 +285,8 @@ def declaration(found: _discover.Found) -> tuple[JsonObject, JsonObject]:
     required = [
         name
         for declared in (found.workflow_config, found.grader_config)
-        if declared is not None
+        # An instance has all of its values, be they of a kind that JSON does not have.
+        if declared is not None and declared.instance is None
         for name in declared.kind.schema().get("required", [])
         if name not in defaults
     ]

@@ -10,9 +10,10 @@ from __future__ import annotations
 import linecache
 import sys
 import traceback
+from enum import Enum
 from types import TracebackType
 
-from .errors import Invalid, RolloutError
+from .errors import ChatError, Invalid, JudgeError, RolloutError
 
 _roots: list[tuple[str, str]] = []
 """Where the component's directories were, and what to call them: the author's first."""
@@ -115,6 +116,40 @@ def _tidy(said: traceback.TracebackException, seen: set[int]) -> None:
             _tidy(inner, seen)
 
 
-def is_invalid(error: BaseException) -> bool:
-    """Whether the exception says that what the plugin was given is wrong."""
-    return isinstance(error, Invalid)
+class Sort(Enum):
+    """What an exception says, in the contract's words."""
+
+    FAILED = "failed"
+    INVALID = "invalid"
+    TIMED_OUT = "timed-out"
+
+
+def sort_of(error: BaseException) -> Sort:
+    """What the exception says. Those of a group say something together only where all
+    say the same."""
+    if isinstance(error, BaseExceptionGroup):
+        sorts = {sort_of(inner) for inner in error.exceptions}
+        return sorts.pop() if len(sorts) == 1 else Sort.FAILED
+    if isinstance(error, Invalid):
+        return Sort.INVALID
+    # The host knows whose fault it is that the model or the judge did not answer, and
+    # looks only at what failed.
+    if _comes_from(error, (ChatError, JudgeError)):
+        return Sort.FAILED
+    if isinstance(error, TimeoutError):
+        return Sort.TIMED_OUT
+    if isinstance(error, (ValueError, TypeError, AssertionError)):
+        return Sort.INVALID
+    return Sort.FAILED
+
+
+def _comes_from(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
+    """Whether the exception is one of these, or was raised because of one."""
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        if isinstance(at, kinds):
+            return True
+        seen.add(id(at))
+        at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
+    return False

@@ -68,3 +68,11 @@ def dump_messages(messages: Any, what: str = "message") -> list[str]:
             raise Failed(f"{what} {place} is a {type(message).__name__}; a message is a dict")
         texts.append(dump(message, f"{what} {place}"))
     return texts
+
+
+def as_number(value: Any, what: str) -> float:
+    """The number that a reward or a measurement is. Whether it is finite, the host sees."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise Failed(f"{what} is {value!r}, not a number") from None

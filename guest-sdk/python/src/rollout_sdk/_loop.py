@@ -5,28 +5,35 @@ this module replaces what would wait for sockets. A call under way is a future h
 calls of one `gather` are under way at the same time, and a timer is as real as the
 host's clock.
 
-The loop is made while the component is built and used for one run, because an instance
-lives for one run.
+The first loop is made while the component is built and used for one run, because an
+instance lives for one run. Code that makes a loop of its own, in a thread for example,
+gets another one: meanwhile the first stands still, as it does where its thread is busy.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from asyncio import base_events
+from asyncio import base_events, events
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any, Never, TypeVar
 
-from . import _host
+from . import _host, _one_thread
 from .errors import Failed
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-class _Stuck(Exception):
+class _Stuck(Failed):
     """Everybody waits, and for nothing that could come."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "waits for something that nothing will bring about: no call of the model or of a tool is under way, "
+            "and no timer runs"
+        )
 
 
 class _Waiting:
@@ -43,19 +50,27 @@ class _Waiting:
 
     def select(self, timeout: float | None) -> list[Never]:
         """Called by the loop between two rounds of callbacks."""
+        following = _one_thread.time_to_next()
+        if following is not None:
+            timeout = following if timeout is None else min(timeout, following)
+        self._wait(timeout)
+        if following is not None:
+            _one_thread.do_what_is_due()
+        return []
+
+    def _wait(self, timeout: float | None) -> None:
         if not self._calls:
             if timeout is None:
                 raise _Stuck
             if timeout > 0:
                 _host.wait([], _millis(timeout))
-            return []
+            return
         futures = list(self._calls)
         for place in _host.wait(list(self._calls.values()), None if timeout is None else _millis(timeout)):
             future = futures[place]
             self.forget(future)
             if not future.done():
                 future.set_result(None)
-        return []
 
     def close(self) -> None:
         self._calls.clear()
@@ -87,9 +102,11 @@ class GuestLoop(base_events.BaseEventLoop):
     ) -> asyncio.Future[R]:
         """Calls the function at once: a component has one thread. `asyncio.to_thread`
         comes here."""
+        if executor is not None:
+            return asyncio.wrap_future(executor.submit(func, *args), loop=self)
         future: asyncio.Future[R] = self.create_future()
         try:
-            future.set_result(func(*args))
+            future.set_result(_one_thread.run_apart(lambda: func(*args)))
         except Exception as error:
             future.set_exception(error)
         return future
@@ -133,16 +150,36 @@ class GuestLoop(base_events.BaseEventLoop):
             self.run_until_complete(task)
         except (asyncio.CancelledError, _Stuck) as error:
             place = error.__traceback__
-        return Failed(
-            "waits for something that nothing will bring about: no call of the model or of a tool is under way, "
-            "and no timer runs"
-        ).with_traceback(place)
+        return _Stuck().with_traceback(place)
 
 
 loop = GuestLoop()
 """This instance's loop."""
 
 
+def run_sync(work: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine to its end for a caller that does not await it. Other tasks stand
+    still meanwhile."""
+
+
+    def run() -> T:
+        with asyncio.Runner(loop_factory=GuestLoop) as runner:
+            return runner.run(work)
+
+    return _one_thread.run_apart(run)
+
+
+def install() -> None:
+    """Has `asyncio` make loops of this kind for code that wants one of its own."""
+    of_asyncio: Any = events
+    policy = of_asyncio._BaseDefaultEventLoopPolicy()
+    policy._loop_factory = GuestLoop
+    of_asyncio._set_event_loop_policy(policy)
+
+
 async def outcome(call: _host.Call, finish: Callable[[_host.Call], T]) -> T:
     """Waits for a call without holding up other tasks."""
-    return await loop.outcome(call, finish)
+    running = asyncio.get_running_loop()
+    if not isinstance(running, GuestLoop):
+        raise Failed(f"the host's calls are awaited in the component's own event loop, not in {running!r}")
+    return await running.outcome(call, finish)

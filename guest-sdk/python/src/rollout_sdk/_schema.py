@@ -65,8 +65,8 @@ def schema_of_fields(fields: Sequence[Field], *, extra: bool | None = None) -> J
         if field.description and "description" not in schema:
             schema["description"] = field.description
         # That nothing is the default goes without saying.
-        if not field.required and field.default is not None and is_plain(field.default):
-            schema["default"] = field.default
+        if not field.required and field.default is not None and is_plain(default := as_json(field.default)):
+            schema["default"] = default
         properties[field.name] = schema
     schema = {"type": "object", "properties": properties}
     required = [field.name for field in fields if field.required]
@@ -172,6 +172,24 @@ def is_plain(value: Any) -> bool:
     if isinstance(value, list):
         return all(map(is_plain, value))
     return isinstance(value, dict) and all(isinstance(k, str) and is_plain(v) for k, v in value.items())
+
+
+def as_json(value: Any) -> Any:
+    """A setting's value as JSON has it, as far as JSON has it."""
+    if hasattr(type(value), "__settings_fields__"):
+        return value.model_dump()
+    if isinstance(value, enum.Enum):
+        return as_json(value.value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: as_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {name: as_json(item) for name, item in value.items()}
+    if isinstance(value, (set, frozenset)):
+        # A set has another order in every build, and the defaults are to have one.
+        return sorted(map(as_json, value), key=repr)
+    if isinstance(value, (list, tuple)):
+        return [as_json(item) for item in value]
+    return value
 
 
 def fields_of(hint: Any) -> list[Field]:
@@ -284,7 +302,8 @@ def _read_container(hint: Any, base: Any, args: tuple[Any, ...], value: Any) -> 
 
 
 def _read_list(base: Any, args: tuple[Any, ...], value: Any) -> Any:
-    _expect(isinstance(value, list), value, "an array", None)
+    # What the author gives in code may be another kind of sequence than JSON has.
+    _expect(isinstance(value, (list, tuple, set, frozenset)), value, "an array", None)
     hints: Sequence[Any]
     if base is tuple and args and args[-1] is not Ellipsis:
         hints = args

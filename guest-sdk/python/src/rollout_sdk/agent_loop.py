@@ -20,9 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from . import log
-from ._json import JsonObject, dump
+from ._json import JsonObject, as_number, dump
 from .errors import RolloutError
-from .grading import as_number
 from .message import Message
 from .sample import Completion, Sample, Usage
 from .tool import Tool

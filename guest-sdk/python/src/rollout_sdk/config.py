@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Self, dataclass_transform, get_origin, get_type_hints
 
 from ._json import JsonObject
-from ._schema import MISSING, Field, Mismatch, is_plain, read_fields, schema_of_fields
+from ._schema import MISSING, Field, Mismatch, as_json, is_plain, read_fields, schema_of_fields
 from .errors import Invalid
 
 
@@ -49,7 +49,7 @@ class Settings:
         except Mismatch as mismatch:
             raise Invalid(str(mismatch)) from None
         # Defaults belong to the class; a change of one instance must not reach the next.
-        self.__dict__.update(copy.deepcopy(read))
+        self.__dict__.update((name, _copied(value)) for name, value in read.items())
 
     @classmethod
     def fields(cls) -> list[Field]:
@@ -86,13 +86,21 @@ class Settings:
     def updated(self, values: Mapping[str, Any]) -> Self:
         """The same with these values, which came as JSON, in place of its own. Raises
         `Invalid`."""
-        same = copy.deepcopy(self)
+        same = copy.copy(self)
+        same.__dict__.update((name, _copied(value)) for name, value in self.__dict__.items())
         fields = {field.name: field for field in self.fields()}
-        given = [fields[name] for name in values if name in fields]
-        unknown = [name for name in values if name not in fields and name not in self.__dict__]
-        same._take(given, values, unknown)
-        same.__dict__.update((name, values[name]) for name in values if name not in fields)
+        # The operator's values come with the defaults among them. What nobody changed stays
+        # the author's own object, which JSON may only have an image of.
+        changed = {name: value for name, value in values.items() if not self._has(name, value)}
+        given = [fields[name] for name in changed if name in fields]
+        unknown = [name for name in changed if name not in fields and name not in self.__dict__]
+        same._take(given, changed, unknown)
+        same.__dict__.update((name, changed[name]) for name in changed if name not in fields)
         return same
+
+    def _has(self, name: str, value: Any) -> bool:
+        """Whether this is what JSON has of the value under this name."""
+        return name in self.__dict__ and as_json(self.__dict__[name]) == value
 
     def model_dump(self) -> JsonObject:
         """All values as JSON has them."""
@@ -111,15 +119,12 @@ class Settings:
         return f"{type(self).__name__}({values})"
 
 
-def as_json(value: Any) -> Any:
-    """A setting's value as JSON has it."""
-    if isinstance(value, Settings):
-        return value.model_dump()
-    if isinstance(value, Mapping):
-        return {name: as_json(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [as_json(item) for item in value]
-    return value
+def _copied(value: Any) -> Any:
+    """A value of one's own, where it can be copied: what holds a lock or a module cannot."""
+    try:
+        return copy.deepcopy(value)
+    except Exception:
+        return value
 
 
 class ConcurrencyConfig(Settings):

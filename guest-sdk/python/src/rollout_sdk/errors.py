@@ -1,8 +1,10 @@
 """What can go wrong, with a type for each different reaction.
 
-`Failed` and `Invalid` are raised by a workflow or a grader to give up; the others come
-from the host. An exception that nobody catches leaves the rollout without a reward and
-is told to whoever asked for it, with the file and line it came from.
+`Failed`, `Invalid` and `TimedOut` are raised by a workflow or a grader to give up; the
+others come from the host. An exception that nobody catches leaves the rollout without a
+reward and is reported to whoever asked for it, with the file and line it came from. Python's
+own exceptions are reported as what they say: `TimeoutError` as a timeout, `ValueError`,
+`TypeError` and `AssertionError` as invalid, every other one as a failure.
 """
 
 from __future__ import annotations
@@ -18,6 +20,10 @@ class Failed(RolloutError):
 
 class Invalid(RolloutError):
     """What the plugin was given is wrong: prompt, configuration, metadata or label."""
+
+
+class TimedOut(RolloutError, TimeoutError):
+    """A time limit that the plugin set itself passed."""
 
 
 class OutsideOfHost(RolloutError):

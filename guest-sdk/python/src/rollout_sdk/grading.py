@@ -7,11 +7,13 @@ sees the label.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from . import _host
-from ._json import JsonObject, load
+from ._json import JsonObject, as_number, load
+from ._metrics import Metrics
 from .answer import answer_after
 from .config import GraderConfig
 from .errors import Failed, Invalid
@@ -33,13 +35,15 @@ class Exchange:
 class RolloutSample:
     """A sample as it comes to the grader, and what the grader says of it."""
 
+    # Anything else that is set would be lost without a word.
+    __slots__ = ("_metrics", "_reward", "id", "messages", "remove_sample", "verdict_metrics")
+
     def __init__(self, id: str, messages: list[Message], metrics: dict[str, float] | None = None) -> None:
         self.id = id
         """The sample's id."""
         self.messages = messages
         """What the workflow says the conversation was."""
-        self.metrics: dict[str, float] = dict(metrics or {})
-        """What the workflow measured."""
+        self._metrics = Metrics(metrics or {}, self._record_metric)
         self.verdict_metrics: dict[str, float] = {}
         """What the grader measured."""
         self._reward: float | None = None
@@ -69,7 +73,21 @@ class RolloutSample:
 
     def metric(self, name: str, value: float) -> None:
         """Adds a measurement to those of the workflow."""
+        self._metrics[name] = value
+
+    def _record_metric(self, name: str, value: float) -> None:
         self.verdict_metrics[name] = as_number(value, f"metric `{name}`")
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What the workflow measured. What is written here is the grader's, as by `metric`."""
+        return self._metrics
+
+    @metrics.setter
+    def metrics(self, given: Mapping[str, float]) -> None:
+        # `sample.metrics |= …` gives the same object back.
+        if given is not self._metrics:
+            self._metrics.update(given)
 
     def withdraw(self) -> None:
         """Asks that this sample not be trained on."""
@@ -91,14 +109,6 @@ class RolloutSample:
     def is_rated(self) -> bool:
         """Whether the grader has said anything of it."""
         return self._reward is not None or self.remove_sample or bool(self.verdict_metrics)
-
-
-def as_number(value: Any, what: str) -> float:
-    """The number that a reward or a measurement is. Whether it is finite, the host sees."""
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise Failed(f"{what} is {value!r}, not a number") from None
 
 
 class GraderContext:
@@ -156,6 +166,15 @@ class GraderContext:
     def get_samples(self) -> dict[str, RolloutSample]:
         """Every sample of the rollout, by id."""
         return self.samples
+
+    @property
+    def reward(self) -> float | None:
+        """What the only sample earns; setting it is `set_reward`."""
+        return self.sample.reward
+
+    @reward.setter
+    def reward(self, reward: float) -> None:
+        self.set_reward(reward)
 
     def set_reward(self, reward: float) -> None:
         """The only sample earns this reward: a finite number, True for 1, False for 0."""

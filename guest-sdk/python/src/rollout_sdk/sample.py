@@ -6,26 +6,47 @@ is kept even if the rollout is cut short. Chat calls are made in its name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from . import _host, _loop
-from ._json import JsonObject, dump, dump_messages, load
+from ._json import JsonObject, as_number, dump, dump_messages, load
+from ._metrics import Metrics
 from .message import Message, ToolCall
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Tokens that chat calls cost, as the model's server counted them."""
+@dataclass(frozen=True)
+class Usage(Mapping[str, int]):
+    """Tokens that chat calls cost, as the model's server counted them: by attribute, or
+    by key as in a reply's JSON (`usage["total_tokens"]`, `usage.get("prompt_tokens", 0)`)."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """Both together."""
+        return self.prompt_tokens + self.completion_tokens
+
+    def __getitem__(self, name: str) -> int:
+        if name not in _USAGE:
+            raise KeyError(name)
+        return int(getattr(self, name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_USAGE)
+
+    def __len__(self) -> int:
+        return len(_USAGE)
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
             self.prompt_tokens + other.prompt_tokens, self.completion_tokens + other.completion_tokens
         )
+
+
+_USAGE = ("prompt_tokens", "completion_tokens", "total_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +68,15 @@ class Completion:
 class Sample:
     """One conversation, registered with the host."""
 
+    # Anything else that is set would be lost without a word.
+    __slots__ = ("_handle", "_metrics", "id")
+
     def __init__(self, name: str | None = None) -> None:
         """Registers a sample. Its id is the name, or a random one."""
         self._handle = _host.open_sample(name)
         self.id: str = self._handle.id()
         """The id that every chat call of this sample carries."""
+        self._metrics = Metrics({}, self._record_metric)
 
     def __repr__(self) -> str:
         return f"<sample {self.id}>"
@@ -83,7 +108,21 @@ class Sample:
 
     def metric(self, name: str, value: float) -> None:
         """Records a finite measurement; the last one under a name stays."""
-        _host.set_metric(self._handle, name, float(value))
+        self._metrics[name] = value
+
+    def _record_metric(self, name: str, value: float) -> None:
+        _host.set_metric(self._handle, name, as_number(value, f"metric `{name}`"))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What was measured. What is written here is recorded, as by `metric`."""
+        return self._metrics
+
+    @metrics.setter
+    def metrics(self, given: Mapping[str, float]) -> None:
+        # `sample.metrics |= …` gives the same object back.
+        if given is not self._metrics:
+            self._metrics.update(given)
 
     def field(self, name: str, value: Any) -> None:
         """Records a JSON value beside the messages; the last one under a name stays."""

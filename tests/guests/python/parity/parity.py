@@ -19,6 +19,7 @@ from rollout_sdk import (
     RolloutError,
     RolloutSample,
     Stop,
+    TimedOut,
     artifact,
     log,
     message,
@@ -84,6 +85,8 @@ class Parity(AgentWorkflow[Config]):
                 raise Failed("told to fail")
             case "refuse":
                 raise Invalid("told to refuse")
+            case "time out":
+                raise TimedOut("told to run out of time")
             case "unhandled":
                 await ctx.sample.chat(ctx.prompt)
             case "nothing":
