@@ -24,8 +24,13 @@ const DESCRIPTORS_PER_QUEUED: u64 = 1;
 /// stack. Measured at 10,000; see `ARCHITECTURE.md`.
 const BYTES_PER_ROLLOUT: u64 = 64 << 10;
 
-/// Of the memory that is free when a host starts, what rollouts may be expected to use.
-const MEMORY_SHARE_PERCENT: u64 = 80;
+/// Of the memory that is free when a host starts, what may be held for others. The rest
+/// is for the process itself, what its allocator cannot give back, and the kernel's
+/// buffers of its connections.
+const MEMORY_BUDGET_PERCENT: u64 = 70;
+
+/// Of that, what guests may have when they start; the rest is for them to grow.
+const START_PERCENT: u64 = 85;
 
 /// What the machine has for this process. What cannot be read is no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,10 +125,21 @@ impl Machine {
         self.mappings_max.saturating_sub(MAPPINGS_KEPT)
     }
 
+    /// Bytes that may be held for others.
+    pub fn memory_budget(&self) -> u64 {
+        self.memory_bytes_free / 100 * MEMORY_BUDGET_PERCENT
+    }
+
+    /// The same machine, with no more memory than makes this budget.
+    pub fn with_memory_budget(self, bytes: u64) -> Self {
+        let free = (bytes / MEMORY_BUDGET_PERCENT).saturating_mul(100);
+        Self { memory_bytes_free: free, ..self }
+    }
+
     /// As many slots as were asked for, or as there is room for.
     pub fn slots(&self, asked: u32, queue_asked: u32, cost: GuestCost) -> Slots {
         let descriptors = self.descriptors_max.saturating_sub(DESCRIPTORS_KEPT);
-        let memory = self.memory_bytes_free / 100 * MEMORY_SHARE_PERCENT;
+        let memory = self.memory_budget() / 100 * START_PERCENT;
         let bounds = [
             (u64::from(asked), Bound::Asked),
             (descriptors / cost.descriptors.max(1), Bound::Descriptors { max: self.descriptors_max }),
@@ -209,7 +225,7 @@ mod tests {
         let few_mappings = Machine { mappings_max: 65_530, ..ROOMY };
         check(few_mappings, 20_000, 0, 15_358, 0, "vm.max_map_count=262120");
         let little_memory = Machine { memory_bytes_free: 200 << 20, ..ROOMY };
-        check(little_memory, 20_000, 0, 1280, 0, "200 MiB");
+        check(little_memory, 20_000, 0, 951, 0, "200 MiB");
         check(Machine { descriptors_max: 10, ..ROOMY }, 5, 5, 1, 0, "open files");
     }
 

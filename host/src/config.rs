@@ -43,6 +43,8 @@ pub struct RawConfig {
     pub max_concurrent: Option<u32>,
     /// Rollouts that may wait for a slot; more are told to come again.
     pub queue_max: Option<u32>,
+    /// Bytes that may be held for all rollouts and callers together.
+    pub memory_budget_bytes: Option<usize>,
     /// Where trajectories and artifacts go.
     pub artifact_root: Option<PathBuf>,
     /// Where compiled code is kept from one start to the next.
@@ -210,6 +212,9 @@ pub struct Config {
     pub max_concurrent: u32,
     /// Rollouts that may wait for a slot.
     pub queue_max: u32,
+    /// Bytes that may be held for all rollouts and callers together, where the operator
+    /// said; otherwise a share of the memory that is free.
+    pub memory_budget_bytes: Option<usize>,
     /// Where trajectories and artifacts go, where the operator said.
     pub artifact_root: Option<PathBuf>,
     /// Where compiled code is kept, where the operator said.
@@ -286,6 +291,8 @@ const MAX_CONCURRENT: u32 = 1024;
 /// Past this nothing was measured. What the machine has room for is usually less, and is
 /// found out at the start.
 const MAX_CONCURRENT_MAX: u32 = 20_000;
+/// With less than this a guest of the usual size would end as soon as it grows.
+const MEMORY_BUDGET_BYTES_MIN: usize = 64 << 20;
 /// The queue, in multiples of what runs at once.
 const QUEUE_PER_SLOT: u32 = 4;
 
@@ -314,6 +321,9 @@ impl RawConfig {
             problems
                 .push(format!("max-concurrent: {max_concurrent} is not between 1 and {MAX_CONCURRENT_MAX}"));
         }
+        if self.memory_budget_bytes.is_some_and(|bytes| bytes < MEMORY_BUDGET_BYTES_MIN) {
+            problems.push(format!("memory-budget-bytes: less than {} MiB", MEMORY_BUDGET_BYTES_MIN >> 20));
+        }
         let dialect = self.osmosis.dialect.unwrap_or_default();
         let osmosis_init = self.osmosis.init.clone().resolve(&mut problems);
         let osmosis = self.osmosis.resolve(&mut problems);
@@ -325,6 +335,7 @@ impl RawConfig {
             listen,
             max_concurrent,
             queue_max: self.queue_max.unwrap_or(max_concurrent.saturating_mul(QUEUE_PER_SLOT)),
+            memory_budget_bytes: self.memory_budget_bytes,
             artifact_root: self.artifact_root,
             cache_dir: self.cache_dir,
             server_key_env: self.server_key_env,

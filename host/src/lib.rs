@@ -8,6 +8,7 @@
 #![warn(missing_docs)]
 
 pub mod bench;
+pub mod budget;
 pub mod capacity;
 pub mod cli;
 pub mod config;

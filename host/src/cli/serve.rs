@@ -39,6 +39,10 @@ pub(super) struct Serve {
     /// [default: 4 × max-concurrent]
     #[arg(long, value_name = "N")]
     queue_max: Option<u32>,
+    /// Bytes that may be held for all rollouts and callers together: memory of guests,
+    /// records, requests, results. [default: 70 % of what is free at start]
+    #[arg(long, value_name = "BYTES")]
+    memory_budget_bytes: Option<usize>,
     /// Settings in TOML; what is given here goes before what is there.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -106,6 +110,7 @@ impl Serve {
         raw.log = self.log.clone().or(raw.log);
         raw.on_start = self.on_start.clone().or(raw.on_start);
         raw.on_stop = self.on_stop.clone().or(raw.on_stop);
+        raw.memory_budget_bytes = self.memory_budget_bytes.or(raw.memory_budget_bytes);
         raw.queue_max = self.queue_max.or(raw.queue_max);
         raw.artifact_root = self.artifact_root.clone().or(raw.artifact_root);
         raw.server_key_env = self.server_key_env.clone().or(raw.server_key_env);
@@ -184,6 +189,7 @@ impl Serve {
             slots = loaded.slots.running_max,
             queue_max = loaded.slots.queue_max,
             bound_by = %loaded.slots.bound_by,
+            memory_budget_bytes = loaded.host.budget().total(),
             memory = loaded.plan.name(),
             artifact_root = %artifact_root.display(),
             "plugin loaded"

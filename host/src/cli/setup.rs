@@ -16,6 +16,7 @@ use tracing_subscriber::EnvFilter;
 use super::LogFormat;
 use super::plugin_file::{self, CacheOptions};
 use super::print::{self, LogWriter};
+use crate::budget::Budget;
 use crate::capacity::{Bound, GuestCost, Machine, Slots};
 use crate::config::{Config, Dialect, Judge, RawConfig, RawJudge};
 use crate::digest::sha256_hex;
@@ -228,7 +229,11 @@ pub(super) fn watched_host(
     artifact_root: Option<PathBuf>,
     observer: Option<Arc<dyn Observer>>,
 ) -> Result<Loaded> {
-    let machine = Machine::read();
+    let machine = match (Machine::read(), config.memory_budget_bytes) {
+        (machine, Some(bytes)) => machine.with_memory_budget(bytes as u64),
+        (machine, None) => machine,
+    };
+    let budget = Budget::new(usize::try_from(machine.memory_budget()).unwrap_or(usize::MAX));
     let tools_max = config.tools.instances_max();
     let instances_max = config.max_concurrent.saturating_add(tools_max);
     let plan = MemoryPlan::within(instances_max, machine.guest_mappings_max());
@@ -291,6 +296,7 @@ pub(super) fn watched_host(
         artifact_root,
         event_log: config.log.as_deref().map(event_log).transpose()?,
         metrics,
+        budget,
     };
     let started = runtime.block_on(host_settings.try_start()).map_err(|(role, error)| {
         let reason = format!("no instance of the {} can be started: it {error}", role.as_str());

@@ -76,7 +76,12 @@ pub async fn run(
     // Not read from the token: a stop between two looks at it would cancel nothing.
     let mut cancelled = false;
     loop {
-        while under_way.len() < work.concurrency && !stop.is_cancelled() {
+        // Where memory is short, what runs ends before more is begun.
+        let may_begin = |under_way: &JoinSet<_>| {
+            under_way.is_empty()
+                || under_way.len() < work.concurrency && host.budget().check_new_work(0).is_ok()
+        };
+        while may_begin(&under_way) && !stop.is_cancelled() {
             let Some((row, run)) = todo.next() else { break };
             let request = request(row, run, &work.endpoint);
             let rollout =
@@ -134,6 +139,7 @@ pub fn request(row: &Row, run: usize, endpoint: &Arc<ModelEndpoint>) -> RolloutR
         samples_must_ask: false,
         workflow_secs: None,
         grader_secs: None,
+        charge: None,
         trajectory_extra: None,
     }
 }

@@ -9,6 +9,13 @@ use crate::telemetry::Limit;
 /// The longest name of a file, in bytes.
 const NAME_BYTES_MAX: usize = 255;
 
+/// The most directories that a name leads through. Each is an inode of its own, however
+/// small the file.
+const DIRECTORIES_MAX: usize = 4;
+
+/// What a file takes of the host besides its name and content, in bytes.
+const ARTIFACT_BYTES: usize = 128;
+
 /// Says what is wrong with a file's name. A good one is safe on every file system:
 /// no absolute path, no way up, no hidden file.
 fn check_name(name: &str) -> Result<(), String> {
@@ -17,6 +24,9 @@ fn check_name(name: &str) -> Result<(), String> {
     }
     if name.len() > NAME_BYTES_MAX {
         return Err(format!("it is longer than {NAME_BYTES_MAX} bytes"));
+    }
+    if name.split('/').count() > DIRECTORIES_MAX + 1 {
+        return Err(format!("it leads through more than {DIRECTORIES_MAX} directories"));
     }
     for segment in name.split('/') {
         if segment.is_empty() {
@@ -67,6 +77,14 @@ impl artifacts::Host for Imports {
             return Ok(Err(Error::OverLimit(format!(
                 "artifact-bytes-max of {max} bytes: this would make {total}; the operator can raise it"
             ))));
+        }
+        // The old content is held until the new one has its room.
+        let cost = |content: usize| ARTIFACT_BYTES + name.len() + content;
+        if let Err(over) = kept.hold(cost(content.len())) {
+            return Ok(Err(Error::OverLimit(over.0)));
+        }
+        if let Some(old) = old {
+            kept.let_go(cost(old));
         }
         kept.artifact_bytes = total;
         kept.artifacts.insert(name, content.into());
@@ -130,6 +148,8 @@ mod tests {
         check(".hidden", false);
         check("a\\b", false);
         check("a\0b", false);
+        check("a/b/c/d/file", true);
+        check("a/b/c/d/e/file", false);
         check("é", false);
         check(&"x".repeat(256), false);
     }

@@ -10,6 +10,7 @@ use wasmtime::component::Resource;
 
 use super::bindings::rollout::plugin::{calls, chat, judge, types};
 use super::{Ended, Imports};
+use crate::budget::Charge;
 use crate::telemetry::Limit;
 
 /// What came of a call, in the terms of the interface that started it.
@@ -32,7 +33,11 @@ impl CallOutcome {
 }
 
 /// A call under way. Dropping it aborts the task behind it.
-pub struct Call(State);
+pub struct Call {
+    state: State,
+    /// Held, and never looked at.
+    _charge: Option<Charge>,
+}
 
 enum State {
     UnderWay(AbortOnDropHandle<CallOutcome>),
@@ -42,22 +47,27 @@ enum State {
 impl Call {
     /// A call that a task of its own works on.
     pub(super) fn under_way(task: tokio::task::JoinHandle<CallOutcome>) -> Self {
-        Self(State::UnderWay(AbortOnDropHandle::new(task)))
+        Self { state: State::UnderWay(AbortOnDropHandle::new(task)), _charge: None }
     }
 
     /// A call that was over before it began.
     pub(super) fn ready(outcome: CallOutcome) -> Self {
-        Self(State::Ready(outcome))
+        Self::charged(outcome, None)
+    }
+
+    /// The same, with what it is charged to for as long as it is held.
+    pub(super) fn charged(outcome: CallOutcome, charge: Option<Charge>) -> Self {
+        Self { state: State::Ready(outcome), _charge: charge }
     }
 
     /// Whether it needs no waiting for.
     pub(super) fn is_ready(&self) -> bool {
-        matches!(self.0, State::Ready(_))
+        matches!(self.state, State::Ready(_))
     }
 
     /// Waits for the outcome.
     pub(super) async fn outcome(self) -> wasmtime::Result<CallOutcome> {
-        match self.0 {
+        match self.state {
             State::Ready(outcome) => Ok(outcome),
             State::UnderWay(task) => task.await.map_err(wasmtime::Error::new),
         }
@@ -65,11 +75,11 @@ impl Call {
 
     /// Whether the outcome is there; arranges for the waker to be called if not.
     fn poll_ready(&mut self, cx: &mut std::task::Context<'_>) -> Poll<wasmtime::Result<()>> {
-        let State::UnderWay(task) = &mut self.0 else { return Poll::Ready(Ok(())) };
+        let State::UnderWay(task) = &mut self.state else { return Poll::Ready(Ok(())) };
         match Pin::new(task).poll(cx) {
             Poll::Pending => Poll::Pending,
             Poll::Ready(Ok(outcome)) => {
-                self.0 = State::Ready(outcome);
+                self.state = State::Ready(outcome);
                 Poll::Ready(Ok(()))
             }
             Poll::Ready(Err(error)) => Poll::Ready(Err(wasmtime::Error::new(error))),

@@ -33,6 +33,12 @@ impl Imports {
         if let Err(what) = self.check_messages(&request.messages) {
             return Ok(Err(Error::InvalidRequest(what)));
         }
+        // Charged before it is copied into a body.
+        let parts = request.messages.iter().chain(&request.tools).chain(&request.params);
+        let charged = parts.map(String::len).fold(0, usize::saturating_add);
+        if let Err(spent) = self.record.lock().charge_chat(charged, &self.limits) {
+            return Ok(Err(Error::BudgetSpent(spent)));
+        }
         let (name, params, defaults) =
             (model.endpoint.model(), request.params.as_deref(), &self.run.chat_defaults);
         let body = match model.endpoint.manner() {
@@ -41,11 +47,14 @@ impl Imports {
         };
         let body = match body {
             Ok(body) => body,
-            Err(invalid) => return Ok(Err(Error::InvalidRequest(invalid.to_string()))),
+            Err(invalid) => {
+                self.record.lock().release(charged);
+                return Ok(Err(Error::InvalidRequest(invalid.to_string())));
+            }
         };
         let mut kept = self.record.lock();
-        if let Err(spent) = kept.charge_chat(body.len(), &self.limits) {
-            return Ok(Err(Error::BudgetSpent(spent)));
+        if let Err(over) = kept.recharge(charged, body.len(), &self.limits) {
+            return Ok(Err(Error::BudgetSpent(over.0)));
         }
         let place = kept.exchanges.len();
         kept.exchanges.push(Exchange {

@@ -31,6 +31,12 @@ impl Imports {
         if let Err(what) = self.check_messages(&request.messages) {
             return Ok(Err(Error::InvalidRequest(what)));
         }
+        // Charged before it is copied into a body.
+        let parts = request.messages.iter().chain(&request.params);
+        let charged = parts.map(String::len).fold(0, usize::saturating_add);
+        if let Err(spent) = self.record.lock().charge_judging(charged, &self.limits) {
+            return Ok(Err(Error::BudgetSpent(spent)));
+        }
         let params = request.params.as_deref();
         let body = match openai::request_body(
             judge.endpoint.model(),
@@ -40,11 +46,14 @@ impl Imports {
             &openai::Params::new(),
         ) {
             Ok(body) => body,
-            Err(invalid) => return Ok(Err(Error::InvalidRequest(invalid.to_string()))),
+            Err(invalid) => {
+                self.record.lock().release(charged);
+                return Ok(Err(Error::InvalidRequest(invalid.to_string())));
+            }
         };
         let mut kept = self.record.lock();
-        if let Err(spent) = kept.charge_judging(body.len(), &self.limits) {
-            return Ok(Err(Error::BudgetSpent(spent)));
+        if let Err(over) = kept.recharge(charged, body.len(), &self.limits) {
+            return Ok(Err(Error::BudgetSpent(over.0)));
         }
         let place = kept.judged.len();
         kept.judged.push(JudgeExchange {

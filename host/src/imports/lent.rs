@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 
+use crate::budget::Holder;
 use crate::telemetry::{Limit, ToolKind, ToolOutcome};
 
 /// The tools that are lent to one plugin. They live as long as the host.
@@ -44,6 +45,8 @@ pub struct ToolRequest {
     /// Tells this call apart from every other, the same in every repetition of the
     /// rollout; says nothing of the rollout.
     pub seed: String,
+    /// Who holds what the call takes of memory.
+    pub holder: Option<Holder>,
 }
 
 /// What came of a call.

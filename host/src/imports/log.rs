@@ -1,5 +1,7 @@
 //! `log`: lines and events for whoever debugs a rollout.
 
+use serde_json::value::RawValue;
+
 use super::Imports;
 use super::bindings::rollout::plugin::log::{self, Level};
 use super::record::{LogEntry, LogLevel};
@@ -17,21 +19,26 @@ impl From<Level> for LogLevel {
     }
 }
 
+/// An event's value as it came, or as a text where it is no JSON.
+fn event_data(data: &str) -> Box<RawValue> {
+    let as_text = |_| serde_json::value::to_raw_value(data).unwrap_or_else(|_| RawValue::NULL.to_owned());
+    wire::value(data).map(ToOwned::to_owned).unwrap_or_else(as_text)
+}
+
 impl log::Host for Imports {
     fn line(&mut self, level: Level, text: String) -> wasmtime::Result<()> {
         self.called()?;
-        let entry = LogEntry::Line { level: level.into(), text: printable(&text) };
-        self.record.lock().log(entry, &self.limits);
+        let entry = || LogEntry::Line { level: level.into(), text: printable(&text) };
+        self.record.lock().log(text.len(), &self.limits, entry);
         Ok(())
     }
 
     fn event(&mut self, name: String, data: String) -> wasmtime::Result<()> {
         self.called()?;
-        let data = match wire::value(&data) {
-            Ok(raw) => raw.to_owned(),
-            Err(_) => serde_json::value::to_raw_value(&data)?,
-        };
-        self.record.lock().log(LogEntry::Event { event: printable(&name), data }, &self.limits);
+        // Neither is copied or looked through before it is known that there is room for it.
+        let bytes = name.len().saturating_add(data.len());
+        let entry = || LogEntry::Event { event: printable(&name), data: event_data(&data) };
+        self.record.lock().log(bytes, &self.limits, entry);
         Ok(())
     }
 }

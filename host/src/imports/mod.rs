@@ -175,6 +175,14 @@ pub enum Ended {
     /// It called the host more often than it may.
     #[error("called the host more often than host-calls-max, {0} times; the operator can raise it")]
     HostCalls(u64),
+    /// It gave a tool call an id that is too long to be kept.
+    #[error("gave a tool call an id of {given} bytes; {max} are the most")]
+    LongCallId {
+        /// Its length in bytes.
+        given: usize,
+        /// The longest.
+        max: usize,
+    },
     /// It waited for more calls than can be under way.
     #[error(
         "calls.wait was given {given} calls, more than concurrent-calls-max, {max}, that can be under way at \

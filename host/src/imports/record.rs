@@ -8,11 +8,15 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use serde_json::value::RawValue;
 
+use crate::budget::{Charge, Holder, Use};
 use crate::error::Fault;
 use crate::id::SampleId;
 use crate::limits::Limits;
 use crate::telemetry::{Limit, LimitsFired, RolloutTrace, ToolKind, ToolOutcome};
 use crate::wire::openai::Usage;
+
+/// What a log entry takes besides its text, in bytes.
+const LOG_ENTRY_BYTES: usize = size_of::<LogEntry>();
 
 /// One sample as the workflow registered it.
 #[derive(Clone, Debug)]
@@ -167,6 +171,8 @@ pub struct Recorded {
     pub log: Vec<LogEntry>,
     /// Log entries that were dropped at the limit.
     pub log_dropped: u64,
+    /// What all of it is charged to for as long as it is there.
+    pub charge: Option<Charge>,
 }
 
 /// What a rollout has used so far.
@@ -228,6 +234,8 @@ pub struct Record {
     sealed: OnceLock<Box<Mutex<Kept>>>,
     meter: Meter,
     trace: RolloutTrace,
+    /// Who holds what is kept and what its guests have of memory; none is not charged.
+    holder: Option<Holder>,
 }
 
 /// What the guests of one rollout used of the machine, counted while they run.
@@ -295,7 +303,12 @@ pub(super) struct Kept {
     pub log: Vec<LogEntry>,
     log_bytes: usize,
     log_dropped: u64,
+    /// Messages, fields and exchanges, in bytes.
     bytes: usize,
+    /// All that is kept, artifacts and log among it, where it is charged.
+    charge: Option<Charge>,
+    /// Whether nothing more is kept.
+    closed: bool,
     /// Tokens of all finished calls of the model.
     pub chat_tokens: u64,
     /// Tokens of all finished calls of the judge.
@@ -324,40 +337,106 @@ impl Kept {
                 "record-bytes-max of {max} bytes: {bytes} more would make {total}; the operator can raise it"
             )));
         }
+        self.hold(bytes)?;
         self.bytes = total;
         Ok(())
     }
 
     /// Gives back bytes that were charged.
     pub fn release(&mut self, bytes: usize) {
-        self.bytes = self.bytes.saturating_sub(bytes);
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        self.let_go(bytes);
     }
 
-    /// Keeps a log entry, or counts it where the limit is reached.
-    pub fn log(&mut self, entry: LogEntry, limits: &Limits) {
+    /// Charges what something really takes in place of what was charged for it before.
+    pub fn recharge(&mut self, charged: usize, bytes: usize, limits: &Limits) -> Result<(), OverLimit> {
+        match bytes.checked_sub(charged) {
+            Some(more) => self.charge(more, limits).inspect_err(|_| self.release(charged)),
+            None => {
+                self.release(charged - bytes);
+                Ok(())
+            }
+        }
+    }
+
+    /// Charges bytes to all that the host holds. Where that is used up, a rollout is
+    /// ended, and it may be this one.
+    pub fn hold(&mut self, bytes: usize) -> Result<(), OverLimit> {
+        if self.closed {
+            return Err(OverLimit("the rollout is over".to_owned()));
+        }
+        let Some(charge) = &mut self.charge else { return Ok(()) };
+        charge.grow(bytes).map_err(|over| {
+            self.fired.note_asked(Limit::MemoryBudget, over.used.saturating_add(over.asked));
+            OverLimit(over.to_string())
+        })
+    }
+
+    /// Gives back bytes that are no longer held.
+    pub fn let_go(&mut self, bytes: usize) {
+        if let Some(charge) = &mut self.charge {
+            charge.shrink_to(charge.bytes().saturating_sub(bytes));
+        }
+    }
+
+    /// Keeps a log entry, or counts it where the limit is reached. It is made only if a
+    /// text of so many bytes, which it is made of, has room.
+    pub fn log(&mut self, text_bytes: usize, limits: &Limits, entry: impl FnOnce() -> LogEntry) {
+        if !self.has_room_for_log(text_bytes, limits) {
+            return;
+        }
+        let entry = entry();
         let bytes = match &entry {
             LogEntry::Line { text, .. } => text.len(),
             LogEntry::Event { event, data } => event.len() + data.get().len(),
         };
-        let too_many = self.log.len() >= limits.log_lines_max;
-        if too_many || self.log_bytes + bytes > limits.log_bytes_max {
-            if too_many {
-                self.fired.add_asked(Limit::LogLines, self.log.len() + 1);
-            } else {
-                self.fired.add_asked(Limit::LogBytes, self.log_bytes + bytes);
-            }
+        // Escaping may have made it longer.
+        if !self.has_room_for_log(bytes, limits) {
+            return;
+        }
+        if self.hold(LOG_ENTRY_BYTES + bytes).is_err() {
             self.log_dropped += 1;
             return;
         }
         self.log_bytes += bytes;
         self.log.push(entry);
     }
+
+    fn has_room_for_log(&mut self, bytes: usize, limits: &Limits) -> bool {
+        let total = self.log_bytes.saturating_add(bytes);
+        if self.log.len() >= limits.log_lines_max {
+            self.fired.add_asked(Limit::LogLines, self.log.len() + 1);
+        } else if total > limits.log_bytes_max {
+            self.fired.add_asked(Limit::LogBytes, total);
+        } else {
+            return true;
+        }
+        self.log_dropped += 1;
+        false
+    }
 }
 
 impl Record {
-    /// A record of a rollout that is traced.
-    pub fn traced(trace: RolloutTrace) -> Self {
-        Self { trace, ..Self::default() }
+    /// A record of a rollout that is traced, charged to its holder.
+    pub fn of_rollout(trace: RolloutTrace, holder: Holder) -> Self {
+        Self { trace, ..Self::of_no_rollout(holder) }
+    }
+
+    /// A record of an instance that belongs to no rollout.
+    pub fn of_no_rollout(holder: Holder) -> Self {
+        let kept = Kept { charge: Some(holder.nothing(Use::Record)), ..Kept::default() };
+        Self { kept: kept.into(), holder: Some(holder), ..Self::default() }
+    }
+
+    /// Charges what a guest gave back, before it is kept. The error names the limit.
+    pub fn charge(&self, bytes: usize, limits: &Limits) -> Result<(), String> {
+        self.read().charge(bytes, limits).map_err(|over| over.0)
+    }
+
+    /// Who holds what is kept here, where that is charged.
+    pub fn holder(&self) -> Option<&Holder> {
+        self.holder.as_ref()
     }
 
     /// The rollout's trace.
@@ -379,7 +458,8 @@ impl Record {
     /// From here on nothing that a guest does is in it: one that was stopped while it ran
     /// may come to the end of its turn a moment after its rollout is over.
     pub fn seal(&self) {
-        self.sealed.get_or_init(|| Box::new(Mutex::new(std::mem::take(&mut *self.lock()))));
+        let closed = Kept { closed: true, ..Kept::default() };
+        self.sealed.get_or_init(|| Box::new(Mutex::new(std::mem::replace(&mut *self.lock(), closed))));
     }
 
     /// What its guests use of the machine.
@@ -508,6 +588,7 @@ impl Record {
                 .collect(),
             log: kept.log,
             log_dropped: kept.log_dropped,
+            charge: kept.charge,
         }
     }
 }

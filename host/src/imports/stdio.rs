@@ -56,9 +56,10 @@ impl Shared {
     }
 
     fn write_line(&self, line: &mut Vec<u8>) {
-        let text = printable(&String::from_utf8_lossy(line));
+        let text = String::from_utf8_lossy(line);
+        let entry = || LogEntry::Line { level: self.level, text: printable(&text) };
+        self.record.lock().log(text.len(), &self.limits, entry);
         line.clear();
-        self.record.lock().log(LogEntry::Line { level: self.level, text }, &self.limits);
     }
 }
 

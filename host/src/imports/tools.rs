@@ -16,7 +16,8 @@ use super::calls::{Call, CallOutcome};
 use super::clockwork::{ANSWER, seed_of};
 use super::lent::{LentTool, LentTools, ToolAnswer, ToolRequest, error_text};
 use super::record::{Record, ToolUse};
-use super::{Imports, Role};
+use super::{Ended, Imports, Role};
+use crate::budget::Use;
 use crate::digest::{hex, sha256_parts};
 use crate::limits::Limits;
 use crate::telemetry::{Label, Limit, Metrics, ToolKind, ToolOutcome};
@@ -27,6 +28,10 @@ const NAME_BYTES_SHOWN: usize = 64;
 
 /// What a call costs of the record besides its texts, so that many small ones count.
 const CALL_BYTES: usize = 256;
+
+/// The longest id of a call, in bytes; the usual have thirty. It goes into the result as
+/// it came, for a call that is refused as well.
+const CALL_ID_BYTES_MAX: usize = 4096;
 
 /// A call that may be made.
 struct Ready {
@@ -58,7 +63,7 @@ impl Imports {
     fn begin(&mut self, call: ToolCall, under_way: u32) -> Call {
         let entry = match self.enter(call.id, &call.name, &call.arguments) {
             Ok(entry) => entry,
-            Err(result) => return Call::ready(CallOutcome::Tool(result)),
+            Err(result) => return self.refused(result),
         };
         match self.prepare_call(&call.name, call.arguments, under_way, entry.place) {
             Ok(Ready { tools, tool, request }) => {
@@ -72,6 +77,17 @@ impl Imports {
                 Call::ready(CallOutcome::Tool(entry.close(answer, kind, Duration::ZERO)))
             }
         }
+    }
+
+    /// A call for which the record has no room. What the guest may hold of such results
+    /// is charged for as long as it holds them.
+    fn refused(&self, result: ToolResult) -> Call {
+        let mut charge = self.record.holder().map(|holder| holder.nothing(Use::Record));
+        if let Some(charge) = &mut charge {
+            // Where there is no room for this either, the rollout was ended with that.
+            let _ = charge.grow(CALL_BYTES + result.call_id.len() + result.content.len());
+        }
+        Call::charged(CallOutcome::Tool(result), charge)
     }
 
     /// Writes a call down before anything comes of it.
@@ -129,7 +145,8 @@ impl Imports {
         *made += 1;
         let seed = seed_of(&self.run, Role::Tool, "call");
         let seed = hex(&sha256_parts(&[&seed, &place.to_le_bytes()]));
-        let request = ToolRequest { place: tool.place, arguments, seed };
+        let holder = self.record.holder().cloned();
+        let request = ToolRequest { place: tool.place, arguments, seed, holder };
         Ok(Ready { tools, tool, request })
     }
 }
@@ -188,6 +205,7 @@ impl tools::Host for Imports {
     async fn execute(&mut self, calls: Vec<ToolCall>) -> wasmtime::Result<Vec<ToolResult>> {
         self.called()?;
         self.only(Role::Workflow, "tools.execute")?;
+        calls.iter().try_for_each(check_id)?;
         let mut under_way = self.calls_under_way;
         let begun: Vec<Call> = calls
             .into_iter()
@@ -208,6 +226,7 @@ impl tools::Host for Imports {
     fn start(&mut self, tool_call: ToolCall) -> wasmtime::Result<Resource<Call>> {
         self.called()?;
         self.only(Role::Workflow, "tools.start")?;
+        check_id(&tool_call)?;
         let call = self.begin(tool_call, self.calls_under_way);
         self.lend(call)
     }
@@ -217,6 +236,14 @@ impl tools::Host for Imports {
         let result = tool_result(self.take_back(call)?.outcome().await?)?;
         self.clock.pass(ANSWER);
         Ok(result)
+    }
+}
+
+/// Ends a guest that gives a call an id which nobody could keep.
+fn check_id(call: &ToolCall) -> wasmtime::Result<()> {
+    match call.id.len() {
+        0..=CALL_ID_BYTES_MAX => Ok(()),
+        given => Err(wasmtime::Error::new(Ended::LongCallId { given, max: CALL_ID_BYTES_MAX })),
     }
 }
 

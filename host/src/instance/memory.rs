@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use wasmtime::ResourceLimiter;
 
+use crate::budget::{Charge, Use};
 use crate::imports::Record;
 use crate::telemetry::Limit;
 
@@ -24,13 +25,16 @@ pub(crate) const TABLES_MAX: u32 = 8;
 pub(super) struct MemoryLimit {
     bytes_max: usize,
     bytes: usize,
+    /// What the host holds for it, where that is charged.
+    charge: Option<Charge>,
     refused: bool,
     record: Arc<Record>,
 }
 
 impl MemoryLimit {
     pub fn new(bytes_max: usize, record: Arc<Record>) -> Self {
-        Self { bytes_max, bytes: 0, refused: false, record }
+        let charge = record.holder().map(|holder| holder.nothing(Use::Guest));
+        Self { bytes_max, bytes: 0, charge, refused: false, record }
     }
 
     pub fn bytes_max(&self) -> usize {
@@ -47,6 +51,13 @@ impl MemoryLimit {
         if total > self.bytes_max {
             self.refused = true;
             self.record.note_asked(Limit::Memory, total);
+            return false;
+        }
+        if let Some(charge) = &mut self.charge
+            && let Err(over) = charge.grow(total - self.bytes)
+        {
+            // Its rollout was ended with that, whatever the guest makes of the refusal.
+            self.record.note_asked(Limit::MemoryBudget, over.used.saturating_add(over.asked));
             return false;
         }
         self.bytes = total;

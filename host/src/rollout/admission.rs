@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::RolloutRequest;
 use super::account::UNSCORED_LINES_PER_SECOND;
 use super::run::{AgentForm, LoopOptions, Rollout};
+use crate::budget::{Budget, Holder, OverBudget, Use};
 use crate::id::RolloutId;
 use crate::imports::{Imports, LentTools, ModelAccess, Record, Role, RunContext};
 use crate::instance::{self, Bounds, LoopRequest, RunError};
@@ -59,6 +60,8 @@ pub struct HostSettings {
     pub event_log: Option<PathBuf>,
     /// What the host counts; its clients count in the same.
     pub metrics: Arc<Metrics>,
+    /// The bytes that may be held for all rollouts together.
+    pub budget: Budget,
 }
 
 /// What instances need before they do anything.
@@ -79,7 +82,7 @@ impl HostSettings {
         let plugins = [(Role::Grader, self.grader.as_ref()), (Role::Workflow, Some(&self.workflow))];
         for (role, plugin) in plugins {
             let Some(plugin) = plugin else { continue };
-            let record = Arc::<Record>::default();
+            let record = Arc::new(Record::of_no_rollout(self.holder()));
             let made = self.of_no_rollout("try-start", role, &limits, record.clone());
             let (imports, bounds) = made.map_err(|error| (role, error))?;
             let started = instance::try_start(plugin.linked(), imports, bounds).await;
@@ -108,7 +111,13 @@ impl HostSettings {
 
     /// The same, for an instance that says what a plugin is.
     fn declaration(&self, limits: &Arc<Limits>) -> Result<(Imports, Bounds), RunError> {
-        self.of_no_rollout("declaration", Role::Declaration, limits, Arc::default())
+        let record = Record::of_no_rollout(self.holder());
+        self.of_no_rollout("declaration", Role::Declaration, limits, Arc::new(record))
+    }
+
+    /// Holds what an instance of no rollout takes.
+    fn holder(&self) -> Holder {
+        self.budget.holder(CancellationToken::new())
     }
 }
 
@@ -139,6 +148,9 @@ pub enum AdmitError {
         /// Rollouts that may wait.
         queue_max: u32,
     },
+    /// Too much is held for others; try again later.
+    #[error(transparent)]
+    NoMemory(#[from] OverBudget),
     /// A rollout of this id is alive.
     #[error("a rollout of this id is alive")]
     Duplicate,
@@ -151,6 +163,7 @@ impl From<&AdmitError> for Refusal {
     fn from(error: &AdmitError) -> Self {
         match error {
             AdmitError::Full { .. } => Self::Full,
+            AdmitError::NoMemory(_) => Self::Memory,
             AdmitError::Duplicate => Self::Duplicate,
             AdmitError::Closed => Self::Closed,
         }
@@ -340,6 +353,9 @@ impl Host {
     fn take_on(&self, request: RolloutRequest) -> Result<Box<Rollout>, AdmitError> {
         let inner = &self.0;
         let settings = &inner.settings;
+        // Its request is charged already; whether there is room for what it will do is
+        // asked without one.
+        settings.budget.check_new_work(0)?;
         let (phase_sender, phase) = watch::channel(Phase::Queued);
         let handle = Handle { cancel: inner.stop.child_token(), phase };
         {
@@ -385,6 +401,11 @@ impl Host {
         }
     }
 
+    /// What may be held for all rollouts together.
+    pub fn budget(&self) -> &Budget {
+        &self.0.settings.budget
+    }
+
     /// What is counted, for whoever has something to add.
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.0.settings.metrics
@@ -394,7 +415,14 @@ impl Host {
     /// files.
     pub fn metrics_text(&self) -> String {
         let Load { max_concurrent, queued, running, accepting: _ } = self.load();
-        self.metrics().text(Busy { running, queued, running_max: max_concurrent })
+        let budget = self.budget();
+        self.metrics().text(Busy {
+            running,
+            queued,
+            running_max: max_concurrent,
+            held_bytes: Use::ALL.map(|use_| (use_.as_str(), budget.used_for(use_))),
+            held_bytes_max: budget.total(),
+        })
     }
 
     /// Takes no more rollouts.

@@ -83,7 +83,8 @@ fn used(limit: Limit, spent: &Spent, times: HalfTimes) -> Option<Amount> {
         Limit::ArtifactBytes => spent.artifact_bytes.into(),
         Limit::LogLines => spent.log_lines.into(),
         Limit::LogBytes => spent.log_bytes.into(),
-        Limit::CallerTime
+        Limit::MemoryBudget
+        | Limit::CallerTime
         | Limit::HostCallBytes
         | Limit::Handles
         | Limit::ConcurrentCalls

@@ -25,6 +25,7 @@ pub use trajectory::{Facts, TrajectoryExtra, TrajectoryFile};
 
 use std::sync::Arc;
 
+use crate::budget::Charge;
 use crate::id::RolloutId;
 use crate::outbound::ModelEndpoint;
 use crate::wire::messages::Messages;
@@ -60,6 +61,8 @@ pub struct RolloutRequest {
     pub grader_secs: Option<f64>,
     /// What the protocol adds to the trajectory.
     pub trajectory_extra: TrajectoryExtra,
+    /// What its bytes are charged to for as long as it lives, where anything is.
+    pub charge: Option<Charge>,
 }
 
 /// The fuzz target of what is written down of a conversation.

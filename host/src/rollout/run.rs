@@ -14,6 +14,7 @@ use super::admission::{Handle, Host, Phase, Place};
 use super::limits::{self, HalfTimes};
 use super::outcome::{Failure, FailureKind, Finished, FinishedSample, Outcome, Stage};
 use super::{RolloutRequest, events, trajectory};
+use crate::budget::Holder;
 use crate::error::Fault;
 use crate::id::SampleId;
 use crate::imports::{Imports, JudgeFailure, ModelAccess, Record, RunContext, SampleRecord};
@@ -29,6 +30,7 @@ pub struct Rollout {
     request: RolloutRequest,
     run: Arc<RunContext>,
     record: Arc<Record>,
+    holder: Holder,
     handle: Handle,
     admitted_at: Instant,
     queued: Duration,
@@ -130,12 +132,14 @@ impl Rollout {
         };
         let trace = host.metrics().trace(request.id.as_str());
         trace.set("rollout.attempt", i64::from(request.attempt));
-        let record = Arc::new(Record::traced(trace));
+        let holder = host.budget().holder(handle.cancel.clone());
+        let record = Arc::new(Record::of_rollout(trace, holder.clone()));
         let admitted_at = Instant::now();
         Self {
             run: Arc::new(run),
             account: Account::new(host.clone(), record.clone(), handle.phases(), admitted_at),
             record,
+            holder,
             admitted_at,
             queued: Duration::ZERO,
             workflow_time: Duration::ZERO,
@@ -187,6 +191,7 @@ impl Rollout {
         self.workflow_time = self.record.meter().wall();
         let stage = if self.slot.is_some() { Stage::Workflow } else { Stage::Queue };
         let result = result.map_err(|failure| failure.unwrap_or_else(|| Failure::cancelled(stage)));
+        let result = self.unless_evicted(stage, result);
         self.failure = result.clone().err();
         result
     }
@@ -195,7 +200,13 @@ impl Rollout {
         let limits = self.host.0.limits.clone();
         let waiting = Deadline::new(self.request.workflow_secs, self.admitted_at, Duration::MAX / 4);
         let queue_span = self.record.trace().first_phase("queue");
-        let slot = tokio::time::timeout_at(waiting.at, self.host.0.slots.clone().acquire_owned()).await;
+        let slots = self.host.0.slots.clone();
+        let turn = async {
+            let slot = slots.acquire_owned().await;
+            self.holder.may_start().await;
+            slot
+        };
+        let slot = tokio::time::timeout_at(waiting.at, turn).await;
         self.queued = self.admitted_at.elapsed();
         drop(queue_span);
         match slot {
@@ -229,6 +240,16 @@ impl Rollout {
             Err(error) => Err(self.blame(&error)),
         };
         result.inspect_err(|failure| span.failed(failure.kind.as_str(), &failure.reason))
+    }
+
+    /// A rollout that was ended for its memory ends with that, whatever its guest made of
+    /// being refused some.
+    fn unless_evicted(&self, stage: Stage, result: Result<(), Failure>) -> Result<(), Failure> {
+        if !self.holder.evicted() {
+            return result;
+        }
+        self.record.limit_fired(Limit::MemoryBudget);
+        Err(Failure::new(stage, FailureKind::Memory, Fault::Host, self.holder.why_evicted()))
     }
 
     /// A wall time that passed is a limit that fired.
@@ -295,6 +316,7 @@ impl Rollout {
             () = cancel.cancelled() => Err(Failure::cancelled(Stage::Grader)),
             result = self.run_grader() => result,
         };
+        let result = self.unless_evicted(Stage::Grader, result);
         let result = result.inspect_err(|failure| span.failed(failure.kind.as_str(), &failure.reason));
         drop(span);
         self.graded = self.host.grader().is_some();
@@ -347,6 +369,9 @@ impl Rollout {
             Err(error) => return Err(self.blame_judge(&error)),
         };
         drop(timing);
+        let named = verdicts.iter().flat_map(|verdict| &verdict.metrics);
+        let bytes = named.map(|(name, _)| name.len() + size_of::<(String, f64)>()).sum();
+        self.charge("grader gave metrics", bytes).map_err(|why| fail(FailureKind::Limit, why))?;
         self.apply(&samples, verdicts).map_err(|reason| fail(FailureKind::Invalid, reason))?;
         let unrated = self
             .record
@@ -360,6 +385,12 @@ impl Rollout {
             Some(_) => Err(fail(FailureKind::NoReward, "Sample has no reward after grading".to_owned())),
             None => Ok(()),
         }
+    }
+
+    /// Charges what a guest gave back to what is kept of its rollout.
+    fn charge(&self, what: &str, bytes: usize) -> Result<(), String> {
+        let charged = self.record.charge(bytes, &self.host.0.limits);
+        charged.map_err(|limit| format!("{what} that are not kept: {limit}"))
     }
 
     /// What the grader is told of the rollout: what the workflow was told, except that it is

@@ -42,6 +42,8 @@ labels! {
     Refusal {
         /// Every slot and every place in the queue is taken.
         Full = "full",
+        /// Too much memory is held for others.
+        Memory = "memory",
         /// The id is in use.
         Duplicate = "duplicate",
         /// The host is shutting down.
@@ -138,6 +140,8 @@ labels! {
     Limit {
         /// Memories and tables of an instance.
         Memory = "memory-bytes-max",
+        /// What all rollouts hold together.
+        MemoryBudget = "memory-budget-bytes",
         /// CPU time of an instance.
         GuestCpu = "guest-cpu-secs-max",
         /// The host's wall time for a workflow.

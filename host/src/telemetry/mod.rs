@@ -105,6 +105,10 @@ pub struct Busy {
     pub queued: u32,
     /// Rollouts that may have one.
     pub running_max: u32,
+    /// Bytes that are held for others, by what for.
+    pub held_bytes: [(&'static str, usize); 4],
+    /// Bytes that may be held for others.
+    pub held_bytes_max: usize,
 }
 
 /// Which model is asked.
@@ -138,6 +142,8 @@ pub struct Metrics {
     unauthorized: IntCounter,
     running: IntGauge,
     queued: IntGauge,
+    held_bytes: IntGaugeVec,
+    held_bytes_max: IntGauge,
     running_max: IntGauge,
     times: Vec<Histogram>,
     model: ModelCalls,
@@ -239,6 +245,20 @@ impl Metrics {
             )?,
             running: gauge("rollout_host_rollouts_running", "Rollouts that have a slot.")?,
             queued: gauge("rollout_host_rollouts_queued", "Rollouts that wait for a slot.")?,
+            held_bytes: added(
+                &registry,
+                IntGaugeVec::new(
+                    Opts::new(
+                        "rollout_host_held_bytes",
+                        "Bytes held for callers and guests, by what for, as the memory budget counts them.",
+                    ),
+                    &["use"],
+                )?,
+            )?,
+            held_bytes_max: gauge(
+                "rollout_host_held_bytes_max",
+                "The memory budget: bytes that may be held for callers and guests.",
+            )?,
             running_max: gauge("rollout_host_rollouts_running_max", "Slots: rollouts that run at once.")?,
             times: Step::ALL.iter().map(times).collect::<Result<_, _>>()?,
             model: calls_of(
@@ -412,6 +432,11 @@ impl Metrics {
         self.running.set(busy.running.into());
         self.queued.set(busy.queued.into());
         self.running_max.set(busy.running_max.into());
+        let number = |bytes: usize| i64::try_from(bytes).unwrap_or(i64::MAX);
+        for (use_, bytes) in busy.held_bytes {
+            self.held_bytes.with_label_values(&[use_]).set(number(bytes));
+        }
+        self.held_bytes_max.set(number(busy.held_bytes_max));
         TextEncoder::new().encode_to_string(&self.registry.gather()).unwrap_or_else(|error| {
             tracing::error!(%error, "metrics could not be written as text");
             String::new()
@@ -569,7 +594,13 @@ impl Drop for Callback<'_> {
 mod tests {
     use super::*;
 
-    const IDLE: Busy = Busy { running: 0, queued: 0, running_max: 8 };
+    const IDLE: Busy = Busy {
+        running: 0,
+        queued: 0,
+        running_max: 8,
+        held_bytes: [("request", 5), ("result", 0), ("record", 0), ("guest", 0)],
+        held_bytes_max: 1 << 30,
+    };
 
     #[test]
     fn series_of_closed_sets_are_there_before_anything_happened() {
@@ -581,6 +612,8 @@ mod tests {
             "rollout_host_judge_calls_total{outcome=\"abandoned\"} 0",
             "rollout_host_tokens_total{kind=\"prompt\"} 0",
             "rollout_host_rollouts_running_max 8",
+            "rollout_host_held_bytes{use=\"request\"} 5",
+            "rollout_host_held_bytes_max 1073741824",
             "rollout_host_queue_seconds_count 0",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");

@@ -8,6 +8,7 @@ use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 use super::CallLimits;
+use crate::budget::Holder;
 use crate::id::RolloutId;
 use crate::imports::{Imports, LogEntry, Record, Role, RunContext, ToolAnswer, error_text};
 use crate::instance::{self, Bounds, RunError};
@@ -74,10 +75,12 @@ impl ComponentTools {
         name: &str,
         arguments: &str,
         seed: &str,
+        holder: Option<&Holder>,
         limits: &CallLimits,
         deadline: Instant,
     ) -> ToolAnswer {
-        let record = Arc::<Record>::default();
+        // What it takes of memory is held by the rollout that asks.
+        let record = Arc::new(holder.cloned().map(Record::of_no_rollout).unwrap_or_default());
         let imports = self.imports(Role::Tool, seed, deadline, &record);
         let bounds = self.bounds(deadline);
         let called =

@@ -310,8 +310,9 @@ impl Toolbox {
         };
         let answer = match &entry.source {
             Source::Component(component) => {
-                let ToolRequest { arguments, seed, .. } = &request;
-                component.call(&function.own_name, arguments, seed, &entry.limits, deadline).await
+                let ToolRequest { arguments, seed, holder, .. } = &request;
+                let (name, holder) = (&function.own_name, holder.as_ref());
+                component.call(name, arguments, seed, holder, &entry.limits, deadline).await
             }
             Source::Server(server, ..) => {
                 let called = server.call(&function.own_name, &request.arguments);

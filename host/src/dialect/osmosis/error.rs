@@ -38,6 +38,8 @@ pub(super) enum ApiError {
     Registered,
     /// Every slot and place in the queue is taken.
     Full,
+    /// Too much memory is held for others.
+    NoMemory,
     /// The host is shutting down.
     Closed,
 }
@@ -46,6 +48,7 @@ impl From<AdmitError> for ApiError {
     fn from(error: AdmitError) -> Self {
         match error {
             AdmitError::Full { .. } => Self::Full,
+            AdmitError::NoMemory(_) => Self::NoMemory,
             AdmitError::Duplicate => Self::Registered,
             AdmitError::Closed => Self::Closed,
         }
@@ -69,6 +72,10 @@ impl IntoResponse for ApiError {
             }
             Self::Registered => (StatusCode::CONFLICT, "rollout_id is already registered".into()),
             Self::Full => (StatusCode::TOO_MANY_REQUESTS, "rollout queue is full; retry later".into()),
+            Self::NoMemory => {
+                let why = "rollout server holds as much as its memory budget allows; retry later";
+                (StatusCode::TOO_MANY_REQUESTS, why.into())
+            }
             Self::Closed => (StatusCode::SERVICE_UNAVAILABLE, "rollout server is shutting down".into()),
         };
         let mut response = (status, Json(json!({ "detail": detail }))).into_response();

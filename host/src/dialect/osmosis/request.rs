@@ -217,6 +217,7 @@ impl Common {
                 samples_must_ask: samples == SamplesRule::ManyThatAsked,
                 workflow_secs: self.workflow_secs,
                 grader_secs: self.grader_secs,
+                charge: None,
                 trajectory_extra: Some(Arc::new(move |facts| {
                     let samples_have_names = samples != SamplesRule::One;
                     sample::trajectory(facts, self.extra_fields.as_deref(), samples_have_names)

@@ -169,6 +169,9 @@ impl Rollout {
 
     /// Makes the messages the history of the rollout's one sample.
     fn settle_messages(&mut self, who: &str, texts: &[String]) -> Result<(), Failure> {
+        let bytes = texts.iter().map(|text| text.len() + size_of::<Box<RawValue>>()).sum();
+        self.charge(&format!("{who} returned messages"), bytes)
+            .map_err(|why| failed(FailureKind::Limit, why))?;
         let messages = objects(&format!("{who} returned messages"), texts)?;
         self.returned_messages = true;
         self.record.with_samples(|samples| match samples.as_mut_slice() {

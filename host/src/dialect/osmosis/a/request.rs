@@ -114,6 +114,7 @@ fn fields_of(fields: &mut Fields<'_>, settings: &OsmosisInit, form: AgentForm) -
             samples_must_ask: false,
             workflow_secs: None,
             grader_secs: None,
+            charge: None,
             trajectory_extra: Some(Arc::new(|facts| sample::trajectory(facts, None, false))),
         },
     })

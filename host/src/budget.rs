@@ -1,0 +1,470 @@
+//! The bytes that this process holds for others, counted in one place.
+//!
+//! Limits on each rollout are no limit on all of them. Whatever is held for somebody
+//! else (requests, records, results, guests' memory) is charged to one [`Budget`]
+//! before it is copied or grown, and given back when its [`Charge`] is dropped.
+//!
+//! Three lines keep the kernel from having to choose what ends:
+//!
+//! 1. From [`NEW_WORK_PERCENT`] on new work is refused, and from [`START_PERCENT`] on no
+//!    further guest starts while others run.
+//! 2. Where a running rollout asks for more than the total, the rollout that holds most
+//!    is ended. That may be the one that asks.
+//! 3. What the ended ones still hold is overdraft for a moment. It has an end of its
+//!    own, [`OVERDRAFT_PERCENT`], past which whoever asks is ended.
+//!
+//! This module knows bytes, and nothing of rollouts: it is handed a token that ends one.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+/// Of the total, how much may be in use for new work to be accepted.
+const NEW_WORK_PERCENT: usize = 75;
+
+/// Of the total, how much may be in use for a further guest to start beside others.
+const START_PERCENT: usize = 87;
+
+/// How far past the total running rollouts may get, while those that were ended give
+/// theirs back.
+const OVERDRAFT_PERCENT: usize = 12;
+
+/// What bytes are held for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// A request that was not answered yet, or waits for its turn.
+    Request,
+    /// What a caller may still ask for after its rollout is over.
+    Result,
+    /// What the imports keep for a rollout.
+    Record,
+    /// Memory of guests.
+    Guest,
+}
+
+impl Use {
+    /// All of them, in the order of their places.
+    pub const ALL: [Self; 4] = [Self::Request, Self::Result, Self::Record, Self::Guest];
+
+    /// The word for metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Request => "request",
+            Self::Result => "result",
+            Self::Record => "record",
+            Self::Guest => "guest",
+        }
+    }
+}
+
+/// There is no room for these bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the host's memory budget of {total} bytes is used up: {used} are in use and {asked} more were asked for; \
+     memory-budget-bytes raises it"
+)]
+pub struct OverBudget {
+    /// The bytes that were asked for.
+    pub asked: usize,
+    /// Those in use.
+    pub used: usize,
+    /// The total.
+    pub total: usize,
+}
+
+/// The process's budget. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Budget(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    total: usize,
+    used: AtomicUsize,
+    by_use: [AtomicUsize; Use::ALL.len()],
+    holders: Mutex<Holders>,
+    /// Rollouts whose guest was started and is not gone.
+    started: AtomicUsize,
+    freed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Holders {
+    next: u64,
+    all: HashMap<u64, Arc<Account>>,
+}
+
+/// What one rollout holds.
+#[derive(Debug)]
+struct Account {
+    bytes: AtomicUsize,
+    evicted: AtomicBool,
+    end: CancellationToken,
+}
+
+impl Default for Budget {
+    /// A budget without an end.
+    fn default() -> Self {
+        Self::new(usize::MAX)
+    }
+}
+
+fn percent(total: usize, percent: usize) -> usize {
+    // Divided first, because a total may be all there is.
+    (total / 100).saturating_mul(percent)
+}
+
+impl Budget {
+    /// A budget of so many bytes.
+    pub fn new(total: usize) -> Self {
+        Self(Arc::new(Shared {
+            total,
+            used: AtomicUsize::new(0),
+            by_use: Default::default(),
+            holders: Mutex::default(),
+            started: AtomicUsize::new(0),
+            freed: Notify::new(),
+        }))
+    }
+
+    /// The bytes that there are.
+    pub fn total(&self) -> usize {
+        self.0.total
+    }
+
+    /// Those in use.
+    pub fn used(&self) -> usize {
+        self.0.used.load(Ordering::Relaxed)
+    }
+
+    /// Those in use for one thing.
+    pub fn used_for(&self, use_: Use) -> usize {
+        self.0.by_use[use_ as usize].load(Ordering::Relaxed)
+    }
+
+    /// Whether there is room for new work of so many bytes.
+    pub fn check_new_work(&self, bytes: usize) -> Result<(), OverBudget> {
+        let used = self.used();
+        match used.saturating_add(bytes) <= percent(self.0.total, NEW_WORK_PERCENT) {
+            true => Ok(()),
+            false => Err(OverBudget { asked: bytes, used, total: self.0.total }),
+        }
+    }
+
+    /// Charges bytes that belong to no running rollout. [`Use::Request`] is refused
+    /// first; the others may use the whole.
+    pub fn charge(&self, use_: Use, bytes: usize) -> Result<Charge, OverBudget> {
+        let mut charge = self.nothing(use_);
+        charge.grow(bytes)?;
+        Ok(charge)
+    }
+
+    /// Charges a result, for which there is always room: its rollout held as much until
+    /// now, and a result that is lost is worse than a process that grows.
+    pub fn charge_result(&self, bytes: usize) -> Charge {
+        let mut charge = self.nothing(Use::Result);
+        charge.add(bytes);
+        charge
+    }
+
+    /// A charge of nothing, which can grow.
+    pub fn nothing(&self, use_: Use) -> Charge {
+        Charge { shared: self.0.clone(), account: None, use_, bytes: 0 }
+    }
+
+    /// A rollout, which is ended by this token where it holds most when all is used up.
+    pub fn holder(&self, end: CancellationToken) -> Holder {
+        let account = Arc::new(Account { bytes: AtomicUsize::new(0), evicted: AtomicBool::new(false), end });
+        let mut holders = self.0.holders();
+        let id = holders.next;
+        holders.next += 1;
+        holders.all.insert(id, account.clone());
+        drop(holders);
+        Holder(Arc::new(Held { shared: self.0.clone(), account, id, started: AtomicBool::new(false) }))
+    }
+}
+
+impl Shared {
+    fn holders(&self) -> std::sync::MutexGuard<'_, Holders> {
+        self.holders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes bytes if no more than `max` are in use then.
+    fn take(&self, bytes: usize, max: usize) -> Result<(), OverBudget> {
+        let within = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= max);
+        self.used
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, within)
+            .map(|_| ())
+            .map_err(|used| OverBudget { asked: bytes, used, total: self.total })
+    }
+
+    /// Takes bytes for a running rollout, at the cost of the one that holds most.
+    fn take_for(&self, bytes: usize, account: &Account) -> Result<(), OverBudget> {
+        let over = |used| OverBudget { asked: bytes, used, total: self.total };
+        if account.evicted.load(Ordering::Relaxed) {
+            return Err(over(self.used.load(Ordering::Relaxed)));
+        }
+        if self.take(bytes, self.total).is_ok() {
+            return Ok(());
+        }
+        let holders = self.holders();
+        let leaving: usize =
+            holders.all.values().filter(|held| held.evicted()).map(|held| held.bytes()).sum();
+        let used = self.used.load(Ordering::Relaxed);
+        if used.saturating_sub(leaving).saturating_add(bytes) > self.total {
+            let most = holders.all.values().filter(|held| !held.evicted()).max_by_key(|held| held.bytes());
+            match most {
+                Some(most) if most.bytes() > account.bytes().saturating_add(bytes) => most.evict(),
+                _ => {
+                    account.evict();
+                    return Err(over(used));
+                }
+            }
+        }
+        drop(holders);
+        let overdraft = percent(self.total, OVERDRAFT_PERCENT);
+        self.take(bytes, self.total.saturating_add(overdraft)).inspect_err(|_| account.evict())
+    }
+
+    fn give_back(&self, bytes: usize) {
+        if bytes > 0 {
+            self.used.fetch_sub(bytes, Ordering::Relaxed);
+            self.freed.notify_waiters();
+        }
+    }
+}
+
+impl Account {
+    fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    fn evicted(&self) -> bool {
+        self.evicted.load(Ordering::Relaxed)
+    }
+
+    fn evict(&self) {
+        self.evicted.store(true, Ordering::Relaxed);
+        self.end.cancel();
+    }
+}
+
+/// One rollout that holds bytes. Clones are the same one.
+#[derive(Clone, Debug)]
+pub struct Holder(Arc<Held>);
+
+#[derive(Debug)]
+struct Held {
+    shared: Arc<Shared>,
+    account: Arc<Account>,
+    id: u64,
+    started: AtomicBool,
+}
+
+impl Holder {
+    /// Of a budget without an end.
+    pub fn unlimited() -> Self {
+        Budget::default().holder(CancellationToken::new())
+    }
+
+    /// A charge of nothing, which can grow at the cost of whoever holds most.
+    pub fn nothing(&self, use_: Use) -> Charge {
+        Charge { shared: self.0.shared.clone(), account: Some(self.0.account.clone()), use_, bytes: 0 }
+    }
+
+    /// Whether it was ended because all was used up.
+    pub fn evicted(&self) -> bool {
+        self.0.account.evicted()
+    }
+
+    /// Why it was ended, for whoever reads of it.
+    pub fn why_evicted(&self) -> String {
+        format!(
+            "the host ran out of memory and ended the rollouts that held most of it; all together may hold \
+             memory-budget-bytes, {} bytes",
+            self.0.shared.total
+        )
+    }
+
+    /// Waits until a guest may start: while much is in use and others run, it would only
+    /// end one of them.
+    pub async fn may_start(&self) {
+        let shared = &self.0.shared;
+        loop {
+            let freed = shared.freed.notified();
+            let roomy = shared.used.load(Ordering::Relaxed) <= percent(shared.total, START_PERCENT);
+            // Where nobody runs nobody would give anything back.
+            if roomy || shared.started.load(Ordering::Relaxed) == 0 {
+                break;
+            }
+            freed.await;
+        }
+        if !self.0.started.swap(true, Ordering::Relaxed) {
+            shared.started.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.shared.holders().all.remove(&self.id);
+        if *self.started.get_mut() {
+            self.shared.started.fetch_sub(1, Ordering::Relaxed);
+            self.shared.freed.notify_waiters();
+        }
+    }
+}
+
+/// Bytes that were charged, given back when this is dropped.
+#[derive(Debug)]
+pub struct Charge {
+    shared: Arc<Shared>,
+    account: Option<Arc<Account>>,
+    use_: Use,
+    bytes: usize,
+}
+
+impl Charge {
+    /// The bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Charges so many more, or changes nothing.
+    pub fn grow(&mut self, bytes: usize) -> Result<(), OverBudget> {
+        match &self.account {
+            Some(account) => self.shared.take_for(bytes, account)?,
+            None if self.use_ == Use::Request => {
+                self.shared.take(bytes, percent(self.shared.total, NEW_WORK_PERCENT))?;
+            }
+            None => self.shared.take(bytes, self.shared.total)?,
+        }
+        self.note(bytes);
+        Ok(())
+    }
+
+    /// Charges so many more, whatever is in use.
+    fn add(&mut self, bytes: usize) {
+        self.shared.used.fetch_add(bytes, Ordering::Relaxed);
+        self.note(bytes);
+    }
+
+    fn note(&mut self, bytes: usize) {
+        self.bytes += bytes;
+        self.shared.by_use[self.use_ as usize].fetch_add(bytes, Ordering::Relaxed);
+        if let Some(account) = &self.account {
+            account.bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Gives back all but so many.
+    pub fn shrink_to(&mut self, bytes: usize) {
+        let back = self.bytes.saturating_sub(bytes);
+        self.bytes -= back;
+        self.shared.by_use[self.use_ as usize].fetch_sub(back, Ordering::Relaxed);
+        if let Some(account) = &self.account {
+            account.bytes.fetch_sub(back, Ordering::Relaxed);
+        }
+        self.shared.give_back(back);
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.shrink_to(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holder(budget: &Budget) -> (Holder, CancellationToken) {
+        let end = CancellationToken::new();
+        (budget.holder(end.clone()), end)
+    }
+
+    #[test]
+    fn new_work_is_refused_before_anything_else() {
+        let budget = Budget::new(1000);
+        let first = budget.charge(Use::Request, 700).unwrap();
+        let over = budget.charge(Use::Request, 51).unwrap_err();
+        assert_eq!(over, OverBudget { asked: 51, used: 700, total: 1000 });
+        assert!(budget.check_new_work(50).is_ok() && budget.check_new_work(51).is_err());
+        let result = budget.charge(Use::Result, 300).unwrap();
+        assert_eq!((budget.used(), budget.used_for(Use::Result)), (1000, 300));
+        assert!(budget.charge(Use::Result, 1).is_err());
+        assert_eq!(budget.charge_result(5).bytes(), 5, "a result always has room");
+        drop((first, result));
+        assert_eq!((budget.used(), budget.used_for(Use::Request)), (0, 0));
+    }
+
+    #[test]
+    fn a_charge_gives_back_what_it_no_longer_needs() {
+        let budget = Budget::new(100);
+        let mut charge = budget.charge(Use::Record, 80).unwrap();
+        assert!(charge.grow(21).is_err());
+        assert_eq!(charge.bytes(), 80);
+        charge.shrink_to(10);
+        charge.shrink_to(50);
+        assert_eq!((charge.bytes(), budget.used()), (10, 10));
+    }
+
+    #[test]
+    fn where_all_is_used_the_one_that_holds_most_is_ended() {
+        let budget = Budget::new(1000);
+        let (small, small_end) = holder(&budget);
+        let (large, large_end) = holder(&budget);
+        let mut small_charge = small.nothing(Use::Guest);
+        let mut large_charge = large.nothing(Use::Guest);
+        large_charge.grow(900).unwrap();
+        small_charge.grow(100).unwrap();
+        small_charge.grow(50).unwrap();
+        assert!(large.evicted() && large_end.is_cancelled());
+        assert!(!small.evicted() && !small_end.is_cancelled());
+        assert!(large_charge.grow(1).is_err(), "what was ended gets nothing");
+        // What the ended one holds is as good as free, up to the overdraft's end.
+        small_charge.grow(70).unwrap();
+        assert_eq!(budget.used(), 1120);
+        assert!(small_charge.grow(1).is_err());
+        assert!(small.evicted());
+        drop((large_charge, small_charge));
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn whoever_holds_most_and_asks_for_more_is_ended_itself() {
+        let budget = Budget::new(1000);
+        let (small, _) = holder(&budget);
+        let (large, large_end) = holder(&budget);
+        let mut small_charge = small.nothing(Use::Record);
+        small_charge.grow(100).unwrap();
+        let mut charge = large.nothing(Use::Guest);
+        charge.grow(800).unwrap();
+        assert!(charge.grow(200).is_err());
+        assert!(large.evicted() && large_end.is_cancelled() && !small.evicted());
+        assert!(large.why_evicted().contains("memory-budget-bytes, 1000 bytes"));
+    }
+
+    #[tokio::test]
+    async fn a_guest_starts_when_there_is_room_or_nobody_else_runs() {
+        let budget = Budget::new(1000);
+        let waiting = budget.charge(Use::Result, 950).unwrap();
+        let (first, _) = holder(&budget);
+        first.may_start().await;
+        let (second, _) = holder(&budget);
+        let mut started = Box::pin(second.may_start());
+        assert!(futures_util::future::poll_immediate(&mut started).await.is_none());
+        drop(waiting);
+        started.await;
+
+        let _much = budget.charge(Use::Result, 950).unwrap();
+        let (third, _) = holder(&budget);
+        let mut started = Box::pin(third.may_start());
+        assert!(futures_util::future::poll_immediate(&mut started).await.is_none());
+        drop((first, second));
+        started.await;
+    }
+}

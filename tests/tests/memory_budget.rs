@@ -1,0 +1,90 @@
+//! What all rollouts hold together is bounded: new work is refused first, then the
+//! rollout that holds most is ended, and the host is named as the cause.
+
+use rollout_tests::{Controller, Serve, TestHost, until};
+use serde_json::Value;
+
+const MIB: usize = 1 << 20;
+
+fn host_with_budget(mebibytes: usize) -> Serve {
+    TestHost::of("hold").option("--memory-budget-bytes", mebibytes * MIB)
+}
+
+/// Waits until the host counts nothing as held for guests and their records.
+async fn nothing_held(host: &TestHost) {
+    let nothing = async || {
+        let metrics = host.metrics().await;
+        let held = |use_: &str| metrics.get(&format!("rollout_host_held_bytes{{use=\"{use_}\"}}"));
+        (held("guest") == Some(0.0) && held("record") == Some(0.0)).then_some(())
+    };
+    until("all of it to be given back", nothing).await;
+}
+
+fn check_ended_for_memory(result: &Value) {
+    assert_eq!(result["status"], "failure", "{result:#}");
+    assert_eq!(result["sample"], Value::Null, "no reward is made up: {result:#}");
+    let message = result["err_message"].as_str().unwrap_or_default();
+    assert!(message.contains("the host ran out of memory"), "{message}");
+    assert!(message.contains("memory-budget-bytes"), "{message}");
+}
+
+#[tokio::test]
+async fn where_memory_is_used_up_the_rollout_that_holds_most_ends_and_the_host_is_named() {
+    let (others, grower) = (Controller::start().await, Controller::start().await);
+    others.hold();
+    grower.hold();
+    let host = host_with_budget(256).start().await;
+    let largest = host.admit(&others.rollout("110").label("5")).await;
+    others.chats_open(1).await;
+
+    // Two guests' initial memory and 110 MiB leave less than this.
+    let too_large = host.run(&grower.rollout("220").label("5")).await;
+    check_ended_for_memory(&too_large);
+
+    let small = host.admit(&others.rollout("40").label("5")).await;
+    others.chats_open(2).await;
+    let growing = host.admit(&grower.rollout("30 75").label("5")).await;
+    grower.chats_open(1).await;
+    assert_eq!(host.health().await["concurrency"]["running"], 3, "all of them run");
+    grower.release();
+
+    let grown = host.result(&growing).await;
+    assert_eq!(grown["status"], "success", "{grown:#}");
+    check_ended_for_memory(&host.result(&largest).await);
+    others.release();
+    let small = host.result(&small).await;
+    assert_eq!(small["status"], "success", "{small:#}");
+
+    nothing_held(&host).await;
+    let metrics = host.metrics().await;
+    let by_label = metrics.counted("rollout_host_rollouts_ended_total");
+    let for_memory: f64 = by_label
+        .iter()
+        .filter(|(labels, _)| labels.contains("\"memory\"") && labels.contains("\"host\""))
+        .map(|(_, count)| count)
+        .sum();
+    assert_eq!(for_memory, 2.0, "{by_label:?}");
+    assert_eq!(metrics.get("rollout_host_limits_fired_total{limit=\"memory-budget-bytes\"}"), Some(2.0));
+}
+
+#[tokio::test]
+async fn new_rollouts_are_refused_before_a_running_one_is_ended() {
+    let controller = Controller::start().await;
+    controller.hold();
+    let host = host_with_budget(64).start().await;
+    let running = host.admit(&controller.rollout("50").label("5")).await;
+    controller.chats_open(1).await;
+
+    let refused = host.ask(&controller.rollout("1").label("5")).await;
+    assert_eq!(refused.status, 429, "{refused:?}");
+    assert!(refused.headers.contains_key("retry-after"), "{refused:?}");
+    assert!(refused.text.contains("memory budget"), "{}", refused.text);
+    let metrics = host.metrics().await;
+    assert_eq!(metrics.get("rollout_host_rollouts_refused_total{reason=\"memory\"}"), Some(1.0));
+
+    controller.release();
+    assert_eq!(host.result(&running).await["status"], "success");
+    nothing_held(&host).await;
+    let result = host.run(&controller.rollout("1").label("5")).await;
+    assert_eq!(result["status"], "success", "{result:#}");
+}
