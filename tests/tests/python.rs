@@ -47,14 +47,7 @@ async fn a_project_without_exactly_one_workflow_is_not_built_and_the_classes_are
     let imports = "from rollout_sdk import *\n";
     for (entry, named) in [
         (String::new(), vec!["module `made_up` has no workflow", "derives from `AgentWorkflow`"]),
-        (grader("Rate"), vec!["has no workflow", "only-grader = true"]),
-        (workflow("One") + &workflow("Two"), vec!["has 2 workflows: `One`, `Two`"]),
-        (workflow("One") + &grader("A") + &grader("B"), vec!["has 2 graders: `A`, `B`"]),
-        ("class Half(AgentWorkflow):\n    pass\n".to_owned(), vec!["`Half` lacks run"]),
-        (
-            "class Lone:\n    async def run(self, ctx): ...\n".to_owned(),
-            vec!["`Lone` has `run` and is no subclass"],
-        ),
+        (workflow("One") + &workflow("Two") + &grader("A"), vec!["has 2 workflows: `One`, `Two`"]),
     ] {
         let dir = project(&format!("{imports}{entry}"), "");
 
@@ -208,7 +201,8 @@ async fn a_failure_is_told_with_file_and_line_of_the_authors_code() {
         ("divide", vec!["ZeroDivisionError: ", "(only_python.py:", ", in divide)"]),
         ("recurse", vec!["RecursionError: ", "only_python.py:", "in deep"]),
         ("exit", vec!["called sys.exit(3)", "only_python.py:"]),
-        ("import", vec!["ModuleNotFoundError: ", "import it at the top of a module", "only_python.py:"]),
+        ("import", vec!["ModuleNotFoundError: ", "neither in the project", "only_python.py:"]),
+        ("deadlock", vec!["waits for another thread", "only_python.py:"]),
         ("wait for nothing", vec!["nothing will bring about", "only_python.py:"]),
         ("group", vec!["told to refuse"]),
         ("object", vec!["message 0 is not JSON", "object is not JSON serializable"]),
@@ -232,6 +226,58 @@ async fn a_failure_is_told_with_file_and_line_of_the_authors_code() {
     assert!(log.contains(r#"File \"only_python.py\", line"#), "{log}");
     assert!(log.contains("return a / b"), "{log}");
     assert!(!log.contains("rollout_sdk/"), "{log}");
+}
+
+#[tokio::test]
+async fn an_exception_is_filed_under_the_protocols_word_for_it() {
+    let controller = Controller::start().await;
+    let host = host().await;
+    for (what, category) in [
+        ("divide", "agent_error"),
+        ("value", "validation_error"),
+        ("type", "validation_error"),
+        ("be left alone", "validation_error"),
+        ("own timeout", "timeout"),
+    ] {
+        let result = host.run(&asking(&controller, &format!("python: {what}"))).await;
+
+        assert_eq!(result["err_category"], category, "{what}: {result:#}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_written_to_a_samples_metrics_is_recorded() {
+    let controller = Controller::start().await;
+
+    let result = host().await.run(&asking(&controller, "python: metrics")).await;
+
+    assert_eq!(result["sample"]["metrics"]["height"], 1.5, "{result:#}");
+    assert_eq!(result["sample"]["metrics"]["depth"], 2.0, "{result:#}");
+}
+
+#[tokio::test]
+async fn what_was_not_imported_while_building_is_imported_late() {
+    let controller = Controller::start().await;
+
+    let result = host().await.run(&asking(&controller, "python: late")).await;
+
+    let expected = r"[0.5, 'scheduler', 42, True, 'one\ntwo', ['inner'], b'\x80', b'\x82\xa0']";
+    assert_eq!(last_text(&result), expected, "{result:#}");
+}
+
+#[tokio::test]
+async fn threads_timers_and_alarms_do_their_work_in_the_one_thread() {
+    let controller = Controller::start().await;
+    let host = host().await;
+    let threads = "['worker', False, True, 'begun', 1, 2, 3, 'ZeroDivisionError', 'NoneType', (1, 3), 4, 5, \
+                   False, False, 'empty']";
+    for (what, expected) in
+        [("threads", threads), ("alarm", "[100, 'alarm', 0.1]"), ("timer", "[True, 'came', False, 'joined']")]
+    {
+        let result = host.run(&asking(&controller, &format!("python: {what}"))).await;
+
+        assert_eq!(last_text(&result), expected, "{what}: {result:#}");
+    }
 }
 
 /// A reply that calls the tool of the example of an agent loop.

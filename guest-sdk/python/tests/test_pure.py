@@ -442,6 +442,24 @@ class Discovery(unittest.TestCase):
         self.assertEqual((found.workflow, found.grader), (Work, Rate))
         self.assertEqual(found.exports, ["workflow", "grader", "settings"])
 
+    def test_what_is_too_few_or_too_many_is_named(self) -> None:
+        workflow = "class {}(AgentWorkflow):\n    async def run(self, ctx): ...\n"
+        grader = "class {}(Grader):\n    async def grade(self, ctx): ...\n"
+        for code, expected in [
+            (grader.format("Rate"), "has no workflow.*only-grader = true"),
+            (workflow.format("One") + grader.format("A") + grader.format("B"), "has 2 graders: `A`, `B`"),
+            ("class Half(AgentWorkflow):\n    pass\n", "`Half` lacks run"),
+            ("class Lone:\n    async def run(self, ctx): ...\n", "`Lone` has `run` and is no subclass"),
+        ]:
+            module = types.ModuleType("made")
+            exec("from rollout_sdk import *\n" + code, vars(module))
+            # Classes say which module they are of, and here nobody has said that yet.
+            for value in vars(module).values():
+                if isinstance(value, type) and value.__module__ == "builtins":
+                    value.__module__ = "made"
+            with self.assertRaisesRegex(_discover.NotAPlugin, expected):
+                _discover.discover(module)
+
     def test_without_a_host_whatever_is_the_hosts_says_so(self) -> None:
         with self.assertRaisesRegex(OutsideOfHost, "artifacts.names"):
             artifact.names()

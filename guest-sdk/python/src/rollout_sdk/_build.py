@@ -1,16 +1,17 @@
 """From a project directory to a component. Run by `rollout-host build`, on the author's
 machine and never in a component.
 
-Four steps: read `pyproject.toml`, gather the dependencies, ask the entry module what it
-has, and have componentize-py make a component of it all. Exit code 1 says that the
-project is at fault, 2 that a tool is missing or failed.
+Three steps: read `pyproject.toml`, gather the dependencies as the component's Python wants
+them, and have componentize-py make a component of it all. The author's modules are imported
+in the component's Python and nowhere else. Exit code 1 says that the project is at fault, 2
+that a tool is missing or failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
-import importlib
 import importlib.util
 import json
 import os
@@ -19,7 +20,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Never
@@ -31,6 +31,9 @@ ENTRY = "_rollout_entry"
 AT_FAULT = 1
 NOT_DONE = 2
 
+# The Python that componentize-py puts into a component.
+PYTHON = "3.14"
+
 # The worlds of the contract that go with what an entry module has. The component's own
 # world includes them: componentize-py 0.25 cannot join worlds with resources by itself.
 WORLDS = {
@@ -40,8 +43,8 @@ WORLDS = {
     "settings": "with-settings",
 }
 
-# Modules of the standard library that it imports only when they are first needed, which
-# a component has no files for. They cost the component nothing until they are used.
+# Modules of the standard library that it imports only when they are first needed. They
+# cost a component nothing, and importing one late costs the rollout that does it.
 PRELOADED = (
     "_strptime",
     "base64",
@@ -207,7 +210,7 @@ def gather(project: Project, cache: Path) -> Path | None:
     ]
     if not wanted:
         return None
-    tag = json.dumps([wanted, project.without_native, project.leave_out, sys.version_info[:2]])
+    tag = json.dumps([wanted, project.without_native, project.leave_out, PYTHON, sys.version_info[:2]])
     kept = cache / "python" / hashlib.sha256(tag.encode()).hexdigest()[:32]
     if not kept.is_dir():
         fresh = kept.with_name(f"{kept.name}.{os.getpid()}")
@@ -221,15 +224,43 @@ def gather(project: Project, cache: Path) -> Path | None:
     return kept
 
 
+# pip has an option for the Python that wheels are meant for, and none for the markers in
+# requirements (`; python_version < "3.13"`), which it holds against the Python it runs in.
+_PIP = f"""
+import sys
+from pip._vendor.packaging import markers
+real = markers.default_environment
+there = {{
+    "implementation_name": "cpython", "implementation_version": "{PYTHON}.0", "os_name": "posix",
+    "platform_machine": "wasm32", "platform_python_implementation": "CPython", "platform_release": "0.0.0",
+    "platform_system": "wasi", "platform_version": "0.0.0", "python_full_version": "{PYTHON}.0",
+    "python_version": "{PYTHON}", "sys_platform": "wasi",
+}}
+markers.default_environment = lambda: {{**real(), **there}}
+from pip._internal.cli.main import main
+sys.exit(main())
+"""
+
+_FOR_COMPONENTS = (
+    *("--platform", "wasi_wasm32", "--implementation", "cp", "--python-version", PYTHON),
+    *("--abi", f"cp{PYTHON.replace('.', '')}", "--abi", "none", "--only-binary", ":all:"),
+)
+
+
 def _install(wanted: list[str], target: Path, directory: Path) -> None:
+    """Installs wheels for the component's Python; or, where a package has none, what the
+    Python at hand can make of it."""
     if importlib.util.find_spec("pip") is None:
         not_done(f"{sys.executable} has no pip, which installs dependencies; run: {sys.executable} -m ensurepip")
-    command = [sys.executable, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    command += ["--no-compile", "--target", str(target), "--", *wanted]
-    done = subprocess.run(command, cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True, check=False)
-    if done.returncode != 0:
-        at_fault(f"the dependencies could not be installed: {', '.join(wanted)}\n{done.stdout.strip()}")
+    for options in (_FOR_COMPONENTS, ()):
+        shutil.rmtree(target, ignore_errors=True)
+        command = [sys.executable, "-I", "-c", _PIP, "install", "--quiet", "--disable-pip-version-check"]
+        command += ["--no-compile", "--target", str(target), *options, "--", *wanted]
+        done = subprocess.run(command, cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, check=False)
+        if done.returncode == 0:
+            return
+    at_fault(f"the dependencies could not be installed: {', '.join(wanted)}\n{done.stdout.strip()}")
 
 
 def _distributions(target: Path) -> list[tuple[str, list[str], Path]]:
@@ -278,62 +309,67 @@ def _refuse_native(target: Path, allowed: list[str]) -> None:
 
 # What the entry module has.
 
-
-def probe(project: Project, sdk: Path, bundled: Path | None) -> list[str]:
-    """Imports the entry module in a process of its own and gives the contract's
-    interfaces that it fills in."""
-    paths = [str(path) for path in (project.source.resolve(), bundled, sdk) if path is not None]
-    command = [sys.executable, "-I", "-B", __file__, "--probe", project.entry, json.dumps(paths)]
-    if project.only_grader:
-        command.append("--only-grader")
-    done = subprocess.run(command, cwd=project.dir, stdin=subprocess.DEVNULL, capture_output=True,
-                          text=True, check=False)
-    if done.returncode != 0:
-        at_fault(done.stderr.strip() or f"importing {project.entry} ended with exit code {done.returncode}")
-    exports = json.loads(done.stdout.splitlines()[-1])
-    return [str(export) for export in exports]
+# By the name of the base class, in the order in which exports are named.
+_EXPORT_OF = {"AgentWorkflow": "workflow", "RolloutAgentLoop": "agent-loop", "Grader": "grader"}
 
 
-def _probe(entry: str, paths: list[str], only_grader: bool) -> int:
-    sys.path[:0] = paths
-    out = sys.stdout
-    # What the author's module prints must not be taken for the answer.
-    sys.stdout = sys.stderr
-    from rollout_sdk import _discover
+def guess_exports(project: Project) -> list[str]:
+    """What the entry module is likely to have, by reading it and what it imports of the
+    project. Discovery in the component says what is so."""
+    bases: set[str] = set()
+    todo = [project.entry]
+    seen: set[str] = set()
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        path = project.source / Path(*name.split("."))
+        file = next((each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()), None)
+        try:
+            tree = ast.parse(file.read_text()) if file else ast.Module([], [])
+        except (OSError, ValueError, SyntaxError):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                bases.update(_base_name(base) for base in node.bases)
+            elif isinstance(node, ast.Import):
+                todo += [each.name for each in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                todo += [node.module, *(f"{node.module}.{each.name}" for each in node.names)]
+    agents = [] if project.only_grader else [_EXPORT_OF[base] for base in _EXPORT_OF if base in bases]
+    exports = agents if "grader" in agents or "Grader" not in bases else [*agents, "grader"]
+    if "workflow" in exports or "grader" in exports:
+        exports.append("settings")
+    return exports or ["workflow", "settings"]
 
-    try:
-        module = importlib.import_module(entry)
-        exports = _discover.discover(module, only_grader=only_grader).exports
-    except _discover.NotAPlugin as error:
-        print(error, file=sys.stderr)
-        return AT_FAULT
-    except BaseException as error:
-        said = traceback.TracebackException.from_exception(error)
-        kept = [frame for frame in said.stack if frame.filename != __file__ and "importlib" not in frame.filename]
-        said.stack[:] = kept
-        text = "".join(said.format()).strip()
-        print(f"importing the entry module `{entry}` failed:\n{text}", file=sys.stderr)
-        return AT_FAULT
-    print(json.dumps(exports), file=out)
-    return 0
+
+def _base_name(base: ast.expr) -> str:
+    if isinstance(base, ast.Subscript):
+        base = base.value
+    return base.attr if isinstance(base, ast.Attribute) else base.id if isinstance(base, ast.Name) else ""
 
 
 # The component.
 
 
-def entry_code(project: Project) -> str:
+def entry_code(project: Project, exports: list[str]) -> str:
     """The module that componentize-py is given: it takes the author's in."""
     source = os.path.relpath(project.source, project.dir)
     shown = "" if source == "." else f"{source}/"
     preloaded = [*PRELOADED, *project.imports]
     return f'''"""Made by `rollout-host build`."""
 import importlib
+import sys
 
+sys.dont_write_bytecode = True
 for _name in {preloaded!r}:
     importlib.import_module(_name)
-from rollout_sdk import _absent
+from rollout_sdk import _absent, _loop, _one_thread
 
 _absent.stand_in()
+_one_thread.install()
+_loop.install()
 
 _entry = importlib.import_module({project.entry!r})
 from rollout_sdk import _export
@@ -341,6 +377,7 @@ from rollout_sdk import _export
 _export.load(
     _entry,
     only_grader={project.only_grader},
+    exports={exports!r},
     roots=[("/0/", {shown!r}), ("/python/", "python/"), ("/1/", ""), ("/2/", ""), ("/3/", "")],
 )
 
@@ -371,12 +408,13 @@ def world_text(wit: Path, exports: list[str]) -> str:
 
 def componentize(
     project: Project, exports: list[str], tool: str, wit: Path, sdk: Path, bundled: Path | None, work: Path, output: Path
-) -> None:
-    """Has componentize-py make the component."""
+) -> list[str]:
+    """Has componentize-py make the component, or says which exports it should have."""
     work, wit = work.resolve(), wit.resolve()
+    work = work / "-".join(exports)
     entry = work / "entry"
-    entry.mkdir()
-    (entry / f"{ENTRY}.py").write_text(entry_code(project))
+    entry.mkdir(parents=True)
+    (entry / f"{ENTRY}.py").write_text(entry_code(project, exports))
     # Otherwise the packages of whatever environment this runs in would come along.
     nothing = work / "environment"
     (nothing / "lib" / "site-packages").mkdir(parents=True)
@@ -394,11 +432,15 @@ def componentize(
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     except OSError as error:
         not_done(f"cannot run {tool}: {error}")
-    if done.returncode != 0:
-        at_fault(f"componentize-py could not build {project.dir}\n{_readable(done.stdout, project)}")
+    if done.returncode == 0:
+        return exports
+    if other := re.search(r"ROLLOUT-EXPORTS: ([a-z -]+)", done.stdout):
+        return other[1].split()
+    at_fault(f"{project.dir} could not be built\n{_readable(done.stdout, project)}")
 
 
 # The frames of a traceback: the author's, this module's own, those of dependencies.
+_IMPORTING = re.compile(r'  File "(<frozen importlib|/python/importlib/)')
 _FRAME = re.compile(r'  File "/(\d)/(.*)", line')
 
 
@@ -409,10 +451,14 @@ def _readable(said: str, project: Project) -> str:
     if begin < 0:
         return said.strip()
     said = said[begin:].removeprefix("AssertionError: ").split("\n\nCaused by:")[0].split("\nStack backtrace:")[0]
+    if (refusal := said.rfind("NotAPlugin: ")) >= 0:
+        return said[refusal:].removeprefix("NotAPlugin: ").strip()
     lines: list[str] = []
     skipping = False
     for line in said.splitlines():
-        if frame := _FRAME.match(line):
+        if _IMPORTING.match(line):
+            skipping = True
+        elif frame := _FRAME.match(line):
             skipping = frame[2] == ENTRY + ".py"
             if frame[1] == "0":
                 line = line.replace('"/0/', f'"{project.source}/')
@@ -429,16 +475,17 @@ def build(arguments: argparse.Namespace) -> None:
     project = read_project(arguments.project)
     sdk = Path(__file__).resolve().parent.parent
     bundled = gather(project, arguments.cache)
-    exports = probe(project, sdk, bundled)
-    componentize(
-        project, exports, arguments.componentize_py, arguments.wit, sdk, bundled, arguments.work, arguments.output
-    )
+    exports: list[str] = []
+    wanted = guess_exports(project)
+    while exports != wanted:
+        exports = wanted
+        wanted = componentize(
+            project, exports, arguments.componentize_py, arguments.wit, sdk, bundled, arguments.work, arguments.output
+        )
     print(json.dumps({"name": re.sub(r"[-.\s]+", "_", project.name)}))
 
 
 def main() -> int:
-    if sys.argv[1:2] == ["--probe"]:
-        return _probe(sys.argv[2], json.loads(sys.argv[3]), "--only-grader" in sys.argv[4:])
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("project", type=Path)
     parser.add_argument("--componentize-py", required=True)

@@ -39,18 +39,32 @@ T = TypeVar("T")
 _found: _discover.Found | None = None
 
 
-def load(module: ModuleType, *, only_grader: bool, roots: list[tuple[str, str]]) -> None:
-    """Takes the author's module in, while the component is built."""
+class OtherExports(Exception):
+    """The module has other exports than the component was begun with. The builder looks
+    for this text and begins again."""
+
+    def __init__(self, exports: list[str]) -> None:
+        super().__init__(f"{OTHER_EXPORTS}{' '.join(exports)}")
+
+
+OTHER_EXPORTS = "ROLLOUT-EXPORTS: "
+
+
+def load(module: ModuleType, *, only_grader: bool, exports: list[str], roots: list[tuple[str, str]]) -> None:
+    """Takes the author's module in, while the component is built. Raises `OtherExports`."""
     global _found
     _failure.set_roots(roots)
     _found = _discover.discover(module, only_grader=only_grader)
+    if _found.exports != exports:
+        raise OtherExports(_found.exports)
     _failure.keep_sources()
 
 
 def settle() -> None:
     """The last step of building: what is there now is there in every instance."""
-    from . import _image, _rehearse
+    from . import _archive, _image, _rehearse
 
+    _archive.pack(_failure.directories())
     _image.settle(_rehearse.parts(_plugin()), _failure.is_close)
 
 

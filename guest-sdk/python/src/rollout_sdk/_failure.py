@@ -23,9 +23,8 @@ _BINDINGS = "/_rollout_wit/"
 # Where the standard library is in a component.
 _LIBRARY = "/python/"
 
-_LAZY = (
-    "; a component has no files once it is built, so import it at the top of a module, or name it in "
-    "`imports` of [tool.rollout-host]"
+_MISSING = (
+    "; it is neither in the project nor among what it depends on, and not in the standard library of a component"
 )
 
 
@@ -33,6 +32,11 @@ def set_roots(roots: list[tuple[str, str]]) -> None:
     """Says what directories are to be called in texts: pairs of a prefix and what takes
     its place. The first is the author's."""
     _roots[:] = roots
+
+
+def directories() -> list[str]:
+    """Where the component's modules come from, but for the standard library."""
+    return [prefix.rstrip("/") for prefix, _ in _roots if prefix != _LIBRARY]
 
 
 def keep_sources() -> None:
@@ -77,7 +81,7 @@ def _text(error: BaseException) -> str:
     if isinstance(error, RolloutError) and text:
         return text
     if isinstance(error, ModuleNotFoundError):
-        text += _LAZY
+        text += _MISSING
     return f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
 
 

@@ -14,6 +14,7 @@ macro_rules! sdk {
 const SDK: &[(&str, &str)] = sdk![
     "rollout_sdk/__init__.py",
     "rollout_sdk/_absent.py",
+    "rollout_sdk/_archive.py",
     "rollout_sdk/_build.py",
     "rollout_sdk/_discover.py",
     "rollout_sdk/_export.py",

@@ -1,9 +1,14 @@
 """What only a guest in Python can do, right or wrong."""
 
 import asyncio
+import concurrent.futures
 import gc
+import queue
 import random
+import signal
 import sys
+import threading
+import time
 import uuid
 
 from rollout_sdk import AgentWorkflowConfig, AgentWorkflowContext, Invalid, Messages, message
@@ -28,9 +33,29 @@ async def behave(what: str, ctx: AgentWorkflowContext[AgentWorkflowConfig]) -> M
         case "exit":
             sys.exit(3)
         case "import":
-            import colorsys
+            import nosuch  # type: ignore[import-not-found]
 
-            found = colorsys.__name__
+            found = nosuch
+        case "value":
+            int("many")
+        case "type":
+            divide(1, "2")  # type: ignore[arg-type]
+        case "own timeout":
+            async with asyncio.timeout(0.05):
+                await asyncio.sleep(60)
+        case "deadlock":
+            threading.Event().wait()
+        case "late":
+            found = late_imports()
+        case "threads":
+            found = await threads()
+        case "alarm":
+            found = alarms()
+        case "timer":
+            found = await timers()
+        case "metrics":
+            ctx.sample.metrics["height"] = 1.5
+            ctx.sample.metrics.update(depth=2)
         case "random":
             found = [random.random(), str(uuid.uuid4())]
         case "count":
@@ -89,3 +114,97 @@ async def time_out(ctx: AgentWorkflowContext[AgentWorkflowConfig]) -> str:
         first.cancel()
         return "timed out"
     return "was answered"
+
+
+def late_imports() -> str:
+    """Modules, codecs and data that nobody asked for while the component was built."""
+    import colorsys
+    import importlib.resources
+    import pkgutil
+    import sched
+    from pathlib import Path
+
+    import late_package
+    from late_package import inner
+
+    beside = Path(inner.__file__).with_name("table.txt").read_text()
+    return str(
+        [
+            colorsys.rgb_to_hls(1, 0, 0)[1],
+            sched.scheduler.__name__,
+            inner.twice(21),
+            importlib.resources.files(late_package).joinpath("table.txt").read_text() == beside,
+            beside.strip(),
+            [module.name for module in pkgutil.iter_modules(late_package.__path__)],
+            "\u20ac".encode("cp1252"),
+            "\u3042".encode("shift_jisx0213"),
+        ]
+    )
+
+
+async def later(value: int) -> int:
+    await asyncio.sleep(0.01)
+    return value
+
+
+async def threads() -> str:
+    """Threads, pools, queues, and loops of their own."""
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(threading.current_thread().name), name="worker")
+    thread.start()
+    thread.join()
+    found += [thread.is_alive(), threading.current_thread() is threading.main_thread()]
+    with concurrent.futures.ThreadPoolExecutor(4, initializer=found.append, initargs=("begun",)) as pool:
+        found += pool.map(abs, [-1, -2])
+        found.append(pool.submit(asyncio.run, later(3)).result())
+        futures = [pool.submit(divide, 1, by) for by in (0, 1)]
+        found += [type(each.exception()).__name__ for each in futures]
+        found.append(await asyncio.get_running_loop().run_in_executor(pool, divmod, 7, 4))
+    found.append(await asyncio.to_thread(asyncio.run, later(4)))
+    items: queue.Queue[int] = queue.Queue()
+    lock, event = threading.Lock(), threading.Event()
+    # One that watches: there is nobody whom it could watch.
+    threading.Thread(target=event.wait, daemon=True).start()
+    with lock, threading.RLock():
+        items.put(5)
+        found += [items.get(), event.wait(0.01), lock.acquire(timeout=0.01)]
+    try:
+        items.get(timeout=0.01)
+    except queue.Empty:
+        found.append("empty")
+    return str(found)
+
+
+def alarms() -> str:
+    """An alarm comes when the clock reaches its time, and not while anything is computed."""
+
+    def handle(*_: object) -> None:
+        raise TimeoutError("alarm")
+
+    signal.signal(signal.SIGALRM, handle)
+    signal.alarm(100)
+    sum(range(1000))
+    found: list[object] = [signal.alarm(0)]
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    begun = time.monotonic()
+    try:
+        time.sleep(60)
+    except TimeoutError as error:
+        found += [str(error), round(time.monotonic() - begun, 1)]
+    return str(found)
+
+
+async def timers() -> str:
+    found: list[object] = []
+    timer = threading.Timer(0.05, found.append, ["came"])
+    stopped = threading.Timer(0.05, found.append, ["never"])
+    timer.start()
+    stopped.start()
+    stopped.cancel()
+    found.append(timer.is_alive())
+    await asyncio.sleep(0.2)
+    found.append(timer.is_alive())
+    again = threading.Timer(0.05, found.append, ["joined"])
+    again.start()
+    again.join()
+    return str(found)

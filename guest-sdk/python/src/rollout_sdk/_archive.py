@@ -1,0 +1,278 @@
+"""What is imported late: the modules of a component that nothing imported while it was
+built, in an archive in its memory.
+
+Components have no files once they are built. So the last step of building packs the
+sources of every pure module, of the project, of what it depends on and of the standard
+library, and the data files of packages. Importing one then unpacks and compiles it, which
+takes some milliseconds in the rollout that does it; a module that every rollout imports is
+better named in `imports` of the build's settings. Data is read by `importlib.resources`,
+`pkgutil.get_data`, or `open` by its place beside the module.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.metadata
+import io
+import os
+import re
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec, SourceFileLoader
+from importlib.resources.abc import Traversable, TraversableResources
+from importlib.util import spec_from_file_location
+from typing import IO, Any
+
+LIBRARY = "/python"
+
+# Of the standard library: what wants a screen, what installs, and what tests the library.
+_NOT_OF_LIBRARY = frozenset(
+    "_pyrepl ensurepip idlelib lib2to3 pydoc_data site-packages test tests tkinter turtle.py turtledemo".split()
+)
+
+DATA_BYTES_MAX = 1 << 20
+"""The largest data file that comes along. Larger ones are read at import, where they cost
+a rollout nothing."""
+
+_files: dict[str, bytes] = {}
+"""Compressed contents, by path."""
+
+_dirs: dict[str, list[str]] = {}
+"""What is in a directory, by its path; sorted."""
+
+_native: set[str] = set()
+"""Native modules, which are part of the component and are loaded by their path."""
+
+_real_open = builtins.open
+
+
+def pack(roots: Iterable[str]) -> None:
+    """Takes in what is in these directories and in the standard library, and has modules
+    be found there from now on."""
+    loaded = {getattr(module, "__file__", None) for module in sys.modules.values()}
+    for root in (LIBRARY, *roots):
+        _pack_directory(root, loaded, of_library=root == LIBRARY, in_package=False)
+    sys.path_hooks.insert(0, _Entry)
+    sys.path_importer_cache.clear()
+    sys.meta_path.append(_Distributions())
+    for module in list(sys.modules.values()):
+        _reload_from_here(module)
+    for module in (builtins, io):
+        vars(module)["open"] = _open
+
+
+def _reload_from_here(module: Any) -> None:
+    """Has a module that is loaded find its data here."""
+    spec = getattr(module, "__spec__", None)
+    if spec is not None and type(spec.loader) is SourceFileLoader:
+        spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        module.__loader__ = spec.loader
+
+
+def _pack_directory(directory: str, loaded: set[str | None], *, of_library: bool, in_package: bool) -> None:
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError:
+        return
+    # A virtual environment is no part of a project.
+    if "pyvenv.cfg" in names:
+        return
+    of_distribution = directory.endswith(".dist-info")
+    in_package = in_package or "__init__.py" in names
+    kept: list[str] = []
+    for name in names:
+        path = f"{directory}/{name}"
+        if name.startswith(".") or name == "__pycache__" or (of_library and name in _NOT_OF_LIBRARY):
+            continue
+        if os.path.isdir(path):
+            _pack_directory(path, loaded, of_library=of_library, in_package=in_package)
+            if path not in _dirs:
+                continue
+        elif path in loaded:
+            pass
+        elif name.endswith(tuple(EXTENSION_SUFFIXES)):
+            _native.add(path)
+        elif name.endswith(".py") or (_is_data(path, name) and (in_package or of_distribution) and not of_library):
+            _files[path] = _packed(path)
+        else:
+            continue
+        kept.append(name)
+    if kept:
+        _dirs[directory] = kept
+
+
+def _is_data(path: str, name: str) -> bool:
+    return not re.search(r"\.(pyc|pyi|pyx|pxd|c|h|cpp|dll|dylib|a|o)$", name) and os.stat(path).st_size <= DATA_BYTES_MAX
+
+
+def _packed(path: str) -> bytes:
+    with _real_open(path, "rb") as file:
+        return zlib.compress(file.read(), 6)
+
+
+def _read(path: str) -> bytes | None:
+    packed = _files.get(_plain(path))
+    return None if packed is None else zlib.decompress(packed)
+
+
+def _plain(path: str) -> str:
+    return os.path.normpath(path) if "/." in path or "//" in path else path
+
+
+class _Loader(SourceFileLoader):
+    """Loads a module of the archive."""
+
+    def get_data(self, path: str) -> bytes:
+        content = _read(str(path))
+        return super().get_data(path) if content is None else content
+
+    def path_stats(self, path: str) -> Any:
+        # There is no compiled form beside the source to compare it with.
+        raise OSError(f"no compiled form of {path}")
+
+    def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
+        """Nothing: there is no place to keep a compiled form."""
+
+    def get_resource_reader(self, name: str | None = None) -> Any:
+        return _Reader(os.path.dirname(self.path)) if self.is_package(name or self.name) else None
+
+
+class _Entry:
+    """Finds modules in one directory of the archive."""
+
+    def __init__(self, path: str) -> None:
+        if path not in _dirs:
+            raise ImportError(f"{path} is not in the archive", path=path)
+        self._path = path
+
+    def find_spec(self, name: str, target: Any = None) -> ModuleSpec | None:
+        tail = name.rpartition(".")[2]
+        base = f"{self._path}/{tail}"
+        inner = _dirs.get(base)
+        if inner is not None and "__init__.py" in inner:
+            path = f"{base}/__init__.py"
+            return spec_from_file_location(name, path, loader=_Loader(name, path), submodule_search_locations=[base])
+        if f"{base}.py" in _files:
+            return spec_from_file_location(name, f"{base}.py", loader=_Loader(name, f"{base}.py"))
+        for suffix in EXTENSION_SUFFIXES:
+            if (path := base + suffix) in _native:
+                return spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path))
+        if inner is not None:
+            # Part of a namespace.
+            spec = ModuleSpec(name, None, is_package=True)
+            spec.submodule_search_locations = [base]
+            return spec
+        return None
+
+    def iter_modules(self, prefix: str = "") -> Iterator[tuple[str, bool]]:
+        """For `pkgutil.iter_modules`."""
+        for name in _dirs[self._path]:
+            if name.endswith(".py") and name != "__init__.py":
+                yield prefix + name[:-3], False
+            elif "__init__.py" in _dirs.get(f"{self._path}/{name}", ()):
+                yield prefix + name, True
+
+
+# Data of packages.
+
+
+class _Reader(TraversableResources):
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+
+    def files(self) -> Traversable:
+        return _Place(self._directory)
+
+
+class _Place(Traversable):
+    """A file or a directory of the archive."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self._path)
+
+    def __str__(self) -> str:
+        return self._path
+
+    def iterdir(self) -> Iterator[Traversable]:
+        return (_Place(f"{self._path}/{name}") for name in _dirs.get(self._path, ()))
+
+    def is_dir(self) -> bool:
+        return self._path in _dirs
+
+    def is_file(self) -> bool:
+        return self._path in _files
+
+    def joinpath(self, *parts: Any) -> Traversable:
+        return _Place(_plain("/".join((self._path, *map(str, parts)))))
+
+    __truediv__ = joinpath
+
+    def open(self, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        return _open(self._path, mode, *args, **kwargs)
+
+    def read_bytes(self) -> bytes:
+        with self.open("rb") as file:
+            content: bytes = file.read()
+            return content
+
+    def read_text(self, encoding: str | None = None, errors: str | None = None) -> str:
+        with self.open("r", encoding=encoding, errors=errors) as file:
+            content: str = file.read()
+            return content
+
+
+def _open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
+    """`open`, which finds what is in the archive."""
+    content = None
+    if not set(mode) & set("wax+") and isinstance(file, (str, os.PathLike)):
+        content = _read(str(os.fspath(file)))
+    if content is None:
+        return _real_open(file, mode, *args, **kwargs)
+    if "b" in mode:
+        return io.BytesIO(content)
+    named = dict(zip(("buffering", "encoding", "errors", "newline"), args, strict=False))
+    named.update(kwargs)
+    encoding = named.get("encoding")
+    return io.TextIOWrapper(
+        io.BytesIO(content), "utf-8" if encoding in (None, "locale") else encoding, named.get("errors"), named.get("newline")
+    )
+
+
+# What is known of distributions.
+
+
+class _Distribution(importlib.metadata.Distribution):
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+
+    def read_text(self, filename: Any) -> str | None:
+        content = _read(f"{self._directory}/{filename}")
+        return None if content is None else content.decode()
+
+    def locate_file(self, path: Any) -> Any:
+        return _Place(f"{os.path.dirname(self._directory)}/{path}")
+
+
+class _Distributions(importlib.metadata.DistributionFinder):
+    """Finds distributions by name, for `importlib.metadata`."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """Finds no modules."""
+
+    def find_distributions(
+        self, context: importlib.metadata.DistributionFinder.Context = importlib.metadata.DistributionFinder.Context()  # noqa: B008
+    ) -> Iterator[importlib.metadata.Distribution]:
+        for path in _dirs:
+            if path.endswith(".dist-info"):
+                name = os.path.basename(path).rsplit("-", 1)[0].removesuffix(".dist-info")
+                if context.name is None or _same(name, context.name):
+                    yield _Distribution(path)
+
+
+def _same(a: str, b: str) -> bool:
+    return re.sub(r"[-_.]+", "-", a).lower() == re.sub(r"[-_.]+", "-", b).lower()

@@ -1,0 +1,1 @@
+"""A package that is imported within a function only."""
