@@ -64,6 +64,7 @@ fn settings(bytes: &[u8], instances_max: u32) -> HostSettings {
         judge: None,
         artifact_root: None,
         event_log: None,
+        budget: rollout_host::budget::Budget::default(),
     }
 }
 

@@ -1,6 +1,8 @@
 //! Settings in two steps: what the operator wrote, and what the host works with.
 
+mod evaluator;
 mod init;
+mod reading;
 mod tools;
 mod values;
 
@@ -15,6 +17,7 @@ use crate::outbound::RetryPolicy;
 use crate::toolbox::ToolSettings;
 pub use tools::{RawAddress, RawComponent, RawServer, RawTools};
 
+pub use evaluator::EvaluatorEnvironment;
 pub use init::{OsmosisEnvironment, OsmosisInit, RawOsmosisInit};
 
 /// How the generation of a request to `POST /rollout` is told.
@@ -79,6 +82,9 @@ pub struct RawConfig {
     /// What the command line sets of the plugin's configuration.
     #[serde(skip)]
     pub set: Vec<Assignment>,
+    /// What is wrong already with what was written; [`RawConfig::resolve`] adds the rest.
+    #[serde(skip)]
+    pub mistakes: Vec<String>,
 }
 
 /// Declares [`RawLimits`] with one field and one option for each limit.
@@ -87,9 +93,9 @@ macro_rules! raw_limits {
         /// `[limits]` in the file, `--limit-…` on the command line.
         #[derive(Clone, Debug, Default, serde::Deserialize, clap::Args)]
         #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-        #[command(next_help_heading = "Limits of one rollout")]
+        #[command(next_help_heading = "Limits, in the file [limits]")]
         pub struct RawLimits {
-            $($(#[$doc])* #[arg(long = $option, value_name = $value)] pub $field: Option<$type>,)*
+            $($(#[$doc])* #[arg(long = $option, value_name = $value, hide_short_help = true)] pub $field: Option<$type>,)*
         }
 
         impl RawLimits {
@@ -210,6 +216,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Rollouts that run at once.
     pub max_concurrent: u32,
+    /// Whether somebody asked for this number.
+    pub max_concurrent_is_set: bool,
     /// Rollouts that may wait for a slot.
     pub queue_max: u32,
     /// Bytes that may be held for all rollouts and callers together, where the operator
@@ -302,15 +310,15 @@ const QUEUE_PER_SLOT: u32 = 4;
 pub struct InvalidConfig(pub Vec<String>);
 
 impl RawConfig {
-    /// Reads the file's text. The error names the line, and for an unknown key the
-    /// keys that there are.
-    pub fn parse(text: &str) -> Result<Self, toml::de::Error> {
-        toml::from_str(text)
+    /// Reads the text of the file of this name. What is wrong in it is among the mistakes
+    /// that [`RawConfig::resolve`] reports, all at once.
+    pub fn parse(text: &str, name: &str) -> Self {
+        reading::read(text, name)
     }
 
     /// Fills defaults and checks every field. The host sees only [`Config`].
     pub fn resolve(self) -> Result<Config, InvalidConfig> {
-        let mut problems = Vec::new();
+        let mut problems = self.mistakes;
         let listen = self.listen.as_deref().unwrap_or(LISTEN);
         let listen = listen.parse().unwrap_or_else(|_| {
             problems.push(format!("listen: '{listen}' is not an address with a port, such as {LISTEN}"));
@@ -334,6 +342,7 @@ impl RawConfig {
         let config = Config {
             listen,
             max_concurrent,
+            max_concurrent_is_set: self.max_concurrent.is_some(),
             queue_max: self.queue_max.unwrap_or(max_concurrent.saturating_mul(QUEUE_PER_SLOT)),
             memory_budget_bytes: self.memory_budget_bytes,
             artifact_root: self.artifact_root,
@@ -497,7 +506,7 @@ impl RawOsmosis {
         };
         if times.lease <= times.result_wait {
             problems.push(format!(
-                "osmosis.lease-secs: {:?} is not longer than result-wait-secs, {:?}, so a caller that waits would lose its lease",
+                "osmosis.lease-secs: {} is not longer than result-wait-secs, {}, so a caller that waits would lose its lease",
                 times.lease.as_secs_f64(),
                 times.result_wait.as_secs_f64()
             ));
@@ -535,7 +544,7 @@ mod tests {
             [osmosis]
             lease-secs = 5.0
         ";
-        let InvalidConfig(problems) = RawConfig::parse(text).unwrap().resolve().unwrap_err();
+        let InvalidConfig(problems) = RawConfig::parse(text, "c.toml").resolve().unwrap_err();
         let keys: Vec<&str> = problems.iter().filter_map(|problem| problem.split(':').next()).collect();
         assert_eq!(
             keys,
@@ -551,13 +560,15 @@ mod tests {
 
     #[test]
     fn an_unknown_key_is_an_error_that_names_it() {
-        let error = RawConfig::parse("max-concurent = 3").unwrap_err().to_string();
-        assert!(error.contains("max-concurent"), "{error}");
+        let text = "max-concurent = 3\n[model]\nattempts-max = 0";
+        let error = RawConfig::parse(text, "c.toml").resolve().unwrap_err().to_string();
+        let named = ["c.toml:1:1: max-concurent: ", "model.attempts-max: 0"];
+        named.iter().for_each(|named| assert!(error.contains(named), "{error}"));
     }
 
     #[test]
     fn the_plugins_table_and_what_is_set_over_it_are_one() {
-        let mut raw = RawConfig::parse("[plugin]\nname = 'x'\nn = 3\n[plugin.deep]\nf = 0.5").unwrap();
+        let mut raw = RawConfig::parse("[plugin]\nname = 'x'\nn = 3\n[plugin.deep]\nf = 0.5", "c.toml");
         raw.set = vec!["deep.g=null".parse().unwrap(), "n=4".parse().unwrap()];
         let plugin = Value::from(raw.resolve().unwrap().plugin.unwrap());
         assert_eq!(plugin, serde_json::json!({"deep": {"f": 0.5, "g": null}, "n": 4, "name": "x"}));

@@ -75,8 +75,7 @@ fn chat_request(bytes: &[u8]) {
 /// A configuration file.
 fn config(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
-    let Ok(raw) = RawConfig::parse(text) else { return };
-    match raw.resolve() {
+    match RawConfig::parse(text, "fuzz.toml").resolve() {
         Ok(config) => {
             assert!((1..=20_000).contains(&config.max_concurrent));
             assert!(config.osmosis.lease > config.osmosis.result_wait);

@@ -6,6 +6,8 @@
 //! tells the life of a rollout and what holds at every step of it.
 
 #![warn(missing_docs)]
+// Their macros panic where a reader went away; `cli/print.rs` has those that do not.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod bench;
 pub mod budget;

@@ -1,5 +1,7 @@
 //! Text that came from a guest, made fit for people's eyes.
 
+use std::time::Duration;
+
 /// The text with control characters escaped, so that it cannot drive the terminal of
 /// whoever reads it. Tabs and line breaks stay.
 pub fn printable(text: &str) -> String {
@@ -26,6 +28,68 @@ pub fn beginning(text: &str, bytes_max: usize) -> String {
     format!("{}… ({} bytes more)", &text[..end], text.len() - end)
 }
 
+/// At most so many bytes, of the beginning and of the end, and how many were left out
+/// between. For what says why only in its last words, as a reason does.
+pub fn both_ends(text: &str, bytes_max: usize) -> String {
+    if text.len() <= bytes_max {
+        return text.to_owned();
+    }
+    let (mut end, mut start) = (bytes_max / 2, text.len() - bytes_max / 2);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    while !text.is_char_boundary(start) {
+        start += 1;
+    }
+    format!("{}… ({} bytes more) …{}", &text[..end], start - end, &text[start..])
+}
+
+/// A time as people write it: `250 ms`, `1.5 s`.
+pub fn time(time: Duration) -> String {
+    let (secs, ms) = (time.as_secs_f64(), time.as_secs_f64() * 1e3);
+    if time < Duration::from_secs(1) { format!("{} ms", rounded(ms)) } else { format!("{} s", rounded(secs)) }
+}
+
+/// A number as JSON and Python write it, with a decimal: `30.0`.
+pub fn decimal(number: f64) -> String {
+    format!("{number:?}") // not shown as Rust's, but as theirs
+}
+
+/// Up to two decimals, and none where there are none.
+fn rounded(number: f64) -> f64 {
+    (number * 100.0).round() / 100.0
+}
+
+/// Why a name is none of those that there are, with the one that was probably meant.
+pub fn no_such(name: &str, known: &[&str]) -> String {
+    let near = known.iter().find(|known| is_near(name, known));
+    match (near, known.is_empty()) {
+        (Some(near), _) => format!("there is no such setting; did you mean {near}?"),
+        (None, true) => "there is no such setting; there are none here".to_owned(),
+        (None, false) => format!("there is no such setting; there are: {}", known.join(", ")),
+    }
+}
+
+/// Whether one is the other up to a letter or two, or up to `-` for `_`.
+fn is_near(a: &str, b: &str) -> bool {
+    /// Longer names are compared by their beginnings, so that none takes long.
+    const CHARS_MAX: usize = 64;
+    let letters =
+        |text: &str| text.to_lowercase().replace('-', "_").chars().take(CHARS_MAX).collect::<Vec<_>>();
+    let (a, b) = (letters(a), letters(b));
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.iter().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let changed = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = changed.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()] <= if b.len() < 5 { 1 } else { 2 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -44,5 +108,40 @@ mod tests {
     fn a_long_text_says_how_much_is_missing() {
         assert_eq!(beginning("short", 5), "short");
         assert_eq!(beginning("aéb", 2), "a… (3 bytes more)");
+        assert_eq!(both_ends("short", 5), "short");
+        assert_eq!(both_ends("one éé two", 8), "one … (4 bytes more) … two");
+        assert_eq!(both_ends("éé", 2), "… (4 bytes more) …");
+    }
+
+    #[test]
+    fn a_time_has_its_unit() {
+        assert_eq!(time(Duration::from_millis(250)), "250 ms");
+        assert_eq!(time(Duration::from_micros(1234)), "1.23 ms");
+        assert_eq!(time(Duration::from_millis(1500)), "1.5 s");
+        assert_eq!(time(Duration::from_secs(600)), "600 s");
+        assert_eq!(time(Duration::ZERO), "0 ms");
+    }
+
+    #[test]
+    fn a_name_that_was_probably_meant_is_named() {
+        let known = ["listen", "queue-max"];
+        let near = "there is no such setting; did you mean queue-max?";
+        assert_eq!(no_such("queue_mx", &known), near);
+        assert_eq!(no_such("other", &known), "there is no such setting; there are: listen, queue-max");
+        assert_eq!(no_such("other", &[]), "there is no such setting; there are none here");
+    }
+
+    #[test]
+    fn a_typing_error_is_told_apart_from_another_word() {
+        fn check(a: &str, b: &str, near: bool) {
+            assert_eq!(is_near(a, b), near, "{a} {b}");
+        }
+        check("max_turn", "max_turns", true);
+        check("max-turns", "max_turns", true);
+        check("maxturns", "max_turns", true);
+        check("temperture", "temperature", true);
+        check("depth", "name", false);
+        check("a", "b", true);
+        check("", "model", false);
     }
 }

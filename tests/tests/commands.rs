@@ -47,6 +47,31 @@ async fn inspect_says_what_a_component_is() {
 }
 
 #[tokio::test]
+async fn inspect_says_what_is_behind_each_import() {
+    let dir = temporary();
+    let unknown = component(&dir, r#"(component (import "vendor:gpu/kernels" (instance)))"#);
+    for (path, interface, grant) in [
+        (guest("conform"), "rollout:plugin/chat@", "granted"),
+        (guest("conform"), "wasi:cli/stderr@", "granted"),
+        (guest("look_around"), "wasi:cli/environment@", "empty"),
+        (guest("look_around"), "wasi:filesystem/preopens@", "empty"),
+        (guest("look_around"), "wasi:sockets/tcp@", "refused"),
+        (unknown, "vendor:gpu/kernels", "missing"),
+    ] {
+        let about: Value =
+            serde_json::from_str(&run("inspect", &path, &["--json"]).await.stdout).expect("it is JSON");
+        let text = run("inspect", &path, &[]).await.stdout;
+
+        let imports = about["imports"].as_array().expect("there are imports");
+        let found = imports.iter().find(|import| import["name"].as_str().unwrap().starts_with(interface));
+        let found = found.unwrap_or_else(|| panic!("{interface} is not in {about:#}"));
+        assert_eq!(found["grant"], grant, "{interface}");
+        let is_line = |line: &str| line.trim().starts_with(grant) && line.contains(interface);
+        assert!(text.lines().any(is_line), "{interface}: {text}");
+    }
+}
+
+#[tokio::test]
 async fn inspect_names_what_keeps_a_component_from_being_served() {
     let dir = temporary();
     for (text, named) in [
@@ -192,5 +217,99 @@ async fn help_and_version_are_no_errors_and_a_typing_error_is_one() {
         let ran = rollout_host(arguments).start().ended().await;
 
         assert_eq!(ran.code, Some(code), "{arguments:?}: {}", ran.stderr);
+    }
+}
+
+#[tokio::test]
+async fn a_reader_that_goes_away_is_no_reason_to_panic() {
+    let dir = temporary();
+    let config = dir.path().join("config.toml");
+    std::fs::write(&config, "").unwrap();
+    let (conform, tunable) = (guest("conform").display().to_string(), guest("tunable").display().to_string());
+    let rows = dir.path().join("rows.jsonl");
+    std::fs::write(&rows, "{\"user_prompt\": \"1 + 1\", \"ground_truth\": \"2\"}\n").unwrap();
+    let rows = rows.display().to_string();
+    for arguments in [
+        &["--help"][..],
+        &["serve", "--help"],
+        &["--version"],
+        &["inspect", &conform],
+        &["inspect", &conform, "--json"],
+        &["config", &tunable],
+        &["validate", &conform],
+        &["test", &conform, "--data", &rows, "--model", "mock"],
+        &["completions", "bash"],
+        &["new", "made"],
+    ] {
+        let (reader, writer) = std::io::pipe().expect("there is a pipe");
+        drop(reader);
+        let mut command = rollout_host(arguments);
+        command.current_dir(dir.path()).stdin(std::process::Stdio::null());
+        let child = command.stdout(writer).stderr(std::process::Stdio::piped()).spawn().expect("it starts");
+
+        let ran = tokio::time::timeout(COMMAND, child.wait_with_output()).await.expect("it ends").unwrap();
+
+        let stderr = String::from_utf8_lossy(&ran.stderr);
+        assert!(!stderr.contains("panicked") && ran.status.code() != Some(101), "{arguments:?}: {stderr}");
+    }
+}
+
+#[tokio::test]
+async fn no_tip_names_what_is_not_for_people() {
+    for typed in ["compile-componen", "compile", "compile-components"] {
+        let ran = rollout_host([typed]).start().ended().await;
+
+        assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+        // What was typed is repeated; it is the tip that must not be there.
+        assert!(!ran.stderr.contains("'compile-component'"), "{}", ran.stderr);
+    }
+}
+
+#[tokio::test]
+async fn a_shell_completes_the_commands_and_the_manual_has_a_page_for_each() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let ran = rollout_host(["completions", shell]).start().ended().await;
+
+        assert_eq!(ran.code, Some(0), "{shell}: {}", ran.stderr);
+        for word in ["mock-model", "limit-memory-bytes-max"] {
+            assert!(ran.stdout.contains(word), "{shell} completes no {word}");
+        }
+        assert!(!ran.stdout.contains("compile-component"), "{shell}");
+    }
+    let dir = temporary();
+    let pages = dir.path().join("man1");
+
+    let ran = rollout_host(["man"]).arg(&pages).start().ended().await;
+
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let page = std::fs::read_to_string(pages.join("rollout-host-serve.1")).expect("serve has a page");
+    assert!(page.contains("max\\-concurrent"), "{page}");
+    assert!(pages.join("rollout-host.1").exists());
+}
+
+#[tokio::test]
+async fn mistakes_in_every_table_of_a_configuration_are_named_at_once() {
+    let dir = temporary();
+    let config = dir.path().join("host.toml");
+    let text = "queue-maxx = 3\n[limits]\nsamples-max = 0\nhost-calls-max = 'many'\n[model]\nattempts = 3\n\
+                [osmosis]\ndialect = 'e'\n";
+    std::fs::write(&config, text).unwrap();
+    let config = config.display().to_string();
+    let kept = dir.path().join("kept").display().to_string();
+    for (command, more) in
+        [("inspect", &[][..]), ("serve", &["--listen", "127.0.0.1:0", "--artifact-root", &*kept])]
+    {
+        let ran = run(command, &guest("conform"), &[&["--config", &*config], more].concat()).await;
+
+        assert_eq!(ran.code, Some(2), "{command}: {}", ran.stderr);
+        for named in [
+            "host.toml:1:1: queue-maxx: there is no such setting; did you mean queue-max?",
+            "host.toml:4:18: limits.host-calls-max: ",
+            "host.toml:6:1: model.attempts: there is no such setting; there are: attempts-max, ",
+            "host.toml:8:11: osmosis.dialect: ",
+            "limits.samples-max: 0 leaves",
+        ] {
+            assert!(ran.stderr.contains(named), "{command}: {named} is not in {}", ran.stderr);
+        }
     }
 }

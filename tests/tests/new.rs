@@ -1,6 +1,6 @@
 //! `new`: projects that build and are valid at once.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rollout_tests::{Ran, Start, project_root, python_program, rollout_host};
@@ -8,6 +8,24 @@ use serde_json::Value;
 
 /// The first of them compiles the SDK.
 const BUILD: Duration = Duration::from_secs(600);
+
+/// Every file below a folder.
+fn files(dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+}
+
+/// Runs the project's first row against the stand-in, and sees that it calls the tool.
+async fn calls_its_tool(project: &Path, wasm: &Path) {
+    let mut test = rollout_host(["test"]);
+    test.arg(wasm).args(["--data", "rows.jsonl", "--model", "mock"]).current_dir(project);
+
+    let ran = test.start().ended_within(BUILD).await;
+
+    assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
+    assert!(ran.stdout.contains("→ calculator({\"expression\":\"17 + 25\"})"), "{}", ran.stdout);
+    assert!(!ran.stdout.contains("error"), "{}", ran.stdout);
+}
 
 async fn new(dir: &Path, arguments: &[&str]) -> Ran {
     rollout_host(["new"]).args(arguments).current_dir(dir).start().ended().await
@@ -26,7 +44,17 @@ async fn each_template_builds_and_is_valid_at_once() {
         let made = new(dir.path(), &[name, "--template", template]).await;
         assert_eq!(made.code, Some(0), "{template}: {}", made.stderr);
         assert!(made.stdout.contains("rollout-host build . -o"), "{}", made.stdout);
-        let project = dir.path().join(name);
+        // It is built where it was not made: nothing in it names a place of this machine.
+        let project = dir.path().join("elsewhere").join(name);
+        std::fs::create_dir_all(project.parent().unwrap()).unwrap();
+        std::fs::rename(dir.path().join(name), &project).unwrap();
+        let root = project_root().canonicalize().unwrap().display().to_string();
+        for file in files(&project) {
+            let text = std::fs::read_to_string(&file).unwrap();
+            for place in [&*root, &dir.path().display().to_string()] {
+                assert!(!text.contains(place), "{} names {place}", file.display());
+            }
+        }
         // The versions that are here already, so that nothing is fetched.
         std::fs::copy(project_root().join("Cargo.lock"), project.join("Cargo.lock")).unwrap();
         let wasm = project.join("made.wasm");
@@ -41,6 +69,9 @@ async fn each_template_builds_and_is_valid_at_once() {
             .await;
         assert_eq!(built.code, Some(0), "{template}: {}", built.stderr);
         assert!(!built.stderr.contains("warning"), "{template}: {}", built.stderr);
+        if ["tools", "agent-loop"].contains(&template) {
+            calls_its_tool(&project, &wasm).await;
+        }
 
         let ran = rollout_host(["validate", "--json"]).arg(&wasm).start().ended().await;
         assert_eq!(ran.code, Some(0), "{template}: {}{}", ran.stdout, ran.stderr);
@@ -72,6 +103,9 @@ async fn each_template_in_python_builds_and_is_valid_at_once() {
             .ended_within(BUILD)
             .await;
         assert_eq!(built.code, Some(0), "{template}: {}", built.stderr);
+        if ["tools", "agent-loop"].contains(&template) {
+            calls_its_tool(&project, &wasm).await;
+        }
 
         let ran = rollout_host(["validate", "--json"]).arg(&wasm).start().ended_within(BUILD).await;
         assert_eq!(ran.code, Some(0), "{template}: {}{}", ran.stdout, ran.stderr);
@@ -114,4 +148,26 @@ async fn the_sdk_may_come_from_a_repository_or_a_directory() {
     let manifest = |name: &str| std::fs::read_to_string(dir.path().join(name).join("Cargo.toml")).unwrap();
     assert!(manifest("a").contains("rollout-sdk = { git = \"https://example.com/host.git\" }"));
     assert!(manifest("there").contains(&format!("rollout-sdk = {{ path = \"{}\" }}", sdk.display())));
+}
+
+#[tokio::test]
+async fn the_sdk_within_a_project_is_brought_to_that_of_the_program() {
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(new(dir.path(), &["made"]).await.code, Some(0));
+    let project = dir.path().join("made");
+    let sdk = project.join("vendor/rollout-sdk");
+    let lib = std::fs::read_to_string(sdk.join("src/lib.rs")).unwrap();
+    std::fs::write(sdk.join("src/lib.rs"), "// of another version").unwrap();
+    std::fs::write(sdk.join("src/gone.rs"), "// no longer there").unwrap();
+    std::fs::write(project.join("src/mine.rs"), "// mine").unwrap();
+
+    let ran = rollout_host(["update-sdk"]).arg(&project).start().ended().await;
+
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert_eq!(std::fs::read_to_string(sdk.join("src/lib.rs")).unwrap(), lib);
+    assert!(!sdk.join("src/gone.rs").exists() && project.join("src/mine.rs").exists());
+
+    let other = rollout_host(["update-sdk"]).arg(dir.path()).start().ended().await;
+    assert_eq!(other.code, Some(2), "{}", other.stderr);
+    assert!(other.stderr.contains("Cargo.toml"), "{}", other.stderr);
 }

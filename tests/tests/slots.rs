@@ -49,3 +49,16 @@ async fn an_evaluation_runs_as_many_at_once_as_there_is_room_for() {
     let results = std::fs::read_to_string(dir.path().join("out/results.jsonl")).unwrap();
     assert_eq!(results.lines().count(), 60, "{}", ran.stderr);
 }
+
+#[tokio::test]
+async fn fewer_slots_are_a_warning_where_somebody_asked_for_more_and_a_fact_where_nobody_did() {
+    let warning = "not room for as many rollouts";
+    let asked = TestHost::of("conform").option("--max-concurrent", 1000).open_files(OPEN_FILES).start().await;
+    let unasked = TestHost::of("conform").open_files(OPEN_FILES).start().await;
+
+    let (asked, unasked) = (asked.stop().await.stderr, unasked.stop().await.stderr);
+
+    assert!(asked.contains(warning), "{asked}");
+    assert!(!unasked.contains(warning), "{unasked}");
+    assert!(unasked.contains("slots=20"), "{unasked}");
+}

@@ -93,7 +93,7 @@ async fn what_a_run_shows_fails_the_check_of_its_name_and_says_what_to_do() {
         let others = report["checks"].as_array().unwrap().iter().filter(|check| check["outcome"] == "failed");
         assert_eq!(others.count(), 1, "{prompt}: {report:#}");
         let text = validate(&guest("unfit"), &["--data", &data]).await.stdout;
-        assert!(text.contains("FAIL  ") && text.contains("→ "), "{prompt}: {text}");
+        assert!(text.contains("FAILED  ") && text.contains("→ "), "{prompt}: {text}");
     }
 }
 

@@ -13,7 +13,7 @@
 /// Everything that a plugin may import.
 pub mod imports {
     wit_bindgen::generate!({
-        path: "../../wit",
+        path: "wit",
         inline: "
             package rollout:sdk;
             world imports {
@@ -38,7 +38,7 @@ pub mod imports {
 /// The export of a workflow.
 pub mod workflow {
     wit_bindgen::generate!({
-        path: "../../wit",
+        path: "wit",
         inline: "
             package rollout:sdk;
             world workflow-export { export rollout:plugin/workflow@0.1.0; }
@@ -55,7 +55,7 @@ pub mod workflow {
 /// The export of an agent loop.
 pub mod agent_loop {
     wit_bindgen::generate!({
-        path: "../../wit",
+        path: "wit",
         inline: "
             package rollout:sdk;
             world agent-loop-export { export rollout:plugin/agent-loop@0.1.0; }
@@ -72,7 +72,7 @@ pub mod agent_loop {
 /// The export of a grader.
 pub mod grader {
     wit_bindgen::generate!({
-        path: "../../wit",
+        path: "wit",
         inline: "
             package rollout:sdk;
             world grader-export { export rollout:plugin/grader@0.1.0; }
@@ -89,7 +89,7 @@ pub mod grader {
 /// The export of tools for others.
 pub mod tool {
     wit_bindgen::generate!({
-        path: "../../wit",
+        path: "wit",
         inline: "
             package rollout:sdk;
             world tool-export { export rollout:plugin/tool@0.1.0; }
@@ -106,7 +106,7 @@ pub mod tool {
 /// The export of a plugin that declares its configuration.
 pub mod settings {
     wit_bindgen::generate!({
-        path: "../../wit",
+        path: "wit",
         inline: "
             package rollout:sdk;
             world settings-export { export rollout:plugin/settings@0.1.0; }

@@ -5,33 +5,38 @@ use std::time::Duration;
 
 use super::{BenchError, Beside, Dialect, Place, Settings, Target};
 
+const SERVER: &str = "The server";
+const SECOND: &str = "A second server";
+const MODEL: &str = "The stub model";
+
 /// What is measured, and how. The caller adds where the report goes.
 #[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "What is measured")]
 pub struct Args {
     /// The server to measure, as http://HOST:PORT
     #[arg(required_unless_present = "command", conflicts_with = "command")]
     pub url: Option<String>,
     /// Start the server by this shell command instead; it must print 'listening on http://HOST:PORT'
-    #[arg(long, value_name = "COMMAND")]
+    #[arg(long, value_name = "COMMAND", help_heading = SERVER)]
     pub command: Option<String>,
     /// The server's process on this machine, to report its CPU and memory
-    #[arg(long, requires = "url")]
+    #[arg(long, requires = "url", help_heading = SERVER)]
     pub pid: Option<u32>,
     /// What the report calls the server
-    #[arg(long, default_value = "server")]
+    #[arg(long, default_value = "server", help_heading = SERVER)]
     pub name: String,
 
     /// A second server, measured in turn with the first and compared
-    #[arg(long, value_name = "URL", conflicts_with = "vs_command")]
+    #[arg(long, value_name = "URL", conflicts_with = "vs_command", help_heading = SECOND)]
     pub vs: Option<String>,
     /// Start the second server by this shell command
-    #[arg(long, value_name = "COMMAND")]
+    #[arg(long, value_name = "COMMAND", help_heading = SECOND)]
     pub vs_command: Option<String>,
     /// The second server's process
-    #[arg(long, value_name = "PID", requires = "vs")]
+    #[arg(long, value_name = "PID", requires = "vs", help_heading = SECOND)]
     pub vs_pid: Option<u32>,
     /// What the report calls the second server
-    #[arg(long, value_name = "NAME", default_value = "other")]
+    #[arg(long, value_name = "NAME", default_value = "other", help_heading = SECOND)]
     pub vs_name: String,
 
     /// Measure the server beside so many rollouts that go on all the time, and alone, in turn
@@ -57,10 +62,10 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value = "2")]
     pub rounds: usize,
     /// What the stub model waits before each answer, in milliseconds
-    #[arg(long, value_name = "MS", default_value = "0")]
+    #[arg(long, value_name = "MS", default_value = "0", help_heading = MODEL)]
     pub model_latency: u64,
     /// Chat calls after which the stub model gives its final answer; until then it calls a tool
-    #[arg(long, value_name = "N", default_value = "1")]
+    #[arg(long, value_name = "N", default_value = "1", help_heading = MODEL)]
     pub turns: u32,
     /// Begin all rollouts in flight together, instead of each when one has ended
     #[arg(long)]
@@ -69,10 +74,10 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "60")]
     pub patience: Duration,
     /// The servers' key
-    #[arg(long, value_name = "KEY", env = "ROLLOUT_BENCH_API_KEY", hide_env_values = true)]
+    #[arg(long, value_name = "KEY", env = "ROLLOUT_BENCH_API_KEY", hide_env_values = true, help_heading = SERVER)]
     pub api_key: Option<String>,
     /// Where the stub model listens; the servers must reach it by this address
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0", help_heading = MODEL)]
     pub model_listen: SocketAddr,
 }
 

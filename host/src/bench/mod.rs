@@ -61,6 +61,15 @@ pub enum Dialect {
     D,
 }
 
+impl fmt::Display for Dialect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::C => "C",
+            Self::D => "D",
+        })
+    }
+}
+
 /// A server to measure.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Target {

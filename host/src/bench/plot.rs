@@ -37,7 +37,7 @@ pub(super) fn svg(report: &Report) -> Result<String, NotDrawn> {
         let root = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
         root.fill(&WHITE)?;
         let about = format!(
-            "generation {:?}, model {} ms, {} {}, medians of {}",
+            "generation {}, model {} ms, {} {}, medians of {}",
             report.dialect,
             report.model_latency_ms,
             report.turns,

@@ -263,7 +263,7 @@ impl Report {
         line(
             text,
             &format!(
-                "Generation {:?}, model latency {} ms, {turns}, {pace}, {rounds}, {} cores",
+                "Generation {}, model latency {} ms, {turns}, {pace}, {rounds}, {} cores",
                 self.dialect, self.model_latency_ms, self.cores
             ),
         );

@@ -38,7 +38,7 @@ pub enum StartError {
     #[error("the command ended before it said '{READY}…'; it printed:\n{0}")]
     Ended(String),
     /// It goes on, but does not say that it listens.
-    #[error("the command has not said '{READY}…' after {START_TIMEOUT:?}; it printed:\n{0}")]
+    #[error("the command has not said '{READY}…' after {time}; it printed:\n{0}", time = crate::text::time(START_TIMEOUT))]
     Silent(String),
     /// Its process cannot be told.
     #[error("no process of this machine listens on port {0}, which the command named")]

@@ -157,7 +157,7 @@ impl Worker {
             Err(_) => {
                 // The answer is of no use.
                 let _ = self.cancel(std::slice::from_ref(&id)).await;
-                Err(Failure::new(ErrorKind::Lost, format!("not ended after {patience:?}")))
+                Err(Failure::new(ErrorKind::Lost, format!("not ended after {}", crate::text::time(patience))))
             }
         };
         match outcome {
@@ -229,7 +229,12 @@ impl Worker {
         self.write_head("POST", &["/rollout/cancel"]);
         let body = serde_json::json!({ "ids": ids }).to_string();
         self.body(body.as_bytes());
-        let late = |_| Failure::new(ErrorKind::Transport, format!("cancelling took over {CANCEL_TIMEOUT:?}"));
+        let late = |_| {
+            Failure::new(
+                ErrorKind::Transport,
+                format!("cancelling took over {}", crate::text::time(CANCEL_TIMEOUT)),
+            )
+        };
         timeout(CANCEL_TIMEOUT, self.exchange()).await.map_err(late)?
     }
 

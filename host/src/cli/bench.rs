@@ -1,12 +1,13 @@
 //! `bench`: load for a server, and what it makes of it.
 
+use crate::cli::print::{err, out, outln};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::Args;
 
-use super::Exit;
+use super::{Exit, OUTPUT};
 use crate::bench;
 
 /// Drives a server with load and measures it, perhaps beside another.
@@ -22,16 +23,16 @@ pub(super) struct Bench {
     #[command(flatten)]
     args: bench::Args,
     /// Writes one JSON object in place of the table.
-    #[arg(long)]
+    #[arg(long, help_heading = OUTPUT)]
     json: bool,
     /// Draws rollouts a second and latencies over the numbers in flight, as SVG.
-    #[arg(long, value_name = "FILE.svg", conflicts_with = "soak")]
+    #[arg(long, value_name = "FILE.svg", conflicts_with = "soak", help_heading = OUTPUT)]
     plot: Option<PathBuf>,
     /// Runs so many rollouts at one --in-flight, and says whether the server's process grows.
     ///
     /// Generation D keeps results for `osmosis.result-ttl-secs`: give the server a short
     /// one, or the memory that they take is all that is seen.
-    #[arg(long, value_name = "N", conflicts_with_all = ["vs", "vs_command", "beside", "rollouts", "seconds", "rounds", "wave"])]
+    #[arg(long, value_name = "N", help_heading = "What is measured", conflicts_with_all = ["vs", "vs_command", "beside", "rollouts", "seconds", "rounds", "wave"])]
     soak: Option<usize>,
 }
 
@@ -41,12 +42,12 @@ impl Bench {
         let terminal = std::io::stderr().is_terminal();
         let progress = |progress| {
             if terminal {
-                eprint!("\r\x1b[K{progress}");
+                err!("\r\x1b[K{progress}");
             }
         };
         let done = || {
             if terminal {
-                eprint!("\r\x1b[K");
+                err!("\r\x1b[K");
             }
         };
         if let Some(rollouts) = self.soak {
@@ -67,9 +68,9 @@ impl Bench {
 
     fn show(&self, report: &impl serde::Serialize, table: &str, is_clean: bool) -> Result<Exit> {
         if self.json {
-            println!("{}", serde_json::to_string_pretty(report).context("the report is no JSON")?);
+            outln!("{}", serde_json::to_string_pretty(report).context("the report is no JSON")?);
         } else {
-            print!("{table}");
+            out!("{table}");
         }
         Ok(if is_clean { Exit::Done } else { Exit::NotDone })
     }

@@ -1,5 +1,6 @@
 //! `compile-component`: what the host starts to compile a component. Not for people.
 
+use crate::cli::print::errln;
 use std::io::{Read, Write};
 
 use anyhow::{Context, Result};
@@ -32,7 +33,7 @@ impl CompileComponent {
                 Ok(super::Exit::Done)
             }
             Err(error) => {
-                eprintln!("{error:#}");
+                errln!("{error:#}");
                 // A code of its own, which no other command has.
                 std::process::exit(INVALID_EXIT_CODE.into())
             }

@@ -1,5 +1,6 @@
 //! `config`: what a plugin lets its operator configure.
 
+use crate::cli::print::{out, outln};
 use std::path::PathBuf;
 
 use anyhow::Result;
@@ -7,7 +8,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::plugin_file::{self, CacheOptions};
-use super::{Exit, setup};
+use super::{Exit, OUTPUT, SETTINGS, setup};
 use crate::config::Assignment;
 use crate::engine::Engine;
 use crate::plugin::{Declaration, Field, Settings};
@@ -18,17 +19,19 @@ use crate::text;
 /// Values come from the plugin's defaults, over them [plugin] of --config, over that
 /// --set. What does not fit is an error, as for serve and eval.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  rollout-host config my_agent.wasm\n  \
+    rollout-host config my_agent.wasm --set max_turns=3 --set 'search.places=[\"here\"]'")]
 pub(super) struct Config {
     /// The component.
     plugin: PathBuf,
     /// Settings in TOML, of which [plugin] matters here.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = SETTINGS)]
     config: Option<PathBuf>,
     /// Sets one value over those; nested keys are joined by dots.
-    #[arg(long, value_name = "KEY=VALUE")]
+    #[arg(long, value_name = "KEY=VALUE", help_heading = SETTINGS)]
     set: Vec<Assignment>,
     /// Writes one JSON object: schema, defaults and resolved values.
-    #[arg(long)]
+    #[arg(long, help_heading = OUTPUT)]
     json: bool,
     #[command(flatten)]
     cache: CacheOptions,
@@ -56,9 +59,9 @@ impl Config {
                 "description": settings.description,
                 "max_concurrent": settings.max_concurrent,
             });
-            println!("{whole:#}");
+            outln!("{whole:#}");
         } else {
-            print!("{}", self.render(declared.as_ref(), &settings));
+            out!("{}", self.render(declared.as_ref(), &settings));
         }
         Ok(Exit::Done)
     }

@@ -1,5 +1,6 @@
 //! `eval`: a plugin over a data set.
 
+use crate::cli::print::{errln, out, outln};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -29,7 +30,9 @@ use crate::rollout::AgentForm;
 #[derive(Debug, Args)]
 #[command(
     after_help = "Exit codes: 0 every rollout has a reward; 1 some have none through the plugin's fault;\n\
-    2 not done, or some have none through the fault of model or host (--retry-unscored runs those again)."
+    2 not done, or some have none through the fault of model or host (--retry-unscored runs those again).\n\n\
+    Examples:\n  rollout-host eval my_agent.wasm --data rows.jsonl --model mock\n  \
+    rollout-host eval my_agent.wasm --data rows.jsonl --n 4 --model gpt-x --base-url https://HOST/v1 --api-key-env KEY"
 )]
 pub(super) struct Eval {
     /// The component with the workflow or agent loop.
@@ -136,16 +139,16 @@ impl Eval {
         let (endpoint, _mock) = self.model.endpoint(key).await?;
         let Opened { mut journal, finished, dropped, torn: _, moved_to } = opened;
         if let Some(old) = moved_to {
-            eprintln!("what was there is kept in {}", old.display());
+            errln!("what was there is kept in {}", old.display());
         }
         if dropped > 0 {
-            eprintln!("running {dropped} unscored rollouts again");
+            errln!("running {dropped} unscored rollouts again");
         }
         let runs_per_row = self.n as usize;
         let mut tally = Tally::new(runs_per_row, self.pass_threshold);
         finished.iter().for_each(|line| tally.add(line));
         if !finished.is_empty() {
-            eprintln!("going on after {} finished rollouts", finished.len());
+            errln!("going on after {} finished rollouts", finished.len());
         }
         let bar = progress(data.rows.len() * runs_per_row, &tally);
         let stop = CancellationToken::new();
@@ -170,15 +173,15 @@ impl Eval {
         let end = end?;
         let summary = tally.summary();
         journal.write_summary(&summary)?;
-        print!("{}", eval::table::render(&summary));
+        out!("{}", eval::table::render(&summary));
         let dir = journal.dir();
-        println!(
+        outln!(
             "\nresults       {}\ntrajectories  {}",
             dir.join("results.jsonl").display(),
             dir.join("rollouts").display()
         );
         if end == End::Stopped {
-            eprintln!("stopped; the same command with --out {} goes on from here", dir.display());
+            errln!("stopped; the same command with --out {} goes on from here", dir.display());
             return Ok(Exit::NotDone);
         }
         Ok(exit(&summary))

@@ -25,6 +25,8 @@ pub(super) async fn run(when: &str, command: &str) -> Result<()> {
         Ok(Ok(status)) if status.success() => Ok(()),
         Ok(Ok(status)) => bail!("the command {when} failed with {status}: '{command}'"),
         Ok(Err(error)) => Err(error).with_context(|| format!("cannot wait for the command {when}")),
-        Err(_) => bail!("the command {when} was not done within {TIME_MAX:?}: '{command}'"),
+        Err(_) => {
+            bail!("the command {when} was not done within {}: '{command}'", crate::text::time(TIME_MAX))
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! `inspect`: what a component is.
 
+use crate::cli::print::{out, outln};
 use std::path::PathBuf;
 
 use anyhow::Result;
@@ -8,22 +9,29 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::plugin_file::{self, CacheOptions};
-use super::{Exit, setup};
+use super::{Exit, OUTPUT, SETTINGS, setup};
 use crate::engine::{Engine, Loader};
 use crate::plugin::{CONTRACT_VERSION, Description, Item};
 use crate::text::printable;
 use crate::toolbox;
 
 /// Says what a component exports and imports, and whether it can be served.
+///
+/// Each import is shown with what is behind it: `granted` works; `empty` is there because
+/// standard libraries import it, and has nothing in it, as the file system has no files;
+/// `refused` answers every call that access is denied, as the network does; `missing` keeps the
+/// component from being served.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  rollout-host inspect my_agent.wasm\n  \
+    rollout-host inspect my_agent.wasm --json | jq '.imports[] | select(.grant != \"granted\").name'")]
 pub(super) struct Inspect {
     /// The component.
     plugin: PathBuf,
     /// Writes one JSON object.
-    #[arg(long)]
+    #[arg(long, help_heading = OUTPUT)]
     json: bool,
     /// Settings in TOML, of which the limits of loading matter here.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = SETTINGS)]
     config: Option<PathBuf>,
     #[command(flatten)]
     cache: CacheOptions,
@@ -40,7 +48,7 @@ impl Inspect {
             Err(error) => {
                 let error = plugin_file::at_fault(&self.plugin.display().to_string(), error);
                 if self.json {
-                    println!("{:#}", json!({"servable": false, "error": error.to_string()}));
+                    outln!("{:#}", json!({"servable": false, "error": error.to_string()}));
                 }
                 return Err(error);
             }
@@ -59,9 +67,9 @@ impl Inspect {
                 Some(Err(problems)) => value["tool_problems"] = json!(problems),
                 None => {}
             }
-            println!("{value:#}");
+            outln!("{value:#}");
         } else {
-            print!("{}", self.render(&about, tools));
+            out!("{}", self.render(&about, tools));
         }
         Ok(if servable { Exit::Done } else { Exit::Plugin })
     }
@@ -145,7 +153,8 @@ fn list(title: &str, items: &[Item]) -> String {
             ("interface", functions) => functions.join(", "),
             (kind, _) => kind.to_owned(),
         };
-        text += &format!("    {}: {detail}\n", item.name);
+        let grant = item.grant.map(|grant| format!("{:<8} ", grant.as_str())).unwrap_or_default();
+        text += &format!("    {grant}{}: {detail}\n", item.name);
     }
     text
 }

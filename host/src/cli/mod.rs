@@ -3,11 +3,13 @@
 mod bench;
 mod build;
 mod compile_component;
+mod completions;
 mod config;
 mod connections;
 mod eval;
 mod hooks;
 mod inspect;
+mod man;
 mod mock_model;
 mod model;
 mod new;
@@ -18,6 +20,9 @@ mod setup;
 mod test;
 mod validate;
 
+#[cfg(test)]
+mod help;
+
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
@@ -26,10 +31,14 @@ use clap::{Parser, Subcommand, ValueEnum};
 #[derive(Debug, Parser)]
 #[command(name = "rollout-host", version, propagate_version = true, max_term_width = 100)]
 #[command(after_help = "Exit codes: 0 done, 1 the plugin is at fault, 2 not done.\n\
-    Logs go to standard error; ROLLOUT_HOST_LOG=debug (or a tracing filter) shows more of them.")]
+    Logs go to standard error; ROLLOUT_HOST_LOG=debug (or a tracing filter) shows more of them.\n\n\
+    To begin with:\n  \
+    rollout-host new my-agent && cd my-agent\n  \
+    rollout-host build . -o my_agent.wasm\n  \
+    rollout-host test my_agent.wasm --data rows.jsonl --model mock")]
 struct Arguments {
     /// How log lines are written.
-    #[arg(long, value_enum, default_value_t = LogFormat::Text, global = true)]
+    #[arg(long, value_enum, default_value_t = LogFormat::Text, global = true, help_heading = "Logs")]
     log_format: LogFormat,
     #[command(subcommand)]
     command: Command,
@@ -43,20 +52,21 @@ enum LogFormat {
     Json,
 }
 
+/// In the order in which a person comes to need them.
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Writes a project to begin with.
+    New(new::New),
     /// Compiles a Rust or Python workflow or grader to a component and checks it.
     Build(build::Build),
     /// Says what a component exports and imports, and whether it can be served.
     Inspect(inspect::Inspect),
-    /// Writes a project to begin with.
-    New(new::New),
+    /// Says what a plugin lets its operator configure, and with which values it would run.
+    Config(config::Config),
     /// Checks everything about a plugin that can be checked without a model.
     Validate(validate::Validate),
     /// Runs one row of a data set and shows everything that is said, step by step if asked.
     Test(test::Test),
-    /// Says what a plugin lets its operator configure, and with which values it would run.
-    Config(config::Config),
     /// Runs a plugin over a data set and sums up the rewards.
     Eval(eval::Eval),
     /// Serves a plugin to trainers over HTTP.
@@ -65,9 +75,29 @@ enum Command {
     Bench(bench::Bench),
     /// Serves an OpenAI-compatible endpoint that stands in for a model.
     MockModel(mock_model::MockModelCommand),
-    #[command(hide = true)]
-    CompileComponent(compile_component::CompileComponent),
+    /// Brings the SDK within a Rust project to the one that is in this program.
+    UpdateSdk(new::UpdateSdk),
+    /// Writes what a shell needs to complete these commands.
+    Completions(completions::Completions),
+    /// Writes the manual's pages.
+    Man(man::Man),
 }
+
+// What the host starts to compile a component. It is no command of `Command`, so no help,
+// tip, completion or page names it.
+#[derive(Debug, Parser)]
+#[command(name = COMPILE_COMPONENT)]
+struct CompileArguments {
+    #[command(flatten)]
+    command: compile_component::CompileComponent,
+}
+
+const COMPILE_COMPONENT: &str = "compile-component";
+
+/// Topics of the options, which several commands have.
+const DATA: &str = "Data";
+const OUTPUT: &str = "Output";
+const SETTINGS: &str = "Settings";
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,48 +132,54 @@ impl Command {
     /// Whether what it does is more than what it writes to standard output.
     fn goes_on_unread(&self) -> bool {
         match self {
-            Self::Serve(_) | Self::Eval(_) | Self::MockModel(_) | Self::Build(_) | Self::New(_) => true,
-            Self::Inspect(_) | Self::Validate(_) | Self::Test(_) | Self::Config(_) | Self::Bench(_) => false,
-            Self::CompileComponent(_) => false,
+            Self::Serve(_)
+            | Self::Eval(_)
+            | Self::MockModel(_)
+            | Self::Build(_)
+            | Self::New(_)
+            | Self::UpdateSdk(_)
+            | Self::Man(_) => true,
+            Self::Inspect(_)
+            | Self::Validate(_)
+            | Self::Test(_)
+            | Self::Config(_)
+            | Self::Bench(_)
+            | Self::Completions(_) => false,
         }
     }
 }
 
 /// Runs the command that the arguments name.
 pub fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    let is_server = matches!(arguments.command, Command::Serve(_));
-    // The child that compiles has one thread and a few lines to say.
-    if !matches!(arguments.command, Command::CompileComponent(_)) {
+    let code = if std::env::args_os().nth(1).is_some_and(|first| first == COMPILE_COMPONENT) {
+        // It has one thread and a few lines to say.
+        setup::logs(LogFormat::Text, false);
+        let arguments = CompileArguments::parse_from(std::env::args_os().skip(1));
+        ended(arguments.command.run(), false)
+    } else {
+        let arguments = Arguments::parse();
+        let is_server = matches!(arguments.command, Command::Serve(_));
         let when_full = if is_server { print::WhenFull::LeaveOut } else { print::WhenFull::Wait };
         if let Err(error) = print::queue_errors(when_full) {
             print::errln!("standard error is written without a thread of its own: {error}");
         }
-    }
-    setup::logs(arguments.log_format, is_server);
-    let goes_on_unread = arguments.command.goes_on_unread();
-    let result = match arguments.command {
-        Command::Build(command) => command.run(),
-        Command::Inspect(command) => command.run(),
-        Command::New(command) => command.run(),
-        Command::Validate(command) => command.run(),
-        Command::Test(command) => command.run(),
-        Command::Config(command) => command.run(),
-        Command::Eval(command) => command.run(),
-        Command::Serve(command) => command.run(),
-        Command::Bench(command) => command.run(),
-        Command::MockModel(command) => command.run(),
-        Command::CompileComponent(command) => command.run(),
+        setup::logs(arguments.log_format, is_server);
+        let goes_on_unread = arguments.command.goes_on_unread();
+        ended(arguments.command.run(), goes_on_unread)
     };
-    let code = match result {
+    print::flush_errors();
+    code
+}
+
+/// The exit code of what came of a command, which is said where it is an error.
+fn ended(result: anyhow::Result<Exit>, goes_on_unread: bool) -> ExitCode {
+    match result {
         Ok(exit) => code_as_read(exit, goes_on_unread),
         Err(error) => {
             print::errln!("error: {error:#}");
             if error.downcast_ref::<PluginFault>().is_some() { Exit::Plugin } else { Exit::NotDone }.into()
         }
-    };
-    print::flush_errors();
-    code
+    }
 }
 
 /// The exit code of a command that came to its end, by what standard output took of it.
@@ -155,5 +191,25 @@ fn code_as_read(exit: Exit, goes_on_unread: bool) -> ExitCode {
         }
         print::Written::ReaderGone if !goes_on_unread => ExitCode::from(READER_GONE),
         _ => exit.into(),
+    }
+}
+
+impl Command {
+    fn run(self) -> anyhow::Result<Exit> {
+        match self {
+            Self::New(command) => command.run(),
+            Self::Build(command) => command.run(),
+            Self::Inspect(command) => command.run(),
+            Self::Config(command) => command.run(),
+            Self::Validate(command) => command.run(),
+            Self::Test(command) => command.run(),
+            Self::Eval(command) => command.run(),
+            Self::Serve(command) => command.run(),
+            Self::Bench(command) => command.run(),
+            Self::MockModel(command) => command.run(),
+            Self::UpdateSdk(command) => command.run(),
+            Self::Completions(command) => command.run(),
+            Self::Man(command) => command.run(),
+        }
     }
 }

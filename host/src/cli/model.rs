@@ -1,6 +1,7 @@
 //! The options that say which model is asked, the same for every command that runs a
 //! plugin itself.
 
+use crate::cli::print::errln;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,6 +19,7 @@ const MOCK: &str = "mock";
 
 /// Which model is asked.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Model")]
 pub(super) struct ModelOptions {
     /// The model's name at its server; `mock` runs the built-in stand-in.
     #[arg(long = "model", value_name = "NAME")]
@@ -37,7 +39,7 @@ pub(super) struct ModelOptions {
     /// With `--model mock`: time that it takes for a reply.
     #[arg(long, value_name = "MS", default_value_t = 0)]
     mock_latency: u64,
-    /// With `--model mock`: replies from a file, as in `mock-model --script`.
+    /// With `--model mock`: replies from a file; `rollout-host mock-model --help` has its form.
     #[arg(long, value_name = "FILE")]
     mock_script: Option<PathBuf>,
 }
@@ -64,7 +66,7 @@ impl ModelOptions {
             script: self.mock_script.as_deref().map(script).transpose()?,
         };
         let mock = MockModel::start(SocketAddr::from(([127, 0, 0, 1], 0)), settings).await?;
-        eprintln!("the model is the built-in stand-in, which works out arithmetic and knows nothing else");
+        errln!("the model is the built-in stand-in, which works out arithmetic and knows nothing else");
         Ok((ModelEndpoint::new(&mock.base_url(), MOCK, key)?, Some(mock)))
     }
 }

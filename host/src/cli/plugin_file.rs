@@ -14,6 +14,7 @@ use crate::plugin::Plugin;
 
 /// Where compiled code is kept.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Compiled code")]
 pub(super) struct CacheOptions {
     /// Where compiled code is kept, so that the next start takes no time. Nobody else may
     /// be able to write there. [default: rollout-host/compiled in the user's cache directory]

@@ -23,7 +23,6 @@ const STUCK_TIME_MAX: Duration = Duration::from_secs(5);
 const WOULD_BLOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// Writes to standard output, as `print!` does, and never fails.
-#[allow(unused_macros)]
 macro_rules! out {
     ($($arg:tt)*) => { $crate::cli::print::write_out(format_args!($($arg)*)) };
 }
@@ -35,7 +34,6 @@ macro_rules! outln {
 }
 
 /// Writes to standard error, as `eprint!` does, and never fails.
-#[allow(unused_macros)]
 macro_rules! err {
     ($($arg:tt)*) => { $crate::cli::print::write_err(format_args!($($arg)*)) };
 }
@@ -45,7 +43,6 @@ macro_rules! errln {
     ($($arg:tt)*) => { $crate::cli::print::write_err(format_args!("{}\n", format_args!($($arg)*))) };
 }
 
-#[allow(unused_imports)]
 pub(super) use {err, errln, out, outln};
 
 /// The first failure of standard output; nothing is written to it afterwards.

@@ -1,5 +1,6 @@
 //! `serve`: a plugin for trainers, over HTTP.
 
+use crate::cli::print::outln;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -11,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::plugin_file::CacheOptions;
 use super::setup::JudgeOptions;
 use super::{Exit, PluginFault, connections, hooks, setup};
-use crate::config::{Assignment, Config, Dialect, OsmosisEnvironment, RawLimits};
+use crate::config::{Assignment, Config, Dialect, EvaluatorEnvironment, OsmosisEnvironment, RawLimits};
 use crate::dialect::osmosis::{Osmosis, Settings, a};
 use crate::outbound::{CallbackClient, Secret, Taken};
 use crate::rollout::{AgentForm, Host};
@@ -23,6 +24,8 @@ use crate::rollout::{AgentForm, Host};
 /// Prints `listening on http://ADDR` when it is ready. SIGTERM or Ctrl-C drains: no
 /// new rollouts, running ones may end and be told; a second signal ends it at once.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  rollout-host serve my_agent.wasm\n  \
+    rollout-host serve my_agent.wasm --listen 0.0.0.0:9000 --server-key-env SERVER_KEY --config host.toml")]
 pub(super) struct Serve {
     /// The component with the workflow or agent loop.
     plugin: PathBuf,
@@ -83,25 +86,21 @@ pub(super) struct Serve {
     judge: JudgeOptions,
     #[command(flatten)]
     limits: RawLimits,
-    /// Port that an evaluator who started this process wants.
-    #[arg(long, hide = true, env = "_OSMOSIS_ROLLOUT_PORT", hide_env = true)]
-    evaluator_port: Option<u16>,
-    /// What `/health` repeats to that evaluator.
-    #[arg(long, hide = true, env = "_OSMOSIS_ROLLOUT_INSTANCE_ID", hide_env = true)]
-    instance_id: Option<String>,
 }
 
 impl Serve {
-    fn config(&self) -> Result<Config> {
+    fn config(&self, evaluator: &EvaluatorEnvironment) -> Result<Config> {
         let mut raw = setup::raw_config(self.config.as_deref())?;
-        let evaluator = self.evaluator_port.map(|port| SocketAddr::from(([127, 0, 0, 1], port)).to_string());
-        if let Some(listen) = self.listen.clone().or(evaluator) {
+        raw.mistakes.extend_from_slice(&evaluator.mistakes);
+        let at = |port| SocketAddr::from(([127, 0, 0, 1], port)).to_string();
+        if let Some(listen) = self.listen.clone().or(evaluator.port.map(at)) {
             raw.listen = Some(listen);
         }
         raw.set.clone_from(&self.set);
         self.judge.put_over(&mut raw.judge);
         raw.limits = self.limits.clone().or(raw.limits);
-        let environment = OsmosisEnvironment::read(|name| std::env::var(name).ok())?;
+        let environment = OsmosisEnvironment::read(|name| std::env::var(name).ok());
+        raw.mistakes.extend_from_slice(&environment.mistakes);
         for name in &environment.without_effect {
             tracing::warn!(name, "this variable is set and has no effect here");
         }
@@ -119,7 +118,8 @@ impl Serve {
     }
 
     pub fn run(self) -> Result<Exit> {
-        let config = self.config()?;
+        let evaluator = EvaluatorEnvironment::read(|name| std::env::var(name).ok());
+        let config = self.config(&evaluator)?;
         let artifact_root = config.artifact_root.clone().unwrap_or_else(|| PathBuf::from("rollouts"));
         std::fs::create_dir_all(&artifact_root)
             .with_context(|| format!("cannot make the artifact root {}", artifact_root.display()))?;
@@ -174,7 +174,7 @@ impl Serve {
             },
             times: config.osmosis,
             server_key,
-            instance_id: self.instance_id.clone(),
+            instance_id: evaluator.instance_id,
         });
         if let Some(why) = runtime.block_on(a::cannot_carry(&loaded.host)) {
             if config.osmosis_init.alone {
@@ -231,14 +231,20 @@ async fn serve(config: &Config, host: &Host, osmosis: &Osmosis) -> Result<Exit> 
     let address = listener.local_addr().context("cannot tell the address that is listened on")?;
     let drained = CancellationToken::new();
     let server = tokio::spawn(connections::serve(listener, osmosis.router(), drained.clone()));
-    println!("listening on http://{address}");
+    outln!("listening on http://{address}");
 
     stop.next().await;
-    tracing::info!(drain_secs = config.drain.as_secs_f64(), load = ?host.load(), "draining");
+    tracing::info!(
+        drain_secs = config.drain.as_secs_f64(),
+        running = host.load().running,
+        queued = host.load().queued,
+        "draining"
+    );
     let exit = tokio::select! {
         exit = drain(config, host, osmosis) => exit,
         () = stop.next() => {
-            tracing::warn!(load = ?host.load(), "stopped by a second signal");
+            let load = host.load();
+            tracing::warn!(running = load.running, queued = load.queued, "stopped by a second signal");
             return Ok(Exit::NotDone);
         }
     };
@@ -265,7 +271,11 @@ async fn drain(config: &Config, host: &Host, osmosis: &Osmosis) -> Exit {
         return Exit::Done;
     }
     let load = host.load();
-    tracing::warn!(?load, "the drain time is over; cancelling what still runs");
+    tracing::warn!(
+        running = load.running,
+        queued = load.queued,
+        "the drain time is over; cancelling what still runs"
+    );
     host.cancel_all();
     osmosis.drain(Instant::now() + config.drain).await;
     if load.queued + load.running == 0 { Exit::Done } else { Exit::NotDone }

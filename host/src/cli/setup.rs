@@ -93,11 +93,11 @@ impl StopSignal {
     }
 }
 
-/// Reads a configuration file, or gives an empty one.
+/// Reads a configuration file, or gives an empty one. What is wrong in it, `resolve` says.
 pub(super) fn raw_config(path: Option<&Path>) -> Result<RawConfig> {
     let Some(path) = path else { return Ok(RawConfig::default()) };
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    RawConfig::parse(&text).with_context(|| format!("{}", path.display()))
+    Ok(RawConfig::parse(&text, &path.display().to_string()))
 }
 
 /// The folder of this start in the directory for events.
@@ -311,7 +311,7 @@ pub(super) fn watched_host(
         GuestCost { memory_bytes: started.memory_bytes as u64, ..cost },
     );
     (host_settings.max_concurrent, host_settings.queue_max) = (slots.running_max, slots.queue_max);
-    if slots.bound_by != Bound::Asked {
+    if slots.bound_by != Bound::Asked && config.max_concurrent_is_set {
         tracing::warn!(
             asked = config.max_concurrent,
             slots = slots.running_max,
@@ -357,7 +357,8 @@ fn lent_tools(
     if !problems.is_empty() {
         return Err(Unlendable(problems).into());
     }
-    let mut about = format!("{settings:?}");
+    // For the digest; nobody reads it.
+    let mut about = format!("{settings:?}"); // not shown
     about.extend(components.iter().map(|plugin| plugin.about().digest.as_str()));
     let toolbox = runtime.block_on(Toolbox::start(settings.clone(), components, metrics))?;
     Ok(Some((toolbox, sha256_hex(about.as_bytes()))))

@@ -5,7 +5,6 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::InvalidConfig;
 use crate::outbound::{Repeated, RetryPolicy};
 
 /// What each variable's name begins with.
@@ -58,6 +57,8 @@ pub struct OsmosisEnvironment {
     pub max_concurrent: Option<u32>,
     /// Variables that are set and have no effect here.
     pub without_effect: Vec<String>,
+    /// What is wrong with the others.
+    pub mistakes: Vec<String>,
 }
 
 /// Generation A's settings, checked.
@@ -80,8 +81,8 @@ pub struct OsmosisInit {
 }
 
 impl OsmosisEnvironment {
-    /// Reads the variables through `get`. Everything that is wrong is in the error.
-    pub fn read(get: impl Fn(&str) -> Option<String>) -> Result<Self, InvalidConfig> {
+    /// Reads the variables through `get`.
+    pub fn read(get: impl Fn(&str) -> Option<String>) -> Self {
         let mut variables = Variables { get, problems: Vec::new() };
         let init = RawOsmosisInit {
             client_timeout_secs: variables.value("CLIENT_TIMEOUT_SECONDS"),
@@ -95,18 +96,16 @@ impl OsmosisEnvironment {
             metadata_bytes_max: variables.value("MAX_METADATA_SIZE_BYTES"),
             alone: None,
         };
-        let max_concurrent = variables.value("SERVER_MAX_CONCURRENT_ROLLOUTS");
-        if max_concurrent.is_some_and(|count: u32| !(1..=10_000).contains(&count)) {
+        let asked = variables.value("SERVER_MAX_CONCURRENT_ROLLOUTS");
+        let max_concurrent = asked.filter(|count: &u32| (1..=10_000).contains(count));
+        if max_concurrent != asked {
             let name = "SERVER_MAX_CONCURRENT_ROLLOUTS";
             variables.problems.push(format!("{PREFIX}{name}: not between 1 and 10000"));
         }
         let is_set = |name: &&str| (variables.get)(&format!("{PREFIX}{name}")).is_some();
         let without_effect =
             WITHOUT_EFFECT.iter().filter(|name| is_set(name)).map(|name| format!("{PREFIX}{name}")).collect();
-        if !variables.problems.is_empty() {
-            return Err(InvalidConfig(variables.problems));
-        }
-        Ok(Self { init, max_concurrent, without_effect })
+        Self { init, max_concurrent, without_effect, mistakes: variables.problems }
     }
 }
 
@@ -225,7 +224,7 @@ impl Bounds<'_> {
 mod tests {
     use super::*;
 
-    fn read(variables: &[(&str, &str)]) -> Result<OsmosisEnvironment, InvalidConfig> {
+    fn read(variables: &[(&str, &str)]) -> OsmosisEnvironment {
         OsmosisEnvironment::read(|name| {
             variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
         })
@@ -245,8 +244,8 @@ mod tests {
             ("OSMOSIS_ROLLOUT_SERVER_RECORD_TTL_SECONDS", "60"),
             ("OSMOSIS_ROLLOUT_SERVER_CLEANUP_INTERVAL_SECONDS", "10"),
             ("OSMOSIS_ROLLOUT_MAX_METADATA_SIZE_BYTES", "2048"),
-        ])
-        .unwrap();
+        ]);
+        assert_eq!(environment.mistakes, Vec::<String>::new());
         assert_eq!(environment.max_concurrent, Some(12));
         assert_eq!(environment.without_effect, ["OSMOSIS_ROLLOUT_CLIENT_MAX_KEEPALIVE_CONNECTIONS"]);
 
@@ -265,13 +264,13 @@ mod tests {
 
     #[test]
     fn what_is_no_number_or_out_of_bounds_is_named() {
-        let InvalidConfig(problems) = read(&[
+        let environment = read(&[
             ("OSMOSIS_ROLLOUT_CLIENT_MAX_RETRIES", "many"),
             ("OSMOSIS_ROLLOUT_SERVER_MAX_CONCURRENT_ROLLOUTS", "0"),
-        ])
-        .unwrap_err();
+        ]);
+        assert_eq!(environment.max_concurrent, None, "it is named once");
         assert_eq!(
-            problems,
+            environment.mistakes,
             [
                 "OSMOSIS_ROLLOUT_CLIENT_MAX_RETRIES: 'many' is not a number of its kind",
                 "OSMOSIS_ROLLOUT_SERVER_MAX_CONCURRENT_ROLLOUTS: not between 1 and 10000",

@@ -18,7 +18,7 @@ use wasmparser::Validator;
 use super::plan::{self, FEATURES, MemoryPlan};
 use crate::error::Fault;
 use crate::limits::LoadLimits;
-use crate::text::{beginning, printable};
+use crate::text::{both_ends, printable};
 
 /// How the process says that the component is not valid; why, it says on standard error.
 pub const INVALID_EXIT_CODE: u8 = 3;
@@ -55,7 +55,7 @@ pub enum CompileError {
     Invalid(String),
     /// It took too long.
     #[error(
-        "compiling it took longer than [limits] compile-secs-max of {:?} s, which the configuration can raise", .0.as_secs_f64()
+        "compiling it took longer than [limits] compile-secs-max of {} s, which the configuration can raise", .0.as_secs_f64()
     )]
     Time(Duration),
     /// It took too much memory.
@@ -130,7 +130,7 @@ impl Compiler {
     }
 
     fn failed(&self, status: ExitStatus, stderr: &str) -> CompileError {
-        let said = beginning(&printable(stderr.trim()), SHOWN_BYTES_MAX);
+        let said = both_ends(&printable(stderr.trim()), SHOWN_BYTES_MAX);
         if status.code() == Some(INVALID_EXIT_CODE.into()) {
             return CompileError::Invalid(said);
         }

@@ -126,7 +126,7 @@ pub enum RunError {
         max: usize,
     },
     /// It used more CPU time than it may.
-    #[error("used more CPU time than guest-cpu-secs-max, {0:?} s; do less, or ask the operator to raise it")]
+    #[error("used more CPU time than guest-cpu-secs-max, {0} s; do less, or ask the operator to raise it")]
     Cpu(f64),
     /// It handed more over in one call of the host, or holds more handles, than it may.
     #[error("{0}")]

@@ -116,7 +116,8 @@ impl CallbackClient {
             };
             let sent = tokio::time::timeout(self.policy.attempt_time_max, sent).await;
             let time_max = self.policy.attempt_time_max;
-            let sent = sent.unwrap_or_else(|_| Err(format!("no answer within {time_max:?}")));
+            let sent =
+                sent.unwrap_or_else(|_| Err(format!("no answer within {}", crate::text::time(time_max))));
             let (reason, status, asked) = match sent {
                 Ok(Answer { status, body, .. }) if matches!(self.taken.word(status), Word::Taken) => {
                     callback.ended(CallbackOutcome::Delivered);
@@ -142,7 +143,7 @@ impl CallbackClient {
                 return Err(Undelivered { attempts, reason, status });
             };
             callback.repeated();
-            tracing::debug!(attempts, ?delay, reason, "posting the callback again");
+            tracing::debug!(attempts, delay_secs = delay.as_secs_f64(), reason, "posting the callback again");
             tokio::time::sleep(delay).await;
         }
     }

@@ -265,7 +265,7 @@ impl ChatClient {
                 return Err(ChatFailure::Unavailable { attempts: failures, reason });
             };
             call.repeated();
-            tracing::debug!(failures, ?delay, reason, "asking the model again");
+            tracing::debug!(failures, delay_secs = delay.as_secs_f64(), reason, "asking the model again");
             tokio::time::sleep(delay).await;
         }
     }
@@ -319,7 +319,7 @@ impl ChatClient {
         };
         match tokio::time::timeout(policy.attempt_time_max, exchange).await {
             Ok(result) => result,
-            Err(_) => Err(again(format!("no answer within {:?}", policy.attempt_time_max))),
+            Err(_) => Err(again(format!("no answer within {}", crate::text::time(policy.attempt_time_max)))),
         }
     }
 

@@ -261,7 +261,7 @@ async fn introduced<T>(step: impl Future<Output = Result<T, ClientInitializeErro
 async fn in_time<T, E: std::fmt::Display>(step: impl Future<Output = Result<T, E>>) -> Result<T, String> {
     match timeout(CONNECT_TIME_MAX, step).await {
         Ok(result) => result.map_err(|error| beginning(&error.to_string(), REASON_BYTES_MAX)),
-        Err(_) => Err(format!("the server did not answer within {CONNECT_TIME_MAX:?}")),
+        Err(_) => Err(format!("the server did not answer within {}", crate::text::time(CONNECT_TIME_MAX))),
     }
 }
 
@@ -289,7 +289,8 @@ impl Connection {
         let Self { service, process } = self;
         let Some(mut process) = process else {
             return match service.waiting().await {
-                Ok(reason) => format!("the connection was lost: {reason:?}"),
+                Ok(rmcp::service::QuitReason::Cancelled) => "the connection was ended".to_owned(),
+                Ok(_) => "the connection was lost".to_owned(),
                 Err(error) => format!("the connection was lost: {error}"),
             };
         };
@@ -310,7 +311,12 @@ async fn supervise(about: String, reach: Reach, mut connection: Connection, stat
         if up_since.elapsed() >= STABLE {
             delay = RESTART_DELAY_MIN;
         }
-        tracing::warn!(server = about, reason, ?delay, "tool server lost; it is started again");
+        tracing::warn!(
+            server = about,
+            reason,
+            delay_secs = delay.as_secs_f64(),
+            "tool server lost; it is started again"
+        );
         state.send_replace(State::Down(reason));
         connection = loop {
             sleep(delay).await;
@@ -321,7 +327,7 @@ async fn supervise(about: String, reach: Reach, mut connection: Connection, stat
                     tracing::warn!(
                         server = about,
                         reason,
-                        ?delay,
+                        delay_secs = delay.as_secs_f64(),
                         "tool server not started; it is tried again"
                     );
                     state.send_replace(State::Down(reason));

@@ -23,6 +23,59 @@ pub struct Item {
     /// The functions of an interface.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub functions: Vec<String>,
+    /// Of an import: what is behind it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grant: Option<Grant>,
+}
+
+/// What this host puts behind an import.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Grant {
+    /// It works.
+    Granted,
+    /// It is there because standard libraries import it, and there is nothing in it: no
+    /// files, no arguments, no variables, no input, no terminal.
+    Empty,
+    /// Every call is answered that access is denied.
+    Refused,
+    /// It is not there, so a component that imports it cannot be served.
+    Missing,
+}
+
+impl Grant {
+    /// The word for it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Granted => "granted",
+            Self::Empty => "empty",
+            Self::Refused => "refused",
+            Self::Missing => "missing",
+        }
+    }
+
+    /// What is behind the import of this name. The instance's WASI context is made to match
+    /// (`Imports::wasi`).
+    fn of(name: &str) -> Self {
+        if let Some((interface, version)) = of_contract(name) {
+            let is_offered = version == CONTRACT_VERSION && OFFERED.contains(&interface);
+            return if is_offered { Self::Granted } else { Self::Missing };
+        }
+        if !is_offered_wasi(name) {
+            return Self::Missing;
+        }
+        let interface = name.split_once('@').map_or(name, |(interface, _)| interface);
+        match interface {
+            // Standard output and error go to the rollout's log.
+            "wasi:cli/stdout" | "wasi:cli/stderr" | "wasi:cli/exit" => Self::Granted,
+            _ if interface.starts_with("wasi:cli/") || interface.starts_with("wasi:filesystem/") => {
+                Self::Empty
+            }
+            _ if interface.starts_with("wasi:sockets/") => Self::Refused,
+            // Streams and clocks; random numbers that the rollout decides.
+            _ => Self::Granted,
+        }
+    }
 }
 
 /// Why a component cannot be served, naming the import or export.
@@ -68,7 +121,7 @@ impl fmt::Display for Problem {
             Self::OtherVersion { name } => write!(
                 f,
                 "'{name}' is of another version of the contract; this host speaks {CONTRACT_VERSION}, so rebuild \
-                 the plugin with an SDK of that version"
+                 the plugin with an SDK of that version (in a Rust project, `rollout-host update-sdk` brings it)"
             ),
             Self::UnknownImport { name } => {
                 write!(f, "it imports '{name}', which this host does not give")?;
@@ -97,7 +150,13 @@ pub(super) fn item(engine: &wasmtime::Engine, name: String, item: &ComponentItem
         ComponentItem::Module(_) | ComponentItem::CoreFunc(_) => ("core item", Vec::new()),
         ComponentItem::Type(_) | ComponentItem::Resource(_) => ("type", Vec::new()),
     };
-    Item { name, kind, functions }
+    Item { name, kind, functions, grant: None }
+}
+
+/// The same of an import, with what is behind it.
+pub(super) fn import(engine: &wasmtime::Engine, name: String, import: &ComponentItem) -> Item {
+    let grant = Some(Grant::of(&name));
+    Item { grant, ..item(engine, name, import) }
 }
 
 /// The interface and version of a name of the contract's package.
@@ -126,11 +185,9 @@ pub(super) fn problems(
         }
     }
     for item in imported {
-        let known = match of_contract(&item.name) {
-            Some((interface, version)) => version != CONTRACT_VERSION || OFFERED.contains(&interface),
-            None => is_offered_wasi(&item.name),
-        };
-        if !known {
+        let is_other_version =
+            of_contract(&item.name).is_some_and(|(_, version)| version != CONTRACT_VERSION);
+        if !is_other_version && Grant::of(&item.name) == Grant::Missing {
             problems.push(Problem::UnknownImport { name: item.name.clone() });
         }
     }
@@ -155,4 +212,31 @@ fn is_offered_wasi(name: &str) -> bool {
         .iter()
         .any(|package| name.starts_with(package))
         && name.split_once('@').is_some_and(|(_, version)| version.starts_with("0.2."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_behind_an_import_is_known_by_its_name() {
+        fn check(name: &str, expected: Grant) {
+            assert_eq!(Grant::of(name), expected, "{name}");
+        }
+        check("rollout:plugin/chat@0.1.0", Grant::Granted);
+        check("rollout:plugin/chat@0.9.0", Grant::Missing);
+        check("rollout:plugin/other@0.1.0", Grant::Missing);
+        check("wasi:io/streams@0.2.6", Grant::Granted);
+        check("wasi:clocks/wall-clock@0.2.0", Grant::Granted);
+        check("wasi:random/random@0.2.0", Grant::Granted);
+        check("wasi:cli/stderr@0.2.0", Grant::Granted);
+        check("wasi:cli/environment@0.2.0", Grant::Empty);
+        check("wasi:cli/stdin@0.2.0", Grant::Empty);
+        check("wasi:cli/terminal-stdout@0.2.0", Grant::Empty);
+        check("wasi:filesystem/preopens@0.2.0", Grant::Empty);
+        check("wasi:sockets/tcp@0.2.0", Grant::Refused);
+        check("wasi:http/outgoing-handler@0.2.0", Grant::Missing);
+        check("wasi:io/streams@0.3.0", Grant::Missing);
+        check("vendor:gpu/kernels", Grant::Missing);
+    }
 }

@@ -12,7 +12,7 @@ use wasmtime::component::{Component, Linker};
 
 use crate::digest::hex;
 use crate::instance::{BusyThreads, Forms, InstanceState, LinkedPlugin};
-pub use contract::{CONTRACT_VERSION, Item, Problem};
+pub use contract::{CONTRACT_VERSION, Grant, Item, Problem};
 pub use settings::{Declaration, DeclareError, Field, InvalidSettings, Settings, resolve};
 
 /// A component that can be run. Cheap to clone.
@@ -70,7 +70,8 @@ impl Description {
 pub enum LoadError {
     /// It is no WebAssembly at all.
     #[error(
-        "not a WebAssembly file: it begins with {0:02x?}, not with '\\0asm'; give the .wasm file that `rollout-host build` wrote"
+        "not a WebAssembly file: it begins with {begins}, not with '\\0asm'; give the .wasm file that `rollout-host build` wrote",
+        begins = bytes(.0)
     )]
     NotWasm(Vec<u8>),
     /// It is a module, not a component.
@@ -90,6 +91,11 @@ pub enum LoadError {
     /// Its imports could not be connected.
     #[error("cannot be linked")]
     Link(#[source] wasmtime::Error),
+}
+
+fn bytes(bytes: &[u8]) -> String {
+    let shown: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    if shown.is_empty() { "nothing".to_owned() } else { format!("the bytes {}", shown.join(" ")) }
 }
 
 fn list(problems: &[Problem]) -> String {
@@ -157,7 +163,8 @@ pub(crate) fn describe(
         items.map(|(name, item)| contract::item(engine, name, &item)).collect()
     };
     let exports = items(&mut ty.exports(engine).map(|(name, item)| (name.to_owned(), item.ty)));
-    let imports = items(&mut ty.imports(engine).map(|(name, item)| (name.to_owned(), item.ty)));
+    let imports: Vec<Item> =
+        ty.imports(engine).map(|(name, item)| contract::import(engine, name.to_owned(), &item.ty)).collect();
     let link_error = linker.instantiate_pre(component).err();
     let problems = contract::problems(&exports, &imports, link_error.as_ref());
     Description {

@@ -11,7 +11,7 @@ use super::outcome::{Failure, Outcome, Stage};
 use crate::error::Fault;
 use crate::imports::{Record, Spent};
 use crate::telemetry::{Ended, Step, Used};
-use crate::text::beginning;
+use crate::text::both_ends;
 
 /// Lines about unscored rollouts that are logged in a second, unless everything is asked
 /// for. A plugin that fails every time would write thousands, each saying the same.
@@ -99,7 +99,7 @@ impl Account {
         let Some(left_out) = line else {
             return tracing::debug!(stage, kind, fault, reason = failure.reason, secs, "rollout unscored");
         };
-        let reason = beginning(&failure.reason, REASON_BYTES_LOGGED);
+        let reason = both_ends(&failure.reason, REASON_BYTES_LOGGED);
         if failure.fault == Fault::Host {
             tracing::warn!(stage, kind, fault, reason, secs, left_out, "rollout unscored");
         } else {

@@ -129,7 +129,7 @@ impl fmt::Display for Failure {
 impl Failure {
     pub(super) fn new(stage: Stage, kind: FailureKind, fault: Fault, reason: impl Into<String>) -> Self {
         let reason: String = reason.into();
-        let reason = text::printable(&text::beginning(&reason, REASON_BYTES_MAX));
+        let reason = text::printable(&text::both_ends(&reason, REASON_BYTES_MAX));
         Self { stage, kind, fault, reason }
     }
 

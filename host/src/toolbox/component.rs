@@ -142,7 +142,7 @@ fn explain(error: &RunError, record: &Record) -> ToolAnswer {
         ),
         RunError::Cpu(max) => ToolAnswer::over(
             Limit::ToolCpu,
-            format!("the tool used more CPU time than cpu-secs-max, {max:?} s"),
+            format!("the tool used more CPU time than cpu-secs-max, {max} s"),
         ),
         RunError::Limit(_) if fired(Limit::HostCallBytes) => {
             ToolAnswer::over(Limit::ToolResultBytes, "the tool's result is far longer than result-bytes-max")

@@ -172,7 +172,7 @@ impl CallLimits {
     /// There was no result in time.
     fn late(&self) -> ToolAnswer {
         let secs = self.deadline.as_secs_f64();
-        ToolAnswer::over(Limit::ToolTime, format!("no result within deadline-secs, {secs:?} s"))
+        ToolAnswer::over(Limit::ToolTime, format!("no result within deadline-secs, {secs} s"))
     }
 
     /// All who may call at once did so for too long.

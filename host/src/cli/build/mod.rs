@@ -5,19 +5,22 @@ mod python_image;
 mod python_sdk;
 mod rust;
 
+use crate::cli::print::outln;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use super::plugin_file::{self, CacheOptions};
-use super::{Exit, PluginFault, setup};
+use super::{Exit, PluginFault, SETTINGS, setup};
 use crate::digest::hex;
 use crate::engine::Engine;
 
 /// Compiles a Rust or Python workflow, agent loop, grader or tool to a component and checks that
 /// it can be served or lent.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  rollout-host build . -o my_agent.wasm\n  \
+    rollout-host build graders/exact --componentize-py .venv/bin/componentize-py")]
 pub(super) struct Build {
     /// The project: a directory with a Cargo.toml whose library is a cdylib, or with a
     /// pyproject.toml.
@@ -27,7 +30,7 @@ pub(super) struct Build {
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Settings in TOML, of which [limits] and cache-dir are heeded.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = SETTINGS)]
     config: Option<PathBuf>,
     #[command(flatten)]
     python: python::Options,
@@ -71,7 +74,7 @@ impl Build {
         let about = plugin.about();
         let bare = |part: &&'static str| part.trim_start_matches("a ").trim_start_matches("an ");
         let parts: Vec<&str> = about.parts().iter().map(bare).collect();
-        println!(
+        outln!(
             "{}: {}, {} KiB, sha256:{}",
             output.display(),
             parts.join(" and "),

@@ -3,6 +3,7 @@
 //! This finds the tool and hands the project to the SDK's own `_build.py`, which knows
 //! Python projects; see there for what is done with one.
 
+use crate::cli::print::errln;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -26,7 +27,7 @@ const AT_FAULT: i32 = 1;
 pub(super) struct Options {
     /// The componentize-py that makes components of Python projects. [default: of
     /// $COMPONENTIZE_PY, the active or the project's virtual environment, or the PATH]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Python")]
     componentize_py: Option<PathBuf>,
 }
 
@@ -71,7 +72,7 @@ pub(super) fn compile(dir: &Path, options: &Options, work: &Path) -> Result<Buil
         bail!("{said}");
     }
     if !said.is_empty() {
-        eprintln!("{said}");
+        errln!("{said}");
     }
     let made: Made =
         serde_json::from_slice(&ran.stdout).context("the SDK's builder does not say what it made")?;

@@ -1,5 +1,8 @@
 //! `new`: a project to begin with.
 
+pub(super) mod rust_sdk;
+
+use crate::cli::print::outln;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -9,7 +12,13 @@ use clap::{Args, ValueEnum};
 use super::Exit;
 
 /// Writes a project that `rollout-host build` compiles and `rollout-host validate` passes.
+///
+/// A Rust project has its SDK in vendor/rollout-sdk, so that `cargo check`, an editor and
+/// another machine find it; `rollout-host update-sdk` brings a newer one. The Python SDK is in
+/// this program, and `build` puts it into the component.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  rollout-host new my-agent\n  \
+    rollout-host new my-agent --lang python --template tools")]
 pub(super) struct New {
     /// The project's name: lower-case letters, digits and dashes, beginning with a letter.
     name: String,
@@ -22,12 +31,12 @@ pub(super) struct New {
     /// Where it goes; made if it is not there. [default: NAME in this directory]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// The SDK's directory, guest-sdk/rust of a clone. [default: that of the clone which
-    /// this program was built from]
-    #[arg(long, value_name = "DIR", conflicts_with = "sdk_git")]
+    /// Rust: takes the SDK from this directory, guest-sdk/rust of a clone, in place of the one
+    /// that is in this program and comes to vendor/rollout-sdk.
+    #[arg(long, value_name = "DIR", conflicts_with = "sdk_git", help_heading = "Where the SDK is")]
     sdk: Option<PathBuf>,
-    /// A git repository that the SDK is taken from.
-    #[arg(long, value_name = "URL")]
+    /// Rust: takes it from a git repository.
+    #[arg(long, value_name = "URL", help_heading = "Where the SDK is")]
     sdk_git: Option<String>,
 }
 
@@ -35,6 +44,45 @@ pub(super) struct New {
 enum Language {
     Rust,
     Python,
+}
+
+impl Language {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Rust => "Rust",
+            Self::Python => "Python",
+        }
+    }
+}
+
+/// Brings the SDK within a Rust project to the one that is in this program.
+///
+/// Writes vendor/rollout-sdk anew and touches nothing else.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  rollout-host update-sdk my-agent")]
+pub(super) struct UpdateSdk {
+    /// The project's directory.
+    #[arg(default_value = ".")]
+    dir: PathBuf,
+}
+
+impl UpdateSdk {
+    pub fn run(self) -> Result<Exit> {
+        let manifest = self.dir.join("Cargo.toml");
+        let text = std::fs::read_to_string(&manifest)
+            .with_context(|| format!("cannot read {}", manifest.display()))?;
+        if !text.contains(rust_sdk::DIR) {
+            bail!(
+                "{} does not depend on {}; with\n[dependencies]\nrollout-sdk = {{ path = \"{}\" }}\nit would",
+                manifest.display(),
+                rust_sdk::DIR,
+                rust_sdk::DIR
+            );
+        }
+        rust_sdk::vendor(&self.dir)?;
+        outln!("{} is that of rollout-host {}", rust_sdk::DIR, env!("CARGO_PKG_VERSION"));
+        Ok(Exit::Done)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -111,8 +159,11 @@ impl New {
         ] {
             write(&dir.join(name), &text)?;
         }
-        println!("{} is there. Next:\n\n  cd {}", self.name, dir.display());
-        self.commands().iter().for_each(|command| println!("  {command}"));
+        if self.vendors() {
+            rust_sdk::vendor(&dir)?;
+        }
+        outln!("{} is there. Next:\n\n  cd {}", self.name, dir.display());
+        self.commands().iter().for_each(|command| outln!("  {command}"));
         Ok(Exit::Done)
     }
 
@@ -137,22 +188,20 @@ impl New {
         if let Some(url) = &self.sdk_git {
             return Ok(format!("git = {}", toml::Value::from(url.as_str())));
         }
-        let beside = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../guest-sdk/rust"));
-        let dir = self.sdk.as_deref().unwrap_or(beside);
+        let Some(dir) = &self.sdk else { return Ok(format!("path = \"{}\"", rust_sdk::DIR)) };
         let is_sdk = std::fs::read_to_string(dir.join("Cargo.toml"))
             .is_ok_and(|manifest| manifest.contains("name = \"rollout-sdk\""));
         match dir.canonicalize() {
             Ok(path) if is_sdk => {
                 Ok(format!("path = {}", toml::Value::from(path.to_string_lossy().into_owned())))
             }
-            _ if self.sdk.is_some() => {
-                bail!("--sdk {} is not the directory guest-sdk/rust of a clone", dir.display())
-            }
-            _ => bail!(
-                "the clone that this program was built from is gone; say where the SDK is by --sdk DIR (guest-sdk/rust \
-                 of a clone) or --sdk-git URL"
-            ),
+            _ => bail!("--sdk {} is not the directory guest-sdk/rust of a clone", dir.display()),
         }
+    }
+
+    /// Whether the SDK goes into the project.
+    fn vendors(&self) -> bool {
+        self.lang == Language::Rust && self.sdk.is_none() && self.sdk_git.is_none()
     }
 
     fn manifest(&self, sdk: &str) -> String {
@@ -166,7 +215,7 @@ impl New {
         }
         text + "\n# Half the size of the default: what a guest is made of, it carries in every rollout that waits.\n\
                 [profile.release]\ncodegen-units = 1\nlto = true\nopt-level = \"s\"\npanic = \"abort\"\n\
-                \n# A workspace of its own, whatever directory it is in.\n[workspace]\n"
+                \n# A workspace of its own, whatever directory it is in.\n[workspace]\nexclude = [\"vendor\"]\n"
     }
 
     /// What to do with the project, from building it on.
@@ -193,7 +242,13 @@ impl New {
         }
         text += "```\n\n`--model mock` is a stand-in that works out arithmetic. For a model, give its name and \
                  `--base-url`;\n`rollout-host test --help` lists the rest. The code is in `";
-        text + &self.entry() + "`, rows to try it on in `rows.jsonl`.\n"
+        text += &self.entry();
+        text += "`, rows to try it on in `rows.jsonl`.\n";
+        if self.vendors() {
+            text += "\nThe SDK and its guide are in `vendor/rollout-sdk`, as they came with the `rollout-host` that wrote \
+                     this;\nafter a newer one is installed, `rollout-host update-sdk` brings its SDK here.\n";
+        }
+        text
     }
 }
 
@@ -211,7 +266,7 @@ fn check_name(name: &str, lang: Language) -> Result<()> {
         Language::Python => &TAKEN_IN_PYTHON,
     };
     if taken.contains(&name) {
-        bail!("'{name}' is a word of {lang:?}'s own; choose another name");
+        bail!("'{name}' is a word of {}'s own; choose another name", lang.name());
     }
     Ok(())
 }

@@ -11,10 +11,10 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use tokio_util::sync::CancellationToken;
 
-use super::Exit;
 use super::model::ModelOptions;
 use super::plugin_file::CacheOptions;
 use super::setup::{self, JudgeOptions, Loaded};
+use super::{DATA, Exit, OUTPUT, SETTINGS};
 use crate::config::{Assignment, RawLimits};
 use crate::error::Fault;
 use crate::eval;
@@ -33,7 +33,9 @@ use transcript::Transcript;
 #[derive(Debug, Args)]
 #[command(
     after_help = "Exit codes: 0 the rollout has a reward; 1 it has none through the plugin's fault; 2 it has none\n\
-    through the fault of model or host, or was quit."
+    through the fault of model or host, or was quit.\n\nExamples:\n  \
+    rollout-host test my_agent.wasm --data rows.jsonl --model mock --interactive\n  \
+    rollout-host test my_agent.wasm --data rows.jsonl --row 7 --model gpt-x --base-url https://HOST/v1 --api-key-env KEY"
 )]
 pub(super) struct Test {
     /// The component with the workflow.
@@ -42,10 +44,10 @@ pub(super) struct Test {
     #[arg(long, value_name = "FILE")]
     grader: Option<PathBuf>,
     /// Rows, as for eval.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = DATA)]
     data: PathBuf,
     /// Which of them, counted from 0.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = DATA)]
     row: usize,
     /// Stops after every reply of the model and asks what to do.
     #[arg(short, long)]
@@ -53,17 +55,17 @@ pub(super) struct Test {
     #[command(flatten)]
     model: ModelOptions,
     /// Settings in TOML: [plugin] for the plugin, [limits], [model] and [judge] for the host.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = SETTINGS)]
     config: Option<PathBuf>,
     /// Sets one value of the plugin's configuration, over what [plugin] says; nested keys
     /// are joined by dots. `rollout-host config PLUGIN` lists what there is.
-    #[arg(long, value_name = "KEY=VALUE")]
+    #[arg(long, value_name = "KEY=VALUE", help_heading = SETTINGS)]
     set: Vec<Assignment>,
     /// Where trajectory, artifacts and log go. [default: nowhere]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", help_heading = OUTPUT)]
     out: Option<PathBuf>,
     /// When to use colours; `auto` means on a terminal, unless NO_COLOR is set.
-    #[arg(long, value_enum, default_value_t = When::Auto)]
+    #[arg(long, value_enum, default_value_t = When::Auto, help_heading = OUTPUT)]
     color: When,
     #[command(flatten)]
     cache: CacheOptions,

@@ -1,7 +1,6 @@
 //! What to do next, asked of whoever is at the other end of standard input.
 
-use std::io::Write;
-
+use crate::cli::print::{out, outln};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines, Stdin};
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -86,12 +85,10 @@ impl Prompt {
     }
 
     async fn line(&self, what: &str) -> Option<String> {
-        print!("{what}");
-        // Whoever is at the other end sees a prompt or is gone, which reading will tell.
-        let _ = std::io::stdout().flush();
+        out!("{what}");
         let line = self.lines.lock().await.next_line().await.ok().flatten();
         if line.is_none() {
-            println!();
+            outln!();
         }
         line
     }

@@ -4,6 +4,7 @@
 //! conversation so far, so of each only the messages are written that its sample's last
 //! call did not have.
 
+use crate::cli::print::{out, outln};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -65,19 +66,19 @@ impl Transcript {
     /// Says what is run.
     pub fn begin(&self, plugin: &Path, data: &Path, row: usize, model: &str) {
         let line = format!("{}, row {row} of {}, model {model}", plugin.display(), data.display());
-        println!("{}", self.note(&line));
+        outln!("{}", self.note(&line));
     }
 
     /// Says what came of it, and answers questions about it if somebody asks.
     pub async fn end(&self, finished: &Finished) {
-        println!("\n{}", self.heading("result"));
-        print!("{}", self.result(finished));
+        outln!("\n{}", self.heading("result"));
+        out!("{}", self.result(finished));
         let Some(prompt) = self.prompt.as_ref().filter(|prompt| prompt.asks()) else { return };
         loop {
             match prompt.ask("\n[m]essages  [c]ontinue > ").await {
                 Command::Messages => {
                     for sample in &finished.samples {
-                        println!("{}", self.heading(&format!("sample {}", sample.record.id)));
+                        outln!("{}", self.heading(&format!("sample {}", sample.record.id)));
                         for message in &sample.record.messages {
                             let message: Value = serde_json::from_str(message.get()).unwrap_or_default();
                             self.message(&message);
@@ -85,7 +86,7 @@ impl Transcript {
                     }
                 }
                 Command::Next | Command::Continue | Command::Quit => return,
-                _ => println!("{}", self.note("after the result there is only m, and c to end")),
+                _ => outln!("{}", self.note("after the result there is only m, and c to end")),
             }
         }
     }
@@ -191,7 +192,7 @@ impl Transcript {
         if lines.is_empty() {
             lines.push(self.note("(nothing)"));
         }
-        println!("{}{}", self.role(role), lines.join(&format!("\n{}", " ".repeat(ROLE_WIDTH))));
+        outln!("{}{}", self.role(role), lines.join(&format!("\n{}", " ".repeat(ROLE_WIDTH))));
     }
 
     /// Writes what a request has that was not said yet.
@@ -205,11 +206,11 @@ impl Transcript {
             Asked::Model => format!("call {number}, sample {}", call.sample_id),
             Asked::Judge => format!("call {number}, of the judge"),
         };
-        println!("\n{}", self.heading(&what));
+        outln!("\n{}", self.heading(&what));
         let before = said.conversations.entry(call.sample_id.to_owned()).or_default();
         let same = before.iter().zip(&asking.messages).take_while(|(a, b)| a == b).count();
         if same < before.len() {
-            println!("{}", self.note(&format!("(another conversation after {same} messages)")));
+            outln!("{}", self.note(&format!("(another conversation after {same} messages)")));
         }
         asking.messages[same..].iter().for_each(|message| self.message(message));
         *before = asking.messages;
@@ -222,8 +223,8 @@ impl Transcript {
         let took = begun.map(|begun| taken(begun.elapsed())).unwrap_or_default();
         let completion = outcome.map(|body| Completion::parse(body));
         match completion {
-            Err(failure) => println!("{}", self.style.paint(Part::Bad, &printable(&failure.to_string()))),
-            Ok(Err(what)) => println!("{}", self.style.paint(Part::Bad, &printable(&what))),
+            Err(failure) => outln!("{}", self.style.paint(Part::Bad, &printable(&failure.to_string()))),
+            Ok(Err(what)) => outln!("{}", self.style.paint(Part::Bad, &printable(&what))),
             Ok(Ok(completion)) => {
                 let message: Value = serde_json::from_str(completion.message.get()).unwrap_or_default();
                 self.say(if call.asked == Asked::Judge { "judge" } else { "assistant" }, &message);
@@ -231,7 +232,7 @@ impl Transcript {
                 let stop = completion.finish_reason.as_deref().unwrap_or("no finish reason");
                 let (prompt, reply) = (usage.prompt_tokens, usage.completion_tokens);
                 let line = format!("{stop}, {prompt} + {reply} tokens, {took}");
-                println!("{}{}", " ".repeat(ROLE_WIDTH), self.note(&line));
+                outln!("{}{}", " ".repeat(ROLE_WIDTH), self.note(&line));
                 said.conversations.entry(call.sample_id.to_owned()).or_default().push(message);
             }
         }
@@ -273,9 +274,9 @@ impl Transcript {
                         }
                         edited = Some(body);
                     }
-                    Err(what) => println!("{}", self.style.paint(Part::Bad, &printable(&what))),
+                    Err(what) => outln!("{}", self.style.paint(Part::Bad, &printable(&what))),
                 },
-                Command::Unknown(line) => println!(
+                Command::Unknown(line) => outln!(
                     "{}",
                     self.note(&format!("there is no '{line}'; n (or Enter), c, m, t, e TEXT, q"))
                 ),
@@ -285,13 +286,13 @@ impl Transcript {
 
     fn tools(&self, tools: &[Value]) {
         if tools.is_empty() {
-            println!("{}", self.note("no tools are offered"));
+            outln!("{}", self.note("no tools are offered"));
         }
         for tool in tools {
             let function = &tool["function"];
             let name = function["name"].as_str().unwrap_or("?");
             let about = function["description"].as_str().unwrap_or_default();
-            println!("{}{}", self.role("tool"), indented(&format!("{name}: {about}")));
+            outln!("{}{}", self.role("tool"), indented(&format!("{name}: {about}")));
             let properties = function["parameters"]["properties"].as_object();
             for (name, schema) in properties.into_iter().flatten() {
                 let kind = match &schema["type"] {
@@ -301,7 +302,7 @@ impl Transcript {
                 };
                 let about = schema["description"].as_str().unwrap_or_default();
                 let line = format!("  {name} ({kind}) {about}");
-                println!("{}{}", " ".repeat(ROLE_WIDTH), indented(line.trim_end()));
+                outln!("{}{}", " ".repeat(ROLE_WIDTH), indented(line.trim_end()));
             }
         }
     }
@@ -310,7 +311,7 @@ impl Transcript {
     /// object, the message that it is.
     async fn edit(&self, prompt: &Prompt, text: String, reply: Option<&Bytes>) -> Result<Bytes, String> {
         let text = if text.is_empty() {
-            println!(
+            outln!(
                 "{}",
                 self.note("the reply's text, or a message as JSON; a line with a full stop alone ends it")
             );

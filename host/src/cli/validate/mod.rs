@@ -4,6 +4,7 @@ mod report;
 mod run;
 mod tools;
 
+use crate::cli::print::{out, outln};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,14 +20,14 @@ use tokio::time::Instant;
 use super::mock_model::script;
 use super::plugin_file::{self, CacheOptions};
 use super::setup::{self, Loaded};
-use super::{Exit, PluginFault};
+use super::{DATA, Exit, OUTPUT, PluginFault, SETTINGS};
 use crate::config::{Assignment, Config, RawConfig, RawLimits};
 use crate::engine::Engine;
 use crate::error::Fault;
 use crate::eval::{self, Row};
 use crate::id::RolloutId;
 use crate::imports::{Imports, ModelAccess, Role, RunContext};
-use crate::instance::{self, Bounds, SampleToGrade};
+use crate::instance::{self, Bounds, GuestVerdict, RunError, SampleToGrade};
 use crate::mock_model::{MockModel, Script, Settings};
 use crate::outbound::{self, ChatClient, ModelEndpoint};
 use crate::plugin::{self, Description, Plugin, Problem};
@@ -51,9 +52,9 @@ const SECOND_LATENCY: Duration = Duration::from_millis(20);
 /// which works out arithmetic and calls a calculator, or those of --script; the row is a
 /// sum, or the first of --data.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Exit codes: 0 nothing failed; 1 the plugin is at fault; 2 something else is, or it was not done."
-)]
+#[command(after_help = "Exit codes: 0 nothing failed; 1 the plugin is at fault; 2 something else is, or it \
+    was not done.\n\nExamples:\n  rollout-host validate my_agent.wasm\n  \
+    rollout-host validate my_agent.wasm --data rows.jsonl --script replies.jsonl")]
 pub(super) struct Validate {
     /// The component.
     plugin: PathBuf,
@@ -61,19 +62,19 @@ pub(super) struct Validate {
     #[arg(long, value_name = "FILE")]
     grader: Option<PathBuf>,
     /// Rows, as for eval; the first is run. [default: a sum]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = DATA)]
     data: Option<PathBuf>,
-    /// Replies of the model, as in `mock-model --script`.
-    #[arg(long, value_name = "FILE")]
+    /// Replies of the model; `rollout-host mock-model --help` has the form.
+    #[arg(long, value_name = "FILE", help_heading = DATA)]
     script: Option<PathBuf>,
     /// Settings in TOML: [plugin] for the plugin, [limits] for the host.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = SETTINGS)]
     config: Option<PathBuf>,
     /// Sets one value of the plugin's configuration; nested keys are joined by dots.
-    #[arg(long, value_name = "KEY=VALUE")]
+    #[arg(long, value_name = "KEY=VALUE", help_heading = SETTINGS)]
     set: Vec<Assignment>,
     /// Writes one JSON object.
-    #[arg(long)]
+    #[arg(long, help_heading = OUTPUT)]
     json: bool,
     #[command(flatten)]
     cache: CacheOptions,
@@ -91,9 +92,9 @@ impl Validate {
         self.check(&runtime, &config, &row, script, &mut report)?;
         let plugin = self.plugin.display().to_string();
         if self.json {
-            println!("{:#}", report.json(&plugin));
+            outln!("{:#}", report.json(&plugin));
         } else {
-            print!("{}", report.text(&plugin));
+            out!("{}", report.text(&plugin));
         }
         Ok(report.exit())
     }
@@ -441,6 +442,26 @@ fn advice(failure: &Failure) -> &'static str {
     }
 }
 
+/// What a run of a grader came to, for a person.
+fn rated(verdicts: &Result<Vec<GuestVerdict>, RunError>) -> String {
+    let verdicts = match verdicts {
+        Ok(verdicts) => verdicts,
+        Err(error) => return format!("it {error}"),
+    };
+    let one = |verdict: &GuestVerdict| {
+        let reward = verdict.reward.map_or("no reward".to_owned(), |reward| format!("the reward {reward}"));
+        let withdrawn = if verdict.withdraw { ", withdrawn" } else { "" };
+        let metric = |(name, value): &(String, f64)| format!(", {name} {value}");
+        let metrics: String = verdict.metrics.iter().map(metric).collect();
+        format!("{reward}{withdrawn}{metrics} for sample '{}'", verdict.sample_id)
+    };
+    if verdicts.is_empty() {
+        "nothing".to_owned()
+    } else {
+        verdicts.iter().map(one).collect::<Vec<_>>().join(" and ")
+    }
+}
+
 fn bounds(config: &Config) -> Bounds {
     let deadline = Some(Instant::now() + config.limits.grader_time_max);
     Bounds { memory_bytes_max: config.limits.memory_bytes_max, deadline }
@@ -533,13 +554,12 @@ async fn lone_grader(plugin: &Plugin, config: &Config, row: &Row, report: &mut R
             ),
         },
     }
-    match format!("{first:?}") == format!("{second:?}") {
-        true => report.passed("deterministic", "two runs gave the same verdict"),
-        false => report.failed(
-            "deterministic",
-            format!("first {first:?}, then {second:?}"),
-            "the same sample has to have the same reward",
-        ),
+    let (first, second) = (rated(&first), rated(&second));
+    if first == second {
+        report.passed("deterministic", "two runs gave the same verdict");
+    } else {
+        let advice = "the same sample has to have the same reward";
+        report.failed("deterministic", format!("first {first}, then {second}"), advice);
     }
     Ok(())
 }

@@ -88,25 +88,25 @@ impl Report {
 
     pub fn text(&self, plugin: &str) -> String {
         let width = self.checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
-        let margin = " ".repeat(width + 10);
+        let margin = " ".repeat(width + 13);
         let mut out = format!("{plugin}\n\n");
         for check in &self.checks {
             let word = match check.outcome {
-                Came::Passed => "ok",
-                Came::Warned => "warn",
-                Came::Failed => "FAIL",
-                Came::Skipped => "skip",
+                Came::Passed => "passed",
+                Came::Warned => "warned",
+                Came::Failed => "FAILED",
+                Came::Skipped => "skipped",
             };
             let detail = check.detail.trim().replace('\n', &format!("\n{margin}"));
             // Writing to a string cannot fail.
-            let _ = writeln!(out, "  {word:<6}{:<width$}  {detail}", check.name);
+            let _ = writeln!(out, "  {word:<9}{:<width$}  {detail}", check.name);
             if !check.advice.is_empty() {
                 let _ = writeln!(out, "{margin}→ {}", check.advice);
             }
         }
         let counted = [
             (Came::Passed, "passed"),
-            (Came::Warned, "with a warning"),
+            (Came::Warned, "warned"),
             (Came::Failed, "failed"),
             (Came::Skipped, "skipped"),
         ];

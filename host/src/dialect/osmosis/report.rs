@@ -106,8 +106,11 @@ impl Report {
             _ if unmatched.is_empty() => {}
             [(_, only)] => note(only, "unmatched_sample_reports", json!(unmatched)),
             _ => {
-                let ids: Vec<_> = unmatched.keys().collect();
-                tracing::warn!(?ids, "the caller reported on samples that this rollout does not have");
+                let ids: Vec<&str> = unmatched.keys().copied().collect();
+                tracing::warn!(
+                    ids = ids.join(", "),
+                    "the caller reported on samples that this rollout does not have"
+                );
             }
         }
     }

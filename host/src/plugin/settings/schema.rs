@@ -275,29 +275,7 @@ fn no_such(name: &str, parent: &Value) -> String {
         .and_then(Value::as_object)
         .map(|fields| fields.keys().map(String::as_str).collect())
         .unwrap_or_default();
-    let near = known.iter().find(|known| is_near(name, known));
-    match (near, known.is_empty()) {
-        (Some(near), _) => format!("there is no such setting; did you mean {near}?"),
-        (None, true) => "there is no such setting; there are none here".to_owned(),
-        (None, false) => format!("there is no such setting; there are: {}", known.join(", ")),
-    }
-}
-
-/// Whether one is the other up to a letter or two, or up to `-` for `_`.
-fn is_near(a: &str, b: &str) -> bool {
-    let letters = |text: &str| text.to_lowercase().replace('-', "_").chars().take(64).collect::<Vec<_>>();
-    let (a, b) = (letters(a), letters(b));
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.iter().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.iter().enumerate() {
-            let changed = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = changed.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()] <= if b.len() < 5 { 1 } else { 2 }
+    text::no_such(name, &known)
 }
 
 /// A value with the word for what it is.
@@ -379,19 +357,5 @@ mod tests {
             "b": {"maximum": 2, "allOf": [{"type": "integer", "description": "theirs"}]},
         }});
         assert_eq!(expanded(schema).unwrap(), expected);
-    }
-
-    #[test]
-    fn a_typing_error_is_told_apart_from_another_word() {
-        fn check(a: &str, b: &str, near: bool) {
-            assert_eq!(is_near(a, b), near, "{a} {b}");
-        }
-        check("max_turn", "max_turns", true);
-        check("max-turns", "max_turns", true);
-        check("maxturns", "max_turns", true);
-        check("temperture", "temperature", true);
-        check("depth", "name", false);
-        check("a", "b", true);
-        check("", "model", false);
     }
 }

@@ -98,7 +98,10 @@ impl Rollout {
         let tools = tools.map_err(|error| match error {
             RunError::Deadline => failed(
                 FailureKind::Timeout,
-                format!("the agent loop did not say which tools it offers within {TOOLS_TIME_MAX:?}"),
+                format!(
+                    "the agent loop did not say which tools it offers within {}",
+                    crate::text::time(TOOLS_TIME_MAX)
+                ),
             ),
             error => self.explain(Stage::Workflow, &error),
         })?;

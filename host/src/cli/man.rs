@@ -1,0 +1,25 @@
+//! `man`: the manual's pages.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::{Args, CommandFactory};
+
+use super::{Arguments, Exit};
+
+/// Writes the manual's pages: rollout-host.1, and one for each command.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  rollout-host man ~/.local/share/man/man1 && man rollout-host-serve")]
+pub(super) struct Man {
+    /// Where they go; made if it is not there.
+    dir: PathBuf,
+}
+
+impl Man {
+    pub fn run(self) -> Result<Exit> {
+        let about = || format!("cannot write to {}", self.dir.display());
+        std::fs::create_dir_all(&self.dir).with_context(about)?;
+        clap_mangen::generate_to(Arguments::command(), &self.dir).with_context(about)?;
+        Ok(Exit::Done)
+    }
+}

@@ -1,0 +1,81 @@
+//! What the documents tell a reader to type does what they say.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use rollout_tests::{Start, guest, host_program, project_root, rollout_host};
+use serde_json::Value;
+
+/// How long the commands of a document may take.
+const COMMANDS: Duration = Duration::from_secs(120);
+
+/// The blocks of shell commands below a heading of a document.
+fn commands(document: &str, heading: &str) -> Vec<String> {
+    let path = project_root().join(document);
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let section = text.split_once(&format!("\n{heading}\n")).unwrap_or_else(|| panic!("no '{heading}'")).1;
+    let section = section.split("\n## ").next().unwrap_or(section);
+    section
+        .split("```sh\n")
+        .skip(1)
+        .map(|rest| rest.split("\n```").next().unwrap_or(rest).to_owned())
+        .collect()
+}
+
+/// Runs a script as a reader would, with the host's program on the path.
+async fn shell(dir: &std::path::Path, script: &str) -> std::process::Output {
+    let programs = host_program().parent().expect("a program is in a folder").to_owned();
+    let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap_or_default());
+    let mut command = tokio::process::Command::new("bash");
+    command.args(["-euo", "pipefail", "-c", script]).current_dir(dir).env("PATH", path);
+    let running = command.stdin(Stdio::null()).kill_on_drop(true).output();
+    tokio::time::timeout(COMMANDS, running).await.expect("the commands end").expect("bash runs")
+}
+
+#[tokio::test]
+async fn the_first_request_of_the_guide_is_answered_with_a_reward() {
+    let dir = tempfile::tempdir().unwrap();
+    let blocks = commands("docs/serving.md", "## A first request");
+    let [start, post, poll] = blocks.as_slice() else { panic!("{} blocks", blocks.len()) };
+    for line in ["rollout-host mock-model --listen 127.0.0.1:9100", "rollout-host serve my_agent.wasm"] {
+        assert!(start.contains(line), "{start}");
+    }
+    let model = rollout_host(["mock-model", "--listen", "127.0.0.1:0"]).start();
+    let mut serve = rollout_host(["serve"]);
+    serve.arg(guest("conform")).args(["--listen", "127.0.0.1:0"]).current_dir(dir.path());
+    let server = serve.start();
+    let (model, server_url) = (model.line("listening on ").await, server.line("listening on ").await);
+
+    let script = format!("{post}\n{poll}\n")
+        .replace("http://127.0.0.1:9100/v1", &model)
+        .replace("http://127.0.0.1:9000", &server_url);
+    let ran = shell(dir.path(), &script).await;
+
+    let (said, stderr) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert!(ran.status.success(), "{said}{stderr}");
+    let result: Value =
+        serde_json::from_slice(&std::fs::read(dir.path().join("result.json")).unwrap()).unwrap();
+    assert_eq!(result["status"], "success", "{result:#}");
+    assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
+    assert!(dir.path().join("rollouts/first/trajectory.json").exists());
+}
+
+#[tokio::test]
+async fn the_script_of_the_guide_is_one() {
+    let text = std::fs::read_to_string(project_root().join("docs/mock-model.md")).unwrap();
+    let script =
+        text.split("```jsonl\n").nth(1).and_then(|rest| rest.split("```").next()).expect("there is one");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("replies.jsonl");
+    std::fs::write(&path, script).unwrap();
+
+    let model = rollout_host(["mock-model", "--listen", "127.0.0.1:0", "--script"]).arg(&path).start();
+    let url = model.line("listening on ").await;
+    let request = r#"{"model": "mock", "messages": [{"role": "user", "content": "Who?"}]}"#;
+    let script =
+        format!("curl -sS {url}/chat/completions -H 'Content-Type: application/json' -d '{request}'");
+    let ran = shell(dir.path(), &script).await;
+
+    let reply: Value = serde_json::from_slice(&ran.stdout).expect("a completion");
+    assert_eq!(reply["choices"][0]["message"]["content"], "Alan Turing.\n#### 1912", "{reply:#}");
+}
