@@ -11,8 +11,20 @@ use std::fs;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Descriptors that the process has for itself: standard streams, its log, the cache,
-/// trajectories being written.
+/// trajectories being written, connections of host-provided tools, and the two below.
 const DESCRIPTORS_KEPT: u64 = 128;
+
+/// Of those, connections of callers that no rollout stands for: whoever asks for `/health`
+/// or `/metrics`, or wants to be told that the host is full.
+const DESCRIPTORS_FOR_ANYBODY: u64 = 32;
+
+/// Of those, connections to callback addresses: the last callback of a rollout is sent when its
+/// slot is another's already.
+const DESCRIPTORS_FOR_CALLBACKS: u64 = 16;
+
+/// Of those, connections that are accepted beyond all that are worked for, so that `/health`
+/// and `/rollout/cancel` work on a server that has no room for more.
+pub const CALLERS_SPARE: usize = 16;
 
 /// Mappings that the process has for itself: its code, its threads, its allocator.
 const MAPPINGS_KEPT: u64 = 4096;
@@ -52,6 +64,19 @@ pub struct Slots {
     pub queue_max: u32,
     /// What there would have to be more of for more to run.
     pub bound_by: Bound,
+    /// How the process's descriptors are shared out.
+    pub connections: Connections,
+}
+
+/// How many connections of each kind may be open at once. Together with what the process
+/// keeps for itself they are all descriptors that it may have, so neither kind can use up
+/// the other's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connections {
+    /// Those that callers opened, idle ones among them.
+    pub callers_max: usize,
+    /// Those to models, judges and callback addresses, idle ones among them.
+    pub outbound_max: usize,
 }
 
 /// What a number of slots comes from.
@@ -138,7 +163,7 @@ impl Machine {
 
     /// As many slots as were asked for, or as there is room for.
     pub fn slots(&self, asked: u32, queue_asked: u32, cost: GuestCost) -> Slots {
-        let descriptors = self.descriptors_max.saturating_sub(DESCRIPTORS_KEPT);
+        let descriptors = self.descriptors();
         let memory = self.memory_budget() / 100 * START_PERCENT;
         let bounds = [
             (u64::from(asked), Bound::Asked),
@@ -157,10 +182,48 @@ impl Machine {
         }
         // A host that could run nothing would be no host; the kernel has the last word.
         let running = least.0.max(1);
-        let left = descriptors.saturating_sub(running * cost.descriptors) / DESCRIPTORS_PER_QUEUED;
+        let outbound = self.outbound(asked, queue_asked, cost.descriptors);
+        let callers = descriptors.saturating_sub(outbound);
+        let left = callers.saturating_sub(running * callers_per_rollout(cost.descriptors));
         let count = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
-        Slots { running_max: count(running), queue_max: queue_asked.min(count(left)), bound_by: least.1 }
+        let connections = Connections {
+            callers_max: bounded(callers + DESCRIPTORS_FOR_ANYBODY),
+            outbound_max: bounded(outbound + DESCRIPTORS_FOR_CALLBACKS),
+        };
+        Slots {
+            running_max: count(running),
+            queue_max: queue_asked.min(count(left / DESCRIPTORS_PER_QUEUED)),
+            bound_by: least.1,
+            connections,
+        }
     }
+
+    /// Descriptors that connections may have.
+    fn descriptors(&self) -> u64 {
+        self.descriptors_max.saturating_sub(DESCRIPTORS_KEPT)
+    }
+
+    /// Connections to the outside: one for each rollout that descriptors allow, and half of
+    /// what callers of running and queued rollouts leave. Memory and mappings do not count
+    /// here, so that a host knows this before it knows its plugin.
+    fn outbound(&self, asked: u32, queue_asked: u32, per_rollout: u64) -> u64 {
+        let descriptors = self.descriptors();
+        let running = u64::from(asked).min(descriptors / per_rollout.max(1));
+        let left = descriptors - running * per_rollout.max(1);
+        let queued = (u64::from(queue_asked) * DESCRIPTORS_PER_QUEUED).min(left);
+        running + (left - queued) / 2
+    }
+}
+
+/// Of the connections that one running rollout has open, those that are not the host's own.
+fn callers_per_rollout(descriptors: u64) -> u64 {
+    descriptors.saturating_sub(1)
+}
+
+/// As a number of permits, of which the runtime's semaphores know no more.
+fn bounded(count: u64) -> usize {
+    const PERMITS_MAX: usize = usize::MAX >> 4;
+    usize::try_from(count).unwrap_or(PERMITS_MAX).min(PERMITS_MAX)
 }
 
 /// Raises the limit of open files as far as it goes. Gives what it is then.
@@ -227,6 +290,29 @@ mod tests {
         let little_memory = Machine { memory_bytes_free: 200 << 20, ..ROOMY };
         check(little_memory, 20_000, 0, 951, 0, "200 MiB");
         check(Machine { descriptors_max: 10, ..ROOMY }, 5, 5, 1, 0, "open files");
+    }
+
+    #[test]
+    fn callers_and_models_share_the_descriptors_and_leave_some() {
+        fn check(descriptors: u64, asked: u32, queue: u32, per_rollout: u64, expected: (usize, usize)) {
+            let machine = Machine { descriptors_max: descriptors, ..ROOMY };
+            let slots = machine.slots(asked, queue, GuestCost { descriptors: per_rollout, ..COST });
+            let Connections { callers_max, outbound_max } = slots.connections;
+            assert_eq!((callers_max, outbound_max), expected, "{slots:?}");
+            let all = (callers_max + outbound_max) as u64;
+            assert!(all + 80 <= descriptors.max(DESCRIPTORS_KEPT), "{all} {slots:?}");
+            let waiting = u64::from(slots.running_max) * (per_rollout - 1) + u64::from(slots.queue_max);
+            assert!(waiting + DESCRIPTORS_FOR_ANYBODY <= callers_max as u64 || slots.running_max == 1);
+        }
+        check(400, 1024, 4096, 2, (136 + 32, 136 + 16));
+        check(1128, 100, 400, 2, (700 + 32, 300 + 16));
+        check(1128, 100, 4096, 1, (900 + 32, 100 + 16));
+        check(1128, 4096, 4096, 1, (32, 1000 + 16));
+        check(100, 10, 10, 2, (32, 16));
+        // A plugin that needs much memory runs less at once and leaves descriptors unused.
+        let little = Machine { descriptors_max: 1128, memory_bytes_free: 2 << 20, ..ROOMY };
+        let slots = little.slots(400, 4096, COST);
+        assert_eq!((slots.running_max, slots.queue_max), (9, 591));
     }
 
     #[test]

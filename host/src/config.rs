@@ -1,5 +1,6 @@
 //! Settings in two steps: what the operator wrote, and what the host works with.
 
+mod access;
 mod evaluator;
 mod init;
 mod reading;
@@ -17,6 +18,7 @@ use crate::outbound::RetryPolicy;
 use crate::toolbox::ToolSettings;
 pub use tools::{RawAddress, RawComponent, RawServer, RawTools};
 
+pub use access::{AllowedHost, AllowedOrigin};
 pub use evaluator::EvaluatorEnvironment;
 pub use init::{OsmosisEnvironment, OsmosisInit, RawOsmosisInit};
 
@@ -54,7 +56,11 @@ pub struct RawConfig {
     pub cache_dir: Option<PathBuf>,
     /// The environment variable with the key that every request must carry.
     pub server_key_env: Option<String>,
-    /// Seconds that running rollouts have to end after a stop signal.
+    /// Names, besides those of this machine, under which `serve` may be asked.
+    pub allowed_hosts: Option<Vec<String>>,
+    /// Origins of web pages that may ask.
+    pub allowed_origins: Option<Vec<String>>,
+    /// Seconds that stopping takes, from the signal to the end.
     pub drain_secs: Option<f64>,
     /// A command that runs before `serve` accepts.
     pub on_start: Option<String>,
@@ -229,7 +235,11 @@ pub struct Config {
     pub cache_dir: Option<PathBuf>,
     /// The environment variable with the server's key.
     pub server_key_env: Option<String>,
-    /// How long running rollouts have to end after a stop signal.
+    /// Names under which the server may be asked, where the operator said.
+    pub allowed_hosts: Option<Vec<AllowedHost>>,
+    /// Web pages that may ask.
+    pub allowed_origins: Vec<AllowedOrigin>,
+    /// How long stopping takes, from the signal to the end.
     pub drain: Duration,
     /// What one rollout may use.
     pub limits: Limits,
@@ -348,6 +358,9 @@ impl RawConfig {
             artifact_root: self.artifact_root,
             cache_dir: self.cache_dir,
             server_key_env: self.server_key_env,
+            allowed_hosts: access::all("allowed-hosts", self.allowed_hosts, &mut problems),
+            allowed_origins: access::all("allowed-origins", self.allowed_origins, &mut problems)
+                .unwrap_or_default(),
             drain: secs("drain-secs", self.drain_secs, Duration::from_secs(10), &mut problems),
             load_limits,
             limits,

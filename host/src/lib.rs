@@ -14,6 +14,7 @@ pub mod budget;
 pub mod capacity;
 pub mod cli;
 pub mod config;
+pub mod connection;
 pub mod dialect;
 pub mod digest;
 pub mod engine;

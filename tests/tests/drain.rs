@@ -1,8 +1,11 @@
 //! A host that is asked to end, and one that is full.
 
-use rollout_tests::{Admitted, Controller, TestHost, until};
+use std::time::{Duration, Instant};
+
+use rollout_tests::{Admitted, Answer, Controller, TestHost, in_time, until};
 use rustix::process::Signal;
 use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Asks the host to end, and waits until it takes no more.
 async fn ask_to_end(host: &TestHost) {
@@ -148,4 +151,131 @@ async fn a_rollout_that_waits_can_be_cancelled_and_leaves_its_place() {
     for rollout in [&first, &third] {
         assert_eq!(host.result(rollout).await["sample"]["reward"], 1.0);
     }
+}
+
+#[tokio::test]
+async fn stopping_takes_the_drain_time_once_and_names_what_was_not_reported() {
+    const DRAIN: Duration = Duration::from_secs(6);
+    let controller = Controller::start().await;
+    controller.hold();
+    let host = TestHost::of("conform").config("drain-secs = 6.0\n").start().await;
+    let polled = host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    let called_back = controller.rollout("Calculate 2 + 3.").label("5").with_callbacks("key");
+    assert_eq!(host.ask(&called_back).await.status, 202);
+    controller.chats_open(2).await;
+    // Somebody who is connected and says nothing is not waited for either.
+    let _silent = host.connect().await.expect("it listens");
+
+    let started = Instant::now();
+    let ran = host.stop().await;
+    let took = started.elapsed();
+
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert!(took > DRAIN / 2 && took < DRAIN + DRAIN / 2, "{took:?}\n{}", ran.stderr);
+    for id in [polled.id.as_str(), called_back.rollout_id()] {
+        let named = ran.stderr.lines().filter(|line| line.contains("not reported") && line.contains(id));
+        assert_eq!(named.count(), 1, "{id}: {}", ran.stderr);
+    }
+}
+
+#[tokio::test]
+async fn a_result_that_nobody_read_is_named_and_the_exit_code_says_so() {
+    let controller = Controller::start().await;
+    let host = TestHost::of("conform").config("drain-secs = 1.0\n").start().await;
+    let read = controller.rollout("Calculate 2 + 3.").label("5");
+    assert_eq!(host.run(&read).await["sample"]["reward"], 1.0);
+    let cancelled = host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    host.cancel(&cancelled.id).await;
+    let unread = host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    host.idle().await;
+
+    let ran = host.stop().await;
+
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    let named: Vec<&str> = ran.stderr.lines().filter(|line| line.contains("not reported")).collect();
+    assert!(matches!(&named[..], [line] if line.contains(&unread.id)), "{named:?}");
+}
+
+#[tokio::test]
+async fn a_callback_that_nobody_took_is_named_when_the_host_ends() {
+    let controller = Controller::start().await;
+    let lines = "drain-secs = 30.0\n[callback]\nattempts-max = 2\ndelay-base-secs = 0.0\n";
+    let host = TestHost::of("conform").config(lines).start().await;
+    controller.hold();
+    let request = controller.rollout("Calculate 2 + 3.").label("5").with_callbacks("key");
+    assert_eq!(host.ask(&request).await.status, 202);
+    controller.chats_open(1).await;
+    ask_to_end(&host).await;
+
+    controller.answer_callbacks((0..8).map(|_| Answer::Soon(503)));
+    controller.release();
+    let ran = host.ended().await;
+
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    let is_named = |line: &str| line.contains("not reported") && line.contains(request.rollout_id());
+    assert!(ran.stderr.lines().any(is_named), "{}", ran.stderr);
+}
+
+#[tokio::test]
+async fn a_result_whose_reading_broke_off_can_be_read_again_before_the_host_ends() {
+    let controller = Controller::start().await;
+    let host = TestHost::of("conform").config("drain-secs = 50.0\n").start().await;
+    // More than sockets hold, so that a part of it cannot have left the host.
+    let long = json!({"role": "user", "content": "x".repeat(8 << 20)});
+    let prompt = json!([long, long, long, {"role": "user", "content": "2 + 3"}]);
+    let rollout = host.admit(&controller.rollout("").with("initial_messages", prompt).label("5")).await;
+    host.idle().await;
+    let mut broken = host.connect().await.expect("it listens");
+    let head = format!(
+        "GET /rollout/{}/result HTTP/1.1\r\nhost: localhost\r\nx-osmosis-rollout-lease: {}\r\n\r\n",
+        rollout.id, rollout.lease
+    );
+    broken.write_all(head.as_bytes()).await.expect("it reads");
+    let mut beginning = [0; 1000];
+    in_time("the beginning of the result", broken.read_exact(&mut beginning)).await.expect("it answers");
+    assert!(String::from_utf8_lossy(&beginning).contains("\"success\""));
+    drop(broken);
+
+    ask_to_end(&host).await;
+    let result = host.result(&rollout).await;
+
+    assert_eq!(result["sample"]["reward"], 1.0);
+    let ran = host.ended().await;
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+}
+
+#[tokio::test]
+async fn a_host_that_stood_still_for_longer_than_a_lease_keeps_what_was_polled_for() {
+    let controller = Controller::start().await;
+    controller.hold();
+    let times = "[osmosis]\nresult-wait-secs = 1.0\nlease-secs = 4.0\n";
+    let host = TestHost::of("conform").config(times).start().await;
+    let rollout = host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    controller.chats_open(1).await;
+    host.poll(&rollout).await;
+
+    host.process().signal(Signal::STOP);
+    // What passes here is the time that is not to count.
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    host.process().signal(Signal::CONT);
+
+    for _ in 0..3 {
+        let reply = host.poll(&rollout).await;
+        assert_eq!(reply.body["status"], "running", "{:?}", reply.body);
+    }
+    controller.release();
+    assert_eq!(host.result(&rollout).await["sample"]["reward"], 1.0);
+}
+
+#[tokio::test]
+async fn a_hangup_is_said_and_ends_nothing() {
+    let controller = Controller::start().await;
+    let host = TestHost::start("conform").await;
+
+    host.process().signal(Signal::HUP);
+    until("word of the signal", async || host.process().stderr().contains("SIGHUP").then_some(())).await;
+
+    let result = host.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
+    assert_eq!(host.stop().await.code, Some(0));
 }

@@ -3,27 +3,49 @@
 //! HTTP/1.1 and nothing else, because a connection that could turn into another protocol
 //! costs twice the memory while it waits, and a trainer has one open for every rollout
 //! whose result it waits for.
+//!
+//! There are as many connections as there are descriptors for ([`crate::capacity`]). What is
+//! silent makes room for what is new, so that neither those who open connections and say
+//! nothing nor those who keep idle ones can shut a server.
 
+mod table;
+mod watched;
+
+use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::pin;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
+use hyper::body::Incoming;
+use hyper::header::{CONNECTION, HeaderValue};
 use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper::service::Service;
+use hyper::{Method, Request, Response};
+use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::capacity::CALLERS_SPARE;
+use crate::connection::{Crowded, WhenWritten};
+use table::{Known, Stage, Table};
+use watched::{AtTheEnd, InTime, Sent, Stream};
+
 /// Connections that may wait to be accepted. A trainer opens thousands at once, and one
 /// that finds no place is tried again seconds later. The kernel caps it.
 const BACKLOG: u32 = 16_384;
 
-/// How long a caller may take over the head of a request. An idle connection between two
-/// requests is ended by it, too, and callers open another.
-const HEAD_TIME_MAX: Duration = Duration::from_secs(120);
+/// What a connection reads ahead, and with it the longest head. Callers' heads have a few
+/// hundred bytes.
+const READ_BYTES_MAX: usize = 32 << 10;
+
+/// How often connections are looked at that have been silent for too long.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long to wait where the process has no descriptor left for a connection.
 const NO_DESCRIPTOR_PAUSE: Duration = Duration::from_millis(100);
@@ -37,30 +59,68 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Serves whoever connects, until `drained`; then lets what is under way end.
-pub(super) async fn serve(listener: TcpListener, router: Router, drained: CancellationToken) {
+/// Serves whoever connects, at most `callers_max` at once, until `drained`; then lets what is
+/// under way end.
+pub(super) async fn serve(
+    listener: TcpListener,
+    router: Router,
+    callers_max: usize,
+    drained: CancellationToken,
+) {
     let connections = TaskTracker::new();
+    let table = Table::new();
+    let sweeping = connections.spawn(sweep(table.clone()));
     loop {
         let accepted = tokio::select! {
             biased;
             () = drained.cancelled() => break,
-            accepted = listener.accept() => accepted,
+            accepted = accept(&listener, &table, callers_max) => accepted,
         };
         match accepted {
-            Ok((stream, _)) => {
-                connections.spawn(connection(stream, router.clone(), drained.clone()));
+            Ok((stream, is_crowded)) => {
+                let served = Served { router: router.clone(), is_crowded, known: table.enter() };
+                connections.spawn(connection(stream, served, drained.clone()));
             }
             // One caller that went away before it was accepted is nobody's problem.
             Err(error) if is_the_callers(&error) => {}
             Err(error) => {
-                tracing::warn!(%error, "no connection can be accepted; trying again");
+                tracing::warn!(%error, open = table.open(), "no connection can be accepted; trying again");
+                table.make_room();
                 tokio::time::sleep(NO_DESCRIPTOR_PAUSE).await;
             }
         }
     }
     drop(listener);
+    sweeping.abort();
     connections.close();
     connections.wait().await;
+}
+
+/// Takes the next connection, once there is a descriptor for it. Says whether it is beyond
+/// those that may be worked for.
+async fn accept(
+    listener: &TcpListener,
+    table: &Arc<Table>,
+    callers_max: usize,
+) -> io::Result<(TcpStream, bool)> {
+    while table.open() >= callers_max + CALLERS_SPARE {
+        table.make_room();
+        table.left().await;
+    }
+    let (stream, _) = listener.accept().await?;
+    let is_full = table.open() >= callers_max;
+    // The one that goes may take a moment; it has stopped counting for those that come.
+    let is_crowded = is_full && !table.make_room();
+    Ok((stream, is_crowded))
+}
+
+async fn sweep(table: Arc<Table>) {
+    let mut interval = tokio::time::interval(SWEEP_INTERVAL);
+    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        interval.tick().await;
+        table.sweep();
+    }
 }
 
 fn is_the_callers(error: &io::Error) -> bool {
@@ -68,21 +128,80 @@ fn is_the_callers(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
 
-async fn connection(stream: TcpStream, router: Router, drained: CancellationToken) {
-    if let Err(error) = stream.set_nodelay(true) {
+/// What one connection is served by.
+struct Served {
+    router: Router,
+    is_crowded: bool,
+    known: Arc<Known>,
+}
+
+/// One connection's requests, each with what the connection has to know of it.
+struct Watching {
+    inner: TowerToHyperService<Router>,
+    is_crowded: bool,
+    known: Arc<Known>,
+    at_the_end: Arc<AtTheEnd>,
+}
+
+impl Service<Request<Incoming>> for Watching {
+    type Response = Response<Sent>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn call(&self, request: Request<Incoming>) -> Self::Future {
+        let (known, at_the_end) = (self.known.clone(), self.at_the_end.clone());
+        // What is asked for by HEAD is told by nobody.
+        let is_crowded = self.is_crowded;
+        let is_told = request.method() != Method::HEAD;
+        let mut request = request.map(|body| InTime::new(body, known.clone()));
+        if is_crowded {
+            request.extensions_mut().insert(Crowded);
+        }
+        let response = self.inner.call(request);
+        Box::pin(async move {
+            let mut response: Response<Body> = response.await?;
+            if is_crowded {
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            let then = response.extensions_mut().remove::<WhenWritten>();
+            at_the_end.set(then.filter(|_| is_told));
+            Ok(response.map(|body| Sent::new(body, known)))
+        })
+    }
+}
+
+async fn connection(tcp: TcpStream, served: Served, drained: CancellationToken) {
+    if let Err(error) = tcp.set_nodelay(true) {
         tracing::debug!(%error, "TCP_NODELAY not set");
     }
-    let served = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIME_MAX)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    let mut served = pin!(served);
-    let ended = tokio::select! {
-        ended = served.as_mut() => ended,
-        () = drained.cancelled() => {
-            served.as_mut().graceful_shutdown();
-            served.await
+    let Served { router, is_crowded, known } = served;
+    let at_the_end = Arc::<AtTheEnd>::default();
+    let service = Watching {
+        inner: TowerToHyperService::new(router),
+        is_crowded,
+        known: known.clone(),
+        at_the_end: at_the_end.clone(),
+    };
+    let stream = Stream { tcp, known: known.clone(), at_the_end, linger: None };
+    let mut protocol = http1::Builder::new();
+    // Who is silent for too long is closed by the table, which tells a head from a pause.
+    protocol.max_buf_size(READ_BYTES_MAX).header_read_timeout(None::<Duration>);
+    let mut served = pin!(protocol.serve_connection(TokioIo::new(stream), service));
+    let mut is_ending = false;
+    let ended = loop {
+        tokio::select! {
+            ended = served.as_mut() => break ended,
+            () = drained.cancelled(), if !is_ending => is_ending = true,
+            () = known.must_close() => {
+                // A request that came in the last moment is served.
+                if known.stage() != Stage::Working {
+                    tracing::debug!("a caller's connection was silent for too long, or made room for another");
+                    return;
+                }
+                is_ending = true;
+            }
         }
+        served.as_mut().graceful_shutdown();
     };
     if let Err(error) = ended {
         tracing::debug!(%error, "a caller's connection failed");

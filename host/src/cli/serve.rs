@@ -3,17 +3,20 @@
 use crate::cli::print::outln;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::plugin_file::CacheOptions;
 use super::setup::JudgeOptions;
 use super::{Exit, PluginFault, connections, hooks, setup};
+use crate::capacity::Slots;
 use crate::config::{Assignment, Config, Dialect, EvaluatorEnvironment, OsmosisEnvironment, RawLimits};
-use crate::dialect::osmosis::{Osmosis, Settings, a};
+use crate::dialect::osmosis::{Access, Osmosis, Settings, a};
 use crate::outbound::{CallbackClient, Secret, Taken};
 use crate::rollout::{AgentForm, Host};
 
@@ -69,6 +72,15 @@ pub(super) struct Serve {
     /// is called back in a form that both take. [default: auto]
     #[arg(long, value_name = "GENERATION")]
     dialect: Option<Dialect>,
+    /// A name, besides those of this machine, under which this server may be asked, such as
+    /// rollouts.example, or *.example; may be given several times. With a server key, and
+    /// without this option, every name may be used.
+    #[arg(long, value_name = "NAME")]
+    allow_host: Vec<String>,
+    /// An origin of web pages that may ask this server, such as https://board.example; may be
+    /// given several times. Otherwise none may.
+    #[arg(long, value_name = "ORIGIN")]
+    allow_origin: Vec<String>,
     /// The key itself; whoever may list this machine's processes can read it here.
     #[arg(long, value_name = "KEY", conflicts_with = "server_key_env")]
     api_key: Option<String>,
@@ -113,6 +125,12 @@ impl Serve {
         raw.queue_max = self.queue_max.or(raw.queue_max);
         raw.artifact_root = self.artifact_root.clone().or(raw.artifact_root);
         raw.server_key_env = self.server_key_env.clone().or(raw.server_key_env);
+        if !self.allow_host.is_empty() {
+            raw.allowed_hosts = Some(self.allow_host.clone());
+        }
+        if !self.allow_origin.is_empty() {
+            raw.allowed_origins = Some(self.allow_origin.clone());
+        }
         raw.osmosis.dialect = self.dialect.or(raw.osmosis.dialect);
         Ok(raw.resolve()?)
     }
@@ -132,6 +150,7 @@ impl Serve {
             tracing::warn!(listen = %config.listen, "whoever reaches this address can run rollouts; --server-key-env asks for a key");
         }
         let runtime = setup::runtime()?;
+        runtime.spawn(ignore_hangups());
         let loaded = setup::host(
             &runtime,
             &self.plugin,
@@ -173,7 +192,11 @@ impl Serve {
                 completions: completed.taken_by(Taken::OkOnly),
             },
             times: config.osmosis,
-            server_key,
+            access: Access {
+                server_key,
+                allowed_hosts: config.allowed_hosts.clone(),
+                allowed_origins: config.allowed_origins.clone(),
+            },
             instance_id: evaluator.instance_id,
         });
         if let Some(why) = runtime.block_on(a::cannot_carry(&loaded.host)) {
@@ -197,7 +220,8 @@ impl Serve {
         tracing::info!(limits = %limits(&config), "every rollout has these limits");
         let traces = setup::traces(&runtime, self.otlp.as_deref(), &loaded)?;
         let exit = runtime.block_on(async {
-            let exit = serve(&config, &loaded.host, &osmosis).await;
+            let callers_max = callers_max(&loaded.slots);
+            let exit = serve(&config, &loaded.host, &osmosis, callers_max).await;
             setup::flush(traces).await;
             exit
         });
@@ -205,6 +229,14 @@ impl Serve {
         runtime.shutdown_background();
         exit
     }
+}
+
+/// Connections of callers at once: one for each rollout, and as many besides as there are
+/// descriptors for. Past this number they cost memory for nothing.
+fn callers_max(slots: &Slots) -> usize {
+    const BESIDES_MAX: usize = 16_384;
+    let rollouts = slots.running_max as usize + slots.queue_max as usize;
+    slots.connections.callers_max.min(rollouts + BESIDES_MAX)
 }
 
 /// All of `[limits]` as they hold, as one JSON object.
@@ -218,7 +250,19 @@ fn file_stem(path: &Path) -> String {
     path.file_stem().map_or_else(|| "workflow".to_owned(), |stem| stem.to_string_lossy().into_owned())
 }
 
-async fn serve(config: &Config, host: &Host, osmosis: &Osmosis) -> Result<Exit> {
+/// A terminal that closes, or a service manager that means to reload, does not end a server.
+async fn ignore_hangups() {
+    match signal(SignalKind::hangup()) {
+        Ok(mut hangups) => {
+            while hangups.recv().await.is_some() {
+                tracing::info!("SIGHUP is ignored: the configuration is read at the start; SIGTERM stops");
+            }
+        }
+        Err(error) => tracing::warn!(%error, "SIGHUP cannot be ignored and ends this server"),
+    }
+}
+
+async fn serve(config: &Config, host: &Host, osmosis: &Osmosis, callers_max: usize) -> Result<Exit> {
     let mut stop = setup::StopSignal::new()?;
     if let Some(command) = &config.on_start {
         tokio::select! {
@@ -230,10 +274,11 @@ async fn serve(config: &Config, host: &Host, osmosis: &Osmosis) -> Result<Exit> 
         .with_context(|| format!("cannot listen on {}; --listen takes another address", config.listen))?;
     let address = listener.local_addr().context("cannot tell the address that is listened on")?;
     let drained = CancellationToken::new();
-    let server = tokio::spawn(connections::serve(listener, osmosis.router(), drained.clone()));
+    let server = tokio::spawn(connections::serve(listener, osmosis.router(), callers_max, drained.clone()));
     outln!("listening on http://{address}");
 
     stop.next().await;
+    let stopping = Stopping::within(config.drain);
     tracing::info!(
         drain_secs = config.drain.as_secs_f64(),
         running = host.load().running,
@@ -241,16 +286,17 @@ async fn serve(config: &Config, host: &Host, osmosis: &Osmosis) -> Result<Exit> 
         "draining"
     );
     let exit = tokio::select! {
-        exit = drain(config, host, osmosis) => exit,
+        exit = drain(&stopping, host, osmosis) => exit,
         () = stop.next() => {
             let load = host.load();
             tracing::warn!(running = load.running, queued = load.queued, "stopped by a second signal");
+            name_unreported(osmosis);
             return Ok(Exit::NotDone);
         }
     };
     drained.cancel();
     // Connections that are idle close at once; one that hangs is not waited for.
-    match tokio::time::timeout(config.drain, server).await {
+    match tokio::time::timeout_at(stopping.ends_at, server).await {
         Ok(joined) => joined.context("the server panicked")?,
         Err(_) => tracing::debug!("connections still open"),
     }
@@ -263,20 +309,66 @@ async fn serve(config: &Config, host: &Host, osmosis: &Osmosis) -> Result<Exit> 
     Ok(exit)
 }
 
-/// Lets running rollouts end and be told, then cancels what is left.
-async fn drain(config: &Config, host: &Host, osmosis: &Osmosis) -> Exit {
-    host.close();
-    if osmosis.drain(Instant::now() + config.drain).await {
-        tracing::info!("drained");
-        return Exit::Done;
+/// When stopping is at what. All of it together takes what the operator gave it.
+struct Stopping {
+    /// What still runs then is cancelled.
+    cancels_at: Instant,
+    /// What was not reported by then is lost.
+    reports_until: Instant,
+    /// Connections that are open then are left.
+    ends_at: Instant,
+}
+
+impl Stopping {
+    /// What is cancelled is reported in the last quarter, for which no more than this is needed.
+    const REPORTING_MAX: Duration = Duration::from_secs(5);
+
+    fn within(time: Duration) -> Self {
+        let ends_at = Instant::now() + time;
+        let reporting = (time / 4).min(Self::REPORTING_MAX);
+        Self { cancels_at: ends_at - reporting, reports_until: ends_at - reporting / 4, ends_at }
     }
-    let load = host.load();
-    tracing::warn!(
-        running = load.running,
-        queued = load.queued,
-        "the drain time is over; cancelling what still runs"
-    );
-    host.cancel_all();
-    osmosis.drain(Instant::now() + config.drain).await;
-    if load.queued + load.running == 0 { Exit::Done } else { Exit::NotDone }
+}
+
+/// Lets running rollouts end and be reported, then cancels what is left.
+async fn drain(stopping: &Stopping, host: &Host, osmosis: &Osmosis) -> Exit {
+    host.close();
+    osmosis.close();
+    if !osmosis.drain(stopping.cancels_at).await {
+        let load = host.load();
+        tracing::warn!(
+            running = load.running,
+            queued = load.queued,
+            "the drain time is nearly over; cancelling what still runs"
+        );
+        osmosis.cancel_rest();
+        osmosis.drain(stopping.reports_until).await;
+        if load.queued + load.running > 0 {
+            name_unreported(osmosis);
+            return Exit::NotDone;
+        }
+    }
+    match name_unreported(osmosis) {
+        0 => {
+            tracing::info!("drained");
+            Exit::Done
+        }
+        _ => Exit::NotDone,
+    }
+}
+
+/// Says which rollouts' callers have not heard what came of them, because nobody can ask for
+/// that any more. Gives their number.
+fn name_unreported(osmosis: &Osmosis) -> usize {
+    /// Rollouts that are named one by one.
+    const LINES_MAX: usize = 100;
+    let unreported = osmosis.unreported();
+    for rollout_id in unreported.iter().take(LINES_MAX) {
+        tracing::error!(?rollout_id, "the result of this rollout was not reported and is lost");
+    }
+    if unreported.len() > LINES_MAX {
+        let more = unreported.len() - LINES_MAX;
+        tracing::error!(more, "the results of more rollouts were not reported and are lost");
+    }
+    unreported.len()
 }

@@ -65,6 +65,16 @@ pub struct RolloutRequest {
     pub charge: Option<Charge>,
 }
 
+impl RolloutRequest {
+    /// The bytes that it takes, which is what it is charged for.
+    pub fn bytes(&self) -> usize {
+        // Whoever reports the result has the label once more.
+        let label = self.label.as_ref().map_or(0, |label| 2 * label.len());
+        let metadata = self.metadata.as_ref().map_or(0, RowMetadata::memory_bytes);
+        self.prompt.memory_bytes() + label + metadata + size_of::<Self>()
+    }
+}
+
 /// The fuzz target of what is written down of a conversation.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use trajectory::fuzzing_trajectory;

@@ -15,6 +15,7 @@ use super::Osmosis;
 use super::b::Samples;
 use super::error::ApiError;
 use super::report::{Report, Trajectories};
+use super::reports::Due;
 use super::request::{Asked, CalledBack};
 use super::sample::{WireSample, category};
 use crate::id::RolloutId;
@@ -109,6 +110,7 @@ pub(super) fn start(
     let Asked { rollout, gradable, label } = asked;
     let id = rollout.id.clone();
     let rollout = osmosis.0.host.admit(rollout)?;
+    let due = osmosis.0.reports.promise(id.as_str());
     let gradable = gradable && osmosis.0.host.grader().is_some();
     let task = Box::new(Task {
         osmosis: osmosis.clone(),
@@ -119,6 +121,7 @@ pub(super) fn start(
         key: controller_key,
         gradable,
         label,
+        due,
         trace: rollout.traced_below(parent),
     });
     let span = rollout.span();
@@ -136,6 +139,7 @@ struct Task {
     key: Option<Secret>,
     gradable: bool,
     label: Option<String>,
+    due: Due,
     trace: RolloutTrace,
 }
 
@@ -152,7 +156,7 @@ impl Task {
     /// Runs the rollout and sends its one terminal callback.
     async fn run(self: Box<Self>, rollout: Box<Rollout>) {
         match AssertUnwindSafe(self.steps(rollout)).catch_unwind().await {
-            Ok(None) => {}
+            Ok(None) => self.due.cancelled(),
             // Boxed, like the other steps that a waiting rollout is not at: it carries the
             // largest of them otherwise.
             Ok(Some(over)) => Box::pin(self.end(&over)).await,
@@ -217,8 +221,11 @@ impl Task {
 
     async fn post_completion(&self, completion: &Completion<'_>) -> Result<Acknowledged, Undelivered> {
         let posted = self.post(&self.completion_url, completion).await;
-        if let Err(undelivered) = &posted {
-            tracing::warn!(%undelivered, "completion callback not delivered");
+        match &posted {
+            // It is the last word where no reward is wanted.
+            Ok(_) if self.grader_url.is_none() => self.due.kept(),
+            Ok(_) => {}
+            Err(undelivered) => tracing::warn!(%undelivered, "completion callback not delivered"),
         }
         posted
     }
@@ -230,13 +237,20 @@ impl Task {
         let bare = Graded::bare(&self.id, self.form);
         let is_bare = graded.is_none();
         let posted = self.post(url, graded.as_ref().unwrap_or(&bare)).await;
-        let Err(undelivered) = posted else { return report(&posted) };
+        let Err(undelivered) = posted else {
+            self.due.kept();
+            return report(&posted);
+        };
         tracing::warn!(%undelivered, "grader callback not delivered");
         if is_bare {
             return None;
         }
         // A caller that refused the result may still take the word that there is none.
-        report(&self.post(url, &bare).await)
+        let posted = self.post(url, &bare).await;
+        if posted.is_ok() {
+            self.due.kept();
+        }
+        report(&posted)
     }
 
     async fn post(&self, url: &str, body: &impl Serialize) -> Result<Acknowledged, Undelivered> {

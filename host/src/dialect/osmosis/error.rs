@@ -24,6 +24,14 @@ pub(super) enum ApiError {
     WrongLease,
     /// No rollout of this id.
     UnknownRollout,
+    /// Its sender may not ask, by the names in its head: why.
+    Forbidden(String),
+    /// Every connection is in use, and this is not for then.
+    Crowded,
+    /// Its body has more bytes than this.
+    TooLarge(usize),
+    /// Its body came too slowly: how.
+    Slow(String),
     /// No such address.
     NoRoute,
     /// No such method at this address.
@@ -57,12 +65,21 @@ impl From<AdmitError> for ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
+        let comes_again = matches!(self, Self::Full | Self::Crowded | Self::NoMemory);
         let (status, detail): (_, Value) = match self {
             Self::Unauthorized => (StatusCode::UNAUTHORIZED, "unauthorized".into()),
             Self::WrongKey => (StatusCode::UNAUTHORIZED, "Invalid or missing API key".into()),
             Self::Internal(why) => (StatusCode::INTERNAL_SERVER_ERROR, why.into()),
             Self::WrongLease => (StatusCode::FORBIDDEN, "invalid polling lease".into()),
             Self::UnknownRollout => (StatusCode::NOT_FOUND, "unknown rollout_id".into()),
+            Self::Forbidden(why) => (StatusCode::FORBIDDEN, why.into()),
+            Self::Crowded => {
+                (StatusCode::SERVICE_UNAVAILABLE, "every connection is in use; retry later".into())
+            }
+            Self::TooLarge(max) => {
+                (StatusCode::PAYLOAD_TOO_LARGE, format!("the body has more than {max} bytes").into())
+            }
+            Self::Slow(how) => (StatusCode::REQUEST_TIMEOUT, how.into()),
             Self::NoRoute => (StatusCode::NOT_FOUND, "Not Found".into()),
             Self::NoMethod => (StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed".into()),
             Self::Unreadable => (StatusCode::BAD_REQUEST, "There was an error parsing the body".into()),
@@ -79,7 +96,7 @@ impl IntoResponse for ApiError {
             Self::Closed => (StatusCode::SERVICE_UNAVAILABLE, "rollout server is shutting down".into()),
         };
         let mut response = (status, Json(json!({ "detail": detail }))).into_response();
-        if status == StatusCode::TOO_MANY_REQUESTS {
+        if comes_again {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_SECS));
         }
         response

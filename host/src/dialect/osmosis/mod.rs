@@ -7,6 +7,7 @@
 
 pub mod a;
 mod b;
+mod body;
 mod c;
 mod callbacks;
 mod cancel;
@@ -15,33 +16,35 @@ mod error;
 mod fields;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
+mod gate;
 mod generation;
 mod random;
 mod report;
+mod reports;
 mod request;
 mod sample;
 
 use std::sync::Arc;
 
 use axum::Router;
-use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, Path, Request, State};
+use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
-use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, middleware};
 use serde_json::{Value, json};
-use subtle::ConstantTimeEq;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use crate::config::{Dialect, OsmosisTimes};
 use crate::id::RolloutId;
-use crate::outbound::{CallbackClient, Secret};
+use crate::outbound::CallbackClient;
 use crate::rollout::Host;
 use crate::telemetry::{Refusal, TEXT_FORMAT, TraceParent};
+use body::{Body, Unfinished};
 use error::ApiError;
+pub use gate::Access;
+use reports::Reports;
 use request::StartRollout;
 
 /// The largest request in bytes. A prompt may carry images as text.
@@ -59,8 +62,8 @@ pub struct Settings {
     pub init: a::Settings,
     /// Waits and leases of generation D.
     pub times: OsmosisTimes,
-    /// The key that every request must carry, if there is one.
-    pub server_key: Option<Secret>,
+    /// Who may ask.
+    pub access: Access,
     /// What `/health` repeats, so that whoever started this process knows it again.
     pub instance_id: Option<String>,
 }
@@ -74,28 +77,32 @@ struct Inner {
     callbacks: CallbackClient,
     dialect: Dialect,
     init: a::Server,
-    server_key: Option<Secret>,
+    access: Access,
     instance_id: Option<String>,
     process_id: String,
     polled: d::Registry,
     /// One task a rollout, alive until its caller was told, or gave up.
     tasks: TaskTracker,
+    reports: Arc<Reports>,
+    unfinished: Unfinished,
 }
 
 impl Osmosis {
     /// A server of this host.
     pub fn new(settings: Settings) -> Self {
-        let Settings { host, callbacks, dialect, init, times, server_key, instance_id } = settings;
+        let Settings { host, callbacks, dialect, init, times, access, instance_id } = settings;
         Self(Arc::new(Inner {
             host,
             callbacks,
             dialect,
             init: a::Server::new(init),
-            server_key,
+            access,
             instance_id,
             process_id: random::uuid4(),
             polled: d::Registry::new(times),
             tasks: TaskTracker::new(),
+            reports: Arc::default(),
+            unfinished: Unfinished::default(),
         }))
     }
 
@@ -115,10 +122,12 @@ impl Osmosis {
             .route("/metrics", get(metrics))
             .fallback(async || ApiError::NoRoute)
             .method_not_allowed_fallback(async || ApiError::NoMethod)
-            .layer(middleware::from_fn_with_state(self.clone(), check_key))
-            .merge(a::router())
+            .layer(middleware::from_fn_with_state(self.clone(), gate::check_key))
+            .merge(a::router().layer(middleware::from_fn_with_state(self.clone(), gate::check_key_of_a)))
             .merge(own_health)
-            .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+            // What is asked of a request's head comes before anything of its body, here and in
+            // the layers above.
+            .layer(middleware::from_fn_with_state(self.clone(), gate::check_origin))
             .with_state(self.clone())
     }
 
@@ -128,35 +137,41 @@ impl Osmosis {
         self.0.tasks.close();
         let done = async {
             self.0.tasks.wait().await;
-            self.0.polled.all_told().await;
+            self.0.reports.all_kept().await;
         };
         tokio::time::timeout_at(until, done).await.is_ok()
     }
-}
 
-/// Lets a request through that carries the server's key, compared in constant time.
-async fn check_key(State(osmosis): State<Osmosis>, request: Request, next: Next) -> Response {
-    if let Some(key) = &osmosis.0.server_key {
-        let expected = format!("Bearer {}", key.expose());
-        let given = request.headers().get(header::AUTHORIZATION).map_or(&[][..], |value| value.as_bytes());
-        if !bool::from(given.ct_eq(expected.as_bytes())) {
-            osmosis.0.host.metrics().unauthorized();
-            return ApiError::Unauthorized.into_response();
-        }
+    /// Takes note that no rollout will be asked for again. Admissions should be closed before.
+    pub fn close(&self) {
+        self.0.reports.close();
     }
-    next.run(request).await
+
+    /// Cancels what still runs. Its callers are owed word of that.
+    pub fn cancel_rest(&self) {
+        self.0.reports.cancel_rest();
+        self.0.host.cancel_all();
+    }
+
+    /// The rollouts whose callers have not heard what came of them.
+    pub fn unreported(&self) -> Vec<String> {
+        self.0.reports.missing()
+    }
 }
 
 /// Takes a rollout on, or says at once why not.
 async fn start_rollout(
     State(osmosis): State<Osmosis>,
     headers: HeaderMap,
-    body: Bytes,
+    mut body: Body<BODY_BYTES_MAX>,
 ) -> Result<Response, ApiError> {
     let parent = headers.get("traceparent").and_then(|value| TraceParent::parse(value.to_str().ok()?));
     let dialect = osmosis.0.dialect;
-    let read = request::read(&headers, &body, dialect);
-    match read.inspect_err(|_| osmosis.0.host.metrics().refused(Refusal::Invalid))? {
+    let read = body.parse(|bytes| request::read(&headers, bytes, dialect))?;
+    let mut request = read.inspect_err(|_| osmosis.0.host.metrics().refused(Refusal::Invalid))?;
+    let rollout = request.rollout();
+    rollout.charge = Some(body.becomes(rollout.bytes())?);
+    match request {
         StartRollout::Polled(request) => d::start(&osmosis, request, parent)
             .map(|admission| (StatusCode::ACCEPTED, Json(admission)).into_response()),
         StartRollout::CalledBack(request) => {

@@ -33,6 +33,16 @@ pub(super) enum StartRollout {
     CalledBack(CalledBack),
 }
 
+impl StartRollout {
+    /// What it is for the core.
+    pub fn rollout(&mut self) -> &mut RolloutRequest {
+        match self {
+            Self::Polled(request) => &mut request.asked.rollout,
+            Self::CalledBack(request) => &mut request.asked.rollout,
+        }
+    }
+}
+
 /// What every generation asks for.
 pub(super) struct Asked {
     /// For the core.

@@ -22,8 +22,10 @@ use subtle::ConstantTimeEq;
 use tokio::time::Instant;
 use tracing::Instrument;
 
-use super::Osmosis;
+use super::body::Body;
 use super::error::ApiError;
+use super::reports::Due;
+use super::{BODY_BYTES_MAX, Osmosis};
 use crate::config::OsmosisInit;
 use crate::outbound::{CallbackClient, Secret};
 use crate::rollout::{AdmitError, Failure, FailureKind, Finished, Host, LoopReport, Outcome, Rollout, Stage};
@@ -84,7 +86,7 @@ pub async fn cannot_carry(host: &Host) -> Option<String> {
     tools::typed(&tools).err()
 }
 
-/// Its routes, which ask for the key themselves, in this generation's way.
+/// Its routes. Their key is asked for in this generation's way.
 pub(super) fn router() -> Router<Osmosis> {
     Router::new().route("/v1/rollout/init", post(init)).route("/platform/health", get(platform_health))
 }
@@ -117,7 +119,7 @@ impl From<Refused> for ApiError {
 
 /// Whether a request carries the server's key: after the word `Bearer` in any case, or
 /// as it is.
-fn is_authorised(key: &Secret, headers: &HeaderMap) -> bool {
+pub(super) fn is_authorised(key: &Secret, headers: &HeaderMap) -> bool {
     let given = headers.get(header::AUTHORIZATION).map_or(&[][..], |value| value.as_bytes()).trim_ascii();
     let given = match given.iter().position(u8::is_ascii_whitespace) {
         Some(end) if given[..end].eq_ignore_ascii_case(b"bearer") => given[end..].trim_ascii(),
@@ -127,28 +129,22 @@ fn is_authorised(key: &Secret, headers: &HeaderMap) -> bool {
 }
 
 /// The same as `/health`, for a platform that wants to know whether its key is right.
-async fn platform_health(
-    State(osmosis): State<Osmosis>,
-    headers: HeaderMap,
-) -> Result<Json<Value>, ApiError> {
-    let key = osmosis.0.server_key.as_ref().ok_or(ApiError::NoRoute)?;
-    if !is_authorised(key, &headers) {
-        return Err(ApiError::WrongKey);
-    }
+async fn platform_health(State(osmosis): State<Osmosis>) -> Result<Json<Value>, ApiError> {
+    osmosis.0.access.server_key.as_ref().ok_or(ApiError::NoRoute)?;
     Ok(Json(osmosis.0.init.health()))
 }
 
 /// Takes a rollout on and answers with its tools. A request that came before has the
 /// answer that it had.
-async fn init(State(osmosis): State<Osmosis>, headers: HeaderMap, body: Bytes) -> Result<Response, ApiError> {
+async fn init(
+    State(osmosis): State<Osmosis>,
+    headers: HeaderMap,
+    mut body: Body<BODY_BYTES_MAX>,
+) -> Result<Response, ApiError> {
     let inner = &osmosis.0;
-    // Before the key is looked at, as callers of this generation know it.
-    let read = request::read(&headers, &body, &inner.init.settings, inner.host.form());
-    let request = read.inspect_err(|_| inner.host.metrics().refused(Refusal::Invalid))?;
-    drop(body);
-    if inner.server_key.as_ref().is_some_and(|key| !is_authorised(key, &headers)) {
-        return Err(ApiError::WrongKey);
-    }
+    let read = body.parse(|bytes| request::read(&headers, bytes, &inner.init.settings, inner.host.form()))?;
+    let mut request = read.inspect_err(|_| inner.host.metrics().refused(Refusal::Invalid))?;
+    request.rollout.charge = Some(body.becomes(request.rollout.bytes())?);
     let answer = match inner.init.records.join(&request.key, Instant::now()) {
         Part::Follower(following) => following,
         Part::Leader(leading) => {
@@ -176,6 +172,7 @@ async fn lead(osmosis: Osmosis, request: Init, leading: Leading) {
         Ok(rollout) => rollout,
         Err(error) => return leading.fail(Refused::Admit(error)),
     };
+    let due = osmosis.0.reports.promise(&id);
     let span = rollout.span();
     let grade = gradable && osmosis.0.host.grader().is_some();
     let work = async move {
@@ -184,13 +181,14 @@ async fn lead(osmosis: Osmosis, request: Init, leading: Leading) {
             Err(failure) => {
                 let reason = failure.reason;
                 rollout.finish().await;
+                due.kept();
                 return leading.fail(Refused::Tools(reason));
             }
         };
         // Text, and JSON that was made of checked parts.
         let body = serde_json::to_vec(&Accepted { rollout_id: &id, tools }).unwrap_or_default();
         let kept = leading.answer(body.into());
-        let told = Told { osmosis, id, completed_url, api_key, grade, _kept: kept };
+        let told = Told { osmosis, id, completed_url, api_key, grade, due, _kept: kept };
         Box::new(told).run(rollout).await;
     };
     work.instrument(span).await;
@@ -203,6 +201,7 @@ struct Told {
     completed_url: String,
     api_key: Option<Secret>,
     grade: bool,
+    due: Due,
     _kept: Kept,
 }
 
@@ -211,7 +210,7 @@ impl Told {
     async fn run(self: Box<Self>, rollout: Box<Rollout>) {
         let body = match AssertUnwindSafe(self.steps(rollout)).catch_unwind().await {
             // Whoever stopped it wants to hear nothing more of it.
-            Ok(None) => return,
+            Ok(None) => return self.due.cancelled(),
             Ok(Some(finished)) => self.completed(&finished),
             Err(_) => {
                 tracing::error!("the host panicked in a rollout, which ends unscored");
@@ -223,8 +222,9 @@ impl Told {
         // something else.
         let posted =
             self.osmosis.0.init.completions.post(&self.completed_url, self.api_key.as_ref(), body).await;
-        if let Err(undelivered) = posted {
-            tracing::warn!(%undelivered, "completion not delivered");
+        match posted {
+            Ok(_) => self.due.kept(),
+            Err(undelivered) => tracing::warn!(%undelivered, "completion not delivered"),
         }
     }
 

@@ -5,7 +5,7 @@
 //! rollout that is over is swept away some time after its end; until then its key is
 //! taken.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -26,13 +26,15 @@ pub(in super::super) struct Records {
 }
 
 struct Inner {
-    records: HashMap<String, Record>,
+    records: HashMap<Arc<str>, Record>,
+    /// Those whose rollout is over, in the order of their ends, so that nobody has to look
+    /// at all of them while others wait for the lock.
+    ended: VecDeque<(Instant, Arc<str>)>,
     swept_at: Instant,
 }
 
 struct Record {
     answer: watch::Receiver<Option<Answer>>,
-    ended_at: Option<Instant>,
 }
 
 /// Whose part a request has.
@@ -45,7 +47,7 @@ pub(super) enum Part {
 
 impl Records {
     pub fn new(ttl: Duration, sweep_interval: Duration) -> Self {
-        let inner = Inner { records: HashMap::new(), swept_at: Instant::now() };
+        let inner = Inner { records: HashMap::new(), ended: VecDeque::new(), swept_at: Instant::now() };
         Self { ttl, sweep_interval, inner: Mutex::new(inner) }
     }
 
@@ -54,13 +56,16 @@ impl Records {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         if now.saturating_duration_since(inner.swept_at) >= self.sweep_interval {
             inner.swept_at = now;
-            inner.records.retain(|_, record| !self.is_over(record, now));
+            while inner.ended.front().is_some_and(|(ended, _)| self.is_over(*ended, now)) {
+                let Some((_, key)) = inner.ended.pop_front() else { break };
+                inner.records.remove(&key);
+            }
         }
         inner
     }
 
-    fn is_over(&self, record: &Record, now: Instant) -> bool {
-        record.ended_at.is_some_and(|ended| now.saturating_duration_since(ended) >= self.ttl)
+    fn is_over(&self, ended: Instant, now: Instant) -> bool {
+        now.saturating_duration_since(ended) >= self.ttl
     }
 
     /// The part of a request with this key.
@@ -70,17 +75,17 @@ impl Records {
             return Part::Follower(Following(record.answer.clone()));
         }
         let (sender, answer) = watch::channel(None);
-        inner.records.insert(key.to_owned(), Record { answer, ended_at: None });
-        let kept = Kept { records: self.clone(), key: key.to_owned(), answered: false };
+        let key: Arc<str> = key.into();
+        inner.records.insert(key.clone(), Record { answer });
+        let kept = Kept { records: self.clone(), key, answered: false };
         Part::Leader(Leading { sender, kept })
     }
 
     /// Rollouts that began and are not over, and those that are over and kept.
     pub(super) fn counts(&self, now: Instant) -> (usize, usize) {
         let inner = self.lock(now);
-        let active = inner.records.values().filter(|record| record.ended_at.is_none()).count();
-        let over = inner.records.values().filter(|record| self.is_over(record, now)).count();
-        (active, inner.records.len() - active - over)
+        let over = inner.ended.partition_point(|(ended, _)| self.is_over(*ended, now));
+        (inner.records.len() - inner.ended.len(), inner.ended.len() - over)
     }
 }
 
@@ -116,7 +121,7 @@ impl Leading {
 /// The record of a rollout; its end begins when this is dropped.
 pub(super) struct Kept {
     records: Arc<Records>,
-    key: String,
+    key: Arc<str>,
     answered: bool,
 }
 
@@ -126,8 +131,8 @@ impl Drop for Kept {
         let mut inner = self.records.lock(now);
         if !self.answered {
             inner.records.remove(&self.key);
-        } else if let Some(record) = inner.records.get_mut(&self.key) {
-            record.ended_at = Some(now);
+        } else {
+            inner.ended.push_back((now, self.key.clone()));
         }
     }
 }

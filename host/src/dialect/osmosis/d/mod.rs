@@ -1,6 +1,7 @@
 //! Generation D: the caller polls for the result under a lease.
 
 mod registry;
+mod run_clock;
 
 use std::panic::AssertUnwindSafe;
 
@@ -15,9 +16,11 @@ use tracing::Instrument;
 
 use super::error::ApiError;
 use super::fields::Problem;
+use super::reports::Due;
 use super::request::{Asked, Polled};
 use super::sample::{WireSample, category};
 use super::{Osmosis, id_in_path};
+use crate::connection::WhenWritten;
 use crate::id::RolloutId;
 use crate::rollout::{Failure, FailureKind, Finished, Outcome, Rollout, Stage};
 use crate::telemetry::{Refusal, TraceParent};
@@ -72,6 +75,7 @@ pub(super) fn start(
         inner.polled.reserve(&id).inspect_err(|_| inner.host.metrics().refused(Refusal::Duplicate))?;
     let rollout = inner.host.admit(rollout)?;
     rollout.traced_below(parent);
+    let due = inner.reports.promise(id.as_str());
     let entry = place.fill(rollout.handle());
     let times = inner.polled.times();
     let admission = Admission {
@@ -85,8 +89,8 @@ pub(super) fn start(
     let osmosis = osmosis.clone();
     let span = rollout.span();
     let task = async move {
-        let body = drive(&entry, rollout, &plan).await;
-        osmosis.0.polled.end(&id, &entry, body);
+        let body = drive(&entry, rollout, &plan, &due).await;
+        osmosis.0.polled.end(&id, &entry, body, due);
     };
     inner.tasks.spawn(task.instrument(span));
     Ok(admission)
@@ -100,7 +104,7 @@ struct Plan {
 }
 
 /// Runs a rollout to its result. The lease is watched meanwhile.
-async fn drive(entry: &Entry, mut rollout: Box<Rollout>, plan: &Plan) -> Bytes {
+async fn drive(entry: &Entry, mut rollout: Box<Rollout>, plan: &Plan, due: &Due) -> Bytes {
     let handle = rollout.handle();
     let mut phases = handle.phases();
     let run = async {
@@ -126,6 +130,8 @@ async fn drive(entry: &Entry, mut rollout: Box<Rollout>, plan: &Plan) -> Bytes {
         }
     };
     if expired {
+        // Nobody polls for it.
+        due.kept();
         let id = entry.id();
         let lease = "polling lease expired";
         return ResultBody {
@@ -136,7 +142,13 @@ async fn drive(entry: &Entry, mut rollout: Box<Rollout>, plan: &Plan) -> Bytes {
         .bytes();
     }
     match finished {
-        Ok(finished) => body(&finished, plan),
+        Ok(finished) => {
+            if matches!(&finished.outcome, Outcome::Unscored(failure) if failure.kind == FailureKind::Cancelled)
+            {
+                due.cancelled();
+            }
+            body(&finished, plan)
+        }
         Err(_) => {
             tracing::error!("the host panicked in a rollout, which ends unscored");
             let crashed = Failure::host(Stage::Workflow, "rollout task crashed");
@@ -207,12 +219,16 @@ pub(super) async fn result(
     if !entry.is_lease(lease) {
         return Err(ApiError::WrongLease);
     }
-    let body = match entry.news(polled.times().result_wait).await {
-        Status::Ended(body) => {
-            polled.told(&entry);
-            body
-        }
-        Status::Under(phase) => ResultBody::bare(entry.id(), registry::word(phase)).bytes(),
+    let (body, is_over) = match entry.news(polled.times().result_wait).await {
+        Status::Ended(body) => (body, true),
+        Status::Under(phase) => (ResultBody::bare(entry.id(), registry::word(phase)).bytes(), false),
     };
-    Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
+    let mut response = ([(header::CONTENT_TYPE, "application/json")], body).into_response();
+    if is_over {
+        // A result of which a part was read is to be read again.
+        let osmosis = osmosis.clone();
+        let told = WhenWritten::new(move || osmosis.0.polled.told(&entry));
+        response.extensions_mut().insert(told);
+    }
+    Ok(response)
 }

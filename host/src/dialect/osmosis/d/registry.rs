@@ -7,10 +7,11 @@ use std::time::Duration;
 use axum::body::Bytes;
 use subtle::ConstantTimeEq;
 use tokio::sync::watch;
-use tokio::time::Instant;
 
 use super::super::error::ApiError;
 use super::super::random;
+use super::super::reports::Due;
+use super::run_clock::RunClock;
 use crate::config::OsmosisTimes;
 use crate::id::RolloutId;
 use crate::rollout::{Handle, Phase};
@@ -38,12 +39,14 @@ pub(super) struct Entry {
     id: RolloutId,
     lease: String,
     lease_time: Duration,
+    clock: Arc<RunClock>,
     status: watch::Sender<Status>,
     polled: Mutex<Polled>,
 }
 
 struct Polled {
-    last: Instant,
+    /// By the clock that stands still where the process does.
+    last: Duration,
     /// The last phase that the lease's holder heard of; it was told "queued" on
     /// admission.
     heard: Option<Phase>,
@@ -76,7 +79,7 @@ impl Entry {
     pub async fn news(&self, wait: Duration) -> Status {
         let heard = {
             let mut polled = self.polled();
-            polled.last = Instant::now();
+            polled.last = self.clock.now();
             polled.heard
         };
         let mut status = self.status.subscribe();
@@ -88,7 +91,7 @@ impl Entry {
         let _ = tokio::time::timeout(wait, new).await;
         let status = self.status.borrow().clone();
         let mut polled = self.polled();
-        polled.last = Instant::now();
+        polled.last = self.clock.now();
         if let Status::Under(phase) = &status {
             polled.heard = Some(*phase);
         }
@@ -98,11 +101,11 @@ impl Entry {
     /// Waits until nobody has asked for longer than the lease.
     pub async fn lease_over(&self) {
         loop {
-            let over_at = self.polled().last + self.lease_time;
-            if over_at <= Instant::now() {
+            let left = (self.polled().last + self.lease_time).saturating_sub(self.clock.now());
+            if left.is_zero() {
                 return;
             }
-            tokio::time::sleep_until(over_at).await;
+            tokio::time::sleep(left).await;
         }
     }
 }
@@ -111,19 +114,20 @@ impl Entry {
 pub(in super::super) struct Registry {
     times: OsmosisTimes,
     inner: Mutex<Inner>,
-    untold: watch::Sender<usize>,
+    clock: Arc<RunClock>,
 }
 
 #[derive(Default)]
 struct Inner {
     entries: HashMap<RolloutId, Slot>,
     /// Results in the order in which they are to be forgotten.
-    ended: VecDeque<(Instant, RolloutId)>,
+    ended: VecDeque<(Duration, RolloutId)>,
 }
 
 struct Slot {
     entry: Option<Arc<Entry>>,
-    untold: bool,
+    /// Its result is over and was not read in full.
+    due: Option<Due>,
 }
 
 /// An id that is spoken for. Dropped unfilled, it is free again.
@@ -136,15 +140,18 @@ pub(super) struct Reserved<'a> {
 impl Reserved<'_> {
     /// Makes the rollout known.
     pub fn fill(mut self, handle: Handle) -> Arc<Entry> {
+        let clock = self.registry.clock.clone();
+        clock.start();
         let entry = Arc::new(Entry {
             id: self.id.clone(),
             lease: random::lease_token(),
             lease_time: self.registry.times.lease,
             status: watch::Sender::new(Status::Under(handle.phase())),
-            polled: Mutex::new(Polled { last: Instant::now(), heard: Some(Phase::Queued) }),
+            polled: Mutex::new(Polled { last: clock.now(), heard: Some(Phase::Queued) }),
+            clock,
         });
         self.filled = true;
-        let slot = Slot { entry: Some(entry.clone()), untold: false };
+        let slot = Slot { entry: Some(entry.clone()), due: None };
         self.registry.lock().entries.insert(self.id.clone(), slot);
         entry
     }
@@ -160,7 +167,7 @@ impl Drop for Reserved<'_> {
 
 impl Registry {
     pub fn new(times: OsmosisTimes) -> Self {
-        Self { times, inner: Mutex::default(), untold: watch::Sender::new(0) }
+        Self { times, inner: Mutex::default(), clock: RunClock::new() }
     }
 
     pub(super) fn times(&self) -> &OsmosisTimes {
@@ -170,12 +177,10 @@ impl Registry {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         // Each look at the registry forgets what is due; nothing else has to.
-        let now = Instant::now();
+        let now = self.clock.now();
         while inner.ended.front().is_some_and(|(due, _)| *due <= now) {
             let Some((_, id)) = inner.ended.pop_front() else { break };
-            if inner.entries.remove(&id).is_some_and(|slot| slot.untold) {
-                self.untold.send_modify(|untold| *untold = untold.saturating_sub(1));
-            }
+            inner.entries.remove(&id);
         }
         inner
     }
@@ -186,7 +191,7 @@ impl Registry {
         if inner.entries.contains_key(id) {
             return Err(ApiError::Registered);
         }
-        inner.entries.insert(id.clone(), Slot { entry: None, untold: false });
+        inner.entries.insert(id.clone(), Slot { entry: None, due: None });
         Ok(Reserved { registry: self, id: id.clone(), filled: false })
     }
 
@@ -200,30 +205,26 @@ impl Registry {
     }
 
     /// Keeps a result for as long as results are kept.
-    pub(super) fn end(&self, id: &RolloutId, entry: &Entry, body: Bytes) {
+    pub(super) fn end(&self, id: &RolloutId, entry: &Entry, body: Bytes, due: Due) {
         let mut inner = self.lock();
         if let Some(slot) = inner.entries.get_mut(id) {
-            slot.untold = true;
-            self.untold.send_modify(|untold| *untold += 1);
+            slot.due = Some(due);
         }
-        inner.ended.push_back((Instant::now() + self.times.result_ttl, id.clone()));
+        inner.ended.push_back((self.clock.now() + self.times.result_ttl, id.clone()));
         drop(inner);
         entry.set(Status::Ended(body));
     }
 
-    /// Notes that a caller has been given a result.
-    pub(super) fn told(&self, entry: &Entry) {
-        if let Some(slot) = self.lock().entries.get_mut(&entry.id)
-            && std::mem::take(&mut slot.untold)
-        {
-            self.untold.send_modify(|untold| *untold = untold.saturating_sub(1));
+    /// Notes that a caller has read a result in full.
+    pub(super) fn told(&self, entry: &Arc<Entry>) {
+        let mut inner = self.lock();
+        let slot = inner.entries.get_mut(&entry.id);
+        // The id may be another rollout's by now.
+        let slot = slot.filter(|slot| slot.entry.as_ref().is_some_and(|known| Arc::ptr_eq(known, entry)));
+        let due = slot.and_then(|slot| slot.due.take());
+        drop(inner);
+        if let Some(due) = due {
+            due.kept();
         }
-    }
-
-    /// Waits until every result was told.
-    pub async fn all_told(&self) {
-        let mut untold = self.untold.subscribe();
-        // The sender is in `self`, so it cannot be gone.
-        let _ = untold.wait_for(|untold| *untold == 0).await;
     }
 }

@@ -1,0 +1,280 @@
+//! The connections that are open, and which of them is the first to go.
+//!
+//! A connection that asks for nothing costs a descriptor, of which there are few, and whoever
+//! opens hundreds of them must not keep out those who ask for something. So each is known here
+//! with what it is at, and where a new one finds no room, the one that has been silent for the
+//! longest makes it.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+
+/// How long a caller may take over the head of a request, from the connection or from the
+/// first byte. A head is one packet; a minute of them is an attack.
+const HEAD_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// How long a connection may be idle between two requests. Callers keep some open for the next
+/// request, and open another where one is gone.
+const IDLE_TIME_MAX: Duration = Duration::from_secs(120);
+
+/// How long a caller may read nothing of its response.
+const UNREAD_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// A connection that goes on is noted this often and no more.
+const PROGRESS_STEP: Duration = Duration::from_secs(1);
+
+/// What a connection is at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// The head of a request is to come, or a part of it did.
+    Head,
+    /// Nothing is under way.
+    Idle,
+    /// The body of a request is being read.
+    Receiving,
+    /// A response is being written.
+    Sending,
+    /// A request is being worked on. Nobody has a say in how long that takes but its handler.
+    Working,
+}
+
+impl Stage {
+    /// In the order in which they make room for others; who is worked for never does.
+    const BY_WORTH: [Self; 4] = [Self::Head, Self::Idle, Self::Sending, Self::Receiving];
+
+    /// How long it may last without progress. Bodies have rules of their own.
+    fn time_max(self) -> Option<Duration> {
+        match self {
+            Self::Head => Some(HEAD_TIME_MAX),
+            Self::Idle => Some(IDLE_TIME_MAX),
+            Self::Sending => Some(UNREAD_TIME_MAX),
+            Self::Receiving | Self::Working => None,
+        }
+    }
+}
+
+/// All connections of a server.
+pub(super) struct Table {
+    inner: Mutex<Inner>,
+    left: Notify,
+}
+
+#[derive(Default)]
+struct Inner {
+    open: usize,
+    opened: u64,
+    /// Since when each is at its stage, the longest first.
+    at: [BTreeMap<(Instant, u64), Arc<Notify>>; 4],
+}
+
+impl Inner {
+    fn at(&mut self, stage: Stage) -> Option<&mut BTreeMap<(Instant, u64), Arc<Notify>>> {
+        let place = Stage::BY_WORTH.iter().position(|known| *known == stage)?;
+        self.at.get_mut(place)
+    }
+}
+
+/// One connection, known to the table until it is dropped.
+pub(super) struct Known {
+    table: Arc<Table>,
+    id: u64,
+    /// Changed under the table's lock.
+    place: Mutex<(Stage, Instant)>,
+    close: Arc<Notify>,
+    /// Its request was taken apart and the response was handed over in full.
+    answered: AtomicBool,
+    /// A body of it was not read to its end.
+    left_unread: AtomicBool,
+}
+
+impl Table {
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self { inner: Mutex::default(), left: Notify::new() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Connections that are open.
+    pub fn open(&self) -> usize {
+        self.lock().open
+    }
+
+    /// Makes a new connection known.
+    pub fn enter(self: &Arc<Self>) -> Arc<Known> {
+        let mut inner = self.lock();
+        inner.open += 1;
+        inner.opened += 1;
+        let (id, now, close) = (inner.opened, Instant::now(), Arc::new(Notify::new()));
+        if let Some(heads) = inner.at(Stage::Head) {
+            heads.insert((now, id), close.clone());
+        }
+        let place = Mutex::new((Stage::Head, now));
+        let (answered, left_unread) = Default::default();
+        Arc::new(Known { table: self.clone(), id, place, close, answered, left_unread })
+    }
+
+    /// Closes the connection that is worth the least, if any may be closed.
+    pub fn make_room(&self) -> bool {
+        let mut inner = self.lock();
+        for connections in &mut inner.at {
+            if let Some((_, close)) = connections.pop_first() {
+                close.notify_one();
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Waits until a connection is gone.
+    pub async fn left(&self) {
+        self.left.notified().await;
+    }
+
+    /// Closes what has been at the same for too long.
+    pub fn sweep(&self) {
+        let now = Instant::now();
+        let mut inner = self.lock();
+        for (stage, connections) in Stage::BY_WORTH.into_iter().zip(&mut inner.at) {
+            let Some(time_max) = stage.time_max() else { continue };
+            while let Some(first) = connections.first_entry()
+                && now.saturating_duration_since(first.key().0) >= time_max
+            {
+                first.remove().notify_one();
+            }
+        }
+    }
+}
+
+impl Known {
+    /// It is at something else now, or goes on with the same.
+    pub fn is_at(&self, stage: Stage) {
+        let now = Instant::now();
+        let mut place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
+        let (before, since) = *place;
+        if before == stage && now.saturating_duration_since(since) < PROGRESS_STEP {
+            return;
+        }
+        let mut inner = self.table.lock();
+        if let Some(connections) = inner.at(before) {
+            // One that is not there has to close already, and makes room no second time.
+            if connections.remove(&(since, self.id)).is_none() {
+                *place = (stage, now);
+                return;
+            }
+        }
+        if let Some(connections) = inner.at(stage) {
+            connections.insert((now, self.id), self.close.clone());
+        }
+        *place = (stage, now);
+    }
+
+    /// What it is at.
+    pub fn stage(&self) -> Stage {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Bytes came.
+    pub fn has_read(&self) {
+        if self.stage() == Stage::Idle {
+            self.is_at(Stage::Head);
+        }
+    }
+
+    /// Bytes were taken by the other side.
+    pub fn has_written(&self) {
+        if self.stage() == Stage::Sending {
+            self.is_at(Stage::Sending);
+        }
+    }
+
+    /// The last byte of a response was handed over, to be written.
+    pub fn has_answered(&self) {
+        self.answered.store(true, Ordering::Relaxed);
+    }
+
+    /// Everything that was handed over has been written. Says whether that ends a response.
+    pub fn has_flushed(&self) -> bool {
+        let ends = self.answered.swap(false, Ordering::Relaxed);
+        // Another request may have come by then.
+        if ends && self.stage() == Stage::Sending {
+            self.is_at(Stage::Idle);
+        }
+        ends
+    }
+
+    /// A body is not read to its end, which ends the connection.
+    pub fn leaves_unread(&self) {
+        self.left_unread.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether that was so.
+    pub fn has_left_unread(&self) -> bool {
+        self.left_unread.load(Ordering::Relaxed)
+    }
+
+    /// Waits until it has to close.
+    pub async fn must_close(&self) {
+        self.close.notified().await;
+    }
+}
+
+impl Drop for Known {
+    fn drop(&mut self) {
+        let (stage, since) = *self.place.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.table.lock();
+        inner.open -= 1;
+        if let Some(connections) = inner.at(stage) {
+            connections.remove(&(since, self.id));
+        }
+        drop(inner);
+        self.table.left.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+
+    fn is_closing(known: &Known) -> bool {
+        known.must_close().now_or_never().is_some()
+    }
+
+    #[test]
+    fn who_is_silent_makes_room_and_the_longest_silent_first() {
+        let table = Table::new();
+        let [silent, later, idle, body, working] = std::array::from_fn(|_| table.enter());
+        idle.is_at(Stage::Idle);
+        body.is_at(Stage::Receiving);
+        working.is_at(Stage::Working);
+        assert_eq!(table.open(), 5);
+        for next in [&silent, &later, &idle, &body] {
+            assert!(table.make_room());
+            assert!(is_closing(next));
+        }
+        assert!(!table.make_room());
+        assert!(!is_closing(&working));
+        drop((silent, later, idle, body));
+        assert_eq!(table.open(), 1);
+        working.is_at(Stage::Sending);
+        working.has_answered();
+        assert!(working.has_flushed() && !working.has_flushed());
+        assert!(table.make_room() && is_closing(&working), "it is idle then");
+    }
+
+    #[test]
+    fn a_connection_that_has_to_close_is_not_counted_again() {
+        let table = Table::new();
+        let known = table.enter();
+        assert!(table.make_room());
+        known.is_at(Stage::Receiving);
+        assert!(!table.make_room());
+        drop(known);
+        assert_eq!(table.open(), 0);
+    }
+}

@@ -1,0 +1,281 @@
+//! Callers as they may be: silent, slow, too large, without the key, behind a web page.
+
+use std::time::{Duration, Instant};
+
+use rollout_tests::{Controller, InitRequest, TestHost, in_time};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+const POSTS: [&str; 3] = ["/rollout", "/rollout/cancel", "/v1/rollout/init"];
+
+/// Lets the test itself have many connections.
+fn raise_open_files() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).expect("a limit may be raised");
+}
+
+/// Says this on a connection of its own; gives what comes back until it closes.
+async fn said(host: &TestHost, text: &str) -> (String, TcpStream) {
+    let mut stream = host.connect().await.expect("it listens");
+    stream.write_all(text.as_bytes()).await.expect("it takes it");
+    let head = in_time("a head", head(&mut stream)).await;
+    (head, stream)
+}
+
+/// The next head that comes; what there is where the connection ends before.
+async fn head(stream: &mut TcpStream) -> String {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        match stream.read_u8().await {
+            Ok(byte) => head.push(byte),
+            Err(_) => break,
+        }
+    }
+    String::from_utf8_lossy(&head).into_owned()
+}
+
+fn status(head: &str) -> &str {
+    head.split(' ').nth(1).unwrap_or("none")
+}
+
+fn post(path: &str, more: &str) -> String {
+    format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{more}\r\n")
+}
+
+/// A body that is announced and does not come.
+const LARGE: &str = "content-length: 60000000\r\n";
+
+#[tokio::test]
+async fn silent_connections_keep_nobody_out() {
+    raise_open_files();
+    let controller = Controller::start().await;
+    let host = TestHost::of("conform").open_files(400).start().await;
+    let mut silent = Vec::new();
+    for at in 0..600 {
+        let mut stream = in_time("a connection", host.connect()).await.expect("it is accepted");
+        if at % 3 == 0 {
+            // A head that does not end is no better than none.
+            stream.write_all(b"GET /health HTTP/1.1\r\n").await.ok();
+        }
+        silent.push(stream);
+    }
+
+    assert_eq!(host.health().await["status"], "ok");
+    for _ in 0..8 {
+        let result = host.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+        assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
+    }
+    let mut closed = 0;
+    for stream in &mut silent {
+        let mut byte = [0];
+        // Not waited for: those that are still open have nothing to say.
+        if let Ok(0) | Err(_) =
+            tokio::time::timeout(Duration::ZERO, stream.read(&mut byte)).await.unwrap_or(Ok(1))
+        {
+            closed += 1;
+        }
+    }
+    assert!(closed >= 400, "only {closed} of 600 made room");
+}
+
+#[tokio::test]
+async fn a_connection_that_says_nothing_is_closed_long_before_an_idle_one() {
+    let host = TestHost::start("conform").await;
+    let mut never = host.connect().await.expect("it listens");
+    let (answer, mut idle) = said(&host, "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    assert_eq!(status(&answer), "200");
+    let length = answer.lines().find_map(|line| line.strip_prefix("content-length: ")).expect("it has one");
+    let mut body = vec![0; length.trim().parse().expect("a number")];
+    idle.read_exact(&mut body).await.expect("it comes");
+
+    let mut byte = [0];
+    assert_eq!(in_time("the end of a silent connection", never.read(&mut byte)).await.unwrap_or(0), 0);
+
+    idle.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("it is open");
+    assert_eq!(status(&in_time("a second answer", head(&mut idle)).await), "200");
+}
+
+#[tokio::test]
+async fn without_the_key_no_body_is_asked_for_and_none_is_waited_for() {
+    let host = TestHost::of("agent_loop").option("--api-key", "the-key").start().await;
+    for path in POSTS {
+        for more in
+            [LARGE, "content-length: 60000000\r\nexpect: 100-continue\r\n", "transfer-encoding: chunked\r\n"]
+        {
+            let (refused, _open) = said(&host, &post(path, more)).await;
+            assert_eq!(status(&refused), "401", "{path} {more}: {refused}");
+        }
+        let asked = format!("{LARGE}expect: 100-continue\r\nauthorization: Bearer the-key\r\n");
+        let (asked, _open) = said(&host, &post(path, &asked)).await;
+        let expected = if path == "/rollout/cancel" { "413" } else { "100" };
+        assert_eq!(status(&asked), expected, "{path}: {asked}");
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_is_read_by_callers_that_are_still_writing() {
+    let host = TestHost::of("conform").option("--api-key", "the-key").start().await;
+    for _ in 0..10 {
+        let mut stream = host.connect().await.expect("it listens");
+        stream.write_all(post("/rollout", "content-length: 500000\r\n").as_bytes()).await.expect("it reads");
+        let body = vec![b'x'; 500_000];
+        stream.write_all(&body).await.expect("what is left of it is taken");
+        let refused = in_time("a head", head(&mut stream)).await;
+        assert_eq!(status(&refused), "401", "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_announces_too_much_is_refused_before_it_comes() {
+    let host = TestHost::start("agent_loop").await;
+    for (path, length) in
+        [("/rollout", 64 << 20), ("/v1/rollout/init", 64 << 20), ("/rollout/cancel", 4 << 20)]
+    {
+        let more = format!("content-length: {}\r\nexpect: 100-continue\r\n", length + 1);
+        let (refused, _open) = said(&host, &post(path, &more)).await;
+        assert_eq!(status(&refused), "413", "{path}: {refused}");
+        let more = format!("content-length: {length}\r\nexpect: 100-continue\r\n");
+        let (asked, _open) = said(&host, &post(path, &more)).await;
+        assert_eq!(status(&asked), "100", "{path}: {asked}");
+    }
+    // One that does not say how long it is gets as far as that.
+    let mut stream = host.connect().await.expect("it listens");
+    stream
+        .write_all(post("/rollout/cancel", "transfer-encoding: chunked\r\n").as_bytes())
+        .await
+        .expect("it reads");
+    let chunk = format!("100000\r\n{}\r\n", " ".repeat(1 << 20));
+    for _ in 0..6 {
+        if stream.write_all(chunk.as_bytes()).await.is_err() {
+            break;
+        }
+    }
+    assert_eq!(status(&in_time("a head", head(&mut stream)).await), "413");
+}
+
+#[tokio::test]
+async fn a_body_that_stops_coming_is_given_up() {
+    let controller = Controller::start().await;
+    let host = TestHost::start("agent_loop").await;
+    let mut unfinished = Vec::new();
+    for path in POSTS {
+        for more in ["content-length: 4000000\r\n", "transfer-encoding: chunked\r\n"] {
+            let beginning = match more.starts_with("content") {
+                true => "{\"rollout_id\": \"",
+                false => "f\r\n{\"rollout_id\": \"\r\n",
+            };
+            let mut stream = host.connect().await.expect("it listens");
+            stream.write_all((post(path, more) + beginning).as_bytes()).await.expect("it reads");
+            unfinished.push((path, stream));
+        }
+    }
+
+    for (path, stream) in &mut unfinished {
+        let given_up = in_time("the end of waiting", head(stream)).await;
+        assert_eq!(status(&given_up), "408", "{path}: {given_up}");
+    }
+    let reply = host.post("/v1/rollout/init", &InitRequest::new(&controller, "2 + 3").body()).await;
+    assert_eq!(reply.status, 202, "{}", reply.text);
+}
+
+#[tokio::test]
+async fn web_pages_and_names_of_others_are_refused_and_told_what_would_allow_them() {
+    let routes = [
+        "POST /rollout",
+        "POST /rollout/cancel",
+        "POST /v1/rollout/init",
+        "GET /health",
+        "GET /metrics",
+        "GET /platform/health",
+        "GET /rollout/r/result",
+        "GET /rollout/r/status",
+        "GET /nowhere",
+    ];
+    let host = TestHost::start("agent_loop").await;
+    for route in routes {
+        for (header, option) in [
+            ("host: evil.example:9000\r\n", "--allow-host evil.example"),
+            ("host: localhost\r\norigin: http://evil.example\r\n", "--allow-origin http://evil.example"),
+            ("host: localhost\r\norigin: null\r\n", "--allow-origin"),
+        ] {
+            let request = format!(
+                "{route} HTTP/1.1\r\n{header}content-length: 60000000\r\nexpect: 100-continue\r\n\r\n"
+            );
+            let (refused, mut rest) = said(&host, &request).await;
+            assert_eq!(status(&refused), "403", "{route} {header}: {refused}");
+            let mut why = String::new();
+            in_time("the reason", rest.read_to_string(&mut why)).await.ok();
+            assert!(why.contains(option), "{route} {header}: {why}");
+        }
+    }
+    for name in ["localhost", "127.0.0.1", "[::1]", "10.1.2.3", "a.localhost:1"] {
+        let (taken, _) = said(&host, &format!("GET /health HTTP/1.1\r\nhost: {name}\r\n\r\n")).await;
+        assert_eq!(status(&taken), "200", "{name}: {taken}");
+    }
+}
+
+#[tokio::test]
+async fn names_and_pages_that_the_operator_allows_may_ask() {
+    let ask = async |host: &TestHost, headers: &str| {
+        let (answer, _) = said(host, &format!("GET /health HTTP/1.1\r\n{headers}\r\n")).await;
+        status(&answer).to_owned()
+    };
+    let service = "host: rollouts.svc.local:9000\r\n";
+    let page = "host: localhost\r\norigin: https://board.example\r\n";
+    let by_option = TestHost::of("conform")
+        .option("--allow-host", "rollouts.svc.local")
+        .option("--allow-origin", "https://board.example");
+    let by_file = "allowed-hosts = ['*.svc.local']\nallowed-origins = ['https://board.example', 'http://localhost:3000']\n";
+    for host in [by_option.start().await, TestHost::of("conform").config(by_file).start().await] {
+        assert_eq!(ask(&host, service).await, "200");
+        assert_eq!(ask(&host, page).await, "200");
+        assert_eq!(ask(&host, "host: other.local\r\n").await, "403");
+    }
+    // The key proves more than a name.
+    let keyed = TestHost::of("conform").option("--api-key", "k").start().await;
+    assert_eq!(ask(&keyed, &format!("{service}authorization: Bearer k\r\n")).await, "200");
+    assert_eq!(ask(&keyed, service).await, "401");
+    assert_eq!(ask(&keyed, &format!("{page}authorization: Bearer k\r\n")).await, "403");
+}
+
+#[tokio::test]
+async fn a_request_to_cancel_tens_of_thousands_holds_up_nobody() {
+    let controller = Controller::start().await;
+    controller.hold();
+    let host = TestHost::start("conform").await;
+    let mut live = Vec::new();
+    for _ in 0..20 {
+        live.push(host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await.id);
+    }
+    controller.chats_open(20).await;
+    let mut ids: Vec<String> = (0..60_000).map(|at| format!("nobody-{at:06}")).collect();
+    ids.extend(live.iter().cloned());
+    ids.extend(ids[..1000].to_vec());
+    let body = json!({ "ids": ids });
+
+    let mut slowest = Duration::ZERO;
+    let cancelling = host.post("/rollout/cancel", &body);
+    tokio::pin!(cancelling);
+    let reply = loop {
+        let asked = Instant::now();
+        tokio::select! {
+            reply = &mut cancelling => break reply,
+            _ = host.health() => slowest = slowest.max(asked.elapsed()),
+        }
+    };
+
+    assert_eq!(reply.status, 200, "{}", reply.text);
+    let dispositions = reply.body["dispositions"].as_object().expect("an object");
+    assert_eq!(dispositions.len(), 60_020);
+    for id in &live {
+        assert_eq!(dispositions[id], "cancelled_running");
+    }
+    assert_eq!(dispositions["nobody-000000"], "not_found");
+    assert!(slowest < Duration::from_secs(1), "{slowest:?}");
+    let too_many: Vec<Value> = (0..100_001).map(|at| json!(format!("{at}"))).collect();
+    let refused = host.post("/rollout/cancel", &json!({ "ids": too_many })).await;
+    assert_eq!(refused.status, 422, "{}", refused.text);
+    assert!(refused.text.contains("100000"), "{}", refused.text);
+}

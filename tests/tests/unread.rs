@@ -1,0 +1,112 @@
+//! Output that nobody reads: a pipe that was closed, and one that is full.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use rollout_tests::{Controller, guest, in_time, rollout_host};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::process::{Child, Command};
+
+/// A server whose output is in the hands of the test.
+struct Unread {
+    child: Child,
+    url: String,
+    dir: tempfile::TempDir,
+}
+
+impl Unread {
+    /// Starts it, and reads of its output where it listens.
+    async fn start(more: &[&str]) -> (Self, BufReader<tokio::process::ChildStdout>) {
+        let dir = tempfile::tempdir().expect("a temporary directory can be made");
+        let mut command: Command = rollout_host(["serve"]);
+        command.arg(guest("conform")).args(["--listen", "127.0.0.1:0"]).args(more).current_dir(dir.path());
+        command.env("ROLLOUT_HOST_LOG", "trace");
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn().expect("it starts");
+        let mut stdout = BufReader::new(child.stdout.take().expect("it is piped"));
+        let mut line = String::new();
+        // Nobody reads its log while it starts either; what it says first fits the pipe.
+        in_time("where it listens", stdout.read_line(&mut line)).await.expect("it says so");
+        let url = line.trim().strip_prefix("listening on ").expect("it says so").to_owned();
+        (Self { child, url, dir }, stdout)
+    }
+
+    async fn run_rollouts(&self, controller: &Controller, count: usize) {
+        // Another test may have installed one already; they are the same.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let http = reqwest::Client::builder().no_proxy().build().expect("a client can be made");
+        for _ in 0..count {
+            let request = controller.rollout("Calculate 2 + 3.").label("5").with_callbacks("key");
+            let sent = http.post(format!("{}/rollout", self.url)).json(&request.body()).send();
+            let reply = in_time("an answer", sent).await.expect("the host answers");
+            assert_eq!(reply.status(), 202);
+        }
+        let callbacks = controller.callbacks_arrived(2 * count).await;
+        let rewards = callbacks.iter().filter(|callback| callback.body["sample"]["reward"] == json!(1.0));
+        assert_eq!(rewards.count(), count);
+    }
+
+    async fn stop(mut self) -> Option<i32> {
+        let id = self.child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?)).expect("it runs");
+        kill_process(id, Signal::TERM).expect("it is there");
+        let ended = in_time("its end", self.child.wait()).await.expect("it can be waited for");
+        drop(self.dir);
+        ended.code()
+    }
+}
+
+#[tokio::test]
+async fn a_server_goes_on_where_the_readers_of_its_output_are_gone() {
+    let controller = Controller::start().await;
+    let (mut server, stdout) = Unread::start(&[]).await;
+    drop(stdout);
+    drop(server.child.stderr.take());
+
+    server.run_rollouts(&controller, 20).await;
+
+    assert_eq!(server.stop().await, Some(0));
+}
+
+#[tokio::test]
+async fn a_server_goes_on_where_nobody_reads_its_log_and_says_later_what_is_missing() {
+    let controller = Controller::start().await;
+    let (mut server, _stdout) = Unread::start(&[]).await;
+    let mut log = server.child.stderr.take().expect("it is piped");
+
+    // Each leaves far more than a line at this level; a pipe has room for 64 KiB.
+    server.run_rollouts(&controller, 60).await;
+
+    let reading = tokio::spawn(async move {
+        let mut text = Vec::new();
+        log.read_to_end(&mut text).await.map(|_| text)
+    });
+    assert_eq!(server.stop().await, Some(0));
+    let text = in_time("the log", reading).await.expect("it is read").expect("it is read");
+    assert!(text.len() > 64 << 10, "{} bytes", text.len());
+    assert!(String::from_utf8_lossy(&text).contains("drained"), "the end of the log is there");
+}
+
+#[tokio::test]
+async fn a_server_ends_where_its_log_is_stuck() {
+    let controller = Controller::start().await;
+    let (server, _stdout) = Unread::start(&[]).await;
+    server.run_rollouts(&controller, 60).await;
+
+    assert_eq!(tokio::time::timeout(Duration::from_secs(50), server.stop()).await, Ok(Some(0)));
+}
+
+#[tokio::test]
+async fn a_command_whose_reader_went_away_ends_as_other_programs_do() {
+    for arguments in [&["inspect"][..], &["inspect", "--json"], &["config"]] {
+        let (reader, writer) = std::io::pipe().expect("a pipe can be made");
+        drop(reader);
+        let mut command: Command = rollout_host(arguments);
+        command.arg(guest("conform")).stdin(Stdio::null()).stdout(writer).stderr(Stdio::piped());
+        let ran = in_time("its end", command.output()).await.expect("it runs");
+
+        assert_eq!(String::from_utf8_lossy(&ran.stderr), "", "{arguments:?}");
+        assert_eq!(ran.status.code(), Some(141), "{arguments:?}");
+    }
+}
