@@ -36,11 +36,11 @@ const ERROR_BYTES_MAX: usize = 4096;
 
 /// A reply of the model's server.
 fn completion(body: &[u8]) {
-    match Completion::parse(body) {
+    match Completion::parse(&bytes::Bytes::copy_from_slice(body)) {
         Ok(completion) => {
-            assert!(wire::object(completion.message.get()).is_ok(), "a guest is given what it may push");
+            assert!(wire::object(completion.message()).is_ok(), "a guest is given what it may push");
             assert!(
-                completion.tool_calls.iter().all(|call| !call.id.is_empty()),
+                completion.tool_calls().iter().all(|call| !call.id.is_empty()),
                 "a result can name its call"
             );
             let usage = completion.usage.unwrap_or_default();

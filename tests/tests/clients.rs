@@ -6,12 +6,14 @@
 //! Every scenario has to be run: one that the options here leave out is a failure.
 //! `ROLLOUT_VENVS` names the directory of the environments.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use rollout_tests::{Ran, Start, TestHost, guest, host_program, project_root, target_dir};
-use serde_json::Value;
+use rollout_tests::{
+    Answer, Controller, Ran, Start, TestHost, guest, host_program, project_root, rollout_host, target_dir,
+};
+use serde_json::{Value, json};
 use tokio::process::Command;
 use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
@@ -33,8 +35,13 @@ async fn alone() -> MutexGuard<'static, ()> {
     MACHINE.lock().await
 }
 
-/// The Python of one of the environments, which are made if they are not there.
+/// The Python of one of the environments of the package.
 async fn python(version: &str) -> PathBuf {
+    environment(&format!("osmosis-{version}")).await
+}
+
+/// The Python of one of the environments, which are made if they are not there.
+async fn environment(name: &str) -> PathBuf {
     static VENVS: OnceCell<PathBuf> = OnceCell::const_new();
     let made = async || {
         let dir = std::env::var_os("ROLLOUT_VENVS").map_or_else(|| target_dir().join("venvs"), PathBuf::from);
@@ -44,7 +51,7 @@ async fn python(version: &str) -> PathBuf {
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         dir
     };
-    VENVS.get_or_init(made).await.join(format!("osmosis-{version}")).join("bin/python")
+    VENVS.get_or_init(made).await.join(name).join("bin/python")
 }
 
 /// Every line is a scenario that was run and succeeded.
@@ -152,4 +159,61 @@ async fn the_published_local_evaluation_starts_the_host_and_is_served() {
 
         check_scenarios(&ran, 1);
     }
+}
+
+/// Has a reader read trajectories; all of them have to be of this version.
+async fn read_trajectories(python: &Path, files: &[PathBuf], version: &str) {
+    assert!(!files.is_empty(), "there is nothing to read");
+    let mut reader = Command::new(python);
+    let ran = reader.arg(clients("read_trajectories.py")).args(files).start().ended_within(DRIVER).await;
+    check_scenarios(&ran, files.len());
+    let count = ran.stdout.matches(&format!("\"version\": \"{version}\"")).count();
+    assert_eq!(count, files.len(), "{}", ran.stdout);
+}
+
+fn trajectories_below(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(dir).expect("it is there").flatten() {
+        let path = entry.path();
+        let name = entry.file_name().into_string().expect("a name is text");
+        if path.is_dir() {
+            trajectories_below(&path, found);
+        } else if name.starts_with("trajectory") && name.ends_with(".json") {
+            found.push(path);
+        }
+    }
+}
+
+#[tokio::test]
+async fn trajectories_are_read_by_the_published_readers() {
+    let (harbor, osmosis) = (environment("atif").await, python("0.3.7").await);
+
+    // An evaluation's are of the newest version.
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    let rows = "{\"user_prompt\":\"Calculate 2 + 3.\",\"ground_truth\":\"5\"}\n";
+    std::fs::write(dir.path().join("rows.jsonl"), rows).expect("it can be written");
+    let mut eval = rollout_host(["eval"]);
+    eval.arg(guest("conform")).args(["--data", "rows.jsonl", "--model", "mock", "--out", "out"]);
+    let ran = eval.current_dir(dir.path()).start().ended().await;
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let mut evaluated = Vec::new();
+    trajectories_below(dir.path(), &mut evaluated);
+    read_trajectories(&harbor, &evaluated, "ATIF-v1.8").await;
+
+    // A caller of the protocol has readers that refuse what is newer than theirs.
+    let controller = Controller::start().await;
+    let host = TestHost::start("small_json").await;
+    for text in ["2 + 3", "tools", "names", "calls"] {
+        host.run(&controller.rollout(text).label("5")).await;
+    }
+    let call = json!({"prompt_tokens": 3, "cost_usd": 0.5, "logprobs": [-1, -0.5], "prompt_token_ids": [1]});
+    let report = json!({"trajectory": {"samples": {"s": {"llm_call_metrics": [call]}}}});
+    controller.answer_callbacks([Answer::Status(200, report)]);
+    host.ask(&controller.rollout("2 + 3").label("5").with_callbacks("k")).await;
+    controller.callbacks_arrived(2).await;
+    host.idle().await;
+    let mut served = Vec::new();
+    trajectories_below(&host.kept(), &mut served);
+    assert_eq!(served.len(), 5, "{served:?}");
+    read_trajectories(&harbor, &served, "ATIF-v1.7").await;
+    read_trajectories(&osmosis, &served, "ATIF-v1.7").await;
 }

@@ -12,11 +12,13 @@ use super::bindings::rollout::plugin::{calls, chat, judge, types};
 use super::{Ended, Imports};
 use crate::budget::Charge;
 use crate::telemetry::Limit;
+use crate::wire::openai::Completion;
 
-/// What came of a call, in the terms of the interface that started it.
+/// What came of a call, in the terms of the interface that started it. A reply stays the
+/// bytes that the record has of it until a guest asks for it.
 pub(super) enum CallOutcome {
-    Chat(Result<chat::Completion, chat::Error>),
-    Judge(Result<judge::Reply, judge::Error>),
+    Chat(Result<Completion, chat::Error>),
+    Judge(Result<Completion, judge::Error>),
     Tool(types::ToolResult),
 }
 

@@ -89,7 +89,7 @@ impl Kept {
 fn write_down(
     kept: &mut Kept,
     Asked { place, duration, outcome, answer }: Asked,
-) -> Result<Completion, Error> {
+) -> Result<openai::Completion, Error> {
     kept.model_failed = match &answer {
         Err(NoAnswer::Failed(failure)) => Some(failure.to_string()),
         Ok(_) | Err(NoAnswer::NotKept(_)) => None,
@@ -101,18 +101,17 @@ fn write_down(
         exchange.duration = duration;
         exchange.outcome = outcome;
     }
-    Ok(answer?.into())
+    Ok(answer?)
 }
 
 impl From<openai::Completion> for Completion {
     fn from(completion: openai::Completion) -> Self {
-        let openai::Completion { message, text, tool_calls, finish_reason, usage } = completion;
         Self {
-            message: Box::<str>::from(message).into(),
-            text,
-            tool_calls: tool_calls.into_iter().map(Into::into).collect(),
-            finish_reason,
-            usage: usage.map(Into::into),
+            message: completion.message().to_owned(),
+            text: completion.text().into_owned(),
+            tool_calls: completion.tool_calls().into_iter().map(Into::into).collect(),
+            finish_reason: completion.finish_reason,
+            usage: completion.usage.map(Into::into),
         }
     }
 }
@@ -154,7 +153,7 @@ impl chat::Host for Imports {
                 drop(request);
                 let result = beside(prepared.send("chat", write_down)).await?;
                 self.clock.pass(ANSWER);
-                Ok(result)
+                Ok(result.map(Into::into))
             }
             Err(error) => Ok(Err(error)),
         }
@@ -185,7 +184,7 @@ impl chat::Host for Imports {
         match self.take_back(call)?.outcome().await? {
             CallOutcome::Chat(result) => {
                 self.clock.pass(ANSWER);
-                Ok(result)
+                Ok(result.map(Into::into))
             }
             other => Err(other.not_of("chat")),
         }

@@ -77,7 +77,7 @@ impl Imports {
 fn write_down(
     kept: &mut Kept,
     Asked { place, duration, mut outcome, answer }: Asked,
-) -> Result<Reply, Error> {
+) -> Result<openai::Completion, Error> {
     match &answer {
         Ok(completion) => {
             kept.judge_answered(place);
@@ -95,7 +95,7 @@ fn write_down(
         exchange.duration = duration;
         exchange.outcome = outcome;
     }
-    Ok(answer?.into())
+    Ok(answer?)
 }
 
 fn said(failure: &ChatFailure) -> String {
@@ -132,8 +132,12 @@ impl Kept {
 
 impl From<openai::Completion> for Reply {
     fn from(completion: openai::Completion) -> Self {
-        let openai::Completion { message, text, tool_calls: _, finish_reason, usage } = completion;
-        Self { message: Box::<str>::from(message).into(), text, finish_reason, usage: usage.map(Into::into) }
+        Self {
+            message: completion.message().to_owned(),
+            text: completion.text().into_owned(),
+            finish_reason: completion.finish_reason,
+            usage: completion.usage.map(Into::into),
+        }
     }
 }
 
@@ -157,7 +161,7 @@ impl judge::Host for Imports {
                 drop(request);
                 let result = beside(prepared.send("judge", write_down)).await?;
                 self.clock.pass(ANSWER);
-                Ok(result)
+                Ok(result.map(Into::into))
             }
             Err(error) => Ok(Err(error)),
         }
@@ -183,7 +187,7 @@ impl judge::Host for Imports {
         match self.take_back(call)?.outcome().await? {
             CallOutcome::Judge(result) => {
                 self.clock.pass(ANSWER);
-                Ok(result)
+                Ok(result.map(Into::into))
             }
             other => Err(other.not_of("judge")),
         }

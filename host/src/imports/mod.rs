@@ -74,7 +74,7 @@ use clockwork::GuestClock;
 pub use lent::{LentTool, LentTools, ToolAnswer, ToolRequest, error_text};
 pub use record::{
     ArtifactFile, Exchange, ExchangeOutcome, JudgeExchange, JudgeFailure, LogEntry, LogLevel, Meter, Record,
-    Recorded, SampleRecord, Spent, ToolUse,
+    Recorded, SampleRecord, Spent, ToolUse, message_bytes,
 };
 
 /// What an instance was made to do.
@@ -172,6 +172,9 @@ pub enum Ended {
     /// It finished a call through an interface that did not start it.
     #[error("{0}.finish was given a call that {1}.start made")]
     WrongCall(&'static str, &'static str),
+    /// It was stopped within a call, and its rollout is over.
+    #[error("called the host when its rollout was over")]
+    Over,
     /// It called the host more often than it may.
     #[error("called the host more often than host-calls-max, {0} times; the operator can raise it")]
     HostCalls(u64),
@@ -181,6 +184,14 @@ pub enum Ended {
         /// Its length in bytes.
         given: usize,
         /// The longest.
+        max: usize,
+    },
+    /// It had more tools called at once than a model can ask for.
+    #[error("tools.execute was given {given} calls, more than the {max} that a reply of a model may ask for")]
+    ManyCalls {
+        /// Calls that it gave.
+        given: usize,
+        /// The limit.
         max: usize,
     },
     /// It waited for more calls than can be under way.

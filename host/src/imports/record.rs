@@ -1,34 +1,49 @@
 //! What is kept of a rollout while its guests run, and after they are gone.
 
 use std::collections::{BTreeMap, HashSet};
+use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use serde_json::value::RawValue;
 
+use super::Ended;
 use crate::budget::{Charge, Holder, Use};
 use crate::error::Fault;
 use crate::id::SampleId;
 use crate::limits::Limits;
 use crate::telemetry::{Limit, LimitsFired, RolloutTrace, ToolKind, ToolOutcome};
+use crate::wire::messages::Messages;
 use crate::wire::openai::Usage;
 
 /// What a log entry takes besides its text, in bytes.
 const LOG_ENTRY_BYTES: usize = size_of::<LogEntry>();
 
-/// One sample as the workflow registered it.
+/// What a message costs of the record besides its text: its place in lists, and the
+/// allocator's. Without it half a million messages of two bytes would count as one MiB.
+const MESSAGE_BYTES: usize = 32;
+
+/// What a field or a metric of a sample costs besides its name and value.
+pub(super) const FIELD_BYTES: usize = 128;
+
+/// What messages cost of the record.
+pub fn message_bytes<'a>(messages: impl IntoIterator<Item = &'a str>) -> usize {
+    messages.into_iter().map(|message| message.len() + MESSAGE_BYTES).sum()
+}
+
+/// One sample as the workflow registered it. Copies share messages and fields.
 #[derive(Clone, Debug)]
 pub struct SampleRecord {
     /// Its id.
     pub id: SampleId,
     /// What the workflow says the conversation was.
-    pub messages: Vec<Box<RawValue>>,
+    pub messages: Messages,
     /// Its measurements.
     pub metrics: BTreeMap<String, f64>,
     /// Values kept beside the messages.
-    pub fields: BTreeMap<String, Box<RawValue>>,
+    pub fields: Arc<BTreeMap<String, Box<RawValue>>>,
     /// Whether it is not to be trained on.
     pub withdrawn: bool,
 }
@@ -184,7 +199,8 @@ pub struct Spent {
     pub chat_replies: u64,
     /// How long those with a reply took, retries included.
     pub chat_time: Duration,
-    /// Calls of lent tools, those that were refused among them.
+    /// Calls of tools: those of host-provided tools, the refused among them, and, once the
+    /// rollout is over, those of the plugin's own whose results are in its samples.
     pub tool_calls: u64,
     /// Tokens of the requests, as far as the server said.
     pub prompt_tokens: u64,
@@ -340,6 +356,12 @@ impl Kept {
         self.hold(bytes)?;
         self.bytes = total;
         Ok(())
+    }
+
+    /// The sample at this place. There is none once the rollout is over: a guest that was
+    /// stopped within a call comes to the end of it with nothing left to write to.
+    pub fn sample(&mut self, place: usize) -> Result<&mut SampleRecord, Ended> {
+        self.samples.get_mut(place).ok_or(Ended::Over)
     }
 
     /// Gives back bytes that were charged.
@@ -545,6 +567,11 @@ impl Record {
     /// The samples that the model was asked for.
     pub fn asked(&self) -> HashSet<SampleId> {
         self.read().exchanges.iter().map(|exchange| exchange.sample.clone()).collect()
+    }
+
+    /// A keyed hash of the id of each call of a host-provided tool.
+    pub fn tool_call_ids(&self, hasher: &impl BuildHasher) -> Vec<u64> {
+        self.read().tool_uses.iter().map(|call| hasher.hash_one(call.call_id.as_str())).collect()
     }
 
     /// Changes the samples between workflow and grader, or after the grader.

@@ -1,17 +1,18 @@
 //! `samples`: what a workflow registers for grading and training.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use serde_json::value::RawValue;
 use wasmtime::component::Resource;
 
 use super::bindings::rollout::plugin::samples::{self, OpenError, RecordError};
-use super::record::{OverLimit, SampleRecord};
+use super::record::{FIELD_BYTES, OverLimit, SampleRecord, message_bytes};
 use super::{Imports, Role, clockwork};
 use crate::digest::hex;
 use crate::id::SampleId;
 use crate::telemetry::Limit;
 use crate::wire;
+use crate::wire::messages::Messages;
 
 /// A guest's handle on a sample: its place in the record.
 pub struct OpenSample {
@@ -29,19 +30,18 @@ impl From<OverLimit> for RecordError {
 }
 
 impl Imports {
-    fn checked(&self, messages: &[String]) -> Result<Vec<Box<RawValue>>, RecordError> {
-        messages
-            .iter()
-            .enumerate()
-            .map(|(at, text)| {
-                self.check_message(text)
-                    .map_err(|what| RecordError::OverLimit(format!("messages[{at}] is {what}")))?;
-                match wire::object(text) {
-                    Ok(raw) => Ok(raw.to_owned()),
-                    Err(what) => Err(RecordError::Invalid(format!("messages[{at}] is {what}"))),
-                }
-            })
-            .collect()
+    /// Checks messages one by one and gives them as they are kept. A guest's list may have
+    /// millions of them, so each is gone before the next one is looked at.
+    fn checked(&self, messages: Vec<String>) -> Result<Messages, RecordError> {
+        let mut checked = Messages::with_capacity(messages.iter().map(String::len).sum());
+        for (at, text) in messages.into_iter().enumerate() {
+            match wire::object(&text) {
+                Ok(raw) => checked.push(raw),
+                Err(what) => return Err(RecordError::Invalid(format!("messages[{at}] is {what}"))),
+            }
+        }
+        checked.shrink();
+        Ok(checked)
     }
 
     /// Says what is wrong with the size of a message.
@@ -54,29 +54,45 @@ impl Imports {
         Err(format!("longer than message-bytes-max, {max} bytes; the operator can raise it"))
     }
 
-    /// Keeps messages after those that are there, or in their place.
+    /// Keeps messages after those that are there, or in their place. They are charged before
+    /// anything is copied; on replacing, both histories are for a moment, so that a refusal
+    /// changes nothing.
     fn keep(
         &mut self,
         sample: &Resource<OpenSample>,
-        messages: &[String],
+        messages: Vec<String>,
         in_place: bool,
     ) -> wasmtime::Result<Result<(), RecordError>> {
         let place = self.table.get(sample)?.place;
-        let messages = match self.checked(messages) {
-            Ok(messages) => messages,
-            Err(error) => return Ok(Err(error)),
-        };
+        if let Err(what) = self.check_messages(&messages) {
+            return Ok(Err(RecordError::OverLimit(what)));
+        }
+        let charged = message_bytes(messages.iter().map(String::as_str));
         let mut kept = self.record.lock();
-        // On replacing, both histories are charged for a moment, so that a refusal
-        // changes nothing.
-        if let Err(over) = kept.charge(size(&messages), &self.limits) {
+        kept.sample(place).map_err(wasmtime::Error::new)?;
+        if let Err(over) = kept.charge(charged, &self.limits) {
             return Ok(Err(over.into()));
         }
+        drop(kept);
+        let checked = self.checked(messages);
+        let mut kept = self.record.lock();
+        let messages = match checked {
+            Ok(messages) => messages,
+            Err(error) => {
+                kept.release(charged);
+                return Ok(Err(error));
+            }
+        };
+        // White space around a message is not kept.
+        let size = |messages: &Messages| message_bytes(messages.iter());
+        kept.release(charged - size(&messages));
+        let sample = kept.sample(place).map_err(wasmtime::Error::new)?;
         if in_place {
-            let old = std::mem::take(&mut kept.samples[place].messages);
+            let old = std::mem::replace(&mut sample.messages, messages);
             kept.release(size(&old));
+        } else {
+            sample.messages.append(messages);
         }
-        kept.samples[place].messages.extend(messages);
         Ok(Ok(()))
     }
 
@@ -119,9 +135,9 @@ impl samples::HostSample for Imports {
         }
         kept.samples.push(SampleRecord {
             id: id.clone(),
-            messages: Vec::new(),
+            messages: Messages::default(),
             metrics: BTreeMap::new(),
-            fields: BTreeMap::new(),
+            fields: Arc::default(),
             withdrawn: false,
         });
         drop(kept);
@@ -139,7 +155,7 @@ impl samples::HostSample for Imports {
         messages: Vec<String>,
     ) -> wasmtime::Result<Result<(), RecordError>> {
         self.called()?;
-        self.keep(&sample, &messages, false)
+        self.keep(&sample, messages, false)
     }
 
     fn replace(
@@ -148,7 +164,7 @@ impl samples::HostSample for Imports {
         messages: Vec<String>,
     ) -> wasmtime::Result<Result<(), RecordError>> {
         self.called()?;
-        self.keep(&sample, &messages, true)
+        self.keep(&sample, messages, true)
     }
 
     fn set_metric(
@@ -169,10 +185,13 @@ impl samples::HostSample for Imports {
             return Ok(Err(error));
         }
         let mut kept = self.record.lock();
-        if let Err(over) = kept.charge(name.len() + size_of::<f64>(), &self.limits) {
+        // A metric that is set again takes the place that it has.
+        let is_new = !kept.sample(place).map_err(wasmtime::Error::new)?.metrics.contains_key(&name);
+        let bytes = if is_new { name.len() + FIELD_BYTES } else { 0 };
+        if let Err(over) = kept.charge(bytes, &self.limits) {
             return Ok(Err(over.into()));
         }
-        kept.samples[place].metrics.insert(name, value);
+        kept.sample(place).map_err(wasmtime::Error::new)?.metrics.insert(name, value);
         Ok(Ok(()))
     }
 
@@ -187,24 +206,32 @@ impl samples::HostSample for Imports {
         if let Err(error) = check_name(&name) {
             return Ok(Err(error));
         }
+        let charged = name.len() + value.len() + FIELD_BYTES;
+        let mut kept = self.record.lock();
+        kept.sample(place).map_err(wasmtime::Error::new)?;
+        if let Err(over) = kept.charge(charged, &self.limits) {
+            return Ok(Err(over.into()));
+        }
+        drop(kept);
         let raw = match wire::value(&value) {
             Ok(raw) => raw.to_owned(),
             Err(what) => {
+                self.record.lock().release(charged);
                 return Ok(Err(RecordError::Invalid(format!("field '{}' is {what}", brief(&name)))));
             }
         };
         let mut kept = self.record.lock();
-        if let Err(over) = kept.charge(name.len() + raw.get().len(), &self.limits) {
-            return Ok(Err(over.into()));
-        }
-        kept.samples[place].fields.insert(name, raw);
+        let fields = Arc::make_mut(&mut kept.sample(place).map_err(wasmtime::Error::new)?.fields);
+        let (name_bytes, unused) = (name.len(), value.len() - raw.get().len());
+        let old = fields.insert(name, raw);
+        kept.release(unused + old.map_or(0, |old| name_bytes + old.get().len() + FIELD_BYTES));
         Ok(Ok(()))
     }
 
     fn withdraw(&mut self, sample: Resource<OpenSample>) -> wasmtime::Result<()> {
         self.called()?;
         let place = self.table.get(&sample)?.place;
-        self.record.lock().samples[place].withdrawn = true;
+        self.record.lock().sample(place).map_err(wasmtime::Error::new)?.withdrawn = true;
         Ok(())
     }
 
@@ -212,10 +239,6 @@ impl samples::HostSample for Imports {
         self.table.delete(sample)?;
         Ok(())
     }
-}
-
-fn size(messages: &[Box<RawValue>]) -> usize {
-    messages.iter().map(|message| message.get().len() + size_of::<Box<RawValue>>()).sum()
 }
 
 fn check_name(name: &str) -> Result<(), RecordError> {
@@ -229,4 +252,66 @@ fn check_name(name: &str) -> Result<(), RecordError> {
 /// The beginning of a guest's text, for an error message.
 fn brief(text: &str) -> String {
     text.chars().take(64).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::RolloutId;
+    use crate::imports::bindings::rollout::plugin::samples::HostSample;
+    use crate::imports::{Ended, Record, RunContext};
+    use crate::limits::Limits;
+
+    /// A guest that is stopped while the host works for it comes back to a record that was
+    /// sealed meanwhile.
+    #[test]
+    fn a_call_of_a_rollout_that_is_over_ends_the_guest_and_nothing_else() {
+        let run = RunContext {
+            samples_max: 1,
+            ..RunContext::of_no_rollout(RolloutId::parse("r").unwrap(), None, Arc::default())
+        };
+        let (record, limits) = (Arc::<Record>::default(), Arc::new(Limits::default()));
+        let mut imports = Imports::bare(Role::Workflow, Arc::new(run), limits, None, record.clone());
+        let number = imports.open(None).unwrap().unwrap().rep();
+        let sample = || Resource::new_borrow(number);
+        assert!(imports.push(sample(), vec!["{}".to_owned()]).unwrap().is_ok());
+
+        record.seal();
+
+        let ended = |result: wasmtime::Result<Result<(), RecordError>>| {
+            assert!(matches!(result.unwrap_err().downcast_ref(), Some(Ended::Over)));
+        };
+        ended(imports.push(sample(), vec!["{}".to_owned()]));
+        ended(imports.replace(sample(), vec!["{}".to_owned()]));
+        ended(imports.set_metric(sample(), "m".to_owned(), 1.0));
+        ended(imports.set_field(sample(), "f".to_owned(), "1".to_owned()));
+        ended(imports.withdraw(sample()).map(Ok));
+        assert_eq!(record.samples()[0].messages.len(), 1);
+    }
+
+    #[test]
+    fn what_is_kept_is_charged_with_its_place_and_what_is_replaced_given_back() {
+        let run = RunContext {
+            samples_max: 1,
+            ..RunContext::of_no_rollout(RolloutId::parse("r").unwrap(), None, Arc::default())
+        };
+        let (record, limits) = (Arc::<Record>::default(), Arc::new(Limits::default()));
+        let mut imports = Imports::bare(Role::Workflow, Arc::new(run), limits, None, record.clone());
+        let number = imports.open(None).unwrap().unwrap().rep();
+        let sample = || Resource::new_borrow(number);
+        let kept = || record.spent().record_bytes;
+        let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+
+        imports.push(sample(), texts(&["{}", " {} "])).unwrap().unwrap();
+        assert_eq!(kept(), 2 * 34);
+        imports.replace(sample(), texts(&["{\"a\":1}"])).unwrap().unwrap();
+        assert_eq!(kept(), 39);
+        assert!(imports.push(sample(), texts(&["{}", "{"])).unwrap().is_err());
+        assert_eq!(kept(), 39, "of a refused list nothing is kept");
+        for _ in 0..2 {
+            imports.set_metric(sample(), "m".to_owned(), 1.0).unwrap().unwrap();
+            imports.set_field(sample(), "f".to_owned(), " [1]".to_owned()).unwrap().unwrap();
+        }
+        assert_eq!(kept(), 39 + 129 + 132);
+    }
 }

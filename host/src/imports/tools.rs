@@ -22,9 +22,15 @@ use crate::digest::{hex, sha256_parts};
 use crate::limits::Limits;
 use crate::telemetry::{Label, Limit, Metrics, ToolKind, ToolOutcome};
 use crate::text::{beginning, printable};
+use crate::wire::openai::TOOL_CALLS_MAX;
+use crate::wire::stream::has_more_parts;
 
 /// How much of a name that nobody lends is repeated.
 const NAME_BYTES_SHOWN: usize = 64;
+
+/// The most values in the arguments of a host-provided tool. Its server takes them as values,
+/// of which each is some hundred bytes.
+const ARGUMENT_PARTS_MAX: usize = 1 << 16;
 
 /// What a call costs of the record besides its texts, so that many small ones count.
 const CALL_BYTES: usize = 256;
@@ -131,6 +137,10 @@ impl Imports {
             let reason = format!("not called: {limit}");
             return Err((tool.kind, ToolAnswer::over(Limit::ConcurrentCalls, reason)));
         }
+        if has_more_parts(&arguments, ARGUMENT_PARTS_MAX) {
+            let reason = format!("not called: its arguments have more than {ARGUMENT_PARTS_MAX} values");
+            return Err((tool.kind, ToolAnswer::unavailable(reason)));
+        }
         let mut kept = self.record.lock();
         if let Some(entry) = kept.tool_uses.get_mut(place) {
             entry.kind = tool.kind;
@@ -205,6 +215,9 @@ impl tools::Host for Imports {
     async fn execute(&mut self, calls: Vec<ToolCall>) -> wasmtime::Result<Vec<ToolResult>> {
         self.called()?;
         self.only(Role::Workflow, "tools.execute")?;
+        if calls.len() > TOOL_CALLS_MAX {
+            return Err(wasmtime::Error::new(Ended::ManyCalls { given: calls.len(), max: TOOL_CALLS_MAX }));
+        }
         calls.iter().try_for_each(check_id)?;
         let mut under_way = self.calls_under_way;
         let begun: Vec<Call> = calls

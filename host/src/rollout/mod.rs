@@ -21,7 +21,9 @@ pub use admission::{AdmitError, Handle, Host, HostError, HostSettings, Load, Pha
 pub use limits::LimitUse;
 pub use outcome::{Failure, FailureKind, Finished, FinishedSample, Outcome, Stage};
 pub use run::{AgentForm, LoopOptions, LoopReport, Rollout};
-pub use trajectory::{Facts, TrajectoryExtra, TrajectoryFile};
+pub use trajectory::{
+    Amendable, Amendment, Facts, Member, StepAmendment, TakeStep, TrajectoryExtra, TrajectoryFile,
+};
 
 use std::sync::Arc;
 
@@ -60,7 +62,7 @@ pub struct RolloutRequest {
     /// Seconds that the grader has.
     pub grader_secs: Option<f64>,
     /// What the protocol adds to the trajectory.
-    pub trajectory_extra: TrajectoryExtra,
+    pub trajectory_extra: Option<Arc<dyn TrajectoryExtra>>,
     /// What its bytes are charged to for as long as it lives, where anything is.
     pub charge: Option<Charge>,
 }

@@ -197,7 +197,7 @@ impl FinishedSample {
 }
 
 /// A rollout that is over.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Finished {
     /// Its name.
     pub id: RolloutId,

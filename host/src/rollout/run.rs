@@ -3,6 +3,7 @@
 mod agent;
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -458,13 +459,16 @@ impl Rollout {
         };
         let samples: Vec<FinishedSample> = self.record.samples().into_iter().map(finished_sample).collect();
         let outcome = self.outcome(&samples);
-        let spent = self.record.spent();
+        let mut spent = self.record.spent();
+        let conversations = samples.iter().map(|sample| &sample.record.messages);
+        let counted = |hasher: &_| self.record.tool_call_ids(hasher);
+        spent.tool_calls = trajectory::calls_made(conversations, &self.request.prompt, counted);
         let times = HalfTimes {
             workflow: self.workflow_time,
             grader: spent.guest_wall.saturating_sub(self.workflow_time),
         };
         let (fired, _) = self.record.limits_fired();
-        let mut finished = Finished {
+        let finished = Finished {
             id: self.request.id.clone(),
             outcome,
             samples,
@@ -483,18 +487,32 @@ impl Rollout {
             let shown_id = self.run.caller_id.as_deref().unwrap_or(finished.id.as_str()).to_owned();
             events::write(folder, finished.id.clone(), shown_id, self.record.events()).await;
         }
-        if let Some(root) = self.host.0.settings.artifact_root.clone() {
-            let _timing = self.host.metrics().time(Step::TrajectoryWrite);
-            let _span = self.record.trace().span("trajectory_write");
-            let recorded = self.record.take();
-            let plugins = trajectory::Plugins {
+        match self.host.0.settings.artifact_root.clone() {
+            Some(root) => self.write_down(root, finished).await,
+            None => finished,
+        }
+    }
+
+    /// Writes the trajectories and gives the rollout back with them.
+    async fn write_down(mut self: Box<Self>, root: PathBuf, finished: Finished) -> Finished {
+        let _timing = self.host.metrics().time(Step::TrajectoryWrite);
+        let _span = self.record.trace().span("trajectory_write");
+        let job = trajectory::Job {
+            root,
+            prompt: std::mem::take(&mut self.request.prompt),
+            label: self.request.label.take(),
+            samples_max: self.request.samples_max,
+            model: self.request.model.clone(),
+            extra: self.request.trajectory_extra.clone(),
+            metadata: self.request.metadata.clone(),
+            run: self.run.clone(),
+            recorded: self.record.take(),
+            plugins: trajectory::Plugins {
                 workflow: self.host.0.settings.workflow.about().digest.clone(),
                 grader: self.host.grader().map(|grader| grader.about().digest.clone()),
-            };
-            finished.trajectories =
-                trajectory::write(root, &self.request, &self.run, &finished, recorded, &plugins).await;
-        }
-        finished
+            },
+        };
+        trajectory::write(job, finished).await
     }
 
     fn outcome(&self, samples: &[FinishedSample]) -> Outcome {
@@ -529,7 +547,7 @@ impl Rollout {
 fn to_grade(sample: &SampleRecord) -> SampleToGrade {
     SampleToGrade {
         id: sample.id.as_str().to_owned(),
-        messages: sample.messages.iter().map(|message| message.get().to_owned()).collect(),
+        messages: sample.messages.iter().map(str::to_owned).collect(),
         metrics: sample.metrics.iter().map(|(name, value)| (name.clone(), *value)).collect(),
     }
 }

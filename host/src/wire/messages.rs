@@ -35,6 +35,18 @@ impl Messages {
         inner.ends.push(inner.text.len());
     }
 
+    /// Adds those of another list.
+    pub fn append(&mut self, other: Self) {
+        if self.is_empty() {
+            *self = other;
+            return;
+        }
+        let inner = Arc::make_mut(&mut self.0);
+        let start = inner.text.len();
+        inner.text.push_str(&other.0.text);
+        inner.ends.extend(other.0.ends.iter().map(|end| start + end));
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         self.0.ends.len()
@@ -120,6 +132,11 @@ mod tests {
         let before = all.clone();
         all.push(crate::wire::object("{}").unwrap());
         assert_eq!((before.len(), all.len()), (4, 5), "a clone is its own");
+        all.append(before);
+        assert_eq!(
+            all.iter().collect::<Vec<_>>().concat(),
+            [&texts[..], &["{}"], &texts[..]].concat().concat()
+        );
         assert!(Messages::default().is_empty());
     }
 

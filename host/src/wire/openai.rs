@@ -2,16 +2,23 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::object;
+use super::stream::{First, Text, each, members, text};
+use crate::text::beginning;
 
 /// Fields of a request that the host decides, so that no guest may set them through
 /// its sampling parameters. `n` is among them because one reply is read.
 pub const RESERVED_PARAMS: [&str; 6] = ["model", "messages", "tools", "stream", "stream_options", "n"];
+
+/// The most sampling parameters of one request. One that says nothing costs the host some
+/// hundred bytes where the guest spends four on it.
+pub const PARAMS_MAX: usize = 256;
 
 /// Why a chat request was not sent.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -43,15 +50,26 @@ pub enum InvalidRequest {
     ToolsNotTaken,
 }
 
-/// Sampling parameters by name, each as it was written.
+/// Sampling parameters by name, each as it was written. At most [`PARAMS_MAX`].
 pub type Params = BTreeMap<String, Box<RawValue>>;
 
 /// A caller's parameters for all requests of a rollout, without those that the host
-/// decides. What is no object has none.
+/// decides. What is no object has none, and neither has what has too many members.
 pub fn caller_params(params: &RawValue) -> Params {
-    let mut params: Params = serde_json::from_str(params.get()).unwrap_or_default();
-    params.retain(|name, _| !RESERVED_PARAMS.contains(&name.as_str()));
-    params
+    let mut kept = Params::new();
+    let read = members(params.get(), |name, value: &RawValue| {
+        if kept.len() > PARAMS_MAX {
+            return Err(format!("more than {PARAMS_MAX} members"));
+        }
+        kept.insert(name.into_owned(), value.to_owned());
+        Ok(())
+    });
+    if let Err(error) = read.map_err(String::from) {
+        tracing::warn!(error, "the caller's sampling parameters are left out");
+        return Params::new();
+    }
+    kept.retain(|name, _| !RESERVED_PARAMS.contains(&name.as_str()));
+    kept
 }
 
 /// Builds the body of a request. Messages, tools and parameters go in as they are;
@@ -101,8 +119,15 @@ pub(super) fn read_objects(
 pub(super) fn read_params(params: Option<&str>) -> Result<BTreeMap<Cow<'_, str>, &RawValue>, InvalidRequest> {
     let Some(text) = params else { return Ok(BTreeMap::new()) };
     let raw = object(text).map_err(InvalidRequest::Params)?;
-    let params: BTreeMap<Cow<'_, str>, &RawValue> =
-        serde_json::from_str(raw.get()).map_err(|error| InvalidRequest::Params(error.to_string()))?;
+    let mut params = BTreeMap::new();
+    let read = members(raw.get(), |name, value: &RawValue| {
+        params.insert(name, value);
+        if params.len() > PARAMS_MAX {
+            return Err(format!("an object of more than {PARAMS_MAX} members; a server knows some forty"));
+        }
+        Ok(())
+    });
+    read.map_err(|stopped| InvalidRequest::Params(stopped.into()))?;
     match RESERVED_PARAMS.iter().find(|name| params.contains_key(**name)) {
         Some(name) => Err(InvalidRequest::Reserved((*name).to_owned())),
         None => Ok(params),
@@ -138,15 +163,19 @@ pub struct ToolCall {
     pub arguments: String,
 }
 
-/// What a guest needs of a reply. The whole body is kept beside it.
+/// The most tool calls of one reply. A call costs a guest and the host some hundred bytes
+/// where the model spends three on it. Servers offer a model 128 functions at the most.
+pub const TOOL_CALLS_MAX: usize = 1024;
+
+/// The longest finish reason that is kept, in bytes. It is a word by custom.
+const FINISH_REASON_BYTES_MAX: usize = 256;
+
+/// What a guest needs of a reply: where it is in the body.
 #[derive(Clone, Debug)]
 pub struct Completion {
-    /// The assistant's message as the server wrote it.
-    pub message: Box<RawValue>,
-    /// Its text, empty where it has none.
-    pub text: String,
-    /// The tool calls in it.
-    pub tool_calls: Vec<ToolCall>,
+    message: Bytes,
+    content: Bytes,
+    tool_calls: Bytes,
     /// Why the model stopped.
     pub finish_reason: Option<String>,
     /// What it cost, where the server said.
@@ -155,11 +184,11 @@ pub struct Completion {
 
 impl Completion {
     /// Reads a reply's body. The error says what keeps it from being a completion.
-    pub fn parse(body: &[u8]) -> Result<Self, String> {
+    pub fn parse(body: &Bytes) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct Reply<'a> {
             #[serde(borrow)]
-            choices: Vec<Choice<'a>>,
+            choices: First<Choice<'a>>,
             #[serde(borrow, default)]
             usage: Option<&'a RawValue>,
         }
@@ -167,93 +196,170 @@ impl Completion {
         struct Choice<'a> {
             #[serde(borrow)]
             message: &'a RawValue,
-            #[serde(default)]
-            finish_reason: Option<String>,
+            #[serde(borrow, default)]
+            finish_reason: Option<Text<'a>>,
         }
 
         let reply: Reply<'_> = serde_json::from_slice(body).map_err(|error| error.to_string())?;
-        let choice = reply.choices.into_iter().next().ok_or("its 'choices' is empty")?;
+        let First(choice) = reply.choices;
+        let choice = choice.ok_or("its 'choices' is empty")?;
         let message = object(choice.message.get()).map_err(|what| format!("choices[0].message is {what}"))?;
-        let (text, tool_calls) = read_message(message.get())?;
+        let MessageParts { content, tool_calls } = MessageParts::read(message.get())?;
+        let part =
+            |raw: Option<&RawValue>| raw.map_or_else(Bytes::new, |raw| body.slice_ref(raw.get().as_bytes()));
         Ok(Self {
-            message: message.to_owned(),
-            text,
-            tool_calls,
-            finish_reason: choice.finish_reason,
+            message: part(Some(message)),
+            content: part(content),
+            tool_calls: part(tool_calls),
+            finish_reason: choice.finish_reason.map(|Text(word)| beginning(&word, FINISH_REASON_BYTES_MAX)),
             // A usage in a shape of the server's own is no reason to lose the reply.
             usage: reply.usage.and_then(|raw| serde_json::from_str(raw.get()).ok()),
         })
     }
+
+    /// The assistant's message as the server wrote it.
+    pub fn message(&self) -> &str {
+        text_of(&self.message)
+    }
+
+    /// Its text, empty where it has none.
+    pub fn text(&self) -> Cow<'_, str> {
+        content_text(text_of(&self.content))
+    }
+
+    /// The tool calls in it.
+    pub fn tool_calls(&self) -> Vec<ToolCall> {
+        let mut calls = Vec::new();
+        self.each_tool_call(|at, call| calls.push(call.owned(at)));
+        calls
+    }
+
+    /// Gives each tool call with its place.
+    pub fn each_tool_call(&self, mut take: impl FnMut(usize, WireCall<'_>)) {
+        let mut place = 0_usize;
+        // It was read before, so that there is nothing left to be wrong with it.
+        let _ = each(text_of(&self.tool_calls), |call: WireCall<'_>| {
+            take(place, call);
+            place += 1;
+            Ok::<(), Infallible>(())
+        });
+    }
 }
 
-/// The text and the tool calls of an assistant's message.
-fn read_message(message: &str) -> Result<(String, Vec<ToolCall>), String> {
-    #[derive(Deserialize)]
-    struct Message<'a> {
-        #[serde(borrow, default)]
-        content: Option<&'a RawValue>,
-        #[serde(borrow, default)]
-        tool_calls: Option<Vec<WireCall<'a>>>,
-    }
-    #[derive(Deserialize)]
-    struct WireCall<'a> {
-        #[serde(default)]
-        id: Option<String>,
-        #[serde(borrow, default)]
-        function: Option<WireFunction<'a>>,
-    }
-    #[derive(Deserialize)]
-    struct WireFunction<'a> {
-        #[serde(default)]
-        name: Option<String>,
-        #[serde(borrow, default)]
-        arguments: Option<&'a RawValue>,
+/// A part of a body that was read as JSON, so that it is text.
+fn text_of(part: &Bytes) -> &str {
+    std::str::from_utf8(part).unwrap_or_default()
+}
+
+/// A tool call as it travels.
+#[derive(Clone, Debug, Deserialize)]
+pub struct WireCall<'a> {
+    #[serde(borrow, default)]
+    id: Option<Text<'a>>,
+    #[serde(borrow, default)]
+    function: Option<WireFunction<'a>>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct WireFunction<'a> {
+    #[serde(borrow, default)]
+    name: Option<Text<'a>>,
+    #[serde(borrow, default)]
+    arguments: Option<&'a RawValue>,
+}
+
+impl<'a> WireCall<'a> {
+    /// Its id; `call_<place>` where it has none.
+    pub fn id(&self, place: usize) -> Cow<'_, str> {
+        match &self.id {
+            Some(Text(id)) => Cow::Borrowed(id),
+            None => Cow::Owned(format!("call_{place}")),
+        }
     }
 
-    let message: Message<'_> =
-        serde_json::from_str(message).map_err(|error| format!("choices[0].message: {error}"))?;
-    let tool_calls = message
-        .tool_calls
-        .unwrap_or_default()
-        .into_iter()
-        .enumerate()
-        .map(|(at, call)| {
-            let function = call.function.unwrap_or(WireFunction { name: None, arguments: None });
-            ToolCall {
-                id: call.id.unwrap_or_else(|| format!("call_{at}")),
-                name: function.name.unwrap_or_default(),
-                arguments: function.arguments.map_or_else(|| "{}".to_owned(), unquote),
+    /// The function's name, where it has one.
+    pub fn name(&self) -> Option<&str> {
+        self.function.as_ref()?.name.as_ref().map(|Text(name)| &**name)
+    }
+
+    /// The arguments as they were written: a string that holds JSON, by custom.
+    pub fn arguments(&self) -> Option<&'a RawValue> {
+        self.function.as_ref()?.arguments
+    }
+
+    fn owned(&self, place: usize) -> ToolCall {
+        ToolCall {
+            id: self.id(place).into_owned(),
+            name: self.name().unwrap_or_default().to_owned(),
+            arguments: self.arguments().map_or_else(|| "{}".to_owned(), unquote),
+        }
+    }
+}
+
+/// Where in an assistant's message its content and its tool calls are.
+#[derive(Deserialize)]
+struct MessageParts<'a> {
+    #[serde(borrow, default)]
+    content: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    tool_calls: Option<&'a RawValue>,
+}
+
+impl<'a> MessageParts<'a> {
+    fn read(message: &'a str) -> Result<Self, String> {
+        let what = |error: String| format!("choices[0].message: {error}");
+        let parts: Self = serde_json::from_str(message).map_err(|error| what(error.to_string()))?;
+        let mut count = 0_usize;
+        let counted = each(parts.tool_calls.map_or("[]", RawValue::get), |_: WireCall<'_>| {
+            count += 1;
+            if count > TOOL_CALLS_MAX {
+                return Err(format!("it has more than {TOOL_CALLS_MAX} tool calls"));
             }
-        })
-        .collect();
-    Ok((message.content.map(|raw| content_text(raw.get())).unwrap_or_default(), tool_calls))
+            Ok(())
+        });
+        counted.map_err(|stopped| what(stopped.into()))?;
+        Ok(parts)
+    }
 }
 
 /// A JSON string's value; anything else as its JSON text, which some servers send in
 /// place of a string of JSON.
 fn unquote(raw: &RawValue) -> String {
-    serde_json::from_str::<String>(raw.get()).unwrap_or_else(|_| raw.get().to_owned())
+    text(raw.get()).map_or_else(|| raw.get().to_owned(), Cow::into_owned)
 }
 
 /// The text of a message's `content`: a string as it is, text parts joined by
 /// newlines, nothing for null; anything else as its JSON text.
-pub fn content_text(json: &str) -> String {
-    #[derive(Deserialize)]
-    struct Part {
-        r#type: String,
-        text: String,
-    }
+pub fn content_text(json: &str) -> Cow<'_, str> {
     match json.as_bytes().first() {
-        Some(b'"') => serde_json::from_str(json).unwrap_or_else(|_| json.to_owned()),
-        Some(b'n') | None => String::new(),
-        Some(b'[') => match serde_json::from_str::<Vec<Part>>(json) {
-            Ok(parts) if parts.iter().all(|part| part.r#type == "text") => {
-                parts.into_iter().map(|part| part.text).collect::<Vec<_>>().join("\n")
-            }
-            _ => json.to_owned(),
-        },
-        Some(_) => json.to_owned(),
+        Some(b'"') => text(json).unwrap_or(Cow::Borrowed(json)),
+        Some(b'n') | None => Cow::Borrowed(""),
+        Some(b'[') => text_parts(json).map_or(Cow::Borrowed(json), Cow::Owned),
+        Some(_) => Cow::Borrowed(json),
     }
+}
+
+/// The texts of a list that has nothing but text parts.
+fn text_parts(json: &str) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Part<'a> {
+        #[serde(borrow)]
+        r#type: Text<'a>,
+        #[serde(borrow)]
+        text: Text<'a>,
+    }
+    let (mut joined, mut is_first) = (String::new(), true);
+    let read = each(json, |Part { r#type: Text(kind), text: Text(text) }: Part<'_>| {
+        if kind != "text" {
+            return Err(());
+        }
+        if !std::mem::take(&mut is_first) {
+            joined.push('\n');
+        }
+        joined.push_str(&text);
+        Ok(())
+    });
+    read.ok().map(|()| joined)
 }
 
 #[cfg(test)]
@@ -308,6 +414,13 @@ mod tests {
         for name in RESERVED_PARAMS {
             check(&[ok], &[], Some(&format!("{{\"{name}\":1}}")), &format!("params sets '{name}'"));
         }
+        let many: Vec<String> = (0..=PARAMS_MAX).map(|at| format!("\"p{at}\":1")).collect();
+        check(
+            &[ok],
+            &[],
+            Some(&format!("{{{}}}", many.join(","))),
+            "params is an object of more than 256 members",
+        );
         // An escape does not get a reserved name past the check.
         check(&[ok], &[], Some(r#"{"mod\u0065l":"gpt"}"#), "params sets 'model'");
     }
@@ -315,13 +428,13 @@ mod tests {
     #[test]
     fn a_reply_is_read_in_the_shapes_that_servers_send() {
         fn check(body: &str, text: &str, calls: &[(&str, &str, &str)]) {
-            let completion = Completion::parse(body.as_bytes()).unwrap();
-            let got: Vec<_> = completion
-                .tool_calls
+            let completion = Completion::parse(&Bytes::copy_from_slice(body.as_bytes())).unwrap();
+            let tool_calls = completion.tool_calls();
+            let got: Vec<_> = tool_calls
                 .iter()
                 .map(|call| (call.id.as_str(), call.name.as_str(), call.arguments.as_str()))
                 .collect();
-            assert_eq!((completion.text.as_str(), got.as_slice()), (text, calls), "{body}");
+            assert_eq!((&*completion.text(), got.as_slice()), (text, calls), "{body}");
         }
         check(r#"{"choices":[{"message":{"content":"é\n"}}]}"#, "é\n", &[]);
         check(r#"{"choices":[{"message":{"content":null}}],"usage":"none"}"#, "", &[]);
@@ -340,9 +453,14 @@ mod tests {
     #[test]
     fn what_is_no_completion_says_so() {
         fn check(body: &str, expected: &str) {
-            let error = Completion::parse(body.as_bytes()).unwrap_err();
+            let error = Completion::parse(&Bytes::copy_from_slice(body.as_bytes())).unwrap_err();
             assert!(error.contains(expected), "{error} / {expected}");
         }
+        let calling = |count: usize| {
+            format!(r#"{{"choices":[{{"message":{{"tool_calls":[{}]}}}}]}}"#, vec!["{}"; count].join(","))
+        };
+        check(&calling(TOOL_CALLS_MAX + 1), "choices[0].message: it has more than 1024 tool calls");
+        assert!(Completion::parse(&calling(TOOL_CALLS_MAX).into()).is_ok());
         check("<html>", "expected value");
         check("{}", "choices");
         check(r#"{"choices":[]}"#, "empty");

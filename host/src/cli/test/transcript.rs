@@ -79,8 +79,8 @@ impl Transcript {
                 Command::Messages => {
                     for sample in &finished.samples {
                         outln!("{}", self.heading(&format!("sample {}", sample.record.id)));
-                        for message in &sample.record.messages {
-                            let message: Value = serde_json::from_str(message.get()).unwrap_or_default();
+                        for message in sample.record.messages.iter() {
+                            let message: Value = serde_json::from_str(message).unwrap_or_default();
                             self.message(&message);
                         }
                     }
@@ -221,12 +221,12 @@ impl Transcript {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         let begun = said.begun.remove(&(call.sample_id.to_owned(), call.request.clone()));
         let took = begun.map(|begun| taken(begun.elapsed())).unwrap_or_default();
-        let completion = outcome.map(|body| Completion::parse(body));
+        let completion = outcome.map(Completion::parse);
         match completion {
             Err(failure) => outln!("{}", self.style.paint(Part::Bad, &printable(&failure.to_string()))),
             Ok(Err(what)) => outln!("{}", self.style.paint(Part::Bad, &printable(&what))),
             Ok(Ok(completion)) => {
-                let message: Value = serde_json::from_str(completion.message.get()).unwrap_or_default();
+                let message: Value = serde_json::from_str(completion.message()).unwrap_or_default();
                 self.say(if call.asked == Asked::Judge { "judge" } else { "assistant" }, &message);
                 let usage = completion.usage.unwrap_or_default();
                 let stop = completion.finish_reason.as_deref().unwrap_or("no finish reason");
@@ -261,7 +261,7 @@ impl Transcript {
                     if let Some(completion) = body.and_then(|body| Completion::parse(body).ok()) {
                         self.say(
                             "assistant",
-                            &serde_json::from_str(completion.message.get()).unwrap_or_default(),
+                            &serde_json::from_str(completion.message()).unwrap_or_default(),
                         );
                     }
                 }
@@ -269,7 +269,7 @@ impl Transcript {
                 Command::Edit(text) => match self.edit(prompt, text, body).await {
                     Ok(body) => {
                         if let Ok(completion) = Completion::parse(&body) {
-                            let message = serde_json::from_str(completion.message.get()).unwrap_or_default();
+                            let message = serde_json::from_str(completion.message()).unwrap_or_default();
                             self.say("assistant", &message);
                         }
                         edited = Some(body);
@@ -357,7 +357,7 @@ impl Observer for Transcript {
             let prompt = self.prompt.as_ref().filter(|prompt| prompt.asks())?;
             let edited = self.stop(prompt, call, outcome.ok()).await?;
             let completion = Completion::parse(&edited).ok()?;
-            let message = serde_json::from_str(completion.message.get()).unwrap_or_default();
+            let message = serde_json::from_str(completion.message()).unwrap_or_default();
             let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
             let conversation = said.conversations.entry(call.sample_id.to_owned()).or_default();
             if outcome.is_ok() {

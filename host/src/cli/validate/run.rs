@@ -84,7 +84,7 @@ impl Trace {
         for sample in &finished.samples {
             let id = &sample.record.id;
             for (at, message) in sample.record.messages.iter().enumerate() {
-                parts.insert(format!("message {at:04} of sample '{id}'"), message.get().as_bytes().to_vec());
+                parts.insert(format!("message {at:04} of sample '{id}'"), message.as_bytes().to_vec());
             }
             let rest = json!({
                 "metrics": sample.record.metrics,

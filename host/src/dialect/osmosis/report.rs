@@ -3,196 +3,334 @@
 //!
 //! Only the caller, whose endpoint the model is behind, knows what a call cost or which
 //! tokens it was made of, unless its endpoint says so in each reply. A report goes into the
-//! steps in place of what the host observed, which stays under `extra.rollout_host`.
+//! steps in place of what the host observed, which stays under `extra.rollout_host`. It stays
+//! the bytes that it came as, and is read call by call where it is put.
 
-use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::io;
 
-use serde::{Deserialize, Serialize};
-use serde_json::value::to_raw_value;
-use serde_json::{Map, Value, json};
+use bytes::Bytes;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::value::RawValue;
 
-use crate::rollout::{Finished, TrajectoryFile};
-use crate::wire::atif::{FinalMetrics, Metrics, Source, Step, Trajectory};
+use super::sample::UNMATCHED;
+use crate::rollout::{Amendable, Amendment, Finished, Member, StepAmendment, TakeStep, TrajectoryFile};
+use crate::wire;
+use crate::wire::atif::{FinalMetrics, Metrics};
+use crate::wire::stream::{Stopped, Text, each, is_list_of, members};
 
-/// A body that may have a report in it.
+/// How many ids of samples that a rollout does not have are named in the log.
+const IDS_SHOWN: usize = 8;
+
+/// What a caller says of a rollout's calls of the model: JSON that was looked through.
+#[derive(Clone, Debug)]
+pub(super) struct Report(Bytes);
+
 #[derive(Deserialize)]
-struct Acknowledgement {
-    #[serde(default)]
-    trajectory: Option<Value>,
-}
-
-/// What a caller says of a rollout's calls of the model.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-pub(super) struct Report {
-    #[serde(default)]
-    model_name: Option<String>,
-    #[serde(default)]
-    samples: BTreeMap<String, SampleReport>,
+struct Parts<'a> {
+    #[serde(borrow, default)]
+    model_name: Option<Text<'a>>,
+    #[serde(borrow, default)]
+    samples: Option<&'a RawValue>,
 }
 
 /// What it says of one sample's.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
-struct SampleReport {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    model_name: Option<String>,
+#[derive(Clone, Debug, Deserialize)]
+struct SampleReport<'a> {
+    #[serde(borrow, default)]
+    model_name: Option<Text<'a>>,
     /// In the order in which they were made.
-    #[serde(default)]
-    llm_call_metrics: Vec<CallReport>,
+    #[serde(borrow, default)]
+    llm_call_metrics: Option<&'a RawValue>,
     /// In place of sums over the calls.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    final_metrics: Option<Map<String, Value>>,
+    #[serde(borrow, default)]
+    final_metrics: Option<&'a RawValue>,
 }
 
 /// What it says of one call.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
-struct CallReport {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+#[derive(Deserialize)]
+struct CallReport<'a> {
+    #[serde(default)]
     prompt_tokens: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     completion_tokens: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     cached_tokens: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     cost_usd: Option<f64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    prompt_token_ids: Option<Vec<i64>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    completion_token_ids: Option<Vec<i64>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    logprobs: Option<Vec<f64>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    model_name: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    extra: Option<Map<String, Value>>,
+    #[serde(borrow, default)]
+    prompt_token_ids: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    completion_token_ids: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    logprobs: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    model_name: Option<Text<'a>>,
+    #[serde(borrow, default)]
+    extra: Option<&'a RawValue>,
 }
 
 impl Report {
     /// The report in the body of an acknowledgement. Other bodies have none, and one that is
     /// malformed is none: a delivery is a delivery whatever was said to it.
-    pub fn read(body: &[u8]) -> Option<Self> {
+    pub fn read(body: &Bytes) -> Option<Self> {
+        /// A body that may have a report in it.
+        #[derive(Deserialize)]
+        struct Acknowledgement<'a> {
+            #[serde(borrow, default)]
+            trajectory: Option<&'a RawValue>,
+        }
         let Acknowledgement { trajectory } = serde_json::from_slice(body).ok()?;
-        match serde_json::from_value(trajectory?) {
-            Ok(report) => Some(report),
+        let trajectory = trajectory?.get();
+        match check(trajectory) {
+            Ok(()) => Some(Self(body.slice_ref(trajectory.as_bytes()))),
             Err(error) => {
-                tracing::warn!(%error, "the caller's report of the model's calls is malformed and left out");
+                tracing::warn!(error, "the caller's report of the model's calls is malformed and left out");
                 None
             }
         }
     }
 
-    /// Puts the report into the trajectories of a rollout, one for each of these samples.
-    fn apply<'a>(&'a self, documents: impl Iterator<Item = (Option<&'a str>, &'a mut Trajectory)>) {
-        let mut documents: Vec<_> = documents.collect();
-        let mut unmatched: BTreeMap<&str, &SampleReport> =
-            self.samples.iter().map(|(id, report)| (id.as_str(), report)).collect();
-        let mut matched: Vec<Option<&SampleReport>> =
-            documents.iter().map(|(id, _)| id.and_then(|id| unmatched.remove(id))).collect();
-        // Callers that know no sample ids give their one entry any key.
-        if let ([only @ None], 1) = (matched.as_mut_slice(), unmatched.len()) {
-            *only = unmatched.pop_first().map(|(_, report)| report);
-        }
-        for ((_, document), report) in documents.iter_mut().zip(matched) {
-            if let Some(name) =
-                report.and_then(|report| report.model_name.as_ref()).or(self.model_name.as_ref())
-            {
-                document.agent.model_name = Some(name.clone());
+    fn parts(&self) -> Parts<'_> {
+        serde_json::from_slice(&self.0).unwrap_or(Parts { model_name: None, samples: None })
+    }
+
+    /// Puts the report into the trajectories of a rollout. Blocks.
+    fn apply(&self, documents: &[Amendable]) -> io::Result<()> {
+        let Parts { model_name, samples } = self.parts();
+        let ids: Vec<Option<&str>> =
+            documents.iter().map(|document| document.file().sample().map(|id| id.as_str())).collect();
+        let Matched { of, rest } = Matched::find(samples.map_or("{}", RawValue::get), &ids);
+        for (document, report) in documents.iter().zip(&of) {
+            let name = report.as_ref().and_then(|report| report.model_name.as_ref()).or(model_name.as_ref());
+            let mut amendment =
+                Amendment { model_name: name.map(|Text(name)| &**name), ..Amendment::default() };
+            if let (1, Some(rest)) = (documents.len(), &rest) {
+                amendment.members.push(("unmatched_sample_reports", Member::Raw(rest)));
             }
-            if let Some(report) = report {
-                report.apply(document);
-            }
-        }
-        match documents.as_mut_slice() {
-            _ if unmatched.is_empty() => {}
-            [(_, only)] => note(only, "unmatched_sample_reports", json!(unmatched)),
-            _ => {
-                let ids: Vec<&str> = unmatched.keys().copied().collect();
-                tracing::warn!(
-                    ids = ids.join(", "),
-                    "the caller reported on samples that this rollout does not have"
-                );
+            match report {
+                Some(report) => report.amend(document, amendment)?,
+                None => document.amend(&amendment)?,
             }
         }
+        Ok(())
     }
 }
 
-impl SampleReport {
-    fn apply(&self, document: &mut Trajectory) {
-        let agent = |step: &&mut Step| step.source == Source::Agent;
-        let steps: Vec<&mut Step> = document.steps.iter_mut().filter(agent).collect();
-        let calls = &self.llm_call_metrics;
-        if calls.is_empty() {
-            // Nothing is said of any call.
-        } else if steps.len() == calls.len() {
-            for (step, call) in steps.into_iter().zip(calls) {
-                call.apply(step);
+/// Looks a report through. The error says what is wrong with it.
+fn check(report: &str) -> Result<(), String> {
+    wire::object(report)?;
+    let parts: Parts<'_> = serde_json::from_str(report).map_err(|error| error.to_string())?;
+    let sample = |name: std::borrow::Cow<'_, str>, sample: SampleReport<'_>| {
+        let what = |error: String| format!("samples['{}']: {error}", name.escape_debug());
+        if sample.final_metrics.is_some_and(|sums| !sums.get().starts_with('{')) {
+            return Err(what("final_metrics is no object".to_owned()));
+        }
+        let mut place = 0_usize;
+        each(sample.calls(), |call: CallReport<'_>| {
+            let checked = call.check().map_err(|error| format!("llm_call_metrics[{place}].{error}"));
+            place += 1;
+            checked
+        })
+        .map_err(|stopped| what(stopped.into()))
+    };
+    Ok(members(parts.samples.map_or("{}", RawValue::get), sample)?)
+}
+
+/// The reports of a rollout's samples.
+struct Matched<'a> {
+    /// For each document its sample's.
+    of: Vec<Option<SampleReport<'a>>>,
+    /// Those of no sample, if there are any: an object.
+    rest: Option<Box<RawValue>>,
+}
+
+impl<'a> Matched<'a> {
+    fn find(samples: &'a str, ids: &[Option<&str>]) -> Self {
+        let mut of: Vec<Option<SampleReport<'a>>> = vec![None; ids.len()];
+        let (mut rest, mut rest_names, mut only) = (String::from("{"), Vec::new(), None);
+        let mut count = 0_usize;
+        // It was looked through before.
+        let _ = members(samples, |name, report: &'a RawValue| {
+            let parsed = serde_json::from_str(report.get()).ok();
+            if let Some(place) = ids.iter().position(|id| *id == Some(&*name)) {
+                of[place] = parsed;
+                return Ok::<(), Infallible>(());
             }
-        } else {
+            count += 1;
+            only = parsed.filter(|_| count == 1);
+            if count > 1 {
+                rest.push(',');
+            }
+            rest += &serde_json::Value::from(&*name).to_string();
+            rest.push(':');
+            rest += report.get();
+            if rest_names.len() < IDS_SHOWN {
+                rest_names.push(name);
+            }
+            Ok(())
+        });
+        rest.push('}');
+        // Callers that know no sample ids give their one entry any key.
+        if let ([place @ None], Some(_)) = (of.as_mut_slice(), &only) {
+            *place = only;
+            return Self { of, rest: None };
+        }
+        if of.len() > 1 && count > 0 {
+            tracing::warn!(
+                count,
+                ids = rest_names.join(", "),
+                "the caller reported on samples that this rollout does not have"
+            );
+        }
+        let rest = RawValue::from_string(rest).ok().filter(|_| count > 0);
+        Self { of, rest }
+    }
+}
+
+impl<'a> SampleReport<'a> {
+    fn calls(&self) -> &'a str {
+        self.llm_call_metrics.map_or("[]", RawValue::get)
+    }
+
+    fn call_count(&self) -> usize {
+        let mut count = 0;
+        let _ = each(self.calls(), |_: IgnoredAny| {
+            count += 1;
+            Ok::<(), Infallible>(())
+        });
+        count
+    }
+
+    fn amend(&self, document: &Amendable, amendment: Amendment<'_>) -> io::Result<()> {
+        let count = self.call_count();
+        let steps = |take: &mut TakeStep<'_>| {
+            let calls = each(self.calls(), |call: CallReport<'_>| take(call.amendment()));
+            calls.map_err(|stopped| match stopped {
+                Stopped::Json(error) => error.into(),
+                Stopped::Taker(error) => error,
+            })
+        };
+        // For no longer than what is called for each step.
+        let mut amendment: Amendment<'_> = amendment;
+        if count == 0 {
+            // Nothing is said of any call.
+        } else if document.file().agent_steps() == count {
+            amendment.steps = Some(&steps);
+        } else if let Some(calls) = self.llm_call_metrics {
             // Nobody can tell which call was which step.
-            note(document, "unmatched_llm_call_metrics", json!(calls));
+            amendment.members.push((UNMATCHED, Member::Raw(calls)));
         }
-        if let Some(sums) = self.sums() {
-            let total_steps = document.final_metrics.total_steps;
-            document.final_metrics = FinalMetrics { total_steps, ..sums };
-        }
+        amendment.final_metrics = self.sums();
+        document.amend(&amendment)
     }
 
     /// What the caller says that all of it came to, or else the sums over the calls.
-    fn sums(&self) -> Option<FinalMetrics> {
-        let mut told = self.final_metrics.clone().unwrap_or_default();
-        told.remove("total_steps");
-        if !told.is_empty() {
-            told.insert("total_steps".to_owned(), 0.into());
-            match serde_json::from_value(told.into()) {
-                Ok(sums) => return Some(sums),
-                Err(error) => tracing::warn!(%error, "the caller's final metrics are malformed and left out"),
+    fn sums(&self) -> Option<FinalMetrics<'a>> {
+        match self.final_metrics.map(|told| read_sums(told.get())) {
+            Some(Ok(Some(sums))) => return Some(sums),
+            Some(Err(error)) => {
+                tracing::warn!(error, "the caller's final metrics are malformed and left out");
+            }
+            Some(Ok(None)) | None => {}
+        }
+        let (mut sums, mut is_empty) = (FinalMetrics::default(), true);
+        let add = |sum: &mut Option<u64>, tokens: Option<u64>| {
+            if let Some(tokens) = tokens {
+                *sum = Some(sum.unwrap_or(0).saturating_add(tokens));
+            }
+        };
+        let _ = each(self.calls(), |call: CallReport<'_>| {
+            is_empty = false;
+            add(&mut sums.total_prompt_tokens, call.prompt_tokens);
+            add(&mut sums.total_completion_tokens, call.completion_tokens);
+            add(&mut sums.total_cached_tokens, call.cached_tokens);
+            if let Some(cost) = call.cost_usd {
+                sums.total_cost_usd = Some(sums.total_cost_usd.unwrap_or(0.0) + cost);
+            }
+            Ok::<(), Infallible>(())
+        });
+        // Prices may add up to more than a number holds.
+        sums.total_cost_usd = sums.total_cost_usd.filter(|cost| cost.is_finite());
+        (!is_empty).then_some(sums)
+    }
+}
+
+/// Sums as a caller gives them; none where it says nothing but the number of steps.
+fn read_sums(told: &str) -> Result<Option<FinalMetrics<'_>>, String> {
+    #[derive(Deserialize)]
+    struct Sums<'a> {
+        #[serde(default)]
+        total_prompt_tokens: Option<u64>,
+        #[serde(default)]
+        total_completion_tokens: Option<u64>,
+        #[serde(default)]
+        total_cached_tokens: Option<u64>,
+        #[serde(default)]
+        total_cost_usd: Option<f64>,
+        #[serde(borrow, default)]
+        extra: Option<&'a RawValue>,
+    }
+    let mut says_more = false;
+    members(told, |name, _: IgnoredAny| {
+        says_more |= name != "total_steps";
+        Ok::<(), String>(())
+    })?;
+    let sums: Sums<'_> = serde_json::from_str(told).map_err(|error| error.to_string())?;
+    if sums.extra.is_some_and(|extra| !extra.get().starts_with('{')) {
+        return Err("extra is no object".to_owned());
+    }
+    Ok(says_more.then_some(FinalMetrics {
+        total_prompt_tokens: sums.total_prompt_tokens,
+        total_completion_tokens: sums.total_completion_tokens,
+        total_cached_tokens: sums.total_cached_tokens,
+        total_cost_usd: sums.total_cost_usd,
+        total_steps: 0,
+        extra: sums.extra,
+    }))
+}
+
+impl CallReport<'_> {
+    fn check(&self) -> Result<(), String> {
+        let is_list = |list: Option<&RawValue>, is: fn(&str) -> bool| list.is_none_or(|list| is(list.get()));
+        for (name, ids) in
+            [("prompt_token_ids", self.prompt_token_ids), ("completion_token_ids", self.completion_token_ids)]
+        {
+            if !is_list(ids, is_list_of::<i64>) {
+                return Err(format!("{name} is no list of whole numbers"));
             }
         }
-        if self.llm_call_metrics.is_empty() {
-            return None;
+        if !is_list(self.logprobs, is_list_of::<f64>) {
+            return Err("logprobs is no list of numbers".to_owned());
         }
-        let calls = self.llm_call_metrics.as_slice();
-        let tokens = |tokens: fn(&CallReport) -> Option<u64>| {
-            calls.iter().filter_map(tokens).reduce(u64::saturating_add)
+        if self.extra.is_some_and(|extra| !extra.get().starts_with('{')) {
+            return Err("extra is no object".to_owned());
+        }
+        Ok(())
+    }
+
+    fn amendment(&self) -> StepAmendment<'_> {
+        let Self { prompt_tokens, completion_tokens, cached_tokens, cost_usd, .. } = *self;
+        let Self { prompt_token_ids, completion_token_ids, logprobs, extra, .. } = *self;
+        let tokens = [prompt_tokens, completion_tokens, cached_tokens];
+        let written = [prompt_token_ids, completion_token_ids, logprobs, extra];
+        let says_nothing =
+            tokens.iter().all(Option::is_none) && cost_usd.is_none() && written.iter().all(Option::is_none);
+        let metrics = Metrics {
+            prompt_tokens,
+            completion_tokens,
+            cached_tokens,
+            cost_usd,
+            prompt_token_ids,
+            completion_token_ids,
+            logprobs: logprobs.map(ToOwned::to_owned),
+            extra: extra.map(ToOwned::to_owned),
         };
-        Some(FinalMetrics {
-            total_prompt_tokens: tokens(|call| call.prompt_tokens),
-            total_completion_tokens: tokens(|call| call.completion_tokens),
-            total_cached_tokens: tokens(|call| call.cached_tokens),
-            total_cost_usd: calls.iter().filter_map(|call| call.cost_usd).reduce(|sum, cost| sum + cost),
-            ..FinalMetrics::default()
-        })
-    }
-}
-
-impl CallReport {
-    fn apply(&self, step: &mut Step) {
-        step.llm_call_count = Some(1);
-        if self.model_name.is_some() {
-            step.model_name.clone_from(&self.model_name);
+        StepAmendment {
+            model_name: self.model_name.as_ref().map(|Text(name)| &**name),
+            metrics: (!says_nothing).then_some(metrics),
         }
-        if *self == (Self { model_name: self.model_name.clone(), ..Self::default() }) {
-            return;
-        }
-        let ids = |ids: &Option<Vec<i64>>| ids.as_ref().and_then(|ids| to_raw_value(ids).ok());
-        step.metrics = Some(Metrics {
-            prompt_tokens: self.prompt_tokens,
-            completion_tokens: self.completion_tokens,
-            cached_tokens: self.cached_tokens,
-            cost_usd: self.cost_usd,
-            prompt_token_ids: ids(&self.prompt_token_ids),
-            completion_token_ids: ids(&self.completion_token_ids),
-            logprobs: self.logprobs.clone(),
-            extra: self.extra.clone().unwrap_or_default(),
-        });
-    }
-}
-
-/// Puts a value where this protocol's evaluators look for it.
-fn note(document: &mut Trajectory, key: &str, value: Value) {
-    let ours = document.extra.entry("osmosis").or_insert_with(|| json!({}));
-    if let Some(ours) = ours.as_object_mut() {
-        ours.insert(key.to_owned(), value);
     }
 }
 
@@ -200,7 +338,7 @@ fn note(document: &mut Trajectory, key: &str, value: Value) {
 pub(super) struct Trajectories<'a> {
     files: &'a [TrajectoryFile],
     /// As they were before the first report, because a later one takes its place.
-    unmerged: Option<Vec<Trajectory>>,
+    unmerged: Option<Vec<Amendable>>,
 }
 
 impl<'a> Trajectories<'a> {
@@ -221,23 +359,16 @@ impl<'a> Trajectories<'a> {
     }
 
     async fn try_merge(&mut self, report: &Report) -> io::Result<()> {
-        let unmerged = match self.unmerged.take() {
-            Some(unmerged) => unmerged,
-            None => {
-                let mut read = Vec::new();
-                for file in self.files {
-                    read.push(file.read().await?);
-                }
-                read
-            }
+        let (files, report, unmerged) = (self.files.to_vec(), report.clone(), self.unmerged.take());
+        let merge = move || -> io::Result<Vec<Amendable>> {
+            let unmerged = match unmerged {
+                Some(unmerged) => unmerged,
+                None => files.iter().map(TrajectoryFile::amendable).collect::<io::Result<_>>()?,
+            };
+            report.apply(&unmerged)?;
+            Ok(unmerged)
         };
-        let mut merged = unmerged.clone();
-        self.unmerged = Some(unmerged);
-        let ids = self.files.iter().map(|file| file.sample().map(|id| id.as_str()));
-        report.apply(ids.zip(&mut merged));
-        for (file, document) in self.files.iter().zip(&merged) {
-            file.replace(document).await?;
-        }
+        self.unmerged = Some(tokio::task::spawn_blocking(merge).await??);
         Ok(())
     }
 }
@@ -245,36 +376,16 @@ impl<'a> Trajectories<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// A document with these sources of steps.
-    fn document(sources: &[&str]) -> Trajectory {
-        let steps: Vec<Value> = sources
-            .iter()
-            .map(|source| json!({"step_id": 1, "source": source, "message": "", "metrics": {"prompt_tokens": 7}}))
-            .collect();
-        let document = json!({
-            "schema_version": "ATIF-v1.7", "session_id": "r", "trajectory_id": "r",
-            "agent": {"name": "a", "version": "1"}, "steps": steps,
-            "final_metrics": {"total_prompt_tokens": 7, "total_steps": sources.len()},
-        });
-        serde_json::from_value(document).expect("it is a document")
-    }
+    use serde_json::{Map, Value, json};
 
     fn report(report: Value) -> Report {
-        Report::read(json!({ "trajectory": report }).to_string().as_bytes()).expect("it is a report")
-    }
-
-    /// The documents of these samples with a report.
-    fn with_report(samples: &[Option<&str>], sources: &[&str], of: Value) -> Vec<Value> {
-        let mut documents: Vec<Trajectory> = samples.iter().map(|_| document(sources)).collect();
-        report(of).apply(samples.iter().copied().zip(&mut documents));
-        documents.iter().map(|document| serde_json::to_value(document).expect("it can be written")).collect()
+        Report::read(&json!({ "trajectory": report }).to_string().into()).expect("it is a report")
     }
 
     #[test]
     fn what_is_no_report_is_left_out() {
-        fn check(body: &str, is_report: bool) {
-            assert_eq!(Report::read(body.as_bytes()).is_some(), is_report, "{body}");
+        fn check(body: &'static str, is_report: bool) {
+            assert_eq!(Report::read(&Bytes::from_static(body.as_bytes())).is_some(), is_report, "{body}");
         }
         check("", false);
         check("{", false);
@@ -283,77 +394,62 @@ mod tests {
         check(r#"{"trajectory":null}"#, false);
         check(r#"{"trajectory":{"samples":[]}}"#, false);
         check(r#"{"trajectory":{"samples":{"s":{"llm_call_metrics":[{"prompt_tokens":-1}]}}}}"#, false);
+        check(r#"{"trajectory":{"samples":{"s":{"llm_call_metrics":[{"logprobs":["x"]}]}}}}"#, false);
         check(r#"{"trajectory":{}}"#, true);
         check(r#"{"trajectory":{"samples":{"s":{"unknown":1}},"unknown":2}}"#, true);
     }
 
     #[test]
-    fn calls_go_to_the_agents_steps_only_where_there_are_as_many() {
-        let calls = |count: u64| {
-            let calls: Vec<_> = (0..count).map(|at| json!({"prompt_tokens": 10 + at})).collect();
-            json!({"samples": {"s": {"llm_call_metrics": calls}}})
-        };
-        let sources = ["user", "agent", "user", "agent"];
-        let [fits] = &with_report(&[None], &sources, calls(2))[..] else { panic!("one document") };
-        let tokens: Vec<_> = (0..4).map(|at| fits["steps"][at]["metrics"]["prompt_tokens"].clone()).collect();
-        assert_eq!(tokens, [7, 10, 7, 11]);
-        assert_eq!(fits["final_metrics"], json!({"total_prompt_tokens": 21, "total_steps": 4}));
-        assert_eq!(fits.get("extra"), None);
-
-        let [unfit] = &with_report(&[None], &sources, calls(3))[..] else { panic!("one document") };
-        assert_eq!(unfit["steps"][1]["metrics"]["prompt_tokens"], 7);
-        assert_eq!(
-            unfit["extra"]["osmosis"]["unmatched_llm_call_metrics"],
-            json!([{"prompt_tokens": 10}, {"prompt_tokens": 11}, {"prompt_tokens": 12}])
-        );
-        assert_eq!(unfit["final_metrics"]["total_prompt_tokens"], 33);
-    }
-
-    #[test]
     fn what_the_caller_says_of_the_whole_goes_before_sums() {
         let told = |final_metrics: Value| {
-            let of = json!({"samples": {"s": {"llm_call_metrics": [{"cost_usd": 0.5}], "final_metrics": final_metrics}}});
-            with_report(&[None], &["agent"], of)[0]["final_metrics"].clone()
+            let sample = json!({"llm_call_metrics": [{"cost_usd": 0.5}, {"prompt_tokens": 3}], "final_metrics": final_metrics});
+            let text = sample.to_string();
+            let sample: SampleReport<'_> = serde_json::from_str(&text).unwrap();
+            json!(sample.sums())
         };
         assert_eq!(
             told(json!({"total_cost_usd": 2.0, "total_steps": 99, "extra": {"a": 1}})),
-            json!({"total_cost_usd": 2.0, "total_steps": 1, "extra": {"a": 1}})
+            json!({"total_cost_usd": 2.0, "total_steps": 0, "extra": {"a": 1}})
         );
-        assert_eq!(told(json!({})), json!({"total_cost_usd": 0.5, "total_steps": 1}));
-        assert_eq!(told(json!({"total_cost_usd": "much"})), json!({"total_cost_usd": 0.5, "total_steps": 1}));
+        let sums = json!({"total_prompt_tokens": 3, "total_cost_usd": 0.5, "total_steps": 0});
+        assert_eq!(told(json!({})), sums);
+        assert_eq!(told(json!({"total_cost_usd": "much"})), sums);
     }
 
     #[test]
     fn a_call_of_which_nothing_is_said_keeps_what_was_observed() {
-        let of = json!({"samples": {"s": {"llm_call_metrics": [{}, {"model_name": "engine"}]}}});
-        let told = &with_report(&[None], &["agent", "agent"], of)[0];
-        for at in 0..2 {
-            assert_eq!(told["steps"][at]["metrics"], json!({"prompt_tokens": 7}));
-        }
-        assert_eq!(told["steps"][1]["model_name"], "engine");
+        let said = |call: &str| {
+            let call: CallReport<'_> = serde_json::from_str(call).unwrap();
+            (call.amendment().metrics.is_some(), call.amendment().model_name.map(str::to_owned))
+        };
+        assert_eq!(said("{}"), (false, None));
+        assert_eq!(said(r#"{"model_name":"engine"}"#), (false, Some("engine".to_owned())));
+        assert_eq!(said(r#"{"cached_tokens":0}"#), (true, None));
     }
 
     #[test]
     fn a_sample_gets_the_report_under_its_id_or_the_only_one_there_is() {
         let named = |ids: &[&str]| {
             let of = |id: &&str| ((*id).to_owned(), json!({"model_name": format!("of-{id}")}));
-            json!({"samples": ids.iter().map(of).collect::<Map<String, Value>>()})
+            report(json!({"samples": ids.iter().map(of).collect::<Map<String, Value>>()}))
         };
-        fn models(documents: &[Value]) -> Vec<Value> {
-            documents.iter().map(|document| document["agent"]["model_name"].clone()).collect()
-        }
-        let check = |samples: &[Option<&str>], ids: &[&str], expected: Value| {
-            let documents = with_report(samples, &["agent"], named(ids));
-            assert_eq!(json!(models(&documents)), expected, "{samples:?} {ids:?}");
-            documents[0]["extra"]["osmosis"]["unmatched_sample_reports"].clone()
+        let check = |samples: &[Option<&str>], ids: &[&str], expected: &[Option<&str>], rest: Value| {
+            let report = named(ids);
+            let matched = Matched::find(report.parts().samples.unwrap().get(), samples);
+            let models: Vec<Option<&str>> =
+                matched.of.iter().map(|report| Some(&*report.as_ref()?.model_name.as_ref()?.0)).collect();
+            assert_eq!(models, expected, "{samples:?} {ids:?}");
+            assert_eq!(json!(matched.rest), rest, "{samples:?} {ids:?}");
         };
-        assert_eq!(check(&[Some("a")], &["a"], json!(["of-a"])), Value::Null);
-        assert_eq!(check(&[Some("a")], &["x"], json!(["of-x"])), Value::Null);
-        assert_eq!(check(&[None], &["x"], json!(["of-x"])), Value::Null);
-        assert_eq!(check(&[Some("a"), Some("b")], &["b", "x"], json!([null, "of-b"])), Value::Null);
-        let kept = check(&[Some("a")], &["x", "y"], json!([null]));
-        assert_eq!(kept.as_object().map(Map::len), Some(2), "{kept}");
-        let kept = check(&[Some("a")], &["a", "y"], json!(["of-a"]));
-        assert_eq!(kept["y"]["model_name"], "of-y");
+        check(&[Some("a")], &["a"], &[Some("of-a")], Value::Null);
+        check(&[Some("a")], &["x"], &[Some("of-x")], Value::Null);
+        check(&[None], &["x"], &[Some("of-x")], Value::Null);
+        check(&[Some("a"), Some("b")], &["b"], &[None, Some("of-b")], Value::Null);
+        let of = |ids: &[&str]| {
+            let of = |id: &&str| ((*id).to_owned(), json!({"model_name": format!("of-{id}")}));
+            json!(ids.iter().map(of).collect::<Map<String, Value>>())
+        };
+        check(&[Some("a")], &["x", "y"], &[None], of(&["x", "y"]));
+        check(&[Some("a")], &["a", "y"], &[Some("of-a")], of(&["y"]));
     }
 }

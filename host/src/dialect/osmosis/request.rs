@@ -228,9 +228,9 @@ impl Common {
                 workflow_secs: self.workflow_secs,
                 grader_secs: self.grader_secs,
                 charge: None,
-                trajectory_extra: Some(Arc::new(move |facts| {
-                    let samples_have_names = samples != SamplesRule::One;
-                    sample::trajectory(facts, self.extra_fields.as_deref(), samples_have_names)
+                trajectory_extra: Some(Arc::new(sample::Extra {
+                    fields: self.extra_fields,
+                    samples_have_names: samples != SamplesRule::One,
                 })),
             },
         })

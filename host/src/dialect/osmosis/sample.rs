@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use serde_json::value::RawValue;
-use serde_json::{Map, Value, json};
 
-use crate::rollout::{Facts, Failure, FailureKind, Finished, FinishedSample};
+use crate::rollout::{Facts, Failure, FailureKind, Finished, FinishedSample, Member, TrajectoryExtra};
+use crate::wire::atif::SchemaVersion;
+use crate::wire::messages::Messages;
 
 /// A sample on the wire.
 #[derive(Serialize)]
 pub(super) struct WireSample<'a> {
-    messages: &'a [Box<RawValue>],
+    messages: &'a Messages,
     label: Option<&'a str>,
     reward: Option<f64>,
     remove_sample: bool,
@@ -52,42 +53,54 @@ pub(super) fn category(failure: &Failure) -> &'static str {
     }
 }
 
-/// What this protocol's evaluators look for in a trajectory's `extra`.
-pub(super) fn trajectory(
-    facts: &Facts<'_>,
-    extra_fields: Option<&RawValue>,
-    samples_have_names: bool,
-) -> (String, Value) {
-    let raw = |raw: &RawValue| serde_json::from_str::<Value>(raw.get()).unwrap_or(Value::Null);
-    let mut extra = Map::new();
-    extra.insert("rollout_id".to_owned(), facts.rollout_id.as_str().into());
-    if let Some(label) = facts.label {
-        extra.insert("label".to_owned(), label.into());
+/// What this protocol's evaluators look for in a trajectory.
+pub(super) struct Extra {
+    /// The request's own fields.
+    pub fields: Option<Box<RawValue>>,
+    /// Whether its callers know samples by name.
+    pub samples_have_names: bool,
+}
+
+/// The member that the host's own account and a caller's report both have.
+pub(super) const UNMATCHED: &str = "unmatched_llm_call_metrics";
+
+impl TrajectoryExtra for Extra {
+    /// The newest release of this protocol's package, 0.3.8, refuses to upload what is newer.
+    fn schema_version(&self) -> SchemaVersion {
+        SchemaVersion::V1_7
     }
-    if let Some(sample) = facts.sample {
-        if samples_have_names {
-            extra.insert("sample_id".to_owned(), sample.record.id.as_str().into());
+
+    fn key(&self) -> &'static str {
+        "osmosis"
+    }
+
+    fn members(&self, facts: &Facts<'_>, member: &mut dyn FnMut(&'static str, Member<'_>)) {
+        member("rollout_id", Member::Text(facts.rollout_id.as_str()));
+        if let Some(label) = facts.label {
+            member("label", Member::Text(label));
         }
-        if let Some(reward) = sample.reward {
-            extra.insert("reward".to_owned(), reward.into());
+        if let Some(sample) = facts.sample {
+            if self.samples_have_names {
+                member("sample_id", Member::Text(sample.record.id.as_str()));
+            }
+            if let Some(reward) = sample.reward {
+                member("reward", Member::Number(reward));
+            }
+            if !sample.record.metrics.is_empty() {
+                member("sample_metrics", Member::Metrics(&sample.record.metrics));
+            }
+            if !sample.record.fields.is_empty() {
+                member("sample_extra_fields", Member::Fields(&sample.record.fields));
+            }
         }
-        if !sample.record.metrics.is_empty() {
-            extra.insert("sample_metrics".to_owned(), json!(sample.record.metrics));
+        if let Some(metadata) = facts.metadata {
+            member("request_metadata", Member::Raw(metadata));
         }
-        if !sample.record.fields.is_empty() {
-            let fields: Map<String, Value> =
-                sample.record.fields.iter().map(|(name, value)| (name.clone(), raw(value))).collect();
-            extra.insert("sample_extra_fields".to_owned(), fields.into());
+        if let Some(fields) = &self.fields {
+            member("request_extra_fields", Member::Raw(fields));
+        }
+        if let Some(unmatched) = facts.unmatched_metrics {
+            member(UNMATCHED, unmatched);
         }
     }
-    if let Some(metadata) = facts.metadata {
-        extra.insert("request_metadata".to_owned(), raw(metadata));
-    }
-    if let Some(fields) = extra_fields {
-        extra.insert("request_extra_fields".to_owned(), raw(fields));
-    }
-    if !facts.unmatched_metrics.is_empty() {
-        extra.insert("unmatched_llm_call_metrics".to_owned(), facts.unmatched_metrics.clone().into());
-    }
-    ("osmosis".to_owned(), extra.into())
 }

@@ -2,6 +2,7 @@
 //! an agent loop, which gives back its conversation and perhaps a reward of its own.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::value::RawValue;
@@ -10,10 +11,11 @@ use tokio::time::Instant;
 use super::{Rollout, brief};
 use crate::error::Fault;
 use crate::id::SampleId;
-use crate::imports::{Imports, Role, SampleRecord};
+use crate::imports::{Imports, Role, SampleRecord, message_bytes};
 use crate::instance::{self, Bounds, LoopOutcome, LoopRequest, RunError};
 use crate::rollout::outcome::{Failure, FailureKind, Stage};
 use crate::wire;
+use crate::wire::messages::Messages;
 
 /// The id of a sample that the agent did not name because it only returned messages.
 const ONLY_SAMPLE: &str = "main";
@@ -172,15 +174,16 @@ impl Rollout {
 
     /// Makes the messages the history of the rollout's one sample.
     fn settle_messages(&mut self, who: &str, texts: &[String]) -> Result<(), Failure> {
-        let bytes = texts.iter().map(|text| text.len() + size_of::<Box<RawValue>>()).sum();
+        let bytes = message_bytes(texts.iter().map(String::as_str));
         self.charge(&format!("{who} returned messages"), bytes)
             .map_err(|why| failed(FailureKind::Limit, why))?;
-        let messages = objects(&format!("{who} returned messages"), texts)?;
+        let messages: Messages =
+            objects(&format!("{who} returned messages"), texts)?.iter().map(AsRef::as_ref).collect();
         self.returned_messages = true;
         self.record.with_samples(|samples| match samples.as_mut_slice() {
             [] => {
                 let id = SampleId::parse(ONLY_SAMPLE).map_err(invalid)?;
-                let (metrics, fields) = (BTreeMap::new(), BTreeMap::new());
+                let (metrics, fields) = (BTreeMap::new(), Arc::default());
                 samples.push(SampleRecord { id, messages, metrics, fields, withdrawn: false });
                 Ok(())
             }

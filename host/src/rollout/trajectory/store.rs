@@ -1,59 +1,47 @@
 //! Puts a rollout's files on disk.
 
-use std::io::{self, Write};
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use super::{Document, Plugins, TrajectoryFile, documents};
-use crate::imports::{LogEntry, Recorded, RunContext};
-use crate::rollout::RolloutRequest;
+use super::{Job, TrajectoryFile, layout};
+use crate::imports::{LogEntry, Recorded};
 use crate::rollout::outcome::Finished;
 
-/// Writes what is to be kept below `<root>/<rollout>/` and gives the trajectories. A failure
-/// is the operator's to mend and never changes the outcome.
-pub(in crate::rollout) async fn write(
-    root: PathBuf,
-    request: &RolloutRequest,
-    run: &RunContext,
-    finished: &Finished,
-    recorded: Recorded,
-    plugins: &Plugins,
-) -> Vec<TrajectoryFile> {
-    let folder = root.join(finished.id.dir_name());
-    let mut written = Vec::new();
-    let mut files: Vec<(String, Vec<u8>)> = Vec::new();
-    for Document { file_name, sample, trajectory } in documents(request, run, finished, &recorded, plugins) {
-        match serde_json::to_vec_pretty(&trajectory) {
-            Ok(text) => {
-                written.push(TrajectoryFile { path: folder.join(&file_name), sample });
-                files.push((file_name, text));
-            }
-            Err(error) => {
-                tracing::error!(%error, "trajectory could not be encoded")
-            }
-        }
+/// Writes what is to be kept below `<root>/<rollout>/`, and gives the rollout back with its
+/// trajectories. A failure is the operator's to mend and never changes the outcome.
+pub(in crate::rollout) async fn write(job: Job, finished: Finished) -> Finished {
+    let root = job.root.clone();
+    let finished = Arc::new(finished);
+    let writing = finished.clone();
+    let written = tokio::task::spawn_blocking(move || {
+        let folder = job.root.join(writing.id.dir_name());
+        write_all(&folder, &job, &writing)
+    });
+    let written = written.await;
+    // Whoever wrote has let go of it, however that ended.
+    let mut finished = Arc::unwrap_or_clone(finished);
+    match written {
+        Ok(Ok(files)) => finished.trajectories = files,
+        Ok(Err(error)) => tracing::error!(root = %root.display(), %error, "trajectory not written"),
+        Err(error) => tracing::error!(%error, "trajectory not written"),
     }
-    match tokio::task::spawn_blocking(move || write_all(&folder, files, recorded)).await {
-        Ok(Ok(())) => written,
-        Ok(Err(error)) => {
-            tracing::error!(root = %root.display(), %error, "trajectory not written");
-            Vec::new()
-        }
-        Err(error) => {
-            tracing::error!(%error, "trajectory not written");
-            Vec::new()
-        }
-    }
+    finished
 }
 
-fn write_all(folder: &Path, files: Vec<(String, Vec<u8>)>, recorded: Recorded) -> io::Result<()> {
+fn write_all(folder: &Path, job: &Job, finished: &Finished) -> io::Result<Vec<TrajectoryFile>> {
+    let recorded: &Recorded = &job.recorded;
     let artifacts = folder.join("artifacts");
+    let documents = super::documents(job, finished);
     if !is_new(folder)? {
         // A rollout of the same id ran before; its files are not this one's.
         match std::fs::remove_dir_all(&artifacts) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        remove_trajectories_but(folder, &files)?;
+        remove_trajectories_but(folder, |name| documents.iter().any(|document| document.file_name == name))?;
     }
     for file in &recorded.artifacts {
         let path = artifacts.join(&file.name);
@@ -63,13 +51,17 @@ fn write_all(folder: &Path, files: Vec<(String, Vec<u8>)>, recorded: Recorded) -
         std::fs::write(path, &file.content)?;
     }
     if !recorded.log.is_empty() || recorded.log_dropped > 0 {
-        replace(&folder.join("log.jsonl"), &log_lines(&recorded.log, recorded.log_dropped)?)?;
+        replace(&folder.join("log.jsonl"), |to| write_log(to, &recorded.log, recorded.log_dropped))?;
     }
     // Last, because an evaluator takes its presence as the sign that all is there.
-    for (name, text) in files {
-        replace(&folder.join(name), &text)?;
+    let mut files = Vec::with_capacity(documents.len());
+    for document in &documents {
+        let path = folder.join(&document.file_name);
+        let layout =
+            replace(&path, |to| layout::write(to, |marks| super::document::Written { document, marks }))?;
+        files.push(TrajectoryFile::new(path, document.sample_id().cloned(), layout));
     }
-    Ok(())
+    Ok(files)
 }
 
 /// Makes the folder of a rollout, if it is not there.
@@ -84,40 +76,62 @@ fn is_new(folder: &Path) -> io::Result<bool> {
     }
 }
 
-/// Removes the trajectories of samples that this rollout does not have.
-fn remove_trajectories_but(folder: &Path, files: &[(String, Vec<u8>)]) -> io::Result<()> {
+/// Removes the trajectories of samples that this rollout does not have, and what a process
+/// that ended while it wrote them left.
+fn remove_trajectories_but(folder: &Path, is_kept: impl Fn(&str) -> bool) -> io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
         let name = entry.file_name();
         let Some(name) = name.to_str() else { continue };
-        let is_trajectory =
-            name == "trajectory.json" || name.starts_with("trajectory-") && name.ends_with(".json");
-        if is_trajectory && !files.iter().any(|(kept, _)| kept == name) {
+        let is_trajectory = name == "trajectory.json" || name.starts_with("trajectory-");
+        let is_left =
+            name.starts_with("trajectory") && [".partial", ".original"].iter().any(|end| name.ends_with(end));
+        if is_left || is_trajectory && name.ends_with(".json") && !is_kept(name) {
             std::fs::remove_file(entry.path())?;
         }
     }
     Ok(())
 }
 
-/// Writes a file so that a reader sees the old one or all of the new one.
-pub(super) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(".partial");
-    std::fs::write(&temporary, content)?;
-    std::fs::rename(temporary, path)
+/// The path of another file beside this one.
+pub(super) fn beside(path: &Path, ending: &str) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(ending);
+    name.into()
 }
 
-fn log_lines(log: &[LogEntry], dropped: u64) -> io::Result<Vec<u8>> {
-    let mut text = Vec::new();
+/// Writes a file so that a reader sees the old one or all of the new one.
+pub(super) fn replace<T>(
+    path: &Path,
+    write: impl FnOnce(&mut BufWriter<File>) -> io::Result<T>,
+) -> io::Result<T> {
+    let temporary = beside(path, ".partial");
+    let mut to = BufWriter::with_capacity(BUFFER_BYTES, File::create(&temporary)?);
+    let written = write(&mut to).and_then(|value| to.flush().map(|()| value));
+    drop(to);
+    match written.and_then(|value| std::fs::rename(&temporary, path).map(|()| value)) {
+        Ok(value) => Ok(value),
+        Err(error) => {
+            // What is half written is nobody's; the first error is the one to tell.
+            let _ = std::fs::remove_file(&temporary);
+            Err(error)
+        }
+    }
+}
+
+/// What is written at once. A usual trajectory has less.
+const BUFFER_BYTES: usize = 32 << 10;
+
+fn write_log(to: &mut impl Write, log: &[LogEntry], dropped: u64) -> io::Result<()> {
     for entry in log {
-        serde_json::to_writer(&mut text, entry)?;
-        text.push(b'\n');
+        serde_json::to_writer(&mut *to, entry)?;
+        to.write_all(b"\n")?;
     }
     if dropped > 0 {
         writeln!(
-            text,
+            to,
             r#"{{"level":"warn","text":"{dropped} more entries were dropped at the log's limit"}}"#
         )?;
     }
-    Ok(text)
+    Ok(())
 }

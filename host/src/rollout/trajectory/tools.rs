@@ -1,15 +1,10 @@
-//! The calls of lent tools, as the host saw them.
+//! Whose the calls of host-provided tools are.
 
 use std::collections::HashMap;
-use std::time::UNIX_EPOCH;
 
-use serde_json::{Value, json};
-
-use super::millis;
 use crate::id::SampleId;
 use crate::imports::{Exchange, ExchangeOutcome, ToolUse};
 use crate::rollout::outcome::FinishedSample;
-use crate::telemetry::{Label, ToolOutcome};
 use crate::wire::openai::Completion;
 
 /// For each call the place of the sample that it belongs to: the one whose model asked for
@@ -20,52 +15,34 @@ pub(super) fn owners(samples: &[FinishedSample], exchanges: &[Exchange], uses: &
     }
     let places: HashMap<&SampleId, usize> =
         samples.iter().enumerate().map(|(place, sample)| (&sample.record.id, place)).collect();
-    let mut asked: HashMap<String, usize> = HashMap::new();
+    // Only of the calls that were made; a model may have asked for a thousand times as many.
+    let mut asked: HashMap<&str, Option<usize>> =
+        uses.iter().map(|call| (call.call_id.as_str(), None)).collect();
     for exchange in exchanges {
         let (Some(place), ExchangeOutcome::Replied { body, .. }) =
             (places.get(&exchange.sample), &exchange.outcome)
         else {
             continue;
         };
-        for call in Completion::parse(body).map(|reply| reply.tool_calls).unwrap_or_default() {
-            asked.entry(call.id).or_insert(*place);
-        }
+        let Ok(reply) = Completion::parse(body) else { continue };
+        reply.each_tool_call(|at, call| {
+            if let Some(owner) = asked.get_mut(&*call.id(at)) {
+                owner.get_or_insert(*place);
+            }
+        });
     }
-    uses.iter().map(|call| asked.get(&call.call_id).copied().unwrap_or(0)).collect()
-}
-
-/// Every call with its arguments, its result or error, and its time.
-pub(super) fn observed<'a>(uses: impl IntoIterator<Item = &'a ToolUse>) -> Vec<Value> {
-    uses.into_iter().map(seen).collect()
-}
-
-fn seen(call: &ToolUse) -> Value {
-    let at = call.started_at.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let mut seen = json!({
-        "tool_call_id": call.call_id,
-        "function_name": call.name,
-        "arguments": call.arguments,
-        "kind": call.kind.as_str(),
-        "outcome": call.outcome.as_str(),
-        "started_at_unix_ms": millis(at).round() as u64,
-        "duration_ms": millis(call.duration),
-    });
-    match call.outcome {
-        ToolOutcome::Answered => seen["content"] = call.content.as_str().into(),
-        ToolOutcome::Abandoned => {}
-        ToolOutcome::Failed | ToolOutcome::Unavailable | ToolOutcome::OverLimit => {
-            seen["error"] = call.content.as_str().into();
-        }
-    }
-    seen
+    uses.iter().map(|call| asked.get(call.call_id.as_str()).copied().flatten().unwrap_or(0)).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::imports::SampleRecord;
-    use crate::telemetry::ToolKind;
+    use crate::telemetry::{ToolKind, ToolOutcome};
+    use crate::wire::messages::Messages;
+    use serde_json::json;
     use std::collections::BTreeMap;
+    use std::sync::Arc;
     use std::time::{Duration, SystemTime};
 
     fn use_of(call_id: &str) -> ToolUse {
@@ -84,9 +61,9 @@ mod tests {
     fn sample(id: &str) -> FinishedSample {
         let record = SampleRecord {
             id: SampleId::parse(id).unwrap(),
-            messages: Vec::new(),
+            messages: Messages::default(),
             metrics: BTreeMap::new(),
-            fields: BTreeMap::new(),
+            fields: Arc::default(),
             withdrawn: false,
         };
         FinishedSample { reward: None, asked: false, record }
@@ -117,18 +94,5 @@ mod tests {
         assert_eq!(owned(&[sample("a"), sample("b")]), [1, 0, 0]);
         assert_eq!(owned(&[sample("b")]), [0, 0, 0]);
         assert_eq!(owned(&[]), [0, 0, 0]);
-    }
-
-    #[test]
-    fn a_call_is_told_with_its_result_or_its_error() {
-        let mut call = use_of("c1");
-        assert_eq!(
-            observed([&call]),
-            [json!({"tool_call_id": "c1", "function_name": "f", "arguments": "{}", "kind": "component",
-                "outcome": "answered", "started_at_unix_ms": 0, "duration_ms": 1.5, "content": "42"})]
-        );
-        call.outcome = ToolOutcome::OverLimit;
-        let seen = observed([&call]).remove(0);
-        assert_eq!((seen["error"].as_str(), seen.get("content")), (Some("42"), None));
     }
 }

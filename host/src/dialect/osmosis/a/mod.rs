@@ -30,6 +30,7 @@ use crate::config::OsmosisInit;
 use crate::outbound::{CallbackClient, Secret};
 use crate::rollout::{AdmitError, Failure, FailureKind, Finished, Host, LoopReport, Outcome, Rollout, Stage};
 use crate::telemetry::Refusal;
+use crate::wire::messages::Messages;
 use records::{Kept, Leading, Part, Records};
 use request::Init;
 use tools::WireTool;
@@ -242,12 +243,13 @@ impl Told {
     }
 
     fn completed(&self, finished: &Finished) -> Bytes {
-        let messages = finished.samples.first().map_or(&[][..], |sample| &sample.record.messages);
+        let messages =
+            finished.samples.first().map(|sample| sample.record.messages.clone()).unwrap_or_default();
         let metrics = Metrics::of(finished);
         let done = |reward| Completed {
             rollout_id: &self.id,
             status: "COMPLETED",
-            final_messages: messages,
+            final_messages: messages.clone(),
             finish_reason: finished.loop_report.as_ref().map_or("stop", |report| &report.finish_reason),
             error_message: None,
             reward,
@@ -267,11 +269,11 @@ impl Told {
                 // not: what it said is told.
                 (Some(report), Stage::Workflow) => Completed {
                     finish_reason: &report.finish_reason,
-                    final_messages: messages,
+                    final_messages: messages.clone(),
                     ..Completed::failed(&self.id, &failure.reason, metrics)
                 },
                 (_, Stage::Grader) => Completed {
-                    final_messages: messages,
+                    final_messages: messages.clone(),
                     ..Completed::failed(&self.id, &failure.reason, metrics)
                 },
                 (None, Stage::Queue | Stage::Workflow) | (Some(_), Stage::Queue) => {
@@ -287,7 +289,7 @@ impl Told {
 struct Completed<'a> {
     rollout_id: &'a str,
     status: &'static str,
-    final_messages: &'a [Box<RawValue>],
+    final_messages: Messages,
     finish_reason: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     error_message: Option<&'a str>,
@@ -302,7 +304,7 @@ impl<'a> Completed<'a> {
         Self {
             rollout_id,
             status: "ERROR",
-            final_messages: &[],
+            final_messages: Messages::default(),
             finish_reason: "error",
             error_message: Some(reason),
             reward: None,
@@ -337,7 +339,7 @@ impl Metrics {
         let spent = &finished.spent;
         let (tool_time, tool_calls) = match &finished.loop_report {
             Some(LoopReport { tool_calls, tool_time, .. }) => (*tool_time, *tool_calls),
-            None => Default::default(),
+            None => (std::time::Duration::ZERO, u32::try_from(spent.tool_calls).unwrap_or(u32::MAX)),
         };
         Self {
             total_latency_ms: millis(finished.duration),

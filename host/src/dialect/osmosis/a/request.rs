@@ -115,7 +115,7 @@ fn fields_of(fields: &mut Fields<'_>, settings: &OsmosisInit, form: AgentForm) -
             workflow_secs: None,
             grader_secs: None,
             charge: None,
-            trajectory_extra: Some(Arc::new(|facts| sample::trajectory(facts, None, false))),
+            trajectory_extra: Some(Arc::new(sample::Extra { fields: None, samples_have_names: false })),
         },
     })
 }
