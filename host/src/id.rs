@@ -1,6 +1,6 @@
 //! Names of rollouts and samples, parsed once at the edge.
 
-use std::fmt;
+use std::fmt::{self, Write};
 
 /// Names one rollout: a single path segment of at most [`RolloutId::LEN_MAX`] bytes.
 ///
@@ -58,7 +58,7 @@ impl RolloutId {
     /// unless that could be no file name: too long an id keeps its beginning and
     /// gains a hash, so that two ids never share a directory.
     pub fn dir_name(&self) -> String {
-        if self.0.len() <= Self::DIR_NAME_LEN_MAX {
+        if self.0.len() <= Self::DIR_NAME_LEN_MAX && !self.ends_in_hash() {
             return self.0.clone();
         }
         let mut end = Self::DIR_NAME_LEN_MAX - 65;
@@ -66,6 +66,16 @@ impl RolloutId {
             end -= 1;
         }
         format!("{}-{}", &self.0[..end], crate::digest::sha256_hex(self.0.as_bytes()))
+    }
+
+    /// Whether it looks like the directory name of a longer id, which it then must not be.
+    fn ends_in_hash(&self) -> bool {
+        // The beginning is cut between two characters, of which the longest has four bytes.
+        if !(Self::DIR_NAME_LEN_MAX - 3..=Self::DIR_NAME_LEN_MAX).contains(&self.0.len()) {
+            return false;
+        }
+        let hash = self.0.rsplit_once('-').map_or("", |(_, end)| end);
+        hash.len() == 64 && hash.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
     }
 
     /// The id as the value of a header: itself where every byte may travel, else with
@@ -140,19 +150,28 @@ impl SampleId {
         &self.0
     }
 
-    /// A file name part for this id: what is not a letter, a digit, `.`, `_` or `-`
-    /// becomes `_`, and leading dots go.
+    /// A file name part for this id, another for every id: letters, digits, `.`, `_` and `-`
+    /// are themselves and all else is percent-encoded, as is a dot in front. Too long a part
+    /// keeps its beginning and gains a hash behind `%-`, which no encoded byte begins with.
     pub fn file_part(&self) -> String {
-        let safe: String = self
-            .0
-            .chars()
-            .map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' })
-            .collect();
-        match safe.trim_start_matches('.') {
-            "" => "_".to_owned(),
-            part => part.to_owned(),
+        let mut part = String::with_capacity(self.0.len());
+        for (at, c) in self.0.char_indices() {
+            if c.is_ascii_alphanumeric() || "_-".contains(c) || c == '.' && at > 0 {
+                part.push(c);
+            } else {
+                let _ = write!(part, "%{:02X}", u32::from(c));
+            }
         }
+        if part.len() > Self::FILE_PART_LEN_MAX {
+            part.truncate(Self::FILE_PART_LEN_MAX - 66);
+            part += "%-";
+            part += &crate::digest::sha256_hex(self.0.as_bytes());
+        }
+        part
     }
+
+    /// The longest part of a file name in bytes, with room under the usual 255.
+    const FILE_PART_LEN_MAX: usize = 200;
 }
 
 impl fmt::Display for SampleId {
@@ -201,6 +220,23 @@ mod tests {
         assert_ne!(a.dir_name(), b.dir_name());
         assert!(a.dir_name().len() <= 255);
         assert_eq!(RolloutId::parse("plain").unwrap().dir_name(), "plain");
+        let crafted = RolloutId::parse(a.dir_name()).unwrap();
+        assert_ne!(crafted.dir_name(), a.dir_name(), "an id that is written as another's directory");
+    }
+
+    #[test]
+    fn every_sample_has_a_file_name_of_its_own() {
+        fn check(name: &str, expected: &str) {
+            assert_eq!(SampleId::parse(name).unwrap().file_part(), expected);
+        }
+        check("main", "main");
+        check("a_b", "a_b");
+        check("a/b", "a%2Fb");
+        check("a%2Fb", "a%252Fb");
+        check("..", "%2E.");
+        let long = SampleId::parse(&"/".repeat(128)).unwrap().file_part();
+        assert!(long.len() <= 200 && long.contains("%-"), "{long}");
+        assert_ne!(SampleId::parse(&"/".repeat(127)).unwrap().file_part(), long);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Text that came from a guest, made fit for people's eyes.
 
+use std::fmt;
 use std::time::Duration;
 
 /// The text with control characters escaped, so that it cannot drive the terminal of
@@ -14,6 +15,27 @@ pub fn printable(text: &str) -> String {
         if drives(c) { out.extend(c.escape_default()) } else { out.push(c) }
     }
     out
+}
+
+/// Writes text on as one line that drives no terminal: line breaks, control characters and
+/// what turns the direction of writing are escaped. Tabs stay.
+pub struct OneLine<W>(pub W);
+
+impl<W: fmt::Write> fmt::Write for OneLine<W> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let mut plain = 0;
+        for (at, c) in text.char_indices().filter(|(_, c)| is_escaped(*c)) {
+            self.0.write_str(&text[plain..at])?;
+            write!(self.0, "{}", c.escape_default())?;
+            plain = at + c.len_utf8();
+        }
+        self.0.write_str(&text[plain..])
+    }
+}
+
+fn is_escaped(c: char) -> bool {
+    let turns = matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    turns || matches!(c, '\u{2028}' | '\u{2029}') || c.is_control() && c != '\t'
 }
 
 /// At most so many bytes from the beginning, and how many were left out.

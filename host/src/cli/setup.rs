@@ -27,7 +27,7 @@ use crate::mock_model::{MockModel, Settings};
 use crate::outbound::{self, ChatClient, ModelEndpoint, Observer, Secret};
 use crate::plugin::{self, Declaration, DeclareError, Plugin};
 use crate::rollout::{Host, HostSettings};
-use crate::telemetry::{Metrics, Traces};
+use crate::telemetry::{Metrics, OneLineFields, Traces};
 use crate::toolbox::{ComponentSettings, ToolSettings, Toolbox, Unlendable};
 
 /// Sends logs to standard error. A server tells what it does; other commands speak up
@@ -40,7 +40,7 @@ pub(super) fn logs(format: LogFormat, server: bool) {
     let colour = std::io::stderr().is_terminal();
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| LogWriter).with_ansi(colour);
     match format {
-        LogFormat::Text => logs.with_target(false).init(),
+        LogFormat::Text => logs.fmt_fields(OneLineFields).with_target(false).init(),
         // The innermost span is the rollout; a list of all spans would say it twice.
         LogFormat::Json => logs.json().with_span_list(false).init(),
     }

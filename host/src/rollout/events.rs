@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde_json::value::RawValue;
 
 use crate::id::RolloutId;
+use crate::wire::stream::{Stopped, members};
 
 /// Adds a rollout's events to its file in this folder. A failure is a warning and never
 /// changes the outcome.
@@ -21,11 +22,14 @@ pub(super) async fn write(
     // The name has no separators, whatever the caller calls its rollouts.
     let path = folder.join(format!("{}.jsonl", id.dir_name()));
     let append = move || -> io::Result<()> {
-        let mut text = Vec::new();
+        let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path)?;
+        let mut line = Vec::new();
         for (event, data) in &events {
-            write_line(&mut text, event, &shown_id, data)?;
+            line.clear();
+            write_line(&mut line, event, &shown_id, data)?;
+            file.write_all(&line)?;
         }
-        std::fs::OpenOptions::new().create(true).append(true).open(path)?.write_all(&text)
+        Ok(())
     };
     match tokio::task::spawn_blocking(append).await {
         Ok(Ok(())) => {}
@@ -34,30 +38,43 @@ pub(super) async fn write(
     }
 }
 
+/// The members of a line that are the host's, whatever the data says.
+const RESERVED: [&str; 2] = ["event", "rollout_id"];
+
 /// One object a line: the event, the rollout, and the fields of the data as they were
-/// written. Data that has no fields is a field itself.
+/// written. Data that has no fields is a field itself. A field with a name of the host's is
+/// left out, because readers take the last of two.
 fn write_line(text: &mut Vec<u8>, event: &str, id: &str, data: &RawValue) -> io::Result<()> {
     text.extend_from_slice(b"{\"event\":");
     serde_json::to_writer(&mut *text, event)?;
     text.extend_from_slice(b",\"rollout_id\":");
     serde_json::to_writer(&mut *text, id)?;
-    match data.get().strip_prefix('{').map(str::trim_start) {
-        Some("}") => text.push(b'}'),
-        Some(fields) => {
-            text.push(b',');
-            // A line is a line, however the data was laid out; within a string no line
-            // break can stand as itself.
-            text.extend(fields.bytes().map(|byte| if matches!(byte, b'\n' | b'\r') { b' ' } else { byte }));
-        }
-        None => {
-            text.extend_from_slice(b",\"data\":");
-            text.extend(
-                data.get().bytes().map(|byte| if matches!(byte, b'\n' | b'\r') { b' ' } else { byte }),
+    let mut field = |name: &str, value: &RawValue| -> io::Result<()> {
+        text.push(b',');
+        serde_json::to_writer(&mut *text, name)?;
+        text.push(b':');
+        // A line is a line, however the data was laid out; within a string no line break
+        // can stand as itself.
+        let bytes = value.get().bytes();
+        text.extend(bytes.map(|byte| if matches!(byte, b'\n' | b'\r') { b' ' } else { byte }));
+        Ok(())
+    };
+    if data.get().starts_with('{') {
+        let fields =
+            members(
+                data.get(),
+                |name, value: &RawValue| {
+                    if RESERVED.contains(&&*name) { Ok(()) } else { field(&name, value) }
+                },
             );
-            text.push(b'}');
-        }
+        fields.map_err(|stopped| match stopped {
+            Stopped::Json(error) => error.into(),
+            Stopped::Taker(error) => error,
+        })?;
+    } else {
+        field("data", data)?;
     }
-    text.push(b'\n');
+    text.extend_from_slice(b"}\n");
     Ok(())
 }
 
@@ -77,7 +94,8 @@ mod tests {
         check("{}", "");
         check("{ }", "");
         check(r#"{"x":1.10,"y":[2]}"#, r#","x":1.10,"y":[2]"#);
-        check("{\n\"x\": 1}", r#","x": 1"#);
+        check("{\n\"x\": 1}", r#","x":1"#);
+        check(r#"{"rollout_id":"other","x":1,"event":{},"rollout\u005fid":2}"#, r#","x":1"#);
         check("[1,\n2]", r#","data":[1, 2]"#);
         check("\"text\"", r#","data":"text""#);
     }

@@ -10,6 +10,7 @@
 
 mod labels;
 mod lines;
+mod one_line;
 mod process;
 mod traces;
 
@@ -17,6 +18,7 @@ pub use labels::{
     CallbackOutcome, Label, Limit, LimitsFired, ModelOutcome, Refusal, Step, ToolKind, ToolOutcome,
 };
 pub use lines::LineBudget;
+pub use one_line::OneLineFields;
 pub use traces::{InvalidOtlp, RolloutTrace, Span, TraceParent, Traces};
 
 use std::marker::PhantomData;
