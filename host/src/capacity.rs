@@ -104,7 +104,7 @@ pub enum Bound {
 impl fmt::Display for Bound {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Asked => write!(f, "max-concurrent; raise it for more"),
+            Self::Asked => write!(f, "max-concurrent, which the operator may raise"),
             Self::Descriptors { max } => {
                 write!(f, "{max} open files; 'ulimit -n', or LimitNOFILE of the service, raises it")
             }

@@ -1,5 +1,6 @@
 //! What the documents tell a reader to type does what they say.
 
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ fn commands(document: &str, heading: &str) -> Vec<String> {
 }
 
 /// Runs a script as a reader would, with the host's program on the path.
-async fn shell(dir: &std::path::Path, script: &str) -> std::process::Output {
+async fn shell(dir: &Path, script: &str) -> std::process::Output {
     let programs = host_program().parent().expect("a program is in a folder").to_owned();
     let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap_or_default());
     let mut command = tokio::process::Command::new("bash");
@@ -78,4 +79,40 @@ async fn the_script_of_the_guide_is_one() {
 
     let reply: Value = serde_json::from_slice(&ran.stdout).expect("a completion");
     assert_eq!(reply["choices"][0]["message"]["content"], "Alan Turing.\n#### 1912", "{reply:#}");
+}
+
+/// Every document, from the root down.
+fn documents(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if path.is_dir() && !name.starts_with('.') && !["target", "build", "venvs"].contains(&&*name) {
+            documents(&path, found);
+        } else if name.ends_with(".md") {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn every_link_of_the_documents_leads_somewhere() {
+    let mut all = Vec::new();
+    documents(project_root(), &mut all);
+    let (mut links, mut wrong) = (0, Vec::new());
+    for path in all {
+        let text = std::fs::read_to_string(&path).unwrap();
+        for rest in text.split("](").skip(1) {
+            let target = rest.split(')').next().unwrap_or_default();
+            let file = target.split('#').next().unwrap_or_default();
+            if file.is_empty() || target.contains("://") || target.contains(char::is_whitespace) {
+                continue;
+            }
+            links += 1;
+            if !path.parent().expect("a file is in a folder").join(file).exists() {
+                wrong.push(format!("{}: {target}", path.display()));
+            }
+        }
+    }
+    assert!(links > 10, "only {links} links were found");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -13,12 +13,17 @@ use tokio_util::sync::CancellationToken;
 
 use super::plugin_file::CacheOptions;
 use super::setup::JudgeOptions;
-use super::{Exit, PluginFault, connections, hooks, setup};
+use super::{Exit, OUTPUT, PluginFault, SETTINGS, connections, hooks, setup};
 use crate::capacity::Slots;
 use crate::config::{Assignment, Config, Dialect, EvaluatorEnvironment, OsmosisEnvironment, RawLimits};
 use crate::dialect::osmosis::{Access, Osmosis, Settings, a};
 use crate::outbound::{CallbackClient, Secret, Taken};
 use crate::rollout::{AgentForm, Host};
+
+/// Topics of the options.
+const REACHING: &str = "Reaching it";
+const CAPACITY: &str = "Capacity";
+const HOOKS: &str = "Start and stop";
 
 /// Serves a plugin to trainers over HTTP: the Osmosis protocol, generations D (polling
 /// under a lease), C and B (callbacks), told apart by the request, and A (tools at the start,
@@ -36,63 +41,63 @@ pub(super) struct Serve {
     #[arg(long, value_name = "FILE")]
     grader: Option<PathBuf>,
     /// Address to listen on; port 0 takes a free one. [default: 127.0.0.1:9000]
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", help_heading = REACHING)]
     listen: Option<String>,
     /// Rollouts that run at once. [default: 1024]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", help_heading = CAPACITY)]
     max_concurrent: Option<u32>,
     /// Rollouts that may wait for one of those to end; beyond, the answer is 429.
     /// [default: 4 × max-concurrent]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", help_heading = CAPACITY)]
     queue_max: Option<u32>,
     /// Bytes that may be held for all rollouts and callers together: memory of guests,
     /// records, requests, results. [default: 70 % of what is free at start]
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", help_heading = CAPACITY)]
     memory_budget_bytes: Option<usize>,
     /// Settings in TOML; what is given here goes before what is there.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = SETTINGS)]
     config: Option<PathBuf>,
     /// Sets one value of the plugin's configuration, over what [plugin] says; nested keys
     /// are joined by dots. `rollout-host config PLUGIN` lists what there is.
-    #[arg(long, value_name = "KEY=VALUE")]
+    #[arg(long, value_name = "KEY=VALUE", help_heading = SETTINGS)]
     set: Vec<Assignment>,
     /// Where trajectories and artifacts go. [default: ./rollouts]
-    #[arg(long, value_name = "DIR", env = "_OSMOSIS_ROLLOUT_ARTIFACT_ROOT", hide_env = true)]
+    #[arg(long, value_name = "DIR", env = "_OSMOSIS_ROLLOUT_ARTIFACT_ROOT", hide_env = true, help_heading = OUTPUT)]
     artifact_root: Option<PathBuf>,
     /// Collector of traces, by OTLP over HTTP: a trace a rollout, a span a phase. Without
     /// a path, /v1/traces is added.
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", help_heading = OUTPUT)]
     otlp: Option<String>,
     #[command(flatten)]
     cache: CacheOptions,
     /// Environment variable with the key that every request must carry.
-    #[arg(long, value_name = "VAR")]
+    #[arg(long, value_name = "VAR", help_heading = REACHING)]
     server_key_env: Option<String>,
     /// Generation that requests are of. Left to the request, one that may be of B or of C
     /// is called back in a form that both take. [default: auto]
-    #[arg(long, value_name = "GENERATION")]
+    #[arg(long, value_name = "GENERATION", help_heading = REACHING)]
     dialect: Option<Dialect>,
     /// A name, besides those of this machine, under which this server may be asked, such as
     /// rollouts.example, or *.example; may be given several times. With a server key, and
     /// without this option, every name may be used.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help_heading = REACHING)]
     allow_host: Vec<String>,
     /// An origin of web pages that may ask this server, such as https://board.example; may be
     /// given several times. Otherwise none may.
-    #[arg(long, value_name = "ORIGIN")]
+    #[arg(long, value_name = "ORIGIN", help_heading = REACHING)]
     allow_origin: Vec<String>,
     /// The key itself; whoever may list this machine's processes can read it here.
-    #[arg(long, value_name = "KEY", conflicts_with = "server_key_env")]
+    #[arg(long, value_name = "KEY", conflicts_with = "server_key_env", help_heading = REACHING)]
     api_key: Option<String>,
     /// Where guests' events go, one JSON object a line: a file a rollout, in a folder for
     /// this start.
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", help_heading = OUTPUT)]
     log: Option<PathBuf>,
     /// A command that the shell runs before requests are accepted. If it fails, none are.
-    #[arg(long, value_name = "COMMAND")]
+    #[arg(long, value_name = "COMMAND", help_heading = HOOKS)]
     on_start: Option<String>,
     /// A command that the shell runs after the last rollout is over.
-    #[arg(long, value_name = "COMMAND")]
+    #[arg(long, value_name = "COMMAND", help_heading = HOOKS)]
     on_stop: Option<String>,
     #[command(flatten)]
     judge: JudgeOptions,

@@ -1,6 +1,6 @@
 //! `build`: from a project to a component. One file a language.
 
-mod python;
+pub(super) mod python;
 mod python_image;
 mod python_sdk;
 mod rust;

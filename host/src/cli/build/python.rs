@@ -15,10 +15,10 @@ use serde::Deserialize;
 use super::{Built, PluginFault, python_image, python_sdk};
 use crate::cli::plugin_file;
 
-const TOOL: &str = "componentize-py";
+pub(in crate::cli) const TOOL: &str = "componentize-py";
 
 /// The release that components are tested with.
-const TOOL_VERSION: &str = "0.25.1";
+pub(in crate::cli) const TOOL_VERSION: &str = "0.25.1";
 
 /// The exit code by which the SDK's builder says that the project is at fault.
 const AT_FAULT: i32 = 1;

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 
 use super::Exit;
+use super::build::python;
 
 /// Writes a project that `rollout-host build` compiles and `rollout-host validate` passes.
 ///
@@ -132,7 +133,7 @@ const ROWS: &str = r##"{"system_prompt": "Give the final answer after ####.", "u
 {"system_prompt": "Give the final answer after ####.", "user_prompt": "What is 9 + 8 + 7 + 6?", "ground_truth": "30"}
 "##;
 
-const IGNORED: &str = "/target\n/evals\n/rollouts\n*.wasm\n__pycache__/\n";
+const IGNORED: &str = "/target\n/.venv\n/evals\n/rollouts\n*.wasm\n__pycache__/\n";
 
 impl New {
     pub fn run(self) -> Result<Exit> {
@@ -221,8 +222,12 @@ impl New {
     /// What to do with the project, from building it on.
     fn commands(&self) -> Vec<String> {
         let wasm = format!("{}.wasm", self.name.replace('-', "_"));
-        let mut commands =
-            vec![format!("rollout-host build . -o {wasm}"), format!("rollout-host validate {wasm}")];
+        let mut commands = Vec::new();
+        if self.lang == Language::Python {
+            let package = format!("{}=={}", python::TOOL, python::TOOL_VERSION);
+            commands.push(format!("python3 -m venv .venv && .venv/bin/python -m pip install {package}"));
+        }
+        commands.extend([format!("rollout-host build . -o {wasm}"), format!("rollout-host validate {wasm}")]);
         if self.template == Template::Grader {
             commands.push(format!(
                 "rollout-host eval WORKFLOW.wasm --grader {wasm} --data rows.jsonl --model mock"
