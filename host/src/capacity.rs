@@ -53,6 +53,8 @@ pub struct Machine {
     pub mappings_max: u64,
     /// Bytes of memory that can be had without pushing anybody out.
     pub memory_bytes_free: u64,
+    /// Bytes of it that may be held for others, where the operator said.
+    pub memory_budget_bytes: Option<u64>,
 }
 
 /// How many rollouts a host may run at once, and what kept it from more.
@@ -94,6 +96,11 @@ pub enum Bound {
         /// The kernel's limit for every process.
         max: u64,
     },
+    /// What may be held for all rollouts, by the operator's choice.
+    MemoryBudget {
+        /// In bytes.
+        bytes: u64,
+    },
     /// Memory.
     Memory {
         /// What was free when the host started, in bytes.
@@ -110,6 +117,9 @@ impl fmt::Display for Bound {
             }
             Self::Mappings { max } => {
                 write!(f, "{max} memory mappings; 'sysctl -w vm.max_map_count={}' raises it", max * 4)
+            }
+            Self::MemoryBudget { bytes } => {
+                write!(f, "{} MiB of memory-budget-bytes; raise it for more", bytes >> 20)
             }
             Self::Memory { free_bytes } => {
                 write!(
@@ -142,6 +152,7 @@ impl Machine {
             descriptors_max: raise_descriptors(),
             mappings_max: number_in("/proc/sys/vm/max_map_count").unwrap_or(u64::MAX),
             memory_bytes_free: free_memory().unwrap_or(u64::MAX),
+            memory_budget_bytes: None,
         }
     }
 
@@ -152,13 +163,7 @@ impl Machine {
 
     /// Bytes that may be held for others.
     pub fn memory_budget(&self) -> u64 {
-        self.memory_bytes_free / 100 * MEMORY_BUDGET_PERCENT
-    }
-
-    /// The same machine, with no more memory than makes this budget.
-    pub fn with_memory_budget(self, bytes: u64) -> Self {
-        let free = (bytes / MEMORY_BUDGET_PERCENT).saturating_mul(100);
-        Self { memory_bytes_free: free, ..self }
+        self.memory_budget_bytes.unwrap_or(self.memory_bytes_free / 100 * MEMORY_BUDGET_PERCENT)
     }
 
     /// As many slots as were asked for, or as there is room for.
@@ -171,7 +176,10 @@ impl Machine {
             (self.guest_mappings_max() / cost.mappings.max(1), Bound::Mappings { max: self.mappings_max }),
             (
                 memory / cost.memory_bytes.saturating_add(BYTES_PER_ROLLOUT),
-                Bound::Memory { free_bytes: self.memory_bytes_free },
+                match self.memory_budget_bytes {
+                    Some(bytes) => Bound::MemoryBudget { bytes },
+                    None => Bound::Memory { free_bytes: self.memory_bytes_free },
+                },
             ),
         ];
         let mut least = bounds[0];
@@ -269,8 +277,12 @@ fn available_in(meminfo: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    const ROOMY: Machine =
-        Machine { descriptors_max: 1 << 20, mappings_max: 1 << 20, memory_bytes_free: 1 << 40 };
+    const ROOMY: Machine = Machine {
+        descriptors_max: 1 << 20,
+        mappings_max: 1 << 20,
+        memory_bytes_free: 1 << 40,
+        memory_budget_bytes: None,
+    };
     const COST: GuestCost = GuestCost { descriptors: 2, mappings: 4, memory_bytes: 64 << 10 };
 
     #[test]
@@ -288,7 +300,9 @@ mod tests {
         let few_mappings = Machine { mappings_max: 65_530, ..ROOMY };
         check(few_mappings, 20_000, 0, 15_358, 0, "vm.max_map_count=262120");
         let little_memory = Machine { memory_bytes_free: 200 << 20, ..ROOMY };
-        check(little_memory, 20_000, 0, 951, 0, "200 MiB");
+        check(little_memory, 20_000, 0, 951, 0, "200 MiB of free memory");
+        let little_budget = Machine { memory_budget_bytes: Some(140 << 20), ..ROOMY };
+        check(little_budget, 20_000, 0, 951, 0, "140 MiB of memory-budget-bytes");
         check(Machine { descriptors_max: 10, ..ROOMY }, 5, 5, 1, 0, "open files");
     }
 

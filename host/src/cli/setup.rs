@@ -229,10 +229,8 @@ pub(super) fn watched_host(
     artifact_root: Option<PathBuf>,
     observer: Option<Arc<dyn Observer>>,
 ) -> Result<Loaded> {
-    let machine = match (Machine::read(), config.memory_budget_bytes) {
-        (machine, Some(bytes)) => machine.with_memory_budget(bytes as u64),
-        (machine, None) => machine,
-    };
+    let memory_budget_bytes = config.memory_budget_bytes.map(|bytes| bytes as u64);
+    let machine = Machine { memory_budget_bytes, ..Machine::read() };
     let budget = Budget::new(usize::try_from(machine.memory_budget()).unwrap_or(usize::MAX));
     let tools_max = config.tools.instances_max();
     let instances_max = config.max_concurrent.saturating_add(tools_max);

@@ -324,6 +324,25 @@ pub(crate) fn call_tool(
     })
 }
 
+impl Linked {
+    /// Sees that each export has the types of this contract. One that was built for another
+    /// version of it would fail every rollout.
+    fn check_exports(&self, store: &mut Store<InstanceState>, instance: &Instance) -> Result<(), RunError> {
+        let loaded = [
+            self.workflow.as_ref().map(|export| export.load(&mut *store, instance).map(drop)),
+            self.agent_loop.as_ref().map(|export| export.load(&mut *store, instance).map(drop)),
+            self.grader.as_ref().map(|export| export.load(&mut *store, instance).map(drop)),
+            self.tool.as_ref().map(|export| export.load(&mut *store, instance).map(drop)),
+            self.settings.as_ref().map(|export| export.load(&mut *store, instance).map(drop)),
+        ];
+        loaded.into_iter().flatten().collect::<Result<(), _>>().map_err(|error| {
+            RunError::Contract(format!(
+                "it was built for another version of the contract than this host's; build it again: {error:#}"
+            ))
+        })
+    }
+}
+
 /// Makes an instance and drops it without calling it. Gives the time that took; what
 /// memory it had is in the record.
 pub(crate) async fn try_start(
@@ -339,8 +358,10 @@ pub(crate) async fn try_start(
         kept,
         Box::pin(async move {
             let started = std::time::Instant::now();
-            drop(make(&linked, imports, bounds).await?);
-            Ok(started.elapsed())
+            let (mut store, instance) = make(&linked, imports, bounds).await?;
+            let elapsed = started.elapsed();
+            linked.check_exports(&mut store, &instance)?;
+            Ok(elapsed)
         }),
     )
     .await
