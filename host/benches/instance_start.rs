@@ -9,6 +9,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rollout_host::budget::Budget;
 use rollout_host::engine::Engine;
 use rollout_host::limits::Limits;
 use rollout_host::outbound::{self, ChatClient, RetryPolicy};
@@ -64,7 +65,7 @@ fn settings(bytes: &[u8], instances_max: u32) -> HostSettings {
         judge: None,
         artifact_root: None,
         event_log: None,
-        budget: rollout_host::budget::Budget::default(),
+        budget: Budget::default(),
     }
 }
 

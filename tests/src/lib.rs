@@ -16,6 +16,7 @@ mod exposition;
 mod host;
 mod init;
 mod lent;
+mod made;
 mod process;
 mod programs;
 
@@ -25,6 +26,7 @@ pub use exposition::Exposition;
 pub use host::{Admitted, Reply, Serve, TestHost};
 pub use init::{InitRequest, check_chat, check_completed};
 pub use lent::{Called, call, call_as, lending};
+pub use made::component_text;
 pub use process::{Process, Ran, Start, rollout_host, rollout_host_with_open_files};
 pub use programs::{example, guest, host_program, project_root, python_guest, python_program, target_dir};
 

@@ -57,7 +57,7 @@ impl Loader {
     /// compiling takes.
     pub fn load(&self, engine: &Engine, bytes: &[u8]) -> Result<Plugin, LoaderError> {
         let (component, file) = self.component(engine, bytes)?;
-        Ok(engine.link(&component, &file)?)
+        Ok(engine.link(&component, &file, bytes)?)
     }
 
     /// Says what a file is, whether or not it can be served. It compiles, too.

@@ -9,6 +9,7 @@
 mod cache;
 mod compile;
 mod loader;
+mod parts;
 mod plan;
 
 use std::sync::Arc;
@@ -69,11 +70,13 @@ impl Engine {
         plugin::check_kind(bytes)?;
         let component =
             Component::from_binary(&self.engine, bytes).map_err(|error| LoadError::Invalid(error.into()))?;
-        self.link(&component, &source(bytes))
+        self.link(&component, &source(bytes), bytes)
     }
 
-    fn link(&self, component: &Component, file: &Source) -> Result<Plugin, LoadError> {
-        Plugin::load(&self.engine, &self.linker, component, file, &self.busy)
+    /// Makes a component that was compiled ready to run.
+    fn link(&self, component: &Component, file: &Source, bytes: &[u8]) -> Result<Plugin, LoadError> {
+        let kept = parts::bytes_kept(bytes).map_err(|error| LoadError::Invalid(error.into()))?;
+        Plugin::load(&self.engine, &self.linker, component, file, kept, &self.busy)
     }
 
     fn describe(&self, component: &Component, file: &Source) -> Description {

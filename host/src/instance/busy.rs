@@ -1,39 +1,28 @@
 //! Guests that burn CPU give way to those that do not.
 //!
-//! A rollout is polled on the runtime's threads for as long as its guest waits for
-//! something soon. A tick of the engine that finds it computing moves it to
-//! [`BusyThreads`], where guests of its kind take turns at a lower priority until it waits;
-//! then it comes back. At each tick within a turn the thread offers its core to whoever
-//! wants it, because the kernel by itself may let a neighbour wait for its own tick, which
-//! is longer. So a neighbour that has a little to do hardly stands in line behind a guest
-//! that computes, of which there may be more than cores.
+//! A rollout is polled on the runtime's threads for as long as its guest uses little. One that
+//! has used more lately, be it at once or in many short stints, is polled on [`BusyThreads`],
+//! where guests of its kind take turns at a lower priority, those first that used least; once
+//! its recent use has decayed it comes back. At each tick within a turn the thread offers its
+//! core to whoever wants it, because the kernel by itself may let a neighbour wait for its own
+//! tick, which is longer. So a neighbour that has a little to do hardly stands in line behind
+//! a guest that computes, of which there may be more than cores.
 
-use std::cell::Cell;
-use std::collections::VecDeque;
+use std::cmp::Ordering::Equal;
+use std::collections::BinaryHeap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::task::{Context, Poll, Wake, Waker};
 
-use rustix::time::{ClockId, clock_gettime};
+use futures_util::task::AtomicWaker;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tracing::Span;
-use wasmtime::UpdateDeadline;
 
 use super::Ticker;
-use crate::imports::Record;
-
-/// A guest that has computed for less than this may be one that waits again at once.
-const BUSY: Duration = Duration::from_millis(1);
-
-/// How long a turn on the busy threads is. Longer than what most guests compute between
-/// two waits, so that those that compute much do not take turns at being nearly done.
-const TURN: Duration = Duration::from_millis(5);
-
-/// Ticks of the engine until it asks about a guest again.
-pub(super) const TICKS: u64 = 1;
+use super::cpu::{CpuMeter, Place, Rank, RuntimeShare, Spent, Step};
 
 /// How much lower the priority of these threads is, in the kernel's steps of niceness.
 /// Low enough that a thread of the runtime takes the core as soon as it has something to
@@ -43,103 +32,9 @@ const NICENESS: i32 = 10;
 /// A guest at work.
 pub(super) type Run<R> = Pin<Box<dyn Future<Output = R> + Send>>;
 
-/// Why a guest was stopped in the middle of its work: its CPU time is used up.
-#[derive(Debug)]
-pub(super) struct Spent;
-
-/// Counts the CPU time of one run against its budget.
-pub(super) struct CpuMeter {
-    record: Arc<Record>,
-    used: Duration,
-    budget: Duration,
-}
-
-/// What one poll came to.
-enum Step<R> {
-    /// The run is over.
-    Over(Result<R, Spent>),
-    /// The guest waits.
-    Waits,
-    /// The guest was interrupted and has more to do.
-    Goes {
-        /// CPU time that it had.
-        took: Duration,
-    },
-}
-
-/// Where a guest is being polled.
-#[derive(Clone, Copy, PartialEq)]
-enum Place {
-    /// On a thread of the runtime.
-    Runtime,
-    /// On a busy thread.
-    Busy,
-}
-
-thread_local! {
-    /// The last poll of a guest on this thread: where it is, and since when.
-    static POLL: Cell<Option<(Place, Instant)>> = const { Cell::new(None) };
-    /// Whether a tick ended that poll.
-    static INTERRUPTED: Cell<bool> = const { Cell::new(false) };
-}
-
-/// What the engine is to do with a guest that a tick finds at work.
-pub(super) fn at_tick() -> UpdateDeadline {
-    if let Some((place, began)) = POLL.get() {
-        let turn = match place {
-            Place::Busy => {
-                std::thread::yield_now();
-                TURN
-            }
-            // The tick may be one that passed while the guest waited.
-            Place::Runtime => BUSY,
-        };
-        if began.elapsed() < turn {
-            return UpdateDeadline::Continue(TICKS);
-        }
-    }
-    UpdateDeadline::YieldCustom(TICKS, Box::pin(interruption()))
-}
-
-/// Ends the poll of a guest, and lets [`CpuMeter::poll`] know that the guest does not wait.
-async fn interruption() {
-    INTERRUPTED.set(true);
-    tokio::task::yield_now().await;
-}
-
-impl CpuMeter {
-    pub fn new(record: Arc<Record>, budget: Duration) -> Self {
-        Self { record, used: Duration::ZERO, budget }
-    }
-
-    fn poll<R>(&mut self, run: &mut Run<R>, cx: &mut Context<'_>, place: Place, ticker: &Ticker) -> Step<R> {
-        let _watched = ticker.watch();
-        INTERRUPTED.set(false);
-        POLL.set(Some((place, Instant::now())));
-        let before = thread_cpu_time();
-        let polled = run.as_mut().poll(cx);
-        let took = thread_cpu_time().saturating_sub(before);
-        self.used += took;
-        self.record.meter().add_cpu(took);
-        match polled {
-            Poll::Ready(result) => Step::Over(Ok(result)),
-            Poll::Pending if self.used > self.budget => Step::Over(Err(Spent)),
-            Poll::Pending if INTERRUPTED.take() => Step::Goes { took },
-            Poll::Pending => Step::Waits,
-        }
-    }
-}
-
-/// CPU time of this thread so far. Within one poll it is the guest's, whatever else the
-/// machine is busy with.
-fn thread_cpu_time() -> Duration {
-    let now = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0))
-}
-
 /// Runs a guest to its end or to the end of its budget: here, and on the busy threads
-/// while it computes. Dropping what this gives stops the guest, at once where it waits
-/// and within one turn where it computes.
+/// while it is heavy. Dropping what this gives stops the guest: at once, unless it is in
+/// the middle of a turn, which then ends at the next tick.
 pub(super) async fn run<R: Send + 'static>(
     threads: &BusyThreads,
     mut meter: CpuMeter,
@@ -147,75 +42,138 @@ pub(super) async fn run<R: Send + 'static>(
 ) -> Result<R, Spent> {
     loop {
         let step = std::future::poll_fn(|cx| {
-            match meter.poll(&mut run, cx, Place::Runtime, threads.ticker()) {
+            if meter.is_heavy(threads.share()) {
+                return Poll::Ready(Step::Goes);
+            }
+            match meter.poll(&mut run, cx, Place::Runtime(threads.share()), threads.ticker()) {
                 Step::Waits => Poll::Pending,
-                // It was the thread that was interrupted, more than the guest, which is
-                // polled again soon.
-                Step::Goes { took } if took < BUSY => Poll::Pending,
+                // The interruption has woken it.
+                Step::Goes if !meter.is_heavy(threads.share()) => Poll::Pending,
                 step => Poll::Ready(step),
             }
         });
         if let Step::Over(result) = step.await {
             return result;
         }
-        let (back, waits) = oneshot::channel();
-        threads.push(Box::new(Turns {
-            going: Some((meter, run)),
-            back: Some(back),
-            runtime: Handle::current(),
-            span: Span::current(),
-        }));
-        match waits.await {
-            Ok(Back::Waits(its_meter, its_run)) => (meter, run) = (its_meter, its_run),
-            Ok(Back::Over(result)) => return result,
-            Ok(Back::Panicked(payload)) => std::panic::resume_unwind(payload),
-            // The threads live as long as any plugin does, and a run holds its plugin.
-            Err(_) => unreachable!("a busy thread gives back every run that somebody waits for"),
+        while meter.is_heavy(threads.share()) {
+            let link = Arc::<Link>::default();
+            (meter, run) = match threads.take_turns(meter, run, &link).await {
+                Back::Waits(meter, run) => (meter, run),
+                Back::Over(result) => return result,
+                Back::Panicked(payload) => std::panic::resume_unwind(payload),
+            };
+            link.woken().await;
         }
+    }
+}
+
+/// What joins a guest on the busy threads with whoever waits for it: says in one direction
+/// that the guest has something to do again, and in the other that nobody waits any more.
+#[derive(Default)]
+struct Link {
+    woken: AtomicBool,
+    waiting: AtomicWaker,
+    stopped: Arc<AtomicBool>,
+}
+
+impl Link {
+    /// Waits until the guest has something to do.
+    async fn woken(&self) {
+        std::future::poll_fn(|cx| {
+            self.waiting.register(cx.waker());
+            if self.woken.load(Ordering::SeqCst) { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+}
+
+impl Wake for Link {
+    fn wake(self: Arc<Self>) {
+        self.woken.store(true, Ordering::SeqCst);
+        self.waiting.wake();
     }
 }
 
 /// What comes back from the busy threads.
 enum Back<R> {
-    /// The guest waits, and is to be polled by whoever waits for it.
+    /// The guest waits; its link says for how long.
     Waits(CpuMeter, Run<R>),
     Over(Result<R, Spent>),
     Panicked(Box<dyn std::any::Any + Send>),
 }
 
-/// A run among the busy ones.
-struct Turns<R> {
-    going: Option<(CpuMeter, Run<R>)>,
-    back: Option<oneshot::Sender<Back<R>>>,
+/// A run among the busy ones. Empty while a turn is taken and when the run is over.
+struct Seat<R> {
+    going: Mutex<Option<Going<R>>>,
+    link: Arc<Link>,
     runtime: Handle,
     span: Span,
 }
 
-/// Something that takes turns.
-trait TakesTurns: Send {
-    /// One turn. Gives whether there are more.
-    fn turn(&mut self, ticker: &Ticker) -> bool;
+struct Going<R> {
+    meter: CpuMeter,
+    run: Run<R>,
+    back: oneshot::Sender<Back<R>>,
 }
 
-impl<R: Send + 'static> TakesTurns for Turns<R> {
-    fn turn(&mut self, ticker: &Ticker) -> bool {
-        // What a guest is dropped with, and what it starts, belongs to the runtime.
+impl<R> Seat<R> {
+    fn lock(&self) -> MutexGuard<'_, Option<Going<R>>> {
+        self.going.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends a run. What a guest is dropped with belongs to the runtime, and may panic.
+    fn discard(&self, going: Going<R>) {
         let _runtime = self.runtime.enter();
         let _span = self.span.enter();
-        let (Some((mut meter, mut run)), Some(back)) = (self.going.take(), self.back.take()) else {
-            return false;
-        };
-        if back.is_closed() {
-            return false;
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(going)));
+    }
+}
+
+/// Stops the run in a seat when it is dropped. Nobody has to come by for that: a guest that
+/// waits for a turn would keep its memory until then.
+struct Stopper<R>(Arc<Seat<R>>);
+
+impl<R> Drop for Stopper<R> {
+    fn drop(&mut self) {
+        let Self(seat) = self;
+        // Before looking: a turn that is under way looks in the other order.
+        seat.link.stopped.store(true, Ordering::SeqCst);
+        let going = seat.lock().take();
+        if let Some(going) = going {
+            seat.discard(going);
         }
-        // Nobody is woken by it: a run that waits is polled again where it came from.
-        let mut cx = Context::from_waker(Waker::noop());
-        let polled = catch_unwind(AssertUnwindSafe(|| meter.poll(&mut run, &mut cx, Place::Busy, ticker)));
+    }
+}
+
+/// Something that takes turns.
+trait TakesTurns: Send + Sync {
+    /// One turn. Gives its rank among those that want more of them.
+    fn turn(&self, ticker: &Ticker) -> Option<Rank>;
+}
+
+impl<R: Send + 'static> TakesTurns for Seat<R> {
+    fn turn(&self, ticker: &Ticker) -> Option<Rank> {
+        let Going { mut meter, mut run, back } = self.lock().take()?;
+        // What a guest starts belongs to the runtime.
+        let _runtime = self.runtime.enter();
+        let _span = self.span.enter();
+        self.link.woken.store(false, Ordering::SeqCst);
+        let waker = Waker::from(self.link.clone());
+        let place = Place::Busy(&self.link.stopped);
+        let polled = catch_unwind(AssertUnwindSafe(|| {
+            meter.poll(&mut run, &mut Context::from_waker(&waker), place, ticker)
+        }));
         let told = match polled {
-            Ok(Step::Goes { .. }) => {
-                self.going = Some((meter, run));
-                self.back = Some(back);
-                return true;
+            Ok(Step::Goes) => {
+                let (rank, going) = (meter.rank(), Going { meter, run, back });
+                let mut seat = self.lock();
+                if !self.link.stopped.load(Ordering::SeqCst) {
+                    *seat = Some(going);
+                    return Some(rank);
+                }
+                drop(seat);
+                self.discard(going);
+                return None;
             }
             Ok(Step::Waits) => Back::Waits(meter, run),
             Ok(Step::Over(result)) => {
@@ -230,7 +188,7 @@ impl<R: Send + 'static> TakesTurns for Turns<R> {
         };
         // Whoever waited may have gone just now; the run goes with what it is told.
         let _ = back.send(told);
-        false
+        None
     }
 }
 
@@ -243,14 +201,51 @@ struct Owner(Arc<Queue>);
 
 struct Queue {
     ticker: Ticker,
+    share: RuntimeShare,
     state: Mutex<State>,
     pushed: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    runs: VecDeque<Box<dyn TakesTurns>>,
+    runs: BinaryHeap<Waiting>,
+    /// How many came so far, to tell apart who has the same rank.
+    count: u64,
     closed: bool,
+}
+
+/// A run that waits for its turn. The greatest has the next one.
+struct Waiting {
+    rank: Rank,
+    number: u64,
+    run: Arc<dyn TakesTurns>,
+}
+
+impl Ord for Waiting {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        other.rank.cmp(self.rank).then(other.number.cmp(&self.number))
+    }
+}
+
+impl PartialOrd for Waiting {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Waiting {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Equal
+    }
+}
+
+impl Eq for Waiting {}
+
+impl State {
+    fn push(&mut self, rank: Rank, run: Arc<dyn TakesTurns>) {
+        self.count += 1;
+        self.runs.push(Waiting { rank, number: self.count, run });
+    }
 }
 
 impl Queue {
@@ -259,14 +254,16 @@ impl Queue {
     }
 
     fn work(&self) {
-        let mut more: Option<Box<dyn TakesTurns>> = None;
+        let mut more: Option<(Rank, Arc<dyn TakesTurns>)> = None;
         loop {
-            let mut run = {
+            let run = {
                 let mut state = self.lock();
-                state.runs.extend(more.take());
+                if let Some((rank, run)) = more.take() {
+                    state.push(rank, run);
+                }
                 loop {
-                    if let Some(run) = state.runs.pop_front() {
-                        break run;
+                    if let Some(waiting) = state.runs.pop() {
+                        break waiting.run;
                     }
                     if state.closed {
                         return;
@@ -275,7 +272,7 @@ impl Queue {
                 }
             };
             // A destructor that panics takes nobody else's turn.
-            let turn = AssertUnwindSafe(|| run.turn(&self.ticker).then_some(run));
+            let turn = AssertUnwindSafe(|| run.turn(&self.ticker).map(|rank| (rank, run)));
             more = catch_unwind(turn).ok().flatten();
             std::thread::yield_now();
         }
@@ -285,8 +282,10 @@ impl Queue {
 impl BusyThreads {
     /// One thread a core.
     pub fn start(ticker: Ticker) -> std::io::Result<Self> {
-        let queue = Arc::new(Queue { ticker, state: Mutex::default(), pushed: Condvar::new() });
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        // The runtime has as many.
+        let share = RuntimeShare::new(threads);
+        let queue = Arc::new(Queue { ticker, share, state: Mutex::default(), pushed: Condvar::new() });
         let owner = Owner(queue.clone());
         for _ in 0..threads {
             let queue = queue.clone();
@@ -306,9 +305,25 @@ impl BusyThreads {
         &self.0.0.ticker
     }
 
-    fn push(&self, run: Box<dyn TakesTurns>) {
-        self.0.0.lock().runs.push_back(run);
+    fn share(&self) -> &RuntimeShare {
+        &self.0.0.share
+    }
+
+    /// Has a run take turns until it waits or is over.
+    async fn take_turns<R: Send + 'static>(&self, meter: CpuMeter, run: Run<R>, link: &Arc<Link>) -> Back<R> {
+        let (back, told) = oneshot::channel();
+        let rank = meter.rank();
+        let seat = Arc::new(Seat {
+            going: Mutex::new(Some(Going { meter, run, back })),
+            link: link.clone(),
+            runtime: Handle::current(),
+            span: Span::current(),
+        });
+        let _stopper = Stopper(seat.clone());
+        self.0.0.lock().push(rank, seat);
         self.0.0.pushed.notify_one();
+        // The threads live as long as any plugin does, and a run holds its plugin.
+        told.await.unwrap_or_else(|_| unreachable!("a busy thread gives back every run that is waited for"))
     }
 }
 
@@ -321,6 +336,9 @@ impl Drop for Owner {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::super::cpu::{interruption, thread_cpu_time};
     use super::*;
 
     /// Which thread does this.
@@ -333,6 +351,14 @@ mod tests {
         while thread_cpu_time() - before < time {
             std::hint::spin_loop();
         }
+    }
+
+    fn busy_threads() -> BusyThreads {
+        BusyThreads::start(Ticker::start(&wasmtime::Engine::default()).unwrap()).unwrap()
+    }
+
+    fn meter() -> CpuMeter {
+        CpuMeter::new(Arc::default(), Duration::from_secs(60))
     }
 
     /// One that computes `first`, is interrupted three times, and waits. Gives the threads
@@ -351,26 +377,94 @@ mod tests {
         })
     }
 
-    async fn threads_of(first: Duration) -> Vec<String> {
-        let engine = wasmtime::Engine::default();
-        let threads = BusyThreads::start(Ticker::start(&engine).unwrap()).unwrap();
-        let meter = CpuMeter::new(Arc::default(), Duration::from_secs(60));
-        run(&threads, meter, run_of(first)).await.unwrap()
-    }
-
     #[tokio::test]
-    async fn a_guest_that_computes_stays_on_the_busy_threads_until_it_waits() {
-        let threads = threads_of(BUSY).await;
+    async fn a_guest_that_computed_much_is_polled_on_the_busy_threads_after_it_waited_too() {
+        let threads = run(&busy_threads(), meter(), run_of(Duration::from_millis(20))).await.unwrap();
 
-        let [first, busy @ .., last] = &threads[..] else { panic!("{threads:?}") };
+        let [first, busy @ ..] = &threads[..] else { panic!("{threads:?}") };
         assert!(busy.iter().all(|thread| thread == "busy-guests"), "{threads:?}");
-        assert_eq!((first, last), (&here(), &here()), "{threads:?}");
+        assert_eq!(*first, here(), "{threads:?}");
     }
 
     #[tokio::test]
     async fn a_guest_that_was_interrupted_at_its_begin_stays_where_it_is() {
-        let threads = threads_of(Duration::ZERO).await;
+        let threads = run(&busy_threads(), meter(), run_of(Duration::ZERO)).await.unwrap();
 
         assert_eq!(threads, vec![here(); 5]);
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_computes_in_short_stints_is_moved_and_comes_back_when_it_has_rested() {
+        let stints: Run<(usize, String)> = Box::pin(async {
+            let mut stints = 0;
+            while here() != "busy-guests" {
+                compute(Duration::from_micros(300));
+                stints += 1;
+                tokio::time::sleep(Duration::from_micros(100)).await;
+            }
+            // Far longer than an account takes to decay.
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            (stints, here())
+        });
+
+        let (stints, at_last) = run(&busy_threads(), meter(), stints).await.unwrap();
+
+        assert!((2..100).contains(&stints), "{stints}");
+        assert_eq!(at_last, here());
+    }
+
+    /// Says when it is dropped.
+    struct Dropped(Option<oneshot::Sender<Instant>>);
+
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            if let Some(dropped) = self.0.take() {
+                let _ = dropped.send(Instant::now());
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_is_stopped_is_gone_though_others_have_the_busy_threads() {
+        let threads = busy_threads();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let released = Arc::new(Mutex::new(released));
+        let (taken, mut take) = tokio::sync::mpsc::unbounded_channel();
+        // They have the busy threads and give none back, whatever a tick says.
+        let hogs = (0..cores).map(|_| {
+            let (threads, released, taken) = (threads.clone(), released.clone(), taken.clone());
+            let hog: Run<()> = Box::pin(async move {
+                compute(Duration::from_millis(20));
+                interruption().await;
+                taken.send(()).unwrap();
+                let _ = released.lock().unwrap().recv();
+            });
+            tokio::spawn(async move { run(&threads, meter(), hog).await })
+        });
+        let hogs: Vec<_> = hogs.collect();
+        for _ in 0..cores {
+            take.recv().await.unwrap();
+        }
+        let (dropped, gone) = oneshot::channel();
+        let dropped = Dropped(Some(dropped));
+        let (moved, moves) = oneshot::channel();
+        let stopped: Run<()> = Box::pin(async move {
+            let _dropped = dropped;
+            compute(Duration::from_millis(20));
+            moved.send(()).unwrap();
+            interruption().await;
+            unreachable!("nobody has a turn for it");
+        });
+        let stopped = tokio::spawn(async move { run(&threads, meter(), stopped).await });
+        moves.await.unwrap();
+
+        stopped.abort();
+
+        gone.await.unwrap();
+        drop(release);
+        for hog in hogs {
+            hog.await.unwrap().unwrap();
+        }
     }
 }

@@ -46,6 +46,11 @@ impl MemoryLimit {
         self.refused
     }
 
+    /// Counts what an instance has from its start and does not give back.
+    pub fn charge(&mut self, bytes: usize) -> bool {
+        self.grow(0, bytes)
+    }
+
     fn grow(&mut self, current: usize, desired: usize) -> bool {
         let total = self.bytes.saturating_add(desired.saturating_sub(current));
         if total > self.bytes_max {

@@ -9,7 +9,9 @@
 
 mod agent_loop;
 mod busy;
+mod cpu;
 mod memory;
+mod permit;
 mod ticker;
 
 use std::sync::Arc;
@@ -30,9 +32,10 @@ use crate::limits::Limits;
 use crate::telemetry::Limit;
 pub use agent_loop::{LoopOutcome, LoopRequest};
 pub(crate) use busy::BusyThreads;
-use busy::CpuMeter;
+use cpu::CpuMeter;
 use memory::MemoryLimit;
 pub(crate) use memory::{CORE_INSTANCES_MAX, MEMORIES_MAX, TABLES_MAX};
+pub use permit::Permit;
 pub(crate) use ticker::Ticker;
 
 /// All that belongs to one store.
@@ -73,6 +76,8 @@ pub(crate) struct LinkedPlugin(Arc<Linked>);
 
 struct Linked {
     busy: BusyThreads,
+    /// What the engine keeps for an instance beside its memories and tables.
+    kept_bytes: usize,
     pre: InstancePre<InstanceState>,
     workflow: Option<workflow::GuestIndices>,
     agent_loop: Option<loop_export::GuestIndices>,
@@ -86,11 +91,13 @@ impl LinkedPlugin {
         linker: &Linker<InstanceState>,
         component: &Component,
         forms: Forms,
+        kept_bytes: u64,
         busy: BusyThreads,
     ) -> wasmtime::Result<Self> {
         let pre = linker.instantiate_pre(component)?;
         Ok(Self(Arc::new(Linked {
             busy,
+            kept_bytes: usize::try_from(kept_bytes).unwrap_or(usize::MAX),
             workflow: forms.workflow.then(|| workflow::GuestIndices::new(&pre)).transpose()?,
             agent_loop: forms.agent_loop.then(|| loop_export::GuestIndices::new(&pre)).transpose()?,
             grader: forms.grader.then(|| grader::GuestIndices::new(&pre)).transpose()?,
@@ -203,13 +210,15 @@ pub struct GuestVerdict {
     pub withdraw: bool,
 }
 
-/// How much memory an instance may have and until when it may run.
-#[derive(Clone, Copy, Debug)]
+/// How much memory an instance may have and until when it may run, and that it may be made.
+#[derive(Clone, Debug)]
 pub struct Bounds {
     /// Linear memories and tables together, in bytes.
     pub memory_bytes_max: usize,
     /// When it is stopped, running or waiting.
     pub deadline: Option<Instant>,
+    /// Held for as long as there is a store.
+    pub permit: Permit,
 }
 
 /// Makes an instance within the bounds, finds in it what the component exports of one
@@ -223,14 +232,17 @@ macro_rules! in_guest {
      |$store:ident, $guest:ident| $work:block) => {{
         let linked = $plugin.0.clone();
         let kept = $imports.kept();
-        let starting = Box::pin(start(linked.clone(), $imports, $bounds));
+        let Bounds { memory_bytes_max, deadline, permit } = $bounds;
+        let starting = Box::pin(start(linked.clone(), $imports, memory_bytes_max));
         let run = Box::pin(async move {
+            // Comes first, so that it is dropped last, after the store.
+            let _permit = permit;
             let indices = linked.$form.as_ref().ok_or(RunError::Missing($missing))?;
             let (mut $store, instance) = starting.await?;
             let $guest = indices.load(&mut $store, &instance).map_err(host_failed)?;
             $work
         });
-        within($plugin, $bounds, kept, run)
+        within($plugin, deadline, kept, run)
     }};
 }
 
@@ -352,19 +364,16 @@ pub(crate) async fn try_start(
 ) -> Result<Duration, RunError> {
     let linked = plugin.0.clone();
     let kept = imports.kept();
-    within(
-        plugin,
-        bounds,
-        kept,
-        Box::pin(async move {
-            let started = std::time::Instant::now();
-            let (mut store, instance) = make(&linked, imports, bounds).await?;
-            let elapsed = started.elapsed();
-            linked.check_exports(&mut store, &instance)?;
-            Ok(elapsed)
-        }),
-    )
-    .await
+    let Bounds { memory_bytes_max, deadline, permit } = bounds;
+    let run = Box::pin(async move {
+        let _permit = permit;
+        let started = std::time::Instant::now();
+        let (mut store, instance) = make(&linked, imports, memory_bytes_max).await?;
+        let elapsed = started.elapsed();
+        linked.check_exports(&mut store, &instance)?;
+        Ok(elapsed)
+    });
+    within(plugin, deadline, kept, run).await
 }
 
 /// Runs a grader over the samples.
@@ -392,18 +401,21 @@ fn host_failed(error: wasmtime::Error) -> RunError {
 async fn start(
     plugin: Arc<Linked>,
     imports: Imports,
-    bounds: Bounds,
+    memory_bytes_max: usize,
 ) -> Result<(Store<InstanceState>, Instance), RunError> {
     let _timing = imports.time_start();
-    make(&plugin, imports, bounds).await
+    make(&plugin, imports, memory_bytes_max).await
 }
 
 async fn make(
     plugin: &Linked,
     imports: Imports,
-    bounds: Bounds,
+    memory_bytes_max: usize,
 ) -> Result<(Store<InstanceState>, Instance), RunError> {
-    let mut store = store(plugin, imports, bounds);
+    let mut store = store(plugin, imports, memory_bytes_max);
+    if !store.data_mut().memory.charge(plugin.kept_bytes) {
+        return Err(RunError::Memory { max: memory_bytes_max });
+    }
     match plugin.pre.instantiate_async(&mut store).await {
         Ok(instance) => Ok((store, instance)),
         Err(error) => Err(starting(&store, &error)),
@@ -416,7 +428,7 @@ async fn make(
 /// have its size again.
 async fn within<R: Send + 'static>(
     plugin: &LinkedPlugin,
-    bounds: Bounds,
+    deadline: Option<Instant>,
     (record, limits): (Arc<Record>, Arc<Limits>),
     run: busy::Run<Result<R, RunError>>,
 ) -> Result<R, RunError> {
@@ -426,10 +438,10 @@ async fn within<R: Send + 'static>(
         let meter = CpuMeter::new(record.clone(), budget);
         match busy::run(&plugin.0.busy, meter, run).await {
             Ok(result) => result,
-            Err(busy::Spent) => Err(RunError::Cpu(budget.as_secs_f64())),
+            Err(cpu::Spent) => Err(RunError::Cpu(budget.as_secs_f64())),
         }
     };
-    let Some(deadline) = bounds.deadline else { return metered.await };
+    let Some(deadline) = deadline else { return metered.await };
     // The timer counts in milliseconds, within which a whole rollout may run: a run with
     // no time left does not begin, and one that ends late is late.
     if Instant::now() >= deadline {
@@ -441,9 +453,9 @@ async fn within<R: Send + 'static>(
     }
 }
 
-fn store(plugin: &Linked, imports: Imports, bounds: Bounds) -> Store<InstanceState> {
+fn store(plugin: &Linked, imports: Imports, memory_bytes_max: usize) -> Store<InstanceState> {
     let wasi = imports.wasi();
-    let memory = MemoryLimit::new(bounds.memory_bytes_max, imports.record().clone());
+    let memory = MemoryLimit::new(memory_bytes_max, imports.record().clone());
     let limits = imports.limits().clone();
     let state = InstanceState { imports, wasi, memory };
     let mut store = Store::new(plugin.pre.engine(), state);
@@ -451,8 +463,8 @@ fn store(plugin: &Linked, imports: Imports, bounds: Bounds) -> Store<InstanceSta
     store.set_hostcall_fuel(limits.host_call_bytes_max);
     store.set_max_component_handles(limits.handles_max);
     // Armed before instantiation, because a start function runs in it.
-    store.set_epoch_deadline(busy::TICKS);
-    store.epoch_deadline_callback(|_| Ok(busy::at_tick()));
+    store.set_epoch_deadline(cpu::TICKS);
+    store.epoch_deadline_callback(|_| Ok(cpu::at_tick()));
     store
 }
 

@@ -108,6 +108,7 @@ impl Plugin {
         linker: &Linker<InstanceState>,
         component: &Component,
         file: &Source,
+        kept_bytes: u64,
         busy: &BusyThreads,
     ) -> Result<Self, LoadError> {
         let about = describe(engine, linker, component, file);
@@ -121,7 +122,8 @@ impl Plugin {
             tool: about.tool,
             settings: about.settings,
         };
-        let linked = LinkedPlugin::new(linker, component, forms, busy.clone()).map_err(LoadError::Link)?;
+        let linked =
+            LinkedPlugin::new(linker, component, forms, kept_bytes, busy.clone()).map_err(LoadError::Link)?;
         Ok(Self { about: about.into(), linked })
     }
 

@@ -17,7 +17,7 @@ use super::run::{AgentForm, LoopOptions, Rollout};
 use crate::budget::{Budget, Holder, OverBudget, Use};
 use crate::id::RolloutId;
 use crate::imports::{Imports, LentTools, ModelAccess, Record, Role, RunContext};
-use crate::instance::{self, Bounds, LoopRequest, RunError};
+use crate::instance::{self, Bounds, LoopRequest, Permit, RunError};
 use crate::limits::Limits;
 use crate::outbound::ChatClient;
 use crate::plugin::Plugin;
@@ -104,7 +104,9 @@ impl HostSettings {
         let config = self.plugin_config.clone().map(Into::into);
         let run = RunContext::of_no_rollout(id, config, self.metrics.clone());
         let deadline = Some(Instant::now() + limits.workflow_time_max);
-        let bounds = Bounds { memory_bytes_max: limits.memory_bytes_max, deadline };
+        // They are made before the host has rollouts.
+        let permit = Permit::alone();
+        let bounds = Bounds { memory_bytes_max: limits.memory_bytes_max, deadline, permit };
         let imports = Imports::bare(role, Arc::new(run), limits.clone(), deadline, record);
         Ok((imports, bounds))
     }
@@ -231,7 +233,7 @@ pub(super) struct Inner {
     pub limits: Arc<Limits>,
     pub slots: Arc<Semaphore>,
     /// Instances at once that say what an agent loop offers, beside those with a slot.
-    pub declarations: Semaphore,
+    pub declarations: Arc<Semaphore>,
     pub unscored_lines: LineBudget,
     live: Mutex<HashMap<RolloutId, Handle>>,
     live_count: watch::Sender<usize>,
@@ -288,7 +290,7 @@ impl Host {
             grader_config: settings.grader_config.clone().map(Into::into),
             limits: Arc::new(settings.limits.clone()),
             slots: Arc::new(Semaphore::new(settings.max_concurrent as usize)),
-            declarations: Semaphore::new(DECLARATIONS_MAX),
+            declarations: Arc::new(Semaphore::new(DECLARATIONS_MAX)),
             unscored_lines: LineBudget::new(UNSCORED_LINES_PER_SECOND),
             live: Mutex::default(),
             live_count: watch::Sender::new(0),

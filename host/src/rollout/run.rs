@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::account::Account;
@@ -19,7 +19,7 @@ use crate::budget::Holder;
 use crate::error::Fault;
 use crate::id::SampleId;
 use crate::imports::{Imports, JudgeFailure, ModelAccess, Record, RunContext, SampleRecord};
-use crate::instance::{self, Bounds, GuestVerdict, RunError, SampleToGrade};
+use crate::instance::{self, Bounds, GuestVerdict, Permit, RunError, SampleToGrade};
 use crate::telemetry::{Limit, RolloutTrace, Step, TraceParent};
 use crate::wire::openai::{Params, caller_params};
 
@@ -42,7 +42,8 @@ pub struct Rollout {
     returned_messages: bool,
     own_reward: Option<f64>,
     loop_report: Option<LoopReport>,
-    slot: Option<OwnedSemaphorePermit>,
+    /// Shared with its instance, which may be there a moment longer.
+    slot: Option<Permit>,
     account: Account,
     // The rollout counts as alive until all of it above is gone, and only then is
     // whoever waits for its end told, by the closing of its phases.
@@ -211,7 +212,7 @@ impl Rollout {
         self.queued = self.admitted_at.elapsed();
         drop(queue_span);
         match slot {
-            Ok(Ok(slot)) => self.slot = Some(slot),
+            Ok(Ok(slot)) => self.slot = Some(slot.into()),
             Ok(Err(_closed)) => return Err(Failure::host(Stage::Queue, "the host is shutting down")),
             Err(_) => return Err(self.over_time(&waiting, Stage::Queue, self.queued)),
         }
@@ -230,7 +231,7 @@ impl Rollout {
             self.record.clone(),
         )
         .with_tools(settings.tools.clone());
-        let bounds = Bounds { memory_bytes_max: limits.memory_bytes_max, deadline: Some(deadline.at) };
+        let bounds = self.bounds(&deadline)?;
         let _timing = self.host.metrics().time(Step::Workflow);
         let mut span = self.record.trace().phase("workflow");
         let result = match self.run_agent(Box::new(imports), bounds).await {
@@ -251,6 +252,15 @@ impl Rollout {
         }
         self.record.limit_fired(Limit::MemoryBudget);
         Err(Failure::new(stage, FailureKind::Memory, Fault::Host, self.holder.why_evicted()))
+    }
+
+    /// What one of its two instances may have; none runs without a slot.
+    fn bounds(&self, deadline: &Deadline) -> Result<Bounds, Failure> {
+        let Some(permit) = self.slot.clone() else {
+            return Err(Failure::host(Stage::Queue, "it has no slot"));
+        };
+        let memory_bytes_max = self.host.0.limits.memory_bytes_max;
+        Ok(Bounds { memory_bytes_max, deadline: Some(deadline.at), permit })
     }
 
     /// A wall time that passed is a limit that fired.
@@ -358,7 +368,7 @@ impl Rollout {
         let judge = self.host.0.settings.judge.clone();
         let imports =
             Imports::grader(self.grader_run(), limits.clone(), Some(deadline.at), judge, self.record.clone());
-        let bounds = Bounds { memory_bytes_max: limits.memory_bytes_max, deadline: Some(deadline.at) };
+        let bounds = self.bounds(&deadline)?;
         let to_grade = samples.iter().map(to_grade).collect();
         let label = self.request.label.as_deref();
         let timing = self.host.metrics().time(Step::Grader);

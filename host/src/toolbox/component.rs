@@ -11,7 +11,7 @@ use super::CallLimits;
 use crate::budget::Holder;
 use crate::id::RolloutId;
 use crate::imports::{Imports, LogEntry, Record, Role, RunContext, ToolAnswer, error_text};
-use crate::instance::{self, Bounds, RunError};
+use crate::instance::{self, Bounds, Permit, RunError};
 use crate::limits::Limits;
 use crate::plugin::Plugin;
 use crate::telemetry::{Limit, Metrics};
@@ -60,10 +60,11 @@ impl ComponentTools {
     }
 
     /// Asks for the tools: JSON text that nobody has checked.
-    pub async fn describe(&self, deadline: Instant) -> Result<Vec<String>, String> {
+    pub async fn describe(&self, deadline: Instant, permit: Permit) -> Result<Vec<String>, String> {
         let record = Arc::<Record>::default();
-        let imports = self.imports(Role::Declaration, "describe", deadline, &record);
-        let described = instance::describe_tools(self.plugin.linked(), imports, self.bounds(deadline)).await;
+        let imports = self.imports(Role::Declaration, "describe", Some(deadline), &record);
+        let bounds = self.bounds(deadline, permit);
+        let described = instance::describe_tools(self.plugin.linked(), imports, bounds).await;
         let described = described.map_err(|error| explain(&error, &record).content);
         self.account(&record);
         described
@@ -77,12 +78,11 @@ impl ComponentTools {
         seed: &str,
         holder: Option<&Holder>,
         limits: &CallLimits,
-        deadline: Instant,
+        bounds: Bounds,
     ) -> ToolAnswer {
         // What it takes of memory is held by the rollout that asks.
         let record = Arc::new(holder.cloned().map(Record::of_no_rollout).unwrap_or_default());
-        let imports = self.imports(Role::Tool, seed, deadline, &record);
-        let bounds = self.bounds(deadline);
+        let imports = self.imports(Role::Tool, seed, bounds.deadline, &record);
         let called =
             instance::call_tool(self.plugin.linked(), imports, bounds, name.to_owned(), arguments.to_owned())
                 .await;
@@ -96,11 +96,12 @@ impl ComponentTools {
         answer
     }
 
-    fn bounds(&self, deadline: Instant) -> Bounds {
-        Bounds { memory_bytes_max: self.limits.memory_bytes_max, deadline: Some(deadline) }
+    /// What one of its instances may have.
+    pub(super) fn bounds(&self, deadline: Instant, permit: Permit) -> Bounds {
+        Bounds { memory_bytes_max: self.limits.memory_bytes_max, deadline: Some(deadline), permit }
     }
 
-    fn imports(&self, role: Role, seed: &str, deadline: Instant, record: &Arc<Record>) -> Imports {
+    fn imports(&self, role: Role, seed: &str, deadline: Option<Instant>, record: &Arc<Record>) -> Imports {
         let id = RolloutId::parse(format!("tool-{seed}"));
         let run = RunContext {
             // A seed is hex digits, of which an id may be made.
@@ -113,7 +114,7 @@ impl ComponentTools {
             chat_defaults: Params::new(),
             metrics: self.metrics.clone(),
         };
-        Imports::bare(role, run.into(), self.limits.clone(), Some(deadline), record.clone())
+        Imports::bare(role, run.into(), self.limits.clone(), deadline, record.clone())
     }
 
     /// Counts what an instance used, and passes its log on.

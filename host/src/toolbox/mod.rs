@@ -22,6 +22,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
 use crate::imports::{LentTool, LentTools, ToolAnswer, ToolRequest, error_text};
+use crate::instance::Permit;
 use crate::outbound::{HttpTool, HttpToolSettings, McpFunction, McpServer, McpSettings, RemoteFailure};
 use crate::plugin::Plugin;
 use crate::telemetry::{Limit, Metrics, ToolKind};
@@ -230,7 +231,7 @@ struct Entry {
     at: String,
     prefix: String,
     limits: CallLimits,
-    turns: Semaphore,
+    turns: Arc<Semaphore>,
     source: Source,
 }
 
@@ -304,33 +305,37 @@ impl Toolbox {
         // A turn that comes with the last hundredth of the time is none: whoever had it was
         // stopped by the same deadline, and nothing can be done in what is left.
         let last = deadline - entry.limits.deadline / 100;
-        let turn = match timeout_at(deadline, entry.turns.acquire()).await {
-            Ok(turn) if Instant::now() < last => turn,
+        let turn = match timeout_at(deadline, entry.turns.clone().acquire_owned()).await {
+            Ok(Ok(turn)) if Instant::now() < last => turn,
             Ok(_) | Err(_) => return entry.limits.busy(),
         };
         let answer = match &entry.source {
             Source::Component(component) => {
                 let ToolRequest { arguments, seed, holder, .. } = &request;
                 let (name, holder) = (&function.own_name, holder.as_ref());
-                component.call(name, arguments, seed, holder, &entry.limits, deadline).await
+                let bounds = component.bounds(deadline, turn.into());
+                component.call(name, arguments, seed, holder, &entry.limits, bounds).await
             }
             Source::Server(server, ..) => {
                 let called = server.call(&function.own_name, &request.arguments);
-                entry.limits.in_time(deadline, called).await
+                let answer = entry.limits.in_time(deadline, called).await;
+                drop(turn);
+                answer
             }
             Source::Address(address, _) => {
                 let called = address.call(&request.arguments, entry.limits.result_bytes_max);
-                entry.limits.in_time(deadline, called).await
+                let answer = entry.limits.in_time(deadline, called).await;
+                drop(turn);
+                answer
             }
         };
-        drop(turn);
         entry.limits.capped(answer)
     }
 }
 
 impl Entry {
     fn new(at: String, prefix: String, limits: CallLimits, source: Source) -> Self {
-        Self { at, prefix, turns: Semaphore::new(limits.concurrent_max as usize), limits, source }
+        Self { at, prefix, turns: Arc::new(Semaphore::new(limits.concurrent_max as usize)), limits, source }
     }
 
     fn component(settings: ComponentSettings, plugin: Plugin, metrics: &Arc<Metrics>) -> Self {
@@ -368,7 +373,7 @@ impl Entry {
     async fn described(&self, deadline: Instant) -> Result<Vec<Result<FunctionTool, String>>, Vec<String>> {
         let at = &self.at;
         match &self.source {
-            Source::Component(component) => match component.describe(deadline).await {
+            Source::Component(component) => match component.describe(deadline, Permit::alone()).await {
                 Ok(texts) => Ok(texts.iter().map(|text| FunctionTool::parse(text)).collect()),
                 Err(reason) => Err(vec![format!("{at}: its tools cannot be listed: {reason}")]),
             },

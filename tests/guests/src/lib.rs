@@ -68,6 +68,15 @@ pub fn spin() -> ! {
     }
 }
 
+/// Computes for some half a millisecond, by the count, because a guest's clock does not tell.
+pub fn compute_briefly() {
+    const STEPS: u64 = 400_000;
+    let mut state = 1_u64;
+    for step in 0..STEPS {
+        state = std::hint::black_box(state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(step));
+    }
+}
+
 /// Asks the host for random bytes in one call, whatever their number; gives how many
 /// came. The standard library asks in small parts.
 #[cfg(target_family = "wasm")]

@@ -27,7 +27,7 @@ use crate::error::Fault;
 use crate::eval::{self, Row};
 use crate::id::RolloutId;
 use crate::imports::{Imports, ModelAccess, Role, RunContext};
-use crate::instance::{self, Bounds, GuestVerdict, RunError, SampleToGrade};
+use crate::instance::{self, Bounds, GuestVerdict, Permit, RunError, SampleToGrade};
 use crate::mock_model::{MockModel, Script, Settings};
 use crate::outbound::{self, ChatClient, ModelEndpoint};
 use crate::plugin::{self, Description, Plugin, Problem};
@@ -464,7 +464,7 @@ fn rated(verdicts: &Result<Vec<GuestVerdict>, RunError>) -> String {
 
 fn bounds(config: &Config) -> Bounds {
     let deadline = Some(Instant::now() + config.limits.grader_time_max);
-    Bounds { memory_bytes_max: config.limits.memory_bytes_max, deadline }
+    Bounds { memory_bytes_max: config.limits.memory_bytes_max, deadline, permit: Permit::alone() }
 }
 
 /// The tools that a component has for others.

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use super::Plugin;
 use crate::id::RolloutId;
 use crate::imports::{Imports, Role, RunContext};
-use crate::instance::{self, Bounds, RunError};
+use crate::instance::{self, Bounds, Permit, RunError};
 use crate::limits::Limits;
 use crate::telemetry::Metrics;
 use crate::wire;
@@ -106,6 +106,7 @@ impl Plugin {
         let bounds = Bounds {
             memory_bytes_max: limits.memory_bytes_max,
             deadline: Some(Instant::now() + DECLARE_TIME_MAX),
+            permit: Permit::alone(),
         };
         let id = RolloutId::parse("declare").map_err(|error| RunError::Host(error.to_string()))?;
         let run = RunContext::of_no_rollout(id, None, metrics.clone());

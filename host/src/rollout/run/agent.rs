@@ -88,11 +88,12 @@ impl Rollout {
             return Ok(Vec::new());
         }
         let inner = &self.host.0;
-        let Ok(_place) = inner.declarations.acquire().await else {
+        let Ok(permit) = inner.declarations.clone().acquire_owned().await else {
             return Err(Failure::host(Stage::Workflow, "the host is shutting down"));
         };
         let deadline = Some(Instant::now() + TOOLS_TIME_MAX.min(inner.limits.workflow_time_max));
-        let bounds = Bounds { memory_bytes_max: inner.limits.memory_bytes_max, deadline };
+        let bounds =
+            Bounds { memory_bytes_max: inner.limits.memory_bytes_max, deadline, permit: permit.into() };
         let (run, limits) = (self.run.clone(), inner.limits.clone());
         let imports = Imports::bare(Role::Declaration, run, limits, deadline, self.record.clone());
         let plugin = inner.settings.workflow.linked();

@@ -1,0 +1,247 @@
+//! What the engine keeps for one instance of a component beside its memories and tables, which
+//! are counted as they grow: a record for each function that can be referred to, for each
+//! import and each global, and the elements of passive segments. A component of a few
+//! megabytes can make hundreds of them, because it says how often each of its modules is
+//! instantiated, so this is counted from the component's own structure before there is an
+//! instance.
+
+use wasmparser::{
+    BinaryReaderError, ComponentAlias, ComponentExternalKind, ComponentInstance, ComponentOuterAliasKind,
+    ComponentTypeRef, ElementItems, ElementKind, Instance, Parser, Payload, TypeRef,
+};
+
+use crate::instance::CORE_INSTANCES_MAX;
+
+/// An instance of a module without anything in it.
+const INSTANCE_BYTES: u64 = 1024;
+
+/// A function that can be referred to, and one that is imported.
+const FUNCTION_BYTES: u64 = 32;
+
+/// A global variable or an import of another kind.
+const GLOBAL_BYTES: u64 = 16;
+
+/// An element of a passive segment.
+const ELEMENT_BYTES: u64 = 16;
+
+/// What one instance has of something. Sums stop at the largest number instead of beginning
+/// again at the smallest.
+type Bytes = u64;
+
+/// A component that is being read.
+#[derive(Default)]
+struct Frame {
+    /// What an instance of each of its modules takes, where the module is in the file.
+    modules: Vec<Option<Bytes>>,
+    /// The same of its components.
+    components: Vec<Option<Bytes>>,
+    /// What its own instantiations take.
+    total: Bytes,
+}
+
+/// What is being read: modules within components within components.
+enum Reading {
+    Component(Frame),
+    Module(Bytes),
+}
+
+/// How many bytes the engine keeps for an instance of this component, at the most. The
+/// component was validated.
+pub(super) fn bytes_kept(component: &[u8]) -> Result<Bytes, BinaryReaderError> {
+    let mut reading: Vec<Reading> = Vec::new();
+    let mut largest_module = 0;
+    let mut whole = 0;
+    for payload in Parser::new(0).parse_all(component) {
+        match payload? {
+            Payload::Version { encoding: wasmparser::Encoding::Component, .. } => {
+                reading.push(Reading::Component(Frame::default()));
+            }
+            Payload::Version { .. } => reading.push(Reading::Module(INSTANCE_BYTES)),
+            Payload::End(_) => {
+                let (done, within) = (reading.pop(), reading.last_mut());
+                match (done, within) {
+                    (Some(Reading::Module(bytes)), within) => {
+                        largest_module = largest_module.max(bytes);
+                        if let Some(Reading::Component(around)) = within {
+                            around.modules.push(Some(bytes));
+                        }
+                    }
+                    (Some(Reading::Component(frame)), Some(Reading::Component(around))) => {
+                        around.components.push(Some(frame.total));
+                    }
+                    (Some(Reading::Component(frame)), _) => whole = frame.total,
+                    (None, _) => {}
+                }
+            }
+            payload => match reading.last_mut() {
+                Some(Reading::Module(bytes)) => *bytes = bytes.saturating_add(of_module(payload)?),
+                Some(Reading::Component(_)) => of_component(payload, &mut reading, largest_module)?,
+                None => {}
+            },
+        }
+    }
+    // However it is nested, there are no more instances than this, or it does not start.
+    Ok(whole.min(largest_module.saturating_mul(CORE_INSTANCES_MAX.into())))
+}
+
+/// What a section adds to each instance of its module.
+fn of_module(payload: Payload<'_>) -> Result<Bytes, BinaryReaderError> {
+    Ok(match payload {
+        Payload::ImportSection(imports) => {
+            let mut bytes: Bytes = 0;
+            for import in imports.into_imports() {
+                bytes = bytes.saturating_add(match import?.ty {
+                    TypeRef::Func(_) => 2 * FUNCTION_BYTES,
+                    _ => GLOBAL_BYTES,
+                });
+            }
+            bytes
+        }
+        Payload::FunctionSection(functions) => FUNCTION_BYTES.saturating_mul(functions.count().into()),
+        Payload::GlobalSection(globals) => GLOBAL_BYTES.saturating_mul(globals.count().into()),
+        Payload::ElementSection(segments) => {
+            let mut bytes: Bytes = 0;
+            for segment in segments {
+                let segment = segment?;
+                let elements = match segment.items {
+                    ElementItems::Functions(functions) => functions.count(),
+                    ElementItems::Expressions(_, expressions) => expressions.count(),
+                };
+                if let ElementKind::Passive = segment.kind {
+                    bytes = bytes.saturating_add(ELEMENT_BYTES.saturating_mul(elements.into()));
+                }
+            }
+            bytes
+        }
+        _ => 0,
+    })
+}
+
+/// Notes what a section adds to a component: modules and components that come from elsewhere,
+/// and what it instantiates.
+fn of_component(
+    payload: Payload<'_>,
+    reading: &mut [Reading],
+    largest_module: Bytes,
+) -> Result<(), BinaryReaderError> {
+    // What nobody knows here may be as large as all that an instance may have of the largest.
+    let unknown = largest_module.saturating_mul(CORE_INSTANCES_MAX.into());
+    let (mut modules, mut components, mut total): (Vec<_>, Vec<_>, Bytes) = (Vec::new(), Vec::new(), 0);
+    match payload {
+        Payload::ComponentImportSection(imports) => {
+            for import in imports {
+                match import?.ty {
+                    ComponentTypeRef::Module(_) => modules.push(None),
+                    ComponentTypeRef::Component(_) => components.push(None),
+                    _ => {}
+                }
+            }
+        }
+        Payload::ComponentAliasSection(aliases) => {
+            for alias in aliases {
+                match alias? {
+                    ComponentAlias::InstanceExport { kind: ComponentExternalKind::Module, .. } => {
+                        modules.push(None);
+                    }
+                    ComponentAlias::InstanceExport { kind: ComponentExternalKind::Component, .. } => {
+                        components.push(None);
+                    }
+                    ComponentAlias::Outer { kind: ComponentOuterAliasKind::CoreModule, count, index } => {
+                        modules.push(outer(reading, count, |frame| frame.modules.get(index as usize)));
+                    }
+                    ComponentAlias::Outer { kind: ComponentOuterAliasKind::Component, count, index } => {
+                        components.push(outer(reading, count, |frame| frame.components.get(index as usize)));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Payload::ComponentExportSection(exports) => {
+            // What is exported is there a second time, under a number of its own.
+            for export in exports {
+                match export?.kind {
+                    ComponentExternalKind::Module => modules.push(None),
+                    ComponentExternalKind::Component => components.push(None),
+                    _ => {}
+                }
+            }
+        }
+        Payload::InstanceSection(instances) => {
+            for instance in instances {
+                if let Instance::Instantiate { module_index, .. } = instance? {
+                    let module = outer(reading, 0, |frame| frame.modules.get(module_index as usize));
+                    total = total.saturating_add(module.unwrap_or(unknown));
+                }
+            }
+        }
+        Payload::ComponentInstanceSection(instances) => {
+            for instance in instances {
+                if let ComponentInstance::Instantiate { component_index, .. } = instance? {
+                    let inner = outer(reading, 0, |frame| frame.components.get(component_index as usize));
+                    total = total.saturating_add(inner.unwrap_or(unknown));
+                }
+            }
+        }
+        _ => {}
+    }
+    if let Some(Reading::Component(frame)) = reading.last_mut() {
+        frame.modules.extend(modules);
+        frame.components.extend(components);
+        frame.total = frame.total.saturating_add(total);
+    }
+    Ok(())
+}
+
+/// What is known of something in a component that is so many around this one.
+fn outer(reading: &[Reading], count: u32, find: impl Fn(&Frame) -> Option<&Option<Bytes>>) -> Option<Bytes> {
+    match reading.iter().rev().nth(count as usize)? {
+        Reading::Component(frame) => *find(frame)?,
+        Reading::Module(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str, expected: u64) {
+        let component = wat::parse_str(text).unwrap();
+        assert_eq!(bytes_kept(&component).unwrap(), expected, "{text}");
+    }
+
+    #[test]
+    fn every_instance_of_a_module_counts_with_what_it_has() {
+        check("(component)", 0);
+        check("(component (core module))", 0);
+        check("(component (core module $m) (core instance (instantiate $m)))", 1024);
+        let module = "(core module $m (func) (func) (global i32 (i32.const 0)) (elem func 0 0 0))";
+        let one = 1024 + 2 * 32 + 16 + 3 * 16;
+        check(&format!("(component {module} (core instance (instantiate $m)))"), one);
+        check(
+            &format!(
+                "(component {module} (core instance (instantiate $m)) (core instance (instantiate $m)))"
+            ),
+            2 * one,
+        );
+    }
+
+    #[test]
+    fn components_within_components_count_as_often_as_they_are_instantiated() {
+        let inner = "(component $c (core instance (instantiate $m)) (core instance (instantiate $m)))";
+        let twice = "(instance (instantiate $c)) (instance (instantiate $c))";
+        check(&format!("(component (core module $m (func)) {inner} {twice})"), 4 * (1024 + 32));
+    }
+
+    #[test]
+    fn what_cannot_be_known_counts_as_the_most_that_may_be() {
+        let unknown = r#"
+            (component
+                (core module $m)
+                (component $c (core module $n (func)) (export "n" (core module $n)))
+                (instance $i (instantiate $c))
+                (alias export $i "n" (core module $of))
+                (core instance (instantiate $of)))
+        "#;
+        check(unknown, 64 * (1024 + 32));
+    }
+}

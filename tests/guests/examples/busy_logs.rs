@@ -1,0 +1,26 @@
+//! Has the host do the work: it hands over a great deal to log, waits a little, and again.
+
+use std::time::Duration;
+
+use rollout_sdk::*;
+use rollout_test_guests::{Honest, ask_once, told_to_misbehave};
+
+/// A little less than a guest may hand over at once.
+const LINE_BYTES: usize = 60 << 20;
+
+struct BusyLogs;
+
+impl Workflow for BusyLogs {
+    fn run(ctx: Context) -> Result<Output> {
+        if told_to_misbehave(&ctx) {
+            let line = "x".repeat(LINE_BYTES);
+            loop {
+                log::info(&line);
+                sleep(Duration::from_millis(1));
+            }
+        }
+        ask_once(&ctx)
+    }
+}
+
+export!(workflow = BusyLogs, grader = Honest);

@@ -1,0 +1,20 @@
+//! Never computes for long, and never waits for long either.
+
+use std::time::Duration;
+
+use rollout_sdk::*;
+use rollout_test_guests::{Honest, ask_once, compute_briefly, told_to_misbehave};
+
+struct BusyStints;
+
+impl Workflow for BusyStints {
+    fn run(ctx: Context) -> Result<Output> {
+        while told_to_misbehave(&ctx) {
+            compute_briefly();
+            sleep(Duration::from_millis(1));
+        }
+        ask_once(&ctx)
+    }
+}
+
+export!(workflow = BusyStints, grader = Honest);

@@ -1,0 +1,46 @@
+//! Components that no tool chain makes.
+
+/// The text of a component around a core module with `memory`, `realloc`, `run` and `post`. The
+/// module's memory holds one answer, at 16.
+pub fn component_text(module: &str) -> String {
+    const ANSWER: &str = r#"{"role":"assistant","content":"I say #### 5"}"#;
+    let escaped = ANSWER.replace('"', "\\\"");
+    let length = ANSWER.len();
+    let failure = r#"(variant (case "failed" string) (case "invalid" string) (case "timed-out" string))"#;
+    let run = r#"(func (param "prompt" (list string)) (result (result (option (list string)) (error"#;
+    format!(
+        r#"(component
+            (import "wasi:random/random@0.2.0" (instance $random
+                (export "get-random-u64" (func (result u64)))))
+            (import "wasi:cli/exit@0.2.0" (instance $exit
+                (export "exit" (func (param "status" (result))))))
+            (core func $random (canon lower (func $random "get-random-u64")))
+            (core func $exit (canon lower (func $exit "exit")))
+            (core module $module {module}
+                (data (i32.const 16) "\00\00\00\00\01\00\00\00\40\00\00\00\01\00\00\00")
+                (data (i32.const 64) "\00\01\00\00\{length:02x}\00\00\00")
+                (data (i32.const 256) "{escaped}"))
+            (core instance $host
+                (export "random" (func $random)) (export "exit" (func $exit)))
+            (core instance $guest (instantiate $module (with "host" (instance $host))))
+            (type $failure {failure})
+            (type $run {run} $failure)))))
+            (alias core export $guest "memory" (core memory $memory))
+            (alias core export $guest "realloc" (core func $realloc))
+            (alias core export $guest "run" (core func $core-run))
+            (alias core export $guest "post" (core func $post))
+            (func $lifted (type $run) (canon lift (core func $core-run)
+                (memory $memory) (realloc $realloc) (post-return $post)))
+            (component $named
+                (type $failure {failure})
+                (import "failure" (type $imported (eq $failure)))
+                (type $taken {run} $imported)))))
+                (import "run" (func $run (type $taken)))
+                (export $exported "failure" (type $failure))
+                (type $given {run} $exported)))))
+                (export "run" (func $run) (func (type $given))))
+            (instance $workflow (instantiate $named
+                (with "failure" (type $failure)) (with "run" (func $lifted))))
+            (export "rollout:plugin/workflow@0.1.0" (instance $workflow)))"#
+    )
+}

@@ -1,0 +1,122 @@
+//! What instances take of the machine's memory, beside what they asked for.
+
+use std::path::{Path, PathBuf};
+
+use rollout_tests::{Controller, Ran, Start, TestHost, component_text, rollout_host, until};
+
+/// Memory of one instance, in bytes.
+const MEMORY_BYTES_MAX: usize = 8 << 20;
+
+/// Slots with which instances are made in each of the plans.
+const PLANS: [(&str, u32); 3] = [("pooled", 64), ("pooled-eager", 9000), ("on-demand", 19_000)];
+
+/// A component whose workflow does this and never returns, with more in its module.
+fn made(dir: &Path, what: &str, more: &str) -> PathBuf {
+    let module = format!(
+        r#"
+        (memory (export "memory") 1)
+        {more}
+        (func (export "realloc") (param i32 i32 i32 i32) (result i32) (i32.const 4096))
+        (func (export "run") (param i32 i32) (result i32) (local $at i32)
+            {what}
+            (loop $again (br $again)) unreachable)
+        (func (export "post") (param i32))
+        "#
+    );
+    component(dir, &module)
+}
+
+/// A component around this core module; see [`component_text`].
+fn component(dir: &Path, module: &str) -> PathBuf {
+    let path = dir.join("made.wasm");
+    let bytes = wat::parse_str(component_text(module)).unwrap_or_else(|error| panic!("{error}"));
+    std::fs::write(&path, bytes).expect("it can be written");
+    path
+}
+
+fn resident_bytes(host: &TestHost) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", host.process().id().expect("it runs")));
+    let status = status.expect("this is a Linux");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a process has memory");
+    line.trim_end_matches("kB").trim().parse::<usize>().expect("it is a number") << 10
+}
+
+/// The memory that one more instance of a component takes.
+async fn resident_an_instance(component: &Path, slots: u32) -> usize {
+    const INSTANCES: usize = 8;
+    let controller = Controller::start().await;
+    let host = TestHost::of_component(component.to_owned())
+        .option("--max-concurrent", slots)
+        .option("--limit-memory-bytes-max", MEMORY_BYTES_MAX)
+        .start()
+        .await;
+    let before = resident_bytes(&host);
+    let mut guests = Vec::new();
+    for _ in 0..INSTANCES {
+        guests.push(host.admit(&controller.rollout("misbehave")).await);
+    }
+    until("the guests at work", async || {
+        (host.health().await["concurrency"]["running"] == INSTANCES).then_some(())
+    })
+    .await;
+    // They take turns; what they touch at their beginning they have touched when nothing is added.
+    let mut largest = 0;
+    until("no more memory", async || {
+        let now = resident_bytes(&host);
+        let grew = now > largest;
+        largest = largest.max(now);
+        (!grew).then_some(())
+    })
+    .await;
+    for guest in &guests {
+        host.cancel(&guest.id).await;
+    }
+    largest.saturating_sub(before) / INSTANCES
+}
+
+/// Grows its memory page by page and writes to all of it.
+const GROW: &str = r#"
+    (loop $more
+        (if (i32.ne (memory.grow (i32.const 1)) (i32.const -1)) (then (br $more))))
+    (local.set $at (i32.const 131072))
+    (loop $touch
+        (i32.store (local.get $at) (i32.const 1))
+        (local.set $at (i32.add (local.get $at) (i32.const 4096)))
+        (br_if $touch (i32.lt_u (local.get $at) (i32.mul (memory.size) (i32.const 65536)))))
+"#;
+
+#[tokio::test]
+async fn an_instance_takes_little_beside_the_memory_that_it_asked_for() {
+    const BESIDE_MAX: usize = 4 << 20;
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    let component = made(dir.path(), GROW, "");
+    for (plan, slots) in PLANS {
+        let resident = resident_an_instance(&component, slots).await;
+
+        println!("{plan}: {} KiB an instance that may have {} KiB", resident >> 10, MEMORY_BYTES_MAX >> 10);
+        assert!(resident < MEMORY_BYTES_MAX + BESIDE_MAX, "{plan}: {resident} bytes");
+    }
+}
+
+/// Tries to serve a component.
+async fn serve(component: &Path, slots: u32) -> Ran {
+    let mut command = rollout_host(["serve"]);
+    command.arg(component).args(["--listen", "127.0.0.1:0"]);
+    command.args(["--max-concurrent", &slots.to_string()]);
+    command.args(["--limit-memory-bytes-max", &MEMORY_BYTES_MAX.to_string()]);
+    command.current_dir(component.parent().expect("it is in a directory")).start().ended().await
+}
+
+#[tokio::test]
+async fn what_the_engine_keeps_for_an_instance_counts_as_its_memory() {
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    // A byte each in the file, and sixteen in every instance.
+    let elements = format!("(func $f) (elem func {})", "$f ".repeat(600_000));
+    let component = made(dir.path(), "", &elements);
+    for (plan, slots) in PLANS {
+        let ran = serve(&component, slots).await;
+
+        assert_eq!(ran.code, Some(1), "{plan}: {}", ran.stderr);
+        assert!(ran.stderr.contains("memory-bytes-max of 8388608 bytes"), "{plan}: {}", ran.stderr);
+    }
+}
