@@ -68,6 +68,8 @@ pub struct RawConfig {
     pub on_stop: Option<String>,
     /// Where guests' events go.
     pub log: Option<PathBuf>,
+    /// What a server gives up.
+    pub hardening: RawHardening,
     /// What one rollout may use.
     pub limits: RawLimits,
     /// How calls of the model are repeated.
@@ -199,6 +201,14 @@ pub struct RawJudge {
     pub budget_secs: Option<f64>,
 }
 
+/// `[hardening]`.
+#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct RawHardening {
+    /// Whether `serve` keeps itself to the files that its settings name.
+    pub landlock: Option<bool>,
+}
+
 /// `[osmosis]`.
 #[derive(Clone, Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
@@ -261,6 +271,8 @@ pub struct Config {
     pub on_stop: Option<String>,
     /// Where guests' events go, a file a rollout in a folder a start.
     pub log: Option<PathBuf>,
+    /// Whether a server keeps itself to the files that its settings name.
+    pub landlock: bool,
     /// Tools that are lent to the plugin.
     pub tools: ToolSettings,
     /// The model that judges, where there is one.
@@ -373,6 +385,7 @@ impl RawConfig {
             on_start: self.on_start,
             on_stop: self.on_stop,
             log: self.log,
+            landlock: self.hardening.landlock.unwrap_or_default(),
             tools: self.tools.resolve(&mut problems),
             plugin: values::assigned(self.plugin, &self.set, "plugin", &mut problems),
             grader: values::assigned(self.grader, &[], "grader", &mut problems),

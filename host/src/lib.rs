@@ -22,6 +22,7 @@ pub mod error;
 pub mod eval;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+pub mod harden;
 mod http1;
 pub mod id;
 pub mod imports;

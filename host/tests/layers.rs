@@ -17,7 +17,7 @@ const LAYERS: [&[&str]; 14] = [
     &["imports"],
     &["outbound"],
     &["limits", "mock_model", "telemetry"],
-    &["budget", "capacity", "connection", "http1", "wire", "error", "id"],
+    &["budget", "capacity", "connection", "harden", "http1", "wire", "error", "id"],
     &["digest", "text"],
 ];
 

@@ -1,12 +1,14 @@
 //! `compile-component`: what the host starts to compile a component. Not for people.
 
-use crate::cli::print::errln;
 use std::io::{Read, Write};
 
 use anyhow::{Context, Result};
 use clap::Args;
 
+use super::print::{errln, outln};
 use crate::engine::{self, INVALID_EXIT_CODE, MemoryPlan};
+use crate::harden::compiler::{CompilerLimits, confine};
+use crate::harden::{Part, probe};
 
 /// Compiles the component on standard input, under limits, to standard output.
 #[derive(Debug, Args)]
@@ -20,14 +22,27 @@ pub(super) struct CompileComponent {
     /// CPU time of all threads together.
     #[arg(long)]
     cpu_secs_max: u64,
+    /// Compiles nothing; tries to get out of the confinement, or of one part of it, and says
+    /// what came of each attempt.
+    #[arg(long, value_name = "PART")]
+    probe: Option<Part>,
 }
 
 impl CompileComponent {
+    /// Before anything else in this process, logs among it: it must have no threads yet.
     pub fn run(self) -> Result<super::Exit> {
-        engine::confine(self.memory_bytes_max, self.cpu_secs_max).context("cannot set limits")?;
+        let Self { plan, memory_bytes_max, cpu_secs_max, probe: part } = self;
+        let limits = CompilerLimits { memory_bytes_max, cpu_secs_max };
+        if let Some(part) = part {
+            for (what, came) in probe(part, limits).context("cannot confine this process")? {
+                outln!("{what}: {came}");
+            }
+            return Ok(super::Exit::Done);
+        }
+        errln!("{}", confine(limits).context("cannot confine this process")?);
         let mut component = Vec::new();
         std::io::stdin().lock().read_to_end(&mut component).context("cannot read the component")?;
-        match engine::compile(self.plan, &component) {
+        match engine::compile(plan, &component) {
             Ok(code) => {
                 std::io::stdout().lock().write_all(&code).context("cannot hand over the code")?;
                 Ok(super::Exit::Done)

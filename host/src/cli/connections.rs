@@ -50,12 +50,17 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// How long to wait where the process has no descriptor left for a connection.
 const NO_DESCRIPTOR_PAUSE: Duration = Duration::from_millis(100);
 
-/// Listens on an address.
-pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+/// Takes an address, for which a privilege may be needed, without listening yet.
+pub(super) fn bind(address: SocketAddr) -> io::Result<TcpSocket> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     // A restarted server takes its port over from connections that are still closing.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
+    Ok(socket)
+}
+
+/// Listens on the address that was taken; within the runtime.
+pub(super) fn listen(socket: TcpSocket) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 

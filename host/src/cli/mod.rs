@@ -7,6 +7,7 @@ mod completions;
 mod config;
 mod connections;
 mod eval;
+mod hardening;
 mod hooks;
 mod inspect;
 mod man;
@@ -149,23 +150,26 @@ impl Command {
     }
 }
 
-/// Runs the command that the arguments name.
-pub fn main() -> ExitCode {
+/// Runs the command that the arguments name. `start_allocator_threads` is called once this
+/// process may have threads: they go on with the privileges that there are when they start.
+pub fn main(start_allocator_threads: fn()) -> ExitCode {
     let code = if std::env::args_os().nth(1).is_some_and(|first| first == COMPILE_COMPONENT) {
-        // It has one thread and a few lines to say.
-        setup::logs(LogFormat::Text, false);
+        // It has a few lines to say, and threads would escape its confinement.
         let arguments = CompileArguments::parse_from(std::env::args_os().skip(1));
         ended(arguments.command.run(), false)
     } else {
         let arguments = Arguments::parse();
         let is_server = matches!(arguments.command, Command::Serve(_));
         let when_full = if is_server { print::WhenFull::LeaveOut } else { print::WhenFull::Wait };
-        if let Err(error) = print::queue_errors(when_full) {
-            print::errln!("standard error is written without a thread of its own: {error}");
-        }
+        let start_threads = move || {
+            start_allocator_threads();
+            if let Err(error) = print::queue_errors(when_full) {
+                print::errln!("standard error is written without a thread of its own: {error}");
+            }
+        };
         setup::logs(arguments.log_format, is_server);
         let goes_on_unread = arguments.command.goes_on_unread();
-        ended(arguments.command.run(), goes_on_unread)
+        ended(arguments.command.run(start_threads), goes_on_unread)
     };
     print::flush_errors();
     code
@@ -195,8 +199,14 @@ fn code_as_read(exit: Exit, goes_on_unread: bool) -> ExitCode {
 }
 
 impl Command {
-    fn run(self) -> anyhow::Result<Exit> {
-        match self {
+    fn run(self, start_threads: impl FnOnce()) -> anyhow::Result<Exit> {
+        let command = match self {
+            // It has something to do before there are threads.
+            Self::Serve(command) => return command.run(start_threads),
+            command => command,
+        };
+        start_threads();
+        match command {
             Self::New(command) => command.run(),
             Self::Build(command) => command.run(),
             Self::Inspect(command) => command.run(),
@@ -204,7 +214,7 @@ impl Command {
             Self::Validate(command) => command.run(),
             Self::Test(command) => command.run(),
             Self::Eval(command) => command.run(),
-            Self::Serve(command) => command.run(),
+            Self::Serve(command) => command.run(|| {}),
             Self::Bench(command) => command.run(),
             Self::MockModel(command) => command.run(),
             Self::UpdateSdk(command) => command.run(),

@@ -33,6 +33,14 @@ impl CacheOptions {
         Ok(Loader::new(compiler, cache))
     }
 
+    /// The directory that they and the configuration ask for.
+    pub fn dir(&self, configured: Option<&Path>) -> Option<PathBuf> {
+        if self.no_cache {
+            return None;
+        }
+        self.cache_dir.as_deref().or(configured).map(Path::to_owned).or_else(default_dir)
+    }
+
     fn cache(&self, configured: Option<&Path>) -> Result<Option<CodeCache>> {
         if let Some(dir) = self.cache_dir.as_deref().or(configured) {
             return Ok(Some(CodeCache::open(dir, CACHE_BYTES_MAX)?));

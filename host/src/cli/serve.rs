@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use tokio::net::TcpSocket;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::hardening::HardeningOptions;
 use super::plugin_file::CacheOptions;
 use super::setup::JudgeOptions;
 use super::{Exit, OUTPUT, PluginFault, SETTINGS, connections, hooks, setup};
@@ -100,6 +102,8 @@ pub(super) struct Serve {
     #[arg(long, value_name = "COMMAND", help_heading = HOOKS)]
     on_stop: Option<String>,
     #[command(flatten)]
+    hardening: HardeningOptions,
+    #[command(flatten)]
     judge: JudgeOptions,
     #[command(flatten)]
     limits: RawLimits,
@@ -137,10 +141,13 @@ impl Serve {
             raw.allowed_origins = Some(self.allow_origin.clone());
         }
         raw.osmosis.dialect = self.dialect.or(raw.osmosis.dialect);
+        raw.hardening.landlock = self.hardening.landlock.then_some(true).or(raw.hardening.landlock);
         Ok(raw.resolve()?)
     }
 
-    pub fn run(self) -> Result<Exit> {
+    /// `start_threads` is called once this process has no privileges that threads could go on
+    /// with.
+    pub fn run(self, start_threads: impl FnOnce()) -> Result<Exit> {
         let evaluator = EvaluatorEnvironment::read(|name| std::env::var(name).ok());
         let config = self.config(&evaluator)?;
         let artifact_root = config.artifact_root.clone().unwrap_or_else(|| PathBuf::from("rollouts"));
@@ -154,6 +161,10 @@ impl Serve {
         if server_key.is_none() && !config.listen.ip().is_loopback() {
             tracing::warn!(listen = %config.listen, "whoever reaches this address can run rollouts; --server-key-env asks for a key");
         }
+        let socket = connections::bind(config.listen).with_context(|| taken(&config))?;
+        let plugins = [Some(&self.plugin), self.grader.as_ref()];
+        self.hardening.apply(&config, plugins, &artifact_root, &self.cache)?;
+        start_threads();
         let runtime = setup::runtime()?;
         runtime.spawn(ignore_hangups());
         let loaded = setup::host(
@@ -226,7 +237,7 @@ impl Serve {
         let traces = setup::traces(&runtime, self.otlp.as_deref(), &loaded)?;
         let exit = runtime.block_on(async {
             let callers_max = callers_max(&loaded.slots);
-            let exit = serve(&config, &loaded.host, &osmosis, callers_max).await;
+            let exit = serve(&config, &loaded.host, &osmosis, callers_max, socket).await;
             setup::flush(traces).await;
             exit
         });
@@ -267,7 +278,17 @@ async fn ignore_hangups() {
     }
 }
 
-async fn serve(config: &Config, host: &Host, osmosis: &Osmosis, callers_max: usize) -> Result<Exit> {
+fn taken(config: &Config) -> String {
+    format!("cannot listen on {}; --listen takes another address", config.listen)
+}
+
+async fn serve(
+    config: &Config,
+    host: &Host,
+    osmosis: &Osmosis,
+    callers_max: usize,
+    socket: TcpSocket,
+) -> Result<Exit> {
     let mut stop = setup::StopSignal::new()?;
     if let Some(command) = &config.on_start {
         tokio::select! {
@@ -275,8 +296,7 @@ async fn serve(config: &Config, host: &Host, osmosis: &Osmosis, callers_max: usi
             () = stop.next() => bail!("stopped while the command on-start ran"),
         }
     }
-    let listener = connections::listen(config.listen)
-        .with_context(|| format!("cannot listen on {}; --listen takes another address", config.listen))?;
+    let listener = connections::listen(socket).with_context(|| taken(config))?;
     let address = listener.local_addr().context("cannot tell the address that is listened on")?;
     let drained = CancellationToken::new();
     let server = tokio::spawn(connections::serve(listener, osmosis.router(), callers_max, drained.clone()));

@@ -1,9 +1,11 @@
 //! Compiling a component that nobody vouches for: in a process apart, which has limits
 //! and an empty environment and ends with the work.
 //!
-//! [`Compiler`] is the side that asks. [`confine`] and [`compile`] are what the process
-//! does that it starts, the same program under its command `compile-component`: the
-//! component arrives on standard input, code leaves on standard output.
+//! [`Compiler`] is the side that asks. [`compile`] is what the process does that it starts,
+//! the same program under the name `compile-component`, once it has [confined] itself:
+//! the component arrives on standard input, code leaves on standard output.
+//!
+//! [confined]: crate::harden::compiler
 
 use std::io::{self, Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -12,11 +14,12 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use rustix::process::{Resource, Rlimit, Signal, setrlimit};
+use rustix::process::Signal;
 use wasmparser::Validator;
 
 use super::plan::{self, FEATURES, MemoryPlan};
 use crate::error::Fault;
+use crate::harden::compiler::confinement_said;
 use crate::limits::LoadLimits;
 use crate::text::{both_ends, printable};
 
@@ -109,7 +112,16 @@ impl Compiler {
         if said.code.len() as u64 > code_bytes_max {
             return Err(CompileError::Code(code_bytes_max));
         }
-        if status.success() { Ok(said.code) } else { Err(self.failed(status, &said.stderr)) }
+        let (confined, stderr) = confinement_said(&said.stderr);
+        match confined {
+            Some((confined, true)) => tracing::debug!(confined, "component compiled apart"),
+            Some((confined, false)) => {
+                tracing::warn!(confined, "components are compiled with less protection")
+            }
+            // It did not come that far, and says why.
+            None => {}
+        }
+        if status.success() { Ok(said.code) } else { Err(self.failed(status, stderr)) }
     }
 
     fn start(&self, plan: MemoryPlan) -> io::Result<Child> {
@@ -190,23 +202,6 @@ fn read(stream: impl Read, bytes_max: u64) -> Vec<u8> {
     // What was read before an error is what there is; the exit code says the rest.
     let _ = stream.take(bytes_max).read_to_end(&mut bytes);
     bytes
-}
-
-/// Binds this process to limits that it cannot raise again.
-///
-/// The memory limit counts what can be written to, and not address space that is only
-/// reserved: how much of that an allocator takes depends on the machine.
-pub fn confine(memory_bytes_max: u64, cpu_secs_max: u64) -> io::Result<()> {
-    let limit = |resource, current, maximum| {
-        setrlimit(resource, Rlimit { current: Some(current), maximum: Some(maximum) })
-    };
-    limit(Resource::Core, 0, 0)?;
-    limit(Resource::Data, memory_bytes_max, memory_bytes_max)?;
-    // It is asked to end at the first number and made to at the second.
-    limit(Resource::Cpu, cpu_secs_max, cpu_secs_max + 1)?;
-    #[cfg(target_os = "linux")]
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-    Ok(())
 }
 
 /// Validates a component as a whole, then compiles it for engines of this plan.

@@ -20,7 +20,7 @@ use crate::digest::sha256;
 use crate::instance::{BusyThreads, InstanceState, Ticker};
 use crate::plugin::{self, Description, LoadError, Plugin, Source};
 pub use cache::{CACHE_BYTES_MAX, CacheError, CodeCache};
-pub use compile::{CompileError, Compiler, INVALID_EXIT_CODE, compile, confine};
+pub use compile::{CompileError, Compiler, INVALID_EXIT_CODE, compile};
 pub use loader::{Loader, LoaderError};
 pub use plan::MemoryPlan;
 

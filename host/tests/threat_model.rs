@@ -1,0 +1,38 @@
+//! The tests that `docs/threat-model.md` names are there.
+
+use std::path::Path;
+
+/// What is named as `file::name` between backquotes.
+fn named(text: &str) -> Vec<(&str, &str)> {
+    let quoted = text.split('`').skip(1).step_by(2);
+    quoted.filter_map(|name| name.split_once("::")).filter(|(file, _)| file.ends_with(".rs")).collect()
+}
+
+#[test]
+fn every_test_that_the_threat_model_names_is_in_the_tree() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let text = std::fs::read_to_string(root.join("docs/threat-model.md")).unwrap();
+    let tests = named(&text);
+    assert!(tests.len() > 30, "only {} tests were found, so the check sees too little", tests.len());
+
+    let missing = tests.into_iter().filter(|(file, name)| {
+        let source = std::fs::read_to_string(root.join(file)).unwrap_or_default();
+        !source.contains(&format!("fn {name}("))
+    });
+    let missing: Vec<_> = missing.collect();
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
+#[test]
+fn names_are_found_between_backquotes() {
+    let text = "shown by `tests/a.rs::it_holds`, and `crate::other`, `b.rs`";
+    assert_eq!(named(text), [("tests/a.rs", "it_holds")]);
+}
+
+#[test]
+fn the_host_checks_its_sums_in_release_too() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let manifest: toml::Table = std::fs::read_to_string(root.join("Cargo.toml")).unwrap().parse().unwrap();
+    let host = &manifest["profile"]["release"]["package"]["rollout-host"];
+    assert_eq!(host["overflow-checks"].as_bool(), Some(true));
+}
