@@ -2,19 +2,20 @@
 //! while it asks the model, once after each.
 
 use rollout_sdk::*;
-use rollout_test_guests::{Honest, ask_once, asked};
+use rollout_test_guests::{Honest, asked, with_reply};
 
 struct Hold;
 
 impl Workflow for Hold {
     fn run(ctx: Context) -> Result<Output> {
+        let sample = ctx.sample()?;
         let mut held = Vec::new();
         let mut output = None;
         for mebibytes in asked(&ctx).split_whitespace() {
             let mebibytes: usize =
                 mebibytes.parse().map_err(|_| Error::invalid(format!("'{mebibytes}' is no number")))?;
             held.push(std::hint::black_box(vec![1_u8; mebibytes << 20]));
-            output = Some(ask_once(&ctx)?);
+            output = Some(with_reply(&ctx, sample.chat(ctx.prompt()).send()?.into_message()));
         }
         output.ok_or_else(|| Error::invalid("the prompt has no number"))
     }
