@@ -408,6 +408,12 @@ async fn a_large_text_that_may_be_handed_over_is_refused_where_it_is_too_large()
 }
 
 #[tokio::test]
+async fn a_tool_call_with_an_id_that_nobody_could_keep_ends_the_guest() {
+    let part = "gave a tool call an id of 2097152 bytes; 4096 are the most";
+    check_ended(misuse(""), "large: tool call", part).await;
+}
+
+#[tokio::test]
 async fn a_long_panic_is_told_in_part() {
     check_ended(misuse(""), "large: failure", "workflow panicked at").await;
 }
