@@ -177,6 +177,35 @@ async fn every_example_in_python_is_built_and_earns_its_rewards() {
     }
 }
 
+/// The published package's names, its distribution among the dependencies, and not a line
+/// of the program changed.
+#[tokio::test]
+async fn a_program_for_the_published_package_is_built_and_runs_as_it_is() {
+    const UNCHANGED: &str = "guest-sdk/python/tests/unchanged";
+    let more = "version = \"1.0\"\ndependencies = [\"osmosis-ai[strands]>=0.3\", \"strands-agents\"]\n\
+                [tool.rollout-host]\nentry = \"strands_tool\"\n";
+    let project = project("", more);
+    for file in ["strands_tool.py", "strands_grader.py"] {
+        std::fs::copy(project_root().join(UNCHANGED).join(file), project.path().join(file)).unwrap();
+    }
+    let ran = build(project.path()).await;
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let controller = Controller::start().await;
+    let host = TestHost::of_component(project.path().join("made.wasm")).start().await;
+    let call = json!({"id": "c1", "type": "function", "function": {"name": "double", "arguments": "{\"number\": 2}"}});
+    let message = json!({"role": "assistant", "content": null, "tool_calls": [call]});
+    let reply = json!({"choices": [{"message": message, "finish_reason": "tool_calls"}]});
+    controller.answer_chats([Answer::Status(200, reply), Answer::Say("It is #### 4")]);
+
+    let result = host.run(&controller.rollout("Double 2.").label("4")).await;
+
+    assert_eq!(result["status"], "success", "{result:#}");
+    assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
+    assert_eq!(result["sample"]["metrics"]["length"], 9.0, "{result:#}");
+    let tool_result = json!({"toolUseId": "c1", "status": "success", "content": [{"text": "4"}]});
+    assert_eq!(result["sample"]["messages"][2]["content"][0]["toolResult"], tool_result, "{result:#}");
+}
+
 /// A host of the guest that does what its prompt asks for.
 async fn host() -> TestHost {
     TestHost::of_component(python_guest(PARITY)).start().await

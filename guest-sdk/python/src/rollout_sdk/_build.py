@@ -34,6 +34,9 @@ NOT_DONE = 2
 # The Python that componentize-py puts into a component.
 PYTHON = "3.14"
 
+# Distributions that are not installed, because what is used of them is in the SDK.
+OWN = ("rollout-sdk", "osmosis-ai", "strands-agents", "openai-agents")
+
 # The worlds of the contract that go with what an entry module has. The component's own
 # world includes them: componentize-py 0.25 cannot join worlds with resources by itself.
 WORLDS = {
@@ -206,7 +209,7 @@ def gather(project: Project, cache: Path) -> Path | None:
     wanted = [
         requirement
         for requirement in project.dependencies
-        if _required_name(requirement) not in {"rollout-sdk", *project.leave_out}
+        if _required_name(requirement) not in {*OWN, *project.leave_out}
     ]
     if not wanted:
         return None
@@ -309,14 +312,14 @@ def _refuse_native(target: Path, allowed: list[str]) -> None:
 
 # What the entry module has.
 
-# By the name of the base class, in the order in which exports are named.
+# By the name of the base class.
 _EXPORT_OF = {"AgentWorkflow": "workflow", "RolloutAgentLoop": "agent-loop", "Grader": "grader"}
 
 
 def guess_exports(project: Project) -> list[str]:
     """What the entry module is likely to have, by reading it and what it imports of the
     project. Discovery in the component says what is so."""
-    bases: set[str] = set()
+    found: set[str] = set()
     todo = [project.entry]
     seen: set[str] = set()
     while todo:
@@ -332,25 +335,40 @@ def guess_exports(project: Project) -> list[str]:
             continue
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
-                bases.update(_base_name(base) for base in node.bases)
+                found.update(_EXPORT_OF.get(_name_of(base), "") for base in node.bases)
+                # A workflow that names its configuration.
+                found.update("settings" for base in node.bases if isinstance(base, ast.Subscript))
+            elif isinstance(node, ast.FunctionDef):
+                found.update("grader" for each in node.decorator_list if _name_of(each) == "osmosis_reward")
             elif isinstance(node, ast.Import):
                 todo += [each.name for each in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module:
                 todo += [node.module, *(f"{node.module}.{each.name}" for each in node.names)]
-    agents = [] if project.only_grader else [_EXPORT_OF[base] for base in _EXPORT_OF if base in bases]
-    exports = agents if "grader" in agents or "Grader" not in bases else [*agents, "grader"]
-    if "workflow" in exports or "grader" in exports:
-        exports.append("settings")
-    return exports or ["workflow", "settings"]
+        made = [node.value for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)]
+        found.update("settings" for call in made if _name_of(call.func).endswith(("Config", "create_app")))
+    if project.only_grader:
+        found -= {"workflow", "agent-loop"}
+    # In the order in which the component names them.
+    return [export for export in WORLDS if export in found] or ["workflow"]
 
 
-def _base_name(base: ast.expr) -> str:
-    if isinstance(base, ast.Subscript):
-        base = base.value
-    return base.attr if isinstance(base, ast.Attribute) else base.id if isinstance(base, ast.Name) else ""
+def _name_of(what: ast.expr) -> str:
+    if isinstance(what, ast.Subscript):
+        what = what.value
+    return what.attr if isinstance(what, ast.Attribute) else what.id if isinstance(what, ast.Name) else ""
 
 
 # The component.
+
+
+def _beside(name: str) -> Any:
+    """A module beside this one. There is no package here: this runs by itself."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
 
 
 def entry_code(project: Project, exports: list[str]) -> str:
@@ -365,9 +383,10 @@ import sys
 sys.dont_write_bytecode = True
 for _name in {preloaded!r}:
     importlib.import_module(_name)
-from rollout_sdk import _absent, _loop, _one_thread
+from rollout_sdk import _absent, _loop, _names, _one_thread
 
 _absent.stand_in()
+_names.install()
 _one_thread.install()
 _loop.install()
 
@@ -415,6 +434,8 @@ def componentize(
     entry = work / "entry"
     entry.mkdir(parents=True)
     (entry / f"{ENTRY}.py").write_text(entry_code(project, exports))
+    environment = _beside("_environment")
+    (entry / environment.FILE).write_bytes(environment.library())
     # Otherwise the packages of whatever environment this runs in would come along.
     nothing = work / "environment"
     (nothing / "lib" / "site-packages").mkdir(parents=True)
@@ -426,9 +447,9 @@ def componentize(
     for path in (project.source.resolve(), entry, bundled, sdk):
         if path is not None:
             command += ["-p", str(path)]
-    environment = {**os.environ, "VIRTUAL_ENV": str(nothing), "RUST_BACKTRACE": "0"}
+    variables = {**os.environ, "VIRTUAL_ENV": str(nothing), "RUST_BACKTRACE": "0"}
     try:
-        done = subprocess.run(command, cwd=work, env=environment, stdin=subprocess.DEVNULL, text=True,
+        done = subprocess.run(command, cwd=work, env=variables, stdin=subprocess.DEVNULL, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     except OSError as error:
         not_done(f"cannot run {tool}: {error}")

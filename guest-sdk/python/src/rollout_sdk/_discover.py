@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, get_args, get_origin
 
+from ._app import App
 from ._json import JsonObject
 from .agent_loop import RolloutAgentLoop
-from .config import AgentWorkflowConfig, BaseConfig, GraderConfig
+from .config import AgentWorkflowConfig, BaseConfig, ConcurrencyConfig, GraderConfig
 from .context import AgentWorkflow
 from .errors import RolloutError
 from .grading import Grader
+from .reward import grader_of, is_reward
 
 
 class NotAPlugin(RolloutError):
@@ -60,7 +62,7 @@ def discover(module: ModuleType, *, only_grader: bool = False) -> Found:
     are too few or too many."""
     workflows = _concrete(module, AgentWorkflow)
     loops = _concrete(module, RolloutAgentLoop)
-    graders = _concrete(module, Grader)
+    graders = _concrete(module, Grader) or _rewards(module)
     if only_grader:
         workflows, loops = [], []
         if not graders:
@@ -80,7 +82,7 @@ def discover(module: ModuleType, *, only_grader: bool = False) -> Found:
         workflow,
         loops[0] if loops else None,
         grader,
-        _config(module, workflow, AgentWorkflow, AgentWorkflowConfig) if workflow else None,
+        _config(module, workflow, AgentWorkflow, AgentWorkflowConfig) if workflow else _app_config(module, loops),
         _config(module, grader, Grader, GraderConfig) if grader else None,
     )
 
@@ -93,6 +95,23 @@ def _concrete(module: ModuleType, base: type) -> list[type[Any]]:
             if not inspect.isabstract(value) and value not in found:
                 found.append(value)
     return found
+
+
+def _rewards(module: ModuleType) -> list[type[Any]]:
+    """The module's reward functions, as graders."""
+    found = [value for value in vars(module).values() if is_reward(value)]
+    return [grader_of(value) for value in dict.fromkeys(found)]
+
+
+def _app_config(module: ModuleType, loops: list[type[Any]]) -> Declared | None:
+    """What the module tells the published package's server, as the loop's configuration."""
+    told = [value.max_concurrent for value in vars(module).values() if isinstance(value, App)]
+    most = next((each for each in told if each), None)
+    if not loops or most is None:
+        return None
+    name = loops[0].name or loops[0].__name__
+    config = AgentWorkflowConfig(name=name, concurrency=ConcurrencyConfig(max_concurrent=most))
+    return Declared(AgentWorkflowConfig, config)
 
 
 def _hint(module: ModuleType, base: type, method: str) -> str:

@@ -7,6 +7,7 @@ types, and this is the only place where an exception becomes what the host is to
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 from collections.abc import Callable, Coroutine
@@ -65,6 +66,9 @@ def settle() -> None:
     from . import _archive, _image, _rehearse
 
     _archive.pack(_failure.directories())
+    # Whatever was drawn and measured meanwhile is another in every build.
+    random.seed(0)
+    vars(logging)["_startTime"] = 0
     _image.settle(_rehearse.parts(_plugin()), _failure.is_close)
 
 

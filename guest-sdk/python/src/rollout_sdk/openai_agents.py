@@ -12,16 +12,18 @@ of the Responses interface: messages, `function_call` and `function_call_output`
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar, get_origin, get_type_hints, overload
 
 from ._history import RecordedHistory
 from ._json import JsonObject
+from ._loop import run_sync
 from ._models import RolloutModel, params_of
 from .errors import RolloutError
 from .message import Message, ToolCall
@@ -39,11 +41,15 @@ __all__ = [
     "OsmosisMemorySession",
     "OsmosisRolloutModel",
     "RolloutModel",
+    "RunConfig",
     "RunContextWrapper",
+    "RunHooks",
     "RunResult",
     "Runner",
     "function_tool",
     "handoff",
+    "set_tracing_disabled",
+    "trace",
 ]
 
 Item: TypeAlias = dict[str, Any]
@@ -285,8 +291,60 @@ class RunResult:
         return [*_as_items(self.input), *self.new_items]
 
 
+class RunHooks(Generic[ContextT]):
+    """Who wants to know what a run does: a subclass overrides what it wants to know."""
+
+    async def on_agent_start(self, context: RunContextWrapper[ContextT], agent: Agent) -> None:
+        """An agent goes on."""
+
+    async def on_agent_end(self, context: RunContextWrapper[ContextT], agent: Agent, output: Any) -> None:
+        """An agent ended the run."""
+
+    async def on_handoff(self, context: RunContextWrapper[ContextT], from_agent: Agent, to_agent: Agent) -> None:
+        """An agent hands over to another."""
+
+    async def on_tool_start(self, context: RunContextWrapper[ContextT], agent: Agent, tool: Any) -> None:
+        """A tool is about to be called."""
+
+    async def on_tool_end(self, context: RunContextWrapper[ContextT], agent: Agent, tool: Any, result: str) -> None:
+        """A tool was called."""
+
+    async def on_llm_start(
+        self, context: RunContextWrapper[ContextT], agent: Agent, system_prompt: str | None, input_items: list[Item]
+    ) -> None:
+        """The model is about to be asked."""
+
+    async def on_llm_end(self, context: RunContextWrapper[ContextT], agent: Agent, response: Completion) -> None:
+        """The model has answered."""
+
+
+@dataclass
+class RunConfig:
+    """What holds for a whole run."""
+
+    model_settings: ModelSettings | None = None
+    """Sampling parameters that go before the agents' own."""
+    workflow_name: str = "Agent workflow"
+    tracing_disabled: bool = False
+
+
+def set_tracing_disabled(disabled: bool) -> None:
+    """Nothing is traced by the framework here; the host records every call."""
+
+
+@contextlib.contextmanager
+def trace(workflow_name: str, *_: Any, **__: Any) -> Iterator[None]:
+    """Nothing is traced by the framework here; the host records every call."""
+    yield
+
+
 class Runner:
     """Runs agents."""
+
+    @classmethod
+    def run_sync(cls, starting_agent: Agent, input: str | Sequence[Item], **options: Any) -> RunResult:
+        """As `run`, for who does not await it. Other tasks stand still meanwhile."""
+        return run_sync(cls.run(starting_agent, input, **options))
 
     @classmethod
     async def run(
@@ -297,19 +355,26 @@ class Runner:
         session: MemorySession | None = None,
         context: Any = None,
         max_turns: int = TURNS_MAX,
+        hooks: RunHooks[Any] | None = None,
+        run_config: RunConfig | None = None,
     ) -> RunResult:
         """Runs an agent until the model stops. Without a session, one is made, and with it
         a sample. Raises `MaxTurnsExceeded`."""
         held = session or MemorySession()
         await held.add_items(_as_items(input))
         wrapped = RunContextWrapper(context)
-        run = _Run(held, wrapped, len(held.history.messages))
+        run = _Run(held, wrapped, len(held.history.messages), hooks or RunHooks(), run_config or RunConfig())
         agent = starting_agent
+        await run.hooks.on_agent_start(wrapped, agent)
         for _ in range(max_turns):
             next_agent = await run.turn(agent)
             if next_agent is None:
+                await run.hooks.on_agent_end(wrapped, agent, run.final_output)
                 given = input if isinstance(input, str) else list(input)
                 return RunResult(given, run.new_items, run.final_output, agent, wrapped.usage, held)
+            if next_agent is not agent:
+                await run.hooks.on_handoff(wrapped, agent, next_agent)
+                await run.hooks.on_agent_start(wrapped, next_agent)
             agent = next_agent
         raise MaxTurnsExceeded(f"the model still called tools after {max_turns} turns")
 
@@ -321,8 +386,17 @@ def _as_items(input: str | Sequence[Item]) -> list[Item]:
 class _Run:
     """One run under way."""
 
-    def __init__(self, session: MemorySession, context: RunContextWrapper[Any], begin: int) -> None:
+    def __init__(
+        self,
+        session: MemorySession,
+        context: RunContextWrapper[Any],
+        begin: int,
+        hooks: RunHooks[Any],
+        config: RunConfig,
+    ) -> None:
         self._session = session
+        self.hooks = hooks
+        self._config = config
         self._context = context
         self._begin = begin
         self.final_output = ""
@@ -337,27 +411,36 @@ class _Run:
         ways = agent._ways()
         schemas = [each.schema for each in tools.values()] + [way.schema for way in ways.values()]
         params = {**params_of(agent.model), **agent.model_settings.params()}
-        reply = await self._session.history.chat(await self._request(agent), schemas, params)
+        if self._config.model_settings is not None:
+            params.update(self._config.model_settings.params())
+        instructions = await agent.get_system_prompt(self._context)
+        await self.hooks.on_llm_start(self._context, agent, instructions, list(self._session.history.messages))
+        reply = await self._session.history.chat(self._request(instructions), schemas, params)
+        await self.hooks.on_llm_end(self._context, agent, reply)
         self._context.usage = self._context.usage + (reply.usage or Usage())
         await self._session.add_items(_reply_items(reply))
         if not reply.tool_calls:
             self.final_output = reply.text
             return None
         way = next((ways[call.name] for call in reply.tool_calls if call.name in ways), None)
-        outputs = await asyncio.gather(*(self._answer(call, tools, ways, way) for call in reply.tool_calls))
+        outputs = await asyncio.gather(*(self._answer(agent, call, tools, ways, way) for call in reply.tool_calls))
         await self._session.add_items(
             {"type": "function_call_output", "call_id": call.id, "output": output}
             for call, output in zip(reply.tool_calls, outputs, strict=True)
         )
         return way.agent if way is not None else agent
 
-    async def _request(self, agent: Agent) -> list[Message]:
-        instructions = await agent.get_system_prompt(self._context)
+    def _request(self, instructions: str | None) -> list[Message]:
         system = [] if instructions is None else [{"role": "system", "content": instructions}]
         return system + as_chat(self._session.history.messages)
 
     async def _answer(
-        self, call: ToolCall, tools: dict[str, Tool[..., Any]], ways: dict[str, Handoff], taken: Handoff | None
+        self,
+        agent: Agent,
+        call: ToolCall,
+        tools: dict[str, Tool[..., Any]],
+        ways: dict[str, Handoff],
+        taken: Handoff | None,
     ) -> str:
         if way := ways.get(call.name):
             if way is taken:
@@ -367,6 +450,12 @@ class _Run:
         if made is None:
             return f"Tool {call.name} not found"
         names = _context_names(made.function)
+        await self.hooks.on_tool_start(self._context, agent, made)
+        output = await self._output(made, call, names)
+        await self.hooks.on_tool_end(self._context, agent, made, output)
+        return output
+
+    async def _output(self, made: Tool[..., Any], call: ToolCall, names: frozenset[str]) -> str:
         try:
             return str(await made.run(call.arguments, {name: self._context for name in names}))
         except Exception as error:

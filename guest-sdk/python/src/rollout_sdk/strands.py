@@ -13,13 +13,15 @@ framework's own form: content is a list of blocks, `{"text": …}`, `{"toolUse":
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from ._history import RecordedHistory
 from ._json import JsonObject
+from ._loop import run_sync
 from ._models import RolloutModel, params_of
 from .errors import RolloutError
 from .message import Message, ToolCall, text_of
@@ -27,13 +29,25 @@ from .sample import Completion, Sample, Usage
 from .tool import Tool, explain, tool
 
 __all__ = [
+    "AfterInvocationEvent",
+    "AfterModelCallEvent",
+    "AfterToolCallEvent",
     "Agent",
     "AgentResult",
+    "BeforeInvocationEvent",
+    "BeforeModelCallEvent",
+    "BeforeToolCallEvent",
     "Block",
+    "ConversationManager",
+    "HookProvider",
+    "HookRegistry",
     "MaxTokensReachedException",
+    "MessageAddedEvent",
+    "NullConversationManager",
     "OsmosisRolloutModel",
     "OsmosisStrandsAgent",
     "RolloutModel",
+    "SlidingWindowConversationManager",
     "tool",
 ]
 
@@ -61,6 +75,128 @@ class AgentResult:
         return "".join(f"{text}\n" for text in texts)
 
 
+# Hooks: who wants to know what an agent does.
+
+
+@dataclass
+class HookEvent:
+    """Something that an agent does."""
+
+    agent: Agent
+
+
+@dataclass
+class BeforeInvocationEvent(HookEvent):
+    """An invocation begins."""
+
+
+@dataclass
+class AfterInvocationEvent(HookEvent):
+    """An invocation is over."""
+
+    result: AgentResult | None = None
+
+
+@dataclass
+class MessageAddedEvent(HookEvent):
+    """A message was added to the conversation."""
+
+    message: Message
+
+
+@dataclass
+class BeforeModelCallEvent(HookEvent):
+    """The model is about to be asked."""
+
+
+@dataclass
+class AfterModelCallEvent(HookEvent):
+    """The model has answered."""
+
+
+@dataclass
+class BeforeToolCallEvent(HookEvent):
+    """A tool is about to be called."""
+
+    selected_tool: Tool[..., Any] | None
+    tool_use: JsonObject
+
+
+@dataclass
+class AfterToolCallEvent(HookEvent):
+    """A tool was called. The result may be replaced."""
+
+    selected_tool: Tool[..., Any] | None
+    tool_use: JsonObject
+    result: JsonObject
+
+
+class HookRegistry:
+    """Who is called for which events, in the order of their registration."""
+
+    def __init__(self) -> None:
+        self._callbacks: dict[type[HookEvent], list[Callable[[Any], Any]]] = {}
+
+    def add_callback(self, event_type: type[HookEvent], callback: Callable[[Any], Any]) -> None:
+        """Has the callback called for events of this type."""
+        self._callbacks.setdefault(event_type, []).append(callback)
+
+    def add_hook(self, hook: HookProvider) -> None:
+        """Has a provider register its callbacks."""
+        hook.register_hooks(self)
+
+    async def call(self, event: HookEvent) -> None:
+        """Calls whoever wants to know of this."""
+        for callback in self._callbacks.get(type(event), ()):
+            called = callback(event)
+            if inspect.isawaitable(called):
+                await called
+
+
+class HookProvider(Protocol):
+    """Registers callbacks."""
+
+    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
+        """Registers callbacks with `registry.add_callback`."""
+
+
+# Conversation managers: how much of a conversation is kept.
+
+
+class ConversationManager(Protocol):
+    """Says how much of a conversation is kept."""
+
+    def apply_management(self, agent: Agent, **kwargs: Any) -> None:
+        """Called after every invocation; it may change the agent's messages."""
+
+
+class NullConversationManager:
+    """Keeps all of it."""
+
+    def apply_management(self, agent: Agent, **kwargs: Any) -> None:
+        """Nothing."""
+
+
+class SlidingWindowConversationManager:
+    """Keeps the last messages, beginning with one of the user's that is no tool's result."""
+
+    def __init__(self, window_size: int = 40, should_truncate_results: bool = True, **_: Any) -> None:
+        self.window_size = window_size
+
+    def apply_management(self, agent: Agent, **kwargs: Any) -> None:
+        """Takes the first messages out."""
+        messages = agent.messages
+        begin = max(len(messages) - self.window_size, 0)
+        while begin < len(messages) and not _may_begin(messages[begin]):
+            begin += 1
+        if 0 < begin < len(messages):
+            del messages[:begin]
+
+
+def _may_begin(message: Message) -> bool:
+    return message.get("role") == "user" and not any("toolResult" in block for block in message.get("content", ()))
+
+
 class Agent:
     """An agent: a model in a loop with tools, and the conversation they have."""
 
@@ -71,9 +207,13 @@ class Agent:
         tools: Iterable[Tool[..., Any] | Callable[..., Any]] | None = None,
         system_prompt: str | None = None,
         callback_handler: Any = None,
+        conversation_manager: ConversationManager | None = None,
         *,
         name: str | None = None,
         agent_id: str | None = None,
+        description: str | None = None,
+        state: Mapping[str, Any] | None = None,
+        hooks: Iterable[HookProvider] | None = None,
     ) -> None:
         """An agent with a sample of its own, whose id is the name, the agent's id or a
         random one. `messages` are chat messages or the framework's own.
@@ -82,6 +222,12 @@ class Agent:
         self.model = model
         self.name = name
         self.agent_id = agent_id
+        self.description = description
+        self.state: dict[str, Any] = dict(state or {})
+        self.conversation_manager = conversation_manager
+        self.hooks = HookRegistry()
+        for provider in hooks or ():
+            self.hooks.add_hook(provider)
         self.system_prompt = system_prompt
         self.tools: dict[str, Tool[..., Any]] = {}
         for item in tools or ():
@@ -111,20 +257,39 @@ class Agent:
         return list(self.tools)
 
     def __call__(self, prompt: str | list[Block] | None = None) -> AgentResult:
-        raise TypeError("an agent is invoked by `await agent.invoke_async(…)`: `run` is a coroutine already")
+        """As `invoke_async`, for who does not await it. Other tasks stand still meanwhile."""
+        return run_sync(self.invoke_async(prompt))
 
     async def invoke_async(self, prompt: str | list[Block] | None = None) -> AgentResult:
         """Says something, if anything, and runs the loop until the model stops."""
+        await self.hooks.call(BeforeInvocationEvent(self))
         if prompt is not None:
             content = [{"text": prompt}] if isinstance(prompt, str) else list(prompt)
-            self.messages.append({"role": "user", "content": content})
+            await self._add({"role": "user", "content": content})
+        result = None
+        try:
+            result = await self._run()
+        finally:
+            if self.conversation_manager is not None:
+                self.conversation_manager.apply_management(self)
+                self._history.record()
+            await self.hooks.call(AfterInvocationEvent(self, result))
+        return result
+
+    async def _add(self, message: Message) -> None:
+        self.messages.append(message)
+        await self.hooks.call(MessageAddedEvent(self, message))
+
+    async def _run(self) -> AgentResult:
         usage = Usage()
         while True:
             schemas = [item.schema for item in self.tools.values()]
+            await self.hooks.call(BeforeModelCallEvent(self))
             reply = await self._history.chat(self._request(), schemas, self._params)
+            await self.hooks.call(AfterModelCallEvent(self))
             usage += reply.usage or Usage()
             message = self._reply_message(reply)
-            self.messages.append(message)
+            await self._add(message)
             if reply.finish_reason == "length":
                 self._history.record()
                 raise MaxTokensReachedException("the model's reply was cut off at its token limit")
@@ -132,7 +297,7 @@ class Agent:
                 self._history.record()
                 return AgentResult("end_turn", message, usage)
             results = await asyncio.gather(*map(self._run_tool, reply.tool_calls))
-            self.messages.append({"role": "user", "content": [{"toolResult": result} for result in results]})
+            await self._add({"role": "user", "content": [{"toolResult": result} for result in results]})
 
     def _request(self) -> list[Message]:
         system = [] if self.system_prompt is None else [{"role": "system", "content": [{"text": self.system_prompt}]}]
@@ -151,6 +316,14 @@ class Agent:
         return {"role": "assistant", "content": blocks}
 
     async def _run_tool(self, call: ToolCall) -> JsonObject:
+        use = {"toolUseId": call.id, "name": call.name, "input": _input_of(call.arguments)}
+        await self.hooks.call(BeforeToolCallEvent(self, self.tools.get(call.name), use))
+        result = await self._tool_answer(call)
+        event = AfterToolCallEvent(self, self.tools.get(call.name), use, result)
+        await self.hooks.call(event)
+        return event.result
+
+    async def _tool_answer(self, call: ToolCall) -> JsonObject:
         made = self.tools.get(call.name)
         if made is None:
             return _tool_result(call, "error", [{"text": f"Unknown tool: {call.name}"}])
