@@ -1,7 +1,8 @@
 """Stand-ins for modules of the standard library that a component does not have.
 
 Only what well-known packages import without needing it: the sizes of C's types, which
-SymPy asks `ctypes` for. Anything else that is asked of a stand-in says that it is one.
+SymPy asks `ctypes` for, and `bz2`, which NetworkX imports for files. Anything else that is
+asked of a stand-in says that it is one.
 """
 
 from __future__ import annotations
@@ -37,6 +38,21 @@ def stand_in() -> None:
         importlib.import_module("ctypes")
     except ImportError:
         sys.modules["ctypes"] = _ctypes()
+    try:
+        importlib.import_module("_bz2")
+    except ImportError:
+        sys.modules["_bz2"] = _bz2()
+
+
+class _NoBz2:
+    def __init__(self, *_: Any) -> None:
+        raise NotImplementedError("a component has no bz2: nothing native can be loaded in it; zlib and gzip are there")
+
+
+def _bz2() -> ModuleType:
+    module: Any = ModuleType("_bz2", "Compression by bzip2, which a component does not have.")
+    module.BZ2Compressor = module.BZ2Decompressor = _NoBz2
+    return module  # type: ignore[no-any-return]
 
 
 def _ctypes() -> ModuleType:

@@ -269,7 +269,7 @@ class _Distributions(importlib.metadata.DistributionFinder):
     ) -> Iterator[importlib.metadata.Distribution]:
         for path in _dirs:
             if path.endswith(".dist-info"):
-                name = os.path.basename(path).rsplit("-", 1)[0].removesuffix(".dist-info")
+                name = os.path.basename(path).removesuffix(".dist-info").rsplit("-", 1)[0]
                 if context.name is None or _same(name, context.name):
                     yield _Distribution(path)
 
