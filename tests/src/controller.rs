@@ -58,6 +58,8 @@ pub enum Answer {
     Soon(u16),
     /// A body that is no JSON, with status 200.
     Text(&'static str),
+    /// A body of JSON as it is, with status 200.
+    Json(String),
 }
 
 #[derive(Default)]
@@ -69,6 +71,9 @@ struct Shared {
     /// Chat calls that are answered before the rest is held; none holds nothing.
     held_after: watch::Sender<Option<usize>>,
     chats_open: watch::Sender<usize>,
+    /// Callbacks that are left unanswered until this is false.
+    callbacks_held: watch::Sender<bool>,
+    callbacks_open: watch::Sender<usize>,
 }
 
 /// What came one way, and what is to be answered to it.
@@ -146,6 +151,23 @@ impl Controller {
     /// Answers the chat calls that were held, and later ones at once.
     pub fn release(&self) {
         self.shared.held_after.send_replace(None);
+    }
+
+    /// Leaves callbacks unanswered until [`Controller::release_callbacks`].
+    pub fn hold_callbacks(&self) {
+        self.shared.callbacks_held.send_replace(true);
+    }
+
+    /// Answers the callbacks that were held, and later ones at once.
+    pub fn release_callbacks(&self) {
+        self.shared.callbacks_held.send_replace(false);
+    }
+
+    /// Waits until this many callbacks are open, neither answered nor given up.
+    pub async fn callbacks_open(&self, count: usize) {
+        let mut open = self.shared.callbacks_open.subscribe();
+        let reached = in_time(&format!("{count} open callbacks"), open.wait_for(|open| *open == count)).await;
+        reached.expect("the sender is in `self`");
     }
 
     /// The chat calls so far.
@@ -338,7 +360,7 @@ impl Channel {
     }
 }
 
-/// A chat call that is open, until it is answered or its caller goes away.
+/// A call that is open, until it is answered or its caller goes away.
 struct Open<'a>(&'a watch::Sender<usize>);
 
 impl Drop for Open<'_> {
@@ -380,8 +402,12 @@ async fn routed_chat(shared: State<Arc<Shared>>, uri: Uri, headers: HeaderMap, b
 }
 
 async fn callback(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap, body: Bytes) -> Response {
+    shared.callbacks_open.send_modify(|open| *open += 1);
+    let _open = Open(&shared.callbacks_open);
     let (_, answer) = shared.callbacks().take(&uri, headers, &body);
     shared.changed.send_modify(|count| *count += 1);
+    // The sender is in `shared`, so it is there for as long as this waits.
+    let _ = shared.callbacks_held.subscribe().wait_for(|held| !held).await;
     respond(answer.unwrap_or(Answer::Status(200, json!({}))))
 }
 
@@ -392,6 +418,7 @@ fn respond(answer: Answer) -> Response {
         Answer::Status(code, body) => (status(code), axum::Json(body)).into_response(),
         Answer::Soon(code) => (status(code), [("retry-after", "0")], axum::Json(json!({}))).into_response(),
         Answer::Text(text) => text.into_response(),
+        Answer::Json(text) => ([("content-type", "application/json")], text).into_response(),
     }
 }
 

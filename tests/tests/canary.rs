@@ -2,7 +2,9 @@
 //! everything that a workflow can see, down to the bytes of its memory, and by the tests
 //! in everything that leaves it.
 
-use rollout_tests::{Controller, RolloutRequest, Start, TestHost, guest, rollout_host};
+use rollout_tests::{
+    Controller, InitRequest, RolloutRequest, Start, TestHost, check_completed, guest, rollout_host,
+};
 use serde_json::{Value, json};
 
 /// The label's two halves. The guest is given them apart.
@@ -19,8 +21,20 @@ fn canary() -> String {
     CANARY.concat()
 }
 
+/// With the label where callers put it, and where they might.
 fn metadata() -> Value {
-    json!({"secret": CANARY, "planted": PLANTED})
+    let truth = canary();
+    json!({
+        "secret": CANARY, "ground_truth": truth, "planted": PLANTED,
+        "row": {"Ground_Truth": truth, "n": 1}, "rows": [[{"ground_truth": [truth]}]],
+    })
+}
+
+/// A body in which the label is there again, under a name that is escaped.
+fn with_escapes(body: &Value) -> String {
+    let metadata = body["metadata"].to_string();
+    let again = format!(r#"{{"ground\u005ftruth":"{0}","\u0047round_truth":"{0}","#, canary());
+    body.to_string().replace(&metadata, &metadata.replacen('{', &again, 1))
 }
 
 fn request(controller: &Controller) -> RolloutRequest {
@@ -118,6 +132,76 @@ async fn the_label_is_nowhere_that_a_workflow_sees_in_generation_c() {
         check_report(last_message(&sample["messages"]));
         host.trajectory(request.rollout_id()).await;
         check_left(&format!("{:?}", controller.chats()), &host.kept().join(request.rollout_id()));
+    }
+}
+
+#[tokio::test]
+async fn the_label_is_nowhere_that_a_workflow_sees_in_generation_b() {
+    let controller = Controller::start().await;
+    let host = host().await;
+    for round in 1..=ROUNDS {
+        let request = request(&controller).as_b();
+        assert!(
+            [200, 202].contains(&host.post_text("/rollout", &with_escapes(&request.body())).await.status)
+        );
+        let callbacks = controller.callbacks_arrived(2 * round).await;
+        let (completion, graded) = (&callbacks[2 * round - 2].body, &callbacks[2 * round - 1].body);
+
+        assert!(!completion.to_string().contains(&canary()), "the grader has not run: {completion:#}");
+        let samples = graded["samples"].as_object().expect("it has samples");
+        let sample = samples.values().next().expect("it has one");
+        assert_eq!(sample["reward"], canary().len() as f64, "the grader was given it: {graded:#}");
+        host.trajectory(request.rollout_id()).await;
+        check_left(&format!("{:?}", controller.chats()), &host.kept().join(request.rollout_id()));
+    }
+}
+
+/// A request of generation A, which has no place for a label but the metadata.
+fn init(controller: &Controller) -> InitRequest {
+    let prompt = format!("Calculate 2 + 3. {}", PLANTED.concat());
+    InitRequest::new(controller, &prompt).with("metadata", metadata())
+}
+
+#[tokio::test]
+async fn the_label_is_nowhere_that_a_workflow_sees_in_generation_a() {
+    let controller = Controller::start().await;
+    let host = host().await;
+    for round in 1..=ROUNDS {
+        let request = init(&controller);
+        let accepted = host.post_text("/v1/rollout/init", &with_escapes(&request.body())).await;
+        assert_eq!(accepted.status, 202, "{}", accepted.text);
+        assert!(!accepted.text.contains(&canary()), "{}", accepted.text);
+        let callbacks = controller.callbacks_arrived(round).await;
+        let completed = &callbacks[round - 1];
+
+        check_completed(completed, request.id());
+        assert_eq!(completed.body["reward"], canary().len() as f64, "the grader was given it: {completed:?}");
+        check_report(last_message(&completed.body["final_messages"]));
+        host.trajectory(request.id()).await;
+        check_left(&format!("{:?}", controller.chats()), &host.kept().join(request.id()));
+    }
+}
+
+#[tokio::test]
+async fn the_label_is_in_nothing_that_an_agent_loop_is_asked_or_given() {
+    let controller = Controller::start().await;
+    let host = TestHost::start("search_loop").await;
+    let request = init(&controller);
+
+    let accepted = host.post_text("/v1/rollout/init", &with_escapes(&request.body())).await;
+
+    assert_eq!(accepted.status, 202, "{}", accepted.text);
+    let completed = controller.callbacks_arrived(1).await[0].clone();
+    check_completed(&completed, request.id());
+    assert_eq!(completed.body["reward"], canary().len() as f64, "the grader was given it: {completed:?}");
+    let chats = format!("{:?}", controller.chats());
+    for (what, text) in [
+        ("its tools", accepted.text),
+        ("its requests to the model", chats),
+        ("its conversation", completed.body["final_messages"].to_string()),
+    ] {
+        assert!(text.contains(CANARY[0]), "{what} show the metadata: {text}");
+        assert!(!text.contains(&canary()), "the label is in {what}: {text}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! What all rollouts hold together is bounded: new work is refused first, then the
 //! rollout that holds most is ended, and the host is named as the cause.
 
-use rollout_tests::{Controller, Serve, TestHost, until};
+use rollout_tests::{Admitted, Controller, Serve, TestHost, until};
 use serde_json::Value;
 
 const MIB: usize = 1 << 20;
@@ -87,4 +87,34 @@ async fn new_rollouts_are_refused_before_a_running_one_is_ended() {
     nothing_held(&host).await;
     let result = host.run(&controller.rollout("1").label("5")).await;
     assert_eq!(result["status"], "success", "{result:#}");
+}
+
+#[tokio::test]
+async fn results_that_were_read_make_room_and_those_that_were_not_are_kept() {
+    let controller = Controller::start().await;
+    let host = TestHost::of("conform").option("--memory-budget-bytes", 128 * MIB).start().await;
+    let request = || controller.rollout(&format!("Calculate 2 + 3.{}", " ".repeat(8 * MIB))).label("5");
+    // Each is more than a quarter of what there is before new work is refused.
+    let mut unread = Vec::new();
+    let refused = loop {
+        let reply = host.ask(&request()).await;
+        if reply.status != 202 {
+            break reply;
+        }
+        let text = |field: &str| reply.body[field].as_str().expect("an admission has it").to_owned();
+        unread.push(Admitted { id: text("rollout_id"), lease: text("polling_lease_token") });
+        host.idle().await;
+        assert!(unread.len() < 64, "results are charged");
+    };
+    assert!([429, 503].contains(&refused.status), "{refused:?}");
+    assert!(refused.headers.contains_key("retry-after"), "{refused:?}");
+
+    for admitted in &unread {
+        let result = host.result(admitted).await;
+        assert_eq!(result["sample"]["reward"], 1.0, "a result that nobody read is kept");
+        let again = host.result(admitted).await;
+        assert_eq!(again["sample"]["reward"], 1.0, "and may be read again");
+    }
+    let accepted = async || (host.ask(&request()).await.status == 202).then_some(());
+    until("room for new work", accepted).await;
 }

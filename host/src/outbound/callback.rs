@@ -13,8 +13,8 @@ use super::{Secret, describe};
 use crate::http1::Broken;
 use crate::telemetry::{CallbackOutcome, Metrics};
 
-/// The longest acknowledgement that is read, in bytes. It may carry token ids.
-const ACKNOWLEDGEMENT_BYTES_MAX: usize = 64 << 20;
+/// The longest acknowledgement that is read, in bytes. It may carry token ids of many calls.
+const ACKNOWLEDGEMENT_BYTES_MAX: usize = 32 << 20;
 
 /// The client of every caller's callback address.
 #[derive(Clone, Debug)]

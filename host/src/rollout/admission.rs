@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde_json::value::RawValue;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -231,7 +231,10 @@ pub(super) struct Inner {
     pub plugin_config: Option<Arc<RawValue>>,
     pub grader_config: Option<Arc<RawValue>>,
     pub limits: Arc<Limits>,
-    pub slots: Arc<Semaphore>,
+    slots: Arc<Semaphore>,
+    /// Held by the one rollout of the queue that waits for a slot, so that a rollout that had
+    /// a slot before waits behind no more than one that has not.
+    head_of_queue: tokio::sync::Mutex<()>,
     /// Instances at once that say what an agent loop offers, beside those with a slot.
     pub declarations: Arc<Semaphore>,
     pub unscored_lines: LineBudget,
@@ -243,6 +246,18 @@ pub(super) struct Inner {
 }
 
 impl Inner {
+    /// Waits for a slot in the queue. None when the host is shutting down.
+    pub async fn first_slot(&self) -> Option<OwnedSemaphorePermit> {
+        let _head = self.head_of_queue.lock().await;
+        self.next_slot().await
+    }
+
+    /// Waits for a slot before those in the queue, for a rollout that gave its own back. That
+    /// starves nobody: each has come through the queue, and comes back once.
+    pub async fn next_slot(&self) -> Option<OwnedSemaphorePermit> {
+        self.slots.clone().acquire_owned().await.ok()
+    }
+
     fn live(&self) -> MutexGuard<'_, HashMap<RolloutId, Handle>> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -290,6 +305,7 @@ impl Host {
             grader_config: settings.grader_config.clone().map(Into::into),
             limits: Arc::new(settings.limits.clone()),
             slots: Arc::new(Semaphore::new(settings.max_concurrent as usize)),
+            head_of_queue: tokio::sync::Mutex::default(),
             declarations: Arc::new(Semaphore::new(DECLARATIONS_MAX)),
             unscored_lines: LineBudget::new(UNSCORED_LINES_PER_SECOND),
             live: Mutex::default(),

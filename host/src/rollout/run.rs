@@ -17,7 +17,7 @@ use super::outcome::{Failure, FailureKind, Finished, FinishedSample, Outcome, St
 use super::{RolloutRequest, events, trajectory};
 use crate::budget::Holder;
 use crate::error::Fault;
-use crate::id::SampleId;
+use crate::id::{RolloutId, SampleId};
 use crate::imports::{Imports, JudgeFailure, ModelAccess, Record, RunContext, SampleRecord};
 use crate::instance::{self, Bounds, GuestVerdict, Permit, RunError, SampleToGrade};
 use crate::telemetry::{Limit, RolloutTrace, Step, TraceParent};
@@ -50,6 +50,11 @@ pub struct Rollout {
     place: Place,
     phase: watch::Sender<Phase>,
 }
+
+/// How long a rollout keeps its slot while its caller is notified, before the grader runs. A
+/// receiver usually answers sooner, and the grader then runs at once; one that is slow holds
+/// nobody else up.
+const SLOT_KEPT_MAX: Duration = Duration::from_millis(100);
 
 /// A wall time with the words for the case that it passes.
 struct Deadline {
@@ -123,7 +128,10 @@ impl Rollout {
             caller_id: request.caller_id.take(),
             attempt: request.attempt,
             config: host.0.plugin_config.clone(),
-            metadata: request.metadata.as_ref().map(|metadata| metadata.public().clone()),
+            metadata: request.metadata.as_ref().map(|metadata| match rates_itself(&host) {
+                true => metadata.whole().clone(),
+                false => metadata.public().clone(),
+            }),
             samples_max: request.samples_max.min(host.0.limits.samples_max),
             chat_defaults: request
                 .loop_options
@@ -158,6 +166,11 @@ impl Rollout {
             phase,
             place,
         }
+    }
+
+    /// Its name.
+    pub fn id(&self) -> &RolloutId {
+        &self.request.id
     }
 
     /// A view of it for others.
@@ -202,9 +215,8 @@ impl Rollout {
         let limits = self.host.0.limits.clone();
         let waiting = Deadline::new(self.request.workflow_secs, self.admitted_at, Duration::MAX / 4);
         let queue_span = self.record.trace().first_phase("queue");
-        let slots = self.host.0.slots.clone();
         let turn = async {
-            let slot = slots.acquire_owned().await;
+            let slot = self.host.0.first_slot().await;
             self.holder.may_start().await;
             slot
         };
@@ -212,9 +224,11 @@ impl Rollout {
         self.queued = self.admitted_at.elapsed();
         drop(queue_span);
         match slot {
-            Ok(Ok(slot)) => self.slot = Some(slot.into()),
-            Ok(Err(_closed)) => return Err(Failure::host(Stage::Queue, "the host is shutting down")),
+            Ok(slot) => self.slot = slot.map(Into::into),
             Err(_) => return Err(self.over_time(&waiting, Stage::Queue, self.queued)),
+        }
+        if self.slot.is_none() {
+            return Err(Failure::host(Stage::Queue, "the host is shutting down"));
         }
         self.place.leaves_queue();
         self.host.metrics().took(Step::Queue, self.queued);
@@ -307,6 +321,34 @@ impl Rollout {
         failure
     }
 
+    /// Waits for what the rollout's caller does, such as taking a callback, which needs no
+    /// guest: the slot is given back when it takes long. A rollout that is cancelled meanwhile
+    /// drops the work at once; its error is also kept for [`Rollout::finish`].
+    pub async fn notify<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Failure> {
+        let cancel = self.handle.cancel.clone();
+        let mut work = std::pin::pin!(work);
+        let done = tokio::select! {
+            biased;
+            () = cancel.cancelled() => None,
+            done = &mut work => Some(done),
+            () = tokio::time::sleep(SLOT_KEPT_MAX) => {
+                drop(self.slot.take());
+                tokio::select! {
+                    biased;
+                    () = cancel.cancelled() => None,
+                    done = work => Some(done),
+                }
+            }
+        };
+        let Some(done) = done else {
+            let stopped = Failure::cancelled(Stage::Workflow);
+            let stopped = self.unless_evicted(Stage::Workflow, Err(stopped.clone())).err().unwrap_or(stopped);
+            self.failure.get_or_insert_with(|| stopped.clone());
+            return Err(stopped);
+        };
+        Ok(done)
+    }
+
     /// Runs the grader over the workflow's samples. Only after a workflow that
     /// succeeded; the error is also kept for [`Rollout::finish`].
     pub async fn grade(&mut self) -> Result<(), Failure> {
@@ -362,6 +404,13 @@ impl Rollout {
             let reason =
                 "No sample to grade. This caller takes only samples that asked the model, and none did.";
             return Err(fail(FailureKind::NoSample, reason.to_owned()));
+        }
+        if self.slot.is_none() {
+            // The grader's time begins when it has the slot.
+            self.slot = self.host.0.next_slot().await.map(Into::into);
+            if self.slot.is_none() {
+                return Err(Failure::host(Stage::Grader, "the host is shutting down"));
+            }
         }
         let limits = self.host.0.limits.clone();
         let deadline = Deadline::new(self.request.grader_secs, Instant::now(), limits.grader_time_max);
@@ -552,6 +601,11 @@ impl Rollout {
         let count = rewards.len() as f64;
         Outcome::Scored { reward: rewards.iter().map(|reward| reward / count).sum() }
     }
+}
+
+/// Whether the agent is the one that rates: an agent loop, where there is no grader.
+fn rates_itself(host: &Host) -> bool {
+    host.form() == AgentForm::AgentLoop && host.grader().is_none()
 }
 
 fn to_grade(sample: &SampleRecord) -> SampleToGrade {

@@ -1,13 +1,19 @@
 //! The body of a chat request to a server that takes a closed set of fields: those and no
 //! others, each there in every request.
 
+use std::fmt;
+
 use bytes::Bytes;
+use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::ser::{Serialize, SerializeMap, Serializer};
-use serde_json::Value;
+use serde_json::Number;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::kind;
 use super::openai::{InvalidRequest, Params, read_objects, read_params};
+
+/// The most texts of a parameter that is a list of them. Servers take four or so.
+const TEXTS_MAX: usize = 256;
 
 /// The set of fields, beside `model` and `messages`.
 #[derive(Clone, Debug)]
@@ -62,21 +68,15 @@ impl ClosedBody {
         }
         let messages = read_objects(messages, InvalidRequest::Message)?;
         let asked = read_params(params)?;
-        let mut fields = Fields(Vec::with_capacity(2 + self.fixed.len() + self.params.len()));
-        fields.put("model", raw(&model)?);
-        fields.put("messages", raw(&messages)?);
-        for (name, value) in &self.fixed {
-            fields.put(name, value.clone());
-        }
+        let mut given = Vec::with_capacity(self.params.len());
         for (name, param) in &self.params {
-            let given = asked.get(*name).copied().or_else(|| defaults.get(*name).map(AsRef::as_ref));
-            if let Some(value) = param.read(name, given)? {
-                fields.put(name, value);
+            let value = asked.get(*name).copied().or_else(|| defaults.get(*name).map(AsRef::as_ref));
+            if let Some(value) = param.read(name, value)? {
+                given.push((*name, value));
             }
         }
-        serde_json::to_vec(&fields)
-            .map(Bytes::from)
-            .map_err(|error| InvalidRequest::Params(error.to_string()))
+        let body = Body { model, messages, fixed: &self.fixed, given };
+        serde_json::to_vec(&body).map(Bytes::from).map_err(|error| InvalidRequest::Params(error.to_string()))
     }
 }
 
@@ -84,22 +84,19 @@ impl Param {
     /// The value that is sent, if one is.
     fn read(self, name: &str, given: Option<&RawValue>) -> Result<Option<Box<RawValue>>, InvalidRequest> {
         let Some(given) = given.filter(|given| given.get() != "null") else { return self.default() };
-        let value: Value = serde_json::from_str(given.get()).unwrap_or_default();
         let wrong = |expected| InvalidRequest::Param(name.to_owned(), expected, kind(given.get()));
-        match self {
-            Self::Number(_) if value.is_number() => Ok(Some(given.to_owned())),
-            Self::Number(_) => Err(wrong("a number")),
-            Self::Count(_) => match whole(&value) {
+        match (self, given.get().as_bytes().first()) {
+            (Self::Number(_), Some(b'-' | b'0'..=b'9')) => Ok(Some(given.to_owned())),
+            (Self::Number(_), _) => Err(wrong("a number")),
+            (Self::Count(_), _) => match whole(given) {
                 Some(count) => raw(&count).map(Some),
                 None => Err(wrong("a whole number")),
             },
-            Self::Flag(_) if value.is_boolean() => Ok(Some(given.to_owned())),
-            Self::Flag(_) => Err(wrong("a truth value")),
-            Self::Texts => match value {
-                Value::String(text) => raw(&[text]).map(Some),
-                Value::Array(items) => raw(&items.into_iter().map(text).collect::<Vec<_>>()).map(Some),
-                _ => Ok(None),
-            },
+            (Self::Flag(_), Some(b't' | b'f')) => Ok(Some(given.to_owned())),
+            (Self::Flag(_), _) => Err(wrong("a truth value")),
+            (Self::Texts, Some(b'"')) => raw(&[given]).map(Some),
+            (Self::Texts, Some(b'[')) => texts(given).ok_or_else(|| wrong(TEXTS)).map(Some),
+            (Self::Texts, _) => Ok(None),
         }
     }
 
@@ -113,40 +110,68 @@ impl Param {
     }
 }
 
-fn whole(value: &Value) -> Option<u64> {
+fn whole(given: &RawValue) -> Option<u64> {
     // A whole number may have been written as a float. Floats this large are whole, and
     // past them nobody counts tokens.
     const MAX: f64 = 9_007_199_254_740_992.0;
-    value.as_u64().or_else(|| {
-        let float = value.as_f64()?;
+    let number: Number = serde_json::from_str(given.get()).ok()?;
+    number.as_u64().or_else(|| {
+        let float = number.as_f64()?;
         ((0.0..MAX).contains(&float) && float.fract() == 0.0).then_some(float as u64)
     })
 }
 
-fn text(value: Value) -> String {
-    match value {
-        Value::String(text) => text,
-        other => other.to_string(),
+/// What a list of texts has to be.
+const TEXTS: &str = "a text or a list of at most 256 texts";
+
+/// A list with what is no text as the text of its JSON.
+fn texts(list: &RawValue) -> Option<Box<RawValue>> {
+    struct Items;
+    impl<'a> Visitor<'a> for Items {
+        type Value = Vec<Box<RawValue>>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list")
+        }
+
+        fn visit_seq<A: SeqAccess<'a>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+            let mut texts = Vec::new();
+            while let Some(item) = list.next_element::<&RawValue>()? {
+                if texts.len() == TEXTS_MAX {
+                    return Err(A::Error::custom("too many"));
+                }
+                let text = match item.get().starts_with('"') {
+                    true => Ok(item.to_owned()),
+                    false => to_raw_value(item.get()),
+                };
+                texts.push(text.map_err(A::Error::custom)?);
+            }
+            Ok(texts)
+        }
     }
+    let mut reader = serde_json::Deserializer::from_str(list.get());
+    let texts = serde::Deserializer::deserialize_seq(&mut reader, Items).ok()?;
+    to_raw_value(&texts).ok()
 }
 
 fn raw<T: Serialize + ?Sized>(value: &T) -> Result<Box<RawValue>, InvalidRequest> {
     to_raw_value(value).map_err(|error| InvalidRequest::Params(error.to_string()))
 }
 
-/// Fields in the order in which they are sent.
-struct Fields(Vec<(&'static str, Box<RawValue>)>);
-
-impl Fields {
-    fn put(&mut self, name: &'static str, value: Box<RawValue>) {
-        self.0.push((name, value));
-    }
+/// The fields in the order in which they are sent.
+struct Body<'a> {
+    model: &'a str,
+    messages: Vec<&'a RawValue>,
+    fixed: &'a [(&'static str, Box<RawValue>)],
+    given: Vec<(&'static str, Box<RawValue>)>,
 }
 
-impl Serialize for Fields {
+impl Serialize for Body<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(self.0.len()))?;
-        for (name, value) in &self.0 {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("model", self.model)?;
+        map.serialize_entry("messages", &self.messages)?;
+        for (name, value) in self.fixed.iter().chain(&self.given) {
             map.serialize_entry(name, value)?;
         }
         map.end()
@@ -215,6 +240,8 @@ mod tests {
         check(r#"{"temperature":"hot"}"#, "params sets 'temperature' to a string; it has to be a number");
         check(r#"{"max_tokens":1.5}"#, "params sets 'max_tokens' to a number; it has to be a whole number");
         check(r#"{"max_tokens":-1}"#, "params sets 'max_tokens' to a number; it has to be a whole number");
+        let stops = format!(r#"{{"stop":[{}]}}"#, vec!["\"\""; 257].join(","));
+        check(&stops, "params sets 'stop' to an array; it has to be a text or a list of at most 256 texts");
         check(r#"{"n":2}"#, "params sets 'n', which the host decides; leave it out");
     }
 

@@ -1,6 +1,6 @@
 //! OpenAI's function tools: what a model is told of a function that it may call.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::{kind, object};
@@ -12,31 +12,31 @@ pub const NAME_BYTES_MAX: usize = 64;
 /// request to the model carries it.
 pub const FUNCTION_BYTES_MAX: usize = 256 << 10;
 
-/// A function tool that a model's server takes.
+/// A function tool that a model's server takes: its JSON text, which was checked.
 #[derive(Clone, Debug, PartialEq)]
-pub struct FunctionTool(Value);
+pub struct FunctionTool {
+    name: String,
+    text: Box<str>,
+}
 
 impl FunctionTool {
     /// Reads the JSON text of one tool. The error says where it is none.
     pub fn parse(text: &str) -> Result<Self, String> {
-        #[derive(Deserialize)]
-        struct Shape {
-            r#type: Option<Value>,
-            function: Option<Value>,
-        }
         if text.len() > FUNCTION_BYTES_MAX {
             return Err(format!("longer than {FUNCTION_BYTES_MAX} bytes"));
         }
-        let raw = object(text)?;
-        let shape: Shape = serde_json::from_str(raw.get()).map_err(|error| error.to_string())?;
-        if shape.r#type != Some(json!("function")) {
+        // A tree, because a schema is checked by one. It is as short as the check above says,
+        // and gone when it was checked.
+        let tool: Map<String, Value> =
+            serde_json::from_str(object(text)?.get()).map_err(|error| error.to_string())?;
+        if tool.get("type") != Some(&json!("function")) {
             return Err("without 'type': \"function\", so no OpenAI function tool".to_owned());
         }
-        let Some(Value::Object(function)) = shape.function else {
+        let Some(Value::Object(function)) = tool.get("function") else {
             return Err("without 'function', an object".to_owned());
         };
-        check(&function)?;
-        serde_json::from_str(raw.get()).map(Self).map_err(|error| error.to_string())
+        let name = check(function)?.to_owned();
+        Ok(Self { name, text: Value::Object(tool).to_string().into() })
     }
 
     /// Makes a tool of a function's parts. The error says which of them is wrong.
@@ -54,35 +54,39 @@ impl FunctionTool {
 
     /// The name that the model calls.
     pub fn name(&self) -> &str {
-        self.0["function"]["name"].as_str().unwrap_or_default()
+        &self.name
     }
 
     /// The same tool with this before its name.
-    pub fn prefixed(mut self, prefix: &str) -> Result<Self, String> {
-        let name = format!("{prefix}{}", self.name());
+    pub fn prefixed(self, prefix: &str) -> Result<Self, String> {
+        let name = format!("{prefix}{}", self.name);
         check_name(&name)?;
-        self.0["function"]["name"] = name.into();
-        Ok(self)
+        let mut tool = Value::from(self);
+        tool["function"]["name"] = name.as_str().into();
+        Ok(Self { name, text: tool.to_string().into() })
     }
 
     /// Its JSON text.
     pub fn text(&self) -> String {
-        self.0.to_string()
+        self.text.as_ref().to_owned()
     }
 }
 
 impl From<FunctionTool> for Value {
     fn from(tool: FunctionTool) -> Self {
-        tool.0
+        // It was made of one.
+        serde_json::from_str(&tool.text).unwrap_or_default()
     }
 }
 
-fn check(function: &Map<String, Value>) -> Result<(), String> {
-    match function.get("name") {
-        Some(Value::String(name)) => check_name(name)?,
+/// The name of a function that is one.
+fn check(function: &Map<String, Value>) -> Result<&str, String> {
+    let name = match function.get("name") {
+        Some(Value::String(name)) => name,
         Some(other) => return Err(format!("whose 'name' is {}, not a string", kind(&other.to_string()))),
         None => return Err("without a 'name'".to_owned()),
-    }
+    };
+    check_name(name)?;
     match function.get("description") {
         None | Some(Value::String(_)) => {}
         Some(other) => {
@@ -90,9 +94,10 @@ fn check(function: &Map<String, Value>) -> Result<(), String> {
         }
     }
     match function.get("parameters") {
-        None => Ok(()),
-        Some(parameters) => check_parameters(parameters),
+        None => {}
+        Some(parameters) => check_parameters(parameters)?,
     }
+    Ok(name)
 }
 
 fn check_name(name: &str) -> Result<(), String> {

@@ -18,6 +18,8 @@ use super::report::{Report, Trajectories};
 use super::reports::Due;
 use super::request::{Asked, CalledBack};
 use super::sample::{WireSample, category};
+use super::statuses::{Known, Over as Ended};
+use crate::budget::{Charge, Use};
 use crate::id::RolloutId;
 use crate::outbound::{Acknowledged, Secret, Undelivered};
 use crate::rollout::{Failure, FailureKind, Finished, Outcome, Rollout};
@@ -113,6 +115,7 @@ pub(super) fn start(
     let due = osmosis.0.reports.promise(id.as_str());
     let gradable = gradable && osmosis.0.host.grader().is_some();
     let task = Box::new(Task {
+        known: osmosis.0.statuses.begins(id.clone(), rollout.handle()),
         osmosis: osmosis.clone(),
         id,
         form,
@@ -132,6 +135,7 @@ pub(super) fn start(
 /// One rollout that is being run and told of.
 struct Task {
     osmosis: Osmosis,
+    known: Known,
     id: RolloutId,
     form: Form,
     completion_url: String,
@@ -149,7 +153,13 @@ struct Over {
     /// Whether the terminal callback says what came of it, and not only that it failed.
     graded: bool,
     /// What the caller said of the model's calls when it took the completion.
-    report: Option<Report>,
+    report: Option<Reported>,
+}
+
+/// What a caller said of the model's calls.
+struct Reported {
+    report: Report,
+    _charge: Charge,
 }
 
 impl Task {
@@ -162,6 +172,7 @@ impl Task {
             Ok(Some(over)) => Box::pin(self.end(&over)).await,
             Err(_) => {
                 tracing::error!("the host panicked in a rollout, which ends unscored");
+                self.known.ends(Ended::word("failure"));
                 let failure = Completion::failure(&self.id, "rollout task crashed", Some("agent_error"));
                 Box::pin(self.post_completion(&failure)).await.ok();
                 Box::pin(self.post_graded(None)).await;
@@ -174,49 +185,84 @@ impl Task {
     async fn steps(&self, mut rollout: Box<Rollout>) -> Option<Box<Over>> {
         let ran = rollout.run_workflow().await;
         let completion = match &ran {
-            Err(failure) if failure.kind == FailureKind::Cancelled => {
-                rollout.finish().await;
-                return None;
-            }
+            Err(failure) if failure.kind == FailureKind::Cancelled => return self.cancelled(rollout).await,
             Err(failure) => Completion::failure(&self.id, &failure.reason, Some(category(failure))),
             Ok(()) => Completion::success(&self.id),
         };
-        let posted = Box::pin(self.post_completion(&completion)).await;
-        if posted.is_err() {
-            let failure = Completion::failure(&self.id, "Internal server error", None);
-            let posted = Box::pin(self.post_completion(&failure)).await;
-            return Some(Box::new(Over {
-                finished: rollout.finish().await,
-                graded: false,
-                report: report(&posted),
-            }));
-        }
-        let report = report(&posted);
+        let posted = match rollout.notify(Box::pin(self.post_outcome(&completion))).await {
+            Ok(posted) => posted,
+            Err(failure) if failure.kind == FailureKind::Cancelled => return self.cancelled(rollout).await,
+            // The host ended it, which its caller is still to be told.
+            Err(_) => {
+                let finished = rollout.finish().await;
+                return Some(Box::new(Over { finished, graded: true, report: None }));
+            }
+        };
+        let report = match posted {
+            Ok(report) => report,
+            Err(report) => {
+                let finished = rollout.finish().await;
+                return Some(Box::new(Over { finished, graded: false, report }));
+            }
+        };
         if ran.is_err() || self.grader_url.is_none() || !self.gradable {
             let finished = rollout.finish().await;
             // An agent loop may have rated itself.
             let graded = matches!(finished.outcome, Outcome::Scored { .. });
             return Some(Box::new(Over { finished, graded, report }));
         }
-        let graded = rollout.grade().await;
-        let finished = rollout.finish().await;
-        match graded {
-            Err(Failure { kind: FailureKind::Cancelled, .. }) => None,
-            _ => Some(Box::new(Over { finished, graded: true, report })),
+        if let Err(Failure { kind: FailureKind::Cancelled, .. }) = rollout.grade().await {
+            return self.cancelled(rollout).await;
         }
+        let finished = rollout.finish().await;
+        Some(Box::new(Over { finished, graded: true, report }))
+    }
+
+    /// Whoever cancels a rollout wants to hear nothing more of it.
+    async fn cancelled(&self, rollout: Box<Rollout>) -> Option<Box<Over>> {
+        rollout.finish().await;
+        self.known.ends(Ended::word("cancelled"));
+        None
     }
 
     /// Sends the terminal callback. What the caller reports of the model's calls goes into the
     /// trajectory: what it told with the completion before this, what it tells now instead.
     async fn end(&self, over: &Over) {
+        let graded = over.graded.then(|| Graded::of(&over.finished, self.form, self.label.as_deref()));
+        self.known.ends(self.ended(&over.finished, graded.as_ref()));
         let mut trajectories = Trajectories::of(&over.finished);
         if let Some(report) = &over.report {
-            trajectories.merge(report).await;
+            trajectories.merge(&report.report).await;
         }
-        let graded = over.graded.then(|| Graded::of(&over.finished, self.form, self.label.as_deref()));
         if let Some(report) = self.post_graded(graded).await {
-            trajectories.merge(&report).await;
+            trajectories.merge(&report.report).await;
         }
+    }
+
+    /// What this caller's last callback says of the rollout.
+    fn ended(&self, finished: &Finished, graded: Option<&Graded<'_>>) -> Ended {
+        let status = match (graded, &finished.outcome) {
+            (Some(graded), _) => graded.status,
+            // Nobody asked for more than the completion.
+            (None, Outcome::Unscored(Failure { kind: FailureKind::NotGraded, .. }))
+                if self.grader_url.is_none() =>
+            {
+                "success"
+            }
+            (None, _) => "failure",
+        };
+        Ended::of(status, &finished.outcome)
+    }
+
+    /// Posts the completion, and one that says that it was not taken where it was not: that is
+    /// the error. Either is with what the caller reports in its answer.
+    async fn post_outcome(&self, completion: &Completion<'_>) -> Result<Option<Reported>, Option<Reported>> {
+        let posted = self.post_completion(completion).await;
+        if posted.is_ok() {
+            return Ok(self.report(&posted));
+        }
+        let failure = Completion::failure(&self.id, "Internal server error", None);
+        Err(self.report(&self.post_completion(&failure).await))
     }
 
     async fn post_completion(&self, completion: &Completion<'_>) -> Result<Acknowledged, Undelivered> {
@@ -232,14 +278,14 @@ impl Task {
 
     /// Posts the terminal callback, if the caller wants one: this, or that there is nothing.
     /// Gives what the caller reports in its answer.
-    async fn post_graded(&self, graded: Option<Graded<'_>>) -> Option<Report> {
+    async fn post_graded(&self, graded: Option<Graded<'_>>) -> Option<Reported> {
         let url = self.grader_url.as_ref()?;
         let bare = Graded::bare(&self.id, self.form);
         let is_bare = graded.is_none();
         let posted = self.post(url, graded.as_ref().unwrap_or(&bare)).await;
         let Err(undelivered) = posted else {
             self.due.kept();
-            return report(&posted);
+            return self.report(&posted);
         };
         tracing::warn!(%undelivered, "grader callback not delivered");
         if is_bare {
@@ -250,7 +296,20 @@ impl Task {
         if posted.is_ok() {
             self.due.kept();
         }
-        report(&posted)
+        self.report(&posted)
+    }
+
+    /// What the caller reports in its answer. It is held until the last callback was taken.
+    fn report(&self, posted: &Result<Acknowledged, Undelivered>) -> Option<Reported> {
+        let body = &posted.as_ref().ok()?.body;
+        let report = Report::read(body)?;
+        match self.osmosis.0.host.budget().charge(Use::Result, body.len()) {
+            Ok(charge) => Some(Reported { report, _charge: charge }),
+            Err(error) => {
+                tracing::warn!(%error, "the caller's report of the model's calls is left out");
+                None
+            }
+        }
     }
 
     async fn post(&self, url: &str, body: &impl Serialize) -> Result<Acknowledged, Undelivered> {
@@ -268,8 +327,4 @@ impl Task {
         }
         posted.inspect_err(|undelivered| span.failed("undelivered", &undelivered.reason))
     }
-}
-
-fn report(posted: &Result<Acknowledged, Undelivered>) -> Option<Report> {
-    posted.as_ref().ok().and_then(|acknowledged| Report::read(&acknowledged.body))
 }

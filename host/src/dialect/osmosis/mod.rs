@@ -23,8 +23,10 @@ mod report;
 mod reports;
 mod request;
 mod sample;
+mod statuses;
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Path, State};
@@ -46,9 +48,13 @@ use error::ApiError;
 pub use gate::Access;
 use reports::Reports;
 use request::StartRollout;
+use statuses::Statuses;
 
 /// The largest request in bytes. A prompt may carry images as text.
 const BODY_BYTES_MAX: usize = 64 << 20;
+
+/// How often what is kept for callers is looked through for what is due.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What the dialect is made of.
 pub struct Settings {
@@ -81,6 +87,7 @@ struct Inner {
     instance_id: Option<String>,
     process_id: String,
     polled: d::Registry,
+    statuses: Arc<Statuses>,
     /// One task a rollout, alive until its caller was told, or gave up.
     tasks: TaskTracker,
     reports: Arc<Reports>,
@@ -91,19 +98,23 @@ impl Osmosis {
     /// A server of this host.
     pub fn new(settings: Settings) -> Self {
         let Settings { host, callbacks, dialect, init, times, access, instance_id } = settings;
-        Self(Arc::new(Inner {
+        let init = a::Server::new(init, host.budget().clone());
+        let osmosis = Self(Arc::new(Inner {
             host,
             callbacks,
             dialect,
-            init: a::Server::new(init),
+            init,
             access,
             instance_id,
             process_id: random::uuid4(),
+            statuses: Arc::new(Statuses::new(times.result_ttl)),
             polled: d::Registry::new(times),
             tasks: TaskTracker::new(),
             reports: Arc::default(),
             unfinished: Unfinished::default(),
-        }))
+        }));
+        tokio::spawn(sweep(Arc::downgrade(&osmosis.0)));
+        osmosis
     }
 
     /// Its routes.
@@ -156,6 +167,19 @@ impl Osmosis {
     /// The rollouts whose callers have not heard what came of them.
     pub fn unreported(&self) -> Vec<String> {
         self.0.reports.missing()
+    }
+}
+
+/// Forgets what is due, for as long as there is a server. A look at each part does so too, but
+/// a server that has no room left is asked for nothing that looks.
+async fn sweep(inner: Weak<Inner>) {
+    let mut pause = tokio::time::interval(SWEEP_INTERVAL);
+    loop {
+        pause.tick().await;
+        let Some(inner) = inner.upgrade() else { return };
+        inner.polled.sweep(inner.host.budget());
+        inner.init.sweep();
+        inner.statuses.sweep();
     }
 }
 

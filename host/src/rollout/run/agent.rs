@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::{Rollout, brief};
 use crate::error::Fault;
 use crate::id::SampleId;
-use crate::imports::{Imports, Role, SampleRecord, message_bytes};
+use crate::imports::{Imports, Role, RunContext, SampleRecord, message_bytes};
 use crate::instance::{self, Bounds, LoopOutcome, LoopRequest, RunError};
 use crate::rollout::outcome::{Failure, FailureKind, Stage};
 use crate::wire;
@@ -94,7 +94,10 @@ impl Rollout {
         let deadline = Some(Instant::now() + TOOLS_TIME_MAX.min(inner.limits.workflow_time_max));
         let bounds =
             Bounds { memory_bytes_max: inner.limits.memory_bytes_max, deadline, permit: permit.into() };
-        let (run, limits) = (self.run.clone(), inner.limits.clone());
+        let limits = inner.limits.clone();
+        // Who says which tools there are rates nothing yet, and its caller reads them.
+        let metadata = self.request.metadata.as_ref().map(|metadata| metadata.public().clone());
+        let run = Arc::new(RunContext { metadata, ..(*self.run).clone() });
         let imports = Imports::bare(Role::Declaration, run, limits, deadline, self.record.clone());
         let plugin = inner.settings.workflow.linked();
         let tools = instance::agent_loop_tools(plugin, imports, bounds, self.loop_request()).await;

@@ -25,7 +25,9 @@ use tracing::Instrument;
 use super::body::Body;
 use super::error::ApiError;
 use super::reports::Due;
+use super::statuses::{Known, Over};
 use super::{BODY_BYTES_MAX, Osmosis};
+use crate::budget::Budget;
 use crate::config::OsmosisInit;
 use crate::outbound::{CallbackClient, Secret};
 use crate::rollout::{AdmitError, Failure, FailureKind, Finished, Host, LoopReport, Outcome, Rollout, Stage};
@@ -54,10 +56,15 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: Settings, budget: Budget) -> Self {
         let Settings { init, agent_name, completions } = settings;
-        let records = Arc::new(Records::new(init.record_ttl, init.cleanup_interval));
+        let records = Arc::new(Records::new(init.record_ttl, init.cleanup_interval, budget));
         Self { settings: init, agent_name, completions, records }
+    }
+
+    /// Forgets what is due, and more where room is needed.
+    pub fn sweep(&self) {
+        self.records.sweep();
     }
 
     /// Whether no other generation is served.
@@ -175,6 +182,7 @@ async fn lead(osmosis: Osmosis, request: Init, leading: Leading) {
     };
     let due = osmosis.0.reports.promise(&id);
     let span = rollout.span();
+    let known = osmosis.0.statuses.begins(rollout.id().clone(), rollout.handle());
     let grade = gradable && osmosis.0.host.grader().is_some();
     let work = async move {
         let tools = match Box::pin(rollout.tools(|tools| tools::typed(&tools))).await {
@@ -189,7 +197,7 @@ async fn lead(osmosis: Osmosis, request: Init, leading: Leading) {
         // Text, and JSON that was made of checked parts.
         let body = serde_json::to_vec(&Accepted { rollout_id: &id, tools }).unwrap_or_default();
         let kept = leading.answer(body.into());
-        let told = Told { osmosis, id, completed_url, api_key, grade, due, _kept: kept };
+        let told = Told { osmosis, id, completed_url, api_key, grade, known, due, _kept: kept };
         Box::new(told).run(rollout).await;
     };
     work.instrument(span).await;
@@ -202,6 +210,7 @@ struct Told {
     completed_url: String,
     api_key: Option<Secret>,
     grade: bool,
+    known: Known,
     due: Due,
     _kept: Kept,
 }
@@ -211,10 +220,14 @@ impl Told {
     async fn run(self: Box<Self>, rollout: Box<Rollout>) {
         let body = match AssertUnwindSafe(self.steps(rollout)).catch_unwind().await {
             // Whoever stopped it wants to hear nothing more of it.
-            Ok(None) => return self.due.cancelled(),
+            Ok(None) => {
+                self.known.ends(Over::word("cancelled"));
+                return self.due.cancelled();
+            }
             Ok(Some(finished)) => self.completed(&finished),
             Err(_) => {
                 tracing::error!("the host panicked in a rollout, which ends unscored");
+                self.known.ends(Over::word("failure"));
                 let crashed = Failure::host(Stage::Workflow, "rollout task crashed");
                 encoded(&Completed::failed(&self.id, &crashed.reason, Metrics::default()))
             }
@@ -242,6 +255,7 @@ impl Told {
         (!cancelled).then(|| Box::new(finished))
     }
 
+    /// The completion, with what anybody may know of it.
     fn completed(&self, finished: &Finished) -> Bytes {
         let messages =
             finished.samples.first().map(|sample| sample.record.messages.clone()).unwrap_or_default();
@@ -256,7 +270,7 @@ impl Told {
             metrics,
             extra_fields: json!({}),
         };
-        encoded(&match &finished.outcome {
+        let completed = match &finished.outcome {
             Outcome::Scored { reward } => done(Some(*reward)),
             Outcome::Unscored(failure) if failure.kind == FailureKind::NotGraded => {
                 match finished.samples.is_empty() {
@@ -280,7 +294,10 @@ impl Told {
                     Completed::failed(&self.id, &failure.reason, metrics.of_the_model())
                 }
             },
-        })
+        };
+        let status = if completed.status == "COMPLETED" { "success" } else { "failure" };
+        self.known.ends(Over::of(status, &finished.outcome));
+        encoded(&completed)
     }
 }
 

@@ -14,6 +14,10 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::Refused;
+use crate::budget::{Budget, Charge};
+
+/// What a record takes besides its key and its answer, in bytes.
+const RECORD_BYTES: usize = 512;
 
 /// What a leader was answered.
 pub(super) type Answer = Result<Bytes, Refused>;
@@ -22,6 +26,7 @@ pub(super) type Answer = Result<Bytes, Refused>;
 pub(in super::super) struct Records {
     ttl: Duration,
     sweep_interval: Duration,
+    budget: Budget,
     inner: Mutex<Inner>,
 }
 
@@ -35,6 +40,8 @@ struct Inner {
 
 struct Record {
     answer: watch::Receiver<Option<Answer>>,
+    /// From the answer on; before, what is kept is the request's.
+    charge: Option<Charge>,
 }
 
 /// Whose part a request has.
@@ -46,12 +53,23 @@ pub(super) enum Part {
 }
 
 impl Records {
-    pub fn new(ttl: Duration, sweep_interval: Duration) -> Self {
+    pub fn new(ttl: Duration, sweep_interval: Duration, budget: Budget) -> Self {
         let inner = Inner { records: HashMap::new(), ended: VecDeque::new(), swept_at: Instant::now() };
-        Self { ttl, sweep_interval, inner: Mutex::new(inner) }
+        Self { ttl, sweep_interval, budget, inner: Mutex::new(inner) }
     }
 
-    /// Every look sweeps what is due; nothing else has to.
+    /// Sweeps what is due, and where the host has no room for new work, the oldest of what is
+    /// over until it has.
+    pub(in super::super) fn sweep(&self) {
+        let mut inner = self.lock(Instant::now());
+        while self.budget.check_new_work(0).is_err()
+            && let Some((_, key)) = inner.ended.pop_front()
+        {
+            inner.records.remove(&key);
+        }
+    }
+
+    /// Every look sweeps what is due.
     fn lock(&self, now: Instant) -> MutexGuard<'_, Inner> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         if now.saturating_duration_since(inner.swept_at) >= self.sweep_interval {
@@ -76,7 +94,7 @@ impl Records {
         }
         let (sender, answer) = watch::channel(None);
         let key: Arc<str> = key.into();
-        inner.records.insert(key.clone(), Record { answer });
+        inner.records.insert(key.clone(), Record { answer, charge: None });
         let kept = Kept { records: self.clone(), key, answered: false };
         Part::Leader(Leading { sender, kept })
     }
@@ -106,6 +124,11 @@ impl Leading {
     /// time to live after it.
     pub fn answer(mut self, body: Bytes) -> Kept {
         self.kept.answered = true;
+        let Kept { records, key, .. } = &self.kept;
+        let charge = records.budget.charge_result(RECORD_BYTES + 2 * key.len() + body.len());
+        if let Some(record) = records.lock(Instant::now()).records.get_mut(key) {
+            record.charge = Some(charge);
+        }
         self.sender.send_replace(Some(Ok(body)));
         self.kept
     }
@@ -157,7 +180,11 @@ mod tests {
     const TTL: Duration = Duration::from_secs(100);
 
     fn records() -> Arc<Records> {
-        Arc::new(Records::new(TTL, Duration::from_secs(10)))
+        with_budget(Budget::default())
+    }
+
+    fn with_budget(budget: Budget) -> Arc<Records> {
+        Arc::new(Records::new(TTL, Duration::from_secs(10), budget))
     }
 
     fn lead(records: &Arc<Records>, key: &str, now: Instant) -> Leading {
@@ -216,5 +243,27 @@ mod tests {
         assert_eq!(records.counts(later), (1, 0));
         follow(&records, "alive", later);
         lead(&records, "over", later);
+    }
+
+    #[tokio::test]
+    async fn records_are_charged_and_the_oldest_that_are_over_go_where_there_is_no_room() {
+        let budget = Budget::new(100_000);
+        let (records, now) = (with_budget(budget.clone()), Instant::now());
+        let answer = || Bytes::from(vec![b' '; 30_000]);
+        for key in ["first", "second"] {
+            drop(lead(&records, key, now).answer(answer()));
+        }
+        let alive = lead(&records, "alive", now).answer(answer());
+        assert!(budget.used() > 90_000 && budget.check_new_work(0).is_err());
+
+        records.sweep();
+
+        assert!(budget.check_new_work(0).is_ok());
+        lead(&records, "first", now);
+        follow(&records, "second", now);
+        follow(&records, "alive", now);
+        drop(alive);
+        records.sweep();
+        follow(&records, "alive", now);
     }
 }

@@ -1,9 +1,18 @@
 //! Tools as callers of this generation are told of them: through a schema that knows a
 //! few fields and drops the others, with null for what is not said.
 
-use serde::Serialize;
+use std::fmt;
+
+use serde::de::{Error, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
-use serde_json::{Map, Value};
+
+/// The longest tools of one agent in bytes, together. A caller puts them in each request to
+/// its model.
+const TOOLS_BYTES_MAX: usize = 4 << 20;
+
+/// The most parameters of one tool.
+const PROPERTIES_MAX: usize = 512;
 
 /// A tool on the wire.
 #[derive(Debug, Serialize)]
@@ -44,51 +53,99 @@ fn in_order<S: serde::Serializer>(
 
 /// The tools as they are told, or what of them cannot be.
 pub(super) fn typed(tools: &[Box<RawValue>]) -> Result<Vec<WireTool>, String> {
+    let bytes: usize = tools.iter().map(|tool| tool.get().len()).sum();
+    if bytes > TOOLS_BYTES_MAX {
+        return Err(format!(
+            "the tools are {bytes} bytes of JSON together, more than the {TOOLS_BYTES_MAX} that are told to a caller"
+        ));
+    }
     let read = |(at, tool): (usize, &RawValue)| {
-        let tool = serde_json::from_str(tool.get()).unwrap_or_default();
-        wire_tool(&tool).map_err(|what| {
-            format!("generation A cannot carry the tool {}: {what}", name_for_message(at, &tool))
+        wire_tool(tool).map_err(|what| {
+            format!("generation A cannot carry the tool {}: {what}", name_for_message(at, tool))
         })
     };
     tools.iter().map(AsRef::as_ref).enumerate().map(read).collect()
 }
 
-fn name_for_message(at: usize, tool: &Value) -> String {
-    match tool["function"]["name"].as_str() {
+/// A tool as a guest wrote it.
+#[derive(Deserialize)]
+struct AnyTool<'a> {
+    #[serde(borrow)]
+    r#type: Option<&'a RawValue>,
+    #[serde(borrow)]
+    function: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct AnyFunction<'a> {
+    #[serde(borrow)]
+    name: Option<&'a RawValue>,
+    #[serde(borrow)]
+    description: Option<&'a RawValue>,
+    #[serde(borrow)]
+    parameters: Option<&'a RawValue>,
+    #[serde(borrow)]
+    strict: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct AnyParameters<'a> {
+    #[serde(borrow)]
+    r#type: Option<&'a RawValue>,
+    #[serde(borrow)]
+    properties: Option<&'a RawValue>,
+    #[serde(borrow)]
+    required: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct AnyProperty<'a> {
+    #[serde(borrow)]
+    r#type: Option<&'a RawValue>,
+    #[serde(borrow)]
+    description: Option<&'a RawValue>,
+    #[serde(borrow)]
+    r#enum: Option<&'a RawValue>,
+}
+
+fn name_for_message(at: usize, tool: &RawValue) -> String {
+    let name = |tool: &RawValue| {
+        let tool: AnyTool<'_> = serde_json::from_str(tool.get()).ok()?;
+        let function: AnyFunction<'_> = serde_json::from_str(tool.function?.get()).ok()?;
+        serde_json::from_str::<String>(function.name?.get()).ok()
+    };
+    match name(tool) {
         Some(name) => format!("'{}'", name.chars().take(64).collect::<String>()),
         None => format!("at place {at}"),
     }
 }
 
-fn wire_tool(tool: &Value) -> Result<WireTool, String> {
-    let kind = text(tool, "type")?;
-    let function =
-        tool.get("function").and_then(Value::as_object).ok_or("'function' is missing or no object")?;
-    let function = Value::Object(function.clone());
-    let parameters = match function.get("parameters") {
+fn wire_tool(tool: &RawValue) -> Result<WireTool, String> {
+    let AnyTool { r#type, function } = object(Some(tool)).ok_or("it is no object")??;
+    let kind = text(r#type, "type")?;
+    let AnyFunction { name, description, parameters, strict } =
+        object(function).ok_or("'function' is missing or no object")??;
+    let parameters = match parameters {
         None => Parameters { r#type: "object".to_owned(), properties: Vec::new(), required: Vec::new() },
         Some(parameters) => wire_parameters(parameters)?,
     };
-    let strict = match function.get("strict") {
-        None => false,
-        Some(Value::Bool(strict)) => *strict,
+    let strict = match strict.map(RawValue::get) {
+        None | Some("false") => false,
+        Some("true") => true,
         Some(_) => return Err("'function.strict' is no truth value".to_owned()),
     };
-    let name = text(&function, "name").map_err(|what| format!("function: {what}"))?;
-    let description = text(&function, "description").map_err(|what| format!("function: {what}"))?;
+    let name = text(name, "name").map_err(|what| format!("function: {what}"))?;
+    let description = text(description, "description").map_err(|what| format!("function: {what}"))?;
     Ok(WireTool { r#type: kind, function: Function { name, description, parameters, strict } })
 }
 
-fn wire_parameters(parameters: &Value) -> Result<Parameters, String> {
-    let kind = text(parameters, "type").map_err(|what| format!("parameters: {what}"))?;
-    let properties = parameters.get("properties").and_then(Value::as_object);
-    let properties = properties.ok_or("parameters: 'properties' is missing or no object")?;
-    let property = |(name, schema): (&String, &Value)| match wire_property(schema) {
-        Ok(property) => Ok((name.clone(), property)),
-        Err(what) => Err(format!("parameter '{name}': {what}")),
-    };
-    let properties = properties.iter().map(property).collect::<Result<_, _>>()?;
-    let required = match parameters.get("required") {
+fn wire_parameters(parameters: &RawValue) -> Result<Parameters, String> {
+    let AnyParameters { r#type, properties, required } =
+        object(Some(parameters)).ok_or("parameters: it is no object")??;
+    let kind = text(r#type, "type").map_err(|what| format!("parameters: {what}"))?;
+    let Properties(properties) =
+        object(properties).ok_or("parameters: 'properties' is missing or no object")??;
+    let required = match required {
         // Schemas made from types leave it out where nothing is required.
         None => Vec::new(),
         Some(names) => texts(names).ok_or("parameters: 'required' is no list of texts")?,
@@ -96,53 +153,113 @@ fn wire_parameters(parameters: &Value) -> Result<Parameters, String> {
     Ok(Parameters { r#type: kind, properties, required })
 }
 
-fn wire_property(schema: &Value) -> Result<Property, String> {
-    let fields = schema.as_object().ok_or("it is no object")?;
-    let description = match fields.get("description") {
-        None | Some(Value::Null) => None,
-        Some(Value::String(text)) => Some(text.clone()),
-        Some(_) => return Err("'description' is no text".to_owned()),
+/// Properties in their order; of several of one name the last.
+struct Properties(Vec<(String, Property)>);
+
+impl<'a> Deserialize<'a> for Properties {
+    fn deserialize<D: Deserializer<'a>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(ReadProperties)
+    }
+}
+
+struct ReadProperties;
+
+impl<'a> Visitor<'a> for ReadProperties {
+    type Value = Properties;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'a>>(self, mut members: A) -> Result<Properties, A::Error> {
+        let mut properties: Vec<(String, Property)> = Vec::new();
+        while let Some((name, schema)) = members.next_entry::<String, &'a RawValue>()? {
+            let property =
+                wire_property(schema).map_err(|what| A::Error::custom(Parameter { name: &name, what }))?;
+            let known = properties.iter().position(|(known, _)| *known == name);
+            match known {
+                Some(at) => properties[at].1 = property,
+                None if properties.len() == PROPERTIES_MAX => {
+                    return Err(A::Error::custom(format_args!("more than {PROPERTIES_MAX} properties")));
+                }
+                None => properties.push((name, property)),
+            }
+        }
+        Ok(Properties(properties))
+    }
+}
+
+/// What is wrong with one parameter.
+struct Parameter<'a> {
+    name: &'a str,
+    what: String,
+}
+
+impl fmt::Display for Parameter<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name: String = self.name.chars().take(64).collect();
+        write!(f, "parameter '{name}': {}", self.what)
+    }
+}
+
+fn wire_property(schema: &RawValue) -> Result<Property, String> {
+    let AnyProperty { r#type, description, r#enum } = object(Some(schema)).ok_or("it is no object")??;
+    let description = match description {
+        None => None,
+        Some(given) => Some(string(given).ok_or("'description' is no text")?),
     };
-    let choices = match fields.get("enum") {
-        None | Some(Value::Null) => None,
+    let choices = match r#enum {
+        None => None,
         Some(choices) => Some(texts(choices).ok_or("'enum' is no list of texts")?),
     };
-    Ok(Property { r#type: property_type(fields)?, description, r#enum: choices })
+    Ok(Property { r#type: property_type(r#type)?, description, r#enum: choices })
 }
 
 /// One word. A type that allows null besides is the other one: the model may leave an
 /// optional parameter out.
-fn property_type(fields: &Map<String, Value>) -> Result<String, String> {
-    match fields.get("type") {
-        Some(Value::String(word)) => Ok(word.clone()),
-        Some(Value::Array(words)) => {
-            let mut words = words.iter().filter_map(Value::as_str).filter(|word| *word != "null");
-            match (words.next(), words.next()) {
-                (Some(only), None) => Ok(only.to_owned()),
-                _ => Err("'type' is a list; this generation takes one type".to_owned()),
-            }
-        }
-        _ => Err("'type' is missing or no text".to_owned()),
+fn property_type(kind: Option<&RawValue>) -> Result<String, String> {
+    let none = || "'type' is missing or no text".to_owned();
+    let kind = kind.ok_or_else(none)?;
+    if !kind.get().starts_with('[') {
+        return string(kind).ok_or_else(none);
+    }
+    let mut words = texts(kind).ok_or_else(none)?;
+    words.retain(|word| word != "null");
+    match <[String; 1]>::try_from(words) {
+        Ok([only]) => Ok(only),
+        Err(_) => Err("'type' is a list; this generation takes one type".to_owned()),
     }
 }
 
-fn text(value: &Value, name: &str) -> Result<String, String> {
-    match value.get(name) {
-        Some(Value::String(text)) => Ok(text.clone()),
-        Some(_) => Err(format!("'{name}' is no text")),
-        None => Err(format!("'{name}' is missing")),
-    }
+/// The parts of an object; None where it is none.
+fn object<'a, T: Deserialize<'a>>(raw: Option<&'a RawValue>) -> Option<Result<T, String>> {
+    let text = raw?.get();
+    // Without the place, which is one in a part of what the guest wrote.
+    let why = |error: serde_json::Error| {
+        let why = error.to_string();
+        why.split(" at line ").next().unwrap_or_default().to_owned()
+    };
+    text.starts_with('{').then(|| serde_json::from_str(text).map_err(why))
 }
 
-fn texts(value: &Value) -> Option<Vec<String>> {
-    value.as_array()?.iter().map(|item| item.as_str().map(ToOwned::to_owned)).collect()
+fn string(raw: &RawValue) -> Option<String> {
+    serde_json::from_str(raw.get()).ok()
+}
+
+fn text(raw: Option<&RawValue>, name: &str) -> Result<String, String> {
+    let raw = raw.ok_or_else(|| format!("'{name}' is missing"))?;
+    string(raw).ok_or_else(|| format!("'{name}' is no text"))
+}
+
+fn texts(raw: &RawValue) -> Option<Vec<String>> {
+    serde_json::from_str(raw.get()).ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
     use serde_json::value::to_raw_value;
+    use serde_json::{Value, json};
 
     fn told(tool: &Value) -> Result<Value, String> {
         typed(&[to_raw_value(tool).unwrap()]).map(|tools| serde_json::to_value(&tools[0]).unwrap())

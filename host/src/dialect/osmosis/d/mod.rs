@@ -19,6 +19,7 @@ use super::fields::Problem;
 use super::reports::Due;
 use super::request::{Asked, Polled};
 use super::sample::{WireSample, category};
+use super::statuses::{Known, Over, word};
 use super::{Osmosis, id_in_path};
 use crate::connection::WhenWritten;
 use crate::id::RolloutId;
@@ -44,20 +45,26 @@ pub(super) struct Admission {
 #[derive(Serialize)]
 struct ResultBody<'a> {
     rollout_id: &'a RolloutId,
-    status: &'a str,
+    status: &'static str,
     sample: Option<WireSample<'a>>,
     err_message: Option<&'a str>,
     err_category: Option<&'a str>,
 }
 
 impl<'a> ResultBody<'a> {
-    fn bare(rollout_id: &'a RolloutId, status: &'a str) -> Self {
+    fn bare(rollout_id: &'a RolloutId, status: &'static str) -> Self {
         Self { rollout_id, status, sample: None, err_message: None, err_category: None }
     }
 
     fn bytes(&self) -> Bytes {
         // Text, numbers that were checked, and JSON that was parsed before.
         serde_json::to_vec(self).map(Bytes::from).unwrap_or_default()
+    }
+
+    /// The result, with the word that anybody may know.
+    fn ended(&self, known: &Known) -> Bytes {
+        known.ends(Over::word(self.status));
+        self.bytes()
     }
 }
 
@@ -85,12 +92,13 @@ pub(super) fn start(
         result_wait_timeout_sec: times.result_wait.as_secs_f64(),
         polling_lease_timeout_sec: times.lease.as_secs_f64(),
     };
-    let plan = Plan { grade, gradable: gradable && inner.host.grader().is_some(), label };
+    let known = inner.statuses.begins(id.clone(), rollout.handle());
+    let plan = Plan { grade, gradable: gradable && inner.host.grader().is_some(), label, known };
     let osmosis = osmosis.clone();
     let span = rollout.span();
     let task = async move {
         let body = drive(&entry, rollout, &plan, &due).await;
-        osmosis.0.polled.end(&id, &entry, body, due);
+        osmosis.0.polled.end(&entry, body, due, osmosis.0.host.budget());
     };
     inner.tasks.spawn(task.instrument(span));
     Ok(admission)
@@ -101,6 +109,7 @@ struct Plan {
     grade: bool,
     gradable: bool,
     label: Option<String>,
+    known: Known,
 }
 
 /// Runs a rollout to its result. The lease is watched meanwhile.
@@ -139,7 +148,7 @@ async fn drive(entry: &Entry, mut rollout: Box<Rollout>, plan: &Plan, due: &Due)
             err_category: Some("lease_expired"),
             ..ResultBody::bare(id, "failure")
         }
-        .bytes();
+        .ended(&plan.known);
     }
     match finished {
         Ok(finished) => {
@@ -152,7 +161,7 @@ async fn drive(entry: &Entry, mut rollout: Box<Rollout>, plan: &Plan, due: &Due)
         Err(_) => {
             tracing::error!("the host panicked in a rollout, which ends unscored");
             let crashed = Failure::host(Stage::Workflow, "rollout task crashed");
-            failure(entry.id(), &crashed, None).bytes()
+            failure(entry.id(), &crashed, None).ended(&plan.known)
         }
     }
 }
@@ -181,7 +190,7 @@ fn body(finished: &Finished, plan: &Plan) -> Bytes {
             _ => failure(id, reason, None),
         },
     }
-    .bytes()
+    .ended(&plan.known)
 }
 
 fn failure<'a>(id: &'a RolloutId, failure: &'a Failure, sample: Option<WireSample<'a>>) -> ResultBody<'a> {
@@ -221,7 +230,7 @@ pub(super) async fn result(
     }
     let (body, is_over) = match entry.news(polled.times().result_wait).await {
         Status::Ended(body) => (body, true),
-        Status::Under(phase) => (ResultBody::bare(entry.id(), registry::word(phase)).bytes(), false),
+        Status::Under(phase) => (ResultBody::bare(entry.id(), word(phase)).bytes(), false),
     };
     let mut response = ([(header::CONTENT_TYPE, "application/json")], body).into_response();
     if is_over {

@@ -1,7 +1,7 @@
 //! The rollouts that callers poll for, alive or over, each under its lease.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -12,9 +12,17 @@ use super::super::error::ApiError;
 use super::super::random;
 use super::super::reports::Due;
 use super::run_clock::RunClock;
+use crate::budget::{Budget, Charge};
 use crate::config::OsmosisTimes;
 use crate::id::RolloutId;
 use crate::rollout::{Handle, Phase};
+
+/// How long a result is kept that was read, for a caller that lost it on its way. Where the
+/// host has no room for new work it goes sooner, the oldest first.
+const READ_KEPT: Duration = Duration::from_secs(60);
+
+/// What an entry takes besides its result, in bytes.
+const ENTRY_BYTES: usize = 1024;
 
 /// How far a rollout is.
 #[derive(Clone, Debug)]
@@ -23,15 +31,6 @@ pub(super) enum Status {
     Under(Phase),
     /// Over, with the body of its result.
     Ended(Bytes),
-}
-
-/// The word for a phase.
-pub(super) fn word(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Queued => "queued",
-        Phase::Running => "running",
-        Phase::Grading => "grading",
-    }
 }
 
 /// One rollout that is polled for.
@@ -121,13 +120,34 @@ pub(in super::super) struct Registry {
 struct Inner {
     entries: HashMap<RolloutId, Slot>,
     /// Results in the order in which they are to be forgotten.
-    ended: VecDeque<(Duration, RolloutId)>,
+    ended: VecDeque<(Duration, Weak<Entry>)>,
+    /// Those that were read, by when they first were.
+    read: VecDeque<(Duration, Weak<Entry>)>,
 }
 
 struct Slot {
     entry: Option<Arc<Entry>>,
     /// Its result is over and was not read in full.
     due: Option<Due>,
+    /// For a result that is kept.
+    _charge: Option<Charge>,
+}
+
+impl Inner {
+    /// The place of an entry, unless its id is another rollout's by now.
+    fn slot(&mut self, entry: &Arc<Entry>) -> Option<&mut Slot> {
+        let slot = self.entries.get_mut(&entry.id)?;
+        slot.entry.as_ref().is_some_and(|known| Arc::ptr_eq(known, entry)).then_some(slot)
+    }
+
+    fn forget(&mut self, entry: &Weak<Entry>) {
+        let Some(entry) = entry.upgrade() else { return };
+        let Some(slot) = self.slot(&entry) else { return };
+        if slot.due.is_some() {
+            tracing::info!(rollout_id = %entry.id, "a result that nobody read in its time is forgotten");
+        }
+        self.entries.remove(&entry.id);
+    }
 }
 
 /// An id that is spoken for. Dropped unfilled, it is free again.
@@ -151,7 +171,7 @@ impl Reserved<'_> {
             clock,
         });
         self.filled = true;
-        let slot = Slot { entry: Some(entry.clone()), due: None };
+        let slot = Slot { entry: Some(entry.clone()), due: None, _charge: None };
         self.registry.lock().entries.insert(self.id.clone(), slot);
         entry
     }
@@ -176,13 +196,26 @@ impl Registry {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        // Each look at the registry forgets what is due; nothing else has to.
+        // Each look at the registry forgets what is due.
         let now = self.clock.now();
-        while inner.ended.front().is_some_and(|(due, _)| *due <= now) {
-            let Some((_, id)) = inner.ended.pop_front() else { break };
-            inner.entries.remove(&id);
+        while let Some((_, entry)) = inner.read.pop_front_if(|(read, _)| *read + READ_KEPT <= now) {
+            inner.forget(&entry);
+        }
+        while let Some((_, entry)) = inner.ended.pop_front_if(|(due, _)| *due <= now) {
+            inner.forget(&entry);
         }
         inner
+    }
+
+    /// Forgets what is due, and where the host has no room for new work, results that were
+    /// read, the oldest first, until it has.
+    pub fn sweep(&self, budget: &Budget) {
+        let mut inner = self.lock();
+        while budget.check_new_work(0).is_err()
+            && let Some((_, entry)) = inner.read.pop_front()
+        {
+            inner.forget(&entry);
+        }
     }
 
     /// Speaks for an id that no known rollout has.
@@ -191,7 +224,7 @@ impl Registry {
         if inner.entries.contains_key(id) {
             return Err(ApiError::Registered);
         }
-        inner.entries.insert(id.clone(), Slot { entry: None, due: None });
+        inner.entries.insert(id.clone(), Slot { entry: None, due: None, _charge: None });
         Ok(Reserved { registry: self, id: id.clone(), filled: false })
     }
 
@@ -205,12 +238,14 @@ impl Registry {
     }
 
     /// Keeps a result for as long as results are kept.
-    pub(super) fn end(&self, id: &RolloutId, entry: &Entry, body: Bytes, due: Due) {
+    pub(super) fn end(&self, entry: &Arc<Entry>, body: Bytes, due: Due, budget: &Budget) {
+        let charge = budget.charge_result(ENTRY_BYTES + body.len());
         let mut inner = self.lock();
-        if let Some(slot) = inner.entries.get_mut(id) {
+        if let Some(slot) = inner.slot(entry) {
             slot.due = Some(due);
+            slot._charge = Some(charge);
         }
-        inner.ended.push_back((self.clock.now() + self.times.result_ttl, id.clone()));
+        inner.ended.push_back((self.clock.now() + self.times.result_ttl, Arc::downgrade(entry)));
         drop(inner);
         entry.set(Status::Ended(body));
     }
@@ -218,10 +253,10 @@ impl Registry {
     /// Notes that a caller has read a result in full.
     pub(super) fn told(&self, entry: &Arc<Entry>) {
         let mut inner = self.lock();
-        let slot = inner.entries.get_mut(&entry.id);
-        // The id may be another rollout's by now.
-        let slot = slot.filter(|slot| slot.entry.as_ref().is_some_and(|known| Arc::ptr_eq(known, entry)));
-        let due = slot.and_then(|slot| slot.due.take());
+        let due = inner.slot(entry).and_then(|slot| slot.due.take());
+        if due.is_some() {
+            inner.read.push_back((self.clock.now(), Arc::downgrade(entry)));
+        }
         drop(inner);
         if let Some(due) = due {
             due.kept();
