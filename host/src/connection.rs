@@ -34,7 +34,7 @@ impl WhenWritten {
 #[non_exhaustive]
 pub enum BodyError {
     /// Its sender took too long.
-    #[error("{received} bytes of the body came in {time:?}, which is too slow")]
+    #[error("{received} bytes of the body came in {}, which is too slow", crate::text::time(*time))]
     TooSlow {
         /// Bytes that came.
         received: u64,

@@ -57,7 +57,7 @@ impl Visit for Visitor<'_> {
     fn record_str(&mut self, field: &Field, value: &str) {
         match field.name() {
             "message" => self.put(field, format_args!("{value}")),
-            _ => self.put(field, format_args!("{value:?}")),
+            _ => self.put(field, format_args!("{value:?}")), // not shown as it is, but quoted
         }
     }
 
@@ -68,7 +68,7 @@ impl Visit for Visitor<'_> {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         // What comes by way of the `log` crate has its place in fields of that name.
         if !field.name().starts_with("log.") {
-            self.put(field, format_args!("{value:?}"));
+            self.put(field, format_args!("{value:?}")); // not shown: what a log line gives
         }
     }
 }
