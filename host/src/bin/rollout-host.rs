@@ -5,7 +5,7 @@ use std::ptr;
 use tikv_jemallocator::Jemalloc;
 
 /// Thousands of rollouts in flight cost more of the processor with the system's
-/// (`ARCHITECTURE.md` has how much).
+/// (`docs/adr` has how much).
 #[global_allocator]
 static ALLOCATOR: Jemalloc = Jemalloc;
 
