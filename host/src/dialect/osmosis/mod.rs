@@ -25,7 +25,7 @@ mod request;
 mod sample;
 mod statuses;
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Once, Weak};
 use std::time::Duration;
 
 use axum::Router;
@@ -92,6 +92,7 @@ struct Inner {
     tasks: TaskTracker,
     reports: Arc<Reports>,
     unfinished: Unfinished,
+    sweeping: Once,
 }
 
 impl Osmosis {
@@ -99,7 +100,7 @@ impl Osmosis {
     pub fn new(settings: Settings) -> Self {
         let Settings { host, callbacks, dialect, init, times, access, instance_id } = settings;
         let init = a::Server::new(init, host.budget().clone());
-        let osmosis = Self(Arc::new(Inner {
+        Self(Arc::new(Inner {
             host,
             callbacks,
             dialect,
@@ -112,9 +113,14 @@ impl Osmosis {
             tasks: TaskTracker::new(),
             reports: Arc::default(),
             unfinished: Unfinished::default(),
-        }));
-        tokio::spawn(sweep(Arc::downgrade(&osmosis.0)));
-        osmosis
+            sweeping: Once::new(),
+        }))
+    }
+
+    /// Begins to forget what is due, within the runtime. Before the first request there is
+    /// nothing to forget.
+    fn keep_swept(&self) {
+        self.0.sweeping.call_once(|| drop(tokio::spawn(sweep(Arc::downgrade(&self.0)))));
     }
 
     /// Its routes.
@@ -189,6 +195,7 @@ async fn start_rollout(
     headers: HeaderMap,
     mut body: Body<BODY_BYTES_MAX>,
 ) -> Result<Response, ApiError> {
+    osmosis.keep_swept();
     let parent = headers.get("traceparent").and_then(|value| TraceParent::parse(value.to_str().ok()?));
     let dialect = osmosis.0.dialect;
     let read = body.parse(|bytes| request::read(&headers, bytes, dialect))?;

@@ -149,6 +149,7 @@ async fn init(
     headers: HeaderMap,
     mut body: Body<BODY_BYTES_MAX>,
 ) -> Result<Response, ApiError> {
+    osmosis.keep_swept();
     let inner = &osmosis.0;
     let read = body.parse(|bytes| request::read(&headers, bytes, &inner.init.settings, inner.host.form()))?;
     let mut request = read.inspect_err(|_| inner.host.metrics().refused(Refusal::Invalid))?;
