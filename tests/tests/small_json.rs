@@ -29,6 +29,11 @@ fn of(guest: &str) -> Serve {
     TestHost::of(guest).config("[model]\nattempts-max = 1\n")
 }
 
+/// A rollout that nobody rates.
+fn ungraded(controller: &Controller, text: &str) -> RolloutRequest {
+    controller.rollout(text).with("grade", false)
+}
+
 fn code(result: &Value) -> (&str, &str) {
     (result["status"].as_str().unwrap_or(""), result["err_message"].as_str().unwrap_or(""))
 }
@@ -38,9 +43,9 @@ async fn half_a_million_messages_of_a_guest_take_about_their_bytes() {
     let controller = Controller::start().await;
     let host = of("small_json").start().await;
     // Instances take their memory when they are first made.
-    host.run(&controller.rollout("2 + 3")).await;
+    host.run(&ungraded(&controller, "2 + 3")).await;
     for what in ["push", "return"] {
-        let request = controller.rollout(what);
+        let request = ungraded(&controller, what);
 
         let (result, mib) = growth_mib(&host, host.run(&request)).await;
 
@@ -56,9 +61,9 @@ async fn half_a_million_messages_of_a_guest_take_about_their_bytes() {
 async fn a_message_and_a_field_of_half_a_million_parts_take_about_their_bytes() {
     let controller = Controller::start().await;
     let host = of("small_json").start().await;
-    host.run(&controller.rollout("2 + 3")).await;
+    host.run(&ungraded(&controller, "2 + 3")).await;
     for (what, bytes_mib) in [("calls", 2), ("field", 12)] {
-        let request = controller.rollout(what);
+        let request = ungraded(&controller, what);
 
         let (result, mib) = growth_mib(&host, host.run(&request)).await;
 
@@ -75,7 +80,7 @@ async fn a_message_and_a_field_of_half_a_million_parts_take_about_their_bytes() 
 async fn a_reply_of_very_many_tool_calls_is_the_models_fault_and_takes_about_its_bytes() {
     let controller = Controller::start().await;
     let host = of("conform").start().await;
-    host.run(&controller.rollout("2 + 3")).await;
+    host.run(&ungraded(&controller, "2 + 3")).await;
     let reply = |calls: usize| {
         let calls = vec!["{}"; calls].join(",");
         let reply = format!(r#"{{"choices":[{{"message":{{"role":"assistant","tool_calls":[{calls}]}}}}]}}"#);
@@ -84,13 +89,13 @@ async fn a_reply_of_very_many_tool_calls_is_the_models_fault_and_takes_about_its
     };
     controller.answer_chats([reply(700_000), reply(1024)]);
 
-    let (result, mib) = growth_mib(&host, host.run(&controller.rollout("2 + 3"))).await;
+    let (result, mib) = growth_mib(&host, host.run(&ungraded(&controller, "2 + 3"))).await;
 
     let (status, why) = code(&result);
     assert_eq!((status, &result["err_category"]), ("failure", &json!("http_error")), "{result}");
     assert!(why.contains("more than 1024 tool calls"), "{why}");
     assert!(mib < REST_MIB + 4 * 2, "2 MiB took {mib} MiB");
-    let result = host.run(&controller.rollout("2 + 3")).await;
+    let result = host.run(&ungraded(&controller, "2 + 3")).await;
     assert_eq!(result["sample"]["messages"][1]["tool_calls"].as_array().map(Vec::len), Some(1024));
 }
 
@@ -98,7 +103,7 @@ async fn a_reply_of_very_many_tool_calls_is_the_models_fault_and_takes_about_its
 async fn a_reply_of_many_other_parts_takes_about_its_bytes() {
     let controller = Controller::start().await;
     let host = of("conform").start().await;
-    host.run(&controller.rollout("2 + 3")).await;
+    host.run(&ungraded(&controller, "2 + 3")).await;
     let many = |part: &str| vec![part; 700_000].join(",");
     let reply = format!(
         r#"{{"choices":[{{"message":{{"role":"assistant","content":"x","other":[{}]}},"logprobs":[{}]}},{}],"usage":{{"prompt_tokens":7}}}}"#,
@@ -107,7 +112,7 @@ async fn a_reply_of_many_other_parts_takes_about_its_bytes() {
         many("0")
     );
     controller.answer_chats([Answer::Text(Box::leak(reply.into_boxed_str()))]);
-    let request = controller.rollout("2 + 3");
+    let request = ungraded(&controller, "2 + 3");
 
     let (result, mib) = growth_mib(&host, host.run(&request)).await;
 
@@ -123,9 +128,9 @@ async fn a_reply_of_many_other_parts_takes_about_its_bytes() {
 async fn too_many_sampling_parameters_are_refused_with_their_number() {
     let controller = Controller::start().await;
     let host = of("small_json").start().await;
-    host.run(&controller.rollout("2 + 3")).await;
+    host.run(&ungraded(&controller, "2 + 3")).await;
 
-    let (result, mib) = growth_mib(&host, host.run(&controller.rollout("params"))).await;
+    let (result, mib) = growth_mib(&host, host.run(&ungraded(&controller, "params"))).await;
 
     let told = result["sample"]["messages"][0]["content"].as_str().unwrap_or_default();
     assert!(told.contains("more than 256 members"), "{result}");
@@ -136,7 +141,7 @@ async fn too_many_sampling_parameters_are_refused_with_their_number() {
 async fn a_report_of_very_many_calls_takes_about_its_bytes() {
     let controller = Controller::start().await;
     let host = of("conform").start().await;
-    host.run(&controller.rollout("2 + 3")).await;
+    host.run(&ungraded(&controller, "2 + 3")).await;
     let calls = vec!["{}"; 1_000_000].join(",");
     let report = format!(r#"{{"trajectory":{{"samples":{{"s":{{"llm_call_metrics":[{calls}]}}}}}}}}"#);
     let report = Answer::Text(Box::leak(report.into_boxed_str()));
@@ -161,10 +166,10 @@ async fn a_guest_that_is_stopped_within_a_call_of_samples_ends_alone() {
     let controller = Controller::start().await;
     let host = TestHost::start("small_json").await;
     for _ in 0..3 {
-        let result = host.run(&controller.rollout("for ever").agent_secs(0.5)).await;
+        let result = host.run(&ungraded(&controller, "for ever").agent_secs(0.5)).await;
         assert_eq!(result["err_category"], "timeout", "{result}");
         // What the guest was in goes on for a moment; an honest one comes after it.
-        assert_eq!(host.run(&controller.rollout("2 + 3")).await["status"], "success");
+        assert_eq!(host.run(&ungraded(&controller, "2 + 3")).await["status"], "success");
     }
     let ran = host.stop().await;
     assert!(!ran.stderr.contains("panicked"), "{}", ran.stderr);
@@ -195,7 +200,7 @@ async fn samples_with_names_that_are_alike_have_a_trajectory_each() {
 async fn the_calls_of_an_agents_own_tools_are_in_its_usage() {
     let controller = Controller::start().await;
     let host = TestHost::start("small_json").await;
-    let (with_tools, without) = (controller.rollout("tools"), controller.rollout("2 + 3"));
+    let (with_tools, without) = (ungraded(&controller, "tools"), ungraded(&controller, "2 + 3"));
     host.run(&with_tools).await;
     host.run(&without).await;
 
