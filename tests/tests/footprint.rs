@@ -59,13 +59,14 @@ async fn resident_an_instance(component: &Path, slots: u32) -> usize {
         (host.health().await["concurrency"]["running"] == INSTANCES).then_some(())
     })
     .await;
-    // They take turns; what they touch at their beginning they have touched when nothing is added.
-    let mut largest = 0;
+    // They take turns, so it takes a while until each has touched what it has.
+    const STEADY: u32 = 100;
+    let (mut largest, mut steady) = (0, 0);
     until("no more memory", async || {
         let now = resident_bytes(&host);
-        let grew = now > largest;
+        steady = if now > largest { 0 } else { steady + 1 };
         largest = largest.max(now);
-        (!grew).then_some(())
+        (steady >= STEADY).then_some(())
     })
     .await;
     for guest in &guests {
@@ -85,11 +86,26 @@ const GROW: &str = r#"
         (br_if $touch (i32.lt_u (local.get $at) (i32.mul (memory.size) (i32.const 65536)))))
 "#;
 
+/// Grows a table little by little, which writes to all of it.
+const GROW_TABLE: &str = r#"
+    (loop $more
+        (if (i32.ne (table.grow $table (ref.func $f) (i32.const 100)) (i32.const -1)) (then (br $more))))
+"#;
+
 #[tokio::test]
 async fn an_instance_takes_little_beside_the_memory_that_it_asked_for() {
+    check_footprint(GROW, "").await;
+}
+
+#[tokio::test]
+async fn an_instance_takes_little_beside_the_tables_that_it_asked_for() {
+    check_footprint(GROW_TABLE, "(table $table 1 funcref) (func $f) (elem declare func $f)").await;
+}
+
+async fn check_footprint(what: &str, more: &str) {
     const BESIDE_MAX: usize = 4 << 20;
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
-    let component = made(dir.path(), GROW, "");
+    let component = made(dir.path(), what, more);
     for (plan, slots) in PLANS {
         let resident = resident_an_instance(&component, slots).await;
 

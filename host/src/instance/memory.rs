@@ -8,8 +8,10 @@ use crate::budget::{Charge, Use};
 use crate::imports::Record;
 use crate::telemetry::Limit;
 
-/// Bytes that one table element takes.
-const TABLE_ELEMENT_BYTES: usize = size_of::<usize>();
+/// Bytes that one table element takes. Where tables come from no pool, one that grows is copied
+/// to a place that has room for twice as many, so that for a moment there are three of it, and
+/// what the allocator has back it keeps for a while.
+const TABLE_ELEMENT_BYTES: usize = 3 * size_of::<usize>();
 
 /// Core instances of one store: a Rust guest has 4, a Python guest about 30.
 pub(crate) const CORE_INSTANCES_MAX: u32 = 64;
