@@ -7,6 +7,7 @@ import datetime
 import enum
 import json
 import math
+import sys
 import threading
 import types
 import unittest
@@ -28,6 +29,7 @@ from rollout_sdk import (
     ToolCall,
     Toolbox,
     Usage,
+    _absent,
     _discover,
     _export,
     answer_after,
@@ -426,6 +428,16 @@ class Failures(unittest.TestCase):
             (because_of(unavailable), Sort.FAILED),
         ]:
             self.assertEqual(sort_of(error), expected, repr(error))
+
+
+class Absent(unittest.TestCase):
+    def test_a_breakpoint_says_what_to_do_instead(self) -> None:
+        kept = sys.breakpointhook
+        try:
+            _absent.stand_in()
+            self.assertRaisesRegex(RuntimeError, "rollout_sdk.testing", breakpoint)
+        finally:
+            sys.breakpointhook = kept
 
 
 class Discovery(unittest.TestCase):

@@ -42,6 +42,14 @@ def stand_in() -> None:
         importlib.import_module("_bz2")
     except ImportError:
         sys.modules["_bz2"] = _bz2()
+    sys.breakpointhook = _no_debugger
+
+
+def _no_debugger(*_: Any, **__: Any) -> Never:
+    raise RuntimeError(
+        "breakpoint(): a component has no terminal; run the same code in a debugger by rollout_sdk.testing, "
+        "or look at what print, log and logging leave in the rollout's log"
+    )
 
 
 class _NoBz2:

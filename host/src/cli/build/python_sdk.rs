@@ -48,6 +48,7 @@ const SDK: &[(&str, &str)] = sdk![
     "rollout_sdk/reward.py",
     "rollout_sdk/sample.py",
     "rollout_sdk/strands.py",
+    "rollout_sdk/testing.py",
     "rollout_sdk/tool.py",
     "rollout_sdk/toolbox.py",
 ];

@@ -1,0 +1,271 @@
+"""Running a workflow or a grader in a test, on this machine's Python, against a model that is
+played from a script.
+
+    from rollout_sdk.testing import calls, grade, run_workflow
+
+    def test_it_uses_its_tool():
+        run = run_workflow(Calculator, "What is 2 + 2?", replies=[calls("add", a=2, b=2), "#### 4"])
+        assert run.sample.messages[-1]["content"] == "#### 4"
+        assert grade(SameNumber, run, label="4").reward == 1.0
+
+What is served is the component, so `rollout-host validate` and `test` have the last word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+
+from . import _discover, _export, _host, _loop, _one_thread, context
+from ._json import JsonObject
+from .agent_loop import RolloutAgentLoop, RolloutResult
+from .config import BaseConfig, GraderConfig
+from .context import AgentWorkflow
+from .errors import ArtifactError, OpenError
+from .grading import Grader, GraderContext, RolloutSample
+from .message import Message, assistant, text_of, tool_calls_of, user
+
+Reply: TypeAlias = "str | Message | Exception | Callable[[JsonObject], str | Message]"
+"""What the model says: a text, a whole message, an error that the call raises, or a function
+of the request that gives one of the first two."""
+
+Prompt: TypeAlias = "str | Iterable[Message]"
+
+
+def calls(name: str, /, **arguments: Any) -> Message:
+    """A reply that calls a tool."""
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    call = {"id": f"call-{name}", "type": "function", "function": function}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+@dataclass
+class PlayedSample:
+    """What a workflow registered."""
+
+    id: str
+    messages: list[Message] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+    fields: JsonObject = field(default_factory=dict)
+    withdrawn: bool = False
+
+
+@dataclass
+class PlayedRun:
+    """What came of a run."""
+
+    samples: list[PlayedSample] = field(default_factory=list)
+    requests: list[JsonObject] = field(default_factory=list)
+    """What the model was asked: messages, tools and parameters."""
+    log: list[tuple[str, str]] = field(default_factory=list)
+    """Lines by level, and events under their names."""
+    artifacts: dict[str, bytes] = field(default_factory=dict)
+    result: RolloutResult | None = None
+    """What an agent loop gave back."""
+
+    @property
+    def sample(self) -> PlayedSample:
+        """The only sample."""
+        assert len(self.samples) == 1, f"there are {len(self.samples)} samples"
+        return self.samples[0]
+
+
+def run_workflow(
+    workflow: type[AgentWorkflow[Any]],
+    prompt: Prompt,
+    replies: Iterable[Reply] = (),
+    *,
+    config: BaseConfig | Mapping[str, Any] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> PlayedRun:
+    """Runs a workflow. Raises what it raises."""
+    declared, values = _configuration(_discover._named_config(workflow, AgentWorkflow), config)
+    found = _discover.Found(workflow, None, None, declared, None)
+    with _played(replies, values, metadata) as run:
+        texts = _rehearse(found, lambda: _export.run_workflow(_prompt_texts(prompt)))
+        if texts is not None:
+            if not run.samples:
+                run.samples.append(PlayedSample("main"))
+            run.sample.messages = [json.loads(text) for text in texts]
+    return run
+
+
+def run_agent_loop(
+    loop: type[RolloutAgentLoop],
+    prompt: Prompt,
+    replies: Iterable[Reply] = (),
+    *,
+    max_turns: int = 10,
+    metadata: Mapping[str, Any] | None = None,
+) -> PlayedRun:
+    """Runs an agent loop. Raises what it raises."""
+    found = _discover.Found(None, loop, None, None, None)
+    request: Any = SimpleNamespace(
+        messages=_prompt_texts(prompt), max_turns=max_turns, max_tokens_total=8192, completion_params="{}"
+    )
+    with _played(replies, None, metadata) as run:
+        _, run.result = _rehearse(found, lambda: _export.run_loop(request))
+        run.sample.messages = run.result.final_messages
+    return run
+
+
+def grade(
+    grader: type[Grader],
+    what: PlayedRun | str | Iterable[Message],
+    label: str | None = None,
+    *,
+    config: GraderConfig | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> GraderContext:
+    """Has a grader rate a run, a conversation, or an answer. Its context has what came of
+    that: `reward`, and the samples with theirs."""
+    if isinstance(what, PlayedRun):
+        samples = [RolloutSample(each.id, each.messages, each.metrics) for each in what.samples]
+    else:
+        messages = [assistant(what)] if isinstance(what, str) else list(what)
+        samples = [RolloutSample("main", messages)]
+    given = config or GraderConfig()
+    ctx = GraderContext(label, samples, given, None if metadata is None else dict(metadata))
+    with _played((), None, metadata):
+        reward: Any = _one_thread.run_apart(lambda: _loop.loop.run_main(grader(given).grade(ctx)))
+    if reward is not None:
+        ctx.set_reward(reward)
+    return ctx
+
+
+def _configuration(
+    kind: type[BaseConfig] | None, config: BaseConfig | Mapping[str, Any] | None
+) -> tuple[_discover.Declared | None, Mapping[str, Any] | None]:
+    if isinstance(config, BaseConfig):
+        return _discover.Declared(type(config), config), None
+    return None if kind is None else _discover.Declared(kind), config
+
+
+def _prompt_texts(prompt: Prompt) -> list[str]:
+    messages = [user(prompt)] if isinstance(prompt, str) else prompt
+    return [json.dumps(message) for message in messages]
+
+
+def _rehearse(found: _discover.Found, work: Callable[[], Any]) -> Any:
+    return _one_thread.run_apart(lambda: _export.rehearse(found, work))
+
+
+# The host, as far as a test needs one.
+
+
+class _Model:
+    """Answers from the script, in the order in which it is asked."""
+
+    Request = SimpleNamespace
+
+    def __init__(self, replies: Iterable[Reply], run: PlayedRun) -> None:
+        self._replies = list(replies)
+        self._run = run
+
+    def start(self, sample: Any, request: Any) -> Any:
+        asked = {
+            "messages": [json.loads(each) for each in request.messages],
+            "tools": [json.loads(each) for each in request.tools],
+            **json.loads(request.params or "{}"),
+        }
+        place = len(self._run.requests)
+        self._run.requests.append(asked)
+        assert place < len(self._replies), f"the model was asked more often than there are replies, {place}"
+        reply: Any = self._replies[place]
+        if callable(reply):
+            reply = reply(asked)
+        return SimpleNamespace(reply=reply, __exit__=lambda *_: None)
+
+    def finish(self, call: Any) -> Any:
+        if isinstance(call.reply, Exception):
+            raise call.reply
+        message = assistant(call.reply) if isinstance(call.reply, str) else call.reply
+        wanted = tool_calls_of(message)
+        reason = "tool_calls" if wanted else "stop"
+        usage = SimpleNamespace(prompt_tokens=1, completion_tokens=1)
+        return SimpleNamespace(
+            message=json.dumps(message), text=text_of(message), tool_calls=wanted, finish_reason=reason, usage=usage
+        )
+
+
+class _Handle:
+    """A sample's handle."""
+
+    def __init__(self, sample: PlayedSample) -> None:
+        self._sample = sample
+
+    def id(self) -> str:
+        return self._sample.id
+
+    def push(self, messages: list[str]) -> None:
+        self._sample.messages += map(json.loads, messages)
+
+    def replace(self, messages: list[str]) -> None:
+        self._sample.messages = [json.loads(message) for message in messages]
+
+    def set_metric(self, name: str, value: float) -> None:
+        self._sample.metrics[name] = value
+
+    def set_field(self, name: str, value: str) -> None:
+        self._sample.fields[name] = json.loads(value)
+
+    def withdraw(self) -> None:
+        self._sample.withdrawn = True
+
+
+class _Levels:
+    def __getitem__(self, name: str) -> str:
+        return name.lower()
+
+
+@contextlib.contextmanager
+def _played(
+    replies: Iterable[Reply], config: Mapping[str, Any] | None, metadata: Mapping[str, Any] | None
+) -> Iterator[PlayedRun]:
+    """As long as this lasts, the host is played."""
+    run = PlayedRun()
+
+    def open_sample(name: str | None) -> _Handle:
+        sample = PlayedSample(name or f"sample-{len(run.samples) + 1}")
+        if any(sample.id == other.id for other in run.samples):
+            raise OpenError("taken", f"the sample name `{name}` is taken")
+        run.samples.append(sample)
+        return _Handle(sample)
+
+    def read(name: str) -> bytes:
+        if name not in run.artifacts:
+            raise ArtifactError("not-found", "there is no artifact of this name")
+        return run.artifacts[name]
+
+    played: dict[str, Any] = {
+        "artifacts": SimpleNamespace(
+            write=run.artifacts.__setitem__, read=read, names=lambda: sorted(run.artifacts)
+        ),
+        "calls": SimpleNamespace(wait=lambda under_way, timeout: list(range(len(under_way)))),
+        "chat": _Model(replies, run),
+        "context": SimpleNamespace(
+            rollout_id=lambda: "test",
+            attempt=lambda: 1,
+            config=lambda: None if config is None else json.dumps(dict(config)),
+            metadata=lambda: None if metadata is None else json.dumps(dict(metadata)),
+            time_left_ms=lambda: None,
+        ),
+        "log": SimpleNamespace(
+            Level=_Levels(),
+            line=lambda level, text: run.log.append((level, text)),
+            event=lambda name, data: run.log.append((name, data)),
+        ),
+        "samples": SimpleNamespace(limit=lambda: 16, Sample=SimpleNamespace(open=open_sample)),
+        "tools": SimpleNamespace(available=list),
+    }
+    kept = {name: vars(_host)[name] for name in played}
+    try:
+        vars(_host).update(played)
+        yield run
+    finally:
+        vars(_host).update(kept)
+        context.leave_rollout()
