@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rollout_tests::{Controller, InitRequest, TestHost, in_time};
+use rollout_tests::{Controller, InitRequest, TestHost, in_time, until};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -164,7 +164,7 @@ async fn a_body_that_stops_coming_is_given_up() {
         for more in ["content-length: 4000000\r\n", "transfer-encoding: chunked\r\n"] {
             let beginning = match more.starts_with("content") {
                 true => "{\"rollout_id\": \"",
-                false => "f\r\n{\"rollout_id\": \"\r\n",
+                false => "10\r\n{\"rollout_id\": \"\r\n",
             };
             let mut stream = host.connect().await.expect("it listens");
             stream.write_all((post(path, more) + beginning).as_bytes()).await.expect("it reads");
@@ -172,10 +172,25 @@ async fn a_body_that_stops_coming_is_given_up() {
         }
     }
 
+    // One that comes drop by drop is no better.
+    let mut slow = host.connect().await.expect("it listens");
+    slow.write_all(post("/rollout", "content-length: 4000000\r\n").as_bytes()).await.expect("it reads");
+    let (mut reading, mut writing) = slow.into_split();
+    let dripping = tokio::spawn(async move {
+        let mut pause = tokio::time::interval(Duration::from_millis(300));
+        while writing.write_all(b" ").await.is_ok() {
+            pause.tick().await;
+        }
+    });
+
     for (path, stream) in &mut unfinished {
         let given_up = in_time("the end of waiting", head(stream)).await;
         assert_eq!(status(&given_up), "408", "{path}: {given_up}");
     }
+    let mut given_up = [0; 12];
+    in_time("the end of dripping", reading.read_exact(&mut given_up)).await.expect("it is answered");
+    assert_eq!(&given_up, b"HTTP/1.1 408");
+    dripping.abort();
     let reply = host.post("/v1/rollout/init", &InitRequest::new(&controller, "2 + 3").body()).await;
     assert_eq!(reply.status, 202, "{}", reply.text);
 }
@@ -278,4 +293,105 @@ async fn a_request_to_cancel_tens_of_thousands_holds_up_nobody() {
     let refused = host.post("/rollout/cancel", &json!({ "ids": too_many })).await;
     assert_eq!(refused.status, 422, "{}", refused.text);
     assert!(refused.text.contains("100000"), "{}", refused.text);
+}
+
+#[tokio::test]
+async fn where_every_connection_waits_for_something_health_and_cancel_work() {
+    raise_open_files();
+    let controller = Controller::start().await;
+    controller.hold();
+    let lines = "[osmosis]\nresult-wait-secs = 50.0\n";
+    let host = TestHost::of("conform").open_files(400).config(lines).start().await;
+    let rollout = host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    controller.chats_open(1).await;
+    host.poll(&rollout).await;
+    let poll = format!(
+        "GET /rollout/{}/result HTTP/1.1\r\nhost: localhost\r\nx-osmosis-rollout-lease: {}\r\n\r\n",
+        rollout.id, rollout.lease
+    );
+    let mut waiting = Vec::new();
+    // More and more wait for the result, until there is no connection left for that.
+    let refused = loop {
+        let mut stream = in_time("a connection", host.connect()).await.expect("it is accepted");
+        stream.write_all(poll.as_bytes()).await.expect("it reads");
+        let probe = async {
+            let request = controller.rollout("Calculate 2 + 3.").label("5").body().to_string();
+            let head = post("/rollout", &format!("content-length: {}\r\n", request.len()));
+            said(&host, &(head + &request)).await.0
+        };
+        waiting.push(stream);
+        if waiting.len() > 120 && waiting.len() % 4 == 0 {
+            let head = probe.await;
+            if status(&head) != "202" {
+                break head;
+            }
+        }
+        assert!(waiting.len() < 400, "there is an end");
+    };
+
+    assert_eq!(status(&refused), "503", "{refused}");
+    assert!(refused.contains("retry-after: "), "{refused}");
+    assert!(refused.contains("connection: close"), "{refused}");
+    for _ in 0..40 {
+        let (health, _) = said(&host, "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+        assert_eq!(status(&health), "200", "{health}");
+    }
+    let body = json!({"ids": [rollout.id]}).to_string();
+    let request = post("/rollout/cancel", &format!("content-length: {}\r\n", body.len())) + &body;
+    assert_eq!(status(&said(&host, &request).await.0), "200");
+    for stream in &mut waiting[..100] {
+        assert_eq!(status(&in_time("the result", head(stream)).await), "200");
+    }
+}
+
+#[tokio::test]
+async fn bodies_count_against_the_memory_budget_as_they_come_and_with_their_rollout() {
+    const MIB: usize = 1 << 20;
+    let controller = Controller::start().await;
+    let host =
+        TestHost::of("conform").option("--memory-budget-bytes", 100 * MIB).option("--max-concurrent", 1);
+    let host = host.start().await;
+    let held =
+        async || host.metrics().await.get("rollout_host_held_bytes{use=\"request\"}").expect("it is counted");
+
+    // What cannot have room is not asked for.
+    let (asked, _open) =
+        said(&host, &post("/rollout", &format!("content-length: {}\r\nexpect: 100-continue\r\n", 40 * MIB)))
+            .await;
+    assert_eq!(status(&asked), "100", "{asked}");
+    assert_eq!(held().await, 0.0, "announcing costs nothing");
+    let mut unfinished = Vec::new();
+    let chunk = vec![b' '; 30 * MIB];
+    for _ in 0..2 {
+        let mut stream = host.connect().await.expect("it listens");
+        stream
+            .write_all(post("/rollout", &format!("content-length: {}\r\n", 31 * MIB)).as_bytes())
+            .await
+            .expect("it reads");
+        stream.write_all(&chunk).await.expect("it reads");
+        unfinished.push(stream);
+    }
+    until("the bodies to be charged", async || (held().await >= (60 * MIB) as f64).then_some(())).await;
+    let (refused, _open) =
+        said(&host, &post("/rollout", &format!("content-length: {}\r\nexpect: 100-continue\r\n", 40 * MIB)))
+            .await;
+    assert_eq!(status(&refused), "429", "{refused}");
+    assert!(refused.contains("retry-after: "), "{refused}");
+    drop(unfinished);
+    until("the bodies to be given back", async || (held().await == 0.0).then_some(())).await;
+
+    // A prompt is charged from its admission to its end, in the queue, too.
+    controller.hold();
+    let first = host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    controller.chats_open(1).await;
+    let long =
+        json!([{"role": "user", "content": "x".repeat(8 * MIB)}, {"role": "user", "content": "2 + 3"}]);
+    let queued = host.admit(&controller.rollout("").with("initial_messages", long).label("5")).await;
+    let charged = held().await;
+    assert!((8.0..10.0).contains(&(charged / MIB as f64)), "{charged}");
+    host.cancel(&queued.id).await;
+    until("the prompt to be given back", async || (held().await < 100_000.0).then_some(())).await;
+    controller.release();
+    assert_eq!(host.result(&first).await["sample"]["reward"], 1.0);
+    until("all to be given back", async || (held().await == 0.0).then_some(())).await;
 }

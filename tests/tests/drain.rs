@@ -221,9 +221,11 @@ async fn a_result_whose_reading_broke_off_can_be_read_again_before_the_host_ends
     let controller = Controller::start().await;
     let host = TestHost::of("conform").config("drain-secs = 50.0\n").start().await;
     // More than sockets hold, so that a part of it cannot have left the host.
-    let long = json!({"role": "user", "content": "x".repeat(8 << 20)});
-    let prompt = json!([long, long, long, {"role": "user", "content": "2 + 3"}]);
-    let rollout = host.admit(&controller.rollout("").with("initial_messages", prompt).label("5")).await;
+    let long = "x".repeat(15 << 20) + "\n#### 5";
+    let message = json!({"role": "assistant", "content": long});
+    let completion = json!({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]});
+    controller.answer_chats([Answer::Status(200, completion)]);
+    let rollout = host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
     host.idle().await;
     let mut broken = host.connect().await.expect("it listens");
     let head = format!(

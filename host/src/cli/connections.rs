@@ -101,21 +101,24 @@ pub(super) async fn serve(
     connections.wait().await;
 }
 
-/// Takes the next connection, once there is a descriptor for it. Says whether it is beyond
+/// Takes the next connection, and waits until there is a descriptor for more. Says whether it is beyond
 /// those that may be worked for.
 async fn accept(
     listener: &TcpListener,
     table: &Arc<Table>,
     callers_max: usize,
 ) -> io::Result<(TcpStream, bool)> {
-    while table.open() >= callers_max + CALLERS_SPARE {
+    let (stream, _) = listener.accept().await?;
+    if table.open() >= callers_max {
+        table.make_room();
+    }
+    // The one that goes may take a moment, in which it has its descriptor still. Nobody is sent
+    // away before there is somebody to make room for.
+    while table.descriptors() >= callers_max + CALLERS_SPARE {
         table.make_room();
         table.left().await;
     }
-    let (stream, _) = listener.accept().await?;
-    let is_full = table.open() >= callers_max;
-    // The one that goes may take a moment; it has stopped counting for those that come.
-    let is_crowded = is_full && !table.make_room();
+    let is_crowded = table.open() >= callers_max;
     Ok((stream, is_crowded))
 }
 

@@ -21,6 +21,7 @@ use crate::config::{Assignment, Config, Dialect, EvaluatorEnvironment, OsmosisEn
 use crate::dialect::osmosis::{Access, Osmosis, Settings, a};
 use crate::outbound::{CallbackClient, Secret, Taken};
 use crate::rollout::{AgentForm, Host};
+use crate::telemetry::Traces;
 
 /// Topics of the options.
 const REACHING: &str = "Reaching it";
@@ -235,12 +236,8 @@ impl Serve {
         );
         tracing::info!(limits = %limits(&config), "every rollout has these limits");
         let traces = setup::traces(&runtime, self.otlp.as_deref(), &loaded)?;
-        let exit = runtime.block_on(async {
-            let callers_max = callers_max(&loaded.slots);
-            let exit = serve(&config, &loaded.host, &osmosis, callers_max, socket).await;
-            setup::flush(traces).await;
-            exit
-        });
+        let callers_max = callers_max(&loaded.slots);
+        let exit = runtime.block_on(serve(&config, &loaded.host, &osmosis, callers_max, socket, traces));
         // What is left, such as a slow write, is not waited for.
         runtime.shutdown_background();
         exit
@@ -288,6 +285,7 @@ async fn serve(
     osmosis: &Osmosis,
     callers_max: usize,
     socket: TcpSocket,
+    traces: Option<Traces>,
 ) -> Result<Exit> {
     let mut stop = setup::StopSignal::new()?;
     if let Some(command) = &config.on_start {
@@ -321,7 +319,10 @@ async fn serve(
     };
     drained.cancel();
     // Connections that are idle close at once; one that hangs is not waited for.
-    match tokio::time::timeout_at(stopping.ends_at, server).await {
+    let closed = tokio::time::timeout_at(stopping.ends_at, server);
+    let traces_time = stopping.ends_at.saturating_duration_since(Instant::now()).max(Stopping::TRACES_MIN);
+    let (closed, ()) = tokio::join!(closed, setup::flush_within(traces_time, traces));
+    match closed {
         Ok(joined) => joined.context("the server panicked")?,
         Err(_) => tracing::debug!("connections still open"),
     }
@@ -347,6 +348,9 @@ struct Stopping {
 impl Stopping {
     /// What is cancelled is reported in the last quarter, for which no more than this is needed.
     const REPORTING_MAX: Duration = Duration::from_secs(5);
+
+    /// What the last traces have, however little time is left.
+    const TRACES_MIN: Duration = Duration::from_secs(1);
 
     fn within(time: Duration) -> Self {
         let ends_at = Instant::now() + time;

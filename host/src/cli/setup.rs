@@ -58,8 +58,13 @@ pub(super) fn traces(runtime: &Runtime, otlp: Option<&str>, loaded: &Loaded) -> 
 pub(super) async fn flush(traces: Option<Traces>) {
     /// A collector that is gone does not hold up the end.
     const TIME_MAX: Duration = Duration::from_secs(5);
+    flush_within(TIME_MAX, traces).await;
+}
+
+/// The same, where there is a time for it.
+pub(super) async fn flush_within(time_max: Duration, traces: Option<Traces>) {
     if let Some(traces) = traces
-        && !traces.flush(TIME_MAX).await
+        && !traces.flush(time_max).await
     {
         tracing::warn!("some traces were not sent: the collector took too long");
     }

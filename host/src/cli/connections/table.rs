@@ -64,16 +64,35 @@ pub(super) struct Table {
 
 #[derive(Default)]
 struct Inner {
+    /// Those that have not been told to close.
     open: usize,
+    /// Those that have, and are not gone yet.
+    closing: usize,
     opened: u64,
     /// Since when each is at its stage, the longest first.
-    at: [BTreeMap<(Instant, u64), Arc<Notify>>; 4],
+    at: [BTreeMap<(Instant, u64), Arc<Close>>; 4],
+}
+
+/// The word to a connection that it has to close.
+#[derive(Default)]
+struct Close {
+    word: Notify,
+    /// Changed under the table's lock.
+    told: AtomicBool,
 }
 
 impl Inner {
-    fn at(&mut self, stage: Stage) -> Option<&mut BTreeMap<(Instant, u64), Arc<Notify>>> {
+    fn at(&mut self, stage: Stage) -> Option<&mut BTreeMap<(Instant, u64), Arc<Close>>> {
         let place = Stage::BY_WORTH.iter().position(|known| *known == stage)?;
         self.at.get_mut(place)
+    }
+
+    /// Tells one to close that was taken out of its stage.
+    fn close(&mut self, close: &Close) {
+        close.told.store(true, Ordering::Relaxed);
+        close.word.notify_one();
+        self.open -= 1;
+        self.closing += 1;
     }
 }
 
@@ -83,7 +102,7 @@ pub(super) struct Known {
     id: u64,
     /// Changed under the table's lock.
     place: Mutex<(Stage, Instant)>,
-    close: Arc<Notify>,
+    close: Arc<Close>,
     /// Its request was taken apart and the response was handed over in full.
     answered: AtomicBool,
     /// A body of it was not read to its end.
@@ -99,9 +118,15 @@ impl Table {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Connections that are open.
+    /// Connections that are open and stay so.
     pub fn open(&self) -> usize {
         self.lock().open
+    }
+
+    /// All that have a descriptor, those that are closing among them.
+    pub fn descriptors(&self) -> usize {
+        let inner = self.lock();
+        inner.open + inner.closing
     }
 
     /// Makes a new connection known.
@@ -109,7 +134,7 @@ impl Table {
         let mut inner = self.lock();
         inner.open += 1;
         inner.opened += 1;
-        let (id, now, close) = (inner.opened, Instant::now(), Arc::new(Notify::new()));
+        let (id, now, close) = (inner.opened, Instant::now(), Arc::<Close>::default());
         if let Some(heads) = inner.at(Stage::Head) {
             heads.insert((now, id), close.clone());
         }
@@ -121,13 +146,11 @@ impl Table {
     /// Closes the connection that is worth the least, if any may be closed.
     pub fn make_room(&self) -> bool {
         let mut inner = self.lock();
-        for connections in &mut inner.at {
-            if let Some((_, close)) = connections.pop_first() {
-                close.notify_one();
-                return true;
-            }
+        match inner.at.iter_mut().find_map(BTreeMap::pop_first) {
+            Some((_, close)) => inner.close(&close),
+            None => return false,
         }
-        false
+        true
     }
 
     /// Waits until a connection is gone.
@@ -139,12 +162,13 @@ impl Table {
     pub fn sweep(&self) {
         let now = Instant::now();
         let mut inner = self.lock();
-        for (stage, connections) in Stage::BY_WORTH.into_iter().zip(&mut inner.at) {
+        for stage in Stage::BY_WORTH {
             let Some(time_max) = stage.time_max() else { continue };
-            while let Some(first) = connections.first_entry()
+            while let Some(first) = inner.at(stage).and_then(BTreeMap::first_entry)
                 && now.saturating_duration_since(first.key().0) >= time_max
             {
-                first.remove().notify_one();
+                let close = first.remove();
+                inner.close(&close);
             }
         }
     }
@@ -161,13 +185,12 @@ impl Known {
         }
         let mut inner = self.table.lock();
         if let Some(connections) = inner.at(before) {
-            // One that is not there has to close already, and makes room no second time.
-            if connections.remove(&(since, self.id)).is_none() {
-                *place = (stage, now);
-                return;
-            }
+            connections.remove(&(since, self.id));
         }
-        if let Some(connections) = inner.at(stage) {
+        // One that has to close makes room no second time.
+        if !self.close.told.load(Ordering::Relaxed)
+            && let Some(connections) = inner.at(stage)
+        {
             connections.insert((now, self.id), self.close.clone());
         }
         *place = (stage, now);
@@ -219,7 +242,7 @@ impl Known {
 
     /// Waits until it has to close.
     pub async fn must_close(&self) {
-        self.close.notified().await;
+        self.close.word.notified().await;
     }
 }
 
@@ -227,7 +250,10 @@ impl Drop for Known {
     fn drop(&mut self) {
         let (stage, since) = *self.place.get_mut().unwrap_or_else(PoisonError::into_inner);
         let mut inner = self.table.lock();
-        inner.open -= 1;
+        match self.close.told.load(Ordering::Relaxed) {
+            true => inner.closing -= 1,
+            false => inner.open -= 1,
+        }
         if let Some(connections) = inner.at(stage) {
             connections.remove(&(since, self.id));
         }
@@ -253,14 +279,15 @@ mod tests {
         body.is_at(Stage::Receiving);
         working.is_at(Stage::Working);
         assert_eq!(table.open(), 5);
-        for next in [&silent, &later, &idle, &body] {
+        for (next, left) in [&silent, &later, &idle, &body].into_iter().zip((1..=4).rev()) {
             assert!(table.make_room());
             assert!(is_closing(next));
+            assert_eq!((table.open(), table.descriptors()), (left, 5));
         }
         assert!(!table.make_room());
         assert!(!is_closing(&working));
         drop((silent, later, idle, body));
-        assert_eq!(table.open(), 1);
+        assert_eq!((table.open(), table.descriptors()), (1, 1));
         working.is_at(Stage::Sending);
         working.has_answered();
         assert!(working.has_flushed() && !working.has_flushed());
@@ -272,9 +299,11 @@ mod tests {
         let table = Table::new();
         let known = table.enter();
         assert!(table.make_room());
-        known.is_at(Stage::Receiving);
-        assert!(!table.make_room());
+        for stage in [Stage::Receiving, Stage::Working, Stage::Sending] {
+            known.is_at(stage);
+            assert!(!table.make_room());
+        }
         drop(known);
-        assert_eq!(table.open(), 0);
+        assert_eq!((table.open(), table.descriptors()), (0, 0));
     }
 }
