@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rollout_host::budget::Budget;
 use rollout_host::engine::Engine;
 use rollout_host::limits::Limits;
-use rollout_host::outbound::{self, ChatClient, RetryPolicy};
+use rollout_host::outbound::{ChatClient, RetryPolicy, Transport};
 use rollout_host::rollout::HostSettings;
 use rollout_host::telemetry::Metrics;
 
@@ -50,14 +50,14 @@ fn settings(bytes: &[u8], instances_max: u32) -> HostSettings {
     let engine = Engine::new(instances_max, limits.memory_bytes_max).expect("an engine");
     let workflow = engine.load(bytes).unwrap_or_else(|error| panic!("{error}"));
     let metrics = Arc::new(Metrics::new());
-    let http = outbound::http_client().expect("an HTTP client");
+    let transport = Transport::new(16).expect("a transport");
     HostSettings {
         workflow,
         grader: None,
         max_concurrent: instances_max,
         queue_max: 0,
         tools: None,
-        chat: ChatClient::new(http, RetryPolicy::model(), limits.reply_bytes_max, metrics.clone()),
+        chat: ChatClient::new(transport, RetryPolicy::model(), limits.reply_bytes_max, metrics.clone()),
         metrics,
         limits,
         plugin_config: None,

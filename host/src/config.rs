@@ -16,6 +16,7 @@ use serde_json::{Map, Value};
 use crate::limits::{Limits, LoadLimits};
 use crate::outbound::RetryPolicy;
 use crate::toolbox::ToolSettings;
+use crate::wire::params::AllowedParams;
 pub use tools::{RawAddress, RawComponent, RawServer, RawTools};
 
 pub use access::{AllowedHost, AllowedOrigin};
@@ -73,7 +74,7 @@ pub struct RawConfig {
     /// What one rollout may use.
     pub limits: RawLimits,
     /// How calls of the model are repeated.
-    pub model: RawRetry,
+    pub model: RawModel,
     /// How callbacks are repeated.
     pub callback: RawRetry,
     /// The model that judges, for graders.
@@ -166,7 +167,25 @@ raw_limits! {
     compile_memory_bytes_max: usize, "limit-compile-memory-bytes-max", "BYTES";
 }
 
-/// `[model]` and `[callback]`.
+/// `[model]`.
+#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct RawModel {
+    /// Tries in all.
+    pub attempts_max: Option<u32>,
+    /// Seconds of one try.
+    pub attempt_secs_max: Option<f64>,
+    /// Seconds from the first failure after which no further try begins.
+    pub budget_secs: Option<f64>,
+    /// Seconds before the second try.
+    pub delay_base_secs: Option<f64>,
+    /// The longest wait in seconds.
+    pub delay_max_secs: Option<f64>,
+    /// Sampling parameters that workflows may set, and no others.
+    pub params: Option<Vec<String>>,
+}
+
+/// `[callback]`.
 #[derive(Clone, Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct RawRetry {
@@ -199,6 +218,8 @@ pub struct RawJudge {
     pub attempt_secs_max: Option<f64>,
     /// Seconds from the first failure after which no further try begins.
     pub budget_secs: Option<f64>,
+    /// Sampling parameters that graders may set, and no others.
+    pub params: Option<Vec<String>>,
 }
 
 /// `[hardening]`.
@@ -257,6 +278,8 @@ pub struct Config {
     pub load_limits: LoadLimits,
     /// How calls of the model are repeated.
     pub model: RetryPolicy,
+    /// Sampling parameters that workflows may set.
+    pub model_params: AllowedParams,
     /// How callbacks are repeated.
     pub callback: RetryPolicy,
     /// How the generation of a request of the Osmosis protocol is told.
@@ -295,6 +318,8 @@ pub struct Judge {
     pub api_key_env: Option<String>,
     /// How its calls are repeated.
     pub retry: RetryPolicy,
+    /// Sampling parameters that graders may set.
+    pub params: AllowedParams,
 }
 
 impl Judge {
@@ -359,7 +384,8 @@ impl RawConfig {
         let osmosis = self.osmosis.resolve(&mut problems);
         let load_limits = self.limits.resolve_loading(&mut problems);
         let limits = self.limits.resolve(&mut problems);
-        let model = self.model.resolve("model", RetryPolicy::model(), &mut problems);
+        let model_params = allowed("model", self.model.params.as_deref(), &mut problems);
+        let model = self.model.retry().resolve("model", RetryPolicy::model(), &mut problems);
         let judge = self.judge.resolve(&model, &mut problems);
         let config = Config {
             listen,
@@ -377,6 +403,7 @@ impl RawConfig {
             load_limits,
             limits,
             model,
+            model_params,
             judge,
             callback: self.callback.resolve("callback", RetryPolicy::callback(), &mut problems),
             dialect,
@@ -478,9 +505,29 @@ impl RawRetry {
             budget: secs("budget-secs", self.budget_secs, default.budget),
             delay_base: secs("delay-base-secs", self.delay_base_secs, default.delay_base),
             delay_max: secs("delay-max-secs", self.delay_max_secs, default.delay_max),
-            repeated: default.repeated,
+            statuses: default.statuses,
         }
     }
+}
+
+impl RawModel {
+    fn retry(&self) -> RawRetry {
+        RawRetry {
+            attempts_max: self.attempts_max,
+            attempt_secs_max: self.attempt_secs_max,
+            budget_secs: self.budget_secs,
+            delay_base_secs: self.delay_base_secs,
+            delay_max_secs: self.delay_max_secs,
+        }
+    }
+}
+
+/// The list of parameters that a table has, if it has one.
+fn allowed(table: &str, names: Option<&[String]>, problems: &mut Vec<String>) -> AllowedParams {
+    AllowedParams::of(names).unwrap_or_else(|what| {
+        problems.push(format!("{table}.params: {what}"));
+        AllowedParams::default()
+    })
 }
 
 impl RawJudge {
@@ -509,7 +556,8 @@ impl RawJudge {
             ..RawRetry::default()
         };
         let retry = retry.resolve("judge", of_the_model.clone(), problems);
-        Some(Judge { url: self.url, model, api_key_env: self.api_key_env, retry })
+        let params = allowed("judge", self.params.as_deref(), problems);
+        Some(Judge { url: self.url, model, api_key_env: self.api_key_env, retry, params })
     }
 }
 

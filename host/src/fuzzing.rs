@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 
 use crate::config::RawConfig;
 use crate::id::{RolloutId, SampleId};
+use crate::outbound::Secrets;
 use crate::wire::openai::{self, Completion};
 use crate::{text, wire};
 
@@ -17,7 +18,7 @@ use crate::{text, wire};
 pub type Target = fn(&[u8]);
 
 /// All targets, by the names of their programs and of the directories of their corpora.
-pub const TARGETS: [(&str, Target); 11] = [
+pub const TARGETS: [(&str, Target); 13] = [
     ("start_rollout", crate::dialect::osmosis::fuzzing::start_rollout),
     ("cancel", crate::dialect::osmosis::fuzzing::cancel),
     ("completion", completion),
@@ -29,6 +30,8 @@ pub const TARGETS: [(&str, Target); 11] = [
     ("ids", ids),
     ("imports", crate::imports::fuzzing::imports),
     ("trajectory", crate::rollout::fuzzing_trajectory),
+    ("http1", crate::http1::fuzzing::heads),
+    ("secrets", secrets),
 ];
 
 /// What an error may say about input of any size, in bytes.
@@ -56,7 +59,8 @@ fn chat_request(bytes: &[u8]) {
     let mut lines = text.split('\n').map(str::to_owned);
     let params = lines.next().filter(|line| !line.is_empty());
     let (tools, messages): (Vec<String>, Vec<String>) = lines.partition(|line| line.starts_with("{\"type\""));
-    match openai::request_body("a-model", &messages, &tools, params.as_deref(), &openai::Params::new()) {
+    let (defaults, allowed) = (openai::Params::new(), openai::AllowedParams::default());
+    match openai::request_body("a-model", &messages, &tools, params.as_deref(), &defaults, &allowed) {
         Ok(body) => {
             let sent = std::str::from_utf8(&body).expect("a body is text");
             // As text, because a number may be one that no float holds, which is for the
@@ -69,6 +73,20 @@ fn chat_request(bytes: &[u8]) {
             assert_eq!(sent.len(), messages.len());
         }
         Err(invalid) => assert!(invalid.to_string().len() < ERROR_BYTES_MAX, "an error is short"),
+    }
+}
+
+/// A key, and behind the first line's end what a server sends that was given it.
+fn secrets(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let Some((key, text)) = text.split_once('\n') else { return };
+    let mut secrets = Secrets::default();
+    secrets.add(key);
+    let cut = secrets.cut_from(text.to_owned());
+    // What stands in its place could make it whole again, or be it.
+    if key.len() > "secret".len() && !key.contains(['(', ')']) {
+        assert!(!cut.contains(key), "{key:?} is in {cut:?}");
+        assert_eq!(secrets.cut_from(cut.clone()), cut, "once is enough");
     }
 }
 

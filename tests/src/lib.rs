@@ -19,6 +19,7 @@ mod lent;
 mod made;
 mod process;
 mod programs;
+mod raw;
 
 pub use collector::{Collector, TracedSpan};
 pub use controller::{Answer, Controller, KEY_OF_B, Received, RolloutRequest};
@@ -29,6 +30,7 @@ pub use lent::{Called, call, call_as, lending};
 pub use made::component_text;
 pub use process::{Process, Ran, Start, rollout_host, rollout_host_with_open_files};
 pub use programs::{example, guest, host_program, project_root, python_guest, python_program, target_dir};
+pub use raw::{RawServer, Sends};
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Guests that misbehave, one way each: what the caller is told, and that the host goes
 //! on. Generation D asks, because its results have every detail.
 
-use rollout_tests::{Controller, TestHost};
+use rollout_tests::{Controller, Start, TestHost, guest, rollout_host};
 use serde_json::{Value, json};
 
 /// What a failing rollout's result says.
@@ -239,16 +239,60 @@ async fn parameters_that_are_the_hosts_are_refused_and_the_guest_is_told_which()
     let result = host.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
 
     let told = report(&result);
-    for name in ["model", "messages", "tools", "stream", "stream_options", "n"] {
-        let answer = told[name].as_str().unwrap_or_default();
-        assert!(answer.contains("wrong chat request") && answer.contains(&format!("'{name}'")), "{answer}");
+    let told = told.as_object().unwrap();
+    assert_eq!(told.len(), 20, "{told:?}");
+    for (name, answer) in told {
+        let answer = answer.as_str().unwrap_or_default();
+        match name.as_str() {
+            "temperature" | "seed" => assert_eq!(answer, "sent", "{name}"),
+            _ => assert!(
+                answer.contains("wrong chat request")
+                    && answer.contains(&format!("'{name}', which the host")),
+                "{answer}"
+            ),
+        }
     }
-    assert_eq!(told["temperature"], "sent");
     let chats = controller.chats();
-    assert_eq!(chats.len(), 1, "{chats:?}");
+    assert_eq!(chats.len(), 2, "{chats:?}");
     assert_eq!(chats[0].body["model"], "osmosis-rollout");
     assert_eq!(chats[0].body["temperature"], 1);
     host.idle().await;
+}
+
+#[tokio::test]
+async fn the_operator_says_which_parameters_pass() {
+    let controller = Controller::start().await;
+    let listed = TestHost::of("reserved_param").config("[model]\nparams = ['temperature']\n").start().await;
+    let none = TestHost::of("reserved_param").option("--model-params", "").start().await;
+
+    let told = report(&listed.run(&controller.rollout("Calculate 2 + 3.").label("5")).await);
+    let told_none = report(&none.run(&controller.rollout("Calculate 2 + 3.").label("5")).await);
+
+    assert_eq!(told["temperature"], "sent");
+    for answer in [&told["seed"], &told_none["temperature"]] {
+        let answer = answer.as_str().unwrap_or_default();
+        assert!(answer.contains("which the operator does not let through"), "{answer}");
+    }
+    assert_eq!(controller.chats().len(), 1);
+}
+
+#[tokio::test]
+async fn a_list_of_parameters_that_could_not_hold_is_named_at_start() {
+    let config = "[model]\nparams = ['api_base']\n[judge]\nurl = 'http://h'\nmodel = 'j'\nparams = ['a b']\n";
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("config.toml"), config).unwrap();
+
+    let ran = rollout_host(["serve", "--config", "config.toml"])
+        .arg(guest("conform"))
+        .current_dir(dir.path())
+        .start()
+        .ended()
+        .await;
+
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    for part in ["model.params: 'api_base' is not a guest's to set", "judge.params: 'a b' is no name"] {
+        assert!(ran.stderr.contains(part), "{}", ran.stderr);
+    }
 }
 
 #[tokio::test]

@@ -81,6 +81,8 @@ pub(super) struct Eval {
     #[arg(long)]
     fresh: bool,
     #[command(flatten)]
+    params: setup::ParamOptions,
+    #[command(flatten)]
     judge: JudgeOptions,
     #[command(flatten)]
     limits: RawLimits,
@@ -94,6 +96,7 @@ impl Eval {
         let key = self.model.key()?;
         let mut raw = setup::raw_config(self.config.as_deref())?;
         raw.set.clone_from(&self.set);
+        self.params.put_over(&mut raw.model);
         self.judge.put_over(&mut raw.judge);
         raw.limits = self.limits.clone().or(raw.limits);
         raw.max_concurrent = Some(self.concurrency);

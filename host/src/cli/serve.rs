@@ -19,7 +19,7 @@ use super::{Exit, OUTPUT, PluginFault, SETTINGS, connections, hooks, setup};
 use crate::capacity::Slots;
 use crate::config::{Assignment, Config, Dialect, EvaluatorEnvironment, OsmosisEnvironment, RawLimits};
 use crate::dialect::osmosis::{Access, Osmosis, Settings, a};
-use crate::outbound::{CallbackClient, Secret, Taken};
+use crate::outbound::{CallbackClient, Secret};
 use crate::rollout::{AgentForm, Host};
 use crate::telemetry::Traces;
 
@@ -105,6 +105,8 @@ pub(super) struct Serve {
     #[command(flatten)]
     hardening: HardeningOptions,
     #[command(flatten)]
+    params: setup::ParamOptions,
+    #[command(flatten)]
     judge: JudgeOptions,
     #[command(flatten)]
     limits: RawLimits,
@@ -119,6 +121,7 @@ impl Serve {
             raw.listen = Some(listen);
         }
         raw.set.clone_from(&self.set);
+        self.params.put_over(&mut raw.model);
         self.judge.put_over(&mut raw.judge);
         raw.limits = self.limits.clone().or(raw.limits);
         let environment = OsmosisEnvironment::read(|name| std::env::var(name).ok());
@@ -190,7 +193,7 @@ impl Serve {
         let name =
             name.map_err(|error| PluginFault(format!("the agent loop does not say its name: it {error}")))?;
         let completed = CallbackClient::new(
-            loaded.http.clone(),
+            loaded.transport.clone(),
             config.osmosis_init.completed.clone(),
             loaded.host.metrics().clone(),
         );
@@ -198,7 +201,7 @@ impl Serve {
         let osmosis = Osmosis::new(Settings {
             host: loaded.host.clone(),
             callbacks: CallbackClient::new(
-                loaded.http.clone(),
+                loaded.transport.clone(),
                 config.callback.clone(),
                 loaded.host.metrics().clone(),
             ),
@@ -206,7 +209,7 @@ impl Serve {
             init: a::Settings {
                 init: config.osmosis_init.clone(),
                 agent_name: name.unwrap_or_else(|| file_stem(&self.plugin)),
-                completions: completed.taken_by(Taken::OkOnly),
+                completions: completed,
             },
             times: config.osmosis,
             access: Access {

@@ -18,13 +18,13 @@ use super::plugin_file::{self, CacheOptions};
 use super::print::{self, LogWriter};
 use crate::budget::Budget;
 use crate::capacity::{Bound, GuestCost, Machine, Slots};
-use crate::config::{Config, Dialect, Judge, RawConfig, RawJudge};
+use crate::config::{Config, Dialect, Judge, RawConfig, RawJudge, RawModel};
 use crate::digest::sha256_hex;
 use crate::engine::{Engine, MemoryPlan};
 use crate::error::Fault;
 use crate::imports::{LentTools, ModelAccess};
 use crate::mock_model::{MockModel, Settings};
-use crate::outbound::{self, ChatClient, ModelEndpoint, Observer, Secret};
+use crate::outbound::{self, ChatClient, ModelEndpoint, Observer, Secret, Transport};
 use crate::plugin::{self, Declaration, DeclareError, Plugin};
 use crate::rollout::{Host, HostSettings};
 use crate::telemetry::{Metrics, OneLineFields, Traces};
@@ -126,6 +126,8 @@ pub(super) fn key_from_env(option: &str, variable: Option<&str>) -> Result<Optio
 pub(super) struct Loaded {
     pub host: Host,
     pub http: reqwest::Client,
+    /// The connections to models, judges and callback addresses.
+    pub transport: Transport,
     pub plugin_digest: String,
     pub grader_digest: Option<String>,
     pub slots: Slots,
@@ -178,10 +180,35 @@ impl JudgeOptions {
     }
 }
 
+/// Which sampling parameters guests may set.
+#[derive(Clone, Debug, Args)]
+pub(super) struct ParamOptions {
+    /// Sampling parameters that workflows may set, by name; any other is refused. Without
+    /// this, all pass that do not decide which model answers, or where.
+    #[arg(
+        long,
+        value_name = "NAME,…",
+        value_delimiter = ',',
+        help_heading = "What guests may set",
+        hide_short_help = true
+    )]
+    model_params: Option<Vec<String>>,
+}
+
+impl ParamOptions {
+    /// Puts these options over what the file says.
+    pub fn put_over(&self, raw: &mut RawModel) {
+        let given = self.model_params.as_ref();
+        // An empty text is an empty list.
+        let names = given.map(|names| names.iter().filter(|name| !name.is_empty()).cloned().collect());
+        raw.params = names.or(raw.params.take());
+    }
+}
+
 /// The judge, and its stand-in where that is asked for.
 async fn judge_access(judge: &Judge, chat: &ChatClient) -> Result<(ModelAccess, Option<MockModel>)> {
     let key = key_from_env("judge.api-key-env", judge.api_key_env.as_deref())?;
-    let client = chat.for_judges(judge.retry.clone());
+    let client = chat.for_judges(judge.retry.clone(), judge.params.clone());
     let (url, stand_in) = match &judge.url {
         Some(url) => (url.clone(), None),
         None => {
@@ -271,8 +298,11 @@ pub(super) fn watched_host(
     let max_concurrent = plugin_settings.max_concurrent.unwrap_or(u32::MAX).min(config.max_concurrent);
     let http = outbound::http_client()?;
     let metrics = Arc::new(Metrics::new());
-    let chat =
-        ChatClient::new(http.clone(), config.model.clone(), config.limits.reply_bytes_max, metrics.clone());
+    let connections = machine.slots(max_concurrent, config.queue_max, cost).connections;
+    let transport = Transport::new(connections.outbound_max)?;
+    let (policy, reply_bytes_max) = (config.model.clone(), config.limits.reply_bytes_max);
+    let chat = ChatClient::new(transport.clone(), policy, reply_bytes_max, metrics.clone())
+        .allowing(config.model_params.clone());
     let chat = match observer {
         Some(observer) => chat.watched_by(observer),
         None => chat,
@@ -327,6 +357,7 @@ pub(super) fn watched_host(
     Ok(Loaded {
         host,
         http,
+        transport,
         plugin_digest,
         grader_digest,
         tools_digest,

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::outbound::{Repeated, RetryPolicy};
+use crate::outbound::{RetryPolicy, Statuses};
 
 /// What each variable's name begins with.
 const PREFIX: &str = "OSMOSIS_ROLLOUT_";
@@ -164,20 +164,20 @@ impl RawOsmosisInit {
         let attempt_time_max = secs("client-timeout-secs", self.client_timeout_secs, 300.0, 1.0..=3600.0);
         let record_ttl = secs("record-ttl-secs", self.record_ttl_secs, 3600.0, 60.0..=86_400.0);
         let cleanup_interval = secs("cleanup-interval-secs", self.cleanup_interval_secs, 60.0, 10.0..=3600.0);
-        let policy = |retries: u32| RetryPolicy {
+        let policy = |retries: u32, statuses| RetryPolicy {
             attempts_max: retries + 1,
             attempt_time_max,
             budget: Duration::MAX,
             delay_base,
             delay_max,
-            repeated: Repeated::ServerErrors,
+            statuses,
         };
         let chat_retries = bounds.check("client-max-retries", self.client_max_retries, 3, 0..=10);
         let completed_retries =
             bounds.check("client-complete-rollout-retries", self.client_complete_rollout_retries, 2, 0..=10);
         OsmosisInit {
-            chat: policy(chat_retries),
-            completed: policy(completed_retries),
+            chat: policy(chat_retries, Statuses::ClosedChat),
+            completed: policy(completed_retries, Statuses::StrictCallback),
             alone: self.alone.unwrap_or(false),
             connections_max: bounds.check(
                 "client-max-connections",

@@ -102,6 +102,10 @@ fn describe(span: &mut Span, result: &Result<ChatReply, ChatFailure>) {
             attempts(*tries);
             span.failed("unavailable", reason);
         }
+        Err(ChatFailure::Host { attempts: tries, reason }) => {
+            attempts(*tries);
+            span.failed("host", reason);
+        }
     }
 }
 

@@ -41,9 +41,12 @@ impl Imports {
         }
         let (name, params, defaults) =
             (model.endpoint.model(), request.params.as_deref(), &self.run.chat_defaults);
+        let allowed = model.client.allowed_params();
         let body = match model.endpoint.manner() {
-            None => openai::request_body(name, &request.messages, &request.tools, params, defaults),
-            Some(manner) => manner.body.build(name, &request.messages, &request.tools, params, defaults),
+            None => openai::request_body(name, &request.messages, &request.tools, params, defaults, allowed),
+            Some(manner) => {
+                manner.body.build(name, &request.messages, &request.tools, params, defaults, allowed)
+            }
         };
         let body = match body {
             Ok(body) => body,
@@ -91,7 +94,7 @@ fn write_down(
     Asked { place, duration, outcome, answer }: Asked,
 ) -> Result<openai::Completion, Error> {
     kept.model_failed = match &answer {
-        Err(NoAnswer::Failed(failure)) => Some(failure.to_string()),
+        Err(NoAnswer::Failed(failure)) => Some(failure.fault()),
         Ok(_) | Err(NoAnswer::NotKept(_)) => None,
     };
     if let Ok(openai::Completion { usage: Some(usage), .. }) = &answer {
@@ -136,6 +139,7 @@ impl From<NoAnswer> for Error {
             NoAnswer::Failed(ChatFailure::Unavailable { attempts, reason }) => {
                 Self::Unavailable(format!("no completion in {attempts} attempts: {reason}"))
             }
+            NoAnswer::Failed(failure @ ChatFailure::Host { .. }) => Self::Unavailable(failure.to_string()),
         }
     }
 }

@@ -44,6 +44,7 @@ impl Imports {
             &[],
             params,
             &openai::Params::new(),
+            judge.client.allowed_params(),
         ) {
             Ok(body) => body,
             Err(invalid) => {
@@ -87,7 +88,7 @@ fn write_down(
         Err(NoAnswer::Failed(failure)) => {
             let reason = said(failure);
             outcome = ExchangeOutcome::Failed(reason.clone());
-            kept.judge_failed(Fault::Model, reason);
+            kept.judge_failed(failure.fault(), reason);
         }
         Err(NoAnswer::NotKept(_)) => {}
     }
@@ -103,6 +104,9 @@ fn said(failure: &ChatFailure) -> String {
         ChatFailure::Refused { status, body } => format!("the judge's server answered {status}: {body}"),
         ChatFailure::Unavailable { attempts, reason } => {
             format!("the judge's server gave no completion in {attempts} attempts: {reason}")
+        }
+        ChatFailure::Host { attempts, reason } => {
+            format!("the host could not ask the judge in {attempts} attempts: {reason}")
         }
     }
 }
@@ -149,6 +153,7 @@ impl From<NoAnswer> for Error {
             NoAnswer::Failed(ChatFailure::Unavailable { attempts, reason }) => {
                 Self::Unavailable(format!("no completion in {attempts} attempts: {reason}"))
             }
+            NoAnswer::Failed(failure @ ChatFailure::Host { .. }) => Self::Unavailable(said(&failure)),
         }
     }
 }

@@ -334,8 +334,8 @@ pub(super) struct Kept {
     pub judge_failure: Option<(JudgeFailure, usize)>,
     /// How often each limit fired.
     pub fired: LimitsFired,
-    /// Whether the model's server failed the workflow in its last finished call.
-    pub model_failed: Option<String>,
+    /// Whose fault it was that the workflow's last finished call of the model failed, if it did.
+    pub model_failed: Option<Fault>,
 }
 
 /// A limit of the record is reached; the text names it and its value.
@@ -532,9 +532,9 @@ impl Record {
         self.read().log.iter().filter_map(event).collect()
     }
 
-    /// Why the model's server failed the workflow in its last finished call, if it did.
-    pub fn model_failure(&self) -> Option<String> {
-        self.read().model_failed.clone()
+    /// Whose fault it was that the workflow's last finished call of the model failed, if it did.
+    pub fn model_failure(&self) -> Option<Fault> {
+        self.read().model_failed
     }
 
     /// Why the judge is to blame for a grader that gives up, if it is.

@@ -1,15 +1,17 @@
 //! Posts a result to the caller that asked for it.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
+use reqwest::Url;
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
-use reqwest::{StatusCode, Url};
 
-use super::plain::{Place, PlainClient};
-use super::retry::{RetryPolicy, retry_after};
-use super::{Secret, describe};
+use super::endpoint::bearer;
+use super::retry::{Meaning, RetryPolicy, Tries};
+use super::secrets::{Secret, Secrets};
+use super::transport::{Answer, Target, Transport, Unanswered, Use, named};
+use crate::error::Fault;
 use crate::http1::Broken;
 use crate::telemetry::{CallbackOutcome, Metrics};
 
@@ -19,38 +21,9 @@ const ACKNOWLEDGEMENT_BYTES_MAX: usize = 32 << 20;
 /// The client of every caller's callback address.
 #[derive(Clone, Debug)]
 pub struct CallbackClient {
-    http: reqwest::Client,
-    plain: Arc<PlainClient>,
+    transport: Transport,
     policy: RetryPolicy,
-    taken: Taken,
     metrics: Arc<Metrics>,
-}
-
-/// By which answers a caller takes a result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Taken {
-    /// Any 2xx. Tried again on 429, 500, 502, 503 and 504; any other is final.
-    AnySuccess,
-    /// 200 alone. Any 4xx is final; all others are tried again.
-    OkOnly,
-}
-
-/// What an answer's status says of a delivery.
-enum Word {
-    Taken,
-    Again,
-    Refused,
-}
-
-impl Taken {
-    fn word(self, status: StatusCode) -> Word {
-        match (self, status.as_u16()) {
-            (Self::AnySuccess, 200..=299) | (Self::OkOnly, 200) => Word::Taken,
-            (Self::AnySuccess, 429 | 500 | 502 | 503 | 504) => Word::Again,
-            (Self::AnySuccess, _) | (Self::OkOnly, 400..=499) => Word::Refused,
-            (Self::OkOnly, _) => Word::Again,
-        }
-    }
 }
 
 /// A delivery that the caller confirmed, with what it said.
@@ -60,7 +33,7 @@ pub struct Acknowledged {
     pub status: u16,
     /// Tries that it took.
     pub attempts: u32,
-    /// The answer's body.
+    /// The answer's body, without the key.
     pub body: Bytes,
 }
 
@@ -74,21 +47,18 @@ pub struct Undelivered {
     pub reason: String,
     /// The status of the last answer, if there was one to the last try.
     pub status: Option<u16>,
+    /// Whose move it is: the caller's, or the host's where it lacks what a connection takes.
+    pub fault: Fault,
 }
 
 impl CallbackClient {
-    /// A client over the process's HTTP client.
-    pub fn new(http: reqwest::Client, policy: RetryPolicy, metrics: Arc<Metrics>) -> Self {
-        Self { http, plain: Arc::default(), policy, taken: Taken::AnySuccess, metrics }
+    /// A client over the host's transport.
+    pub fn new(transport: Transport, policy: RetryPolicy, metrics: Arc<Metrics>) -> Self {
+        Self { transport, policy, metrics }
     }
 
-    /// The same client, for callers who take results by these answers.
-    pub fn taken_by(self, taken: Taken) -> Self {
-        Self { taken, ..self }
-    }
-
-    /// Posts the JSON body until it is [taken](Taken), or finally refused. Repeated on
-    /// trouble with the connection too.
+    /// Posts the JSON body until it is taken, or finally refused. Repeated on trouble with the
+    /// connection too.
     pub async fn post(
         &self,
         url: &str,
@@ -96,113 +66,108 @@ impl CallbackClient {
         body: Bytes,
     ) -> Result<Acknowledged, Undelivered> {
         let callback = self.metrics.callback();
-        let mut attempts = 0;
-        let mut first_failure = None;
-        let (url, headers) = match address(url, key) {
-            Ok(there) => there,
+        let address = match Address::of(url, key) {
+            Ok(address) => address,
             Err(reason) => {
                 callback.ended(CallbackOutcome::Unavailable);
-                return Err(Undelivered { attempts: 1, reason, status: None });
+                return Err(Undelivered { attempts: 1, reason, status: None, fault: Fault::Caller });
             }
         };
-        let place = Place::of(&url);
+        let mut tries = Tries::of(&self.policy);
         loop {
-            attempts += 1;
-            let sent = async {
-                match &place {
-                    Some(place) => self.send_plainly(place, &headers, &body).await,
-                    None => Box::pin(self.send(&url, &headers, &body)).await,
-                }
-            };
-            let sent = tokio::time::timeout(self.policy.attempt_time_max, sent).await;
-            let time_max = self.policy.attempt_time_max;
-            let sent =
-                sent.unwrap_or_else(|_| Err(format!("no answer within {}", crate::text::time(time_max))));
-            let (reason, status, asked) = match sent {
-                Ok(Answer { status, body, .. }) if matches!(self.taken.word(status), Word::Taken) => {
-                    callback.ended(CallbackOutcome::Delivered);
-                    return Ok(Acknowledged { status: status.as_u16(), attempts, body });
-                }
-                Ok(Answer { status, retry_after, .. }) => {
-                    let reason = format!("it was answered {status}");
-                    if matches!(self.taken.word(status), Word::Refused) {
-                        callback.ended(CallbackOutcome::Refused);
-                        return Err(Undelivered { attempts, reason, status: Some(status.as_u16()) });
+            let mut fault = Fault::Caller;
+            let (reason, status, asked) = match self.attempt(&address, &body).await {
+                Ok(Answer { status, retry_after, body }) => match self.policy.statuses.meaning(status) {
+                    Meaning::Taken => {
+                        callback.ended(CallbackOutcome::Delivered);
+                        let body = address.secrets.cut_from_body(body);
+                        return Ok(Acknowledged { status, attempts: tries.failures() + 1, body });
                     }
-                    let asked = match self.taken {
-                        Taken::AnySuccess => retry_after,
-                        Taken::OkOnly => None,
-                    };
-                    (reason, Some(status.as_u16()), asked)
+                    Meaning::Refused => {
+                        callback.ended(CallbackOutcome::Refused);
+                        let (attempts, reason) = (tries.failures() + 1, answered(status));
+                        return Err(Undelivered { attempts, reason, status: Some(status), fault });
+                    }
+                    Meaning::Again => (answered(status), Some(status), retry_after),
+                },
+                Err(Missed { reason, is_hosts }) => {
+                    fault = if is_hosts { Fault::Host } else { fault };
+                    (reason, None, None)
                 }
-                Err(reason) => (reason, None, None),
             };
-            let since_first = first_failure.get_or_insert_with(Instant::now).elapsed();
-            let Some(delay) = self.policy.next_delay(attempts, since_first, asked) else {
-                callback.ended(CallbackOutcome::Unavailable);
-                return Err(Undelivered { attempts, reason, status });
+            let Some(delay) = tries.failed(asked) else {
+                callback.ended(match fault {
+                    Fault::Host => CallbackOutcome::Host,
+                    _ => CallbackOutcome::Unavailable,
+                });
+                return Err(Undelivered { attempts: tries.failures(), reason, status, fault });
             };
             callback.repeated();
-            tracing::debug!(attempts, delay_secs = delay.as_secs_f64(), reason, "posting the callback again");
+            tracing::debug!(
+                attempts = tries.failures(),
+                delay_secs = delay.as_secs_f64(),
+                reason,
+                "posting the callback again"
+            );
             tokio::time::sleep(delay).await;
         }
     }
 
-    async fn send_plainly(&self, place: &Place, headers: &HeaderMap, body: &[u8]) -> Result<Answer, String> {
-        match self.plain.post(place, place.request(headers, body), ACKNOWLEDGEMENT_BYTES_MAX).await {
-            Ok(answer) => {
-                let status = StatusCode::from_u16(answer.status).map_err(|error| error.to_string())?;
-                Ok(Answer { status, retry_after: answer.retry_after, body: answer.body })
+    async fn attempt(&self, address: &Address, body: &[u8]) -> Result<Answer, Missed> {
+        let turn = self.transport.turn(&address.target, Use::Callback).await;
+        let request = address.target.request(&address.headers, body);
+        let sent = turn.post(&address.target, request, ACKNOWLEDGEMENT_BYTES_MAX);
+        match tokio::time::timeout(self.policy.attempt_time_max, sent).await {
+            Ok(Ok(answer)) => Ok(answer),
+            // A body that is too long, or that breaks off, is as good as an empty one:
+            // delivered is delivered.
+            Ok(Err(Unanswered::Broken(Broken::Body { status, .. }))) => {
+                Ok(Answer { status, retry_after: None, body: Bytes::new() })
             }
-            Err(Broken::Body { status, cause }) => match StatusCode::from_u16(status) {
-                Ok(status) => Ok(Answer { status, retry_after: None, body: Bytes::new() }),
-                Err(_) => Err(cause.to_string()),
-            },
-            Err(broken) => Err(broken.to_string()),
+            Ok(Err(unanswered)) => Err(Missed {
+                is_hosts: matches!(unanswered, Unanswered::Host(_)),
+                reason: unanswered.to_string(),
+            }),
+            Err(_) => Err(Missed { is_hosts: false, reason: no_answer(self.policy.attempt_time_max) }),
         }
     }
-
-    async fn send(&self, url: &Url, headers: &HeaderMap, body: &Bytes) -> Result<Answer, String> {
-        let request = self.http.post(url.clone()).headers(headers.clone()).body(body.clone());
-        let response = request.send().await.map_err(describe)?;
-        let (status, retry_after) = (response.status(), retry_after(response.headers()));
-        Ok(Answer { status, retry_after, body: read(response).await })
-    }
 }
 
-/// What a caller answered. A body that is too long, or that breaks off, is as good as an
-/// empty one: delivered is delivered.
-struct Answer {
-    status: StatusCode,
-    retry_after: Option<Duration>,
-    body: Bytes,
+/// A try without an answer.
+struct Missed {
+    reason: String,
+    is_hosts: bool,
 }
 
-/// Where a callback goes, and with what; or why it can go nowhere.
-fn address(url: &str, key: Option<&Secret>) -> Result<(Url, HeaderMap), String> {
-    let url = Url::parse(url).map_err(|error| error.to_string())?;
-    if !matches!(url.scheme(), "http" | "https") {
-        return Err(format!("its address is of the scheme {}, not http or https", url.scheme()));
-    }
-    let mut headers = HeaderMap::with_capacity(2);
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    if let Some(key) = key.filter(|key| !key.expose().is_empty()) {
-        let value = HeaderValue::from_str(&format!("Bearer {}", key.expose()));
-        headers.insert(AUTHORIZATION, value.map_err(|_| "the key fits no header".to_owned())?);
-    }
-    Ok((url, headers))
+fn answered(status: u16) -> String {
+    format!("it was answered {}", named(status))
 }
 
-/// Reads an acknowledgement.
-async fn read(mut response: reqwest::Response) -> Bytes {
-    let mut body = BytesMut::new();
-    loop {
-        match response.chunk().await {
-            Ok(None) => return body.freeze(),
-            Ok(Some(chunk)) if body.len() + chunk.len() <= ACKNOWLEDGEMENT_BYTES_MAX => {
-                body.extend_from_slice(&chunk);
-            }
-            Ok(Some(_)) | Err(_) => return Bytes::new(),
+fn no_answer(within: Duration) -> String {
+    format!("no answer within {}", crate::text::time(within))
+}
+
+/// Where a callback goes, and with what.
+struct Address {
+    target: Target,
+    headers: HeaderMap,
+    secrets: Secrets,
+}
+
+impl Address {
+    /// The address of this URL and key, or why a callback can go nowhere.
+    fn of(url: &str, key: Option<&Secret>) -> Result<Self, String> {
+        let url = Url::parse(url).map_err(|error| error.to_string())?;
+        let target = Target::of(&url).ok_or_else(|| {
+            format!("its address is of the scheme {} and not a server's by http or https", url.scheme())
+        })?;
+        let mut secrets = Secrets::of_url(&url);
+        let mut headers = HeaderMap::with_capacity(2);
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Some(key) = key.filter(|key| !key.expose().is_empty()) {
+            headers.insert(AUTHORIZATION, bearer(key).map_err(|error| error.to_string())?);
+            secrets.add(key.expose());
         }
+        Ok(Self { target, headers, secrets })
     }
 }

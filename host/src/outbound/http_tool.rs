@@ -11,7 +11,8 @@ use serde_json::{Map, Value};
 
 use super::address::{CheckedResolver, is_public};
 use super::describe;
-use super::environment::{SecretText, Secrets};
+use super::environment::SecretText;
+use super::secrets::Secrets;
 use super::url_template::UrlTemplate;
 use crate::text::beginning;
 

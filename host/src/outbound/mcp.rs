@@ -25,8 +25,9 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::environment::{SecretText, Secrets, variable};
+use super::environment::{SecretText, variable};
 use super::http_tool::RemoteFailure;
+use super::secrets::Secrets;
 use crate::text::beginning;
 use process::{Process, Start};
 
@@ -121,7 +122,7 @@ impl McpServer {
         let mut connection = connect(&reach, &about).await.map_err(one)?;
         let functions = connection.list().await.map_err(one)?;
         let (sender, state) = watch::channel(State::Up(connection.service.peer().clone()));
-        let supervisor = tokio::spawn(supervise(about, reach, connection, sender));
+        let supervisor = tokio::spawn(supervise(about, reach, connection, sender, secrets.clone()));
         let server = Self { state, secrets, _supervisor: AbortOnDropHandle::new(supervisor) };
         Ok((server, functions))
     }
@@ -168,7 +169,8 @@ impl McpServer {
             }
             error => {
                 // What it says may hold an address, which is not for a guest.
-                tracing::warn!(%error, "call of a tool server failed");
+                let error = self.secrets.cut_from(error.to_string());
+                tracing::warn!(error, "call of a tool server failed");
                 let reason = "the connection to its server was lost before there was an answer";
                 RemoteFailure::Unavailable(reason.to_owned())
             }
@@ -194,7 +196,7 @@ impl Reach {
                         Err(what) => problems.push(format!("variables.{name}: {what}")),
                     }
                 }
-                Self::Process(Start { command: command.clone(), environment: set })
+                Self::Process(Start { command: command.clone(), environment: set, secrets: secrets.clone() })
             }
             McpSettings::Http { url, headers } => {
                 let mut config = StreamableHttpClientTransportConfig::with_uri(url.as_str());
@@ -303,11 +305,17 @@ impl Connection {
 }
 
 /// Keeps a server connected for as long as somebody looks at its state.
-async fn supervise(about: String, reach: Reach, mut connection: Connection, state: watch::Sender<State>) {
+async fn supervise(
+    about: String,
+    reach: Reach,
+    mut connection: Connection,
+    state: watch::Sender<State>,
+    secrets: Secrets,
+) {
     let mut delay = RESTART_DELAY_MIN;
     loop {
         let up_since = Instant::now();
-        let reason = connection.lost().await;
+        let reason = secrets.cut_from(connection.lost().await);
         if up_since.elapsed() >= STABLE {
             delay = RESTART_DELAY_MIN;
         }
@@ -324,6 +332,7 @@ async fn supervise(about: String, reach: Reach, mut connection: Connection, stat
             match connect(&reach, &about).await {
                 Ok(connection) => break connection,
                 Err(reason) => {
+                    let reason = secrets.cut_from(reason);
                     tracing::warn!(
                         server = about,
                         reason,

@@ -2,54 +2,37 @@
 //! results posted, and to the tools that an operator lends, some of them processes that
 //! are started here.
 //!
-//! Models and callers are reached by one HTTP client with TLS and by a leaner one without
-//! (`plain`), and each tool has one of its own. None follows redirects, because a key must
+//! Models, judges and callers are reached by one [`Transport`], repeated by one policy
+//! (`retry`), and each tool has a client of its own. None follows redirects, because a key must
 //! not travel to where nobody sent it, and none uses a proxy of the environment.
 
 mod address;
 mod callback;
 mod chat;
+mod endpoint;
 mod environment;
 mod http_tool;
 mod mcp;
 mod observer;
-mod plain;
 mod retry;
+mod secrets;
+mod tls;
+mod transport;
 mod url_template;
 
-pub use callback::{Acknowledged, CallbackClient, Taken, Undelivered};
-pub use chat::{ChatClient, ChatFailure, ChatReply, InvalidEndpoint, Manner, ModelEndpoint, RoutingHeaders};
+pub use callback::{Acknowledged, CallbackClient, Undelivered};
+pub use chat::{ChatClient, ChatFailure, ChatReply};
+pub use endpoint::{InvalidEndpoint, Manner, ModelEndpoint, RoutingHeaders};
 pub use environment::{SecretText, is_variable};
 pub use http_tool::{AllowedHost, HttpTool, HttpToolSettings, RemoteFailure};
 pub use mcp::{McpFunction, McpServer, McpSettings};
 pub use observer::{Observer, Watched};
-pub use retry::{Repeated, RetryPolicy};
+pub use retry::{RetryPolicy, Statuses};
+pub use secrets::{Secret, Secrets};
+pub use transport::{Transport, TransportError};
 pub use url_template::UrlTemplate;
 
-use std::fmt;
 use std::time::Duration;
-
-/// A key. It shows itself to nobody but the header that carries it.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
-
-impl Secret {
-    /// Wraps a key.
-    pub fn new(key: impl Into<String>) -> Self {
-        Self(key.into())
-    }
-
-    /// The key, for the header or for comparing.
-    pub fn expose(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(…)")
-    }
-}
 
 /// What the host calls itself.
 const USER_AGENT: &str = concat!("rollout-host/", env!("CARGO_PKG_VERSION"));
@@ -59,13 +42,13 @@ const USER_AGENT: &str = concat!("rollout-host/", env!("CARGO_PKG_VERSION"));
 #[error("cannot set up the HTTP client")]
 pub struct ClientError(#[source] reqwest::Error);
 
-/// Builds the process's HTTP client.
+/// Idle connections that a client of a tool or a collector keeps to each host that the operator
+/// named. They are among those descriptors that the process has for itself.
+const TOOL_IDLE_MAX: usize = 4;
+
+/// A client for the few servers that the operator's own settings name.
 pub fn http_client() -> Result<reqwest::Client, ClientError> {
-    client_builder()
-        // Thousands of rollouts wait on one server; its connections are worth keeping.
-        .pool_max_idle_per_host(4096)
-        .build()
-        .map_err(ClientError)
+    client_builder().build().map_err(ClientError)
 }
 
 /// What every client has in common.
@@ -78,6 +61,7 @@ fn client_builder() -> reqwest::ClientBuilder {
         .tcp_nodelay(true)
         .connect_timeout(Duration::from_secs(10))
         .pool_idle_timeout(Duration::from_secs(60))
+        .pool_max_idle_per_host(TOOL_IDLE_MAX)
         .user_agent(USER_AGENT)
 }
 

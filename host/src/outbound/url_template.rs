@@ -4,7 +4,8 @@
 use reqwest::Url;
 use serde_json::{Map, Value};
 
-use super::environment::{Secrets, encoded, is_variable, variable};
+use super::environment::{encoded, is_variable, variable};
+use super::secrets::Secrets;
 
 /// An address as the operator wrote it.
 #[derive(Clone, Debug, PartialEq, Eq)]

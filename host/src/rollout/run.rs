@@ -227,12 +227,15 @@ impl Rollout {
         deadline.exceeded(stage, queued)
     }
 
-    /// A workflow that gave up because the model's server failed it is not at fault.
+    /// A workflow that gave up because the model's server, or the host, failed it is not at fault.
     fn blame(&self, error: &RunError) -> Failure {
         let failure = self.explain(Stage::Workflow, error);
         match self.record.model_failure() {
-            Some(_) if failure.kind == FailureKind::Error => {
-                Failure { kind: FailureKind::Model, fault: Fault::Model, ..failure }
+            Some(Fault::Host) if failure.kind == FailureKind::Error => {
+                Failure { kind: FailureKind::Host, fault: Fault::Host, ..failure }
+            }
+            Some(fault) if failure.kind == FailureKind::Error => {
+                Failure { kind: FailureKind::Model, fault, ..failure }
             }
             _ => failure,
         }

@@ -62,6 +62,8 @@ labels! {
         Refused = "refused",
         /// There was no completion for as long as was tried.
         Unavailable = "unavailable",
+        /// The host could not ask for as long as it tried.
+        Host = "host",
         /// Whoever wanted it was gone before there was an answer.
         Abandoned = "abandoned",
     }
@@ -76,6 +78,8 @@ labels! {
         Refused = "refused",
         /// The caller was not reached for as long as was tried.
         Unavailable = "unavailable",
+        /// The host could not open a connection for as long as it tried.
+        Host = "host",
         /// The host stopped before there was an answer.
         Abandoned = "abandoned",
     }

@@ -10,7 +10,8 @@ use serde_json::Number;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::kind;
-use super::openai::{InvalidRequest, Params, read_objects, read_params};
+use super::openai::{InvalidRequest, read_objects};
+use super::params::{AllowedParams, Params, read_params};
 
 /// The most texts of a parameter that is a list of them. Servers take four or so.
 const TEXTS_MAX: usize = 256;
@@ -59,6 +60,7 @@ impl ClosedBody {
         tools: &[String],
         params: Option<&str>,
         defaults: &Params,
+        allowed: &AllowedParams,
     ) -> Result<Bytes, InvalidRequest> {
         if !tools.is_empty() && self.tools == ToolsRule::Unknown {
             return Err(InvalidRequest::ToolsNotTaken);
@@ -67,7 +69,7 @@ impl ClosedBody {
             return Err(InvalidRequest::NoMessages);
         }
         let messages = read_objects(messages, InvalidRequest::Message)?;
-        let asked = read_params(params)?;
+        let asked = read_params(params, allowed)?;
         let mut given = Vec::with_capacity(self.params.len());
         for (name, param) in &self.params {
             let value = asked.get(*name).copied().or_else(|| defaults.get(*name).map(AsRef::as_ref));
@@ -182,7 +184,7 @@ impl Serialize for Body<'_> {
 mod tests {
     use super::*;
     use crate::wire::object;
-    use crate::wire::openai::caller_params;
+    use crate::wire::params::caller_params;
 
     fn form(tools: ToolsRule) -> ClosedBody {
         ClosedBody {
@@ -201,7 +203,14 @@ mod tests {
         let messages = [r#"{"role":"user","x":1.10}"#.to_owned()];
         let tools: Vec<String> = tools.iter().map(|tool| (*tool).to_owned()).collect();
         let caller = caller_params(object(caller).unwrap());
-        let body = form(ToolsRule::Known).build("m", &messages, &tools, Some(params), &caller);
+        let body = form(ToolsRule::Known).build(
+            "m",
+            &messages,
+            &tools,
+            Some(params),
+            &caller,
+            &AllowedParams::default(),
+        );
         body.map(|body| String::from_utf8(body.to_vec()).unwrap()).map_err(|error| error.to_string())
     }
 
@@ -249,7 +258,14 @@ mod tests {
     fn tools_that_the_server_does_not_know_are_refused() {
         let messages = ["{}".to_owned()];
         let tools = ["{}".to_owned()];
-        let body = form(ToolsRule::Unknown).build("m", &messages, &tools, None, &Params::new());
+        let body = form(ToolsRule::Unknown).build(
+            "m",
+            &messages,
+            &tools,
+            None,
+            &Params::new(),
+            &AllowedParams::default(),
+        );
         assert_eq!(body, Err(InvalidRequest::ToolsNotTaken));
     }
 }

@@ -9,6 +9,7 @@ pub mod function;
 pub mod messages;
 pub mod metadata;
 pub mod openai;
+pub mod params;
 pub mod stream;
 pub mod strict;
 

@@ -9,16 +9,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::object;
-use super::stream::{First, Text, each, members, text};
+use super::params::read_params;
+pub use super::params::{AllowedParams, Params, caller_params};
+use super::stream::{First, Text, each, text};
 use crate::text::beginning;
-
-/// Fields of a request that the host decides, so that no guest may set them through
-/// its sampling parameters. `n` is among them because one reply is read.
-pub const RESERVED_PARAMS: [&str; 6] = ["model", "messages", "tools", "stream", "stream_options", "n"];
-
-/// The most sampling parameters of one request. One that says nothing costs the host some
-/// hundred bytes where the guest spends four on it.
-pub const PARAMS_MAX: usize = 256;
 
 /// Why a chat request was not sent.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -39,6 +33,12 @@ pub enum InvalidRequest {
     /// A parameter is the host's to set.
     #[error("params sets '{0}', which the host decides; leave it out")]
     Reserved(String),
+    /// A parameter is not on the operator's list.
+    #[error("params sets '{0}', which the operator does not let through; leave it out")]
+    NotAllowed(String),
+    /// A parameter has a name that no server reads.
+    #[error("params sets '{0}', which is no name of a parameter: letters, digits, '_', '-' and '.' make one")]
+    ParamName(String),
     /// A parameter is not what the server takes.
     #[error("params sets '{0}' to {2}; it has to be {1}")]
     Param(String, &'static str, &'static str),
@@ -50,28 +50,6 @@ pub enum InvalidRequest {
     ToolsNotTaken,
 }
 
-/// Sampling parameters by name, each as it was written. At most [`PARAMS_MAX`].
-pub type Params = BTreeMap<String, Box<RawValue>>;
-
-/// A caller's parameters for all requests of a rollout, without those that the host
-/// decides. What is no object has none, and neither has what has too many members.
-pub fn caller_params(params: &RawValue) -> Params {
-    let mut kept = Params::new();
-    let read = members(params.get(), |name, value: &RawValue| {
-        if kept.len() > PARAMS_MAX {
-            return Err(format!("more than {PARAMS_MAX} members"));
-        }
-        kept.insert(name.into_owned(), value.to_owned());
-        Ok(())
-    });
-    if let Err(error) = read.map_err(String::from) {
-        tracing::warn!(error, "the caller's sampling parameters are left out");
-        return Params::new();
-    }
-    kept.retain(|name, _| !RESERVED_PARAMS.contains(&name.as_str()));
-    kept
-}
-
 /// Builds the body of a request. Messages, tools and parameters go in as they are;
 /// defaults where the parameters do not have them.
 pub fn request_body(
@@ -80,6 +58,7 @@ pub fn request_body(
     tools: &[String],
     params: Option<&str>,
     defaults: &Params,
+    allowed: &AllowedParams,
 ) -> Result<Bytes, InvalidRequest> {
     #[derive(Serialize)]
     struct Body<'a> {
@@ -98,7 +77,7 @@ pub fn request_body(
     }
     let messages = read_objects(messages, InvalidRequest::Message)?;
     let tools = read_objects(tools, InvalidRequest::Tool)?;
-    let mut params = read_params(params)?;
+    let mut params = read_params(params, allowed)?;
     for (name, value) in defaults {
         params.entry(name.as_str().into()).or_insert(value);
     }
@@ -113,25 +92,6 @@ pub(super) fn read_objects(
     wrong: impl Fn(usize, String) -> InvalidRequest,
 ) -> Result<Vec<&RawValue>, InvalidRequest> {
     texts.iter().enumerate().map(|(at, text)| object(text).map_err(|what| wrong(at, what))).collect()
-}
-
-/// A guest's parameters, none of which is the host's to set.
-pub(super) fn read_params(params: Option<&str>) -> Result<BTreeMap<Cow<'_, str>, &RawValue>, InvalidRequest> {
-    let Some(text) = params else { return Ok(BTreeMap::new()) };
-    let raw = object(text).map_err(InvalidRequest::Params)?;
-    let mut params = BTreeMap::new();
-    let read = members(raw.get(), |name, value: &RawValue| {
-        params.insert(name, value);
-        if params.len() > PARAMS_MAX {
-            return Err(format!("an object of more than {PARAMS_MAX} members; a server knows some forty"));
-        }
-        Ok(())
-    });
-    read.map_err(|stopped| InvalidRequest::Params(stopped.into()))?;
-    match RESERVED_PARAMS.iter().find(|name| params.contains_key(**name)) {
-        Some(name) => Err(InvalidRequest::Reserved((*name).to_owned())),
-        None => Ok(params),
-    }
 }
 
 /// Tokens as the model's server counted them.
@@ -365,6 +325,7 @@ fn text_parts(json: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::params::PARAMS_MAX;
 
     fn strings(texts: &[&str]) -> Vec<String> {
         texts.iter().map(|text| (*text).to_owned()).collect()
@@ -378,6 +339,7 @@ mod tests {
             &strings(&[r#"{"type":"function"}"#]),
             Some(r#"{"temperature":0.70,"seed":12345678901234567890123}"#),
             &Params::new(),
+            &AllowedParams::default(),
         )
         .unwrap();
         assert_eq!(
@@ -391,7 +353,9 @@ mod tests {
         let caller = r#"{"temperature":0.1,"top_p":0.90,"model":"x","stream":true,"n":4}"#;
         let defaults = caller_params(serde_json::from_str(caller).unwrap());
         let messages = strings(&[r#"{"role":"user"}"#]);
-        let body = request_body("m", &messages, &[], Some(r#"{"temperature":0.7}"#), &defaults).unwrap();
+        let allowed = AllowedParams::default();
+        let body =
+            request_body("m", &messages, &[], Some(r#"{"temperature":0.7}"#), &defaults, &allowed).unwrap();
         assert_eq!(
             std::str::from_utf8(&body).unwrap(),
             r#"{"model":"m","messages":[{"role":"user"}],"stream":false,"temperature":0.7,"top_p":0.90}"#
@@ -401,8 +365,8 @@ mod tests {
     #[test]
     fn a_wrong_request_is_refused_with_the_place() {
         fn check(messages: &[&str], tools: &[&str], params: Option<&str>, expected: &str) {
-            let error =
-                request_body("m", &strings(messages), &strings(tools), params, &Params::new()).unwrap_err();
+            let (messages, tools, allowed) = (strings(messages), strings(tools), AllowedParams::default());
+            let error = request_body("m", &messages, &tools, params, &Params::new(), &allowed).unwrap_err();
             assert!(error.to_string().starts_with(expected), "{error} / {expected}");
         }
         let ok = r#"{"role":"user"}"#;
@@ -411,18 +375,10 @@ mod tests {
         check(&[ok, "[]"], &[], None, "messages[1] is not a JSON object but an array");
         check(&[ok], &["3"], None, "tools[0] is not a JSON object but a number");
         check(&[ok], &[], Some("null"), "params is not a JSON object but null");
-        for name in RESERVED_PARAMS {
-            check(&[ok], &[], Some(&format!("{{\"{name}\":1}}")), &format!("params sets '{name}'"));
-        }
         let many: Vec<String> = (0..=PARAMS_MAX).map(|at| format!("\"p{at}\":1")).collect();
-        check(
-            &[ok],
-            &[],
-            Some(&format!("{{{}}}", many.join(","))),
-            "params is an object of more than 256 members",
-        );
-        // An escape does not get a reserved name past the check.
-        check(&[ok], &[], Some(r#"{"mod\u0065l":"gpt"}"#), "params sets 'model'");
+        let many = format!("{{{}}}", many.join(","));
+        check(&[ok], &[], Some(&many), "params is an object of more than 256 members");
+        check(&[ok], &[], Some(r#"{"Model":1}"#), "params sets 'Model', which the host decides");
     }
 
     #[test]

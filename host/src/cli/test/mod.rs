@@ -70,6 +70,8 @@ pub(super) struct Test {
     #[command(flatten)]
     cache: CacheOptions,
     #[command(flatten)]
+    params: setup::ParamOptions,
+    #[command(flatten)]
     judge: JudgeOptions,
     #[command(flatten)]
     limits: RawLimits,
@@ -80,6 +82,7 @@ impl Test {
         let key = self.model.key()?;
         let mut raw = setup::raw_config(self.config.as_deref())?;
         raw.set.clone_from(&self.set);
+        self.params.put_over(&mut raw.model);
         self.judge.put_over(&mut raw.judge);
         raw.limits = self.limits.clone().or(raw.limits);
         raw.max_concurrent = Some(1);

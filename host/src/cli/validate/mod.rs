@@ -29,10 +29,11 @@ use crate::id::RolloutId;
 use crate::imports::{Imports, ModelAccess, Role, RunContext};
 use crate::instance::{self, Bounds, GuestVerdict, Permit, RunError, SampleToGrade};
 use crate::mock_model::{MockModel, Script, Settings};
-use crate::outbound::{self, ChatClient, ModelEndpoint};
+use crate::outbound::{ChatClient, ModelEndpoint, Transport};
 use crate::plugin::{self, Description, Plugin, Problem};
 use crate::rollout::{Failure, FailureKind, Finished, Outcome, Stage};
 use crate::telemetry::Metrics;
+use crate::wire::params::AllowedParams;
 use report::Report;
 use run::{Recorder, Scratch, Trace};
 
@@ -483,6 +484,9 @@ async fn described(plugin: &Plugin, config: &Config, report: &mut Report) {
     }
 }
 
+/// Connections to the judge of a grader that is alone: a few at once are asked for.
+const LONE_CONNECTIONS: usize = 16;
+
 /// A grader without an agent: it rates a conversation that is made up, twice.
 async fn lone_grader(plugin: &Plugin, config: &Config, row: &Row, report: &mut Report) -> Result<()> {
     let metrics = Arc::new(Metrics::new());
@@ -491,12 +495,15 @@ async fn lone_grader(plugin: &Plugin, config: &Config, row: &Row, report: &mut R
     let (_mock, endpoint) = stand_in(None, Duration::ZERO).await?;
     let limits = Arc::new(config.limits.clone());
     let client = ChatClient::new(
-        outbound::http_client()?,
+        Transport::new(LONE_CONNECTIONS)?,
         config.model.clone(),
         limits.reply_bytes_max,
         metrics.clone(),
     );
-    let judge = ModelAccess { client: client.for_judges(config.model.clone()), endpoint: Arc::new(endpoint) };
+    let judge = ModelAccess {
+        client: client.for_judges(config.model.clone(), AllowedParams::default()),
+        endpoint: Arc::new(endpoint),
+    };
     let rate = async || {
         let run = RunContext {
             metadata: row.metadata.clone().map(Into::into),

@@ -13,10 +13,14 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::outbound::Secrets;
 use crate::text::printable;
 
 /// How much of what a server said last is kept for an error message, in bytes.
 const LAST_WORDS_BYTES: usize = 1024;
+
+/// A line that is longer is passed on in parts.
+const LINE_BYTES_MAX: usize = 16 << 10;
 
 /// How long an end that seems near is waited for.
 const END_PATIENCE: Duration = Duration::from_secs(1);
@@ -28,6 +32,8 @@ pub(super) struct Start {
     pub command: Vec<String>,
     /// Its whole environment.
     pub environment: Vec<(String, String)>,
+    /// What is cut out of all that it writes on standard error.
+    pub secrets: Secrets,
 }
 
 /// A server's process with all that it started. Dropping this ends them.
@@ -65,7 +71,8 @@ impl Process {
         let stdout = child.stdout.take().ok_or_else(gone)?;
         let stderr = child.stderr.take().ok_or_else(gone)?;
         let last_words = Arc::<Mutex<String>>::default();
-        let listening = tokio::spawn(listen(stderr, about.to_owned(), last_words.clone()));
+        let listening =
+            tokio::spawn(listen(stderr, about.to_owned(), last_words.clone(), start.secrets.clone()));
         let listening = AbortOnDropHandle::new(listening);
         Ok((Self { child, group, last_words, listening, _parent: parent }, stdin, stdout))
     }
@@ -124,11 +131,20 @@ async fn start_in_thread(mut command: Command) -> std::io::Result<(mpsc::Sender<
     Ok((parent, child))
 }
 
-/// Passes on to the log what a server writes on standard error.
-async fn listen(mut stderr: ChildStderr, about: String, last_words: Arc<Mutex<String>>) {
-    let mut bytes = [0; LAST_WORDS_BYTES];
-    while let Ok(count @ 1..) = stderr.read(&mut bytes).await {
-        let text = printable(&String::from_utf8_lossy(&bytes[..count]));
+/// Passes on to the log what a server writes on standard error, line by line, so that no secret
+/// is overlooked because it came in two pieces.
+async fn listen(mut stderr: ChildStderr, about: String, last_words: Arc<Mutex<String>>, secrets: Secrets) {
+    let mut written = Vec::new();
+    loop {
+        let read = stderr.read_buf(&mut written).await.unwrap_or(0);
+        let lines = match written.iter().rposition(|byte| *byte == b'\n') {
+            _ if read == 0 || written.len() > LINE_BYTES_MAX => written.len(),
+            Some(end) => end + 1,
+            None => 0,
+        };
+        let text = String::from_utf8_lossy(&written[..lines]).into_owned();
+        written.drain(..lines);
+        let text = printable(&secrets.cut_from(text));
         for line in text.lines().filter(|line| !line.is_empty()) {
             tracing::debug!(server = about, line, "line of a tool server");
         }
@@ -137,6 +153,9 @@ async fn listen(mut stderr: ChildStderr, about: String, last_words: Arc<Mutex<St
         if kept.len() > LAST_WORDS_BYTES {
             let from = (kept.len() - LAST_WORDS_BYTES..kept.len()).find(|at| kept.is_char_boundary(*at));
             kept.drain(..from.unwrap_or_default());
+        }
+        if read == 0 {
+            return;
         }
     }
 }

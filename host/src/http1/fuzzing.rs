@@ -1,0 +1,24 @@
+//! The fuzz target of the framing: any bytes are heads or no heads, wherever they are cut.
+
+use super::{BytesMut, Head, Message, RETRY_AFTER_MAX, chunk_length, head};
+
+/// Longer inputs are not cut at every byte.
+const CUT_BYTES_MAX: usize = 1024;
+
+/// The head of a request and of a response, and the line in front of a chunk.
+pub(crate) fn heads(bytes: &[u8]) {
+    let end = head::end(bytes, 0);
+    if bytes.len() <= CUT_BYTES_MAX {
+        let cut = (1..=bytes.len()).find_map(|length| head::end(&bytes[..length], length - 1));
+        assert_eq!(cut, end, "the end is where it is, however the bytes arrive");
+    }
+    let _ = chunk_length(bytes);
+    let Some(end) = end else { return };
+    for parsed in [Head::of_request(&bytes[..end]), Head::of_response(&bytes[..end])] {
+        let Ok(head) = parsed else { continue };
+        assert!(head.length <= end, "a head has an end");
+        let message = Message { bytes: bytes[..head.length].into(), head, body: BytesMut::new() };
+        let _ = (message.target(), message.authorization(), message.status());
+        assert!(message.retry_after().is_none_or(|wait| wait <= RETRY_AFTER_MAX));
+    }
+}

@@ -1,0 +1,363 @@
+//! Keys, and how they are cut out of whatever comes back from where they were sent.
+//!
+//! A server that is given a key may repeat it: in a refusal that quotes the request's headers,
+//! in a reply, in an address. It may write it in another form than it was given in. One search
+//! finds all of them, for models, judges, callback addresses and host-provided tools alike.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use base64::Engine;
+use base64::alphabet::{Alphabet, STANDARD, URL_SAFE};
+use base64::engine::{GeneralPurpose, general_purpose::NO_PAD};
+use bytes::Bytes;
+use memchr::{memchr3, memmem};
+use percent_encoding::percent_decode_str;
+use reqwest::Url;
+
+/// What stands where a secret was.
+const CUT: &[u8] = b"(secret)";
+
+/// Shorter than this nothing is searched for in a reply: a placeholder such as `EMPTY` or
+/// `test` protects nothing, and a reply is what a model is trained on.
+const REPLY_SECRET_BYTES_MIN: usize = 8;
+
+/// Shorter than this a secret has no form in base64 or hex that means it and nothing else.
+const ENCODED_SECRET_BYTES_MIN: usize = 6;
+
+/// Parts of the names by which queries carry keys.
+const SECRET_QUERIES: [&str; 5] = ["key", "token", "secret", "password", "sig"];
+
+/// Backslashes in front of one character: JSON in a JSON string in a JSON string needs seven.
+const BACKSLASHES_MAX: usize = 15;
+
+/// A key. It shows itself to nobody but the header that carries it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Wraps a key.
+    pub fn new(key: impl Into<String>) -> Self {
+        Self(key.into())
+    }
+
+    /// The key, for the header or for comparing.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+/// What is cut out of answers.
+#[derive(Clone, Debug, Default)]
+pub struct Secrets(Vec<Secret>);
+
+impl Secrets {
+    /// The secrets that are written in an address: its password, and what its query calls one.
+    pub fn of_url(url: &Url) -> Self {
+        let mut secrets = Self::default();
+        if let Some(password) = url.password() {
+            secrets.add(&percent_decode_str(password).decode_utf8_lossy());
+        }
+        for (name, value) in url.query_pairs() {
+            let name = name.to_ascii_lowercase();
+            if SECRET_QUERIES.iter().any(|part| name.contains(part)) {
+                secrets.add(&value);
+            }
+        }
+        secrets
+    }
+
+    /// Adds a secret.
+    pub fn add(&mut self, secret: &str) {
+        let secret = Secret::new(secret);
+        if !secret.expose().is_empty() && !self.0.contains(&secret) {
+            self.0.push(secret);
+        }
+        // A longer secret may hold a shorter one, and has to go first.
+        self.0.sort_by_key(|secret| std::cmp::Reverse(secret.expose().len()));
+    }
+
+    /// The text without them: in an error message, a tool's result, an acknowledgement.
+    pub fn cut_from(&self, text: String) -> String {
+        match self.cut(text.as_bytes(), 1) {
+            None => text,
+            // What is cut out is whole characters, unless somebody's key is half of one.
+            Some(cut) => String::from_utf8_lossy(&cut).into_owned(),
+        }
+    }
+
+    /// A body without them.
+    pub fn cut_from_body(&self, body: Bytes) -> Bytes {
+        self.cut(&body, 1).map_or(body, Bytes::from)
+    }
+
+    /// A model's reply without them, where they are long enough to be secrets.
+    pub fn cut_from_reply(&self, body: Bytes) -> Bytes {
+        self.cut(&body, REPLY_SECRET_BYTES_MIN).map_or(body, Bytes::from)
+    }
+
+    /// The bytes without secrets of this length and more; none where there are none in them.
+    fn cut(&self, bytes: &[u8], secret_bytes_min: usize) -> Option<Vec<u8>> {
+        let mut cut: Option<Vec<u8>> = None;
+        for secret in self.0.iter().filter(|secret| secret.expose().len() >= secret_bytes_min) {
+            let secret = secret.expose().as_bytes();
+            cut = without_escaped(cut.as_deref().unwrap_or(bytes), secret).or(cut);
+            for form in encoded_forms(secret) {
+                cut = without(cut.as_deref().unwrap_or(bytes), &form).or(cut);
+            }
+        }
+        cut
+    }
+}
+
+/// The bytes without this; none where it is not in them.
+fn without(bytes: &[u8], form: &[u8]) -> Option<Vec<u8>> {
+    let mut kept: Option<Vec<u8>> = None;
+    let mut from = 0;
+    for at in memmem::find_iter(bytes, form) {
+        let kept = kept.get_or_insert_default();
+        kept.extend_from_slice(&bytes[from..at]);
+        kept.extend_from_slice(CUT);
+        from = at + form.len();
+    }
+    kept.map(|kept| [kept.as_slice(), &bytes[from..]].concat())
+}
+
+/// The bytes without the secret, each byte of it as it is, escaped as in JSON (in JSON in
+/// JSON), or percent-encoded, in any mixture.
+fn without_escaped(bytes: &[u8], secret: &[u8]) -> Option<Vec<u8>> {
+    let first = *secret.first()?;
+    let mut kept: Option<Vec<u8>> = None;
+    let (mut from, mut at) = (0, 0);
+    while let Some(next) = memchr3(first, b'\\', b'%', &bytes[at..]) {
+        at += next;
+        match end_of(&bytes[at..], secret) {
+            Some(length) => {
+                let kept = kept.get_or_insert_default();
+                kept.extend_from_slice(&bytes[from..at]);
+                kept.extend_from_slice(CUT);
+                at += length;
+                from = at;
+            }
+            None => at += 1,
+        }
+    }
+    kept.map(|kept| [kept.as_slice(), &bytes[from..]].concat())
+}
+
+/// How many bytes a secret takes that begins here, if one does.
+fn end_of(bytes: &[u8], secret: &[u8]) -> Option<usize> {
+    let (mut at, mut left) = (0, secret);
+    while let Some(&wanted) = left.first() {
+        // What is written as it is goes first. A secret with a backslash or a percent sign of
+        // its own is also found where those are escaped.
+        if bytes.get(at) == Some(&wanted)
+            && !(matches!(wanted, b'\\' | b'%') && is_escape_of(&bytes[at..], left))
+        {
+            (at, left) = (at + 1, &left[1..]);
+            continue;
+        }
+        let (length, text) = escape(&bytes[at..])?;
+        left = left.strip_prefix(text.as_bytes())?;
+        at += length;
+    }
+    Some(at)
+}
+
+/// Whether the bytes begin with an escape whose meaning is the next of the secret, and the
+/// secret does not go on as the escape is written.
+fn is_escape_of(bytes: &[u8], secret: &[u8]) -> bool {
+    escape(bytes).is_some_and(|(length, text)| {
+        secret.starts_with(text.as_bytes()) && !secret.starts_with(&bytes[..length])
+    })
+}
+
+/// What bytes begin with.
+struct Unescaped([u8; 4], usize);
+
+impl Unescaped {
+    fn of(c: char) -> Self {
+        let mut bytes = [0; 4];
+        let length = c.encode_utf8(&mut bytes).len();
+        Self(bytes, length)
+    }
+
+    fn byte(byte: u8) -> Self {
+        Self([byte, 0, 0, 0], 1)
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        &self.0[..self.1]
+    }
+}
+
+/// The escape that bytes begin with, if they do: its length and what it means.
+fn escape(bytes: &[u8]) -> Option<(usize, Unescaped)> {
+    if let [b'%', high, low, ..] = bytes {
+        let byte = hex(&[*high, *low])?;
+        return Some((3, Unescaped::byte(u8::try_from(byte).ok()?)));
+    }
+    let backslashes = bytes.iter().take(BACKSLASHES_MAX + 1).take_while(|byte| **byte == b'\\').count();
+    if !(1..=BACKSLASHES_MAX).contains(&backslashes) {
+        return None;
+    }
+    let plain = |byte| Some((backslashes + 1, Unescaped::byte(byte)));
+    match bytes.get(backslashes) {
+        Some(b'u') => unicode_escape(&bytes[backslashes + 1..])
+            .map(|(length, c)| (backslashes + 1 + length, Unescaped::of(c))),
+        Some(b'n') => plain(b'\n'),
+        Some(b't') => plain(b'\t'),
+        Some(byte @ (b'"' | b'/' | b'\'')) => plain(*byte),
+        // Escaped backslashes, and behind them something that is none.
+        _ if backslashes % 2 == 0 => Some((backslashes, Unescaped::byte(b'\\'))),
+        _ => None,
+    }
+}
+
+/// The character whose code unit these four digits are, or these and those of a second escape.
+fn unicode_escape(digits: &[u8]) -> Option<(usize, char)> {
+    let unit = hex(digits.get(..4)?)?;
+    if let Some(c) = char::from_u32(unit) {
+        return Some((4, c));
+    }
+    let rest = &digits[4..];
+    let backslashes = rest.iter().take(BACKSLASHES_MAX).take_while(|byte| **byte == b'\\').count();
+    let low = rest[backslashes..].strip_prefix(b"u")?;
+    let units = [u16::try_from(unit).ok()?, u16::try_from(hex(low.get(..4)?)?).ok()?];
+    let c = char::decode_utf16(units).next()?.ok()?;
+    Some((4 + backslashes + 5, c))
+}
+
+fn hex(digits: &[u8]) -> Option<u32> {
+    digits.iter().try_fold(0, |value, digit| Some(value * 16 + char::from(*digit).to_digit(16)?))
+}
+
+/// How a secret looks inside of something that was encoded as a whole, such as the header of
+/// basic authentication: in base64, where it may begin at any of three places, and in hex.
+fn encoded_forms(secret: &[u8]) -> impl Iterator<Item = Vec<u8>> {
+    let forms = if secret.len() < ENCODED_SECRET_BYTES_MIN {
+        Vec::new()
+    } else {
+        let bases = (0..3).flat_map(|shift| {
+            let standard = base64_within(secret, shift, &STANDARD);
+            let url_safe = Some(base64_within(secret, shift, &URL_SAFE)).filter(|form| *form != standard);
+            [Some(standard), url_safe].into_iter().flatten()
+        });
+        let lower: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
+        let upper = Some(lower.to_uppercase()).filter(|upper| *upper != lower);
+        bases.chain([Some(lower.into_bytes()), upper.map(String::into_bytes)].into_iter().flatten()).collect()
+    };
+    forms.into_iter()
+}
+
+/// The characters that are the same whatever is in front of the secret, `shift` bytes behind a
+/// multiple of three, and whatever is behind it.
+fn base64_within(secret: &[u8], shift: usize, alphabet: &Alphabet) -> Vec<u8> {
+    let shifted: Cow<'_, [u8]> = [&[0; 3][..shift], secret].concat().into();
+    let text = GeneralPurpose::new(alphabet, NO_PAD).encode(&shifted);
+    let (first, end) = ((shift * 8).div_ceil(6), shifted.len() * 8 / 6);
+    text.as_bytes()[first..end].to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD};
+
+    use super::*;
+
+    fn cut(secret: &str, text: &str) -> String {
+        let mut secrets = Secrets::default();
+        secrets.add(secret);
+        secrets.cut_from(text.to_owned())
+    }
+
+    #[test]
+    fn a_secret_is_cut_out_in_every_form() {
+        let mut secrets = Secrets::default();
+        secrets.add("a\"b/c");
+        secrets.add("a\"b/c-and-more");
+        let text = r#"a"b/c-and-more a"b/c a%22b%2Fc a\"b/c fine"#.to_owned();
+        assert_eq!(secrets.cut_from(text), "(secret) (secret) (secret) (secret) fine");
+    }
+
+    #[test]
+    fn each_character_may_be_written_in_a_way_of_its_own() {
+        fn check(secret: &str, text: &str) {
+            assert_eq!(cut(secret, &format!("<{text}>")), "<(secret)>", "{secret} in {text}");
+        }
+        let key = "sk-Key/1+2=";
+        check(key, key);
+        check(key, r"\u0073\u006B\u002d\u004bey\/1\u002B2=");
+        check(key, r"\\u0073k-Key\\/1+2\\\u003d");
+        check(key, r"%73k%2DKey%2f1%2B2%3D");
+        check(key, r"sk-Key\u002F1%2b2=");
+        check("é\u{1f600}x", r"\u00e9\ud83d\ude00x");
+        check("é\u{1f600}x", r"%C3%A9\\ud83d\\uDE00x");
+        check("%41b", "%41b");
+        check("%41b", "%2541b");
+        check("100%", "100%25");
+        check(r"a\b", r"a\b");
+        check(r"a\b", r"a\\b");
+        check(r"a\b", r"a\\\\b");
+        check("a\tb", r"a\tb");
+    }
+
+    #[test]
+    fn a_secret_is_found_within_what_was_encoded_as_a_whole() {
+        let key = "sk-A?>key~ÿ123456";
+        for prefix in ["", "x", "Bearer ", "user:", "ab"] {
+            for suffix in ["", "y", "zz", "zzz"] {
+                let whole = format!("{prefix}{key}{suffix}");
+                for encoded in [
+                    BASE64_STANDARD.encode(&whole),
+                    BASE64_URL_SAFE_NO_PAD.encode(&whole),
+                    whole.bytes().map(|byte| format!("{byte:02x}")).collect(),
+                    whole.bytes().map(|byte| format!("{byte:02X}")).collect(),
+                ] {
+                    let cut = cut(key, &encoded);
+                    assert!(cut.contains("(secret)"), "{encoded}: {cut}");
+                    let rest_max = 2 * (prefix.len() + suffix.len()) + 8;
+                    assert!(cut.len() <= "(secret)".len() + rest_max, "{encoded}: {cut}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_an_address_carries_is_a_secret_too() {
+        let url = Url::parse("https://user:p%2Fw@h/v1?api-key=k1&X-Sig=k2&api-version=2024-02-01").unwrap();
+        let text = "p/w k1 k2 user 2024-02-01".to_owned();
+        assert_eq!(Secrets::of_url(&url).cut_from(text), "(secret) (secret) (secret) user 2024-02-01");
+    }
+
+    #[test]
+    fn other_text_stays_as_it_is() {
+        for text in
+            ["", "sk-Kez", r"\u0073\u006", r"\", "%", "%7", r"\ud83d\u0041 \ud83d", "sk-\u{fffd}", "\\\\\\"]
+        {
+            assert_eq!(cut("sk-Key", text), text);
+        }
+    }
+
+    #[test]
+    fn a_placeholder_is_not_searched_for_in_a_reply() {
+        let mut secrets = Secrets::default();
+        secrets.add("EMPTY");
+        secrets.add("longer-key");
+        let reply = Bytes::from_static(b"the set is EMPTY, longer-key");
+        assert_eq!(secrets.cut_from_reply(reply.clone()), "the set is EMPTY, (secret)");
+        assert_eq!(secrets.cut_from_body(reply), "the set is (secret), (secret)");
+        let untouched = Bytes::from_static(b"nothing");
+        assert_eq!(
+            secrets.cut_from_reply(untouched.clone()).as_ptr(),
+            untouched.as_ptr(),
+            "it is not copied"
+        );
+    }
+}

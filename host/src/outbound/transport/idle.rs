@@ -1,0 +1,157 @@
+//! Connections that rest between two calls, each until another call to the same server takes
+//! it, its server closes it, its time is over, or its descriptor is wanted for another.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::Open;
+
+/// Servers close connections that are idle for longer; the usual one after five seconds.
+const PLAIN_IDLE_MAX: Duration = Duration::from_secs(4);
+
+/// An encrypted connection costs two round trips and signatures to replace, and what ends TLS
+/// keeps connections for a minute and more.
+const TLS_IDLE_MAX: Duration = Duration::from_secs(30);
+
+/// Idle connections that are kept, of all servers together.
+const CONNECTIONS_MAX: usize = 4096;
+
+/// The time between two looks for connections whose rest is over.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Resting connections by where they lead.
+#[derive(Debug, Default)]
+pub(super) struct Idle {
+    resting: Mutex<Resting>,
+    /// Calls that wait for a place in the budget.
+    waiting: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct Resting {
+    /// For each origin in the order in which they came to rest.
+    by_origin: HashMap<Box<str>, VecDeque<Open>>,
+    count: usize,
+    is_swept: bool,
+}
+
+/// While this is held, connections are closed instead of coming to rest.
+pub(super) struct Waiting<'a>(&'a AtomicUsize);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn idle_max(origin: &str) -> Duration {
+    if origin.starts_with("https") { TLS_IDLE_MAX } else { PLAIN_IDLE_MAX }
+}
+
+impl Idle {
+    fn lock(&self) -> MutexGuard<'_, Resting> {
+        self.resting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The connection to this origin that was used last and is still good.
+    pub fn take(&self, origin: &str) -> Option<Open> {
+        let mut resting = self.lock();
+        loop {
+            let mut open = resting.by_origin.get_mut(origin)?.pop_back()?;
+            resting.count -= 1;
+            if open.connection.is_good(idle_max(origin)) {
+                return Some(open);
+            }
+        }
+    }
+
+    /// Lets a connection rest, unless its descriptor is wanted.
+    pub fn rest(self: &Arc<Self>, origin: &str, mut open: Open) {
+        open.connection.rest();
+        let mut resting = self.lock();
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            return;
+        }
+        if resting.count >= CONNECTIONS_MAX {
+            drop(resting.take_oldest());
+        }
+        match resting.by_origin.get_mut(origin) {
+            Some(connections) => connections.push_back(open),
+            None => {
+                resting.by_origin.insert(origin.into(), VecDeque::from([open]));
+            }
+        }
+        resting.count += 1;
+        if !std::mem::replace(&mut resting.is_swept, true) {
+            tokio::spawn(sweep(Arc::downgrade(self)));
+        }
+    }
+
+    /// From here on nothing comes to rest, until what this gives is dropped.
+    pub fn wait(&self) -> Waiting<'_> {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        Waiting(&self.waiting)
+    }
+
+    /// Closes the connection that has rested longest, and gives its place.
+    pub fn close_oldest(&self) -> Option<OwnedSemaphorePermit> {
+        let Open { connection, permit } = self.lock().take_oldest()?;
+        drop(connection);
+        Some(permit)
+    }
+
+    /// Closes all of them; says how many that were.
+    pub fn close_all(&self) -> usize {
+        let mut resting = self.lock();
+        resting.by_origin.clear();
+        std::mem::take(&mut resting.count)
+    }
+}
+
+impl Resting {
+    fn take_oldest(&mut self) -> Option<Open> {
+        let first = |connections: &VecDeque<Open>| connections.front().map(|open| open.connection.used());
+        let oldest = self
+            .by_origin
+            .iter()
+            .filter_map(|(origin, connections)| Some((first(connections)?, origin)))
+            .min()
+            .map(|(_, origin)| origin.clone())?;
+        let connections = self.by_origin.get_mut(&oldest)?;
+        let open = connections.pop_front()?;
+        if connections.is_empty() {
+            self.by_origin.remove(&oldest);
+        }
+        self.count -= 1;
+        Some(open)
+    }
+
+    /// Closes those whose rest is over and those that their servers have closed.
+    fn sweep(&mut self) {
+        for (origin, connections) in &mut self.by_origin {
+            let idle_max = idle_max(origin);
+            connections.retain_mut(|open| open.connection.is_good(idle_max));
+        }
+        self.by_origin.retain(|_, connections| !connections.is_empty());
+        self.count = self.by_origin.values().map(VecDeque::len).sum();
+    }
+}
+
+/// Gives every connection its end, whether or not anybody asks its server again. Ends when
+/// nothing rests any more.
+async fn sweep(idle: Weak<Idle>) {
+    loop {
+        tokio::time::sleep(SWEEP_INTERVAL).await;
+        let Some(idle) = idle.upgrade() else { return };
+        let mut resting = idle.lock();
+        resting.sweep();
+        if resting.count == 0 {
+            resting.is_swept = false;
+            return;
+        }
+    }
+}
