@@ -190,7 +190,7 @@ def alarms() -> str:
     try:
         time.sleep(60)
     except TimeoutError as error:
-        found += [str(error), round(time.monotonic() - begun, 1)]
+        found += [str(error), time.monotonic() - begun < 30]
     return str(found)
 
 
