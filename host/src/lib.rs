@@ -29,6 +29,7 @@ pub mod imports;
 pub mod instance;
 pub mod limits;
 pub mod mock_model;
+mod moments;
 pub mod outbound;
 pub mod plugin;
 pub mod rollout;

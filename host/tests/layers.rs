@@ -18,7 +18,7 @@ const LAYERS: [&[&str]; 14] = [
     &["outbound"],
     &["limits", "mock_model", "telemetry"],
     &["budget", "capacity", "connection", "harden", "http1", "wire", "error", "id"],
-    &["digest", "text"],
+    &["digest", "moments", "text"],
 ];
 
 fn sources(dir: &Path, found: &mut Vec<PathBuf>) {

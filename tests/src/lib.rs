@@ -12,6 +12,7 @@
 
 mod collector;
 mod controller;
+mod evaluation;
 mod exposition;
 mod host;
 mod init;
@@ -23,6 +24,7 @@ mod raw;
 
 pub use collector::{Collector, TracedSpan};
 pub use controller::{Answer, Controller, KEY_OF_B, Received, RolloutRequest};
+pub use evaluation::{Evaluation, read_json, sums};
 pub use exposition::Exposition;
 pub use host::{Admitted, Reply, Serve, TestHost};
 pub use init::{InitRequest, check_chat, check_completed};

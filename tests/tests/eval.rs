@@ -1,95 +1,12 @@
 //! `rollout-host eval` as a person runs it: rows in, results and an exit code out.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use rollout_tests::{Answer, Controller, Process, Ran, Start, guest, rollout_host, until};
+use rollout_tests::{Answer, Controller, Evaluation, guest, read_json, rollout_host, sums, until};
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use tempfile::TempDir;
-
-/// An evaluation in a directory of its own.
-struct Evaluation {
-    dir: TempDir,
-    guest: PathBuf,
-    options: Vec<String>,
-}
-
-impl Evaluation {
-    /// Of this guest over these rows.
-    fn of(guest_name: &str, rows: &[Value]) -> Self {
-        let dir = tempfile::tempdir().expect("a temporary directory can be made");
-        let evaluation = Self { dir, guest: guest(guest_name), options: Vec::new() };
-        evaluation.write_rows(rows);
-        evaluation
-    }
-
-    fn write_rows(&self, rows: &[Value]) {
-        let lines: String = rows.iter().map(|row| format!("{row}\n")).collect();
-        std::fs::write(self.path("rows.jsonl"), lines).expect("it can be written");
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn options<'a>(mut self, options: impl IntoIterator<Item = &'a str>) -> Self {
-        self.options.extend(options.into_iter().map(str::to_owned));
-        self
-    }
-
-    /// Against this model.
-    fn model(self, controller: &Controller) -> Self {
-        let url = controller.model_url();
-        self.options(["--model", "a-model", "--base-url", &url])
-    }
-
-    fn config(self, lines: &str) -> Self {
-        let path = self.path("config.toml");
-        std::fs::write(&path, lines).expect("it can be written");
-        self.options(["--config", &path.display().to_string()])
-    }
-
-    fn start(&self) -> Process {
-        let mut command = rollout_host(["eval"]);
-        command
-            .arg(&self.guest)
-            .arg("--data")
-            .arg(self.path("rows.jsonl"))
-            .arg("--out")
-            .arg(self.path("out"));
-        command.args(&self.options).current_dir(self.dir.path());
-        command.env("KEY_OF_THE_MODEL", "secret-of-the-model").start()
-    }
-
-    async fn run(&self) -> Ran {
-        self.start().ended().await
-    }
-
-    /// The results, in the order of rows and runs.
-    fn results(&self) -> Vec<Value> {
-        let text = std::fs::read_to_string(self.path("out/results.jsonl")).unwrap_or_default();
-        let mut lines: Vec<Value> =
-            text.lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect();
-        lines.sort_by_key(|line| (line["row"].as_u64(), line["run"].as_u64()));
-        lines
-    }
-
-    fn summary(&self) -> Value {
-        read_json(&self.path("out/summary.json"))
-    }
-}
-
-fn read_json(path: &Path) -> Value {
-    let text = std::fs::read(path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
-    serde_json::from_slice(&text).unwrap_or_else(|error| panic!("{path:?}: {error}"))
-}
-
-/// Rows that the model answers right, and a last one with a wrong label.
-fn sums(count: u64) -> Vec<Value> {
-    let row = |number: u64| json!({"user_prompt": format!("Calculate {number} + 3."), "ground_truth": (number + 3).to_string()});
-    let wrong = json!({"user_prompt": "Calculate 2 + 3.", "ground_truth": "6"});
-    (1..count).map(row).chain([wrong]).collect()
-}
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
 
 #[tokio::test]
 async fn every_row_has_a_result_and_a_trajectory_and_the_summary_counts_them() {
@@ -116,7 +33,9 @@ async fn every_row_has_a_result_and_a_trajectory_and_the_summary_counts_them() {
     assert_eq!(summary["scored"], 8, "{summary:#}");
     assert_eq!(summary["passed"], 6, "{summary:#}");
     assert_eq!(summary["reward"]["mean"], 0.75, "{summary:#}");
-    assert_eq!(summary["pass_at_k"]["1"], 0.75, "{summary:#}");
+    assert_eq!(summary["pass_at_k"]["1"]["estimate"], 0.75, "{summary:#}");
+    assert_eq!(summary["pass_at_k"]["1"]["standard_error"], 0.25, "{summary:#}");
+    assert_eq!(summary["reward"]["standard_error"], 0.25, "by row, of which there are four: {summary:#}");
     assert!(ran.stdout.contains("Pass@k") && ran.stdout.contains("results.jsonl"), "{}", ran.stdout);
 }
 
@@ -383,4 +302,211 @@ async fn what_cannot_be_evaluated_is_refused_before_the_model_is_asked() {
         assert!(ran.stderr.contains(named), "{}", ran.stderr);
     }
     assert_eq!(controller.chats().len(), 0);
+}
+
+#[tokio::test]
+async fn rows_that_pass_at_k_leaves_out_are_counted_in_the_table_and_the_summary() {
+    let controller = Controller::start().await;
+    // Rows 0, 1 and 2, then the same again; the first run of row 0 gets no answer.
+    controller.answer_chats([Answer::Status(503, json!({"error": "overloaded"}))]);
+    let evaluation = Evaluation::of("conform", &sums(3))
+        .model(&controller)
+        .config("[model]\nattempts-max = 1\n")
+        .options(["--concurrency", "1", "--n", "2"]);
+
+    let ran = evaluation.run().await;
+
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    let summary = evaluation.summary();
+    let (once, twice) = (&summary["pass_at_k"]["1"], &summary["pass_at_k"]["2"]);
+    assert_eq!((&once["rows"], &once["rows_left_out"]), (&json!(3), &json!(0)), "{summary:#}");
+    assert_eq!((&twice["rows"], &twice["rows_left_out"]), (&json!(2), &json!(1)), "{summary:#}");
+    assert_eq!((&twice["estimate"], &twice["standard_error"]), (&json!(0.5), &json!(0.5)), "{summary:#}");
+    let as_failed = &twice["unscored_as_failed"];
+    assert_eq!(as_failed["rows"], 3, "{summary:#}");
+    assert!((as_failed["estimate"].as_f64().unwrap() - 2.0 / 3.0).abs() < 1e-9, "{summary:#}");
+    for words in [
+        "50.0% ± 50.0",
+        "of 2 rows",
+        "1 more row has fewer than 2 scored runs",
+        "without a reward as failures",
+    ] {
+        assert!(ran.stdout.contains(words), "{words}: {}", ran.stdout);
+    }
+    assert!(ran.stderr.contains("1 rollout has no reward; the same command with --out"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("--retry-unscored"), "{}", ran.stderr);
+}
+
+#[tokio::test]
+async fn an_evaluation_goes_on_when_nobody_reads_what_it_says() {
+    let controller = Controller::start().await;
+    controller.answer_chats([Answer::Soon(503)]);
+    let evaluation = Evaluation::of("conform", &sums(4)).model(&controller);
+    let closed = || {
+        let (reader, writer) = std::io::pipe().expect("there are pipes");
+        drop(reader);
+        writer
+    };
+    let mut command = evaluation.command(rollout_host(["eval"]));
+    let status = command.stdout(closed()).stderr(closed()).kill_on_drop(true).status();
+
+    let status = rollout_tests::in_time("its end", status).await.expect("it can be started");
+
+    assert_eq!(status.code(), Some(0));
+    assert_eq!(evaluation.summary()["scored"], 4);
+}
+
+#[tokio::test]
+async fn the_last_words_of_a_reason_are_shown() {
+    let controller = Controller::start().await;
+    let text =
+        format!("{}: ask for a smaller context", "this request is far too long for the model ".repeat(12));
+    controller.answer_chats([Answer::Status(400, json!({"error": {"message": text}}))]);
+    let evaluation = Evaluation::of("conform", &sums(1)).model(&controller);
+
+    let ran = evaluation.run().await;
+
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    let shown = ran.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(shown.contains("this request is far too long"), "{}", ran.stdout);
+    assert!(shown.contains("ask for a smaller context"), "{}", ran.stdout);
+    assert!(evaluation.results()[0]["reason"].as_str().unwrap().contains(&text), "the file has all of it");
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_is_said_before_anything_is_run() {
+    let free = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let gone = format!("http://{free}/v1");
+    let controller = Controller::start().await;
+    let no_model = Evaluation::of("conform", &sums(2)).options(["--model", "m", "--base-url", &gone]);
+    let no_name = Evaluation::of("conform", &sums(2)).options([
+        "--model",
+        "m",
+        "--base-url",
+        "http://no-such-host.invalid/v1",
+    ]);
+    let no_judge = Evaluation::of("conform", &sums(2)).model(&controller).options([
+        "--judge-url",
+        &gone,
+        "--judge-model",
+        "j",
+    ]);
+
+    for (evaluation, named) in [
+        (no_model, ["the model's server", "refused", "--base-url"]),
+        (no_name, ["the model's server", "no-such-host.invalid", "--base-url"]),
+        (no_judge, ["the judge's server", "refused", "--judge-url"]),
+    ] {
+        let ran = evaluation.run().await;
+
+        assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+        for named in named {
+            assert!(ran.stderr.contains(named), "{named}: {}", ran.stderr);
+        }
+        assert!(!evaluation.path("out").exists(), "nothing is left behind");
+    }
+    assert_eq!(controller.chats().len(), 0);
+}
+
+/// A server that answers every request with this status and nothing else.
+async fn answering(status: &'static str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has a free port");
+    let url = format!("http://{}/v1", listener.local_addr().expect("it is bound"));
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    match stream.read_u8().await {
+                        Ok(byte) => head.push(byte),
+                        Err(_) => return,
+                    }
+                }
+                let answer = format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+                // Whoever asked may be gone.
+                let _ = stream.write_all(answer.as_bytes()).await;
+            });
+        }
+    });
+    url
+}
+
+#[tokio::test]
+async fn a_server_that_wants_another_key_is_said_before_anything_is_run() {
+    let closed = answering("401 Unauthorized").await;
+    let without = Evaluation::of("conform", &sums(2)).options(["--model", "m", "--base-url", &closed]);
+    let with = Evaluation::of("conform", &sums(2)).options([
+        "--model",
+        "m",
+        "--base-url",
+        &closed,
+        "--api-key-env",
+        "KEY_OF_THE_MODEL",
+    ]);
+
+    for (evaluation, named) in [(without, "--api-key-env VAR names"), (with, "is the key right")] {
+        let ran = evaluation.run().await;
+
+        assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+        assert!(ran.stderr.contains("401") && ran.stderr.contains(named), "{}", ran.stderr);
+        assert!(!ran.stderr.contains("secret-of-the-model"), "{}", ran.stderr);
+        assert!(!evaluation.path("out").exists(), "nothing is left behind");
+    }
+}
+
+#[tokio::test]
+async fn a_model_that_never_answers_is_given_up_and_its_retries_are_said() {
+    let controller = Controller::start().await;
+    controller.answer_chats(std::iter::repeat_with(|| Answer::Soon(503)).take(200));
+    let evaluation = Evaluation::of("conform", &sums(20)).model(&controller).options(["--concurrency", "1"]);
+
+    let ran = evaluation.run().await;
+
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    // Eight tries each.
+    assert_eq!(evaluation.results().len(), 3, "{}", ran.stderr);
+    assert_eq!(controller.chats().len(), 24);
+    assert_eq!(evaluation.results()[0]["chat_retries"], 7);
+    assert_eq!(evaluation.summary()["chat_retries"], 21);
+    for words in
+        ["retrying (1 of 8): it answered 503", "stopped after 3 of 20 rollouts", "no completion in 24 tries"]
+    {
+        assert!(ran.stderr.contains(words), "{words}: {}", ran.stderr);
+    }
+}
+
+#[tokio::test]
+async fn a_run_that_is_interrupted_says_of_how_many_its_figures_are() {
+    let controller = Controller::start().await;
+    controller.hold_after(1);
+    let evaluation =
+        Evaluation::of("conform", &sums(3)).model(&controller).options(["--concurrency", "1", "--n", "2"]);
+    let process = evaluation.start();
+    until("a result", async || (evaluation.results().len() == 1).then_some(())).await;
+
+    process.signal(Signal::INT);
+    let ran = process.ended().await;
+
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert!(ran.stdout.starts_with("1 of 6 rollouts: 1 of 3 rows, of up to 2 runs each\n"), "{}", ran.stdout);
+    assert!(ran.stderr.contains("stopped after 1 of 6 rollouts"), "{}", ran.stderr);
+    let summary = evaluation.summary();
+    assert_eq!((&summary["rows"], &summary["rows_planned"]), (&json!(1), &json!(3)), "{summary:#}");
+    assert_eq!((&summary["rollouts"], &summary["rollouts_planned"]), (&json!(1), &json!(6)), "{summary:#}");
+    controller.release();
+}
+
+#[tokio::test]
+async fn a_directory_of_something_else_is_left_as_it_is() {
+    let controller = Controller::start().await;
+    let evaluation = Evaluation::of("conform", &sums(1)).model(&controller);
+    std::fs::create_dir(evaluation.path("out")).unwrap();
+    std::fs::write(evaluation.path("out/thesis.tex"), "…").unwrap();
+
+    let ran = evaluation.run().await;
+
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert!(ran.stderr.contains("is not the output of an evaluation"), "{}", ran.stderr);
+    let left = std::fs::read_dir(evaluation.path("out")).unwrap().count();
+    assert_eq!(left, 1, "nothing is left there");
 }

@@ -300,9 +300,11 @@ async fn threads_timers_and_alarms_do_their_work_in_the_one_thread() {
     let host = host().await;
     let threads = "['worker', False, True, 'begun', 1, 2, 3, 'ZeroDivisionError', 'NoneType', (1, 3), 4, 5, \
                    False, False, 'empty']";
-    for (what, expected) in
-        [("threads", threads), ("alarm", "[100, 'alarm', True]"), ("timer", "[True, 'came', False, 'joined']")]
-    {
+    for (what, expected) in [
+        ("threads", threads),
+        ("alarm", "[100, 'alarm', True]"),
+        ("timer", "[True, 'came', False, 'joined']"),
+    ] {
         let result = host.run(&asking(&controller, &format!("python: {what}"))).await;
 
         assert_eq!(last_text(&result), expected, "{what}: {result:#}");

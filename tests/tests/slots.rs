@@ -42,12 +42,18 @@ async fn an_evaluation_runs_as_many_at_once_as_there_is_room_for() {
     std::fs::write(dir.path().join("rows.jsonl"), rows).unwrap();
     let mut command = rollout_host_with_open_files(OPEN_FILES, ["eval"]);
     command.arg(guest("conform")).args(["--data", "rows.jsonl", "--model", "mock", "--concurrency", "60"]);
+    let mut unasked = rollout_host_with_open_files(OPEN_FILES, ["eval"]);
+    unasked.arg(guest("conform")).args(["--data", "rows.jsonl", "--model", "mock"]);
 
     let ran = command.args(["--out", "out"]).current_dir(dir.path()).start().ended().await;
+    let unasked = unasked.args(["--out", "out-2"]).current_dir(dir.path()).start().ended().await;
 
     assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
     let results = std::fs::read_to_string(dir.path().join("out/results.jsonl")).unwrap();
     assert_eq!(results.lines().count(), 60, "{}", ran.stderr);
+    assert!(ran.stderr.contains("has not room for as many rollouts"), "{}", ran.stderr);
+    assert_eq!(unasked.code, Some(0), "{}", unasked.stderr);
+    assert!(!unasked.stderr.contains("has not room"), "nobody asked for a number: {}", unasked.stderr);
 }
 
 #[tokio::test]

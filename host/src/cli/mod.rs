@@ -6,6 +6,7 @@ mod compile_component;
 mod completions;
 mod config;
 mod connections;
+mod data;
 mod eval;
 mod hardening;
 mod hooks;

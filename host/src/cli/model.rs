@@ -11,8 +11,9 @@ use clap::Args;
 
 use super::mock_model::script;
 use super::setup;
+use crate::config::Judge;
 use crate::mock_model::{MockModel, Settings};
-use crate::outbound::{ModelEndpoint, Secret};
+use crate::outbound::{self, ModelEndpoint, Secret, Unreachable};
 
 /// The model's name that stands for the built-in stand-in.
 const MOCK: &str = "mock";
@@ -30,6 +31,10 @@ pub(super) struct ModelOptions {
     /// Environment variable with the server's key.
     #[arg(long, value_name = "VAR")]
     api_key_env: Option<String>,
+    /// Begins without a look at whether the servers of model and judge are there and take
+    /// their keys.
+    #[arg(long)]
+    no_model_check: bool,
     /// With `--model mock`: share of its replies that are wrong, 0 to 1.
     #[arg(long, value_name = "P", default_value_t = 0.0)]
     pub mock_error_rate: f64,
@@ -53,9 +58,15 @@ impl ModelOptions {
         setup::key_from_env("--api-key-env", self.api_key_env.as_deref())
     }
 
-    /// Where the model is. The stand-in serves for as long as it is held.
-    pub async fn endpoint(&self, key: Option<Secret>) -> Result<(ModelEndpoint, Option<MockModel>)> {
+    /// Where the model is, after a look at whether it is there. The stand-in serves for as
+    /// long as it is held.
+    pub async fn endpoint(
+        &self,
+        key: Option<Secret>,
+        http: &reqwest::Client,
+    ) -> Result<(ModelEndpoint, Option<MockModel>)> {
         if let Some(base_url) = &self.base_url {
+            self.check("model", base_url, key.as_ref(), http, ["--base-url", "--api-key-env"]).await?;
             return Ok((ModelEndpoint::new(base_url, &self.name, key)?, None));
         }
         let settings = Settings {
@@ -68,5 +79,39 @@ impl ModelOptions {
         let mock = MockModel::start(SocketAddr::from(([127, 0, 0, 1], 0)), settings).await?;
         errln!("the model is the built-in stand-in, which works out arithmetic and knows nothing else");
         Ok((ModelEndpoint::new(&mock.base_url(), MOCK, key)?, Some(mock)))
+    }
+
+    /// Looks whether the judge is there, where it has an address.
+    pub async fn check_judge(&self, judge: &Judge, http: &reqwest::Client) -> Result<()> {
+        let Some(url) = &judge.url else { return Ok(()) };
+        let key = setup::key_from_env("judge.api-key-env", judge.api_key_env.as_deref())?;
+        self.check("judge", url, key.as_ref(), http, ["--judge-url", "--judge-api-key-env"]).await
+    }
+
+    /// A server that is not there, or does not take the key, answers no rollout either.
+    async fn check(
+        &self,
+        who: &str,
+        base_url: &str,
+        key: Option<&Secret>,
+        http: &reqwest::Client,
+        [url_option, key_option]: [&str; 2],
+    ) -> Result<()> {
+        if self.no_model_check {
+            return Ok(());
+        }
+        let Err(error) = outbound::probe(http, base_url, key).await else { return Ok(()) };
+        let advice = match (&error, key.is_some()) {
+            (Unreachable::NoConnection { .. }, _) => {
+                format!("is it running, and is {url_option} right?")
+            }
+            (Unreachable::Unauthorized { .. }, false) => {
+                format!("{key_option} VAR names the environment variable with its key")
+            }
+            (Unreachable::Unauthorized { .. }, true) => {
+                format!("is the key right that {key_option} names?")
+            }
+        };
+        bail!("the {who}'s server cannot be used: {error}; {advice} (--no-model-check begins all the same)")
     }
 }

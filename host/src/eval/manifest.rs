@@ -3,6 +3,8 @@
 //! A [`Manifest`] lies beside the results. Results of another plugin, other data or
 //! other settings are results of another evaluation, so a run is resumed only if
 //! nothing that matters has changed, and whoever tries is told of everything that has.
+//! What leaves the results there are as they are may change: more attempts, more rows,
+//! another address of the same model, another threshold.
 
 use std::fmt;
 
@@ -51,11 +53,14 @@ pub struct Changed {
     pub old: String,
     /// What is asked for now, likewise.
     pub new: String,
+    /// How it might have changed.
+    pub hint: Option<&'static str>,
 }
 
 impl fmt::Display for Changed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: was {}, is now {}", self.field, self.old, self.new)
+        write!(f, "{}: was {}, is now {}", self.field, self.old, self.new)?;
+        self.hint.map_or(Ok(()), |hint| write!(f, "; {hint}"))
     }
 }
 
@@ -93,12 +98,54 @@ fn compare(prefix: &str, old: &Map<String, Value>, new: &Map<String, Value>, fou
             (Some(Value::Object(old)), Some(Value::Object(new))) => {
                 compare(&format!("{field}."), old, new, found);
             }
-            (old, new) if old != new => {
-                let (old, new) = shown(old, new);
-                found.push(Changed { field, old, new });
-            }
+            (old, new) if old != new => match Change::of(&field) {
+                Change::Any => {}
+                Change::Moved if both(old, new, Value::is_string) => {}
+                Change::Raised if is_raised(old, new) => {}
+                rule => {
+                    let (old, new) = shown(old, new);
+                    let hint = (rule == Change::Raised).then_some("it may only be raised");
+                    found.push(Changed { field, old, new, hint });
+                }
+            },
             _ => {}
         }
+    }
+}
+
+/// How a field may change without making another evaluation of it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Change {
+    /// Not at all.
+    None,
+    /// A number that may grow, or come to have no bound.
+    Raised,
+    /// An address, where there was one.
+    Moved,
+    /// The results do not depend on it.
+    Any,
+}
+
+impl Change {
+    fn of(field: &str) -> Self {
+        match field {
+            "settings.n" | "settings.limit" => Self::Raised,
+            "settings.base_url" | "settings.judge.url" => Self::Moved,
+            "settings.pass_threshold" => Self::Any,
+            _ => Self::None,
+        }
+    }
+}
+
+fn both(old: Option<&Value>, new: Option<&Value>, is: impl Fn(&Value) -> bool) -> bool {
+    old.is_some_and(&is) && new.is_some_and(&is)
+}
+
+fn is_raised(old: Option<&Value>, new: Option<&Value>) -> bool {
+    match (old.and_then(Value::as_u64), new) {
+        (Some(old), Some(Value::Number(new))) => new.as_u64().is_some_and(|new| new > old),
+        (Some(_), Some(Value::Null)) => true,
+        _ => false,
     }
 }
 
@@ -159,7 +206,7 @@ pub(super) mod tests {
         moved.data_file = "copy.jsonl".to_owned();
         check(&old, &moved, &[]);
 
-        let mut new = manifest(json!({"n": 8, "config": {"t": 0.1, "deep": {"a": 2}}, "new": null}));
+        let mut new = manifest(json!({"n": 2, "config": {"t": 0.1, "deep": {"a": 2}}, "new": null}));
         new.plugin_digest = "bb".to_owned();
         new.grader_digest = Some("cc".to_owned());
         check(
@@ -167,12 +214,46 @@ pub(super) mod tests {
             &new,
             &[
                 r#"plugin_digest: was "aa", is now "bb""#,
-                "settings.n: was 4, is now 8",
+                "settings.n: was 4, is now 2; it may only be raised",
                 "settings.config.deep.a: was 1, is now 2",
                 "settings.gone: was true, is now (absent)",
                 "settings.new: was (absent), is now null",
                 r#"grader_digest: was (absent), is now "cc""#,
             ],
+        );
+    }
+
+    #[test]
+    fn what_leaves_the_results_as_they_are_may_change() {
+        fn check(field: &str, old: Value, new: Value, may: bool) {
+            let of = |value: Value| manifest(json!({"judge": {}, field: value}));
+            assert_eq!(
+                changes(&of(old.clone()), &of(new.clone())).is_empty(),
+                may,
+                "{field}: {old} to {new}"
+            );
+        }
+        check("n", json!(4), json!(8), true);
+        check("n", json!(8), json!(4), false);
+        check("limit", json!(10), json!(11), true);
+        check("limit", json!(10), Value::Null, true);
+        check("limit", Value::Null, json!(10), false);
+        check("limit", json!(11), json!(10), false);
+        check("base_url", json!("http://a/v1"), json!("http://b/v1"), true);
+        check("base_url", Value::Null, json!("http://b/v1"), false);
+        check("pass_threshold", json!(1.0), json!(0.5), true);
+        check("seed", json!(1), json!(2), false);
+        check(
+            "judge",
+            json!({"url": "http://a", "model": "m"}),
+            json!({"url": "http://b", "model": "m"}),
+            true,
+        );
+        check(
+            "judge",
+            json!({"url": "http://a", "model": "m"}),
+            json!({"url": "http://a", "model": "n"}),
+            false,
         );
     }
 

@@ -36,6 +36,10 @@ pub const SUMMARY_FILE: &str = "summary.json";
 /// Name of the file that the writing process holds locked.
 pub const LOCK_FILE: &str = "lock";
 
+/// How much of a prompt, a label or an answer a line has, in bytes. Lines are read in
+/// numbers; what is longer than this is in the trajectory.
+pub const TEXT_BYTES_MAX: usize = 64 << 10;
+
 /// Whether a rollout got a reward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -72,6 +76,16 @@ pub struct ResultLine {
     /// What ended it, for a person.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// The text of the prompt's last message of the user; its beginning, if it is longer
+    /// than [`TEXT_BYTES_MAX`]. The trajectory has all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt: Option<String>,
+    /// What the grader compared with, likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label: Option<String>,
+    /// The text of the last message of the model in the first sample that counts, likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer: Option<String>,
     /// Finite figures by name.
     #[serde(default)]
     pub metrics: BTreeMap<String, f64>,
@@ -81,6 +95,9 @@ pub struct ResultLine {
     /// Model calls.
     #[serde(default)]
     pub chat_calls: u64,
+    /// Tries of those after the first.
+    #[serde(default)]
+    pub chat_retries: u64,
     /// Prompt tokens of all model calls, as the endpoint counted them.
     #[serde(default)]
     pub prompt_tokens: u64,
@@ -105,8 +122,11 @@ pub struct ResultLine {
     /// The limits that fired, by their names in `[limits]`. The manifest has all of them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub limits_fired: BTreeMap<String, LimitLine>,
-    /// Wall time, ms, finite.
+    /// Wall time, with that in the queue, ms, finite.
     pub duration_ms: f64,
+    /// Wall time in the queue, in milliseconds.
+    #[serde(default)]
+    pub queued_ms: f64,
     /// Where the trajectory is, relative to the journal's directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trajectory: Option<String>,
@@ -138,6 +158,10 @@ pub struct SampleLine {
     /// Whether the workflow took it back.
     #[serde(default)]
     pub withdrawn: bool,
+    /// The text of the model's last message, where there are several samples; its
+    /// beginning, if it is longer than [`TEXT_BYTES_MAX`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer: Option<String>,
     /// Finite figures by name.
     #[serde(default)]
     pub metrics: BTreeMap<String, f64>,
@@ -161,7 +185,11 @@ impl ResultLine {
             (Outcome::Scored, Some(_)) | (Outcome::Unscored, None) => {}
         }
         // JSON has no NaN and no infinity: they would be written as null.
-        let own = [("reward", self.reward), ("duration_ms", Some(self.duration_ms))];
+        let own = [
+            ("reward", self.reward),
+            ("duration_ms", Some(self.duration_ms)),
+            ("queued_ms", Some(self.queued_ms)),
+        ];
         let rewards = self.samples.iter().map(|s| ("sample reward", s.reward));
         let metrics = self
             .samples
@@ -337,6 +365,10 @@ impl Journal {
     ///
     /// See [`JournalError`]. On an error the results are as they were.
     pub fn open(dir: &Path, manifest: &Manifest, resume: Resume) -> Result<Opened, JournalError> {
+        // Before anything is written: what belongs to somebody else is left as it is.
+        if dir.is_dir() {
+            files::holds_a_run(dir)?;
+        }
         fs::create_dir_all(dir).map_err(|e| failed("make directory", dir, e))?;
         let dir = fs::canonicalize(dir).map_err(|e| failed("find", dir, e))?;
         let mut locks = vec![Lock::take(&dir)?];
@@ -349,7 +381,9 @@ impl Journal {
             has_manifest = false;
         }
         if has_manifest {
-            check_manifest(&dir, manifest)?;
+            if check_manifest(&dir, manifest)? == Matches::WithChanges {
+                files::write_json(&dir, MANIFEST_FILE, manifest)?;
+            }
         } else {
             files::write_json(&dir, MANIFEST_FILE, manifest)?;
         }
@@ -441,14 +475,23 @@ fn failed(action: &'static str, path: &Path, source: io::Error) -> JournalError 
     JournalError::Io { action, path: path.to_owned(), source }
 }
 
-fn check_manifest(dir: &Path, manifest: &Manifest) -> Result<(), JournalError> {
+/// How a manifest goes with the one that is there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Matches {
+    /// It is the same.
+    Exactly,
+    /// What is different may be.
+    WithChanges,
+}
+
+fn check_manifest(dir: &Path, manifest: &Manifest) -> Result<Matches, JournalError> {
     let path = dir.join(MANIFEST_FILE);
     let text = fs::read(&path).map_err(|e| failed("read", &path, e))?;
     let old: Manifest =
         serde_json::from_slice(&text).map_err(|source| JournalError::Manifest { path, source })?;
     let changes = manifest::changes(&old, manifest);
     if changes.is_empty() {
-        return Ok(());
+        return Ok(if old == *manifest { Matches::Exactly } else { Matches::WithChanges });
     }
     Err(JournalError::Changed { dir: dir.to_owned(), changes })
 }

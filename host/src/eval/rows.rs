@@ -16,7 +16,9 @@
 //! | `ground_truth` or `label` | text, optional; any other JSON value becomes its JSON text |
 //! | `metadata` | an object, or JSON text of one, optional |
 //!
-//! In CSV and Parquet, a `prompt` text that begins with `[{` is read as the JSON text of
+//! [`Options`] say which columns these are where they have other names.
+//!
+//! In CSV, TSV and Parquet, a `prompt` text that begins with `[{` is read as the JSON text of
 //! a list of messages; in JSON a text is always text. Other columns are ignored: what a
 //! workflow or grader needs belongs into `metadata`.
 //!
@@ -25,28 +27,38 @@
 //! Parquet struct has every field in every row; metadata keeps its nulls.
 
 mod cells;
+mod columns;
 mod from_csv;
 mod from_json;
 mod from_parquet;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
+mod selection;
+mod source;
 
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Seek};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
+pub use columns::{ColumnMap, InvalidMapping, Mapping, TARGETS};
+pub use selection::Selection;
+pub use source::DATA_BYTES_MAX;
+
 use cells::Cell;
+use columns::CellPlace;
+use source::Source;
 
 /// How many bad rows a [`DataError::Rows`] describes; the rest are counted. Ten show
 /// a pattern and still fit a screen.
 pub const PROBLEMS_SHOWN_MAX: usize = 10;
 
 /// The extensions that [`load`] knows, for messages and help texts.
-pub const EXTENSIONS: &str = ".jsonl, .ndjson, .json, .csv, .parquet or .pq";
+pub const EXTENSIONS: &str = ".jsonl, .ndjson, .json, .csv, .tsv, .parquet or .pq, perhaps with .gz";
 
 /// One row of a data set: what one rollout is asked, and what its grader may know.
 #[derive(Clone, Debug)]
@@ -66,8 +78,21 @@ pub struct Row {
 pub struct DataSet {
     /// In the order of the file, at least one.
     pub rows: Vec<Row>,
-    /// SHA-256 of the file's bytes, in lower-case hex.
+    /// SHA-256 of the file's bytes once they are unpacked, in lower-case hex.
     pub digest: String,
+}
+
+/// How a file is to be read, where it does not say so itself.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Its format; none has the name of the file say it.
+    pub format: Option<Format>,
+    /// Which columns are which.
+    pub columns: ColumnMap,
+    /// For rows that have no system prompt of their own.
+    pub system_prompt: Option<String>,
+    /// The mark in every label after which that begins which counts.
+    pub label_after: Option<String>,
 }
 
 /// Why there is no data set.
@@ -85,7 +110,8 @@ pub enum DataError {
     },
     /// The file's name does not say which format it has.
     #[error(
-        "cannot tell the format of data set {} from its name; name it {EXTENSIONS}",
+        "cannot tell the format of data set {} from its name; name it {EXTENSIONS}, \
+         or say it by --data-format ({FORMATS})",
         .path.display()
     )]
     Extension {
@@ -116,7 +142,7 @@ pub enum DataError {
     Rows {
         /// The file.
         path: PathBuf,
-        /// The first problems, at most [`PROBLEMS_SHOWN_MAX`], one a row.
+        /// The first problems, at most [`PROBLEMS_SHOWN_MAX`], each different.
         problems: Vec<RowProblem>,
         /// How many there are.
         total: usize,
@@ -130,6 +156,8 @@ pub struct RowProblem {
     pub place: Place,
     /// What is wrong there and what to do about it.
     pub what: String,
+    /// How many rows after it have the same wrong with them.
+    pub more: usize,
 }
 
 /// Where in a data set file.
@@ -156,67 +184,102 @@ impl fmt::Display for Place {
     }
 }
 
-/// Reads the data set at `path`. The format is the extension's: one of [`EXTENSIONS`].
+/// Reads the data set at `path`; `-` is standard input. The format is the extension's, one
+/// of [`EXTENSIONS`], where the options name none.
 ///
 /// # Errors
 ///
 /// See [`DataError`]. A file is used whole or not at all.
-pub fn load(path: &Path) -> Result<DataSet, DataError> {
-    let format = Format::of(path).ok_or_else(|| DataError::Extension { path: path.to_owned() })?;
-    let unreadable = |source| DataError::Read { path: path.to_owned(), source };
-    let mut file = File::open(path).map_err(unreadable)?;
-    let mut found = Collector::new(format);
-    let digest = match format {
-        Format::Parquet => {
+pub fn load(path: &Path, options: &Options) -> Result<DataSet, DataError> {
+    let name = if source::is_standard_input(path) { Path::new("standard input") } else { path };
+    let format = options.format.or_else(|| Format::of(path));
+    let format = format.ok_or_else(|| DataError::Extension { path: name.to_owned() })?;
+    let unreadable = |source| DataError::Read { path: name.to_owned(), source };
+    let no_parquet = |source| DataError::Parquet { path: name.to_owned(), source };
+    let mut found = Collector::new(format, options);
+    let source = Source::open(path).map_err(unreadable)?;
+    let digest = match (format, source) {
+        (Format::Parquet, Source::File(mut file)) => {
             let digest = digest_of(&mut file).map_err(unreadable)?;
-            from_parquet::read(file, &mut found)
-                .map_err(|source| DataError::Parquet { path: path.to_owned(), source })?;
+            from_parquet::read(file, &mut found).map_err(no_parquet)?;
             digest
         }
-        Format::JsonLines | Format::JsonArray | Format::Csv => {
-            let mut bytes = Vec::new();
-            file.read_to_end(&mut bytes).map_err(unreadable)?;
+        (Format::Parquet, Source::Bytes(bytes)) => {
+            let digest = hex(&Sha256::digest(&bytes));
+            from_parquet::read(bytes::Bytes::from(bytes), &mut found).map_err(no_parquet)?;
+            digest
+        }
+        (_, source) => {
+            let bytes = source.into_bytes().map_err(unreadable)?;
             let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
             read_text(format, text, &mut found);
             hex(&Sha256::digest(&bytes))
         }
     };
-    let rows = found.finish(path)?;
+    let rows = found.finish(name)?;
     Ok(DataSet { rows, digest })
 }
 
 /// Reads the rows of a format of text.
-fn read_text(format: Format, text: &[u8], found: &mut Collector) {
+fn read_text(format: Format, text: &[u8], found: &mut Collector<'_>) {
     match format {
         Format::JsonLines => from_json::read_lines(text, found),
         Format::JsonArray => from_json::read_array(text, found),
-        Format::Csv | Format::Parquet => from_csv::read(text, found),
+        Format::Tsv => from_csv::read(text, b'\t', found),
+        Format::Csv | Format::Parquet => from_csv::read(text, b',', found),
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Format {
+/// The formats by the names that an operator gives them.
+pub const FORMATS: &str = "jsonl, json, csv, tsv or parquet";
+
+/// The format of a data set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// One object a line.
     JsonLines,
+    /// One list of objects.
     JsonArray,
+    /// A header and records, with commas.
     Csv,
+    /// The same with tabs.
+    Tsv,
+    /// Parquet.
     Parquet,
+}
+
+impl FromStr for Format {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name.to_ascii_lowercase().as_str() {
+            "jsonl" | "ndjson" => Ok(Self::JsonLines),
+            "json" => Ok(Self::JsonArray),
+            "csv" => Ok(Self::Csv),
+            "tsv" | "tab" => Ok(Self::Tsv),
+            "parquet" | "pq" => Ok(Self::Parquet),
+            _ => Err(format!("'{name}' is none of the formats {FORMATS}")),
+        }
+    }
 }
 
 impl Format {
     fn of(path: &Path) -> Option<Self> {
-        let extension = path.extension()?.to_str()?.to_ascii_lowercase();
-        match extension.as_str() {
-            "jsonl" | "ndjson" => Some(Self::JsonLines),
-            "json" => Some(Self::JsonArray),
-            "csv" => Some(Self::Csv),
-            "parquet" | "pq" => Some(Self::Parquet),
-            _ => None,
+        let extension = |path: &Path| path.extension()?.to_str().map(str::to_ascii_lowercase);
+        match extension(path)?.as_str() {
+            "gz" => extension(&path.with_extension(""))?.parse().ok(),
+            other => other.parse().ok(),
         }
     }
 }
 
 /// What the readers hand their rows to. Numbers the rows and keeps the first problems.
-struct Collector {
+struct Collector<'a> {
+    options: &'a Options,
+    /// Columns that the operator names and that no row had so far.
+    unseen: Vec<&'a CellPlace>,
+    /// The columns of the first row.
+    columns_found: Vec<String>,
     /// Whether a text cell may hold the JSON text of a list of messages.
     text_holds_json: bool,
     rows: Vec<Row>,
@@ -225,15 +288,23 @@ struct Collector {
     problems_total: usize,
 }
 
-impl Collector {
-    fn new(format: Format) -> Self {
+impl<'a> Collector<'a> {
+    fn new(format: Format, options: &'a Options) -> Self {
         Self {
-            text_holds_json: matches!(format, Format::Csv | Format::Parquet),
+            options,
+            unseen: options.columns.places().collect(),
+            columns_found: Vec::new(),
+            text_holds_json: matches!(format, Format::Csv | Format::Tsv | Format::Parquet),
             rows: Vec::new(),
             rows_seen: 0,
             problems: Vec::new(),
             problems_total: 0,
         }
+    }
+
+    /// Which columns are which.
+    fn columns(&self) -> &'a ColumnMap {
+        &self.options.columns
     }
 
     /// The index that the next row will have.
@@ -243,7 +314,11 @@ impl Collector {
 
     /// Takes one row's columns, in the order of the file.
     fn row(&mut self, place: Place, columns: Vec<(String, Cell)>) {
-        match cells::interpret(columns, self.text_holds_json) {
+        if self.columns_found.is_empty() {
+            self.columns_found = columns.iter().map(|(name, _)| name.clone()).collect();
+        }
+        self.unseen.retain(|place| !columns.iter().any(|(name, _)| cells::same(name, place.column())));
+        match cells::interpret(columns, self.options, self.text_holds_json) {
             Ok(content) => {
                 self.rows.push(Row {
                     index: self.rows_seen,
@@ -261,13 +336,26 @@ impl Collector {
     fn bad_row(&mut self, place: Place, what: String) {
         self.rows_seen += 1;
         self.problems_total += 1;
-        if self.problems.len() < PROBLEMS_SHOWN_MAX {
-            self.problems.push(RowProblem { place, what });
+        if let Some(same) = self.problems.iter_mut().find(|problem| problem.what == what) {
+            same.more += 1;
+        } else if self.problems.len() < PROBLEMS_SHOWN_MAX {
+            self.problems.push(RowProblem { place, what, more: 0 });
         }
     }
 
-    fn finish(self, path: &Path) -> Result<Vec<Row>, DataError> {
+    fn finish(mut self, path: &Path) -> Result<Vec<Row>, DataError> {
         let path = path.to_owned();
+        // A name that is nowhere is a typing error; one that some rows lack is not.
+        if self.rows_seen > 0 && self.problems.first().is_none_or(|first| first.place != Place::Header) {
+            let missing: Vec<String> =
+                self.unseen.iter().map(|place| format!("`{}`", place.column())).collect();
+            if !missing.is_empty() {
+                let what = cells::no_column(&missing, &cells::listed(&self.columns_found));
+                let problem = RowProblem { place: Place::Header, what, more: 0 };
+                self.problems = vec![problem];
+                self.problems_total = 1;
+            }
+        }
         if self.problems_total > 0 {
             return Err(DataError::Rows { path, problems: self.problems, total: self.problems_total });
         }
@@ -292,9 +380,12 @@ impl fmt::Display for RowsDisplay<'_> {
             total => write!(f, "{total} problems; correct them and start again")?,
         }
         for problem in self.problems {
-            write!(f, "\n  {}: {}", problem.place, problem.what)?;
+            match problem.more {
+                0 => write!(f, "\n  {}: {}", problem.place, problem.what)?,
+                more => write!(f, "\n  {} and {more} more: {}", problem.place, problem.what)?,
+            }
         }
-        let hidden = self.total - self.problems.len();
+        let hidden = self.total - self.problems.iter().map(|problem| 1 + problem.more).sum::<usize>();
         if hidden > 0 {
             write!(f, "\n  and {hidden} more")?;
         }

@@ -5,11 +5,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::Deserialize;
+use serde_json::value::RawValue;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
-use super::results::{Journal, JournalError, LimitLine, Outcome as Scored, ResultLine, SampleLine};
+use super::results::{
+    Journal, JournalError, LimitLine, Outcome as Scored, ResultLine, SampleLine, TEXT_BYTES_MAX,
+};
 use super::rows::Row;
 use super::stats::Tally;
 use crate::id::RolloutId;
@@ -17,6 +21,8 @@ use crate::outbound::ModelEndpoint;
 use crate::rollout::{
     self, AdmitError, FailureKind, Finished, FinishedSample, Host, LimitUse, LoopOptions, RolloutRequest,
 };
+use crate::text::beginning;
+use crate::wire::openai::content_text;
 
 /// What is to be run.
 pub struct Work {
@@ -67,10 +73,11 @@ pub async fn run(
     mut seen: impl FnMut(&Tally),
 ) -> Result<End, RunError> {
     let mut todo = (0..work.runs_per_row)
-        .flat_map(|run| work.rows.iter().map(move |row| (row, run)))
-        .filter(|(row, run)| !journal.is_finished(row.index, *run))
+        .flat_map(|run| work.rows.iter().enumerate().map(move |row| (row, run)))
+        .filter(|((_, row), run)| !journal.is_finished(row.index, *run))
         .collect::<Vec<_>>()
-        .into_iter();
+        .into_iter()
+        .peekable();
     let mut under_way = JoinSet::new();
     let root = journal.dir().to_owned();
     // Not read from the token: a stop between two looks at it would cancel nothing.
@@ -82,13 +89,16 @@ pub async fn run(
                 || under_way.len() < work.concurrency && host.budget().check_new_work(0).is_ok()
         };
         while may_begin(&under_way) && !stop.is_cancelled() {
-            let Some((row, run)) = todo.next() else { break };
-            let request = request(row, run, &work.endpoint);
-            let rollout =
-                host.admit(request).map_err(|source| RunError::Refused { row: row.index, source })?;
-            let row = row.index;
+            let Some(&((at, row), run)) = todo.peek() else { break };
+            let rollout = match host.admit(request(row, run, &work.endpoint)) {
+                Ok(rollout) => rollout,
+                // What is under way may hold what there is no room for, and gives it back.
+                Err(_) if !under_way.is_empty() => break,
+                Err(source) => return Err(RunError::Refused { row: row.index, source }),
+            };
+            todo.next();
             let span = rollout.span();
-            under_way.spawn(async move { (row, run, complete(rollout).await) }.instrument(span));
+            under_way.spawn(async move { (at, run, complete(rollout).await) }.instrument(span));
         }
         let ended = tokio::select! {
             ended = under_way.join_next() => ended,
@@ -100,8 +110,8 @@ pub async fn run(
         };
         match ended {
             None => break,
-            Some(Ok((row, run, finished))) => {
-                let line = line(row, run, &finished, &root);
+            Some(Ok((at, run, finished))) => {
+                let line = line(&work.rows[at], run, &finished, &root);
                 // What was stopped from outside is no result, and is run again.
                 if line.kind.as_deref() != Some(FailureKind::Cancelled.as_str()) {
                     journal.append(&line)?;
@@ -153,13 +163,15 @@ pub async fn complete(mut rollout: Box<rollout::Rollout>) -> Finished {
     rollout.finish().await
 }
 
-fn line(row: usize, run: usize, finished: &Finished, root: &Path) -> ResultLine {
+fn line(row: &Row, run: usize, finished: &Finished, root: &Path) -> ResultLine {
     let (outcome, reward, failure) = match &finished.outcome {
         rollout::Outcome::Scored { reward } => (Scored::Scored, Some(*reward), None),
         rollout::Outcome::Unscored(failure) => (Scored::Unscored, None, Some(failure)),
     };
+    let several = finished.samples.len() > 1;
+    let counts = finished.samples.iter().find(|sample| !sample.record.withdrawn);
     ResultLine {
-        row,
+        row: row.index,
         run,
         rollout_id: finished.id.as_str().to_owned(),
         reward,
@@ -168,9 +180,13 @@ fn line(row: usize, run: usize, finished: &Finished, root: &Path) -> ResultLine 
         kind: failure.map(|failure| failure.kind.as_str().to_owned()),
         fault: failure.map(|failure| failure.fault.as_str().to_owned()),
         reason: failure.map(|failure| failure.reason.clone()),
+        prompt: last_text(row.prompt.iter().map(|message| message.get()), "user"),
+        label: row.label.as_deref().map(|label| beginning(label, TEXT_BYTES_MAX)),
+        answer: counts.and_then(answer),
         metrics: finished.metrics(),
-        samples: finished.samples.iter().map(sample).collect(),
+        samples: finished.samples.iter().map(|one| sample(one, several)).collect(),
         chat_calls: finished.spent.chat_calls,
+        chat_retries: finished.spent.chat_retries,
         prompt_tokens: finished.spent.prompt_tokens,
         completion_tokens: finished.spent.completion_tokens,
         guest_cpu_ms: millis(finished.spent.guest_cpu),
@@ -180,6 +196,7 @@ fn line(row: usize, run: usize, finished: &Finished, root: &Path) -> ResultLine 
         model_ms: millis(finished.spent.model_time),
         limits_fired: finished.limits.iter().filter(|limit| limit.fired > 0).map(fired).collect(),
         duration_ms: millis(finished.duration),
+        queued_ms: millis(finished.queued),
         trajectory: finished
             .trajectory()
             .map(|path| path.strip_prefix(root).unwrap_or(path).to_string_lossy().into_owned()),
@@ -191,11 +208,37 @@ fn fired(limit: &LimitUse) -> (String, LimitLine) {
     (name.to_owned(), LimitLine { max, used, asked, times: fired })
 }
 
-fn sample(sample: &FinishedSample) -> SampleLine {
+/// What the model said last in a sample.
+fn answer(sample: &FinishedSample) -> Option<String> {
+    last_text(sample.record.messages.iter(), "assistant")
+}
+
+/// The text of the last message of a role that has some, of the length that a line takes.
+fn last_text<'a>(messages: impl DoubleEndedIterator<Item = &'a str>, role: &str) -> Option<String> {
+    /// As much of a message as is needed.
+    #[derive(Deserialize)]
+    struct Said<'a> {
+        #[serde(borrow)]
+        role: std::borrow::Cow<'a, str>,
+        #[serde(borrow, default)]
+        content: Option<&'a RawValue>,
+    }
+    messages
+        .rev()
+        .filter_map(|message| serde_json::from_str::<Said<'_>>(message).ok())
+        .filter(|said| said.role == role)
+        .find_map(|said| {
+            said.content.map(|content| content_text(content.get())).filter(|text| !text.is_empty())
+        })
+        .map(|text| beginning(&text, TEXT_BYTES_MAX))
+}
+
+fn sample(sample: &FinishedSample, several: bool) -> SampleLine {
     SampleLine {
         id: sample.record.id.as_str().to_owned(),
         reward: sample.reward,
         withdrawn: sample.record.withdrawn,
+        answer: several.then(|| answer(sample)).flatten(),
         metrics: sample.record.metrics.clone().into_iter().collect::<BTreeMap<_, _>>(),
     }
 }

@@ -2,13 +2,20 @@
 //!
 //! A [`Tally`] takes result lines one by one, in any order, and can say at any time how
 //! things stand; a [`Summary`] is what it says at the end. An unscored attempt has no
-//! part in any figure about rewards: it is neither a pass nor a failure.
+//! part in any figure about rewards: it is neither a pass nor a failure. What that leaves
+//! out is said beside the figure, and for pass@k also what it would be if every such
+//! attempt had failed.
+//!
+//! Errors are standard errors over rows, because the rows are the sample: another
+//! evaluation of the same kind would have other rows, and the attempts on one row have
+//! that row in common.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use super::results::{Outcome, ResultLine};
+use crate::moments::{Moments, clustered_error};
 
 /// The kind under which an unscored attempt is counted that names none.
 pub const KIND_UNKNOWN: &str = "unknown";
@@ -18,10 +25,16 @@ pub const KIND_UNKNOWN: &str = "unknown";
 pub struct Summary {
     /// Rows with at least one finished rollout.
     pub rows: usize,
+    /// Rows that are to be run; more than `rows` where the run was stopped.
+    #[serde(default)]
+    pub rows_planned: usize,
     /// Attempts asked for on each row.
     pub n: usize,
     /// Finished rollouts, scored or not.
     pub rollouts: usize,
+    /// Rollouts that are to be run; more than `rollouts` where the run was stopped.
+    #[serde(default)]
+    pub rollouts_planned: usize,
     /// Rollouts with a reward.
     pub scored: usize,
     /// Scored rollouts with a reward of at least `pass_threshold`.
@@ -32,9 +45,8 @@ pub struct Summary {
     pub unscored_by_kind: BTreeMap<String, UnscoredKind>,
     /// The least reward that counts as a pass.
     pub pass_threshold: f64,
-    /// By k, in 0..=1; see [`pass_at_k`] and [`ks`]. Averaged over the rows with at
-    /// least k scored attempts; a k without such a row is not there.
-    pub pass_at_k: BTreeMap<usize, f64>,
+    /// By k; see [`ks`].
+    pub pass_at_k: BTreeMap<usize, PassAtK>,
     /// Over scored rollouts; absent if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reward: Option<RewardStats>,
@@ -42,6 +54,9 @@ pub struct Summary {
     pub metrics: BTreeMap<String, f64>,
     /// Model calls of all rollouts.
     pub chat_calls: u64,
+    /// Tries of those after the first.
+    #[serde(default)]
+    pub chat_retries: u64,
     /// Prompt tokens of all rollouts.
     pub prompt_tokens: u64,
     /// Completion tokens of all rollouts.
@@ -49,6 +64,51 @@ pub struct Summary {
     /// Wall time of a rollout, over all rollouts, scored or not; absent if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_ms: Option<Latency>,
+    /// Wall time of the command that wrote this, in seconds; of an evaluation that was
+    /// resumed, only of its last part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wall_secs: Option<f64>,
+}
+
+/// The probability that at least one of k attempts passes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PassAtK {
+    /// The mean of [`pass_at_k`] over the rows with at least k scored attempts, in 0..=1;
+    /// absent if there is no such row.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub estimate: Option<f64>,
+    /// Its standard error over those rows; absent if there are fewer than two.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standard_error: Option<f64>,
+    /// How many rows that is.
+    pub rows: usize,
+    /// Rows that have finished rollouts and fewer than k scored ones, and so no part in it.
+    pub rows_left_out: usize,
+    /// The same where every unscored attempt counts as a failure. There only if there are
+    /// unscored ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unscored_as_failed: Option<Estimate>,
+}
+
+/// A mean over rows.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Estimate {
+    /// The mean.
+    pub estimate: f64,
+    /// Its standard error; absent if there are fewer than two rows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standard_error: Option<f64>,
+    /// How many rows.
+    pub rows: usize,
+}
+
+impl Estimate {
+    /// Of one value a row; none of no rows.
+    fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
+        let values: Moments = values.into_iter().collect();
+        let (estimate, standard_error) = (values.mean()?, values.standard_error());
+        Some(Self { estimate, standard_error, rows: usize::try_from(values.count()).unwrap_or(usize::MAX) })
+    }
 }
 
 /// Unscored rollouts of one kind.
@@ -69,6 +129,9 @@ pub struct UnscoredKind {
 pub struct RewardStats {
     /// Arithmetic mean.
     pub mean: f64,
+    /// Its standard error, clustered by row; absent if fewer than two rows have a reward.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standard_error: Option<f64>,
     /// Standard deviation of the population, not of a sample: divided by the count.
     pub std: f64,
     /// Least.
@@ -106,30 +169,26 @@ impl Summary {
 #[derive(Clone, Debug)]
 pub struct Tally {
     n: usize,
+    rows_planned: usize,
     pass_threshold: f64,
     rollouts: usize,
-    rewards: Vec<f64>,
-    reward_mean: f64,
+    rewards: Moments,
     passed: usize,
     by_row: BTreeMap<usize, RowTally>,
     unscored_by_kind: BTreeMap<String, UnscoredKind>,
-    metrics: BTreeMap<String, MetricTally>,
+    metrics: BTreeMap<String, Moments>,
     chat_calls: u64,
+    chat_retries: u64,
     prompt_tokens: u64,
     completion_tokens: u64,
     durations_ms: Vec<f64>,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct RowTally {
-    scored: usize,
+    finished: usize,
     passed: usize,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct MetricTally {
-    count: usize,
-    mean: f64,
+    rewards: Vec<f64>,
 }
 
 impl Tally {
@@ -139,43 +198,49 @@ impl Tally {
     pub fn new(n: usize, pass_threshold: f64) -> Self {
         Self {
             n,
+            rows_planned: 0,
             pass_threshold,
             rollouts: 0,
-            rewards: Vec::new(),
-            reward_mean: 0.0,
+            rewards: Moments::default(),
             passed: 0,
             by_row: BTreeMap::new(),
             unscored_by_kind: BTreeMap::new(),
             metrics: BTreeMap::new(),
             chat_calls: 0,
+            chat_retries: 0,
             prompt_tokens: 0,
             completion_tokens: 0,
             durations_ms: Vec::new(),
         }
     }
 
+    /// The same, of so many rows that are to be run.
+    #[must_use]
+    pub fn of_rows(self, rows_planned: usize) -> Self {
+        Self { rows_planned, ..self }
+    }
+
     /// Counts one rollout. Each is to be given once.
     pub fn add(&mut self, line: &ResultLine) {
         self.rollouts += 1;
         let row = self.by_row.entry(line.row).or_default();
+        row.finished += 1;
         match (line.outcome, line.reward) {
             (Outcome::Scored, Some(reward)) => {
-                row.scored += 1;
                 if reward >= self.pass_threshold {
                     row.passed += 1;
                     self.passed += 1;
                 }
-                self.rewards.push(reward);
-                self.reward_mean = mean_with(self.reward_mean, self.rewards.len(), reward);
+                row.rewards.push(reward);
+                self.rewards.add(reward);
             }
             // A score without a reward cannot come from a journal, and is no score.
             (Outcome::Scored | Outcome::Unscored, _) => self.add_unscored(line),
         }
         for (name, &value) in &line.metrics {
-            let metric = self.metrics.entry(name.clone()).or_default();
-            metric.count += 1;
-            metric.mean = mean_with(metric.mean, metric.count, value);
+            self.metrics.entry(name.clone()).or_default().add(value);
         }
+        self.chat_retries = self.chat_retries.saturating_add(line.chat_retries);
         self.chat_calls = self.chat_calls.saturating_add(line.chat_calls);
         self.prompt_tokens = self.prompt_tokens.saturating_add(line.prompt_tokens);
         self.completion_tokens = self.completion_tokens.saturating_add(line.completion_tokens);
@@ -203,19 +268,19 @@ impl Tally {
     /// Rollouts with a reward.
     #[must_use]
     pub fn scored(&self) -> usize {
-        self.rewards.len()
+        usize::try_from(self.rewards.count()).unwrap_or(usize::MAX)
     }
 
     /// Rollouts without a reward.
     #[must_use]
     pub fn unscored(&self) -> usize {
-        self.rollouts - self.rewards.len()
+        self.rollouts - self.scored()
     }
 
     /// Mean reward of the scored rollouts so far, in constant time; none if there is none.
     #[must_use]
     pub fn reward_mean(&self) -> Option<f64> {
-        (!self.rewards.is_empty()).then_some(self.reward_mean)
+        self.rewards.mean()
     }
 
     /// All figures as they stand.
@@ -223,38 +288,56 @@ impl Tally {
     pub fn summary(&self) -> Summary {
         Summary {
             rows: self.by_row.len(),
+            rows_planned: self.rows_planned.max(self.by_row.len()),
             n: self.n,
             rollouts: self.rollouts,
+            rollouts_planned: self.rows_planned.saturating_mul(self.n).max(self.rollouts),
             scored: self.scored(),
             passed: self.passed,
             unscored: self.unscored(),
             unscored_by_kind: self.unscored_by_kind.clone(),
             pass_threshold: self.pass_threshold,
             pass_at_k: self.pass_at_k(),
-            reward: reward_stats(&self.rewards),
-            metrics: self.metrics.iter().map(|(name, metric)| (name.clone(), metric.mean)).collect(),
+            reward: reward_stats(&self.rewards_by_row()),
+            metrics: self
+                .metrics
+                .iter()
+                .filter_map(|(name, values)| Some((name.clone(), values.mean()?)))
+                .collect(),
             chat_calls: self.chat_calls,
+            chat_retries: self.chat_retries,
             prompt_tokens: self.prompt_tokens,
             completion_tokens: self.completion_tokens,
             latency_ms: latency(&self.durations_ms),
+            wall_secs: None,
         }
     }
 
-    fn pass_at_k(&self) -> BTreeMap<usize, f64> {
-        let mut means = BTreeMap::new();
-        for k in ks(self.n) {
-            let (mut count, mut mean) = (0, 0.0);
-            for row in self.by_row.values() {
-                if let Some(estimate) = pass_at_k(row.scored, row.passed, k) {
-                    count += 1;
-                    mean = mean_with(mean, count, estimate);
-                }
-            }
-            if count > 0 {
-                means.insert(k, mean);
-            }
+    /// The rewards of each row that has some, in an order that is the same whichever
+    /// rollout was over first.
+    fn rewards_by_row(&self) -> Vec<Vec<f64>> {
+        let rewards = self.by_row.values().map(|row| row.rewards.clone());
+        let mut rewards: Vec<Vec<f64>> = rewards.filter(|rewards| !rewards.is_empty()).collect();
+        rewards.iter_mut().for_each(|rewards| rewards.sort_by(f64::total_cmp));
+        rewards
+    }
+
+    fn pass_at_k(&self) -> BTreeMap<usize, PassAtK> {
+        ks(self.n).into_iter().map(|k| (k, self.pass_at(k))).collect()
+    }
+
+    fn pass_at(&self, k: usize) -> PassAtK {
+        let rows = || self.by_row.values();
+        let scored = Estimate::of(rows().filter_map(|row| pass_at_k(row.rewards.len(), row.passed, k)));
+        let finished = Estimate::of(rows().filter_map(|row| pass_at_k(row.finished, row.passed, k)));
+        let counted = scored.map_or(0, |scored| scored.rows);
+        PassAtK {
+            estimate: scored.map(|scored| scored.estimate),
+            standard_error: scored.and_then(|scored| scored.standard_error),
+            rows: counted,
+            rows_left_out: self.by_row.len() - counted,
+            unscored_as_failed: finished.filter(|_| self.unscored() > 0),
         }
-        means
     }
 }
 
@@ -298,25 +381,19 @@ pub fn percentile(ascending: &[f64], percent: usize) -> Option<f64> {
     ascending.get(rank - 1).copied()
 }
 
-/// The mean of `count` values, of which `value` is the last and `mean` was that of the others.
-fn mean_with(mean: f64, count: usize, value: f64) -> f64 {
-    mean + (value - mean) / count as f64
-}
-
-fn reward_stats(rewards: &[f64]) -> Option<RewardStats> {
-    let mut ascending = rewards.to_vec();
+fn reward_stats(by_row: &[Vec<f64>]) -> Option<RewardStats> {
+    let mut ascending: Vec<f64> = by_row.iter().flatten().copied().collect();
     ascending.sort_by(f64::total_cmp);
     let (&min, &max) = (ascending.first()?, ascending.last()?);
-    let count = ascending.len() as f64;
-    let mean = ascending.iter().sum::<f64>() / count;
-    let squares: f64 = ascending.iter().map(|reward| (reward - mean).powi(2)).sum();
+    let all: Moments = ascending.iter().copied().collect();
     let middle = ascending.len() / 2;
     let median = if ascending.len() % 2 == 1 {
         ascending[middle]
     } else {
         f64::midpoint(ascending[middle - 1], ascending[middle])
     };
-    Some(RewardStats { mean, std: (squares / count).sqrt(), min, median, max })
+    let (mean, std) = (all.mean()?, all.std()?);
+    Some(RewardStats { mean, standard_error: clustered_error(by_row), std, min, median, max })
 }
 
 fn latency(durations_ms: &[f64]) -> Option<Latency> {
@@ -330,136 +407,4 @@ fn latency(durations_ms: &[f64]) -> Option<Latency> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::results::tests::{scored, unscored};
-    use super::*;
-
-    #[test]
-    fn ks_are_powers_of_two_and_n() {
-        fn check(n: usize, expected: &[usize]) {
-            assert_eq!(ks(n), expected, "n = {n}");
-        }
-        check(0, &[]);
-        check(1, &[1]);
-        check(2, &[1, 2]);
-        check(3, &[1, 2, 3]);
-        check(4, &[1, 2, 4]);
-        check(10, &[1, 2, 4, 8, 10]);
-    }
-
-    #[test]
-    fn pass_at_k_is_the_unbiased_estimate() {
-        fn check((attempts, passed, k): (usize, usize, usize), expected: Option<f64>) {
-            let got = pass_at_k(attempts, passed, k);
-            let close = match (got, expected) {
-                (Some(got), Some(expected)) => (got - expected).abs() < 1e-12,
-                (got, expected) => got == expected,
-            };
-            assert!(close, "{attempts}, {passed}, {k}: {got:?}");
-        }
-        check((1, 0, 1), Some(0.0));
-        check((1, 1, 1), Some(1.0));
-        check((4, 1, 1), Some(0.25));
-        check((4, 1, 2), Some(0.5));
-        check((4, 2, 2), Some(1.0 - 1.0 / 6.0));
-        check((4, 1, 4), Some(1.0));
-        check((4, 0, 4), Some(0.0));
-        check((10, 3, 4), Some(1.0 - 35.0 / 210.0));
-        check((5, 3, 4), Some(1.0));
-        check((3, 1, 4), None);
-        check((0, 0, 1), None);
-        check((3, 1, 0), None);
-        // C(10_000, 5_000) is far beyond a double; the estimate is not.
-        check((10_000, 1, 5_000), Some(0.5));
-        check((10_000, 9_999, 1), Some(0.9999));
-    }
-
-    #[test]
-    fn percentiles_are_values_by_nearest_rank() {
-        fn check(values: &[f64], percent: usize, expected: Option<f64>) {
-            assert_eq!(percentile(values, percent), expected, "{percent} of {values:?}");
-        }
-        let ten: Vec<f64> = (1..=10).map(f64::from).collect();
-        let hundred: Vec<f64> = (1..=100).map(f64::from).collect();
-        check(&[], 50, None);
-        check(&[7.0], 99, Some(7.0));
-        check(&[1.0, 2.0], 50, Some(1.0));
-        check(&[1.0, 2.0], 51, Some(2.0));
-        check(&ten, 0, Some(1.0));
-        check(&ten, 50, Some(5.0));
-        check(&ten, 90, Some(9.0));
-        check(&ten, 99, Some(10.0));
-        check(&hundred, 99, Some(99.0));
-        check(&hundred, 100, Some(100.0));
-    }
-
-    #[test]
-    fn rewards_have_a_mean_and_a_population_spread() {
-        fn check(rewards: &[f64], expected: Option<[f64; 5]>) {
-            let got = reward_stats(rewards).map(|r| [r.mean, r.std, r.min, r.median, r.max]);
-            assert_eq!(got, expected, "{rewards:?}");
-        }
-        check(&[], None);
-        check(&[0.5], Some([0.5, 0.0, 0.5, 0.5, 0.5]));
-        check(&[1.0, 0.0, 0.0, 1.0], Some([0.5, 0.5, 0.0, 0.5, 1.0]));
-        check(&[9.0, 2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0], Some([5.0, 2.0, 2.0, 4.5, 9.0]));
-        check(&[-1.0, 3.0, -2.0], Some([0.0, 14.0_f64.sqrt() / 3.0_f64.sqrt(), -2.0, -1.0, 3.0]));
-    }
-
-    #[test]
-    fn unscored_attempts_are_counted_and_have_no_part_in_pass_at_k() {
-        let mut lines = vec![
-            scored(0, 0, 1.0),
-            scored(0, 1, 0.0),
-            scored(1, 0, 0.25),
-            unscored(1, 1, "deadline", "plugin"),
-            unscored(2, 0, "model-refused", "model"),
-            unscored(2, 1, "deadline", "host"),
-        ];
-        lines[0].metrics.insert("turns".to_owned(), 2.0);
-        lines[5].metrics.insert("turns".to_owned(), 4.0);
-        lines[4].kind = None;
-        let summary = Summary::from_lines(&lines, 2, 1.0);
-
-        assert_eq!((summary.rows, summary.n, summary.rollouts), (3, 2, 6));
-        assert_eq!((summary.scored, summary.passed, summary.unscored), (3, 1, 3));
-        let deadline = &summary.unscored_by_kind["deadline"];
-        assert_eq!(deadline.rollouts, 2);
-        assert_eq!(deadline.faults["plugin"], 1);
-        assert_eq!(deadline.faults["host"], 1);
-        assert_eq!(summary.unscored_by_kind[KIND_UNKNOWN].rollouts, 1);
-        // k = 1: rows 0 and 1 have a scored attempt; k = 2: row 0 alone has two.
-        assert_eq!(summary.pass_at_k, BTreeMap::from([(1, 0.25), (2, 1.0)]));
-        assert_eq!(summary.reward.unwrap().max, 1.0);
-        assert_eq!(summary.metrics["turns"], 3.0);
-        assert_eq!(summary.chat_calls, 6);
-        assert_eq!(summary.prompt_tokens, 600);
-        assert_eq!(summary.completion_tokens, 60);
-        assert_eq!(summary.latency_ms.unwrap().p50, 250.0);
-    }
-
-    #[test]
-    fn a_tally_gives_the_same_in_any_order_and_a_running_mean() {
-        let lines: Vec<_> = (0..8).map(|i| scored(i / 2, i % 2, (i % 3) as f64)).collect();
-        let mut tally = Tally::new(2, 1.0);
-        assert_eq!(tally.reward_mean(), None);
-        for line in lines.iter().rev() {
-            tally.add(line);
-        }
-        assert!((tally.reward_mean().unwrap() - 7.0 / 8.0).abs() < 1e-12);
-        assert_eq!(tally.summary(), Summary::from_lines(&lines, 2, 1.0));
-    }
-
-    #[test]
-    fn without_a_score_there_is_no_reward_and_no_pass_at_k() {
-        let summary = Summary::from_lines(&[unscored(0, 0, "deadline", "plugin")], 4, 1.0);
-        assert_eq!(summary.reward, None);
-        assert!(summary.pass_at_k.is_empty());
-        let json = serde_json::to_string(&summary).unwrap();
-        assert!(!json.contains("\"reward\""), "{json}");
-        assert_eq!(serde_json::from_str::<Summary>(&json).unwrap(), summary);
-
-        let empty = Summary::from_lines(&[], 1, 1.0);
-        assert_eq!((empty.rollouts, empty.latency_ms), (0, None));
-    }
-}
+mod tests;

@@ -1,14 +1,18 @@
 //! The figures of an evaluation as a person reads them at its end.
 //!
-//! Plain text of at most [`WIDTH`] characters a line, without colours. What came from a
-//! guest or a model is shortened, and its control characters are taken out.
+//! Plain text, without colours. What came from a guest or a model is folded to the width of
+//! a line or shortened, and its control characters are taken out.
 
 use std::fmt::Write;
 
-use super::stats::{RewardStats, Summary, UnscoredKind};
+use super::stats::{Estimate, PassAtK, RewardStats, Summary, UnscoredKind};
 
-/// The greatest number of characters in a line.
+/// Characters in a line where nobody says how many there may be.
 pub const WIDTH: usize = 80;
+
+/// The narrowest and the widest line. Figures do not fit into less, and sentences are hard
+/// to read in more.
+const WIDTH_RANGE: std::ops::RangeInclusive<usize> = 72..=120;
 
 /// Where the content of a line begins, after the section's name.
 const INDENT: usize = 12;
@@ -24,12 +28,16 @@ const NAME_CHARS_MAX: usize = 24;
 const FAULT_CHARS_MAX: usize = 12;
 
 /// Cells of a bar that is full.
-const BAR_CELLS: usize = 30;
+const BAR_CELLS: usize = 24;
 
-/// The summary as text that ends with a line break.
+/// How many lines of a reason are shown: its beginning, and its end, which often says why.
+const REASON_LINES_MAX: usize = 6;
+
+/// The summary as text of lines of at most so many characters, with a line break at the end.
 #[must_use]
-pub fn render(summary: &Summary) -> String {
-    let mut table = Table(String::new());
+pub fn render(summary: &Summary, width: usize) -> String {
+    let width = width.clamp(*WIDTH_RANGE.start(), *WIDTH_RANGE.end());
+    let mut table = Table { text: String::new(), width };
     table.heading(summary);
     if summary.rollouts > 0 {
         reward(&mut table, summary);
@@ -37,23 +45,32 @@ pub fn render(summary: &Summary) -> String {
         outcomes(&mut table, summary);
         metrics(&mut table, summary);
         tokens(&mut table, summary);
-        latency(&mut table, summary);
+        time(&mut table, summary);
     }
-    table.0
+    table.text
 }
 
-struct Table(String);
+struct Table {
+    text: String,
+    width: usize,
+}
 
 impl Table {
     fn heading(&mut self, summary: &Summary) {
-        let rows = counted(summary.rows, "row");
+        let part = |done: usize, planned: usize, noun: &str| {
+            if done < planned {
+                format!("{} of {}", thousands(done as u64), counted(planned, noun))
+            } else {
+                counted(done, noun)
+            }
+        };
+        let rollouts = part(summary.rollouts, summary.rollouts_planned, "rollout");
+        let rows = part(summary.rows, summary.rows_planned, "row");
+        let n = counted(summary.n, "run");
         let text = match summary.rollouts {
             0 => "no rollouts".to_owned(),
-            rollouts => {
-                let rollouts = counted(rollouts, "rollout");
-                let n = counted(summary.n, "attempt");
-                format!("{rollouts}: {rows}, {n} each")
-            }
+            done if done < summary.rollouts_planned => format!("{rollouts}: {rows}, of up to {n} each"),
+            _ => format!("{rollouts}: {rows}, {n} each"),
         };
         self.line(&text);
     }
@@ -68,19 +85,40 @@ impl Table {
     }
 
     fn line(&mut self, text: &str) {
-        self.0.push_str(&shortened(text.trim_end(), WIDTH));
-        self.0.push('\n');
+        self.text.push_str(&shortened(text.trim_end(), self.width));
+        self.text.push('\n');
+    }
+
+    /// A text of any length below an entry, folded.
+    fn folded(&self, lead: &str, text: &str) -> Vec<String> {
+        let indent = " ".repeat(lead.chars().count());
+        let lines = fold(&clean(text), self.width - INDENT - indent.len());
+        let (head, tail) = (REASON_LINES_MAX / 2, REASON_LINES_MAX - REASON_LINES_MAX / 2);
+        let left_out = lines.len().saturating_sub(REASON_LINES_MAX);
+        let mut shown: Vec<String> = Vec::new();
+        for (at, line) in lines.iter().enumerate() {
+            let lead = if at == 0 { lead } else { &indent };
+            if left_out == 0 || at < head || at >= lines.len() - tail {
+                shown.push(format!("{lead}{line}"));
+            } else if at == head {
+                shown.push(format!("{lead}… ({} left out)", counted(left_out, "line")));
+            }
+        }
+        shown
     }
 }
 
 fn reward(table: &mut Table, summary: &Summary) {
     let lines = match summary.reward {
         None => vec!["no reward (nothing was scored)".to_owned()],
-        Some(RewardStats { mean, std, min, median, max }) => {
-            let (mean, min) = (number(mean), number(min));
-            let width = mean.len().max(min.len());
+        Some(RewardStats { mean, standard_error, std, min, median, max }) => {
+            let (mean, min, std) = (number(mean), number(min), number(std));
+            let width = mean.len().max(min.len()).max(std.len());
+            let error = standard_error
+                .map_or(String::new(), |error| format!("   ± {} standard error over rows", number(error)));
             vec![
-                format!("{mean:>width$} mean   ± {} standard deviation", number(std)),
+                format!("{mean:>width$} mean{error}"),
+                format!("{std:>width$} standard deviation"),
                 format!("{min:>width$} min    {} median    {} max", number(median), number(max)),
             ]
         }
@@ -93,14 +131,51 @@ fn pass_at_k(table: &mut Table, summary: &Summary) {
         return;
     }
     let width = summary.n.to_string().len();
-    let mut lines: Vec<String> = summary
+    let mut lines = Vec::new();
+    for (k, pass) in &summary.pass_at_k {
+        let scored = pass.estimate.map(|estimate| Estimate {
+            estimate,
+            standard_error: pass.standard_error,
+            rows: pass.rows,
+        });
+        lines.push(match scored {
+            Some(scored) => estimate(*k, width, &scored),
+            None => format!("k = {k:<width$}       –  no row has {}", counted(*k, "scored run")),
+        });
+        if pass.rows_left_out > 0 && pass.rows > 0 {
+            let runs =
+                if *k == 1 { "no scored run".to_owned() } else { format!("fewer than {k} scored runs") };
+            let (rows, have) = (counted(pass.rows_left_out, "more row"), have(pass.rows_left_out));
+            lines.push(format!("{:width$}      {rows} {have} {runs}", ""));
+        }
+    }
+    let as_failed: Vec<String> = summary
         .pass_at_k
         .iter()
-        .map(|(k, share)| format!("k = {k:<width$}  {}  {}", percent(*share), bar(*share)))
+        .filter_map(|(k, PassAtK { unscored_as_failed, .. })| {
+            unscored_as_failed.map(|failed| estimate(*k, width, &failed))
+        })
         .collect();
-    let threshold = plain(summary.pass_threshold);
-    lines.push(format!("a pass is a reward of {} or more", threshold));
+    if !as_failed.is_empty() {
+        lines.push("with the runs without a reward as failures:".to_owned());
+        lines.extend(as_failed);
+    }
+    lines.push(format!("a pass is a reward of {} or more", plain(summary.pass_threshold)));
     table.section("Pass@k", &lines);
+}
+
+fn estimate(k: usize, width: usize, Estimate { estimate, standard_error, rows }: &Estimate) -> String {
+    let error = standard_error.map_or(String::new(), |error| format!("± {}", points(error)));
+    format!(
+        "k = {k:<width$}  {} {error:<7}  {}  of {}",
+        percent(*estimate),
+        bar(*estimate),
+        counted(*rows, "row")
+    )
+}
+
+fn have(count: usize) -> &'static str {
+    if count == 1 { "has" } else { "have" }
 }
 
 fn outcomes(table: &mut Table, summary: &Summary) {
@@ -124,7 +199,7 @@ fn outcomes(table: &mut Table, summary: &Summary) {
         let fault = fault(kind);
         lines.push(format!("  {name:<name_width$}  {count:>width$}  {fault}"));
         if let Some(reason) = &kind.first_reason {
-            lines.push(format!("    e.g. {}", clean(reason)));
+            lines.extend(table.folded("    e.g. ", reason));
         }
     }
     lines.extend(more(kinds.len(), "kind"));
@@ -169,11 +244,14 @@ fn metrics(table: &mut Table, summary: &Summary) {
 }
 
 fn tokens(table: &mut Table, summary: &Summary) {
-    let rows = [
+    let mut rows = vec![
         ("prompt", summary.prompt_tokens),
         ("completion", summary.completion_tokens),
         ("chat calls", summary.chat_calls),
     ];
+    if summary.chat_retries > 0 {
+        rows.push(("retries", summary.chat_retries));
+    }
     let width = rows.iter().map(|(_, count)| thousands(*count).len()).max();
     let width = width.unwrap_or(0);
     let lines: Vec<String> = rows
@@ -188,16 +266,18 @@ fn tokens(table: &mut Table, summary: &Summary) {
     table.section("Tokens", &lines);
 }
 
-fn latency(table: &mut Table, summary: &Summary) {
+fn time(table: &mut Table, summary: &Summary) {
+    let mut lines = Vec::new();
     if let Some(latency) = summary.latency_ms {
-        let line = format!(
-            "p50 {}    p90 {}    p99 {}",
+        lines.push(format!(
+            "p50 {}    p90 {}    p99 {}    of a rollout",
             duration(latency.p50),
             duration(latency.p90),
             duration(latency.p99)
-        );
-        table.section("Latency", &[line]);
+        ));
     }
+    lines.extend(summary.wall_secs.map(|secs| format!("{} in all", duration(secs * 1e3))));
+    table.section("Time", &lines);
 }
 
 fn more(count: usize, noun: &str) -> Option<String> {
@@ -256,6 +336,12 @@ fn percent(share: f64) -> String {
     format!("{text:>6}")
 }
 
+/// An error of a share, in points of a hundred. What is not nothing does not look like it.
+fn points(error: f64) -> String {
+    let points = error * 100.0;
+    if points > 0.0 && points < 0.05 { "<0.1".to_owned() } else { format!("{points:.1}") }
+}
+
 fn bar(share: f64) -> String {
     let full = (share.clamp(0.0, 1.0) * BAR_CELLS as f64).round() as usize;
     format!("{}{}", "█".repeat(full), "░".repeat(BAR_CELLS - full))
@@ -287,6 +373,35 @@ fn clean(text: &str) -> String {
     plain.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
+/// The words of one line on lines of at most so many characters. A word that is longer is
+/// broken.
+fn fold(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    let mut room = width;
+    for word in text.split(' ') {
+        let mut letters: &str = word;
+        loop {
+            let fresh = room == width;
+            let needed = letters.chars().count() + usize::from(!fresh);
+            let Some(line) = lines.last_mut() else { break };
+            if needed <= room {
+                line.extend((!fresh).then_some(' '));
+                line.push_str(letters);
+                room -= needed;
+                break;
+            }
+            if fresh {
+                let cut = letters.char_indices().nth(width).map_or(letters.len(), |(at, _)| at);
+                line.push_str(&letters[..cut]);
+                letters = &letters[cut..];
+            }
+            lines.push(String::new());
+            room = width;
+        }
+    }
+    lines
+}
+
 fn shortened(text: &str, chars_max: usize) -> String {
     if text.chars().count() <= chars_max {
         return text.to_owned();
@@ -296,112 +411,4 @@ fn shortened(text: &str, chars_max: usize) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::results::tests::{scored, unscored};
-    use super::super::stats::Summary;
-    use super::*;
-
-    #[test]
-    fn a_summary_reads_like_this() {
-        let mut lines: Vec<_> =
-            (0..28).map(|i| scored(i / 4, i % 4, if i % 3 == 0 { 1.0 } else { 0.25 })).collect();
-        lines.push(unscored(7, 0, "deadline", "plugin"));
-        lines.push(unscored(7, 1, "deadline", "plugin"));
-        lines.push(unscored(7, 2, "model-unavailable", "model"));
-        lines.push(unscored(7, 3, "deadline", "host"));
-        lines[0].metrics.insert("turns".to_owned(), 3.5);
-        lines[1].metrics.insert("tool_calls".to_owned(), 12.0);
-        let table = render(&Summary::from_lines(&lines, 4, 1.0));
-        assert_eq!(
-            table,
-            "\
-32 rollouts: 8 rows, 4 attempts each
-
-  Reward    0.518 mean   ± 0.359 standard deviation
-            0.250 min    0.250 median    1.000 max
-
-  Pass@k    k = 1   35.7%  ███████████░░░░░░░░░░░░░░░░░░░
-            k = 2   64.3%  ███████████████████░░░░░░░░░░░
-            k = 4  100.0%  ██████████████████████████████
-            a pass is a reward of 1 or more
-
-  Outcomes  scored    28   87.5%
-            unscored   4   12.5%
-              deadline            3  fault of plugin 2, host 1
-                e.g. deadline on row 7
-              model-unavailable   1  fault of the model
-                e.g. model-unavailable on row 7
-
-  Metrics   tool_calls  12.000 mean
-            turns        3.500 mean
-
-  Tokens    prompt      3,200  100 a rollout
-            completion    320  10.0 a rollout
-            chat calls     32  1.0 a rollout
-
-  Latency   p50 250 ms    p90 250 ms    p99 250 ms
-"
-        );
-    }
-
-    #[test]
-    fn without_a_score_the_table_says_no_reward() {
-        let table = render(&Summary::from_lines(&[unscored(0, 0, "trapped", "plugin")], 4, 1.0));
-        assert!(table.contains("Reward    no reward (nothing was scored)"), "{table}");
-        assert!(!table.contains("Pass"), "{table}");
-        assert!(!table.contains("NaN"), "{table}");
-        assert_eq!(render(&Summary::from_lines(&[], 4, 1.0)), "no rollouts\n");
-    }
-
-    #[test]
-    fn what_a_guest_says_neither_breaks_lines_nor_reaches_the_terminal() {
-        let mut line = unscored(0, 0, &"k\n".repeat(200), &"\u{1b}[2J fault ".repeat(50));
-        line.reason = Some("\u{1b}[31mred\n\nlines ".repeat(100));
-        line.metrics.insert("m\t".repeat(100), 1e300);
-        let mut lines = vec![line];
-        lines.extend((1..40).map(|i| unscored(i, 0, &format!("kind-{i}"), "model")));
-        for line in &mut lines {
-            line.metrics.insert(format!("metric-{}", line.row), f64::MIN);
-        }
-        lines.push(scored(usize::MAX, 0, f64::MAX));
-        lines[0].prompt_tokens = u64::MAX;
-        let table = render(&Summary::from_lines(&lines, usize::MAX, -1e-300));
-        for line in table.lines() {
-            assert!(line.chars().count() <= WIDTH, "{line}");
-            assert!(!line.contains(char::is_control), "{line:?}");
-        }
-        assert!(table.contains("and 28 more kinds"), "{table}");
-        assert!(table.contains("and 29 more metrics"), "{table}");
-    }
-
-    #[test]
-    fn numbers_are_short_and_do_not_mislead() {
-        fn check(got: String, expected: &str) {
-            assert_eq!(got.trim_start(), expected);
-        }
-        check(number(0.0), "0.000");
-        check(number(-0.0), "0.000");
-        check(number(-0.25), "-0.250");
-        check(number(1234.5), "1234.500");
-        check(number(1e-9), "1.00e-9");
-        check(number(-2.5e12), "-2.50e12");
-        check(plain(1.0), "1");
-        check(plain(0.0), "0");
-        check(plain(100.0), "100");
-        check(plain(0.75), "0.75");
-        check(plain(1e-9), "1.00e-9");
-        check(percent(1.0), "100.0%");
-        check(percent(0.9999), ">99.9%");
-        check(percent(0.0001), "<0.1%");
-        check(percent(0.0), "0.0%");
-        check(percent(0.656), "65.6%");
-        check(duration(0.25), "0.25 ms");
-        check(duration(873.4), "873 ms");
-        check(duration(999.9), "1.00 s");
-        check(duration(59_996.0), "1 min 00 s");
-        check(duration(3_725_000.0), "1 h 02 min");
-        check(thousands(0), "0");
-        check(thousands(999), "999");
-        check(thousands(1_234_567), "1,234,567");
-    }
-}
+mod tests;

@@ -29,6 +29,8 @@ pub(super) struct Prepared {
 pub(super) struct Asked {
     pub place: usize,
     pub duration: Duration,
+    /// Tries after the first, as far as is known.
+    pub retries: u32,
     pub outcome: ExchangeOutcome,
     pub answer: Result<Completion, NoAnswer>,
 }
@@ -58,6 +60,13 @@ impl Prepared {
         let result = self.access.client.complete(&self.access.endpoint, &self.routing, self.body).await;
         describe(&mut span, &result);
         drop(span);
+        let retries = match &result {
+            Ok(reply) => reply.attempts.saturating_sub(1),
+            Err(ChatFailure::Unavailable { attempts, .. } | ChatFailure::Host { attempts, .. }) => {
+                attempts.saturating_sub(1)
+            }
+            Err(ChatFailure::Refused { .. }) => 0,
+        };
         let mut kept = self.record.lock();
         let (outcome, answer) = match result {
             Ok(reply) => match kept.charge(reply.body.len(), &self.limits) {
@@ -74,7 +83,10 @@ impl Prepared {
             },
             Err(failure) => (ExchangeOutcome::Failed(failure.to_string()), Err(NoAnswer::Failed(failure))),
         };
-        write_down(&mut kept, Asked { place: self.place, duration: started.elapsed(), outcome, answer })
+        write_down(
+            &mut kept,
+            Asked { place: self.place, duration: started.elapsed(), retries, outcome, answer },
+        )
     }
 }
 

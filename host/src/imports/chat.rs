@@ -91,12 +91,13 @@ impl Kept {
 
 fn write_down(
     kept: &mut Kept,
-    Asked { place, duration, outcome, answer }: Asked,
+    Asked { place, duration, retries, outcome, answer }: Asked,
 ) -> Result<openai::Completion, Error> {
     kept.model_failed = match &answer {
         Err(NoAnswer::Failed(failure)) => Some(failure.fault()),
         Ok(_) | Err(NoAnswer::NotKept(_)) => None,
     };
+    kept.chat_retries = kept.chat_retries.saturating_add(retries.into());
     if let Ok(openai::Completion { usage: Some(usage), .. }) = &answer {
         kept.chat_tokens = kept.chat_tokens.saturating_add(usage.total());
     }

@@ -77,7 +77,7 @@ impl Imports {
 
 fn write_down(
     kept: &mut Kept,
-    Asked { place, duration, mut outcome, answer }: Asked,
+    Asked { place, duration, retries: _, mut outcome, answer }: Asked,
 ) -> Result<openai::Completion, Error> {
     match &answer {
         Ok(completion) => {

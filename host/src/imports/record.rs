@@ -197,6 +197,8 @@ pub struct Spent {
     pub chat_calls: u64,
     /// Those of them that had a reply.
     pub chat_replies: u64,
+    /// Tries of finished calls after the first.
+    pub chat_retries: u64,
     /// How long those with a reply took, retries included.
     pub chat_time: Duration,
     /// Calls of tools: those of host-provided tools, the refused among them, and, once the
@@ -327,6 +329,8 @@ pub(super) struct Kept {
     closed: bool,
     /// Tokens of all finished calls of the model.
     pub chat_tokens: u64,
+    /// Tries of all finished calls of the model after the first.
+    pub chat_retries: u64,
     /// Tokens of all finished calls of the judge.
     pub judge_tokens: u64,
     /// Why the judge is to blame if the grader gives up, and how many calls of it there
@@ -494,6 +498,7 @@ impl Record {
         let kept = self.read();
         let mut spent = Spent {
             chat_calls: kept.exchanges.len() as u64,
+            chat_retries: kept.chat_retries,
             tool_calls: kept.tool_uses.len() as u64,
             judge_calls: kept.judged.len() as u64,
             judge_tokens: kept.judge_tokens,

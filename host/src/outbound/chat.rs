@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::endpoint::{ModelEndpoint, RoutingHeaders};
-use super::observer::{Observer, Watched};
+use super::observer::{Observer, Retry, Watched};
 use super::retry::{Meaning, RetryPolicy, Tries};
 use super::transport::{Answer, Transport, Turn, Unanswered, Use, named};
 use crate::error::Fault;
@@ -140,7 +140,7 @@ impl ChatClient {
         body: Bytes,
     ) -> Result<ChatReply, ChatFailure> {
         match &self.observer {
-            None => self.exchange(endpoint, routing, &body).await,
+            None => self.exchange(endpoint, routing, &body, None).await,
             // Boxed, because thousands wait for the other.
             Some(observer) => Box::pin(self.watched_exchange(&**observer, endpoint, routing, &body)).await,
         }
@@ -155,7 +155,7 @@ impl ChatClient {
     ) -> Result<ChatReply, ChatFailure> {
         let call = Watched { asked: self.asked, sample_id: routing.sample_id(), request: body };
         observer.asking(call).await;
-        let result = self.exchange(endpoint, routing, body).await;
+        let result = self.exchange(endpoint, routing, body, Some((observer, call))).await;
         let instead = observer.answered(call, result.as_ref().map(|reply| &reply.body)).await;
         let Some(body) = instead else { return result };
         let completion = Completion::parse(&body).map_err(|reason| ChatFailure::Unavailable {
@@ -170,6 +170,7 @@ impl ChatClient {
         endpoint: &ModelEndpoint,
         routing: &RoutingHeaders,
         body: &Bytes,
+        watched: Option<(&dyn Observer, Watched<'_>)>,
     ) -> Result<ChatReply, ChatFailure> {
         let call = self.metrics.model_call(self.asked);
         let policy = endpoint.manner().map_or(&self.policy, |manner| &manner.policy);
@@ -200,6 +201,10 @@ impl ChatClient {
                 reason,
                 "asking the model again"
             );
+            if let Some((observer, call)) = watched {
+                let (failures, attempts_max) = (tries.failures(), policy.attempts_max);
+                observer.retrying(call, &Retry { failures, attempts_max, delay, reason: &reason });
+            }
             tokio::time::sleep(delay).await;
         };
         call.ended(match &failure {

@@ -11,6 +11,7 @@ use crate::error::Fault;
 use crate::id::RolloutId;
 use crate::imports::{SampleRecord, Spent};
 use crate::instance::RunError;
+use crate::moments::Moments;
 use crate::text;
 
 use super::run::LoopReport;
@@ -229,14 +230,12 @@ impl Finished {
 
     /// The metrics of all samples that count; of several samples, the mean.
     pub fn metrics(&self) -> BTreeMap<String, f64> {
-        let mut sums: BTreeMap<String, (f64, f64)> = BTreeMap::new();
+        let mut metrics: BTreeMap<String, Moments> = BTreeMap::new();
         for sample in self.samples.iter().filter(|sample| !sample.record.withdrawn) {
             for (name, value) in &sample.record.metrics {
-                let (sum, count) = sums.entry(name.clone()).or_default();
-                *sum += value;
-                *count += 1.0;
+                metrics.entry(name.clone()).or_default().add(*value);
             }
         }
-        sums.into_iter().map(|(name, (sum, count))| (name, sum / count)).collect()
+        metrics.into_iter().filter_map(|(name, values)| Some((name, values.mean()?))).collect()
     }
 }

@@ -21,6 +21,7 @@ use crate::error::Fault;
 use crate::id::{RolloutId, SampleId};
 use crate::imports::{Imports, JudgeFailure, ModelAccess, Record, RunContext, SampleRecord};
 use crate::instance::{self, Bounds, GuestVerdict, Permit, RunError, SampleToGrade};
+use crate::moments::Moments;
 use crate::telemetry::{Limit, RolloutTrace, Step, TraceParent};
 use crate::wire::openai::{Params, caller_params};
 
@@ -534,19 +535,16 @@ impl Rollout {
                 reason,
             ));
         }
-        let rewards: Vec<f64> = samples.iter().filter_map(FinishedSample::public_reward).collect();
-        if rewards.is_empty() {
-            let reason = "every sample was withdrawn";
-            return Outcome::Unscored(Failure::new(
+        let rewards: Moments = samples.iter().filter_map(FinishedSample::public_reward).collect();
+        match rewards.mean() {
+            Some(reward) => Outcome::Scored { reward },
+            None => Outcome::Unscored(Failure::new(
                 Stage::Grader,
                 FailureKind::Withdrawn,
                 Fault::Plugin,
-                reason,
-            ));
+                "every sample was withdrawn",
+            )),
         }
-        // Dividing first keeps the sum of large rewards finite.
-        let count = rewards.len() as f64;
-        Outcome::Scored { reward: rewards.iter().map(|reward| reward / count).sum() }
     }
 }
 

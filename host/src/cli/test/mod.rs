@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use tokio_util::sync::CancellationToken;
 
+use super::data::DataOptions;
 use super::model::ModelOptions;
 use super::plugin_file::CacheOptions;
 use super::setup::{self, JudgeOptions, Loaded};
@@ -19,7 +20,7 @@ use crate::config::{Assignment, RawLimits};
 use crate::error::Fault;
 use crate::eval;
 use crate::eval::rows::Row;
-use crate::outbound::ModelEndpoint;
+use crate::outbound::{self, ModelEndpoint};
 use crate::rollout::{FailureKind, Finished, Outcome};
 use prompt::Prompt;
 use style::{Style, When};
@@ -43,9 +44,8 @@ pub(super) struct Test {
     /// A component with the grader, in place of the plugin's own.
     #[arg(long, value_name = "FILE")]
     grader: Option<PathBuf>,
-    /// Rows, as for eval.
-    #[arg(long, value_name = "FILE", help_heading = DATA)]
-    data: PathBuf,
+    #[command(flatten)]
+    data: DataOptions,
     /// Which of them, counted from 0.
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = DATA)]
     row: usize,
@@ -87,13 +87,21 @@ impl Test {
         raw.limits = self.limits.clone().or(raw.limits);
         raw.max_concurrent = Some(1);
         let config = raw.resolve()?;
-        let rows = eval::rows::load(&self.data)?.rows;
+        if self.interactive && self.data.is_standard_input() {
+            bail!("--interactive reads commands from standard input, so --data cannot be there too");
+        }
+        let rows = self.data.load()?.rows;
         let count = rows.len();
         let Some(row) = rows.into_iter().nth(self.row) else {
-            bail!("--row {}: {} has {count} rows, counted from 0", self.row, self.data.display());
+            bail!("--row {}: {} has {count} rows, counted from 0", self.row, self.data.data.display());
         };
         let out = self.out.as_deref().map(std::path::absolute).transpose().context("--out")?;
         let runtime = setup::runtime()?;
+        let http = outbound::http_client()?;
+        let (endpoint, _mock) = runtime.block_on(self.model.endpoint(key, &http))?;
+        if let Some(judge) = &config.judge {
+            runtime.block_on(self.model.check_judge(judge, &http))?;
+        }
         let quit = CancellationToken::new();
         let prompt = self.interactive.then(|| Prompt::new(quit.clone()));
         let transcript = Arc::new(Transcript::new(Style::new(self.color), prompt));
@@ -108,8 +116,7 @@ impl Test {
         )?;
         loaded.say_who_judges();
         let exit = runtime.block_on(async {
-            let (endpoint, _mock) = self.model.endpoint(key).await?;
-            transcript.begin(&self.plugin, &self.data, self.row, &self.model.name);
+            transcript.begin(&self.plugin, &self.data.data, self.row, &self.model.name);
             self.watch(&loaded, row, endpoint, &transcript, quit).await
         });
         // A thread that waits for a line of input is not waited for.

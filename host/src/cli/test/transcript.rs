@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 
 use super::prompt::{Command, Prompt};
 use super::style::{Part, Style};
-use crate::outbound::{ChatFailure, Observer, Watched};
+use crate::outbound::{ChatFailure, Observer, Retry, Watched};
 use crate::rollout::{FailureKind, Finished, Outcome};
 use crate::telemetry::Asked;
 use crate::text::printable;
@@ -344,6 +344,12 @@ impl Observer for Transcript {
             let _turn = self.turn.lock().await;
             self.asked(call);
         })
+    }
+
+    fn retrying(&self, _call: Watched<'_>, retry: &Retry<'_>) {
+        let Retry { failures, attempts_max, delay, reason } = *retry;
+        let line = format!("{reason}; trying again in {} ({failures} of {attempts_max})", taken(delay));
+        outln!("{}", self.style.paint(Part::Bad, &printable(&line)));
     }
 
     fn answered<'a>(

@@ -115,7 +115,7 @@ impl Validate {
 
     fn row(&self) -> Result<Row> {
         if let Some(path) = &self.data {
-            let first = eval::rows::load(path)?.rows.into_iter().next();
+            let first = eval::rows::load(path, &eval::rows::Options::default())?.rows.into_iter().next();
             return first.with_context(|| format!("{} has no rows", path.display()));
         }
         let message = json!({"role": "user", "content": QUESTION}).to_string();

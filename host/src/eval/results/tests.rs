@@ -16,9 +16,13 @@ pub(in super::super) fn scored(row: usize, run: usize, reward: f64) -> ResultLin
         kind: None,
         fault: None,
         reason: None,
+        prompt: None,
+        label: None,
+        answer: None,
         metrics: BTreeMap::new(),
         samples: Vec::new(),
         chat_calls: 1,
+        chat_retries: 0,
         prompt_tokens: 100,
         completion_tokens: 10,
         guest_cpu_ms: 1.5,
@@ -28,6 +32,7 @@ pub(in super::super) fn scored(row: usize, run: usize, reward: f64) -> ResultLin
         memory_bytes_peak: 65_536,
         host_calls: 7,
         duration_ms: 250.0,
+        queued_ms: 0.0,
         trajectory: None,
     }
 }
@@ -99,12 +104,13 @@ fn a_line_leaves_out_what_it_does_not_know_and_survives_the_way_there_and_back()
     let mut line = scored(3, 1, 0.5);
     assert_eq!(
         serde_json::to_string(&line).unwrap(),
-        r#"{"row":3,"run":1,"rollout_id":"id-3-1","reward":0.5,"outcome":"scored","metrics":{},"samples":[],"chat_calls":1,"prompt_tokens":100,"completion_tokens":10,"guest_cpu_ms":1.5,"memory_bytes_peak":65536,"host_calls":7,"waited_ms":0.0,"model_ms":0.0,"duration_ms":250.0}"#
+        r#"{"row":3,"run":1,"rollout_id":"id-3-1","reward":0.5,"outcome":"scored","metrics":{},"samples":[],"chat_calls":1,"chat_retries":0,"prompt_tokens":100,"completion_tokens":10,"guest_cpu_ms":1.5,"memory_bytes_peak":65536,"host_calls":7,"waited_ms":0.0,"model_ms":0.0,"duration_ms":250.0,"queued_ms":0.0}"#
     );
     line.samples.push(SampleLine {
         id: "main".to_owned(),
         reward: None,
         withdrawn: true,
+        answer: Some("4".to_owned()),
         metrics: BTreeMap::from([("turns".to_owned(), 2.0)]),
     });
     line.trajectory = Some("trajectories/row_3_run_1.json".to_owned());
@@ -136,7 +142,7 @@ fn a_line_is_on_disk_as_soon_as_it_is_appended() {
     let run = Run::new();
     let mut journal = run.resumed().journal;
     journal.append(&scored(0, 0, 1.0)).unwrap();
-    assert!(run.read(RESULTS_FILE).ends_with("250.0}\n"));
+    assert!(run.read(RESULTS_FILE).ends_with("\"queued_ms\":0.0}\n"));
 }
 
 #[test]
@@ -210,13 +216,13 @@ fn a_change_of_plugin_data_or_settings_refuses_to_resume_and_names_every_field()
     run.manifest.plugin_file = "moved.wasm".to_owned();
     assert_eq!(run.resumed().finished, lines);
 
-    run.manifest = manifest(json!({"n": 4, "model": "mock", "limit": 10}));
+    run.manifest = manifest(json!({"n": 1, "model": "mock", "limit": 10}));
     run.manifest.data_digest = "ee".to_owned();
     let error = run.error(Resume::default());
     for expected in [
         "use another --out or --fresh\n",
         "\n  data_digest: was \"dd\", is now \"ee\"",
-        "\n  settings.n: was 2, is now 4",
+        "\n  settings.n: was 2, is now 1; it may only be raised",
         "\n  settings.limit: was (absent), is now 10",
     ] {
         assert!(error.contains(expected), "{error}");
@@ -226,6 +232,18 @@ fn a_change_of_plugin_data_or_settings_refuses_to_resume_and_names_every_field()
     run.write(MANIFEST_FILE, "{\"format\": 0}");
     let error = run.error(Resume::default());
     assert!(error.contains("perhaps of another version"), "{error}");
+}
+
+#[test]
+fn what_may_change_is_taken_over() {
+    let lines = [scored(0, 0, 1.0)];
+    let mut run = Run::with_results(&lines);
+    run.manifest = manifest(json!({"n": 4, "model": "mock"}));
+    assert_eq!(run.resumed().finished, lines);
+    assert!(run.read(MANIFEST_FILE).contains("\"n\": 4"));
+
+    run.manifest = manifest(json!({"n": 2, "model": "mock"}));
+    assert!(run.error(Resume::default()).contains("settings.n: was 4, is now 2; it may only be raised"));
 }
 
 #[test]
@@ -255,6 +273,7 @@ fn a_directory_of_something_else_is_left_alone() {
         assert!(error.contains("is not the output of an evaluation"), "{error}");
     }
     assert_eq!(run.read("thesis.tex"), "…");
+    assert_eq!(fs::read_dir(run.dir()).unwrap().count(), 1, "nothing is left there");
 
     let killed_at_once = Run::new();
     killed_at_once.write(LOCK_FILE, "1\n");
@@ -299,6 +318,7 @@ fn a_result_that_cannot_be_read_back_is_refused() {
             id: "main".to_owned(),
             reward: None,
             withdrawn: false,
+            answer: None,
             metrics: BTreeMap::new(),
         });
         change(&mut line);

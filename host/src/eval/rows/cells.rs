@@ -3,8 +3,13 @@
 //! The same for every format: a reader gives the columns it found, and this module
 //! says what they mean. It knows no file.
 
+use std::fmt::Display;
+
 use serde::Deserialize;
 use serde_json::value::{RawValue, to_raw_value};
+
+use super::Options;
+use super::columns::{CellPlace, ColumnMap};
 
 /// How many column names a message lists. More would bury what it says.
 const COLUMNS_LISTED_MAX: usize = 16;
@@ -20,6 +25,17 @@ pub(super) enum Cell {
     Json(Box<RawValue>),
 }
 
+impl Cell {
+    /// A JSON value as a reader of JSON finds it.
+    pub fn of(value: &RawValue) -> Result<Self, serde_json::Error> {
+        Ok(match value.get().as_bytes().first() {
+            Some(b'n') => Self::Null,
+            Some(b'"') => Self::Text(serde_json::from_str(value.get())?),
+            _ => Self::Json(value.to_owned()),
+        })
+    }
+}
+
 /// What a row says.
 #[derive(Debug)]
 pub(super) struct Content {
@@ -30,41 +46,68 @@ pub(super) struct Content {
 
 /// Reads one row. With `text_holds_json`, a text in `prompt` may be the JSON text of a
 /// list of messages. The error says what is wrong and what to do.
-pub(super) fn interpret(columns: Vec<(String, Cell)>, text_holds_json: bool) -> Result<Content, String> {
-    let mut columns = Columns::new(columns);
-    let system_prompt = text(columns.take("system_prompt")?, "system_prompt")?;
-    let user_prompt = text(columns.take("user_prompt")?, "user_prompt")?;
-    let prompt = columns.take("prompt")?;
-    let ground_truth = label(columns.take("ground_truth")?);
-    let label = match (ground_truth, label(columns.take("label")?)) {
-        (Some(one), Some(other)) if one != other => {
-            return Err("has both `ground_truth` and `label`, and they differ; keep one of them".to_owned());
-        }
-        (one, other) => one.or(other),
+pub(super) fn interpret(
+    columns: Vec<(String, Cell)>,
+    options: &Options,
+    text_holds_json: bool,
+) -> Result<Content, String> {
+    let mut columns = Columns { columns, text_holds_json };
+    let map = &options.columns;
+    let system_prompt = match map.system_prompt() {
+        Some(place) => text(columns.at(place)?, place)?,
+        None => text(columns.take("system_prompt")?, &"system_prompt")?,
     };
-    let metadata = metadata(columns.take("metadata")?)?;
-    let messages = match (user_prompt, prompt) {
-        (Some(_), Some(_)) => {
-            return Err("has both `user_prompt` and `prompt`; keep one of them".to_owned());
-        }
-        (None, None) => return Err(no_prompt(&columns.names)),
-        (Some(user_prompt), None) => vec![message("user", &user_prompt)],
-        (None, Some(prompt)) => messages(prompt, text_holds_json)?,
+    let label = match map.label() {
+        Some(place) => label(columns.at(place)?),
+        None => columns.usual_label()?,
     };
-    let prompt = with_system(system_prompt, messages)?;
+    let label = match &options.label_after {
+        Some(mark) => label.map(|label| label_after(&label, mark)).transpose()?,
+        None => label,
+    };
+    let metadata = match map.metadata() {
+        Some(place) => metadata(columns.at(place)?, place)?,
+        None => metadata(columns.take("metadata")?, &"metadata")?,
+    };
+    let metadata = columns.with_members(metadata, map)?;
+    let messages = match map.prompt() {
+        Some(place) => match columns.at(place)? {
+            Some(prompt) => messages(prompt, place, text_holds_json)?,
+            None if columns.has(place.column()) => return Err(empty(place)),
+            None => {
+                let found = columns.names();
+                return Err(format!("no `{place}` to take the prompt from (columns found: {found})"));
+            }
+        },
+        None => columns.usual_prompt()?,
+    };
+    let prompt = with_system(system_prompt, options.system_prompt.as_deref(), messages)?;
     Ok(Content { prompt, label, metadata })
 }
 
-/// Whether a row with these columns can have a prompt at all; else what to say.
-pub(super) fn check_names(names: &[String]) -> Result<(), String> {
-    let has = |wanted| names.iter().any(|name| same(name, wanted));
-    if has("user_prompt") || has("prompt") { Ok(()) } else { Err(no_prompt(names)) }
+/// Whether rows with these columns can be read at all; else what to say.
+pub(super) fn check_names(names: &[String], map: &ColumnMap) -> Result<(), String> {
+    let has = |wanted: &str| names.iter().any(|name| same(name, wanted));
+    let missing: Vec<String> = map
+        .places()
+        .filter(|place| !has(place.column()))
+        .map(|place| format!("`{}`", place.column()))
+        .collect();
+    if !missing.is_empty() {
+        return Err(no_column(&missing, &listed(names)));
+    }
+    if map.prompt().is_some() || has("user_prompt") || has("prompt") { Ok(()) } else { Err(no_prompt(names)) }
+}
+
+/// What to say of columns that `--map` names and that are not there.
+pub(super) fn no_column(missing: &[String], found: &str) -> String {
+    format!("--map names {}, which no row has (columns found: {found})", missing.join(", "))
 }
 
 /// Whether a column of this name is read.
-pub(super) fn is_known(name: &str) -> bool {
+pub(super) fn is_known(name: &str, map: &ColumnMap) -> bool {
     const KNOWN: [&str; 6] = ["system_prompt", "user_prompt", "prompt", "ground_truth", "label", "metadata"];
-    KNOWN.into_iter().any(|known| same(name, known))
+    KNOWN.into_iter().chain(map.places().map(CellPlace::column)).any(|known| same(name, known))
 }
 
 /// The message of a JSON error without the place that serde_json appends to it.
@@ -76,60 +119,190 @@ pub(super) fn json_problem(error: &serde_json::Error) -> String {
     }
 }
 
-fn same(name: &str, wanted: &str) -> bool {
-    name.trim().eq_ignore_ascii_case(wanted)
+/// Whether two names are one column's.
+pub(super) fn same(name: &str, wanted: &str) -> bool {
+    name.trim().eq_ignore_ascii_case(wanted.trim())
 }
 
 struct Columns {
-    names: Vec<String>,
-    cells: Vec<Cell>,
+    columns: Vec<(String, Cell)>,
+    text_holds_json: bool,
 }
 
 impl Columns {
-    fn new(columns: Vec<(String, Cell)>) -> Self {
-        let (names, cells) = columns.into_iter().unzip();
-        Self { names, cells }
+    /// Where the column of this name is. Of several that differ in case only, the one that
+    /// is written in the same way.
+    fn find(&self, wanted: &str) -> Result<Option<usize>, String> {
+        let with = |same: &dyn Fn(&str) -> bool| {
+            let mut at = (0..self.columns.len()).filter(|&at| same(&self.columns[at].0));
+            (at.next(), at.next())
+        };
+        if let (Some(exact), None) = with(&|name| name == wanted)
+            && !is_known(wanted, &ColumnMap::default())
+        {
+            return Ok(Some(exact));
+        }
+        match with(&|name| same(name, wanted)) {
+            (Some(first), Some(second)) => Err(format!(
+                "column `{wanted}` is there twice, as `{}` and `{}`; keep one of them",
+                self.columns[first].0, self.columns[second].0
+            )),
+            (found, _) => Ok(found),
+        }
+    }
+
+    fn has(&self, wanted: &str) -> bool {
+        self.columns.iter().any(|(name, _)| same(name, wanted))
+    }
+
+    fn names(&self) -> String {
+        let names: Vec<String> = self.columns.iter().map(|(name, _)| name.clone()).collect();
+        listed(&names)
     }
 
     fn take(&mut self, wanted: &str) -> Result<Option<Cell>, String> {
-        let mut at = (0..self.names.len()).filter(|&at| same(&self.names[at], wanted));
-        let Some(first) = at.next() else {
-            return Ok(None);
+        let Some(at) = self.find(wanted)? else { return Ok(None) };
+        Ok(match std::mem::replace(&mut self.columns[at].1, Cell::Null) {
+            Cell::Null => None,
+            cell => Some(cell),
+        })
+    }
+
+    /// The value at a place that a mapping names. It stays there, for another mapping.
+    fn at(&self, place: &CellPlace) -> Result<Option<Cell>, String> {
+        let Some(at) = self.find(place.column())? else { return Ok(None) };
+        place.within(&self.columns[at].1, self.text_holds_json)
+    }
+
+    fn usual_label(&mut self) -> Result<Option<String>, String> {
+        match (label(self.take("ground_truth")?), label(self.take("label")?)) {
+            (Some(one), Some(other)) if one != other => {
+                Err("has both `ground_truth` and `label`, and they differ; keep one of them".to_owned())
+            }
+            (one, other) => Ok(one.or(other)),
+        }
+    }
+
+    fn usual_prompt(&mut self) -> Result<Vec<Box<RawValue>>, String> {
+        let user_prompt = text(self.take("user_prompt")?, &"user_prompt")?;
+        match (user_prompt, self.take("prompt")?) {
+            (Some(_), Some(_)) => Err("has both `user_prompt` and `prompt`; keep one of them".to_owned()),
+            (Some(user_prompt), None) => Ok(vec![message("user", &user_prompt)]),
+            (None, Some(prompt)) => messages(prompt, &"prompt", self.text_holds_json),
+            (None, None) => Err(match ["user_prompt", "prompt"].into_iter().find(|name| self.has(name)) {
+                Some(name) => empty(&name),
+                None => {
+                    let names: Vec<String> = self.columns.iter().map(|(name, _)| name.clone()).collect();
+                    no_prompt(&names)
+                }
+            }),
+        }
+    }
+
+    /// The metadata with the members that have columns of their own. They take the place
+    /// of members of the same name.
+    fn with_members(
+        &self,
+        metadata: Option<Box<RawValue>>,
+        map: &ColumnMap,
+    ) -> Result<Option<Box<RawValue>>, String> {
+        if map.members().next().is_none() {
+            return Ok(metadata);
+        }
+        let mut members = match metadata {
+            Some(object) => serde_json::from_str::<Members>(object.get()).map_err(|e| json_problem(&e))?,
+            None => Members::default(),
         };
-        if let Some(second) = at.next() {
-            return Err(format!(
-                "column `{wanted}` is there twice, as `{}` and `{}`; keep one of them",
-                self.names[first], self.names[second]
-            ));
+        for (name, place) in map.members() {
+            let Some(cell) = self.at(place)? else { continue };
+            let value = match cell {
+                Cell::Null => continue,
+                Cell::Text(text) => to_raw_value(&text).map_err(|error| json_problem(&error))?,
+                Cell::Json(value) => value,
+            };
+            members.put(name, value);
         }
-        match std::mem::replace(&mut self.cells[first], Cell::Null) {
-            Cell::Null => Ok(None),
-            cell => Ok(Some(cell)),
+        if members.0.is_empty() {
+            return Ok(None);
         }
+        to_raw_value(&members).map(Some).map_err(|error| json_problem(&error))
+    }
+}
+
+/// The members of an object in their order, the values as they were written.
+#[derive(Default)]
+struct Members(Vec<(String, Box<RawValue>)>);
+
+impl Members {
+    fn put(&mut self, name: &str, value: Box<RawValue>) {
+        self.0.retain(|(other, _)| other != name);
+        self.0.push((name.to_owned(), value));
+    }
+}
+
+impl serde::Serialize for Members {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
+    }
+}
+
+impl<'de> Deserialize<'de> for Members {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct MembersVisitor;
+
+        impl<'de> serde::de::Visitor<'de> for MembersVisitor {
+            type Value = Members;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<Members, A::Error> {
+                let mut members = Members::default();
+                while let Some((name, value)) = map.next_entry::<String, Box<RawValue>>()? {
+                    members.put(&name, value);
+                }
+                Ok(members)
+            }
+        }
+
+        deserializer.deserialize_map(MembersVisitor)
+    }
+}
+
+/// Names of columns for a message.
+pub(super) fn listed(names: &[String]) -> String {
+    if names.is_empty() {
+        return "none".to_owned();
+    }
+    let shown: Vec<&str> = names.iter().take(COLUMNS_LISTED_MAX).map(String::as_str).collect();
+    match names.len() - shown.len() {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
     }
 }
 
 fn no_prompt(names: &[String]) -> String {
-    let found = match names {
-        [] => "none".to_owned(),
-        names => {
-            let listed: Vec<&str> = names.iter().take(COLUMNS_LISTED_MAX).map(|name| name.as_str()).collect();
-            let more = names.len() - listed.len();
-            let more = match more {
-                0 => String::new(),
-                more => format!(" and {more} more"),
-            };
-            format!("{}{more}", listed.join(", "))
-        }
+    /// What other people's data sets call it.
+    const PROMPTS: [&str; 7] = ["question", "problem", "instruction", "query", "input", "task", "text"];
+    const LABELS: [&str; 6] = ["answer", "target", "expected_answer", "solution", "expected", "output"];
+    let found = listed(names);
+    let one_of = |usual: &[&str]| {
+        usual.iter().find_map(|usual| names.iter().find(|name| same(name, usual))).map(String::as_str)
+    };
+    let map = match (one_of(&PROMPTS), one_of(&LABELS)) {
+        (Some(prompt), Some(label)) => format!("prompt={prompt},label={label}"),
+        (Some(prompt), None) => format!("prompt={prompt}"),
+        (None, _) => "prompt=COLUMN".to_owned(),
     };
     format!(
         "no `user_prompt` and no `prompt` (columns found: {found}); \
-         give the question as `user_prompt`, or a list of chat messages as `prompt`"
+         `--map {map}` says which column it is"
     )
 }
 
-/// A text column. Empty text is no text: a model has nothing to answer to it.
-fn text(cell: Option<Cell>, name: &str) -> Result<Option<String>, String> {
+/// A text column. Empty text is no text.
+fn text(cell: Option<Cell>, name: &dyn Display) -> Result<Option<String>, String> {
     match cell {
         None | Some(Cell::Null) => Ok(None),
         Some(Cell::Text(text)) if text.is_empty() => Ok(None),
@@ -142,6 +315,14 @@ fn text(cell: Option<Cell>, name: &str) -> Result<Option<String>, String> {
     }
 }
 
+/// The part of a label that counts: what follows the last mark.
+fn label_after(label: &str, mark: &str) -> Result<String, String> {
+    match label.rfind(mark) {
+        Some(at) => Ok(label[at + mark.len()..].trim().to_owned()),
+        None => Err(format!("the label has no `{mark}`, after which --label-after takes it")),
+    }
+}
+
 fn label(cell: Option<Cell>) -> Option<String> {
     match cell? {
         Cell::Null => None,
@@ -150,13 +331,13 @@ fn label(cell: Option<Cell>) -> Option<String> {
     }
 }
 
-fn metadata(cell: Option<Cell>) -> Result<Option<Box<RawValue>>, String> {
+fn metadata(cell: Option<Cell>, name: &dyn Display) -> Result<Option<Box<RawValue>>, String> {
     let value = match cell {
         None | Some(Cell::Null) => return Ok(None),
         Some(Cell::Text(text)) if matches!(text.trim(), "" | "null") => return Ok(None),
         Some(Cell::Text(text)) => RawValue::from_string(text).map_err(|error| {
             format!(
-                "`metadata` is text that is not JSON ({} at line {}, column {} of it); \
+                "`{name}` is text that is not JSON ({} at line {}, column {} of it); \
                  write a JSON object, with double quotes",
                 json_problem(&error),
                 error.line(),
@@ -168,24 +349,24 @@ fn metadata(cell: Option<Cell>) -> Result<Option<Box<RawValue>>, String> {
     if value.get().starts_with('{') {
         Ok(Some(value))
     } else {
-        Err(format!("`metadata` is {}; make it an object", kind(&value)))
+        Err(format!("`{name}` is {}; make it an object", kind(&value)))
     }
 }
 
-fn messages(prompt: Cell, text_holds_json: bool) -> Result<Vec<Box<RawValue>>, String> {
+fn messages(prompt: Cell, name: &dyn Display, text_holds_json: bool) -> Result<Vec<Box<RawValue>>, String> {
     let list = match prompt {
-        Cell::Null => return Err(empty_prompt()),
-        Cell::Text(text) if text.is_empty() => return Err(empty_prompt()),
+        Cell::Null => return Err(empty(name)),
+        Cell::Text(text) if text.is_empty() => return Err(empty(name)),
         Cell::Text(text) if text_holds_json && looks_like_messages(&text) => text,
         Cell::Text(text) => return Ok(vec![message("user", &text)]),
         Cell::Json(value) if value.get().starts_with('[') => value.get().to_owned(),
         Cell::Json(value) => {
-            return Err(format!("`prompt` is {}; make it a list of messages, or text", kind(&value)));
+            return Err(format!("`{name}` is {}; make it a list of messages, or text", kind(&value)));
         }
     };
     let messages: Vec<Box<RawValue>> = serde_json::from_str(&list).map_err(|error| {
         format!(
-            "`prompt` begins like a list of messages and is not JSON ({} at line {}, column {} \
+            "`{name}` begins like a list of messages and is not JSON ({} at line {}, column {} \
              of it); correct it, or give plain text as `user_prompt`",
             json_problem(&error),
             error.line(),
@@ -193,18 +374,19 @@ fn messages(prompt: Cell, text_holds_json: bool) -> Result<Vec<Box<RawValue>>, S
         )
     })?;
     if messages.is_empty() {
-        return Err(empty_prompt());
+        return Err(empty(name));
     }
     for (at, message) in messages.iter().enumerate() {
         check_message(message).map_err(|what| {
-            format!("message {at} (counted from 0) of `prompt` {what}; give it a text `role`")
+            format!("message {at} (counted from 0) of `{name}` {what}; give it a text `role`")
         })?;
     }
     Ok(messages)
 }
 
-fn empty_prompt() -> String {
-    "`prompt` is empty; give at least one message".to_owned()
+/// What to say of a prompt without a word: a model has nothing to answer to it.
+fn empty(name: &dyn Display) -> String {
+    format!("`{name}` is empty; give the model something to answer, or remove the row")
 }
 
 fn looks_like_messages(text: &str) -> bool {
@@ -233,14 +415,18 @@ fn check_message(message: &RawValue) -> Result<(), String> {
 
 fn with_system(
     system_prompt: Option<String>,
+    usual: Option<&str>,
     mut messages: Vec<Box<RawValue>>,
 ) -> Result<Vec<Box<RawValue>>, String> {
-    if let Some(system_prompt) = system_prompt {
-        if role(&messages[0]).is_ok_and(|role| role == "system") {
+    let has_one = role(&messages[0]).is_ok_and(|role| role == "system");
+    match (system_prompt.as_deref(), usual) {
+        (Some(_), _) if has_one => {
             return Err("has a `system_prompt`, and `prompt` begins with a system message; keep one of them"
                 .to_owned());
         }
-        messages.insert(0, message("system", &system_prompt));
+        (Some(system_prompt), _) => messages.insert(0, message("system", system_prompt)),
+        (None, Some(usual)) if !has_one => messages.insert(0, message("system", usual)),
+        (None, _) => {}
     }
     Ok(messages)
 }
@@ -266,147 +452,4 @@ fn kind(value: &RawValue) -> &'static str {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn row(json: &str) -> Vec<(String, Cell)> {
-        let columns: serde_json::Map<String, serde_json::Value> = serde_json::from_str(json).unwrap();
-        let cell = |value| match value {
-            serde_json::Value::Null => Cell::Null,
-            serde_json::Value::String(text) => Cell::Text(text),
-            value => Cell::Json(to_raw_value(&value).unwrap()),
-        };
-        columns.into_iter().map(|(k, v)| (k, cell(v))).collect()
-    }
-
-    fn described(result: Result<Content, String>) -> String {
-        match result {
-            Err(what) => format!("error: {what}"),
-            Ok(content) => {
-                let prompt: Vec<&str> = content.prompt.iter().map(|m| m.get()).collect();
-                let metadata = content.metadata.as_ref().map_or("-", |m| m.get());
-                format!("{} | {:?} | {metadata}", prompt.join(" "), content.label)
-            }
-        }
-    }
-
-    fn check(json: &str, expected: &str) {
-        let got = described(interpret(row(json), false));
-        assert!(got.contains(expected), "{json}\n got: {got}");
-    }
-
-    fn check_text(json: &str, expected: &str) {
-        let got = described(interpret(row(json), true));
-        assert!(got.contains(expected), "{json}\n got: {got}");
-    }
-
-    #[test]
-    fn prompts_become_messages() {
-        check(r#"{"user_prompt":"a\"b"}"#, r#"{"role":"user","content":"a\"b"} | None | -"#);
-        check(
-            r#"{"System_Prompt":"s"," USER_PROMPT ":"u"}"#,
-            r#"{"role":"system","content":"s"} {"role":"user","content":"u"} |"#,
-        );
-        check(r#"{"system_prompt":"","user_prompt":"u"}"#, r#"{"role":"user","content":"u"} |"#);
-        check(r#"{"prompt":"u"}"#, r#"{"role":"user","content":"u"} | None"#);
-        check(
-            r#"{"prompt":[{"role":"user","content":[1],"x":null}],"system_prompt":"s","user_prompt":null}"#,
-            r#"{"role":"system","content":"s"} {"role":"user","content":[1],"x":null} |"#,
-        );
-        check(
-            r#"{"prompt":"[{\"role\":\"user\"}]"}"#,
-            r#"{"role":"user","content":"[{\"role\":\"user\"}]"}"#,
-        );
-    }
-
-    #[test]
-    fn text_cells_hold_lists_of_messages() {
-        check_text(
-            r#"{"prompt":" [ {\"role\":  \"user\", \"n\": 1.0}]"}"#,
-            r#"{"role":  "user", "n": 1.0} | None | -"#,
-        );
-        check_text(r#"{"prompt":"[INST] hi"}"#, r#""content":"[INST] hi"}"#);
-        check_text(r#"{"prompt":"[1,2] sort"}"#, r#""content":"[1,2] sort"}"#);
-        check_text(
-            r#"{"prompt":"[{'role': 1}]"}"#,
-            "error: `prompt` begins like a list of messages and is not JSON (key must be a string at line 1, column 3",
-        );
-    }
-
-    #[test]
-    fn labels_become_text() {
-        let cases = [
-            (r#""42""#, r#"Some("42")"#),
-            (r#""""#, r#"Some("")"#),
-            ("42", r#"Some("42")"#),
-            ("-1.50", r#"Some("-1.5")"#),
-            ("true", r#"Some("true")"#),
-            (r#"["a"]"#, r#"Some("[\"a\"]")"#),
-            ("null", "None"),
-        ];
-        for (value, expected) in cases {
-            for name in ["label", "Ground_Truth"] {
-                let json = format!(r#"{{"user_prompt":"u","{name}":{value}}}"#);
-                check(&json, &format!("| {expected} |"));
-            }
-        }
-        check(r#"{"user_prompt":"u","label":null,"ground_truth":"g"}"#, r#"Some("g")"#);
-        check(r#"{"user_prompt":"u","label":"1","ground_truth":1}"#, r#"Some("1")"#);
-        check(
-            r#"{"user_prompt":"u","label":"1","ground_truth":"2"}"#,
-            "error: has both `ground_truth` and `label`, and they differ",
-        );
-    }
-
-    #[test]
-    fn metadata_is_an_object_or_absent() {
-        check(r#"{"user_prompt":"u","metadata":{"a":1}}"#, r#"| {"a":1}"#);
-        check(r#"{"user_prompt":"u","metadata":"{\"a\": 1}"}"#, r#"| {"a": 1}"#);
-        check(r#"{"user_prompt":"u","metadata":" "}"#, "| -");
-        check(r#"{"user_prompt":"u","metadata":"null"}"#, "| -");
-        check(r#"{"user_prompt":"u","metadata":null}"#, "| -");
-        check(r#"{"user_prompt":"u","metadata":[1]}"#, "error: `metadata` is a list; make it an object");
-        check(
-            r#"{"user_prompt":"u","metadata":"{'a': 1}"}"#,
-            "error: `metadata` is text that is not JSON (key must be a string",
-        );
-    }
-
-    #[test]
-    fn a_row_without_a_usable_prompt_is_refused() {
-        check(
-            r#"{"question":"q","answer":1}"#,
-            "error: no `user_prompt` and no `prompt` (columns found: question, answer); give the",
-        );
-        check("{}", "(columns found: none)");
-        check(r#"{"user_prompt":""}"#, "error: no `user_prompt`");
-        check(r#"{"prompt":""}"#, "error: `prompt` is empty");
-        check(r#"{"prompt":[]}"#, "error: `prompt` is empty");
-        check(r#"{"prompt":"a","user_prompt":"b"}"#, "error: has both `user_prompt` and `prompt`; keep one");
-        check(
-            r#"{"user_prompt":"a","User_Prompt":"b"}"#,
-            "error: column `user_prompt` is there twice, as `user_prompt` and `User_Prompt`",
-        );
-        check(
-            r#"{"user_prompt":[{"role":"user"}]}"#,
-            "error: `user_prompt` is a list; make it text, or give a list of messages as `prompt`",
-        );
-        check(
-            r#"{"prompt":{"role":"user"}}"#,
-            "error: `prompt` is an object; make it a list of messages, or text",
-        );
-        check(
-            r#"{"prompt":[{"role":"user"},3]}"#,
-            "error: message 1 (counted from 0) of `prompt` is a number, not an object",
-        );
-        check(r#"{"prompt":[{"content":"c"}]}"#, "missing field `role`");
-        check(
-            r#"{"prompt":[{"role":1}]}"#,
-            "error: message 0 (counted from 0) of `prompt` has no usable role (invalid type: integer",
-        );
-        check(
-            r#"{"system_prompt":"s","prompt":[{"role":"system","content":"t"}]}"#,
-            "error: has a `system_prompt`, and `prompt` begins with a system message",
-        );
-    }
-}
+mod tests;

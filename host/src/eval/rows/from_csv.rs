@@ -1,20 +1,20 @@
-//! Rows from CSV: a header, commas, double quotes.
+//! Rows from CSV or TSV: a header, commas or tabs, double quotes.
 
 use super::cells::{Cell, check_names};
 use super::{Collector, Place};
 
 /// Reads every record. A record that is longer or shorter than the header is refused.
-pub(super) fn read(bytes: &[u8], found: &mut Collector) {
-    let mut reader = csv::ReaderBuilder::new().from_reader(bytes);
+pub(super) fn read(bytes: &[u8], delimiter: u8, found: &mut Collector<'_>) {
+    let mut reader = csv::ReaderBuilder::new().delimiter(delimiter).from_reader(bytes);
     let mut lines = Lines { bytes, counted: 0, line: 1 };
     let names: Vec<String> = match reader.headers() {
         Ok(headers) => headers.iter().map(str::to_owned).collect(),
-        Err(error) => return found.bad_row(Place::Header, problem(&error)),
+        Err(error) => return found.bad_row(Place::Header, problem(&error, delimiter)),
     };
     if names.is_empty() {
         return;
     }
-    if let Err(what) = check_names(&names) {
+    if let Err(what) = check_names(&names, found.columns()) {
         return found.bad_row(Place::Header, what);
     }
     for record in reader.records() {
@@ -27,16 +27,17 @@ pub(super) fn read(bytes: &[u8], found: &mut Collector) {
                 });
                 found.row(place, names.iter().cloned().zip(cells).collect());
             }
-            Err(error) => found.bad_row(lines.place(error.position()), problem(&error)),
+            Err(error) => found.bad_row(lines.place(error.position()), problem(&error, delimiter)),
         }
     }
 }
 
-fn problem(error: &csv::Error) -> String {
+fn problem(error: &csv::Error, delimiter: u8) -> String {
+    let delimiter = if delimiter == b'\t' { "tab" } else { "comma" };
     match error.kind() {
         csv::ErrorKind::UnequalLengths { expected_len, len, .. } => format!(
             "{len} fields where the header has {expected_len}; \
-             put a field with a comma, quote or line break into double quotes"
+             put a field with a {delimiter}, quote or line break into double quotes"
         ),
         csv::ErrorKind::Utf8 { err, .. } => {
             format!("field {} is not UTF-8; save the file as UTF-8", err.field() + 1)

@@ -10,7 +10,7 @@ use super::cells::{Cell, json_problem};
 use super::{Collector, Place};
 
 /// Reads one object a line. Blank lines are skipped.
-pub(super) fn read_lines(bytes: &[u8], found: &mut Collector) {
+pub(super) fn read_lines(bytes: &[u8], found: &mut Collector<'_>) {
     for (at, line) in bytes.split(|&byte| byte == b'\n').enumerate() {
         if line.trim_ascii().is_empty() {
             continue;
@@ -24,7 +24,7 @@ pub(super) fn read_lines(bytes: &[u8], found: &mut Collector) {
 }
 
 /// Reads one list of objects.
-pub(super) fn read_array(bytes: &[u8], found: &mut Collector) {
+pub(super) fn read_array(bytes: &[u8], found: &mut Collector<'_>) {
     let text = match std::str::from_utf8(bytes) {
         Ok(text) => text,
         Err(error) => {
@@ -63,7 +63,7 @@ pub(super) fn read_array(bytes: &[u8], found: &mut Collector) {
 }
 
 /// Reads one object, the first byte of which is on line `line`.
-fn read_row(text: &str, line: usize, found: &mut Collector) {
+fn read_row(text: &str, line: usize, found: &mut Collector<'_>) {
     if let Ok(value) = serde_json::from_str::<&RawValue>(text)
         && !value.get().starts_with('{')
     {
@@ -102,14 +102,7 @@ impl<'de> Visitor<'de> for ObjectVisitor {
         let mut columns = Vec::new();
         while let Some(name) = map.next_key::<String>()? {
             let value: &RawValue = map.next_value()?;
-            let cell = match value.get().as_bytes().first() {
-                Some(b'n') => Cell::Null,
-                Some(b'"') => Cell::Text(
-                    serde_json::from_str(value.get())
-                        .map_err(|error| serde::de::Error::custom(json_problem(&error)))?,
-                ),
-                _ => Cell::Json(value.to_owned()),
-            };
+            let cell = Cell::of(value).map_err(|error| serde::de::Error::custom(json_problem(&error)))?;
             columns.push((name, cell));
         }
         Ok(Object(columns))
@@ -120,7 +113,7 @@ fn not_json(error: &serde_json::Error) -> String {
     format!("not valid JSON ({}); correct it", json_problem(error))
 }
 
-fn not_utf8(line: usize, valid_bytes: usize, found: &mut Collector) {
+fn not_utf8(line: usize, valid_bytes: usize, found: &mut Collector<'_>) {
     let what = "not UTF-8; save the file as UTF-8";
     found.bad_row(Place::LineColumn(line, valid_bytes + 1), what.to_owned());
 }

@@ -1,36 +1,38 @@
 //! Rows from Parquet, flat or nested. Columns that mean nothing here are not decoded.
 
-use std::fs::File;
-
 use parquet::errors::ParquetError;
-use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::file::reader::{ChunkReader, FileReader, SerializedFileReader};
 use parquet::record::Field;
 use parquet::schema::types::{Type, TypePtr};
 use serde_json::value::to_raw_value;
 use serde_json::{Map, Number, Value};
 
-use super::cells::{Cell, check_names, is_known};
+use super::cells::{Cell, check_names, is_known, same};
 use super::{Collector, Place};
 
 /// Reads every row. The error is one of the file; an error of a row goes to `found`.
-pub(super) fn read(file: File, found: &mut Collector) -> Result<(), ParquetError> {
+pub(super) fn read(file: impl ChunkReader + 'static, found: &mut Collector<'_>) -> Result<(), ParquetError> {
     let reader = SerializedFileReader::new(file)?;
     let schema = reader.metadata().file_metadata().schema();
     let fields = schema.get_fields();
     let names: Vec<String> = fields.iter().map(|field| field.name().to_owned()).collect();
-    if let Err(what) = check_names(&names) {
+    if let Err(what) = check_names(&names, found.columns()) {
         found.bad_row(Place::Header, what);
         return Ok(());
     }
-    let known: Vec<TypePtr> = fields.iter().filter(|field| is_known(field.name())).cloned().collect();
+    let known: Vec<TypePtr> =
+        fields.iter().filter(|field| is_known(field.name(), found.columns())).cloned().collect();
     let known = Type::group_type_builder(schema.name()).with_fields(known).build()?;
+    let prompt = found.columns().prompt().map(|place| place.column().to_owned());
     for row in reader.get_row_iter(Some(known))? {
         let place = Place::Row(found.next_index());
         let columns: Result<Vec<(String, Cell)>, String> = row?
             .into_columns()
             .into_iter()
             .map(|(name, field)| {
-                let cell = cell(&name, field)?;
+                let is_prompt =
+                    same(&name, "prompt") || prompt.as_ref().is_some_and(|prompt| same(&name, prompt));
+                let cell = cell(&name, field, if is_prompt { Nulls::LeftOut } else { Nulls::Kept })?;
                 Ok((name, cell))
             })
             .collect();
@@ -42,8 +44,7 @@ pub(super) fn read(file: File, found: &mut Collector) -> Result<(), ParquetError
     Ok(())
 }
 
-fn cell(name: &str, field: Field) -> Result<Cell, String> {
-    let nulls = if name.trim().eq_ignore_ascii_case("prompt") { Nulls::LeftOut } else { Nulls::Kept };
+fn cell(name: &str, field: Field, nulls: Nulls) -> Result<Cell, String> {
     let value = value(&field, nulls)
         .map_err(|NotText| format!("`{name}` has bytes that are not UTF-8; write it as text"))?;
     Ok(match value {

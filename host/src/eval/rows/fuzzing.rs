@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Collector, DataError, Format, PROBLEMS_SHOWN_MAX, read_text};
+use super::{Collector, DataError, Format, Options, PROBLEMS_SHOWN_MAX, read_text};
 use crate::wire;
 
 /// What the error about one row may say, in bytes.
@@ -11,8 +11,9 @@ const PROBLEM_BYTES_MAX: usize = 4096;
 /// A file of rows.
 pub(crate) fn rows(bytes: &[u8]) {
     let Some((kind, text)) = bytes.split_first() else { return };
-    let format = [Format::JsonLines, Format::JsonArray, Format::Csv][usize::from(kind % 3)];
-    let mut found = Collector::new(format);
+    let format = [Format::JsonLines, Format::JsonArray, Format::Csv, Format::Tsv][usize::from(kind % 4)];
+    let options = Options::default();
+    let mut found = Collector::new(format, &options);
     read_text(format, text, &mut found);
     let seen = found.rows_seen;
     match found.finish(Path::new("rows")) {

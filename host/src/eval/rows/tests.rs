@@ -9,10 +9,14 @@ use ::parquet::schema::parser::parse_message_type;
 use super::*;
 
 fn load_bytes(name: &str, bytes: &[u8]) -> Result<DataSet, DataError> {
+    load_with(name, bytes, &Options::default())
+}
+
+fn load_with(name: &str, bytes: &[u8], options: &Options) -> Result<DataSet, DataError> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(name);
     fs::write(&path, bytes).unwrap();
-    load(&path)
+    load(&path, options)
 }
 
 /// One line for each row: index, messages, label, metadata. Errors as they print.
@@ -119,7 +123,8 @@ fn every_bad_json_line_is_named() {
 
 #[test]
 fn the_first_ten_problems_are_told_and_the_rest_counted() {
-    let result = load_bytes("a.jsonl", "{\"q\":1}\n".repeat(23).as_bytes());
+    let rows: String = (0..23).map(|n| format!("{{\"q{n}\":1}}\n")).collect();
+    let result = load_bytes("a.jsonl", rows.as_bytes());
     let text = described(&result);
     assert!(text.contains("has 23 problems; correct them"), "{text}");
     assert!(text.ends_with("\n  and 13 more"), "{text}");
@@ -128,6 +133,17 @@ fn the_first_ten_problems_are_told_and_the_rest_counted() {
     };
     assert_eq!((problems.len(), total), (PROBLEMS_SHOWN_MAX, 23));
     assert_eq!(problems[9].place, Place::Line(10));
+}
+
+#[test]
+fn a_problem_that_many_rows_have_is_told_once() {
+    let rows = format!("{}[]\n{}", "{\"q\":1}\n".repeat(12), "{\"q\":1}\n".repeat(8));
+    let text = described(&load_bytes("a.jsonl", rows.as_bytes()));
+    let lines: Vec<&str> = text.lines().skip(1).collect();
+    assert!(text.contains("has 21 problems"), "{text}");
+    assert_eq!(lines.len(), 2, "{text}");
+    assert!(lines[0].starts_with("  line 1 and 19 more: no `user_prompt`"), "{text}");
+    assert!(lines[1].starts_with("  line 13: not an object"), "{text}");
 }
 
 #[test]
@@ -164,7 +180,7 @@ fn every_bad_csv_record_is_named_with_its_line() {
             &[
                 "line 5: 1 fields where the header has 2",
                 "line 6: 3 fields where the header has 2",
-                "line 7: no `user_prompt`",
+                "line 7: `user_prompt` is empty",
                 "line 8: `metadata` is a list",
             ],
         );
@@ -196,14 +212,14 @@ fn a_file_without_rows_is_refused() {
 fn a_file_that_is_no_data_set_is_refused() {
     for name in ["rows.txt", "rows", ".jsonl"] {
         let text = described(&load_bytes(name, b"{}"));
-        assert!(text.contains("name it .jsonl, .ndjson, .json, .csv, .parquet or .pq"), "{text}");
+        assert!(text.contains("name it .jsonl, .ndjson, .json, .csv, .tsv, .parquet or .pq, perhaps with .gz, or say it by --data-format"), "{text}");
     }
     let text = described(&load_bytes("rows.parquet", b"PAR1 is not enough"));
     assert!(text.contains("rows.parquet as Parquet"), "{text}");
     let dir = tempfile::tempdir().unwrap();
     for path in [dir.path().join("absent.csv"), dir.path().join("dir.json")] {
         fs::create_dir_all(dir.path().join("dir.json")).unwrap();
-        assert!(matches!(load(&path), Err(DataError::Read { .. })));
+        assert!(matches!(load(&path, &Options::default()), Err(DataError::Read { .. })));
     }
 }
 
@@ -336,7 +352,7 @@ fn every_bad_parquet_row_is_named() {
         "a.parquet",
         &file,
         &[
-            "row 1 (counted from 0): no `user_prompt` and no `prompt` (columns found: user_prompt, metadata)",
+            "row 1 (counted from 0): `user_prompt` is empty",
             "row 2 (counted from 0): `metadata` is text that is not JSON",
         ],
     );
@@ -347,4 +363,87 @@ fn every_bad_parquet_row_is_named() {
         &file,
         &["columns: no `user_prompt` and no `prompt` (columns found: question)"],
     );
+}
+
+/// Options with these mappings.
+fn mapped(mappings: &[&str]) -> Options {
+    let mappings: Vec<Mapping> = mappings.iter().map(|text| text.parse().unwrap()).collect();
+    Options { columns: ColumnMap::new(mappings).unwrap(), ..Options::default() }
+}
+
+#[test]
+fn columns_of_other_names_are_found_in_every_format() {
+    let options = mapped(&["prompt=question", "label=/answer/value", "metadata.id=id"]);
+    let csv = "id,question,answer\n1,q,\"{\"\"value\"\": \"\"a\"\"}\"\n";
+    let tsv = "id\tquestion\tanswer\n1\tq\t{\"value\": \"a\"}\n";
+    let json = r#"{"id": "1", "question": "q", "answer": {"value": "a"}}"#;
+    let schema = "message m {
+        required binary id (UTF8);
+        required binary question (UTF8);
+        required group answer { required binary value (UTF8); }
+    }";
+    let text = |value| Column::Text(value, &[], &[]);
+    let parquet = parquet(schema, &[text(&["1"]), text(&["q"]), text(&["a"])]);
+    for (name, bytes) in [
+        ("a.csv", csv.as_bytes()),
+        ("a.tsv", tsv.as_bytes()),
+        ("a.jsonl", json.as_bytes()),
+        ("a.json", format!("[{json}]").as_bytes()),
+        ("a.pq", &parquet),
+    ] {
+        let got = described(&load_with(name, bytes, &options));
+        assert_eq!(got, "0 | {\"role\":\"user\",\"content\":\"q\"} | a | {\"id\":\"1\"}\n", "{name}");
+    }
+}
+
+#[test]
+fn a_column_that_is_nowhere_is_named_once_and_one_that_some_rows_lack_is_not() {
+    let options = mapped(&["prompt=q", "label=anwser"]);
+    for (name, content) in [
+        ("a.jsonl", "{\"q\":\"1\",\"answer\":1}\n{\"q\":\"2\",\"answer\":2}\n"),
+        ("a.csv", "q,answer\n1,1\n2,2\n"),
+    ] {
+        let got = described(&load_with(name, content.as_bytes(), &options));
+        let expected = "has 1 problem; correct it and start again\n  \
+                        columns: --map names `anwser`, which no row has (columns found: q, answer)";
+        assert!(got.ends_with(expected), "{got}");
+    }
+    let some = "{\"q\":\"1\"}\n{\"q\":\"2\",\"anwser\":2}\n";
+    assert_eq!(
+        described(&load_with("a.jsonl", some.as_bytes(), &options)),
+        "0 | {\"role\":\"user\",\"content\":\"1\"} | - | -\n1 | {\"role\":\"user\",\"content\":\"2\"} | 2 | -\n"
+    );
+}
+
+#[test]
+fn what_is_compressed_is_unpacked_whatever_it_is_called() {
+    let packed = |bytes: &[u8]| {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        std::io::Write::write_all(&mut encoder, bytes).unwrap();
+        encoder.finish().unwrap()
+    };
+    let plain = load_bytes("a.jsonl", b"{\"user_prompt\":\"a\"}\n{\"user_prompt\":\"b\"}\n").unwrap();
+    // Files that were packed one by one and put together are one file.
+    let parts = [packed(b"{\"user_prompt\":\"a\"}\n"), packed(b"{\"user_prompt\":\"b\"}\n")].concat();
+    for name in ["a.jsonl.gz", "a.ndjson.GZ", "a.jsonl"] {
+        let set = load_bytes(name, &parts).unwrap();
+        assert_eq!((set.rows.len(), &set.digest), (2, &plain.digest), "{name}");
+    }
+    let set = load_bytes("a.tsv.gz", &packed(b"prompt\tlabel\nq\ta\n"));
+    assert_eq!(described(&set), "0 | {\"role\":\"user\",\"content\":\"q\"} | a | -\n");
+    let file = parquet("message m { required binary prompt (UTF8); }", &[Column::Text(&["a"], &[], &[])]);
+    assert_eq!(load_bytes("a.parquet.gz", &packed(&file)).unwrap().rows.len(), 1);
+
+    let torn = &parts[..parts.len() - 3];
+    assert!(matches!(load_bytes("a.jsonl.gz", torn), Err(DataError::Read { .. })));
+    assert!(matches!(load_bytes("a.gz", &parts), Err(DataError::Extension { .. })));
+}
+
+#[test]
+fn the_operator_may_say_the_format() {
+    let options = Options { format: Some("TSV".parse().unwrap()), ..Options::default() };
+    let got = described(&load_with("rows.txt", b"prompt\tlabel\nq, with commas\t1\n", &options));
+    assert_eq!(got, "0 | {\"role\":\"user\",\"content\":\"q, with commas\"} | 1 | -\n");
+    let error = "xlsx".parse::<Format>().unwrap_err();
+    assert_eq!(error, "'xlsx' is none of the formats jsonl, json, csv, tsv or parquet");
 }

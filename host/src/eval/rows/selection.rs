@@ -1,0 +1,67 @@
+//! Which rows of a data set are used, and in which order.
+
+use sha2::{Digest, Sha256};
+
+use super::Row;
+
+/// Some of the rows: shuffled, then so many left out, then so many taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Selection {
+    /// What decides on the order; none keeps that of the file.
+    pub seed: Option<u64>,
+    /// Rows that are left out at the beginning.
+    pub offset: usize,
+    /// Rows that are taken; none takes all.
+    pub limit: Option<usize>,
+}
+
+impl Selection {
+    /// The rows that are meant, which keep their numbers.
+    #[must_use]
+    pub fn of(self, mut rows: Vec<Row>) -> Vec<Row> {
+        if let Some(seed) = self.seed {
+            rows.sort_by_cached_key(|row| place(seed, row.index));
+        }
+        let rows = rows.into_iter().skip(self.offset);
+        rows.take(self.limit.unwrap_or(usize::MAX)).collect()
+    }
+}
+
+/// Rows are in the order of a digest of seed and number, which is the same on every machine
+/// and in every version, so that anybody can say which rows a seed takes.
+fn place(seed: u64, index: usize) -> [u8; 32] {
+    Sha256::digest(format!("{seed}-{index}")).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(count: usize) -> Vec<Row> {
+        (0..count).map(|index| Row { index, prompt: Vec::new(), label: None, metadata: None }).collect()
+    }
+
+    #[test]
+    fn rows_are_shuffled_then_skipped_then_taken() {
+        fn check(seed: Option<u64>, offset: usize, limit: Option<usize>, expected: &[usize]) {
+            let taken: Vec<usize> =
+                Selection { seed, offset, limit }.of(rows(6)).iter().map(|row| row.index).collect();
+            assert_eq!(taken, expected, "{seed:?} {offset} {limit:?}");
+        }
+        check(None, 0, None, &[0, 1, 2, 3, 4, 5]);
+        check(None, 1, Some(2), &[1, 2]);
+        check(None, 4, Some(9), &[4, 5]);
+        check(None, 9, None, &[]);
+        // printf 7-0 | sha256sum, and so on.
+        check(Some(7), 0, None, &[1, 2, 5, 0, 3, 4]);
+        check(Some(7), 1, Some(3), &[2, 5, 0]);
+    }
+
+    #[test]
+    fn every_row_gets_to_every_place() {
+        let firsts: std::collections::BTreeSet<usize> = (0..200)
+            .map(|seed| Selection { seed: Some(seed), offset: 0, limit: Some(1) }.of(rows(6))[0].index)
+            .collect();
+        assert_eq!(firsts.len(), 6);
+    }
+}
