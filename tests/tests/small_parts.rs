@@ -33,7 +33,7 @@ fn body_with(request: &RolloutRequest, field: &str, value: &str) -> String {
 
 async fn host() -> TestHost {
     // What guests need for a large prompt is their own.
-    TestHost::of("conform").option("--max-concurrent", 1).start().await
+    TestHost::of("conform").option("--max-concurrent", 1).option("--queue-max", 16).start().await
 }
 
 fn check(what: &str, before: usize, host: &TestHost, sent: usize) {
@@ -161,16 +161,8 @@ async fn what_a_strict_reader_cannot_read_is_refused_where_it_enters() {
     let host = host().await;
     let request = controller.rollout("Calculate 2 + 3.");
     for (field, value, why) in [
-        (
-            "initial_messages",
-            r#"[{"role":"user","content":"\ud800"}]"#,
-            "\\\\ud800 at byte 27 is half a character",
-        ),
-        (
-            "initial_messages",
-            r#"[{"role":"user","n":[1e999]}]"#,
-            "1e999 at byte 21 is out of the range of a double",
-        ),
+        ("initial_messages", r#"[{"role":"user","content":"\ud800"}]"#, "is half a character"),
+        ("initial_messages", r#"[{"role":"user","n":[1e999]}]"#, "is out of the range of a double"),
         ("metadata", r#"{"a":"\udc00"}"#, "half a character"),
         ("extra_fields", r#"{"a":-1e400}"#, "out of the range"),
         ("label", r#""\ud800""#, "unable to parse raw data as a unicode string"),
