@@ -92,9 +92,9 @@ async fn new_rollouts_are_refused_before_a_running_one_is_ended() {
 #[tokio::test]
 async fn results_that_were_read_make_room_and_those_that_were_not_are_kept() {
     let controller = Controller::start().await;
-    let host = TestHost::of("conform").option("--memory-budget-bytes", 128 * MIB).start().await;
-    let request = || controller.rollout(&format!("Calculate 2 + 3.{}", " ".repeat(8 * MIB))).label("5");
-    // Each is more than a quarter of what there is before new work is refused.
+    let host = TestHost::of("conform").option("--memory-budget-bytes", 64 * MIB).start().await;
+    // As much as the fake model takes in one request.
+    let request = || controller.rollout(&format!("Calculate 2 + 3.{}", " ".repeat(MIB * 3 / 2))).label("5");
     let mut unread = Vec::new();
     let refused = loop {
         let reply = host.ask(&request()).await;
