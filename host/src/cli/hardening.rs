@@ -67,7 +67,11 @@ impl HardeningOptions {
             let _ = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
         }
         let enforced = restrict_files(&folders)?;
-        tracing::info!(rules = %enforced, ?folders, "files are kept to what the settings name");
+        let list = |paths: &[PathBuf]| {
+            paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+        };
+        let (read, write) = (list(&folders.read), list(&folders.write));
+        tracing::info!(rules = %enforced, read, write, "files are kept to what the settings name");
         Ok(())
     }
 }

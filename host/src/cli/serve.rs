@@ -396,7 +396,7 @@ fn name_unreported(osmosis: &Osmosis) -> usize {
     const LINES_MAX: usize = 100;
     let unreported = osmosis.unreported();
     for rollout_id in unreported.iter().take(LINES_MAX) {
-        tracing::error!(?rollout_id, "the result of this rollout was not reported and is lost");
+        tracing::error!(%rollout_id, "the result of this rollout was not reported and is lost");
     }
     if unreported.len() > LINES_MAX {
         let more = unreported.len() - LINES_MAX;

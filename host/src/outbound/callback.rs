@@ -80,7 +80,7 @@ impl CallbackClient {
                 Ok(Answer { status, retry_after, body }) => match self.policy.statuses.meaning(status) {
                     Meaning::Taken => {
                         callback.ended(CallbackOutcome::Delivered);
-                        let body = address.secrets.cut_from_body(body);
+                        let body = address.secrets.cut_from_reply(body);
                         return Ok(Acknowledged { status, attempts: tries.failures() + 1, body });
                     }
                     Meaning::Refused => {

@@ -10,6 +10,7 @@ use tokio::net::TcpStream;
 use super::describe;
 use super::endpoint::bearer;
 use super::secrets::Secret;
+use crate::text::time;
 
 /// How long it may take to find the server and to connect to it.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
@@ -79,6 +80,6 @@ async fn connect(url: &Url) -> Result<(), String> {
     let port = url.port_or_known_default().unwrap_or_default();
     match tokio::time::timeout(CONNECT_TIME_MAX, TcpStream::connect((host, port))).await {
         Ok(connected) => connected.map(drop).map_err(|error| error.to_string()),
-        Err(_) => Err(format!("no answer within {CONNECT_TIME_MAX:?}")),
+        Err(_) => Err(format!("no answer within {}", time(CONNECT_TIME_MAX))),
     }
 }

@@ -83,7 +83,7 @@ impl Secrets {
         self.0.sort_by_key(|secret| std::cmp::Reverse(secret.expose().len()));
     }
 
-    /// The text without them: in an error message, a tool's result, an acknowledgement.
+    /// The text without them: in an error message or a tool's result.
     pub fn cut_from(&self, text: String) -> String {
         match self.cut(text.as_bytes(), 1) {
             None => text,
@@ -92,12 +92,8 @@ impl Secrets {
         }
     }
 
-    /// A body without them.
-    pub fn cut_from_body(&self, body: Bytes) -> Bytes {
-        self.cut(&body, 1).map_or(body, Bytes::from)
-    }
-
-    /// A model's reply without them, where they are long enough to be secrets.
+    /// A model's reply, or a caller's acknowledgement, without them where they are long enough
+    /// to be secrets. Both are data, in which a key of one letter would leave holes.
     pub fn cut_from_reply(&self, body: Bytes) -> Bytes {
         self.cut(&body, REPLY_SECRET_BYTES_MIN).map_or(body, Bytes::from)
     }
@@ -352,7 +348,8 @@ mod tests {
         secrets.add("longer-key");
         let reply = Bytes::from_static(b"the set is EMPTY, longer-key");
         assert_eq!(secrets.cut_from_reply(reply.clone()), "the set is EMPTY, (secret)");
-        assert_eq!(secrets.cut_from_body(reply), "the set is (secret), (secret)");
+        let told = String::from_utf8(reply.to_vec()).unwrap();
+        assert_eq!(secrets.cut_from(told), "the set is (secret), (secret)");
         let untouched = Bytes::from_static(b"nothing");
         assert_eq!(
             secrets.cut_from_reply(untouched.clone()).as_ptr(),

@@ -95,6 +95,9 @@ impl AgentLoop for Looping {
 
 #[derive(Default, serde::Deserialize)]
 struct Truth {
+    /// Kept from a loop beside a grader, which has the truth to itself; a test calls it
+    /// otherwise there.
+    #[serde(alias = "expected")]
     ground_truth: Option<String>,
 }
 
