@@ -25,6 +25,9 @@ use tokio_util::sync::CancellationToken;
 /// Of the total, how much may be in use for new work to be accepted.
 const NEW_WORK_PERCENT: usize = 75;
 
+/// Of the total, what new work of any usual size needs.
+const ROOM_PERCENT: usize = 6;
+
 /// Of the total, how much may be in use for a further guest to start beside others.
 const START_PERCENT: usize = 87;
 
@@ -151,6 +154,12 @@ impl Budget {
             true => Ok(()),
             false => Err(OverBudget { asked: bytes, used, total: self.0.total }),
         }
+    }
+
+    /// Whether there is room for new work of any usual size. What is only kept for comfort
+    /// goes where there is none.
+    pub fn has_room(&self) -> bool {
+        self.check_new_work(percent(self.0.total, ROOM_PERCENT)).is_ok()
     }
 
     /// Charges bytes that belong to no running rollout. [`Use::Request`] is refused
@@ -393,6 +402,7 @@ mod tests {
         let over = budget.charge(Use::Request, 51).unwrap_err();
         assert_eq!(over, OverBudget { asked: 51, used: 700, total: 1000 });
         assert!(budget.check_new_work(50).is_ok() && budget.check_new_work(51).is_err());
+        assert!(!budget.has_room(), "sixty more would be too many");
         let result = budget.charge(Use::Result, 300).unwrap();
         assert_eq!((budget.used(), budget.used_for(Use::Result)), (1000, 300));
         assert!(budget.charge(Use::Result, 1).is_err());

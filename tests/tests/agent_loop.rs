@@ -69,8 +69,7 @@ async fn a_grader_that_is_not_asked_for_leaves_the_loops_own_reward() {
     let controller = Controller::start().await;
     let host = TestHost::start("rated_loop").await;
 
-    let request =
-        controller.rollout("2 + 3").with("metadata", json!({"expected": "5"})).with("grade", false);
+    let request = controller.rollout("2 + 3").with("metadata", json!({"expected": "5"})).with("grade", false);
     let result = host.run(&request).await;
 
     assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");

@@ -226,7 +226,10 @@ async fn a_result_whose_reading_broke_off_can_be_read_again_before_the_host_ends
     let completion = json!({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]});
     controller.answer_chats([Answer::Status(200, completion)]);
     let rollout = host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
-    host.idle().await;
+    // Before the result is there, a request for it is answered with less.
+    let path = format!("/rollout/{}/status", rollout.id);
+    let is_over = async || (host.get(&path).await.body["status"] == "success").then_some(());
+    until("the rollout to be over", is_over).await;
     let mut broken = host.connect().await.expect("it listens");
     let head = format!(
         "GET /rollout/{}/result HTTP/1.1\r\nhost: localhost\r\nx-osmosis-rollout-lease: {}\r\n\r\n",

@@ -170,6 +170,15 @@ impl Osmosis {
         self.0.host.cancel_all();
     }
 
+    /// Counts a rollout that is refused because there is no room for its request.
+    fn counted<T>(&self, read: Result<T, ApiError>) -> Result<T, ApiError> {
+        read.inspect_err(|error| {
+            if matches!(error, ApiError::NoMemory) {
+                self.0.host.metrics().refused(Refusal::Memory);
+            }
+        })
+    }
+
     /// The rollouts whose callers have not heard what came of them.
     pub fn unreported(&self) -> Vec<String> {
         self.0.reports.missing()
@@ -193,15 +202,16 @@ async fn sweep(inner: Weak<Inner>) {
 async fn start_rollout(
     State(osmosis): State<Osmosis>,
     headers: HeaderMap,
-    mut body: Body<BODY_BYTES_MAX>,
+    body: Result<Body<BODY_BYTES_MAX>, ApiError>,
 ) -> Result<Response, ApiError> {
     osmosis.keep_swept();
+    let mut body = osmosis.counted(body)?;
     let parent = headers.get("traceparent").and_then(|value| TraceParent::parse(value.to_str().ok()?));
     let dialect = osmosis.0.dialect;
-    let read = body.parse(|bytes| request::read(&headers, bytes, dialect))?;
+    let read = osmosis.counted(body.parse(|bytes| request::read(&headers, bytes, dialect)))?;
     let mut request = read.inspect_err(|_| osmosis.0.host.metrics().refused(Refusal::Invalid))?;
     let rollout = request.rollout();
-    rollout.charge = Some(body.becomes(rollout.bytes())?);
+    rollout.charge = Some(osmosis.counted(body.becomes(rollout.bytes()))?);
     match request {
         StartRollout::Polled(request) => d::start(&osmosis, request, parent)
             .map(|admission| (StatusCode::ACCEPTED, Json(admission)).into_response()),

@@ -147,13 +147,15 @@ async fn platform_health(State(osmosis): State<Osmosis>) -> Result<Json<Value>, 
 async fn init(
     State(osmosis): State<Osmosis>,
     headers: HeaderMap,
-    mut body: Body<BODY_BYTES_MAX>,
+    body: Result<Body<BODY_BYTES_MAX>, ApiError>,
 ) -> Result<Response, ApiError> {
     osmosis.keep_swept();
+    let mut body = osmosis.counted(body)?;
     let inner = &osmosis.0;
-    let read = body.parse(|bytes| request::read(&headers, bytes, &inner.init.settings, inner.host.form()))?;
+    let read = body.parse(|bytes| request::read(&headers, bytes, &inner.init.settings, inner.host.form()));
+    let read = osmosis.counted(read)?;
     let mut request = read.inspect_err(|_| inner.host.metrics().refused(Refusal::Invalid))?;
-    request.rollout.charge = Some(body.becomes(request.rollout.bytes())?);
+    request.rollout.charge = Some(osmosis.counted(body.becomes(request.rollout.bytes()))?);
     let answer = match inner.init.records.join(&request.key, Instant::now()) {
         Part::Follower(following) => following,
         Part::Leader(leading) => {

@@ -62,7 +62,7 @@ impl Records {
     /// over until it has.
     pub(in super::super) fn sweep(&self) {
         let mut inner = self.lock(Instant::now());
-        while self.budget.check_new_work(0).is_err()
+        while !self.budget.has_room()
             && let Some((_, key)) = inner.ended.pop_front()
         {
             inner.records.remove(&key);

@@ -211,7 +211,7 @@ impl Registry {
     /// read, the oldest first, until it has.
     pub fn sweep(&self, budget: &Budget) {
         let mut inner = self.lock();
-        while budget.check_new_work(0).is_err()
+        while !budget.has_room()
             && let Some((_, entry)) = inner.read.pop_front()
         {
             inner.forget(&entry);
