@@ -133,6 +133,12 @@ async fn a_model_that_stays_away_is_at_fault_and_not_the_plugin() {
     host.idle().await;
 }
 
+/// Whether a text has a part of the model's key in it, and not just the word that is put in
+/// the key's place.
+fn shows_key(text: &str) -> bool {
+    text.replace("(secret)", "").contains("secret")
+}
+
 #[tokio::test]
 async fn a_key_that_the_model_echoes_is_told_to_nobody() {
     let controller = Controller::start().await;
@@ -148,10 +154,10 @@ async fn a_key_that_the_model_echoes_is_told_to_nobody() {
         let result = host.run(&request).await;
 
         assert_eq!(result["err_category"], "http_error", "{result:#}");
-        assert!(!result.to_string().contains("secret"), "{result:#}");
+        assert!(!shows_key(&result.to_string()), "{result:#}");
     }
     let ran = host.stop().await;
-    assert!(!ran.stderr.contains("secret"), "{}", ran.stderr);
+    assert!(!shows_key(&ran.stderr), "{}", ran.stderr);
 }
 
 #[tokio::test]
