@@ -201,7 +201,7 @@ async fn a_program_for_the_published_package_is_built_and_runs_as_it_is() {
 
     assert_eq!(result["status"], "success", "{result:#}");
     assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
-    assert_eq!(result["sample"]["metrics"]["length"], 9.0, "{result:#}");
+    assert_eq!(result["sample"]["metrics"]["length"], 12.0, "{result:#}");
     let tool_result = json!({"toolUseId": "c1", "status": "success", "content": [{"text": "4"}]});
     assert_eq!(result["sample"]["messages"][2]["content"][0]["toolResult"], tool_result, "{result:#}");
 }

@@ -104,7 +104,10 @@ async fn a_command_whose_reader_went_away_ends_as_other_programs_do() {
         drop(reader);
         let mut command: Command = rollout_host(arguments);
         command.arg(guest("conform")).stdin(Stdio::null()).stdout(writer).stderr(Stdio::piped());
-        let ran = in_time("its end", command.output()).await.expect("it runs");
+        let child = command.spawn().expect("it starts");
+        // The command holds the writer as well.
+        drop(command);
+        let ran = in_time("its end", child.wait_with_output()).await.expect("it runs");
 
         assert_eq!(String::from_utf8_lossy(&ran.stderr), "", "{arguments:?}");
         assert_eq!(ran.status.code(), Some(141), "{arguments:?}");

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import math
 import queue
 import signal
 import sys
@@ -27,6 +28,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import thread as pool
 from typing import Any, TypeVar
+
+from . import _host
+from .errors import OutsideOfHost
 
 T = TypeVar("T")
 
@@ -116,14 +120,25 @@ def sleep(seconds: float) -> None:
     if seconds < 0:
         raise ValueError("sleep length must be non-negative")
     if not _due:
-        _sleep(seconds)
+        _rest(seconds)
         return
     end = time.monotonic() + seconds
     while (following := time_to_next()) is not None and following <= (left := end - time.monotonic()):
         if left > 0 and following > 0:
-            _sleep(following)
+            _rest(following)
         do_what_is_due()
-    _sleep(max(end - time.monotonic(), 0.0))
+    _rest(end - time.monotonic())
+
+
+def _rest(seconds: float) -> None:
+    """Lets time pass, in whole milliseconds. By the host's own wait, because the clock passes
+    by that and not by the system's sleep."""
+    if seconds <= 0:
+        return
+    try:
+        _host.wait([], math.ceil(seconds * 1000))
+    except OutsideOfHost:
+        _sleep(seconds)
 
 
 # Signals.
