@@ -184,8 +184,11 @@ async fn a_result_that_nobody_read_is_named_and_the_exit_code_says_so() {
     let host = TestHost::of("conform").config("drain-secs = 1.0\n").start().await;
     let read = controller.rollout("Calculate 2 + 3.").label("5");
     assert_eq!(host.run(&read).await["sample"]["reward"], 1.0);
+    controller.hold();
     let cancelled = host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    controller.chats_open(1).await;
     host.cancel(&cancelled.id).await;
+    controller.release();
     let unread = host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
     host.idle().await;
 
