@@ -6,12 +6,12 @@
 //!
 //! Three lines keep the kernel from having to choose what ends:
 //!
-//! 1. From [`NEW_WORK_PERCENT`] on new work is refused, and from [`START_PERCENT`] on no
+//! 1. From `NEW_WORK_PERCENT` on new work is refused, and from `START_PERCENT` on no
 //!    further guest starts while others run.
 //! 2. Where a running rollout asks for more than the total, the rollout that holds most
 //!    is ended. That may be the one that asks.
 //! 3. What the ended ones still hold is overdraft for a moment. It has an end of its
-//!    own, [`OVERDRAFT_PERCENT`], past which whoever asks is ended.
+//!    own, `OVERDRAFT_PERCENT`, past which whoever asks is ended.
 //!
 //! This module knows bytes, and nothing of rollouts: it is handed a token that ends one.
 
