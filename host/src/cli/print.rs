@@ -70,12 +70,6 @@ pub(super) fn write_err(text: fmt::Arguments<'_>) {
     }
 }
 
-/// Whether the reader of standard output is gone, for a command that then has no more to do.
-#[allow(dead_code)]
-pub(super) fn reader_is_gone() -> bool {
-    OUT_FAILED.get().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
-}
-
 /// What came of standard output.
 #[derive(Debug)]
 pub(super) enum Written {
