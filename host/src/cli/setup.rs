@@ -54,11 +54,13 @@ pub(super) fn traces(runtime: &Runtime, otlp: Option<&str>, loaded: &Loaded) -> 
     Ok(Some(traces))
 }
 
+/// How long the end waits for a collector of traces: less than an export may take, so that
+/// one that hangs does not hold it up.
+pub(super) const FLUSH_TIME_MAX: Duration = Duration::from_secs(5);
+
 /// Sends what traces there still are.
 pub(super) async fn flush(traces: Option<Traces>) {
-    /// A collector that is gone does not hold up the end.
-    const TIME_MAX: Duration = Duration::from_secs(5);
-    flush_within(TIME_MAX, traces).await;
+    flush_within(FLUSH_TIME_MAX, traces).await;
 }
 
 /// The same, where there is a time for it.
@@ -66,7 +68,7 @@ pub(super) async fn flush_within(time_max: Duration, traces: Option<Traces>) {
     if let Some(traces) = traces
         && !traces.flush(time_max).await
     {
-        tracing::warn!("some traces were not sent: the collector took too long");
+        tracing::warn!("some traces were not sent: the collector did not take them in time");
     }
 }
 

@@ -106,14 +106,15 @@ impl Traces {
         RolloutTrace::begin(self.0.clone(), rollout_id)
     }
 
-    /// Waits until the spans that ended before are sent, or until the time is over. Says
-    /// whether they were sent or given up.
+    /// Waits until the spans that ended before are sent or given up, or until the time is
+    /// over. Says whether all of them were sent.
     pub async fn flush(&self, time: Duration) -> bool {
+        let dropped = self.0.dropped.get();
         let flushed = async {
             let (done, flushed) = oneshot::channel();
             self.0.sender.send(Message::Flush(done)).await.is_ok() && flushed.await.is_ok()
         };
-        tokio::time::timeout(time, flushed).await.unwrap_or(false)
+        tokio::time::timeout(time, flushed).await.unwrap_or(false) && self.0.dropped.get() == dropped
     }
 }
 
