@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 from typing import Any
 
 from osmosis_ai.rollout import (
@@ -51,6 +52,42 @@ class OneTurn(AgentWorkflow[AgentWorkflowConfig]):
         return AgentWorkflowOutput(messages=[*ctx.prompt, reply])
 
 
+READ = {
+    "type": "function",
+    "function": {
+        "name": "read",
+        "description": "Reads so many bytes.",
+        "parameters": {"type": "object", "properties": {"bytes": {"type": "integer"}}, "required": ["bytes"]},
+    },
+}
+
+
+class LongReads(AgentWorkflow[AgentWorkflowConfig]):
+    """The usual agent: it calls a tool again and again, whose results are as long as the
+    model asks for."""
+
+    async def run(self, ctx: AgentWorkflowContext[Any]) -> AgentWorkflowOutput:
+        rollout = get_rollout_context()
+        assert rollout is not None and self.config is not None
+        headers = {"Authorization": f"Bearer {rollout.api_key}"} if rollout.api_key else {}
+        client = model_client(self.config.concurrency.max_concurrent)
+        messages = list(ctx.prompt)
+        while True:
+            response = await client.post(
+                rollout.chat_completions_url + "/chat/completions",
+                json={"model": "osmosis-rollout", "messages": messages, "tools": [READ], "stream": False},
+                headers=headers,
+            )
+            response.raise_for_status()
+            reply = response.json()["choices"][0]["message"]
+            messages.append(reply)
+            if not reply.get("tool_calls"):
+                return AgentWorkflowOutput(messages=messages)
+            for call in reply["tool_calls"]:
+                length = json.loads(call["function"]["arguments"])["bytes"]
+                messages.append({"role": "tool", "content": "x" * length, "tool_call_id": call["id"]})
+
+
 class Equality(Grader):
     """Rewards a final answer that equals the label."""
 
@@ -87,6 +124,7 @@ def backend(args: argparse.Namespace) -> LocalBackend:
     config = AgentWorkflowConfig(
         name="one-turn", concurrency=ConcurrencyConfig(max_concurrent=args.max_concurrent)
     )
-    made = Bounded(workflow=OneTurn, workflow_config=config, grader=Equality)
+    workflow = LongReads if args.long else OneTurn
+    made = Bounded(workflow=workflow, workflow_config=config, grader=Equality)
     made.full_at = args.full_at
     return made

@@ -27,6 +27,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--port", type=int, default=0, help="0 picks a free one")
     parser.add_argument("--max-concurrent", type=int, default=64)
+    parser.add_argument("--long", action="store_true", help="call a tool again and again, as long as the model asks")
     parser.add_argument("--full-at", type=int, metavar="N", help="429 while N rollouts are held")
     parser.add_argument(
         "--artifacts",

@@ -17,7 +17,8 @@ class _Played:
 
 
 class _Record:
-    def __init__(self, **fields: Any) -> None:
+    def __init__(self, *values: Any, **fields: Any) -> None:
+        self.values = values
         self.__dict__.update(fields)
 
 
@@ -48,12 +49,13 @@ class _Call:
 class _Model:
     """A model that calls a tool first and answers then."""
 
-    Request = _Record
+    Request = Conversation_History = Conversation_Messages = _Record
+    Role = _Record(POLICY="policy", JUDGE="judge")
 
     def __init__(self) -> None:
         self._asked = 0
 
-    def start(self, sample: _Sample, request: Any) -> _Call:
+    def start(self, role: str, sample: _Sample, request: Any) -> _Call:
         return _Call()
 
     def finish(self, call: _Call) -> Any:
@@ -70,7 +72,7 @@ def played_host() -> Iterator[None]:
     """As long as this lasts, the host is played."""
     played: dict[str, Any] = {
         "calls": _Played(wait=lambda under_way, timeout: list(range(len(under_way)))),
-        "chat": _Model(),
+        "models": _Model(),
         "context": _Played(
             rollout_id=lambda: "rehearsal",
             attempt=lambda: 1,

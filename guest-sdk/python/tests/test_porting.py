@@ -44,7 +44,7 @@ class Porting(unittest.TestCase):
                     ctx, result = _export.rehearse(found, lambda: _export.run_loop(request))
                     self.assertEqual((result.status, ctx.metrics.num_tool_calls), ("COMPLETED", 1))
                     continue
-                messages = _export.rehearse(found, lambda: _export.run_workflow(prompt))
+                messages, _ = _export.rehearse(found, lambda: _export.run_workflow(prompt))
                 if heading == "Configuration":
                     self.assertEqual([json.loads(each)["content"] for each in messages], ["4"])
 

@@ -7,7 +7,7 @@
 use serde_json::{Map, Value};
 
 use crate::Result;
-use crate::chat::{ChatError, Usage};
+use crate::chat::{ChatError, ChatRequest, Usage};
 use crate::message::{Message, last_assistant_text};
 use crate::sample::Sample;
 use crate::tool::Tool;
@@ -130,9 +130,10 @@ impl Agent {
         let mut tool_calls = 0;
         let mut usage = Usage::default();
         let stop = loop {
-            self.record()?;
-            let request = self.sample.chat(&self.messages).params(&self.params);
-            let reply = match request.tools(self.toolbox.schemas()).send() {
+            let request = self.request()?.params(&self.params);
+            let asked = request.tools(self.toolbox.schemas()).send();
+            self.pushed = self.messages.len();
+            let reply = match asked {
                 Ok(reply) => reply,
                 Err(ChatError::BudgetSpent(_)) => break Stop::BudgetSpent,
                 Err(error) => return Err(error.into()),
@@ -142,7 +143,7 @@ impl Agent {
             let calls = reply.tool_calls().to_vec();
             let cut_off = reply.finish_reason() == Some("length");
             self.messages.push(reply.into_message());
-            self.record()?;
+            self.pushed = self.messages.len();
             if cut_off {
                 // Tool calls in it would be cut off too.
                 break Stop::Length;
@@ -161,14 +162,17 @@ impl Agent {
         Ok(AgentRun { agent: self, stop, turns, tool_calls, usage })
     }
 
-    /// Pushes what the sample does not have yet.
-    fn record(&mut self) -> Result<()> {
+    /// A request with the whole conversation, whose reply is kept. Where the sample's history
+    /// is this conversation, only what is new in it is given to the host.
+    fn request(&self) -> Result<ChatRequest<'_>> {
         let fresh = &self.messages[self.pushed..];
+        if self.sample.has_recorded(self.pushed) {
+            return Ok(self.sample.continue_chat(fresh));
+        }
         if !fresh.is_empty() {
             self.sample.push_all(fresh)?;
-            self.pushed = self.messages.len();
         }
-        Ok(())
+        Ok(self.sample.chat(&self.messages).keep_reply(true))
     }
 }
 

@@ -21,12 +21,11 @@ pub mod imports {
                 import rollout:plugin/context@0.1.0;
                 import rollout:plugin/samples@0.1.0;
                 import rollout:plugin/calls@0.1.0;
-                import rollout:plugin/chat@0.1.0;
+                import rollout:plugin/models@0.1.0;
                 import rollout:plugin/tools@0.1.0;
                 import rollout:plugin/artifacts@0.1.0;
                 import rollout:plugin/log@0.1.0;
                 import rollout:plugin/observations@0.1.0;
-                import rollout:plugin/judge@0.1.0;
             }
         ",
         world: "rollout:sdk/imports",
@@ -49,7 +48,7 @@ pub mod workflow {
         pub_export_macro: true,
         export_macro_name: "export_workflow",
     });
-    pub use exports::rollout::plugin::workflow::Guest;
+    pub use exports::rollout::plugin::workflow::{Guest, Outcome};
 }
 
 /// The export of an agent loop.

@@ -5,28 +5,49 @@
 //! the loop that runs them is [`Agent`](crate::Agent).
 
 use std::fmt;
+use std::rc::Rc;
 
 use serde_json::{Map, Value};
 
-use crate::bindings::imports::{calls, chat};
+use crate::bindings::imports::calls;
+use crate::bindings::imports::models::{self, Conversation, Role};
 use crate::calls::UnderWay;
 use crate::message::{self, Message, ToolCall};
-use crate::sample::Sample;
+use crate::sample::{Recorded, Sample};
 
-/// A request to the model, made by [`Sample::chat`] and sent by [`send`](Self::send),
-/// [`start`](Self::start) or [`chat_all`].
+/// A request to the model, made by [`Sample::chat`] or [`Sample::continue_chat`] and sent by
+/// [`send`](Self::send), [`start`](Self::start) or [`chat_all`].
 #[derive(Debug)]
 #[must_use = "a request does nothing until it is sent"]
 pub struct ChatRequest<'a> {
     sample: &'a Sample,
     messages: Vec<String>,
+    /// Whether they come after the history.
+    after_history: bool,
+    keep_reply: bool,
     tools: Vec<String>,
     params: Map<String, Value>,
 }
 
 impl<'a> ChatRequest<'a> {
-    pub(crate) fn new(sample: &'a Sample, messages: &[Message]) -> Self {
-        Self { sample, messages: message::to_json(messages), tools: Vec::new(), params: Map::new() }
+    pub(crate) fn explicit(sample: &'a Sample, messages: &[Message]) -> Self {
+        Self {
+            sample,
+            messages: message::to_json(messages),
+            after_history: false,
+            keep_reply: false,
+            tools: Vec::new(),
+            params: Map::new(),
+        }
+    }
+
+    pub(crate) fn history(sample: &'a Sample, messages: &[Message]) -> Self {
+        Self { after_history: true, keep_reply: true, ..Self::explicit(sample, messages) }
+    }
+
+    /// Whether the reply is pushed to the sample's history when it is given.
+    pub fn keep_reply(self, keep: bool) -> Self {
+        Self { keep_reply: keep, ..self }
     }
 
     /// Offers a tool by its schema in OpenAI's form, as
@@ -70,8 +91,10 @@ impl<'a> ChatRequest<'a> {
     ///
     /// See [`ChatError`].
     pub fn send(self) -> Result<Completion, ChatError> {
-        let (sample, request) = self.into_request();
-        read(chat::complete(sample.handle(), &request))
+        let (sample, request, kept) = self.into_request();
+        let outcome = models::complete(Role::Policy, Some(sample.handle()), &request);
+        kept.note_request(outcome.as_ref().err());
+        read(outcome, &kept)
     }
 
     /// Asks the model and goes on.
@@ -81,17 +104,46 @@ impl<'a> ChatRequest<'a> {
     /// If the request is wrong or a budget is spent; what the model's server does is
     /// known when the call is finished.
     pub fn start(self) -> Result<Pending, ChatError> {
-        let (sample, request) = self.into_request();
-        let call = chat::start(sample.handle(), &request)?;
-        Ok(Pending { call })
+        let (sample, request, kept) = self.into_request();
+        let started = models::start(Role::Policy, Some(sample.handle()), &request);
+        kept.note_request(started.as_ref().err());
+        Ok(Pending { call: started?, kept })
     }
 
-    fn into_request(self) -> (&'a Sample, chat::Request) {
-        let params = Some(self.params)
+    fn into_request(self) -> (&'a Sample, models::Request, Kept) {
+        let Self { sample, messages, after_history, keep_reply, tools, params } = self;
+        let params = Some(params)
             .filter(|params| !params.is_empty())
             .map(|params| Value::Object(params).to_string());
-        let request = chat::Request { messages: self.messages, tools: self.tools, params };
-        (self.sample, request)
+        let pushed = if after_history { messages.len() } else { 0 };
+        let conversation = match after_history {
+            true => Conversation::History(messages),
+            false => Conversation::Messages(messages),
+        };
+        let kept = Kept { recorded: sample.recorded().clone(), pushed, reply: keep_reply };
+        (sample, models::Request { conversation, tools, params, keep_reply }, kept)
+    }
+}
+
+/// What a request adds to its sample's history.
+#[derive(Debug)]
+struct Kept {
+    recorded: Rc<Recorded>,
+    pushed: usize,
+    reply: bool,
+}
+
+impl Kept {
+    /// The messages were pushed, unless the request was wrong; where a budget is spent, it may
+    /// be the one for messages.
+    fn note_request(&self, error: Option<&models::Error>) {
+        match error {
+            _ if self.pushed == 0 => {}
+            None | Some(models::Error::Refused(_) | models::Error::Unavailable(_)) => {
+                self.recorded.add(self.pushed);
+            }
+            Some(_) => self.recorded.lose_count(),
+        }
     }
 }
 
@@ -109,6 +161,7 @@ pub fn chat_all<'a>(
 #[derive(Debug)]
 pub struct Pending {
     call: calls::Call,
+    kept: Kept,
 }
 
 impl Pending {
@@ -118,7 +171,7 @@ impl Pending {
     ///
     /// See [`ChatError`].
     pub fn wait(self) -> Result<Completion, ChatError> {
-        read(chat::finish(self.call))
+        read(models::finish(self.call), &self.kept)
     }
 }
 
@@ -224,19 +277,24 @@ impl fmt::Display for ChatError {
 
 impl std::error::Error for ChatError {}
 
-impl From<chat::Error> for ChatError {
-    fn from(error: chat::Error) -> Self {
+impl From<models::Error> for ChatError {
+    fn from(error: models::Error) -> Self {
         match error {
-            chat::Error::InvalidRequest(reason) => Self::InvalidRequest(reason),
-            chat::Error::BudgetSpent(budget) => Self::BudgetSpent(budget),
-            chat::Error::Refused((status, answer)) => Self::Refused { status, answer },
-            chat::Error::Unavailable(reason) => Self::Unavailable(reason),
+            models::Error::InvalidRequest(reason) => Self::InvalidRequest(reason),
+            models::Error::BudgetSpent(budget) => Self::BudgetSpent(budget),
+            models::Error::Refused((status, answer)) => Self::Refused { status, answer },
+            models::Error::NotProvided(reason) | models::Error::Unavailable(reason) => {
+                Self::Unavailable(reason)
+            }
         }
     }
 }
 
-fn read(outcome: Result<chat::Completion, chat::Error>) -> Result<Completion, ChatError> {
-    let chat::Completion { message, text, tool_calls, finish_reason, usage } = outcome?;
+fn read(outcome: Result<models::Completion, models::Error>, kept: &Kept) -> Result<Completion, ChatError> {
+    let models::Completion { message, text, tool_calls, finish_reason, usage } = outcome?;
+    if kept.reply {
+        kept.recorded.add(1);
+    }
     let message = Message::from_json(&message)
         .map_err(|error| ChatError::Unavailable(format!("no chat completion: {error}")))?;
     Ok(Completion {

@@ -41,17 +41,28 @@ pub trait Workflow<C: DeserializeOwned = ()> {
 /// What a workflow gives back: the messages of its only sample, or nothing where it
 /// registered its samples, as an [`Agent`] does.
 #[derive(Debug, Default)]
-pub struct Output(pub(crate) Option<Vec<Message>>);
+pub struct Output {
+    pub(crate) messages: Option<Vec<Message>>,
+    pub(crate) metrics: Vec<(String, f64)>,
+}
+
+impl Output {
+    /// The same, with a measurement of the rollout's only sample.
+    pub fn metric(mut self, name: impl Into<String>, value: f64) -> Self {
+        self.metrics.push((name.into(), value));
+        self
+    }
+}
 
 impl From<()> for Output {
     fn from((): ()) -> Self {
-        Self(None)
+        Self::default()
     }
 }
 
 impl From<AgentRun> for Output {
     fn from(_: AgentRun) -> Self {
-        Self(None)
+        Self::default()
     }
 }
 
@@ -59,7 +70,7 @@ impl From<Vec<Message>> for Output {
     /// The history of the rollout's only sample. It takes the place of what was pushed
     /// to that; with several samples open it is a failure.
     fn from(messages: Vec<Message>) -> Self {
-        Self(Some(messages))
+        Self { messages: Some(messages), metrics: Vec::new() }
     }
 }
 

@@ -5,13 +5,13 @@
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 
-use crate::bindings::agent_loop;
+use crate::bindings::{agent_loop, workflow};
 use crate::bindings::grader::{GradedSample, Verdict};
-use crate::bindings::imports::types::Failure;
+use crate::bindings::imports::types::{Failure, Metric};
 use crate::bindings::settings::Declaration;
 use crate::message::{self, parse_messages};
 use crate::{
-    AgentLoop, Context, Error, ErrorKind, GradeContext, Grader, LoopContext, LoopRequest, Result, Tool,
+    AgentLoop, Context, Error, ErrorKind, GradeContext, Grader, LoopContext, LoopRequest, Output, Result, Tool,
     ToolPlugin, Value, Workflow, context, settings,
 };
 
@@ -112,7 +112,7 @@ macro_rules! __export_workflow {
                 fn run(
                     prompt: ::std::vec::Vec<::std::string::String>,
                 ) -> ::core::result::Result<
-                    ::core::option::Option<::std::vec::Vec<::std::string::String>>,
+                    $crate::__private::workflow::Outcome,
                     $crate::__private::Failure,
                 > {
                     $crate::__private::run_workflow::<$workflow, _>(prompt)
@@ -265,7 +265,7 @@ macro_rules! __export_settings {
 }
 
 /// Runs the author's workflow on what the host gave.
-pub fn run_workflow<W, C>(prompt: Vec<String>) -> Result<Option<Vec<String>>, Failure>
+pub fn run_workflow<W, C>(prompt: Vec<String>) -> Result<workflow::Outcome, Failure>
 where
     W: Workflow<C>,
     C: DeserializeOwned,
@@ -274,8 +274,9 @@ where
         let prompt = parse_messages("prompt", &prompt)?;
         W::run(Context::read(prompt)?)
     };
-    let output = run().map_err(tell)?;
-    Ok(output.0.map(|messages| message::to_json(&messages)))
+    let Output { messages, metrics } = run().map_err(tell)?;
+    let metrics = metrics.into_iter().map(|(name, value)| Metric { name, value }).collect();
+    Ok(workflow::Outcome { messages: messages.map(|messages| message::to_json(&messages)), metrics })
 }
 
 /// The name of the author's agent loop.

@@ -8,7 +8,8 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
-use crate::bindings::imports::{calls, judge};
+use crate::bindings::imports::calls;
+use crate::bindings::imports::models::{self, Conversation, Role};
 use crate::calls::UnderWay;
 use crate::chat::Usage;
 use crate::message::{self, Message};
@@ -60,7 +61,7 @@ impl JudgeRequest {
     ///
     /// See [`JudgeError`].
     pub fn send(self) -> Result<JudgeReply, JudgeError> {
-        read(judge::complete(&self.into_request()))
+        read(models::complete(Role::Judge, None, &self.into_request()))
     }
 
     /// Asks the judge and goes on.
@@ -70,14 +71,15 @@ impl JudgeRequest {
     /// If there is no judge, the request is wrong or a budget is spent; what the judge's
     /// server does is known when the call is finished.
     pub fn start(self) -> Result<PendingJudge, JudgeError> {
-        Ok(PendingJudge { call: judge::start(&self.into_request())? })
+        Ok(PendingJudge { call: models::start(Role::Judge, None, &self.into_request())? })
     }
 
-    fn into_request(self) -> judge::Request {
+    fn into_request(self) -> models::Request {
         let params = Some(self.params)
             .filter(|params| !params.is_empty())
             .map(|params| Value::Object(params).to_string());
-        judge::Request { messages: self.messages, params }
+        let conversation = Conversation::Messages(self.messages);
+        models::Request { conversation, tools: Vec::new(), params, keep_reply: false }
     }
 }
 
@@ -94,7 +96,7 @@ impl PendingJudge {
     ///
     /// See [`JudgeError`].
     pub fn wait(self) -> Result<JudgeReply, JudgeError> {
-        read(judge::finish(self.call))
+        read(models::finish(self.call))
     }
 }
 
@@ -184,20 +186,20 @@ impl fmt::Display for JudgeError {
 
 impl std::error::Error for JudgeError {}
 
-impl From<judge::Error> for JudgeError {
-    fn from(error: judge::Error) -> Self {
+impl From<models::Error> for JudgeError {
+    fn from(error: models::Error) -> Self {
         match error {
-            judge::Error::NotLent => Self::NotLent,
-            judge::Error::InvalidRequest(reason) => Self::InvalidRequest(reason),
-            judge::Error::BudgetSpent(budget) => Self::BudgetSpent(budget),
-            judge::Error::Refused((status, answer)) => Self::Refused { status, answer },
-            judge::Error::Unavailable(reason) => Self::Unavailable(reason),
+            models::Error::NotProvided(_) => Self::NotLent,
+            models::Error::InvalidRequest(reason) => Self::InvalidRequest(reason),
+            models::Error::BudgetSpent(budget) => Self::BudgetSpent(budget),
+            models::Error::Refused((status, answer)) => Self::Refused { status, answer },
+            models::Error::Unavailable(reason) => Self::Unavailable(reason),
         }
     }
 }
 
-fn read(outcome: Result<judge::Reply, judge::Error>) -> Result<JudgeReply, JudgeError> {
-    let judge::Reply { message, text, finish_reason, usage } = outcome?;
+fn read(outcome: Result<models::Completion, models::Error>) -> Result<JudgeReply, JudgeError> {
+    let models::Completion { message, text, finish_reason, usage, .. } = outcome?;
     let message = Message::from_json(&message).map_err(|error| JudgeError::Unavailable(error.to_string()))?;
     let usage = usage.map(|usage| Usage {
         prompt_tokens: usage.prompt_tokens,

@@ -3,7 +3,9 @@
 //! A [`Sample`] is registered with the host the moment it is opened, and what is pushed
 //! to it is kept even if the rollout is cut short. Chat calls are made in its name.
 
+use std::cell::Cell;
 use std::fmt;
+use std::rc::Rc;
 
 use serde_json::Value;
 
@@ -16,6 +18,23 @@ use crate::message::{self, Message};
 pub struct Sample {
     handle: samples::Sample,
     id: String,
+    recorded: Rc<Recorded>,
+}
+
+/// How many messages a sample's history has, as far as that is known here.
+#[derive(Debug)]
+pub(crate) struct Recorded(Cell<Option<usize>>);
+
+impl Recorded {
+    /// So many more are in it.
+    pub(crate) fn add(&self, count: usize) {
+        self.0.set(self.0.get().map(|known| known + count));
+    }
+
+    /// Nobody here can tell.
+    pub(crate) fn lose_count(&self) {
+        self.0.set(None);
+    }
 }
 
 impl Sample {
@@ -23,7 +42,7 @@ impl Sample {
     pub(crate) fn open(name: Option<&str>) -> Result<Self, OpenError> {
         let handle = samples::Sample::open(name)?;
         let id = handle.id();
-        Ok(Self { handle, id })
+        Ok(Self { handle, id, recorded: Rc::new(Recorded(Cell::new(Some(0)))) })
     }
 
     /// The id that every chat call of this sample carries.
@@ -34,7 +53,15 @@ impl Sample {
     /// Prepares a request to the model. The messages are sent as they are and are not
     /// pushed: what belongs to the history is the workflow's choice.
     pub fn chat(&self, messages: &[Message]) -> ChatRequest<'_> {
-        ChatRequest::new(self, messages)
+        ChatRequest::explicit(self, messages)
+    }
+
+    /// Prepares a request with the whole history and these messages at its end, which are
+    /// pushed when it is sent. So is the reply when it is given, unless
+    /// [`keep_reply`](ChatRequest::keep_reply) says otherwise. The tenth turn of a conversation
+    /// costs no more than the first.
+    pub fn continue_chat(&self, messages: &[Message]) -> ChatRequest<'_> {
+        ChatRequest::history(self, messages)
     }
 
     /// Adds a message at the end of the history.
@@ -52,7 +79,9 @@ impl Sample {
     ///
     /// If a limit of this rollout is reached; nothing was added then.
     pub fn push_all(&self, messages: &[Message]) -> Result<(), RecordError> {
-        Ok(self.handle.push(&message::to_json(messages))?)
+        self.handle.push(&message::to_json(messages))?;
+        self.recorded.add(messages.len());
+        Ok(())
     }
 
     /// Puts these messages in place of the whole history.
@@ -61,7 +90,9 @@ impl Sample {
     ///
     /// If a limit of this rollout is reached; the history is as it was then.
     pub fn replace(&self, messages: &[Message]) -> Result<(), RecordError> {
-        Ok(self.handle.replace(&message::to_json(messages))?)
+        self.handle.replace(&message::to_json(messages))?;
+        self.recorded.0.set(Some(messages.len()));
+        Ok(())
     }
 
     /// Records a measurement; the last one under a name stays.
@@ -85,6 +116,15 @@ impl Sample {
     /// Asks that this sample be graded but not trained on.
     pub fn withdraw(&self) {
         self.handle.withdraw();
+    }
+
+    /// Whether its history has so many messages, none of them another's.
+    pub(crate) fn has_recorded(&self, count: usize) -> bool {
+        self.recorded.0.get() == Some(count)
+    }
+
+    pub(crate) fn recorded(&self) -> &Rc<Recorded> {
+        &self.recorded
     }
 
     pub(crate) fn handle(&self) -> &samples::Sample {

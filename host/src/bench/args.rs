@@ -67,6 +67,9 @@ pub struct Args {
     /// Chat calls after which the stub model gives its final answer; until then it calls a tool
     #[arg(long, value_name = "N", default_value = "1", help_heading = MODEL)]
     pub turns: u32,
+    /// What the tool is asked for in its argument 'bytes', for results of that length
+    #[arg(long, value_name = "BYTES", help_heading = MODEL)]
+    pub tool_bytes: Option<usize>,
     /// Begin all rollouts in flight together, instead of each when one has ended
     #[arg(long)]
     pub wave: bool,
@@ -103,6 +106,7 @@ impl TryFrom<Args> for Settings {
             time: args.seconds,
             model_latency: Duration::from_millis(args.model_latency),
             turns: args.turns,
+            tool_bytes: args.tool_bytes,
             wave: args.wave,
             rounds: args.rounds,
             api_key: args.api_key,
@@ -171,6 +175,7 @@ mod tests {
             &["in flight", "one round", "one turn", "0.0.0.0"],
         );
         check("http://h --in-flight 64 --rollouts 10", &["fewer rollouts"]);
+        check("http://h --tool-bytes 9", &["--turns"]);
         check("http://h --beside 4", &["--beside-prompt"]);
         check("http://h --beside-prompt spin", &["--beside"]);
         check("http://h --vs http://i --beside 4 --beside-prompt spin", &["cannot be used with"]);

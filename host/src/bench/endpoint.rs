@@ -42,11 +42,30 @@ pub(super) struct Endpoint {
     accepting: AbortHandle,
 }
 
+/// What the model says.
+#[derive(Clone, Debug)]
+pub(super) struct Script {
+    /// Calls after which it gives its final answer.
+    turns: u32,
+    /// The arguments of the calls of a tool before that: JSON text.
+    arguments: String,
+}
+
+impl Script {
+    pub(super) fn of(settings: &super::Settings) -> Self {
+        let arguments = match settings.tool_bytes {
+            Some(bytes) => json!({"bytes": bytes}),
+            None => json!({"expression": "2 + 3"}),
+        };
+        Self { turns: settings.turns, arguments: arguments.to_string() }
+    }
+}
+
 /// What all connections share.
 #[derive(Debug)]
 struct Shared {
     latency: Duration,
-    turns: u32,
+    script: Script,
     replies: Replies,
     /// Begins every id of this run.
     prefix: String,
@@ -99,7 +118,7 @@ pub(super) struct Counts {
 }
 
 impl Endpoint {
-    pub(super) fn start(listen: SocketAddr, latency: Duration, turns: u32) -> io::Result<Self> {
+    pub(super) fn start(listen: SocketAddr, latency: Duration, script: Script) -> io::Result<Self> {
         let socket = if listen.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
         socket.set_reuseaddr(true)?;
         socket.bind(listen)?;
@@ -107,7 +126,7 @@ impl Endpoint {
         let address = listener.local_addr()?;
         let shared = Arc::new(Shared {
             latency,
-            turns,
+            script,
             replies: Replies::new(),
             prefix: format!("bench-{:016x}-", RandomState::new().build_hasher().finish()),
             ids: AtomicU64::new(0),
@@ -195,8 +214,8 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) {
                 if !shared.latency.is_zero() {
                     tokio::time::sleep(shared.latency).await;
                 }
-                if shared.turns > 1 {
-                    let reply = turn(request.body(), shared.turns);
+                if shared.script.turns > 1 {
+                    let reply = turn(request.body(), &shared.script);
                     connection.send(&reply.unwrap_or_else(|| shared.replies.answer.clone())).await
                 } else {
                     connection.send(&shared.replies.answer).await
@@ -290,7 +309,7 @@ fn carries(request: &Message, key: &str) -> bool {
 
 /// A tool call until the last turn, by the tool results in the conversation; nothing for the
 /// last turn, and for a call that offers no tool.
-fn turn(body: &[u8], turns: u32) -> Option<Vec<u8>> {
+fn turn(body: &[u8], script: &Script) -> Option<Vec<u8>> {
     #[derive(Deserialize)]
     struct Request<'a> {
         #[serde(borrow)]
@@ -312,10 +331,10 @@ fn turn(body: &[u8], turns: u32) -> Option<Vec<u8>> {
     let request: Request<'_> = serde_json::from_slice(body).ok()?;
     let results = request.messages.iter().filter(|said| said.role == "tool").count();
     let tool = request.tools?.into_iter().next()?.function.name;
-    if results + 1 >= turns as usize {
+    if results + 1 >= script.turns as usize {
         return None;
     }
-    let function = json!({"name": tool, "arguments": r#"{"expression":"2 + 3"}"#});
+    let function = json!({"name": tool, "arguments": script.arguments});
     let call = json!({"id": format!("call_{results}"), "type": "function", "function": function});
     let message = json!({"role": "assistant", "content": null, "tool_calls": [call]});
     Some(completion(&message, "tool_calls"))
@@ -346,7 +365,8 @@ mod tests {
     #[test]
     fn tools_are_called_until_the_last_turn() {
         fn check(body: &str, turns: u32, expected: Option<&str>) {
-            let reply = turn(body.as_bytes(), turns).map(|bytes| String::from_utf8(bytes).unwrap());
+            let settings = crate::bench::Settings { turns, ..crate::bench::Settings::new(Vec::new()) };
+            let reply = turn(body.as_bytes(), &Script::of(&settings)).map(|bytes| String::from_utf8(bytes).unwrap());
             let found = reply.as_ref().zip(expected).is_some_and(|(reply, part)| reply.contains(part));
             assert!(found || (reply.is_none() && expected.is_none()), "{body}: {reply:?}");
         }

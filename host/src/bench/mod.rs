@@ -37,7 +37,7 @@ use serde::Serialize;
 
 use crate::capacity;
 use beside::Company;
-use endpoint::Endpoint;
+use endpoint::{Endpoint, Script};
 use load::{Amount, Crew};
 use server::Server;
 use trainer::{Address, Connections, Course};
@@ -123,8 +123,10 @@ pub struct Settings {
     /// What the stub model waits before each answer, to the millisecond.
     pub model_latency: Duration,
     /// Chat calls after which the stub model gives its final answer. Until then it calls the
-    /// first tool that it is offered, with `{"expression":"2 + 3"}`.
+    /// first tool that it is offered.
     pub turns: u32,
+    /// How long a result the tool is asked for, in bytes; none asks for no length.
+    pub tool_bytes: Option<usize>,
     /// All in flight begin together, when all have ended, instead of each on its own.
     pub wave: bool,
     /// How often each server is measured at each number in flight. Medians are quoted.
@@ -151,6 +153,7 @@ impl Settings {
             time: None,
             model_latency: Duration::ZERO,
             turns: 1,
+            tool_bytes: None,
             wave: false,
             rounds: 2,
             api_key: None,
@@ -183,6 +186,10 @@ impl Settings {
         );
         demand(self.rounds > 0, "at least one round must be measured");
         demand(self.turns > 0, "a rollout has at least one turn");
+        demand(
+            self.tool_bytes.is_none() || self.turns > 1,
+            "in one turn no tool is called: --tool-bytes wants more --turns",
+        );
         demand(!self.patience.is_zero(), "the patience cannot be zero");
         demand(!self.listen.ip().is_unspecified(), "the servers need an address to call, not 0.0.0.0 or ::");
         let fits = |key: &String| !key.is_empty() && key.bytes().all(|b| b.is_ascii_graphic());
@@ -502,6 +509,7 @@ async fn prepare_and_measure(
         dialect: settings.dialect,
         model_latency_ms: settings.model_latency.as_secs_f64() * 1e3,
         turns: settings.turns,
+        tool_bytes: settings.tool_bytes,
         wave: settings.wave,
         rounds: settings.rounds,
         cores: std::thread::available_parallelism().map_or(1, usize::from),
@@ -517,7 +525,7 @@ async fn prepare(
     progress: &mut impl FnMut(Progress),
 ) -> Result<Vec<Stand>, BenchError> {
     let listen = settings.listen;
-    let endpoint = Endpoint::start(listen, settings.model_latency, settings.turns)
+    let endpoint = Endpoint::start(listen, settings.model_latency, Script::of(settings))
         .map_err(|source| BenchError::Listen { listen, source })?;
     let endpoint = Arc::new(endpoint);
     let mut stands = Vec::new();

@@ -22,6 +22,8 @@ pub struct Report {
     pub model_latency_ms: f64,
     /// Chat calls after which the stub model gives its final answer.
     pub turns: u32,
+    /// How long a result the tool is asked for, in bytes, where that is said.
+    pub tool_bytes: Option<usize>,
     /// Whether all in flight began together, instead of one after another.
     pub wave: bool,
     /// How often each server was measured at each number in flight, in turn with the other.
@@ -257,7 +259,11 @@ impl Report {
     }
 
     fn heading(&self, text: &mut String) {
-        let turns = if self.turns == 1 { "1 turn".to_owned() } else { format!("{} turns", self.turns) };
+        let turns = match (self.turns, self.tool_bytes) {
+            (1, _) => "1 turn".to_owned(),
+            (turns, None) => format!("{turns} turns"),
+            (turns, Some(bytes)) => format!("{turns} turns with tool results of {bytes} bytes"),
+        };
         let pace = if self.wave { "in waves" } else { "steady" };
         let rounds = if self.rounds == 1 { "1 round" } else { &format!("medians of {} rounds", self.rounds) };
         line(
@@ -473,6 +479,7 @@ mod tests {
             dialect: Dialect::D,
             model_latency_ms: 0.0,
             turns: 1,
+            tool_bytes: None,
             wave: false,
             rounds: 2,
             cores: 2,

@@ -2,7 +2,7 @@
 
 use super::bindings::rollout::plugin::artifacts::{self, Error};
 use super::bindings::rollout::plugin::observations;
-use super::record::ExchangeOutcome;
+use super::exchange::{Exchange, ExchangeOutcome};
 use super::{Imports, Role};
 use crate::telemetry::Limit;
 
@@ -112,14 +112,17 @@ impl observations::Host for Imports {
         self.only(Role::Grader, "observations.exchanges")?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let kept = self.record.lock();
+        let lists = kept.policy.among(&kept.samples);
+        let is_its = |exchange: &&Exchange| exchange.sample.as_ref().is_some_and(|id| id.as_str() == sample_id);
         Ok(kept
-            .exchanges
+            .policy
+            .exchanges()
             .iter()
-            .filter(|exchange| exchange.sample.as_str() == sample_id)
+            .filter(is_its)
             .map(|exchange| observations::Exchange {
-                request: text(&exchange.request),
+                request: text(&lists.body(exchange)),
                 reply: match &exchange.outcome {
-                    ExchangeOutcome::Replied { body, .. } => Ok(text(body)),
+                    ExchangeOutcome::Replied { completion, .. } => Ok(text(completion.body())),
                     ExchangeOutcome::Failed(reason) => Err(reason.clone()),
                     ExchangeOutcome::Abandoned => Err("abandoned before there was an answer".to_owned()),
                 },

@@ -1,42 +1,60 @@
-//! Asking a model's server for a guest: what `chat` and `judge` have in common.
+//! Asking a model's server for a guest, and writing down what came of it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument;
 
-use super::record::{ExchangeOutcome, Kept, Record};
+use super::bindings::rollout::plugin::models::Error;
+use super::calls::ModelAnswer;
+use super::exchange::{ExchangeOutcome, ModelCalls};
+use super::record::{JudgeFailure, Kept, Record, message_bytes};
 use super::{Imports, ModelAccess};
+use crate::budget::{Charge, Use};
+use crate::error::Fault;
 use crate::limits::Limits;
-use crate::outbound::{ChatFailure, ChatReply, RoutingHeaders};
-use crate::telemetry::{Label, Limit, Span};
+use crate::outbound::{ChatFailure, ChatReply, RequestBody, RoutingHeaders};
+use crate::telemetry::{Asked, Label, Limit, Span};
+use crate::wire;
 use crate::wire::openai::Completion;
 
 /// A request that was checked, counted and written down; sending it is all that is left.
 pub(super) struct Prepared {
+    pub asked: Asked,
     pub access: ModelAccess,
     pub routing: RoutingHeaders,
-    pub body: Bytes,
     pub record: Arc<Record>,
     pub limits: Arc<Limits>,
     /// Where in the record what comes of it belongs.
     pub place: usize,
+    /// The sample whose history the reply is to be kept in.
+    pub keep_for: Option<usize>,
 }
 
-/// What came of a request.
-pub(super) struct Asked {
-    pub place: usize,
-    pub duration: Duration,
-    /// Tries after the first, as far as is known.
-    pub retries: u32,
-    pub outcome: ExchangeOutcome,
-    pub answer: Result<Completion, NoAnswer>,
+/// A body that is put together from the record.
+struct Recorded<'a> {
+    record: &'a Record,
+    asked: Asked,
+    place: usize,
+}
+
+impl RequestBody for Recorded<'_> {
+    fn make(&self) -> Result<(Vec<u8>, Option<Charge>), String> {
+        let mut charge = self.record.holder().map(|holder| holder.nothing(Use::Record));
+        let kept = self.record.lock();
+        let calls = kept.calls(self.asked);
+        let exchange = calls.exchanges().get(self.place).ok_or("the rollout is over")?;
+        let lists = calls.among(&kept.samples);
+        if let Some(charge) = &mut charge {
+            charge.grow(lists.body_bytes(exchange)).map_err(|over| over.to_string())?;
+        }
+        Ok((lists.body(exchange), charge))
+    }
 }
 
 /// Why a guest gets no answer.
-pub(super) enum NoAnswer {
+enum NoAnswer {
     /// There was one, which the record has no room for.
     NotKept(String),
     /// There was none.
@@ -44,22 +62,58 @@ pub(super) enum NoAnswer {
 }
 
 impl Prepared {
-    /// Sends the request and has what came of it written down; traces have it by this name. The exchange is made where
+    /// Sends the request and has what came of it written down. The exchange is made where
     /// it is first polled, on a thread of the runtime. What spawns this is a guest's stack,
     /// where every copy of a large future would leave pages in use for as long as the guest
     /// waits.
-    pub(super) async fn send<T>(self, name: &'static str, write_down: fn(&mut Kept, Asked) -> T) -> T {
-        Box::pin(self.exchange(name, write_down)).await
+    pub(super) async fn send(self) -> ModelAnswer {
+        Box::pin(self.exchange()).await
     }
 
-    async fn exchange<T>(self, name: &'static str, write_down: fn(&mut Kept, Asked) -> T) -> T {
+    async fn exchange(self) -> ModelAnswer {
         let started = Instant::now();
-        let mut span = self.record.trace().request(name);
+        let mut span = self.record.trace().request(match self.asked {
+            Asked::Model => "chat",
+            Asked::Judge => "judge",
+        });
         span.set("gen_ai.operation.name", "chat");
         span.set("gen_ai.request.model", self.access.endpoint.model().to_owned());
-        let result = self.access.client.complete(&self.access.endpoint, &self.routing, self.body).await;
+        let body = Recorded { record: &self.record, asked: self.asked, place: self.place };
+        let result = self.access.client.complete(&self.access.endpoint, &self.routing, &body).await;
         describe(&mut span, &result);
         drop(span);
+        let mut kept = self.record.lock();
+        let answer = kept.write_down(self.asked, self.place, started.elapsed(), result, &self.limits);
+        ModelAnswer { answer, keep_for: self.keep_for }
+    }
+}
+
+impl Kept {
+    /// The calls of a model.
+    pub(super) fn calls(&self, asked: Asked) -> &ModelCalls {
+        match asked {
+            Asked::Model => &self.policy,
+            Asked::Judge => &self.judge,
+        }
+    }
+
+    /// The same, for one more.
+    pub(super) fn calls_mut(&mut self, asked: Asked) -> &mut ModelCalls {
+        match asked {
+            Asked::Model => &mut self.policy,
+            Asked::Judge => &mut self.judge,
+        }
+    }
+
+    /// Keeps what came of a call, and says what the guest is told.
+    fn write_down(
+        &mut self,
+        asked: Asked,
+        place: usize,
+        duration: Duration,
+        result: Result<ChatReply, ChatFailure>,
+        limits: &Limits,
+    ) -> Result<Completion, Error> {
         let retries = match &result {
             Ok(reply) => reply.attempts.saturating_sub(1),
             Err(ChatFailure::Unavailable { attempts, .. } | ChatFailure::Host { attempts, .. }) => {
@@ -67,26 +121,120 @@ impl Prepared {
             }
             Err(ChatFailure::Refused { .. }) => 0,
         };
-        let mut kept = self.record.lock();
         let (outcome, answer) = match result {
-            Ok(reply) => match kept.charge(reply.body.len(), &self.limits) {
+            Ok(ChatReply { completion, attempts }) => match self.charge(completion.body().len(), limits) {
                 Ok(()) => {
-                    let outcome = ExchangeOutcome::Replied {
-                        body: reply.body,
-                        finish_reason: reply.completion.finish_reason.clone(),
-                        usage: reply.completion.usage,
-                        attempts: reply.attempts,
-                    };
-                    (outcome, Ok(reply.completion))
+                    (ExchangeOutcome::Replied { completion: completion.clone(), attempts }, Ok(completion))
                 }
                 Err(over) => (ExchangeOutcome::Failed(over.0.clone()), Err(NoAnswer::NotKept(over.0))),
             },
-            Err(failure) => (ExchangeOutcome::Failed(failure.to_string()), Err(NoAnswer::Failed(failure))),
+            Err(failure) => (ExchangeOutcome::Failed(said(asked, &failure)), Err(NoAnswer::Failed(failure))),
         };
-        write_down(
-            &mut kept,
-            Asked { place: self.place, duration: started.elapsed(), retries, outcome, answer },
-        )
+        match asked {
+            Asked::Model => self.note_policy(&answer, retries),
+            Asked::Judge => self.note_judge(&answer, place),
+        }
+        if let Some(exchange) = self.calls_mut(asked).exchange_mut(place) {
+            exchange.duration = duration;
+            exchange.outcome = outcome;
+        }
+        answer.map_err(|why| told(asked, why))
+    }
+
+    fn note_policy(&mut self, answer: &Result<Completion, NoAnswer>, retries: u32) {
+        self.model_failed = match answer {
+            Err(NoAnswer::Failed(failure)) => Some(failure.fault()),
+            Ok(_) | Err(NoAnswer::NotKept(_)) => None,
+        };
+        self.chat_retries = self.chat_retries.saturating_add(retries.into());
+        if let Ok(Completion { usage: Some(usage), .. }) = answer {
+            self.chat_tokens = self.chat_tokens.saturating_add(usage.total());
+        }
+    }
+
+    fn note_judge(&mut self, answer: &Result<Completion, NoAnswer>, place: usize) {
+        match answer {
+            Ok(completion) => {
+                self.judge_answered(place);
+                let tokens = completion.usage.unwrap_or_default().total();
+                self.judge_tokens = self.judge_tokens.saturating_add(tokens);
+            }
+            Err(NoAnswer::Failed(failure)) => {
+                self.judge_failed(failure.fault(), said(Asked::Judge, failure));
+            }
+            Err(NoAnswer::NotKept(_)) => {}
+        }
+    }
+
+    /// The judge is the reason if the grader gives up now.
+    pub(super) fn judge_failed(&mut self, fault: Fault, reason: String) {
+        self.judge_failure = Some((JudgeFailure { fault, reason }, self.judge.exchanges().len()));
+    }
+
+    /// A call that was made after a failure and answered: the failure was got over. One
+    /// that was under way beside it proves nothing.
+    fn judge_answered(&mut self, place: usize) {
+        if self.judge_failure.as_ref().is_some_and(|(_, calls_then)| place >= *calls_then) {
+            self.judge_failure = None;
+        }
+    }
+}
+
+impl Record {
+    /// Pushes a reply's message to a sample's history; the inner error names the limit.
+    pub(super) fn keep_reply(
+        &self,
+        sample: usize,
+        reply: &Completion,
+        limits: &Limits,
+    ) -> wasmtime::Result<Result<(), String>> {
+        let text = reply.message();
+        let mut kept = self.lock();
+        kept.sample(sample).map_err(wasmtime::Error::new)?;
+        if text.len() > limits.message_bytes_max {
+            kept.fired.add_asked(Limit::MessageBytes, text.len());
+            let max = limits.message_bytes_max;
+            return Ok(Err(format!(
+                "the reply is longer than message-bytes-max, {max} bytes; the operator can raise it"
+            )));
+        }
+        // A server's reply may have what callers cannot read, which no history takes.
+        let message = match wire::object(text) {
+            Ok(message) => message,
+            Err(what) => return Ok(Err(format!("the reply cannot be kept: its message is {what}"))),
+        };
+        if let Err(over) = kept.charge(message_bytes([text]), limits) {
+            return Ok(Err(over.0));
+        }
+        kept.sample(sample).map_err(wasmtime::Error::new)?.messages.push(message);
+        Ok(Ok(()))
+    }
+}
+
+/// A failure in the words for its model.
+fn said(asked: Asked, failure: &ChatFailure) -> String {
+    match (asked, failure) {
+        (Asked::Model, failure) => failure.to_string(),
+        (Asked::Judge, ChatFailure::Refused { status, body }) => {
+            format!("the judge's server answered {status}: {body}")
+        }
+        (Asked::Judge, ChatFailure::Unavailable { attempts, reason }) => {
+            format!("the judge's server gave no completion in {attempts} attempts: {reason}")
+        }
+        (Asked::Judge, ChatFailure::Host { attempts, reason }) => {
+            format!("the host could not ask the judge in {attempts} attempts: {reason}")
+        }
+    }
+}
+
+fn told(asked: Asked, why: NoAnswer) -> Error {
+    match why {
+        NoAnswer::NotKept(limit) => Error::BudgetSpent(limit),
+        NoAnswer::Failed(ChatFailure::Refused { status, body }) => Error::Refused((status, body)),
+        NoAnswer::Failed(ChatFailure::Unavailable { attempts, reason }) => {
+            Error::Unavailable(format!("no completion in {attempts} attempts: {reason}"))
+        }
+        NoAnswer::Failed(failure @ ChatFailure::Host { .. }) => Error::Unavailable(said(asked, &failure)),
     }
 }
 

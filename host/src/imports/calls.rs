@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio_util::task::AbortOnDropHandle;
 use wasmtime::component::Resource;
 
-use super::bindings::rollout::plugin::{calls, chat, judge, types};
+use super::bindings::rollout::plugin::{calls, models, types};
 use super::{Ended, Imports};
 use crate::budget::Charge;
 use crate::telemetry::Limit;
@@ -17,17 +17,22 @@ use crate::wire::openai::Completion;
 /// What came of a call, in the terms of the interface that started it. A reply stays the
 /// bytes that the record has of it until a guest asks for it.
 pub(super) enum CallOutcome {
-    Chat(Result<Completion, chat::Error>),
-    Judge(Result<Completion, judge::Error>),
+    Model(ModelAnswer),
     Tool(types::ToolResult),
+}
+
+/// What came of asking a model.
+pub(super) struct ModelAnswer {
+    pub answer: Result<Completion, models::Error>,
+    /// The sample whose history the reply is to be kept in, when the guest is given it.
+    pub keep_for: Option<usize>,
 }
 
 impl CallOutcome {
     /// The guest tried to finish this through an interface that did not start it.
     pub(super) fn not_of(&self, interface: &'static str) -> wasmtime::Error {
         let starter = match self {
-            Self::Chat(_) => "chat",
-            Self::Judge(_) => "judge",
+            Self::Model(_) => "models",
             Self::Tool(_) => "tools",
         };
         wasmtime::Error::new(Ended::WrongCall(interface, starter))

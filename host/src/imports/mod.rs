@@ -10,12 +10,12 @@
 mod artifacts;
 mod ask;
 mod calls;
-mod chat;
 mod clockwork;
 mod context;
+mod exchange;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
-mod judge;
+mod models;
 mod lent;
 mod log;
 mod record;
@@ -40,10 +40,8 @@ pub(crate) mod bindings {
         world: "rollout:host/host",
         imports: {
             "rollout:plugin/calls.wait": async | trappable,
-            "rollout:plugin/chat.complete": async | trappable,
-            "rollout:plugin/chat.finish": async | trappable,
-            "rollout:plugin/judge.complete": async | trappable,
-            "rollout:plugin/judge.finish": async | trappable,
+            "rollout:plugin/models.complete": async | trappable,
+            "rollout:plugin/models.finish": async | trappable,
             "rollout:plugin/tools.execute": async | trappable,
             "rollout:plugin/tools.finish": async | trappable,
             default: trappable,
@@ -71,10 +69,10 @@ use crate::wire::openai::Params;
 
 use clockwork::GuestClock;
 
+pub use exchange::{Exchange, ExchangeOutcome, Lists, ModelCalls, Part, in_common};
 pub use lent::{LentTool, LentTools, ToolAnswer, ToolRequest, error_text};
 pub use record::{
-    ArtifactFile, Exchange, ExchangeOutcome, JudgeExchange, JudgeFailure, LogEntry, LogLevel, Meter, Record,
-    Recorded, SampleRecord, Spent, ToolUse, message_bytes,
+    ArtifactFile, JudgeFailure, LogEntry, LogLevel, Meter, Record, Recorded, SampleRecord, Spent, ToolUse, message_bytes,
 };
 
 /// What an instance was made to do.
@@ -357,10 +355,9 @@ pub(crate) fn add_to_linker<T: Send + 'static>(
     plugin::context::add_to_linker::<T, HasSelf<Imports>>(linker, imports)?;
     plugin::samples::add_to_linker::<T, HasSelf<Imports>>(linker, imports)?;
     plugin::calls::add_to_linker::<T, HasSelf<Imports>>(linker, imports)?;
-    plugin::chat::add_to_linker::<T, HasSelf<Imports>>(linker, imports)?;
+    plugin::models::add_to_linker::<T, HasSelf<Imports>>(linker, imports)?;
     plugin::tools::add_to_linker::<T, HasSelf<Imports>>(linker, imports)?;
     plugin::artifacts::add_to_linker::<T, HasSelf<Imports>>(linker, imports)?;
     plugin::log::add_to_linker::<T, HasSelf<Imports>>(linker, imports)?;
-    plugin::judge::add_to_linker::<T, HasSelf<Imports>>(linker, imports)?;
     plugin::observations::add_to_linker::<T, HasSelf<Imports>>(linker, imports)
 }

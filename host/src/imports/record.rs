@@ -10,20 +10,20 @@ use bytes::Bytes;
 use serde_json::value::RawValue;
 
 use super::Ended;
+use super::exchange::ModelCalls;
 use crate::budget::{Charge, Holder, Use};
 use crate::error::Fault;
 use crate::id::SampleId;
 use crate::limits::Limits;
 use crate::telemetry::{Limit, LimitsFired, RolloutTrace, ToolKind, ToolOutcome};
 use crate::wire::messages::Messages;
-use crate::wire::openai::Usage;
 
 /// What a log entry takes besides its text, in bytes.
 const LOG_ENTRY_BYTES: usize = size_of::<LogEntry>();
 
 /// What a message costs of the record besides its text: its place in lists, and the
 /// allocator's. Without it half a million messages of two bytes would count as one MiB.
-const MESSAGE_BYTES: usize = 32;
+pub(super) const MESSAGE_BYTES: usize = 32;
 
 /// What a field or a metric of a sample costs besides its name and value.
 pub(super) const FIELD_BYTES: usize = 128;
@@ -48,32 +48,12 @@ pub struct SampleRecord {
     pub withdrawn: bool,
 }
 
-/// One call of the model as the host saw it.
-#[derive(Clone, Debug)]
-pub struct Exchange {
-    /// The sample that it was made for.
-    pub sample: SampleId,
-    /// The body as it was sent.
-    pub request: Bytes,
-    /// When it was sent first.
-    pub started_at: SystemTime,
-    /// From then to the end of the last try.
-    pub duration: Duration,
-    /// What came of it.
-    pub outcome: ExchangeOutcome,
-}
-
-/// One call of the judge as the host saw it. It belongs to no sample.
-#[derive(Clone, Debug)]
-pub struct JudgeExchange {
-    /// The body as it was sent.
-    pub request: Bytes,
-    /// When it was sent first.
-    pub started_at: SystemTime,
-    /// From then to the end of the last try.
-    pub duration: Duration,
-    /// What came of it.
-    pub outcome: ExchangeOutcome,
+impl SampleRecord {
+    /// One that nothing is known of yet.
+    pub(super) fn new(id: SampleId) -> Self {
+        let (metrics, fields) = (BTreeMap::new(), Arc::default());
+        Self { id, messages: Messages::default(), metrics, fields, withdrawn: false }
+    }
 }
 
 /// Why the judge is to blame if the grader gives up.
@@ -83,26 +63,6 @@ pub struct JudgeFailure {
     pub fault: Fault,
     /// What happened.
     pub reason: String,
-}
-
-/// What came of a call of the model.
-#[derive(Clone, Debug)]
-pub enum ExchangeOutcome {
-    /// The guest gave it up or was stopped before there was an answer.
-    Abandoned,
-    /// There was a completion.
-    Replied {
-        /// The body as it came.
-        body: Bytes,
-        /// Why the model stopped.
-        finish_reason: Option<String>,
-        /// What it cost, where the server said.
-        usage: Option<Usage>,
-        /// Tries that it took.
-        attempts: u32,
-    },
-    /// There was none.
-    Failed(String),
 }
 
 /// One call of a lent tool as the host saw it.
@@ -174,12 +134,12 @@ pub enum LogEntry {
 pub struct Recorded {
     /// The samples in the order in which they were opened.
     pub samples: Vec<SampleRecord>,
-    /// The calls of the model in the order in which they were made.
-    pub exchanges: Vec<Exchange>,
+    /// The calls of the model.
+    pub policy: ModelCalls,
     /// The calls of lent tools in the order in which they were asked for.
     pub tool_uses: Vec<ToolUse>,
-    /// The calls of the judge in the order in which they were made.
-    pub judged: Vec<JudgeExchange>,
+    /// The calls of the judge.
+    pub judge: ModelCalls,
     /// The files, sorted by name.
     pub artifacts: Vec<ArtifactFile>,
     /// The log.
@@ -311,11 +271,11 @@ impl Meter {
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     pub samples: Vec<SampleRecord>,
-    pub exchanges: Vec<Exchange>,
+    pub policy: ModelCalls,
     pub tool_uses: Vec<ToolUse>,
     /// How often each lent tool was called, by its place.
     pub tool_calls_made: BTreeMap<usize, u32>,
-    pub judged: Vec<JudgeExchange>,
+    pub judge: ModelCalls,
     pub artifacts: BTreeMap<String, Bytes>,
     pub artifact_bytes: usize,
     pub log: Vec<LogEntry>,
@@ -366,6 +326,16 @@ impl Kept {
     /// stopped within a call comes to the end of it with nothing left to write to.
     pub fn sample(&mut self, place: usize) -> Result<&mut SampleRecord, Ended> {
         self.samples.get_mut(place).ok_or(Ended::Over)
+    }
+
+    /// Puts messages in the place of a sample's history. The old one stays where a request
+    /// carried it.
+    pub fn replace_history(&mut self, place: usize, messages: Messages) -> Result<(), Ended> {
+        let old = std::mem::replace(&mut self.sample(place)?.messages, messages);
+        if !self.policy.replaced(place, &old) {
+            self.release(message_bytes(old.iter()));
+        }
+        Ok(())
     }
 
     /// Gives back bytes that were charged.
@@ -497,10 +467,10 @@ impl Record {
     pub fn spent(&self) -> Spent {
         let kept = self.read();
         let mut spent = Spent {
-            chat_calls: kept.exchanges.len() as u64,
+            chat_calls: kept.policy.exchanges().len() as u64,
             chat_retries: kept.chat_retries,
             tool_calls: kept.tool_uses.len() as u64,
-            judge_calls: kept.judged.len() as u64,
+            judge_calls: kept.judge.exchanges().len() as u64,
             judge_tokens: kept.judge_tokens,
             guest_cpu: Duration::from_nanos(self.meter.cpu_nanos.load(Ordering::Relaxed)),
             memory_bytes_peak: self.meter.memory_bytes_peak.load(Ordering::Relaxed),
@@ -514,12 +484,12 @@ impl Record {
             log_bytes: kept.log_bytes,
             ..Spent::default()
         };
-        for exchange in &kept.exchanges {
+        for exchange in kept.policy.exchanges() {
             spent.model_time = spent.model_time.saturating_add(exchange.duration);
-            let ExchangeOutcome::Replied { usage, .. } = &exchange.outcome else { continue };
+            let Some(completion) = exchange.completion() else { continue };
             spent.chat_replies += 1;
             spent.chat_time = spent.chat_time.saturating_add(exchange.duration);
-            if let Some(usage) = usage {
+            if let Some(usage) = &completion.usage {
                 // The numbers are the model server's own words.
                 spent.prompt_tokens = spent.prompt_tokens.saturating_add(usage.prompt_tokens);
                 spent.completion_tokens = spent.completion_tokens.saturating_add(usage.completion_tokens);
@@ -571,12 +541,37 @@ impl Record {
 
     /// The samples that the model was asked for.
     pub fn asked(&self) -> HashSet<SampleId> {
-        self.read().exchanges.iter().map(|exchange| exchange.sample.clone()).collect()
+        self.read().policy.exchanges().iter().filter_map(|exchange| exchange.sample.clone()).collect()
     }
 
     /// A keyed hash of the id of each call of a host-provided tool.
     pub fn tool_call_ids(&self, hasher: &impl BuildHasher) -> Vec<u64> {
         self.read().tool_uses.iter().map(|call| hasher.hash_one(call.call_id.as_str())).collect()
+    }
+
+    /// Makes what a workflow gave back the history and the measurements of its one sample,
+    /// which is made where there is none; the error is how many there are.
+    pub fn settle(
+        &self,
+        only: SampleId,
+        messages: Option<Messages>,
+        metrics: Vec<(String, f64)>,
+    ) -> Result<(), usize> {
+        let mut kept = self.read();
+        if messages.is_some() && kept.samples.is_empty() {
+            kept.samples.push(SampleRecord::new(only));
+        }
+        if kept.samples.len() > 1 {
+            return Err(kept.samples.len());
+        }
+        if let Some(messages) = messages {
+            // There is one.
+            let _ = kept.replace_history(0, messages);
+        }
+        if let Some(sample) = kept.samples.first_mut() {
+            sample.metrics.extend(metrics);
+        }
+        Ok(())
     }
 
     /// Changes the samples between workflow and grader, or after the grader.
@@ -610,9 +605,9 @@ impl Record {
         let kept = std::mem::take(&mut *self.read());
         Recorded {
             samples: kept.samples,
-            exchanges: kept.exchanges,
+            policy: kept.policy,
             tool_uses: kept.tool_uses,
-            judged: kept.judged,
+            judge: kept.judge,
             artifacts: kept
                 .artifacts
                 .into_iter()

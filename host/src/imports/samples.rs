@@ -1,6 +1,5 @@
 //! `samples`: what a workflow registers for grading and training.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use wasmtime::component::Resource;
@@ -30,14 +29,15 @@ impl From<OverLimit> for RecordError {
 }
 
 impl Imports {
-    /// Checks messages one by one and gives them as they are kept. A guest's list may have
-    /// millions of them, so each is gone before the next one is looked at.
-    fn checked(&self, messages: Vec<String>) -> Result<Messages, RecordError> {
-        let mut checked = Messages::with_capacity(messages.iter().map(String::len).sum());
-        for (at, text) in messages.into_iter().enumerate() {
+    /// Checks messages one by one, which have so many before them and so many bytes, and gives
+    /// them as they are kept. A guest's list may have millions of them, so each is gone before
+    /// the next one is looked at.
+    pub(super) fn checked(messages: impl ExactSizeIterator<Item = String>, from: usize, bytes: usize) -> Result<Messages, String> {
+        let mut checked = Messages::with_capacity(bytes);
+        for (at, text) in messages.enumerate() {
             match wire::object(&text) {
                 Ok(raw) => checked.push(raw),
-                Err(what) => return Err(RecordError::Invalid(format!("messages[{at}] is {what}"))),
+                Err(what) => return Err(format!("messages[{}] is {what}", from + at)),
             }
         }
         checked.shrink();
@@ -57,7 +57,7 @@ impl Imports {
     /// Keeps messages after those that are there, or in their place. They are charged before
     /// anything is copied; on replacing, both histories are for a moment, so that a refusal
     /// changes nothing.
-    fn keep(
+    pub(super) fn keep(
         &mut self,
         sample: &Resource<OpenSample>,
         messages: Vec<String>,
@@ -74,24 +74,23 @@ impl Imports {
             return Ok(Err(over.into()));
         }
         drop(kept);
-        let checked = self.checked(messages);
+        let bytes = messages.iter().map(String::len).sum();
+        let checked = Self::checked(messages.into_iter(), 0, bytes);
         let mut kept = self.record.lock();
         let messages = match checked {
             Ok(messages) => messages,
-            Err(error) => {
+            Err(what) => {
                 kept.release(charged);
-                return Ok(Err(error));
+                return Ok(Err(RecordError::Invalid(what)));
             }
         };
         // White space around a message is not kept.
         let size = |messages: &Messages| message_bytes(messages.iter());
         kept.release(charged - size(&messages));
-        let sample = kept.sample(place).map_err(wasmtime::Error::new)?;
         if in_place {
-            let old = std::mem::replace(&mut sample.messages, messages);
-            kept.release(size(&old));
+            kept.replace_history(place, messages).map_err(wasmtime::Error::new)?;
         } else {
-            sample.messages.append(messages);
+            kept.sample(place).map_err(wasmtime::Error::new)?.messages.append(messages);
         }
         Ok(Ok(()))
     }
@@ -133,13 +132,7 @@ impl samples::HostSample for Imports {
         if kept.samples.iter().any(|sample| sample.id == id) {
             return Ok(Err(OpenError::Taken(id.as_str().to_owned())));
         }
-        kept.samples.push(SampleRecord {
-            id: id.clone(),
-            messages: Messages::default(),
-            metrics: BTreeMap::new(),
-            fields: Arc::default(),
-            withdrawn: false,
-        });
+        kept.samples.push(SampleRecord::new(id.clone()));
         drop(kept);
         Ok(Ok(self.table.push(OpenSample { place, id })?))
     }

@@ -13,6 +13,7 @@ mod cpu;
 mod memory;
 mod permit;
 mod ticker;
+mod workflow;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,13 +25,14 @@ use wasmtime_wasi::{I32Exit, WasiCtx, WasiCtxView, WasiView};
 
 use crate::error::Fault;
 use crate::imports::bindings::exports::rollout::plugin::{
-    agent_loop as loop_export, grader, settings, tool, workflow,
+    agent_loop as loop_export, grader, settings, tool, workflow as workflow_export,
 };
 use crate::imports::bindings::rollout::plugin::types;
 use crate::imports::{self, Ended, Imports, Record};
 use crate::limits::Limits;
 use crate::telemetry::Limit;
 pub use agent_loop::{LoopOutcome, LoopRequest};
+pub use workflow::WorkflowOutcome;
 pub(crate) use busy::BusyThreads;
 use cpu::CpuMeter;
 use memory::MemoryLimit;
@@ -79,7 +81,7 @@ struct Linked {
     /// What the engine keeps for an instance beside its memories and tables.
     kept_bytes: usize,
     pre: InstancePre<InstanceState>,
-    workflow: Option<workflow::GuestIndices>,
+    workflow: Option<workflow_export::GuestIndices>,
     agent_loop: Option<loop_export::GuestIndices>,
     grader: Option<grader::GuestIndices>,
     tool: Option<tool::GuestIndices>,
@@ -98,7 +100,7 @@ impl LinkedPlugin {
         Ok(Self(Arc::new(Linked {
             busy,
             kept_bytes: usize::try_from(kept_bytes).unwrap_or(usize::MAX),
-            workflow: forms.workflow.then(|| workflow::GuestIndices::new(&pre)).transpose()?,
+            workflow: forms.workflow.then(|| workflow_export::GuestIndices::new(&pre)).transpose()?,
             agent_loop: forms.agent_loop.then(|| loop_export::GuestIndices::new(&pre)).transpose()?,
             grader: forms.grader.then(|| grader::GuestIndices::new(&pre)).transpose()?,
             tool: forms.tool.then(|| tool::GuestIndices::new(&pre)).transpose()?,
@@ -246,17 +248,17 @@ macro_rules! in_guest {
     }};
 }
 
-/// Runs a workflow from the prompt's messages. Gives back the messages that it
-/// returned, if it returned any; they are text that nobody has checked.
+/// Runs a workflow from the prompt's messages. What it gives back is text and numbers that
+/// nobody has checked.
 pub(crate) fn run_workflow(
     plugin: &LinkedPlugin,
     imports: Imports,
     bounds: Bounds,
     prompt: Vec<String>,
-) -> impl Future<Output = Result<Option<Vec<String>>, RunError>> {
+) -> impl Future<Output = Result<WorkflowOutcome, RunError>> {
     in_guest!(plugin, imports, bounds, workflow or "workflow", |store, guest| {
         let result = guest.call_run(&mut store, &prompt).await;
-        Ok(result.map_err(|error| running(&store, &error))??)
+        Ok(result.map_err(|error| running(&store, &error))??.into())
     })
 }
 

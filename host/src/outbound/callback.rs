@@ -10,7 +10,7 @@ use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
 use super::endpoint::bearer;
 use super::retry::{Meaning, RetryPolicy, Tries};
 use super::secrets::{Secret, Secrets};
-use super::transport::{Answer, Target, Transport, Unanswered, Use, named};
+use super::transport::{Answer, Outgoing, Target, Transport, Unanswered, Use, named};
 use crate::error::Fault;
 use crate::http1::Broken;
 use crate::telemetry::{CallbackOutcome, Metrics};
@@ -115,7 +115,8 @@ impl CallbackClient {
 
     async fn attempt(&self, address: &Address, body: &[u8]) -> Result<Answer, Missed> {
         let turn = self.transport.turn(&address.target, Use::Callback).await;
-        let request = address.target.request(&address.headers, body);
+        let bytes = address.target.request(&address.headers, body);
+        let request = Outgoing { bytes, _charge: None };
         let sent = turn.post(&address.target, request, ACKNOWLEDGEMENT_BYTES_MAX);
         match tokio::time::timeout(self.policy.attempt_time_max, sent).await {
             Ok(Ok(answer)) => Ok(answer),

@@ -8,7 +8,8 @@ use bytes::Bytes;
 use super::endpoint::{ModelEndpoint, RoutingHeaders};
 use super::observer::{Observer, Retry, Watched};
 use super::retry::{Meaning, RetryPolicy, Tries};
-use super::transport::{Answer, Transport, Turn, Unanswered, Use, named};
+use super::transport::{Answer, Outgoing, Transport, Turn, Unanswered, Use, named};
+use crate::budget::Charge;
 use crate::error::Fault;
 use crate::http1::Broken;
 use crate::telemetry::{Asked, Limit, Metrics, ModelOutcome};
@@ -22,13 +23,19 @@ const REFUSAL_BYTES_SHOWN: usize = 2048;
 /// milliseconds, which others would wait for.
 const READ_IN_PLACE_BYTES_MAX: usize = 256 << 10;
 
+/// What is sent, made anew for each try: while an answer is waited for, which may take minutes,
+/// nobody holds it.
+pub trait RequestBody: Send + Sync {
+    /// The body, with what it is charged to while it is there; an error where there is no room
+    /// for it, or nothing more to ask for.
+    fn make(&self) -> Result<(Vec<u8>, Option<Charge>), String>;
+}
+
 /// A reply, read and whole.
 #[derive(Debug)]
 pub struct ChatReply {
-    /// What a guest is told.
+    /// What a guest is told. The body is without the endpoint's secrets.
     pub completion: Completion,
-    /// The body as it came, without the endpoint's secrets.
-    pub body: Bytes,
     /// Tries that it took.
     pub attempts: u32,
 }
@@ -137,12 +144,12 @@ impl ChatClient {
         &self,
         endpoint: &ModelEndpoint,
         routing: &RoutingHeaders,
-        body: Bytes,
+        body: &dyn RequestBody,
     ) -> Result<ChatReply, ChatFailure> {
         match &self.observer {
-            None => self.exchange(endpoint, routing, &body, None).await,
+            None => self.exchange(endpoint, routing, body, None).await,
             // Boxed, because thousands wait for the other.
-            Some(observer) => Box::pin(self.watched_exchange(&**observer, endpoint, routing, &body)).await,
+            Some(observer) => Box::pin(self.watched_exchange(&**observer, endpoint, routing, body)).await,
         }
     }
 
@@ -151,25 +158,27 @@ impl ChatClient {
         observer: &dyn Observer,
         endpoint: &ModelEndpoint,
         routing: &RoutingHeaders,
-        body: &Bytes,
+        body: &dyn RequestBody,
     ) -> Result<ChatReply, ChatFailure> {
-        let call = Watched { asked: self.asked, sample_id: routing.sample_id(), request: body };
+        let (request, _charge) = body.make().map_err(|reason| ChatFailure::Host { attempts: 0, reason })?;
+        let request = Bytes::from(request);
+        let call = Watched { asked: self.asked, sample_id: routing.sample_id(), request: &request };
         observer.asking(call).await;
         let result = self.exchange(endpoint, routing, body, Some((observer, call))).await;
-        let instead = observer.answered(call, result.as_ref().map(|reply| &reply.body)).await;
+        let instead = observer.answered(call, result.as_ref().map(|reply| reply.completion.body())).await;
         let Some(body) = instead else { return result };
         let completion = Completion::parse(&body).map_err(|reason| ChatFailure::Unavailable {
             attempts: 1,
             reason: format!("what was put in the place of its answer is no chat completion: {reason}"),
         })?;
-        Ok(ChatReply { completion, body, attempts: result.map_or(1, |reply| reply.attempts) })
+        Ok(ChatReply { completion, attempts: result.map_or(1, |reply| reply.attempts) })
     }
 
     async fn exchange(
         &self,
         endpoint: &ModelEndpoint,
         routing: &RoutingHeaders,
-        body: &Bytes,
+        body: &dyn RequestBody,
         watched: Option<(&dyn Observer, Watched<'_>)>,
     ) -> Result<ChatReply, ChatFailure> {
         let call = self.metrics.model_call(self.asked);
@@ -177,12 +186,12 @@ impl ChatClient {
         let mut tries = Tries::of(policy);
         let failure = loop {
             let (reason, asked, is_hosts) = match self.attempt(endpoint, routing, body, policy).await {
-                Ok((completion, body)) => {
+                Ok(completion) => {
                     if let Some(usage) = &completion.usage {
                         call.used_tokens(usage.prompt_tokens, usage.completion_tokens);
                     }
                     call.ended(ModelOutcome::Replied);
-                    return Ok(ChatReply { completion, body, attempts: tries.failures() + 1 });
+                    return Ok(ChatReply { completion, attempts: tries.failures() + 1 });
                 }
                 Err(Miss::Final(failure)) => break failure,
                 Err(Miss::Again { reason, asked, is_hosts }) => (reason, asked, is_hosts),
@@ -219,9 +228,9 @@ impl ChatClient {
         &self,
         endpoint: &ModelEndpoint,
         routing: &RoutingHeaders,
-        body: &Bytes,
+        body: &dyn RequestBody,
         policy: &RetryPolicy,
-    ) -> Result<(Completion, Bytes), Miss> {
+    ) -> Result<Completion, Miss> {
         // Nobody closes it, so there is a place sooner or later, and none where there is
         // no limit.
         let _place = match endpoint.manner() {
@@ -242,15 +251,13 @@ impl ChatClient {
             };
         match policy.statuses.meaning(status) {
             Meaning::Taken => {
-                let (body, completion) = Box::pin(read(body, endpoint)).await;
-                let completion = completion.map_err(|what| {
+                Box::pin(read(body, endpoint)).await.map_err(|what| {
                     let reason = format!("its answer is no chat completion: {what}");
                     match policy.statuses.repeats_unreadable() {
                         true => again(reason),
                         false => Miss::Final(ChatFailure::Unavailable { attempts: 1, reason }),
                     }
-                })?;
-                Ok((completion, body))
+                })
             }
             Meaning::Again => {
                 let reason = format!("it answered {}: {}", named(status), shown(&body, endpoint));
@@ -267,9 +274,9 @@ impl ChatClient {
         turn: Turn,
         endpoint: &ModelEndpoint,
         routing: &RoutingHeaders,
-        body: &[u8],
+        body: &dyn RequestBody,
     ) -> Result<Answer, Miss> {
-        let request = endpoint.target.request(&endpoint.headers(routing), body);
+        let request = request(endpoint, routing, body)?;
         turn.post(&endpoint.target, request, self.reply_bytes_max).await.map_err(|unanswered| {
             let is_hosts = matches!(unanswered, Unanswered::Host(_));
             match unanswered {
@@ -291,23 +298,32 @@ impl ChatClient {
     }
 }
 
+/// The whole request. Its body is gone when this is back.
+fn request(
+    endpoint: &ModelEndpoint,
+    routing: &RoutingHeaders,
+    body: &dyn RequestBody,
+) -> Result<Outgoing, Miss> {
+    let made = body.make();
+    let (body, charge) =
+        made.map_err(|reason| Miss::Final(ChatFailure::Host { attempts: 1, reason }))?;
+    let bytes = endpoint.target.request(&endpoint.headers(routing), &body);
+    Ok(Outgoing { bytes, _charge: charge })
+}
+
 fn again(reason: String) -> Miss {
     Miss::Again { reason, asked: None, is_hosts: false }
 }
 
-/// A reply without the endpoint's secrets, and what is in it.
-async fn read(body: Bytes, endpoint: &ModelEndpoint) -> (Bytes, Result<Completion, String>) {
-    let read = |body: Bytes, secrets: &super::Secrets| {
-        let body = secrets.cut_from_reply(body);
-        let completion = Completion::parse(&body);
-        (body, completion)
-    };
+/// A reply without the endpoint's secrets.
+async fn read(body: Bytes, endpoint: &ModelEndpoint) -> Result<Completion, String> {
+    let read = |body: Bytes, secrets: &super::Secrets| Completion::parse(&secrets.cut_from_reply(body));
     if body.len() <= READ_IN_PLACE_BYTES_MAX {
         return read(body, &endpoint.secrets);
     }
     let secrets = endpoint.secrets.clone();
     let done = tokio::task::spawn_blocking(move || read(body, &secrets)).await;
-    done.unwrap_or_else(|error| (Bytes::new(), Err(format!("reading it failed: {error}"))))
+    done.unwrap_or_else(|error| Err(format!("reading it failed: {error}")))
 }
 
 /// The beginning of an answer for an error message, which a guest may read: a server

@@ -22,7 +22,7 @@ mod transport;
 mod url_template;
 
 pub use callback::{Acknowledged, CallbackClient, Undelivered};
-pub use chat::{ChatClient, ChatFailure, ChatReply};
+pub use chat::{ChatClient, ChatFailure, ChatReply, RequestBody};
 pub use endpoint::{InvalidEndpoint, Manner, ModelEndpoint, RoutingHeaders};
 pub use environment::{SecretText, is_variable};
 pub use http_tool::{AllowedHost, HttpTool, HttpToolSettings, RemoteFailure};

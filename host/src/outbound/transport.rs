@@ -23,6 +23,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::tls::Tls;
+use crate::budget::Charge;
 use crate::http1::{Broken, Connection};
 use idle::Idle;
 pub(super) use target::Target;
@@ -52,6 +53,12 @@ pub(super) enum Unanswered {
     /// What came, or did not come, over the connection.
     #[error(transparent)]
     Broken(#[from] Broken),
+}
+
+/// A [request](Target::request) with what it is charged to until it is sent, where it is.
+pub(super) struct Outgoing {
+    pub bytes: Vec<u8>,
+    pub _charge: Option<Charge>,
 }
 
 /// What a server answered.
@@ -178,11 +185,11 @@ impl Transport {
 }
 
 impl Turn {
-    /// Sends a [request](Target::request) and reads the answer, up to so many bytes of it.
+    /// Sends a request and reads the answer, up to so many bytes of it.
     pub async fn post(
         self,
         target: &Target,
-        request: Vec<u8>,
+        request: Outgoing,
         answer_bytes_max: usize,
     ) -> Result<Answer, Unanswered> {
         let Self { transport, line, _for_model } = self;
@@ -192,7 +199,7 @@ impl Turn {
             Line::New(permit) => Open { connection: Box::pin(transport.open(target)).await?, permit },
         };
         connection.limit_bodies(answer_bytes_max);
-        connection.send(&request).await.map_err(blame)?;
+        connection.send(&request.bytes).await.map_err(blame)?;
         // The answer may take minutes.
         drop(request);
         let message = connection.receive_response().await?;

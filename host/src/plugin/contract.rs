@@ -10,8 +10,8 @@ pub const CONTRACT_VERSION: &str = "0.1.0";
 const PACKAGE: &str = "rollout:plugin/";
 
 /// The contract's interfaces that a plugin may import.
-const OFFERED: [&str; 10] =
-    ["types", "context", "samples", "calls", "chat", "tools", "artifacts", "log", "observations", "judge"];
+const OFFERED: [&str; 9] =
+    ["types", "context", "samples", "calls", "models", "tools", "artifacts", "log", "observations"];
 
 /// Something that a component imports or exports.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -223,8 +223,8 @@ mod tests {
         fn check(name: &str, expected: Grant) {
             assert_eq!(Grant::of(name), expected, "{name}");
         }
-        check("rollout:plugin/chat@0.1.0", Grant::Granted);
-        check("rollout:plugin/chat@0.9.0", Grant::Missing);
+        check("rollout:plugin/models@0.1.0", Grant::Granted);
+        check("rollout:plugin/models@0.9.0", Grant::Missing);
         check("rollout:plugin/other@0.1.0", Grant::Missing);
         check("wasi:io/streams@0.2.6", Grant::Granted);
         check("wasi:clocks/wall-clock@0.2.0", Grant::Granted);

@@ -117,17 +117,21 @@ pub(super) struct Job {
 
 /// The documents of a rollout: one where it has one sample or none, else one a sample.
 fn documents<'a>(job: &'a Job, finished: &'a Finished) -> Vec<Document<'a>> {
-    let Recorded { exchanges, tool_uses, .. } = &job.recorded;
+    let Recorded { policy, samples, tool_uses, .. } = &job.recorded;
+    let exchanges = policy.exchanges();
     let owners = tools::owners(&finished.samples, exchanges, tool_uses);
     let document = |place: usize, file_name: String| {
         let sample = finished.samples.get(place);
-        let is_its = |exchange: &&Exchange| sample.is_none_or(|sample| exchange.sample == sample.record.id);
+        let is_its = |exchange: &&Exchange| {
+            sample.is_none_or(|sample| exchange.sample.as_ref() == Some(&sample.record.id))
+        };
         let uses = tool_uses.iter().zip(&owners).filter(|(_, owner)| **owner == place);
         Document {
             job,
             finished,
             sample,
             file_name,
+            lists: policy.among(samples),
             exchanges: exchanges.iter().filter(is_its).collect(),
             tool_uses: uses.map(|(call, _)| call).collect(),
         }

@@ -3,14 +3,13 @@
 
 use std::fmt;
 
-use bytes::Bytes;
 use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::Number;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::kind;
-use super::openai::{InvalidRequest, read_objects};
+use super::openai::{Frame, InvalidRequest};
 use super::params::{AllowedParams, Params, read_params};
 
 /// The most texts of a parameter that is a list of them. Servers take four or so.
@@ -51,24 +50,19 @@ pub enum ToolsRule {
 }
 
 impl ClosedBody {
-    /// Builds the body. Messages go in as they are, a parameter as the guest wrote it,
-    /// else as the caller did, else with its default.
-    pub fn build(
+    /// Builds a request but for its messages. A parameter goes in as the guest wrote it, else
+    /// as the caller did, else with its default.
+    pub fn frame(
         &self,
         model: &str,
-        messages: &[String],
         tools: &[String],
         params: Option<&str>,
         defaults: &Params,
         allowed: &AllowedParams,
-    ) -> Result<Bytes, InvalidRequest> {
+    ) -> Result<Frame, InvalidRequest> {
         if !tools.is_empty() && self.tools == ToolsRule::Unknown {
             return Err(InvalidRequest::ToolsNotTaken);
         }
-        if messages.is_empty() {
-            return Err(InvalidRequest::NoMessages);
-        }
-        let messages = read_objects(messages, InvalidRequest::Message)?;
         let asked = read_params(params, allowed)?;
         let mut given = Vec::with_capacity(self.params.len());
         for (name, param) in &self.params {
@@ -77,8 +71,7 @@ impl ClosedBody {
                 given.push((*name, value));
             }
         }
-        let body = Body { model, messages, fixed: &self.fixed, given };
-        serde_json::to_vec(&body).map(Bytes::from).map_err(|error| InvalidRequest::Params(error.to_string()))
+        Frame::new(model, &Fields { fixed: &self.fixed, given })
     }
 }
 
@@ -161,18 +154,14 @@ fn raw<T: Serialize + ?Sized>(value: &T) -> Result<Box<RawValue>, InvalidRequest
 }
 
 /// The fields in the order in which they are sent.
-struct Body<'a> {
-    model: &'a str,
-    messages: Vec<&'a RawValue>,
+struct Fields<'a> {
     fixed: &'a [(&'static str, Box<RawValue>)],
     given: Vec<(&'static str, Box<RawValue>)>,
 }
 
-impl Serialize for Body<'_> {
+impl Serialize for Fields<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("model", self.model)?;
-        map.serialize_entry("messages", &self.messages)?;
         for (name, value) in self.fixed.iter().chain(&self.given) {
             map.serialize_entry(name, value)?;
         }
@@ -200,18 +189,14 @@ mod tests {
     }
 
     fn build(tools: &[&str], params: &str, caller: &str) -> Result<String, String> {
-        let messages = [r#"{"role":"user","x":1.10}"#.to_owned()];
         let tools: Vec<String> = tools.iter().map(|tool| (*tool).to_owned()).collect();
         let caller = caller_params(object(caller).unwrap());
-        let body = form(ToolsRule::Known).build(
-            "m",
-            &messages,
-            &tools,
-            Some(params),
-            &caller,
-            &AllowedParams::default(),
-        );
-        body.map(|body| String::from_utf8(body.to_vec()).unwrap()).map_err(|error| error.to_string())
+        let form = form(ToolsRule::Known);
+        let frame = form.frame("m", &tools, Some(params), &caller, &AllowedParams::default());
+        let messages = || [r#"{"role":"user","x":1.10}"#].into_iter();
+        frame
+            .map(|frame| String::from_utf8(frame.around(messages(), 0)).unwrap())
+            .map_err(|error| error.to_string())
     }
 
     #[test]
@@ -256,16 +241,9 @@ mod tests {
 
     #[test]
     fn tools_that_the_server_does_not_know_are_refused() {
-        let messages = ["{}".to_owned()];
         let tools = ["{}".to_owned()];
-        let body = form(ToolsRule::Unknown).build(
-            "m",
-            &messages,
-            &tools,
-            None,
-            &Params::new(),
-            &AllowedParams::default(),
-        );
-        assert_eq!(body, Err(InvalidRequest::ToolsNotTaken));
+        let allowed = AllowedParams::default();
+        let frame = form(ToolsRule::Unknown).frame("m", &tools, None, &Params::new(), &allowed);
+        assert_eq!(frame, Err(InvalidRequest::ToolsNotTaken));
     }
 }

@@ -74,6 +74,11 @@ impl Messages {
         self.0.text.len()
     }
 
+    /// Whether both are the same list, and not only equal ones.
+    pub fn is_same_list(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// The bytes of memory that they take.
     pub fn memory_bytes(&self) -> usize {
         self.0.text.capacity() + self.0.ends.capacity() * size_of::<usize>()

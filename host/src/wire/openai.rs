@@ -50,20 +50,65 @@ pub enum InvalidRequest {
     ToolsNotTaken,
 }
 
-/// Builds the body of a request. Messages, tools and parameters go in as they are;
-/// defaults where the parameters do not have them.
-pub fn request_body(
+/// A request's body but for its messages, which the record has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Frame {
+    text: Bytes,
+    messages_at: usize,
+}
+
+impl Frame {
+    /// A frame with these fields after the messages.
+    pub(crate) fn new(model: &str, fields: &impl Serialize) -> Result<Self, InvalidRequest> {
+        let wrong = |error: serde_json::Error| InvalidRequest::Params(error.to_string());
+        let mut text = b"{\"model\":".to_vec();
+        serde_json::to_writer(&mut text, model).map_err(wrong)?;
+        text.extend_from_slice(b",\"messages\":");
+        let messages_at = text.len();
+        // Every part is valid JSON already, and no key is anything but a string.
+        serde_json::to_writer(&mut text, fields).map_err(wrong)?;
+        match text.get(messages_at..) {
+            Some(b"{}") => drop(text.remove(messages_at)),
+            _ => text[messages_at] = b',',
+        }
+        text.shrink_to_fit();
+        Ok(Self { text: text.into(), messages_at })
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> usize {
+        self.text.len()
+    }
+
+    /// The body with these messages, whose texts are about so many bytes.
+    pub fn around<'a>(&self, messages: impl Iterator<Item = &'a str>, text_bytes: usize) -> Vec<u8> {
+        let (before, after) = self.text.split_at(self.messages_at);
+        let mut body = Vec::with_capacity(self.text.len() + text_bytes + 2);
+        body.extend_from_slice(before);
+        body.push(b'[');
+        for (at, message) in messages.enumerate() {
+            if at > 0 {
+                body.push(b',');
+            }
+            body.extend_from_slice(message.as_bytes());
+        }
+        body.push(b']');
+        body.extend_from_slice(after);
+        body
+    }
+}
+
+/// Builds a request but for its messages. Tools and parameters go in as they are; defaults
+/// where the parameters do not have them.
+pub fn request_frame(
     model: &str,
-    messages: &[String],
     tools: &[String],
     params: Option<&str>,
     defaults: &Params,
     allowed: &AllowedParams,
-) -> Result<Bytes, InvalidRequest> {
+) -> Result<Frame, InvalidRequest> {
     #[derive(Serialize)]
-    struct Body<'a> {
-        model: &'a str,
-        messages: Vec<&'a RawValue>,
+    struct Fields<'a> {
         #[serde(skip_serializing_if = "Vec::is_empty")]
         tools: Vec<&'a RawValue>,
         // A missing `stream` means true to some servers of this protocol.
@@ -72,22 +117,16 @@ pub fn request_body(
         params: BTreeMap<Cow<'a, str>, &'a RawValue>,
     }
 
-    if messages.is_empty() {
-        return Err(InvalidRequest::NoMessages);
-    }
-    let messages = read_objects(messages, InvalidRequest::Message)?;
     let tools = read_objects(tools, InvalidRequest::Tool)?;
     let mut params = read_params(params, allowed)?;
     for (name, value) in defaults {
         params.entry(name.as_str().into()).or_insert(value);
     }
-    let body = Body { model, messages, tools, stream: false, params };
-    // Every part is valid JSON already, and no key is anything but a string.
-    serde_json::to_vec(&body).map(Bytes::from).map_err(|error| InvalidRequest::Params(error.to_string()))
+    Frame::new(model, &Fields { tools, stream: false, params })
 }
 
 /// Texts that are each one JSON object.
-pub(super) fn read_objects(
+fn read_objects(
     texts: &[String],
     wrong: impl Fn(usize, String) -> InvalidRequest,
 ) -> Result<Vec<&RawValue>, InvalidRequest> {
@@ -133,6 +172,7 @@ const FINISH_REASON_BYTES_MAX: usize = 256;
 /// What a guest needs of a reply: where it is in the body.
 #[derive(Clone, Debug)]
 pub struct Completion {
+    body: Bytes,
     message: Bytes,
     content: Bytes,
     tool_calls: Bytes,
@@ -168,6 +208,7 @@ impl Completion {
         let part =
             |raw: Option<&RawValue>| raw.map_or_else(Bytes::new, |raw| body.slice_ref(raw.get().as_bytes()));
         Ok(Self {
+            body: body.clone(),
             message: part(Some(message)),
             content: part(content),
             tool_calls: part(tool_calls),
@@ -175,6 +216,11 @@ impl Completion {
             // A usage in a shape of the server's own is no reason to lose the reply.
             usage: reply.usage.and_then(|raw| serde_json::from_str(raw.get()).ok()),
         })
+    }
+
+    /// The body as it came.
+    pub fn body(&self) -> &Bytes {
+        &self.body
     }
 
     /// The assistant's message as the server wrote it.
@@ -331,19 +377,21 @@ mod tests {
         texts.iter().map(|text| (*text).to_owned()).collect()
     }
 
+    fn body(frame: &Frame, messages: &[&str]) -> String {
+        String::from_utf8(frame.around(messages.iter().copied(), 0)).unwrap()
+    }
+
     #[test]
     fn a_request_carries_what_the_guest_wrote_and_what_the_host_decides() {
-        let body = request_body(
+        let frame = request_frame(
             "osmosis-rollout",
-            &strings(&[r#" {"role":"user","content":"hi","extra":1.10} "#]),
             &strings(&[r#"{"type":"function"}"#]),
             Some(r#"{"temperature":0.70,"seed":12345678901234567890123}"#),
             &Params::new(),
             &AllowedParams::default(),
-        )
-        .unwrap();
+        );
         assert_eq!(
-            std::str::from_utf8(&body).unwrap(),
+            body(&frame.unwrap(), &[r#"{"role":"user","content":"hi","extra":1.10}"#]),
             r#"{"model":"osmosis-rollout","messages":[{"role":"user","content":"hi","extra":1.10}],"tools":[{"type":"function"}],"stream":false,"seed":12345678901234567890123,"temperature":0.70}"#
         );
     }
@@ -352,33 +400,27 @@ mod tests {
     fn the_callers_parameters_hold_where_the_request_says_nothing_else() {
         let caller = r#"{"temperature":0.1,"top_p":0.90,"model":"x","stream":true,"n":4}"#;
         let defaults = caller_params(serde_json::from_str(caller).unwrap());
-        let messages = strings(&[r#"{"role":"user"}"#]);
         let allowed = AllowedParams::default();
-        let body =
-            request_body("m", &messages, &[], Some(r#"{"temperature":0.7}"#), &defaults, &allowed).unwrap();
+        let frame = request_frame("m", &[], Some(r#"{"temperature":0.7}"#), &defaults, &allowed).unwrap();
         assert_eq!(
-            std::str::from_utf8(&body).unwrap(),
-            r#"{"model":"m","messages":[{"role":"user"}],"stream":false,"temperature":0.7,"top_p":0.90}"#
+            body(&frame, &[r#"{"role":"user"}"#, "{}"]),
+            r#"{"model":"m","messages":[{"role":"user"},{}],"stream":false,"temperature":0.7,"top_p":0.90}"#
         );
     }
 
     #[test]
     fn a_wrong_request_is_refused_with_the_place() {
-        fn check(messages: &[&str], tools: &[&str], params: Option<&str>, expected: &str) {
-            let (messages, tools, allowed) = (strings(messages), strings(tools), AllowedParams::default());
-            let error = request_body("m", &messages, &tools, params, &Params::new(), &allowed).unwrap_err();
+        fn check(tools: &[&str], params: Option<&str>, expected: &str) {
+            let (tools, allowed) = (strings(tools), AllowedParams::default());
+            let error = request_frame("m", &tools, params, &Params::new(), &allowed).unwrap_err();
             assert!(error.to_string().starts_with(expected), "{error} / {expected}");
         }
-        let ok = r#"{"role":"user"}"#;
-        check(&[], &[], None, "messages is empty");
-        check(&[ok, "nonsense"], &[], None, "messages[1] is not valid JSON");
-        check(&[ok, "[]"], &[], None, "messages[1] is not a JSON object but an array");
-        check(&[ok], &["3"], None, "tools[0] is not a JSON object but a number");
-        check(&[ok], &[], Some("null"), "params is not a JSON object but null");
+        check(&["3"], None, "tools[0] is not a JSON object but a number");
+        check(&[], Some("null"), "params is not a JSON object but null");
         let many: Vec<String> = (0..=PARAMS_MAX).map(|at| format!("\"p{at}\":1")).collect();
         let many = format!("{{{}}}", many.join(","));
-        check(&[ok], &[], Some(&many), "params is an object of more than 256 members");
-        check(&[ok], &[], Some(r#"{"Model":1}"#), "params sets 'Model', which the host decides");
+        check(&[], Some(&many), "params is an object of more than 256 members");
+        check(&[], Some(r#"{"Model":1}"#), "params sets 'Model', which the host decides");
     }
 
     #[test]

@@ -109,7 +109,7 @@ pub mod raw_workflow {
                 import rollout:plugin/context@0.1.0;
                 import rollout:plugin/samples@0.1.0;
                 import rollout:plugin/calls@0.1.0;
-                import rollout:plugin/chat@0.1.0;
+                import rollout:plugin/models@0.1.0;
                 import rollout:plugin/tools@0.1.0;
                 import rollout:plugin/observations@0.1.0;
                 import rollout:plugin/artifacts@0.1.0;
@@ -122,11 +122,61 @@ pub mod raw_workflow {
         pub_export_macro: true,
         export_macro_name: "export_raw",
     });
-    pub use exports::rollout::plugin::workflow::{Failure, Guest};
+    pub use exports::rollout::plugin::workflow::Failure;
+    use exports::rollout::plugin::workflow::{Guest as Exported, Outcome};
     pub use rollout::plugin::*;
 
     #[doc(hidden)]
-    pub fn used<G: Guest>() {}
+    pub fn used<G: Exported>() {}
+
+    /// A workflow that gives back messages or nothing.
+    pub trait Guest {
+        fn run(prompt: Vec<String>) -> Result<Option<Vec<String>>, Failure>;
+    }
+
+    impl<G: Guest> Exported for G {
+        fn run(prompt: Vec<String>) -> Result<Outcome, Failure> {
+            let messages = <G as Guest>::run(prompt)?;
+            Ok(Outcome { messages, metrics: Vec::new() })
+        }
+    }
+
+    /// Asking the policy with a list of messages.
+    pub mod chat {
+        use super::rollout::plugin::calls::Call;
+        use super::rollout::plugin::models::{self, Conversation, Role};
+        use super::rollout::plugin::samples::Sample;
+        pub use models::{Completion, Error};
+
+        #[derive(Clone)]
+        pub struct Request {
+            pub messages: Vec<String>,
+            pub tools: Vec<String>,
+            pub params: Option<String>,
+        }
+
+        fn asked(request: &Request) -> models::Request {
+            let Request { messages, tools, params } = request.clone();
+            models::Request {
+                conversation: Conversation::Messages(messages),
+                tools,
+                params,
+                keep_reply: false,
+            }
+        }
+
+        pub fn complete(sample: &Sample, request: &Request) -> Result<Completion, Error> {
+            models::complete(Role::Policy, Some(sample), &asked(request))
+        }
+
+        pub fn start(sample: &Sample, request: &Request) -> Result<Call, Error> {
+            models::start(Role::Policy, Some(sample), &asked(request))
+        }
+
+        pub fn finish(call: Call) -> Result<Completion, Error> {
+            models::finish(call)
+        }
+    }
 }
 
 /// A grader's half of the contract, as generated code, with every import.
@@ -140,7 +190,7 @@ pub mod raw_grader {
                 import rollout:plugin/context@0.1.0;
                 import rollout:plugin/samples@0.1.0;
                 import rollout:plugin/calls@0.1.0;
-                import rollout:plugin/chat@0.1.0;
+                import rollout:plugin/models@0.1.0;
                 import rollout:plugin/tools@0.1.0;
                 import rollout:plugin/observations@0.1.0;
                 import rollout:plugin/artifacts@0.1.0;

@@ -12,7 +12,7 @@ import os
 import random
 from collections.abc import Callable, Coroutine
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Never, TypeVar
+from typing import TYPE_CHECKING, Any, Never, TypeAlias, TypeVar
 
 from . import _discover, _failure, _host, _loop, log
 from ._json import JsonObject, as_number, dump, dump_messages, load_messages, load_object
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from _rollout_wit.exports import agent_loop as agent_loop_types
     from _rollout_wit.exports import grader as grader_types
     from _rollout_wit.exports import settings as settings_types
+    from _rollout_wit.exports import workflow as workflow_types
     from _rollout_wit.imports import types
     from componentize_py_types import Err
 else:
@@ -34,6 +35,7 @@ else:
     agent_loop_types = _host.export("agent_loop")
     grader_types = _host.export("grader")
     settings_types = _host.export("settings")
+    workflow_types = _host.export("workflow")
 
 T = TypeVar("T")
 
@@ -135,11 +137,17 @@ def _config(declared: _discover.Declared | None, plain: type[BaseConfig]) -> Any
 class Workflow:
     """The contract's `workflow`."""
 
-    def run(self, prompt: list[str]) -> list[str] | None:
-        return _guarded(lambda: run_workflow(prompt))
+    def run(self, prompt: list[str]) -> workflow_types.Outcome:
+        messages, metrics = _guarded(lambda: run_workflow(prompt))
+        measured = [types.Metric(name, value) for name, value in metrics.items()]
+        return workflow_types.Outcome(messages=messages, metrics=measured)
 
 
-def run_workflow(prompt: list[str]) -> list[str] | None:
+Output: TypeAlias = "tuple[list[str] | None, dict[str, float]]"
+"""Messages of the single sample, where they were given back, and its metrics."""
+
+
+def run_workflow(prompt: list[str]) -> Output:
     rollout = enter_rollout()
     kind = _plugin().workflow
     assert kind is not None
@@ -152,24 +160,23 @@ def run_workflow(prompt: list[str]) -> list[str] | None:
     return _take_output(output, rollout)
 
 
-def _take_output(output: Any, rollout: RolloutContext) -> list[str] | None:
+def _take_output(output: Any, rollout: RolloutContext) -> Output:
     if output is None:
-        return None
+        return None, {}
     if isinstance(output, list):
         output = AgentWorkflowOutput(messages=output)
     if not isinstance(output, AgentWorkflowOutput):
         raise Failed(
             f"`run` gave back {type(output).__name__}; give back messages, an AgentWorkflowOutput or nothing"
         )
-    if output.metrics or output.info:
-        if len(rollout.samples) > 1:
-            raise Failed("metrics and info were given back with several samples open: nobody can tell whose")
+    if output.info and len(rollout.samples) > 1:
+        raise Failed("info was given back with several samples open: nobody can tell whose")
+    if output.info or (output.metrics and output.messages is None):
         sample = rollout.samples[0] if rollout.samples else rollout.open_sample()
-        for name, value in output.metrics.items():
-            sample.metric(name, as_number(value, f"metric `{name}`"))
         for name, value in output.info.items():
             sample.field(name, value)
-    return None if output.messages is None else dump_messages(output.messages)
+    metrics = {_host.text(name): as_number(value, f"metric `{name}`") for name, value in output.metrics.items()}
+    return None if output.messages is None else dump_messages(output.messages), metrics
 
 
 class Grader:

@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from _rollout_wit.imports import (
         artifacts,
         calls,
-        chat,
         context,
-        judge,
         log,
+        models,
         observations,
         samples,
         tools,
@@ -50,10 +49,9 @@ else:
 
     artifacts = _interface("artifacts")
     calls = _interface("calls")
-    chat = _interface("chat")
     context = _interface("context")
-    judge = _interface("judge")
     log = _interface("log")
+    models = _interface("models")
     observations = _interface("observations")
     samples = _interface("samples")
     tools = _interface("tools")
@@ -182,7 +180,7 @@ class RawCompletion:
 
     __slots__ = ("finish_reason", "message", "text", "tool_calls", "usage")
 
-    def __init__(self, completion: chat.Completion) -> None:
+    def __init__(self, completion: models.Completion) -> None:
         self.message = completion.message
         self.text = completion.text
         self.tool_calls = [(call.id, call.name, call.arguments) for call in completion.tool_calls]
@@ -191,27 +189,40 @@ class RawCompletion:
         self.usage = None if usage is None else (usage.prompt_tokens, usage.completion_tokens)
 
 
-def start_chat(sample: SampleHandle, messages: list[str], offered: list[str], params: str | None) -> Call:
+def start_chat(
+    sample: SampleHandle,
+    messages: list[str],
+    offered: list[str],
+    params: str | None,
+    *,
+    after_history: bool,
+    keep_reply: bool,
+) -> Call:
+    """Asks with these messages, or with the sample's history and these, which are pushed."""
+    conversation = (
+        models.Conversation_History(messages) if after_history else models.Conversation_Messages(messages)
+    )
+    request = models.Request(conversation=conversation, tools=offered, params=params, keep_reply=keep_reply)
     try:
-        return chat.start(sample, chat.Request(messages=messages, tools=offered, params=params))
+        return models.start(models.Role.POLICY, sample, request)
     except Err as error:
         _raise_chat_error(error)
 
 
 def finish_chat(call: Call) -> RawCompletion:
     try:
-        return RawCompletion(chat.finish(call))
+        return RawCompletion(models.finish(call))
     except Err as error:
         _raise_chat_error(error)
 
 
 def _raise_chat_error(error: Any) -> Never:
     match error.value:
-        case chat.Error_InvalidRequest(value=reason):
+        case models.Error_InvalidRequest(value=reason):
             raise ChatError("invalid-request", f"wrong chat request: {reason}") from None
-        case chat.Error_BudgetSpent(value=budget):
+        case models.Error_BudgetSpent(value=budget):
             raise ChatError("budget-spent", f"a budget is spent: {budget}") from None
-        case chat.Error_Refused(value=(status, answer)):
+        case models.Error_Refused(value=(status, answer)):
             raise ChatError(
                 "refused", f"the model's server refused with {status}: {answer}", status, answer
             ) from None
@@ -238,42 +249,31 @@ def finish_tool(call: Call) -> tuple[str, str, bool]:
 # The judge.
 
 
-class RawReply:
-    """The judge's reply as it crosses the border: the message is JSON text."""
-
-    __slots__ = ("finish_reason", "message", "text", "usage")
-
-    def __init__(self, reply: judge.Reply) -> None:
-        self.message = reply.message
-        self.text = reply.text
-        self.finish_reason = reply.finish_reason
-        usage = reply.usage
-        self.usage = None if usage is None else (usage.prompt_tokens, usage.completion_tokens)
-
-
 def start_judge(messages: list[str], params: str | None) -> Call:
+    conversation = models.Conversation_Messages(messages)
+    request = models.Request(conversation=conversation, tools=[], params=params, keep_reply=False)
     try:
-        return judge.start(judge.Request(messages=messages, params=params))
+        return models.start(models.Role.JUDGE, None, request)
     except Err as error:
         _raise_judge_error(error)
 
 
-def finish_judge(call: Call) -> RawReply:
+def finish_judge(call: Call) -> RawCompletion:
     try:
-        return RawReply(judge.finish(call))
+        return RawCompletion(models.finish(call))
     except Err as error:
         _raise_judge_error(error)
 
 
 def _raise_judge_error(error: Any) -> Never:
     match error.value:
-        case judge.Error_NotLent():
+        case models.Error_NotProvided():
             raise JudgeError("not-lent", "the operator lends this plugin no judge") from None
-        case judge.Error_InvalidRequest(value=reason):
+        case models.Error_InvalidRequest(value=reason):
             raise JudgeError("invalid-request", f"wrong judge request: {reason}") from None
-        case judge.Error_BudgetSpent(value=budget):
+        case models.Error_BudgetSpent(value=budget):
             raise JudgeError("budget-spent", f"a budget is spent: {budget}") from None
-        case judge.Error_Refused(value=(status, answer)):
+        case models.Error_Refused(value=(status, answer)):
             raise JudgeError("refused", f"the judge's server refused with {status}: {answer}") from None
         case other:
             raise JudgeError("unavailable", f"the judge's server is unavailable: {other.value}") from None

@@ -107,9 +107,9 @@ class _PlayedHost:
         usage = _generated("types").Usage(prompt_tokens=1, completion_tokens=1)
         if self._asked % 2:
             wanted = [_generated("types").ToolCall(id="1", name="double", arguments='{"number": 2}')]
-            reply = _generated("chat").Completion(CALL, "", wanted, "tool_calls", usage)
+            reply = _generated("models").Completion(CALL, "", wanted, "tool_calls", usage)
         else:
-            reply = _generated("chat").Completion(ANSWER, "#### 4", [], "stop", usage)
+            reply = _generated("models").Completion(ANSWER, "#### 4", [], "stop", usage)
         return Ok(reply)
 
 

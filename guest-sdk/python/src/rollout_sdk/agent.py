@@ -14,7 +14,7 @@ from typing import Any
 
 from .errors import ChatError
 from .message import Message, last_assistant_text, system, text_of
-from .sample import Sample, Usage
+from .sample import Completion, Sample, Usage
 from .tool import Tool
 from .toolbox import Toolbox
 
@@ -90,7 +90,8 @@ class Agent:
         self.toolbox = Toolbox(tools, lent_tools=lent_tools)
         self.max_turns = max(1, max_turns)
         self.params = params
-        self._pushed = 0
+        # What the sample's history has of the messages, as it was then.
+        self._known: list[Message] = []
         if instructions is not None:
             self._instruct(instructions)
 
@@ -113,9 +114,8 @@ class Agent:
         turns = tool_calls = 0
         usage = Usage()
         while True:
-            self._record()
             try:
-                reply = await self.sample.chat(self.messages, tools=self.toolbox.schemas, **self.params)
+                reply = await self._ask()
             except ChatError as error:
                 if error.kind != "budget-spent":
                     raise
@@ -123,7 +123,7 @@ class Agent:
             turns += 1
             usage += reply.usage or Usage()
             self.messages.append(reply.message)
-            self._record()
+            self._known.append(dict(reply.message))
             stop: Stop | None = None
             if reply.finish_reason == "length":
                 # Tool calls in it would be cut off too.
@@ -139,8 +139,17 @@ class Agent:
             self.messages.extend(result.message() for result in results)
             tool_calls += len(results)
 
-    def _record(self) -> None:
-        """Pushes what the sample does not have yet."""
-        if fresh := self.messages[self._pushed :]:
+    async def _ask(self) -> Completion:
+        """Asks with the whole conversation, and keeps what is new in it and the reply. Where
+        the sample's history is this conversation, only what is new is given to the host."""
+        known = len(self._known)
+        fresh = self.messages[known:]
+        is_its_own = self.sample.has_recorded(known) and self.messages[:known] == self._known
+        self._known = [dict(message) for message in self.messages]
+        if is_its_own:
+            return await self.sample.continue_chat(*fresh, tools=self.toolbox.schemas, **self.params)
+        if fresh:
             self.sample.push(*fresh)
-            self._pushed = len(self.messages)
+        return await self.sample.chat(
+            self.messages, tools=self.toolbox.schemas, keep_reply=True, **self.params
+        )

@@ -69,7 +69,7 @@ class Sample:
     """One conversation, registered with the host."""
 
     # Anything else that is set would be lost without a word.
-    __slots__ = ("_handle", "_metrics", "id")
+    __slots__ = ("_handle", "_metrics", "_recorded", "id")
 
     def __init__(self, name: str | None = None) -> None:
         """Registers a sample. Its id is the name, or a random one."""
@@ -77,34 +77,82 @@ class Sample:
         self.id: str = self._handle.id()
         """The id that every chat call of this sample carries."""
         self._metrics = Metrics({}, self._record_metric)
+        # How many messages its history has, where that is known.
+        self._recorded: int | None = 0
 
     def __repr__(self) -> str:
         return f"<sample {self.id}>"
 
     async def chat(
-        self, messages: Iterable[Message], *, tools: Iterable[Mapping[str, Any]] = (), **params: Any
+        self,
+        messages: Iterable[Message],
+        *,
+        tools: Iterable[Mapping[str, Any]] = (),
+        keep_reply: bool = False,
+        **params: Any,
     ) -> Completion:
         """Asks the model. The messages are sent as they are and are not pushed: what
-        belongs to the history is the workflow's choice.
+        belongs to the history is the workflow's choice. The reply is pushed only with
+        `keep_reply`.
 
         `tools` are schemas in OpenAI's form, `params` any sampling parameters
         (`temperature=0.7, max_tokens=512`), sent as they are. Raises `ChatError`."""
+        return await self._ask(dump_messages(messages), tools, params, after_history=False, keep_reply=keep_reply)
+
+    async def continue_chat(
+        self,
+        *messages: Message,
+        tools: Iterable[Mapping[str, Any]] = (),
+        keep_reply: bool = True,
+        **params: Any,
+    ) -> Completion:
+        """Asks the model with the whole history and these messages at its end, which are
+        pushed; so is the reply, unless `keep_reply` is false. The tenth turn of a
+        conversation costs no more than the first. Raises `ChatError`."""
+        return await self._ask(dump_messages(messages), tools, params, after_history=True, keep_reply=keep_reply)
+
+    async def _ask(
+        self,
+        messages: list[str],
+        tools: Iterable[Mapping[str, Any]],
+        params: dict[str, Any],
+        *,
+        after_history: bool,
+        keep_reply: bool,
+    ) -> Completion:
+        schemas = [dump(schema, "the schema of a tool") for schema in tools]
+        given = dump(params, "the sampling parameters") if params else None
+        recorded = self._recorded
+        if after_history:
+            # Not known, where a budget is spent: it may be the one for messages.
+            self._recorded = None
         call = _host.start_chat(
-            self._handle,
-            dump_messages(messages),
-            [dump(schema, "the schema of a tool") for schema in tools],
-            dump(params, "the sampling parameters") if params else None,
+            self._handle, messages, schemas, given, after_history=after_history, keep_reply=keep_reply
         )
-        return _completion(await _loop.outcome(call, _host.finish_chat))
+        if after_history:
+            self._recorded = None if recorded is None else recorded + len(messages)
+        reply = _completion(await _loop.outcome(call, _host.finish_chat))
+        if keep_reply and self._recorded is not None:
+            self._recorded += 1
+        return reply
 
     def push(self, *messages: Message) -> None:
         """Adds messages at the end of the history, all of them or none. Raises
         `RecordError` where a limit of this rollout is reached."""
         _host.push(self._handle, dump_messages(messages))
+        if self._recorded is not None:
+            self._recorded += len(messages)
 
     def replace(self, messages: Iterable[Message]) -> None:
         """Puts these messages in place of the whole history."""
-        _host.replace(self._handle, dump_messages(messages))
+        texts = dump_messages(messages)
+        _host.replace(self._handle, texts)
+        self._recorded = len(texts)
+
+    def has_recorded(self, count: int) -> bool:
+        """Whether its history has so many messages, none of them pushed by others than
+        this object."""
+        return self._recorded == count
 
     def metric(self, name: str, value: float) -> None:
         """Records a finite measurement; the last one under a name stays."""

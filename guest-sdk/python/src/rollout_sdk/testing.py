@@ -86,11 +86,13 @@ def run_workflow(
     declared, values = _configuration(_discover._named_config(workflow, AgentWorkflow), config)
     found = _discover.Found(workflow, None, None, declared, None)
     with _played(replies, values, metadata) as run:
-        texts = _rehearse(found, lambda: _export.run_workflow(_prompt_texts(prompt)))
+        texts, metrics = _rehearse(found, lambda: _export.run_workflow(_prompt_texts(prompt)))
+        if texts is not None and not run.samples:
+            run.samples.append(PlayedSample("main"))
         if texts is not None:
-            if not run.samples:
-                run.samples.append(PlayedSample("main"))
             run.sample.messages = [json.loads(text) for text in texts]
+        if metrics:
+            run.sample.metrics.update(metrics)
     return run
 
 
@@ -161,14 +163,29 @@ class _Model:
     """Answers from the script, in the order in which it is asked."""
 
     Request = SimpleNamespace
+    Role = SimpleNamespace(POLICY="policy", JUDGE="judge")
 
     def __init__(self, replies: Iterable[Reply], run: PlayedRun) -> None:
         self._replies = list(replies)
         self._run = run
 
-    def start(self, sample: Any, request: Any) -> Any:
+    @staticmethod
+    def Conversation_History(value: list[str]) -> tuple[bool, list[str]]:
+        return True, value
+
+    @staticmethod
+    def Conversation_Messages(value: list[str]) -> tuple[bool, list[str]]:
+        return False, value
+
+    def start(self, role: str, sample: _Handle | None, request: Any) -> Any:
+        assert role == "policy" and sample is not None, "the judge is not played"
+        after_history, given = request.conversation
+        messages = [json.loads(each) for each in given]
+        if after_history:
+            sample.push(given)
+            messages = [*sample.played.messages]
         asked = {
-            "messages": [json.loads(each) for each in request.messages],
+            "messages": messages,
             "tools": [json.loads(each) for each in request.tools],
             **json.loads(request.params or "{}"),
         }
@@ -178,17 +195,21 @@ class _Model:
         reply: Any = self._replies[place]
         if callable(reply):
             reply = reply(asked)
-        return SimpleNamespace(reply=reply, __exit__=lambda *_: None)
+        keep_for = sample if request.keep_reply else None
+        return SimpleNamespace(reply=reply, keep_for=keep_for, __exit__=lambda *_: None)
 
     def finish(self, call: Any) -> Any:
         if isinstance(call.reply, Exception):
             raise call.reply
         message = assistant(call.reply) if isinstance(call.reply, str) else call.reply
+        text = json.dumps(message)
+        if call.keep_for is not None:
+            call.keep_for.push([text])
         wanted = tool_calls_of(message)
         reason = "tool_calls" if wanted else "stop"
         usage = SimpleNamespace(prompt_tokens=1, completion_tokens=1)
         return SimpleNamespace(
-            message=json.dumps(message), text=text_of(message), tool_calls=wanted, finish_reason=reason, usage=usage
+            message=text, text=text_of(message), tool_calls=wanted, finish_reason=reason, usage=usage
         )
 
 
@@ -196,25 +217,25 @@ class _Handle:
     """A sample's handle."""
 
     def __init__(self, sample: PlayedSample) -> None:
-        self._sample = sample
+        self.played = sample
 
     def id(self) -> str:
-        return self._sample.id
+        return self.played.id
 
     def push(self, messages: list[str]) -> None:
-        self._sample.messages += map(json.loads, messages)
+        self.played.messages += map(json.loads, messages)
 
     def replace(self, messages: list[str]) -> None:
-        self._sample.messages = [json.loads(message) for message in messages]
+        self.played.messages = [json.loads(message) for message in messages]
 
     def set_metric(self, name: str, value: float) -> None:
-        self._sample.metrics[name] = value
+        self.played.metrics[name] = value
 
     def set_field(self, name: str, value: str) -> None:
-        self._sample.fields[name] = json.loads(value)
+        self.played.fields[name] = json.loads(value)
 
     def withdraw(self) -> None:
-        self._sample.withdrawn = True
+        self.played.withdrawn = True
 
 
 class _Levels:
@@ -246,7 +267,7 @@ def _played(
             write=run.artifacts.__setitem__, read=read, names=lambda: sorted(run.artifacts)
         ),
         "calls": SimpleNamespace(wait=lambda under_way, timeout: list(range(len(under_way)))),
-        "chat": _Model(replies, run),
+        "models": _Model(replies, run),
         "context": SimpleNamespace(
             rollout_id=lambda: "test",
             attempt=lambda: 1,

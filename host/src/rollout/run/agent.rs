@@ -1,7 +1,6 @@
 //! The agent's part of a rollout, in either form: a workflow, which registers samples, or
 //! an agent loop, which gives back its conversation and perhaps a reward of its own.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,8 +10,8 @@ use tokio::time::Instant;
 use super::{Rollout, brief};
 use crate::error::Fault;
 use crate::id::SampleId;
-use crate::imports::{Imports, Role, RunContext, SampleRecord, message_bytes};
-use crate::instance::{self, Bounds, LoopOutcome, LoopRequest, RunError};
+use crate::imports::{Imports, Role, RunContext, message_bytes};
+use crate::instance::{self, Bounds, LoopOutcome, LoopRequest, RunError, WorkflowOutcome};
 use crate::rollout::outcome::{Failure, FailureKind, Stage};
 use crate::wire;
 use crate::wire::messages::Messages;
@@ -138,14 +137,24 @@ impl Rollout {
         let plugin = self.host.0.settings.workflow.linked();
         Ok(match self.host.form() {
             AgentForm::Workflow => {
-                let returned = instance::run_workflow(plugin, *imports, bounds, self.prompt()).await?;
-                returned.map_or(Ok(()), |texts| self.settle_messages("workflow", &texts))
+                let outcome = instance::run_workflow(plugin, *imports, bounds, self.prompt()).await?;
+                self.settle_workflow(outcome)
             }
             AgentForm::AgentLoop => {
                 let outcome = instance::run_agent_loop(plugin, *imports, bounds, self.loop_request()).await?;
                 self.settle_loop(outcome)
             }
         })
+    }
+
+    /// Takes over what a workflow gave back.
+    fn settle_workflow(&mut self, outcome: WorkflowOutcome) -> Result<(), Failure> {
+        let WorkflowOutcome { messages, metrics } = outcome;
+        if messages.is_none() && metrics.is_empty() {
+            return Ok(());
+        }
+        check_metrics("workflow", &metrics).map_err(invalid)?;
+        self.settle("workflow", messages.as_deref(), metrics)
     }
 
     /// Takes over what an agent loop gave, all of it or, where a part is wrong, nothing.
@@ -157,13 +166,12 @@ impl Rollout {
             .map_err(|_| invalid(format!("agent loop gave tool-time-ms {tool_time_ms}, which is no time")))?;
         // A loop that failed may have no messages; what it registered while it ran stays.
         if error.is_none() || !messages.is_empty() {
-            self.settle_messages("agent loop", &messages)?;
+            self.settle("agent loop", Some(&messages), metrics)?;
+        } else {
+            let only = SampleId::parse(ONLY_SAMPLE).map_err(invalid)?;
+            // Of several samples nobody can tell whose they are, and why it failed matters more.
+            let _ = self.record.settle(only, None, metrics);
         }
-        self.record.with_samples(|samples| {
-            if let [only] = samples.as_mut_slice() {
-                only.metrics.extend(metrics);
-            }
-        });
         let finish_reason =
             crate::text::printable(&crate::text::beginning(&finish_reason, FINISH_REASON_BYTES_MAX));
         self.loop_report = Some(LoopReport { finish_reason, tool_calls, tool_time });
@@ -176,31 +184,32 @@ impl Rollout {
         }
     }
 
-    /// Makes the messages the history of the rollout's one sample.
-    fn settle_messages(&mut self, who: &str, texts: &[String]) -> Result<(), Failure> {
-        let bytes = message_bytes(texts.iter().map(String::as_str));
-        self.charge(&format!("{who} returned messages"), bytes)
-            .map_err(|why| failed(FailureKind::Limit, why))?;
-        let messages: Messages =
-            objects(&format!("{who} returned messages"), texts)?.iter().map(AsRef::as_ref).collect();
-        self.returned_messages = true;
-        self.record.with_samples(|samples| match samples.as_mut_slice() {
-            [] => {
-                let id = SampleId::parse(ONLY_SAMPLE).map_err(invalid)?;
-                let (metrics, fields) = (BTreeMap::new(), Arc::default());
-                samples.push(SampleRecord { id, messages, metrics, fields, withdrawn: false });
-                Ok(())
-            }
-            [only] => {
-                only.messages = messages;
-                Ok(())
-            }
-            several => Err(invalid(format!(
-                "{who} returned messages with {} samples open, so nobody can tell whose they are; \
-                 push them to a sample and return none",
-                several.len()
-            ))),
+    /// Makes the messages the history of the rollout's one sample, and the metrics its
+    /// measurements.
+    fn settle(
+        &mut self,
+        who: &str,
+        texts: Option<&[String]>,
+        metrics: Vec<(String, f64)>,
+    ) -> Result<(), Failure> {
+        let messages = texts.map(|texts| self.returned(who, texts)).transpose()?;
+        self.returned_messages = messages.is_some();
+        let only = SampleId::parse(ONLY_SAMPLE).map_err(invalid)?;
+        let what = if messages.is_some() { "messages" } else { "metrics" };
+        self.record.settle(only, messages, metrics).map_err(|count| {
+            invalid(format!(
+                "{who} returned {what} with {count} samples open, so nobody can tell whose they are; \
+                 give them to a sample and return none"
+            ))
         })
+    }
+
+    /// Messages that were returned, charged before they are copied.
+    fn returned(&self, who: &str, texts: &[String]) -> Result<Messages, Failure> {
+        let what = format!("{who} returned messages");
+        let bytes = message_bytes(texts.iter().map(String::as_str));
+        self.charge(&what, bytes).map_err(|why| failed(FailureKind::Limit, why))?;
+        Ok(objects(&what, texts)?.iter().map(AsRef::as_ref).collect())
     }
 
     /// The reward that an agent loop gave itself stands where no grader rated it.
@@ -234,9 +243,13 @@ fn check_numbers(reward: Option<f64>, metrics: &[(String, f64)]) -> Result<(), S
     if let Some(reward) = reward.filter(|reward| !reward.is_finite()) {
         return Err(format!("agent loop gave itself the reward {reward}, which is not a finite number"));
     }
+    check_metrics("agent loop", metrics)
+}
+
+fn check_metrics(who: &str, metrics: &[(String, f64)]) -> Result<(), String> {
     match metrics.iter().find(|(_, value)| !value.is_finite()) {
         Some((name, value)) => Err(format!(
-            "agent loop gave metric '{}' the value {value}, which is not a finite number",
+            "{who} gave metric '{}' the value {value}, which is not a finite number",
             brief(name)
         )),
         None => Ok(()),

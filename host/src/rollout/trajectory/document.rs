@@ -5,20 +5,19 @@ use std::time::Duration;
 
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
-use serde_json::value::RawValue;
 
 use super::conversation::{Conversation, Steps};
 use super::extra::{Facts, Member, TrajectoryExtra};
 use super::layout::{Marked, Marks};
-use super::observed::{Judged, Observed, ToolCalls, sent_messages};
+use super::observed::{Judged, Observed, ToolCalls};
 use super::replies::{Reply, Unmatched, answered, sum};
 use super::{Job, millis};
 use crate::id::SampleId;
-use crate::imports::{Exchange, ExchangeOutcome, Spent, ToolUse};
+use crate::imports::{Exchange, Lists, Part, Spent, ToolUse};
 use crate::rollout::outcome::{Finished, FinishedSample, Outcome};
 use crate::wire::atif::FinalMetrics;
 use crate::wire::openai::Completion;
-use crate::wire::stream::{Text, each};
+use crate::wire::stream::Text;
 
 /// What one trajectory is of.
 pub(super) struct Document<'a> {
@@ -26,6 +25,8 @@ pub(super) struct Document<'a> {
     pub finished: &'a Finished,
     pub sample: Option<&'a FinishedSample>,
     pub file_name: String,
+    /// Where the messages of the calls are.
+    pub lists: Lists<'a>,
     pub exchanges: Vec<&'a Exchange>,
     pub tool_uses: Vec<&'a ToolUse>,
 }
@@ -43,26 +44,15 @@ impl Document<'_> {
         }
     }
 
-    /// The reply of the last call, if there was one.
-    fn last_reply(&self) -> Option<Completion> {
-        match &self.exchanges.last()?.outcome {
-            ExchangeOutcome::Replied { body, .. } => Completion::parse(body).ok(),
-            ExchangeOutcome::Failed(_) | ExchangeOutcome::Abandoned => None,
-        }
-    }
-
     /// The conversation: what the workflow claims; of one that was stopped before it
     /// registered anything the last request and its reply, which are then the best account;
     /// of one that asked nothing the prompt.
-    fn messages<'a>(&'a self, last_reply: Option<&'a Completion>) -> Vec<&'a str> {
+    fn messages(&self) -> Vec<&str> {
         let claimed = self.sample.iter().flat_map(|sample| sample.record.messages.iter());
         let mut messages: Vec<&str> = claimed.collect();
         if let (true, Some(last)) = (messages.is_empty(), self.exchanges.last()) {
-            let _ = each(sent_messages(&last.request), |message: &'a RawValue| {
-                messages.push(message.get());
-                Ok::<(), ()>(())
-            });
-            messages.extend(last_reply.map(Completion::message));
+            messages.extend(self.lists.messages(last).iter().flat_map(Part::iter));
+            messages.extend(last.completion().map(Completion::message));
         }
         if messages.is_empty() {
             messages = self.job.prompt.iter().collect();
@@ -77,10 +67,8 @@ impl Document<'_> {
             #[serde(borrow)]
             model: Text<'a>,
         }
-        let named = self.exchanges.iter().rev().find_map(|exchange| match &exchange.outcome {
-            ExchangeOutcome::Replied { body, .. } => serde_json::from_slice::<Named<'_>>(body).ok(),
-            ExchangeOutcome::Failed(_) | ExchangeOutcome::Abandoned => None,
-        });
+        let replies = self.exchanges.iter().rev().filter_map(|exchange| exchange.completion());
+        let named = replies.into_iter().find_map(|reply| serde_json::from_slice::<Named<'_>>(reply.body()).ok());
         named.map_or_else(
             || self.job.model.model().to_owned(),
             |Named { model: Text(name) }| name.into_owned(),
@@ -105,9 +93,7 @@ impl Serialize for Written<'_> {
         let Self { document, marks } = self;
         let Document { job, finished, exchanges, .. } = document;
         let replies = answered(exchanges);
-        let last_reply = document.last_reply();
-        let messages = document.messages(last_reply.as_ref());
-        let conversation = Conversation::new(messages, &replies);
+        let conversation = Conversation::new(document.messages(), &replies);
         let model_name =
             Marked { value: document.model_name(), marks, note: |layout, place| layout.model_name = place };
         let mut written = to.serialize_map(None)?;
@@ -192,7 +178,7 @@ struct Ours<'a>(&'a Document<'a>);
 
 impl Serialize for Ours<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let Document { job, finished, sample, exchanges, tool_uses, .. } = self.0;
+        let Document { job, finished, sample, lists, exchanges, tool_uses, .. } = self.0;
         let mut ours = to.serialize_map(None)?;
         ours.serialize_entry("attempt", &job.run.attempt)?;
         ours.serialize_entry("plugin_digest", &job.plugins.workflow)?;
@@ -200,19 +186,19 @@ impl Serialize for Ours<'_> {
             ours.serialize_entry("grader_digest", digest)?;
         }
         ours.serialize_entry("outcome", &outcome(&finished.outcome))?;
-        ours.serialize_entry("usage", &Usage::of(finished, !job.recorded.judged.is_empty()))?;
+        ours.serialize_entry("usage", &Usage::of(finished, !job.recorded.judge.exchanges().is_empty()))?;
         ours.serialize_entry("limits", &Limits(finished))?;
         if let Some(sample) = sample {
             ours.serialize_entry("sample_id", sample.record.id.as_str())?;
             ours.serialize_entry("withdrawn", &sample.record.withdrawn)?;
             ours.serialize_entry("claimed_messages", &sample.record.messages.len())?;
         }
-        ours.serialize_entry("observed", &Observed(exchanges))?;
+        ours.serialize_entry("observed", &Observed { lists: *lists, exchanges })?;
         if !tool_uses.is_empty() {
             ours.serialize_entry("observed_tool_calls", &ToolCalls(tool_uses))?;
         }
-        if !job.recorded.judged.is_empty() {
-            ours.serialize_entry("judged", &Judged(&job.recorded.judged))?;
+        if !job.recorded.judge.exchanges().is_empty() {
+            ours.serialize_entry("judged", &Judged(job.recorded.judge.among(&[])))?;
         }
         ours.end()
     }

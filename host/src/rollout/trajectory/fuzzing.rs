@@ -1,7 +1,6 @@
 //! The fuzz target of what is written down of a conversation.
 
 use std::rc::Rc;
-use std::time::{Duration, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -10,12 +9,14 @@ use super::layout::{self, Marks};
 use super::observed::Observed;
 use super::replies::{Unmatched, answered};
 use crate::id::SampleId;
-use crate::imports::{Exchange, ExchangeOutcome};
+use crate::imports::{Exchange, Lists, ModelCalls};
+use crate::wire::messages::Messages;
 
 /// What a document has of a conversation.
 struct Written<'a> {
     conversation: &'a Conversation<'a>,
     unmatched: Unmatched<'a>,
+    lists: Lists<'a>,
     exchanges: &'a [&'a Exchange],
     marks: Rc<Marks>,
 }
@@ -29,7 +30,8 @@ impl Serialize for Written<'_> {
             observed: Observed<'a>,
         }
         let steps = Steps { conversation: self.conversation, marks: &self.marks };
-        Parts { steps, unmatched: self.unmatched, observed: Observed(self.exchanges) }.serialize(to)
+        let observed = Observed { lists: self.lists, exchanges: self.exchanges };
+        Parts { steps, unmatched: self.unmatched, observed }.serialize(to)
     }
 }
 
@@ -51,15 +53,15 @@ pub(crate) fn trajectory(bytes: &[u8]) {
         text.split('\n').partition(|line| line.contains("\"choices\""));
     let messages =
         messages.into_iter().filter_map(|line| Some(crate::wire::object(line).ok()?.get())).collect();
-    let exchanges: Vec<Exchange> = replies.into_iter().map(exchange).collect();
-    let exchanges: Vec<&Exchange> = exchanges.iter().collect();
+    let calls = ModelCalls::from_iter(replies.into_iter().map(exchange));
+    let (lists, exchanges): (_, Vec<&Exchange>) = (calls.among(&[]), calls.exchanges().iter().collect());
     let replies = answered(&exchanges);
     let conversation = Conversation::new(messages, &replies);
     let is_matched = conversation.matched();
     let unmatched = Unmatched { replies: &replies, is_matched: &is_matched };
 
     let mut text = Vec::new();
-    let document = |marks| Written { conversation: &conversation, unmatched, exchanges: &exchanges, marks };
+    let document = |marks| Written { conversation: &conversation, unmatched, lists, exchanges: &exchanges, marks };
     let layout = layout::write(&mut text, document).expect("a trajectory can be written");
     let Read { steps } = serde_json::from_slice(&text).expect("and read");
     assert!(!steps.is_empty() && steps.iter().enumerate().all(|(at, step)| step.step_id == at + 1));
@@ -67,16 +69,5 @@ pub(crate) fn trajectory(bytes: &[u8]) {
 }
 
 fn exchange(body: &str) -> Exchange {
-    Exchange {
-        sample: SampleId::parse("main").expect("it is one"),
-        request: body.to_owned().into(),
-        started_at: UNIX_EPOCH,
-        duration: Duration::ZERO,
-        outcome: ExchangeOutcome::Replied {
-            body: body.to_owned().into(),
-            finish_reason: None,
-            usage: None,
-            attempts: 1,
-        },
-    }
+    Exchange::replied(SampleId::parse("main").expect("it is one"), Messages::default(), body)
 }

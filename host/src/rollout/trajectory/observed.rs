@@ -2,61 +2,60 @@
 
 use std::time::UNIX_EPOCH;
 
-use serde::ser::{SerializeMap, SerializeSeq};
+use serde::ser::{Error, SerializeMap, SerializeSeq};
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
 use super::millis;
-use crate::imports::{Exchange, ExchangeOutcome, JudgeExchange, ToolUse};
+use crate::id::SampleId;
+use crate::imports::{Exchange, ExchangeOutcome, Lists, Part, ToolUse, in_common};
 use crate::telemetry::{Label, ToolOutcome};
 use crate::wire;
-use crate::wire::stream::{each, members};
+use crate::wire::stream::members;
 
 /// Every call of the model. A request repeats the conversation so far, so only the messages
 /// that the one before did not have are written out.
-pub(super) struct Observed<'a>(pub &'a [&'a Exchange]);
+pub(super) struct Observed<'a> {
+    pub lists: Lists<'a>,
+    pub exchanges: &'a [&'a Exchange],
+}
 
 impl Serialize for Observed<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let mut before = "";
+        let mut before = Vec::new();
         let mut list = to.serialize_seq(None)?;
-        for exchange in self.0 {
-            let messages = sent_messages(&exchange.request);
-            list.serialize_element(&Seen { exchange, messages, before })?;
+        for exchange in self.exchanges {
+            let messages = self.lists.messages(exchange);
+            list.serialize_element(&Seen { lists: self.lists, exchange, messages: &messages, before: &before })?;
             before = messages;
         }
         list.end()
     }
 }
 
-/// The list of messages in a request.
-pub(super) fn sent_messages(request: &[u8]) -> &str {
-    #[derive(serde::Deserialize)]
-    struct Body<'a> {
-        #[serde(borrow)]
-        messages: &'a RawValue,
-    }
-    serde_json::from_slice::<Body<'_>>(request).map_or("[]", |body| body.messages.get())
-}
-
 struct Seen<'a> {
+    lists: Lists<'a>,
     exchange: &'a Exchange,
-    messages: &'a str,
-    before: &'a str,
+    messages: &'a [Part<'a>],
+    before: &'a [Part<'a>],
 }
 
 impl Serialize for Seen<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let Exchange { sample, started_at, duration, outcome, .. } = self.exchange;
-        let at = started_at.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let Exchange { sample, outcome, .. } = self.exchange;
         let mut seen = to.serialize_map(None)?;
-        seen.serialize_entry("sample_id", sample.as_str())?;
-        seen.serialize_entry("started_at_unix_ms", &(millis(at).round() as u64))?;
-        seen.serialize_entry("duration_ms", &millis(*duration))?;
+        seen.serialize_entry("sample_id", &sample.as_ref().map(SampleId::as_str))?;
+        serialize_times::<S>(&mut seen, self.exchange)?;
         seen.serialize_entry("request", &Request(self))?;
         serialize_outcome::<S>(&mut seen, outcome)?;
         seen.end()
     }
+}
+
+fn serialize_times<S: Serializer>(seen: &mut S::SerializeMap, exchange: &Exchange) -> Result<(), S::Error> {
+    let at = exchange.started_at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    seen.serialize_entry("started_at_unix_ms", &(millis(at).round() as u64))?;
+    seen.serialize_entry("duration_ms", &millis(exchange.duration))
 }
 
 /// What came of a call, with a reply as it came. What callers could not read is null.
@@ -65,9 +64,9 @@ fn serialize_outcome<S: Serializer>(
     outcome: &ExchangeOutcome,
 ) -> Result<(), S::Error> {
     match outcome {
-        ExchangeOutcome::Replied { body, attempts, .. } => {
+        ExchangeOutcome::Replied { completion, attempts } => {
             seen.serialize_entry("attempts", attempts)?;
-            seen.serialize_entry("reply", &as_value(body))
+            seen.serialize_entry("reply", &as_value(completion.body()))
         }
         ExchangeOutcome::Failed(reason) => seen.serialize_entry("error", reason),
         ExchangeOutcome::Abandoned => seen.serialize_entry("abandoned", &true),
@@ -82,53 +81,29 @@ struct Request<'a>(&'a Seen<'a>);
 
 impl Serialize for Request<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let Seen { exchange, messages, before } = self.0;
-        let (repeated, new) = split(before, messages);
+        let Seen { lists, exchange, messages, before } = self.0;
+        let repeated = in_common(before, messages);
         let mut request = to.serialize_map(Some(3))?;
         request.serialize_entry("messages_repeated", &repeated)?;
-        request.serialize_entry("messages_new", &New { messages: new })?;
-        request.serialize_entry("rest", &Rest(&exchange.request))?;
+        request.serialize_entry("messages_new", &New { messages, repeated })?;
+        request.serialize_entry("rest", &Rest(&lists.rest(exchange)))?;
         request.end()
     }
 }
 
-/// How many messages a list has in common with the one before, and the text of all that
-/// follow. The host wrote both lists, without space between objects, so that two lists have
-/// an object in common where they have its text in common.
-fn split<'a>(before: &str, messages: &'a str) -> (usize, &'a str) {
-    let same_bytes = before.bytes().zip(messages.bytes()).take_while(|(a, b)| a == b).count();
-    let start = messages.as_ptr() as usize;
-    let (mut repeated, mut end) = (0, 1);
-    let _ = each(messages, |message: &RawValue| {
-        let message = message.get();
-        let ends_at = message.as_ptr() as usize + message.len() - start;
-        if ends_at > same_bytes {
-            return Err(());
-        }
-        (repeated, end) = (repeated + 1, ends_at);
-        Ok(())
-    });
-    // `]`, or `,` and more messages.
-    let rest = messages.get(end..).unwrap_or("]").trim_start_matches(',');
-    (repeated, rest)
-}
-
-/// Messages from the text after a list's beginning.
+/// The messages of a list after so many.
 struct New<'a> {
-    messages: &'a str,
+    messages: &'a [Part<'a>],
+    repeated: usize,
 }
 
 impl Serialize for New<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let mut list = to.serialize_seq(None)?;
-        let mut messages = serde_json::Deserializer::from_str(self.messages).into_iter::<&RawValue>();
-        let mut at = 0;
-        while let Some(Ok(message)) = messages.next() {
+        for message in self.messages.iter().flat_map(Part::iter).skip(self.repeated) {
+            // It was checked when it was sent.
+            let message: &RawValue = serde_json::from_str(message).map_err(S::Error::custom)?;
             list.serialize_element(message)?;
-            at += messages.byte_offset();
-            let Some(rest) = self.messages.get(at..).and_then(|rest| rest.strip_prefix(',')) else { break };
-            at += 1;
-            messages = serde_json::Deserializer::from_str(rest).into_iter();
         }
         list.end()
     }
@@ -155,25 +130,23 @@ impl Serialize for Rest<'_> {
 }
 
 /// Every call of the judge, whole.
-pub(super) struct Judged<'a>(pub &'a [JudgeExchange]);
+pub(super) struct Judged<'a>(pub Lists<'a>);
 
 impl Serialize for Judged<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_seq(self.0.iter().map(SeenByJudge))
+        to.collect_seq(self.0.exchanges().iter().map(|exchange| SeenByJudge(self.0, exchange)))
     }
 }
 
-struct SeenByJudge<'a>(&'a JudgeExchange);
+struct SeenByJudge<'a>(Lists<'a>, &'a Exchange);
 
 impl Serialize for SeenByJudge<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let JudgeExchange { request, started_at, duration, outcome } = self.0;
-        let at = started_at.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let Self(lists, exchange) = self;
         let mut seen = to.serialize_map(None)?;
-        seen.serialize_entry("started_at_unix_ms", &(millis(at).round() as u64))?;
-        seen.serialize_entry("duration_ms", &millis(*duration))?;
-        seen.serialize_entry("request", &as_value(request))?;
-        serialize_outcome::<S>(&mut seen, outcome)?;
+        serialize_times::<S>(&mut seen, exchange)?;
+        seen.serialize_entry("request", &as_value(&lists.body(exchange)))?;
+        serialize_outcome::<S>(&mut seen, &exchange.outcome)?;
         seen.end()
     }
 }
@@ -209,25 +182,5 @@ impl Serialize for SeenTool<'_> {
             }
         }
         seen.end()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_two_requests_have_in_common_is_counted_in_whole_messages() {
-        fn check(before: &str, messages: &str, repeated: usize, new: &str) {
-            let (count, rest) = split(before, messages);
-            let new_written = serde_json::to_string(&New { messages: rest }).unwrap();
-            assert_eq!((count, new_written.as_str()), (repeated, new), "{before} {messages}");
-        }
-        check("", r#"[{"a":1}]"#, 0, r#"[{"a":1}]"#);
-        check(r#"[{"a":1}]"#, r#"[{"a":1}]"#, 1, "[]");
-        check(r#"[{"a":1}]"#, r#"[{"a":1},{},{"b":"],"}]"#, 1, r#"[{},{"b":"],"}]"#);
-        check(r#"[{"a":1},{"b":2}]"#, r#"[{"a":1},{"b":3}]"#, 1, r#"[{"b":3}]"#);
-        check(r#"[{"a":1},{"b":2}]"#, r#"[{"a":1}]"#, 1, "[]");
-        check("[{}]", "[]", 0, "[]");
     }
 }

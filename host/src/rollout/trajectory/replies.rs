@@ -7,26 +7,19 @@ use serde::ser::SerializeSeq;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 
-use crate::imports::{Exchange, ExchangeOutcome};
+use crate::imports::Exchange;
 use crate::wire::atif::Metrics;
 use crate::wire::openai::{Completion, Usage, WireCall};
 use crate::wire::stream::{First, each, is_list_of};
 
 /// A call of the model that was answered.
 pub(super) struct Reply<'a> {
-    pub completion: Completion,
-    body: &'a [u8],
+    pub completion: &'a Completion,
 }
 
 /// The replies among these calls.
 pub(super) fn answered<'a>(exchanges: &[&'a Exchange]) -> Vec<Reply<'a>> {
-    let reply = |exchange: &&'a Exchange| match &exchange.outcome {
-        ExchangeOutcome::Replied { body, .. } => {
-            Completion::parse(body).ok().map(|completion| Reply { completion, body })
-        }
-        ExchangeOutcome::Failed(_) | ExchangeOutcome::Abandoned => None,
-    };
-    exchanges.iter().filter_map(reply).collect()
+    exchanges.iter().filter_map(|exchange| Some(Reply { completion: exchange.completion()? })).collect()
 }
 
 /// The sum of what the replies say that they cost, where any says it.
@@ -106,7 +99,7 @@ impl Reply<'_> {
             completion_tokens: usage.map(|usage| usage.completion_tokens),
             ..Metrics::default()
         };
-        let Ok(body) = serde_json::from_slice::<Body<'_>>(self.body) else { return metrics };
+        let Ok(body) = serde_json::from_slice::<Body<'_>>(self.completion.body()) else { return metrics };
         let First(choice) = body.choices;
         let choice = choice.unwrap_or(Choice { token_ids: None, logprobs: None });
         metrics.prompt_token_ids = body.prompt_token_ids.filter(is_ids);

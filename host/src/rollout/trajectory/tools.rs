@@ -3,9 +3,8 @@
 use std::collections::HashMap;
 
 use crate::id::SampleId;
-use crate::imports::{Exchange, ExchangeOutcome, ToolUse};
+use crate::imports::{Exchange, ToolUse};
 use crate::rollout::outcome::FinishedSample;
-use crate::wire::openai::Completion;
 
 /// For each call the place of the sample that it belongs to: the one whose model asked for
 /// a call of its id, else the first. Each call is in one sample's trajectory.
@@ -19,12 +18,8 @@ pub(super) fn owners(samples: &[FinishedSample], exchanges: &[Exchange], uses: &
     let mut asked: HashMap<&str, Option<usize>> =
         uses.iter().map(|call| (call.call_id.as_str(), None)).collect();
     for exchange in exchanges {
-        let (Some(place), ExchangeOutcome::Replied { body, .. }) =
-            (places.get(&exchange.sample), &exchange.outcome)
-        else {
-            continue;
-        };
-        let Ok(reply) = Completion::parse(body) else { continue };
+        let place = exchange.sample.as_ref().and_then(|sample| places.get(sample));
+        let (Some(place), Some(reply)) = (place, exchange.completion()) else { continue };
         reply.each_tool_call(|at, call| {
             if let Some(owner) = asked.get_mut(&*call.id(at)) {
                 owner.get_or_insert(*place);
@@ -72,18 +67,7 @@ mod tests {
     fn asking(sample: &str, call_id: &str) -> Exchange {
         let body = json!({"choices": [{"message": {"role": "assistant", "content": null, "tool_calls":
             [{"id": call_id, "type": "function", "function": {"name": "f", "arguments": "{}"}}]}}]});
-        Exchange {
-            sample: SampleId::parse(sample).unwrap(),
-            request: bytes::Bytes::new(),
-            started_at: SystemTime::UNIX_EPOCH,
-            duration: Duration::ZERO,
-            outcome: ExchangeOutcome::Replied {
-                body: body.to_string().into(),
-                finish_reason: None,
-                usage: None,
-                attempts: 1,
-            },
-        }
+        Exchange::replied(SampleId::parse(sample).unwrap(), Messages::default(), &body.to_string())
     }
 
     #[test]

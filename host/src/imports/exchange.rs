@@ -1,0 +1,512 @@
+//! Calls of a model as the host saw them, with each conversation kept once.
+//!
+//! A request carries the whole conversation so far. What is kept of its messages is where they
+//! are already: so many of a sample's history, or of the request before, and those that were
+//! new in it. The whole is put together when it is sent, shown to a grader or written down.
+//!
+//! This module knows no guest and opens no connection.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use super::record::{MESSAGE_BYTES, SampleRecord};
+use crate::id::SampleId;
+use crate::wire::messages::Messages;
+use crate::wire::openai::{Completion, Frame};
+
+/// What an exchange costs of the record besides its messages, its frame and its reply.
+pub(super) const EXCHANGE_BYTES: usize = size_of::<Exchange>();
+
+/// One call of a model as the host saw it.
+#[derive(Clone, Debug)]
+pub struct Exchange {
+    /// The sample that it was made for; none for a judge's.
+    pub sample: Option<SampleId>,
+    /// The messages that were sent.
+    pub(super) sent: Sent,
+    /// The rest of the request.
+    pub(super) frame: Frame,
+    /// When it was sent first.
+    pub started_at: SystemTime,
+    /// From then to the end of the last try.
+    pub duration: Duration,
+    /// What came of it.
+    pub outcome: ExchangeOutcome,
+}
+
+/// What came of a call of a model.
+#[derive(Clone, Debug)]
+pub enum ExchangeOutcome {
+    /// The guest gave it up or was stopped before there was an answer.
+    Abandoned,
+    /// There was a completion.
+    Replied {
+        /// What it was, with the body as it came.
+        completion: Completion,
+        /// Tries that it took.
+        attempts: u32,
+    },
+    /// There was none.
+    Failed(String),
+}
+
+impl Exchange {
+    /// A call that was not answered yet.
+    pub(super) fn new(sample: Option<SampleId>, sent: Sent, frame: Frame) -> Self {
+        let (started_at, duration) = (SystemTime::now(), Duration::ZERO);
+        Self { sample, sent, frame, started_at, duration, outcome: ExchangeOutcome::Abandoned }
+    }
+
+    /// A call that was answered with this body, for tests.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn replied(sample: SampleId, messages: Messages, body: &str) -> Self {
+        let sent = Sent { base: Base::Nothing, new: messages };
+        let none = std::collections::BTreeMap::<String, ()>::new();
+        let frame = Frame::new("m", &none).expect("a frame without fields can be made");
+        let completion = Completion::parse(&body.to_owned().into());
+        let outcome = match completion {
+            Ok(completion) => ExchangeOutcome::Replied { completion, attempts: 1 },
+            Err(why) => ExchangeOutcome::Failed(why),
+        };
+        let (started_at, duration) = (SystemTime::UNIX_EPOCH, Duration::from_millis(2));
+        Self { sample: Some(sample), sent, frame, started_at, duration, outcome }
+    }
+
+    /// The reply, where there was one.
+    pub fn completion(&self) -> Option<&Completion> {
+        match &self.outcome {
+            ExchangeOutcome::Replied { completion, .. } => Some(completion),
+            ExchangeOutcome::Failed(_) | ExchangeOutcome::Abandoned => None,
+        }
+    }
+}
+
+/// The messages of a request: the first of a list that is kept already, then new ones.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sent {
+    base: Base,
+    new: Messages,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+enum Base {
+    #[default]
+    Nothing,
+    /// Of a sample's history, as it was before it was replaced so many times.
+    History { sample: usize, epoch: usize, count: usize },
+    /// Of an earlier request to the same model.
+    Request { place: usize, count: usize },
+}
+
+impl Base {
+    fn count(self) -> usize {
+        match self {
+            Self::Nothing => 0,
+            Self::History { count, .. } | Self::Request { count, .. } => count,
+        }
+    }
+
+    /// The first of the same list.
+    fn of(self, first: usize) -> Self {
+        match self {
+            Self::History { sample, epoch, .. } if first > 0 => Self::History { sample, epoch, count: first },
+            Self::Request { place, .. } if first > 0 => Self::Request { place, count: first },
+            Self::Nothing | Self::History { .. } | Self::Request { .. } => Self::Nothing,
+        }
+    }
+}
+
+impl Sent {
+    fn len(&self) -> usize {
+        self.base.count() + self.new.len()
+    }
+}
+
+/// What was sent of one sample.
+#[derive(Debug, Default)]
+pub(super) struct SentOf {
+    /// Histories that were replaced after a request had carried them.
+    past: Vec<Messages>,
+    /// Whether a request carries the history that it has now.
+    carried: bool,
+    /// The last request.
+    last: Option<usize>,
+}
+
+/// The calls of one model in one rollout, in the order in which they were made.
+#[derive(Debug, Default)]
+pub struct ModelCalls {
+    exchanges: Vec<Exchange>,
+    sent_of: BTreeMap<usize, SentOf>,
+}
+
+#[cfg(any(test, feature = "fuzzing"))]
+impl FromIterator<Exchange> for ModelCalls {
+    fn from_iter<I: IntoIterator<Item = Exchange>>(exchanges: I) -> Self {
+        Self { exchanges: exchanges.into_iter().collect(), sent_of: BTreeMap::new() }
+    }
+}
+
+impl ModelCalls {
+    /// The calls.
+    pub fn exchanges(&self) -> &[Exchange] {
+        &self.exchanges
+    }
+
+    /// One of them, for what comes of it.
+    pub(super) fn exchange_mut(&mut self, place: usize) -> Option<&mut Exchange> {
+        self.exchanges.get_mut(place)
+    }
+
+    /// Adds one; gives its place.
+    pub(super) fn add(&mut self, exchange: Exchange) -> usize {
+        self.exchanges.push(exchange);
+        self.exchanges.len() - 1
+    }
+
+    /// The calls with where their messages are.
+    pub fn among<'a>(&'a self, samples: &'a [SampleRecord]) -> Lists<'a> {
+        Lists { calls: self, samples }
+    }
+
+    /// The same frame as that of the call before, where it is.
+    pub(super) fn share(&self, frame: Frame) -> (Frame, usize) {
+        match self.exchanges.last() {
+            Some(last) if last.frame == frame => (last.frame.clone(), 0),
+            _ => {
+                let bytes = frame.bytes();
+                (frame, bytes)
+            }
+        }
+    }
+
+    /// The whole history of a sample, for the next call.
+    pub(super) fn send_history(&mut self, sample: usize, count: usize) -> Sent {
+        let of = self.sent_of.entry(sample).or_default();
+        of.carried = true;
+        of.last = Some(self.exchanges.len());
+        Sent { base: Base::History { sample, epoch: of.past.len(), count }, new: Messages::default() }
+    }
+
+    /// A sample's history is replaced. Says whether the old one is still needed.
+    pub(super) fn replaced(&mut self, sample: usize, old: &Messages) -> bool {
+        let Some(of) = self.sent_of.get_mut(&sample).filter(|of| of.carried) else { return false };
+        of.past.push(old.clone());
+        of.carried = false;
+        true
+    }
+
+    /// How a list that a guest gave begins: like the history, or like the request before.
+    pub(super) fn begin(&self, samples: &[SampleRecord], whose: Whose, given: &[String]) -> Beginning {
+        let last = match whose {
+            Whose::Sample(sample) => self.sent_of.get(&sample).and_then(|of| of.last),
+            Whose::Judge => self.exchanges.len().checked_sub(1),
+        };
+        let before = last.and_then(|place| Some((place, &self.exchanges.get(place)?.sent)));
+        let as_before = before.map_or(0, |(_, sent)| common(&self.among(samples).parts(sent), given));
+        if let Whose::Sample(sample) = whose
+            && let Some(record) = samples.get(sample)
+        {
+            let count = common(&[Part::all(&record.messages)], given);
+            if count >= as_before {
+                let epoch = self.sent_of.get(&sample).map_or(0, |of| of.past.len());
+                return Beginning(Base::History { sample, epoch, count });
+            }
+        }
+        let mut base = before.map_or(Base::Nothing, |(place, _)| Base::Request { place, count: as_before });
+        // The request that had these messages first, so that chains stay short.
+        while let Base::Request { place, .. } = base
+            && let Some(Exchange { sent: earlier, .. }) = self.exchanges.get(place)
+            && earlier.base.count() >= as_before
+        {
+            base = earlier.base.of(as_before);
+        }
+        Beginning(base)
+    }
+
+    /// The list that begins so, with these after it, for the next call.
+    pub(super) fn send_list(&mut self, whose: Whose, Beginning(base): Beginning, new: Messages) -> Sent {
+        if let Whose::Sample(sample) = whose {
+            let of = self.sent_of.entry(sample).or_default();
+            of.last = Some(self.exchanges.len());
+            // What a list has in common with a history is kept for it.
+            let epoch_now = of.past.len();
+            of.carried |= matches!(base, Base::History { epoch, count, .. } if epoch == epoch_now && count > 0);
+        }
+        Sent { base, new }
+    }
+}
+
+/// Whose requests follow each other.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Whose {
+    Sample(usize),
+    Judge,
+}
+
+/// How a list begins that a guest gave.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Beginning(Base);
+
+impl Beginning {
+    /// So many of its messages are kept already.
+    pub fn count(self) -> usize {
+        self.0.count()
+    }
+}
+
+/// How many of these messages a guest gives again. White space around one is not kept.
+fn common(kept: &[Part<'_>], given: &[String]) -> usize {
+    let kept = kept.iter().flat_map(|part| part.iter());
+    kept.zip(given).take_while(|(kept, given)| *kept == given.trim_matches([' ', '\n', '\r', '\t'])).count()
+}
+
+/// Messages that follow each other in one list.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a> {
+    of: &'a Messages,
+    from: usize,
+    to: usize,
+}
+
+impl<'a> Part<'a> {
+    fn all(of: &'a Messages) -> Self {
+        Self { of, from: 0, to: of.len() }
+    }
+
+    fn len(&self) -> usize {
+        self.to - self.from
+    }
+
+    /// The messages.
+    pub fn iter(&self) -> impl Iterator<Item = &'a str> + Clone + use<'a> {
+        let of = self.of;
+        (self.from..self.to).map(|at| of.get(at).unwrap_or_default())
+    }
+}
+
+/// How many messages two lists have in common at their beginning. Where both have the same
+/// part of the same list, none is looked at.
+pub fn in_common(a: &[Part<'_>], b: &[Part<'_>]) -> usize {
+    let (mut a, mut b) = (a.iter().copied(), b.iter().copied());
+    let (mut left, mut right) = (a.next(), b.next());
+    let mut count = 0;
+    while let (Some(x), Some(y)) = (left, right) {
+        let same = match x.of.is_same_list(y.of) && x.from == y.from {
+            true => x.len().min(y.len()),
+            false => x.iter().zip(y.iter()).take_while(|(x, y)| x == y).count(),
+        };
+        count += same;
+        if same < x.len().min(y.len()) {
+            break;
+        }
+        left = (same < x.len()).then_some(Part { from: x.from + same, ..x }).or_else(|| a.next());
+        right = (same < y.len()).then_some(Part { from: y.from + same, ..y }).or_else(|| b.next());
+    }
+    count
+}
+
+/// Calls with where their messages are.
+#[derive(Clone, Copy, Debug)]
+pub struct Lists<'a> {
+    calls: &'a ModelCalls,
+    samples: &'a [SampleRecord],
+}
+
+impl<'a> Lists<'a> {
+    /// The calls.
+    pub fn exchanges(&self) -> &'a [Exchange] {
+        &self.calls.exchanges
+    }
+
+    /// The messages of a call, in parts.
+    pub fn messages(&self, exchange: &'a Exchange) -> Vec<Part<'a>> {
+        self.parts(&exchange.sent)
+    }
+
+    fn parts(&self, mut sent: &'a Sent) -> Vec<Part<'a>> {
+        let mut parts = Vec::new();
+        let mut left = sent.len();
+        loop {
+            let of_base = left.min(sent.base.count());
+            let part = Part { of: &sent.new, from: 0, to: left - of_base };
+            parts.extend(Some(part).filter(|part| part.len() > 0));
+            left = of_base;
+            match sent.base {
+                Base::Request { place, .. } if left > 0 => match self.calls.exchanges.get(place) {
+                    Some(earlier) => sent = &earlier.sent,
+                    None => break,
+                },
+                Base::History { sample, epoch, .. } if left > 0 => {
+                    let past = self.calls.sent_of.get(&sample).and_then(|of| of.past.get(epoch));
+                    let of = past.or_else(|| Some(&self.samples.get(sample)?.messages));
+                    parts.extend(of.map(|of| Part { of, from: 0, to: left }));
+                    break;
+                }
+                Base::Nothing | Base::Request { .. } | Base::History { .. } => break,
+            }
+        }
+        parts.reverse();
+        parts
+    }
+
+    /// The body of the request as it was sent.
+    pub fn body(&self, exchange: &'a Exchange) -> Vec<u8> {
+        let parts = self.messages(exchange);
+        let messages = || parts.iter().flat_map(Part::iter);
+        let text_bytes = messages().map(|message| message.len() + 1).sum();
+        exchange.frame.around(messages(), text_bytes)
+    }
+
+    /// The request but for its messages: a JSON object.
+    pub fn rest(&self, exchange: &'a Exchange) -> Vec<u8> {
+        exchange.frame.around(std::iter::empty(), 0)
+    }
+
+    /// The bytes of a body that is put together.
+    pub(super) fn body_bytes(&self, exchange: &'a Exchange) -> usize {
+        let parts = self.messages(exchange);
+        let messages = parts.iter().flat_map(Part::iter);
+        messages.map(|message| message.len() + 1).sum::<usize>() + exchange.frame.bytes()
+    }
+}
+
+/// What texts cost of the record that become messages of it.
+pub(super) fn text_bytes(texts: &[String]) -> usize {
+    texts.iter().map(|text| text.len() + MESSAGE_BYTES).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: &str = r#"{"role":"user","content":"a"}"#;
+    const B: &str = r#"{"role":"assistant","content":"b"}"#;
+    const C: &str = r#"{"role":"user","content":"c"}"#;
+
+    /// A rollout with one sample, as far as its calls are concerned.
+    struct Rollout {
+        calls: ModelCalls,
+        samples: Vec<SampleRecord>,
+    }
+
+    fn messages(texts: &[&str]) -> Messages {
+        texts.iter().map(|text| crate::wire::object(text).unwrap()).collect()
+    }
+
+    impl Rollout {
+        fn new() -> Self {
+            let sample = SampleRecord::new(SampleId::parse("s").unwrap());
+            Self { calls: ModelCalls::default(), samples: vec![sample] }
+        }
+
+        fn push(&mut self, texts: &[&str]) {
+            self.samples[0].messages.append(messages(texts));
+        }
+
+        fn replace(&mut self, texts: &[&str]) {
+            let old = std::mem::replace(&mut self.samples[0].messages, messages(texts));
+            self.calls.replaced(0, &old);
+        }
+
+        fn add(&mut self, sent: Sent) {
+            let none = BTreeMap::<String, ()>::new();
+            let (frame, _) = self.calls.share(Frame::new("m", &none).unwrap());
+            self.calls.add(Exchange::new(None, sent, frame));
+        }
+
+        fn ask_history(&mut self) {
+            let sent = self.calls.send_history(0, self.samples[0].messages.len());
+            self.add(sent);
+        }
+
+        /// Gives how many of the messages were kept already.
+        fn ask(&mut self, texts: &[&str]) -> usize {
+            let given: Vec<String> = texts.iter().map(|text| format!(" {text}\n")).collect();
+            let whose = Whose::Sample(0);
+            let beginning = self.calls.begin(&self.samples, whose, &given);
+            let sent = self.calls.send_list(whose, beginning, messages(&texts[beginning.count()..]));
+            self.add(sent);
+            beginning.count()
+        }
+
+        fn bodies(&self) -> Vec<String> {
+            let lists = self.calls.among(&self.samples);
+            let body = |exchange| String::from_utf8(lists.body(exchange)).unwrap();
+            self.calls.exchanges().iter().map(body).collect()
+        }
+
+        /// How many messages each call repeats of the one before.
+        fn repeated(&self) -> Vec<usize> {
+            let lists = self.calls.among(&self.samples);
+            let parts: Vec<_> = self.calls.exchanges().iter().map(|exchange| lists.messages(exchange)).collect();
+            parts.windows(2).map(|pair| in_common(&pair[0], &pair[1])).collect()
+        }
+    }
+
+    fn body(texts: &[&str]) -> String {
+        format!(r#"{{"model":"m","messages":[{}]}}"#, texts.join(","))
+    }
+
+    #[test]
+    fn each_request_stays_what_it_was_while_the_history_grows_and_is_replaced() {
+        let mut rollout = Rollout::new();
+        rollout.push(&[A]);
+        rollout.ask_history();
+        rollout.push(&[B, C]);
+        rollout.ask_history();
+        rollout.replace(&[C]);
+        rollout.ask_history();
+        rollout.replace(&[]);
+        rollout.replace(&[B]);
+
+        assert_eq!(rollout.bodies(), [body(&[A]), body(&[A, B, C]), body(&[C])]);
+        assert_eq!(rollout.repeated(), [1, 0]);
+        assert_eq!(rollout.calls.sent_of[&0].past.len(), 2, "a history that nobody sent is not kept");
+    }
+
+    #[test]
+    fn a_list_is_kept_by_what_it_has_not_in_common_with_the_history_or_the_request_before() {
+        let mut rollout = Rollout::new();
+        rollout.push(&[A, B]);
+        assert_eq!(rollout.ask(&[A, B]), 2);
+        assert_eq!(rollout.ask(&[A, B, C]), 2);
+        assert_eq!(rollout.ask(&[A, B, C, A]), 3, "of the request before");
+        assert_eq!(rollout.ask(&[A, C]), 1);
+        assert_eq!(rollout.ask(&[C]), 0);
+        assert_eq!(rollout.ask(&[C, B]), 1);
+        rollout.replace(&[]);
+        assert_eq!(rollout.ask(&[C, B, A]), 2);
+
+        let bodies = [
+            body(&[A, B]),
+            body(&[A, B, C]),
+            body(&[A, B, C, A]),
+            body(&[A, C]),
+            body(&[C]),
+            body(&[C, B]),
+            body(&[C, B, A]),
+        ];
+        assert_eq!(rollout.bodies(), bodies);
+        assert_eq!(rollout.repeated(), [2, 3, 1, 0, 1, 2]);
+    }
+
+    #[test]
+    fn a_conversation_that_a_guest_keeps_itself_is_a_chain_without_detours() {
+        let mut rollout = Rollout::new();
+        let texts = vec![A; 100];
+        for count in 1..=texts.len() {
+            rollout.ask(&texts[..count]);
+        }
+        // The same again and again is no longer chain.
+        for _ in 0..10 {
+            assert_eq!(rollout.ask(&texts), 100);
+        }
+        let lists = rollout.calls.among(&rollout.samples);
+        let last = rollout.calls.exchanges().last().unwrap();
+        assert_eq!(lists.messages(last).len(), 100);
+        assert_eq!(lists.body(last), body(&texts).into_bytes());
+        let news = rollout.calls.exchanges().iter().map(|exchange| exchange.sent.new.len());
+        assert_eq!(news.sum::<usize>(), 100, "each message is kept once");
+    }
+}

@@ -1,0 +1,350 @@
+//! `models`: the policy, for a workflow, and a judge, for a grader.
+//!
+//! Calls of a judge are kept apart: they belong to no sample, have budgets of their own, and
+//! never count as what a workflow did.
+
+use tracing::Instrument;
+use wasmtime::component::Resource;
+
+use super::ask::{Prepared, beside};
+use super::bindings::rollout::plugin::models::{self, Completion, Conversation, Error, Request};
+use super::bindings::rollout::plugin::samples::RecordError;
+use super::bindings::rollout::plugin::types;
+use super::calls::{Call, CallOutcome, ModelAnswer};
+use super::clockwork::ANSWER;
+use super::exchange::{EXCHANGE_BYTES, Exchange, Sent, Whose, text_bytes};
+use super::record::Kept;
+use super::samples::OpenSample;
+use super::{Imports, ModelAccess, Role};
+use crate::error::Fault;
+use crate::outbound::RoutingHeaders;
+use crate::telemetry::{Asked, Limit};
+use crate::wire::openai::{self, Frame, InvalidRequest};
+
+/// Why a request is not sent: the guest is told, or ends.
+enum Refused {
+    Told(Error),
+    Ended(wasmtime::Error),
+}
+
+impl From<Error> for Refused {
+    fn from(error: Error) -> Self {
+        Self::Told(error)
+    }
+}
+
+impl From<InvalidRequest> for Refused {
+    fn from(invalid: InvalidRequest) -> Self {
+        invalid_request(invalid.to_string())
+    }
+}
+
+impl From<wasmtime::Error> for Refused {
+    fn from(error: wasmtime::Error) -> Self {
+        Self::Ended(error)
+    }
+}
+
+fn invalid_request(what: impl Into<String>) -> Refused {
+    Error::InvalidRequest(what.into()).into()
+}
+
+/// What is asked, of whom.
+struct Question<'a> {
+    asked: Asked,
+    sample: Option<&'a Resource<OpenSample>>,
+    whose: Whose,
+    access: ModelAccess,
+}
+
+impl Imports {
+    fn prepare(
+        &mut self,
+        role: models::Role,
+        sample: Option<&Resource<OpenSample>>,
+        request: Request,
+    ) -> Result<Prepared, Refused> {
+        let question = self.question(role, sample)?;
+        let Question { asked, whose, .. } = question;
+        if asked == Asked::Judge {
+            no_judges_business(&request)?;
+        }
+        let Request { conversation, tools, params, keep_reply } = request;
+        let (Conversation::History(texts) | Conversation::Messages(texts)) = &conversation;
+        self.check_messages(texts).map_err(invalid_request)?;
+        let (frame, frame_bytes) = self.frame(&question, &tools, params.as_deref())?;
+        let sent = match conversation {
+            Conversation::History(new) => self.send_history(&question, new, frame_bytes)?,
+            Conversation::Messages(all) => self.send_messages(&question, all, frame_bytes)?,
+        };
+        let sample_id = question.sample.map(|sample| self.table.get(sample)).transpose();
+        let sample_id = sample_id.map_err(wasmtime::Error::from)?.map(|open| open.id.clone());
+        let routing = match &sample_id {
+            Some(sample_id) => RoutingHeaders::new(&self.run.rollout_id, sample_id),
+            None => RoutingHeaders::of_rollout(&self.run.rollout_id),
+        };
+        let place = self.record.lock().calls_mut(asked).add(Exchange::new(sample_id, sent, frame));
+        Ok(Prepared {
+            asked,
+            access: question.access,
+            routing,
+            record: self.record.clone(),
+            limits: self.limits.clone(),
+            place,
+            keep_for: match whose {
+                Whose::Sample(sample) if keep_reply => Some(sample),
+                Whose::Sample(_) | Whose::Judge => None,
+            },
+        })
+    }
+
+    /// Which model is asked, and whether this guest may ask it so.
+    fn question<'a>(
+        &mut self,
+        role: models::Role,
+        sample: Option<&'a Resource<OpenSample>>,
+    ) -> Result<Question<'a>, Refused> {
+        let (asked, allowed, import, access) = match role {
+            models::Role::Policy => (Asked::Model, Role::Workflow, "models for the policy", &self.model),
+            models::Role::Judge => (Asked::Judge, Role::Grader, "models for a judge", &self.judge),
+        };
+        let access = access.clone();
+        self.only(allowed, import)?;
+        let whose = match (asked, sample) {
+            (Asked::Model, Some(sample)) => {
+                Whose::Sample(self.table.get(sample).map_err(wasmtime::Error::from)?.place)
+            }
+            (Asked::Judge, None) => Whose::Judge,
+            (Asked::Model, None) => return Err(invalid_request("the policy is asked for a sample; give one")),
+            (Asked::Judge, Some(_)) => {
+                return Err(invalid_request("a judge is asked for no sample; give none"));
+            }
+        };
+        let Some(access) = access else {
+            let reason = match asked {
+                Asked::Model => "this rollout has no model",
+                Asked::Judge => {
+                    "this host provides no judge; [judge] in its configuration, or --judge-url, does"
+                }
+            };
+            if asked == Asked::Judge {
+                self.record.lock().judge_failed(Fault::Host, reason.to_owned());
+            }
+            return Err(Error::NotProvided(reason.to_owned()).into());
+        };
+        Ok(Question { asked, sample, whose, access })
+    }
+
+    /// The request but for its messages, and what it costs the record: nothing where it is the
+    /// same as before. Charged before it is made.
+    fn frame(
+        &self,
+        question: &Question<'_>,
+        tools: &[String],
+        params: Option<&str>,
+    ) -> Result<(Frame, usize), Refused> {
+        let endpoint = &question.access.endpoint;
+        let (model, allowed) = (endpoint.model(), question.access.client.allowed_params());
+        let none = openai::Params::new();
+        let defaults = match question.asked {
+            Asked::Model => &self.run.chat_defaults,
+            Asked::Judge => &none,
+        };
+        let given = tools.iter().map(String::len).chain(params.map(str::len)).fold(0, usize::saturating_add);
+        self.record.lock().charge(given, &self.limits).map_err(|over| Error::BudgetSpent(over.0))?;
+        let frame = match endpoint.manner() {
+            None => openai::request_frame(model, tools, params, defaults, allowed),
+            Some(manner) => manner.body.frame(model, tools, params, defaults, allowed),
+        };
+        let mut kept = self.record.lock();
+        kept.release(given);
+        Ok(kept.calls(question.asked).share(frame?))
+    }
+
+    /// The sample's history with what is new in it, which is pushed to it first.
+    fn send_history(
+        &mut self,
+        question: &Question<'_>,
+        new: Vec<String>,
+        frame_bytes: usize,
+    ) -> Result<Sent, Refused> {
+        let (Some(sample), Whose::Sample(place)) = (question.sample, question.whose) else {
+            return Err(invalid_request("a judge has no history; give messages"));
+        };
+        if !new.is_empty() {
+            self.keep(sample, new, false)?.map_err(|error| match error {
+                RecordError::Invalid(what) => Error::InvalidRequest(what),
+                RecordError::OverLimit(what) => Error::BudgetSpent(what),
+            })?;
+        }
+        let mut kept = self.record.lock();
+        let count = kept.sample(place).map_err(wasmtime::Error::new)?.messages.len();
+        if count == 0 {
+            return Err(InvalidRequest::NoMessages.into());
+        }
+        kept.charge_call(question.asked, EXCHANGE_BYTES + frame_bytes, &self.limits)?;
+        Ok(kept.policy.send_history(place, count))
+    }
+
+    /// A list that a guest gave: what it has in common with what is kept is not kept again,
+    /// nor looked at again.
+    fn send_messages(
+        &mut self,
+        question: &Question<'_>,
+        all: Vec<String>,
+        frame_bytes: usize,
+    ) -> Result<Sent, Refused> {
+        let Question { asked, whose, .. } = *question;
+        if all.is_empty() {
+            return Err(InvalidRequest::NoMessages.into());
+        }
+        let mut kept = self.record.lock();
+        if let Whose::Sample(place) = whose {
+            kept.sample(place).map_err(wasmtime::Error::new)?;
+        }
+        let beginning = kept.calls(asked).begin(&kept.samples, whose, &all);
+        let from = beginning.count();
+        let charged = text_bytes(&all[from..]) + EXCHANGE_BYTES + frame_bytes;
+        kept.charge_call(asked, charged, &self.limits)?;
+        drop(kept);
+        let bytes = all[from..].iter().map(String::len).sum();
+        let checked = Self::checked(all.into_iter().skip(from), from, bytes);
+        let mut kept = self.record.lock();
+        match checked {
+            Ok(new) => {
+                kept.release(bytes - new.text_bytes());
+                Ok(kept.calls_mut(asked).send_list(whose, beginning, new))
+            }
+            Err(what) => {
+                kept.release(charged);
+                Err(invalid_request(what))
+            }
+        }
+    }
+
+    /// What a guest is given of an answer. A reply that it wants kept becomes part of the
+    /// history now, in the order in which it learns of replies.
+    fn give(&mut self, ModelAnswer { answer, keep_for }: ModelAnswer) -> wasmtime::Result<Result<Completion, Error>> {
+        self.clock.pass(ANSWER);
+        let completion = match answer {
+            Ok(completion) => completion,
+            Err(error) => return Ok(Err(error)),
+        };
+        if let Some(sample) = keep_for
+            && let Err(over) = self.record.keep_reply(sample, &completion, &self.limits)?
+        {
+            return Ok(Err(Error::BudgetSpent(over)));
+        }
+        Ok(Ok(completion.into()))
+    }
+}
+
+/// A judge is shown messages and nothing else.
+fn no_judges_business(request: &Request) -> Result<(), Refused> {
+    match request {
+        Request { conversation: Conversation::History(_), .. } => {
+            Err(invalid_request("a judge has no history; give messages"))
+        }
+        Request { keep_reply: true, .. } => Err(invalid_request("a judge's reply belongs to no history")),
+        Request { tools, .. } if !tools.is_empty() => Err(invalid_request("a judge takes no tools")),
+        _ => Ok(()),
+    }
+}
+
+impl Kept {
+    /// Takes a request that costs the record so many bytes out of the budgets, or says which
+    /// is spent.
+    fn charge_call(
+        &mut self,
+        asked: Asked,
+        bytes: usize,
+        limits: &crate::limits::Limits,
+    ) -> Result<(), Refused> {
+        let calls = self.calls(asked).exchanges().len() as u64;
+        let within = match asked {
+            Asked::Model => self
+                .within(Limit::ChatCalls, calls, limits.chat_calls_max.into(), "calls")
+                .and_then(|()| self.within(Limit::ChatTokens, self.chat_tokens, limits.chat_tokens_max, "tokens")),
+            Asked::Judge => self
+                .within(Limit::JudgeCalls, calls, limits.judge_calls_max.into(), "calls")
+                .and_then(|()| {
+                    self.within(Limit::JudgeTokens, self.judge_tokens, limits.judge_tokens_max, "tokens")
+                }),
+        };
+        within.map_err(Error::BudgetSpent)?;
+        Ok(self.charge(bytes, limits).map_err(|over| Error::BudgetSpent(over.0))?)
+    }
+}
+
+impl From<openai::Completion> for Completion {
+    fn from(completion: openai::Completion) -> Self {
+        Self {
+            message: completion.message().to_owned(),
+            text: completion.text().into_owned(),
+            tool_calls: completion.tool_calls().into_iter().map(Into::into).collect(),
+            finish_reason: completion.finish_reason,
+            usage: completion.usage.map(Into::into),
+        }
+    }
+}
+
+impl From<openai::ToolCall> for types::ToolCall {
+    fn from(openai::ToolCall { id, name, arguments }: openai::ToolCall) -> Self {
+        Self { id, name, arguments }
+    }
+}
+
+impl From<openai::Usage> for types::Usage {
+    fn from(openai::Usage { prompt_tokens, completion_tokens }: openai::Usage) -> Self {
+        Self { prompt_tokens, completion_tokens }
+    }
+}
+
+impl models::Host for Imports {
+    async fn complete(
+        &mut self,
+        role: models::Role,
+        sample: Option<Resource<OpenSample>>,
+        request: Request,
+    ) -> wasmtime::Result<Result<Completion, Error>> {
+        self.called()?;
+        match self.prepare(role, sample.as_ref(), request) {
+            Ok(prepared) => {
+                let answer = beside(prepared.send()).await?;
+                self.give(answer)
+            }
+            Err(Refused::Told(error)) => Ok(Err(error)),
+            Err(Refused::Ended(error)) => Err(error),
+        }
+    }
+
+    fn start(
+        &mut self,
+        role: models::Role,
+        sample: Option<Resource<OpenSample>>,
+        request: Request,
+    ) -> wasmtime::Result<Result<Resource<Call>, Error>> {
+        self.called()?;
+        if let Err(limit) = self.may_begin() {
+            return Ok(Err(Error::BudgetSpent(limit)));
+        }
+        match self.prepare(role, sample.as_ref(), request) {
+            Ok(prepared) => {
+                let task = async { CallOutcome::Model(prepared.send().await) };
+                // The task's log lines are the rollout's, as the guest's own calls are.
+                let task = tokio::spawn(task.in_current_span());
+                Ok(Ok(self.lend(Call::under_way(task))?))
+            }
+            Err(Refused::Told(error)) => Ok(Err(error)),
+            Err(Refused::Ended(error)) => Err(error),
+        }
+    }
+
+    async fn finish(&mut self, call: Resource<Call>) -> wasmtime::Result<Result<Completion, Error>> {
+        self.called()?;
+        match self.take_back(call)?.outcome().await? {
+            CallOutcome::Model(answer) => self.give(answer),
+            other => Err(other.not_of("models")),
+        }
+    }
+}
