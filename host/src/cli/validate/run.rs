@@ -2,15 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 
+use crate::eval::run::Model;
 use crate::eval::{self, Row};
-use crate::outbound::{ChatFailure, ModelEndpoint, Observer, Watched};
+use crate::outbound::{ChatFailure, Observer, Watched};
 use crate::rollout::{Finished, Host, Outcome};
 use crate::text::beginning;
 
@@ -160,8 +161,8 @@ pub(super) fn offered(requests: &[(String, Bytes)]) -> Vec<Value> {
 }
 
 /// Runs the row to its end.
-pub(super) async fn rollout(host: &Host, row: &Row, endpoint: ModelEndpoint) -> Result<Finished> {
-    let rollout = host.admit(eval::run::request(row, 0, &Arc::new(endpoint)))?;
+pub(super) async fn rollout(host: &Host, row: &Row, model: &Model) -> Result<Finished> {
+    let rollout = eval::run::admit(host, row, 0, model)?;
     Ok(eval::run::complete(rollout).await)
 }
 

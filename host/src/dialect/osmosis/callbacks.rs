@@ -109,9 +109,9 @@ pub(super) fn start(
     parent: Option<TraceParent>,
 ) -> Result<(), ApiError> {
     let CalledBack { asked, form, completion_url, grader_url, controller_key } = request;
-    let Asked { rollout, gradable, label } = asked;
+    let Asked { rollout, resources, gradable, label } = asked;
     let id = rollout.id.clone();
-    let rollout = osmosis.0.host.admit(rollout)?;
+    let rollout = osmosis.0.host.admit(rollout, resources)?;
     let due = osmosis.0.reports.promise(id.as_str());
     let gradable = gradable && osmosis.0.host.grader().is_some();
     let task = Box::new(Task {

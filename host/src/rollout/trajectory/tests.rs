@@ -8,12 +8,13 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::conversation::{Conversation, Steps, calls_made};
-use super::layout::{self, Layout, Marked, Marks};
+use super::layout::{self, Marked, Marks};
 use super::observed::{Observed, ToolCalls};
 use super::replies::{Unmatched, answered};
 use super::{Amendable, Amendment, Member, Original, StepAmendment, TakeStep, TrajectoryFile};
 use crate::id::SampleId;
 use crate::imports::{Exchange, ExchangeOutcome, ToolUse};
+use crate::rollout::model::Layout;
 use crate::telemetry::{ToolKind, ToolOutcome};
 use crate::wire::atif::{FinalMetrics, Metrics};
 use crate::wire::messages::Messages;
@@ -61,7 +62,7 @@ impl Serialize for Plain<'_> {
         {
             let start = marks.here();
             map.serialize_entry(name, &value)?;
-            marks.note(|layout| layout.members.push((name, start..marks.here())));
+            marks.note(|layout| layout.members.push((name.into(), start..marks.here())));
         }
         map.end()
     }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::id::SampleId;
 use crate::imports::{Exchange, ExchangeOutcome, ToolUse};
-use crate::rollout::outcome::FinishedSample;
+use crate::rollout::model::FinishedSample;
 use crate::wire::openai::Completion;
 
 /// For each call the place of the sample that it belongs to: the one whose model asked for

@@ -31,7 +31,6 @@ use crate::budget::Budget;
 use crate::config::OsmosisInit;
 use crate::outbound::{CallbackClient, Secret};
 use crate::rollout::{AdmitError, Failure, FailureKind, Finished, Host, LoopReport, Outcome, Rollout, Stage};
-use crate::telemetry::Refusal;
 use crate::wire::messages::Messages;
 use records::{Kept, Leading, Part, Records};
 use request::Init;
@@ -150,12 +149,9 @@ async fn init(
     body: Result<Body<BODY_BYTES_MAX>, ApiError>,
 ) -> Result<Response, ApiError> {
     osmosis.keep_swept();
-    let mut body = osmosis.counted(body)?;
     let inner = &osmosis.0;
-    let read = body.parse(|bytes| request::read(&headers, bytes, &inner.init.settings, inner.host.form()));
-    let read = osmosis.counted(read)?;
-    let mut request = read.inspect_err(|_| inner.host.metrics().refused(Refusal::Invalid))?;
-    request.rollout.charge = Some(osmosis.counted(body.becomes(request.rollout.bytes()))?);
+    let read = |bytes: &[u8]| request::read(&headers, bytes, &inner.init.settings, inner.host.form());
+    let request = osmosis.read_for_rollout(body, read)?;
     let answer = match inner.init.records.join(&request.key, Instant::now()) {
         Part::Follower(following) => following,
         Part::Leader(leading) => {
@@ -178,8 +174,8 @@ struct Accepted<'a> {
 
 /// Answers a request and runs its rollout.
 async fn lead(osmosis: Osmosis, request: Init, leading: Leading) {
-    let Init { rollout, id, completed_url, api_key, gradable, key: _ } = request;
-    let mut rollout = match osmosis.0.host.admit(rollout) {
+    let Init { rollout, resources, id, completed_url, api_key, gradable, key: _ } = request;
+    let mut rollout = match osmosis.0.host.admit(rollout, resources) {
         Ok(rollout) => rollout,
         Err(error) => return leading.fail(Refused::Admit(error)),
     };

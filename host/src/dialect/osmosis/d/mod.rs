@@ -75,12 +75,12 @@ pub(super) fn start(
     parent: Option<TraceParent>,
 ) -> Result<Admission, ApiError> {
     let inner = &osmosis.0;
-    let Polled { asked: Asked { rollout, gradable, label }, grade } = request;
+    let Polled { asked: Asked { rollout, resources, gradable, label }, grade } = request;
     let id = rollout.id.clone();
     // A result that is kept keeps its id, so that no caller reads another's.
     let place =
         inner.polled.reserve(&id).inspect_err(|_| inner.host.metrics().refused(Refusal::Duplicate))?;
-    let rollout = inner.host.admit(rollout)?;
+    let rollout = inner.host.admit(rollout, resources)?;
     rollout.traced_below(parent);
     let due = inner.reports.promise(id.as_str());
     let entry = place.fill(rollout.handle());
