@@ -23,7 +23,7 @@ const LAYERS: [&[&str]; 14] = [
 
 /// The parts of `rollout` from the top down. What is outside of it names them through `rollout`.
 const WITHIN_ROLLOUT: [&[&str]; 7] = [
-    &["admission"],
+    &["admission", "drive"],
     &["run"],
     &["account"],
     &["host"],

@@ -9,7 +9,6 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tracing::Instrument;
 
 use super::results::{
     Journal, JournalError, LimitLine, Outcome as Scored, ResultLine, SampleLine, TEXT_BYTES_MAX,
@@ -19,8 +18,8 @@ use super::stats::Tally;
 use crate::id::RolloutId;
 use crate::outbound::{InvalidEndpoint, ModelEndpoint, Secret};
 use crate::rollout::{
-    self, AdmitError, FailureKind, Finished, FinishedSample, Host, LimitUse, LoopOptions, ModelAddress,
-    RequestSecrets, Resources, Rollout, RolloutRequest,
+    self, AdmitError, AfterWorkflow, Ended, Failure, FailureKind, Finished, FinishedSample, Host, LimitUse,
+    LoopOptions, ModelAddress, Next, RequestSecrets, Resources, Rollout, RolloutRequest, Steps, drive,
 };
 use crate::text::beginning;
 use crate::wire::openai::content_text;
@@ -120,8 +119,7 @@ pub async fn run(
                 Err(source) => return Err(RunError::Refused { row: row.index, source }),
             };
             todo.next();
-            let span = rollout.span();
-            under_way.spawn(async move { (at, run, complete(rollout).await) }.instrument(span));
+            under_way.spawn(async move { (at, run, complete(rollout).await) });
         }
         let ended = tokio::select! {
             ended = under_way.join_next() => ended,
@@ -133,7 +131,9 @@ pub async fn run(
         };
         match ended {
             None => break,
-            Some(Ok((at, run, finished))) => {
+            // The rollout has no result and is run again on resuming; the driver said so.
+            Some(Ok((_, _, Err(_)))) => {}
+            Some(Ok((at, run, Ok(finished)))) => {
                 let line = line(&work.rows[at], run, &finished, &root);
                 // What was stopped from outside is no result, and is run again.
                 if line.kind.as_deref() != Some(FailureKind::Cancelled.as_str()) {
@@ -142,8 +142,7 @@ pub async fn run(
                     seen(tally);
                 }
             }
-            // The rollout has no result and is run again on resuming.
-            Some(Err(error)) => tracing::error!(%error, "the host panicked in a rollout"),
+            Some(Err(error)) => tracing::error!(%error, "the host panicked beside a rollout"),
         }
     }
     journal.sync()?;
@@ -181,13 +180,27 @@ fn request(row: &Row, run: usize, model: ModelAddress) -> RolloutRequest {
     }
 }
 
-/// Runs a rollout to its end.
-pub async fn complete(mut rollout: Box<Rollout>) -> Finished {
-    if rollout.run_workflow().await.is_ok() {
-        // The error is in the outcome.
-        let _ = rollout.grade().await;
+/// Runs a rollout to its end. The error is the host's, which panicked in it.
+pub async fn complete(rollout: Box<Rollout>) -> Result<Box<Finished>, Failure> {
+    drive(rollout, Box::new(Graded)).await
+}
+
+/// A rollout that is graded where it can be, and notifies nobody.
+struct Graded;
+
+impl Steps for Graded {
+    type End = Result<Box<Finished>, Failure>;
+
+    fn after_workflow<'a>(&'a self, _ran: Result<(), &'a Failure>) -> AfterWorkflow<'a> {
+        AfterWorkflow::Go(Next::Grade)
     }
-    rollout.finish().await
+
+    async fn finished(self: Box<Self>, ended: Ended) -> Self::End {
+        match ended {
+            Ended::Finished(finished) | Ended::Cancelled(finished) => Ok(finished),
+            Ended::Crashed(failure) => Err(failure),
+        }
+    }
 }
 
 fn line(row: &Row, run: usize, finished: &Finished, root: &Path) -> ResultLine {

@@ -1,19 +1,19 @@
 //! One request, from admission to its one outcome.
 //!
-//! [`Host::admit`] admits a [`RolloutRequest`] or says at once why not. Whoever
-//! admitted it then drives the [`Rollout`]: [`Rollout::run_workflow`] (which runs an agent
-//! loop where the plugin has that form), perhaps
-//! [`Rollout::grade`], and [`Rollout::finish`], which gives the [`Finished`] rollout
-//! with its outcome. Between the steps a protocol may tell its caller what came of
-//! them. Dropping a rollout at any point stops its guest and frees its slot.
+//! [`Host::admit`] admits a [`RolloutRequest`] or says at once why not. [`drive`] takes the
+//! admitted [`Rollout`] through its steps: workflow (or agent loop), perhaps grader, and the end,
+//! which gives the [`Finished`] rollout with its outcome. By [`Steps`] a protocol or an evaluation
+//! says what it does at them, such as notifying its caller. Dropping a rollout at any point stops
+//! its guest and frees its slot.
 //!
 //! What a rollout is, `model`, is data and at the bottom; above it are what is written of one,
-//! slots, the host, the steps of a rollout, and admission, each naming only what is below it.
+//! slots, the host, one rollout, and admission and driver, each naming only what is below it.
 //!
 //! This module knows no protocol and no JSON of one.
 
 mod account;
 mod admission;
+mod drive;
 mod events;
 mod host;
 mod limits;
@@ -22,6 +22,7 @@ mod run;
 mod slots;
 mod trajectory;
 
+pub use drive::{AfterWorkflow, Ended, Next, Steps, drive};
 pub use host::{Host, HostError, HostSettings, Started};
 pub use model::{
     AgentForm, ExtraFact, ExtraMember, Failure, FailureKind, Finished, FinishedSample, LimitUse, LoopOptions,

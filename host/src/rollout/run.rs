@@ -151,15 +151,15 @@ impl Rollout {
         trace.clone()
     }
 
-    /// What every log line about it is written in, by whoever drives it. An error's span,
+    /// What every log line about it is written in, by its driver. An error's span,
     /// because it has to be there whichever lines are asked for.
-    pub fn span(&self) -> tracing::Span {
+    pub(super) fn span(&self) -> tracing::Span {
         tracing::error_span!("rollout", rollout_id = %self.request.id)
     }
 
     /// Waits for a slot and runs the workflow. The error is also kept for
     /// [`Rollout::finish`].
-    pub async fn run_workflow(&mut self) -> Result<(), Failure> {
+    pub(super) async fn run_workflow(&mut self) -> Result<(), Failure> {
         let cancel = self.handle.cancel.clone();
         let result = tokio::select! {
             biased;
@@ -290,7 +290,7 @@ impl Rollout {
     /// Waits for what the rollout's caller does, such as taking a callback, which needs no
     /// guest: the slot is given back when it takes long. A rollout that is cancelled meanwhile
     /// drops the work at once; its error is also kept for [`Rollout::finish`].
-    pub async fn notify<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Failure> {
+    pub(super) async fn notify<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Failure> {
         let cancel = self.handle.cancel.clone();
         let mut work = std::pin::pin!(work);
         let done = tokio::select! {
@@ -317,9 +317,9 @@ impl Rollout {
 
     /// Runs the grader over the workflow's samples. Only after a workflow that
     /// succeeded; the error is also kept for [`Rollout::finish`].
-    pub async fn grade(&mut self) -> Result<(), Failure> {
-        // In a box, like the finish: both are large, and who drives a rollout would hold
-        // them while its workflow waits.
+    pub(super) async fn grade(&mut self) -> Result<(), Failure> {
+        // In a box, like the finish: both are large, and the driver would hold them while
+        // the workflow waits.
         Box::pin(self.run_and_keep_grade()).await
     }
 
@@ -469,7 +469,7 @@ impl Rollout {
 
     /// Ends it: writes the trajectory, frees the slot, and says what came of it. A
     /// rollout that nobody had graded ends unscored.
-    pub async fn finish(self: Box<Self>) -> Finished {
+    pub(super) async fn finish(self: Box<Self>) -> Finished {
         Box::pin(self.settle_and_write()).await
     }
 

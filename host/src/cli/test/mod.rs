@@ -145,6 +145,7 @@ impl Test {
         });
         let finished = eval::run::complete(rollout).await;
         stopper.abort();
+        let finished = finished.map_err(|failure| anyhow::anyhow!("{failure}"))?;
         transcript.end(&finished).await;
         Ok(exit(&finished))
     }

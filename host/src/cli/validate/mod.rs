@@ -311,8 +311,7 @@ async fn agent_loop(loaded: &Loaded, row: &Row, script: Option<Script>, report: 
         }
     }
     let (_mock, model) = stand_in(script, Duration::ZERO).await?;
-    let mut rollout = eval::run::admit(&loaded.host, row, 0, &model)?;
-    match rollout.tools(Ok).await {
+    match run::offers(&loaded.host, row, &model).await? {
         Err(failure) => report.failed(
             "GET_TOOLS_EXCEPTION",
             failure.reason,
@@ -324,7 +323,6 @@ async fn agent_loop(loaded: &Loaded, row: &Row, script: Option<Script>, report: 
             tools::check(report, "tools", &offered);
         }
     }
-    rollout.finish().await;
     Ok(())
 }
 

@@ -262,3 +262,36 @@ impl Common {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever is kept of a request is charged for, or callers could have the host hold it for
+    /// nothing.
+    #[test]
+    fn a_request_counts_with_all_its_fields() {
+        let check = |field: &str, value: serde_json::Value| {
+            let mut body = serde_json::json!({
+                "rollout_id": "r",
+                "initial_messages": [{"role": "user", "content": "?"}],
+                "chat_completions_url": "http://h/v1",
+                "completion_callback_url": "http://h/done",
+            });
+            body[field] = value;
+            let json = "application/json".parse().unwrap();
+            let headers = HeaderMap::from_iter([(header::CONTENT_TYPE, json)]);
+            let request = read(&headers, body.to_string().as_bytes(), Dialect::C).unwrap();
+            assert!(request.memory_bytes() > 1 << 20, "{field}: {}", request.memory_bytes());
+        };
+        let long = "x".repeat(1 << 20);
+        check("extra_fields", serde_json::json!({ "x": long }));
+        check("metadata", serde_json::json!({ "x": long }));
+        check("label", long.as_str().into());
+        check("llm_api_key", long.as_str().into());
+        check("controller_api_key", long.as_str().into());
+        for url in ["chat_completions_url", "completion_callback_url", "grader_callback_url"] {
+            check(url, format!("http://h/{long}").into());
+        }
+    }
+}
