@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// Who has to act. It comes from the cause, not from where the failure surfaced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fault {
     /// The author of the workflow or grader.

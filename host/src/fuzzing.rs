@@ -60,8 +60,10 @@ fn chat_request(bytes: &[u8]) {
     let params = lines.next().filter(|line| !line.is_empty());
     let (tools, messages): (Vec<String>, Vec<String>) = lines.partition(|line| line.starts_with("{\"type\""));
     let (defaults, allowed) = (openai::Params::new(), openai::AllowedParams::default());
-    match openai::request_body("a-model", &messages, &tools, params.as_deref(), &defaults, &allowed) {
-        Ok(body) => {
+    let messages: Vec<&str> = messages.iter().filter_map(|text| Some(crate::wire::object(text).ok()?.get())).collect();
+    match openai::request_frame("a-model", &tools, params.as_deref(), &defaults, &allowed) {
+        Ok(frame) => {
+            let body = frame.around(messages.iter().copied(), 0);
             let sent = std::str::from_utf8(&body).expect("a body is text");
             // As text, because a number may be one that no float holds, which is for the
             // server to judge.

@@ -122,7 +122,8 @@ impl fmt::Display for RolloutId {
 
 /// Names one sample within its rollout: 1 to [`SampleId::LEN_MAX`] visible ASCII
 /// characters, so that it travels as a header unchanged.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Deserialize, serde::Serialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct SampleId(String);
 
 impl SampleId {
@@ -172,6 +173,20 @@ impl SampleId {
 
     /// The longest part of a file name in bytes, with room under the usual 255.
     const FILE_PART_LEN_MAX: usize = 200;
+}
+
+impl TryFrom<String> for SampleId {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        Self::parse(&name)
+    }
+}
+
+impl From<SampleId> for String {
+    fn from(id: SampleId) -> Self {
+        id.0
+    }
 }
 
 impl fmt::Display for SampleId {

@@ -21,6 +21,17 @@ const LAYERS: [&[&str]; 14] = [
     &["digest", "moments", "text"],
 ];
 
+/// The parts of `rollout` from the top down. What is outside of it names them through `rollout`.
+const WITHIN_ROLLOUT: [&[&str]; 7] = [
+    &["admission", "drive"],
+    &["run"],
+    &["account"],
+    &["host"],
+    &["slots", "trajectory"],
+    &["limits", "events"],
+    &["model"],
+];
+
 fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
@@ -34,10 +45,14 @@ fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
 
 /// The modules that a file names through `crate::`, `crate::{…}` or `rollout_host::`.
 fn named(text: &str) -> Vec<String> {
+    named_after(&["crate::", "rollout_host::"], text)
+}
+
+fn named_after(markers: &[&str], text: &str) -> Vec<String> {
     let word =
         |text: &str| -> String { text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect() };
     let mut names = Vec::new();
-    for marker in ["crate::", "rollout_host::"] {
+    for marker in markers {
         for (at, _) in text.match_indices(marker) {
             let rest = &text[at + marker.len()..];
             match rest.strip_prefix('{') {
@@ -85,6 +100,39 @@ fn a_module_names_only_modules_below_it() {
         }
     }
     assert!(checked > 50, "only {checked} names were found, so the check sees too little");
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn a_part_of_rollout_names_only_parts_below_it() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/rollout");
+    let rank = |part: &str| WITHIN_ROLLOUT.iter().position(|parts| parts.contains(&part));
+    let mut files = Vec::new();
+    sources(&root, &mut files);
+    let (mut wrong, mut checked) = (Vec::new(), 0);
+    for file in files {
+        let place = file.strip_prefix(&root).unwrap();
+        let part = place.iter().next().unwrap().to_string_lossy().trim_end_matches(".rs").to_owned();
+        if part == "mod" {
+            continue;
+        }
+        let Some(own) = rank(&part) else {
+            wrong.push(format!("{}: part '{part}' has no rank", place.display()));
+            continue;
+        };
+        // From a file of its own, `super` is `rollout`; from below a folder it is that part.
+        let markers: &[&str] =
+            if place.iter().count() == 1 { &["crate::rollout::", "super::"] } else { &["crate::rollout::"] };
+        let text = std::fs::read_to_string(&file).unwrap();
+        for name in named_after(markers, text.split("#[cfg(test)]").next().unwrap()) {
+            checked += 1;
+            // Names of types are those that `rollout` gives to others, from above.
+            if name != part && rank(&name).is_none_or(|other| other <= own) && name != "*" {
+                wrong.push(format!("{}: '{part}' names '{name}', which is not below it", place.display()));
+            }
+        }
+    }
+    assert!(checked > 20, "only {checked} names were found, so the check sees too little");
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
 

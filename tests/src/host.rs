@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 
 use crate::{
     Controller, Exposition, Process, Ran, Received, RolloutRequest, Start, guest, in_time, rollout_host,
-    rollout_host_with_open_files, until,
+    rollout_host_with_open_files, target_dir, until,
 };
 
 /// The header that carries a lease.
@@ -24,6 +24,7 @@ pub struct Serve {
     environment: Vec<(String, String)>,
     config: String,
     open_files_max: Option<u32>,
+    program: Option<PathBuf>,
 }
 
 /// A host that serves. It ends with the test.
@@ -88,14 +89,25 @@ impl Serve {
         self
     }
 
+    /// Has it be this program instead of the one that was built for the tests.
+    pub fn program(mut self, program: PathBuf) -> Self {
+        self.program = Some(program);
+        self
+    }
+
     /// Starts it, and waits until it listens.
     pub async fn start(self) -> TestHost {
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
         let config = dir.path().join("config.toml");
         std::fs::write(&config, &self.config).expect("it can be written");
-        let mut command = match self.open_files_max {
-            Some(max) => rollout_host_with_open_files(max, ["serve"]),
-            None => rollout_host(["serve"]),
+        let mut command = match (self.open_files_max, &self.program) {
+            (Some(max), _) => rollout_host_with_open_files(max, ["serve"]),
+            (None, Some(program)) => {
+                let mut command = tokio::process::Command::new(program);
+                command.arg("serve").env("XDG_CACHE_HOME", target_dir().join("test-cache"));
+                command
+            }
+            (None, None) => rollout_host(["serve"]),
         };
         command.arg(&self.plugin).args(["--listen", "127.0.0.1:0"]).args(&self.arguments);
         command.arg("--artifact-root").arg(dir.path().join("kept"));
@@ -121,6 +133,7 @@ impl TestHost {
             environment: Vec::new(),
             config: String::new(),
             open_files_max: None,
+            program: None,
         }
     }
 

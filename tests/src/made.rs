@@ -7,7 +7,12 @@ pub fn component_text(module: &str) -> String {
     let escaped = ANSWER.replace('"', "\\\"");
     let length = ANSWER.len();
     let failure = r#"(variant (case "failed" string) (case "invalid" string) (case "timed-out" string))"#;
-    let run = r#"(func (param "prompt" (list string)) (result (result (option (list string)) (error"#;
+    let metric = r#"(record (field "name" string) (field "value" f64))"#;
+    let outcome = |metric: &str| {
+        format!(r#"(record (field "messages" (option (list string))) (field "metrics" (list {metric})))"#)
+    };
+    let [outcome, taken_outcome, given_outcome] = ["$metric", "$taken-metric", "$given-metric"].map(outcome);
+    let run = r#"(func (param "prompt" (list string)) (result (result"#;
     format!(
         r#"(component
             (import "wasi:random/random@0.2.0" (instance $random
@@ -24,7 +29,9 @@ pub fn component_text(module: &str) -> String {
                 (export "random" (func $random)) (export "exit" (func $exit)))
             (core instance $guest (instantiate $module (with "host" (instance $host))))
             (type $failure {failure})
-            (type $run {run} $failure)))))
+            (type $metric {metric})
+            (type $outcome {outcome})
+            (type $run {run} $outcome (error $failure)))))
             (alias core export $guest "memory" (core memory $memory))
             (alias core export $guest "realloc" (core func $realloc))
             (alias core export $guest "run" (core func $core-run))
@@ -33,14 +40,22 @@ pub fn component_text(module: &str) -> String {
                 (memory $memory) (realloc $realloc) (post-return $post)))
             (component $named
                 (type $failure {failure})
-                (import "failure" (type $imported (eq $failure)))
-                (type $taken {run} $imported)))))
+                (import "failure" (type $taken-failure (eq $failure)))
+                (type $metric {metric})
+                (import "metric" (type $taken-metric (eq $metric)))
+                (type $outcome {taken_outcome})
+                (import "outcome" (type $taken-outcome (eq $outcome)))
+                (type $taken {run} $taken-outcome (error $taken-failure)))))
                 (import "run" (func $run (type $taken)))
-                (export $exported "failure" (type $failure))
-                (type $given {run} $exported)))))
+                (export $given-failure "failure" (type $failure))
+                (export $given-metric "metric" (type $metric))
+                (type $outcome-again {given_outcome})
+                (export $given-outcome "outcome" (type $outcome-again))
+                (type $given {run} $given-outcome (error $given-failure)))))
                 (export "run" (func $run) (func (type $given))))
             (instance $workflow (instantiate $named
-                (with "failure" (type $failure)) (with "run" (func $lifted))))
+                (with "failure" (type $failure)) (with "metric" (type $metric))
+                (with "outcome" (type $outcome)) (with "run" (func $lifted))))
             (export "rollout:plugin/workflow@0.1.0" (instance $workflow)))"#
     )
 }

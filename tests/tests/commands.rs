@@ -51,7 +51,7 @@ async fn inspect_says_what_is_behind_each_import() {
     let dir = temporary();
     let unknown = component(&dir, r#"(component (import "vendor:gpu/kernels" (instance)))"#);
     for (path, interface, grant) in [
-        (guest("conform"), "rollout:plugin/chat@", "granted"),
+        (guest("conform"), "rollout:plugin/models@", "granted"),
         (guest("conform"), "wasi:cli/stderr@", "granted"),
         (guest("look_around"), "wasi:cli/environment@", "empty"),
         (guest("look_around"), "wasi:filesystem/preopens@", "empty"),
@@ -79,7 +79,7 @@ async fn inspect_names_what_keeps_a_component_from_being_served() {
             r#"(component (import "wasi:http/outgoing-handler@0.2.0" (instance)))"#,
             "wasi:http/outgoing-handler@0.2.0",
         ),
-        (r#"(component (import "rollout:plugin/chat@0.2.0" (instance)))"#, "rollout:plugin/chat@0.2.0"),
+        (r#"(component (import "rollout:plugin/models@0.2.0" (instance)))"#, "rollout:plugin/models@0.2.0"),
         (r#"(component (import "vendor:gpu/kernels" (instance)))"#, "vendor:gpu/kernels"),
         ("(component)", "rollout:plugin/workflow@0.1.0"),
     ] {

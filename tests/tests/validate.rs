@@ -142,7 +142,7 @@ async fn what_is_wrong_with_the_component_itself_ends_the_checks() {
         (wat::parse_str("(component)").unwrap(), "exports"),
         (wat::parse_str(r#"(component (import "vendor:gpu/kernels" (instance)))"#).unwrap(), "imports"),
         (
-            wat::parse_str(r#"(component (import "rollout:plugin/chat@0.2.0" (instance)))"#).unwrap(),
+            wat::parse_str(r#"(component (import "rollout:plugin/models@0.2.0" (instance)))"#).unwrap(),
             "contract",
         ),
     ] {

@@ -12,7 +12,7 @@ import threading
 import types
 import unittest
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal
 
 from rollout_sdk import (
     AgentWorkflow,
@@ -41,6 +41,7 @@ from rollout_sdk import (
 )
 from rollout_sdk._failure import Sort, sort_of
 from rollout_sdk._metrics import Metrics
+from rollout_sdk._older import ExceptionGroup, NotRequired, TypedDict
 from rollout_sdk._schema import Mismatch, read_value, schema_of
 from rollout_sdk.agent_loop import (
     ToolArgumentError,
@@ -467,7 +468,7 @@ class Discovery(unittest.TestCase):
             exec("from rollout_sdk import *\n" + code, vars(module))
             # Classes say which module they are of, and here nobody has said that yet.
             for value in vars(module).values():
-                if isinstance(value, type) and value.__module__ == "builtins":
+                if _discover._is_class(value) and value.__module__ == "builtins":
                     value.__module__ = "made"
             with self.assertRaisesRegex(_discover.NotAPlugin, expected):
                 _discover.discover(module)

@@ -12,8 +12,9 @@ use clap::Args;
 use super::mock_model::script;
 use super::setup;
 use crate::config::Judge;
+use crate::eval::run::Model;
 use crate::mock_model::{MockModel, Settings};
-use crate::outbound::{self, ModelEndpoint, Secret, Unreachable};
+use crate::outbound::{self, Secret, Unreachable};
 
 /// The model's name that stands for the built-in stand-in.
 const MOCK: &str = "mock";
@@ -64,10 +65,10 @@ impl ModelOptions {
         &self,
         key: Option<Secret>,
         http: &reqwest::Client,
-    ) -> Result<(ModelEndpoint, Option<MockModel>)> {
+    ) -> Result<(Model, Option<MockModel>)> {
         if let Some(base_url) = &self.base_url {
             self.check("model", base_url, key.as_ref(), http, ["--base-url", "--api-key-env"]).await?;
-            return Ok((ModelEndpoint::new(base_url, &self.name, key)?, None));
+            return Ok((Model::new(base_url, &self.name, key)?, None));
         }
         let settings = Settings {
             latency: Duration::from_millis(self.mock_latency),
@@ -78,7 +79,7 @@ impl ModelOptions {
         };
         let mock = MockModel::start(SocketAddr::from(([127, 0, 0, 1], 0)), settings).await?;
         errln!("the model is the built-in stand-in, which works out arithmetic and knows nothing else");
-        Ok((ModelEndpoint::new(&mock.base_url(), MOCK, key)?, Some(mock)))
+        Ok((Model::new(&mock.base_url(), MOCK, key)?, Some(mock)))
     }
 
     /// Looks whether the judge is there, where it has an address.

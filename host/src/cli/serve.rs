@@ -323,7 +323,10 @@ async fn serve(
     drained.cancel();
     // Connections that are idle close at once; one that hangs is not waited for.
     let closed = tokio::time::timeout_at(stopping.ends_at, server);
-    let traces_time = stopping.ends_at.saturating_duration_since(Instant::now()).clamp(Stopping::TRACES_MIN, setup::FLUSH_TIME_MAX);
+    let traces_time = stopping
+        .ends_at
+        .saturating_duration_since(Instant::now())
+        .clamp(Stopping::TRACES_MIN, setup::FLUSH_TIME_MAX);
     let (closed, ()) = tokio::join!(closed, setup::flush_within(traces_time, traces));
     match closed {
         Ok(joined) => joined.context("the server panicked")?,

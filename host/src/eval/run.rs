@@ -9,7 +9,6 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tracing::Instrument;
 
 use super::results::{
     Journal, JournalError, LimitLine, Outcome as Scored, ResultLine, SampleLine, TEXT_BYTES_MAX,
@@ -17,9 +16,10 @@ use super::results::{
 use super::rows::Row;
 use super::stats::Tally;
 use crate::id::RolloutId;
-use crate::outbound::ModelEndpoint;
+use crate::outbound::{InvalidEndpoint, ModelEndpoint, Secret};
 use crate::rollout::{
-    self, AdmitError, FailureKind, Finished, FinishedSample, Host, LimitUse, LoopOptions, RolloutRequest,
+    self, AdmitError, AfterWorkflow, Ended, Failure, FailureKind, Finished, FinishedSample, Host, LimitUse,
+    LoopOptions, ModelAddress, Next, RequestSecrets, Resources, Rollout, RolloutRequest, Steps, drive,
 };
 use crate::text::beginning;
 use crate::wire::openai::content_text;
@@ -33,7 +33,29 @@ pub struct Work {
     /// Rollouts at once; the host should take as many.
     pub concurrency: usize,
     /// The model that is evaluated.
-    pub endpoint: Arc<ModelEndpoint>,
+    pub model: Model,
+}
+
+/// A model that many rollouts ask: where it is, and the connection to it that they share.
+#[derive(Clone)]
+pub struct Model {
+    address: ModelAddress,
+    secrets: RequestSecrets,
+    endpoint: Arc<ModelEndpoint>,
+}
+
+impl Model {
+    /// The model of this name at a server, whose address is without `/chat/completions`.
+    pub fn new(base_url: &str, name: &str, key: Option<Secret>) -> Result<Self, InvalidEndpoint> {
+        let (address, secrets) = ModelAddress::split(base_url, name, key);
+        let endpoint = Arc::new(secrets.endpoint(&address)?);
+        Ok(Self { address, secrets, endpoint })
+    }
+
+    /// The connection to it.
+    pub fn endpoint(&self) -> &Arc<ModelEndpoint> {
+        &self.endpoint
+    }
 }
 
 /// How an evaluation ended.
@@ -90,15 +112,14 @@ pub async fn run(
         };
         while may_begin(&under_way) && !stop.is_cancelled() {
             let Some(&((at, row), run)) = todo.peek() else { break };
-            let rollout = match host.admit(request(row, run, &work.endpoint)) {
+            let rollout = match admit(host, row, run, &work.model) {
                 Ok(rollout) => rollout,
                 // What is under way may hold what there is no room for, and gives it back.
                 Err(_) if !under_way.is_empty() => break,
                 Err(source) => return Err(RunError::Refused { row: row.index, source }),
             };
             todo.next();
-            let span = rollout.span();
-            under_way.spawn(async move { (at, run, complete(rollout).await) }.instrument(span));
+            under_way.spawn(async move { (at, run, complete(rollout).await) });
         }
         let ended = tokio::select! {
             ended = under_way.join_next() => ended,
@@ -110,7 +131,9 @@ pub async fn run(
         };
         match ended {
             None => break,
-            Some(Ok((at, run, finished))) => {
+            // The rollout has no result and is run again on resuming; the driver said so.
+            Some(Ok((_, _, Err(_)))) => {}
+            Some(Ok((at, run, Ok(finished)))) => {
                 let line = line(&work.rows[at], run, &finished, &root);
                 // What was stopped from outside is no result, and is run again.
                 if line.kind.as_deref() != Some(FailureKind::Cancelled.as_str()) {
@@ -119,8 +142,7 @@ pub async fn run(
                     seen(tally);
                 }
             }
-            // The rollout has no result and is run again on resuming.
-            Some(Err(error)) => tracing::error!(%error, "the host panicked in a rollout"),
+            Some(Err(error)) => tracing::error!(%error, "the host panicked beside a rollout"),
         }
     }
     journal.sync()?;
@@ -134,8 +156,13 @@ fn rollout_id(row: usize, run: usize) -> RolloutId {
     RolloutId::parse(text).unwrap_or_else(|_| unreachable!("letters, digits and dashes are one segment"))
 }
 
-/// What is asked for one run of a row.
-pub fn request(row: &Row, run: usize, endpoint: &Arc<ModelEndpoint>) -> RolloutRequest {
+/// Admits one run of a row.
+pub fn admit(host: &Host, row: &Row, run: usize, model: &Model) -> Result<Box<Rollout>, AdmitError> {
+    let Model { address, secrets, endpoint } = model.clone();
+    host.admit(request(row, run, address), Resources { model: endpoint, secrets, charge: None })
+}
+
+fn request(row: &Row, run: usize, model: ModelAddress) -> RolloutRequest {
     RolloutRequest {
         id: rollout_id(row.index, run),
         caller_id: None,
@@ -144,23 +171,36 @@ pub fn request(row: &Row, run: usize, endpoint: &Arc<ModelEndpoint>) -> RolloutR
         label: row.label.clone(),
         metadata: row.metadata.clone().map(Into::into),
         loop_options: LoopOptions::default(),
-        model: endpoint.clone(),
+        model,
         samples_max: u32::MAX,
         samples_must_ask: false,
         workflow_secs: None,
         grader_secs: None,
-        charge: None,
         trajectory_extra: None,
     }
 }
 
-/// Runs a rollout to its end.
-pub async fn complete(mut rollout: Box<rollout::Rollout>) -> Finished {
-    if rollout.run_workflow().await.is_ok() {
-        // The error is in the outcome.
-        let _ = rollout.grade().await;
+/// Runs a rollout to its end. The error is the host's, which panicked in it.
+pub async fn complete(rollout: Box<Rollout>) -> Result<Box<Finished>, Failure> {
+    drive(rollout, Box::new(Graded)).await
+}
+
+/// A rollout that is graded where it can be, and notifies nobody.
+struct Graded;
+
+impl Steps for Graded {
+    type End = Result<Box<Finished>, Failure>;
+
+    fn after_workflow<'a>(&'a self, _ran: Result<(), &'a Failure>) -> AfterWorkflow<'a> {
+        AfterWorkflow::Go(Next::Grade)
     }
-    rollout.finish().await
+
+    async fn finished(self: Box<Self>, ended: Ended) -> Self::End {
+        match ended {
+            Ended::Finished(finished) | Ended::Cancelled(finished) => Ok(finished),
+            Ended::Crashed(failure) => Err(failure),
+        }
+    }
 }
 
 fn line(row: &Row, run: usize, finished: &Finished, root: &Path) -> ResultLine {
@@ -204,8 +244,8 @@ fn line(row: &Row, run: usize, finished: &Finished, root: &Path) -> ResultLine {
 }
 
 fn fired(limit: &LimitUse) -> (String, LimitLine) {
-    let LimitUse { name, max, used, fired, asked } = *limit;
-    (name.to_owned(), LimitLine { max, used, asked, times: fired })
+    let LimitUse { name, max, used, fired, asked } = limit.clone();
+    (name.into_owned(), LimitLine { max, used, asked, times: fired })
 }
 
 /// What the model said last in a sample.

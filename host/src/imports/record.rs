@@ -34,15 +34,17 @@ pub fn message_bytes<'a>(messages: impl IntoIterator<Item = &'a str>) -> usize {
 }
 
 /// One sample as the workflow registered it. Copies share messages and fields.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct SampleRecord {
     /// Its id.
     pub id: SampleId,
     /// What the workflow says the conversation was.
     pub messages: Messages,
     /// Its measurements.
+    #[serde(with = "crate::wire::data::exact_map")]
     pub metrics: BTreeMap<String, f64>,
     /// Values kept beside the messages.
+    #[serde(with = "crate::wire::data::shared")]
     pub fields: Arc<BTreeMap<String, Box<RawValue>>>,
     /// Whether it is not to be trained on.
     pub withdrawn: bool,
@@ -151,7 +153,7 @@ pub struct Recorded {
 }
 
 /// What a rollout has used so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Spent {
     /// Calls of the model, not counting retries.
     pub chat_calls: u64,
@@ -343,17 +345,6 @@ impl Kept {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
         self.let_go(bytes);
-    }
-
-    /// Charges what something really takes in place of what was charged for it before.
-    pub fn recharge(&mut self, charged: usize, bytes: usize, limits: &Limits) -> Result<(), OverLimit> {
-        match bytes.checked_sub(charged) {
-            Some(more) => self.charge(more, limits).inspect_err(|_| self.release(charged)),
-            None => {
-                self.release(charged - bytes);
-                Ok(())
-            }
-        }
     }
 
     /// Charges bytes to all that the host holds. Where that is used up, a rollout is

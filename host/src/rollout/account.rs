@@ -6,16 +6,12 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::admission::{Host, Phase};
-use super::outcome::{Failure, Outcome, Stage};
+use super::host::Host;
+use super::model::{Failure, Outcome, Phase};
 use crate::error::Fault;
 use crate::imports::{Record, Spent};
 use crate::telemetry::{Ended, Step, Used};
 use crate::text::both_ends;
-
-/// Lines about unscored rollouts that are logged in a second, unless everything is asked
-/// for. A plugin that fails every time would write thousands, each saying the same.
-pub(super) const UNSCORED_LINES_PER_SECOND: u32 = 10;
 
 /// How much of a reason is logged, in bytes. The result and the trajectory have it whole.
 const REASON_BYTES_LOGGED: usize = 256;
@@ -111,12 +107,8 @@ impl Account {
 impl Drop for Account {
     fn drop(&mut self) {
         if !self.settled {
-            let stage = match *self.phase.borrow() {
-                Phase::Queued => Stage::Queue,
-                Phase::Running => Stage::Workflow,
-                Phase::Grading => Stage::Grader,
-            };
-            // Whoever drives rollouts tells of a panic; otherwise it went away itself.
+            let stage = self.phase.borrow().stage();
+            // The driver reports a panic; otherwise whoever had the rollout let go of it.
             let failure = if std::thread::panicking() {
                 Failure::host(stage, "the host panicked")
             } else {

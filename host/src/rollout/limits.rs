@@ -1,36 +1,11 @@
-//! The limits of a rollout as its outcome shows them: each with what was used of it and
-//! whether it fired.
+//! Every limit of a rollout with what was used of it and how often it was hit.
 
 use std::time::Duration;
 
-use serde::Serialize;
-
+use super::model::LimitUse;
 use crate::imports::Spent;
 use crate::limits::{Amount, Limits};
 use crate::telemetry::{Label, Limit, LimitsFired};
-
-/// One limit at the end of a rollout.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct LimitUse {
-    /// Its name in `[limits]`.
-    #[serde(skip)]
-    pub name: &'static str,
-    /// Its value, in the unit of the name.
-    pub max: Amount,
-    /// What was used of it, where the host measures that.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub used: Option<Amount>,
-    /// How often it stopped or refused something.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub fired: u64,
-    /// What would have been in use when it did, at the most, where that is known.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub asked: Option<u64>,
-}
-
-fn is_zero(times: &u64) -> bool {
-    *times == 0
-}
 
 /// Wall time of the two halves of a rollout.
 #[derive(Clone, Copy, Debug, Default)]
@@ -54,7 +29,7 @@ pub(super) fn table(
         .map(|(name, max)| {
             let limit = Limit::ALL.iter().copied().find(|limit| limit.as_str() == name);
             LimitUse {
-                name,
+                name: name.into(),
                 max: if name == Limit::Samples.as_str() { samples_max.into() } else { max },
                 used: limit.and_then(|limit| used(limit, spent, times)),
                 fired: limit.map_or(0, |limit| fired.times(limit)),

@@ -12,27 +12,42 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::account::Account;
-use super::admission::{Handle, Host, Phase, Place};
+use super::host::Host;
 use super::limits::{self, HalfTimes};
-use super::outcome::{Failure, FailureKind, Finished, FinishedSample, Outcome, Stage};
-use super::{RolloutRequest, events, trajectory};
-use crate::budget::Holder;
+use super::model::{
+    AgentForm, Failure, FailureKind, Finished, FinishedSample, LoopReport, Outcome, Phase, RequestSecrets,
+    RolloutRequest, Stage,
+};
+use super::slots::{Entered, Handle, SlotGuard};
+use super::{events, trajectory};
+use crate::budget::{Charge, Holder};
 use crate::error::Fault;
 use crate::id::{RolloutId, SampleId};
 use crate::imports::{Imports, JudgeFailure, ModelAccess, Record, RunContext, SampleRecord};
 use crate::instance::{self, Bounds, GuestVerdict, Permit, RunError, SampleToGrade};
 use crate::moments::Moments;
+use crate::outbound::ModelEndpoint;
 use crate::telemetry::{Limit, RolloutTrace, Step, TraceParent};
 use crate::wire::openai::{Params, caller_params};
 
 use deadline::Deadline;
 
-pub use agent::{AgentForm, LoopOptions, LoopReport};
+/// What a request needs besides itself, and is no data.
+pub struct Resources {
+    /// The connection to its model.
+    pub model: Arc<ModelEndpoint>,
+    /// What of the request must not be written down as it is.
+    pub secrets: RequestSecrets,
+    /// What its bytes are charged to for as long as it lives, where anything is.
+    pub charge: Option<Charge>,
+}
 
-/// A rollout that was taken on and is not over.
+/// A rollout that was admitted and is not over.
 pub struct Rollout {
     host: Host,
     request: RolloutRequest,
+    model: Arc<ModelEndpoint>,
+    _charge: Option<Charge>,
     run: Arc<RunContext>,
     record: Arc<Record>,
     holder: Holder,
@@ -51,7 +66,7 @@ pub struct Rollout {
     account: Account,
     // The rollout counts as alive until all of it above is gone, and only then is
     // whoever waits for its end told, by the closing of its phases.
-    place: Place,
+    place: SlotGuard,
     phase: watch::Sender<Phase>,
 }
 
@@ -64,10 +79,11 @@ impl Rollout {
     pub(super) fn new(
         host: Host,
         mut request: RolloutRequest,
-        place: Place,
-        handle: Handle,
-        phase: watch::Sender<Phase>,
+        resources: Resources,
+        entered: Entered,
     ) -> Self {
+        let Entered { place, handle, phase } = entered;
+        let Resources { model, secrets: _, charge } = resources;
         let run = RunContext {
             rollout_id: request.id.clone(),
             caller_id: request.caller_id.take(),
@@ -107,6 +123,8 @@ impl Rollout {
             slot: None,
             host,
             request,
+            model,
+            _charge: charge,
             handle,
             phase,
             place,
@@ -133,15 +151,15 @@ impl Rollout {
         trace.clone()
     }
 
-    /// What every log line about it is written in, by whoever drives it. An error's span,
+    /// What every log line about it is written in, by its driver. An error's span,
     /// because it has to be there whichever lines are asked for.
-    pub fn span(&self) -> tracing::Span {
+    pub(super) fn span(&self) -> tracing::Span {
         tracing::error_span!("rollout", rollout_id = %self.request.id)
     }
 
     /// Waits for a slot and runs the workflow. The error is also kept for
     /// [`Rollout::finish`].
-    pub async fn run_workflow(&mut self) -> Result<(), Failure> {
+    pub(super) async fn run_workflow(&mut self) -> Result<(), Failure> {
         let cancel = self.handle.cancel.clone();
         let result = tokio::select! {
             biased;
@@ -161,7 +179,7 @@ impl Rollout {
         let waiting = Deadline::new(self.request.workflow_secs, self.admitted_at, Duration::MAX / 4);
         let queue_span = self.record.trace().first_phase("queue");
         let turn = async {
-            let slot = self.host.0.first_slot().await;
+            let slot = self.host.0.slots.first().await;
             self.holder.may_start().await;
             slot
         };
@@ -181,7 +199,7 @@ impl Rollout {
 
         let deadline = Deadline::new(self.request.workflow_secs, self.admitted_at, limits.workflow_time_max);
         let settings = &self.host.0.settings;
-        let model = ModelAccess { client: settings.chat.clone(), endpoint: self.request.model.clone() };
+        let model = ModelAccess { client: settings.chat.clone(), endpoint: self.model.clone() };
         let imports = Imports::workflow(
             self.run.clone(),
             limits.clone(),
@@ -272,7 +290,7 @@ impl Rollout {
     /// Waits for what the rollout's caller does, such as taking a callback, which needs no
     /// guest: the slot is given back when it takes long. A rollout that is cancelled meanwhile
     /// drops the work at once; its error is also kept for [`Rollout::finish`].
-    pub async fn notify<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Failure> {
+    pub(super) async fn notify<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Failure> {
         let cancel = self.handle.cancel.clone();
         let mut work = std::pin::pin!(work);
         let done = tokio::select! {
@@ -299,9 +317,9 @@ impl Rollout {
 
     /// Runs the grader over the workflow's samples. Only after a workflow that
     /// succeeded; the error is also kept for [`Rollout::finish`].
-    pub async fn grade(&mut self) -> Result<(), Failure> {
-        // In a box, like the finish: both are large, and who drives a rollout would hold
-        // them while its workflow waits.
+    pub(super) async fn grade(&mut self) -> Result<(), Failure> {
+        // In a box, like the finish: both are large, and the driver would hold them while
+        // the workflow waits.
         Box::pin(self.run_and_keep_grade()).await
     }
 
@@ -355,7 +373,7 @@ impl Rollout {
         }
         if self.slot.is_none() {
             // The grader's time begins when it has the slot.
-            self.slot = self.host.0.next_slot().await.map(Into::into);
+            self.slot = self.host.0.slots.next().await.map(Into::into);
             if self.slot.is_none() {
                 return Err(Failure::host(Stage::Grader, "the host is shutting down"));
             }
@@ -451,7 +469,7 @@ impl Rollout {
 
     /// Ends it: writes the trajectory, frees the slot, and says what came of it. A
     /// rollout that nobody had graded ends unscored.
-    pub async fn finish(self: Box<Self>) -> Finished {
+    pub(super) async fn finish(self: Box<Self>) -> Finished {
         Box::pin(self.settle_and_write()).await
     }
 
@@ -509,8 +527,8 @@ impl Rollout {
             prompt: std::mem::take(&mut self.request.prompt),
             label: self.request.label.take(),
             samples_max: self.request.samples_max,
-            model: self.request.model.clone(),
-            extra: self.request.trajectory_extra.clone(),
+            model: self.model.clone(),
+            extra: self.request.trajectory_extra.take(),
             metadata: self.request.metadata.clone(),
             run: self.run.clone(),
             recorded: self.record.take(),

@@ -19,59 +19,31 @@ mod tests;
 mod tools;
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::outcome::Finished;
-use crate::id::SampleId;
+use super::model::{Finished, TrajectoryExtra, TrajectoryFile};
 use crate::imports::{Exchange, Recorded, RunContext};
 use crate::outbound::ModelEndpoint;
 use crate::wire::messages::Messages;
 use crate::wire::metadata::RowMetadata;
 
 use document::Document;
-use layout::{Layout, Original};
+use layout::Original;
 
 pub(super) use conversation::calls_made;
-pub use extra::{Facts, Member, TrajectoryExtra};
+pub use extra::Member;
 pub use layout::{Amendment, StepAmendment, TakeStep};
 pub(super) use store::write;
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use fuzzing::trajectory as fuzzing_trajectory;
 
-/// A trajectory that was written.
-#[derive(Clone, Debug)]
-pub struct TrajectoryFile {
-    path: PathBuf,
-    sample: Option<SampleId>,
-    layout: Arc<Layout>,
-}
-
 impl TrajectoryFile {
-    fn new(path: PathBuf, sample: Option<SampleId>, layout: Layout) -> Self {
-        Self { path, sample, layout: Arc::new(layout) }
-    }
-
-    /// Where it is.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// The sample that it is of, where there is one.
-    pub fn sample(&self) -> Option<&SampleId> {
-        self.sample.as_ref()
-    }
-
-    /// How many of its steps are the agent's.
-    pub fn agent_steps(&self) -> usize {
-        self.layout.agent_steps.len()
-    }
-
     /// Makes ready for amendments, each of which takes the place of the one before.
     pub fn amendable(&self) -> io::Result<Amendable> {
-        Ok(Amendable { file: self.clone(), original: Original::keep(&self.path)? })
+        Ok(Amendable { file: self.clone(), original: Original::keep(self.path())? })
     }
 }
 
@@ -91,7 +63,7 @@ impl Amendable {
     /// Puts the document with an amendment in the place of the file; a reader sees the one or
     /// the other. Blocks.
     pub fn amend(&self, amendment: &Amendment<'_>) -> io::Result<()> {
-        self.original.amend(&self.file.layout, amendment, &self.file.path)
+        self.original.amend(self.file.layout(), amendment, self.file.path())
     }
 }
 
@@ -108,7 +80,7 @@ pub(super) struct Job {
     pub label: Option<String>,
     pub samples_max: u32,
     pub model: Arc<ModelEndpoint>,
-    pub extra: Option<Arc<dyn TrajectoryExtra>>,
+    pub extra: Option<TrajectoryExtra>,
     pub metadata: Option<RowMetadata>,
     pub run: Arc<RunContext>,
     pub recorded: Recorded,

@@ -4,11 +4,11 @@
 //! knows, and what it has no place for goes under `extra`. A document may be large, so its
 //! parts are borrowed, and its steps are written one by one by whoever has the conversation.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 /// The format's name and version.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SchemaVersion {
     /// For readers that refuse what is newer. What the later version adds, audio, is in no
     /// document of this host.

@@ -6,8 +6,9 @@
 use std::fmt;
 use std::sync::Arc;
 
+use serde::de::{SeqAccess, Visitor};
 use serde::ser::{Error, SerializeSeq};
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
 /// JSON objects in order, each as it was written. Cheap to clone.
@@ -118,6 +119,34 @@ impl Serialize for Messages {
     }
 }
 
+/// Reads what was written, each as it stands. Only for JSON.
+impl<'de> Deserialize<'de> for Messages {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Each;
+
+        impl<'de> Visitor<'de> for Each {
+            type Value = Messages;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of messages")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Messages, A::Error> {
+                let mut all = Messages::default();
+                while let Some(message) = list.next_element::<Box<RawValue>>()? {
+                    if !message.get().starts_with('{') {
+                        return Err(serde::de::Error::custom("a message that is no object"));
+                    }
+                    all.push(&message);
+                }
+                all.shrink();
+                Ok(all)
+            }
+        }
+        from.deserialize_seq(Each)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -143,6 +172,14 @@ mod tests {
             [&texts[..], &["{}"], &texts[..]].concat().concat()
         );
         assert!(Messages::default().is_empty());
+    }
+
+    #[test]
+    fn messages_are_read_as_they_were_written() {
+        let all = messages(&["{}", r#"{"role":"user",  "n":1.10}"#]);
+        let text = serde_json::to_string(&all).unwrap();
+        assert_eq!(serde_json::from_str::<Messages>(&text).unwrap(), all);
+        assert!(serde_json::from_str::<Messages>("[1]").is_err());
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
 /// The name of the members that are the grader's.
@@ -65,6 +66,19 @@ impl From<Box<RawValue>> for RowMetadata {
         let whole: Arc<RawValue> = metadata.into();
         let public = public.map_or_else(|| whole.clone(), Into::into);
         Self { whole, public }
+    }
+}
+
+/// All of it, as it was written; what a workflow may see follows from that. Only for JSON.
+impl Serialize for RowMetadata {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        self.whole.serialize(to)
+    }
+}
+
+impl<'de> Deserialize<'de> for RowMetadata {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        Box::<RawValue>::deserialize(from).map(Self::from)
     }
 }
 

@@ -5,6 +5,7 @@
 
 pub mod atif;
 pub mod closed;
+pub mod data;
 pub mod function;
 pub mod messages;
 pub mod metadata;

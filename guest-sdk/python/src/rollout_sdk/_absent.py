@@ -11,7 +11,9 @@ import importlib
 import struct
 import sys
 from types import ModuleType
-from typing import Any, Never
+from typing import Any
+
+from ._older import Never
 
 _SIZES = {
     "c_byte": "b",

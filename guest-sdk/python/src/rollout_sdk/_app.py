@@ -3,9 +3,10 @@ it is for this host: nothing to do."""
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Any
 
 from ._json import JsonObject
+from ._older import Never
 from .config import Settings
 
 

@@ -19,10 +19,17 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Never
+from typing import TYPE_CHECKING, Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    from ._older import Never
 
 TABLE = "tool.rollout-host"
 
@@ -35,7 +42,7 @@ NOT_DONE = 2
 PYTHON = "3.14"
 
 # Distributions that are not installed, because what is used of them is in the SDK.
-OWN = ("rollout-sdk", "osmosis-ai", "strands-agents", "openai-agents")
+OWN = ("rollout-host", "rollout-sdk", "osmosis-ai", "strands-agents", "openai-agents")
 
 # The worlds of the contract that go with what an entry module has. The component's own
 # world includes them: componentize-py 0.25 cannot join worlds with resources by itself.

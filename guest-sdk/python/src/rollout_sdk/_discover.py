@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any, get_args, get_origin
+from types import GenericAlias, ModuleType
+from typing import Any, TypeGuard, get_args, get_origin
 
 from ._app import App
 from ._json import JsonObject
@@ -87,11 +87,16 @@ def discover(module: ModuleType, *, only_grader: bool = False) -> Found:
     )
 
 
+def _is_class(value: Any) -> TypeGuard[type[Any]]:
+    # To Python 3.10 `list[int]` is a class, and then again it is none.
+    return isinstance(value, type) and not isinstance(value, GenericAlias)
+
+
 def _concrete(module: ModuleType, base: type) -> list[type[Any]]:
     """The classes in a module that fill the base in; one with two names counts once."""
     found: list[type[Any]] = []
     for value in vars(module).values():
-        if isinstance(value, type) and issubclass(value, base) and value is not base:
+        if _is_class(value) and issubclass(value, base) and value is not base:
             if not inspect.isabstract(value) and value not in found:
                 found.append(value)
     return found
@@ -117,11 +122,11 @@ def _app_config(module: ModuleType, loops: list[type[Any]]) -> Declared | None:
 def _hint(module: ModuleType, base: type, method: str) -> str:
     """What is nearly one, for the error."""
     for value in vars(module).values():
-        if isinstance(value, type) and issubclass(value, base) and value is not base:
+        if _is_class(value) and issubclass(value, base) and value is not base:
             missing = ", ".join(sorted(getattr(value, "__abstractmethods__", ())))
             return f": `{value.__name__}` lacks {missing}"
     for value in vars(module).values():
-        if isinstance(value, type) and value.__module__ == module.__name__ and hasattr(value, method):
+        if _is_class(value) and value.__module__ == module.__name__ and hasattr(value, method):
             return f": `{value.__name__}` has `{method}` and is no subclass of `{base.__name__}`"
     return f": write one class that derives from `{base.__name__}` and has `async def {method}(self, ctx)`"
 

@@ -12,10 +12,11 @@ import os
 import random
 from collections.abc import Callable, Coroutine
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Never, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from . import _discover, _failure, _host, _loop, log
 from ._json import JsonObject, as_number, dump, dump_messages, load_messages, load_object
+from ._older import Never
 from .agent_loop import RolloutContext as LoopContext
 from .agent_loop import RolloutRequest, RolloutResult, tool_schemas
 from .config import AgentWorkflowConfig, BaseConfig, GraderConfig

@@ -13,6 +13,7 @@ import traceback
 from enum import Enum
 from types import TracebackType
 
+from ._older import BaseExceptionGroup
 from .errors import ChatError, Invalid, JudgeError, RolloutError
 
 _roots: list[tuple[str, str]] = []

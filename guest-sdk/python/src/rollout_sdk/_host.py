@@ -9,9 +9,10 @@ sees a generated type.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, Never, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ._json import whole
+from ._older import Never
 from .errors import ArtifactError, ChatError, JudgeError, OpenError, OutsideOfHost, RecordError
 
 if TYPE_CHECKING:

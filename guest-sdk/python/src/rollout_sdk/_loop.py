@@ -17,9 +17,10 @@ import math
 from asyncio import base_events, events
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from typing import Any, Never, TypeVar
+from typing import Any, TypeVar
 
 from . import _host, _one_thread
+from ._older import Never, Runner
 from .errors import Failed
 
 T = TypeVar("T")
@@ -163,7 +164,7 @@ def run_sync(work: Coroutine[Any, Any, T]) -> T:
 
 
     def run() -> T:
-        with asyncio.Runner(loop_factory=GuestLoop) as runner:
+        with Runner(loop_factory=GuestLoop) as runner:
             return runner.run(work)
 
     return _one_thread.run_apart(run)

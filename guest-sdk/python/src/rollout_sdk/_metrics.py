@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Never, SupportsIndex
+from typing import Any, SupportsIndex
+
+from ._older import Never
 
 
 class Metrics(dict[str, float]):

@@ -18,16 +18,14 @@ from typing import (
     Annotated,
     Any,
     Literal,
-    NotRequired,
-    Required,
     Union,
     get_args,
     get_origin,
     get_type_hints,
-    is_typeddict,
 )
 
 from ._json import JsonObject
+from ._older import NotRequired, Required, is_typeddict
 
 MISSING: Any = object()
 """Stands for a default that there is not."""

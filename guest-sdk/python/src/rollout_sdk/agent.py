@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
+from ._older import StrEnum
 from .errors import ChatError
 from .message import Message, last_assistant_text, system, text_of
 from .sample import Completion, Sample, Usage

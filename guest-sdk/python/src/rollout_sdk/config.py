@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self, dataclass_transform, get_origin, get_type_hints
+from typing import Any, ClassVar, get_origin, get_type_hints
 
 from ._json import JsonObject
 from ._schema import MISSING, Field, Mismatch, as_json, is_plain, read_fields, schema_of_fields
+from ._older import Self, dataclass_transform
 from .errors import Invalid
 
 

@@ -26,7 +26,8 @@ const AT_FAULT: i32 = 1;
 #[derive(Debug, Args)]
 pub(super) struct Options {
     /// The componentize-py that makes components of Python projects. [default: of
-    /// $COMPONENTIZE_PY, the active or the project's virtual environment, or the PATH]
+    /// $COMPONENTIZE_PY, the one that was installed with this program, that of the active or the
+    /// project's virtual environment, or of the PATH]
     #[arg(long, value_name = "FILE", help_heading = "Python")]
     componentize_py: Option<PathBuf>,
 }
@@ -91,11 +92,12 @@ fn find_tool(dir: &Path, named: Option<&Path>) -> Result<PathBuf> {
         }
         bail!("there is no {TOOL} at {}", named.display());
     }
+    let here = program_dir();
     let active = std::env::var_os("VIRTUAL_ENV").map(PathBuf::from);
     let environments = active.into_iter().chain([dir.join(".venv"), dir.join("venv")]);
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let dirs = environments.map(|environment| environment.join("bin")).chain(std::env::split_paths(&path));
-    for dir in dirs {
+    let dirs = here.into_iter().chain(environments.map(|environment| environment.join("bin")));
+    for dir in dirs.chain(std::env::split_paths(&path)) {
         let candidate = dir.join(TOOL);
         if candidate.is_file() {
             return Ok(std::path::absolute(candidate)?);
@@ -106,22 +108,40 @@ fn find_tool(dir: &Path, named: Option<&Path>) -> Result<PathBuf> {
     )
 }
 
-/// The interpreter that the tool is installed in: the one its script names, or the one
-/// beside it.
+/// Where this program is. pip installs the tool there, in the release that goes with it.
+fn program_dir() -> Option<PathBuf> {
+    Some(std::env::current_exe().ok()?.parent()?.to_owned())
+}
+
+/// Whether this program was installed with the tool.
+pub(in crate::cli) fn came_with_tool() -> bool {
+    program_dir().is_some_and(|dir| dir.join(TOOL).is_file())
+}
+
+/// The interpreter that the tool is installed in: that of the virtual environment, or the one
+/// that its script names, or one beside it.
 fn interpreter_of(tool: &Path) -> Result<PathBuf> {
-    let named = first_line(tool).and_then(|line| Some(PathBuf::from(line.strip_prefix("#!")?.trim())));
     let beside = ["python3", "python"].map(|name| tool.with_file_name(name));
-    let found = named.into_iter().chain(beside).find(|path| path.is_absolute() && path.is_file());
+    let dir = tool.parent().unwrap_or(tool);
+    let in_environment = dir.join("../pyvenv.cfg").is_file();
+    // A script with a long path begins with a shell, which finds the interpreter.
+    let named = first_line(tool)
+        .and_then(|line| Some(PathBuf::from(line.strip_prefix("#!")?.trim())))
+        .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python")));
+    let (first, last) = if in_environment { (&beside[..], &[][..]) } else { (&[][..], &beside[..]) };
+    let mut candidates = first.iter().chain(&named).chain(last);
+    let found = candidates.find(|path| path.is_absolute() && path.is_file());
     let python = found.with_context(|| {
         format!("cannot tell which Python {} is installed in; install it with pip", tool.display())
     })?;
-    let check = "import sys; sys.exit(sys.version_info < (3, 11))";
-    let asked = Command::new(&python).args(["-I", "-c", check]).status();
+    let check = "import sys\nif sys.version_info < (3, 11): import tomli";
+    let asked = Command::new(python).args(["-I", "-c", check]).stderr(Stdio::null()).status();
     if asked.with_context(|| format!("cannot run {}", python.display()))?.success() {
-        return Ok(python);
+        return Ok(python.clone());
     }
     bail!(
-        "{} is older than Python 3.11; install {TOOL} in a newer one: python3.12 -m pip install {TOOL}=={TOOL_VERSION}",
+        "{} is older than Python 3.11 and has no tomli; install {TOOL} in a newer one: python3.12 -m pip install \
+         {TOOL}=={TOOL_VERSION}",
         python.display()
     )
 }

@@ -29,6 +29,7 @@ const SDK: &[(&str, &str)] = sdk![
     "rollout_sdk/_metrics.py",
     "rollout_sdk/_models.py",
     "rollout_sdk/_names.py",
+    "rollout_sdk/_older.py",
     "rollout_sdk/_one_thread.py",
     "rollout_sdk/_rehearse.py",
     "rollout_sdk/_schema.py",

@@ -142,7 +142,7 @@ impl Eval {
         let runtime = setup::runtime()?;
         let http = outbound::http_client()?;
         // Before the component, which may take long to compile.
-        let (endpoint, _mock) = runtime.block_on(self.model.endpoint(key, &http))?;
+        let (model, _mock) = runtime.block_on(self.model.endpoint(key, &http))?;
         if let Some(judge) = &config.judge {
             runtime.block_on(self.model.check_judge(judge, &http))?;
         }
@@ -172,7 +172,7 @@ impl Eval {
             runs_per_row: self.n as usize,
             // The machine, or the plugin itself, may have room for fewer.
             concurrency: config.max_concurrent.min(loaded.host.load().max_concurrent) as usize,
-            endpoint: Arc::new(endpoint),
+            model,
         };
         runtime.block_on(async {
             let exit = self.evaluate(opened, work, &loaded, &watch, stop, started).await;

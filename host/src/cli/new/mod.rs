@@ -223,7 +223,7 @@ impl New {
     fn commands(&self) -> Vec<String> {
         let wasm = format!("{}.wasm", self.name.replace('-', "_"));
         let mut commands = Vec::new();
-        if self.lang == Language::Python {
+        if self.lang == Language::Python && !python::came_with_tool() {
             let package = format!("{}=={}", python::TOOL, python::TOOL_VERSION);
             commands.push(format!("python3 -m venv .venv && .venv/bin/python -m pip install {package}"));
         }

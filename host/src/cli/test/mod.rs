@@ -20,7 +20,8 @@ use crate::config::{Assignment, RawLimits};
 use crate::error::Fault;
 use crate::eval;
 use crate::eval::rows::Row;
-use crate::outbound::{self, ModelEndpoint};
+use crate::eval::run::Model;
+use crate::outbound;
 use crate::rollout::{FailureKind, Finished, Outcome};
 use prompt::Prompt;
 use style::{Style, When};
@@ -98,7 +99,7 @@ impl Test {
         let out = self.out.as_deref().map(std::path::absolute).transpose().context("--out")?;
         let runtime = setup::runtime()?;
         let http = outbound::http_client()?;
-        let (endpoint, _mock) = runtime.block_on(self.model.endpoint(key, &http))?;
+        let (model, _mock) = runtime.block_on(self.model.endpoint(key, &http))?;
         if let Some(judge) = &config.judge {
             runtime.block_on(self.model.check_judge(judge, &http))?;
         }
@@ -117,7 +118,7 @@ impl Test {
         loaded.say_who_judges();
         let exit = runtime.block_on(async {
             transcript.begin(&self.plugin, &self.data.data, self.row, &self.model.name);
-            self.watch(&loaded, row, endpoint, &transcript, quit).await
+            self.watch(&loaded, row, model, &transcript, quit).await
         });
         // A thread that waits for a line of input is not waited for.
         runtime.shutdown_background();
@@ -128,11 +129,11 @@ impl Test {
         &self,
         loaded: &Loaded,
         row: Row,
-        endpoint: ModelEndpoint,
+        model: Model,
         transcript: &Transcript,
         quit: CancellationToken,
     ) -> Result<Exit> {
-        let rollout = loaded.host.admit(eval::run::request(&row, 0, &Arc::new(endpoint)))?;
+        let rollout = eval::run::admit(&loaded.host, &row, 0, &model)?;
         let handle = rollout.handle();
         let mut signals = setup::StopSignal::new()?;
         let stopper = tokio::spawn(async move {
@@ -144,6 +145,7 @@ impl Test {
         });
         let finished = eval::run::complete(rollout).await;
         stopper.abort();
+        let finished = finished.map_err(|failure| anyhow::anyhow!("{failure}"))?;
         transcript.end(&finished).await;
         Ok(exit(&finished))
     }

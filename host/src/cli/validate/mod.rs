@@ -24,12 +24,13 @@ use super::{DATA, Exit, OUTPUT, PluginFault, SETTINGS};
 use crate::config::{Assignment, Config, RawConfig, RawLimits};
 use crate::engine::Engine;
 use crate::error::Fault;
+use crate::eval::run::Model;
 use crate::eval::{self, Row};
 use crate::id::RolloutId;
 use crate::imports::{Imports, ModelAccess, Role, RunContext};
 use crate::instance::{self, Bounds, GuestVerdict, Permit, RunError, SampleToGrade};
 use crate::mock_model::{MockModel, Script, Settings};
-use crate::outbound::{ChatClient, ModelEndpoint, Transport};
+use crate::outbound::{ChatClient, Transport};
 use crate::plugin::{self, Description, Plugin, Problem};
 use crate::rollout::{Failure, FailureKind, Finished, Outcome, Stage};
 use crate::telemetry::Metrics;
@@ -286,11 +287,11 @@ fn problems(about: &Description, report: &mut Report) {
 }
 
 /// The stand-in, at a pace.
-async fn stand_in(script: Option<Script>, latency: Duration) -> Result<(MockModel, ModelEndpoint)> {
+async fn stand_in(script: Option<Script>, latency: Duration) -> Result<(MockModel, Model)> {
     let settings = Settings { latency, script, ..Settings::default() };
     let mock = MockModel::start(SocketAddr::from(([127, 0, 0, 1], 0)), settings).await?;
-    let endpoint = ModelEndpoint::new(&mock.base_url(), "mock", None)?;
-    Ok((mock, endpoint))
+    let model = Model::new(&mock.base_url(), "mock", None)?;
+    Ok((mock, model))
 }
 
 /// What an agent loop says before it runs: its name and its tools.
@@ -309,9 +310,8 @@ async fn agent_loop(loaded: &Loaded, row: &Row, script: Option<Script>, report: 
             report.failed("MISSING_NAME", format!("asked for its name, it {error}"), advice);
         }
     }
-    let (_mock, endpoint) = stand_in(script, Duration::ZERO).await?;
-    let mut rollout = loaded.host.admit(eval::run::request(row, 0, &Arc::new(endpoint)))?;
-    match rollout.tools(Ok).await {
+    let (_mock, model) = stand_in(script, Duration::ZERO).await?;
+    match run::offers(&loaded.host, row, &model).await? {
         Err(failure) => report.failed(
             "GET_TOOLS_EXCEPTION",
             failure.reason,
@@ -323,7 +323,6 @@ async fn agent_loop(loaded: &Loaded, row: &Row, script: Option<Script>, report: 
             tools::check(report, "tools", &offered);
         }
     }
-    rollout.finish().await;
     Ok(())
 }
 
@@ -336,16 +335,16 @@ async fn twice(
     scratch: &Scratch,
     report: &mut Report,
 ) -> Result<()> {
-    let (_mock, endpoint) = stand_in(script.clone(), Duration::ZERO).await?;
-    let finished = run::rollout(&loaded.host, row, endpoint).await?;
+    let (_mock, model) = stand_in(script.clone(), Duration::ZERO).await?;
+    let finished = run::rollout(&loaded.host, row, &model).await?;
     let requests = recorder.take();
     let first = Trace::of(&requests, &finished, scratch.path());
     if loaded.host.agent_name().await.is_ok_and(|name| name.is_none()) {
         tools::check(report, "tools", &run::offered(&requests));
     }
     came_of_it(&finished, loaded.grader_digest.is_some(), report);
-    let (_mock, endpoint) = stand_in(script, SECOND_LATENCY).await?;
-    let again = run::rollout(&loaded.host, row, endpoint).await?;
+    let (_mock, model) = stand_in(script, SECOND_LATENCY).await?;
+    let again = run::rollout(&loaded.host, row, &model).await?;
     let second = Trace::of(&recorder.take(), &again, scratch.path());
     match first.difference(&second) {
         None => {
@@ -492,7 +491,7 @@ async fn lone_grader(plugin: &Plugin, config: &Config, row: &Row, report: &mut R
     let metrics = Arc::new(Metrics::new());
     let declared = plugin.declaration(&config.limits, &metrics).await?;
     let settings = plugin::resolve(declared.as_ref(), config.plugin.as_ref())?;
-    let (_mock, endpoint) = stand_in(None, Duration::ZERO).await?;
+    let (_mock, model) = stand_in(None, Duration::ZERO).await?;
     let limits = Arc::new(config.limits.clone());
     let client = ChatClient::new(
         Transport::new(LONE_CONNECTIONS)?,
@@ -502,7 +501,7 @@ async fn lone_grader(plugin: &Plugin, config: &Config, row: &Row, report: &mut R
     );
     let judge = ModelAccess {
         client: client.for_judges(config.model.clone(), AllowedParams::default()),
-        endpoint: Arc::new(endpoint),
+        endpoint: model.endpoint().clone(),
     };
     let rate = async || {
         let run = RunContext {

@@ -1,17 +1,20 @@
 //! One rollout against scripted replies, and all that it sent and gave back.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
+use crate::eval::run::Model;
 use crate::eval::{self, Row};
-use crate::outbound::{ChatFailure, ModelEndpoint, Observer, Watched};
-use crate::rollout::{Finished, Host, Outcome};
+use crate::outbound::{ChatFailure, Observer, Watched};
+use crate::rollout::{AfterWorkflow, Ended, Failure, Finished, Host, Next, Outcome, Rollout, Steps, drive};
 use crate::text::beginning;
 
 /// Keeps every request.
@@ -160,9 +163,42 @@ pub(super) fn offered(requests: &[(String, Bytes)]) -> Vec<Value> {
 }
 
 /// Runs the row to its end.
-pub(super) async fn rollout(host: &Host, row: &Row, endpoint: ModelEndpoint) -> Result<Finished> {
-    let rollout = host.admit(eval::run::request(row, 0, &Arc::new(endpoint)))?;
-    Ok(eval::run::complete(rollout).await)
+pub(super) async fn rollout(host: &Host, row: &Row, model: &Model) -> Result<Box<Finished>> {
+    let rollout = eval::run::admit(host, row, 0, model)?;
+    eval::run::complete(rollout).await.map_err(|failure| anyhow::anyhow!("{failure}"))
+}
+
+/// The tools that an agent loop offers for the row. The loop does not run.
+pub(super) async fn offers(
+    host: &Host,
+    row: &Row,
+    model: &Model,
+) -> Result<Result<Vec<Box<RawValue>>, Failure>> {
+    let rollout = eval::run::admit(host, row, 0, model)?;
+    let offered = drive(rollout, Box::new(Offer::default())).await;
+    offered.context("the host panicked while it asked for the tools")
+}
+
+/// A rollout that is over when its tools are known.
+#[derive(Default)]
+struct Offer(Mutex<Option<Result<Vec<Box<RawValue>>, Failure>>>);
+
+impl Steps for Offer {
+    type End = Option<Result<Vec<Box<RawValue>>, Failure>>;
+
+    async fn before_workflow(&self, rollout: &mut Rollout) -> ControlFlow<()> {
+        let tools = rollout.tools(Ok).await;
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(tools);
+        ControlFlow::Break(())
+    }
+
+    fn after_workflow<'a>(&'a self, _ran: Result<(), &'a Failure>) -> AfterWorkflow<'a> {
+        AfterWorkflow::Go(Next::Finish)
+    }
+
+    async fn finished(self: Box<Self>, _ended: Ended) -> Self::End {
+        self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 #[cfg(test)]

@@ -1,15 +1,13 @@
 //! Generations B and C: the result is posted back in two callbacks, the completion when the
 //! workflow is done and the grader's when all is. The grader's is the terminal one.
 //!
-//! Both run here from admission to the last acknowledgement. They differ in [`Form`], what
+//! Both are told here what came of a rollout, to the last acknowledgement. They differ in [`Form`], what
 //! the grader's callback carries, and in nothing else that a caller can see.
 
-use std::panic::AssertUnwindSafe;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use axum::body::Bytes;
-use futures_util::FutureExt;
 use serde::Serialize;
-use tracing::Instrument;
 
 use super::Osmosis;
 use super::b::Samples;
@@ -18,11 +16,11 @@ use super::report::{Report, Trajectories};
 use super::reports::Due;
 use super::request::{Asked, CalledBack};
 use super::sample::{WireSample, category};
-use super::statuses::{Known, Over as Ended};
+use super::statuses::{Known, Over};
 use crate::budget::{Charge, Use};
 use crate::id::RolloutId;
 use crate::outbound::{Acknowledged, Secret, Undelivered};
-use crate::rollout::{Failure, FailureKind, Finished, Outcome, Rollout};
+use crate::rollout::{AfterWorkflow, Ended, Failure, FailureKind, Finished, Next, Outcome, Steps, drive};
 use crate::telemetry::{RolloutTrace, TraceParent};
 
 /// What a grader's callback carries.
@@ -109,9 +107,9 @@ pub(super) fn start(
     parent: Option<TraceParent>,
 ) -> Result<(), ApiError> {
     let CalledBack { asked, form, completion_url, grader_url, controller_key } = request;
-    let Asked { rollout, gradable, label } = asked;
+    let Asked { rollout, resources, gradable, label } = asked;
     let id = rollout.id.clone();
-    let rollout = osmosis.0.host.admit(rollout)?;
+    let rollout = osmosis.0.host.admit(rollout, resources)?;
     let due = osmosis.0.reports.promise(id.as_str());
     let gradable = gradable && osmosis.0.host.grader().is_some();
     let task = Box::new(Task {
@@ -126,9 +124,9 @@ pub(super) fn start(
         label,
         due,
         trace: rollout.traced_below(parent),
+        completed: Mutex::default(),
     });
-    let span = rollout.span();
-    osmosis.0.tasks.spawn(task.run(rollout).instrument(span));
+    osmosis.0.tasks.spawn(drive(rollout, task));
     Ok(())
 }
 
@@ -145,14 +143,18 @@ struct Task {
     label: Option<String>,
     due: Due,
     trace: RolloutTrace,
+    completed: Mutex<Completed>,
 }
 
-/// A rollout that is over, but for its terminal callback.
-struct Over {
-    finished: Finished,
-    /// Whether the terminal callback says what came of it, and not only that it failed.
+/// What came of the completion.
+#[derive(Default)]
+struct Completed {
+    /// Whether the caller took it, once that is known. One that did not is sent no more than
+    /// that the rollout failed.
+    taken: Option<bool>,
+    /// Whether the grader was to run then.
     graded: bool,
-    /// What the caller said of the model's calls when it took the completion.
+    /// What the caller said of the model's calls in its answer.
     report: Option<Reported>,
 }
 
@@ -162,76 +164,63 @@ struct Reported {
     _charge: Charge,
 }
 
+impl Steps for Task {
+    type End = ();
+
+    fn after_workflow<'a>(&'a self, ran: Result<(), &'a Failure>) -> AfterWorkflow<'a> {
+        AfterWorkflow::Notify(Box::pin(async move {
+            let completion = match ran {
+                Err(failure) => Completion::failure(&self.id, &failure.reason, Some(category(failure))),
+                Ok(()) => Completion::success(&self.id),
+            };
+            let posted = self.post_outcome(&completion).await;
+            let taken = posted.is_ok();
+            let graded = taken && ran.is_ok() && self.grader_url.is_some() && self.gradable;
+            let report = posted.unwrap_or_else(|report| report);
+            *self.completed() = Completed { taken: Some(taken), graded, report };
+            Next::graded(graded)
+        }))
+    }
+
+    /// Sends the one terminal callback.
+    async fn finished(self: Box<Self>, ended: Ended) {
+        match ended {
+            Ended::Finished(finished) => self.end(&finished).await,
+            // Whoever cancels a rollout wants to hear nothing more of it.
+            Ended::Cancelled(_) => {
+                self.known.ends(Over::word("cancelled"));
+                self.due.cancelled();
+            }
+            Ended::Crashed(crashed) => {
+                self.known.ends(Over::word("failure"));
+                let failure = Completion::failure(&self.id, &crashed.reason, Some("agent_error"));
+                self.post_completion(&failure).await.ok();
+                self.post_graded(None).await;
+            }
+        }
+    }
+}
+
 impl Task {
-    /// Runs the rollout and sends its one terminal callback.
-    async fn run(self: Box<Self>, rollout: Box<Rollout>) {
-        match AssertUnwindSafe(self.steps(rollout)).catch_unwind().await {
-            Ok(None) => self.due.cancelled(),
-            // Boxed, like the other steps that a waiting rollout is not at: it carries the
-            // largest of them otherwise.
-            Ok(Some(over)) => Box::pin(self.end(&over)).await,
-            Err(_) => {
-                tracing::error!("the host panicked in a rollout, which ends unscored");
-                self.known.ends(Ended::word("failure"));
-                let failure = Completion::failure(&self.id, "rollout task crashed", Some("agent_error"));
-                Box::pin(self.post_completion(&failure)).await.ok();
-                Box::pin(self.post_graded(None)).await;
-            }
-        }
-    }
-
-    /// The steps before the terminal callback. None where the caller hears nothing more,
-    /// because it cancelled.
-    async fn steps(&self, mut rollout: Box<Rollout>) -> Option<Box<Over>> {
-        let ran = rollout.run_workflow().await;
-        let completion = match &ran {
-            Err(failure) if failure.kind == FailureKind::Cancelled => return self.cancelled(rollout).await,
-            Err(failure) => Completion::failure(&self.id, &failure.reason, Some(category(failure))),
-            Ok(()) => Completion::success(&self.id),
-        };
-        let posted = match rollout.notify(Box::pin(self.post_outcome(&completion))).await {
-            Ok(posted) => posted,
-            Err(failure) if failure.kind == FailureKind::Cancelled => return self.cancelled(rollout).await,
-            // The host ended it, which its caller is still to be told.
-            Err(_) => {
-                let finished = rollout.finish().await;
-                return Some(Box::new(Over { finished, graded: true, report: None }));
-            }
-        };
-        let report = match posted {
-            Ok(report) => report,
-            Err(report) => {
-                let finished = rollout.finish().await;
-                return Some(Box::new(Over { finished, graded: false, report }));
-            }
-        };
-        if ran.is_err() || self.grader_url.is_none() || !self.gradable {
-            let finished = rollout.finish().await;
-            // An agent loop may have rated itself.
-            let graded = matches!(finished.outcome, Outcome::Scored { .. });
-            return Some(Box::new(Over { finished, graded, report }));
-        }
-        if let Err(Failure { kind: FailureKind::Cancelled, .. }) = rollout.grade().await {
-            return self.cancelled(rollout).await;
-        }
-        let finished = rollout.finish().await;
-        Some(Box::new(Over { finished, graded: true, report }))
-    }
-
-    /// Whoever cancels a rollout wants to hear nothing more of it.
-    async fn cancelled(&self, rollout: Box<Rollout>) -> Option<Box<Over>> {
-        rollout.finish().await;
-        self.known.ends(Ended::word("cancelled"));
-        None
+    fn completed(&self) -> MutexGuard<'_, Completed> {
+        self.completed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sends the terminal callback. What the caller reports of the model's calls goes into the
     /// trajectory: what it told with the completion before this, what it tells now instead.
-    async fn end(&self, over: &Over) {
-        let graded = over.graded.then(|| Graded::of(&over.finished, self.form, self.label.as_deref()));
-        self.known.ends(self.ended(&over.finished, graded.as_ref()));
-        let mut trajectories = Trajectories::of(&over.finished);
-        if let Some(report) = &over.report {
+    async fn end(&self, finished: &Finished) {
+        let Completed { taken, graded, report } = std::mem::take(&mut *self.completed());
+        let says_all = match taken {
+            // The host ended it meanwhile, which its caller is still to be told.
+            None => true,
+            Some(false) => false,
+            // An agent loop may have rated itself.
+            Some(true) => graded || matches!(finished.outcome, Outcome::Scored { .. }),
+        };
+        let graded = says_all.then(|| Graded::of(finished, self.form, self.label.as_deref()));
+        self.known.ends(self.over(finished, graded.as_ref()));
+        let mut trajectories = Trajectories::of(finished);
+        if let Some(report) = &report {
             trajectories.merge(&report.report).await;
         }
         if let Some(report) = self.post_graded(graded).await {
@@ -240,7 +229,7 @@ impl Task {
     }
 
     /// What this caller's last callback says of the rollout.
-    fn ended(&self, finished: &Finished, graded: Option<&Graded<'_>>) -> Ended {
+    fn over(&self, finished: &Finished, graded: Option<&Graded<'_>>) -> Over {
         let status = match (graded, &finished.outcome) {
             (Some(graded), _) => graded.status,
             // Nobody asked for more than the completion.
@@ -251,7 +240,7 @@ impl Task {
             }
             (None, _) => "failure",
         };
-        Ended::of(status, &finished.outcome)
+        Over::of(status, &finished.outcome)
     }
 
     /// Posts the completion, and one that says that it was not taken where it was not: that is

@@ -47,7 +47,7 @@ use body::{Body, Unfinished};
 use error::ApiError;
 pub use gate::Access;
 use reports::Reports;
-use request::StartRollout;
+use request::{ForRollout, StartRollout};
 use statuses::Statuses;
 
 /// The largest request in bytes. A prompt may carry images as text.
@@ -170,13 +170,25 @@ impl Osmosis {
         self.0.host.cancel_all();
     }
 
-    /// Counts a rollout that is refused because there is no room for its request.
-    fn counted<T>(&self, read: Result<T, ApiError>) -> Result<T, ApiError> {
-        read.inspect_err(|error| {
+    /// Makes of a body the request for a rollout that it is, with a charge for what that takes.
+    /// What is refused here is counted, because it never comes to admission.
+    fn read_for_rollout<T: ForRollout>(
+        &self,
+        body: Result<Body<BODY_BYTES_MAX>, ApiError>,
+        read: impl FnOnce(&[u8]) -> Result<T, ApiError>,
+    ) -> Result<T, ApiError> {
+        let metrics = self.0.host.metrics();
+        let no_room = |error: &ApiError| {
             if matches!(error, ApiError::NoMemory) {
-                self.0.host.metrics().refused(Refusal::Memory);
+                metrics.refused(Refusal::Memory);
             }
-        })
+        };
+        let mut body = body.inspect_err(no_room)?;
+        let read = body.parse(read).inspect_err(no_room)?;
+        let mut request = read.inspect_err(|_| metrics.refused(Refusal::Invalid))?;
+        let charge = body.becomes(request.memory_bytes()).inspect_err(no_room)?;
+        request.resources().charge = Some(charge);
+        Ok(request)
     }
 
     /// The rollouts whose callers have not heard what came of them.
@@ -205,14 +217,9 @@ async fn start_rollout(
     body: Result<Body<BODY_BYTES_MAX>, ApiError>,
 ) -> Result<Response, ApiError> {
     osmosis.keep_swept();
-    let mut body = osmosis.counted(body)?;
     let parent = headers.get("traceparent").and_then(|value| TraceParent::parse(value.to_str().ok()?));
     let dialect = osmosis.0.dialect;
-    let read = osmosis.counted(body.parse(|bytes| request::read(&headers, bytes, dialect)))?;
-    let mut request = read.inspect_err(|_| osmosis.0.host.metrics().refused(Refusal::Invalid))?;
-    let rollout = request.rollout();
-    rollout.charge = Some(osmosis.counted(body.becomes(rollout.bytes()))?);
-    match request {
+    match osmosis.read_for_rollout(body, |bytes| request::read(&headers, bytes, dialect))? {
         StartRollout::Polled(request) => d::start(&osmosis, request, parent)
             .map(|admission| (StatusCode::ACCEPTED, Json(admission)).into_response()),
         StartRollout::CalledBack(request) => {

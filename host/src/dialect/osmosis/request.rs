@@ -13,8 +13,8 @@ use super::random;
 use super::sample;
 use crate::config::Dialect;
 use crate::id::RolloutId;
-use crate::outbound::{ModelEndpoint, Secret};
-use crate::rollout::{LoopOptions, RolloutRequest};
+use crate::outbound::Secret;
+use crate::rollout::{LoopOptions, ModelAddress, Resources, RolloutRequest};
 use crate::wire::messages::Messages;
 use crate::wire::metadata::RowMetadata;
 
@@ -33,12 +33,32 @@ pub(super) enum StartRollout {
     CalledBack(CalledBack),
 }
 
-impl StartRollout {
-    /// What it is for the core.
-    pub fn rollout(&mut self) -> &mut RolloutRequest {
+/// A request for a rollout that was read, in any generation.
+pub(super) trait ForRollout {
+    /// The bytes that it takes, which is what it is charged for.
+    fn memory_bytes(&self) -> usize;
+
+    /// What its rollout needs besides the request; the charge goes there.
+    fn resources(&mut self) -> &mut Resources;
+}
+
+impl ForRollout for StartRollout {
+    fn memory_bytes(&self) -> usize {
         match self {
-            Self::Polled(request) => &mut request.asked.rollout,
-            Self::CalledBack(request) => &mut request.asked.rollout,
+            Self::Polled(request) => request.asked.memory_bytes(),
+            Self::CalledBack(request) => {
+                let CalledBack { asked, form: _, completion_url, grader_url, controller_key } = request;
+                let key = controller_key.as_ref().map_or(0, |key| key.expose().len());
+                let urls = completion_url.len() + grader_url.as_ref().map_or(0, String::len);
+                asked.memory_bytes() + urls + key
+            }
+        }
+    }
+
+    fn resources(&mut self) -> &mut Resources {
+        match self {
+            Self::Polled(request) => &mut request.asked.resources,
+            Self::CalledBack(request) => &mut request.asked.resources,
         }
     }
 }
@@ -47,11 +67,19 @@ impl StartRollout {
 pub(super) struct Asked {
     /// For the core.
     pub rollout: RolloutRequest,
+    /// What it needs besides.
+    pub resources: Resources,
     /// Whether there is anything to compare with: a label, or metadata, an empty
     /// object among them.
     pub gradable: bool,
     /// The label, which goes back with the sample.
     pub label: Option<String>,
+}
+
+impl Asked {
+    fn memory_bytes(&self) -> usize {
+        self.rollout.memory_bytes() + self.resources.secrets.memory_bytes()
+    }
 }
 
 /// A rollout whose result is polled for.
@@ -204,8 +232,9 @@ impl Common {
     }
 
     fn ask(self, fields: &mut Fields<'_>, key: Option<Secret>, samples: SamplesRule) -> Option<Asked> {
-        let endpoint = match ModelEndpoint::new(self.chat_url.as_deref()?, MODEL, key) {
-            Ok(endpoint) => endpoint,
+        let (model, secrets) = ModelAddress::split(self.chat_url.as_deref()?, MODEL, key);
+        let endpoint = match secrets.endpoint(&model) {
+            Ok(endpoint) => Arc::new(endpoint),
             Err(why) => {
                 fields.wrong("chat_completions_url", &why.to_string());
                 return None;
@@ -214,6 +243,7 @@ impl Common {
         Some(Asked {
             gradable: self.label.is_some() || self.metadata.is_some(),
             label: self.label.clone(),
+            resources: Resources { model: endpoint, secrets, charge: None },
             rollout: RolloutRequest {
                 id: self.id?,
                 caller_id: None,
@@ -222,17 +252,46 @@ impl Common {
                 label: self.label,
                 metadata: self.metadata,
                 loop_options: LoopOptions::default(),
-                model: Arc::new(endpoint),
+                model,
                 samples_max: if samples == SamplesRule::One { 1 } else { u32::MAX },
                 samples_must_ask: samples == SamplesRule::ManyThatAsked,
                 workflow_secs: self.workflow_secs,
                 grader_secs: self.grader_secs,
-                charge: None,
-                trajectory_extra: Some(Arc::new(sample::Extra {
-                    fields: self.extra_fields,
-                    samples_have_names: samples != SamplesRule::One,
-                })),
+                trajectory_extra: Some(sample::extra(self.extra_fields, samples != SamplesRule::One)),
             },
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever is kept of a request is charged for, or callers could have the host hold it for
+    /// nothing.
+    #[test]
+    fn a_request_counts_with_all_its_fields() {
+        let check = |field: &str, value: serde_json::Value| {
+            let mut body = serde_json::json!({
+                "rollout_id": "r",
+                "initial_messages": [{"role": "user", "content": "?"}],
+                "chat_completions_url": "http://h/v1",
+                "completion_callback_url": "http://h/done",
+            });
+            body[field] = value;
+            let json = "application/json".parse().unwrap();
+            let headers = HeaderMap::from_iter([(header::CONTENT_TYPE, json)]);
+            let request = read(&headers, body.to_string().as_bytes(), Dialect::C).unwrap();
+            assert!(request.memory_bytes() > 1 << 20, "{field}: {}", request.memory_bytes());
+        };
+        let long = "x".repeat(1 << 20);
+        check("extra_fields", serde_json::json!({ "x": long }));
+        check("metadata", serde_json::json!({ "x": long }));
+        check("label", long.as_str().into());
+        check("llm_api_key", long.as_str().into());
+        check("controller_api_key", long.as_str().into());
+        for url in ["chat_completions_url", "completion_callback_url", "grader_callback_url"] {
+            check(url, format!("http://h/{long}").into());
+        }
     }
 }

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::rollout::{Facts, Failure, FailureKind, Finished, FinishedSample, Member, TrajectoryExtra};
+use crate::rollout::{
+    ExtraFact, ExtraMember, Failure, FailureKind, Finished, FinishedSample, TrajectoryExtra,
+};
 use crate::wire::atif::SchemaVersion;
 use crate::wire::messages::Messages;
 
@@ -53,54 +55,42 @@ pub(super) fn category(failure: &Failure) -> &'static str {
     }
 }
 
-/// What this protocol's evaluators look for in a trajectory.
-pub(super) struct Extra {
-    /// The request's own fields.
-    pub fields: Option<Box<RawValue>>,
-    /// Whether its callers know samples by name.
-    pub samples_have_names: bool,
-}
-
 /// The member that the host's own account and a caller's report both have.
 pub(super) const UNMATCHED: &str = "unmatched_llm_call_metrics";
 
-impl TrajectoryExtra for Extra {
-    /// The newest release of this protocol's package, 0.3.8, refuses to upload what is newer.
-    fn schema_version(&self) -> SchemaVersion {
-        SchemaVersion::V1_7
-    }
+/// What this protocol's evaluators look for in a trajectory.
+const MEMBERS: &[ExtraMember] = &[
+    ExtraMember::of("rollout_id", ExtraFact::RolloutId),
+    ExtraMember::of("label", ExtraFact::Label),
+    ExtraMember::of("reward", ExtraFact::Reward),
+    ExtraMember::of("sample_metrics", ExtraFact::SampleMetrics),
+    ExtraMember::of("sample_extra_fields", ExtraFact::SampleFields),
+    ExtraMember::of("request_metadata", ExtraFact::Metadata),
+    ExtraMember::of("request_extra_fields", ExtraFact::RequestFields),
+    ExtraMember::of(UNMATCHED, ExtraFact::UnmatchedMetrics),
+];
 
-    fn key(&self) -> &'static str {
-        "osmosis"
-    }
+/// The same for callers that know samples by name.
+const MEMBERS_WITH_SAMPLE_ID: &[ExtraMember] = &[
+    ExtraMember::of("rollout_id", ExtraFact::RolloutId),
+    ExtraMember::of("label", ExtraFact::Label),
+    ExtraMember::of("sample_id", ExtraFact::SampleId),
+    ExtraMember::of("reward", ExtraFact::Reward),
+    ExtraMember::of("sample_metrics", ExtraFact::SampleMetrics),
+    ExtraMember::of("sample_extra_fields", ExtraFact::SampleFields),
+    ExtraMember::of("request_metadata", ExtraFact::Metadata),
+    ExtraMember::of("request_extra_fields", ExtraFact::RequestFields),
+    ExtraMember::of(UNMATCHED, ExtraFact::UnmatchedMetrics),
+];
 
-    fn members(&self, facts: &Facts<'_>, member: &mut dyn FnMut(&'static str, Member<'_>)) {
-        member("rollout_id", Member::Text(facts.rollout_id.as_str()));
-        if let Some(label) = facts.label {
-            member("label", Member::Text(label));
-        }
-        if let Some(sample) = facts.sample {
-            if self.samples_have_names {
-                member("sample_id", Member::Text(sample.record.id.as_str()));
-            }
-            if let Some(reward) = sample.reward {
-                member("reward", Member::Number(reward));
-            }
-            if !sample.record.metrics.is_empty() {
-                member("sample_metrics", Member::Metrics(&sample.record.metrics));
-            }
-            if !sample.record.fields.is_empty() {
-                member("sample_extra_fields", Member::Fields(&sample.record.fields));
-            }
-        }
-        if let Some(metadata) = facts.metadata {
-            member("request_metadata", Member::Raw(metadata));
-        }
-        if let Some(fields) = &self.fields {
-            member("request_extra_fields", Member::Raw(fields));
-        }
-        if let Some(unmatched) = facts.unmatched_metrics {
-            member(UNMATCHED, unmatched);
-        }
+/// What goes into the trajectories of this protocol's rollouts: the request's own fields among
+/// it, and the sample's name for callers that know samples by it.
+pub(super) fn extra(request_fields: Option<Box<RawValue>>, samples_have_names: bool) -> TrajectoryExtra {
+    TrajectoryExtra {
+        // The newest release of this protocol's package, 0.3.8, refuses to upload what is newer.
+        schema_version: SchemaVersion::V1_7,
+        key: "osmosis".into(),
+        members: if samples_have_names { MEMBERS_WITH_SAMPLE_ID } else { MEMBERS }.into(),
+        request_fields,
     }
 }

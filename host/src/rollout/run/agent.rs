@@ -12,7 +12,7 @@ use crate::error::Fault;
 use crate::id::SampleId;
 use crate::imports::{Imports, Role, RunContext, message_bytes};
 use crate::instance::{self, Bounds, LoopOutcome, LoopRequest, RunError, WorkflowOutcome};
-use crate::rollout::outcome::{Failure, FailureKind, Stage};
+use crate::rollout::model::{AgentForm, Failure, FailureKind, LoopReport, Stage};
 use crate::wire;
 use crate::wire::messages::Messages;
 
@@ -25,43 +25,6 @@ const TOOLS_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// How much of a finish reason is kept, in bytes. It is a word by custom.
 const FINISH_REASON_BYTES_MAX: usize = 256;
-
-/// The form of agent that a plugin has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AgentForm {
-    /// It is given a prompt and registers samples.
-    Workflow,
-    /// It says which tools it offers, and gives back its conversation.
-    AgentLoop,
-}
-
-/// What an agent loop is told besides the prompt, as far as a protocol carries it.
-#[derive(Clone, Debug)]
-pub struct LoopOptions {
-    /// The turns that the caller has in mind.
-    pub max_turns: u32,
-    /// The tokens that the caller has in mind.
-    pub max_tokens_total: u32,
-    /// Sampling parameters, a JSON object. They hold for a workflow's requests too.
-    pub completion_params: Option<Box<RawValue>>,
-}
-
-impl Default for LoopOptions {
-    fn default() -> Self {
-        Self { max_turns: 10, max_tokens_total: 8192, completion_params: None }
-    }
-}
-
-/// What an agent loop says of a run that came to an end.
-#[derive(Clone, Debug, PartialEq)]
-pub struct LoopReport {
-    /// Why it stopped, in its own words.
-    pub finish_reason: String,
-    /// Tool calls that it made.
-    pub tool_calls: u32,
-    /// How long they took, summed over the calls.
-    pub tool_time: Duration,
-}
 
 impl Rollout {
     /// Asks an agent loop for the tools of this rollout, in an instance of its own; a
@@ -87,7 +50,7 @@ impl Rollout {
             return Ok(Vec::new());
         }
         let inner = &self.host.0;
-        let Ok(permit) = inner.declarations.clone().acquire_owned().await else {
+        let Some(permit) = inner.slots.declaration().await else {
             return Err(Failure::host(Stage::Workflow, "the host is shutting down"));
         };
         let deadline = Some(Instant::now() + TOOLS_TIME_MAX.min(inner.limits.workflow_time_max));

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::error::Fault;
 use crate::instance::RunError;
-use crate::rollout::outcome::{Failure, FailureKind, Stage};
+use crate::rollout::model::{Failure, FailureKind, Stage};
 use crate::telemetry::Limit;
 
 /// A wall time with the words for the case that it passes.

@@ -14,8 +14,9 @@ use serde::ser::{SerializeMap, SerializeSeq};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 
-use super::layout::{Marks, StepPlace};
+use super::layout::Marks;
 use super::replies::{Matcher, Reply};
+use crate::rollout::model::StepPlace;
 use crate::wire::atif::Source;
 use crate::wire::messages::Messages;
 use crate::wire::openai::{TOOL_CALLS_MAX, WireCall, content_text};

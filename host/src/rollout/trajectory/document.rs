@@ -7,14 +7,14 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::conversation::{Conversation, Steps};
-use super::extra::{Facts, Member, TrajectoryExtra};
+use super::extra::{Facts, Member};
 use super::layout::{Marked, Marks};
 use super::observed::{Judged, Observed, ToolCalls};
 use super::replies::{Reply, Unmatched, answered, sum};
 use super::{Job, millis};
 use crate::id::SampleId;
 use crate::imports::{Exchange, Lists, Part, Spent, ToolUse};
-use crate::rollout::outcome::{Finished, FinishedSample, Outcome};
+use crate::rollout::model::{Finished, FinishedSample, Outcome, TrajectoryExtra};
 use crate::wire::atif::FinalMetrics;
 use crate::wire::openai::Completion;
 use crate::wire::stream::Text;
@@ -97,7 +97,7 @@ impl Serialize for Written<'_> {
         let model_name =
             Marked { value: document.model_name(), marks, note: |layout, place| layout.model_name = place };
         let mut written = to.serialize_map(None)?;
-        let version = job.extra.as_ref().map(|extra| extra.schema_version()).unwrap_or_default();
+        let version = job.extra.as_ref().map(|extra| extra.schema_version).unwrap_or_default();
         written.serialize_entry("schema_version", &version)?;
         written.serialize_entry("session_id", finished.id.as_str())?;
         written.serialize_entry("trajectory_id", &document.trajectory_id())?;
@@ -134,7 +134,7 @@ impl Serialize for Extra<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let mut extra = to.serialize_map(None)?;
         if let Some(protocol) = &self.document.job.extra {
-            extra.serialize_entry(protocol.key(), &ProtocolExtra { protocol: &**protocol, of: self })?;
+            extra.serialize_entry(&protocol.key, &ProtocolExtra { protocol, of: self })?;
         }
         extra.serialize_entry("rollout_host", &Ours(self.document))?;
         extra.end()
@@ -143,7 +143,7 @@ impl Serialize for Extra<'_> {
 
 /// What the protocol says of the rollout, with the place of each part.
 struct ProtocolExtra<'a> {
-    protocol: &'a dyn TrajectoryExtra,
+    protocol: &'a TrajectoryExtra,
     of: &'a Extra<'a>,
 }
 
@@ -155,20 +155,18 @@ impl Serialize for ProtocolExtra<'_> {
             sample: *sample,
             label: job.label.as_deref(),
             metadata: job.metadata.as_ref().map(|metadata| metadata.whole().as_ref()),
+            request_fields: self.protocol.request_fields.as_deref(),
             unmatched_metrics: is_matched
                 .contains(&false)
                 .then_some(Member::Unmatched(Unmatched { replies, is_matched })),
         };
         let mut members = to.serialize_map(None)?;
-        let mut result = Ok(());
-        self.protocol.members(&facts, &mut |name, value| {
+        for member in self.protocol.members.iter() {
+            let Some(value) = facts.of(member.fact) else { continue };
             let start = marks.here();
-            if result.is_ok() {
-                result = members.serialize_entry(name, &value);
-            }
-            marks.note(|layout| layout.members.push((name, start..marks.here())));
-        });
-        result?;
+            members.serialize_entry(&member.name, &value)?;
+            marks.note(|layout| layout.members.push((member.name.clone(), start..marks.here())));
+        }
         members.end()
     }
 }
@@ -251,7 +249,7 @@ struct Limits<'a>(&'a Finished);
 
 impl Serialize for Limits<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_map(self.0.limits.iter().map(|limit| (limit.name, limit)))
+        to.collect_map(self.0.limits.iter().map(|limit| (&limit.name, limit)))
     }
 }
 

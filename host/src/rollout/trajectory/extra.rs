@@ -7,11 +7,10 @@ use serde_json::value::RawValue;
 
 use super::replies::Unmatched;
 use crate::id::RolloutId;
-use crate::rollout::outcome::FinishedSample;
-use crate::wire::atif::SchemaVersion;
+use crate::rollout::model::{ExtraFact, FinishedSample};
 
 /// What a protocol may say of a rollout in its trajectory's `extra`.
-pub struct Facts<'a> {
+pub(super) struct Facts<'a> {
     /// The rollout.
     pub rollout_id: &'a RolloutId,
     /// The sample that the trajectory is of, where there is one.
@@ -20,8 +19,33 @@ pub struct Facts<'a> {
     pub label: Option<&'a str>,
     /// The row's metadata.
     pub metadata: Option<&'a RawValue>,
+    /// The request's own fields.
+    pub request_fields: Option<&'a RawValue>,
     /// What calls of the model cost that no step is known for; none where there are no such.
     pub unmatched_metrics: Option<Member<'a>>,
+}
+
+impl<'a> Facts<'a> {
+    /// What a member of this fact says, if there is something.
+    pub fn of(&self, fact: ExtraFact) -> Option<Member<'a>> {
+        let sample = self.sample.map(|sample| &sample.record);
+        match fact {
+            ExtraFact::RolloutId => Some(Member::Text(self.rollout_id.as_str())),
+            ExtraFact::Label => self.label.map(Member::Text),
+            ExtraFact::SampleId => sample.map(|sample| Member::Text(sample.id.as_str())),
+            ExtraFact::Reward => self.sample.and_then(|sample| sample.reward).map(Member::Number),
+            ExtraFact::SampleMetrics => sample
+                .map(|sample| &sample.metrics)
+                .filter(|metrics| !metrics.is_empty())
+                .map(Member::Metrics),
+            ExtraFact::SampleFields => {
+                sample.map(|sample| &*sample.fields).filter(|fields| !fields.is_empty()).map(Member::Fields)
+            }
+            ExtraFact::Metadata => self.metadata.map(Member::Raw),
+            ExtraFact::RequestFields => self.request_fields.map(Member::Raw),
+            ExtraFact::UnmatchedMetrics => self.unmatched_metrics,
+        }
+    }
 }
 
 /// A value under `extra`. It is written where it stands and copied nowhere.
@@ -40,19 +64,4 @@ pub enum Member<'a> {
     Fields(&'a BTreeMap<String, Box<RawValue>>),
     /// What calls of the model cost.
     Unmatched(Unmatched<'a>),
-}
-
-/// What a protocol adds to a trajectory.
-pub trait TrajectoryExtra: Send + Sync {
-    /// The version of the format that its readers take.
-    fn schema_version(&self) -> SchemaVersion {
-        SchemaVersion::default()
-    }
-
-    /// The key under `extra`.
-    fn key(&self) -> &'static str;
-
-    /// Gives what goes there, member by member. The first is in every document and in no
-    /// [`super::Amendment`].
-    fn members(&self, facts: &Facts<'_>, member: &mut dyn FnMut(&'static str, Member<'_>));
 }

@@ -16,33 +16,8 @@ use serde::{Serialize, Serializer};
 
 use super::extra::Member;
 use super::store;
+use crate::rollout::model::{Layout, StepPlace};
 use crate::wire::atif::{FinalMetrics, Metrics};
-
-/// The places in one document.
-#[derive(Debug, Default)]
-pub(super) struct Layout {
-    /// The model's name.
-    pub model_name: Range<u64>,
-    /// The agent's steps, in order.
-    pub agent_steps: Vec<StepPlace>,
-    /// The sums.
-    pub final_metrics: Range<u64>,
-    /// Steps in all.
-    pub total_steps: usize,
-    /// The members of what the protocol put under `extra`, each with the comma before it.
-    pub members: Vec<(&'static str, Range<u64>)>,
-}
-
-/// The end of an agent's step, each part of it with the comma before it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct StepPlace {
-    /// Where what the step cost begins, if that is known.
-    pub at: u64,
-    /// Where that ends and the count of calls begins.
-    pub metrics_end: u64,
-    /// Where that ends.
-    pub end: u64,
-}
 
 /// The places of a document that is being written.
 pub(super) struct Marks {

@@ -6,9 +6,9 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{Job, TrajectoryFile, layout};
+use super::{Job, layout};
 use crate::imports::{LogEntry, Recorded};
-use crate::rollout::outcome::Finished;
+use crate::rollout::model::{Finished, TrajectoryFile};
 
 /// Writes what is to be kept below `<root>/<rollout>/`, and gives the rollout back with its
 /// trajectories. A failure is the operator's to mend and never changes the outcome.

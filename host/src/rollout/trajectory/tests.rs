@@ -8,12 +8,13 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::conversation::{Conversation, Steps, calls_made};
-use super::layout::{self, Layout, Marked, Marks};
+use super::layout::{self, Marked, Marks};
 use super::observed::{Observed, ToolCalls};
 use super::replies::{Unmatched, answered};
 use super::{Amendable, Amendment, Member, Original, StepAmendment, TakeStep, TrajectoryFile};
 use crate::id::SampleId;
-use crate::imports::{Exchange, ExchangeOutcome, ToolUse};
+use crate::imports::{Exchange, ModelCalls, ToolUse};
+use crate::rollout::model::Layout;
 use crate::telemetry::{ToolKind, ToolOutcome};
 use crate::wire::atif::{FinalMetrics, Metrics};
 use crate::wire::messages::Messages;
@@ -22,19 +23,10 @@ fn raw(texts: &[&str]) -> Messages {
     texts.iter().map(|text| crate::wire::object(text).unwrap()).collect()
 }
 
+const QUESTION: &str = r#"{"role":"user","content":"q"}"#;
+
 fn replied(body: &str) -> Exchange {
-    Exchange {
-        sample: SampleId::parse("main").unwrap(),
-        request: bytes::Bytes::from_static(br#"{"model":"m","messages":[{"role":"user","content":"q"}]}"#),
-        started_at: SystemTime::UNIX_EPOCH,
-        duration: Duration::from_millis(2),
-        outcome: ExchangeOutcome::Replied {
-            body: bytes::Bytes::copy_from_slice(body.as_bytes()),
-            finish_reason: None,
-            usage: None,
-            attempts: 1,
-        },
-    }
+    Exchange::replied(SampleId::parse("main").unwrap(), raw(&[QUESTION]), body)
 }
 
 const CALLING: &str = r#"{"choices":[{"message":{"role":"assistant","content":null,"tool_calls":[{"id":"c1","function":{"name":"f","arguments":"{\"x\":1}"}}]},"finish_reason":"tool_calls","token_ids":[7,8],"logprobs":{"content":[{"logprob":-0.5},{"logprob":-1}]}}],"prompt_token_ids":[1,2,3],"usage":{"prompt_tokens":3,"completion_tokens":2}}"#;
@@ -61,7 +53,7 @@ impl Serialize for Plain<'_> {
         {
             let start = marks.here();
             map.serialize_entry(name, &value)?;
-            marks.note(|layout| layout.members.push((name, start..marks.here())));
+            marks.note(|layout| layout.members.push((name.into(), start..marks.here())));
         }
         map.end()
     }
@@ -169,12 +161,14 @@ fn a_server_that_says_tokens_in_words_of_its_own_is_not_taken_by_them() {
 
 #[test]
 fn observed_requests_are_written_without_what_they_repeat() {
-    let first = replied(CALLING);
-    let mut second = replied("no JSON");
-    second.request = bytes::Bytes::from_static(
-        br#"{"model":"m","messages":[{"role":"user","content":"q"},{"role":"user","content":"r"}]}"#,
-    );
-    let seen = serde_json::to_value(Observed(&[&first, &second])).unwrap();
+    // Deeper than callers read.
+    let deep = format!(r#"{{"choices":[{{"message":{{}}}}],"deep":{}{}}}"#, "[".repeat(101), "]".repeat(101));
+    let messages = raw(&[QUESTION, r#"{"role":"user","content":"r"}"#]);
+    let second = Exchange::replied(SampleId::parse("main").unwrap(), messages, &deep);
+    let calls = ModelCalls::from_iter([replied(CALLING), second]);
+    let exchanges: Vec<&Exchange> = calls.exchanges().iter().collect();
+    let observed = Observed { lists: calls.among(&[]), exchanges: &exchanges };
+    let seen = serde_json::to_value(observed).unwrap();
     assert_eq!(seen[0]["request"]["messages_repeated"], 0);
     assert_eq!(seen[0]["reply"]["prompt_token_ids"], json!([1, 2, 3]));
     assert_eq!(seen[1]["request"]["messages_repeated"], 1);

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::id::SampleId;
 use crate::imports::{Exchange, ToolUse};
-use crate::rollout::outcome::FinishedSample;
+use crate::rollout::model::FinishedSample;
 
 /// For each call the place of the sample that it belongs to: the one whose model asked for
 /// a call of its id, else the first. Each call is in one sample's trajectory.

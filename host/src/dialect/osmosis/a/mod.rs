@@ -5,8 +5,8 @@ mod records;
 mod request;
 mod tools;
 
-use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::ops::ControlFlow;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::body::Bytes;
 use axum::extract::State;
@@ -14,13 +14,11 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use futures_util::FutureExt;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use subtle::ConstantTimeEq;
 use tokio::time::Instant;
-use tracing::Instrument;
 
 use super::body::Body;
 use super::error::ApiError;
@@ -30,8 +28,10 @@ use super::{BODY_BYTES_MAX, Osmosis};
 use crate::budget::Budget;
 use crate::config::OsmosisInit;
 use crate::outbound::{CallbackClient, Secret};
-use crate::rollout::{AdmitError, Failure, FailureKind, Finished, Host, LoopReport, Outcome, Rollout, Stage};
-use crate::telemetry::Refusal;
+use crate::rollout::{
+    AdmitError, AfterWorkflow, Ended, Failure, FailureKind, Finished, Host, LoopReport, Next, Outcome,
+    Rollout, Stage, Steps, drive,
+};
 use crate::wire::messages::Messages;
 use records::{Kept, Leading, Part, Records};
 use request::Init;
@@ -150,12 +150,9 @@ async fn init(
     body: Result<Body<BODY_BYTES_MAX>, ApiError>,
 ) -> Result<Response, ApiError> {
     osmosis.keep_swept();
-    let mut body = osmosis.counted(body)?;
     let inner = &osmosis.0;
-    let read = body.parse(|bytes| request::read(&headers, bytes, &inner.init.settings, inner.host.form()));
-    let read = osmosis.counted(read)?;
-    let mut request = read.inspect_err(|_| inner.host.metrics().refused(Refusal::Invalid))?;
-    request.rollout.charge = Some(osmosis.counted(body.becomes(request.rollout.bytes()))?);
+    let read = |bytes: &[u8]| request::read(&headers, bytes, &inner.init.settings, inner.host.form());
+    let request = osmosis.read_for_rollout(body, read)?;
     let answer = match inner.init.records.join(&request.key, Instant::now()) {
         Part::Follower(following) => following,
         Part::Leader(leading) => {
@@ -178,36 +175,26 @@ struct Accepted<'a> {
 
 /// Answers a request and runs its rollout.
 async fn lead(osmosis: Osmosis, request: Init, leading: Leading) {
-    let Init { rollout, id, completed_url, api_key, gradable, key: _ } = request;
-    let mut rollout = match osmosis.0.host.admit(rollout) {
+    let Init { rollout, resources, id, completed_url, api_key, gradable, key: _ } = request;
+    let rollout = match osmosis.0.host.admit(rollout, resources) {
         Ok(rollout) => rollout,
         Err(error) => return leading.fail(Refused::Admit(error)),
     };
-    let due = osmosis.0.reports.promise(&id);
-    let span = rollout.span();
-    let known = osmosis.0.statuses.begins(rollout.id().clone(), rollout.handle());
-    let grade = gradable && osmosis.0.host.grader().is_some();
-    let work = async move {
-        let tools = match Box::pin(rollout.tools(|tools| tools::typed(&tools))).await {
-            Ok(tools) => tools,
-            Err(failure) => {
-                let reason = failure.reason;
-                rollout.finish().await;
-                due.kept();
-                return leading.fail(Refused::Tools(reason));
-            }
-        };
-        // Text, and JSON that was made of checked parts.
-        let body = serde_json::to_vec(&Accepted { rollout_id: &id, tools }).unwrap_or_default();
-        let kept = leading.answer(body.into());
-        let told = Told { osmosis, id, completed_url, api_key, grade, known, due, _kept: kept };
-        Box::new(told).run(rollout).await;
-    };
-    work.instrument(span).await;
+    let call = Box::new(Call {
+        due: osmosis.0.reports.promise(&id),
+        known: osmosis.0.statuses.begins(rollout.id().clone(), rollout.handle()),
+        grade: gradable && osmosis.0.host.grader().is_some(),
+        answer: Mutex::new(Some(Answer::Due(leading))),
+        osmosis,
+        id,
+        completed_url,
+        api_key,
+    });
+    drive(rollout, call).await;
 }
 
-/// A rollout whose caller was told its tools, and is to be told its end.
-struct Told {
+/// A rollout whose caller is answered with its tools and notified of its end.
+struct Call {
     osmosis: Osmosis,
     id: String,
     completed_url: String,
@@ -215,47 +202,85 @@ struct Told {
     grade: bool,
     known: Known,
     due: Due,
-    _kept: Kept,
+    answer: Mutex<Option<Answer>>,
 }
 
-impl Told {
-    /// Runs the rollout and posts its one completion.
-    async fn run(self: Box<Self>, rollout: Box<Rollout>) {
-        let body = match AssertUnwindSafe(self.steps(rollout)).catch_unwind().await {
+/// How far the answer to a request is.
+enum Answer {
+    /// It is not answered. Whoever drops this answers that the work broke off.
+    Due(Leading),
+    /// There are no tools to answer with: why. It is answered when the rollout is over.
+    NoTools(Leading, String),
+    /// It was answered.
+    Given(Kept),
+}
+
+impl Answer {
+    /// Answers with the tools, where there are some.
+    fn with(self, id: &str, tools: Result<Vec<WireTool>, Failure>) -> Self {
+        match (self, tools) {
+            (Self::Due(leading), Ok(tools)) => {
+                // Text, and JSON that was made of checked parts.
+                let body = serde_json::to_vec(&Accepted { rollout_id: id, tools }).unwrap_or_default();
+                Self::Given(leading.answer(body.into()))
+            }
+            (Self::Due(leading), Err(failure)) => Self::NoTools(leading, failure.reason),
+            (other, _) => other,
+        }
+    }
+}
+
+impl Steps for Call {
+    type End = ();
+
+    async fn before_workflow(&self, rollout: &mut Rollout) -> ControlFlow<()> {
+        let tools = Box::pin(rollout.tools(|tools| tools::typed(&tools))).await;
+        let next = if tools.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
+        let mut answer = self.answer();
+        *answer = answer.take().map(|answer| answer.with(&self.id, tools));
+        next
+    }
+
+    fn after_workflow<'a>(&'a self, _ran: Result<(), &'a Failure>) -> AfterWorkflow<'a> {
+        AfterWorkflow::Go(Next::graded(self.grade))
+    }
+
+    /// Posts the one completion.
+    async fn finished(self: Box<Self>, ended: Ended) {
+        // Its record is kept from the time at which the caller has heard all.
+        let _kept = match self.answer().take() {
+            Some(Answer::Given(kept)) => kept,
+            Some(Answer::NoTools(leading, why)) => {
+                self.due.kept();
+                return leading.fail(Refused::Tools(why));
+            }
+            Some(Answer::Due(_)) | None => return,
+        };
+        let body = match ended {
             // Whoever stopped it wants to hear nothing more of it.
-            Ok(None) => {
+            Ended::Cancelled(_) => {
                 self.known.ends(Over::word("cancelled"));
                 return self.due.cancelled();
             }
-            Ok(Some(finished)) => self.completed(&finished),
-            Err(_) => {
-                tracing::error!("the host panicked in a rollout, which ends unscored");
+            Ended::Finished(finished) => self.completed(&finished),
+            Ended::Crashed(crashed) => {
                 self.known.ends(Over::word("failure"));
-                let crashed = Failure::host(Stage::Workflow, "rollout task crashed");
                 encoded(&Completed::failed(&self.id, &crashed.reason, Metrics::default()))
             }
         };
         // A result that its caller does not take is not followed by another that says
         // something else.
-        let posted =
-            self.osmosis.0.init.completions.post(&self.completed_url, self.api_key.as_ref(), body).await;
-        match posted {
+        let completions = &self.osmosis.0.init.completions;
+        match completions.post(&self.completed_url, self.api_key.as_ref(), body).await {
             Ok(_) => self.due.kept(),
             Err(undelivered) => tracing::warn!(%undelivered, "completion not delivered"),
         }
     }
+}
 
-    async fn steps(&self, mut rollout: Box<Rollout>) -> Option<Box<Finished>> {
-        if rollout.run_workflow().await.is_ok() && self.grade {
-            // The error is in the outcome.
-            let _ = rollout.grade().await;
-        }
-        let finished = rollout.finish().await;
-        let cancelled = matches!(
-            &finished.outcome,
-            Outcome::Unscored(failure) if failure.kind == FailureKind::Cancelled
-        );
-        (!cancelled).then(|| Box::new(finished))
+impl Call {
+    fn answer(&self) -> MutexGuard<'_, Option<Answer>> {
+        self.answer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The completion, with what anybody may know of it.

@@ -9,18 +9,22 @@ use tokio::sync::Semaphore;
 
 use super::super::error::ApiError;
 use super::super::fields::{Fields, Problem, members};
-use super::super::request::{MESSAGES_MAX, is_json};
+use super::super::request::{ForRollout, MESSAGES_MAX, is_json};
 use super::super::sample;
 use crate::config::OsmosisInit;
 use crate::digest::sha256_hex;
 use crate::id::RolloutId;
-use crate::outbound::{InvalidEndpoint, Manner, ModelEndpoint, Secret};
-use crate::rollout::{AgentForm, LoopOptions, RolloutRequest};
+use crate::outbound::{InvalidEndpoint, Manner, Secret};
+use crate::rollout::{AgentForm, LoopOptions, ModelAddress, Resources, RolloutRequest};
 use crate::wire::closed::{ClosedBody, Param, ToolsRule};
 use crate::wire::metadata::RowMetadata;
 
 /// The model's name where the caller's sampling parameters have none.
 const MODEL: &str = "default";
+
+/// The request profile of models at callers of this generation: [`manner`] makes it of the
+/// rollout's id and the settings.
+const PROFILE: &str = "osmosis-init";
 
 /// The most characters of an id.
 const ID_CHARS_MAX: usize = 256;
@@ -36,6 +40,8 @@ const PARAMS_MAX: usize = 256;
 pub(super) struct Init {
     /// For the core.
     pub rollout: RolloutRequest,
+    /// What it needs besides.
+    pub resources: Resources,
     /// The rollout's id as the caller wrote it.
     pub id: String,
     /// What makes a request the same as an earlier one.
@@ -46,6 +52,19 @@ pub(super) struct Init {
     pub api_key: Option<Secret>,
     /// Whether there is a truth for a grader to compare with.
     pub gradable: bool,
+}
+
+impl ForRollout for Init {
+    fn memory_bytes(&self) -> usize {
+        let Self { rollout, resources, id, key, completed_url, api_key, gradable: _ } = self;
+        let texts = id.len() + key.len() + completed_url.len();
+        let api_key = api_key.as_ref().map_or(0, |key| key.expose().len());
+        rollout.memory_bytes() + resources.secrets.memory_bytes() + texts + api_key
+    }
+
+    fn resources(&mut self) -> &mut Resources {
+        &mut self.resources
+    }
 }
 
 /// Reads a request. Everything that is wrong with it is in the error.
@@ -78,10 +97,11 @@ fn fields_of(fields: &mut Fields<'_>, settings: &OsmosisInit, form: AgentForm) -
 
     let (id, server_url, completion_params) = (id?, server_url?, completion_params?);
     let manner = manner(&id, settings, form)?;
-    let model =
-        ModelEndpoint::new(&format!("{server_url}/v1"), model_name(&completion_params), api_key.clone());
-    let model = match model {
-        Ok(endpoint) => endpoint.asked(manner),
+    let base_url = format!("{server_url}/v1");
+    let (model, secrets) = ModelAddress::split(&base_url, model_name(&completion_params), api_key.clone());
+    let model = model.with_profile(PROFILE);
+    let endpoint = match secrets.endpoint(&model) {
+        Ok(endpoint) => Arc::new(endpoint.asked(manner)),
         Err(why) => {
             let field = if why == InvalidEndpoint::Key { "api_key" } else { "server_url" };
             fields.wrong(field, &why.to_string());
@@ -97,6 +117,7 @@ fn fields_of(fields: &mut Fields<'_>, settings: &OsmosisInit, form: AgentForm) -
         api_key,
         gradable: label.is_some(),
         id,
+        resources: Resources { model: endpoint, secrets, charge: None },
         rollout: RolloutRequest {
             id: rollout_id,
             caller_id,
@@ -109,13 +130,12 @@ fn fields_of(fields: &mut Fields<'_>, settings: &OsmosisInit, form: AgentForm) -
                 max_tokens_total: max_tokens_total.map_or(defaults.max_tokens_total, clamped),
                 completion_params: Some(completion_params),
             },
-            model: Arc::new(model),
+            model,
             samples_max: 1,
             samples_must_ask: false,
             workflow_secs: None,
             grader_secs: None,
-            charge: None,
-            trajectory_extra: Some(Arc::new(sample::Extra { fields: None, samples_have_names: false })),
+            trajectory_extra: Some(sample::extra(None, false)),
         },
     })
 }

@@ -3,16 +3,15 @@
 mod registry;
 mod run_clock;
 
-use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
-use futures_util::FutureExt;
 use serde::Serialize;
 use serde_json::{Value, json};
-use tracing::Instrument;
 
 use super::error::ApiError;
 use super::fields::Problem;
@@ -23,7 +22,9 @@ use super::statuses::{Known, Over, word};
 use super::{Osmosis, id_in_path};
 use crate::connection::WhenWritten;
 use crate::id::RolloutId;
-use crate::rollout::{Failure, FailureKind, Finished, Outcome, Rollout, Stage};
+use crate::rollout::{
+    AfterWorkflow, Ended, Failure, FailureKind, Finished, Next, Outcome, Phase, Stage, Steps, drive,
+};
 use crate::telemetry::{Refusal, TraceParent};
 use registry::{Entry, Status};
 
@@ -75,12 +76,12 @@ pub(super) fn start(
     parent: Option<TraceParent>,
 ) -> Result<Admission, ApiError> {
     let inner = &osmosis.0;
-    let Polled { asked: Asked { rollout, gradable, label }, grade } = request;
+    let Polled { asked: Asked { rollout, resources, gradable, label }, grade } = request;
     let id = rollout.id.clone();
     // A result that is kept keeps its id, so that no caller reads another's.
     let place =
         inner.polled.reserve(&id).inspect_err(|_| inner.host.metrics().refused(Refusal::Duplicate))?;
-    let rollout = inner.host.admit(rollout)?;
+    let rollout = inner.host.admit(rollout, resources)?;
     rollout.traced_below(parent);
     let due = inner.reports.promise(id.as_str());
     let entry = place.fill(rollout.handle());
@@ -92,105 +93,106 @@ pub(super) fn start(
         result_wait_timeout_sec: times.result_wait.as_secs_f64(),
         polling_lease_timeout_sec: times.lease.as_secs_f64(),
     };
-    let known = inner.statuses.begins(id.clone(), rollout.handle());
-    let plan = Plan { grade, gradable: gradable && inner.host.grader().is_some(), label, known };
-    let osmosis = osmosis.clone();
-    let span = rollout.span();
-    let task = async move {
-        let body = drive(&entry, rollout, &plan, &due).await;
-        osmosis.0.polled.end(&entry, body, due, osmosis.0.host.budget());
-    };
-    inner.tasks.spawn(task.instrument(span));
+    let polling = Box::new(Polling {
+        known: inner.statuses.begins(id, rollout.handle()),
+        osmosis: osmosis.clone(),
+        entry,
+        due,
+        grade,
+        gradable: gradable && inner.host.grader().is_some(),
+        label,
+        is_expired: AtomicBool::new(false),
+    });
+    inner.tasks.spawn(drive(rollout, polling));
     Ok(admission)
 }
 
-/// What is to be done after the workflow.
-struct Plan {
+/// A rollout that is polled for.
+struct Polling {
+    osmosis: Osmosis,
+    entry: Arc<Entry>,
+    known: Known,
+    due: Due,
     grade: bool,
     gradable: bool,
     label: Option<String>,
-    known: Known,
+    is_expired: AtomicBool,
 }
 
-/// Runs a rollout to its result. The lease is watched meanwhile.
-async fn drive(entry: &Entry, mut rollout: Box<Rollout>, plan: &Plan, due: &Due) -> Bytes {
-    let handle = rollout.handle();
-    let mut phases = handle.phases();
-    let run = async {
-        let ran = rollout.run_workflow().await;
-        if ran.is_ok() && plan.grade && plan.gradable {
-            // The error is in the outcome.
-            let _ = rollout.grade().await;
-        }
-        rollout.finish().await
-    };
-    let run = AssertUnwindSafe(run).catch_unwind();
-    let mut run = std::pin::pin!(run);
-    let mut lease_over = std::pin::pin!(entry.lease_over());
-    let mut expired = false;
-    let finished = loop {
-        tokio::select! {
-            finished = &mut run => break finished,
-            Ok(()) = phases.changed() => entry.set(Status::Under(*phases.borrow_and_update())),
-            () = &mut lease_over, if !expired => {
-                expired = true;
-                handle.cancel();
-            }
-        }
-    };
-    if expired {
-        // Nobody polls for it.
-        due.kept();
-        let id = entry.id();
-        let lease = "polling lease expired";
-        return ResultBody {
-            err_message: Some(lease),
-            err_category: Some("lease_expired"),
-            ..ResultBody::bare(id, "failure")
-        }
-        .ended(&plan.known);
+impl Steps for Polling {
+    type End = ();
+
+    fn after_workflow<'a>(&'a self, _ran: Result<(), &'a Failure>) -> AfterWorkflow<'a> {
+        AfterWorkflow::Go(Next::graded(self.grade && self.gradable))
     }
-    match finished {
-        Ok(finished) => {
-            if matches!(&finished.outcome, Outcome::Unscored(failure) if failure.kind == FailureKind::Cancelled)
-            {
-                due.cancelled();
-            }
-            body(&finished, plan)
-        }
-        Err(_) => {
-            tracing::error!("the host panicked in a rollout, which ends unscored");
-            let crashed = Failure::host(Stage::Workflow, "rollout task crashed");
-            failure(entry.id(), &crashed, None).ended(&plan.known)
-        }
+
+    fn entered(&self, phase: Phase) {
+        self.entry.set(Status::Under(phase));
+    }
+
+    async fn abandoned(&self) {
+        self.entry.lease_over().await;
+        self.is_expired.store(true, Ordering::Relaxed);
+    }
+
+    async fn finished(self: Box<Self>, ended: Ended) {
+        let body = self.body(ended);
+        let Self { osmosis, entry, due, .. } = *self;
+        osmosis.0.polled.end(&entry, body, due, osmosis.0.host.budget());
     }
 }
 
-fn body(finished: &Finished, plan: &Plan) -> Bytes {
-    let id = &finished.id;
-    let label = plan.label.as_deref();
-    let failed = match &finished.outcome {
-        Outcome::Scored { .. } => None,
-        Outcome::Unscored(failure) => Some(failure),
-    };
-    let sample = |graded| WireSample::only(finished, label, graded);
-    match failed {
-        None => ResultBody { sample: sample(true), ..ResultBody::bare(id, "success") },
-        Some(reason) => match reason.kind {
-            FailureKind::Withdrawn => ResultBody { sample: sample(true), ..ResultBody::bare(id, "success") },
-            FailureKind::NotGraded if !plan.grade => {
-                ResultBody { sample: sample(false), ..ResultBody::bare(id, "success") }
+impl Polling {
+    /// The result, with the word that anybody may know.
+    fn body(&self, ended: Ended) -> Bytes {
+        let id = self.entry.id();
+        if self.is_expired.load(Ordering::Relaxed) {
+            // Nobody polls for it.
+            self.due.kept();
+            return ResultBody {
+                err_message: Some("polling lease expired"),
+                err_category: Some("lease_expired"),
+                ..ResultBody::bare(id, "failure")
             }
-            // A reward was wanted and there is nothing to make one with.
-            FailureKind::NotGraded => ResultBody::bare(id, "failure"),
-            FailureKind::Cancelled => {
-                ResultBody { err_message: Some("cancelled"), ..ResultBody::bare(id, "cancelled") }
+            .ended(&self.known);
+        }
+        match ended {
+            Ended::Finished(finished) => self.body_of(&finished),
+            Ended::Cancelled(finished) => {
+                self.due.cancelled();
+                self.body_of(&finished)
             }
-            _ if reason.stage == Stage::Grader => failure(id, reason, sample(false)),
-            _ => failure(id, reason, None),
-        },
+            Ended::Crashed(crashed) => failure(id, &crashed, None).ended(&self.known),
+        }
     }
-    .ended(&plan.known)
+
+    fn body_of(&self, finished: &Finished) -> Bytes {
+        let id = &finished.id;
+        let failed = match &finished.outcome {
+            Outcome::Scored { .. } => None,
+            Outcome::Unscored(failure) => Some(failure),
+        };
+        let sample = |graded| WireSample::only(finished, self.label.as_deref(), graded);
+        match failed {
+            None => ResultBody { sample: sample(true), ..ResultBody::bare(id, "success") },
+            Some(reason) => match reason.kind {
+                FailureKind::Withdrawn => {
+                    ResultBody { sample: sample(true), ..ResultBody::bare(id, "success") }
+                }
+                FailureKind::NotGraded if !self.grade => {
+                    ResultBody { sample: sample(false), ..ResultBody::bare(id, "success") }
+                }
+                // A reward was wanted and there is nothing to make one with.
+                FailureKind::NotGraded => ResultBody::bare(id, "failure"),
+                FailureKind::Cancelled => {
+                    ResultBody { err_message: Some("cancelled"), ..ResultBody::bare(id, "cancelled") }
+                }
+                _ if reason.stage == Stage::Grader => failure(id, reason, sample(false)),
+                _ => failure(id, reason, None),
+            },
+        }
+        .ended(&self.known)
+    }
 }
 
 fn failure<'a>(id: &'a RolloutId, failure: &'a Failure, sample: Option<WireSample<'a>>) -> ResultBody<'a> {

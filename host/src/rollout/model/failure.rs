@@ -1,49 +1,19 @@
-//! How a rollout ends.
+//! Why a rollout has no reward.
 
-use std::collections::BTreeMap;
 use std::fmt;
-use std::path::Path;
-use std::time::Duration;
 
-use super::limits::LimitUse;
-use super::trajectory::TrajectoryFile;
+use serde::{Deserialize, Serialize};
+
+use super::phase::Stage;
 use crate::error::Fault;
-use crate::id::RolloutId;
-use crate::imports::{SampleRecord, Spent};
 use crate::instance::RunError;
-use crate::moments::Moments;
 use crate::text;
-
-use super::run::LoopReport;
 
 /// How much of a reason is kept, in bytes. A guest may write as much as it has memory.
 const REASON_BYTES_MAX: usize = 16 << 10;
 
-/// Where a rollout stood when it failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Stage {
-    /// Waiting for a slot.
-    Queue,
-    /// In the agent loop.
-    Workflow,
-    /// In the reward function, or between the two.
-    Grader,
-}
-
-impl Stage {
-    /// The word that reports carry.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Queue => "queue",
-            Self::Workflow => "workflow",
-            Self::Grader => "grader",
-        }
-    }
-}
-
 /// What sort of failure it was. One for each different reaction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum FailureKind {
@@ -109,7 +79,7 @@ impl FailureKind {
 }
 
 /// Why a rollout has no reward.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     /// Where it stood.
     pub stage: Stage,
@@ -128,13 +98,18 @@ impl fmt::Display for Failure {
 }
 
 impl Failure {
-    pub(super) fn new(stage: Stage, kind: FailureKind, fault: Fault, reason: impl Into<String>) -> Self {
+    pub(in crate::rollout) fn new(
+        stage: Stage,
+        kind: FailureKind,
+        fault: Fault,
+        reason: impl Into<String>,
+    ) -> Self {
         let reason: String = reason.into();
         let reason = text::printable(&text::both_ends(&reason, REASON_BYTES_MAX));
         Self { stage, kind, fault, reason }
     }
 
-    pub(super) fn cancelled(stage: Stage) -> Self {
+    pub(in crate::rollout) fn cancelled(stage: Stage) -> Self {
         Self::new(stage, FailureKind::Cancelled, Fault::Caller, "rollout cancelled")
     }
 
@@ -145,7 +120,7 @@ impl Failure {
 
     /// A run's error. Deadlines are told apart before, because only the rollout knows
     /// whose deadline it was.
-    pub(super) fn of_run(stage: Stage, error: &RunError) -> Self {
+    pub(in crate::rollout) fn of_run(stage: Stage, error: &RunError) -> Self {
         let kind = match error {
             RunError::Deadline | RunError::TimedOut(_) => FailureKind::Timeout,
             RunError::Failed(_) => FailureKind::Error,
@@ -164,78 +139,5 @@ impl Failure {
             _ => format!("{} {error}", stage.as_str()),
         };
         Self::new(stage, kind, error.fault(), reason)
-    }
-}
-
-/// The one outcome of an accepted rollout.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Outcome {
-    /// It has a reward.
-    Scored {
-        /// Finite: the mean over the samples that count, or the one sample's own.
-        reward: f64,
-    },
-    /// It has none, and none is made up.
-    Unscored(Failure),
-}
-
-/// A sample with what the grader said of it.
-#[derive(Clone, Debug)]
-pub struct FinishedSample {
-    /// What the workflow registered, with the grader's metrics and removal.
-    pub record: SampleRecord,
-    /// The reward; a withdrawn sample may have one, for the trajectory only.
-    pub reward: Option<f64>,
-    /// Whether the model was asked for it at least once.
-    pub asked: bool,
-}
-
-impl FinishedSample {
-    /// The reward that leaves the host: none for a withdrawn sample.
-    pub fn public_reward(&self) -> Option<f64> {
-        self.reward.filter(|_| !self.record.withdrawn)
-    }
-}
-
-/// A rollout that is over.
-#[derive(Clone, Debug)]
-pub struct Finished {
-    /// Its name.
-    pub id: RolloutId,
-    /// How it ended.
-    pub outcome: Outcome,
-    /// What the workflow registered, graded as far as the grader came.
-    pub samples: Vec<FinishedSample>,
-    /// Whether the workflow returned its messages itself.
-    pub returned_messages: bool,
-    /// What an agent loop says of its run, if it came to an end.
-    pub loop_report: Option<LoopReport>,
-    /// What it used.
-    pub spent: Spent,
-    /// Every limit it ran under, with what it used of it and whether it fired.
-    pub limits: Vec<LimitUse>,
-    /// From admission to here.
-    pub duration: Duration,
-    /// Of that, in the queue.
-    pub queued: Duration,
-    /// The trajectories that were written: one, or one a sample where there are several.
-    pub trajectories: Vec<TrajectoryFile>,
-}
-
-impl Finished {
-    /// Where its first trajectory was written, if it was.
-    pub fn trajectory(&self) -> Option<&Path> {
-        self.trajectories.first().map(TrajectoryFile::path)
-    }
-
-    /// The metrics of all samples that count; of several samples, the mean.
-    pub fn metrics(&self) -> BTreeMap<String, f64> {
-        let mut metrics: BTreeMap<String, Moments> = BTreeMap::new();
-        for sample in self.samples.iter().filter(|sample| !sample.record.withdrawn) {
-            for (name, value) in &sample.record.metrics {
-                metrics.entry(name.clone()).or_default().add(*value);
-            }
-        }
-        metrics.into_iter().filter_map(|(name, values)| Some((name, values.mean()?))).collect()
     }
 }

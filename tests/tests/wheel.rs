@@ -1,0 +1,192 @@
+//! The wheel: installed without a compiler and without an index, it does what the first page says.
+
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::time::Duration;
+
+use rollout_tests::{Controller, TestHost, project_root, python_program, target_dir};
+use tokio::process::Command;
+
+/// How long one command may take. One of them builds a component.
+const COMMAND: Duration = Duration::from_secs(300);
+
+async fn run(command: &mut Command) -> Output {
+    let running = command.kill_on_drop(true).output();
+    let ran = tokio::time::timeout(COMMAND, running).await.expect("the command ends").expect("it can be run");
+    let (stdout, stderr) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert!(ran.status.success(), "{command:?}:\n{stdout}\n{stderr}");
+    ran
+}
+
+/// What was downloaded of other projects' wheels.
+fn downloaded() -> PathBuf {
+    let venvs = std::env::var_os("ROLLOUT_VENVS").map_or_else(|| target_dir().join("venvs"), PathBuf::from);
+    let dir = venvs.join("wheels");
+    assert!(dir.is_dir(), "there is no {dir:?}; run: tests/clients/setup {}", venvs.display());
+    dir
+}
+
+/// The pythons that the wheel is for and that this machine has, the one of the tests first.
+async fn pythons() -> Vec<PathBuf> {
+    let mut found = vec![python_program("python")];
+    for minor in 10..=14 {
+        let name = format!("python3.{minor}");
+        let of_pyenv = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".pyenv/versions"));
+        let versions = of_pyenv.and_then(|dir| std::fs::read_dir(dir).ok()).into_iter().flatten().flatten();
+        let pyenv = versions.map(|version| version.path().join("bin").join(&name));
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let on_path: Vec<PathBuf> = std::env::split_paths(&path).map(|dir| dir.join(&name)).collect();
+        for python in on_path.into_iter().chain(pyenv).filter(|python| python.is_file()) {
+            let check = format!("import sys, venv; sys.exit(sys.version_info[:2] != (3, {minor}))");
+            if Command::new(&python).args(["-c", &check]).output().await.is_ok_and(|ran| ran.status.success())
+            {
+                found.push(python);
+                break;
+            }
+        }
+    }
+    found
+}
+
+/// Makes the wheel of what the tests built already: cargo has nothing to compile.
+async fn make_wheel(dir: &Path) -> PathBuf {
+    let mut maturin = Command::new(python_program("maturin"));
+    let made = maturin.kill_on_drop(true).args(["build", "--profile", "dev", "--out"]).arg(dir).current_dir(project_root());
+    // Cargo says to tests of which package they are. Told the same, build scripts begin anew.
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy();
+        if name.starts_with("CARGO") && name != "CARGO_HOME" && !name.starts_with("CARGO_PROFILE_") {
+            made.env_remove(&*name);
+        }
+    }
+    // maturin takes the program away from where cargo puts it, so that is a place of its own.
+    let place = tempfile::tempdir().unwrap();
+    made.env("CARGO_BUILD_BUILD_DIR", target_dir()).env("CARGO_TARGET_DIR", place.path());
+    let ran = run(made).await;
+    let said = String::from_utf8_lossy(&ran.stderr);
+    // Otherwise making a wheel takes as long as compiling the engine.
+    assert!(!said.contains("Compiling wasmtime"), "{said}");
+    let mut wheels = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    wheels.next().expect("there is a wheel")
+}
+
+/// A new environment with nothing but the wheel and what it depends on.
+async fn install(python: &Path, wheel: &Path, dir: &Path) -> PathBuf {
+    run(Command::new(python).args(["-m", "venv"]).arg(dir)).await;
+    let mut pip = Command::new(dir.join("bin/python"));
+    pip.args([
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-index",
+        "--find-links",
+    ]);
+    run(pip.arg(downloaded()).arg(wheel)).await;
+    dir.join("bin")
+}
+
+/// A command that finds the environment's own programs and no others.
+fn alone(program: &Path, bin: &Path, home: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.env_clear().env("PATH", bin).env("HOME", home);
+    command
+}
+
+/// The commands of the first page for a first workflow, in Python and with no model but the stand-in.
+fn first_page() -> Vec<Vec<String>> {
+    let text = std::fs::read_to_string(project_root().join("README.md")).unwrap();
+    let section = text.split_once("\n## A first workflow\n").expect("there is one").1;
+    let block = section.split("```sh\n").nth(1).and_then(|rest| rest.split("\n```").next()).expect("a block");
+    let lines = block.lines().map(|line| line.split('#').next().unwrap_or(line).trim());
+    let commands: Vec<Vec<String>> = lines
+        .filter(|line| !line.contains("--base-url") && !line.contains(" serve "))
+        .map(|line| line.trim_end_matches(" && cd my-agent").replace(" --interactive", ""))
+        .map(|line| line.replace("new my-agent", "new my-agent --lang python"))
+        .map(|line| line.split_whitespace().map(str::to_owned).collect())
+        .collect();
+    let verbs: Vec<&str> = commands.iter().map(|command| command[1].as_str()).collect();
+    assert_eq!(verbs, ["new", "build", "validate", "test", "eval"]);
+    commands
+}
+
+#[tokio::test]
+async fn the_first_page_works_in_an_environment_with_the_wheel_and_no_compiler() {
+    let dir = tempfile::tempdir().unwrap();
+    let wheel = make_wheel(&dir.path().join("wheels")).await;
+    let name = wheel.file_name().unwrap().to_string_lossy().into_owned();
+    assert!(name.contains("-py3-none-manylinux_"), "{name}");
+    let bin = install(&python_program("python"), &wheel, &dir.path().join("environment")).await;
+    let program = bin.join("rollout-host");
+    let home = dir.path().join("home");
+    std::fs::create_dir(&home).unwrap();
+
+    let mut project = dir.path().to_owned();
+    for command in first_page() {
+        let ran = run(alone(&program, &bin, &home).args(&command[1..]).current_dir(&project)).await;
+        let said = String::from_utf8_lossy(&ran.stdout);
+        match command[1].as_str() {
+            "new" => project.push("my-agent"),
+            "build" => assert!(said.contains("my_agent.wasm: workflow and grader"), "{said}"),
+            "test" => assert!(said.contains("reward 1"), "{said}"),
+            _ => {}
+        }
+    }
+
+    let controller = Controller::start().await;
+    let serve = TestHost::of_component(project.join("my_agent.wasm")).program(program.clone());
+    let result = serve.start().await.run(&controller.rollout("What is 2 + 3?").label("5")).await;
+    assert_eq!(result["status"], "success", "{result:#}");
+    assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
+}
+
+/// What an author's test does.
+const AUTHORS_TEST: &str = "
+import asyncio, pathlib, sys
+import rollout_sdk
+from rollout_sdk import *
+from rollout_sdk.testing import calls, grade, run_workflow
+
+@tool
+def add(a: int, b: int) -> int:
+    'Adds.'
+    return a + b
+
+class Adds(AgentWorkflow):
+    async def run(self, ctx):
+        await ctx.agent(tools=[add]).run()
+
+class SameNumber(Grader):
+    async def grade(self, ctx):
+        return same_number(ctx.sample.answer_after('####') or '', ctx.require_label())
+
+ran = run_workflow(Adds, 'What is 2 + 2?', replies=[calls('add', a=2, b=2), 'It is #### 4'])
+assert ran.sample.messages[2]['content'] == '4', ran.sample.messages
+assert grade(SameNumber, ran, label='4').reward == 1.0
+assert pathlib.Path(rollout_sdk.__file__).with_name('py.typed').is_file()
+assert sys.prefix in rollout_sdk.__file__
+print(rollout_sdk.__name__)
+";
+
+#[tokio::test]
+async fn one_wheel_is_for_every_python_that_there_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let wheel = make_wheel(&dir.path().join("wheels")).await;
+    for (at, python) in pythons().await.into_iter().enumerate() {
+        let place = dir.path().join(at.to_string());
+        let bin = install(&python, &wheel, &place).await;
+
+        let ran = run(alone(&bin.join("python"), &bin, dir.path()).args(["-c", AUTHORS_TEST])).await;
+        assert_eq!(String::from_utf8_lossy(&ran.stdout).trim(), "rollout_sdk", "{}", python.display());
+
+        // What is wrong with a project is found before the tool that makes components is begun.
+        let mut build = alone(&bin.join("rollout-host"), &bin, dir.path());
+        std::fs::write(place.join("pyproject.toml"), "[tool.rollout-host]\nentri = \"x\"\n").unwrap();
+        let ran = build.arg("build").arg(&place).output().await.unwrap();
+        let said = String::from_utf8_lossy(&ran.stderr);
+        assert_eq!(ran.status.code(), Some(1), "{}: {said}", python.display());
+        assert!(said.contains("[tool.rollout-host] has no `entri`"), "{}: {said}", python.display());
+        std::fs::remove_dir_all(&place).unwrap();
+    }
+}
