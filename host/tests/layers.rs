@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// From the top down. Modules on one line may not name each other.
-const LAYERS: [&[&str]; 14] = [
+const LAYERS: [&[&str]; 15] = [
     &["bin"],
     &["cli", "fuzzing"],
+    &["server"],
     &["dialect", "eval", "bench"],
     &["config"],
     &["rollout"],
@@ -17,7 +18,7 @@ const LAYERS: [&[&str]; 14] = [
     &["imports"],
     &["outbound"],
     &["limits", "mock_model", "telemetry"],
-    &["budget", "capacity", "connection", "harden", "http1", "wire", "error", "id"],
+    &["budget", "capacity", "connection", "harden", "http1", "random", "wire", "error", "id"],
     &["digest", "moments", "text"],
 ];
 

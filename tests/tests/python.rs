@@ -34,8 +34,12 @@ fn write(dir: &Path, name: &str, text: &str) {
 }
 
 async fn build(dir: &Path) -> Ran {
+    build_with(dir, "made.wasm", &[]).await
+}
+
+async fn build_with(dir: &Path, made: &str, options: &[&str]) -> Ran {
     let mut command = rollout_host(["build"]);
-    command.arg(dir).arg("-o").arg(dir.join("made.wasm"));
+    command.arg(dir).arg("-o").arg(dir.join(made)).args(options);
     command.arg("--componentize-py").arg(python_program("componentize-py"));
     command.start().ended_within(COMMAND).await
 }
@@ -174,6 +178,64 @@ async fn every_example_in_python_is_built_and_earns_its_rewards() {
             serde_json::from_slice(&std::fs::read(dir.path().join("out/summary.json")).unwrap()).unwrap();
         assert_eq!(summary["scored"], summary["rollouts"], "{example}: {summary:#}");
         assert_eq!(summary["reward"]["mean"], mean, "{example}: {summary:#}");
+    }
+}
+
+/// What the interpreter, its libraries and the host's functions do together, when they are
+/// one module and when they are many.
+#[tokio::test]
+async fn a_component_of_one_module_does_what_it_does_in_many() {
+    let dir = project(
+        r#"
+import os
+from rollout_sdk import *
+
+class Config(AgentWorkflowConfig):
+    what: str = "answers"
+
+class Made(AgentWorkflow[Config]):
+    async def run(self, ctx):
+        @tool
+        def twice(number: int) -> int:
+            """Twice a number."""
+            return 2 * number
+
+        match ctx.config.what:
+            case "answers":
+                await ctx.agent("Calculate.", tools=[twice]).run()
+            case "raises":
+                raise ValueError("as it was written")
+            case "traps":
+                os.abort()
+
+class Rated(Grader):
+    async def grade(self, ctx):
+        return 0.5
+"#,
+        "",
+    );
+    let fused = build_with(dir.path(), "fused.wasm", &[]).await;
+    let apart = build_with(dir.path(), "apart.wasm", &["--no-fuse"]).await;
+
+    assert_eq!((fused.code, apart.code), (Some(0), Some(0)), "{}\n{}", fused.stderr, apart.stderr);
+    assert!(fused.stderr.contains("core modules into one"), "{}", fused.stderr);
+    assert!(!apart.stderr.contains("fuse"), "{}", apart.stderr);
+    for (what, said) in
+        [("answers", "12 passed"), ("raises", "ValueError: as it was written"), ("traps", "unreachable")]
+    {
+        let validate = async |made: &str| {
+            let mut command = rollout_host(["validate"]);
+            command.arg(dir.path().join(made)).args(["--set", &format!("what={what}")]);
+            let ran = command.start().ended_within(COMMAND).await;
+            // The file and its size are on lines of their own.
+            let lines = ran.stdout.lines().filter(|line| !line.contains(".wasm") && !line.contains(" KiB"));
+            (ran.code, lines.map(str::to_owned).collect::<Vec<_>>(), ran.stderr)
+        };
+
+        let (code, lines, stderr) = validate("fused.wasm").await;
+
+        assert!(lines.join("\n").contains(said), "{what}: {lines:#?}");
+        assert_eq!((code, lines, stderr), validate("apart.wasm").await, "{what}");
     }
 }
 

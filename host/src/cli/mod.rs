@@ -5,7 +5,6 @@ mod build;
 mod compile_component;
 mod completions;
 mod config;
-mod connections;
 mod data;
 mod eval;
 mod hardening;

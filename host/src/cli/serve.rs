@@ -3,6 +3,7 @@
 use crate::cli::print::outln;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -15,12 +16,13 @@ use tokio_util::sync::CancellationToken;
 use super::hardening::HardeningOptions;
 use super::plugin_file::CacheOptions;
 use super::setup::JudgeOptions;
-use super::{Exit, OUTPUT, PluginFault, SETTINGS, connections, hooks, setup};
+use super::{Exit, OUTPUT, PluginFault, SETTINGS, hooks, setup};
 use crate::capacity::Slots;
 use crate::config::{Assignment, Config, Dialect, EvaluatorEnvironment, OsmosisEnvironment, RawLimits};
-use crate::dialect::osmosis::{Access, Osmosis, Settings, a};
+use crate::dialect::osmosis::{self, Osmosis, a};
 use crate::outbound::{CallbackClient, Secret};
-use crate::rollout::{AgentForm, Host};
+use crate::rollout::AgentForm;
+use crate::server::{self, Access, Server, Stopping};
 use crate::telemetry::Traces;
 
 /// Topics of the options.
@@ -165,7 +167,7 @@ impl Serve {
         if server_key.is_none() && !config.listen.ip().is_loopback() {
             tracing::warn!(listen = %config.listen, "whoever reaches this address can run rollouts; --server-key-env asks for a key");
         }
-        let socket = connections::bind(config.listen).with_context(|| taken(&config))?;
+        let socket = server::bind(config.listen).with_context(|| taken(&config))?;
         let plugins = [Some(&self.plugin), self.grader.as_ref()];
         self.hardening.apply(&config, plugins, &artifact_root, &self.cache)?;
         start_threads();
@@ -198,7 +200,7 @@ impl Serve {
             loaded.host.metrics().clone(),
         );
         loaded.say_who_judges();
-        let osmosis = Osmosis::new(Settings {
+        let osmosis = Osmosis::new(osmosis::Settings {
             host: loaded.host.clone(),
             callbacks: CallbackClient::new(
                 loaded.transport.clone(),
@@ -212,6 +214,11 @@ impl Serve {
                 completions: completed,
             },
             times: config.osmosis,
+            is_keyed: server_key.is_some(),
+        });
+        let server = Server::new(server::Settings {
+            host: loaded.host.clone(),
+            dialects: vec![Arc::new(osmosis)],
             access: Access {
                 server_key,
                 allowed_hosts: config.allowed_hosts.clone(),
@@ -240,12 +247,15 @@ impl Serve {
         tracing::info!(limits = %limits(&config), "every rollout has these limits");
         let traces = setup::traces(&runtime, self.otlp.as_deref(), &loaded)?;
         let callers_max = callers_max(&loaded.slots);
-        let exit = runtime.block_on(serve(&config, &loaded.host, &osmosis, callers_max, socket, traces));
+        let exit = runtime.block_on(serve(&config, &server, callers_max, socket, traces));
         // What is left, such as a slow write, is not waited for.
         runtime.shutdown_background();
         exit
     }
 }
+
+/// What the last traces have, however little time is left.
+const TRACES_MIN: Duration = Duration::from_secs(1);
 
 /// Connections of callers at once: one for each rollout, and as many besides as there are
 /// descriptors for. Past this number they cost memory for nothing.
@@ -284,8 +294,7 @@ fn taken(config: &Config) -> String {
 
 async fn serve(
     config: &Config,
-    host: &Host,
-    osmosis: &Osmosis,
+    server: &Server,
     callers_max: usize,
     socket: TcpSocket,
     traces: Option<Traces>,
@@ -297,36 +306,34 @@ async fn serve(
             () = stop.next() => bail!("stopped while the command on-start ran"),
         }
     }
-    let listener = connections::listen(socket).with_context(|| taken(config))?;
+    let listener = server::listen(socket).with_context(|| taken(config))?;
     let address = listener.local_addr().context("cannot tell the address that is listened on")?;
     let drained = CancellationToken::new();
-    let server = tokio::spawn(connections::serve(listener, osmosis.router(), callers_max, drained.clone()));
+    let serving = tokio::spawn(server::serve(listener, server.router(), callers_max, drained.clone()));
     outln!("listening on http://{address}");
 
     stop.next().await;
     let stopping = Stopping::within(config.drain);
     tracing::info!(
         drain_secs = config.drain.as_secs_f64(),
-        running = host.load().running,
-        queued = host.load().queued,
+        running = server.load().running,
+        queued = server.load().queued,
         "draining"
     );
     let exit = tokio::select! {
-        exit = drain(&stopping, host, osmosis) => exit,
+        is_done = server.drain(&stopping) => if is_done { Exit::Done } else { Exit::NotDone },
         () = stop.next() => {
-            let load = host.load();
+            let load = server.load();
             tracing::warn!(running = load.running, queued = load.queued, "stopped by a second signal");
-            name_unreported(osmosis);
+            server.name_unreported();
             return Ok(Exit::NotDone);
         }
     };
     drained.cancel();
     // Connections that are idle close at once; one that hangs is not waited for.
-    let closed = tokio::time::timeout_at(stopping.ends_at, server);
-    let traces_time = stopping
-        .ends_at
-        .saturating_duration_since(Instant::now())
-        .clamp(Stopping::TRACES_MIN, setup::FLUSH_TIME_MAX);
+    let closed = tokio::time::timeout_at(stopping.ends_at, serving);
+    let traces_time =
+        stopping.ends_at.saturating_duration_since(Instant::now()).clamp(TRACES_MIN, setup::FLUSH_TIME_MAX);
     let (closed, ()) = tokio::join!(closed, setup::flush_within(traces_time, traces));
     match closed {
         Ok(joined) => joined.context("the server panicked")?,
@@ -339,71 +346,4 @@ async fn serve(
         }
     }
     Ok(exit)
-}
-
-/// When stopping is at what. All of it together takes what the operator gave it.
-struct Stopping {
-    /// What still runs then is cancelled.
-    cancels_at: Instant,
-    /// What was not reported by then is lost.
-    reports_until: Instant,
-    /// Connections that are open then are left.
-    ends_at: Instant,
-}
-
-impl Stopping {
-    /// What is cancelled is reported in the last quarter, for which no more than this is needed.
-    const REPORTING_MAX: Duration = Duration::from_secs(5);
-
-    /// What the last traces have, however little time is left.
-    const TRACES_MIN: Duration = Duration::from_secs(1);
-
-    fn within(time: Duration) -> Self {
-        let ends_at = Instant::now() + time;
-        let reporting = (time / 4).min(Self::REPORTING_MAX);
-        Self { cancels_at: ends_at - reporting, reports_until: ends_at - reporting / 4, ends_at }
-    }
-}
-
-/// Lets running rollouts end and be reported, then cancels what is left.
-async fn drain(stopping: &Stopping, host: &Host, osmosis: &Osmosis) -> Exit {
-    host.close();
-    osmosis.close();
-    if !osmosis.drain(stopping.cancels_at).await {
-        let load = host.load();
-        tracing::warn!(
-            running = load.running,
-            queued = load.queued,
-            "the drain time is nearly over; cancelling what still runs"
-        );
-        osmosis.cancel_rest();
-        osmosis.drain(stopping.reports_until).await;
-        if load.queued + load.running > 0 {
-            name_unreported(osmosis);
-            return Exit::NotDone;
-        }
-    }
-    match name_unreported(osmosis) {
-        0 => {
-            tracing::info!("drained");
-            Exit::Done
-        }
-        _ => Exit::NotDone,
-    }
-}
-
-/// Says which rollouts' callers have not heard what came of them, because nobody can ask for
-/// that any more. Gives their number.
-fn name_unreported(osmosis: &Osmosis) -> usize {
-    /// Rollouts that are named one by one.
-    const LINES_MAX: usize = 100;
-    let unreported = osmosis.unreported();
-    for rollout_id in unreported.iter().take(LINES_MAX) {
-        tracing::error!(%rollout_id, "the result of this rollout was not reported and is lost");
-    }
-    if unreported.len() > LINES_MAX {
-        let more = unreported.len() - LINES_MAX;
-        tracing::error!(more, "the results of more rollouts were not reported and are lost");
-    }
-    unreported.len()
 }

@@ -18,7 +18,8 @@ use super::plugin_file::{self, CacheOptions};
 use super::print::{self, LogWriter};
 use crate::budget::Budget;
 use crate::capacity::{Bound, GuestCost, Machine, Slots};
-use crate::config::{Config, Dialect, Judge, RawConfig, RawJudge, RawModel};
+use crate::config::{Config, Judge, RawConfig, RawJudge, RawModel};
+use crate::dialect::osmosis;
 use crate::digest::sha256_hex;
 use crate::engine::{Engine, MemoryPlan};
 use crate::error::Fault;
@@ -269,9 +270,10 @@ pub(super) fn watched_host(
     let tools_max = config.tools.instances_max();
     let instances_max = config.max_concurrent.saturating_add(tools_max);
     let plan = MemoryPlan::within(instances_max, machine.guest_mappings_max());
-    let called_back = matches!(config.dialect, Dialect::B | Dialect::C) || config.osmosis_init.alone;
+    let for_callers = osmosis::descriptors_per_rollout(config.dialect, config.osmosis_init.alone);
     let cost = GuestCost {
-        descriptors: if called_back { 1 } else { 2 },
+        // One is the rollout's own, to its model.
+        descriptors: 1 + for_callers,
         mappings: plan.mappings_per_instance(),
         memory_bytes: 0,
     };

@@ -14,28 +14,18 @@ const RETRY_AFTER_SECS: &str = "5";
 /// Why a request was not served.
 #[derive(Debug)]
 pub(super) enum ApiError {
-    /// No or the wrong server key.
-    Unauthorized,
-    /// No or the wrong key, as generation A says it.
-    WrongKey,
     /// It could not be answered: why.
     Internal(String),
     /// Another lease's rollout.
     WrongLease,
     /// No rollout of this id.
     UnknownRollout,
-    /// Its sender may not ask, by the names in its head: why.
-    Forbidden(String),
-    /// Every connection is in use, and this is not for then.
-    Crowded,
     /// Its body has more bytes than this.
     TooLarge(usize),
     /// Its body came too slowly: how.
     Slow(String),
     /// No such address.
     NoRoute,
-    /// No such method at this address.
-    NoMethod,
     /// The body is no text.
     Unreadable,
     /// Fields that are missing or wrong, all of them.
@@ -65,23 +55,16 @@ impl From<AdmitError> for ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let comes_again = matches!(self, Self::Full | Self::Crowded | Self::NoMemory);
+        let comes_again = matches!(self, Self::Full | Self::NoMemory);
         let (status, detail): (_, Value) = match self {
-            Self::Unauthorized => (StatusCode::UNAUTHORIZED, "unauthorized".into()),
-            Self::WrongKey => (StatusCode::UNAUTHORIZED, "Invalid or missing API key".into()),
             Self::Internal(why) => (StatusCode::INTERNAL_SERVER_ERROR, why.into()),
             Self::WrongLease => (StatusCode::FORBIDDEN, "invalid polling lease".into()),
             Self::UnknownRollout => (StatusCode::NOT_FOUND, "unknown rollout_id".into()),
-            Self::Forbidden(why) => (StatusCode::FORBIDDEN, why.into()),
-            Self::Crowded => {
-                (StatusCode::SERVICE_UNAVAILABLE, "every connection is in use; retry later".into())
-            }
             Self::TooLarge(max) => {
                 (StatusCode::PAYLOAD_TOO_LARGE, format!("the body has more than {max} bytes").into())
             }
             Self::Slow(how) => (StatusCode::REQUEST_TIMEOUT, how.into()),
             Self::NoRoute => (StatusCode::NOT_FOUND, "Not Found".into()),
-            Self::NoMethod => (StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed".into()),
             Self::Unreadable => (StatusCode::BAD_REQUEST, "There was an error parsing the body".into()),
             Self::Invalid(problems) => (StatusCode::UNPROCESSABLE_ENTITY, json!(problems)),
             Self::Selector => {

@@ -16,9 +16,7 @@ mod error;
 mod fields;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
-mod gate;
 mod generation;
-mod random;
 mod report;
 mod reports;
 mod request;
@@ -28,24 +26,25 @@ mod statuses;
 use std::sync::{Arc, Once, Weak};
 use std::time::Duration;
 
+use axum::Json;
 use axum::Router;
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Json, middleware};
-use serde_json::{Value, json};
+use futures_util::future::BoxFuture;
+use serde_json::json;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
+use super::{Health, KeyRule, Routes};
 use crate::config::{Dialect, OsmosisTimes};
 use crate::id::RolloutId;
 use crate::outbound::CallbackClient;
 use crate::rollout::Host;
-use crate::telemetry::{Refusal, TEXT_FORMAT, TraceParent};
+use crate::telemetry::{Refusal, TraceParent};
 use body::{Body, Unfinished};
 use error::ApiError;
-pub use gate::Access;
 use reports::Reports;
 use request::{ForRollout, StartRollout};
 use statuses::Statuses;
@@ -68,10 +67,8 @@ pub struct Settings {
     pub init: a::Settings,
     /// Waits and leases of generation D.
     pub times: OsmosisTimes,
-    /// Who may ask.
-    pub access: Access,
-    /// What `/health` repeats, so that whoever started this process knows it again.
-    pub instance_id: Option<String>,
+    /// Whether the server asks for a key.
+    pub is_keyed: bool,
 }
 
 /// The dialect's server side. Cheap to clone.
@@ -83,9 +80,7 @@ struct Inner {
     callbacks: CallbackClient,
     dialect: Dialect,
     init: a::Server,
-    access: Access,
-    instance_id: Option<String>,
-    process_id: String,
+    is_keyed: bool,
     polled: d::Registry,
     statuses: Arc<Statuses>,
     /// One task a rollout, alive until its caller was told, or gave up.
@@ -98,16 +93,14 @@ struct Inner {
 impl Osmosis {
     /// A server of this host.
     pub fn new(settings: Settings) -> Self {
-        let Settings { host, callbacks, dialect, init, times, access, instance_id } = settings;
+        let Settings { host, callbacks, dialect, init, times, is_keyed } = settings;
         let init = a::Server::new(init, host.budget().clone());
         Self(Arc::new(Inner {
             host,
             callbacks,
             dialect,
             init,
-            access,
-            instance_id,
-            process_id: random::uuid4(),
+            is_keyed,
             statuses: Arc::new(Statuses::new(times.result_ttl)),
             polled: d::Registry::new(times),
             tasks: TaskTracker::new(),
@@ -121,53 +114,6 @@ impl Osmosis {
     /// nothing to forget.
     fn keep_swept(&self) {
         self.0.sweeping.call_once(|| drop(tokio::spawn(sweep(Arc::downgrade(&self.0)))));
-    }
-
-    /// Its routes.
-    pub fn router(&self) -> Router {
-        let others = Router::new()
-            .route("/rollout", post(start_rollout))
-            .route("/rollout/cancel", post(cancel::cancel))
-            .route("/rollout/{id}/result", get(d::result))
-            .route("/rollout/{id}/status", get(c::status))
-            .route("/health", get(health));
-        let (others, own_health) = match self.0.init.is_alone() {
-            true => (Router::new(), a::health_router()),
-            false => (others, Router::new()),
-        };
-        others
-            .route("/metrics", get(metrics))
-            .fallback(async || ApiError::NoRoute)
-            .method_not_allowed_fallback(async || ApiError::NoMethod)
-            .layer(middleware::from_fn_with_state(self.clone(), gate::check_key))
-            .merge(a::router().layer(middleware::from_fn_with_state(self.clone(), gate::check_key_of_a)))
-            .merge(own_health)
-            // What is asked of a request's head comes before anything of its body, here and in
-            // the layers above.
-            .layer(middleware::from_fn_with_state(self.clone(), gate::check_origin))
-            .with_state(self.clone())
-    }
-
-    /// Waits until every rollout is over and every result was told, or until the time
-    /// is. Admissions should be closed before. Says whether all of it was done.
-    pub async fn drain(&self, until: Instant) -> bool {
-        self.0.tasks.close();
-        let done = async {
-            self.0.tasks.wait().await;
-            self.0.reports.all_kept().await;
-        };
-        tokio::time::timeout_at(until, done).await.is_ok()
-    }
-
-    /// Takes note that no rollout will be asked for again. Admissions should be closed before.
-    pub fn close(&self) {
-        self.0.reports.close();
-    }
-
-    /// Cancels what still runs. Its callers are owed word of that.
-    pub fn cancel_rest(&self) {
-        self.0.reports.cancel_rest();
-        self.0.host.cancel_all();
     }
 
     /// Makes of a body the request for a rollout that it is, with a charge for what that takes.
@@ -190,11 +136,63 @@ impl Osmosis {
         request.resources().charge = Some(charge);
         Ok(request)
     }
+}
 
-    /// The rollouts whose callers have not heard what came of them.
-    pub fn unreported(&self) -> Vec<String> {
+impl super::Dialect for Osmosis {
+    fn routes(&self) -> Vec<Routes> {
+        let of_a = Routes {
+            router: a::router().with_state(self.clone()),
+            key: KeyRule::Own { is_given: a::is_authorised, refusal: "Invalid or missing API key" },
+            short: vec![(Method::GET, "/platform/health")],
+        };
+        if self.0.init.is_alone() {
+            return vec![of_a];
+        }
+        let router = Router::new()
+            .route("/rollout", post(start_rollout))
+            .route("/rollout/cancel", post(cancel::cancel))
+            .route("/rollout/{id}/result", get(d::result))
+            .route("/rollout/{id}/status", get(c::status))
+            .with_state(self.clone());
+        let short = vec![(Method::POST, "/rollout/cancel")];
+        vec![Routes { router, key: KeyRule::Bearer, short }, of_a]
+    }
+
+    fn health(&self) -> Health {
+        Health { fields: self.0.init.health(), is_all: self.0.init.is_alone() }
+    }
+
+    fn descriptors_per_rollout(&self) -> u64 {
+        descriptors_per_rollout(self.0.dialect, self.0.init.is_alone())
+    }
+
+    fn close(&self) {
+        self.0.reports.close();
+    }
+
+    fn drain(&self, until: Instant) -> BoxFuture<'_, bool> {
+        self.0.tasks.close();
+        let done = async {
+            self.0.tasks.wait().await;
+            self.0.reports.all_kept().await;
+        };
+        Box::pin(async move { tokio::time::timeout_at(until, done).await.is_ok() })
+    }
+
+    fn cancels_rest(&self) {
+        self.0.reports.cancel_rest();
+    }
+
+    fn unreported(&self) -> Vec<String> {
         self.0.reports.missing()
     }
+}
+
+/// Descriptors that a live rollout holds on the side of its callers, at the most: whoever polls
+/// for a result has a connection open, and whoever is called back has none of this server's.
+pub fn descriptors_per_rollout(dialect: Dialect, init_is_alone: bool) -> u64 {
+    let is_called_back = matches!(dialect, Dialect::B | Dialect::C) || init_is_alone;
+    if is_called_back { 0 } else { 1 }
 }
 
 /// Forgets what is due, for as long as there is a server. A look at each part does so too, but
@@ -227,39 +225,6 @@ async fn start_rollout(
             // known take any 2xx.
             let accepted = if dialect == Dialect::B { StatusCode::OK } else { StatusCode::ACCEPTED };
             callbacks::start(&osmosis, request, parent).map(|()| (accepted, Json(json!({}))).into_response())
-        }
-    }
-}
-
-/// Says that the host is alive, how busy it is, and which process it is.
-async fn health(State(osmosis): State<Osmosis>) -> Json<Value> {
-    let inner = &osmosis.0;
-    let load = inner.host.load();
-    let mut health = inner.init.health();
-    // The other generations' callers read these; what generation A has besides stays.
-    let Some(fields) = health.as_object_mut() else { return Json(health) };
-    let others = json!({
-        "status": "ok",
-        "concurrency": {"max_concurrent": load.max_concurrent, "queued": load.queued, "running": load.running},
-        "instance_id": inner.instance_id.as_ref().unwrap_or(&inner.process_id),
-        "process_id": inner.process_id,
-        "lifecycle": {"accepting_rollouts": load.accepting, "active_rollouts": load.queued + load.running},
-    });
-    if let Value::Object(others) = others {
-        fields.extend(others);
-    }
-    Json(health)
-}
-
-/// What the host has counted, for Prometheus.
-async fn metrics(State(osmosis): State<Osmosis>) -> Response {
-    let host = osmosis.0.host.clone();
-    // It reads what the system says of a process that may have tens of thousands of mappings.
-    match tokio::task::spawn_blocking(move || host.metrics_text()).await {
-        Ok(text) => ([(header::CONTENT_TYPE, TEXT_FORMAT)], text).into_response(),
-        Err(error) => {
-            tracing::error!(%error, "metrics could not be gathered");
-            StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
     }
 }

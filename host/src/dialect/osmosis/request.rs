@@ -9,11 +9,11 @@ use super::callbacks::Form;
 use super::error::ApiError;
 use super::fields::{Fields, Problem};
 use super::generation::Generation;
-use super::random;
 use super::sample;
 use crate::config::Dialect;
 use crate::id::RolloutId;
 use crate::outbound::Secret;
+use crate::random;
 use crate::rollout::{LoopOptions, ModelAddress, Resources, RolloutRequest};
 use crate::wire::messages::Messages;
 use crate::wire::metadata::RowMetadata;
@@ -206,9 +206,9 @@ impl Common {
             IdRule::Required => fields.required_text("rollout_id"),
             IdRule::MadeHere if fields.has("rollout_id") => {
                 let given = fields.text("rollout_id");
-                given.or_else(|| Some(random::rollout_id()))
+                given.or_else(|| Some(random::id()))
             }
-            IdRule::MadeHere => Some(random::rollout_id()),
+            IdRule::MadeHere => Some(random::id()),
         };
         let id = id.and_then(|id| {
             let parsed = RolloutId::parse(id);

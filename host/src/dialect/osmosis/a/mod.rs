@@ -16,7 +16,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::Serialize;
 use serde_json::value::RawValue;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use subtle::ConstantTimeEq;
 use tokio::time::Instant;
 
@@ -73,14 +73,15 @@ impl Server {
     }
 
     /// What callers of this generation are told of a host's health.
-    pub fn health(&self) -> Value {
+    pub fn health(&self) -> Map<String, Value> {
         let (active, completed) = self.records.counts(Instant::now());
-        json!({
-            "status": "healthy",
-            "agent_loop": self.agent_name,
-            "active_rollouts": active,
-            "completed_rollouts": completed,
-        })
+        let fields: [(&str, Value); 4] = [
+            ("status", "healthy".into()),
+            ("agent_loop", self.agent_name.as_str().into()),
+            ("active_rollouts", active.into()),
+            ("completed_rollouts", completed.into()),
+        ];
+        fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
 }
 
@@ -97,11 +98,6 @@ pub async fn cannot_carry(host: &Host) -> Option<String> {
 /// Its routes. Their key is asked for in this generation's way.
 pub(super) fn router() -> Router<Osmosis> {
     Router::new().route("/v1/rollout/init", post(init)).route("/platform/health", get(platform_health))
-}
-
-/// Its own `/health`, for a server of no other generation: it asks for no key.
-pub(super) fn health_router() -> Router<Osmosis> {
-    Router::new().route("/health", get(async |State(osmosis): State<Osmosis>| Json(osmosis.0.init.health())))
 }
 
 /// Why there is no answer to a request.
@@ -137,8 +133,10 @@ pub(super) fn is_authorised(key: &Secret, headers: &HeaderMap) -> bool {
 }
 
 /// The same as `/health`, for a platform that wants to know whether its key is right.
-async fn platform_health(State(osmosis): State<Osmosis>) -> Result<Json<Value>, ApiError> {
-    osmosis.0.access.server_key.as_ref().ok_or(ApiError::NoRoute)?;
+async fn platform_health(State(osmosis): State<Osmosis>) -> Result<Json<Map<String, Value>>, ApiError> {
+    if !osmosis.0.is_keyed {
+        return Err(ApiError::NoRoute);
+    }
     Ok(Json(osmosis.0.init.health()))
 }
 

@@ -9,12 +9,12 @@ use subtle::ConstantTimeEq;
 use tokio::sync::watch;
 
 use super::super::error::ApiError;
-use super::super::random;
 use super::super::reports::Due;
 use super::run_clock::RunClock;
 use crate::budget::{Budget, Charge};
 use crate::config::OsmosisTimes;
 use crate::id::RolloutId;
+use crate::random;
 use crate::rollout::{Handle, Phase};
 
 /// How long a result is kept that was read, for a caller that lost it on its way. Where the
@@ -164,7 +164,7 @@ impl Reserved<'_> {
         clock.start();
         let entry = Arc::new(Entry {
             id: self.id.clone(),
-            lease: random::lease_token(),
+            lease: random::token(),
             lease_time: self.registry.times.lease,
             status: watch::Sender::new(Status::Under(handle.phase())),
             polled: Mutex::new(Polled { last: clock.now(), heard: Some(Phase::Queued) }),

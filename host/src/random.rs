@@ -10,18 +10,18 @@ fn bytes<const N: usize>() -> [u8; N] {
     bytes
 }
 
-/// A rollout's id where the caller gave none: 32 hex digits.
-pub(super) fn rollout_id() -> String {
+/// An id where nobody gave one: 32 hex digits.
+pub(crate) fn id() -> String {
     hex(&bytes::<16>())
 }
 
-/// A lease token: 32 random bytes as hex.
-pub(super) fn lease_token() -> String {
+/// A token: 32 random bytes as hex.
+pub(crate) fn token() -> String {
     hex(&bytes::<32>())
 }
 
 /// A random UUID, version 4.
-pub(super) fn uuid4() -> String {
+pub(crate) fn uuid4() -> String {
     let mut raw = bytes::<16>();
     raw[6] = raw[6] & 0x0f | 0x40;
     raw[8] = raw[8] & 0x3f | 0x80;

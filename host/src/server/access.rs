@@ -6,6 +6,7 @@
 //! carries the server's key, where there is one.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::http::header::{AUTHORIZATION, HOST, ORIGIN};
@@ -15,11 +16,11 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use subtle::ConstantTimeEq;
 
-use super::error::ApiError;
-use super::{Osmosis, a};
+use super::error::Refused;
 use crate::config::{AllowedHost, AllowedOrigin};
 use crate::connection::Crowded;
 use crate::outbound::Secret;
+use crate::telemetry::Metrics;
 use crate::text::beginning;
 
 /// The longest part of a name that is told back.
@@ -36,50 +37,38 @@ pub struct Access {
     pub allowed_origins: Vec<AllowedOrigin>,
 }
 
+/// What a request's head is checked against.
+pub(super) struct Gate {
+    pub access: Arc<Access>,
+    /// What takes no time and has to work on a server that is full.
+    pub short: Vec<(Method, &'static str)>,
+    pub metrics: Arc<Metrics>,
+}
+
 /// Lets a request through whose `Host` and `Origin` are known, and which is not too much for
 /// a server that has no room.
-pub(super) async fn check_origin(State(osmosis): State<Osmosis>, request: Request, next: Next) -> Response {
-    if let Err(why) = osmosis.0.access.names(&request) {
-        osmosis.0.host.metrics().unauthorized();
-        return ApiError::Forbidden(why).into_response();
+pub(super) async fn check_names(State(gate): State<Arc<Gate>>, request: Request, next: Next) -> Response {
+    if let Err(why) = gate.access.names(&request) {
+        gate.metrics.unauthorized();
+        return Refused::Forbidden(why).into_response();
     }
     let is_crowded = request.extensions().get::<Crowded>().is_some();
-    if is_crowded && !is_short(request.method(), request.uri().path()) {
-        return ApiError::Crowded.into_response();
+    if is_crowded && !gate.is_short(request.method(), request.uri().path()) {
+        return Refused::Crowded.into_response();
     }
     next.run(request).await
 }
 
-/// Lets a request through that carries the server's key, compared in constant time.
-pub(super) async fn check_key(State(osmosis): State<Osmosis>, request: Request, next: Next) -> Response {
-    if let Some(key) = &osmosis.0.access.server_key {
-        let expected = format!("Bearer {}", key.expose());
-        let given = request.headers().get(AUTHORIZATION).map_or(&[][..], |value| value.as_bytes());
-        if !bool::from(given.ct_eq(expected.as_bytes())) {
-            osmosis.0.host.metrics().unauthorized();
-            return ApiError::Unauthorized.into_response();
-        }
-    }
-    next.run(request).await
+/// Whether a request gives the server's key after the word `Bearer`, to the letter.
+pub(super) fn is_bearer(key: &Secret, headers: &HeaderMap) -> bool {
+    let expected = format!("Bearer {}", key.expose());
+    let given = headers.get(AUTHORIZATION).map_or(&[][..], |value| value.as_bytes());
+    given.ct_eq(expected.as_bytes()).into()
 }
 
-/// The same in generation A's way.
-pub(super) async fn check_key_of_a(State(osmosis): State<Osmosis>, request: Request, next: Next) -> Response {
-    if let Some(key) = &osmosis.0.access.server_key
-        && !a::is_authorised(key, request.headers())
-    {
-        osmosis.0.host.metrics().unauthorized();
-        return ApiError::WrongKey.into_response();
-    }
-    next.run(request).await
-}
-
-/// What takes no time and has to work on a server that is full.
-fn is_short(method: &Method, path: &str) -> bool {
-    match path {
-        "/health" | "/platform/health" | "/metrics" => method == Method::GET,
-        "/rollout/cancel" => method == Method::POST,
-        _ => false,
+impl Gate {
+    fn is_short(&self, method: &Method, path: &str) -> bool {
+        self.short.iter().any(|(its, short)| its == method && *short == path)
     }
 }
 

@@ -1,8 +1,9 @@
 //! The connections of callers: taken, served, ended.
 //!
-//! HTTP/1.1 and nothing else, because a connection that could turn into another protocol
-//! costs twice the memory while it waits, and a trainer has one open for every rollout
-//! whose result it waits for.
+//! HTTP/1.1, because a connection that could turn into HTTP/2 costs twice the memory while it
+//! waits, and a trainer has one open for every rollout whose result it waits for. A handler may
+//! upgrade a connection to a protocol of its own, such as WebSocket. It is that handler's then:
+//! it makes room for nobody, counts as open, and reads an end when the server stops.
 //!
 //! There are as many connections as there are descriptors for ([`crate::capacity`]). What is
 //! silent makes room for what is new, so that neither those who open connections and say
@@ -24,10 +25,11 @@ use hyper::body::Incoming;
 use hyper::header::{CONNECTION, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::Service;
-use hyper::{Method, Request, Response};
+use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -51,7 +53,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 const NO_DESCRIPTOR_PAUSE: Duration = Duration::from_millis(100);
 
 /// Takes an address, for which a privilege may be needed, without listening yet.
-pub(super) fn bind(address: SocketAddr) -> io::Result<TcpSocket> {
+pub fn bind(address: SocketAddr) -> io::Result<TcpSocket> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     // A restarted server takes its port over from connections that are still closing.
     socket.set_reuseaddr(true)?;
@@ -60,18 +62,13 @@ pub(super) fn bind(address: SocketAddr) -> io::Result<TcpSocket> {
 }
 
 /// Listens on the address that was taken; within the runtime.
-pub(super) fn listen(socket: TcpSocket) -> io::Result<TcpListener> {
+pub fn listen(socket: TcpSocket) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
 /// Serves whoever connects, at most `callers_max` at once, until `drained`; then lets what is
 /// under way end.
-pub(super) async fn serve(
-    listener: TcpListener,
-    router: Router,
-    callers_max: usize,
-    drained: CancellationToken,
-) {
+pub async fn serve(listener: TcpListener, router: Router, callers_max: usize, drained: CancellationToken) {
     let connections = TaskTracker::new();
     let table = Table::new();
     let sweeping = connections.spawn(sweep(table.clone()));
@@ -168,12 +165,17 @@ impl Service<Request<Incoming>> for Watching {
         let response = self.inner.call(request);
         Box::pin(async move {
             let mut response: Response<Body> = response.await?;
-            if is_crowded {
+            let is_upgraded = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+            if is_crowded && !is_upgraded {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
             let then = response.extensions_mut().remove::<WhenWritten>();
             at_the_end.set(then.filter(|_| is_told));
-            Ok(response.map(|body| Sent::new(body, known)))
+            let response = response.map(|body| Sent::new(body, known.clone()));
+            if is_upgraded {
+                known.is_at(Stage::Upgraded);
+            }
+            Ok(response)
         })
     }
 }
@@ -190,11 +192,13 @@ async fn connection(tcp: TcpStream, served: Served, drained: CancellationToken) 
         known: known.clone(),
         at_the_end: at_the_end.clone(),
     };
-    let stream = Stream { tcp, known: known.clone(), at_the_end, linger: None };
+    let (alive, mut gone) = oneshot::channel();
+    let stream = Stream { tcp, known: known.clone(), at_the_end, linger: None, _alive: alive };
     let mut protocol = http1::Builder::new();
     // Who is silent for too long is closed by the table, which tells a head from a pause.
     protocol.max_buf_size(READ_BYTES_MAX).header_read_timeout(None::<Duration>);
-    let mut served = pin!(protocol.serve_connection(TokioIo::new(stream), service));
+    let served = protocol.serve_connection(TokioIo::new(stream), service).with_upgrades();
+    let mut served = pin!(served);
     let mut is_ending = false;
     let ended = loop {
         tokio::select! {
@@ -214,4 +218,17 @@ async fn connection(tcp: TcpStream, served: Served, drained: CancellationToken) 
     if let Err(error) = ended {
         tracing::debug!(%error, "a caller's connection failed");
     }
+    if known.stage() == Stage::Upgraded {
+        // Its handler has the stream, which says by its end that it is gone.
+        tokio::select! {
+            _ = &mut gone => {}
+            () = drained.cancelled() => {
+                known.hang_up();
+                let _ = gone.await;
+            }
+        }
+    }
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,8 +8,10 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use futures_util::task::AtomicWaker;
 use tokio::sync::Notify;
 
 /// How long a caller may take over the head of a request, from the connection or from the
@@ -39,10 +41,13 @@ pub(super) enum Stage {
     Sending,
     /// A request is being worked on. Nobody has a say in how long that takes but its handler.
     Working,
+    /// It speaks another protocol by now, and is its handler's until the server stops.
+    Upgraded,
 }
 
 impl Stage {
-    /// In the order in which they make room for others; who is worked for never does.
+    /// In the order in which they make room for others; who is worked for never does, nor who
+    /// speaks another protocol.
     const BY_WORTH: [Self; 4] = [Self::Head, Self::Idle, Self::Sending, Self::Receiving];
 
     /// How long it may last without progress. Bodies have rules of their own.
@@ -51,7 +56,7 @@ impl Stage {
             Self::Head => Some(HEAD_TIME_MAX),
             Self::Idle => Some(IDLE_TIME_MAX),
             Self::Sending => Some(UNREAD_TIME_MAX),
-            Self::Receiving | Self::Working => None,
+            Self::Receiving | Self::Working | Self::Upgraded => None,
         }
     }
 }
@@ -107,6 +112,10 @@ pub(super) struct Known {
     answered: AtomicBool,
     /// A body of it was not read to its end.
     left_unread: AtomicBool,
+    /// The server stops, and with it what was made of this connection.
+    hung_up: AtomicBool,
+    /// Who waits for bytes of a connection that speaks another protocol.
+    reader: AtomicWaker,
 }
 
 impl Table {
@@ -139,8 +148,8 @@ impl Table {
             heads.insert((now, id), close.clone());
         }
         let place = Mutex::new((Stage::Head, now));
-        let (answered, left_unread) = Default::default();
-        Arc::new(Known { table: self.clone(), id, place, close, answered, left_unread })
+        let (answered, left_unread, hung_up, reader) = Default::default();
+        Arc::new(Known { table: self.clone(), id, place, close, answered, left_unread, hung_up, reader })
     }
 
     /// Closes the connection that is worth the least, if any may be closed.
@@ -238,6 +247,23 @@ impl Known {
     /// Whether that was so.
     pub fn has_left_unread(&self) -> bool {
         self.left_unread.load(Ordering::Relaxed)
+    }
+
+    /// Ends what speaks another protocol on this connection: it reads an end, and can write no
+    /// more.
+    pub fn hang_up(&self) {
+        self.hung_up.store(true, Ordering::Release);
+        self.reader.wake();
+    }
+
+    /// Whether that was so. Who waits for bytes is woken by it.
+    pub fn is_hung_up(&self, waiting: Option<&Waker>) -> bool {
+        if let Some(waker) = waiting
+            && self.stage() == Stage::Upgraded
+        {
+            self.reader.register(waker);
+        }
+        self.hung_up.load(Ordering::Acquire)
     }
 
     /// Waits until it has to close.

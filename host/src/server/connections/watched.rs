@@ -10,6 +10,7 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::sync::oneshot;
 use tokio::time::{Instant, Sleep};
 
 use super::table::{Known, Stage};
@@ -51,6 +52,8 @@ pub(super) struct Stream {
     pub known: Arc<Known>,
     pub at_the_end: Arc<AtTheEnd>,
     pub linger: Option<Linger>,
+    /// Closes with it, which is how its connection learns that it is gone.
+    pub _alive: oneshot::Sender<()>,
 }
 
 /// A connection that is closed on this side, and read from for a moment.
@@ -65,6 +68,9 @@ impl AsyncRead for Stream {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.known.is_hung_up(Some(cx.waker())) {
+            return Poll::Ready(Ok(()));
+        }
         let before = buf.filled().len();
         let result = ready!(Pin::new(&mut self.tcp).poll_read(cx, buf));
         if buf.filled().len() > before {
@@ -76,6 +82,9 @@ impl AsyncRead for Stream {
 
 impl AsyncWrite for Stream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        if self.known.is_hung_up(None) {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
         let written = ready!(Pin::new(&mut self.tcp).poll_write(cx, buf));
         self.known.has_written();
         Poll::Ready(written)
@@ -86,6 +95,9 @@ impl AsyncWrite for Stream {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        if self.known.is_hung_up(None) {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
         let written = ready!(Pin::new(&mut self.tcp).poll_write_vectored(cx, bufs));
         self.known.has_written();
         Poll::Ready(written)

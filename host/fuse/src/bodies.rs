@@ -1,0 +1,148 @@
+//! Functions' code: what it names, and the same code with other numbers.
+//!
+//! These are all instructions that name something of their module, of those that
+//! [`crate::FEATURES`] allows: a memory has no number, because there is one.
+
+use wasm_encoder::{BlockType, Encode, Instruction};
+use wasmparser::{FunctionBody, Operator};
+
+use crate::Result;
+use crate::link::{Linked, Value};
+
+/// What a function names, by the numbers of its module.
+#[derive(Default)]
+pub struct Survey {
+    /// Functions that it calls or refers to.
+    pub functions: Vec<u32>,
+    pub globals_set: Vec<u32>,
+    pub tables_written: Vec<u32>,
+}
+
+/// Looks through a function.
+pub fn survey(body: &FunctionBody<'_>) -> Result<Survey> {
+    let mut survey = Survey::default();
+    let mut operators = body.get_operators_reader()?;
+    while !operators.eof() {
+        match operators.read()? {
+            Operator::Call { function_index }
+            | Operator::ReturnCall { function_index }
+            | Operator::RefFunc { function_index } => survey.functions.push(function_index),
+            Operator::GlobalSet { global_index } => survey.globals_set.push(global_index),
+            Operator::TableSet { table }
+            | Operator::TableGrow { table }
+            | Operator::TableFill { table }
+            | Operator::TableInit { table, .. }
+            | Operator::TableCopy { dst_table: table, .. } => survey.tables_written.push(table),
+            _ => {}
+        }
+    }
+    Ok(survey)
+}
+
+/// A call of what is at a fixed place of a table.
+pub struct Detour {
+    pub table: u32,
+    pub entry: u32,
+    pub kind: u32,
+}
+
+/// Whether a function does nothing but hand its parameters to what is in a table.
+pub fn detour(body: &FunctionBody<'_>, parameters: usize) -> Result<Option<Detour>> {
+    let mut operators = body.get_operators_reader()?;
+    for parameter in 0..parameters {
+        match operators.read()? {
+            Operator::LocalGet { local_index } if local_index as usize == parameter => {}
+            _ => return Ok(None),
+        }
+    }
+    let Operator::I32Const { value } = operators.read()? else { return Ok(None) };
+    let Operator::CallIndirect { type_index, table_index } = operators.read()? else { return Ok(None) };
+    let Operator::End = operators.read()? else { return Ok(None) };
+    let detour = Detour { table: table_index, entry: value.cast_unsigned(), kind: type_index };
+    Ok(operators.eof().then_some(detour))
+}
+
+/// A member's function with the numbers of the one module.
+pub fn rewrite(linked: &Linked<'_, '_>, member: usize, body: &FunctionBody<'_>) -> Result<Vec<u8>> {
+    let bytes = body.as_bytes();
+    let begin = body.range().start;
+    let mut made = Vec::with_capacity(bytes.len() + bytes.len() / 8);
+    let mut copied = 0;
+    let mut operators = body.get_operators_reader()?;
+    while !operators.eof() {
+        let at = operators.original_position() - begin;
+        let operator = operators.read()?;
+        if let Some(instruction) = renumber(linked, member, &operator) {
+            made.extend_from_slice(&bytes[copied..at]);
+            match instruction {
+                Renumbered::Instruction(instruction) => instruction.encode(&mut made),
+                Renumbered::Bytes(bytes) => made.extend_from_slice(&bytes),
+            }
+            copied = operators.original_position() - begin;
+        }
+    }
+    made.extend_from_slice(&bytes[copied..]);
+    Ok(made)
+}
+
+enum Renumbered {
+    Instruction(Instruction<'static>),
+    Bytes(Vec<u8>),
+}
+
+/// An instruction with other numbers, if it has any.
+fn renumber(linked: &Linked<'_, '_>, member: usize, operator: &Operator<'_>) -> Option<Renumbered> {
+    let map = &linked.maps[member];
+    let function = |index: &u32| linked.function(map.funcs[*index as usize]);
+    let kind = |index: &u32| map.types[*index as usize];
+    let table = |index: &u32| map.tables[*index as usize];
+    let block = |block: &wasmparser::BlockType| match block {
+        wasmparser::BlockType::FuncType(index) => Some(BlockType::FunctionType(kind(index))),
+        wasmparser::BlockType::Empty | wasmparser::BlockType::Type(_) => None,
+    };
+    Some(Renumbered::Instruction(match operator {
+        Operator::Block { blockty } => Instruction::Block(block(blockty)?),
+        Operator::Loop { blockty } => Instruction::Loop(block(blockty)?),
+        Operator::If { blockty } => Instruction::If(block(blockty)?),
+        Operator::Call { function_index } => Instruction::Call(function(function_index)),
+        Operator::ReturnCall { function_index } => Instruction::ReturnCall(function(function_index)),
+        Operator::RefFunc { function_index } => Instruction::RefFunc(function(function_index)),
+        Operator::CallIndirect { type_index, table_index } => {
+            Instruction::CallIndirect { type_index: kind(type_index), table_index: table(table_index) }
+        }
+        Operator::ReturnCallIndirect { type_index, table_index } => {
+            Instruction::ReturnCallIndirect { type_index: kind(type_index), table_index: table(table_index) }
+        }
+        Operator::GlobalGet { global_index } => {
+            let global = &linked.globals[map.globals[*global_index as usize]];
+            match (global.number, &global.value) {
+                (Some(number), _) => Instruction::GlobalGet(number),
+                (None, Value::I32(value)) => Instruction::I32Const(*value),
+                (None, Value::I64(value)) => Instruction::I64Const(*value),
+                (None, Value::Other(bytes)) => return Some(Renumbered::Bytes(bytes.clone())),
+                (None, Value::Null | Value::Func(_)) => unreachable!("references have numbers"),
+            }
+        }
+        Operator::GlobalSet { global_index } => {
+            let number = linked.globals[map.globals[*global_index as usize]].number;
+            Instruction::GlobalSet(number.unwrap_or_else(|| unreachable!("what is set has a number")))
+        }
+        Operator::TableGet { table: index } => Instruction::TableGet(table(index)),
+        Operator::TableSet { table: index } => Instruction::TableSet(table(index)),
+        Operator::TableSize { table: index } => Instruction::TableSize(table(index)),
+        Operator::TableGrow { table: index } => Instruction::TableGrow(table(index)),
+        Operator::TableFill { table: index } => Instruction::TableFill(table(index)),
+        Operator::TableCopy { dst_table, src_table } => {
+            Instruction::TableCopy { dst_table: table(dst_table), src_table: table(src_table) }
+        }
+        Operator::TableInit { elem_index, table: index } => {
+            Instruction::TableInit { elem_index: map.elements + elem_index, table: table(index) }
+        }
+        Operator::ElemDrop { elem_index } => Instruction::ElemDrop(map.elements + elem_index),
+        Operator::MemoryInit { data_index, mem } => {
+            Instruction::MemoryInit { data_index: map.data + data_index, mem: *mem }
+        }
+        Operator::DataDrop { data_index } => Instruction::DataDrop(map.data + data_index),
+        _ => return None,
+    }))
+}

@@ -1,0 +1,80 @@
+//! Connections that are upgraded, through a real listener and the table.
+
+use axum::http::header::UPGRADE;
+use axum::response::IntoResponse;
+use axum::routing::get;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::*;
+
+/// Answers with another protocol, which says back what it hears.
+async fn echo(mut request: axum::extract::Request) -> Response<Body> {
+    let upgrade = hyper::upgrade::on(&mut request);
+    tokio::spawn(async move {
+        let mut stream = TokioIo::new(upgrade.await.unwrap());
+        let mut heard = [0; 64];
+        while let Ok(count @ 1..) = stream.read(&mut heard).await {
+            stream.write_all(&heard[..count]).await.unwrap();
+        }
+    });
+    let headers = [(CONNECTION, "upgrade"), (UPGRADE, "echo")];
+    (StatusCode::SWITCHING_PROTOCOLS, headers).into_response()
+}
+
+async fn upgraded(address: SocketAddr) -> TcpStream {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let head = "GET /echo HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"\r\n\r\n") {
+        answer.push(stream.read_u8().await.unwrap());
+    }
+    assert!(answer.starts_with(b"HTTP/1.1 101"), "{}", String::from_utf8_lossy(&answer));
+    stream
+}
+
+async fn says_back(stream: &mut TcpStream) {
+    stream.write_all(b"ping").await.unwrap();
+    let mut heard = [0; 4];
+    stream.read_exact(&mut heard).await.unwrap();
+    assert_eq!(&heard, b"ping");
+}
+
+async fn status_of(address: SocketAddr) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let head = "GET /plain HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer.lines().next().unwrap_or_default().to_owned()
+}
+
+#[tokio::test]
+async fn an_upgraded_connection_makes_room_for_nobody_and_ends_with_the_server() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let router = Router::new().route("/echo", get(echo)).route("/plain", get(async || "plain"));
+    let drained = CancellationToken::new();
+    let callers_max = 2;
+    let server = tokio::spawn(serve(listener, router, callers_max, drained.clone()));
+    let mut stream = upgraded(address).await;
+    says_back(&mut stream).await;
+
+    // Silent ones come and make room for each other, and for those who ask for something.
+    let mut silent = Vec::new();
+    for _ in 0..4 * callers_max {
+        silent.push(TcpStream::connect(address).await.unwrap());
+    }
+    assert_eq!(status_of(address).await, "HTTP/1.1 200 OK");
+    says_back(&mut stream).await;
+
+    drained.cancel();
+
+    let mut rest = Vec::new();
+    let ended = tokio::time::timeout(Duration::from_secs(60), stream.read_to_end(&mut rest)).await;
+    ended.expect("it ends with the server").unwrap();
+    assert!(rest.is_empty());
+    drop(silent);
+    let stopped = tokio::time::timeout(Duration::from_secs(60), server).await;
+    stopped.expect("no connection holds the server up").unwrap();
+}
