@@ -60,7 +60,8 @@ fn chat_request(bytes: &[u8]) {
     let params = lines.next().filter(|line| !line.is_empty());
     let (tools, messages): (Vec<String>, Vec<String>) = lines.partition(|line| line.starts_with("{\"type\""));
     let (defaults, allowed) = (openai::Params::new(), openai::AllowedParams::default());
-    let messages: Vec<&str> = messages.iter().filter_map(|text| Some(crate::wire::object(text).ok()?.get())).collect();
+    let messages: Vec<&str> =
+        messages.iter().filter_map(|text| Some(crate::wire::object(text).ok()?.get())).collect();
     match openai::request_frame("a-model", &tools, params.as_deref(), &defaults, &allowed) {
         Ok(frame) => {
             let body = frame.around(messages.iter().copied(), 0);

@@ -51,7 +51,11 @@ async fn pythons() -> Vec<PathBuf> {
 /// Makes the wheel of what the tests built already: cargo has nothing to compile.
 async fn make_wheel(dir: &Path) -> PathBuf {
     let mut maturin = Command::new(python_program("maturin"));
-    let made = maturin.kill_on_drop(true).args(["build", "--profile", "dev", "--out"]).arg(dir).current_dir(project_root());
+    let made = maturin
+        .kill_on_drop(true)
+        .args(["build", "--profile", "dev", "--out"])
+        .arg(dir)
+        .current_dir(project_root());
     // Cargo says to tests of which package they are. Told the same, build scripts begin anew.
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy();

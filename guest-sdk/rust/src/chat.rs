@@ -112,9 +112,8 @@ impl<'a> ChatRequest<'a> {
 
     fn into_request(self) -> (&'a Sample, models::Request, Kept) {
         let Self { sample, messages, after_history, keep_reply, tools, params } = self;
-        let params = Some(params)
-            .filter(|params| !params.is_empty())
-            .map(|params| Value::Object(params).to_string());
+        let params =
+            Some(params).filter(|params| !params.is_empty()).map(|params| Value::Object(params).to_string());
         let pushed = if after_history { messages.len() } else { 0 };
         let conversation = match after_history {
             true => Conversation::History(messages),

@@ -5,14 +5,14 @@
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 
-use crate::bindings::{agent_loop, workflow};
 use crate::bindings::grader::{GradedSample, Verdict};
 use crate::bindings::imports::types::{Failure, Metric};
 use crate::bindings::settings::Declaration;
+use crate::bindings::{agent_loop, workflow};
 use crate::message::{self, parse_messages};
 use crate::{
-    AgentLoop, Context, Error, ErrorKind, GradeContext, Grader, LoopContext, LoopRequest, Output, Result, Tool,
-    ToolPlugin, Value, Workflow, context, settings,
+    AgentLoop, Context, Error, ErrorKind, GradeContext, Grader, LoopContext, LoopRequest, Output, Result,
+    Tool, ToolPlugin, Value, Workflow, context, settings,
 };
 
 /// Makes this crate a plugin: names the agent (a workflow or an agent loop), the grader or
@@ -111,10 +111,8 @@ macro_rules! __export_workflow {
             impl $crate::__private::workflow::Guest for Exported {
                 fn run(
                     prompt: ::std::vec::Vec<::std::string::String>,
-                ) -> ::core::result::Result<
-                    $crate::__private::workflow::Outcome,
-                    $crate::__private::Failure,
-                > {
+                ) -> ::core::result::Result<$crate::__private::workflow::Outcome, $crate::__private::Failure>
+                {
                     $crate::__private::run_workflow::<$workflow, _>(prompt)
                 }
             }

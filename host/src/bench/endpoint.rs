@@ -366,7 +366,8 @@ mod tests {
     fn tools_are_called_until_the_last_turn() {
         fn check(body: &str, turns: u32, expected: Option<&str>) {
             let settings = crate::bench::Settings { turns, ..crate::bench::Settings::new(Vec::new()) };
-            let reply = turn(body.as_bytes(), &Script::of(&settings)).map(|bytes| String::from_utf8(bytes).unwrap());
+            let reply =
+                turn(body.as_bytes(), &Script::of(&settings)).map(|bytes| String::from_utf8(bytes).unwrap());
             let found = reply.as_ref().zip(expected).is_some_and(|(reply, part)| reply.contains(part));
             assert!(found || (reply.is_none() && expected.is_none()), "{body}: {reply:?}");
         }

@@ -113,7 +113,8 @@ impl observations::Host for Imports {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let kept = self.record.lock();
         let lists = kept.policy.among(&kept.samples);
-        let is_its = |exchange: &&Exchange| exchange.sample.as_ref().is_some_and(|id| id.as_str() == sample_id);
+        let is_its =
+            |exchange: &&Exchange| exchange.sample.as_ref().is_some_and(|id| id.as_str() == sample_id);
         Ok(kept
             .policy
             .exchanges()

@@ -231,7 +231,8 @@ impl ModelCalls {
             of.last = Some(self.exchanges.len());
             // What a list has in common with a history is kept for it.
             let epoch_now = of.past.len();
-            of.carried |= matches!(base, Base::History { epoch, count, .. } if epoch == epoch_now && count > 0);
+            of.carried |=
+                matches!(base, Base::History { epoch, count, .. } if epoch == epoch_now && count > 0);
         }
         Sent { base, new }
     }
@@ -439,7 +440,8 @@ mod tests {
         /// How many messages each call repeats of the one before.
         fn repeated(&self) -> Vec<usize> {
             let lists = self.calls.among(&self.samples);
-            let parts: Vec<_> = self.calls.exchanges().iter().map(|exchange| lists.messages(exchange)).collect();
+            let parts: Vec<_> =
+                self.calls.exchanges().iter().map(|exchange| lists.messages(exchange)).collect();
             parts.windows(2).map(|pair| in_common(&pair[0], &pair[1])).collect()
         }
     }

@@ -15,9 +15,9 @@ mod context;
 mod exchange;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
-mod models;
 mod lent;
 mod log;
+mod models;
 mod record;
 mod samples;
 mod stdio;
@@ -72,7 +72,8 @@ use clockwork::GuestClock;
 pub use exchange::{Exchange, ExchangeOutcome, Lists, ModelCalls, Part, in_common};
 pub use lent::{LentTool, LentTools, ToolAnswer, ToolRequest, error_text};
 pub use record::{
-    ArtifactFile, JudgeFailure, LogEntry, LogLevel, Meter, Record, Recorded, SampleRecord, Spent, ToolUse, message_bytes,
+    ArtifactFile, JudgeFailure, LogEntry, LogLevel, Meter, Record, Recorded, SampleRecord, Spent, ToolUse,
+    message_bytes,
 };
 
 /// What an instance was made to do.

@@ -115,7 +115,9 @@ impl Imports {
                 Whose::Sample(self.table.get(sample).map_err(wasmtime::Error::from)?.place)
             }
             (Asked::Judge, None) => Whose::Judge,
-            (Asked::Model, None) => return Err(invalid_request("the policy is asked for a sample; give one")),
+            (Asked::Model, None) => {
+                return Err(invalid_request("the policy is asked for a sample; give one"));
+            }
             (Asked::Judge, Some(_)) => {
                 return Err(invalid_request("a judge is asked for no sample; give none"));
             }
@@ -224,7 +226,10 @@ impl Imports {
 
     /// What a guest is given of an answer. A reply that it wants kept becomes part of the
     /// history now, in the order in which it learns of replies.
-    fn give(&mut self, ModelAnswer { answer, keep_for }: ModelAnswer) -> wasmtime::Result<Result<Completion, Error>> {
+    fn give(
+        &mut self,
+        ModelAnswer { answer, keep_for }: ModelAnswer,
+    ) -> wasmtime::Result<Result<Completion, Error>> {
         self.clock.pass(ANSWER);
         let completion = match answer {
             Ok(completion) => completion,
@@ -262,14 +267,16 @@ impl Kept {
     ) -> Result<(), Refused> {
         let calls = self.calls(asked).exchanges().len() as u64;
         let within = match asked {
-            Asked::Model => self
-                .within(Limit::ChatCalls, calls, limits.chat_calls_max.into(), "calls")
-                .and_then(|()| self.within(Limit::ChatTokens, self.chat_tokens, limits.chat_tokens_max, "tokens")),
-            Asked::Judge => self
-                .within(Limit::JudgeCalls, calls, limits.judge_calls_max.into(), "calls")
-                .and_then(|()| {
+            Asked::Model => {
+                self.within(Limit::ChatCalls, calls, limits.chat_calls_max.into(), "calls").and_then(|()| {
+                    self.within(Limit::ChatTokens, self.chat_tokens, limits.chat_tokens_max, "tokens")
+                })
+            }
+            Asked::Judge => {
+                self.within(Limit::JudgeCalls, calls, limits.judge_calls_max.into(), "calls").and_then(|()| {
                     self.within(Limit::JudgeTokens, self.judge_tokens, limits.judge_tokens_max, "tokens")
-                }),
+                })
+            }
         };
         within.map_err(Error::BudgetSpent)?;
         Ok(self.charge(bytes, limits).map_err(|over| Error::BudgetSpent(over.0))?)

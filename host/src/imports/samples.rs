@@ -32,7 +32,11 @@ impl Imports {
     /// Checks messages one by one, which have so many before them and so many bytes, and gives
     /// them as they are kept. A guest's list may have millions of them, so each is gone before
     /// the next one is looked at.
-    pub(super) fn checked(messages: impl ExactSizeIterator<Item = String>, from: usize, bytes: usize) -> Result<Messages, String> {
+    pub(super) fn checked(
+        messages: impl ExactSizeIterator<Item = String>,
+        from: usize,
+        bytes: usize,
+    ) -> Result<Messages, String> {
         let mut checked = Messages::with_capacity(bytes);
         for (at, text) in messages.enumerate() {
             match wire::object(&text) {

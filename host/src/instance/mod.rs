@@ -32,13 +32,13 @@ use crate::imports::{self, Ended, Imports, Record};
 use crate::limits::Limits;
 use crate::telemetry::Limit;
 pub use agent_loop::{LoopOutcome, LoopRequest};
-pub use workflow::WorkflowOutcome;
 pub(crate) use busy::BusyThreads;
 use cpu::CpuMeter;
 use memory::MemoryLimit;
 pub(crate) use memory::{CORE_INSTANCES_MAX, MEMORIES_MAX, TABLES_MAX};
 pub use permit::Permit;
 pub(crate) use ticker::Ticker;
+pub use workflow::WorkflowOutcome;
 
 /// All that belongs to one store.
 pub struct InstanceState {

@@ -250,15 +250,13 @@ impl ChatClient {
                 }
             };
         match policy.statuses.meaning(status) {
-            Meaning::Taken => {
-                Box::pin(read(body, endpoint)).await.map_err(|what| {
-                    let reason = format!("its answer is no chat completion: {what}");
-                    match policy.statuses.repeats_unreadable() {
-                        true => again(reason),
-                        false => Miss::Final(ChatFailure::Unavailable { attempts: 1, reason }),
-                    }
-                })
-            }
+            Meaning::Taken => Box::pin(read(body, endpoint)).await.map_err(|what| {
+                let reason = format!("its answer is no chat completion: {what}");
+                match policy.statuses.repeats_unreadable() {
+                    true => again(reason),
+                    false => Miss::Final(ChatFailure::Unavailable { attempts: 1, reason }),
+                }
+            }),
             Meaning::Again => {
                 let reason = format!("it answered {}: {}", named(status), shown(&body, endpoint));
                 Err(Miss::Again { reason, asked, is_hosts: false })
@@ -305,8 +303,7 @@ fn request(
     body: &dyn RequestBody,
 ) -> Result<Outgoing, Miss> {
     let made = body.make();
-    let (body, charge) =
-        made.map_err(|reason| Miss::Final(ChatFailure::Host { attempts: 1, reason }))?;
+    let (body, charge) = made.map_err(|reason| Miss::Final(ChatFailure::Host { attempts: 1, reason }))?;
     let bytes = endpoint.target.request(&endpoint.headers(routing), &body);
     Ok(Outgoing { bytes, _charge: charge })
 }

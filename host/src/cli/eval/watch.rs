@@ -120,6 +120,9 @@ impl Watch {
         if let Some(bar) = self.bar.get() {
             bar.set_position(tally.rollouts() as u64);
         }
+        if state.model.given_up.is_some() || state.judge.given_up.is_some() {
+            self.stop.cancel();
+        }
         self.draw(&mut state);
     }
 
@@ -196,10 +199,12 @@ impl Observer for Watch {
     ) -> BoxFuture<'a, Option<Bytes>> {
         let mut state = self.state();
         let server = state.server(call.asked);
-        server.ended(outcome);
+        // The rollout whose call was the last straw ends by itself and has its result, unless
+        // its guest asks again.
         if server.given_up.is_some() {
             self.stop.cancel();
         }
+        server.ended(outcome);
         drop(state);
         Box::pin(async { None })
     }

@@ -68,7 +68,8 @@ impl Document<'_> {
             model: Text<'a>,
         }
         let replies = self.exchanges.iter().rev().filter_map(|exchange| exchange.completion());
-        let named = replies.into_iter().find_map(|reply| serde_json::from_slice::<Named<'_>>(reply.body()).ok());
+        let named =
+            replies.into_iter().find_map(|reply| serde_json::from_slice::<Named<'_>>(reply.body()).ok());
         named.map_or_else(
             || self.job.model.model().to_owned(),
             |Named { model: Text(name) }| name.into_owned(),

@@ -61,7 +61,8 @@ pub(crate) fn trajectory(bytes: &[u8]) {
     let unmatched = Unmatched { replies: &replies, is_matched: &is_matched };
 
     let mut text = Vec::new();
-    let document = |marks| Written { conversation: &conversation, unmatched, lists, exchanges: &exchanges, marks };
+    let document =
+        |marks| Written { conversation: &conversation, unmatched, lists, exchanges: &exchanges, marks };
     let layout = layout::write(&mut text, document).expect("a trajectory can be written");
     let Read { steps } = serde_json::from_slice(&text).expect("and read");
     assert!(!steps.is_empty() && steps.iter().enumerate().all(|(at, step)| step.step_id == at + 1));

@@ -26,7 +26,12 @@ impl Serialize for Observed<'_> {
         let mut list = to.serialize_seq(None)?;
         for exchange in self.exchanges {
             let messages = self.lists.messages(exchange);
-            list.serialize_element(&Seen { lists: self.lists, exchange, messages: &messages, before: &before })?;
+            list.serialize_element(&Seen {
+                lists: self.lists,
+                exchange,
+                messages: &messages,
+                before: &before,
+            })?;
             before = messages;
         }
         list.end()
