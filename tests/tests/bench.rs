@@ -6,10 +6,14 @@ use rollout_tests::{Ran, Start, guest, host_program, rollout_host};
 use serde_json::Value;
 
 async fn bench(dir: &Path, options: &[&str]) -> Ran {
+    bench_of("conform", dir, options).await
+}
+
+async fn bench_of(plugin: &str, dir: &Path, options: &[&str]) -> Ran {
     let serve = format!(
-        "{} serve {} --listen 127.0.0.1:0 --max-concurrent 8",
+        "{} serve {} --listen 127.0.0.1:0 --max-concurrent 8 --artifact-root kept",
         host_program().display(),
-        guest("conform").display()
+        guest(plugin).display()
     );
     let mut command = rollout_host(["bench", "--command", &serve]);
     command.args(options).current_dir(dir).start().ended().await
@@ -59,4 +63,32 @@ async fn a_soak_of_several_numbers_in_flight_is_refused() {
 
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
     assert!(ran.stderr.contains("one number in flight"), "{}", ran.stderr);
+}
+
+#[tokio::test]
+async fn a_long_conversation_is_one_of_tool_results_as_long_as_was_said() {
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    let long = ["--turns", "20", "--tool-bytes", "4096"];
+    let options = ["--in-flight", "2", "--rollouts", "4", "--rounds", "1", "--json"];
+
+    let ran = bench_of("long_reads", dir.path(), &[&long[..], &options[..]].concat()).await;
+
+    assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
+    let report: Value = serde_json::from_str(&ran.stdout).expect("it is JSON");
+    assert_eq!((&report["turns"], &report["tool_bytes"]), (&20.into(), &4096.into()), "{report:#}");
+    let trajectories = walk(dir.path(), "trajectory.json");
+    let text = std::fs::read_to_string(&trajectories[0]).expect("it was written");
+    assert_eq!(text.matches(&format!("\"{}\"", "x".repeat(4096))).count(), 2 * 19, "a result and its sight");
+}
+
+/// The files of a name below a directory.
+fn walk(dir: &Path, name: &str) -> Vec<std::path::PathBuf> {
+    let entries =
+        std::fs::read_dir(dir).expect("it can be read").map(|entry| entry.expect("an entry").path());
+    entries
+        .flat_map(|path| match path.is_dir() {
+            true => walk(&path, name),
+            false => Vec::from_iter(Some(path).filter(|path| path.ends_with(name))),
+        })
+        .collect()
 }

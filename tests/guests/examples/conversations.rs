@@ -1,0 +1,74 @@
+//! Asks with the sample's history, with lists that begin like it, and with what has nothing to
+//! do with it; and asks as nobody may. Which, the prompt says.
+
+use rollout_test_guests::export_raw_workflow;
+use rollout_test_guests::raw_workflow::models::{self, Conversation, Request, Role};
+use rollout_test_guests::raw_workflow::samples::Sample;
+use rollout_test_guests::raw_workflow::{Failure, Guest};
+
+struct Conversations;
+
+fn user(text: &str) -> String {
+    format!(r#"{{"role":"user","content":"{text}"}}"#)
+}
+
+fn asked(conversation: Conversation, keep_reply: bool) -> Request {
+    Request { conversation, tools: Vec::new(), params: None, keep_reply }
+}
+
+fn ask(sample: &Sample, conversation: Conversation, keep_reply: bool) -> Result<String, Failure> {
+    let reply = models::complete(Role::Policy, Some(sample), &asked(conversation, keep_reply));
+    reply.map(|reply| reply.message).map_err(|error| Failure::Failed(error.to_string()))
+}
+
+impl Guest for Conversations {
+    fn run(prompt: Vec<String>) -> Result<Option<Vec<String>>, Failure> {
+        let said = prompt.concat();
+        let sample = Sample::open(Some("main")).map_err(|error| Failure::Failed(error.to_string()))?;
+        if said.contains("as nobody may") {
+            return Ok(Some(vec![wrong(&sample, &prompt)]));
+        }
+        if said.contains("ask the judge") {
+            let asked = asked(Conversation::Messages(prompt), false);
+            let answered = models::complete(Role::Judge, None, &asked).is_ok();
+            return Err(Failure::Failed(format!("it was answered: {answered}")));
+        }
+        ask(&sample, Conversation::History(prompt.clone()), true)?;
+        ask(&sample, Conversation::History(vec![user("two"), user("three")]), false)?;
+        // A second one is not new, and neither is what the history has already.
+        let first = ask(&sample, Conversation::History(Vec::new()), false)?;
+        let mut list = vec![format!(" {}\n", prompt[0]), user("four")];
+        ask(&sample, Conversation::Messages(list.clone()), false)?;
+        list.push(first);
+        ask(&sample, Conversation::Messages(list), false)?;
+        sample.replace(&[user("five")]).map_err(|error| Failure::Failed(error.to_string()))?;
+        let call = models::start(
+            Role::Policy,
+            Some(&sample),
+            &asked(Conversation::History(vec![user("six")]), true),
+        );
+        let call = call.map_err(|error| Failure::Failed(error.to_string()))?;
+        // Pushed while the model thinks, so before its reply.
+        sample.push(&[user("seven")]).map_err(|error| Failure::Failed(error.to_string()))?;
+        models::finish(call).map_err(|error| Failure::Failed(error.to_string()))?;
+        Ok(None)
+    }
+}
+
+/// What each wrong request is told.
+fn wrong(sample: &Sample, prompt: &[String]) -> String {
+    let told = |sample: Option<&Sample>, conversation| {
+        let answer = models::complete(Role::Policy, sample, &asked(conversation, true));
+        answer.map_or_else(|error| error.to_string(), |_| "answered".to_owned())
+    };
+    let told = [
+        told(None, Conversation::Messages(prompt.to_vec())),
+        told(Some(sample), Conversation::Messages(Vec::new())),
+        told(Some(sample), Conversation::History(Vec::new())),
+        told(Some(sample), Conversation::History(vec!["[]".to_owned()])),
+        told(Some(sample), Conversation::Messages(vec![user("x"), "{".to_owned()])),
+    ];
+    rollout_sdk::json!({"role": "assistant", "content": told.join("|")}).to_string()
+}
+
+export_raw_workflow!(Conversations);

@@ -1,0 +1,78 @@
+//! A conversation is kept once, and everybody sees what was sent as it was sent.
+
+use rollout_tests::{Controller, TestHost};
+use serde_json::{Value, json};
+
+fn user(text: &str) -> Value {
+    json!({"role": "user", "content": text})
+}
+
+#[tokio::test]
+async fn every_request_is_sent_and_shown_whole_whatever_it_was_made_of() {
+    let controller = Controller::start().await;
+    let host = TestHost::start("conversations").await;
+    let request = controller.rollout("Calculate 2 + 3.").label("5");
+
+    let result = host.run(&request).await;
+
+    let reply = json!({"role": "assistant", "content": "The sum is #### 5"});
+    let prompt = user("Calculate 2 + 3.");
+    let first = [prompt.clone(), reply.clone(), user("two"), user("three")];
+    let expected = [
+        json!([prompt]),
+        json!(first),
+        json!(first),
+        json!([prompt, user("four")]),
+        json!([prompt, user("four"), reply]),
+        json!([user("five"), user("six")]),
+    ];
+    let sent: Vec<Value> = controller.chats().iter().map(|chat| chat.body["messages"].clone()).collect();
+    assert_eq!(sent, expected);
+    assert_eq!(result["sample"]["messages"], json!([user("five"), user("six"), user("seven"), reply]));
+    assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
+
+    let trajectory = host.trajectory(request.rollout_id()).await;
+    let observed = trajectory["extra"]["rollout_host"]["observed"].as_array().expect("there are some");
+    let repeated: Vec<&Value> = observed.iter().map(|seen| &seen["request"]["messages_repeated"]).collect();
+    assert_eq!(repeated, [0, 1, 4, 1, 2, 0], "{observed:#?}");
+    let mut seen: Vec<Value> = Vec::new();
+    for (exchange, expected) in observed.iter().zip(&expected) {
+        let repeated = exchange["request"]["messages_repeated"].as_u64().expect("a number") as usize;
+        seen.truncate(repeated);
+        seen.extend(exchange["request"]["messages_new"].as_array().expect("a list").iter().cloned());
+        assert_eq!(&json!(seen), expected);
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_nobody_may_make_is_told_what_is_wrong() {
+    let controller = Controller::start().await;
+    let host = TestHost::start("conversations").await;
+
+    let result = host.run(&controller.rollout("as nobody may").label("5")).await;
+
+    let told = result["sample"]["messages"][0]["content"].as_str().unwrap_or_default().to_owned();
+    let told: Vec<&str> = told.split('|').collect();
+    for (told, expected) in told.iter().zip([
+        "the policy is asked for a sample; give one",
+        "messages is empty",
+        "messages is empty",
+        "messages[0] is not a JSON object but an array",
+        "messages[1] is not valid JSON",
+    ]) {
+        assert!(told.contains(expected), "{told} / {expected}");
+    }
+    assert_eq!((told.len(), controller.chats().len()), (5, 0), "{result:#}");
+}
+
+#[tokio::test]
+async fn a_workflow_that_asks_the_judge_ends() {
+    let controller = Controller::start().await;
+    let host = TestHost::start("conversations").await;
+
+    let result = host.run(&controller.rollout("ask the judge").label("5")).await;
+
+    let message = result["err_message"].as_str().unwrap_or_default();
+    assert!(message.contains("a workflow called models for a judge, which only a grader may"), "{result:#}");
+    assert_eq!(controller.chats().len(), 0);
+}
