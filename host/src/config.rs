@@ -137,6 +137,8 @@ raw_limits! {
     chat_calls_max: u32, "limit-chat-calls-max", "N";
     /// Tokens of all calls of the model. [default: 100000000]
     chat_tokens_max: u64, "limit-chat-tokens-max", "N";
+    /// Bytes of all requests to models, each with the whole conversation. [default: 1 GiB]
+    chat_bytes_max: u64, "limit-chat-bytes-max", "BYTES";
     /// Calls of the model under way at once. [default: 64]
     concurrent_calls_max: u32, "limit-concurrent-calls-max", "N";
     /// Calls of the judge. [default: 64]
@@ -479,6 +481,7 @@ impl RawLimits {
             ),
             samples_max: self.samples_max.unwrap_or(default.samples_max),
             chat_calls_max: self.chat_calls_max.unwrap_or(default.chat_calls_max),
+            chat_bytes_max: self.chat_bytes_max.unwrap_or(default.chat_bytes_max),
             concurrent_calls_max: self.concurrent_calls_max.unwrap_or(default.concurrent_calls_max),
             judge_calls_max: self.judge_calls_max.unwrap_or(default.judge_calls_max),
             judge_tokens_max: self.judge_tokens_max.unwrap_or(default.judge_tokens_max),

@@ -28,6 +28,9 @@ pub struct Limits {
     /// Tokens of all requests and replies in one rollout, as the model's server counts
     /// them. The call that goes past it is the last.
     pub chat_tokens_max: u64,
+    /// Bytes of all requests to models in one rollout, as they are sent: a request carries the
+    /// whole conversation, which costs a guest nothing.
+    pub chat_bytes_max: u64,
     /// Calls of the model under way at once in one rollout.
     pub concurrent_calls_max: u32,
     /// Calls of the judge in one rollout, not counting retries.
@@ -67,6 +70,7 @@ impl Default for Limits {
             samples_max: 64,
             chat_calls_max: 1000,
             chat_tokens_max: 100_000_000,
+            chat_bytes_max: 1 << 30,
             concurrent_calls_max: 64,
             judge_calls_max: 64,
             judge_tokens_max: 10_000_000,
@@ -118,7 +122,7 @@ impl From<Duration> for Amount {
 
 impl Limits {
     /// Every limit under its name in `[limits]`.
-    pub fn table(&self) -> [(&'static str, Amount); 21] {
+    pub fn table(&self) -> [(&'static str, Amount); 22] {
         // Taken apart, so that a limit that is added cannot be left out here.
         let Self {
             memory_bytes_max,
@@ -131,6 +135,7 @@ impl Limits {
             samples_max,
             chat_calls_max,
             chat_tokens_max,
+            chat_bytes_max,
             judge_calls_max,
             judge_tokens_max,
             concurrent_calls_max,
@@ -154,6 +159,7 @@ impl Limits {
             ("samples-max", samples_max.into()),
             ("chat-calls-max", chat_calls_max.into()),
             ("chat-tokens-max", chat_tokens_max.into()),
+            ("chat-bytes-max", chat_bytes_max.into()),
             ("judge-calls-max", judge_calls_max.into()),
             ("judge-tokens-max", judge_tokens_max.into()),
             ("concurrent-calls-max", concurrent_calls_max.into()),

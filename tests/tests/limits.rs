@@ -7,7 +7,7 @@ use rollout_tests::{Controller, Ran, Start, TestHost, guest, rollout_host};
 use serde_json::{Value, json};
 
 /// The limits of a rollout, by their names in `[limits]`.
-const OF_A_ROLLOUT: [&str; 21] = [
+const OF_A_ROLLOUT: [&str; 22] = [
     "memory-bytes-max",
     "guest-cpu-secs-max",
     "workflow-secs-max",
@@ -18,6 +18,7 @@ const OF_A_ROLLOUT: [&str; 21] = [
     "samples-max",
     "chat-calls-max",
     "chat-tokens-max",
+    "chat-bytes-max",
     "judge-calls-max",
     "judge-tokens-max",
     "concurrent-calls-max",

@@ -3,7 +3,8 @@
 use super::bindings::rollout::plugin::artifacts::{self, Error};
 use super::bindings::rollout::plugin::observations;
 use super::exchange::{Exchange, ExchangeOutcome};
-use super::{Imports, Role};
+use super::{Ended, Imports, Role};
+use crate::budget::Use;
 use crate::telemetry::Limit;
 
 /// The longest name of a file, in bytes.
@@ -115,11 +116,18 @@ impl observations::Host for Imports {
         let lists = kept.policy.among(&kept.samples);
         let is_its =
             |exchange: &&Exchange| exchange.sample.as_ref().is_some_and(|id| id.as_str() == sample_id);
-        Ok(kept
-            .policy
-            .exchanges()
-            .iter()
-            .filter(is_its)
+        let its = || kept.policy.exchanges().iter().filter(is_its);
+        // Together they may be far more than what is kept of them.
+        let bytes = its().map(|exchange| lists.body_bytes(exchange)).fold(0, usize::saturating_add);
+        let max = self.limits.memory_bytes_max;
+        if bytes > max {
+            return Err(wasmtime::Error::new(Ended::ManyObserved { bytes, max }));
+        }
+        let mut charge = self.record.holder().map(|holder| holder.nothing(Use::Record));
+        if let Some(charge) = &mut charge {
+            charge.grow(bytes).map_err(wasmtime::Error::new)?;
+        }
+        Ok(its()
             .map(|exchange| observations::Exchange {
                 request: text(&lists.body(exchange)),
                 reply: match &exchange.outcome {

@@ -193,6 +193,16 @@ pub enum Ended {
         /// The limit.
         max: usize,
     },
+    /// It asked to see more than it has memory for.
+    #[error(
+        "asked for observed requests of {bytes} bytes together, more than memory-bytes-max, {max}; the operator can raise it"
+    )]
+    ManyObserved {
+        /// What they have.
+        bytes: usize,
+        /// What it has.
+        max: usize,
+    },
     /// It waited for more calls than can be under way.
     #[error(
         "calls.wait was given {given} calls, more than concurrent-calls-max, {max}, that can be under way at \

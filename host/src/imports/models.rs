@@ -17,6 +17,7 @@ use super::record::Kept;
 use super::samples::OpenSample;
 use super::{Imports, ModelAccess, Role};
 use crate::error::Fault;
+use crate::limits::Limits;
 use crate::outbound::RoutingHeaders;
 use crate::telemetry::{Asked, Limit};
 use crate::wire::openai::{self, Frame, InvalidRequest};
@@ -180,11 +181,13 @@ impl Imports {
             })?;
         }
         let mut kept = self.record.lock();
-        let count = kept.sample(place).map_err(wasmtime::Error::new)?.messages.len();
+        let history = &kept.sample(place).map_err(wasmtime::Error::new)?.messages;
+        let (count, text_bytes) = (history.len(), history.text_bytes());
         if count == 0 {
             return Err(InvalidRequest::NoMessages.into());
         }
-        kept.charge_call(question.asked, EXCHANGE_BYTES + frame_bytes, &self.limits)?;
+        let cost = Cost { kept: EXCHANGE_BYTES + frame_bytes, sent: text_bytes + count };
+        kept.charge_call(question.asked, &cost, &self.limits)?;
         Ok(kept.policy.send_history(place, count))
     }
 
@@ -207,7 +210,8 @@ impl Imports {
         let beginning = kept.calls(asked).begin(&kept.samples, whose, &all);
         let from = beginning.count();
         let charged = text_bytes(&all[from..]) + EXCHANGE_BYTES + frame_bytes;
-        kept.charge_call(asked, charged, &self.limits)?;
+        let sent = all.iter().map(|text| text.len() + 1).sum();
+        kept.charge_call(asked, &Cost { kept: charged, sent }, &self.limits)?;
         drop(kept);
         let bytes = all[from..].iter().map(String::len).sum();
         let checked = Self::checked(all.into_iter().skip(from), from, bytes);
@@ -244,6 +248,14 @@ impl Imports {
     }
 }
 
+/// What a request costs, in bytes.
+struct Cost {
+    /// Of the record.
+    kept: usize,
+    /// As it is sent, but for its frame.
+    sent: usize,
+}
+
 /// A judge is shown messages and nothing else.
 fn no_judges_business(request: &Request) -> Result<(), Refused> {
     match request {
@@ -257,14 +269,8 @@ fn no_judges_business(request: &Request) -> Result<(), Refused> {
 }
 
 impl Kept {
-    /// Takes a request that costs the record so many bytes out of the budgets, or says which
-    /// is spent.
-    fn charge_call(
-        &mut self,
-        asked: Asked,
-        bytes: usize,
-        limits: &crate::limits::Limits,
-    ) -> Result<(), Refused> {
+    /// Takes a request out of the budgets, or says which is spent.
+    fn charge_call(&mut self, asked: Asked, cost: &Cost, limits: &Limits) -> Result<(), Refused> {
         let calls = self.calls(asked).exchanges().len() as u64;
         let within = match asked {
             Asked::Model => {
@@ -279,7 +285,18 @@ impl Kept {
             }
         };
         within.map_err(Error::BudgetSpent)?;
-        Ok(self.charge(bytes, limits).map_err(|over| Error::BudgetSpent(over.0))?)
+        let sent = self.sent_bytes.saturating_add(cost.sent as u64);
+        if sent > limits.chat_bytes_max {
+            self.fired.add_asked(Limit::ChatBytes, usize::try_from(sent).unwrap_or(usize::MAX));
+            return Err(Error::BudgetSpent(format!(
+                "chat-bytes-max of {} bytes sent in one rollout: {} more would make {sent}; the operator can raise it",
+                limits.chat_bytes_max, cost.sent
+            ))
+            .into());
+        }
+        self.charge(cost.kept, limits).map_err(|over| Error::BudgetSpent(over.0))?;
+        self.sent_bytes = sent;
+        Ok(())
     }
 }
 

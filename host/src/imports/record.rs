@@ -170,6 +170,8 @@ pub struct Spent {
     pub prompt_tokens: u64,
     /// Tokens of the replies, as far as the server said.
     pub completion_tokens: u64,
+    /// Bytes of all requests to models, not counting retries.
+    pub sent_bytes: u64,
     /// Calls of the judge, not counting retries.
     pub judge_calls: u64,
     /// Tokens of requests to the judge and of its replies, as far as its server said.
@@ -293,6 +295,8 @@ pub(super) struct Kept {
     pub chat_tokens: u64,
     /// Tries of all finished calls of the model after the first.
     pub chat_retries: u64,
+    /// Bytes of all requests to models.
+    pub sent_bytes: u64,
     /// Tokens of all finished calls of the judge.
     pub judge_tokens: u64,
     /// Why the judge is to blame if the grader gives up, and how many calls of it there
@@ -463,6 +467,7 @@ impl Record {
             tool_calls: kept.tool_uses.len() as u64,
             judge_calls: kept.judge.exchanges().len() as u64,
             judge_tokens: kept.judge_tokens,
+            sent_bytes: kept.sent_bytes,
             guest_cpu: Duration::from_nanos(self.meter.cpu_nanos.load(Ordering::Relaxed)),
             memory_bytes_peak: self.meter.memory_bytes_peak.load(Ordering::Relaxed),
             host_calls: self.meter.host_calls.load(Ordering::Relaxed),

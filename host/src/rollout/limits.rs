@@ -51,6 +51,7 @@ fn used(limit: Limit, spent: &Spent, times: HalfTimes) -> Option<Amount> {
         Limit::Samples => spent.samples.into(),
         Limit::ChatCalls => spent.chat_calls.into(),
         Limit::ChatTokens => spent.prompt_tokens.saturating_add(spent.completion_tokens).into(),
+        Limit::ChatBytes => spent.sent_bytes.into(),
         Limit::JudgeCalls => spent.judge_calls.into(),
         Limit::JudgeTokens => spent.judge_tokens.into(),
         Limit::RecordBytes => spent.record_bytes.into(),

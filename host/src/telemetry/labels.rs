@@ -166,6 +166,8 @@ labels! {
         ChatCalls = "chat-calls-max",
         /// Tokens of all calls of the model.
         ChatTokens = "chat-tokens-max",
+        /// Bytes of all requests to models.
+        ChatBytes = "chat-bytes-max",
         /// Calls under way at once.
         ConcurrentCalls = "concurrent-calls-max",
         /// Calls of the judge.
