@@ -10,6 +10,7 @@ from __future__ import annotations
 import linecache
 import sys
 import traceback
+import warnings
 from enum import Enum
 from types import TracebackType
 
@@ -35,6 +36,11 @@ def set_roots(roots: list[tuple[str, str]]) -> None:
     _roots[:] = roots
 
 
+def roots() -> list[tuple[str, str]]:
+    """What directories are called in texts."""
+    return list(_roots)
+
+
 def directories() -> list[str]:
     """Where the component's modules come from, but for the standard library."""
     return [prefix.rstrip("/") for prefix, _ in _roots if prefix != _LIBRARY]
@@ -48,6 +54,19 @@ def keep_sources() -> None:
         if path and _is_authors(path) and (lines := linecache.getlines(path)):
             # Without a time of change, nobody looks whether the file is still the same.
             linecache.cache[path] = (sum(map(len, lines)), None, lines, path)
+
+
+def warn_with_authors_paths() -> None:
+    """Has a warning name the file by its path in the author's project."""
+    original = warnings.formatwarning
+
+    def written(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+        if line is None:
+            # Read by the path that the module has here.
+            line = linecache.getline(filename, lineno)
+        return original(message, category, _shown_path(filename), lineno, line)
+
+    vars(warnings)["formatwarning"] = written
 
 
 def _shown_path(path: str) -> str:
@@ -112,13 +131,22 @@ def _tidy(said: traceback.TracebackException, seen: set[int]) -> None:
     if id(said) in seen:
         return
     seen.add(id(said))
-    kept = [frame for frame in said.stack if _INNER not in frame.filename]
+    kept = [frame for frame in said.stack if not _is_inner(frame.filename)]
+    # What calls the author's code is the same in every traceback.
+    first = next((at for at, frame in enumerate(kept) if _is_authors(frame.filename)), 0)
+    kept = kept[first:]
     for frame in kept:
         frame.filename = _shown_path(frame.filename)
     said.stack[:] = kept
     for inner in (said.__cause__, said.__context__, *(said.exceptions or ())):
         if inner is not None:
             _tidy(inner, seen)
+
+
+def _is_inner(path: str) -> bool:
+    """Whether a frame is not shown: this package's, and those of importing, which CPython leaves out
+    too."""
+    return _INNER in path or path.startswith(("<frozen importlib", f"{_LIBRARY}importlib/"))
 
 
 class Sort(Enum):
