@@ -754,6 +754,31 @@ async fn the_sdk_and_its_examples_pass_a_strict_type_checker() {
 }
 
 #[tokio::test]
+async fn the_sdk_passes_the_other_strict_type_checker_too() {
+    let dir = temporary();
+    let place = dir.path().join("checked");
+    std::fs::create_dir(&place).unwrap();
+    // It takes no path to what it checks that is not within.
+    std::os::unix::fs::symlink(project_root().join("guest-sdk/python/src"), place.join("src")).unwrap();
+    let config = json!({
+        "include": ["src/rollout_sdk"],
+        // Generated, and checked by nobody.
+        "extraPaths": [bindings(dir.path()).await, "src"],
+        "typeCheckingMode": "strict",
+        "pythonVersion": "3.14",
+    });
+    write(&place, "pyrightconfig.json", &config.to_string());
+
+    let checked = Command::new(python_program("pyright")).arg("-p").arg(&place).arg("--outputjson").output();
+    let checked = checked.await.unwrap();
+
+    let said: Value = serde_json::from_slice(&checked.stdout).expect("it writes JSON");
+    let found = said["generalDiagnostics"].as_array().expect("a list");
+    assert!(found.is_empty(), "{found:#?}");
+    assert!(said["summary"]["filesAnalyzed"].as_u64() > Some(30), "{said:#}");
+}
+
+#[tokio::test]
 async fn the_sdk_passes_its_own_tests() {
     let ran = Command::new(python_program("python"))
         .args(["-B", "-W", "error", "-m", "unittest", "discover", "-s", "tests"])

@@ -24,6 +24,8 @@ type Seen = BTreeMap<PathBuf, (Option<SystemTime>, u64)>;
 /// A project that is watched.
 pub(super) struct Watch {
     root: PathBuf,
+    /// Where the work writes to, which nobody saved.
+    made: Option<PathBuf>,
     seen: Seen,
     runtime: tokio::runtime::Runtime,
     signals: StopSignal,
@@ -37,10 +39,13 @@ pub(super) enum Next {
 }
 
 impl Watch {
-    /// Watches a project's directory, or that of its entry module.
-    pub fn of(project: &Path) -> Result<Self> {
+    /// Watches a project's directory, or that of its entry module, but for what is made there.
+    pub fn of(project: &Path, made: Option<&Path>) -> Result<Self> {
         let parent = project.parent().filter(|parent| !parent.as_os_str().is_empty());
         let root = if project.is_dir() { project } else { parent.unwrap_or(Path::new(".")) };
+        // Names of directories are compared, so both begin at the root.
+        let root = std::path::absolute(root).context("cannot tell where the project is")?;
+        let made = made.map(std::path::absolute).transpose().context("cannot tell where the output is")?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -49,7 +54,7 @@ impl Watch {
             let _runtime = runtime.enter();
             StopSignal::new()?
         };
-        Ok(Self { root: root.to_owned(), seen: look_at(root), runtime, signals })
+        Ok(Self { seen: look_at(&root, made.as_deref()), root, made, runtime, signals })
     }
 
     /// Does the work, and again whenever a file was saved, until somebody stops it. What goes
@@ -68,7 +73,8 @@ impl Watch {
 
     /// Waits for a change since the last one.
     fn next(&mut self) -> Next {
-        let (root, seen, signals) = (&self.root, &mut self.seen, &mut self.signals);
+        let (root, made) = (&self.root, self.made.as_deref());
+        let (seen, signals) = (&mut self.seen, &mut self.signals);
         self.runtime.block_on(async {
             let mut looks = tokio::time::interval(LOOK);
             loop {
@@ -76,7 +82,7 @@ impl Watch {
                     () = signals.next() => return Next::Stopped,
                     _ = looks.tick() => {}
                 }
-                let now = look_at(root);
+                let now = look_at(root, made);
                 if now != *seen {
                     *seen = now;
                     return Next::Changed;
@@ -87,7 +93,7 @@ impl Watch {
 }
 
 /// The files of a project, but for what its tools make.
-fn look_at(root: &Path) -> Seen {
+fn look_at(root: &Path, made: Option<&Path>) -> Seen {
     let mut seen = Seen::new();
     let mut todo = vec![root.to_owned()];
     while let Some(dir) = todo.pop() {
@@ -100,7 +106,11 @@ fn look_at(root: &Path) -> Seen {
         for entry in entries {
             let (path, name) = (entry.path(), entry.file_name());
             let name = name.to_string_lossy();
-            if name.starts_with('.') || NOT_OF_PROJECT.contains(&&*name) || name.ends_with(".wasm") {
+            if name.starts_with('.')
+                || NOT_OF_PROJECT.contains(&&*name)
+                || name.ends_with(".wasm")
+                || made == Some(path.as_path())
+            {
                 continue;
             }
             match entry.metadata() {
@@ -125,8 +135,9 @@ mod tests {
         std::fs::create_dir_all(path(".venv/lib")).unwrap();
         std::fs::create_dir_all(path("environment")).unwrap();
         std::fs::create_dir_all(path("__pycache__")).unwrap();
+        std::fs::create_dir_all(path("out")).unwrap();
         std::fs::write(path("environment/pyvenv.cfg"), "").unwrap();
-        let mut before = look_at(dir.path());
+        let mut before = look_at(dir.path(), Some(&path("out")));
         for (name, is_seen) in [
             ("agent.py", true),
             ("inner/prompt.txt", true),
@@ -135,17 +146,18 @@ mod tests {
             ("environment/x.py", false),
             ("__pycache__/agent.pyc", false),
             ("made.wasm", false),
+            ("out/log.jsonl", false),
         ] {
             std::fs::write(path(name), name).unwrap();
 
-            let after = look_at(dir.path());
+            let after = look_at(dir.path(), Some(&path("out")));
 
             assert_eq!(after != before, is_seen, "{name}");
             before = after;
         }
         std::fs::write(path("agent.py"), "longer than before").unwrap();
-        assert_ne!(look_at(dir.path()), before);
+        assert_ne!(look_at(dir.path(), Some(&path("out"))), before);
         std::fs::remove_file(path("agent.py")).unwrap();
-        assert!(!look_at(dir.path()).contains_key(&path("agent.py")));
+        assert!(!look_at(dir.path(), Some(&path("out"))).contains_key(&path("agent.py")));
     }
 }

@@ -25,6 +25,8 @@ from importlib.resources.abc import Traversable, TraversableResources
 from importlib.util import spec_from_file_location
 from typing import IO, Any
 
+from ._json import is_a
+
 LIBRARY = "/python"
 
 # Of the standard library: what wants a screen, what installs, and what tests the library.
@@ -255,13 +257,16 @@ class _Place(Traversable):
 def _open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
     """`open`, which finds what is in the archive."""
     content = None
-    if not set(mode) & set("wax+") and isinstance(file, (str, os.PathLike)):
-        content = _read(str(os.fspath(file)))
+    if not set(mode) & set("wax+") and is_a(file, str, os.PathLike):
+        place: os.PathLike[str] | str = file
+        content = _read(str(os.fspath(place)))
     if content is None:
-        return _real_open(file, mode, *args, **kwargs)
+        opener: Any = _real_open
+        opened: IO[Any] = opener(file, mode, *args, **kwargs)
+        return opened
     if "b" in mode:
         return io.BytesIO(content)
-    named = dict(zip(("buffering", "encoding", "errors", "newline"), args, strict=False))
+    named: dict[str, Any] = dict(zip(("buffering", "encoding", "errors", "newline"), args, strict=False))
     named.update(kwargs)
     encoding = named.get("encoding")
     return io.TextIOWrapper(

@@ -20,7 +20,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -137,9 +137,9 @@ class Project:
     """The directory that modules are imported from."""
     dependencies: list[str]
     only_grader: bool = False
-    imports: list[str] = field(default_factory=list)
-    without_native: list[str] = field(default_factory=list)
-    leave_out: list[str] = field(default_factory=list)
+    imports: list[str] = field(default_factory=list[str])
+    without_native: list[str] = field(default_factory=list[str])
+    leave_out: list[str] = field(default_factory=list[str])
 
 
 def project_of(path: Path) -> Project:
@@ -164,9 +164,9 @@ def read_project(directory: Path, module: str = "") -> Project:
         said = tomllib.loads(file.read_text())
     except (OSError, ValueError) as error:
         at_fault(f"{file}: {error}")
-    project = said.get("project", {})
-    table = said.get("tool", {}).get("rollout-host", {})
-    if not isinstance(project, dict) or not isinstance(table, dict):
+    tools: Any = said.get("tool", {})
+    project, table = said.get("project", {}), tools.get("rollout-host", {})
+    if not _is_table(project) or not _is_table(table):
         at_fault(f"{file}: [project] and [{TABLE}] are tables")
     known = {"entry", "only-grader", "imports", "without-native", "leave-out"}
     if unknown := sorted(set(table) - known):
@@ -189,6 +189,19 @@ def read_project(directory: Path, module: str = "") -> Project:
     )
 
 
+def _is_table(value: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_list_of_texts(value: Any) -> TypeGuard[list[str]]:
+    items: list[Any] = list(value) if type(value).__name__ == 'list' else [None]
+    return all(map(_is_text, items))
+
+
 def _text_of(file: Path, table: str, values: dict[str, Any], key: str, default: str) -> str:
     value = values.get(key, default)
     if not isinstance(value, str):
@@ -198,7 +211,7 @@ def _text_of(file: Path, table: str, values: dict[str, Any], key: str, default: 
 
 def _texts(file: Path, table: str, values: dict[str, Any], key: str) -> list[str]:
     value = values.get(key, [])
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+    if not _is_list_of_texts(value):
         at_fault(f"{file}: [{table}] {key} is a list of texts")
     return value
 
@@ -363,7 +376,7 @@ def _beside(name: str) -> Any:
 
 def read_modules(project: Project) -> Any:
     """What the project's modules say (`_modules.Text`)."""
-    left_out = {"workflow", "agent-loop"} if project.only_grader else set()
+    left_out = ("workflow", "agent-loop") if project.only_grader else ()
     return _beside("_modules").read(project.source, project.entry, [each for each in WORLDS if each not in left_out])
 
 

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from . import _discover, _failure, _host, _loop, log
-from ._json import JsonObject, as_number, dump, dump_messages, load_messages, load_object
+from ._json import JsonObject, as_number, dump, dump_messages, is_a, load_messages, load_object
 from ._older import Never
 from .agent_loop import RolloutAgentLoop, RolloutRequest, RolloutResult, tool_schemas
 from .agent_loop import RolloutContext as LoopContext
@@ -84,7 +84,8 @@ def settle() -> None:
     _failure.warn_with_authors_paths()
     # Whatever was drawn and measured meanwhile is another in every build.
     random.seed(0)
-    vars(logging)["_startTime"] = 0
+    module: Any = logging
+    module._startTime = 0
     parts = _stand_ins() if _stand_ins is not None else _rehearse.parts(_plugin())
     _image.settle(parts, _failure.is_close)
 
@@ -197,7 +198,7 @@ def run_workflow(prompt: list[str]) -> Output:
 def _take_output(output: Any, rollout: RolloutContext) -> Output:
     if output is None:
         return None, {}
-    if isinstance(output, list):
+    if is_a(output, list):
         output = AgentWorkflowOutput(messages=output)
     if not isinstance(output, AgentWorkflowOutput):
         raise Failed(

@@ -13,7 +13,9 @@ import traceback
 import warnings
 from enum import Enum
 from types import TracebackType
+from typing import Any
 
+from ._json import is_a
 from ._older import BaseExceptionGroup
 from .errors import ChatError, Invalid, JudgeError, RolloutError
 
@@ -66,7 +68,8 @@ def warn_with_authors_paths() -> None:
             line = linecache.getline(filename, lineno)
         return original(message, category, _shown_path(filename), lineno, line)
 
-    vars(warnings)["formatwarning"] = written
+    module: Any = warnings
+    module.formatwarning = written
 
 
 def _shown_path(path: str) -> str:
@@ -95,8 +98,9 @@ def describe(error: BaseException) -> str:
 def _text(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"called sys.exit({error.code!r}) instead of returning"
-    if isinstance(error, BaseExceptionGroup):
-        return f"{error.message}: {'; '.join(_text(inner) for inner in error.exceptions)}"
+    if is_a(error, BaseExceptionGroup):
+        group: Any = error
+        return f"{group.message}: {'; '.join(map(_text, group.exceptions))}"
     text = str(error)
     if isinstance(error, RolloutError) and text:
         return text
@@ -160,8 +164,9 @@ class Sort(Enum):
 def sort_of(error: BaseException) -> Sort:
     """What the exception says. Those of a group say something together only where all
     say the same."""
-    if isinstance(error, BaseExceptionGroup):
-        sorts = {sort_of(inner) for inner in error.exceptions}
+    if is_a(error, BaseExceptionGroup):
+        group: Any = error
+        sorts = {sort_of(inner) for inner in group.exceptions}
         return sorts.pop() if len(sorts) == 1 else Sort.FAILED
     if isinstance(error, Invalid):
         return Sort.INVALID

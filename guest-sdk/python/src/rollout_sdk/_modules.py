@@ -16,11 +16,11 @@ _EXPORT_OF = {"AgentWorkflow": "workflow", "RolloutAgentLoop": "agent-loop", "Gr
 class Text:
     """What reading the modules of a project says, without importing any."""
 
-    files: list[Path] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list[Path])
     """The entry module and what it imports of the project."""
-    exports: list[str] = field(default_factory=list)
+    exports: list[str] = field(default_factory=list[str])
     """What the entry module is likely to have. Discovery in the component says what is so."""
-    imports: list[str] = field(default_factory=list)
+    imports: list[str] = field(default_factory=list[str])
     """What the modules import that is not the project's."""
 
 

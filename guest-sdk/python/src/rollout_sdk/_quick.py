@@ -54,8 +54,8 @@ def prepare(*, exports: list[str], imports: list[str], roots: list[tuple[str, st
 def stand_ins() -> list[Callable[[], None]]:
     """What is rehearsed in place of the author's parts."""
     exports = _exports or []
-    agent = _rehearse._Workflow if {"workflow", "agent-loop"} & set(exports) else None
-    grader = _rehearse._Grader if "grader" in exports else None
+    agent = _rehearse.OwnWorkflow if {"workflow", "agent-loop"} & set(exports) else None
+    grader = _rehearse.OwnGrader if "grader" in exports else None
     return _rehearse.parts(_discover.Found(agent, None, grader, None, None))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any, TextIO
 
 FILE = "said.txt"
@@ -29,7 +29,7 @@ class _Twice:
 
 
 @contextlib.contextmanager
-def kept(directory: str) -> Iterator[None]:
+def kept(directory: str) -> Generator[None, None, None]:
     """Keeps what is said meanwhile in this directory."""
     with open(f"{directory}/{FILE}", "w", encoding="utf-8") as file:
         streams: Any = sys

@@ -52,7 +52,11 @@ struct Built {
 
 impl Build {
     pub fn run(self) -> Result<Exit> {
-        if self.watch { Watch::of(&self.dir)?.repeat(|| self.once()) } else { self.once() }
+        if self.watch {
+            Watch::of(&self.dir, self.output.as_deref())?.repeat(|| self.once())
+        } else {
+            self.once()
+        }
     }
 
     fn once(&self) -> Result<Exit> {

@@ -94,7 +94,11 @@ const QUICK: &str = "the quick way: the project is imported when each instance b
 
 impl Test {
     pub fn run(self) -> Result<Exit> {
-        if self.watch { Watch::of(&self.plugin)?.repeat(|| self.once()) } else { self.once() }
+        if self.watch {
+            Watch::of(&self.plugin, self.out.as_deref())?.repeat(|| self.once())
+        } else {
+            self.once()
+        }
     }
 
     fn once(&self) -> Result<Exit> {
