@@ -268,6 +268,92 @@ async fn a_program_for_the_published_package_is_built_and_runs_as_it_is() {
     assert_eq!(result["sample"]["messages"][2]["content"][0]["toolResult"], tool_result, "{result:#}");
 }
 
+const SAYS: &str = r#"
+import logging
+import warnings
+
+from rollout_sdk import *
+
+warnings.warn("old at import", UserWarning)
+
+
+class Config(AgentWorkflowConfig):
+    depth: int = 3
+    """How deep to look.
+
+    Deeper is slower."""
+    name_of_tool: str = "find"
+
+
+def inner(value):
+    return {}["missing"]
+
+
+class Says(AgentWorkflow[Config]):
+    async def run(self, ctx):
+        print("printed")
+        logging.getLogger("mine").warning("logged %s", 1)
+        warnings.warn("old in a rollout", RuntimeWarning)
+        await ctx.agent().run()
+        try:
+            inner(1)
+        except KeyError as error:
+            raise RuntimeError("outer") from error
+"#;
+
+#[tokio::test]
+async fn what_a_program_says_is_shown_as_cpython_shows_it() {
+    let dir = project(SAYS, "version = \"1\"\n");
+
+    let built = build(dir.path()).await;
+
+    assert_eq!(built.code, Some(0), "{}", built.stderr);
+    let place = dir.path().canonicalize().unwrap().join("made_up.py");
+    let warning = format!("{}:7: UserWarning: old at import\n  warnings.warn(", place.display());
+    assert!(built.stderr.contains(&warning), "{}", built.stderr);
+
+    let mut config = rollout_host(["config", "made.wasm"]);
+    let shown = config.current_dir(dir.path()).start().ended_within(COMMAND).await;
+    let docs = "depth          integer  3\n      How deep to look.\n      \n      Deeper is slower.\n";
+    let table: Vec<String> =
+        shown.stdout.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    let expected: Vec<String> =
+        docs.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    assert!(table.windows(expected.len()).any(|lines| lines == expected), "{}", shown.stdout);
+
+    write(dir.path(), "rows.jsonl", "{\"user_prompt\": \"2 + 3?\", \"ground_truth\": \"5\"}\n");
+    let mut test =
+        rollout_host(["test", "made.wasm", "--data", "rows.jsonl", "--model", "mock", "--out", "out"]);
+    let ran = test.current_dir(dir.path()).start().ended_within(COMMAND).await;
+    assert_eq!(ran.code, Some(1), "{}{}", ran.stdout, ran.stderr);
+    let log = std::fs::read_to_string(dir.path().join("out/row-00000-run-0/log.jsonl")).unwrap();
+    let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let lines: Vec<String> = lines
+        .iter()
+        .map(|line| format!("{}: {}", line["level"].as_str().unwrap(), line["text"].as_str().unwrap()))
+        .collect();
+    assert_eq!(
+        lines,
+        [
+            "info: printed",
+            "warn: logged 1",
+            "warn: made_up.py:26: RuntimeWarning: old in a rollout",
+            "warn:   warnings.warn(\"old in a rollout\", RuntimeWarning)",
+            "error: Traceback (most recent call last):",
+            "error:   File \"made_up.py\", line 29, in run",
+            "error:     inner(1)",
+            "error:   File \"made_up.py\", line 19, in inner",
+            "error:     return {}[\"missing\"]",
+            "error: KeyError: 'missing'",
+            "error: The above exception was the direct cause of the following exception:",
+            "error: Traceback (most recent call last):",
+            "error:   File \"made_up.py\", line 31, in run",
+            "error:     raise RuntimeError(\"outer\") from error",
+            "error: RuntimeError: outer",
+        ]
+    );
+}
+
 /// A host of the guest that does what its prompt asks for.
 async fn host() -> TestHost {
     TestHost::of_component(python_guest(PARITY)).start().await
@@ -665,6 +751,31 @@ async fn the_sdk_and_its_examples_pass_a_strict_type_checker() {
 
         assert!(checked.status.success(), "{place}:\n{}", String::from_utf8_lossy(&checked.stdout));
     }
+}
+
+#[tokio::test]
+async fn the_sdk_passes_the_other_strict_type_checker_too() {
+    let dir = temporary();
+    let place = dir.path().join("checked");
+    std::fs::create_dir(&place).unwrap();
+    // It takes no path to what it checks that is not within.
+    std::os::unix::fs::symlink(project_root().join("guest-sdk/python/src"), place.join("src")).unwrap();
+    let config = json!({
+        "include": ["src/rollout_sdk"],
+        // Generated, and checked by nobody.
+        "extraPaths": [bindings(dir.path()).await, "src"],
+        "typeCheckingMode": "strict",
+        "pythonVersion": "3.14",
+    });
+    write(&place, "pyrightconfig.json", &config.to_string());
+
+    let checked = Command::new(python_program("pyright")).arg("-p").arg(&place).arg("--outputjson").output();
+    let checked = checked.await.unwrap();
+
+    let said: Value = serde_json::from_slice(&checked.stdout).expect("it writes JSON");
+    let found = said["generalDiagnostics"].as_array().expect("a list");
+    assert!(found.is_empty(), "{found:#?}");
+    assert!(said["summary"]["filesAnalyzed"].as_u64() > Some(30), "{said:#}");
 }
 
 #[tokio::test]

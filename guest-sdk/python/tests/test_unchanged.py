@@ -95,7 +95,7 @@ class Unchanged(unittest.TestCase):
         ]:
             _, found = self.found(program, only_grader=only_grader)
             project = _build.Project(PROGRAMS, program, program, PROGRAMS, [], only_grader)
-            self.assertEqual(_build.guess_exports(project), found.exports, program)
+            self.assertEqual(_build.read_modules(project).exports, found.exports, program)
 
     def test_what_a_name_does_not_cover_says_what_is_there_instead(self) -> None:
         for code, expected in [

@@ -20,6 +20,7 @@ mod serve;
 mod setup;
 mod test;
 mod validate;
+mod watch;
 
 #[cfg(test)]
 mod help;

@@ -84,6 +84,14 @@ fn this_program() -> Result<PathBuf> {
 /// Reads a component's bytes, and no more than it may have.
 pub(super) fn read(path: &Path, limits: &LoadLimits) -> Result<Vec<u8>> {
     let about = || format!("cannot read {}", path.display());
+    if path.is_dir() || path.extension().is_some_and(|ending| ending == "py") {
+        let reason = format!(
+            "{} is a project's source, and this takes a component; make one of it: rollout-host build {}",
+            path.display(),
+            path.display()
+        );
+        return Err(PluginFault(reason).into());
+    }
     let max = limits.component_bytes_max;
     let file = std::fs::File::open(path).with_context(about)?;
     let mut bytes = Vec::new();

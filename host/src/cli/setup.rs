@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
+use bytes::Bytes;
 use clap::Args;
 use serde_json::{Map, Value};
 use tokio::runtime::Runtime;
@@ -254,10 +255,30 @@ pub(super) fn host(
     watched_host(runtime, plugin_path, grader_path, config, cache, artifact_root, None)
 }
 
+/// A component's file, and what its instances find on standard input.
+pub(super) struct Workflow<'a> {
+    pub path: &'a Path,
+    /// What it is called in texts.
+    pub shown: &'a Path,
+    pub input: Bytes,
+}
+
+impl<'a> From<&'a Path> for Workflow<'a> {
+    fn from(path: &'a Path) -> Self {
+        Self { path, shown: path, input: Bytes::new() }
+    }
+}
+
+impl<'a> From<&'a PathBuf> for Workflow<'a> {
+    fn from(path: &'a PathBuf) -> Self {
+        Self::from(path.as_path())
+    }
+}
+
 /// The same, with somebody who watches the calls of its models.
-pub(super) fn watched_host(
+pub(super) fn watched_host<'a>(
     runtime: &Runtime,
-    plugin_path: &Path,
+    plugin: impl Into<Workflow<'a>>,
     grader_path: Option<&Path>,
     config: &Config,
     cache: &CacheOptions,
@@ -282,10 +303,11 @@ pub(super) fn watched_host(
     let engine = Engine::planned(plan, slots.running_max.saturating_add(tools_max), memory_bytes_max)?;
     let loader = cache.loader(config.cache_dir.as_deref(), &config.load_limits)?;
     let load = |path: &Path| plugin_file::load(&loader, &engine, path, &config.load_limits);
-    let workflow = load(plugin_path)?;
+    let Workflow { path, shown, input } = plugin.into();
+    let workflow = load(path)?.with_input(input);
     let grader = grader_path.map(load).transpose()?;
     let plugin_digest = workflow.about().digest.clone();
-    let (_, plugin_settings) = settings(runtime, plugin_path, &workflow, config, config.plugin.as_ref())?;
+    let (_, plugin_settings) = settings(runtime, shown, &workflow, config, config.plugin.as_ref())?;
     let grader_settings = match (&grader, grader_path) {
         (Some(grader), Some(path)) => {
             let given = config.grader.as_ref().or(config.plugin.as_ref());

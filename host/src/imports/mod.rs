@@ -56,9 +56,11 @@ pub(crate) mod bindings {
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 use wasmtime::component::{HasSelf, Linker, ResourceTable};
+use wasmtime_wasi::p2::pipe::MemoryInputPipe;
 use wasmtime_wasi::{WasiCtx, WasiCtxBuilder};
 
 use crate::id::RolloutId;
@@ -300,8 +302,9 @@ impl Imports {
     }
 
     /// What a guest's standard library finds: no arguments, environment, files or
-    /// network; random numbers that the rollout decides; output that goes to the log.
-    pub(crate) fn wasi(&self) -> WasiCtx {
+    /// network; random numbers that the rollout decides; output that goes to the log. On standard
+    /// input there is what the plugin was given, which is nothing where it is served.
+    pub(crate) fn wasi(&self, input: Bytes) -> WasiCtx {
         let mut builder = WasiCtxBuilder::new();
         clockwork::seed(&mut builder, &self.run, self.role);
         builder
@@ -312,6 +315,9 @@ impl Imports {
             .allow_udp(false)
             .stdout(stdio::LogStream::new(self.record.clone(), self.limits.clone(), LogLevel::Info))
             .stderr(stdio::LogStream::new(self.record.clone(), self.limits.clone(), LogLevel::Warn));
+        if !input.is_empty() {
+            builder.stdin(MemoryInputPipe::new(input));
+        }
         builder.build()
     }
 

@@ -18,6 +18,7 @@ mod workflow;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::time::Instant;
 use wasmtime::component::{Component, Instance, InstancePre, Linker, ResourceTableError};
 use wasmtime::{Store, Trap};
@@ -76,7 +77,10 @@ pub(crate) struct Forms {
 #[derive(Clone)]
 pub(crate) struct LinkedPlugin(Arc<Linked>);
 
+#[derive(Clone)]
 struct Linked {
+    /// What its instances find on standard input.
+    input: Bytes,
     busy: BusyThreads,
     /// What the engine keeps for an instance beside its memories and tables.
     kept_bytes: usize,
@@ -98,6 +102,7 @@ impl LinkedPlugin {
     ) -> wasmtime::Result<Self> {
         let pre = linker.instantiate_pre(component)?;
         Ok(Self(Arc::new(Linked {
+            input: Bytes::new(),
             busy,
             kept_bytes: usize::try_from(kept_bytes).unwrap_or(usize::MAX),
             workflow: forms.workflow.then(|| workflow_export::GuestIndices::new(&pre)).transpose()?,
@@ -107,6 +112,11 @@ impl LinkedPlugin {
             settings: forms.settings.then(|| settings::GuestIndices::new(&pre)).transpose()?,
             pre,
         })))
+    }
+
+    /// The same, whose instances find this on standard input.
+    pub fn with_input(&self, input: Bytes) -> Self {
+        Self(Arc::new(Linked { input, ..(*self.0).clone() }))
     }
 }
 
@@ -456,7 +466,7 @@ async fn within<R: Send + 'static>(
 }
 
 fn store(plugin: &Linked, imports: Imports, memory_bytes_max: usize) -> Store<InstanceState> {
-    let wasi = imports.wasi();
+    let wasi = imports.wasi(plugin.input.clone());
     let memory = MemoryLimit::new(memory_bytes_max, imports.record().clone());
     let limits = imports.limits().clone();
     let state = InstanceState { imports, wasi, memory };

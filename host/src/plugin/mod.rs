@@ -7,6 +7,7 @@
 mod contract;
 mod settings;
 
+use bytes::Bytes;
 use wasmtime::component::types::ComponentItem;
 use wasmtime::component::{Component, Linker};
 
@@ -125,6 +126,11 @@ impl Plugin {
         let linked =
             LinkedPlugin::new(linker, component, forms, kept_bytes, busy.clone()).map_err(LoadError::Link)?;
         Ok(Self { about: about.into(), linked })
+    }
+
+    /// The same, whose instances find this on standard input.
+    pub fn with_input(&self, input: Bytes) -> Self {
+        Self { about: self.about.clone(), linked: self.linked.with_input(input) }
     }
 
     /// What it is.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._json import JsonObject
+from ._json import JsonObject, is_list, is_object
 from ._older import Never
 from .config import Settings
 
@@ -19,9 +19,9 @@ class _Model(Settings):
 
 
 def _without_none(value: Any) -> Any:
-    if isinstance(value, dict):
+    if is_object(value):
         return {name: _without_none(item) for name, item in value.items() if item is not None}
-    return [_without_none(item) for item in value] if isinstance(value, list) else value
+    return [_without_none(item) for item in value] if is_list(value) else value
 
 
 class OpenAIFunctionPropertySchema(_Model):

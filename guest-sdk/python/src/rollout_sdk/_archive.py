@@ -18,11 +18,14 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from bisect import insort
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec, SourceFileLoader
 from importlib.resources.abc import Traversable, TraversableResources
 from importlib.util import spec_from_file_location
 from typing import IO, Any
+
+from ._json import is_a
 
 LIBRARY = "/python"
 
@@ -60,6 +63,31 @@ def pack(roots: Iterable[str]) -> None:
         _reload_from_here(module)
     for module in (builtins, io):
         vars(module)["open"] = _open
+
+
+def add(root: str, files: Mapping[str, bytes]) -> None:
+    """Takes in files of a project that comes when the component is there already."""
+    for path, content in files.items():
+        _files[path] = zlib.compress(content, 1)
+        while path != root:
+            path, _, name = path.rpartition("/")
+            inside = _dirs.setdefault(path, [])
+            if name not in inside:
+                insort(inside, name)
+    for path in [known for known in sys.path_importer_cache if known == root or known.startswith(f"{root}/")]:
+        del sys.path_importer_cache[path]
+
+
+def keep_what_is_built(root: str) -> None:
+    """Forgets files that are there while a component is built and not in it."""
+    for path in [known for known in _files if known.startswith(f"{root}/")]:
+        directory, _, name = path.rpartition("/")
+        if not name.endswith(".py") and "__init__.py" not in _dirs[directory] and not _in_package(root, directory):
+            del _files[path]
+
+
+def _in_package(root: str, directory: str) -> bool:
+    return directory != root and ("__init__.py" in _dirs[directory] or _in_package(root, directory.rpartition("/")[0]))
 
 
 def _reload_from_here(module: Any) -> None:
@@ -229,13 +257,16 @@ class _Place(Traversable):
 def _open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
     """`open`, which finds what is in the archive."""
     content = None
-    if not set(mode) & set("wax+") and isinstance(file, (str, os.PathLike)):
-        content = _read(str(os.fspath(file)))
+    if not set(mode) & set("wax+") and is_a(file, str, os.PathLike):
+        place: os.PathLike[str] | str = file
+        content = _read(str(os.fspath(place)))
     if content is None:
-        return _real_open(file, mode, *args, **kwargs)
+        opener: Any = _real_open
+        opened: IO[Any] = opener(file, mode, *args, **kwargs)
+        return opened
     if "b" in mode:
         return io.BytesIO(content)
-    named = dict(zip(("buffering", "encoding", "errors", "newline"), args, strict=False))
+    named: dict[str, Any] = dict(zip(("buffering", "encoding", "errors", "newline"), args, strict=False))
     named.update(kwargs)
     encoding = named.get("encoding")
     return io.TextIOWrapper(

@@ -10,7 +10,6 @@ that a tool is missing or failed.
 from __future__ import annotations
 
 import argparse
-import ast
 import hashlib
 import importlib.util
 import json
@@ -21,7 +20,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
 TABLE = "tool.rollout-host"
 
 ENTRY = "_rollout_entry"
+
+SAID = "» "
 
 AT_FAULT = 1
 NOT_DONE = 2
@@ -112,6 +113,11 @@ class BuildError(Exception):
         self.code = code
 
 
+def say(text: str) -> None:
+    """Says what is done now. `rollout-host build` shows lines with this mark at once."""
+    print(f"{SAID}{text}", file=sys.stderr, flush=True)
+
+
 def at_fault(text: str) -> Never:
     raise BuildError(AT_FAULT, text)
 
@@ -131,27 +137,42 @@ class Project:
     """The directory that modules are imported from."""
     dependencies: list[str]
     only_grader: bool = False
-    imports: list[str] = field(default_factory=list)
-    without_native: list[str] = field(default_factory=list)
-    leave_out: list[str] = field(default_factory=list)
+    imports: list[str] = field(default_factory=list[str])
+    without_native: list[str] = field(default_factory=list[str])
+    leave_out: list[str] = field(default_factory=list[str])
 
 
-def read_project(directory: Path) -> Project:
-    """Reads and checks the project's file."""
+def project_of(path: Path) -> Project:
+    """The project in a directory; or that of an entry module, which may have no file that says
+    more of it."""
+    if path.is_dir():
+        return read_project(path)
+    if (path.parent / "pyproject.toml").is_file():
+        return read_project(path.parent, path.stem)
+    return Project(path.parent, path.stem, path.stem, path.parent, [])
+
+
+def has_file(project: Project) -> bool:
+    """Whether a file says what the project is."""
+    return (project.dir / "pyproject.toml").is_file()
+
+
+def read_project(directory: Path, module: str = "") -> Project:
+    """Reads and checks the project's file. The entry may be said beside it."""
     file = directory / "pyproject.toml"
     try:
         said = tomllib.loads(file.read_text())
     except (OSError, ValueError) as error:
         at_fault(f"{file}: {error}")
-    project = said.get("project", {})
-    table = said.get("tool", {}).get("rollout-host", {})
-    if not isinstance(project, dict) or not isinstance(table, dict):
+    tools: Any = said.get("tool", {})
+    project, table = said.get("project", {}), tools.get("rollout-host", {})
+    if not _is_table(project) or not _is_table(table):
         at_fault(f"{file}: [project] and [{TABLE}] are tables")
     known = {"entry", "only-grader", "imports", "without-native", "leave-out"}
     if unknown := sorted(set(table) - known):
         at_fault(f"{file}: [{TABLE}] has no `{unknown[0]}`; it has {', '.join(sorted(known))}")
     name = _text_of(file, "project", project, "name", directory.resolve().name)
-    entry, source = _find_entry(file, directory, name, _text_of(file, TABLE, table, "entry", ""))
+    entry, source = _find_entry(file, directory, name, module or _text_of(file, TABLE, table, "entry", ""))
     only_grader = table.get("only-grader", False)
     if not isinstance(only_grader, bool):
         at_fault(f"{file}: [{TABLE}] only-grader is true or false")
@@ -168,6 +189,19 @@ def read_project(directory: Path) -> Project:
     )
 
 
+def _is_table(value: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_list_of_texts(value: Any) -> TypeGuard[list[str]]:
+    items: list[Any] = list(value) if type(value).__name__ == 'list' else [None]
+    return all(map(_is_text, items))
+
+
 def _text_of(file: Path, table: str, values: dict[str, Any], key: str, default: str) -> str:
     value = values.get(key, default)
     if not isinstance(value, str):
@@ -177,7 +211,7 @@ def _text_of(file: Path, table: str, values: dict[str, Any], key: str, default: 
 
 def _texts(file: Path, table: str, values: dict[str, Any], key: str) -> list[str]:
     value = values.get(key, [])
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+    if not _is_list_of_texts(value):
         at_fault(f"{file}: [{table}] {key} is a list of texts")
     return value
 
@@ -210,19 +244,29 @@ def _required_name(requirement: str) -> str:
 # Dependencies.
 
 
-def gather(project: Project, cache: Path) -> Path | None:
-    """Installs what the project depends on into a directory, which is kept for the next
-    build. None where it depends on nothing."""
-    wanted = [
+def wanted_of(project: Project) -> list[str]:
+    """What is to be installed."""
+    return [
         requirement
         for requirement in project.dependencies
         if _required_name(requirement) not in {*OWN, *project.leave_out}
     ]
+
+
+def tag_of(project: Project) -> str:
+    """What decides on what is installed."""
+    return json.dumps([wanted_of(project), project.without_native, project.leave_out, PYTHON, sys.version_info[:2]])
+
+
+def gather(project: Project, cache: Path) -> Path | None:
+    """Installs what the project depends on into a directory, which is kept for the next
+    build. None where it depends on nothing."""
+    wanted = wanted_of(project)
     if not wanted:
         return None
-    tag = json.dumps([wanted, project.without_native, project.leave_out, PYTHON, sys.version_info[:2]])
-    kept = cache / "python" / hashlib.sha256(tag.encode()).hexdigest()[:32]
+    kept = cache / "python" / hashlib.sha256(tag_of(project).encode()).hexdigest()[:32]
     if not kept.is_dir():
+        say(f"installing {', '.join(wanted)} for the component's Python {PYTHON}")
         fresh = kept.with_name(f"{kept.name}.{os.getpid()}")
         try:
             _install(wanted, fresh, project.dir)
@@ -317,54 +361,6 @@ def _refuse_native(target: Path, allowed: list[str]) -> None:
         )
 
 
-# What the entry module has.
-
-# By the name of the base class.
-_EXPORT_OF = {"AgentWorkflow": "workflow", "RolloutAgentLoop": "agent-loop", "Grader": "grader"}
-
-
-def guess_exports(project: Project) -> list[str]:
-    """What the entry module is likely to have, by reading it and what it imports of the
-    project. Discovery in the component says what is so."""
-    found: set[str] = set()
-    todo = [project.entry]
-    seen: set[str] = set()
-    while todo:
-        name = todo.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        path = project.source / Path(*name.split("."))
-        file = next((each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()), None)
-        try:
-            tree = ast.parse(file.read_text()) if file else ast.Module([], [])
-        except (OSError, ValueError, SyntaxError):
-            continue
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                found.update(_EXPORT_OF.get(_name_of(base), "") for base in node.bases)
-                # A workflow that names its configuration.
-                found.update("settings" for base in node.bases if isinstance(base, ast.Subscript))
-            elif isinstance(node, ast.FunctionDef):
-                found.update("grader" for each in node.decorator_list if _name_of(each) == "osmosis_reward")
-            elif isinstance(node, ast.Import):
-                todo += [each.name for each in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                todo += [node.module, *(f"{node.module}.{each.name}" for each in node.names)]
-        made = [node.value for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)]
-        found.update("settings" for call in made if _name_of(call.func).endswith(("Config", "create_app")))
-    if project.only_grader:
-        found -= {"workflow", "agent-loop"}
-    # In the order in which the component names them.
-    return [export for export in WORLDS if export in found] or ["workflow"]
-
-
-def _name_of(what: ast.expr) -> str:
-    if isinstance(what, ast.Subscript):
-        what = what.value
-    return what.attr if isinstance(what, ast.Attribute) else what.id if isinstance(what, ast.Name) else ""
-
-
 # The component.
 
 
@@ -373,16 +369,25 @@ def _beside(name: str) -> Any:
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
 
+def read_modules(project: Project) -> Any:
+    """What the project's modules say (`_modules.Text`)."""
+    left_out = ("workflow", "agent-loop") if project.only_grader else ()
+    return _beside("_modules").read(project.source, project.entry, [each for each in WORLDS if each not in left_out])
 
-def entry_code(project: Project, exports: list[str]) -> str:
-    """The module that componentize-py is given: it takes the author's in."""
+
+def shown_source(project: Project) -> str:
+    """What the directory of modules is called in texts."""
     source = os.path.relpath(project.source, project.dir)
-    shown = "" if source == "." else f"{source}/"
-    preloaded = [*PRELOADED, *project.imports]
+    return "" if source == "." else f"{source}/"
+
+
+def entry_code(preloaded: list[str], taking_in: str) -> str:
+    """The module that componentize-py is given, with what takes the author's in."""
     return f'''"""Made by `rollout-host build`."""
 import importlib
 import sys
@@ -397,16 +402,7 @@ _names.install()
 _one_thread.install()
 _loop.install()
 
-_entry = importlib.import_module({project.entry!r})
-from rollout_sdk import _export
-
-_export.load(
-    _entry,
-    only_grader={project.only_grader},
-    exports={exports!r},
-    roots=[("/0/", {shown!r}), ("/python/", "python/"), ("/1/", ""), ("/2/", ""), ("/3/", "")],
-)
-
+{taking_in}
 
 _EXPORTS = ("AgentLoop", "Grader", "Settings", "Workflow")
 
@@ -422,6 +418,27 @@ def __getattr__(name):
 '''
 
 
+def taking_in(project: Project, exports: list[str]) -> str:
+    """What imports the author's module while the component is built."""
+    return f'''from rollout_sdk import _said
+
+with _said.kept("/1"):
+    _entry = importlib.import_module({project.entry!r})
+from rollout_sdk import _export
+
+_export.load(
+    _entry,
+    only_grader={project.only_grader},
+    exports={exports!r},
+    roots={[("/0/", shown_source(project)), *ROOTS]!r},
+)
+'''
+
+
+# What a component calls directories besides the project's, and what they are called in texts.
+ROOTS = (("/python/", "python/"), ("/1/", ""), ("/2/", ""), ("/3/", ""))
+
+
 def world_text(wit: Path, exports: list[str]) -> str:
     """The world of a component with these exports."""
     contract = re.search(r"^package ([\w:-]+)@([\w.]+);", (wit / "plugin.wit").read_text(), re.MULTILINE)
@@ -432,15 +449,25 @@ def world_text(wit: Path, exports: list[str]) -> str:
     return f"package rollout:component;\n\nworld component {{\n{included}}}\n"
 
 
-def componentize(
-    project: Project, exports: list[str], tool: str, wit: Path, sdk: Path, bundled: Path | None, work: Path, output: Path
-) -> list[str]:
-    """Has componentize-py make the component, or says which exports it should have."""
-    work, wit = work.resolve(), wit.resolve()
+@dataclass
+class Tools:
+    """What a component is made with, and where."""
+
+    tool: str
+    wit: Path
+    work: Path
+    output: Path
+    bundled: Path | None = None
+
+
+def componentize(project: Project, exports: list[str], code: str, source: Path, tools: Tools) -> list[str]:
+    """Has componentize-py make a component of this code and the modules in this directory, or says
+    which exports it should have."""
+    work, wit, tool = tools.work.resolve(), tools.wit.resolve(), tools.tool
     work = work / "-".join(exports)
     entry = work / "entry"
     entry.mkdir(parents=True)
-    (entry / f"{ENTRY}.py").write_text(entry_code(project, exports))
+    (entry / f"{ENTRY}.py").write_text(code)
     environment = _beside("_environment")
     (entry / environment.FILE).write_bytes(environment.library())
     # Otherwise the packages of whatever environment this runs in would come along.
@@ -450,8 +477,9 @@ def componentize(
     shutil.copytree(wit, world / "deps" / "plugin")
     (world / "component.wit").write_text(world_text(wit, exports))
     command = [tool, "-q", "-d", str(world), "-w", "component", "--world-module", "_rollout_wit"]
-    command += ["componentize", ENTRY, "-o", str(output.resolve())]
-    for path in (project.source.resolve(), entry, bundled, sdk):
+    command += ["componentize", ENTRY, "-o", str(tools.output.resolve())]
+    sdk = Path(__file__).resolve().parent.parent
+    for path in (source.resolve(), entry, tools.bundled, sdk):
         if path is not None:
             command += ["-p", str(path)]
     variables = {**os.environ, "VIRTUAL_ENV": str(nothing), "RUST_BACKTRACE": "0"}
@@ -461,6 +489,9 @@ def componentize(
     except OSError as error:
         not_done(f"cannot run {tool}: {error}")
     if done.returncode == 0:
+        said = entry / "said.txt"
+        if said.is_file() and (text := _shown(said.read_text(), project).strip()):
+            print(text, file=sys.stderr)
         return exports
     if other := re.search(r"ROLLOUT-EXPORTS: ([a-z -]+)", done.stdout):
         return other[1].split()
@@ -470,6 +501,8 @@ def componentize(
 # The frames of a traceback: the author's, this module's own, those of dependencies.
 _IMPORTING = re.compile(r'  File "(<frozen importlib|/python/importlib/)')
 _FRAME = re.compile(r'  File "/(\d)/(.*)", line')
+# Where a warning is from, as `warnings` writes it.
+_WARNED = re.compile(r"/(\d)/\S+:\d+: \w+: ")
 
 
 def _readable(said: str, project: Project) -> str:
@@ -481,6 +514,11 @@ def _readable(said: str, project: Project) -> str:
     said = said[begin:].removeprefix("AssertionError: ").split("\n\nCaused by:")[0].split("\nStack backtrace:")[0]
     if (refusal := said.rfind("NotAPlugin: ")) >= 0:
         return said[refusal:].removeprefix("NotAPlugin: ").strip()
+    return _shown(said, project).strip()
+
+
+def _shown(said: str, project: Project) -> str:
+    """Lines with the author's paths in them, and without the frames of what is not theirs."""
     lines: list[str] = []
     skipping = False
     for line in said.splitlines():
@@ -492,24 +530,26 @@ def _readable(said: str, project: Project) -> str:
                 line = line.replace('"/0/', f'"{project.source}/')
             else:
                 line = re.sub(r'"/\d/', '"', line)
+        elif warned := _WARNED.match(line):
+            skipping = False
+            line = line.replace("/0/", f"{project.source}/", 1) if warned[1] == "0" else line[3:]
         elif not line.startswith("    "):
             skipping = False
         if not skipping:
             lines.append(line)
-    return "\n".join(lines).strip()
+    return "\n".join(lines)
 
 
-def build(arguments: argparse.Namespace) -> None:
-    project = read_project(arguments.project)
-    sdk = Path(__file__).resolve().parent.parent
-    bundled = gather(project, arguments.cache)
+def build(arguments: argparse.Namespace, tools: Tools) -> None:
+    project = project_of(arguments.project)
+    tools.bundled = gather(project, arguments.cache)
     exports: list[str] = []
-    wanted = guess_exports(project)
+    wanted = read_modules(project).exports
     while exports != wanted:
         exports = wanted
-        wanted = componentize(
-            project, exports, arguments.componentize_py, arguments.wit, sdk, bundled, arguments.work, arguments.output
-        )
+        say(f"importing {project.entry} in the component's Python {PYTHON}, which is packed with what it needs")
+        code = entry_code([*PRELOADED, *project.imports], taking_in(project, exports))
+        wanted = componentize(project, exports, code, project.source, tools)
     print(json.dumps({"name": re.sub(r"[-.\s]+", "_", project.name)}))
 
 
@@ -519,8 +559,15 @@ def main() -> int:
     parser.add_argument("--componentize-py", required=True)
     for name in ("wit", "work", "cache", "output"):
         parser.add_argument(f"--{name}", type=Path, required=True)
+    # Where the project's files go for a component that takes them in later.
+    parser.add_argument("--quick", type=Path)
+    arguments = parser.parse_args()
+    tools = Tools(arguments.componentize_py, arguments.wit, arguments.work, arguments.output)
     try:
-        build(parser.parse_args())
+        if arguments.quick is None:
+            build(arguments, tools)
+        else:
+            _beside("_build_quick").build(sys.modules[__name__], arguments, tools)
     except BuildError as error:
         print(error, file=sys.stderr)
         return error.code

@@ -157,11 +157,11 @@ def _config(
         )
     if instances:
         return Declared(type(instances[0]), instances[0])
-    named = _named_config(user, base)
+    named = named_config(user, base)
     return None if named is None else Declared(named)
 
 
-def _named_config(user: type[Any], base: type) -> type[BaseConfig] | None:
+def named_config(user: type[Any], base: type) -> type[BaseConfig] | None:
     for one in user.__mro__:
         for generic in getattr(one, "__orig_bases__", ()):
             origin = get_origin(generic)

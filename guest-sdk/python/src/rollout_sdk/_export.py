@@ -7,6 +7,7 @@ types, and this is the only place where an exception becomes what the host is to
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
@@ -15,10 +16,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from . import _discover, _failure, _host, _loop, log
-from ._json import JsonObject, as_number, dump, dump_messages, load_messages, load_object
+from ._json import JsonObject, as_number, dump, dump_messages, is_a, load_messages, load_object
 from ._older import Never
+from .agent_loop import RolloutAgentLoop, RolloutRequest, RolloutResult, tool_schemas
 from .agent_loop import RolloutContext as LoopContext
-from .agent_loop import RolloutRequest, RolloutResult, tool_schemas
 from .config import AgentWorkflowConfig, BaseConfig, GraderConfig
 from .context import AgentWorkflowContext, AgentWorkflowOutput, RolloutContext, enter_rollout
 from .errors import Failed, Invalid
@@ -42,6 +43,11 @@ T = TypeVar("T")
 
 _found: _discover.Found | None = None
 
+# Where the author's module comes with the instance (`_quick.py`): what takes it in, and what is
+# rehearsed in its place.
+_load: Callable[[], _discover.Found] | None = None
+_stand_ins: Callable[[], list[Callable[[], None]]] | None = None
+
 
 class OtherExports(Exception):
     """The module has other exports than the component was begun with. The builder looks
@@ -64,15 +70,24 @@ def load(module: ModuleType, *, only_grader: bool, exports: list[str], roots: li
     _failure.keep_sources()
 
 
+def load_later(load: Callable[[], _discover.Found], stand_ins: Callable[[], list[Callable[[], None]]]) -> None:
+    """Has the author's module be taken in when an instance begins."""
+    global _load, _stand_ins
+    _load, _stand_ins = load, stand_ins
+
+
 def settle() -> None:
     """The last step of building: what is there now is there in every instance."""
     from . import _archive, _image, _rehearse
 
     _archive.pack(_failure.directories())
+    _failure.warn_with_authors_paths()
     # Whatever was drawn and measured meanwhile is another in every build.
     random.seed(0)
-    vars(logging)["_startTime"] = 0
-    _image.settle(_rehearse.parts(_plugin()), _failure.is_close)
+    module: Any = logging
+    module._startTime = 0
+    parts = _stand_ins() if _stand_ins is not None else _rehearse.parts(_plugin())
+    _image.settle(parts, _failure.is_close)
 
 
 def rehearse(found: _discover.Found, work: Callable[[], T]) -> T:
@@ -85,6 +100,24 @@ def rehearse(found: _discover.Found, work: Callable[[], T]) -> T:
         _found = kept
 
 
+def _take_in() -> None:
+    """Takes the author's module in, where it comes with the instance."""
+    global _found
+    if _found is None and _load is not None:
+        _found = _load()
+
+
+def _is_there() -> bool:
+    """Whether the author's module is there. Where it is not, the run says why."""
+    with contextlib.suppress(Exception):
+        _take_in()
+    return _found is not None
+
+
+def _has_settings() -> bool:
+    return _load is None or (_is_there() and "settings" in _plugin().exports)
+
+
 def _plugin() -> _discover.Found:
     if _found is None:
         raise Failed("the component was built without an entry module")
@@ -93,9 +126,10 @@ def _plugin() -> _discover.Found:
 
 def _guarded(work: Callable[[], T]) -> T:
     """Runs the author's code, and tells the host what it raises."""
-    # What the module drew at build time is the same in every instance.
-    random.seed(int.from_bytes(os.urandom(16)))
     try:
+        _take_in()
+        # What the module drew while it was imported is the same in every instance.
+        random.seed(int.from_bytes(os.urandom(16)))
         return work()
     except BaseException as error:
         _tell(error)
@@ -164,7 +198,7 @@ def run_workflow(prompt: list[str]) -> Output:
 def _take_output(output: Any, rollout: RolloutContext) -> Output:
     if output is None:
         return None, {}
-    if isinstance(output, list):
+    if is_a(output, list):
         output = AgentWorkflowOutput(messages=output)
     if not isinstance(output, AgentWorkflowOutput):
         raise Failed(
@@ -221,7 +255,8 @@ class AgentLoop:
     """The contract's `agent-loop`."""
 
     def name(self) -> str:
-        kind = _plugin().agent_loop
+        _is_there()
+        kind = _found.agent_loop if _found is not None else RolloutAgentLoop
         assert kind is not None
         return _host.text(kind.name or kind.__name__)
 
@@ -285,7 +320,7 @@ class Settings:
     """The contract's `settings`."""
 
     def declare(self) -> settings_types.Declaration:
-        schema, defaults = declaration(_plugin())
+        schema, defaults = declaration(_plugin()) if _has_settings() else ({"type": "object"}, {})
         return settings_types.Declaration(
             schema=dump(schema, "the schema of the configuration"),
             defaults=dump(defaults, "the defaults of the configuration"),

@@ -10,9 +10,12 @@ from __future__ import annotations
 import linecache
 import sys
 import traceback
+import warnings
 from enum import Enum
 from types import TracebackType
+from typing import Any
 
+from ._json import is_a
 from ._older import BaseExceptionGroup
 from .errors import ChatError, Invalid, JudgeError, RolloutError
 
@@ -35,6 +38,11 @@ def set_roots(roots: list[tuple[str, str]]) -> None:
     _roots[:] = roots
 
 
+def roots() -> list[tuple[str, str]]:
+    """What directories are called in texts."""
+    return list(_roots)
+
+
 def directories() -> list[str]:
     """Where the component's modules come from, but for the standard library."""
     return [prefix.rstrip("/") for prefix, _ in _roots if prefix != _LIBRARY]
@@ -48,6 +56,20 @@ def keep_sources() -> None:
         if path and _is_authors(path) and (lines := linecache.getlines(path)):
             # Without a time of change, nobody looks whether the file is still the same.
             linecache.cache[path] = (sum(map(len, lines)), None, lines, path)
+
+
+def warn_with_authors_paths() -> None:
+    """Has a warning name the file by its path in the author's project."""
+    original = warnings.formatwarning
+
+    def written(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+        if line is None:
+            # Read by the path that the module has here.
+            line = linecache.getline(filename, lineno)
+        return original(message, category, _shown_path(filename), lineno, line)
+
+    module: Any = warnings
+    module.formatwarning = written
 
 
 def _shown_path(path: str) -> str:
@@ -76,8 +98,9 @@ def describe(error: BaseException) -> str:
 def _text(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"called sys.exit({error.code!r}) instead of returning"
-    if isinstance(error, BaseExceptionGroup):
-        return f"{error.message}: {'; '.join(_text(inner) for inner in error.exceptions)}"
+    if is_a(error, BaseExceptionGroup):
+        group: Any = error
+        return f"{group.message}: {'; '.join(map(_text, group.exceptions))}"
     text = str(error)
     if isinstance(error, RolloutError) and text:
         return text
@@ -112,13 +135,22 @@ def _tidy(said: traceback.TracebackException, seen: set[int]) -> None:
     if id(said) in seen:
         return
     seen.add(id(said))
-    kept = [frame for frame in said.stack if _INNER not in frame.filename]
+    kept = [frame for frame in said.stack if not _is_inner(frame.filename)]
+    # What calls the author's code is the same in every traceback.
+    first = next((at for at, frame in enumerate(kept) if _is_authors(frame.filename)), 0)
+    kept = kept[first:]
     for frame in kept:
         frame.filename = _shown_path(frame.filename)
     said.stack[:] = kept
     for inner in (said.__cause__, said.__context__, *(said.exceptions or ())):
         if inner is not None:
             _tidy(inner, seen)
+
+
+def _is_inner(path: str) -> bool:
+    """Whether a frame is not shown: this package's, and those of importing, which CPython leaves out
+    too."""
+    return _INNER in path or path.startswith(("<frozen importlib", f"{_LIBRARY}importlib/"))
 
 
 class Sort(Enum):
@@ -132,8 +164,9 @@ class Sort(Enum):
 def sort_of(error: BaseException) -> Sort:
     """What the exception says. Those of a group say something together only where all
     say the same."""
-    if isinstance(error, BaseExceptionGroup):
-        sorts = {sort_of(inner) for inner in error.exceptions}
+    if is_a(error, BaseExceptionGroup):
+        group: Any = error
+        sorts = {sort_of(inner) for inner in group.exceptions}
         return sorts.pop() if len(sorts) == 1 else Sort.FAILED
     if isinstance(error, Invalid):
         return Sort.INVALID

@@ -6,6 +6,9 @@ elsewhere, in a native test for example, whatever reaches for the host raises
 sees a generated type.
 """
 
+# An `except` cannot say what the `Err` of the bindings is of.
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import importlib
@@ -27,7 +30,8 @@ if TYPE_CHECKING:
         tools,
         types,
     )
-    from componentize_py_types import Err, Ok
+    from componentize_py_types import Err
+    from componentize_py_types import Ok as Ok
 
     Call: TypeAlias = calls.Call
     SampleHandle: TypeAlias = samples.Sample

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any, TypeAlias, TypeGuard
 
 from .errors import Failed, Invalid
 
@@ -37,6 +38,32 @@ def load(text: str, what: str) -> Any:
         raise Invalid(f"{what}: not valid JSON: {error}") from None
 
 
+def is_object(value: Any) -> TypeGuard[JsonObject]:
+    """Whether a value that came as JSON is an object."""
+    return isinstance(value, dict)
+
+
+def is_mapping(value: Any) -> TypeGuard[Mapping[str, Any]]:
+    """Whether a value that somebody made for JSON is an object."""
+    return isinstance(value, Mapping)
+
+
+def is_list(value: Any) -> TypeGuard[list[Any]]:
+    """Whether a value is an array."""
+    return isinstance(value, list)
+
+
+def is_a(value: object, *kinds: type) -> bool:
+    """`isinstance`, of which a type checker concludes nothing: of what may be anything it would know
+    the kind and not what that holds."""
+    return isinstance(value, kinds)
+
+
+def class_of(value: object) -> type[Any]:
+    """The value's class."""
+    return type(value)
+
+
 def load_object(text: str | None, what: str) -> JsonObject:
     """One JSON object; none is an empty one."""
     if text is None:
@@ -44,7 +71,7 @@ def load_object(text: str | None, what: str) -> JsonObject:
     value = load(text, what)
     if value is None:
         return {}
-    if not isinstance(value, dict):
+    if not is_object(value):
         raise Invalid(f"{what}: not a JSON object")
     return value
 
@@ -54,7 +81,7 @@ def load_messages(texts: list[str], what: str) -> list[JsonObject]:
     messages: list[JsonObject] = []
     for place, text in enumerate(texts):
         message = load(text, f"{what} message {place}")
-        if not isinstance(message, dict):
+        if not is_object(message):
             raise Invalid(f"{what} message {place}: not a JSON object")
         messages.append(message)
     return messages
@@ -64,7 +91,7 @@ def dump_messages(messages: Any, what: str = "message") -> list[str]:
     """Messages as the host takes them. `what` names one in an error."""
     texts: list[str] = []
     for place, message in enumerate(messages):
-        if not isinstance(message, dict):
+        if not is_object(message):
             raise Failed(f"{what} {place} is a {type(message).__name__}; a message is a dict")
         texts.append(dump(message, f"{what} {place}"))
     return texts

@@ -17,14 +17,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import inspect
 import math
 import queue
 import signal
-import sys
 import threading
 import time
 from asyncio import events
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import thread as pool
 from typing import Any, TypeVar
@@ -168,7 +168,7 @@ class _Alarm:
         self._due = _Due(self._interval, self._ring) if self._interval > 0 else None
         handler = signal.getsignal(self._number)
         if callable(handler):
-            handler(self._number, sys._getframe())
+            handler(self._number, inspect.currentframe())
         elif handler != signal.SIG_IGN:
             raise SystemExit(f"alarm: signal {self._number} came, and nothing handles it")
 
@@ -251,7 +251,7 @@ def _check_unstarted(thread: Any) -> None:
 
 
 @contextlib.contextmanager
-def _current(thread: Any) -> Iterator[None]:
+def _current(thread: Any) -> Generator[None, None, None]:
     """As long as this lasts, the thread is the current one."""
     active: dict[int, Any] = vars(threading)["_active"]
     ident = threading.get_ident()
@@ -444,7 +444,8 @@ def _submit(executor: Any, function: Callable[..., T], /, *args: Any, **kwargs: 
 
 def _initializer_of(executor: Any) -> Callable[[], object] | None:
     """What a pool's worker begins with, the first time."""
-    make = vars(executor).pop("_create_worker_context", None)
+    own: dict[str, Any] = executor.__dict__
+    make: Any = own.pop("_create_worker_context", None)
     if make is None:
         return None
     begin: Callable[[], object] = make().initialize

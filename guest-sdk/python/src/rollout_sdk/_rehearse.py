@@ -9,8 +9,8 @@ workflow and a grader of nobody's a few times, with a host that is played here.
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
-import sys
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -46,13 +46,13 @@ def double(number: int) -> int:
     return 2 * number
 
 
-class _Workflow(AgentWorkflow[AgentWorkflowConfig]):
+class OwnWorkflow(AgentWorkflow[AgentWorkflowConfig]):
     async def run(self, ctx: AgentWorkflowContext[AgentWorkflowConfig]) -> None:
         run = await ctx.agent("Be brief.", tools=[double], temperature=0.5).run()
         run.sample.metric("turns", run.turns)
 
 
-class _Grader(Grader):
+class OwnGrader(Grader):
     async def grade(self, ctx: GraderContext) -> float:
         return ctx.sample.answer_after("####") == ctx.require_label()
 
@@ -66,7 +66,9 @@ class _PlayedHost:
         self._asked = 0
 
     def call_import(self, index: int, params: list[Any]) -> Any:
-        asking = sys._getframe(1).f_code.co_qualname
+        here = inspect.currentframe()
+        assert here is not None and here.f_back is not None
+        asking = here.f_back.f_code.co_qualname
         answer = getattr(self, asking.replace(".", "_").lower(), None)
         if answer is None:
             raise Failed(f"the rehearsal has no answer to `{asking}`")
@@ -134,7 +136,7 @@ def parts(found: _discover.Found) -> list[Callable[[], None]]:
     """What a rollout is made of, as far as the component has it. None leaves a trace but
     what the interpreter has learned."""
     config, workflow_config, grader_config = _configuration(found)
-    author = _discover.Found(_Workflow, None, _Grader, workflow_config, grader_config)
+    author = _discover.Found(OwnWorkflow, None, OwnGrader, workflow_config, grader_config)
     prompt = [json.dumps({"role": "user", "content": "What is 2 + 2?"})]
     host = _PlayedHost(config)
     runtime = vars(importlib.import_module("componentize_py_runtime"))

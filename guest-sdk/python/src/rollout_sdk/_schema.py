@@ -24,7 +24,7 @@ from typing import (
     get_type_hints,
 )
 
-from ._json import JsonObject
+from ._json import JsonObject, class_of, is_a, is_list, is_mapping, is_object
 from ._older import NotRequired, Required, is_typeddict
 
 MISSING: Any = object()
@@ -59,14 +59,14 @@ def schema_of_fields(fields: Sequence[Field], *, extra: bool | None = None) -> J
     allowed; None says nothing."""
     properties: JsonObject = {}
     for field in fields:
-        schema = schema_of(field.hint)
-        if field.description and "description" not in schema:
-            schema["description"] = field.description
+        one = schema_of(field.hint)
+        if field.description and "description" not in one:
+            one["description"] = field.description
         # That nothing is the default goes without saying.
         if not field.required and field.default is not None and is_plain(default := as_json(field.default)):
-            schema["default"] = default
-        properties[field.name] = schema
-    schema = {"type": "object", "properties": properties}
+            one["default"] = default
+        properties[field.name] = one
+    schema: JsonObject = {"type": "object", "properties": properties}
     required = [field.name for field in fields if field.required]
     if required:
         schema["required"] = required
@@ -167,26 +167,26 @@ def is_plain(value: Any) -> bool:
         return True
     if isinstance(value, float):
         return math.isfinite(value)
-    if isinstance(value, list):
-        return all(map(is_plain, value))
-    return isinstance(value, dict) and all(isinstance(k, str) and is_plain(v) for k, v in value.items())
+    if is_list(value):
+        return all(is_plain(item) for item in value)
+    return is_object(value) and all(is_a(key, str) and is_plain(item) for key, item in value.items())
 
 
 def as_json(value: Any) -> Any:
     """A setting's value as JSON has it, as far as JSON has it."""
-    if hasattr(type(value), "__settings_fields__"):
+    kind = class_of(value)
+    if hasattr(kind, "__settings_fields__"):
         return value.model_dump()
     if isinstance(value, enum.Enum):
         return as_json(value.value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: as_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
+    if dataclasses.is_dataclass(kind):
+        return {field.name: as_json(getattr(value, field.name)) for field in dataclasses.fields(kind)}
+    if is_mapping(value):
         return {name: as_json(item) for name, item in value.items()}
-    if isinstance(value, (set, frozenset)):
+    if is_a(value, set, frozenset, list, tuple):
+        items: list[Any] = [as_json(item) for item in value]
         # A set has another order in every build, and the defaults are to have one.
-        return sorted(map(as_json, value), key=repr)
-    if isinstance(value, (list, tuple)):
-        return [as_json(item) for item in value]
+        return sorted(items, key=repr) if is_a(value, set, frozenset) else items
     return value
 
 
@@ -302,6 +302,7 @@ def _read_container(hint: Any, base: Any, args: tuple[Any, ...], value: Any) -> 
 def _read_list(base: Any, args: tuple[Any, ...], value: Any) -> Any:
     # What the author gives in code may be another kind of sequence than JSON has.
     _expect(isinstance(value, (list, tuple, set, frozenset)), value, "an array", None)
+    made_of: Any = base
     hints: Sequence[Any]
     if base is tuple and args and args[-1] is not Ellipsis:
         hints = args
@@ -310,7 +311,7 @@ def _read_list(base: Any, args: tuple[Any, ...], value: Any) -> Any:
         hints = [args[0] if args else Any] * len(value)
     items = [_read_item(hint, item, f"[{at}]") for at, (hint, item) in enumerate(zip(hints, value, strict=True))]
     if base in (tuple, set, frozenset):
-        return base(items)
+        return made_of(items)
     return items
 
 

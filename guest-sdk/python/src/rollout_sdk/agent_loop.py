@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from . import log
-from ._json import JsonObject, as_number, dump
+from ._json import JsonObject, as_number, dump, is_a, is_mapping, is_object
 from .errors import RolloutError
 from .message import Message
 from .sample import Completion, Sample, Usage
-from .tool import Tool
+from .tool import Tool, as_tool
 
 
 @dataclass
@@ -38,9 +38,9 @@ class RolloutRequest:
     """The turns that the caller has in mind; advice, enforced by nobody."""
     max_tokens_total: int = 8192
     """The tokens that the caller has in mind; advice, enforced by nobody."""
-    completion_params: JsonObject = field(default_factory=dict)
+    completion_params: JsonObject = field(default_factory=dict[str, Any])
     """Sampling parameters, which the host puts into every chat request."""
-    metadata: JsonObject = field(default_factory=dict)
+    metadata: JsonObject = field(default_factory=dict[str, Any])
     """The data set row's metadata."""
 
 
@@ -64,7 +64,7 @@ class RolloutResult:
     finish_reason: str
     error_message: str | None = None
     reward: float | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True)
@@ -152,14 +152,15 @@ class RolloutAgentLoop(ABC):
 def tool_schemas(loop: RolloutAgentLoop, request: RolloutRequest) -> list[JsonObject]:
     """The loop's tools as JSON has them."""
     given: Any = loop.get_tools(request)
-    if given is None or isinstance(given, (str, bytes, Mapping)):
+    if given is None or is_a(given, str, bytes, Mapping):
         raise TypeError(f"get_tools gave {type(given).__name__}, not a list of tools")
     schemas: list[JsonObject] = []
-    for place, item in enumerate(given):
-        schema: Any = item.schema if isinstance(item, Tool) else item
+    items: Iterable[Any] = given
+    for place, item in enumerate(items):
+        schema: Any = as_tool(item).schema if is_a(item, Tool) else item
         if hasattr(schema, "model_dump"):
             schema = schema.model_dump(exclude_none=True)
-        if not isinstance(schema, Mapping):
+        if not is_mapping(schema):
             raise TypeError(f"tool {place} of get_tools is {type(item).__name__}, not a tool's schema")
         schemas.append(dict(schema))
     return schemas
@@ -210,7 +211,7 @@ def parse_tool_arguments(call: Mapping[str, Any]) -> JsonObject:
 
 
 def _parse_arguments(arguments: Any, call_id: str, name: str) -> JsonObject:
-    if isinstance(arguments, dict):
+    if is_object(arguments):
         return arguments
     if not isinstance(arguments, str):
         raise ToolArgumentError(f"arguments are {type(arguments).__name__}, not JSON text", call_id, name)
@@ -218,14 +219,14 @@ def _parse_arguments(arguments: Any, call_id: str, name: str) -> JsonObject:
         parsed = json.loads(arguments)
     except ValueError as error:
         raise ToolArgumentError(f"arguments are not valid JSON: {error}", call_id, name) from None
-    if not isinstance(parsed, dict):
+    if not is_object(parsed):
         raise ToolArgumentError(f"arguments are a JSON {type(parsed).__name__}, not an object", call_id, name)
     return parsed
 
 
 def get_tool_call_info_raw(call: Mapping[str, Any]) -> tuple[str, str, Any]:
     """Id, function name and unread arguments of a tool call."""
-    function = call.get("function") or {}
+    function: Mapping[str, Any] = call.get("function") or {}
     return call.get("id") or "unknown", function.get("name") or "", function.get("arguments", {})
 
 

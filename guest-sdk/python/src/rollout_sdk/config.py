@@ -2,16 +2,22 @@
 
     class Config(AgentWorkflowConfig):
         max_turns: int = 8
+        '''The most calls of the model.'''
 
-The operator's values take the place of the defaults. Values are checked against the
+A text below a value says what it is for, and `rollout-host config` shows it. The operator's
+values take the place of the defaults. Values are checked against the
 hints; names that no hint has are kept as attributes, unless the class is declared with
 `extra="forbid"`.
 """
 
 from __future__ import annotations
 
+import ast
 import copy
+import inspect
+import textwrap
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, ClassVar, get_origin, get_type_hints
 
 from ._json import JsonObject
@@ -58,8 +64,9 @@ class Settings:
         # Read once, because reading hints takes longer than all else in a short rollout.
         if "_fields" not in cls.__dict__ or cls._fields is None:
             hints = get_type_hints(cls, include_extras=True)
+            docs = attribute_docs(cls)
             cls._fields = [
-                Field(name, hint, getattr(cls, name, MISSING))
+                Field(name, hint, getattr(cls, name, MISSING), docs.get(name))
                 for name, hint in hints.items()
                 if get_origin(hint) is not ClassVar and not name.startswith("_")
             ]
@@ -118,6 +125,26 @@ class Settings:
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={value!r}" for name, value in self.__dict__.items())
         return f"{type(self).__name__}({values})"
+
+
+def attribute_docs(cls: type) -> dict[str, str]:
+    """The texts below the values of a class, which Python itself does not keep: they are in the
+    source, as long as there is one."""
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if base is object or base.__module__ == __name__:
+            continue
+        try:
+            body = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        except (OSError, TypeError, SyntaxError):
+            continue
+        if not body or not isinstance(body[0], ast.ClassDef):
+            continue
+        for value, text in pairwise(body[0].body):
+            if isinstance(value, ast.AnnAssign) and isinstance(value.target, ast.Name):
+                if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str):
+                    docs[value.target.id] = inspect.cleandoc(text.value.value)
+    return docs
 
 
 def _copied(value: Any) -> Any:

@@ -28,8 +28,8 @@ class AgentWorkflowOutput:
     and other values beside them."""
 
     messages: Messages | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    info: JsonObject = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    info: JsonObject = field(default_factory=dict[str, Any])
 
 
 class AgentWorkflow(ABC, Generic[ConfigT]):

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from ._json import is_list, is_mapping
+
 Message: TypeAlias = dict[str, Any]
 
 
@@ -68,8 +70,8 @@ def text_of(message: Mapping[str, Any]) -> str:
     match message.get("content"):
         case str(text):
             return text
-        case list(parts):
-            texts = (part.get("text") for part in parts if isinstance(part, Mapping))
+        case parts if is_list(parts):
+            texts = (part.get("text") for part in parts if is_mapping(part))
             return "\n".join(text for text in texts if isinstance(text, str))
         case _:
             return ""
@@ -88,16 +90,17 @@ def tool_calls_of(message: Mapping[str, Any]) -> list[ToolCall]:
     """The tool calls in a message, in order. A call without a function's name is left
     out; a missing id or missing arguments are read as empty."""
     calls = message.get("tool_calls")
-    read = [_read_tool_call(call) for call in calls] if isinstance(calls, list) else []
+    read = [_read_tool_call(call) for call in calls] if is_list(calls) else []
     return [call for call in read if call is not None]
 
 
 def _read_tool_call(call: Any) -> ToolCall | None:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
+    function = call.get("function") if is_mapping(call) else None
+    if not is_mapping(function):
+        return None
+    name = function.get("name")
     if not isinstance(name, str):
         return None
-    assert isinstance(function, Mapping)
     return ToolCall(_as_text(call.get("id")), name, _as_text(function.get("arguments")))
 
 

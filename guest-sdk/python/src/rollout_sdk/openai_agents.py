@@ -17,12 +17,12 @@ import dataclasses
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar, get_origin, get_type_hints, overload
 
 from ._history import RecordedHistory
-from ._json import JsonObject
+from ._json import JsonObject, is_list, is_object
 from ._loop import run_sync
 from ._models import RolloutModel, params_of
 from .errors import RolloutError
@@ -123,7 +123,7 @@ def strict(schema: JsonObject, title: str | None = None) -> JsonObject:
     for key, value in schema.items():
         if key == "properties":
             made[key] = {name: strict(one, _title_of(name)) for name, one in value.items()}
-        elif key in ("items", "additionalProperties") and isinstance(value, dict):
+        elif key in ("items", "additionalProperties") and is_object(value):
             made[key] = strict(value)
         elif key in ("anyOf", "prefixItems"):
             made[key] = [strict(one) for one in value]
@@ -191,8 +191,8 @@ class Handoff:
     @property
     def schema(self) -> JsonObject:
         """What the model is told."""
-        parameters = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
-        function = {"name": self.tool_name, "description": self.tool_description, "parameters": parameters}
+        parameters: JsonObject = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
+        function: JsonObject = {"name": self.tool_name, "description": self.tool_description, "parameters": parameters}
         return {"type": "function", "function": {**function, "strict": True}}
 
 
@@ -212,10 +212,10 @@ class Agent:
     name: str
     instructions: str | Callable[..., Any] | None = None
     handoff_description: str | None = None
-    handoffs: list[Agent | Handoff] = field(default_factory=list)
+    handoffs: list[Agent | Handoff] = field(default_factory=lambda: [])
     model: RolloutModel | None = None
     model_settings: ModelSettings = field(default_factory=ModelSettings)
-    tools: list[Tool[..., Any]] = field(default_factory=list)
+    tools: list[Tool[..., Any]] = field(default_factory=list[Tool[..., Any]])
 
     async def get_system_prompt(self, context: RunContextWrapper[Any]) -> str | None:
         """The instructions, asked for where they are a function."""
@@ -224,7 +224,7 @@ class Agent:
             return str(await text if inspect.isawaitable(text) else text)
         return self.instructions
 
-    def _ways(self) -> dict[str, Handoff]:
+    def ways(self) -> dict[str, Handoff]:
         ways = [each if isinstance(each, Handoff) else handoff(each) for each in self.handoffs]
         return {way.tool_name: way for way in ways}
 
@@ -333,7 +333,7 @@ def set_tracing_disabled(disabled: bool) -> None:
 
 
 @contextlib.contextmanager
-def trace(workflow_name: str, *_: Any, **__: Any) -> Iterator[None]:
+def trace(workflow_name: str, *_: Any, **__: Any) -> Generator[None, None, None]:
     """Nothing is traced by the framework here; the host records every call."""
     yield
 
@@ -408,7 +408,7 @@ class _Run:
     async def turn(self, agent: Agent) -> Agent | None:
         """Asks the model once. Gives who is to go on, or None where the run is over."""
         tools = {each.name: each for each in agent.tools}
-        ways = agent._ways()
+        ways = agent.ways()
         schemas = [each.schema for each in tools.values()] + [way.schema for way in ways.values()]
         params = {**params_of(agent.model), **agent.model_settings.params()}
         if self._config.model_settings is not None:
@@ -466,7 +466,7 @@ def _reply_items(reply: Completion) -> list[Item]:
     """The model's reply as items."""
     items: list[Item] = []
     if reply.text or not reply.tool_calls:
-        text = {"type": "output_text", "text": reply.text, "annotations": [], "logprobs": []}
+        text: JsonObject = {"type": "output_text", "text": reply.text, "annotations": [], "logprobs": []}
         items.append(
             {
                 "id": _FAKE_ID,
@@ -498,7 +498,7 @@ def as_chat(items: Iterable[Item]) -> list[Message]:
             case "function_call":
                 last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
                 if last is None:
-                    last = {"role": "assistant"}
+                    last = Message(role="assistant")
                     messages.append(last)
                 function = {"name": item["name"], "arguments": item["arguments"]}
                 call = {"id": item["call_id"], "type": "function", "function": function}
@@ -516,8 +516,8 @@ def as_chat(items: Iterable[Item]) -> list[Message]:
 
 def _chat_message(item: Item) -> Message:
     content = item.get("content")
-    if item.get("type") == "message" and isinstance(content, list):
-        content = "".join(part.get("text", "") for part in content if isinstance(part, dict))
+    if item.get("type") == "message" and is_list(content):
+        content = "".join(part.get("text", "") for part in content if is_object(part))
     rest = {key: value for key, value in item.items() if key not in ("id", "type", "status", "role", "content")}
     return {"role": item.get("role", "user"), "content": content, **rest}
 

@@ -57,7 +57,7 @@ class Completion:
     """The assistant's message, to be kept as it is."""
     text: str
     """The reply's text, empty where it has none."""
-    tool_calls: list[ToolCall] = field(default_factory=list)
+    tool_calls: list[ToolCall] = field(default_factory=list[ToolCall])
     """The tool calls that the model wants made, in order."""
     finish_reason: str | None = None
     """Why the model stopped: `stop`, `tool_calls`, `length` or other words."""

@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
 from ._history import RecordedHistory
-from ._json import JsonObject
+from ._json import JsonObject, is_list, is_mapping
 from ._loop import run_sync
 from ._models import RolloutModel, params_of
 from .errors import RolloutError
 from .message import Message, ToolCall, text_of
 from .sample import Completion, Sample, Usage
-from .tool import Tool, explain, tool
+from .tool import Tool, as_tool, explain, tool
 
 __all__ = [
     "AfterInvocationEvent",
@@ -231,7 +231,7 @@ class Agent:
         self.system_prompt = system_prompt
         self.tools: dict[str, Tool[..., Any]] = {}
         for item in tools or ():
-            made = item if isinstance(item, Tool) else Tool(item)
+            made = as_tool(item)
             self.tools[made.name] = made
         self._params = params_of(model)
         blocks = [in_blocks(message) for message in messages or ()]
@@ -266,15 +266,15 @@ class Agent:
         if prompt is not None:
             content = [{"text": prompt}] if isinstance(prompt, str) else list(prompt)
             await self._add({"role": "user", "content": content})
-        result = None
+        result: AgentResult | None = None
         try:
             result = await self._run()
+            return result
         finally:
             if self.conversation_manager is not None:
                 self.conversation_manager.apply_management(self)
                 self._history.record()
             await self.hooks.call(AfterInvocationEvent(self, result))
-        return result
 
     async def _add(self, message: Message) -> None:
         self.messages.append(message)
@@ -332,7 +332,7 @@ class Agent:
         except Exception as error:
             return _tool_result(call, "error", [{"text": f"Error: {explain(error)}"}])
         # A tool may say status and blocks itself.
-        if isinstance(result, Mapping) and "status" in result and "content" in result:
+        if is_mapping(result) and "status" in result and "content" in result:
             return _tool_result(call, result["status"], list(result["content"]))
         return _tool_result(call, "success", [{"text": str(result)}])
 
@@ -352,7 +352,7 @@ def _input_of(arguments: str) -> Any:
 def in_blocks(message: Message) -> Message:
     """A message in the framework's form. One that is in it already stays as it is."""
     content = message.get("content")
-    if isinstance(content, list) and all(isinstance(block, Mapping) and "type" not in block for block in content):
+    if is_list(content) and all(is_mapping(block) and "type" not in block for block in content):
         return message
     if message.get("role") == "tool":
         text = text_of(message)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -48,9 +48,9 @@ class PlayedSample:
     """What a workflow registered."""
 
     id: str
-    messages: list[Message] = field(default_factory=list)
-    metrics: dict[str, float] = field(default_factory=dict)
-    fields: JsonObject = field(default_factory=dict)
+    messages: list[Message] = field(default_factory=list[Message])
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    fields: JsonObject = field(default_factory=dict[str, Any])
     withdrawn: bool = False
 
 
@@ -58,12 +58,12 @@ class PlayedSample:
 class PlayedRun:
     """What came of a run."""
 
-    samples: list[PlayedSample] = field(default_factory=list)
-    requests: list[JsonObject] = field(default_factory=list)
+    samples: list[PlayedSample] = field(default_factory=list[PlayedSample])
+    requests: list[JsonObject] = field(default_factory=list[JsonObject])
     """What the model was asked: messages, tools and parameters."""
-    log: list[tuple[str, str]] = field(default_factory=list)
+    log: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     """Lines by level, and events under their names."""
-    artifacts: dict[str, bytes] = field(default_factory=dict)
+    artifacts: dict[str, bytes] = field(default_factory=dict[str, bytes])
     result: RolloutResult | None = None
     """What an agent loop gave back."""
 
@@ -83,7 +83,7 @@ def run_workflow(
     metadata: Mapping[str, Any] | None = None,
 ) -> PlayedRun:
     """Runs a workflow. Raises what it raises."""
-    declared, values = _configuration(_discover._named_config(workflow, AgentWorkflow), config)
+    declared, values = _configuration(_discover.named_config(workflow, AgentWorkflow), config)
     found = _discover.Found(workflow, None, None, declared, None)
     with _played(replies, values, metadata) as run:
         texts, metrics = _rehearse(found, lambda: _export.run_workflow(_prompt_texts(prompt)))
@@ -110,8 +110,9 @@ def run_agent_loop(
         messages=_prompt_texts(prompt), max_turns=max_turns, max_tokens_total=8192, completion_params="{}"
     )
     with _played(replies, None, metadata) as run:
-        _, run.result = _rehearse(found, lambda: _export.run_loop(request))
-        run.sample.messages = run.result.final_messages
+        _, result = _rehearse(found, lambda: _export.run_loop(request))
+        run.result = result
+        run.sample.messages = result.final_messages
     return run
 
 
@@ -159,6 +160,17 @@ def _rehearse(found: _discover.Found, work: Callable[[], Any]) -> Any:
 # The host, as far as a test needs one.
 
 
+class _PlayedCall:
+    """A call of the model under way."""
+
+    def __init__(self, reply: Any, keep_for: Any) -> None:
+        self.reply = reply
+        self.keep_for = keep_for
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is under way."""
+
+
 class _Model:
     """Answers from the script, in the order in which it is asked."""
 
@@ -195,8 +207,7 @@ class _Model:
         reply: Any = self._replies[place]
         if callable(reply):
             reply = reply(asked)
-        keep_for = sample if request.keep_reply else None
-        return SimpleNamespace(reply=reply, keep_for=keep_for, __exit__=lambda *_: None)
+        return _PlayedCall(reply, sample if request.keep_reply else None)
 
     def finish(self, call: Any) -> Any:
         if isinstance(call.reply, Exception):
@@ -246,7 +257,7 @@ class _Levels:
 @contextlib.contextmanager
 def _played(
     replies: Iterable[Reply], config: Mapping[str, Any] | None, metadata: Mapping[str, Any] | None
-) -> Iterator[PlayedRun]:
+) -> Generator[PlayedRun, None, None]:
     """As long as this lasts, the host is played."""
     run = PlayedRun()
 
@@ -262,11 +273,17 @@ def _played(
             raise ArtifactError("not-found", "there is no artifact of this name")
         return run.artifacts[name]
 
+    def wait(under_way: list[Any], timeout_ms: int | None) -> list[int]:
+        return list(range(len(under_way)))
+
+    def write(about: str, text: str) -> None:
+        run.log.append((about, text))
+
     played: dict[str, Any] = {
         "artifacts": SimpleNamespace(
             write=run.artifacts.__setitem__, read=read, names=lambda: sorted(run.artifacts)
         ),
-        "calls": SimpleNamespace(wait=lambda under_way, timeout: list(range(len(under_way)))),
+        "calls": SimpleNamespace(wait=wait),
         "models": _Model(replies, run),
         "context": SimpleNamespace(
             rollout_id=lambda: "test",
@@ -277,16 +294,17 @@ def _played(
         ),
         "log": SimpleNamespace(
             Level=_Levels(),
-            line=lambda level, text: run.log.append((level, text)),
-            event=lambda name, data: run.log.append((name, data)),
+            line=write,
+            event=write,
         ),
         "samples": SimpleNamespace(limit=lambda: 16, Sample=SimpleNamespace(open=open_sample)),
         "tools": SimpleNamespace(available=list),
     }
-    kept = {name: vars(_host)[name] for name in played}
+    host: dict[str, Any] = _host.__dict__
+    kept = {name: host[name] for name in played}
     try:
-        vars(_host).update(played)
+        host.update(played)
         yield run
     finally:
-        vars(_host).update(kept)
+        host.update(kept)
         context.leave_rollout()

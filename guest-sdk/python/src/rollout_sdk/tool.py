@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar, get_type_hints, overload
 
-from ._json import JsonObject, dump, load_object
+from ._json import JsonObject, dump, is_a, load_object
 from ._schema import MISSING, Field, Mismatch, read_fields, schema_of_fields
 from .errors import Failed, Invalid, RolloutError
 from .message import ToolCall, ToolResult
@@ -110,6 +110,12 @@ def explain(error: Exception | str) -> str:
     return f"{type(error).__name__}: {text}".removesuffix(": ") if named else text
 
 
+def as_tool(item: Any) -> Tool[..., Any]:
+    """A tool as it is; of a plain function, one is made."""
+    made: Tool[..., Any] = item if is_a(item, Tool) else Tool(item)
+    return made
+
+
 @overload
 def tool(function: Callable[P, R], /) -> Tool[P, R]: ...
 
@@ -160,6 +166,9 @@ def _parameters(
                 default = MISSING if parameter.default is parameter.empty else parameter.default
                 hint = hints.get(parameter.name, Any)
                 fields.append(Field(parameter.name, hint, default, described.get(parameter.name)))
+            case _:
+                # The context, which is not the model's to give.
+                pass
     return fields, takes_rest
 
 

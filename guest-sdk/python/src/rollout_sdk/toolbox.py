@@ -9,7 +9,7 @@ from typing import Any
 from . import lent
 from ._json import JsonObject
 from .message import ToolCall, ToolResult
-from .tool import Tool, failed
+from .tool import Tool, as_tool, failed
 
 
 class Toolbox:
@@ -28,7 +28,7 @@ class Toolbox:
 
     def add(self, item: Tool[..., Any] | Callable[..., Any]) -> None:
         """Adds a tool, in place of one of the same name. A plain function is made one."""
-        made = item if isinstance(item, Tool) else Tool(item)
+        made = as_tool(item)
         self._own[made.name] = made
 
     def add_lent(self) -> None:

@@ -3,15 +3,17 @@
 pub(super) mod python;
 mod python_image;
 mod python_sdk;
+pub(super) mod quick;
 mod rust;
 
-use crate::cli::print::outln;
+use crate::cli::print::{errln, outln};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use super::plugin_file::{self, CacheOptions};
+use super::watch::Watch;
 use super::{Exit, PluginFault, SETTINGS, setup};
 use crate::digest::hex;
 use crate::engine::Engine;
@@ -23,7 +25,7 @@ use crate::engine::Engine;
     rollout-host build graders/exact --componentize-py .venv/bin/componentize-py")]
 pub(super) struct Build {
     /// The project: a directory with a Cargo.toml whose library is a cdylib, or with a
-    /// pyproject.toml.
+    /// pyproject.toml; or the entry module of one in Python.
     #[arg(default_value = ".")]
     dir: PathBuf,
     /// Where the component goes. [default: NAME.wasm in this directory]
@@ -32,6 +34,9 @@ pub(super) struct Build {
     /// Settings in TOML, of which [limits] and cache-dir are heeded.
     #[arg(long, value_name = "FILE", help_heading = SETTINGS)]
     config: Option<PathBuf>,
+    /// Builds it again whenever one of its files was saved, until Ctrl-C.
+    #[arg(long)]
+    watch: bool,
     #[command(flatten)]
     python: python::Options,
     #[command(flatten)]
@@ -47,11 +52,20 @@ struct Built {
 
 impl Build {
     pub fn run(self) -> Result<Exit> {
+        if self.watch {
+            Watch::of(&self.dir, self.output.as_deref())?.repeat(|| self.once())
+        } else {
+            self.once()
+        }
+    }
+
+    fn once(&self) -> Result<Exit> {
         let config = setup::raw_config(self.config.as_deref())?.resolve()?;
         // Holds what is made on the way until the component is where it belongs.
         let work = WorkDir::new()?;
         let is_there = |file: &str| self.dir.join(file).is_file();
-        let built = match (is_there("Cargo.toml"), is_there("pyproject.toml")) {
+        let is_python = is_there("pyproject.toml") || (self.dir.is_file() && quick::is_source(&self.dir));
+        let built = match (is_there("Cargo.toml"), is_python) {
             (true, false) => rust::compile(&self.dir)?,
             (false, true) => python::compile(&self.dir, &self.python, &work.0)?,
             (true, true) => bail!(
@@ -63,10 +77,11 @@ impl Build {
                 self.dir.display()
             ),
         };
-        let output = self.output.unwrap_or_else(|| PathBuf::from(format!("{}.wasm", built.name)));
+        let output = self.output.clone().unwrap_or_else(|| PathBuf::from(format!("{}.wasm", built.name)));
         let bytes = plugin_file::read(&built.component, &config.load_limits)?;
         let engine = Engine::new(1, config.limits.memory_bytes_max)?;
         let loader = self.cache.loader(config.cache_dir.as_deref(), &config.load_limits)?;
+        errln!("compiling {} KiB of it for this machine …", bytes.len().div_ceil(1024));
         let plugin = loader
             .load(&engine, &bytes)
             .map_err(|error| plugin_file::at_fault(&format!("{} was built", built.name), error))?;

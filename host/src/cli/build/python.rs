@@ -4,7 +4,8 @@
 //! Python projects; see there for what is done with one.
 
 use crate::cli::print::errln;
-use std::io::{BufRead, BufReader};
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -23,13 +24,23 @@ pub(in crate::cli) const TOOL_VERSION: &str = "0.25.1";
 /// The exit code by which the SDK's builder says that the project is at fault.
 const AT_FAULT: i32 = 1;
 
-#[derive(Debug, Args)]
-pub(super) struct Options {
+/// What a line of the SDK's builder begins with that says what it does now.
+const PROGRESS: &str = "» ";
+
+/// The tool that makes components.
+#[derive(Clone, Debug, Args)]
+pub(in crate::cli) struct Tool {
     /// The componentize-py that makes components of Python projects. [default: of
     /// $COMPONENTIZE_PY, the one that was installed with this program, that of the active or the
     /// project's virtual environment, or of the PATH]
     #[arg(long, value_name = "FILE", help_heading = "Python")]
     componentize_py: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Options {
+    #[command(flatten)]
+    tool: Tool,
     /// Leave the core modules of a Python component apart, to measure what joining them gains
     #[arg(long, help_heading = "Python")]
     no_fuse: bool,
@@ -42,18 +53,43 @@ struct Made {
 }
 
 /// Makes a component of a project, by way of the directory `work`.
-pub(super) fn compile(dir: &Path, options: &Options, work: &Path) -> Result<Built> {
-    let tool = find_tool(dir, options.componentize_py.as_deref())?;
+pub(super) fn compile(project: &Path, options: &Options, work: &Path) -> Result<Built> {
+    let component = work.join("component.wasm");
+    let made: Made = run_builder(project, &options.tool, work, &component, &[])?;
+    finish(&component, options.no_fuse)?;
+    Ok(Built { name: made.name, component })
+}
+
+/// What is done to a component that the tool has made, in this order.
+pub(super) fn finish(component: &Path, no_fuse: bool) -> Result<()> {
+    let bytes = std::fs::read(component).context("the SDK's builder made no component")?;
+    let settled = python_image::settle(&bytes)?;
+    let finished = if no_fuse { settled } else { fuse(settled) };
+    std::fs::write(component, finished).context("cannot write the component")
+}
+
+/// Where things are kept for later builds, where that is known.
+fn cache_dir() -> Option<PathBuf> {
+    plugin_file::default_dir().and_then(|compiled| Some(compiled.parent()?.to_owned()))
+}
+
+/// Has the SDK's builder do its work, and gives what it says of it.
+pub(super) fn run_builder<T: for<'de> Deserialize<'de>>(
+    project: &Path,
+    tool: &Tool,
+    work: &Path,
+    component: &Path,
+    more: &[&OsStr],
+) -> Result<T> {
+    let dir = if project.is_dir() { project } else { project.parent().unwrap_or(project) };
+    let tool = find_tool(dir, tool.componentize_py.as_deref())?;
     let python = interpreter_of(&tool)?;
     python_sdk::unpack(work).context("cannot unpack the SDK")?;
-    let component = work.join("component.wasm");
-    let kept = plugin_file::default_dir().and_then(|compiled| Some(compiled.parent()?.to_owned()));
-    let cache = kept.unwrap_or_else(|| work.join("cache"));
-    let ran = Command::new(&python)
+    let mut builder = Command::new(&python)
         // Nothing of the environment and of the current directory is imported.
         .args(["-I", "-B"])
         .arg(work.join("sdk/rollout_sdk/_build.py"))
-        .arg(dir.canonicalize().with_context(|| format!("cannot find {}", dir.display()))?)
+        .arg(project.canonicalize().with_context(|| format!("cannot find {}", project.display()))?)
         .arg("--componentize-py")
         .arg(&tool)
         .arg("--wit")
@@ -61,30 +97,44 @@ pub(super) fn compile(dir: &Path, options: &Options, work: &Path) -> Result<Buil
         .arg("--work")
         .arg(work)
         .arg("--cache")
-        .arg(cache)
+        .arg(cache_dir().unwrap_or_else(|| work.join("cache")))
         .arg("--output")
-        .arg(&component)
+        .arg(component)
+        .args(more)
         .stdin(Stdio::null())
-        .output()
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
         .with_context(|| format!("cannot run {}", python.display()))?;
-    let said = String::from_utf8_lossy(&ran.stderr);
-    let said = said.trim();
+    let said = show_progress(builder.stderr.take().context("the builder has no output")?)?;
+    let ran = builder.wait_with_output().with_context(|| format!("cannot run {}", python.display()))?;
     if !ran.status.success() {
         if ran.status.code() == Some(AT_FAULT) {
-            return Err(PluginFault(said.to_owned()).into());
+            return Err(PluginFault(said).into());
         }
         bail!("{said}");
     }
     if !said.is_empty() {
         errln!("{said}");
     }
-    let made: Made =
-        serde_json::from_slice(&ran.stdout).context("the SDK's builder does not say what it made")?;
-    let bytes = std::fs::read(&component).context("the SDK's builder made no component")?;
-    let settled = python_image::settle(&bytes)?;
-    let finished = if options.no_fuse { settled } else { fuse(settled) };
-    std::fs::write(&component, finished).context("cannot write the component")?;
-    Ok(Built { name: made.name, component })
+    serde_json::from_slice(&ran.stdout).context("the SDK's builder does not say what it made")
+}
+
+/// Shows what the builder says that it does, when it says so; gives the rest.
+fn show_progress(said: impl Read) -> Result<String> {
+    let mut rest = String::new();
+    for line in BufReader::new(said).split(b'\n') {
+        let line = line.context("cannot read what the builder says")?;
+        let line = String::from_utf8_lossy(&line);
+        match line.strip_prefix(PROGRESS) {
+            Some(step) => errln!("{step} …"),
+            None => {
+                rest.push_str(&line);
+                rest.push('\n');
+            }
+        }
+    }
+    Ok(rest.trim().to_owned())
 }
 
 /// Makes one core module of the libraries, so that an instance starts faster.

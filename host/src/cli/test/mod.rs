@@ -11,10 +11,13 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use tokio_util::sync::CancellationToken;
 
+use super::build::{python, quick};
 use super::data::DataOptions;
 use super::model::ModelOptions;
 use super::plugin_file::CacheOptions;
-use super::setup::{self, JudgeOptions, Loaded};
+use super::print::errln;
+use super::setup::{self, JudgeOptions, Loaded, Workflow};
+use super::watch::Watch;
 use super::{DATA, Exit, OUTPUT, SETTINGS};
 use crate::config::{Assignment, RawLimits};
 use crate::error::Fault;
@@ -37,10 +40,12 @@ use transcript::Transcript;
     after_help = "Exit codes: 0 the rollout has a reward; 1 it has none through the plugin's fault; 2 it has none\n\
     through the fault of model or host, or was quit.\n\nExamples:\n  \
     rollout-host test my_agent.wasm --data rows.jsonl --model mock --interactive\n  \
+    rollout-host test my_agent.py --data rows.jsonl --model mock --watch\n  \
     rollout-host test my_agent.wasm --data rows.jsonl --row 7 --model gpt-x --base-url https://HOST/v1 --api-key-env KEY"
 )]
 pub(super) struct Test {
-    /// The component with the workflow.
+    /// The component with the workflow; or a Python project, or its entry module, which is run
+    /// the quick way: without building it, within two seconds of an edit.
     plugin: PathBuf,
     /// A component with the grader, in place of the plugin's own.
     #[arg(long, value_name = "FILE")]
@@ -50,6 +55,9 @@ pub(super) struct Test {
     /// Which of them, counted from 0.
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = DATA)]
     row: usize,
+    /// Runs it again whenever a file of the project was saved, until Ctrl-C.
+    #[arg(long, conflicts_with = "interactive")]
+    watch: bool,
     /// Stops after every reply of the model and asks what to do.
     #[arg(short, long)]
     interactive: bool,
@@ -69,6 +77,8 @@ pub(super) struct Test {
     #[arg(long, value_enum, default_value_t = When::Auto, help_heading = OUTPUT)]
     color: When,
     #[command(flatten)]
+    python: python::Tool,
+    #[command(flatten)]
     cache: CacheOptions,
     #[command(flatten)]
     params: setup::ParamOptions,
@@ -78,8 +88,20 @@ pub(super) struct Test {
     limits: RawLimits,
 }
 
+/// What is said of a run that is not of what is served.
+const QUICK: &str = "the quick way: the project is imported when each instance begins; what is served is what \
+                     `rollout-host build` makes";
+
 impl Test {
     pub fn run(self) -> Result<Exit> {
+        if self.watch {
+            Watch::of(&self.plugin, self.out.as_deref())?.repeat(|| self.once())
+        } else {
+            self.once()
+        }
+    }
+
+    fn once(&self) -> Result<Exit> {
         let key = self.model.key()?;
         let mut raw = setup::raw_config(self.config.as_deref())?;
         raw.set.clone_from(&self.set);
@@ -106,9 +128,18 @@ impl Test {
         let quit = CancellationToken::new();
         let prompt = self.interactive.then(|| Prompt::new(quit.clone()));
         let transcript = Arc::new(Transcript::new(Style::new(self.color), prompt));
+        let quick =
+            quick::is_source(&self.plugin).then(|| quick::prepare(&self.plugin, &self.python)).transpose()?;
+        let workflow = match &quick {
+            Some(quick) => {
+                errln!("{}", QUICK);
+                Workflow { path: &quick.component, shown: &self.plugin, input: quick.input.clone() }
+            }
+            None => Workflow::from(self.plugin.as_path()),
+        };
         let loaded = setup::watched_host(
             &runtime,
-            &self.plugin,
+            workflow,
             self.grader.as_deref(),
             &config,
             &self.cache,

@@ -1,0 +1,112 @@
+"""The component that is prepared for the quick way (`_quick.py`), and the project's files for it.
+
+Part of `_build.py`. The component is made of the SDK, the dependencies, and the modules of these
+that the project imports; it is kept under a name that says all this, so an edit needs a new one only
+where it imports another package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._build import Project, Tools
+    from ._modules import Text
+
+FILE_BYTES_MAX = 1 << 20
+"""The largest data file that is given along: as large as one that a component keeps."""
+
+FILES_BYTES_MAX = 32 << 20
+"""All that is given: it is read by each instance."""
+
+
+def build(of: Any, arguments: argparse.Namespace, tools: Tools) -> None:
+    """Writes the project's files, and makes the component unless there is one. `of` is `_build`."""
+    project: Project = of.project_of(arguments.project)
+    tools.bundled = of.gather(project, arguments.cache)
+    text: Text = of.read_modules(project)
+    files = text.files if arguments.project.is_file() and not of.has_file(project) else _files(of, project)
+    arguments.quick.write_bytes(_packed(of, project, files))
+    exports = [export for export in of.WORLDS if export in {*text.exports, "settings"}]
+    bundled = [name for name in text.imports if _is_in(tools.bundled, name)]
+    kept = arguments.cache / "python" / f"quick-{_key(of, project, exports, bundled, tools)}.wasm"
+    is_there = kept.is_file()
+    if not is_there:
+        of.say("preparing a component of the SDK and the dependencies, for this and later edits")
+        imports = [*project.imports, *(name for name in text.imports if not name.startswith("rollout_sdk"))]
+        code = f"""from rollout_sdk import _export, _quick
+
+_quick.prepare(exports={exports!r}, imports={imports!r}, roots={[("/0/", ""), *of.ROOTS]!r})
+"""
+        nothing = tools.work / "nothing"
+        nothing.mkdir()
+        of.componentize(project, exports, of.entry_code(list(of.PRELOADED), code), nothing, tools)
+    name = re.sub(r"[-.\s]+", "_", project.name)
+    print(json.dumps({"name": name, "kept": str(kept), "made": not is_there}))
+
+
+def _key(of: Any, project: Project, exports: list[str], imports: list[str], tools: Tools) -> str:
+    """Names all that the component is made of."""
+    made_of = hashlib.sha256()
+    parts = [exports, imports, project.imports, of.tag_of(project), importlib.metadata.version("componentize-py")]
+    made_of.update(json.dumps(parts).encode())
+    sdk = Path(__file__).resolve().parent
+    for file in sorted([*sdk.glob("*.py"), *tools.wit.glob("*.wit")]):
+        made_of.update(hashlib.sha256(file.read_bytes()).digest())
+    return made_of.hexdigest()[:32]
+
+
+def _is_in(bundled: Path | None, name: str) -> bool:
+    if bundled is None:
+        return False
+    path = bundled / Path(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def _files(of: Any, project: Project) -> Iterator[Path]:
+    """The files that a build of the project would find."""
+    for place, directories, names in os.walk(project.source):
+        if "pyvenv.cfg" in names:
+            directories.clear()
+            continue
+        directories[:] = sorted(each for each in directories if each[0] != "." and each not in _NOT_OF_PROJECT)
+        for name in sorted(names):
+            file = Path(place, name)
+            if name[0] != "." and file.suffix != ".wasm" and file.is_file():
+                if name.endswith(".py") or file.stat().st_size <= FILE_BYTES_MAX:
+                    yield file
+
+
+_NOT_OF_PROJECT = ("__pycache__", "node_modules", "target")
+
+
+def _packed(of: Any, project: Project, files: Any) -> bytes:
+    """A line that says what there is, and then all of it."""
+    listed: list[tuple[str, int]] = []
+    contents: list[bytes] = []
+    total = 0
+    for file in files:
+        content = file.read_bytes()
+        total += len(content)
+        if total > FILES_BYTES_MAX:
+            of.at_fault(
+                f"{project.source} has more than {FILES_BYTES_MAX >> 20} MiB of files, which is too much to give to each "
+                "rollout; give the component that `rollout-host build` makes, or a directory with the project alone"
+            )
+        listed.append((file.relative_to(project.source).as_posix(), len(content)))
+        contents.append(content)
+    said = {
+        "entry": project.entry,
+        "only_grader": project.only_grader,
+        "shown": of.shown_source(project),
+        "files": listed,
+    }
+    return b"\n".join([json.dumps(said).encode(), b"".join(contents)])

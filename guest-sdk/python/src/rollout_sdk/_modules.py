@@ -1,0 +1,84 @@
+"""What the modules of a project are likely to have and to need, by reading them: on the author's
+machine they are not imported. Part of `_build.py`, and like it by itself."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# By the name of the base class.
+_EXPORT_OF = {"AgentWorkflow": "workflow", "RolloutAgentLoop": "agent-loop", "Grader": "grader"}
+
+
+@dataclass
+class Text:
+    """What reading the modules of a project says, without importing any."""
+
+    files: list[Path] = field(default_factory=list[Path])
+    """The entry module and what it imports of the project."""
+    exports: list[str] = field(default_factory=list[str])
+    """What the entry module is likely to have. Discovery in the component says what is so."""
+    imports: list[str] = field(default_factory=list[str])
+    """What the modules import that is not the project's."""
+
+
+def read(source: Path, entry: str, exports: Iterable[str]) -> Text:
+    """Reads the entry module, in this directory, and what it imports of the project. What it has is
+    given in the order of `exports`."""
+    text = Text()
+    found: set[str] = set()
+    others: set[str] = set()
+    todo = [entry]
+    seen: set[str] = set()
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        file = _file_of(source, name)
+        if file is None:
+            others.add(name)
+            continue
+        text.files.append(file)
+        package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+        todo += [".".join(name.split(".")[:end]) for end in range(1, name.count(".") + 1)]
+        try:
+            tree = ast.parse(file.read_text())
+        except (OSError, ValueError, SyntaxError):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                found.update(_EXPORT_OF.get(_name_of(base), "") for base in node.bases)
+                # A workflow that names its configuration.
+                found.update("settings" for base in node.bases if isinstance(base, ast.Subscript))
+            elif isinstance(node, ast.FunctionDef):
+                found.update("grader" for each in node.decorator_list if _name_of(each) == "osmosis_reward")
+            elif isinstance(node, ast.Import):
+                todo += [each.name for each in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                base = _imported_from(node, package)
+                todo += [base, *(f"{base}.{each.name}" for each in node.names)]
+        made = [node.value for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)]
+        found.update("settings" for call in made if _name_of(call.func).endswith(("Config", "create_app")))
+    text.exports = [export for export in exports if export in found] or ["workflow"]
+    text.imports = sorted(others)
+    return text
+
+
+def _file_of(source: Path, name: str) -> Path | None:
+    path = source / Path(*name.split("."))
+    return next((each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()), None)
+
+
+def _imported_from(node: ast.ImportFrom, package: str) -> str:
+    """The module that names are imported from, with what a relative one is relative to."""
+    parts = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
+    return ".".join([*parts, *([node.module] if node.module else [])])
+
+
+def _name_of(what: ast.expr) -> str:
+    if isinstance(what, ast.Subscript):
+        what = what.value
+    return what.attr if isinstance(what, ast.Attribute) else what.id if isinstance(what, ast.Name) else ""

@@ -1,0 +1,91 @@
+"""The quick way: a component that is prepared without the author's modules and takes them in when
+an instance of it begins.
+
+What is built for serving has imported the author's modules already. That takes half a minute after
+each edit, nearly all of which goes into what the author did not write. So `rollout-host test FILE.py`
+has a component of the SDK and the dependencies, made once, and gives the project's files to each
+instance on standard input. They are imported by the same Python, in the same component, under the same
+limits; what differs is when.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+from . import _archive, _discover, _export, _failure, _rehearse
+from .errors import Failed
+
+AUTHORS = "/0"
+"""Where the author's modules are in a component."""
+
+_SEEN_BYTES = 1 << 16
+
+_exports: list[str] | None = None
+"""What the component exports, where it is one of this kind."""
+
+
+class WrongExports(Failed):
+    """Reading the module gave other exports than importing it."""
+
+    def __init__(self, found: list[str], exports: list[str]) -> None:
+        super().__init__(
+            f"the module has {' and '.join(found)}; by its text it was taken for one with {' and '.join(exports)}, "
+            "and the quick way goes by that: run `rollout-host build`, and test the component"
+        )
+
+
+def prepare(*, exports: list[str], imports: list[str], roots: list[tuple[str, str]]) -> None:
+    """Says what the component exports, and imports what the author's modules import of others."""
+    global _exports
+    _exports = exports
+    _failure.set_roots(roots)
+    for name in imports:
+        # What fails here fails for the author too, with the author's lines.
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    _export.load_later(load, stand_ins)
+
+
+def stand_ins() -> list[Callable[[], None]]:
+    """What is rehearsed in place of the author's parts."""
+    exports = _exports or []
+    agent = _rehearse.OwnWorkflow if {"workflow", "agent-loop"} & set(exports) else None
+    grader = _rehearse.OwnGrader if "grader" in exports else None
+    return _rehearse.parts(_discover.Found(agent, None, grader, None, None))
+
+
+def load() -> _discover.Found:
+    """Takes the author's modules in, from standard input."""
+    given = _read()
+    head, _, contents = given.partition(b"\n")
+    if not head:
+        raise Failed("this component is for `rollout-host test FILE.py`: it has no workflow of its own")
+    said: dict[str, Any] = json.loads(head)
+    files: dict[str, bytes] = {}
+    begin = 0
+    for path, size in said["files"]:
+        files[f"{AUTHORS}/{path}"] = contents[begin : begin + size]
+        begin += size
+    _archive.add(AUTHORS, files)
+    _failure.set_roots([(f"{AUTHORS}/", said["shown"]), *_failure.roots()[1:]])
+    module = importlib.import_module(said["entry"])
+    found = _discover.discover(module, only_grader=said["only_grader"])
+    # Whether there are settings is no question here: a component of this kind always asks.
+    declared = [export for export in found.exports if export != "settings"]
+    exports = [export for export in _exports or [] if export != "settings"]
+    if declared != exports:
+        raise WrongExports(declared, exports)
+    _archive.keep_what_is_built(AUTHORS)
+    return found
+
+
+def _read() -> bytes:
+    parts: list[bytes] = []
+    while part := os.read(0, _SEEN_BYTES):
+        parts.append(part)
+    return b"".join(parts)

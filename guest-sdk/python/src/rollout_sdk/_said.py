@@ -1,0 +1,44 @@
+"""What the author's modules print and warn of while they are imported, for `rollout-host build` to
+show: the tool that builds components shows it only where they fail."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Generator
+from typing import Any, TextIO
+
+FILE = "said.txt"
+
+
+class _Twice:
+    """Writes to a file, too, as long as there is one. It stays in whatever took it meanwhile, as
+    handlers of `logging` do."""
+
+    def __init__(self, stream: TextIO, file: TextIO) -> None:
+        self._stream = stream
+        self.file: TextIO | None = file
+
+    def write(self, text: str) -> int:
+        if self.file is not None:
+            self.file.write(text)
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def kept(directory: str) -> Generator[None, None, None]:
+    """Keeps what is said meanwhile in this directory."""
+    with open(f"{directory}/{FILE}", "w", encoding="utf-8") as file:
+        streams: Any = sys
+        before = (sys.stdout, sys.stderr)
+        twice = [_Twice(stream, file) for stream in before]
+        streams.stdout, streams.stderr = twice
+        try:
+            yield
+        finally:
+            streams.stdout, streams.stderr = before
+            for each in twice:
+                each.file = None

@@ -1,0 +1,168 @@
+//! The quick way to try a Python project: its source in place of a component.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rollout_tests::{Ran, Start, project_root, python_program, rollout_host, until};
+use tempfile::TempDir;
+use tokio::process::Command;
+use tokio::sync::OnceCell;
+
+/// How long a command may take. The first one prepares a component.
+const COMMAND: Duration = Duration::from_secs(300);
+
+const AGENT: &str = "
+from rollout_sdk import *
+
+class OneTurn(AgentWorkflow):
+    async def run(self, ctx):
+        await ctx.agent().run()
+
+class SameNumber(Grader):
+    async def grade(self, ctx):
+        return same_number(ctx.sample.answer_after('####') or '', ctx.require_label())
+";
+
+/// A directory with an entry module and nothing that says more of it.
+fn project(entry: &str) -> TempDir {
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    write(dir.path(), "agent.py", entry);
+    write(dir.path(), "rows.jsonl", "{\"user_prompt\": \"What is 2 + 3?\", \"ground_truth\": \"5\"}\n");
+    dir
+}
+
+fn write(dir: &Path, name: &str, text: &str) {
+    std::fs::write(dir.join(name), text).expect("it can be written");
+}
+
+/// The command, on what is in the directory.
+fn test(dir: &Path, what: &str) -> Command {
+    let mut command = rollout_host(["test"]);
+    command.arg(what).args(["--data", "rows.jsonl", "--model", "mock"]).current_dir(dir);
+    command.arg("--componentize-py").arg(python_program("componentize-py"));
+    command
+}
+
+/// Has the component be prepared that the projects here need, which takes its time, once.
+async fn prepared() {
+    static PREPARED: OnceCell<()> = OnceCell::const_new();
+    PREPARED
+        .get_or_init(async || {
+            let dir = project(AGENT);
+            let ran = tested(dir.path()).await;
+            assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
+        })
+        .await;
+}
+
+async fn tested(dir: &Path) -> Ran {
+    test(dir, "agent.py").start().ended_within(COMMAND).await
+}
+
+#[tokio::test]
+async fn an_edit_is_tried_without_building_anything() {
+    prepared().await;
+    let dir = project(AGENT);
+    let ran = tested(dir.path()).await;
+    assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
+    assert!(ran.stdout.contains("reward     1\n"), "{}", ran.stdout);
+    assert!(ran.stderr.contains("the quick way: "), "{}", ran.stderr);
+
+    // Another module, a file that is read while that is imported, a setting, and other rewards.
+    write(
+        dir.path(),
+        "rates.py",
+        "from pathlib import Path\nREWARD = float(Path(__file__).with_name('reward.txt').read_text())\n",
+    );
+    write(dir.path(), "reward.txt", "0.25");
+    write(dir.path(), "pyproject.toml", "[project]\nname = \"agent\"\nversion = \"1\"\n");
+    let graded = "return rates.REWARD * ctx.config.times";
+    let settings = "import rates\nfrom rollout_sdk import *\n\nclass Config(GraderConfig):\n    times: int = 2\n\n\
+                    config = Config()\n";
+    let edited = AGENT.replace("from rollout_sdk import *", settings);
+    let edited = edited
+        .replace("return same_number(ctx.sample.answer_after('####') or '', ctx.require_label())", graded);
+    write(dir.path(), "agent.py", &edited);
+
+    let again = test(dir.path(), ".").args(["--set", "times=3"]).start().ended_within(COMMAND).await;
+
+    assert_eq!(again.code, Some(0), "{}{}", again.stdout, again.stderr);
+    assert!(again.stdout.contains("reward     0.75\n"), "{}", again.stdout);
+    assert!(!again.stderr.contains("preparing"), "{}", again.stderr);
+}
+
+#[tokio::test]
+async fn what_is_wrong_is_said_as_a_build_says_it() {
+    prepared().await;
+    for (entry, expected) in [
+        (format!("import json\n\nimport nosuch\n{AGENT}"), vec!["No module named 'nosuch'", "agent.py:3"]),
+        (
+            format!("{AGENT}\nclass Two(AgentWorkflow):\n    async def run(self, ctx): ...\n"),
+            vec!["module `agent` has 2 workflows: `OneTurn`, `Two`"],
+        ),
+        (
+            AGENT.replace("await ctx.agent().run()", "return 1 / 0"),
+            vec!["ZeroDivisionError", "agent.py:6, in run"],
+        ),
+        // What a build reads, it reads while it imports: later there are no files.
+        (
+            AGENT.replace("await ctx.agent().run()", "open('/0/rows.jsonl')"),
+            vec!["FileNotFoundError", "agent.py:6"],
+        ),
+    ] {
+        let dir = project(&entry);
+        write(dir.path(), "pyproject.toml", "[project]\nname = \"agent\"\nversion = \"1\"\n");
+
+        let ran = tested(dir.path()).await;
+
+        assert_eq!(ran.code, Some(1), "{entry}: {}{}", ran.stdout, ran.stderr);
+        for text in expected {
+            assert!(ran.stdout.contains(text), "{entry}: {}{}", ran.stdout, ran.stderr);
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_saved_is_tried_again() {
+    prepared().await;
+    let dir = project(AGENT);
+    let running = test(dir.path(), "agent.py").arg("--watch").start();
+    running.line("reward     1").await;
+
+    write(dir.path(), "agent.py", &AGENT.replace("return same_number", "return 0.5 * same_number"));
+
+    running.line("reward     0.5").await;
+    assert_eq!(running.terminate().await.code, Some(0));
+}
+
+#[tokio::test]
+async fn a_build_is_repeated_when_a_file_is_saved() {
+    let dir = project(AGENT);
+    write(dir.path(), "pyproject.toml", "[project]\nname = \"agent\"\nversion = \"1\"\nnonsense = [\n");
+    let mut build = rollout_host(["build", ".", "-o", "made.wasm", "--watch"]);
+    build.arg("--componentize-py").arg(python_program("componentize-py")).current_dir(dir.path());
+    let building = build.start();
+    until("the error", async || building.stderr().contains("waiting for a change").then_some(())).await;
+    assert!(building.stderr().contains("pyproject.toml: "), "{}", building.stderr());
+
+    let wrong = "[project]\nname = \"agent\"\n[tool.rollout-host]\nentri = \"x\"\n";
+    write(dir.path(), "pyproject.toml", wrong);
+
+    until("the next error", async || building.stderr().contains("has no `entri`").then_some(())).await;
+    assert_eq!(building.terminate().await.code, Some(0));
+}
+
+#[tokio::test]
+async fn only_a_component_is_served() {
+    let dir = project(AGENT);
+    for what in ["agent.py", "."] {
+        let ran = rollout_host(["serve", what]).current_dir(dir.path()).start().ended().await;
+
+        assert_eq!(ran.code, Some(1), "{what}: {}", ran.stderr);
+        assert!(ran.stderr.contains(&format!("rollout-host build {what}")), "{what}: {}", ran.stderr);
+    }
+    let rust = project_root().join("examples/one-turn/rust");
+    let ran = test(dir.path(), &rust.display().to_string()).start().ended().await;
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert!(ran.stderr.contains("is a Rust project"), "{}", ran.stderr);
+}
