@@ -151,8 +151,11 @@ def parts(found: _discover.Found) -> list[Callable[[], None]]:
             context.leave_rollout()
 
     wanted: list[Callable[[], None]] = []
-    if found.workflow or found.agent_loop:
+    if found.workflow:
         wanted.append(lambda: played(lambda: _export.Workflow().run(prompt)))
+    elif found.agent_loop:
+        # Without the contract's types of a workflow, which this component does not have.
+        wanted.append(lambda: played(lambda: _export.run_workflow(prompt)))
     if found.grader:
         graded: Any = _host.export("grader").GradedSample
         samples = [graded(id="rehearsed", messages=[*prompt, ANSWER], metrics=[])]
