@@ -1,6 +1,6 @@
 //! A conversation is kept once, and everybody sees what was sent as it was sent.
 
-use rollout_tests::{Controller, TestHost};
+use rollout_tests::{Answer, Controller, TestHost};
 use serde_json::{Value, json};
 
 fn user(text: &str) -> Value {
@@ -12,6 +12,7 @@ async fn every_request_is_sent_and_shown_whole_whatever_it_was_made_of() {
     let controller = Controller::start().await;
     let host = TestHost::start("conversations").await;
     let request = controller.rollout("Calculate 2 + 3.").label("5");
+    controller.answer_chats(std::iter::repeat_with(|| Answer::Say("The sum is #### 5")).take(6));
 
     let result = host.run(&request).await;
 
