@@ -131,7 +131,7 @@ async fn steps_of<S: Steps>(rollout: &mut Rollout, steps: &S) -> Result<(), Fail
     if let Err(Failure { kind: FailureKind::Cancelled, .. }) = &ran {
         return ran;
     }
-    let next = match steps.after_workflow(ran.as_ref().map(|()| ())) {
+    let next = match steps.after_workflow(ran.as_ref().copied()) {
         AfterWorkflow::Go(next) => next,
         AfterWorkflow::Notify(notice) => rollout.notify(notice).await?,
     };
