@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 use rollout_host::budget::Budget;
 use rollout_host::engine::Engine;
 use rollout_host::limits::Limits;
-use rollout_host::outbound::{ChatClient, RetryPolicy, Transport};
-use rollout_host::rollout::HostSettings;
+use rollout_host::rollout::{Deployment, DeploymentSettings};
 use rollout_host::telemetry::Metrics;
 
 const STARTS: usize = 20_000;
@@ -36,8 +35,9 @@ fn main() {
     println!("{:28} {:>10} {:>10}   p50 to baseline", "", "p50", "p99");
     print("baseline: process `true`", &processes, &processes);
     for (name, instances_max) in [("pooled", 1024), ("pooled-eager", 9000), ("on-demand", 19_000)] {
-        let settings = settings(&bytes, instances_max);
-        let start = || runtime.block_on(settings.try_start()).expect("an instance").took;
+        let deployment = deployment(&bytes, instances_max);
+        let (budget, metrics) = (Budget::default(), Arc::new(Metrics::new()));
+        let start = || runtime.block_on(deployment.try_start(&budget, &metrics)).expect("an instance").took;
         for _ in 0..STARTS / 10 {
             start();
         }
@@ -45,28 +45,20 @@ fn main() {
     }
 }
 
-fn settings(bytes: &[u8], instances_max: u32) -> HostSettings {
+fn deployment(bytes: &[u8], instances_max: u32) -> Deployment {
     let limits = Limits::default();
     let engine = Engine::new(instances_max, limits.memory_bytes_max).expect("an engine");
     let workflow = engine.load(bytes).unwrap_or_else(|error| panic!("{error}"));
-    let metrics = Arc::new(Metrics::new());
-    let transport = Transport::new(16).expect("a transport");
-    HostSettings {
+    let settings = DeploymentSettings {
         workflow,
         grader: None,
-        max_concurrent: instances_max,
-        queue_max: 0,
-        tools: None,
-        chat: ChatClient::new(transport, RetryPolicy::model(), limits.reply_bytes_max, metrics.clone()),
-        metrics,
         limits,
         plugin_config: None,
         grader_config: None,
+        tools: None,
         judge: None,
-        artifact_root: None,
-        event_log: None,
-        budget: Budget::default(),
-    }
+    };
+    Deployment::new(settings).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn sorted(times: impl Iterator<Item = Duration>) -> Vec<Duration> {

@@ -9,6 +9,7 @@
 // Their macros panic where a reader went away; `cli/print.rs` has those that do not.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
+pub mod assembly;
 pub mod bench;
 pub mod budget;
 pub mod capacity;

@@ -12,8 +12,11 @@ struct Host {
     next: u32,
 }
 
+/// Each pair that was returned, what was said, and the function of the trap.
+type Ran = (Vec<(u32, u32)>, Vec<String>, String);
+
 /// Runs a component: what it returned, what it said, and how it ended where it traps.
-fn run(component: &[u8]) -> Result<(Vec<(u32, u32)>, Vec<String>, String)> {
+fn run(component: &[u8]) -> Result<Ran> {
     let engine = Engine::new(&Config::new())?;
     let component = Component::new(&engine, component)?;
     let mut linker: Linker<Host> = Linker::new(&engine);

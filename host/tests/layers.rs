@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// From the top down. Modules on one line may not name each other.
-const LAYERS: [&[&str]; 15] = [
+const LAYERS: [&[&str]; 16] = [
     &["bin"],
     &["cli", "fuzzing"],
     &["server"],
     &["dialect", "eval", "bench"],
+    &["assembly"],
     &["config"],
     &["rollout"],
     &["toolbox"],
@@ -23,11 +24,12 @@ const LAYERS: [&[&str]; 15] = [
 ];
 
 /// The parts of `rollout` from the top down. What is outside of it names them through `rollout`.
-const WITHIN_ROLLOUT: [&[&str]; 7] = [
+const WITHIN_ROLLOUT: [&[&str]; 8] = [
     &["admission", "drive"],
     &["run"],
     &["account"],
     &["host"],
+    &["runtime", "deployment"],
     &["slots", "trajectory"],
     &["limits", "events"],
     &["model"],

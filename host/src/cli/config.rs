@@ -46,8 +46,7 @@ impl Config {
         let engine = Engine::new(1, config.limits.memory_bytes_max)?;
         let loader = self.cache.loader(config.cache_dir.as_deref(), &config.load_limits)?;
         let plugin = plugin_file::load(&loader, &engine, &self.plugin, &config.load_limits)?;
-        let (declared, settings) =
-            setup::settings(&runtime, &self.plugin, &plugin, &config, config.plugin.as_ref())?;
+        let (declared, settings) = setup::settings(&runtime, &self.plugin, &plugin, &config)?;
         if self.json {
             let whole = json!({
                 "declared": declared.is_some(),

@@ -17,6 +17,7 @@ use super::hardening::HardeningOptions;
 use super::plugin_file::CacheOptions;
 use super::setup::JudgeOptions;
 use super::{Exit, OUTPUT, PluginFault, SETTINGS, hooks, setup};
+use crate::assembly::{Assembled, Options, Sources};
 use crate::capacity::Slots;
 use crate::config::{Assignment, Config, Dialect, EvaluatorEnvironment, OsmosisEnvironment, RawLimits};
 use crate::dialect::osmosis::{self, Osmosis, a};
@@ -173,16 +174,17 @@ impl Serve {
         start_threads();
         let runtime = setup::runtime()?;
         runtime.spawn(ignore_hangups());
-        let loaded = setup::host(
-            &runtime,
-            &self.plugin,
-            self.grader.as_deref(),
-            &config,
-            &self.cache,
-            Some(artifact_root.clone()),
-        )?;
-        if loaded.grader_digest.is_none() {
-            match loaded.host.form() {
+        let sources = Sources::of(&self.plugin, self.grader.as_deref());
+        let for_callers = osmosis::descriptors_per_rollout(config.dialect, config.osmosis_init.alone);
+        let options = Options {
+            artifact_root: Some(artifact_root.clone()),
+            descriptors_for_callers: for_callers,
+            ..Options::default()
+        };
+        let assembled = setup::host(&runtime, sources, &config, &self.cache, options)?;
+        let Assembled { host, slots, .. } = &assembled;
+        if host.grader().is_none() {
+            match host.form() {
                 AgentForm::Workflow => tracing::warn!(
                     "the plugin has no grader and none is given by --grader: no rollout will have a reward"
                 ),
@@ -191,21 +193,21 @@ impl Serve {
                 ),
             }
         }
-        let name = runtime.block_on(loaded.host.agent_name());
+        let name = runtime.block_on(host.agent_name());
         let name =
             name.map_err(|error| PluginFault(format!("the agent loop does not say its name: it {error}")))?;
         let completed = CallbackClient::new(
-            loaded.transport.clone(),
+            host.runtime().transport().clone(),
             config.osmosis_init.completed.clone(),
-            loaded.host.metrics().clone(),
+            host.metrics().clone(),
         );
-        loaded.say_who_judges();
+        setup::say_who_judges(&assembled);
         let osmosis = Osmosis::new(osmosis::Settings {
-            host: loaded.host.clone(),
+            host: host.clone(),
             callbacks: CallbackClient::new(
-                loaded.transport.clone(),
+                host.runtime().transport().clone(),
                 config.callback.clone(),
-                loaded.host.metrics().clone(),
+                host.metrics().clone(),
             ),
             dialect: config.dialect,
             init: a::Settings {
@@ -217,7 +219,7 @@ impl Serve {
             is_keyed: server_key.is_some(),
         });
         let server = Server::new(server::Settings {
-            host: loaded.host.clone(),
+            host: host.clone(),
             dialects: vec![Arc::new(osmosis)],
             access: Access {
                 server_key,
@@ -226,7 +228,7 @@ impl Serve {
             },
             instance_id: evaluator.instance_id,
         });
-        if let Some(why) = runtime.block_on(a::cannot_carry(&loaded.host)) {
+        if let Some(why) = runtime.block_on(a::cannot_carry(host)) {
             if config.osmosis_init.alone {
                 return Err(PluginFault(format!("{}: {why}", self.plugin.display())).into());
             }
@@ -234,19 +236,19 @@ impl Serve {
         }
         tracing::info!(
             plugin = %self.plugin.display(),
-            name = loaded.settings.name,
-            digest = loaded.plugin_digest,
-            slots = loaded.slots.running_max,
-            queue_max = loaded.slots.queue_max,
-            bound_by = %loaded.slots.bound_by,
-            memory_budget_bytes = loaded.host.budget().total(),
-            memory = loaded.plan.name(),
+            name = assembled.settings.name,
+            digest = host.deployment().digest(),
+            slots = slots.running_max,
+            queue_max = slots.queue_max,
+            bound_by = %slots.bound_by,
+            memory_budget_bytes = host.budget().total(),
+            memory = assembled.plan.name(),
             artifact_root = %artifact_root.display(),
             "plugin loaded"
         );
         tracing::info!(limits = %limits(&config), "every rollout has these limits");
-        let traces = setup::traces(&runtime, self.otlp.as_deref(), &loaded)?;
-        let callers_max = callers_max(&loaded.slots);
+        let traces = setup::traces(&runtime, self.otlp.as_deref(), host)?;
+        let callers_max = callers_max(slots);
         let exit = runtime.block_on(serve(&config, &server, callers_max, socket, traces));
         // What is left, such as a slow write, is not waited for.
         runtime.shutdown_background();

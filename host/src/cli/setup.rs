@@ -1,36 +1,26 @@
 //! What several commands set up: logs, the runtime, signals, configuration, the host.
 
 use std::io::IsTerminal;
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
-use bytes::Bytes;
 use clap::Args;
-use serde_json::{Map, Value};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-use super::LogFormat;
 use super::plugin_file::{self, CacheOptions};
 use super::print::{self, LogWriter};
-use crate::budget::Budget;
-use crate::capacity::{Bound, GuestCost, Machine, Slots};
-use crate::config::{Config, Judge, RawConfig, RawJudge, RawModel};
-use crate::dialect::osmosis;
-use crate::digest::sha256_hex;
-use crate::engine::{Engine, MemoryPlan};
+use super::{LogFormat, PluginFault};
+use crate::assembly::{self, Assembled, AssemblyError, NotLoaded, Options, Sources};
+use crate::config::{Config, RawConfig, RawJudge, RawModel};
+use crate::engine::Engine;
 use crate::error::Fault;
-use crate::imports::{LentTools, ModelAccess};
-use crate::mock_model::{MockModel, Settings};
-use crate::outbound::{self, ChatClient, ModelEndpoint, Observer, Secret, Transport};
-use crate::plugin::{self, Declaration, DeclareError, Plugin};
-use crate::rollout::{Host, HostSettings};
-use crate::telemetry::{Metrics, OneLineFields, Traces};
-use crate::toolbox::{ComponentSettings, ToolSettings, Toolbox, Unlendable};
+use crate::outbound::{self, Secret};
+use crate::plugin::{self, Declaration, Plugin};
+use crate::rollout::Host;
+use crate::telemetry::{OneLineFields, Traces};
 
 /// Sends logs to standard error. A server tells what it does; other commands speak up
 /// only where something is wrong.
@@ -49,10 +39,10 @@ pub(super) fn logs(format: LogFormat, server: bool) {
 }
 
 /// Begins to export the host's traces, where the operator says to where.
-pub(super) fn traces(runtime: &Runtime, otlp: Option<&str>, loaded: &Loaded) -> Result<Option<Traces>> {
+pub(super) fn traces(runtime: &Runtime, otlp: Option<&str>, host: &Host) -> Result<Option<Traces>> {
     let Some(url) = otlp else { return Ok(None) };
     let _runtime = runtime.enter();
-    let traces = loaded.host.metrics().trace_to(url, loaded.http.clone()).context("--otlp")?;
+    let traces = host.metrics().trace_to(url, outbound::http_client()?).context("--otlp")?;
     Ok(Some(traces))
 }
 
@@ -109,14 +99,6 @@ pub(super) fn raw_config(path: Option<&Path>) -> Result<RawConfig> {
     Ok(RawConfig::parse(&text, &path.display().to_string()))
 }
 
-/// The folder of this start in the directory for events.
-fn event_log(dir: &Path) -> Result<PathBuf> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let folder = dir.join(now.as_secs().to_string());
-    std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    Ok(folder)
-}
-
 /// The key in an environment variable that the operator named.
 pub(super) fn key_from_env(option: &str, variable: Option<&str>) -> Result<Option<Secret>> {
     let Some(variable) = variable else { return Ok(None) };
@@ -126,33 +108,12 @@ pub(super) fn key_from_env(option: &str, variable: Option<&str>) -> Result<Optio
     }
 }
 
-/// A host of the plugin in a file, with the digests of what it runs.
-pub(super) struct Loaded {
-    pub host: Host,
-    pub http: reqwest::Client,
-    /// The connections to models, judges and callback addresses.
-    pub transport: Transport,
-    pub plugin_digest: String,
-    pub grader_digest: Option<String>,
-    pub slots: Slots,
-    pub plan: MemoryPlan,
-    pub tools_digest: Option<String>,
-    /// The workflow's configuration.
-    pub settings: plugin::Settings,
-    /// That of a grader which is a component of its own.
-    pub grader_settings: Option<plugin::Settings>,
-    /// Serves for as long as this is held.
-    judge_stand_in: Option<MockModel>,
-}
-
-impl Loaded {
-    /// Says that no model judges, where that is so.
-    pub fn say_who_judges(&self) {
-        if self.judge_stand_in.is_some() {
-            print::errln!(
-                "the judge is the built-in stand-in, which looks for the truth in the answer and reads no rubric"
-            );
-        }
+/// Says that no model judges, where that is so.
+pub(super) fn say_who_judges(assembled: &Assembled) {
+    if assembled.judge_stand_in.is_some() {
+        print::errln!(
+            "the judge is the built-in stand-in, which looks for the truth in the answer and reads no rubric"
+        );
     }
 }
 
@@ -209,217 +170,42 @@ impl ParamOptions {
     }
 }
 
-/// The judge, and its stand-in where that is asked for.
-async fn judge_access(judge: &Judge, chat: &ChatClient) -> Result<(ModelAccess, Option<MockModel>)> {
-    let key = key_from_env("judge.api-key-env", judge.api_key_env.as_deref())?;
-    let client = chat.for_judges(judge.retry.clone(), judge.params.clone());
-    let (url, stand_in) = match &judge.url {
-        Some(url) => (url.clone(), None),
-        None => {
-            let mock = MockModel::start(SocketAddr::from(([127, 0, 0, 1], 0)), Settings::default()).await?;
-            (mock.base_url(), Some(mock))
-        }
-    };
-    let endpoint = ModelEndpoint::new(&url, &judge.model, key).context("judge.url")?;
-    Ok((ModelAccess { client, endpoint: Arc::new(endpoint) }, stand_in))
-}
-
 /// Asks a plugin what it declares, and puts the operator's values over that.
 pub(super) fn settings(
     runtime: &Runtime,
     path: &Path,
     plugin: &Plugin,
     config: &Config,
-    given: Option<&Map<String, Value>>,
 ) -> Result<(Option<Declaration>, plugin::Settings)> {
-    let declared = runtime.block_on(plugin.declaration(&config.limits, &Arc::new(Metrics::new())));
-    let declared = declared.map_err(|error| match &error {
-        DeclareError::Run(run) if run.fault() != Fault::Plugin => {
-            anyhow::Error::new(error).context(path.display().to_string())
-        }
-        _ => super::PluginFault(format!("{}: {error}", path.display())).into(),
-    })?;
-    let resolved = plugin::resolve(declared.as_ref(), given).with_context(|| path.display().to_string())?;
-    Ok((declared, resolved))
+    let settings = assembly::settings(path, plugin, &config.limits, config.plugin.as_ref());
+    runtime.block_on(settings).map_err(at_fault)
 }
 
-/// Compiles the plugins, makes the host and sees that instances can start.
+/// Compiles the components, makes the host and sees that instances can start.
 pub(super) fn host(
     runtime: &Runtime,
-    plugin_path: &Path,
-    grader_path: Option<&Path>,
+    sources: Sources<'_>,
     config: &Config,
     cache: &CacheOptions,
-    artifact_root: Option<PathBuf>,
-) -> Result<Loaded> {
-    watched_host(runtime, plugin_path, grader_path, config, cache, artifact_root, None)
-}
-
-/// A component's file, and what its instances find on standard input.
-pub(super) struct Workflow<'a> {
-    pub path: &'a Path,
-    /// What it is called in texts.
-    pub shown: &'a Path,
-    pub input: Bytes,
-}
-
-impl<'a> From<&'a Path> for Workflow<'a> {
-    fn from(path: &'a Path) -> Self {
-        Self { path, shown: path, input: Bytes::new() }
-    }
-}
-
-impl<'a> From<&'a PathBuf> for Workflow<'a> {
-    fn from(path: &'a PathBuf) -> Self {
-        Self::from(path.as_path())
-    }
-}
-
-/// The same, with somebody who watches the calls of its models.
-pub(super) fn watched_host<'a>(
-    runtime: &Runtime,
-    plugin: impl Into<Workflow<'a>>,
-    grader_path: Option<&Path>,
-    config: &Config,
-    cache: &CacheOptions,
-    artifact_root: Option<PathBuf>,
-    observer: Option<Arc<dyn Observer>>,
-) -> Result<Loaded> {
-    let memory_budget_bytes = config.memory_budget_bytes.map(|bytes| bytes as u64);
-    let machine = Machine { memory_budget_bytes, ..Machine::read() };
-    let budget = Budget::new(usize::try_from(machine.memory_budget()).unwrap_or(usize::MAX));
-    let tools_max = config.tools.instances_max();
-    let instances_max = config.max_concurrent.saturating_add(tools_max);
-    let plan = MemoryPlan::within(instances_max, machine.guest_mappings_max());
-    let for_callers = osmosis::descriptors_per_rollout(config.dialect, config.osmosis_init.alone);
-    let cost = GuestCost {
-        // One is the rollout's own, to its model.
-        descriptors: 1 + for_callers,
-        mappings: plan.mappings_per_instance(),
-        memory_bytes: 0,
-    };
-    let slots = machine.slots(config.max_concurrent, config.queue_max, cost);
-    let memory_bytes_max = config.limits.memory_bytes_max.max(config.tools.memory_bytes_max());
-    let engine = Engine::planned(plan, slots.running_max.saturating_add(tools_max), memory_bytes_max)?;
+    options: Options,
+) -> Result<Assembled> {
     let loader = cache.loader(config.cache_dir.as_deref(), &config.load_limits)?;
-    let load = |path: &Path| plugin_file::load(&loader, &engine, path, &config.load_limits);
-    let Workflow { path, shown, input } = plugin.into();
-    let workflow = load(path)?.with_input(input);
-    let grader = grader_path.map(load).transpose()?;
-    let plugin_digest = workflow.about().digest.clone();
-    let (_, plugin_settings) = settings(runtime, shown, &workflow, config, config.plugin.as_ref())?;
-    let grader_settings = match (&grader, grader_path) {
-        (Some(grader), Some(path)) => {
-            let given = config.grader.as_ref().or(config.plugin.as_ref());
-            Some(settings(runtime, path, grader, config, given)?.1)
-        }
-        _ if config.grader.is_some() => {
-            anyhow::bail!(
-                "[grader] configures the component of --grader, and none is given; [plugin] is for the plugin's own"
-            )
-        }
-        _ => None,
+    let load = |engine: &Engine, path: &Path| {
+        plugin_file::load(&loader, engine, path, &config.load_limits).map_err(|error| NotLoaded {
+            fault: if error.is::<PluginFault>() { Fault::Plugin } else { Fault::Host },
+            reason: format!("{error:#}"),
+        })
     };
-    // A plugin may ask for fewer rollouts at once than there are slots, and not for more.
-    let max_concurrent = plugin_settings.max_concurrent.unwrap_or(u32::MAX).min(config.max_concurrent);
-    let http = outbound::http_client()?;
-    let metrics = Arc::new(Metrics::new());
-    let connections = machine.slots(max_concurrent, config.queue_max, cost).connections;
-    let transport = Transport::new(connections.outbound_max)?;
-    let (policy, reply_bytes_max) = (config.model.clone(), config.limits.reply_bytes_max);
-    let chat = ChatClient::new(transport.clone(), policy, reply_bytes_max, metrics.clone())
-        .allowing(config.model_params.clone());
-    let chat = match observer {
-        Some(observer) => chat.watched_by(observer),
-        None => chat,
-    };
-    let (judge, judge_stand_in) = match &config.judge {
-        Some(judge) => {
-            runtime.block_on(judge_access(judge, &chat)).map(|(judge, mock)| (Some(judge), mock))?
-        }
-        None => (None, None),
-    };
-    let tools = lent_tools(runtime, &config.tools, load, &metrics)?;
-    let tools_digest = tools.as_ref().map(|(_, digest)| digest.clone());
-    let mut host_settings = HostSettings {
-        tools: tools.map(|(tools, _)| tools as Arc<dyn LentTools>),
-        workflow,
-        grader,
-        max_concurrent,
-        queue_max: config.queue_max,
-        limits: config.limits.clone(),
-        plugin_config: plugin_settings.to_raw(),
-        grader_config: grader_settings.as_ref().and_then(plugin::Settings::to_raw),
-        chat,
-        judge,
-        artifact_root,
-        event_log: config.log.as_deref().map(event_log).transpose()?,
-        metrics,
-        budget,
-    };
-    let started = runtime.block_on(host_settings.try_start()).map_err(|(role, error)| {
-        let reason = format!("no instance of the {} can be started: it {error}", role.as_str());
-        match error.fault() {
-            Fault::Plugin => anyhow::Error::new(super::PluginFault(reason)),
-            _ => anyhow::Error::msg(reason),
-        }
-    })?;
-    let slots = machine.slots(
-        max_concurrent,
-        config.queue_max,
-        GuestCost { memory_bytes: started.memory_bytes as u64, ..cost },
-    );
-    (host_settings.max_concurrent, host_settings.queue_max) = (slots.running_max, slots.queue_max);
-    if slots.bound_by != Bound::Asked && config.max_concurrent_is_set {
-        tracing::warn!(
-            asked = config.max_concurrent,
-            slots = slots.running_max,
-            bound_by = %slots.bound_by,
-            "this machine has not room for as many rollouts at once as were asked for"
-        );
-    }
-    let host = Host::new(host_settings).map_err(|error| super::PluginFault(error.to_string()))?;
-    let grader_digest = host.grader().map(|grader| grader.about().digest.clone());
-    Ok(Loaded {
-        host,
-        http,
-        transport,
-        plugin_digest,
-        grader_digest,
-        tools_digest,
-        settings: plugin_settings,
-        grader_settings,
-        judge_stand_in,
-        slots,
-        plan,
-    })
+    let judge = config.judge.as_ref().and_then(|judge| judge.api_key_env.as_deref());
+    let judge_key = key_from_env("judge.api-key-env", judge)?;
+    let options = Options { judge_key, ..options };
+    runtime.block_on(assembly::assemble(config, sources, options, load)).map_err(at_fault)
 }
 
-/// The tools that the configuration lends, ready to be called, with a digest of all that
-/// decides on what they do and is known here.
-fn lent_tools(
-    runtime: &Runtime,
-    settings: &ToolSettings,
-    load: impl Fn(&Path) -> Result<Plugin>,
-    metrics: &Arc<Metrics>,
-) -> Result<Option<(Arc<Toolbox>, String)>> {
-    if settings.is_empty() {
-        return Ok(None);
+/// The error, with whose move it is.
+fn at_fault(error: AssemblyError) -> anyhow::Error {
+    match error.fault() {
+        Fault::Plugin => PluginFault(error.to_string()).into(),
+        _ => error.into(),
     }
-    let (mut components, mut problems) = (Vec::new(), Vec::new());
-    for ComponentSettings { at, path, .. } in &settings.components {
-        match load(path) {
-            Ok(plugin) if plugin.about().tool => components.push(plugin),
-            Ok(_) => problems.push(format!("{at}.path: {} exports no tool", path.display())),
-            Err(error) => problems.push(format!("{at}.path: {error:#}")),
-        }
-    }
-    if !problems.is_empty() {
-        return Err(Unlendable(problems).into());
-    }
-    // For the digest; nobody reads it.
-    let mut about = format!("{settings:?}"); // not shown
-    about.extend(components.iter().map(|plugin| plugin.about().digest.as_str()));
-    let toolbox = runtime.block_on(Toolbox::start(settings.clone(), components, metrics))?;
-    Ok(Some((toolbox, sha256_hex(about.as_bytes()))))
 }

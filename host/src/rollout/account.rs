@@ -90,7 +90,7 @@ impl Account {
         let (stage, kind, fault) = (failure.stage.as_str(), failure.kind.as_str(), failure.fault.as_str());
         let line = match failure.fault {
             Fault::Caller => None,
-            Fault::Plugin | Fault::Model | Fault::Host => self.host.0.unscored_lines.take(),
+            Fault::Plugin | Fault::Model | Fault::Host => self.host.0.runtime.unscored_lines.take(),
         };
         let Some(left_out) = line else {
             return tracing::debug!(stage, kind, fault, reason = failure.reason, secs, "rollout unscored");

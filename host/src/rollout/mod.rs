@@ -7,29 +7,35 @@
 //! its guest and frees its slot.
 //!
 //! What a rollout is, `model`, is data and at the bottom; above it are what is written of one,
-//! slots, the host, one rollout, and admission and driver, each naming only what is below it.
+//! slots, what a process has once ([`Runtime`]) and one version of a plugin ready to run
+//! ([`Deployment`]), the [`Host`] of both, one rollout, and admission and driver, each naming only
+//! what is below it.
 //!
 //! This module knows no protocol and no JSON of one.
 
 mod account;
 mod admission;
+mod deployment;
 mod drive;
 mod events;
 mod host;
 mod limits;
 mod model;
 mod run;
+mod runtime;
 mod slots;
 mod trajectory;
 
+pub use deployment::{Deployment, DeploymentError, DeploymentSettings, Started};
 pub use drive::{AfterWorkflow, Ended, Next, Steps, drive};
-pub use host::{Host, HostError, HostSettings, Started};
+pub use host::Host;
 pub use model::{
     AgentForm, ExtraFact, ExtraMember, Failure, FailureKind, Finished, FinishedSample, LimitUse, LoopOptions,
     LoopReport, ModelAddress, Outcome, Phase, RequestSecrets, RolloutRequest, Stage, TrajectoryExtra,
     TrajectoryFile,
 };
 pub use run::{Resources, Rollout};
+pub use runtime::{Runtime, RuntimeSettings};
 pub use slots::{AdmitError, Handle, Load};
 pub use trajectory::{Amendable, Amendment, Member, StepAmendment, TakeStep};
 

@@ -88,12 +88,12 @@ impl Rollout {
             rollout_id: request.id.clone(),
             caller_id: request.caller_id.take(),
             attempt: request.attempt,
-            config: host.0.plugin_config.clone(),
+            config: host.0.deployment.plugin_config.clone(),
             metadata: request.metadata.as_ref().map(|metadata| match rates_itself(&host) {
                 true => metadata.whole().clone(),
                 false => metadata.public().clone(),
             }),
-            samples_max: request.samples_max.min(host.0.limits.samples_max),
+            samples_max: request.samples_max.min(host.0.deployment.limits.samples_max),
             chat_defaults: request
                 .loop_options
                 .completion_params
@@ -175,11 +175,11 @@ impl Rollout {
     }
 
     async fn wait_and_run(&mut self) -> Result<(), Failure> {
-        let limits = self.host.0.limits.clone();
+        let limits = self.host.0.deployment.limits.clone();
         let waiting = Deadline::new(self.request.workflow_secs, self.admitted_at, Duration::MAX / 4);
         let queue_span = self.record.trace().first_phase("queue");
         let turn = async {
-            let slot = self.host.0.slots.first().await;
+            let slot = self.host.0.runtime.slots.first().await;
             self.holder.may_start().await;
             slot
         };
@@ -198,8 +198,9 @@ impl Rollout {
         self.phase.send_replace(Phase::Running);
 
         let deadline = Deadline::new(self.request.workflow_secs, self.admitted_at, limits.workflow_time_max);
-        let settings = &self.host.0.settings;
-        let model = ModelAccess { client: settings.chat.clone(), endpoint: self.model.clone() };
+        let tools = self.host.0.deployment.tools.clone();
+        let model =
+            ModelAccess { client: self.host.0.runtime.settings.chat.clone(), endpoint: self.model.clone() };
         let imports = Imports::workflow(
             self.run.clone(),
             limits.clone(),
@@ -207,7 +208,7 @@ impl Rollout {
             model,
             self.record.clone(),
         )
-        .with_tools(settings.tools.clone());
+        .with_tools(tools);
         let bounds = self.bounds(&deadline)?;
         let _timing = self.host.metrics().time(Step::Workflow);
         let mut span = self.record.trace().phase("workflow");
@@ -236,7 +237,7 @@ impl Rollout {
         let Some(permit) = self.slot.clone() else {
             return Err(Failure::host(Stage::Queue, "it has no slot"));
         };
-        let memory_bytes_max = self.host.0.limits.memory_bytes_max;
+        let memory_bytes_max = self.host.0.deployment.limits.memory_bytes_max;
         Ok(Bounds { memory_bytes_max, deadline: Some(deadline.at), permit })
     }
 
@@ -373,14 +374,14 @@ impl Rollout {
         }
         if self.slot.is_none() {
             // The grader's time begins when it has the slot.
-            self.slot = self.host.0.slots.next().await.map(Into::into);
+            self.slot = self.host.0.runtime.slots.next().await.map(Into::into);
             if self.slot.is_none() {
                 return Err(Failure::host(Stage::Grader, "the host is shutting down"));
             }
         }
-        let limits = self.host.0.limits.clone();
+        let limits = self.host.0.deployment.limits.clone();
         let deadline = Deadline::new(self.request.grader_secs, Instant::now(), limits.grader_time_max);
-        let judge = self.host.0.settings.judge.clone();
+        let judge = self.host.0.deployment.judge.clone();
         let imports =
             Imports::grader(self.grader_run(), limits.clone(), Some(deadline.at), judge, self.record.clone());
         let bounds = self.bounds(&deadline)?;
@@ -415,17 +416,14 @@ impl Rollout {
 
     /// Charges what a guest gave back to what is kept of its rollout.
     fn charge(&self, what: &str, bytes: usize) -> Result<(), String> {
-        let charged = self.record.charge(bytes, &self.host.0.limits);
+        let charged = self.record.charge(bytes, &self.host.0.deployment.limits);
         charged.map_err(|limit| format!("{what} that are not kept: {limit}"))
     }
 
     /// What the grader is told of the rollout: what the workflow was told, except that it is
     /// given the truth too, and that a component of its own has a configuration of its own.
     fn grader_run(&self) -> Arc<RunContext> {
-        let config = match self.host.0.settings.grader {
-            None => self.run.config.clone(),
-            Some(_) => self.host.0.grader_config.clone(),
-        };
+        let config = self.host.0.deployment.config_of_grader().cloned();
         let metadata = self.request.metadata.as_ref().map(|metadata| metadata.whole().clone());
         Arc::new(RunContext { config, metadata, ..(*self.run).clone() })
     }
@@ -500,7 +498,13 @@ impl Rollout {
             returned_messages: self.returned_messages,
             loop_report: self.loop_report.take(),
             spent,
-            limits: limits::table(&self.host.0.limits, self.run.samples_max, &spent, times, &fired),
+            limits: limits::table(
+                &self.host.0.deployment.limits,
+                self.run.samples_max,
+                &spent,
+                times,
+                &fired,
+            ),
             duration: self.admitted_at.elapsed(),
             queued: self.queued,
             trajectories: Vec::new(),
@@ -508,11 +512,11 @@ impl Rollout {
         self.account.settle(&finished.outcome);
         // The guests are gone; others may run while this one is written down.
         drop(self.slot.take());
-        if let Some(folder) = self.host.0.settings.event_log.clone() {
+        if let Some(folder) = self.host.0.runtime.settings.event_log.clone() {
             let shown_id = self.run.caller_id.as_deref().unwrap_or(finished.id.as_str()).to_owned();
             events::write(folder, finished.id.clone(), shown_id, self.record.events()).await;
         }
-        match self.host.0.settings.artifact_root.clone() {
+        match self.host.0.runtime.settings.artifact_root.clone() {
             Some(root) => self.write_down(root, finished).await,
             None => finished,
         }
@@ -533,8 +537,8 @@ impl Rollout {
             run: self.run.clone(),
             recorded: self.record.take(),
             plugins: trajectory::Plugins {
-                workflow: self.host.0.settings.workflow.about().digest.clone(),
-                grader: self.host.grader().map(|grader| grader.about().digest.clone()),
+                workflow: self.host.0.deployment.digest().to_owned(),
+                grader: self.host.0.deployment.grader_digest().map(str::to_owned),
             },
         };
         trajectory::write(job, finished).await

@@ -15,15 +15,16 @@ use super::data::DataOptions;
 use super::model::ModelOptions;
 use super::plugin_file::CacheOptions;
 use super::print::{errln, out, outln};
-use super::setup::{self, JudgeOptions, Loaded};
+use super::setup::{self, JudgeOptions};
 use super::{DATA, Exit, OUTPUT, SETTINGS};
+use crate::assembly::{Assembled, Options, Sources};
 use crate::config::{Assignment, Config, RawLimits};
 use crate::error::Fault;
 use crate::eval::rows::Selection;
 use crate::eval::run::{End, Work};
 use crate::eval::{self, DataSet, Journal, Manifest, Opened, Resume, Row, Summary, Tally};
 use crate::outbound;
-use crate::rollout::AgentForm;
+use crate::rollout::{AgentForm, Host};
 use watch::Watch;
 
 /// Rollouts at once where nobody says how many.
@@ -149,33 +150,29 @@ impl Eval {
         let stop = CancellationToken::new();
         let watch = Arc::new(Watch::new(stop.clone()));
         let rollouts = if self.no_trajectories { None } else { Some(absolute(&out.join("rollouts"))?) };
-        let loaded = setup::watched_host(
-            &runtime,
-            &self.plugin,
-            self.grader.as_deref(),
-            &config,
-            &self.cache,
-            rollouts,
-            Some(watch.clone()),
-        )?;
+        let sources = Sources::of(&self.plugin, self.grader.as_deref());
+        let options =
+            Options { artifact_root: rollouts, observer: Some(watch.clone()), ..Options::default() };
+        let assembled = setup::host(&runtime, sources, &config, &self.cache, options)?;
+        let host = &assembled.host;
         // An agent loop may rate itself; what it does not rate ends unscored.
-        if loaded.grader_digest.is_none() && loaded.host.form() == AgentForm::Workflow {
+        if host.grader().is_none() && host.form() == AgentForm::Workflow {
             bail!("the plugin has no grader; give one by --grader FILE");
         }
-        loaded.say_who_judges();
-        let manifest = self.manifest(&config, &data, &loaded)?;
+        setup::say_who_judges(&assembled);
+        let manifest = self.manifest(&config, &data, &assembled)?;
         let resume = Resume { retry_unscored: self.retry_unscored, fresh: self.fresh };
         let opened = Journal::open(&out, &manifest, resume)?;
-        let traces = setup::traces(&runtime, self.otlp.as_deref(), &loaded)?;
+        let traces = setup::traces(&runtime, self.otlp.as_deref(), host)?;
         let work = Work {
             rows: data.rows,
             runs_per_row: self.n as usize,
             // The machine, or the plugin itself, may have room for fewer.
-            concurrency: config.max_concurrent.min(loaded.host.load().max_concurrent) as usize,
+            concurrency: config.max_concurrent.min(host.load().max_concurrent) as usize,
             model,
         };
         runtime.block_on(async {
-            let exit = self.evaluate(opened, work, &loaded, &watch, stop, started).await;
+            let exit = self.evaluate(opened, work, host, &watch, stop, started).await;
             setup::flush(traces).await;
             exit
         })
@@ -197,7 +194,7 @@ impl Eval {
         &self,
         opened: Opened,
         work: Work,
-        loaded: &Loaded,
+        host: &Host,
         watch: &Watch,
         stop: CancellationToken,
         started: Instant,
@@ -211,8 +208,7 @@ impl Eval {
             signals.next().await;
             stopping.cancel();
         });
-        let end =
-            eval::run::run(&loaded.host, work, &mut journal, &mut tally, stop, |tally| watch.show(tally));
+        let end = eval::run::run(host, work, &mut journal, &mut tally, stop, |tally| watch.show(tally));
         let end = end.await;
         signal.abort();
         watch.end();
@@ -270,7 +266,7 @@ impl Eval {
         }
     }
 
-    fn manifest(&self, config: &Config, data: &DataSet, loaded: &Loaded) -> Result<Manifest> {
+    fn manifest(&self, config: &Config, data: &DataSet, assembled: &Assembled) -> Result<Manifest> {
         let mut settings = Map::new();
         let mut set = |name: &str, value: Value| settings.insert(name.to_owned(), value);
         set("n", self.n.into());
@@ -290,13 +286,13 @@ impl Eval {
         if let Some(judge) = &config.judge {
             set("judge", json!({"url": judge.url, "model": judge.model}));
         }
-        set("plugin_config", json!(loaded.settings.values));
-        if let Some(grader) = &loaded.grader_settings {
+        set("plugin_config", json!(assembled.settings.values));
+        if let Some(grader) = &assembled.grader_settings {
             set("grader_config", json!(grader.values));
         }
         let limits = config.limits.table().map(|(name, max)| (name.to_owned(), json!(max)));
         set("limits", Value::Object(limits.into_iter().collect()));
-        if let Some(digest) = &loaded.tools_digest {
+        if let Some(digest) = &assembled.tools_digest {
             set("tools_digest", digest.as_str().into());
         }
         if self.model.base_url.is_none() {
@@ -306,9 +302,9 @@ impl Eval {
         Ok(Manifest {
             format: eval::manifest::FORMAT,
             host_version: env!("CARGO_PKG_VERSION").to_owned(),
-            plugin_digest: loaded.plugin_digest.clone(),
+            plugin_digest: assembled.host.deployment().digest().to_owned(),
             plugin_file: self.plugin.display().to_string(),
-            grader_digest: loaded.grader_digest.clone(),
+            grader_digest: assembled.host.deployment().grader_digest().map(str::to_owned),
             grader_file: self.grader.as_ref().map(|path| path.display().to_string()),
             data_digest: data.digest.clone(),
             data_file: self.data.data.display().to_string(),

@@ -16,16 +16,17 @@ use super::data::DataOptions;
 use super::model::ModelOptions;
 use super::plugin_file::CacheOptions;
 use super::print::errln;
-use super::setup::{self, JudgeOptions, Loaded, Workflow};
+use super::setup::{self, JudgeOptions};
 use super::watch::Watch;
 use super::{DATA, Exit, OUTPUT, SETTINGS};
+use crate::assembly::{Options, Sources};
 use crate::config::{Assignment, RawLimits};
 use crate::error::Fault;
 use crate::eval;
 use crate::eval::rows::Row;
 use crate::eval::run::Model;
 use crate::outbound;
-use crate::rollout::{FailureKind, Finished, Outcome};
+use crate::rollout::{FailureKind, Finished, Host, Outcome};
 use prompt::Prompt;
 use style::{Style, When};
 use transcript::Transcript;
@@ -130,26 +131,22 @@ impl Test {
         let transcript = Arc::new(Transcript::new(Style::new(self.color), prompt));
         let quick =
             quick::is_source(&self.plugin).then(|| quick::prepare(&self.plugin, &self.python)).transpose()?;
-        let workflow = match &quick {
+        let sources = Sources::of(&self.plugin, self.grader.as_deref());
+        let options =
+            Options { artifact_root: out, observer: Some(transcript.clone()), ..Options::default() };
+        let (sources, options) = match &quick {
             Some(quick) => {
                 errln!("{}", QUICK);
-                Workflow { path: &quick.component, shown: &self.plugin, input: quick.input.clone() }
+                let options = Options { plugin_input: quick.input.clone(), ..options };
+                (Sources { plugin: &quick.component, ..sources }, options)
             }
-            None => Workflow::from(self.plugin.as_path()),
+            None => (sources, options),
         };
-        let loaded = setup::watched_host(
-            &runtime,
-            workflow,
-            self.grader.as_deref(),
-            &config,
-            &self.cache,
-            out,
-            Some(transcript.clone()),
-        )?;
-        loaded.say_who_judges();
+        let assembled = setup::host(&runtime, sources, &config, &self.cache, options)?;
+        setup::say_who_judges(&assembled);
         let exit = runtime.block_on(async {
             transcript.begin(&self.plugin, &self.data.data, self.row, &self.model.name);
-            self.watch(&loaded, row, model, &transcript, quit).await
+            self.watch(&assembled.host, row, model, &transcript, quit).await
         });
         // A thread that waits for a line of input is not waited for.
         runtime.shutdown_background();
@@ -158,13 +155,13 @@ impl Test {
 
     async fn watch(
         &self,
-        loaded: &Loaded,
+        host: &Host,
         row: Row,
         model: Model,
         transcript: &Transcript,
         quit: CancellationToken,
     ) -> Result<Exit> {
-        let rollout = eval::run::admit(&loaded.host, &row, 0, &model)?;
+        let rollout = eval::run::admit(host, &row, 0, &model)?;
         let handle = rollout.handle();
         let mut signals = setup::StopSignal::new()?;
         let stopper = tokio::spawn(async move {

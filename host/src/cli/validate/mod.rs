@@ -19,8 +19,9 @@ use tokio::time::Instant;
 
 use super::mock_model::script;
 use super::plugin_file::{self, CacheOptions};
-use super::setup::{self, Loaded};
+use super::setup;
 use super::{DATA, Exit, OUTPUT, PluginFault, SETTINGS};
+use crate::assembly::{Options, Sources};
 use crate::config::{Assignment, Config, RawConfig, RawLimits};
 use crate::engine::Engine;
 use crate::error::Fault;
@@ -32,7 +33,7 @@ use crate::instance::{self, Bounds, GuestVerdict, Permit, RunError, SampleToGrad
 use crate::mock_model::{MockModel, Script, Settings};
 use crate::outbound::{ChatClient, Transport};
 use crate::plugin::{self, Description, Plugin, Problem};
-use crate::rollout::{Failure, FailureKind, Finished, Outcome, Stage};
+use crate::rollout::{Failure, FailureKind, Finished, Host, Outcome, Stage};
 use crate::telemetry::Metrics;
 use crate::wire::params::AllowedParams;
 use report::Report;
@@ -229,17 +230,14 @@ impl Validate {
     ) -> Result<()> {
         let scratch = Scratch::new()?;
         let recorder = Arc::new(Recorder::default());
-        let loaded = setup::watched_host(
-            runtime,
-            &self.plugin,
-            self.grader.as_deref(),
-            config,
-            &self.cache,
-            Some(scratch.path().to_owned()),
-            Some(recorder.clone()),
-        );
-        let loaded = match loaded {
-            Ok(loaded) => loaded,
+        let sources = Sources::of(&self.plugin, self.grader.as_deref());
+        let options = Options {
+            artifact_root: Some(scratch.path().to_owned()),
+            observer: Some(recorder.clone()),
+            ..Options::default()
+        };
+        let host = match setup::host(runtime, sources, config, &self.cache, options) {
+            Ok(assembled) => assembled.host,
             Err(error) => {
                 let fault = error.downcast::<PluginFault>()?;
                 report.failed("starts", fault.0, "an instance has to start within the limits");
@@ -248,8 +246,8 @@ impl Validate {
         };
         report.passed("starts", "an instance starts");
         runtime.block_on(async {
-            agent_loop(&loaded, row, script.clone(), report).await?;
-            twice(&loaded, row, script, &recorder, &scratch, report).await
+            agent_loop(&host, row, script.clone(), report).await?;
+            twice(&host, row, script, &recorder, &scratch, report).await
         })
     }
 }
@@ -295,9 +293,9 @@ async fn stand_in(script: Option<Script>, latency: Duration) -> Result<(MockMode
 }
 
 /// What an agent loop says before it runs: its name and its tools.
-async fn agent_loop(loaded: &Loaded, row: &Row, script: Option<Script>, report: &mut Report) -> Result<()> {
+async fn agent_loop(host: &Host, row: &Row, script: Option<Script>, report: &mut Report) -> Result<()> {
     let advice = "`name` gives a text, the same every time";
-    match (loaded.host.agent_name().await, loaded.host.agent_name().await) {
+    match (host.agent_name().await, host.agent_name().await) {
         (Ok(None), _) => return Ok(()),
         (Ok(Some(name)), _) if name.trim().is_empty() => {
             report.failed("EMPTY_NAME", "its name is empty", advice)
@@ -311,7 +309,7 @@ async fn agent_loop(loaded: &Loaded, row: &Row, script: Option<Script>, report: 
         }
     }
     let (_mock, model) = stand_in(script, Duration::ZERO).await?;
-    match run::offers(&loaded.host, row, &model).await? {
+    match run::offers(host, row, &model).await? {
         Err(failure) => report.failed(
             "GET_TOOLS_EXCEPTION",
             failure.reason,
@@ -328,7 +326,7 @@ async fn agent_loop(loaded: &Loaded, row: &Row, script: Option<Script>, report: 
 
 /// Two runs of the same rollout against the same replies.
 async fn twice(
-    loaded: &Loaded,
+    host: &Host,
     row: &Row,
     script: Option<Script>,
     recorder: &Recorder,
@@ -336,15 +334,15 @@ async fn twice(
     report: &mut Report,
 ) -> Result<()> {
     let (_mock, model) = stand_in(script.clone(), Duration::ZERO).await?;
-    let finished = run::rollout(&loaded.host, row, &model).await?;
+    let finished = run::rollout(host, row, &model).await?;
     let requests = recorder.take();
     let first = Trace::of(&requests, &finished, scratch.path());
-    if loaded.host.agent_name().await.is_ok_and(|name| name.is_none()) {
+    if host.agent_name().await.is_ok_and(|name| name.is_none()) {
         tools::check(report, "tools", &run::offered(&requests));
     }
-    came_of_it(&finished, loaded.grader_digest.is_some(), report);
+    came_of_it(&finished, host.grader().is_some(), report);
     let (_mock, model) = stand_in(script, SECOND_LATENCY).await?;
-    let again = run::rollout(&loaded.host, row, &model).await?;
+    let again = run::rollout(host, row, &model).await?;
     let second = Trace::of(&recorder.take(), &again, scratch.path());
     match first.difference(&second) {
         None => {

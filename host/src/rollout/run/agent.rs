@@ -50,18 +50,21 @@ impl Rollout {
             return Ok(Vec::new());
         }
         let inner = &self.host.0;
-        let Some(permit) = inner.slots.declaration().await else {
+        let Some(permit) = inner.runtime.slots.declaration().await else {
             return Err(Failure::host(Stage::Workflow, "the host is shutting down"));
         };
-        let deadline = Some(Instant::now() + TOOLS_TIME_MAX.min(inner.limits.workflow_time_max));
-        let bounds =
-            Bounds { memory_bytes_max: inner.limits.memory_bytes_max, deadline, permit: permit.into() };
-        let limits = inner.limits.clone();
+        let deadline = Some(Instant::now() + TOOLS_TIME_MAX.min(inner.deployment.limits.workflow_time_max));
+        let bounds = Bounds {
+            memory_bytes_max: inner.deployment.limits.memory_bytes_max,
+            deadline,
+            permit: permit.into(),
+        };
+        let limits = inner.deployment.limits.clone();
         // Who says which tools there are rates nothing yet, and its caller reads them.
         let metadata = self.request.metadata.as_ref().map(|metadata| metadata.public().clone());
         let run = Arc::new(RunContext { metadata, ..(*self.run).clone() });
         let imports = Imports::bare(Role::Declaration, run, limits, deadline, self.record.clone());
-        let plugin = inner.settings.workflow.linked();
+        let plugin = inner.deployment.workflow.linked();
         let tools = instance::agent_loop_tools(plugin, imports, bounds, self.loop_request()).await;
         let tools = tools.map_err(|error| match error {
             RunError::Deadline => failed(
@@ -97,7 +100,7 @@ impl Rollout {
         imports: Box<Imports>,
         bounds: Bounds,
     ) -> Result<Result<(), Failure>, RunError> {
-        let plugin = self.host.0.settings.workflow.linked();
+        let plugin = self.host.0.deployment.workflow.linked();
         Ok(match self.host.form() {
             AgentForm::Workflow => {
                 let outcome = instance::run_workflow(plugin, *imports, bounds, self.prompt()).await?;

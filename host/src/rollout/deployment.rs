@@ -1,0 +1,164 @@
+//! One version of a plugin, ready to run.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::value::RawValue;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::model::AgentForm;
+use crate::budget::Budget;
+use crate::id::RolloutId;
+use crate::imports::{Imports, LentTools, ModelAccess, Record, Role, RunContext};
+use crate::instance::{self, Bounds, Permit, RunError};
+use crate::limits::Limits;
+use crate::plugin::Plugin;
+use crate::telemetry::Metrics;
+
+/// What a deployment is made of.
+pub struct DeploymentSettings {
+    /// The plugin with the agent.
+    pub workflow: Plugin,
+    /// A plugin with the reward function, in place of the workflow's own.
+    pub grader: Option<Plugin>,
+    /// What each rollout may use.
+    pub limits: Limits,
+    /// The configuration of the workflow's plugin, a JSON object.
+    pub plugin_config: Option<Box<RawValue>>,
+    /// The configuration of the grader where that is a component of its own.
+    pub grader_config: Option<Box<RawValue>>,
+    /// The host-provided tools of the workflow.
+    pub tools: Option<Arc<dyn LentTools>>,
+    /// The model that judges for graders, where there is one.
+    pub judge: Option<ModelAccess>,
+}
+
+/// One version of a plugin with all that decides on what its rollouts do: components, settings,
+/// limits, host-provided tools, judge. It does not change; another version is another deployment.
+pub struct Deployment {
+    pub(super) workflow: Plugin,
+    grader: Option<Plugin>,
+    pub(super) limits: Arc<Limits>,
+    pub(super) plugin_config: Option<Arc<RawValue>>,
+    grader_config: Option<Arc<RawValue>>,
+    pub(super) tools: Option<Arc<dyn LentTools>>,
+    pub(super) judge: Option<ModelAccess>,
+}
+
+/// Why components make no deployment.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeploymentError {
+    /// The plugin has no agent.
+    #[error(
+        "the plugin exports no workflow and no agent loop; give the component with one of them, and a \
+         component that only grades by --grader"
+    )]
+    NoWorkflow,
+    /// The grader's plugin has no reward function.
+    #[error("the component given by --grader exports no grader")]
+    NoGrader,
+}
+
+/// What instances need before they do anything.
+#[derive(Clone, Copy, Debug)]
+pub struct Started {
+    /// The time that the workflow's took to start.
+    pub took: Duration,
+    /// The memory, in bytes, that the larger of workflow and grader has then.
+    pub memory_bytes: usize,
+}
+
+impl Deployment {
+    /// A deployment of these, if they are what one needs.
+    pub fn new(settings: DeploymentSettings) -> Result<Self, DeploymentError> {
+        let DeploymentSettings { workflow, grader, limits, plugin_config, grader_config, tools, judge } =
+            settings;
+        if !workflow.about().workflow && !workflow.about().agent_loop {
+            return Err(DeploymentError::NoWorkflow);
+        }
+        if grader.as_ref().is_some_and(|grader| !grader.about().grader) {
+            return Err(DeploymentError::NoGrader);
+        }
+        Ok(Self {
+            workflow,
+            grader,
+            limits: Arc::new(limits),
+            plugin_config: plugin_config.map(Into::into),
+            grader_config: grader_config.map(Into::into),
+            tools,
+            judge,
+        })
+    }
+
+    /// The plugin that grades: the one given for it, or the workflow's own.
+    pub fn grader(&self) -> Option<&Plugin> {
+        self.grader.as_ref().or_else(|| Some(&self.workflow).filter(|plugin| plugin.about().grader))
+    }
+
+    /// The digest of the component with the agent.
+    pub fn digest(&self) -> &str {
+        &self.workflow.about().digest
+    }
+
+    /// The digest of the component that grades, if one does.
+    pub fn grader_digest(&self) -> Option<&str> {
+        self.grader().map(|grader| grader.about().digest.as_str())
+    }
+
+    /// The form of agent that it has.
+    pub fn form(&self) -> AgentForm {
+        match self.workflow.about().agent_loop {
+            true => AgentForm::AgentLoop,
+            false => AgentForm::Workflow,
+        }
+    }
+
+    /// The configuration that the grader is given: the workflow's where they are one component.
+    pub(super) fn config_of_grader(&self) -> Option<&Arc<RawValue>> {
+        match self.grader {
+            None => self.plugin_config.as_ref(),
+            Some(_) => self.grader_config.as_ref(),
+        }
+    }
+
+    /// Makes an instance of every component and drops it, so that one that cannot start is
+    /// known before the first rollout.
+    pub async fn try_start(
+        &self,
+        budget: &Budget,
+        metrics: &Arc<Metrics>,
+    ) -> Result<Started, (Role, RunError)> {
+        let mut all = Started { took: Duration::ZERO, memory_bytes: 0 };
+        let plugins = [(Role::Grader, self.grader.as_ref()), (Role::Workflow, Some(&self.workflow))];
+        for (role, plugin) in plugins {
+            let Some(plugin) = plugin else { continue };
+            let record = Arc::new(Record::of_no_rollout(budget.holder(CancellationToken::new())));
+            let made = self.of_no_rollout("try-start", role, metrics, record.clone());
+            let (imports, bounds) = made.map_err(|error| (role, error))?;
+            let started = instance::try_start(plugin.linked(), imports, bounds).await;
+            all.took = started.map_err(|error| (role, error))?;
+            all.memory_bytes = all.memory_bytes.max(record.spent().memory_bytes_peak);
+        }
+        Ok(all)
+    }
+
+    /// What an instance needs that belongs to no rollout.
+    pub(super) fn of_no_rollout(
+        &self,
+        id: &str,
+        role: Role,
+        metrics: &Arc<Metrics>,
+        record: Arc<Record>,
+    ) -> Result<(Imports, Bounds), RunError> {
+        let id = RolloutId::parse(id).map_err(|error| RunError::Host(error.to_string()))?;
+        let run = RunContext::of_no_rollout(id, self.plugin_config.clone(), metrics.clone());
+        let deadline = Some(Instant::now() + self.limits.workflow_time_max);
+        // They belong to no rollout and so have no slot.
+        let permit = Permit::alone();
+        let bounds = Bounds { memory_bytes_max: self.limits.memory_bytes_max, deadline, permit };
+        let imports = Imports::bare(role, Arc::new(run), self.limits.clone(), deadline, record);
+        Ok((imports, bounds))
+    }
+}

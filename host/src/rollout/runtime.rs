@@ -1,0 +1,86 @@
+//! What a process has once for all of its rollouts, of whichever deployment.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::slots::Slots;
+use crate::budget::{Budget, Use};
+use crate::engine::Engine;
+use crate::outbound::{ChatClient, Transport};
+use crate::telemetry::{Busy, LineBudget, Metrics};
+
+/// Lines about unscored rollouts that are logged in a second, unless everything is asked
+/// for. A plugin that fails every time would write thousands, each saying the same.
+const UNSCORED_LINES_PER_SECOND: u32 = 10;
+
+/// What a runtime is made of.
+pub struct RuntimeSettings {
+    /// What compiles and runs guests.
+    pub engine: Engine,
+    /// The connections to models, judges and callers.
+    pub transport: Transport,
+    /// The client that reaches the models, over these connections.
+    pub chat: ChatClient,
+    /// What is counted; the clients count in the same.
+    pub metrics: Arc<Metrics>,
+    /// The bytes that may be held for all rollouts together.
+    pub budget: Budget,
+    /// Rollouts that run at once.
+    pub max_concurrent: u32,
+    /// Rollouts that may wait for one of those to end.
+    pub queue_max: u32,
+    /// Where trajectories and artifacts go; none keeps none.
+    pub artifact_root: Option<PathBuf>,
+    /// Where guests' events go, a file a rollout; none writes none.
+    pub event_log: Option<PathBuf>,
+}
+
+/// What a process has once: engine, outbound clients, slots, budget, metrics, and where it
+/// writes.
+pub struct Runtime {
+    pub(super) settings: RuntimeSettings,
+    pub(super) slots: Slots,
+    pub(super) unscored_lines: LineBudget,
+}
+
+impl Runtime {
+    /// A runtime with nothing in it.
+    pub fn new(settings: RuntimeSettings) -> Arc<Self> {
+        let slots = Slots::new(settings.max_concurrent, settings.queue_max);
+        Arc::new(Self { settings, slots, unscored_lines: LineBudget::new(UNSCORED_LINES_PER_SECOND) })
+    }
+
+    /// What compiles and runs guests.
+    pub fn engine(&self) -> &Engine {
+        &self.settings.engine
+    }
+
+    /// The connections to models, judges and callers.
+    pub fn transport(&self) -> &Transport {
+        &self.settings.transport
+    }
+
+    /// What may be held for all rollouts together.
+    pub fn budget(&self) -> &Budget {
+        &self.settings.budget
+    }
+
+    /// What is counted, for whoever has something to add.
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.settings.metrics
+    }
+
+    /// What was counted, and how busy the runtime is, in Prometheus' text format. Reads
+    /// files.
+    pub fn metrics_text(&self) -> String {
+        let load = self.slots.load();
+        let budget = self.budget();
+        self.metrics().text(Busy {
+            running: load.running,
+            queued: load.queued,
+            running_max: load.max_concurrent,
+            held_bytes: Use::ALL.map(|use_| (use_.as_str(), budget.used_for(use_))),
+            held_bytes_max: budget.total(),
+        })
+    }
+}
