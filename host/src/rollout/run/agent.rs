@@ -29,7 +29,7 @@ const FINISH_REASON_BYTES_MAX: usize = 256;
 impl Rollout {
     /// Asks an agent loop for the tools of this rollout, in an instance of its own; a
     /// workflow has none to tell. `read` makes of them what the caller is told, or says
-    /// why that cannot be. The error is also kept for [`Rollout::finish`].
+    /// why that cannot be. The error is also kept for `Rollout::finish`.
     pub async fn tools<T>(
         &mut self,
         read: impl FnOnce(Vec<Box<RawValue>>) -> Result<T, String>,
