@@ -106,8 +106,12 @@ async fn accept(
     callers_max: usize,
 ) -> io::Result<(TcpStream, bool)> {
     let (stream, _) = listener.accept().await?;
-    if table.open() >= callers_max {
-        table.make_room();
+    if table.open() >= callers_max && !table.make_room() {
+        // Those that came just before are looked at first: of them one may be silent.
+        tokio::task::yield_now().await;
+        if table.open() >= callers_max {
+            table.make_room();
+        }
     }
     // The one that goes may take a moment, in which it has its descriptor still. Nobody is sent
     // away before there is somebody to make room for.

@@ -236,8 +236,9 @@ impl Validate {
             observer: Some(recorder.clone()),
             ..Options::default()
         };
-        let host = match setup::host(runtime, sources, config, &self.cache, options) {
-            Ok(assembled) => assembled.host,
+        // Held to the end, and with it the stand-in for a judge.
+        let assembled = match setup::host(runtime, sources, config, &self.cache, options) {
+            Ok(assembled) => assembled,
             Err(error) => {
                 let fault = error.downcast::<PluginFault>()?;
                 report.failed("starts", fault.0, "an instance has to start within the limits");
@@ -246,8 +247,8 @@ impl Validate {
         };
         report.passed("starts", "an instance starts");
         runtime.block_on(async {
-            agent_loop(&host, row, script.clone(), report).await?;
-            twice(&host, row, script, &recorder, &scratch, report).await
+            agent_loop(&assembled.host, row, script.clone(), report).await?;
+            twice(&assembled.host, row, script, &recorder, &scratch, report).await
         })
     }
 }

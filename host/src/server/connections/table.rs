@@ -31,6 +31,8 @@ const PROGRESS_STEP: Duration = Duration::from_secs(1);
 /// What a connection is at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
+    /// Nobody has looked yet whether it says something: it may have asked already.
+    New,
     /// The head of a request is to come, or a part of it did.
     Head,
     /// Nothing is under way.
@@ -47,7 +49,7 @@ pub(super) enum Stage {
 
 impl Stage {
     /// In the order in which they make room for others; who is worked for never does, nor who
-    /// speaks another protocol.
+    /// speaks another protocol, nor who had no chance to speak.
     const BY_WORTH: [Self; 4] = [Self::Head, Self::Idle, Self::Sending, Self::Receiving];
 
     /// How long it may last without progress. Bodies have rules of their own.
@@ -56,7 +58,7 @@ impl Stage {
             Self::Head => Some(HEAD_TIME_MAX),
             Self::Idle => Some(IDLE_TIME_MAX),
             Self::Sending => Some(UNREAD_TIME_MAX),
-            Self::Receiving | Self::Working | Self::Upgraded => None,
+            Self::New | Self::Receiving | Self::Working | Self::Upgraded => None,
         }
     }
 }
@@ -143,11 +145,8 @@ impl Table {
         let mut inner = self.lock();
         inner.open += 1;
         inner.opened += 1;
-        let (id, now, close) = (inner.opened, Instant::now(), Arc::<Close>::default());
-        if let Some(heads) = inner.at(Stage::Head) {
-            heads.insert((now, id), close.clone());
-        }
-        let place = Mutex::new((Stage::Head, now));
+        let (id, close) = (inner.opened, Arc::<Close>::default());
+        let place = Mutex::new((Stage::New, Instant::now()));
         let (answered, left_unread, hung_up, reader) = Default::default();
         Arc::new(Known { table: self.clone(), id, place, close, answered, left_unread, hung_up, reader })
     }
@@ -162,7 +161,7 @@ impl Table {
         true
     }
 
-    /// Waits until a connection is gone.
+    /// Waits until a connection is gone, or may be told to go.
     pub async fn left(&self) {
         self.left.notified().await;
     }
@@ -203,6 +202,11 @@ impl Known {
             connections.insert((now, self.id), self.close.clone());
         }
         *place = (stage, now);
+        drop(inner);
+        if before == Stage::New {
+            // From here on it may make room, for which somebody may wait.
+            self.table.left.notify_one();
+        }
     }
 
     /// What it is at.
@@ -212,7 +216,14 @@ impl Known {
 
     /// Bytes came.
     pub fn has_read(&self) {
-        if self.stage() == Stage::Idle {
+        if matches!(self.stage(), Stage::New | Stage::Idle) {
+            self.is_at(Stage::Head);
+        }
+    }
+
+    /// There was nothing to read.
+    pub fn is_silent(&self) {
+        if self.stage() == Stage::New {
             self.is_at(Stage::Head);
         }
     }
@@ -301,6 +312,9 @@ mod tests {
     fn who_is_silent_makes_room_and_the_longest_silent_first() {
         let table = Table::new();
         let [silent, later, idle, body, working] = std::array::from_fn(|_| table.enter());
+        assert!(!table.make_room(), "nobody has looked whether one of them says something");
+        silent.is_silent();
+        later.has_read();
         idle.is_at(Stage::Idle);
         body.is_at(Stage::Receiving);
         working.is_at(Stage::Working);
@@ -324,6 +338,7 @@ mod tests {
     fn a_connection_that_has_to_close_is_not_counted_again() {
         let table = Table::new();
         let known = table.enter();
+        known.is_silent();
         assert!(table.make_room());
         for stage in [Stage::Receiving, Stage::Working, Stage::Sending] {
             known.is_at(stage);

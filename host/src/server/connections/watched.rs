@@ -72,7 +72,10 @@ impl AsyncRead for Stream {
             return Poll::Ready(Ok(()));
         }
         let before = buf.filled().len();
-        let result = ready!(Pin::new(&mut self.tcp).poll_read(cx, buf));
+        let Poll::Ready(result) = Pin::new(&mut self.tcp).poll_read(cx, buf) else {
+            self.known.is_silent();
+            return Poll::Pending;
+        };
         if buf.filled().len() > before {
             self.known.has_read();
         }
