@@ -58,24 +58,33 @@ async fn a_receiver_that_takes_its_time_holds_nobodys_slot_and_the_grader_gets_o
 #[tokio::test]
 async fn a_grader_that_comes_back_goes_before_the_queue() {
     let controller = Controller::start().await;
-    let host = TestHost::of("conform").option("--max-concurrent", 1).start().await;
+    let host = TestHost::of("conform").option("--max-concurrent", 1).option("--queue-max", 16).start().await;
     controller.hold_callbacks();
     controller.hold_after(1);
     let slow = controller.rollout("Calculate 2 + 3.").label("5").with_callbacks("k");
     host.ask(&slow).await;
     controller.callbacks_arrived(1).await;
-    // One takes the slot and waits for the model, three wait in the queue.
-    for _ in 0..4 {
+    // One takes the slot and waits for the model, the others wait in the queue.
+    for _ in 0..16 {
         host.admit(&controller.rollout("Calculate 1 + 3.")).await;
     }
     controller.chats_arrived(2).await;
     controller.release_callbacks();
     controller.callbacks_open(0).await;
 
-    // The one with the slot ends, and so does the first of the queue.
-    controller.hold_after(3);
+    // Each that has the slot ends, until the grader is there: at once, as soon as the host has
+    // read the answer to its callback.
+    let mut answered = 1;
+    let callbacks = loop {
+        answered += 1;
+        controller.hold_after(answered);
+        tokio::select! {
+            biased;
+            callbacks = controller.callbacks_arrived(2) => break callbacks,
+            _ = controller.chats_arrived(answered + 1) => {}
+        }
+    };
 
-    let callbacks = controller.callbacks_arrived(2).await;
     assert_eq!(callbacks[1].body["sample"]["reward"], 1.0, "{callbacks:?}");
     let load = &host.health().await["concurrency"];
     assert!(load["queued"].as_u64() >= Some(1), "others still wait: {load}");
