@@ -3,7 +3,8 @@
 use super::bindings::rollout::plugin::artifacts::{self, Error};
 use super::bindings::rollout::plugin::observations;
 use super::exchange::{Exchange, ExchangeOutcome};
-use super::{Ended, Imports, Role};
+use super::gate::{FileRefused, Import};
+use super::{Ended, Imports};
 use crate::budget::Use;
 use crate::telemetry::Limit;
 
@@ -49,68 +50,65 @@ fn is_inside(inner: &str, outer: &str) -> bool {
 }
 
 impl artifacts::Host for Imports {
-    fn write(&mut self, name: String, content: Vec<u8>) -> wasmtime::Result<Result<(), Error>> {
-        self.called()?;
-        if let Err(why) = check_name(&name) {
-            return Ok(Err(Error::InvalidName(why)));
-        }
+    fn convert_error(&mut self, refused: FileRefused) -> wasmtime::Result<Error> {
+        refused.told()
+    }
+
+    fn write(&mut self, name: String, content: Vec<u8>) -> Result<(), FileRefused> {
+        self.enter(Import::ARTIFACT_WRITE)?;
+        check_name(&name).map_err(Error::InvalidName)?;
         let mut kept = self.record.lock();
         if let Some(other) =
             kept.artifacts.keys().find(|other| is_inside(&name, other) || is_inside(other, &name))
         {
-            return Ok(Err(Error::InvalidName(format!(
-                "'{other}' exists, and one would have to be a directory"
-            ))));
+            let why = format!("'{other}' exists, and one would have to be a directory");
+            return Err(Error::InvalidName(why).into());
         }
         let old = kept.artifacts.get(&name).map(|content| content.len());
         if old.is_none() && kept.artifacts.len() >= self.limits.artifacts_max {
             let asked = kept.artifacts.len() + 1;
             kept.fired.add_asked(Limit::Artifacts, asked);
             let max = self.limits.artifacts_max;
-            return Ok(Err(Error::OverLimit(format!(
-                "artifacts-max of {max} files; the operator can raise it"
-            ))));
+            let why = format!("artifacts-max of {max} files; the operator can raise it");
+            return Err(Error::OverLimit(why).into());
         }
         let total = kept.artifact_bytes - old.unwrap_or(0) + content.len();
         if total > self.limits.artifact_bytes_max {
             kept.fired.add_asked(Limit::ArtifactBytes, total);
             let max = self.limits.artifact_bytes_max;
-            return Ok(Err(Error::OverLimit(format!(
+            return Err(Error::OverLimit(format!(
                 "artifact-bytes-max of {max} bytes: this would make {total}; the operator can raise it"
-            ))));
+            ))
+            .into());
         }
         // The old content is held until the new one has its room.
         let cost = |content: usize| ARTIFACT_BYTES + name.len() + content;
-        if let Err(over) = kept.hold(cost(content.len())) {
-            return Ok(Err(Error::OverLimit(over.0)));
-        }
+        kept.hold(cost(content.len())).map_err(|over| Error::OverLimit(over.0))?;
         if let Some(old) = old {
             kept.let_go(cost(old));
         }
         kept.artifact_bytes = total;
         kept.artifacts.insert(name, content.into());
-        Ok(Ok(()))
+        Ok(())
     }
 
-    fn read(&mut self, name: String) -> wasmtime::Result<Result<Vec<u8>, Error>> {
-        self.called()?;
-        if let Err(why) = check_name(&name) {
-            return Ok(Err(Error::InvalidName(why)));
-        }
+    fn read(&mut self, name: String) -> Result<Vec<u8>, FileRefused> {
+        self.enter(Import::ARTIFACT_READ)?;
+        check_name(&name).map_err(Error::InvalidName)?;
         let kept = self.record.lock();
-        Ok(kept.artifacts.get(&name).map(|content| content.to_vec()).ok_or(Error::NotFound))
+        let content = kept.artifacts.get(&name).ok_or(Error::NotFound)?;
+        Ok(content.to_vec())
     }
 
     fn names(&mut self) -> wasmtime::Result<Vec<String>> {
-        self.called()?;
+        self.enter(Import::ARTIFACT_NAMES)?;
         Ok(self.record.lock().artifacts.keys().cloned().collect())
     }
 }
 
 impl observations::Host for Imports {
     fn exchanges(&mut self, sample_id: String) -> wasmtime::Result<Vec<observations::Exchange>> {
-        self.called()?;
-        self.only(Role::Grader, "observations.exchanges")?;
+        self.enter(Import::OBSERVE)?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let kept = self.record.lock();
         let lists = kept.policy.among(&kept.samples);

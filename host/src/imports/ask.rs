@@ -6,11 +6,13 @@ use std::time::{Duration, Instant};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument;
 
+use super::Imports;
 use super::bindings::rollout::plugin::models::Error;
 use super::calls::ModelAnswer;
 use super::exchange::{ExchangeOutcome, ModelCalls};
+use super::gate::AskRefused;
+use super::outside::{ModelQuestion, Outside};
 use super::record::{JudgeFailure, Kept, Record, message_bytes};
-use super::{Imports, ModelAccess};
 use crate::budget::{Charge, Use};
 use crate::error::Fault;
 use crate::limits::Limits;
@@ -22,7 +24,7 @@ use crate::wire::openai::Completion;
 /// A request that was checked, counted and written down; sending it is all that is left.
 pub(super) struct Prepared {
     pub asked: Asked,
-    pub access: ModelAccess,
+    pub outside: Arc<dyn Outside>,
     pub routing: RoutingHeaders,
     pub record: Arc<Record>,
     pub limits: Arc<Limits>,
@@ -77,9 +79,11 @@ impl Prepared {
             Asked::Judge => "judge",
         });
         span.set("gen_ai.operation.name", "chat");
-        span.set("gen_ai.request.model", self.access.endpoint.model().to_owned());
+        let model = self.outside.model(self.asked).map_or("", |facts| facts.name);
+        span.set("gen_ai.request.model", model.to_owned());
         let body = Recorded { record: &self.record, asked: self.asked, place: self.place };
-        let result = self.access.client.complete(&self.access.endpoint, &self.routing, &body).await;
+        let question = ModelQuestion { asked: self.asked, routing: &self.routing, body: &body };
+        let result = self.outside.ask(question).await;
         describe(&mut span, &result);
         drop(span);
         let mut kept = self.record.lock();
@@ -181,33 +185,29 @@ impl Kept {
 }
 
 impl Record {
-    /// Pushes a reply's message to a sample's history; the inner error names the limit.
+    /// Pushes a reply's message to a sample's history.
     pub(super) fn keep_reply(
         &self,
         sample: usize,
         reply: &Completion,
         limits: &Limits,
-    ) -> wasmtime::Result<Result<(), String>> {
+    ) -> Result<(), AskRefused> {
         let text = reply.message();
         let mut kept = self.lock();
-        kept.sample(sample).map_err(wasmtime::Error::new)?;
+        kept.sample(sample)?;
         if text.len() > limits.message_bytes_max {
             kept.fired.add_asked(Limit::MessageBytes, text.len());
             let max = limits.message_bytes_max;
-            return Ok(Err(format!(
-                "the reply is longer than message-bytes-max, {max} bytes; the operator can raise it"
-            )));
+            let limit =
+                format!("the reply is longer than message-bytes-max, {max} bytes; the operator can raise it");
+            return Err(Error::BudgetSpent(limit).into());
         }
         // A server's reply may have what callers cannot read, which no history takes.
-        let message = match wire::object(text) {
-            Ok(message) => message,
-            Err(what) => return Ok(Err(format!("the reply cannot be kept: its message is {what}"))),
-        };
-        if let Err(over) = kept.charge(message_bytes([text]), limits) {
-            return Ok(Err(over.0));
-        }
-        kept.sample(sample).map_err(wasmtime::Error::new)?.messages.push(message);
-        Ok(Ok(()))
+        let message = wire::object(text)
+            .map_err(|what| Error::BudgetSpent(format!("the reply cannot be kept: its message is {what}")))?;
+        kept.charge(message_bytes([text]), limits).map_err(|over| Error::BudgetSpent(over.0))?;
+        kept.sample(sample)?.messages.push(message);
+        Ok(())
     }
 }
 

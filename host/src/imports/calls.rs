@@ -5,10 +5,12 @@ use std::pin::Pin;
 use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio_util::task::AbortOnDropHandle;
 use wasmtime::component::Resource;
 
 use super::bindings::rollout::plugin::{calls, models, types};
+use super::gate::Import;
 use super::{Ended, Imports};
 use crate::budget::Charge;
 use crate::telemetry::Limit;
@@ -114,7 +116,7 @@ impl calls::Host for Imports {
         calls: Vec<Resource<Call>>,
         timeout_ms: Option<u64>,
     ) -> wasmtime::Result<Vec<u32>> {
-        self.called()?;
+        self.enter(Import::CALLS_WAIT)?;
         // A guest's list may be longer than what it holds; the work per wake-up is
         // bounded by what it may hold.
         if calls.len() > self.limits.concurrent_calls_max as usize {
@@ -143,14 +145,12 @@ impl calls::Host for Imports {
             }
             if ready.is_empty() { Poll::Pending } else { Poll::Ready(Ok(ready)) }
         });
-        let Some(time) = timeout_ms.map(Duration::from_millis) else { return any_ready.await };
-        match tokio::time::timeout(time, any_ready).await {
-            Ok(ready) => ready,
-            Err(_) => {
-                self.clock.pass(time);
-                Ok(Vec::new())
-            }
-        }
+        let time = timeout_ms.map(Duration::from_millis);
+        let ready = self.outside.wait(any_ready.boxed(), time).await?;
+        Ok(ready.unwrap_or_else(|| {
+            self.clock.pass(time.unwrap_or_default());
+            Vec::new()
+        }))
     }
 }
 

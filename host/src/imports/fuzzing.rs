@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::bindings::rollout::plugin::samples::{HostSample, OpenError, RecordError};
 use super::bindings::rollout::plugin::{artifacts, log};
-use super::{Imports, Record, Role, RunContext};
+use super::gate::Refused;
+use super::{Imports, Live, Record, Role, RunContext};
 use crate::id::RolloutId;
 use crate::limits::Limits;
 use crate::telemetry::Metrics;
@@ -27,6 +28,11 @@ fn limits() -> Limits {
         log_bytes_max: 512,
         ..Limits::default()
     }
+}
+
+/// A guest is told of what is wrong with what it hands over, and never ended.
+fn told<T, E: std::fmt::Debug>(result: Result<T, Refused<E>>) -> Result<T, E> {
+    result.map_err(|refused| refused.told().expect("no trap"))
 }
 
 fn check<T>(taken: &Result<T, RecordError>) -> bool {
@@ -51,7 +57,8 @@ pub(crate) fn imports(bytes: &[u8]) {
     };
     let record = Arc::<Record>::default();
     let limits = Arc::new(limits());
-    let mut imports = Imports::bare(Role::Workflow, Arc::new(run), limits.clone(), None, record.clone());
+    let mut imports =
+        Imports::new(Role::Workflow, Arc::new(run), limits.clone(), Live::default(), record.clone());
     let mut open = Vec::new();
     for line in text.split('\n') {
         let mut rest = line.chars();
@@ -60,32 +67,32 @@ pub(crate) fn imports(bytes: &[u8]) {
         let (name, value) = rest.split_once('=').unwrap_or((rest, ""));
         let handle = open.last().map(|number| wasmtime::component::Resource::new_borrow(*number));
         match (what, handle) {
-            (Some('o'), _) => match imports.open(Some(rest.to_owned())).expect("no trap") {
+            (Some('o'), _) => match told(imports.open(Some(rest.to_owned()))) {
                 Ok(sample) => open.push(sample.rep()),
                 Err(OpenError::Invalid(why)) => assert!(why.len() < ERROR_BYTES_MAX, "a long {why}"),
                 Err(OpenError::TooMany(most)) => assert_eq!(most, 4),
                 Err(OpenError::Taken(name)) => assert_eq!(name, rest),
             },
             (Some('p'), Some(sample)) => {
-                let taken = imports.push(sample, vec![rest.to_owned()]).expect("no trap");
+                let taken = told(imports.push(sample, vec![rest.to_owned()]));
                 assert!(!check(&taken) || rest.len() <= limits.message_bytes_max);
             }
             (Some('r'), Some(sample)) => {
-                check(&imports.replace(sample, vec![rest.to_owned()]).expect("no trap"));
+                check(&told(imports.replace(sample, vec![rest.to_owned()])));
             }
             (Some('m'), Some(sample)) => {
                 let number = value.parse().unwrap_or(f64::NAN);
-                let taken = imports.set_metric(sample, name.to_owned(), number).expect("no trap");
+                let taken = told(imports.set_metric(sample, name.to_owned(), number));
                 assert!(!check(&taken) || number.is_finite());
             }
             (Some('f'), Some(sample)) => {
-                check(&imports.set_field(sample, name.to_owned(), value.to_owned()).expect("no trap"));
+                check(&told(imports.set_field(sample, name.to_owned(), value.to_owned())));
             }
             (Some('a'), _) => {
                 let written = artifacts::Host::write(&mut imports, name.to_owned(), value.into());
-                match written.expect("no trap") {
+                match told(written) {
                     Ok(()) => {
-                        let read = artifacts::Host::read(&mut imports, name.to_owned()).expect("no trap");
+                        let read = told(artifacts::Host::read(&mut imports, name.to_owned()));
                         assert_eq!(read.ok().as_deref(), Some(value.as_bytes()), "what is written is read");
                     }
                     Err(artifacts::Error::InvalidName(why) | artifacts::Error::OverLimit(why)) => {

@@ -4,6 +4,7 @@ use serde_json::value::RawValue;
 
 use super::Imports;
 use super::bindings::rollout::plugin::log::{self, Level};
+use super::gate::Import;
 use super::record::{LogEntry, LogLevel};
 use crate::text::printable;
 use crate::wire;
@@ -27,14 +28,14 @@ fn event_data(data: &str) -> Box<RawValue> {
 
 impl log::Host for Imports {
     fn line(&mut self, level: Level, text: String) -> wasmtime::Result<()> {
-        self.called()?;
+        self.enter(Import::LOG_LINE)?;
         let entry = || LogEntry::Line { level: level.into(), text: printable(&text) };
         self.record.lock().log(text.len(), &self.limits, entry);
         Ok(())
     }
 
     fn event(&mut self, name: String, data: String) -> wasmtime::Result<()> {
-        self.called()?;
+        self.enter(Import::LOG_EVENT)?;
         // Neither is copied or looked through before it is known that there is room for it.
         let bytes = name.len().saturating_add(data.len());
         let entry = || LogEntry::Event { event: printable(&name), data: event_data(&data) };

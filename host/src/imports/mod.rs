@@ -15,9 +15,11 @@ mod context;
 mod exchange;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
+mod gate;
 mod lent;
 mod log;
 mod models;
+mod outside;
 mod record;
 mod samples;
 mod stdio;
@@ -47,6 +49,13 @@ pub(crate) mod bindings {
             default: trappable,
         },
         exports: { default: async },
+        // What an import answers with, before it is the guest's or ends it.
+        trappable_error_type: {
+            "rollout:plugin/samples.open-error" => super::gate::OpenRefused,
+            "rollout:plugin/samples.record-error" => super::gate::RecordRefused,
+            "rollout:plugin/models.error" => super::gate::AskRefused,
+            "rollout:plugin/artifacts.error" => super::gate::FileRefused,
+        },
         with: {
             "rollout:plugin/samples.sample": super::samples::OpenSample,
             "rollout:plugin/calls.call": super::calls::Call,
@@ -58,21 +67,20 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use serde_json::value::RawValue;
-use tokio::time::Instant;
 use wasmtime::component::{HasSelf, Linker, ResourceTable};
 use wasmtime_wasi::p2::pipe::MemoryInputPipe;
 use wasmtime_wasi::{WasiCtx, WasiCtxBuilder};
 
 use crate::id::RolloutId;
 use crate::limits::Limits;
-use crate::outbound::{ChatClient, ModelEndpoint};
-use crate::telemetry::{Limit, Metrics, Span, Step, Timing};
+use crate::telemetry::{Metrics, Span, Step, Timing};
 use crate::wire::openai::Params;
 
 use clockwork::GuestClock;
 
 pub use exchange::{Exchange, ExchangeOutcome, Lists, ModelCalls, Part, in_common};
 pub use lent::{LentTool, LentTools, ToolAnswer, ToolRequest, error_text};
+pub use outside::{Live, ModelAccess, Outside};
 pub use record::{
     ArtifactFile, JudgeFailure, LogEntry, LogLevel, Meter, Record, Recorded, SampleRecord, Spent, ToolUse,
     message_bytes,
@@ -146,16 +154,6 @@ impl RunContext {
     }
 }
 
-/// A model that a guest may talk to: a workflow to the one that is trained, a grader to
-/// a judge.
-#[derive(Clone, Debug)]
-pub struct ModelAccess {
-    /// The client that reaches it.
-    pub client: ChatClient,
-    /// Where it is.
-    pub endpoint: Arc<ModelEndpoint>,
-}
-
 /// Ends the instance: the guest broke the contract in a way that it cannot be told of.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -223,10 +221,7 @@ pub struct Imports {
     role: Role,
     run: Arc<RunContext>,
     limits: Arc<Limits>,
-    deadline: Option<Instant>,
-    model: Option<ModelAccess>,
-    tools: Option<Arc<dyn LentTools>>,
-    judge: Option<ModelAccess>,
+    outside: Arc<dyn Outside>,
     record: Arc<Record>,
     calls_under_way: u32,
     host_calls: u64,
@@ -235,70 +230,27 @@ pub struct Imports {
 }
 
 impl Imports {
-    /// Imports for a workflow, with a model to talk to.
-    pub fn workflow(
-        run: Arc<RunContext>,
-        limits: Arc<Limits>,
-        deadline: Option<Instant>,
-        model: ModelAccess,
-        record: Arc<Record>,
-    ) -> Self {
-        Self::new(Role::Workflow, run, limits, deadline, Some(model), record)
-    }
-
-    /// Imports for a grader, with a judge if one is lent.
-    pub fn grader(
-        run: Arc<RunContext>,
-        limits: Arc<Limits>,
-        deadline: Option<Instant>,
-        judge: Option<ModelAccess>,
-        record: Arc<Record>,
-    ) -> Self {
-        Self { judge, ..Self::new(Role::Grader, run, limits, deadline, None, record) }
-    }
-
-    /// Imports without a model and samples: for a tool's call, or a declaration.
-    pub fn bare(
+    /// Imports for one role in one run, whose guest finds outside what is there for it.
+    pub fn new(
         role: Role,
         run: Arc<RunContext>,
         limits: Arc<Limits>,
-        deadline: Option<Instant>,
-        record: Arc<Record>,
-    ) -> Self {
-        Self::new(role, run, limits, deadline, None, record)
-    }
-
-    fn new(
-        role: Role,
-        run: Arc<RunContext>,
-        limits: Arc<Limits>,
-        deadline: Option<Instant>,
-        model: Option<ModelAccess>,
+        outside: impl Outside + 'static,
         record: Arc<Record>,
     ) -> Self {
         let mut table = ResourceTable::new();
         table.set_max_capacity(limits.handles_max);
-        let clock = GuestClock::default();
         Self {
             role,
             run,
             limits,
-            deadline,
-            model,
-            tools: None,
-            judge: None,
+            outside: Arc::new(outside),
             record,
             calls_under_way: 0,
             host_calls: 0,
-            clock,
+            clock: GuestClock::default(),
             table,
         }
-    }
-
-    /// The same, with these tools lent.
-    pub fn with_tools(mut self, tools: Option<Arc<dyn LentTools>>) -> Self {
-        self.tools = tools;
-        self
     }
 
     /// What a guest's standard library finds: no arguments, environment, files or
@@ -336,29 +288,9 @@ impl Imports {
         (self.record.clone(), self.limits.clone())
     }
 
-    /// Counts a call of the host, and lets it through while there are calls left.
-    fn called(&mut self) -> wasmtime::Result<()> {
-        self.host_calls += 1;
-        self.record.meter().add_host_call();
-        if self.host_calls > self.limits.host_calls_max {
-            self.record.limit_fired(Limit::HostCalls);
-            return Err(wasmtime::Error::new(Ended::HostCalls(self.limits.host_calls_max)));
-        }
-        Ok(())
-    }
-
     /// Times the start of the instance until what is given back is dropped.
     pub(crate) fn time_start(&self) -> (Timing, Span) {
         (self.run.metrics.time(Step::InstanceStart), self.record.trace().span("instance_start"))
-    }
-
-    /// Lets the call through for the role that may make it.
-    fn only(&self, allowed: Role, import: &'static str) -> wasmtime::Result<()> {
-        if self.role == allowed {
-            return Ok(());
-        }
-        let (role, allowed) = (self.role.as_str(), allowed.as_str());
-        Err(wasmtime::Error::new(Ended::WrongRole { role, import, allowed }))
     }
 }
 

@@ -6,6 +6,7 @@
 use tracing::Instrument;
 use wasmtime::component::Resource;
 
+use super::Imports;
 use super::ask::{Prepared, beside};
 use super::bindings::rollout::plugin::models::{self, Completion, Conversation, Error, Request};
 use super::bindings::rollout::plugin::samples::RecordError;
@@ -13,40 +14,23 @@ use super::bindings::rollout::plugin::types;
 use super::calls::{Call, CallOutcome, ModelAnswer};
 use super::clockwork::ANSWER;
 use super::exchange::{EXCHANGE_BYTES, Exchange, Sent, Whose, text_bytes};
+use super::gate::{AskRefused, Import};
+use super::outside::ModelFacts;
 use super::record::Kept;
 use super::samples::OpenSample;
-use super::{Imports, ModelAccess, Role};
 use crate::error::Fault;
 use crate::limits::Limits;
 use crate::outbound::RoutingHeaders;
 use crate::telemetry::{Asked, Limit};
 use crate::wire::openai::{self, Frame, InvalidRequest};
 
-/// Why a request is not sent: the guest is told, or ends.
-enum Refused {
-    Told(Error),
-    Ended(wasmtime::Error),
-}
-
-impl From<Error> for Refused {
-    fn from(error: Error) -> Self {
-        Self::Told(error)
-    }
-}
-
-impl From<InvalidRequest> for Refused {
+impl From<InvalidRequest> for AskRefused {
     fn from(invalid: InvalidRequest) -> Self {
         invalid_request(invalid.to_string())
     }
 }
 
-impl From<wasmtime::Error> for Refused {
-    fn from(error: wasmtime::Error) -> Self {
-        Self::Ended(error)
-    }
-}
-
-fn invalid_request(what: impl Into<String>) -> Refused {
+fn invalid_request(what: impl Into<String>) -> AskRefused {
     Error::InvalidRequest(what.into()).into()
 }
 
@@ -55,7 +39,6 @@ struct Question<'a> {
     asked: Asked,
     sample: Option<&'a Resource<OpenSample>>,
     whose: Whose,
-    access: ModelAccess,
 }
 
 impl Imports {
@@ -64,7 +47,7 @@ impl Imports {
         role: models::Role,
         sample: Option<&Resource<OpenSample>>,
         request: Request,
-    ) -> Result<Prepared, Refused> {
+    ) -> Result<Prepared, AskRefused> {
         let question = self.question(role, sample)?;
         let Question { asked, whose, .. } = question;
         if asked == Asked::Judge {
@@ -78,8 +61,8 @@ impl Imports {
             Conversation::History(new) => self.send_history(&question, new, frame_bytes)?,
             Conversation::Messages(all) => self.send_messages(&question, all, frame_bytes)?,
         };
-        let sample_id = question.sample.map(|sample| self.table.get(sample)).transpose();
-        let sample_id = sample_id.map_err(wasmtime::Error::from)?.map(|open| open.id.clone());
+        let sample_id = question.sample.map(|sample| self.table.get(sample)).transpose()?;
+        let sample_id = sample_id.map(|open| open.id.clone());
         let routing = match &sample_id {
             Some(sample_id) => RoutingHeaders::new(&self.run.rollout_id, sample_id),
             None => RoutingHeaders::of_rollout(&self.run.rollout_id),
@@ -87,7 +70,7 @@ impl Imports {
         let place = self.record.lock().calls_mut(asked).add(Exchange::new(sample_id, sent, frame));
         Ok(Prepared {
             asked,
-            access: question.access,
+            outside: self.outside.clone(),
             routing,
             record: self.record.clone(),
             limits: self.limits.clone(),
@@ -104,17 +87,13 @@ impl Imports {
         &mut self,
         role: models::Role,
         sample: Option<&'a Resource<OpenSample>>,
-    ) -> Result<Question<'a>, Refused> {
-        let (asked, allowed, import, access) = match role {
-            models::Role::Policy => (Asked::Model, Role::Workflow, "models for the policy", &self.model),
-            models::Role::Judge => (Asked::Judge, Role::Grader, "models for a judge", &self.judge),
+    ) -> Result<Question<'a>, AskRefused> {
+        let asked = match role {
+            models::Role::Policy => Asked::Model,
+            models::Role::Judge => Asked::Judge,
         };
-        let access = access.clone();
-        self.only(allowed, import)?;
         let whose = match (asked, sample) {
-            (Asked::Model, Some(sample)) => {
-                Whose::Sample(self.table.get(sample).map_err(wasmtime::Error::from)?.place)
-            }
+            (Asked::Model, Some(sample)) => Whose::Sample(self.table.get(sample)?.place),
             (Asked::Judge, None) => Whose::Judge,
             (Asked::Model, None) => {
                 return Err(invalid_request("the policy is asked for a sample; give one"));
@@ -123,7 +102,7 @@ impl Imports {
                 return Err(invalid_request("a judge is asked for no sample; give none"));
             }
         };
-        let Some(access) = access else {
+        if self.outside.model(asked).is_none() {
             let reason = match asked {
                 Asked::Model => "this rollout has no model",
                 Asked::Judge => {
@@ -134,8 +113,8 @@ impl Imports {
                 self.record.lock().judge_failed(Fault::Host, reason.to_owned());
             }
             return Err(Error::NotProvided(reason.to_owned()).into());
-        };
-        Ok(Question { asked, sample, whose, access })
+        }
+        Ok(Question { asked, sample, whose })
     }
 
     /// The request but for its messages, and what it costs the record: nothing where it is the
@@ -145,9 +124,11 @@ impl Imports {
         question: &Question<'_>,
         tools: &[String],
         params: Option<&str>,
-    ) -> Result<(Frame, usize), Refused> {
-        let endpoint = &question.access.endpoint;
-        let (model, allowed) = (endpoint.model(), question.access.client.allowed_params());
+    ) -> Result<(Frame, usize), AskRefused> {
+        let facts = self.outside.model(question.asked);
+        let Some(ModelFacts { name, allowed, body }) = facts else {
+            return Err(Error::NotProvided("there is no such model".to_owned()).into());
+        };
         let none = openai::Params::new();
         let defaults = match question.asked {
             Asked::Model => &self.run.chat_defaults,
@@ -155,9 +136,9 @@ impl Imports {
         };
         let given = tools.iter().map(String::len).chain(params.map(str::len)).fold(0, usize::saturating_add);
         self.record.lock().charge(given, &self.limits).map_err(|over| Error::BudgetSpent(over.0))?;
-        let frame = match endpoint.manner() {
-            None => openai::request_frame(model, tools, params, defaults, allowed),
-            Some(manner) => manner.body.frame(model, tools, params, defaults, allowed),
+        let frame = match body {
+            None => openai::request_frame(name, tools, params, defaults, allowed),
+            Some(body) => body.frame(name, tools, params, defaults, allowed),
         };
         let mut kept = self.record.lock();
         kept.release(given);
@@ -170,18 +151,21 @@ impl Imports {
         question: &Question<'_>,
         new: Vec<String>,
         frame_bytes: usize,
-    ) -> Result<Sent, Refused> {
+    ) -> Result<Sent, AskRefused> {
         let (Some(sample), Whose::Sample(place)) = (question.sample, question.whose) else {
             return Err(invalid_request("a judge has no history; give messages"));
         };
         if !new.is_empty() {
-            self.keep(sample, new, false)?.map_err(|error| match error {
-                RecordError::Invalid(what) => Error::InvalidRequest(what),
-                RecordError::OverLimit(what) => Error::BudgetSpent(what),
+            let kept = self.keep(sample, new, false);
+            kept.map_err(|refused| {
+                refused.map(|error| match error {
+                    RecordError::Invalid(what) => Error::InvalidRequest(what),
+                    RecordError::OverLimit(what) => Error::BudgetSpent(what),
+                })
             })?;
         }
         let mut kept = self.record.lock();
-        let history = &kept.sample(place).map_err(wasmtime::Error::new)?.messages;
+        let history = &kept.sample(place)?.messages;
         let (count, text_bytes) = (history.len(), history.text_bytes());
         if count == 0 {
             return Err(InvalidRequest::NoMessages.into());
@@ -198,14 +182,14 @@ impl Imports {
         question: &Question<'_>,
         all: Vec<String>,
         frame_bytes: usize,
-    ) -> Result<Sent, Refused> {
+    ) -> Result<Sent, AskRefused> {
         let Question { asked, whose, .. } = *question;
         if all.is_empty() {
             return Err(InvalidRequest::NoMessages.into());
         }
         let mut kept = self.record.lock();
         if let Whose::Sample(place) = whose {
-            kept.sample(place).map_err(wasmtime::Error::new)?;
+            kept.sample(place)?;
         }
         let beginning = kept.calls(asked).begin(&kept.samples, whose, &all);
         let from = beginning.count();
@@ -230,21 +214,13 @@ impl Imports {
 
     /// What a guest is given of an answer. A reply that it wants kept becomes part of the
     /// history now, in the order in which it learns of replies.
-    fn give(
-        &mut self,
-        ModelAnswer { answer, keep_for }: ModelAnswer,
-    ) -> wasmtime::Result<Result<Completion, Error>> {
+    fn give(&mut self, ModelAnswer { answer, keep_for }: ModelAnswer) -> Result<Completion, AskRefused> {
         self.clock.pass(ANSWER);
-        let completion = match answer {
-            Ok(completion) => completion,
-            Err(error) => return Ok(Err(error)),
-        };
-        if let Some(sample) = keep_for
-            && let Err(over) = self.record.keep_reply(sample, &completion, &self.limits)?
-        {
-            return Ok(Err(Error::BudgetSpent(over)));
+        let completion = answer?;
+        if let Some(sample) = keep_for {
+            self.record.keep_reply(sample, &completion, &self.limits)?;
         }
-        Ok(Ok(completion.into()))
+        Ok(completion.into())
     }
 }
 
@@ -257,7 +233,7 @@ struct Cost {
 }
 
 /// A judge is shown messages and nothing else.
-fn no_judges_business(request: &Request) -> Result<(), Refused> {
+fn no_judges_business(request: &Request) -> Result<(), AskRefused> {
     match request {
         Request { conversation: Conversation::History(_), .. } => {
             Err(invalid_request("a judge has no history; give messages"))
@@ -270,7 +246,7 @@ fn no_judges_business(request: &Request) -> Result<(), Refused> {
 
 impl Kept {
     /// Takes a request out of the budgets, or says which is spent.
-    fn charge_call(&mut self, asked: Asked, cost: &Cost, limits: &Limits) -> Result<(), Refused> {
+    fn charge_call(&mut self, asked: Asked, cost: &Cost, limits: &Limits) -> Result<(), AskRefused> {
         let calls = self.calls(asked).exchanges().len() as u64;
         let within = match asked {
             Asked::Model => {
@@ -325,21 +301,20 @@ impl From<openai::Usage> for types::Usage {
 }
 
 impl models::Host for Imports {
+    fn convert_error(&mut self, refused: AskRefused) -> wasmtime::Result<Error> {
+        refused.told()
+    }
+
     async fn complete(
         &mut self,
         role: models::Role,
         sample: Option<Resource<OpenSample>>,
         request: Request,
-    ) -> wasmtime::Result<Result<Completion, Error>> {
-        self.called()?;
-        match self.prepare(role, sample.as_ref(), request) {
-            Ok(prepared) => {
-                let answer = beside(prepared.send()).await?;
-                self.give(answer)
-            }
-            Err(Refused::Told(error)) => Ok(Err(error)),
-            Err(Refused::Ended(error)) => Err(error),
-        }
+    ) -> Result<Completion, AskRefused> {
+        self.enter(import_of(role))?;
+        let prepared = self.prepare(role, sample.as_ref(), request)?;
+        let answer = beside(prepared.send()).await.map_err(wasmtime::Error::new)?;
+        self.give(answer)
     }
 
     fn start(
@@ -347,28 +322,29 @@ impl models::Host for Imports {
         role: models::Role,
         sample: Option<Resource<OpenSample>>,
         request: Request,
-    ) -> wasmtime::Result<Result<Resource<Call>, Error>> {
-        self.called()?;
-        if let Err(limit) = self.may_begin() {
-            return Ok(Err(Error::BudgetSpent(limit)));
-        }
-        match self.prepare(role, sample.as_ref(), request) {
-            Ok(prepared) => {
-                let task = async { CallOutcome::Model(prepared.send().await) };
-                // The task's log lines are the rollout's, as the guest's own calls are.
-                let task = tokio::spawn(task.in_current_span());
-                Ok(Ok(self.lend(Call::under_way(task))?))
-            }
-            Err(Refused::Told(error)) => Ok(Err(error)),
-            Err(Refused::Ended(error)) => Err(error),
-        }
+    ) -> Result<Resource<Call>, AskRefused> {
+        self.enter(import_of(role))?;
+        self.may_begin().map_err(Error::BudgetSpent)?;
+        let prepared = self.prepare(role, sample.as_ref(), request)?;
+        let task = async { CallOutcome::Model(prepared.send().await) };
+        // The task's log lines are the rollout's, as the guest's own calls are.
+        let task = tokio::spawn(task.in_current_span());
+        Ok(self.lend(Call::under_way(task))?)
     }
 
-    async fn finish(&mut self, call: Resource<Call>) -> wasmtime::Result<Result<Completion, Error>> {
-        self.called()?;
+    async fn finish(&mut self, call: Resource<Call>) -> Result<Completion, AskRefused> {
+        self.enter(Import::MODEL_FINISH)?;
         match self.take_back(call)?.outcome().await? {
             CallOutcome::Model(answer) => self.give(answer),
-            other => Err(other.not_of("models")),
+            other => Err(other.not_of("models").into()),
         }
+    }
+}
+
+/// The import by which a model is asked, started or waited for.
+fn import_of(role: models::Role) -> Import {
+    match role {
+        models::Role::Policy => Import::ASK_POLICY,
+        models::Role::Judge => Import::ASK_JUDGE,
     }
 }

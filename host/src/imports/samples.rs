@@ -5,6 +5,7 @@ use std::sync::Arc;
 use wasmtime::component::Resource;
 
 use super::bindings::rollout::plugin::samples::{self, OpenError, RecordError};
+use super::gate::{Import, OpenRefused, RecordRefused};
 use super::record::{FIELD_BYTES, OverLimit, SampleRecord, message_bytes};
 use super::{Imports, Role, clockwork};
 use crate::digest::hex;
@@ -22,9 +23,9 @@ pub struct OpenSample {
 /// The longest name of a metric or field, in bytes.
 const NAME_BYTES_MAX: usize = 256;
 
-impl From<OverLimit> for RecordError {
+impl From<OverLimit> for RecordRefused {
     fn from(OverLimit(what): OverLimit) -> Self {
-        Self::OverLimit(what)
+        RecordError::OverLimit(what).into()
     }
 }
 
@@ -66,37 +67,29 @@ impl Imports {
         sample: &Resource<OpenSample>,
         messages: Vec<String>,
         in_place: bool,
-    ) -> wasmtime::Result<Result<(), RecordError>> {
+    ) -> Result<(), RecordRefused> {
         let place = self.table.get(sample)?.place;
-        if let Err(what) = self.check_messages(&messages) {
-            return Ok(Err(RecordError::OverLimit(what)));
-        }
+        self.check_messages(&messages).map_err(RecordError::OverLimit)?;
         let charged = message_bytes(messages.iter().map(String::as_str));
         let mut kept = self.record.lock();
-        kept.sample(place).map_err(wasmtime::Error::new)?;
-        if let Err(over) = kept.charge(charged, &self.limits) {
-            return Ok(Err(over.into()));
-        }
+        kept.sample(place)?;
+        kept.charge(charged, &self.limits)?;
         drop(kept);
         let bytes = messages.iter().map(String::len).sum();
         let checked = Self::checked(messages.into_iter(), 0, bytes);
         let mut kept = self.record.lock();
-        let messages = match checked {
-            Ok(messages) => messages,
-            Err(what) => {
-                kept.release(charged);
-                return Ok(Err(RecordError::Invalid(what)));
-            }
-        };
+        let messages = checked.map_err(|what| {
+            kept.release(charged);
+            RecordError::Invalid(what)
+        })?;
         // White space around a message is not kept.
-        let size = |messages: &Messages| message_bytes(messages.iter());
-        kept.release(charged - size(&messages));
+        kept.release(charged - message_bytes(messages.iter()));
         if in_place {
-            kept.replace_history(place, messages).map_err(wasmtime::Error::new)?;
+            kept.replace_history(place, messages)?;
         } else {
-            kept.sample(place).map_err(wasmtime::Error::new)?.messages.append(messages);
+            kept.sample(place)?.messages.append(messages);
         }
-        Ok(Ok(()))
+        Ok(())
     }
 
     /// An id for a sample that was given no name. The rollout decides it, so that a
@@ -109,58 +102,53 @@ impl Imports {
 }
 
 impl samples::Host for Imports {
+    fn convert_open_error(&mut self, refused: OpenRefused) -> wasmtime::Result<OpenError> {
+        refused.told()
+    }
+
+    fn convert_record_error(&mut self, refused: RecordRefused) -> wasmtime::Result<RecordError> {
+        refused.told()
+    }
+
     fn limit(&mut self) -> wasmtime::Result<u32> {
-        self.called()?;
-        self.only(Role::Workflow, "samples.limit")?;
+        self.enter(Import::SAMPLE_LIMIT)?;
         Ok(self.run.samples_max)
     }
 }
 
 impl samples::HostSample for Imports {
-    fn open(&mut self, name: Option<String>) -> wasmtime::Result<Result<Resource<OpenSample>, OpenError>> {
-        self.called()?;
-        self.only(Role::Workflow, "samples.sample.open")?;
+    fn open(&mut self, name: Option<String>) -> Result<Resource<OpenSample>, OpenRefused> {
+        self.enter(Import::SAMPLE_OPEN)?;
         let mut kept = self.record.lock();
         let place = kept.samples.len();
         if place >= self.run.samples_max as usize {
             kept.fired.add_asked(Limit::Samples, place + 1);
-            return Ok(Err(OpenError::TooMany(self.run.samples_max)));
+            return Err(OpenError::TooMany(self.run.samples_max).into());
         }
         let id = match name {
             None => self.made_up_id(place),
-            Some(name) => match SampleId::parse(&name) {
-                Ok(id) => id,
-                Err(why) => return Ok(Err(OpenError::Invalid(why))),
-            },
+            Some(name) => SampleId::parse(&name).map_err(OpenError::Invalid)?,
         };
         if kept.samples.iter().any(|sample| sample.id == id) {
-            return Ok(Err(OpenError::Taken(id.as_str().to_owned())));
+            return Err(OpenError::Taken(id.as_str().to_owned()).into());
         }
         kept.samples.push(SampleRecord::new(id.clone()));
         drop(kept);
-        Ok(Ok(self.table.push(OpenSample { place, id })?))
+        Ok(self.table.push(OpenSample { place, id })?)
     }
 
     fn id(&mut self, sample: Resource<OpenSample>) -> wasmtime::Result<String> {
-        self.called()?;
+        self.enter(Import::SAMPLE_ID)?;
         Ok(self.table.get(&sample)?.id.as_str().to_owned())
     }
 
-    fn push(
-        &mut self,
-        sample: Resource<OpenSample>,
-        messages: Vec<String>,
-    ) -> wasmtime::Result<Result<(), RecordError>> {
-        self.called()?;
+    fn push(&mut self, sample: Resource<OpenSample>, messages: Vec<String>) -> Result<(), RecordRefused> {
+        self.enter(Import::SAMPLE_PUSH)?;
         self.keep(&sample, messages, false)
     }
 
-    fn replace(
-        &mut self,
-        sample: Resource<OpenSample>,
-        messages: Vec<String>,
-    ) -> wasmtime::Result<Result<(), RecordError>> {
-        self.called()?;
+    fn replace(&mut self, sample: Resource<OpenSample>, messages: Vec<String>) -> Result<(), RecordRefused> {
+        self.enter(Import::SAMPLE_REPLACE)?;
         self.keep(&sample, messages, true)
     }
 
@@ -169,27 +157,21 @@ impl samples::HostSample for Imports {
         sample: Resource<OpenSample>,
         name: String,
         value: f64,
-    ) -> wasmtime::Result<Result<(), RecordError>> {
-        self.called()?;
+    ) -> Result<(), RecordRefused> {
+        self.enter(Import::SAMPLE_SET_METRIC)?;
         let place = self.table.get(&sample)?.place;
         if !value.is_finite() {
-            return Ok(Err(RecordError::Invalid(format!(
-                "metric '{}' is {value}, not a finite number",
-                brief(&name)
-            ))));
+            let why = format!("metric '{}' is {value}, not a finite number", brief(&name));
+            return Err(RecordError::Invalid(why).into());
         }
-        if let Err(error) = check_name(&name) {
-            return Ok(Err(error));
-        }
+        check_name(&name)?;
         let mut kept = self.record.lock();
         // A metric that is set again takes the place that it has.
-        let is_new = !kept.sample(place).map_err(wasmtime::Error::new)?.metrics.contains_key(&name);
+        let is_new = !kept.sample(place)?.metrics.contains_key(&name);
         let bytes = if is_new { name.len() + FIELD_BYTES } else { 0 };
-        if let Err(over) = kept.charge(bytes, &self.limits) {
-            return Ok(Err(over.into()));
-        }
-        kept.sample(place).map_err(wasmtime::Error::new)?.metrics.insert(name, value);
-        Ok(Ok(()))
+        kept.charge(bytes, &self.limits)?;
+        kept.sample(place)?.metrics.insert(name, value);
+        Ok(())
     }
 
     fn set_field(
@@ -197,38 +179,31 @@ impl samples::HostSample for Imports {
         sample: Resource<OpenSample>,
         name: String,
         value: String,
-    ) -> wasmtime::Result<Result<(), RecordError>> {
-        self.called()?;
+    ) -> Result<(), RecordRefused> {
+        self.enter(Import::SAMPLE_SET_FIELD)?;
         let place = self.table.get(&sample)?.place;
-        if let Err(error) = check_name(&name) {
-            return Ok(Err(error));
-        }
+        check_name(&name)?;
         let charged = name.len() + value.len() + FIELD_BYTES;
         let mut kept = self.record.lock();
-        kept.sample(place).map_err(wasmtime::Error::new)?;
-        if let Err(over) = kept.charge(charged, &self.limits) {
-            return Ok(Err(over.into()));
-        }
+        kept.sample(place)?;
+        kept.charge(charged, &self.limits)?;
         drop(kept);
-        let raw = match wire::value(&value) {
-            Ok(raw) => raw.to_owned(),
-            Err(what) => {
-                self.record.lock().release(charged);
-                return Ok(Err(RecordError::Invalid(format!("field '{}' is {what}", brief(&name)))));
-            }
-        };
+        let raw = wire::value(&value).map(ToOwned::to_owned).map_err(|what| {
+            self.record.lock().release(charged);
+            RecordError::Invalid(format!("field '{}' is {what}", brief(&name)))
+        })?;
         let mut kept = self.record.lock();
-        let fields = Arc::make_mut(&mut kept.sample(place).map_err(wasmtime::Error::new)?.fields);
+        let fields = Arc::make_mut(&mut kept.sample(place)?.fields);
         let (name_bytes, unused) = (name.len(), value.len() - raw.get().len());
         let old = fields.insert(name, raw);
         kept.release(unused + old.map_or(0, |old| name_bytes + old.get().len() + FIELD_BYTES));
-        Ok(Ok(()))
+        Ok(())
     }
 
     fn withdraw(&mut self, sample: Resource<OpenSample>) -> wasmtime::Result<()> {
-        self.called()?;
+        self.enter(Import::SAMPLE_WITHDRAW)?;
         let place = self.table.get(&sample)?.place;
-        self.record.lock().sample(place).map_err(wasmtime::Error::new)?.withdrawn = true;
+        self.record.lock().sample(place)?.withdrawn = true;
         Ok(())
     }
 
@@ -256,7 +231,8 @@ mod tests {
     use super::*;
     use crate::id::RolloutId;
     use crate::imports::bindings::rollout::plugin::samples::HostSample;
-    use crate::imports::{Ended, Record, RunContext};
+    use crate::imports::gate::Refused;
+    use crate::imports::{Ended, Live, Record, RunContext};
     use crate::limits::Limits;
 
     /// A guest that is stopped while the host works for it comes back to a record that was
@@ -268,21 +244,23 @@ mod tests {
             ..RunContext::of_no_rollout(RolloutId::parse("r").unwrap(), None, Arc::default())
         };
         let (record, limits) = (Arc::<Record>::default(), Arc::new(Limits::default()));
-        let mut imports = Imports::bare(Role::Workflow, Arc::new(run), limits, None, record.clone());
-        let number = imports.open(None).unwrap().unwrap().rep();
+        let mut imports =
+            Imports::new(Role::Workflow, Arc::new(run), limits, Live::default(), record.clone());
+        let number = imports.open(None).unwrap().rep();
         let sample = || Resource::new_borrow(number);
-        assert!(imports.push(sample(), vec!["{}".to_owned()]).unwrap().is_ok());
+        imports.push(sample(), vec!["{}".to_owned()]).unwrap();
 
         record.seal();
 
-        let ended = |result: wasmtime::Result<Result<(), RecordError>>| {
-            assert!(matches!(result.unwrap_err().downcast_ref(), Some(Ended::Over)));
+        let ended = |result: Result<(), RecordRefused>| {
+            let Err(Refused::Ended(error)) = result else { panic!("{result:?}") };
+            assert!(matches!(error.downcast_ref(), Some(Ended::Over)));
         };
         ended(imports.push(sample(), vec!["{}".to_owned()]));
         ended(imports.replace(sample(), vec!["{}".to_owned()]));
         ended(imports.set_metric(sample(), "m".to_owned(), 1.0));
         ended(imports.set_field(sample(), "f".to_owned(), "1".to_owned()));
-        ended(imports.withdraw(sample()).map(Ok));
+        ended(imports.withdraw(sample()).map_err(Refused::Ended));
         assert_eq!(record.samples()[0].messages.len(), 1);
     }
 
@@ -293,21 +271,22 @@ mod tests {
             ..RunContext::of_no_rollout(RolloutId::parse("r").unwrap(), None, Arc::default())
         };
         let (record, limits) = (Arc::<Record>::default(), Arc::new(Limits::default()));
-        let mut imports = Imports::bare(Role::Workflow, Arc::new(run), limits, None, record.clone());
-        let number = imports.open(None).unwrap().unwrap().rep();
+        let mut imports =
+            Imports::new(Role::Workflow, Arc::new(run), limits, Live::default(), record.clone());
+        let number = imports.open(None).unwrap().rep();
         let sample = || Resource::new_borrow(number);
         let kept = || record.spent().record_bytes;
         let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
 
-        imports.push(sample(), texts(&["{}", " {} "])).unwrap().unwrap();
+        imports.push(sample(), texts(&["{}", " {} "])).unwrap();
         assert_eq!(kept(), 2 * 34);
-        imports.replace(sample(), texts(&["{\"a\":1}"])).unwrap().unwrap();
+        imports.replace(sample(), texts(&["{\"a\":1}"])).unwrap();
         assert_eq!(kept(), 39);
-        assert!(imports.push(sample(), texts(&["{}", "{"])).unwrap().is_err());
+        assert!(imports.push(sample(), texts(&["{}", "{"])).is_err());
         assert_eq!(kept(), 39, "of a refused list nothing is kept");
         for _ in 0..2 {
-            imports.set_metric(sample(), "m".to_owned(), 1.0).unwrap().unwrap();
-            imports.set_field(sample(), "f".to_owned(), " [1]".to_owned()).unwrap().unwrap();
+            imports.set_metric(sample(), "m".to_owned(), 1.0).unwrap();
+            imports.set_field(sample(), "f".to_owned(), " [1]".to_owned()).unwrap();
         }
         assert_eq!(kept(), 39 + 129 + 132);
     }

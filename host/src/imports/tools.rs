@@ -14,7 +14,9 @@ use super::bindings::rollout::plugin::tools;
 use super::bindings::rollout::plugin::types::{ToolCall, ToolResult};
 use super::calls::{Call, CallOutcome};
 use super::clockwork::{ANSWER, seed_of};
-use super::lent::{LentTool, LentTools, ToolAnswer, ToolRequest, error_text};
+use super::gate::Import;
+use super::lent::{LentTool, ToolAnswer, ToolRequest, error_text};
+use super::outside::Outside;
 use super::record::{Record, ToolUse};
 use super::{Ended, Imports, Role};
 use crate::budget::Use;
@@ -41,14 +43,13 @@ const CALL_ID_BYTES_MAX: usize = 4096;
 
 /// A call that may be made.
 struct Ready {
-    tools: Arc<dyn LentTools>,
     tool: LentTool,
     request: ToolRequest,
 }
 
 /// A call that was checked, counted and written down; making it is all that is left.
 struct Prepared {
-    tools: Arc<dyn LentTools>,
+    outside: Arc<dyn Outside>,
     request: ToolRequest,
     name: String,
     kind: ToolKind,
@@ -67,13 +68,14 @@ struct Entry {
 impl Imports {
     /// Begins a call beside those under way. What keeps it from being made is its result.
     fn begin(&mut self, call: ToolCall, under_way: u32) -> Call {
-        let entry = match self.enter(call.id, &call.name, &call.arguments) {
+        let entry = match self.note_call(call.id, &call.name, &call.arguments) {
             Ok(entry) => entry,
             Err(result) => return self.refused(result),
         };
         match self.prepare_call(&call.name, call.arguments, under_way, entry.place) {
-            Ok(Ready { tools, tool, request }) => {
-                let prepared = Prepared { tools, request, name: call.name, kind: tool.kind, entry };
+            Ok(Ready { tool, request }) => {
+                let outside = self.outside.clone();
+                let prepared = Prepared { outside, request, name: call.name, kind: tool.kind, entry };
                 let task = async { CallOutcome::Tool(prepared.make().await) };
                 // The task's log lines are the rollout's, as the guest's own calls are.
                 Call::under_way(tokio::spawn(task.in_current_span()))
@@ -97,7 +99,7 @@ impl Imports {
     }
 
     /// Writes a call down before anything comes of it.
-    fn enter(&self, call_id: String, name: &str, arguments: &str) -> Result<Entry, ToolResult> {
+    fn note_call(&self, call_id: String, name: &str, arguments: &str) -> Result<Entry, ToolResult> {
         let mut kept = self.record.lock();
         let bytes = CALL_BYTES + call_id.len() + name.len() + arguments.len();
         if let Err(over) = kept.charge(bytes, &self.limits) {
@@ -127,8 +129,7 @@ impl Imports {
         under_way: u32,
         place: usize,
     ) -> Result<Ready, (ToolKind, ToolAnswer)> {
-        let lent = self.tools.as_ref().and_then(|tools| Some((tools.clone(), tools.find(name)?)));
-        let Some((tools, tool)) = lent else {
+        let Some(tool) = self.outside.tool(name) else {
             let name = printable(&beginning(name, NAME_BYTES_SHOWN));
             let reason = format!("no tool '{name}' is lent to this plugin");
             return Err((ToolKind::None, ToolAnswer::unavailable(reason)));
@@ -157,7 +158,7 @@ impl Imports {
         let seed = hex(&sha256_parts(&[&seed, &place.to_le_bytes()]));
         let holder = self.record.holder().cloned();
         let request = ToolRequest { place: tool.place, arguments, seed, holder };
-        Ok(Ready { tools, tool, request })
+        Ok(Ready { tool, request })
     }
 }
 
@@ -175,7 +176,7 @@ impl Prepared {
         span.set("gen_ai.operation.name", "execute_tool");
         span.set("gen_ai.tool.name", self.name);
         span.set("gen_ai.tool.call.id", self.entry.call_id.clone());
-        let answer = self.tools.call(self.request).await;
+        let answer = self.outside.call_tool(self.request).await;
         if answer.is_error() {
             span.failed(answer.outcome.as_str(), "the tool's call failed");
         }
@@ -207,14 +208,12 @@ impl Entry {
 
 impl tools::Host for Imports {
     fn available(&mut self) -> wasmtime::Result<Vec<String>> {
-        self.called()?;
-        self.only(Role::Workflow, "tools.available")?;
-        Ok(self.tools.as_ref().map(|tools| tools.schemas().to_vec()).unwrap_or_default())
+        self.enter(Import::TOOLS_AVAILABLE)?;
+        Ok(self.outside.tools().to_vec())
     }
 
     async fn execute(&mut self, calls: Vec<ToolCall>) -> wasmtime::Result<Vec<ToolResult>> {
-        self.called()?;
-        self.only(Role::Workflow, "tools.execute")?;
+        self.enter(Import::TOOLS_EXECUTE)?;
         if calls.len() > TOOL_CALLS_MAX {
             return Err(wasmtime::Error::new(Ended::ManyCalls { given: calls.len(), max: TOOL_CALLS_MAX }));
         }
@@ -237,15 +236,14 @@ impl tools::Host for Imports {
     }
 
     fn start(&mut self, tool_call: ToolCall) -> wasmtime::Result<Resource<Call>> {
-        self.called()?;
-        self.only(Role::Workflow, "tools.start")?;
+        self.enter(Import::TOOL_START)?;
         check_id(&tool_call)?;
         let call = self.begin(tool_call, self.calls_under_way);
         self.lend(call)
     }
 
     async fn finish(&mut self, call: Resource<Call>) -> wasmtime::Result<ToolResult> {
-        self.called()?;
+        self.enter(Import::TOOL_FINISH)?;
         let result = tool_result(self.take_back(call)?.outcome().await?)?;
         self.clock.pass(ANSWER);
         Ok(result)

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::model::AgentForm;
 use crate::budget::Budget;
 use crate::id::RolloutId;
-use crate::imports::{Imports, LentTools, ModelAccess, Record, Role, RunContext};
+use crate::imports::{Imports, LentTools, Live, ModelAccess, Record, Role, RunContext};
 use crate::instance::{self, Bounds, Permit, RunError};
 use crate::limits::Limits;
 use crate::plugin::Plugin;
@@ -158,7 +158,7 @@ impl Deployment {
         // They belong to no rollout and so have no slot.
         let permit = Permit::alone();
         let bounds = Bounds { memory_bytes_max: self.limits.memory_bytes_max, deadline, permit };
-        let imports = Imports::bare(role, Arc::new(run), self.limits.clone(), deadline, record);
+        let imports = Imports::new(role, Arc::new(run), self.limits.clone(), Live::until(deadline), record);
         Ok((imports, bounds))
     }
 }

@@ -23,7 +23,7 @@ use super::{events, trajectory};
 use crate::budget::{Charge, Holder};
 use crate::error::Fault;
 use crate::id::{RolloutId, SampleId};
-use crate::imports::{Imports, JudgeFailure, ModelAccess, Record, RunContext, SampleRecord};
+use crate::imports::{Imports, JudgeFailure, Live, ModelAccess, Record, Role, RunContext, SampleRecord};
 use crate::instance::{self, Bounds, GuestVerdict, Permit, RunError, SampleToGrade};
 use crate::moments::Moments;
 use crate::outbound::ModelEndpoint;
@@ -198,17 +198,17 @@ impl Rollout {
         self.phase.send_replace(Phase::Running);
 
         let deadline = Deadline::new(self.request.workflow_secs, self.admitted_at, limits.workflow_time_max);
-        let tools = self.host.0.deployment.tools.clone();
-        let model =
-            ModelAccess { client: self.host.0.runtime.settings.chat.clone(), endpoint: self.model.clone() };
-        let imports = Imports::workflow(
-            self.run.clone(),
-            limits.clone(),
-            Some(deadline.at),
-            model,
-            self.record.clone(),
-        )
-        .with_tools(tools);
+        let outside = Live {
+            deadline: Some(deadline.at),
+            policy: Some(ModelAccess {
+                client: self.host.0.runtime.settings.chat.clone(),
+                endpoint: self.model.clone(),
+            }),
+            judge: None,
+            tools: self.host.0.deployment.tools.clone(),
+        };
+        let (run, record) = (self.run.clone(), self.record.clone());
+        let imports = Imports::new(Role::Workflow, run, limits.clone(), outside, record);
         let bounds = self.bounds(&deadline)?;
         let _timing = self.host.metrics().time(Step::Workflow);
         let mut span = self.record.trace().phase("workflow");
@@ -382,8 +382,9 @@ impl Rollout {
         let limits = self.host.0.deployment.limits.clone();
         let deadline = Deadline::new(self.request.grader_secs, Instant::now(), limits.grader_time_max);
         let judge = self.host.0.deployment.judge.clone();
-        let imports =
-            Imports::grader(self.grader_run(), limits.clone(), Some(deadline.at), judge, self.record.clone());
+        let outside = Live { judge, ..Live::until(Some(deadline.at)) };
+        let record = self.record.clone();
+        let imports = Imports::new(Role::Grader, self.grader_run(), limits.clone(), outside, record);
         let bounds = self.bounds(&deadline)?;
         let to_grade = samples.iter().map(to_grade).collect();
         let label = self.request.label.as_deref();

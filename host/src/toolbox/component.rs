@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::CallLimits;
 use crate::budget::Holder;
 use crate::id::RolloutId;
-use crate::imports::{Imports, LogEntry, Record, Role, RunContext, ToolAnswer, error_text};
+use crate::imports::{Imports, Live, LogEntry, Record, Role, RunContext, ToolAnswer, error_text};
 use crate::instance::{self, Bounds, Permit, RunError};
 use crate::limits::Limits;
 use crate::plugin::Plugin;
@@ -114,7 +114,7 @@ impl ComponentTools {
             chat_defaults: Params::new(),
             metrics: self.metrics.clone(),
         };
-        Imports::bare(role, run.into(), self.limits.clone(), deadline, record.clone())
+        Imports::new(role, run.into(), self.limits.clone(), Live::until(deadline), record.clone())
     }
 
     /// Counts what an instance used, and passes its log on.

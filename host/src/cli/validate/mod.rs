@@ -28,7 +28,7 @@ use crate::error::Fault;
 use crate::eval::run::Model;
 use crate::eval::{self, Row};
 use crate::id::RolloutId;
-use crate::imports::{Imports, ModelAccess, Role, RunContext};
+use crate::imports::{Imports, Live, ModelAccess, Role, RunContext};
 use crate::instance::{self, Bounds, GuestVerdict, Permit, RunError, SampleToGrade};
 use crate::mock_model::{MockModel, Script, Settings};
 use crate::outbound::{ChatClient, Transport};
@@ -471,7 +471,8 @@ async fn described(plugin: &Plugin, config: &Config, report: &mut Report) {
     let (limits, bounds) = (Arc::new(config.limits.clone()), bounds(config));
     let Ok(id) = RolloutId::parse("validate") else { return };
     let run = Arc::new(RunContext::of_no_rollout(id, None, Arc::new(Metrics::new())));
-    let imports = Imports::bare(Role::Declaration, run, limits, bounds.deadline, Arc::default());
+    let outside = Live::until(bounds.deadline);
+    let imports = Imports::new(Role::Declaration, run, limits, outside, Arc::default());
     match instance::describe_tools(plugin.linked(), imports, bounds).await {
         Ok(texts) => {
             let described: Vec<Value> =
@@ -512,13 +513,8 @@ async fn lone_grader(plugin: &Plugin, config: &Config, row: &Row, report: &mut R
             )
         };
         let bounds = bounds(config);
-        let imports = Imports::grader(
-            Arc::new(run),
-            limits.clone(),
-            bounds.deadline,
-            Some(judge.clone()),
-            Arc::default(),
-        );
+        let outside = Live { judge: Some(judge.clone()), ..Live::until(bounds.deadline) };
+        let imports = Imports::new(Role::Grader, Arc::new(run), limits.clone(), outside, Arc::default());
         let mut messages: Vec<String> = row.prompt.iter().map(|message| message.get().to_owned()).collect();
         let text = format!("The result is {0}.\n#### {0}", row.label.as_deref().unwrap_or(ANSWER));
         messages.push(json!({"role": "assistant", "content": text}).to_string());

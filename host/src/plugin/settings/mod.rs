@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use super::Plugin;
 use crate::id::RolloutId;
-use crate::imports::{Imports, Role, RunContext};
+use crate::imports::{Imports, Live, Role, RunContext};
 use crate::instance::{self, Bounds, Permit, RunError};
 use crate::limits::Limits;
 use crate::telemetry::Metrics;
@@ -110,8 +110,8 @@ impl Plugin {
         };
         let id = RolloutId::parse("declare").map_err(|error| RunError::Host(error.to_string()))?;
         let run = RunContext::of_no_rollout(id, None, metrics.clone());
-        let imports =
-            Imports::bare(Role::Declaration, Arc::new(run), limits, bounds.deadline, Arc::default());
+        let outside = Live::until(bounds.deadline);
+        let imports = Imports::new(Role::Declaration, Arc::new(run), limits, outside, Arc::default());
         let declared = instance::declare(self.linked(), imports, bounds).await?;
         Declaration::new(&declared.schema, &declared.defaults).map(Some)
     }

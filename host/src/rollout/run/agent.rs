@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::{Rollout, brief};
 use crate::error::Fault;
 use crate::id::SampleId;
-use crate::imports::{Imports, Role, RunContext, message_bytes};
+use crate::imports::{Imports, Live, Role, RunContext, message_bytes};
 use crate::instance::{self, Bounds, LoopOutcome, LoopRequest, RunError, WorkflowOutcome};
 use crate::rollout::model::{AgentForm, Failure, FailureKind, LoopReport, Stage};
 use crate::wire;
@@ -63,7 +63,8 @@ impl Rollout {
         // Who says which tools there are rates nothing yet, and its caller reads them.
         let metadata = self.request.metadata.as_ref().map(|metadata| metadata.public().clone());
         let run = Arc::new(RunContext { metadata, ..(*self.run).clone() });
-        let imports = Imports::bare(Role::Declaration, run, limits, deadline, self.record.clone());
+        let imports =
+            Imports::new(Role::Declaration, run, limits, Live::until(deadline), self.record.clone());
         let plugin = inner.deployment.workflow.linked();
         let tools = instance::agent_loop_tools(plugin, imports, bounds, self.loop_request()).await;
         let tools = tools.map_err(|error| match error {

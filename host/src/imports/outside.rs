@@ -1,0 +1,151 @@
+//! What comes to a guest from outside of it: answers of models and tools, which of several calls
+//! is answered first, and how much time is left. With it, and with what its rollout asks for,
+//! a run can be made again; clocks and random numbers are the rollout's own.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use tokio::time::Instant;
+
+use super::lent::{LentTool, LentTools, ToolAnswer, ToolRequest};
+use crate::outbound::{ChatClient, ChatFailure, ChatReply, ModelEndpoint, RequestBody, RoutingHeaders};
+use crate::telemetry::Asked;
+use crate::wire::closed::ClosedBody;
+use crate::wire::openai::AllowedParams;
+
+/// Where a guest's questions go.
+pub trait Outside: Send + Sync + Debug {
+    /// With what a request to a model is made; none where there is no such model.
+    fn model(&self, asked: Asked) -> Option<ModelFacts<'_>>;
+
+    /// Asks a model, as often as it takes. There is one, or it is a failure of the host.
+    fn ask<'a>(&'a self, question: ModelQuestion<'a>) -> BoxFuture<'a, Result<ChatReply, ChatFailure>>;
+
+    /// What a model is told of the tools: OpenAI function tools, one JSON object each.
+    fn tools(&self) -> &[String];
+
+    /// The tool of this name.
+    fn tool(&self, name: &str) -> Option<LentTool>;
+
+    /// Makes a call of a tool. Dropping the future gives the call up.
+    fn call_tool(&self, request: ToolRequest) -> BoxFuture<'static, ToolAnswer>;
+
+    /// Waits until something is ready, and says what; nothing once the time is over.
+    fn wait<'a>(
+        &'a self,
+        ready: BoxFuture<'a, wasmtime::Result<Vec<u32>>>,
+        time: Option<Duration>,
+    ) -> BoxFuture<'a, wasmtime::Result<Option<Vec<u32>>>>;
+
+    /// Until the run is ended; none where it has no deadline.
+    fn time_left(&self) -> Option<Duration>;
+}
+
+/// What of a model's endpoint is in a request to it.
+#[derive(Clone, Copy, Debug)]
+pub struct ModelFacts<'a> {
+    /// The model's name.
+    pub name: &'a str,
+    /// Sampling parameters that its server takes.
+    pub allowed: &'a AllowedParams,
+    /// The fields of each request, where they are not the usual ones.
+    pub body: Option<&'a ClosedBody>,
+}
+
+/// One call of a model.
+#[derive(Clone, Copy)]
+pub struct ModelQuestion<'a> {
+    /// Which model.
+    pub asked: Asked,
+    /// By what a server of many rollouts tells calls apart.
+    pub routing: &'a RoutingHeaders,
+    /// What it is asked.
+    pub body: &'a dyn RequestBody,
+}
+
+/// A model that a guest may talk to: a workflow to the one that is trained, a grader to
+/// a judge.
+#[derive(Clone, Debug)]
+pub struct ModelAccess {
+    /// The client that reaches it.
+    pub client: ChatClient,
+    /// Where it is.
+    pub endpoint: Arc<ModelEndpoint>,
+}
+
+/// The world as it is now. By itself there is nothing in it, not even a deadline.
+#[derive(Debug, Default)]
+pub struct Live {
+    /// Until when the guest runs.
+    pub deadline: Option<Instant>,
+    /// For a workflow.
+    pub policy: Option<ModelAccess>,
+    /// For a grader.
+    pub judge: Option<ModelAccess>,
+    /// For a workflow.
+    pub tools: Option<Arc<dyn LentTools>>,
+}
+
+impl Live {
+    /// Nothing but a deadline, if there is one.
+    pub fn until(deadline: Option<Instant>) -> Self {
+        Self { deadline, ..Self::default() }
+    }
+
+    fn access(&self, asked: Asked) -> Option<&ModelAccess> {
+        match asked {
+            Asked::Model => self.policy.as_ref(),
+            Asked::Judge => self.judge.as_ref(),
+        }
+    }
+}
+
+impl Outside for Live {
+    fn model(&self, asked: Asked) -> Option<ModelFacts<'_>> {
+        let ModelAccess { client, endpoint } = self.access(asked)?;
+        let body = endpoint.manner().map(|manner| &manner.body);
+        Some(ModelFacts { name: endpoint.model(), allowed: client.allowed_params(), body })
+    }
+
+    fn ask<'a>(
+        &'a self,
+        ModelQuestion { asked, routing, body }: ModelQuestion<'a>,
+    ) -> BoxFuture<'a, Result<ChatReply, ChatFailure>> {
+        let Some(ModelAccess { client, endpoint }) = self.access(asked) else {
+            let reason = "there is no such model".to_owned();
+            return std::future::ready(Err(ChatFailure::Host { attempts: 0, reason })).boxed();
+        };
+        client.complete(endpoint, routing, body).boxed()
+    }
+
+    fn tools(&self) -> &[String] {
+        self.tools.as_deref().map(LentTools::schemas).unwrap_or_default()
+    }
+
+    fn tool(&self, name: &str) -> Option<LentTool> {
+        self.tools.as_ref()?.find(name)
+    }
+
+    fn call_tool(&self, request: ToolRequest) -> BoxFuture<'static, ToolAnswer> {
+        match &self.tools {
+            Some(tools) => tools.clone().call(request),
+            None => std::future::ready(ToolAnswer::unavailable("there is no such tool")).boxed(),
+        }
+    }
+
+    fn wait<'a>(
+        &'a self,
+        ready: BoxFuture<'a, wasmtime::Result<Vec<u32>>>,
+        time: Option<Duration>,
+    ) -> BoxFuture<'a, wasmtime::Result<Option<Vec<u32>>>> {
+        let Some(time) = time else { return ready.map(|ready| ready.map(Some)).boxed() };
+        tokio::time::timeout(time, ready).map(|ready| ready.ok().transpose()).boxed()
+    }
+
+    fn time_left(&self) -> Option<Duration> {
+        self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
+    }
+}
