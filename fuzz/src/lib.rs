@@ -1,13 +1,19 @@
-//! The programs that fuzz the host: one a target of `rollout_host::fuzzing`, where what
+//! The programs that fuzz the host: one a target of the `fuzzing` of its crates, where what
 //! has to hold is written down.
 
 #[doc(hidden)]
 pub use libfuzzer_sys;
-use rollout_host::fuzzing::{TARGETS, Target};
+use rollout_core::fuzzing::Target;
 
 /// The target of this name.
 pub fn target(name: &str) -> Target {
-    let found = TARGETS.iter().find(|(known, _)| *known == name);
+    let mut targets = rollout_core::fuzzing::TARGETS
+        .into_iter()
+        .chain(rollout_assembly::fuzzing::TARGETS)
+        .chain(rollout_eval::fuzzing::TARGETS)
+        .chain(rollout_mock_model::fuzzing::TARGETS)
+        .chain(rollout_server::fuzzing::TARGETS);
+    let found = targets.find(|(known, _)| *known == name);
     found.unwrap_or_else(|| panic!("there is no target {name}")).1
 }
 

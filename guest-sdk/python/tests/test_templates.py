@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rollout_sdk import _discover
 
-TEMPLATES = Path(__file__).parents[3] / "host/src/cli/new/templates"
+TEMPLATES = Path(__file__).parents[3] / "host/cli/src/new/templates"
 
 
 class Templates(unittest.TestCase):

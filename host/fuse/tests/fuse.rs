@@ -1,5 +1,5 @@
 //! What is made of small components: their shape, and why some are left as they are.
-//! That they do the same is checked where there is an engine, in `host/tests/fused.rs`.
+//! That they do the same is checked where there is an engine, in `host/core/tests/fused.rs`.
 
 use rollout_fuse::{Change, NotFused, fuse};
 use wasmparser::{ElementItems, ElementKind, Operator, Parser, Payload, TypeRef};

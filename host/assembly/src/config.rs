@@ -1,0 +1,653 @@
+//! Settings in two steps: what the operator wrote, and what the host works with.
+
+mod access;
+mod evaluator;
+mod init;
+mod reading;
+mod tools;
+mod values;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+use rollout_core::limits::{Limits, LoadLimits};
+use rollout_core::outbound::RetryPolicy;
+use rollout_core::toolbox::ToolSettings;
+use rollout_core::wire::params::AllowedParams;
+pub use tools::{RawAddress, RawComponent, RawServer, RawTools};
+
+pub use access::{AllowedHost, AllowedOrigin};
+pub use evaluator::EvaluatorEnvironment;
+pub use init::{OsmosisEnvironment, OsmosisInit, RawOsmosisInit};
+
+/// How the generation of a request to `POST /rollout` is told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Dialect {
+    /// By the request; where it may be B or C, both are served.
+    #[default]
+    Auto,
+    /// All are of generation B: callbacks, a map of samples.
+    B,
+    /// All are of generation C: callbacks, one sample.
+    C,
+    /// All are of generation D: polling, one sample.
+    D,
+}
+pub use values::Assignment;
+
+/// What the operator wrote. Mirrors the file and decides nothing.
+#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct RawConfig {
+    /// Address that `serve` listens on.
+    pub listen: Option<String>,
+    /// Rollouts that run at once.
+    pub max_concurrent: Option<u32>,
+    /// Rollouts that may wait for a slot; more are told to come again.
+    pub queue_max: Option<u32>,
+    /// Bytes that may be held for all rollouts and callers together.
+    pub memory_budget_bytes: Option<usize>,
+    /// Where trajectories and artifacts go.
+    pub artifact_root: Option<PathBuf>,
+    /// Where compiled code is kept from one start to the next.
+    pub cache_dir: Option<PathBuf>,
+    /// The environment variable with the key that every request must carry.
+    pub server_key_env: Option<String>,
+    /// Names, besides those of this machine, under which `serve` may be asked.
+    pub allowed_hosts: Option<Vec<String>>,
+    /// Origins of web pages that may ask.
+    pub allowed_origins: Option<Vec<String>>,
+    /// Seconds that stopping takes, from the signal to the end.
+    pub drain_secs: Option<f64>,
+    /// A command that runs before `serve` accepts.
+    pub on_start: Option<String>,
+    /// A command that runs after `serve` drained.
+    pub on_stop: Option<String>,
+    /// Where guests' events go.
+    pub log: Option<PathBuf>,
+    /// What a server gives up.
+    pub hardening: RawHardening,
+    /// What one rollout may use.
+    pub limits: RawLimits,
+    /// How calls of the model are repeated.
+    pub model: RawModel,
+    /// How callbacks are repeated.
+    pub callback: RawRetry,
+    /// The model that judges, for graders.
+    pub judge: RawJudge,
+    /// Generation and times of the Osmosis protocol.
+    pub osmosis: RawOsmosis,
+    /// The plugin's own configuration.
+    pub plugin: Option<toml::Table>,
+    /// Tools that are lent to the plugin.
+    pub tools: RawTools,
+    /// The configuration of a grader that is a component of its own, in place of the
+    /// plugin's.
+    pub grader: Option<toml::Table>,
+    /// What the command line sets of the plugin's configuration.
+    #[serde(skip)]
+    pub set: Vec<Assignment>,
+    /// What is wrong already with what was written; [`RawConfig::resolve`] adds the rest.
+    #[serde(skip)]
+    pub mistakes: Vec<String>,
+}
+
+/// Declares [`RawLimits`] with one field and one option for each limit.
+macro_rules! raw_limits {
+    ($($(#[$doc:meta])* $field:ident: $type:ty, $option:literal, $value:literal;)*) => {
+        /// `[limits]` in the file, `--limit-…` on the command line.
+        #[derive(Clone, Debug, Default, serde::Deserialize, clap::Args)]
+        #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+        #[command(next_help_heading = "Limits, in the file [limits]")]
+        pub struct RawLimits {
+            $($(#[$doc])* #[arg(long = $option, value_name = $value, hide_short_help = true)] pub $field: Option<$type>,)*
+        }
+
+        impl RawLimits {
+            /// These limits, and where they say nothing, the others.
+            pub fn or(self, other: Self) -> Self {
+                Self { $($field: self.$field.or(other.$field),)* }
+            }
+        }
+    };
+}
+
+raw_limits! {
+    /// Linear memories and tables of one instance. [default: 256 MiB]
+    memory_bytes_max: usize, "limit-memory-bytes-max", "BYTES";
+    /// CPU time of one instance, waiting not counted. [default: 60]
+    guest_cpu_secs_max: f64, "limit-guest-cpu-secs-max", "SECS";
+    /// Wall time of the workflow. [default: 3600]
+    workflow_secs_max: f64, "limit-workflow-secs-max", "SECS";
+    /// Wall time of the grader. [default: 600]
+    grader_secs_max: f64, "limit-grader-secs-max", "SECS";
+    /// Calls of the host by one instance. [default: 1000000]
+    host_calls_max: u64, "limit-host-calls-max", "N";
+    /// Bytes that a guest hands over in one call of the host. [default: 64 MiB]
+    host_call_bytes_max: usize, "limit-host-call-bytes-max", "BYTES";
+    /// Handles that a guest holds at once. [default: 10000]
+    handles_max: usize, "limit-handles-max", "N";
+    /// Samples. [default: 64]
+    samples_max: u32, "limit-samples-max", "N";
+    /// Calls of the model. [default: 1000]
+    chat_calls_max: u32, "limit-chat-calls-max", "N";
+    /// Tokens of all calls of the model. [default: 100000000]
+    chat_tokens_max: u64, "limit-chat-tokens-max", "N";
+    /// Bytes of all requests to models, each with the whole conversation. [default: 1 GiB]
+    chat_bytes_max: u64, "limit-chat-bytes-max", "BYTES";
+    /// Calls of the model under way at once. [default: 64]
+    concurrent_calls_max: u32, "limit-concurrent-calls-max", "N";
+    /// Calls of the judge. [default: 64]
+    judge_calls_max: u32, "limit-judge-calls-max", "N";
+    /// Tokens of all calls of the judge. [default: 10000000]
+    judge_tokens_max: u64, "limit-judge-tokens-max", "N";
+    /// One message. [default: 16 MiB]
+    message_bytes_max: usize, "limit-message-bytes-max", "BYTES";
+    /// All messages, fields and exchanges that are kept. [default: 256 MiB]
+    record_bytes_max: usize, "limit-record-bytes-max", "BYTES";
+    /// Artifacts. [default: 64]
+    artifacts_max: usize, "limit-artifacts-max", "N";
+    /// All artifacts together. [default: 16 MiB]
+    artifact_bytes_max: usize, "limit-artifact-bytes-max", "BYTES";
+    /// Log lines and events. [default: 10000]
+    log_lines_max: usize, "limit-log-lines-max", "N";
+    /// Log lines and events together. [default: 1 MiB]
+    log_bytes_max: usize, "limit-log-bytes-max", "BYTES";
+    /// Random bytes in one call. [default: 64 KiB]
+    random_bytes_max: u64, "limit-random-bytes-max", "BYTES";
+    /// One reply of the model's server. [default: 32 MiB]
+    reply_bytes_max: usize, "limit-reply-bytes-max", "BYTES";
+    /// A component's file. [default: 128 MiB]
+    component_bytes_max: usize, "limit-component-bytes-max", "BYTES";
+    /// CPU and wall time of compiling a component. [default: 120]
+    compile_secs_max: f64, "limit-compile-secs-max", "SECS";
+    /// Memory of compiling a component. [default: 4 GiB]
+    compile_memory_bytes_max: usize, "limit-compile-memory-bytes-max", "BYTES";
+}
+
+/// `[model]`.
+#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct RawModel {
+    /// Tries in all.
+    pub attempts_max: Option<u32>,
+    /// Seconds of one try.
+    pub attempt_secs_max: Option<f64>,
+    /// Seconds from the first failure after which no further try begins.
+    pub budget_secs: Option<f64>,
+    /// Seconds before the second try.
+    pub delay_base_secs: Option<f64>,
+    /// The longest wait in seconds.
+    pub delay_max_secs: Option<f64>,
+    /// Sampling parameters that workflows may set, and no others.
+    pub params: Option<Vec<String>>,
+}
+
+/// `[callback]`.
+#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct RawRetry {
+    /// Tries in all.
+    pub attempts_max: Option<u32>,
+    /// Seconds of one try.
+    pub attempt_secs_max: Option<f64>,
+    /// Seconds from the first failure after which no further try begins.
+    pub budget_secs: Option<f64>,
+    /// Seconds before the second try.
+    pub delay_base_secs: Option<f64>,
+    /// The longest wait in seconds.
+    pub delay_max_secs: Option<f64>,
+}
+
+/// `[judge]`: a model for graders, with a key of its own. How its calls are repeated is
+/// as for the model, unless it says otherwise.
+#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct RawJudge {
+    /// Its server, up to and without `/chat/completions`.
+    pub url: Option<String>,
+    /// Its name there.
+    pub model: Option<String>,
+    /// The environment variable with its server's key.
+    pub api_key_env: Option<String>,
+    /// Tries in all.
+    pub attempts_max: Option<u32>,
+    /// Seconds of one try.
+    pub attempt_secs_max: Option<f64>,
+    /// Seconds from the first failure after which no further try begins.
+    pub budget_secs: Option<f64>,
+    /// Sampling parameters that graders may set, and no others.
+    pub params: Option<Vec<String>>,
+}
+
+/// `[hardening]`.
+#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct RawHardening {
+    /// Whether `serve` keeps itself to the files that its settings name.
+    pub landlock: Option<bool>,
+}
+
+/// `[osmosis]`.
+#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct RawOsmosis {
+    /// The generation that requests are of.
+    pub dialect: Option<Dialect>,
+    /// Seconds that a request for a result waits for news.
+    pub result_wait_secs: Option<f64>,
+    /// Seconds without such a request after which a rollout is given up.
+    pub lease_secs: Option<f64>,
+    /// Seconds that a result is kept.
+    pub result_ttl_secs: Option<f64>,
+    /// Settings of generation A.
+    pub init: RawOsmosisInit,
+}
+
+/// What the host works with. Every field is checked.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Address that `serve` listens on.
+    pub listen: SocketAddr,
+    /// Rollouts that run at once.
+    pub max_concurrent: u32,
+    /// Whether somebody asked for this number.
+    pub max_concurrent_is_set: bool,
+    /// Rollouts that may wait for a slot.
+    pub queue_max: u32,
+    /// Bytes that may be held for all rollouts and callers together, where the operator
+    /// said; otherwise a share of the memory that is free.
+    pub memory_budget_bytes: Option<usize>,
+    /// Where trajectories and artifacts go, where the operator said.
+    pub artifact_root: Option<PathBuf>,
+    /// Where compiled code is kept, where the operator said.
+    pub cache_dir: Option<PathBuf>,
+    /// The environment variable with the server's key.
+    pub server_key_env: Option<String>,
+    /// Names under which the server may be asked, where the operator said.
+    pub allowed_hosts: Option<Vec<AllowedHost>>,
+    /// Web pages that may ask.
+    pub allowed_origins: Vec<AllowedOrigin>,
+    /// How long stopping takes, from the signal to the end.
+    pub drain: Duration,
+    /// What one rollout may use.
+    pub limits: Limits,
+    /// What it may take to load a component.
+    pub load_limits: LoadLimits,
+    /// How calls of the model are repeated.
+    pub model: RetryPolicy,
+    /// Sampling parameters that workflows may set.
+    pub model_params: AllowedParams,
+    /// How callbacks are repeated.
+    pub callback: RetryPolicy,
+    /// How the generation of a request of the Osmosis protocol is told.
+    pub dialect: Dialect,
+    /// Times of the Osmosis protocol.
+    pub osmosis: OsmosisTimes,
+    /// Settings of the Osmosis protocol's generation A.
+    pub osmosis_init: OsmosisInit,
+    /// A command that runs before the server accepts.
+    pub on_start: Option<String>,
+    /// A command that runs after the server drained.
+    pub on_stop: Option<String>,
+    /// Where guests' events go, a file a rollout in a folder a start.
+    pub log: Option<PathBuf>,
+    /// Whether a server keeps itself to the files that its settings name.
+    pub landlock: bool,
+    /// Tools that are lent to the plugin.
+    pub tools: ToolSettings,
+    /// The model that judges, where there is one.
+    pub judge: Option<Judge>,
+    /// The operator's values for the plugin.
+    pub plugin: Option<Map<String, Value>>,
+    /// The operator's values for a grader that is a component of its own; where there
+    /// are none, it is given the plugin's.
+    pub grader: Option<Map<String, Value>>,
+}
+
+/// The model that judges.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Judge {
+    /// Its server; none for the built-in stand-in.
+    pub url: Option<String>,
+    /// Its name there.
+    pub model: String,
+    /// The environment variable with its server's key.
+    pub api_key_env: Option<String>,
+    /// How its calls are repeated.
+    pub retry: RetryPolicy,
+    /// Sampling parameters that graders may set.
+    pub params: AllowedParams,
+}
+
+impl Judge {
+    /// The model's name that stands for the built-in stand-in.
+    pub const STAND_IN: &str = "mock";
+}
+
+/// Times of the Osmosis protocol's polling generation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OsmosisTimes {
+    /// How long a request for a result waits for news.
+    pub result_wait: Duration,
+    /// How long a rollout lives without such a request.
+    pub lease: Duration,
+    /// How long a result is kept.
+    pub result_ttl: Duration,
+}
+
+/// The default address: this machine only, because nothing else asks for a key.
+const LISTEN: &str = "127.0.0.1:9000";
+/// Rollouts at once: a waiting one costs tens of kilobytes, so the model's server is
+/// full long before the host is.
+const MAX_CONCURRENT: u32 = 1024;
+/// Past this nothing was measured. What the machine has room for is usually less, and is
+/// found out at the start.
+const MAX_CONCURRENT_MAX: u32 = 20_000;
+/// With less than this a guest of the usual size would end as soon as it grows.
+const MEMORY_BUDGET_BYTES_MIN: usize = 64 << 20;
+/// The queue, in multiples of what runs at once.
+const QUEUE_PER_SLOT: u32 = 4;
+
+/// Everything that is wrong with a configuration.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("configuration:{}", .0.iter().map(|problem| format!("\n  - {problem}")).collect::<String>())]
+pub struct InvalidConfig(pub Vec<String>);
+
+impl RawConfig {
+    /// Reads the text of the file of this name. What is wrong in it is among the mistakes
+    /// that [`RawConfig::resolve`] reports, all at once.
+    pub fn parse(text: &str, name: &str) -> Self {
+        reading::read(text, name)
+    }
+
+    /// Fills defaults and checks every field. The host sees only [`Config`].
+    pub fn resolve(self) -> Result<Config, InvalidConfig> {
+        let mut problems = self.mistakes;
+        let listen = self.listen.as_deref().unwrap_or(LISTEN);
+        let listen = listen.parse().unwrap_or_else(|_| {
+            problems.push(format!("listen: '{listen}' is not an address with a port, such as {LISTEN}"));
+            SocketAddr::from(([127, 0, 0, 1], 0))
+        });
+        let max_concurrent = self.max_concurrent.unwrap_or(MAX_CONCURRENT);
+        if !(1..=MAX_CONCURRENT_MAX).contains(&max_concurrent) {
+            problems
+                .push(format!("max-concurrent: {max_concurrent} is not between 1 and {MAX_CONCURRENT_MAX}"));
+        }
+        if self.memory_budget_bytes.is_some_and(|bytes| bytes < MEMORY_BUDGET_BYTES_MIN) {
+            problems.push(format!("memory-budget-bytes: less than {} MiB", MEMORY_BUDGET_BYTES_MIN >> 20));
+        }
+        let dialect = self.osmosis.dialect.unwrap_or_default();
+        let osmosis_init = self.osmosis.init.clone().resolve(&mut problems);
+        let osmosis = self.osmosis.resolve(&mut problems);
+        let load_limits = self.limits.resolve_loading(&mut problems);
+        let limits = self.limits.resolve(&mut problems);
+        let model_params = allowed("model", self.model.params.as_deref(), &mut problems);
+        let model = self.model.retry().resolve("model", RetryPolicy::model(), &mut problems);
+        let judge = self.judge.resolve(&model, &mut problems);
+        let config = Config {
+            listen,
+            max_concurrent,
+            max_concurrent_is_set: self.max_concurrent.is_some(),
+            queue_max: self.queue_max.unwrap_or(max_concurrent.saturating_mul(QUEUE_PER_SLOT)),
+            memory_budget_bytes: self.memory_budget_bytes,
+            artifact_root: self.artifact_root,
+            cache_dir: self.cache_dir,
+            server_key_env: self.server_key_env,
+            allowed_hosts: access::all("allowed-hosts", self.allowed_hosts, &mut problems),
+            allowed_origins: access::all("allowed-origins", self.allowed_origins, &mut problems)
+                .unwrap_or_default(),
+            drain: secs("drain-secs", self.drain_secs, Duration::from_secs(10), &mut problems),
+            load_limits,
+            limits,
+            model,
+            model_params,
+            judge,
+            callback: self.callback.resolve("callback", RetryPolicy::callback(), &mut problems),
+            dialect,
+            osmosis,
+            osmosis_init,
+            on_start: self.on_start,
+            on_stop: self.on_stop,
+            log: self.log,
+            landlock: self.hardening.landlock.unwrap_or_default(),
+            tools: self.tools.resolve(&mut problems),
+            plugin: values::assigned(self.plugin, &self.set, "plugin", &mut problems),
+            grader: values::assigned(self.grader, &[], "grader", &mut problems),
+        };
+        if problems.is_empty() { Ok(config) } else { Err(InvalidConfig(problems)) }
+    }
+}
+
+impl RawLimits {
+    fn resolve_loading(&self, problems: &mut Vec<String>) -> LoadLimits {
+        let default = LoadLimits::default();
+        // Less than this, and the compiler cannot even start.
+        const MEMORY_BYTES_MIN: usize = 64 << 20;
+        if self.compile_memory_bytes_max.is_some_and(|bytes| bytes < MEMORY_BYTES_MIN) {
+            problems.push("limits.compile-memory-bytes-max: less than 64 MiB".to_owned());
+        }
+        let compile_time_max =
+            secs("limits.compile-secs-max", self.compile_secs_max, default.compile_time_max, problems);
+        if compile_time_max.is_zero() {
+            problems.push("limits.compile-secs-max: 0 would compile nothing".to_owned());
+        }
+        LoadLimits {
+            component_bytes_max: self.component_bytes_max.unwrap_or(default.component_bytes_max),
+            compile_time_max,
+            compile_memory_bytes_max: self
+                .compile_memory_bytes_max
+                .unwrap_or(default.compile_memory_bytes_max),
+        }
+    }
+
+    fn resolve(self, problems: &mut Vec<String>) -> Limits {
+        let default = Limits::default();
+        if self.samples_max == Some(0) {
+            problems.push("limits.samples-max: 0 leaves a workflow nothing to register".to_owned());
+        }
+        const PAGE_BYTES: usize = 65_536;
+        if self.memory_bytes_max.is_some_and(|bytes| !(16 * PAGE_BYTES..=4 << 30).contains(&bytes)) {
+            problems.push("limits.memory-bytes-max: not between 1 MiB and 4 GiB".to_owned());
+        }
+        Limits {
+            memory_bytes_max: self.memory_bytes_max.unwrap_or(default.memory_bytes_max),
+            workflow_time_max: secs(
+                "limits.workflow-secs-max",
+                self.workflow_secs_max,
+                default.workflow_time_max,
+                problems,
+            ),
+            guest_cpu_time_max: secs(
+                "limits.guest-cpu-secs-max",
+                self.guest_cpu_secs_max,
+                default.guest_cpu_time_max,
+                problems,
+            ),
+            host_calls_max: self.host_calls_max.unwrap_or(default.host_calls_max),
+            host_call_bytes_max: self.host_call_bytes_max.unwrap_or(default.host_call_bytes_max),
+            handles_max: self.handles_max.unwrap_or(default.handles_max),
+            chat_tokens_max: self.chat_tokens_max.unwrap_or(default.chat_tokens_max),
+            message_bytes_max: self.message_bytes_max.unwrap_or(default.message_bytes_max),
+            grader_time_max: secs(
+                "limits.grader-secs-max",
+                self.grader_secs_max,
+                default.grader_time_max,
+                problems,
+            ),
+            samples_max: self.samples_max.unwrap_or(default.samples_max),
+            chat_calls_max: self.chat_calls_max.unwrap_or(default.chat_calls_max),
+            chat_bytes_max: self.chat_bytes_max.unwrap_or(default.chat_bytes_max),
+            concurrent_calls_max: self.concurrent_calls_max.unwrap_or(default.concurrent_calls_max),
+            judge_calls_max: self.judge_calls_max.unwrap_or(default.judge_calls_max),
+            judge_tokens_max: self.judge_tokens_max.unwrap_or(default.judge_tokens_max),
+            record_bytes_max: self.record_bytes_max.unwrap_or(default.record_bytes_max),
+            artifacts_max: self.artifacts_max.unwrap_or(default.artifacts_max),
+            artifact_bytes_max: self.artifact_bytes_max.unwrap_or(default.artifact_bytes_max),
+            log_lines_max: self.log_lines_max.unwrap_or(default.log_lines_max),
+            log_bytes_max: self.log_bytes_max.unwrap_or(default.log_bytes_max),
+            random_bytes_max: self.random_bytes_max.unwrap_or(default.random_bytes_max),
+            reply_bytes_max: self.reply_bytes_max.unwrap_or(default.reply_bytes_max),
+        }
+    }
+}
+
+impl RawRetry {
+    fn resolve(self, table: &str, default: RetryPolicy, problems: &mut Vec<String>) -> RetryPolicy {
+        if self.attempts_max == Some(0) {
+            problems.push(format!("{table}.attempts-max: 0 would try nothing; 1 tries once"));
+        }
+        let mut secs = |key: &str, value, default| secs(&format!("{table}.{key}"), value, default, problems);
+        RetryPolicy {
+            attempts_max: self.attempts_max.unwrap_or(default.attempts_max),
+            attempt_time_max: secs("attempt-secs-max", self.attempt_secs_max, default.attempt_time_max),
+            budget: secs("budget-secs", self.budget_secs, default.budget),
+            delay_base: secs("delay-base-secs", self.delay_base_secs, default.delay_base),
+            delay_max: secs("delay-max-secs", self.delay_max_secs, default.delay_max),
+            statuses: default.statuses,
+        }
+    }
+}
+
+impl RawModel {
+    fn retry(&self) -> RawRetry {
+        RawRetry {
+            attempts_max: self.attempts_max,
+            attempt_secs_max: self.attempt_secs_max,
+            budget_secs: self.budget_secs,
+            delay_base_secs: self.delay_base_secs,
+            delay_max_secs: self.delay_max_secs,
+        }
+    }
+}
+
+/// The list of parameters that a table has, if it has one.
+fn allowed(table: &str, names: Option<&[String]>, problems: &mut Vec<String>) -> AllowedParams {
+    AllowedParams::of(names).unwrap_or_else(|what| {
+        problems.push(format!("{table}.params: {what}"));
+        AllowedParams::default()
+    })
+}
+
+impl RawJudge {
+    fn resolve(self, of_the_model: &RetryPolicy, problems: &mut Vec<String>) -> Option<Judge> {
+        let model = match (self.model, &self.url) {
+            (Some(model), Some(_)) => model,
+            (Some(model), None) if model == Judge::STAND_IN => model,
+            (Some(model), None) => {
+                problems.push(format!("judge.url: missing; it says where the model '{model}' is"));
+                return None;
+            }
+            (None, Some(_)) => {
+                problems.push("judge.model: missing; it says which model is asked".to_owned());
+                return None;
+            }
+            (None, None) if self.api_key_env.is_some() => {
+                problems.push("judge.url, judge.model: missing, and there is a key for it".to_owned());
+                return None;
+            }
+            (None, None) => return None,
+        };
+        let retry = RawRetry {
+            attempts_max: self.attempts_max,
+            attempt_secs_max: self.attempt_secs_max,
+            budget_secs: self.budget_secs,
+            ..RawRetry::default()
+        };
+        let retry = retry.resolve("judge", of_the_model.clone(), problems);
+        let params = allowed("judge", self.params.as_deref(), problems);
+        Some(Judge { url: self.url, model, api_key_env: self.api_key_env, retry, params })
+    }
+}
+
+impl RawOsmosis {
+    fn resolve(self, problems: &mut Vec<String>) -> OsmosisTimes {
+        let times = OsmosisTimes {
+            result_wait: secs(
+                "osmosis.result-wait-secs",
+                self.result_wait_secs,
+                Duration::from_secs(30),
+                problems,
+            ),
+            lease: secs("osmosis.lease-secs", self.lease_secs, Duration::from_secs(120), problems),
+            result_ttl: secs(
+                "osmosis.result-ttl-secs",
+                self.result_ttl_secs,
+                Duration::from_secs(900),
+                problems,
+            ),
+        };
+        if times.lease <= times.result_wait {
+            problems.push(format!(
+                "osmosis.lease-secs: {} is not longer than result-wait-secs, {}, so a caller that waits would lose its lease",
+                times.lease.as_secs_f64(),
+                times.result_wait.as_secs_f64()
+            ));
+        }
+        times
+    }
+}
+
+/// A time of zero up to a year.
+fn secs(key: &str, value: Option<f64>, default: Duration, problems: &mut Vec<String>) -> Duration {
+    const YEAR_SECS: f64 = 31_536_000.0;
+    match value {
+        None => default,
+        Some(secs) if (0.0..=YEAR_SECS).contains(&secs) => Duration::from_secs_f64(secs),
+        Some(secs) => {
+            problems.push(format!("{key}: {secs} is not between 0 and {YEAR_SECS} seconds"));
+            default
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_mistake_is_reported_at_once() {
+        let text = "
+            listen = 'here'
+            max-concurrent = 0
+            [limits]
+            grader-secs-max = -1.0
+            [model]
+            attempts-max = 0
+            [osmosis]
+            lease-secs = 5.0
+        ";
+        let InvalidConfig(problems) = RawConfig::parse(text, "c.toml").resolve().unwrap_err();
+        let keys: Vec<&str> = problems.iter().filter_map(|problem| problem.split(':').next()).collect();
+        assert_eq!(
+            keys,
+            [
+                "listen",
+                "max-concurrent",
+                "osmosis.lease-secs",
+                "limits.grader-secs-max",
+                "model.attempts-max"
+            ]
+        );
+    }
+
+    #[test]
+    fn an_unknown_key_is_an_error_that_names_it() {
+        let text = "max-concurent = 3\n[model]\nattempts-max = 0";
+        let error = RawConfig::parse(text, "c.toml").resolve().unwrap_err().to_string();
+        let named = ["c.toml:1:1: max-concurent: ", "model.attempts-max: 0"];
+        named.iter().for_each(|named| assert!(error.contains(named), "{error}"));
+    }
+
+    #[test]
+    fn the_plugins_table_and_what_is_set_over_it_are_one() {
+        let mut raw = RawConfig::parse("[plugin]\nname = 'x'\nn = 3\n[plugin.deep]\nf = 0.5", "c.toml");
+        raw.set = vec!["deep.g=null".parse().unwrap(), "n=4".parse().unwrap()];
+        let plugin = Value::from(raw.resolve().unwrap().plugin.unwrap());
+        assert_eq!(plugin, serde_json::json!({"deep": {"f": 0.5, "g": null}, "n": 4, "name": "x"}));
+    }
+}

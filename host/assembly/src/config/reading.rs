@@ -1,0 +1,155 @@
+//! The file's text as a [`RawConfig`], with everything in it that is none.
+//!
+//! Serde stops at the first thing that does not fit. So what it stops at is noted, taken out
+//! of the document, and the rest is read again, until all of it fits. An operator sees every
+//! mistake of every table at once, and what is right is checked further.
+
+use std::ops::Range;
+
+use serde::Deserialize;
+use toml::Spanned;
+use toml::de::{DeArray, DeString, DeTable, DeValue};
+
+use super::RawConfig;
+use rollout_core::text::{no_such, printable};
+
+/// Mistakes that are named. A file that is not a configuration at all has one a line.
+const MISTAKES_MAX: usize = 50;
+
+/// What of the text is a configuration, and a line for each thing that is not, with the
+/// file's name, line, column and key.
+pub(super) fn read(text: &str, name: &str) -> RawConfig {
+    let at = |span: &Range<usize>| format!("{name}:{}", line_and_column(text, span.start));
+    let (mut document, errors) = DeTable::parse_recoverable(text);
+    let mut mistakes: Vec<(usize, String)> = Vec::new();
+    let mut note =
+        |span: &Range<usize>, what: String| mistakes.push((span.start, format!("{}: {what}", at(span))));
+    for error in &errors {
+        note(&error.span().unwrap_or_default(), said(error));
+    }
+    let mut left = MISTAKES_MAX;
+    let mut config = loop {
+        let error = match RawConfig::deserialize(toml::de::Deserializer::from(document.clone())) {
+            Ok(config) => break config,
+            Err(error) => error,
+        };
+        let span = error.span().unwrap_or_default();
+        left -= 1;
+        let taken = if left > 0 { take(document.get_mut(), &span) } else { None };
+        match taken {
+            Some(key) => note(&span, format!("{}: {}", printable(&key), said(&error))),
+            // Nothing more can be taken out, so nothing more is known.
+            None => {
+                note(&span, said(&error));
+                break RawConfig::default();
+            }
+        }
+    };
+    // Serde finds them in the order of its own.
+    mistakes.sort_by_key(|(start, _)| *start);
+    config.mistakes = mistakes.into_iter().map(|(_, mistake)| mistake).collect();
+    config
+}
+
+/// Takes out the key or value that an error is about. Gives the path to it.
+fn take(table: &mut DeTable<'_>, at: &Range<usize>) -> Option<String> {
+    for (key, value) in table.iter_mut() {
+        if let Some(rest) = take_within(value.get_mut(), at) {
+            let dot = if rest.starts_with('[') { "" } else { "." };
+            return Some(format!("{}{dot}{rest}", key.get_ref()));
+        }
+    }
+    let is_it = |(key, value): &(&Spanned<DeString<'_>>, &Spanned<DeValue<'_>>)| {
+        key.span() == *at || value.span() == *at
+    };
+    let name = table.iter().find(is_it).map(|(key, _)| key.get_ref().to_string())?;
+    table.remove(name.as_str());
+    Some(name)
+}
+
+fn take_within(value: &mut DeValue<'_>, at: &Range<usize>) -> Option<String> {
+    match value {
+        DeValue::Table(table) => take(table, at),
+        DeValue::Array(items) => {
+            for (index, item) in items.iter_mut().enumerate() {
+                if let Some(rest) = take_within(item.get_mut(), at) {
+                    let dot = if rest.starts_with('[') { "" } else { "." };
+                    return Some(format!("[{index}]{dot}{rest}"));
+                }
+            }
+            let index = items.iter().position(|item| item.span() == *at)?;
+            let all = std::mem::replace(items, DeArray::new());
+            let kept = all.into_iter().enumerate().filter(|(place, _)| *place != index);
+            kept.for_each(|(_, item)| items.push(item));
+            Some(format!("[{index}]"))
+        }
+        _ => None,
+    }
+}
+
+/// What an error says, with the nearest name where one is unknown.
+fn said(error: &toml::de::Error) -> String {
+    let message = error.message();
+    let Some((name, rest)) = message.strip_prefix("unknown field `").and_then(|rest| rest.split_once('`'))
+    else {
+        return printable(message);
+    };
+    // Names are between backticks, whatever the words between them.
+    let known: Vec<&str> = rest.split('`').skip(1).step_by(2).collect();
+    printable(&no_such(name, &known))
+}
+
+/// `line:column` of a byte, both from 1, in characters.
+fn line_and_column(text: &str, at: usize) -> String {
+    let mut end = at.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    let before = &text[..end];
+    let line = before.matches('\n').count() + 1;
+    let column = before.rsplit('\n').next().map_or(0, |line| line.chars().count()) + 1;
+    format!("{line}:{column}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str, expected: &[&str]) {
+        assert_eq!(read(text, "c.toml").mistakes, expected, "{text}");
+    }
+
+    #[test]
+    fn every_mistake_of_every_table_is_named_with_its_place() {
+        check("max-concurrent = 3\n[limits]\nsamples-max = 2\n", &[]);
+        check(
+            "max-concurent = 3\nqueue-max = 'many'\n[limits]\nsample-max = 2\nhost-calls-max = -1\n\
+             [osmosis]\ndialect = 'e'\n[[tools.http]]\nnam = 'x'\nhosts = ['a', 3]\n[judge]\nkey = 1\n",
+            &[
+                "c.toml:1:1: max-concurent: there is no such setting; did you mean max-concurrent?",
+                "c.toml:2:13: queue-max: invalid type: string \"many\", expected u32",
+                "c.toml:4:1: limits.sample-max: there is no such setting; did you mean samples-max?",
+                "c.toml:5:18: limits.host-calls-max: invalid value: integer `-1`, expected u64",
+                "c.toml:7:11: osmosis.dialect: unknown variant `e`, expected one of `auto`, `b`, `c`, `d`",
+                "c.toml:9:1: tools.http[0].nam: there is no such setting; did you mean name?",
+                "c.toml:10:15: tools.http[0].hosts[1]: invalid type: integer `3`, expected a string",
+                "c.toml:12:1: judge.key: there is no such setting; there are: url, model, api-key-env, \
+                 attempts-max, attempt-secs-max, budget-secs, params",
+            ],
+        );
+    }
+
+    #[test]
+    fn what_is_no_toml_is_named_beside_what_is_no_setting() {
+        let mistakes = read("listen = \nqueue-mox = 3\n", "c.toml").mistakes;
+        assert!(mistakes[0].starts_with("c.toml:1:"), "{mistakes:?}");
+        assert!(mistakes.iter().any(|mistake| mistake.contains("did you mean queue-max?")), "{mistakes:?}");
+    }
+
+    #[test]
+    fn what_is_right_is_kept() {
+        let config = read("queue-max = 7\nqueue-mux = 3\n[limits]\nsamples-max = 2\nx = 1\n", "c.toml");
+        assert_eq!((config.queue_max, config.limits.samples_max), (Some(7), Some(2)));
+        assert_eq!(config.mistakes.len(), 2);
+    }
+}

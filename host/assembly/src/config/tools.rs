@@ -1,0 +1,405 @@
+//! `[[tools.component]]` and its siblings: what the operator lends the plugin.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use reqwest::Method;
+use reqwest::header::HeaderName;
+use serde_json::{Map, Value, json};
+
+use super::secs;
+use rollout_core::outbound::{
+    AllowedHost, HttpToolSettings, McpSettings, SecretText, UrlTemplate, is_variable,
+};
+use rollout_core::toolbox::{AddressSettings, CallLimits, ComponentSettings, ServerSettings, ToolSettings};
+use rollout_core::wire::function::FunctionTool;
+
+/// `[tools]`.
+#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct RawTools {
+    /// `[[tools.component]]`: components that export `tool`.
+    pub component: Vec<RawComponent>,
+    /// `[[tools.mcp]]`: servers that speak the Model Context Protocol.
+    pub mcp: Vec<RawServer>,
+    /// `[[tools.http]]`: addresses that are asked over HTTP.
+    pub http: Vec<RawAddress>,
+}
+
+/// `[[tools.mcp]]`: either `command` or `url`.
+#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct RawServer {
+    /// A program and its arguments, which is started.
+    pub command: Option<Vec<String>>,
+    /// Variables of the host's environment that the program gets; it gets no other.
+    pub environment: Option<Vec<String>>,
+    /// Variables that the program gets besides. `${NAME}` in one is a variable of the
+    /// host's.
+    pub variables: Option<BTreeMap<String, String>>,
+    /// The address of a server that runs somewhere, spoken to over streamable HTTP.
+    pub url: Option<String>,
+    /// Headers of every request. `${NAME}` in one is a variable of the host's.
+    pub headers: Option<BTreeMap<String, String>>,
+    /// What is put before the names of its tools.
+    pub prefix: Option<String>,
+    /// The tools that are lent, by the server's names. All where it is left out.
+    pub only: Option<Vec<String>>,
+    /// Wall time of one call, with the wait for its turn.
+    pub deadline_secs: Option<f64>,
+    /// The longest result.
+    pub result_bytes_max: Option<usize>,
+    /// Calls at once, over all rollouts.
+    pub concurrent_max: Option<u32>,
+    /// Calls of each tool in one rollout.
+    pub calls_max: Option<u32>,
+}
+
+/// `[[tools.http]]`: one tool.
+#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct RawAddress {
+    /// The name that the model calls.
+    pub name: Option<String>,
+    /// What the model is told of it.
+    pub description: Option<String>,
+    /// `GET` where it is left out.
+    pub method: Option<String>,
+    /// The address. `{name}` is an argument, `${NAME}` a variable of the host's
+    /// environment.
+    pub url: Option<String>,
+    /// A JSON Schema of the arguments. Where it is left out, those in the address are
+    /// strings and there are no others.
+    pub parameters: Option<toml::Table>,
+    /// Headers of every request. `${NAME}` in one is a variable of the host's.
+    pub headers: Option<BTreeMap<String, String>>,
+    /// Hosts that may be asked besides the one in `url`.
+    pub hosts: Option<Vec<String>>,
+    /// Whether addresses that are not of the public network may be reached.
+    pub private_addresses: Option<bool>,
+    /// Redirects that are followed, each to a host that may be asked. 0 where it is left
+    /// out.
+    pub redirects_max: Option<u32>,
+    /// Wall time of one call, with the wait for its turn.
+    pub deadline_secs: Option<f64>,
+    /// The longest result.
+    pub result_bytes_max: Option<usize>,
+    /// Calls at once, over all rollouts.
+    pub concurrent_max: Option<u32>,
+    /// Calls of the tool in one rollout.
+    pub calls_max: Option<u32>,
+}
+
+/// `[[tools.component]]`.
+#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct RawComponent {
+    /// The component's file.
+    pub path: Option<PathBuf>,
+    /// What is put before the names of its tools.
+    pub prefix: Option<String>,
+    /// Its own configuration, handed to it as it is.
+    pub config: Option<toml::Table>,
+    /// Memory of one call.
+    pub memory_bytes_max: Option<usize>,
+    /// CPU time of one call.
+    pub cpu_secs_max: Option<f64>,
+    /// Wall time of one call, with the wait for its turn.
+    pub deadline_secs: Option<f64>,
+    /// The longest result.
+    pub result_bytes_max: Option<usize>,
+    /// Calls at once, over all rollouts.
+    pub concurrent_max: Option<u32>,
+    /// Calls of each tool in one rollout.
+    pub calls_max: Option<u32>,
+}
+
+/// What every kind of entry has, and where it is in the file.
+struct Common<'a> {
+    at: String,
+    problems: &'a mut Vec<String>,
+}
+
+/// Limits as they were written.
+struct RawCallLimits {
+    deadline_secs: Option<f64>,
+    result_bytes_max: Option<usize>,
+    concurrent_max: Option<u32>,
+    calls_max: Option<u32>,
+}
+
+/// What a result may be at the most; beyond, no model's server takes it.
+const RESULT_BYTES_MAX: usize = 16 << 20;
+/// An entry may have so many calls at once. For a component, each is a place in memory.
+const CONCURRENT_MAX: u32 = 1024;
+/// A prefix leaves the names their room.
+const PREFIX_BYTES_MAX: usize = 32;
+
+impl RawTools {
+    /// Fills defaults and checks every field.
+    pub(super) fn resolve(self, problems: &mut Vec<String>) -> ToolSettings {
+        let at = |kind: &str, place: usize| format!("tools.{kind}[{place}]");
+        let mut settings = ToolSettings::default();
+        for (place, raw) in self.component.into_iter().enumerate() {
+            settings.components.push(raw.resolve(Common { at: at("component", place), problems }));
+        }
+        for (place, raw) in self.mcp.into_iter().enumerate() {
+            settings.servers.extend(raw.resolve(Common { at: at("mcp", place), problems }));
+        }
+        for (place, raw) in self.http.into_iter().enumerate() {
+            settings.addresses.extend(raw.resolve(Common { at: at("http", place), problems }));
+        }
+        settings
+    }
+}
+
+impl RawComponent {
+    fn resolve(self, mut common: Common<'_>) -> ComponentSettings {
+        if self.path.is_none() {
+            common.wrong("path", "missing; it names the component's file");
+        }
+        let default = ComponentSettings::default();
+        let memory_bytes_max = self.memory_bytes_max.unwrap_or(default.memory_bytes_max);
+        if !(1 << 20..=4 << 30).contains(&memory_bytes_max) {
+            common.wrong("memory-bytes-max", "not between 1 MiB and 4 GiB");
+        }
+        let limits = RawCallLimits {
+            deadline_secs: self.deadline_secs,
+            result_bytes_max: self.result_bytes_max,
+            concurrent_max: self.concurrent_max,
+            calls_max: self.calls_max,
+        };
+        ComponentSettings {
+            path: self.path.unwrap_or_default(),
+            prefix: common.prefix(self.prefix),
+            config: self.config.and_then(|table| match serde_json::value::to_raw_value(&table) {
+                Ok(raw) => Some(raw.into()),
+                Err(error) => {
+                    common.wrong("config", &error.to_string());
+                    None
+                }
+            }),
+            memory_bytes_max,
+            cpu_time_max: common.time("cpu-secs-max", self.cpu_secs_max, default.cpu_time_max),
+            limits: common.limits(limits),
+            at: common.at,
+        }
+    }
+}
+
+impl RawServer {
+    /// Nothing where it could not be told what is meant; that is a problem already.
+    fn resolve(self, mut common: Common<'_>) -> Option<ServerSettings> {
+        let limits = common.limits(RawCallLimits {
+            deadline_secs: self.deadline_secs,
+            result_bytes_max: self.result_bytes_max,
+            concurrent_max: self.concurrent_max,
+            calls_max: self.calls_max,
+        });
+        let prefix = common.prefix(self.prefix);
+        let has_headers = self.headers.is_some();
+        let has_environment = self.environment.is_some() || self.variables.is_some();
+        let variables = common.secret_texts("variables", self.variables);
+        let headers = common.headers(self.headers);
+        let reach = match (self.command, self.url) {
+            (Some(command), None) => {
+                if command.first().is_none_or(String::is_empty) {
+                    common.wrong("command", "names no program");
+                }
+                if has_headers {
+                    common.wrong("headers", "are for a server with a url; a command has variables");
+                }
+                let environment = self.environment.unwrap_or_default();
+                McpSettings::Process { command, environment, variables }
+            }
+            (None, Some(url)) => {
+                if !(url.starts_with("http://") || url.starts_with("https://")) {
+                    common.wrong("url", "no http or https address");
+                }
+                if has_environment {
+                    common.wrong("environment", "and variables are for a command; a url has headers");
+                }
+                McpSettings::Http { url, headers }
+            }
+            (None, None) => {
+                common.wrong("command", "missing, and so is url; one of them says where the server is");
+                return None;
+            }
+            (Some(_), Some(_)) => {
+                common.wrong("url", "besides a command; a server is one or the other");
+                return None;
+            }
+        };
+        Some(ServerSettings { at: common.at, reach, prefix, only: self.only, limits })
+    }
+}
+
+impl RawAddress {
+    /// Nothing where something is missing; that is a problem already.
+    fn resolve(self, mut common: Common<'_>) -> Option<AddressSettings> {
+        let limits = common.limits(RawCallLimits {
+            deadline_secs: self.deadline_secs,
+            result_bytes_max: self.result_bytes_max,
+            concurrent_max: self.concurrent_max,
+            calls_max: self.calls_max,
+        });
+        let headers = common.headers(self.headers);
+        let method = common.method(self.method.as_deref().unwrap_or("GET"));
+        let hosts = common.hosts(self.hosts.unwrap_or_default());
+        let name = common.required("name", "what the model calls", self.name);
+        let url = common.required("url", "the address to ask", self.url)?;
+        let url = match UrlTemplate::parse(&url) {
+            Ok(url) => url,
+            Err(what) => {
+                common.wrong("url", &what);
+                return None;
+            }
+        };
+        if url.is_whole() && hosts.is_empty() {
+            common
+                .wrong("hosts", "missing; the whole url is an argument, so it has to say which may be asked");
+        }
+        let parameters = common.parameters(self.parameters, &url);
+        let function = match FunctionTool::new(&name?, self.description.as_deref(), parameters.clone()) {
+            Ok(function) => function,
+            Err(what) => {
+                common.problems.push(format!("{}: it is {what}", common.at));
+                return None;
+            }
+        };
+        let ask = HttpToolSettings {
+            method,
+            url,
+            headers,
+            hosts,
+            private_allowed: self.private_addresses.unwrap_or(false),
+            redirects_max: self.redirects_max.unwrap_or(0),
+            parameters,
+        };
+        Some(AddressSettings { at: common.at, function, ask, limits })
+    }
+}
+
+impl Common<'_> {
+    fn wrong(&mut self, field: &str, what: &str) {
+        self.problems.push(format!("{}.{field}: {what}", self.at));
+    }
+
+    /// A time that is more than none.
+    fn time(&mut self, field: &str, value: Option<f64>, default: Duration) -> Duration {
+        let time = secs(&format!("{}.{field}", self.at), value, default, self.problems);
+        if time.is_zero() {
+            self.wrong(field, "0 leaves no time for anything");
+        }
+        time
+    }
+
+    fn required<T>(&mut self, field: &str, what: &str, value: Option<T>) -> Option<T> {
+        if value.is_none() {
+            self.wrong(field, &format!("missing; it is {what}"));
+        }
+        value
+    }
+
+    fn method(&mut self, name: &str) -> Method {
+        match name {
+            "GET" => Method::GET,
+            "HEAD" => Method::HEAD,
+            "DELETE" => Method::DELETE,
+            "POST" => Method::POST,
+            "PUT" => Method::PUT,
+            "PATCH" => Method::PATCH,
+            _ => {
+                self.wrong("method", "none of GET, HEAD, DELETE, POST, PUT and PATCH");
+                Method::GET
+            }
+        }
+    }
+
+    fn secret_texts(
+        &mut self,
+        field: &str,
+        texts: Option<BTreeMap<String, String>>,
+    ) -> Vec<(String, SecretText)> {
+        let mut parsed = Vec::new();
+        for (name, text) in texts.into_iter().flatten() {
+            match SecretText::parse(&text) {
+                Ok(_) if field == "variables" && !is_variable(&name) => {
+                    self.wrong(&format!("{field}.{name}"), "no name of an environment variable");
+                }
+                Ok(text) => parsed.push((name, text)),
+                Err(what) => self.wrong(&format!("{field}.{name}"), &what),
+            }
+        }
+        parsed
+    }
+
+    fn headers(&mut self, headers: Option<BTreeMap<String, String>>) -> Vec<(HeaderName, SecretText)> {
+        let mut parsed = Vec::new();
+        for (name, text) in self.secret_texts("headers", headers) {
+            match HeaderName::try_from(&name) {
+                Ok(name) => parsed.push((name, text)),
+                Err(_) => self.wrong(&format!("headers.{name}"), "no name of a header"),
+            }
+        }
+        parsed
+    }
+
+    fn hosts(&mut self, hosts: Vec<String>) -> Vec<AllowedHost> {
+        let mut parsed = Vec::new();
+        for (place, host) in hosts.iter().enumerate() {
+            match AllowedHost::parse(host) {
+                Ok(host) => parsed.push(host),
+                Err(what) => self.wrong(&format!("hosts[{place}]"), &what),
+            }
+        }
+        parsed
+    }
+
+    /// The schema of the arguments, which has to know those in the address.
+    fn parameters(&mut self, written: Option<toml::Table>, url: &UrlTemplate) -> Value {
+        let Some(written) = written else {
+            let names: Vec<&str> = url.arguments().collect();
+            let properties: Map<String, Value> =
+                names.iter().map(|name| ((*name).to_owned(), json!({"type": "string"}))).collect();
+            return json!({
+                "type": "object", "properties": properties, "required": names, "additionalProperties": false,
+            });
+        };
+        let schema = serde_json::to_value(written).unwrap_or_default();
+        for name in url.arguments().filter(|name| schema["properties"].get(*name).is_none()) {
+            self.wrong("parameters", &format!("properties has no '{name}', which the url needs"));
+        }
+        schema
+    }
+
+    fn prefix(&mut self, prefix: Option<String>) -> String {
+        let prefix = prefix.unwrap_or_default();
+        let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+        if prefix.len() > PREFIX_BYTES_MAX || !prefix.chars().all(is_part) {
+            self.wrong("prefix", &format!("not up to {PREFIX_BYTES_MAX} letters, digits, '_' and '-'"));
+        }
+        prefix
+    }
+
+    fn limits(&mut self, raw: RawCallLimits) -> CallLimits {
+        let default = CallLimits::default();
+        let limits = CallLimits {
+            deadline: self.time("deadline-secs", raw.deadline_secs, default.deadline),
+            result_bytes_max: raw.result_bytes_max.unwrap_or(default.result_bytes_max),
+            concurrent_max: raw.concurrent_max.unwrap_or(default.concurrent_max),
+            calls_max: raw.calls_max.unwrap_or(default.calls_max),
+        };
+        if !(1..=RESULT_BYTES_MAX).contains(&limits.result_bytes_max) {
+            self.wrong("result-bytes-max", "not between 1 and 16 MiB");
+        }
+        if !(1..=CONCURRENT_MAX).contains(&limits.concurrent_max) {
+            self.wrong("concurrent-max", &format!("not between 1 and {CONCURRENT_MAX}"));
+        }
+        if limits.calls_max == 0 {
+            self.wrong("calls-max", "0 lends nothing; leave the entry out");
+        }
+        limits
+    }
+}

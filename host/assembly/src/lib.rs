@@ -1,0 +1,374 @@
+//! Makes a host of a configuration and components, the same for every command: what a process
+//! has once, one deployment on it, and as many slots as the machine has room for.
+//!
+//! Nothing here reads options, environment variables or terminals. Whoever asks says how a
+//! component is brought in, because that is where processes, caches and files differ.
+
+#![warn(missing_docs)]
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
+pub mod config;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use serde_json::{Map, Value};
+
+use crate::config::{Config, Judge};
+use rollout_core::budget::Budget;
+use rollout_core::capacity::{Bound, GuestCost, Machine, Slots};
+use rollout_core::digest::sha256_hex;
+use rollout_core::engine::{Engine, EngineError, MemoryPlan};
+use rollout_core::error::Fault;
+use rollout_core::imports::{LentTools, ModelAccess, Role};
+use rollout_core::instance::RunError;
+use rollout_core::limits::Limits;
+use rollout_core::outbound::{
+    ChatClient, InvalidEndpoint, ModelEndpoint, Observer, Secret, Transport, TransportError,
+};
+use rollout_core::plugin::{self, Declaration, DeclareError, InvalidSettings, Plugin};
+use rollout_core::rollout::{
+    Deployment, DeploymentError, DeploymentSettings, Host, Runtime, RuntimeSettings, Started,
+};
+use rollout_core::telemetry::Metrics;
+use rollout_core::toolbox::{ComponentSettings, Toolbox, Unlendable};
+use rollout_mock_model as mock_model;
+use rollout_mock_model::MockModel;
+
+/// What of a host is not in its configuration.
+#[derive(Default)]
+pub struct Options {
+    /// Where trajectories and artifacts go; none keeps none.
+    pub artifact_root: Option<PathBuf>,
+    /// Descriptors that a rollout holds on the side of its callers, at the most.
+    pub descriptors_for_callers: u64,
+    /// The key of the judge's server.
+    pub judge_key: Option<Secret>,
+    /// Who watches the calls of the models.
+    pub observer: Option<Arc<dyn Observer>>,
+    /// What the plugin's instances find on standard input.
+    pub plugin_input: Bytes,
+}
+
+/// The components of a deployment, where they are.
+#[derive(Clone, Copy, Debug)]
+pub struct Sources<'a> {
+    /// The one with the agent.
+    pub plugin: &'a Path,
+    /// What it is called in texts, where it was made of that.
+    pub shown: &'a Path,
+    /// One with the grader, in place of the plugin's own.
+    pub grader: Option<&'a Path>,
+}
+
+impl<'a> Sources<'a> {
+    /// Components that are called by their own names.
+    pub fn of(plugin: &'a Path, grader: Option<&'a Path>) -> Self {
+        Self { plugin, shown: plugin, grader }
+    }
+}
+
+/// A component that was not brought in: why, and whose move it is.
+#[derive(Debug, thiserror::Error)]
+#[error("{reason}")]
+pub struct NotLoaded {
+    /// Who has to act.
+    pub fault: Fault,
+    /// What happened.
+    pub reason: String,
+}
+
+/// Why there is no host.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AssemblyError {
+    /// A component could not be brought in.
+    #[error(transparent)]
+    NotLoaded(#[from] NotLoaded),
+    /// A component does not say what can be configured.
+    #[error("{}: {why}", path.display())]
+    Declares {
+        /// The component.
+        path: PathBuf,
+        /// What went wrong.
+        why: DeclareError,
+    },
+    /// The operator's values do not fit what a component declares.
+    #[error("{}: {why}", path.display())]
+    Settings {
+        /// The component.
+        path: PathBuf,
+        /// What is wrong.
+        why: InvalidSettings,
+    },
+    /// There are values for a grader of its own, and there is none.
+    #[error(
+        "[grader] configures the component of --grader, and none is given; [plugin] is for the plugin's own"
+    )]
+    NoGraderToConfigure,
+    /// The components are not what a deployment needs.
+    #[error(transparent)]
+    Deployment(#[from] DeploymentError),
+    /// No instance of a component can be started.
+    #[error("no instance of the {} can be started: it {why}", role.as_str())]
+    CannotStart {
+        /// Whose component.
+        role: Role,
+        /// What went wrong.
+        why: RunError,
+    },
+    /// The judge cannot be asked.
+    #[error("judge.url")]
+    Judge(#[source] InvalidEndpoint),
+    /// The judge's stand-in does not start.
+    #[error(transparent)]
+    StandIn(#[from] mock_model::StartError),
+    /// There is no engine.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// There are no connections to models.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+    /// Tools cannot be provided.
+    #[error(transparent)]
+    Tools(#[from] Unlendable),
+    /// The folder for events cannot be made.
+    #[error("cannot make {}", path.display())]
+    EventLog {
+        /// The folder.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+impl AssemblyError {
+    /// Whose move it is.
+    pub fn fault(&self) -> Fault {
+        match self {
+            Self::NotLoaded(NotLoaded { fault, .. }) => *fault,
+            Self::Declares { why: DeclareError::Run(error), .. } => error.fault(),
+            Self::Declares { .. } | Self::Deployment(_) => Fault::Plugin,
+            Self::CannotStart { why, .. } => why.fault(),
+            _ => Fault::Host,
+        }
+    }
+}
+
+/// A host, and what is known of how it came to be.
+pub struct Assembled {
+    /// The host.
+    pub host: Host,
+    /// How many rollouts and connections there is room for.
+    pub slots: Slots,
+    /// Where the memory of guests comes from.
+    pub plan: MemoryPlan,
+    /// The workflow's configuration.
+    pub settings: plugin::Settings,
+    /// That of a grader which is a component of its own.
+    pub grader_settings: Option<plugin::Settings>,
+    /// A digest of all that decides on what the host-provided tools do and is known here.
+    pub tools_digest: Option<String>,
+    /// What judges in place of a model. It serves for as long as this is held.
+    pub judge_stand_in: Option<MockModel>,
+}
+
+/// What is settled before any component is there: how much of the machine there is, and the
+/// engine in it.
+struct Foundation {
+    machine: Machine,
+    budget: Budget,
+    plan: MemoryPlan,
+    cost: GuestCost,
+    engine: Engine,
+    metrics: Arc<Metrics>,
+}
+
+impl Foundation {
+    fn new(config: &Config, descriptors_for_callers: u64) -> Result<Self, EngineError> {
+        let memory_budget_bytes = config.memory_budget_bytes.map(|bytes| bytes as u64);
+        let machine = Machine { memory_budget_bytes, ..Machine::read() };
+        let budget = Budget::new(usize::try_from(machine.memory_budget()).unwrap_or(usize::MAX));
+        let tools_max = config.tools.instances_max();
+        let instances_max = config.max_concurrent.saturating_add(tools_max);
+        let plan = MemoryPlan::within(instances_max, machine.guest_mappings_max());
+        // One descriptor is the rollout's own, to its model.
+        let descriptors = 1 + descriptors_for_callers;
+        let cost = GuestCost { descriptors, mappings: plan.mappings_per_instance(), memory_bytes: 0 };
+        let slots = machine.slots(config.max_concurrent, config.queue_max, cost);
+        let memory_bytes_max = config.limits.memory_bytes_max.max(config.tools.memory_bytes_max());
+        let engine = Engine::planned(plan, slots.running_max.saturating_add(tools_max), memory_bytes_max)?;
+        Ok(Self { machine, budget, plan, cost, engine, metrics: Arc::new(Metrics::new()) })
+    }
+}
+
+/// Brings the components in, asks them what they declare, and makes a host of them that is known
+/// to start. `load` blocks for as long as compiling takes.
+pub async fn assemble(
+    config: &Config,
+    sources: Sources<'_>,
+    options: Options,
+    load: impl Fn(&Engine, &Path) -> Result<Plugin, NotLoaded>,
+) -> Result<Assembled, AssemblyError> {
+    let Options { artifact_root, descriptors_for_callers, judge_key, observer, plugin_input } = options;
+    let foundation = Foundation::new(config, descriptors_for_callers)?;
+    let load = |path: &Path| load(&foundation.engine, path);
+    let workflow = load(sources.plugin)?.with_input(plugin_input);
+    let grader = sources.grader.map(load).transpose()?;
+    let plugin = config.plugin.as_ref();
+    let (_, settings) = settings(sources.shown, &workflow, &config.limits, plugin).await?;
+    let grader_settings = match (&grader, sources.grader) {
+        (Some(grader), Some(path)) => {
+            let given = config.grader.as_ref().or(plugin);
+            Some(self::settings(path, grader, &config.limits, given).await?.1)
+        }
+        _ if config.grader.is_some() => return Err(AssemblyError::NoGraderToConfigure),
+        _ => None,
+    };
+    // A plugin may ask for fewer rollouts at once than there are slots, and not for more.
+    let max_concurrent = settings.max_concurrent.unwrap_or(u32::MAX).min(config.max_concurrent);
+    let room = |cost| foundation.machine.slots(max_concurrent, config.queue_max, cost);
+    let transport = Transport::new(room(foundation.cost).connections.outbound_max)?;
+    let chat = chat_client(config, &transport, &foundation.metrics, observer);
+    let (judge, judge_stand_in) = match &config.judge {
+        Some(judge) => {
+            let (access, stand_in) = judge_access(judge, judge_key, &chat).await?;
+            (Some(access), stand_in)
+        }
+        None => (None, None),
+    };
+    let tools = provided_tools(config, load, &foundation.metrics).await?;
+    let tools_digest = tools.as_ref().map(|(_, digest)| digest.clone());
+    let deployment = Deployment::new(DeploymentSettings {
+        workflow,
+        grader,
+        limits: config.limits.clone(),
+        plugin_config: settings.to_raw(),
+        grader_config: grader_settings.as_ref().and_then(plugin::Settings::to_raw),
+        tools: tools.map(|(tools, _)| tools as Arc<dyn LentTools>),
+        judge,
+    })?;
+    let event_log = config.log.as_deref().map(event_log).transpose()?;
+    let started = deployment.try_start(&foundation.budget, &foundation.metrics).await;
+    let Started { memory_bytes, .. } =
+        started.map_err(|(role, why)| AssemblyError::CannotStart { role, why })?;
+    let slots = room(GuestCost { memory_bytes: memory_bytes as u64, ..foundation.cost });
+    if slots.bound_by != Bound::Asked && config.max_concurrent_is_set {
+        tracing::warn!(
+            asked = config.max_concurrent,
+            slots = slots.running_max,
+            bound_by = %slots.bound_by,
+            "this machine has not room for as many rollouts at once as were asked for"
+        );
+    }
+    let Foundation { budget, plan, engine, metrics, .. } = foundation;
+    let runtime = Runtime::new(RuntimeSettings {
+        engine,
+        transport,
+        chat,
+        metrics,
+        budget,
+        max_concurrent: slots.running_max,
+        queue_max: slots.queue_max,
+        artifact_root,
+        event_log,
+    });
+    let host = Host::new(runtime, Arc::new(deployment));
+    Ok(Assembled { host, slots, plan, settings, grader_settings, tools_digest, judge_stand_in })
+}
+
+/// Asks a plugin what it declares, and puts the operator's values over that.
+pub async fn settings(
+    path: &Path,
+    plugin: &Plugin,
+    limits: &Limits,
+    given: Option<&Map<String, Value>>,
+) -> Result<(Option<Declaration>, plugin::Settings), AssemblyError> {
+    let path = || path.to_owned();
+    let declared = plugin.declaration(limits, &Arc::new(Metrics::new())).await;
+    let declared = declared.map_err(|why| AssemblyError::Declares { path: path(), why })?;
+    let resolved = plugin::resolve(declared.as_ref(), given);
+    let resolved = resolved.map_err(|why| AssemblyError::Settings { path: path(), why })?;
+    Ok((declared, resolved))
+}
+
+fn chat_client(
+    config: &Config,
+    transport: &Transport,
+    metrics: &Arc<Metrics>,
+    observer: Option<Arc<dyn Observer>>,
+) -> ChatClient {
+    let (policy, reply_bytes_max) = (config.model.clone(), config.limits.reply_bytes_max);
+    let chat = ChatClient::new(transport.clone(), policy, reply_bytes_max, metrics.clone())
+        .allowing(config.model_params.clone());
+    match observer {
+        Some(observer) => chat.watched_by(observer),
+        None => chat,
+    }
+}
+
+/// The judge, and its stand-in where that is asked for.
+async fn judge_access(
+    judge: &Judge,
+    key: Option<Secret>,
+    chat: &ChatClient,
+) -> Result<(ModelAccess, Option<MockModel>), AssemblyError> {
+    let client = chat.for_judges(judge.retry.clone(), judge.params.clone());
+    let (url, stand_in) = match &judge.url {
+        Some(url) => (url.clone(), None),
+        None => {
+            let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
+            let mock = MockModel::start(anywhere, mock_model::Settings::default()).await?;
+            (mock.base_url(), Some(mock))
+        }
+    };
+    let endpoint = ModelEndpoint::new(&url, &judge.model, key).map_err(AssemblyError::Judge)?;
+    Ok((ModelAccess { client, endpoint: Arc::new(endpoint) }, stand_in))
+}
+
+/// The host-provided tools of the configuration, ready to be called, with a digest of all that
+/// decides on what they do and is known here.
+async fn provided_tools(
+    config: &Config,
+    load: impl Fn(&Path) -> Result<Plugin, NotLoaded>,
+    metrics: &Arc<Metrics>,
+) -> Result<Option<(Arc<Toolbox>, String)>, Unlendable> {
+    let settings = &config.tools;
+    if settings.is_empty() {
+        return Ok(None);
+    }
+    let (mut components, mut problems) = (Vec::new(), Vec::new());
+    for ComponentSettings { at, path, .. } in &settings.components {
+        match load(path) {
+            Ok(plugin) if plugin.about().tool => components.push(plugin),
+            Ok(_) => problems.push(format!("{at}.path: {} exports no tool", path.display())),
+            Err(error) => problems.push(format!("{at}.path: {error}")),
+        }
+    }
+    if !problems.is_empty() {
+        return Err(Unlendable(problems));
+    }
+    // For the digest; nobody reads it.
+    let mut about = format!("{settings:?}"); // not shown
+    about.extend(components.iter().map(|plugin| plugin.about().digest.as_str()));
+    let toolbox = Toolbox::start(settings.clone(), components, metrics).await?;
+    Ok(Some((toolbox, sha256_hex(about.as_bytes()))))
+}
+
+/// The folder of this start in the directory for events.
+fn event_log(dir: &Path) -> Result<PathBuf, AssemblyError> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let path = dir.join(now.as_secs().to_string());
+    match std::fs::create_dir_all(&path) {
+        Ok(()) => Ok(path),
+        Err(source) => Err(AssemblyError::EventLog { path, source }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,219 @@
+//! A host in this process, from a component that is made here, and what drives its rollouts.
+
+use std::panic::panic_any;
+
+use super::*;
+use crate::config::RawConfig;
+use rollout_core::id::RolloutId;
+use rollout_core::rollout::{
+    AdmitError, AfterWorkflow, Ended, Failure, FailureKind, LoopOptions, ModelAddress, Next, Outcome,
+    Resources, Rollout, RolloutRequest, Steps, drive,
+};
+
+/// A component with a workflow that runs these instructions and then gives back one message.
+fn workflow(body: &str) -> Vec<u8> {
+    const ANSWER: &str = r#"{"role":"assistant","content":"5"}"#;
+    let escaped = ANSWER.replace('"', "\\\"");
+    let length = ANSWER.len();
+    let failure = r#"(variant (case "failed" string) (case "invalid" string) (case "timed-out" string))"#;
+    let metric = r#"(record (field "name" string) (field "value" f64))"#;
+    let outcome = |metric: &str| {
+        format!(r#"(record (field "messages" (option (list string))) (field "metrics" (list {metric})))"#)
+    };
+    let [outcome, taken_outcome, given_outcome] = ["$metric", "$taken-metric", "$given-metric"].map(outcome);
+    let run = r#"(func (param "prompt" (list string)) (result (result"#;
+    let text = format!(
+        r#"(component
+            (core module $module
+                (memory (export "memory") 1)
+                (func (export "realloc") (param i32 i32 i32 i32) (result i32) (i32.const 4096))
+                (func (export "run") (param i32 i32) (result i32) {body} (i32.const 16))
+                (func (export "post") (param i32))
+                (data (i32.const 16) "\00\00\00\00\01\00\00\00\40\00\00\00\01\00\00\00")
+                (data (i32.const 64) "\00\01\00\00\{length:02x}\00\00\00")
+                (data (i32.const 256) "{escaped}"))
+            (core instance $guest (instantiate $module))
+            (type $failure {failure})
+            (type $metric {metric})
+            (type $outcome {outcome})
+            (type $run {run} $outcome (error $failure)))))
+            (alias core export $guest "memory" (core memory $memory))
+            (alias core export $guest "realloc" (core func $realloc))
+            (alias core export $guest "run" (core func $core-run))
+            (alias core export $guest "post" (core func $post))
+            (func $lifted (type $run) (canon lift (core func $core-run)
+                (memory $memory) (realloc $realloc) (post-return $post)))
+            (component $named
+                (type $failure {failure})
+                (import "failure" (type $taken-failure (eq $failure)))
+                (type $metric {metric})
+                (import "metric" (type $taken-metric (eq $metric)))
+                (type $outcome {taken_outcome})
+                (import "outcome" (type $taken-outcome (eq $outcome)))
+                (type $taken {run} $taken-outcome (error $taken-failure)))))
+                (import "run" (func $run (type $taken)))
+                (export $given-failure "failure" (type $failure))
+                (export $given-metric "metric" (type $metric))
+                (type $outcome-again {given_outcome})
+                (export $given-outcome "outcome" (type $outcome-again))
+                (type $given {run} $given-outcome (error $given-failure)))))
+                (export "run" (func $run) (func (type $given))))
+            (instance $workflow (instantiate $named
+                (with "failure" (type $failure)) (with "metric" (type $metric))
+                (with "outcome" (type $outcome)) (with "run" (func $lifted))))
+            (export "rollout:plugin/workflow@0.1.0" (instance $workflow)))"#
+    );
+    wat::parse_str(text).unwrap()
+}
+
+async fn assembled(component: Vec<u8>, configuration: &str) -> Result<Assembled, AssemblyError> {
+    let text = format!("max-concurrent = 2\nqueue-max = 0\n{configuration}");
+    let config = RawConfig::parse(&text, "test").resolve().unwrap();
+    let sources = Sources::of(Path::new("made.wasm"), None);
+    assemble(&config, sources, Options::default(), |engine, _| {
+        let fault = Fault::Plugin;
+        engine.load(&component).map_err(|error| NotLoaded { fault, reason: format!("{error:#}") })
+    })
+    .await
+}
+
+fn admit(host: &Host, id: &str) -> Result<Box<Rollout>, AdmitError> {
+    let (model, secrets) = ModelAddress::split("http://127.0.0.1:1/v1", "m", None);
+    let endpoint = Arc::new(secrets.endpoint(&model).unwrap());
+    let request = RolloutRequest {
+        id: RolloutId::parse(id).unwrap(),
+        caller_id: None,
+        attempt: 1,
+        prompt: rollout_core::wire::messages::Messages::default(),
+        label: None,
+        metadata: None,
+        loop_options: LoopOptions::default(),
+        model,
+        samples_max: 1,
+        samples_must_ask: false,
+        workflow_secs: None,
+        grader_secs: None,
+        trajectory_extra: None,
+    };
+    host.admit(request, Resources { model: endpoint, secrets, charge: None })
+}
+
+/// Gives back how a rollout ended.
+struct Plain;
+
+impl Steps for Plain {
+    type End = Ended;
+
+    fn after_workflow<'a>(&'a self, _ran: Result<(), &'a Failure>) -> AfterWorkflow<'a> {
+        AfterWorkflow::Go(Next::Finish)
+    }
+
+    async fn finished(self: Box<Self>, ended: Ended) -> Ended {
+        ended
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_component_and_a_configuration_make_a_host_that_runs_rollouts() {
+    let assembled = assembled(workflow(""), "").await.unwrap();
+    assert_eq!((assembled.slots.running_max, assembled.slots.bound_by), (2, Bound::Asked));
+    let host = &assembled.host;
+    let rollout = admit(host, "r").unwrap();
+
+    let Ended::Finished(finished) = drive(rollout, Box::new(Plain)).await else { panic!("it ends") };
+
+    assert_eq!(finished.samples[0].record.messages.get(0), Some(r#"{"role":"assistant","content":"5"}"#));
+    assert!(matches!(&finished.outcome, Outcome::Unscored(Failure { kind: FailureKind::NotGraded, .. })));
+    assert_eq!(host.load().running, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_makes_no_host_says_whose_move_it_is() {
+    async fn check(component: Vec<u8>, configuration: &str, fault: Fault, why: &str) {
+        let error = assembled(component, configuration).await.err().expect("it makes no host");
+        assert_eq!(error.fault(), fault, "{error}");
+        assert!(error.to_string().contains(why), "{error}");
+    }
+    check(b"no component".to_vec(), "", Fault::Plugin, "not a WebAssembly file").await;
+    check(workflow("unreachable"), "[grader]\nx = 1\n", Fault::Host, "[grader] configures the component")
+        .await;
+    check(workflow(""), "[plugin]\nname = 1\n", Fault::Host, "made.wasm: the plugin's configuration").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deployments_on_one_runtime_share_its_slots() {
+    let first = assembled(workflow(""), "").await.unwrap();
+    let runtime = first.host.runtime();
+    let plugin = runtime.engine().load(&workflow("nop")).unwrap();
+    let second = Deployment::new(DeploymentSettings {
+        workflow: plugin,
+        grader: None,
+        limits: Limits::default(),
+        plugin_config: None,
+        grader_config: None,
+        tools: None,
+        judge: None,
+    })
+    .unwrap();
+    assert_ne!(second.digest(), first.host.deployment().digest());
+    let second = Host::new(runtime.clone(), Arc::new(second));
+    let _one = admit(&first.host, "one").unwrap();
+    assert_eq!(admit(&second, "one").err(), Some(AdmitError::Duplicate));
+    let two = admit(&second, "two").unwrap();
+    assert!(matches!(admit(&first.host, "three").err(), Some(AdmitError::Full { .. })));
+
+    assert!(matches!(drive(two, Box::new(Plain)).await, Ended::Finished(_)));
+
+    assert!(admit(&first.host, "three").is_ok());
+}
+
+/// Panics between the workflow and its end.
+struct Panicking;
+
+impl Steps for Panicking {
+    type End = Ended;
+
+    fn after_workflow<'a>(&'a self, _ran: Result<(), &'a Failure>) -> AfterWorkflow<'a> {
+        panic_any("the test's own")
+    }
+
+    async fn finished(self: Box<Self>, ended: Ended) -> Ended {
+        ended
+    }
+}
+
+/// Goes away at once.
+struct Leaving;
+
+impl Steps for Leaving {
+    type End = Ended;
+
+    fn after_workflow<'a>(&'a self, _ran: Result<(), &'a Failure>) -> AfterWorkflow<'a> {
+        unreachable!("its workflow never ends")
+    }
+
+    async fn abandoned(&self) {}
+
+    async fn finished(self: Box<Self>, ended: Ended) -> Ended {
+        ended
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rollout_that_panics_or_is_abandoned_ends_alone_and_frees_its_slot() {
+    let assembled = assembled(workflow(""), "").await.unwrap();
+    let host = &assembled.host;
+
+    let crashed = drive(admit(host, "r").unwrap(), Box::new(Panicking)).await;
+
+    let Ended::Crashed(failure) = crashed else { panic!("it crashed") };
+    assert_eq!((failure.kind, failure.fault), (FailureKind::Host, Fault::Host));
+    assert!(host.find(&RolloutId::parse("r").unwrap()).is_none());
+
+    let endless = self::assembled(workflow("(loop $again (br $again))"), "").await.unwrap();
+    let abandoned = drive(admit(&endless.host, "r").unwrap(), Box::new(Leaving)).await;
+
+    let Ended::Cancelled(finished) = abandoned else { panic!("it was cancelled") };
+    assert!(matches!(&finished.outcome, Outcome::Unscored(Failure { kind: FailureKind::Cancelled, .. })));
+    assert_eq!((host.load().running, endless.host.load().running), (0, 0));
+}

@@ -1,0 +1,384 @@
+//! The side that the server under test calls: a model that costs nothing, and the receiver of
+//! generation C's callbacks.
+//!
+//! Every chat call gets the same bytes, made once, after the latency that was asked for. The
+//! call's body is not looked at (unless several turns are wanted), its key is. Streaming is not
+//! offered: a workflow that asks for a stream gets a plain body all the same.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::json;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::oneshot;
+use tokio::task::{AbortHandle, JoinSet};
+
+use super::outcome::{ErrorKind, Failure, Judgement, judge};
+use rollout_core::http1::{Connection, Message};
+
+/// What the model is to be called with.
+pub(super) const MODEL_KEY: &str = "bench-model-key";
+/// What callbacks are to be sent with.
+pub(super) const CALLBACK_KEY: &str = "bench-callback-key";
+/// Connections that may wait to be accepted; the system may allow less.
+const BACKLOG: u32 = 16 << 10;
+/// How long nothing is accepted after accepting failed, mostly for want of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+
+const ANSWER: &str = "The result is 5.\n#### 5";
+const ROUTES: &str = "/v1/rollouts/";
+
+/// The listening endpoint. Dropped, it is closed, with all its connections.
+#[derive(Debug)]
+pub(super) struct Endpoint {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    accepting: AbortHandle,
+}
+
+/// What the model says.
+#[derive(Clone, Debug)]
+pub(super) struct Script {
+    /// Calls after which it gives its final answer.
+    turns: u32,
+    /// The arguments of the calls of a tool before that: JSON text.
+    arguments: String,
+}
+
+impl Script {
+    pub(super) fn of(settings: &super::Settings) -> Self {
+        let arguments = match settings.tool_bytes {
+            Some(bytes) => json!({"bytes": bytes}),
+            None => json!({"expression": "2 + 3"}),
+        };
+        Self { turns: settings.turns, arguments: arguments.to_string() }
+    }
+}
+
+/// What all connections share.
+#[derive(Debug)]
+struct Shared {
+    latency: Duration,
+    script: Script,
+    replies: Replies,
+    /// Begins every id of this run.
+    prefix: String,
+    ids: AtomicU64,
+    model_calls: AtomicU64,
+    without_key: AtomicU64,
+    doubled: AtomicU64,
+    callbacks: Mutex<Callbacks>,
+}
+
+/// Whole responses, heads included.
+#[derive(Debug)]
+struct Replies {
+    answer: Vec<u8>,
+    noted: Vec<u8>,
+    unauthorized: Vec<u8>,
+    unknown: Vec<u8>,
+}
+
+/// Rollouts of generation C that have not ended.
+#[derive(Debug, Default)]
+struct Callbacks {
+    waiting: HashMap<String, Waiting>,
+    /// Given up. One late result for each of them is not a second one.
+    lost: HashSet<String>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    completed: bool,
+    ended: oneshot::Sender<Result<(), Failure>>,
+}
+
+/// The wait for one rollout's grader callback. Dropped early, the rollout counts as lost.
+#[derive(Debug)]
+pub(super) struct Ending {
+    shared: Arc<Shared>,
+    id: String,
+    ended: oneshot::Receiver<Result<(), Failure>>,
+}
+
+/// What was counted so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Counts {
+    pub(super) model_calls: u64,
+    /// Model calls that did not carry the key that their rollout was given.
+    pub(super) without_key: u64,
+    /// Second results.
+    pub(super) doubled: u64,
+}
+
+impl Endpoint {
+    pub(super) fn start(listen: SocketAddr, latency: Duration, script: Script) -> io::Result<Self> {
+        let socket = if listen.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        socket.set_reuseaddr(true)?;
+        socket.bind(listen)?;
+        let listener = socket.listen(BACKLOG)?;
+        let address = listener.local_addr()?;
+        let shared = Arc::new(Shared {
+            latency,
+            script,
+            replies: Replies::new(),
+            prefix: format!("bench-{:016x}-", RandomState::new().build_hasher().finish()),
+            ids: AtomicU64::new(0),
+            model_calls: AtomicU64::new(0),
+            without_key: AtomicU64::new(0),
+            doubled: AtomicU64::new(0),
+            callbacks: Mutex::default(),
+        });
+        let accepting = tokio::spawn(accept(listener, shared.clone())).abort_handle();
+        Ok(Self { address, shared, accepting })
+    }
+
+    /// An id that no other rollout has or had.
+    pub(super) fn next_id(&self) -> String {
+        let number = self.shared.ids.fetch_add(1, Ordering::Relaxed);
+        format!("{}{number}", self.shared.prefix)
+    }
+
+    /// What the URLs of a rollout begin with; `/chat/completions`, `/completion` and `/grader`
+    /// go after it.
+    pub(super) fn url(&self, id: &str) -> String {
+        format!("http://{}{ROUTES}{id}", self.address)
+    }
+
+    /// Waits for the callbacks of a rollout, from now on.
+    pub(super) fn expect(&self, id: &str) -> Ending {
+        let (sender, ended) = oneshot::channel();
+        let waiting = Waiting { completed: false, ended: sender };
+        self.shared.callbacks().waiting.insert(id.to_owned(), waiting);
+        Ending { shared: self.shared.clone(), id: id.to_owned(), ended }
+    }
+
+    pub(super) fn counts(&self) -> Counts {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Counts {
+            model_calls: read(&self.shared.model_calls),
+            without_key: read(&self.shared.without_key),
+            doubled: read(&self.shared.doubled),
+        }
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+impl Ending {
+    pub(super) async fn wait(mut self) -> Result<(), Failure> {
+        let lost = |_| Failure::new(ErrorKind::Lost, "the callback receiver stopped");
+        (&mut self.ended).await.map_err(lost)?
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let mut callbacks = self.shared.callbacks();
+        if callbacks.waiting.remove(&self.id).is_some() {
+            callbacks.lost.insert(std::mem::take(&mut self.id));
+        }
+    }
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => { connections.spawn(serve(stream, shared.clone())); }
+                Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+/// Answers one connection until it ends. A broken one ends; its calls fail on the other side.
+async fn serve(stream: TcpStream, shared: Arc<Shared>) {
+    let Ok(mut connection) = Connection::over(stream) else { return };
+    while let Ok(Some(request)) = connection.receive_request().await {
+        let is_last = request.ends_connection();
+        let sent = match shared.route(&request) {
+            Route::Chat => {
+                if !shared.latency.is_zero() {
+                    tokio::time::sleep(shared.latency).await;
+                }
+                if shared.script.turns > 1 {
+                    let reply = turn(request.body(), &shared.script);
+                    connection.send(&reply.unwrap_or_else(|| shared.replies.answer.clone())).await
+                } else {
+                    connection.send(&shared.replies.answer).await
+                }
+            }
+            Route::Reply(reply) => connection.send(reply).await,
+        };
+        if sent.is_err() || is_last {
+            return;
+        }
+    }
+}
+
+enum Route<'a> {
+    Chat,
+    Reply(&'a [u8]),
+}
+
+impl Shared {
+    fn route(&self, request: &Message) -> Route<'_> {
+        let unknown = Route::Reply(&self.replies.unknown);
+        let Some((id, what)) = request.target().strip_prefix(ROUTES).and_then(|rest| rest.split_once('/'))
+        else {
+            return unknown;
+        };
+        match what {
+            "chat/completions" => {
+                self.model_calls.fetch_add(1, Ordering::Relaxed);
+                if !carries(request, MODEL_KEY) {
+                    self.without_key.fetch_add(1, Ordering::Relaxed);
+                }
+                Route::Chat
+            }
+            "completion" | "grader" if !carries(request, CALLBACK_KEY) => {
+                Route::Reply(&self.replies.unauthorized)
+            }
+            "completion" => {
+                if let Some(waiting) = self.callbacks().waiting.get_mut(id) {
+                    waiting.completed = true;
+                }
+                Route::Reply(&self.replies.noted)
+            }
+            "grader" if self.graded(id, request.body()) => Route::Reply(&self.replies.noted),
+            _ => unknown,
+        }
+    }
+
+    /// Whether the rollout is one of this run.
+    fn graded(&self, id: &str, body: &[u8]) -> bool {
+        let mut callbacks = self.callbacks();
+        let Some(Waiting { completed, ended }) = callbacks.waiting.remove(id) else {
+            let is_ours = id.starts_with(&self.prefix);
+            if is_ours && !callbacks.lost.remove(id) {
+                self.doubled.fetch_add(1, Ordering::Relaxed);
+            }
+            return is_ours;
+        };
+        drop(callbacks);
+        let outcome = match judge(body, id) {
+            Ok(Judgement::Right) if !completed => Err(Failure::of_body(ErrorKind::OutOfOrder, body)),
+            Ok(Judgement::Right) => Ok(()),
+            // A grader callback is the end; "not yet" has no place in it.
+            Ok(Judgement::NotYet) => Err(Failure::of_body(ErrorKind::Malformed, body)),
+            Err(failure) => Err(failure),
+        };
+        // Nobody listens any more if the patience ended in this moment.
+        let _ = ended.send(outcome);
+        true
+    }
+
+    fn callbacks(&self) -> MutexGuard<'_, Callbacks> {
+        // Whole after every step, so a panic elsewhere does not spoil it.
+        self.callbacks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Replies {
+    fn new() -> Self {
+        Self {
+            answer: completion(&json!({"role": "assistant", "content": ANSWER}), "stop"),
+            noted: respond("200 OK", "{}"),
+            unauthorized: respond("401 Unauthorized", r#"{"detail":"unauthorized"}"#),
+            unknown: respond("404 Not Found", r#"{"detail":"not a route of the bench's endpoint"}"#),
+        }
+    }
+}
+
+fn carries(request: &Message, key: &str) -> bool {
+    request.authorization().and_then(|value| value.strip_prefix("Bearer ")) == Some(key)
+}
+
+/// A tool call until the last turn, by the tool results in the conversation; nothing for the
+/// last turn, and for a call that offers no tool.
+fn turn(body: &[u8], script: &Script) -> Option<Vec<u8>> {
+    #[derive(Deserialize)]
+    struct Request<'a> {
+        #[serde(borrow)]
+        messages: Vec<Said<'a>>,
+        tools: Option<Vec<Tool>>,
+    }
+    #[derive(Deserialize)]
+    struct Said<'a> {
+        role: std::borrow::Cow<'a, str>,
+    }
+    #[derive(Deserialize)]
+    struct Tool {
+        function: Function,
+    }
+    #[derive(Deserialize)]
+    struct Function {
+        name: String,
+    }
+    let request: Request<'_> = serde_json::from_slice(body).ok()?;
+    let results = request.messages.iter().filter(|said| said.role == "tool").count();
+    let tool = request.tools?.into_iter().next()?.function.name;
+    if results + 1 >= script.turns as usize {
+        return None;
+    }
+    let function = json!({"name": tool, "arguments": script.arguments});
+    let call = json!({"id": format!("call_{results}"), "type": "function", "function": function});
+    let message = json!({"role": "assistant", "content": null, "tool_calls": [call]});
+    Some(completion(&message, "tool_calls"))
+}
+
+fn completion(message: &serde_json::Value, finish_reason: &str) -> Vec<u8> {
+    let body = json!({
+        "id": "chatcmpl-bench",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "bench",
+        "choices": [{"index": 0, "message": message, "finish_reason": finish_reason}],
+        "usage": {"prompt_tokens": 12, "completion_tokens": 9, "total_tokens": 21},
+    });
+    respond("200 OK", &body.to_string())
+}
+
+fn respond(status: &str, body: &str) -> Vec<u8> {
+    let length = body.len();
+    format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}")
+        .into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tools_are_called_until_the_last_turn() {
+        fn check(body: &str, turns: u32, expected: Option<&str>) {
+            let settings = crate::Settings { turns, ..crate::Settings::new(Vec::new()) };
+            let reply =
+                turn(body.as_bytes(), &Script::of(&settings)).map(|bytes| String::from_utf8(bytes).unwrap());
+            let found = reply.as_ref().zip(expected).is_some_and(|(reply, part)| reply.contains(part));
+            assert!(found || (reply.is_none() && expected.is_none()), "{body}: {reply:?}");
+        }
+        let tools = r#""tools":[{"type":"function","function":{"name":"calc","parameters":{}}}]"#;
+        let first = format!(r#"{{"messages":[{{"role":"user","content":"x"}}],{tools}}}"#);
+        let second = format!(r#"{{"messages":[{{"role":"user"}},{{"role":"tool"}}],{tools}}}"#);
+        check(&first, 2, Some(r#""name":"calc""#));
+        check(&second, 3, Some("call_1"));
+        check(&second, 2, None);
+        check(&first, 1, None);
+        check(r#"{"messages":[{"role":"user"}]}"#, 2, None);
+        check("nonsense", 2, None);
+    }
+}

@@ -1,0 +1,342 @@
+//! The bench against servers on real sockets that do one thing wrong each.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+use super::*;
+
+const KEY: &str = "server-key";
+
+/// What a server does with a rollout, counted from 1 in the order of admission.
+type Habits = HashMap<usize, Habit>;
+
+#[derive(Clone, Copy, PartialEq)]
+enum Habit {
+    /// 429 once, with a wait.
+    Refuse,
+    /// 500 at once.
+    Break,
+    /// A reward of 0.5.
+    RewardHalf,
+    /// Nothing terminal, ever.
+    Lose,
+    /// The result of another rollout.
+    Confuse,
+    /// Failure.
+    Fail,
+    /// Two terminal callbacks.
+    Double,
+    /// The grader's callback first.
+    Disorder,
+    /// No key with the chat call.
+    ForgetKey,
+}
+
+/// A server that does every rollout right but for its habits. Its chat calls and callbacks are
+/// real.
+#[derive(Clone, Default)]
+struct Fake {
+    habits: Arc<Habits>,
+    admitted: Arc<AtomicUsize>,
+    /// Number and chat URL of the rollouts admitted.
+    rollouts: Arc<Mutex<HashMap<String, (usize, String)>>>,
+    cancelled: Arc<Mutex<Vec<String>>>,
+    /// Rollouts that were asked to go on.
+    going_on: Arc<Mutex<BTreeSet<String>>>,
+    /// How many of these there were when one was admitted that was not.
+    beside: Arc<Mutex<Vec<usize>>>,
+}
+
+const GO_ON: &str = "Go on, \"for ever\".";
+
+impl Fake {
+    /// Serves until the runtime ends; the URL.
+    async fn start(habits: impl IntoIterator<Item = (usize, Habit)>) -> (Self, String) {
+        let fake = Self { habits: Arc::new(habits.into_iter().collect()), ..Self::default() };
+        let routes = Router::new()
+            .route("/base/rollout", post(admit))
+            .route("/base/rollout/{id}/result", get(result))
+            .route("/base/rollout/cancel", post(cancel))
+            .with_state(fake.clone());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/base/", listener.local_addr().unwrap());
+        tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
+        (fake, url)
+    }
+
+    fn does(&self, number: usize, habit: Habit) -> bool {
+        self.habits.get(&number) == Some(&habit)
+    }
+}
+
+async fn admit(State(fake): State<Fake>, headers: HeaderMap, body: Bytes) -> Response {
+    assert_eq!(headers["authorization"], format!("Bearer {KEY}"));
+    let request: Value = serde_json::from_slice(&body).unwrap();
+    let goes_on = request["initial_messages"] == json!([{"role": "user", "content": GO_ON}]);
+    if !goes_on {
+        assert_eq!(request["initial_messages"], json!([{"role": "user", "content": "Calculate 2 + 3."}]));
+        fake.beside.lock().unwrap().push(fake.going_on.lock().unwrap().len());
+    }
+    assert_eq!(request["label"], "5");
+    let number = fake.admitted.fetch_add(1, Ordering::Relaxed) + 1;
+    if fake.does(number, Habit::Refuse) {
+        return (StatusCode::TOO_MANY_REQUESTS, [("retry-after", "0.05")]).into_response();
+    }
+    if fake.does(number, Habit::Break) {
+        return (StatusCode::INTERNAL_SERVER_ERROR, "it broke").into_response();
+    }
+    let id = request["rollout_id"].as_str().unwrap().to_owned();
+    let chat = request["chat_completions_url"].as_str().unwrap().to_owned();
+    if goes_on && !fake.does(number, Habit::Fail) {
+        fake.going_on.lock().unwrap().insert(id.clone());
+    }
+    if request.get("completion_callback_url").is_some() {
+        tokio::spawn(call_back(fake, number, id, request));
+        return (StatusCode::ACCEPTED, "{}").into_response();
+    }
+    fake.rollouts.lock().unwrap().insert(id.clone(), (number, chat));
+    let admission =
+        json!({"rollout_id": id, "status": "queued", "polling_lease_token": format!("lease-{id}")});
+    (StatusCode::ACCEPTED, axum::Json(admission)).into_response()
+}
+
+async fn result(State(fake): State<Fake>, Path(id): Path<String>, headers: HeaderMap) -> Response {
+    assert_eq!(headers["x-osmosis-rollout-lease"], format!("lease-{id}"));
+    let (number, chat) = fake.rollouts.lock().unwrap()[&id].clone();
+    if fake.does(number, Habit::Lose) {
+        std::future::pending::<()>().await;
+    }
+    let key = (!fake.does(number, Habit::ForgetKey)).then_some("bench-model-key");
+    let reply = call(&format!("{chat}/chat/completions"), key, "{\"messages\":[]}").await;
+    assert!(reply["choices"][0]["message"]["content"].as_str().unwrap().ends_with("#### 5"));
+    axum::Json(graded(&fake, number, &id)).into_response()
+}
+
+async fn cancel(State(fake): State<Fake>, body: Bytes) -> Response {
+    let request: Value = serde_json::from_slice(&body).unwrap();
+    let ids: Vec<String> = serde_json::from_value(request["ids"].clone()).unwrap();
+    let disposition = |id: &String| {
+        let went_on = fake.going_on.lock().unwrap().remove(id);
+        (id.clone(), if went_on { "cancelled_running" } else { "not_found" })
+    };
+    let dispositions: HashMap<_, _> = ids.iter().map(disposition).collect();
+    fake.cancelled.lock().unwrap().extend(ids);
+    axum::Json(json!({"dispositions": dispositions})).into_response()
+}
+
+async fn call_back(fake: Fake, number: usize, id: String, request: Value) {
+    let send = async |what: &str, body: Value| {
+        let key = request["controller_api_key"].as_str();
+        call(request[what].as_str().unwrap(), key, &body.to_string()).await
+    };
+    if fake.does(number, Habit::Lose) {
+        return;
+    }
+    if !fake.does(number, Habit::Disorder) {
+        send("completion_callback_url", json!({"rollout_id": id, "status": "success"})).await;
+    }
+    send("grader_callback_url", graded(&fake, number, &id)).await;
+    if fake.does(number, Habit::Double) {
+        send("grader_callback_url", graded(&fake, number, &id)).await;
+    }
+}
+
+fn graded(fake: &Fake, number: usize, id: &str) -> Value {
+    let reward = if fake.does(number, Habit::RewardHalf) { 0.5 } else { 1.0 };
+    let id = if fake.does(number, Habit::Confuse) { "another" } else { id };
+    if fake.does(number, Habit::Fail) {
+        return json!({"rollout_id": id, "status": "failure", "sample": null, "err_message": "no luck"});
+    }
+    json!({"rollout_id": id, "status": "success", "sample": {"messages": [], "reward": reward}})
+}
+
+/// Posts, and reads the JSON answer.
+async fn call(url: &str, key: Option<&str>, body: &str) -> Value {
+    let (host, path) = url.strip_prefix("http://").unwrap().split_once('/').unwrap();
+    let key = key.map_or(String::new(), |key| format!("authorization: Bearer {key}\r\n"));
+    let length = body.len();
+    let request =
+        format!("POST /{path} HTTP/1.1\r\nhost: {host}\r\n{key}content-length: {length}\r\n\r\n{body}");
+    let mut connection = rollout_core::http1::Connection::open(host).await.unwrap();
+    connection.send(request.as_bytes()).await.unwrap();
+    let answer = connection.receive_response().await.unwrap();
+    assert_eq!(answer.status().unwrap(), 200);
+    serde_json::from_slice(answer.body()).unwrap()
+}
+
+fn at(name: &str, url: &str) -> Target {
+    let place = Place::Running { url: url.to_owned(), pid: Some(std::process::id()) };
+    Target { name: name.to_owned(), place }
+}
+
+/// Few rollouts, with a key and little patience.
+fn small(targets: Vec<Target>) -> Settings {
+    Settings {
+        in_flight: vec![1],
+        rollouts: Some(12),
+        rounds: 1,
+        api_key: Some(KEY.to_owned()),
+        patience: Duration::from_millis(500),
+        ..Settings::new(targets)
+    }
+}
+
+fn errors(figures: &Figures) -> Vec<(&str, u64)> {
+    figures.errors.0.iter().map(|(kind, error)| (kind.as_str(), error.count)).collect()
+}
+
+#[tokio::test]
+async fn in_generation_d_each_wrong_result_is_counted_under_its_kind() {
+    // The first is the trial, the second the warm-up.
+    let (fake, url) = Fake::start([
+        (3, Habit::RewardHalf),
+        (4, Habit::Lose),
+        (5, Habit::Refuse),
+        (7, Habit::Break),
+        (8, Habit::Confuse),
+        (9, Habit::Fail),
+        (10, Habit::ForgetKey),
+    ])
+    .await;
+
+    let report = run(small(vec![at("fake", &url)]), |_| ()).await.unwrap();
+
+    let figures = &report.levels[0].servers[0].median;
+    let expected = [("admission 500", 1), ("lost", 1), ("unscored", 1), ("wrong id", 1), ("wrong reward", 1)];
+    assert_eq!(errors(figures), expected);
+    assert_eq!((figures.scored, figures.refused, figures.gave_up), (7, 1, false));
+    assert_eq!(figures.model_calls_without_key, 1);
+    // All but the one that broke and the one that was lost.
+    assert_eq!(figures.model_calls_per_rollout, Some(10.0 / 12.0));
+    assert_eq!(figures.errors.0["admission 500"].first, "it broke");
+    assert_eq!(fake.cancelled.lock().unwrap().len(), 1);
+    assert!(!report.is_clean());
+    if cfg!(target_os = "linux") {
+        let server = figures.server.as_ref().unwrap();
+        assert!(server.rss_mib > 1.0 && server.mappings > 5.0 && server.fds > 3.0, "{server:?}");
+    }
+}
+
+#[tokio::test]
+async fn in_generation_c_a_second_result_and_one_out_of_order_are_seen() {
+    let (fake, url) =
+        Fake::start([(3, Habit::Double), (4, Habit::Lose), (5, Habit::Disorder), (6, Habit::RewardHalf)])
+            .await;
+    let settings = Settings { dialect: Dialect::C, ..small(vec![at("fake", &url)]) };
+
+    let report = run(settings, |_| ()).await.unwrap();
+
+    let figures = &report.levels[0].servers[0].median;
+    let expected = [("doubled", 1), ("lost", 1), ("out of order", 1), ("wrong reward", 1)];
+    assert_eq!(errors(figures), expected);
+    assert_eq!(figures.scored, 9);
+    assert_eq!(fake.cancelled.lock().unwrap().len(), 1);
+}
+
+fn beside(rollouts: usize, url: &str) -> Settings {
+    let beside = Beside { rollouts, prompt: GO_ON.to_owned() };
+    Settings { beside: Some(beside), rounds: 2, ..small(vec![at("fake", url)]) }
+}
+
+#[tokio::test]
+async fn a_server_is_measured_beside_other_rollouts_and_alone_in_turn() {
+    let (fake, url) = Fake::start([]).await;
+    let mut order = Vec::new();
+
+    let report = run(beside(3, &url), |progress| {
+        if let Progress::Measuring { name, .. } = progress {
+            order.push(name);
+        }
+    })
+    .await
+    .unwrap();
+
+    assert_eq!(order, ["beside 3", "alone", "beside 3", "alone"]);
+    assert!(report.is_clean(), "{}", report.render());
+    assert!(report.levels[0].ratios.as_ref().unwrap().p99.unwrap() > 0.0);
+    // The trial, and each time a warm-up of one and twelve.
+    let each = [[0].as_slice(), &[3; 13], &[0; 13], &[3; 13], &[0; 13]].concat();
+    assert_eq!(*fake.beside.lock().unwrap(), each);
+    assert_eq!(fake.cancelled.lock().unwrap().len(), 6);
+    assert_eq!(*fake.going_on.lock().unwrap(), BTreeSet::new());
+}
+
+#[tokio::test]
+async fn rollouts_that_do_not_go_on_are_an_error() {
+    // The first is the trial.
+    let (fake, url) = Fake::start([(3, Habit::Fail)]).await;
+    let error = run(beside(3, &url), |_| ()).await.unwrap_err().to_string();
+    assert!(error.starts_with("1 of the 3 rollouts beside those measured ended by themselves"), "{error}");
+    assert_eq!(*fake.going_on.lock().unwrap(), BTreeSet::new());
+
+    let (fake, url) = Fake::start([(3, Habit::Break)]).await;
+    let error = run(beside(3, &url), |_| ()).await.unwrap_err().to_string();
+    assert_eq!(error, "the rollouts beside those measured: admission 500: it broke");
+    assert_eq!(fake.cancelled.lock().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn two_servers_are_measured_in_turn_and_compared() {
+    let ((_, first), (_, second)) = tokio::join!(Fake::start([]), Fake::start([]));
+    for wave in [false, true] {
+        let mut order = Vec::new();
+        let settings = Settings {
+            in_flight: vec![2, 5],
+            rounds: 2,
+            rollouts: Some(20),
+            wave,
+            ..small(vec![at("a", &first), at("b", &second)])
+        };
+
+        let report = run(settings, |progress| {
+            if let Progress::Measuring { name, in_flight, .. } = progress {
+                order.push(format!("{name}{in_flight}"));
+            }
+        })
+        .await
+        .unwrap();
+
+        assert_eq!(order, ["a2", "b2", "a2", "b2", "a5", "b5", "a5", "b5"]);
+        assert!(report.is_clean(), "{}", report.render());
+        for level in &report.levels {
+            assert!(level.ratios.as_ref().unwrap().rollouts_per_sec.unwrap() > 0.0);
+            assert!(level.servers.iter().all(|server| server.median.scored == 40));
+        }
+        assert!(report.render().contains("first / second"));
+        serde_json::to_string(&report).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_does_nothing_right_is_refused_before_it_is_measured() {
+    let (_, url) = Fake::start([(1, Habit::Fail)]).await;
+    let error = run(small(vec![at("fake", &url)]), |_| ()).await.unwrap_err();
+    let BenchError::FirstRollout { kind, detail, .. } = error else { panic!("{error}") };
+    assert_eq!(kind, ErrorKind::Unscored);
+    assert!(detail.contains("no luck"), "{detail}");
+
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let error = run(small(vec![at("gone", &format!("http://{closed}"))]), |_| ()).await.unwrap_err();
+    assert!(matches!(error, BenchError::FirstRollout { kind: ErrorKind::Transport, .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_server_that_breaks_for_good_is_given_up() {
+    let (_, url) = Fake::start((3..10_000).map(|number| (number, Habit::Break))).await;
+    let settings = Settings { rollouts: Some(5000), ..small(vec![at("fake", &url)]) };
+    let report = run(settings, |_| ()).await.unwrap();
+    let figures = &report.levels[0].servers[0].median;
+    assert!(figures.gave_up && figures.scored == 0 && figures.errors.count() < 500, "{figures:?}");
+    assert!(report.render().contains("stopped early"));
+}

@@ -1,0 +1,77 @@
+//! `bench`: load for a server, and what it makes of it.
+
+use crate::print::{err, out, outln};
+use std::io::IsTerminal;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use super::{Exit, OUTPUT};
+use rollout_bench as bench;
+
+/// Drives a server with load and measures it, perhaps beside another.
+///
+/// One process plays trainer, model and callback receiver, so the server is all that
+/// costs. It speaks generation D or C and checks every result. Two servers are
+/// measured in turn, A B A B, and compared by the medians.
+#[derive(Debug, Args)]
+#[command(after_help = "Example, our server beside the Python package's own:\n  rollout-host bench \
+    --command 'rollout-host serve one-turn.wasm --listen 127.0.0.1:0' \\\n    --vs-command 'python \
+    tests/clients/baseline_d.py --port 0 --max-concurrent 64'")]
+pub(super) struct Bench {
+    #[command(flatten)]
+    args: bench::Args,
+    /// Writes one JSON object in place of the table.
+    #[arg(long, help_heading = OUTPUT)]
+    json: bool,
+    /// Draws rollouts a second and latencies over the numbers in flight, as SVG.
+    #[arg(long, value_name = "FILE.svg", conflicts_with = "soak", help_heading = OUTPUT)]
+    plot: Option<PathBuf>,
+    /// Runs so many rollouts at one --in-flight, and says whether the server's process grows.
+    ///
+    /// Generation D keeps results for `osmosis.result-ttl-secs`: give the server a short
+    /// one, or the memory that they take is all that is seen.
+    #[arg(long, value_name = "N", help_heading = "What is measured", conflicts_with_all = ["vs", "vs_command", "beside", "rollouts", "seconds", "rounds", "wave"])]
+    soak: Option<usize>,
+}
+
+impl Bench {
+    pub fn run(self) -> Result<Exit> {
+        let settings = self.args.clone().try_into()?;
+        let terminal = std::io::stderr().is_terminal();
+        let progress = |progress| {
+            if terminal {
+                err!("\r\x1b[K{progress}");
+            }
+        };
+        let done = || {
+            if terminal {
+                err!("\r\x1b[K");
+            }
+        };
+        if let Some(rollouts) = self.soak {
+            let report = bench::soak_blocking(settings, rollouts, progress);
+            done();
+            let report = report?;
+            return self.show(&report, &report.render(), report.is_clean());
+        }
+        let report = bench::run_blocking(settings, progress);
+        done();
+        let report = report?;
+        if let Some(path) = &self.plot {
+            let drawn = bench::plot(&report)?;
+            std::fs::write(path, drawn).with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        self.show(&report, &report.render(), report.is_clean())
+    }
+
+    fn show(&self, report: &impl serde::Serialize, table: &str, is_clean: bool) -> Result<Exit> {
+        if self.json {
+            outln!("{}", serde_json::to_string_pretty(report).context("the report is no JSON")?);
+        } else {
+            out!("{table}");
+        }
+        Ok(if is_clean { Exit::Done } else { Exit::NotDone })
+    }
+}

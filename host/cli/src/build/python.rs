@@ -1,0 +1,225 @@
+//! Python: componentize-py makes the component.
+//!
+//! This finds the tool and hands the project to the SDK's own `_build.py`, which knows
+//! Python projects; see there for what is done with one.
+
+use crate::print::errln;
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use serde::Deserialize;
+
+use super::{Built, PluginFault, python_image, python_sdk};
+use crate::plugin_file;
+
+pub(crate) const TOOL: &str = "componentize-py";
+
+/// The release that components are tested with.
+pub(crate) const TOOL_VERSION: &str = "0.25.1";
+
+/// The exit code by which the SDK's builder says that the project is at fault.
+const AT_FAULT: i32 = 1;
+
+/// What a line of the SDK's builder begins with that says what it does now.
+const PROGRESS: &str = "» ";
+
+/// The tool that makes components.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Tool {
+    /// The componentize-py that makes components of Python projects. [default: of
+    /// $COMPONENTIZE_PY, the one that was installed with this program, that of the active or the
+    /// project's virtual environment, or of the PATH]
+    #[arg(long, value_name = "FILE", help_heading = "Python")]
+    componentize_py: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Options {
+    #[command(flatten)]
+    tool: Tool,
+    /// Leave the core modules of a Python component apart, to measure what joining them gains
+    #[arg(long, help_heading = "Python")]
+    no_fuse: bool,
+}
+
+/// What the SDK's builder says of its work.
+#[derive(Deserialize)]
+struct Made {
+    name: String,
+}
+
+/// Makes a component of a project, by way of the directory `work`.
+pub(super) fn compile(project: &Path, options: &Options, work: &Path) -> Result<Built> {
+    let component = work.join("component.wasm");
+    let made: Made = run_builder(project, &options.tool, work, &component, &[])?;
+    finish(&component, options.no_fuse)?;
+    Ok(Built { name: made.name, component })
+}
+
+/// What is done to a component that the tool has made, in this order.
+pub(super) fn finish(component: &Path, no_fuse: bool) -> Result<()> {
+    let bytes = std::fs::read(component).context("the SDK's builder made no component")?;
+    let settled = python_image::settle(&bytes)?;
+    let finished = if no_fuse { settled } else { fuse(settled) };
+    std::fs::write(component, finished).context("cannot write the component")
+}
+
+/// Where things are kept for later builds, where that is known.
+fn cache_dir() -> Option<PathBuf> {
+    plugin_file::default_dir().and_then(|compiled| Some(compiled.parent()?.to_owned()))
+}
+
+/// Has the SDK's builder do its work, and gives what it says of it.
+pub(super) fn run_builder<T: for<'de> Deserialize<'de>>(
+    project: &Path,
+    tool: &Tool,
+    work: &Path,
+    component: &Path,
+    more: &[&OsStr],
+) -> Result<T> {
+    let dir = if project.is_dir() { project } else { project.parent().unwrap_or(project) };
+    let tool = find_tool(dir, tool.componentize_py.as_deref())?;
+    let python = interpreter_of(&tool)?;
+    python_sdk::unpack(work).context("cannot unpack the SDK")?;
+    let mut builder = Command::new(&python)
+        // Nothing of the environment and of the current directory is imported.
+        .args(["-I", "-B"])
+        .arg(work.join("sdk/rollout_sdk/_build.py"))
+        .arg(project.canonicalize().with_context(|| format!("cannot find {}", project.display()))?)
+        .arg("--componentize-py")
+        .arg(&tool)
+        .arg("--wit")
+        .arg(work.join("wit"))
+        .arg("--work")
+        .arg(work)
+        .arg("--cache")
+        .arg(cache_dir().unwrap_or_else(|| work.join("cache")))
+        .arg("--output")
+        .arg(component)
+        .args(more)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot run {}", python.display()))?;
+    let said = show_progress(builder.stderr.take().context("the builder has no output")?)?;
+    let ran = builder.wait_with_output().with_context(|| format!("cannot run {}", python.display()))?;
+    if !ran.status.success() {
+        if ran.status.code() == Some(AT_FAULT) {
+            return Err(PluginFault(said).into());
+        }
+        bail!("{said}");
+    }
+    if !said.is_empty() {
+        errln!("{said}");
+    }
+    serde_json::from_slice(&ran.stdout).context("the SDK's builder does not say what it made")
+}
+
+/// Shows what the builder says that it does, when it says so; gives the rest.
+fn show_progress(said: impl Read) -> Result<String> {
+    let mut rest = String::new();
+    for line in BufReader::new(said).split(b'\n') {
+        let line = line.context("cannot read what the builder says")?;
+        let line = String::from_utf8_lossy(&line);
+        match line.strip_prefix(PROGRESS) {
+            Some(step) => errln!("{step} …"),
+            None => {
+                rest.push_str(&line);
+                rest.push('\n');
+            }
+        }
+    }
+    Ok(rest.trim().to_owned())
+}
+
+/// Makes one core module of the libraries, so that an instance starts faster.
+fn fuse(component: Vec<u8>) -> Vec<u8> {
+    match rollout_fuse::fuse(&component) {
+        Ok(fused) => {
+            let (modules, imports) = (fused.modules, fused.imports.before - fused.imports.after);
+            errln!("fused {modules} core modules into one: {imports} imports between them are gone");
+            fused.bytes
+        }
+        // It runs as it is, and starts more slowly.
+        Err(reason) => {
+            errln!("the core modules stay apart, instances start more slowly: {reason}");
+            component
+        }
+    }
+}
+
+/// The tool, by what was said or where it usually is.
+fn find_tool(dir: &Path, named: Option<&Path>) -> Result<PathBuf> {
+    let from_environment = std::env::var_os("COMPONENTIZE_PY").map(PathBuf::from);
+    if let Some(named) = named.map(Path::to_owned).or(from_environment) {
+        if named.is_file() {
+            return Ok(std::path::absolute(named)?);
+        }
+        bail!("there is no {TOOL} at {}", named.display());
+    }
+    let here = program_dir();
+    let active = std::env::var_os("VIRTUAL_ENV").map(PathBuf::from);
+    let environments = active.into_iter().chain([dir.join(".venv"), dir.join("venv")]);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let dirs = here.into_iter().chain(environments.map(|environment| environment.join("bin")));
+    for dir in dirs.chain(std::env::split_paths(&path)) {
+        let candidate = dir.join(TOOL);
+        if candidate.is_file() {
+            return Ok(std::path::absolute(candidate)?);
+        }
+    }
+    bail!(
+        "{TOOL} is not installed, which makes components of Python; run: python3 -m pip install {TOOL}=={TOOL_VERSION}"
+    )
+}
+
+/// Where this program is. pip installs the tool there, in the release that goes with it.
+fn program_dir() -> Option<PathBuf> {
+    Some(std::env::current_exe().ok()?.parent()?.to_owned())
+}
+
+/// Whether this program was installed with the tool.
+pub(crate) fn came_with_tool() -> bool {
+    program_dir().is_some_and(|dir| dir.join(TOOL).is_file())
+}
+
+/// The interpreter that the tool is installed in: that of the virtual environment, or the one
+/// that its script names, or one beside it.
+fn interpreter_of(tool: &Path) -> Result<PathBuf> {
+    let beside = ["python3", "python"].map(|name| tool.with_file_name(name));
+    let dir = tool.parent().unwrap_or(tool);
+    let in_environment = dir.join("../pyvenv.cfg").is_file();
+    // A script with a long path begins with a shell, which finds the interpreter.
+    let named = first_line(tool)
+        .and_then(|line| Some(PathBuf::from(line.strip_prefix("#!")?.trim())))
+        .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python")));
+    let (first, last) = if in_environment { (&beside[..], &[][..]) } else { (&[][..], &beside[..]) };
+    let mut candidates = first.iter().chain(&named).chain(last);
+    let found = candidates.find(|path| path.is_absolute() && path.is_file());
+    let python = found.with_context(|| {
+        format!("cannot tell which Python {} is installed in; install it with pip", tool.display())
+    })?;
+    let check = "import sys\nif sys.version_info < (3, 11): import tomli";
+    let asked = Command::new(python).args(["-I", "-c", check]).stderr(Stdio::null()).status();
+    if asked.with_context(|| format!("cannot run {}", python.display()))?.success() {
+        return Ok(python.clone());
+    }
+    bail!(
+        "{} is older than Python 3.11 and has no tomli; install {TOOL} in a newer one: python3.12 -m pip install \
+         {TOOL}=={TOOL_VERSION}",
+        python.display()
+    )
+}
+
+fn first_line(path: &Path) -> Option<String> {
+    const LINE_BYTES_MAX: u64 = 512;
+    let file = std::fs::File::open(path).ok()?;
+    let mut line = String::new();
+    BufReader::new(std::io::Read::take(file, LINE_BYTES_MAX)).read_line(&mut line).ok()?;
+    Some(line)
+}

@@ -1,0 +1,103 @@
+//! The Python SDK and the contract, as they were when this program was built: what a
+//! component is made of fits the host that made it.
+
+use std::io;
+use std::path::Path;
+
+/// Files of `guest-sdk/python/src`, by their path there.
+macro_rules! sdk {
+    ($($path:literal),+ $(,)?) => {
+        &[$(($path, include_str!(concat!("../../../../guest-sdk/python/src/", $path)))),+]
+    };
+}
+
+const SDK: &[(&str, &str)] = sdk![
+    "rollout_sdk/__init__.py",
+    "rollout_sdk/_absent.py",
+    "rollout_sdk/_app.py",
+    "rollout_sdk/_archive.py",
+    "rollout_sdk/_build.py",
+    "rollout_sdk/_build_quick.py",
+    "rollout_sdk/_discover.py",
+    "rollout_sdk/_environment.py",
+    "rollout_sdk/_export.py",
+    "rollout_sdk/_failure.py",
+    "rollout_sdk/_history.py",
+    "rollout_sdk/_host.py",
+    "rollout_sdk/_image.py",
+    "rollout_sdk/_json.py",
+    "rollout_sdk/_loop.py",
+    "rollout_sdk/_metrics.py",
+    "rollout_sdk/_models.py",
+    "rollout_sdk/_modules.py",
+    "rollout_sdk/_names.py",
+    "rollout_sdk/_older.py",
+    "rollout_sdk/_one_thread.py",
+    "rollout_sdk/_quick.py",
+    "rollout_sdk/_rehearse.py",
+    "rollout_sdk/_said.py",
+    "rollout_sdk/_schema.py",
+    "rollout_sdk/agent.py",
+    "rollout_sdk/agent_loop.py",
+    "rollout_sdk/answer.py",
+    "rollout_sdk/artifact.py",
+    "rollout_sdk/config.py",
+    "rollout_sdk/context.py",
+    "rollout_sdk/errors.py",
+    "rollout_sdk/grading.py",
+    "rollout_sdk/judge.py",
+    "rollout_sdk/lent.py",
+    "rollout_sdk/log.py",
+    "rollout_sdk/message.py",
+    "rollout_sdk/openai_agents.py",
+    "rollout_sdk/reward.py",
+    "rollout_sdk/sample.py",
+    "rollout_sdk/strands.py",
+    "rollout_sdk/testing.py",
+    "rollout_sdk/tool.py",
+    "rollout_sdk/toolbox.py",
+];
+
+const CONTRACT: &str = include_str!("../../../../wit/plugin.wit");
+
+/// Writes the SDK to `sdk` and the contract to `wit` in this directory.
+pub(super) fn unpack(dir: &Path) -> io::Result<()> {
+    for (path, text) in SDK {
+        let path = dir.join("sdk").join(path);
+        if let Some(parent) = path.parent() {
+            std::fs::create_dir_all(parent)?;
+        }
+        std::fs::write(path, text)?;
+    }
+    std::fs::create_dir(dir.join("wit"))?;
+    std::fs::write(dir.join("wit/plugin.wit"), CONTRACT)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::PathBuf;
+
+    use super::*;
+
+    #[test]
+    fn every_module_of_the_sdk_comes_along() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest-sdk/python/src");
+        let mut found = BTreeSet::new();
+        let mut dirs = vec![root.clone()];
+        while let Some(dir) = dirs.pop() {
+            for entry in std::fs::read_dir(dir).unwrap() {
+                let path = entry.unwrap().path();
+                match path.extension().and_then(|ending| ending.to_str()) {
+                    Some("py") => drop(found.insert(path.strip_prefix(&root).unwrap().to_owned())),
+                    None if path.is_dir() => dirs.push(path),
+                    _ => {}
+                }
+            }
+        }
+
+        let embedded: BTreeSet<PathBuf> = SDK.iter().map(|(path, _)| PathBuf::from(path)).collect();
+
+        assert_eq!(found, embedded);
+    }
+}

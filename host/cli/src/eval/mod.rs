@@ -1,0 +1,347 @@
+//! `eval`: a plugin over a data set.
+
+mod watch;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use serde_json::{Map, Value, json};
+use tokio_util::sync::CancellationToken;
+
+use super::data::DataOptions;
+use super::model::ModelOptions;
+use super::plugin_file::CacheOptions;
+use super::print::{errln, out, outln};
+use super::setup::{self, JudgeOptions};
+use super::{DATA, Exit, OUTPUT, SETTINGS};
+use rollout_assembly::config::{Assignment, Config, RawLimits};
+use rollout_assembly::{Assembled, Options, Sources};
+use rollout_core::error::Fault;
+use rollout_core::outbound;
+use rollout_core::rollout::{AgentForm, Host};
+use rollout_eval as eval;
+use rollout_eval::rows::Selection;
+use rollout_eval::run::{End, Work};
+use rollout_eval::{DataSet, Journal, Manifest, Opened, Resume, Row, Summary, Tally};
+use watch::Watch;
+
+/// Rollouts at once where nobody says how many.
+const CONCURRENCY: u32 = 64;
+
+/// Runs a plugin over a data set and sums up the rewards.
+///
+/// Every rollout leaves one line in OUT/results.jsonl and a trajectory below
+/// OUT/rollouts. Stopped by Ctrl-C or killed, the same command goes on where it was; --n and
+/// --limit may be raised then, and --base-url may be another.
+/// A failure of model or host leaves a rollout unscored; no reward is ever made up.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit codes: 0 every rollout has a reward; 1 some have none through the plugin's fault;\n\
+    2 not done, or some have none through the fault of model or host (--retry-unscored runs those again).\n\n\
+    Examples:\n  rollout-host eval my_agent.wasm --data rows.jsonl --model mock\n  \
+    rollout-host eval my_agent.wasm --data rows.jsonl --n 4 --model gpt-x --base-url https://HOST/v1 --api-key-env KEY"
+)]
+pub(super) struct Eval {
+    /// The component with the workflow or agent loop.
+    plugin: PathBuf,
+    /// A component with the grader, in place of the plugin's own.
+    #[arg(long, value_name = "FILE")]
+    grader: Option<PathBuf>,
+    #[command(flatten)]
+    data: DataOptions,
+    #[command(flatten)]
+    choice: Choice,
+    #[command(flatten)]
+    model: ModelOptions,
+    /// Times that every row is run.
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    n: u32,
+    /// Rollouts at once; fewer where the machine has no room. [default: max-concurrent of
+    /// --config, or 64]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    concurrency: Option<u32>,
+    /// Reward from which a rollout counts as passed, for pass@k.
+    #[arg(long, value_name = "X", default_value_t = 1.0, help_heading = OUTPUT)]
+    pass_threshold: f64,
+    /// Settings in TOML: [plugin] for the plugin, [limits] and [model] for the host.
+    #[arg(long, value_name = "FILE", help_heading = SETTINGS)]
+    config: Option<PathBuf>,
+    /// Collector of traces, by OTLP over HTTP: a trace a rollout, a span a phase. Without
+    /// a path, /v1/traces is added.
+    #[arg(long, value_name = "URL", help_heading = OUTPUT)]
+    otlp: Option<String>,
+    /// Sets one value of the plugin's configuration, over what [plugin] says; nested keys
+    /// are joined by dots. `rollout-host config PLUGIN` lists what there is.
+    #[arg(long, value_name = "KEY=VALUE", help_heading = SETTINGS)]
+    set: Vec<Assignment>,
+    #[command(flatten)]
+    cache: CacheOptions,
+    /// Where results go. [default: evals/PLUGIN-DATA-TIME]
+    #[arg(long, value_name = "DIR", help_heading = OUTPUT)]
+    out: Option<PathBuf>,
+    /// Keeps results.jsonl and summary.json and no trajectories, artifacts and logs.
+    #[arg(long, help_heading = OUTPUT)]
+    no_trajectories: bool,
+    /// Runs again what has no reward.
+    #[arg(long, help_heading = OUTPUT)]
+    retry_unscored: bool,
+    /// Starts anew; what is in OUT is kept beside it.
+    #[arg(long, help_heading = OUTPUT)]
+    fresh: bool,
+    #[command(flatten)]
+    params: setup::ParamOptions,
+    #[command(flatten)]
+    judge: JudgeOptions,
+    #[command(flatten)]
+    limits: RawLimits,
+}
+
+/// Which of the rows are run.
+#[derive(Clone, Copy, Debug, Args)]
+#[command(next_help_heading = DATA)]
+struct Choice {
+    /// Takes the rows in a random order, which --seed decides.
+    #[arg(long)]
+    shuffle: bool,
+    /// Another seed gives another order.
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "shuffle")]
+    seed: u64,
+    /// Leaves out so many rows at the beginning.
+    #[arg(long, value_name = "ROWS", default_value_t = 0)]
+    offset: usize,
+    /// Runs only so many rows.
+    #[arg(long, value_name = "ROWS")]
+    limit: Option<usize>,
+}
+
+impl Choice {
+    fn of(self, rows: Vec<Row>) -> Result<Vec<Row>> {
+        let count = rows.len();
+        let Self { shuffle, seed, offset, limit } = self;
+        let rows = Selection { seed: shuffle.then_some(seed), offset, limit }.of(rows);
+        if rows.is_empty() {
+            let limit = limit.map_or(String::new(), |limit| format!(" and --limit {limit}"));
+            bail!("--offset {offset}{limit} leave none of {count} rows");
+        }
+        Ok(rows)
+    }
+}
+
+impl Eval {
+    pub fn run(self) -> Result<Exit> {
+        let started = Instant::now();
+        if !self.pass_threshold.is_finite() {
+            bail!("--pass-threshold is {}, not a finite number", self.pass_threshold);
+        }
+        let key = self.model.key()?;
+        let config = self.resolved_config()?;
+        let DataSet { rows, digest } = self.data.load()?;
+        let data = DataSet { rows: self.choice.of(rows)?, digest };
+        let out = self.out.clone().unwrap_or_else(|| self.default_out());
+        let runtime = setup::runtime()?;
+        let http = outbound::http_client()?;
+        // Before the component, which may take long to compile.
+        let (model, _mock) = runtime.block_on(self.model.endpoint(key, &http))?;
+        if let Some(judge) = &config.judge {
+            runtime.block_on(self.model.check_judge(judge, &http))?;
+        }
+        let stop = CancellationToken::new();
+        let watch = Arc::new(Watch::new(stop.clone()));
+        let rollouts = if self.no_trajectories { None } else { Some(absolute(&out.join("rollouts"))?) };
+        let sources = Sources::of(&self.plugin, self.grader.as_deref());
+        let options =
+            Options { artifact_root: rollouts, observer: Some(watch.clone()), ..Options::default() };
+        let assembled = setup::host(&runtime, sources, &config, &self.cache, options)?;
+        let host = &assembled.host;
+        // An agent loop may rate itself; what it does not rate ends unscored.
+        if host.grader().is_none() && host.form() == AgentForm::Workflow {
+            bail!("the plugin has no grader; give one by --grader FILE");
+        }
+        setup::say_who_judges(&assembled);
+        let manifest = self.manifest(&config, &data, &assembled)?;
+        let resume = Resume { retry_unscored: self.retry_unscored, fresh: self.fresh };
+        let opened = Journal::open(&out, &manifest, resume)?;
+        let traces = setup::traces(&runtime, self.otlp.as_deref(), host)?;
+        let work = Work {
+            rows: data.rows,
+            runs_per_row: self.n as usize,
+            // The machine, or the plugin itself, may have room for fewer.
+            concurrency: config.max_concurrent.min(host.load().max_concurrent) as usize,
+            model,
+        };
+        runtime.block_on(async {
+            let exit = self.evaluate(opened, work, host, &watch, stop, started).await;
+            setup::flush(traces).await;
+            exit
+        })
+    }
+
+    fn resolved_config(&self) -> Result<Config> {
+        let mut raw = setup::raw_config(self.config.as_deref())?;
+        raw.set.clone_from(&self.set);
+        self.params.put_over(&mut raw.model);
+        self.judge.put_over(&mut raw.judge);
+        raw.limits = self.limits.clone().or(raw.limits);
+        let asked = self.concurrency.or(raw.max_concurrent);
+        raw.max_concurrent = asked.or(Some(CONCURRENCY));
+        let max_concurrent_is_set = asked.is_some();
+        Ok(Config { max_concurrent_is_set, ..raw.resolve()? })
+    }
+
+    async fn evaluate(
+        &self,
+        opened: Opened,
+        work: Work,
+        host: &Host,
+        watch: &Watch,
+        stop: CancellationToken,
+        started: Instant,
+    ) -> Result<Exit> {
+        let mut tally = self.tally(&opened, &work);
+        let Opened { mut journal, .. } = opened;
+        watch.begin(work.rows.len() * work.runs_per_row, &tally);
+        let mut signals = setup::StopSignal::new()?;
+        let stopping = stop.clone();
+        let signal = tokio::spawn(async move {
+            signals.next().await;
+            stopping.cancel();
+        });
+        let end = eval::run::run(host, work, &mut journal, &mut tally, stop, |tally| watch.show(tally));
+        let end = end.await;
+        signal.abort();
+        watch.end();
+        let end = end?;
+        let mut summary = tally.summary();
+        summary.wall_secs = Some((started.elapsed().as_secs_f64() * 1e3).round() / 1e3);
+        journal.write_summary(&summary)?;
+        self.report(&summary, journal.dir());
+        self.advise(end, &summary, journal.dir(), watch.given_up());
+        // One that the host panicked in has no result.
+        let is_whole = end == End::Complete && summary.rollouts >= summary.rollouts_planned;
+        Ok(if is_whole { exit(&summary) } else { Exit::NotDone })
+    }
+
+    /// What is there already, with a word about it.
+    fn tally(&self, opened: &Opened, work: &Work) -> Tally {
+        let Opened { finished, dropped, moved_to, .. } = opened;
+        if let Some(old) = moved_to {
+            errln!("what was there is kept in {}", old.display());
+        }
+        if *dropped > 0 {
+            errln!("running {} without a reward again", counted(*dropped, "rollout"));
+        }
+        if !finished.is_empty() {
+            errln!("going on after {}", counted(finished.len(), "finished rollout"));
+        }
+        let mut tally = Tally::new(work.runs_per_row, self.pass_threshold).of_rows(work.rows.len());
+        finished.iter().for_each(|line| tally.add(line));
+        tally
+    }
+
+    fn report(&self, summary: &Summary, dir: &Path) {
+        // Standard output may be gone; what matters is on disk.
+        let width =
+            console::Term::stdout().size_checked().map_or(eval::table::WIDTH, |(_, width)| width.into());
+        out!("{}", eval::table::render(summary, width));
+        outln!("\nresults       {}", dir.join("results.jsonl").display());
+        if !self.no_trajectories {
+            outln!("trajectories  {}", dir.join("rollouts").display());
+        }
+    }
+
+    /// Says what to do next where not everything is done.
+    fn advise(&self, end: End, summary: &Summary, dir: &Path, given_up: Option<String>) {
+        let again = format!("the same command with --out {}", dir.display());
+        let Summary { rollouts, rollouts_planned, unscored, .. } = summary;
+        if let Some(why) = given_up {
+            errln!("stopped after {rollouts} of {rollouts_planned} rollouts: {why}");
+        } else if end == End::Stopped {
+            errln!("stopped after {rollouts} of {rollouts_planned} rollouts; {again} goes on from here");
+        }
+        if *unscored > 0 {
+            let what = if *unscored == 1 { "1 rollout has" } else { &format!("{unscored} rollouts have") };
+            errln!("{what} no reward; {again} --retry-unscored runs what has none again");
+        }
+    }
+
+    fn manifest(&self, config: &Config, data: &DataSet, assembled: &Assembled) -> Result<Manifest> {
+        let mut settings = Map::new();
+        let mut set = |name: &str, value: Value| settings.insert(name.to_owned(), value);
+        set("n", self.n.into());
+        set("limit", json!(self.choice.limit));
+        if self.choice.shuffle {
+            set("seed", self.choice.seed.into());
+        }
+        if self.choice.offset > 0 {
+            set("offset", self.choice.offset.into());
+        }
+        for (name, value) in self.data.settings()? {
+            set(name, value);
+        }
+        set("model", self.model.name.as_str().into());
+        set("base_url", json!(self.model.base_url));
+        set("pass_threshold", self.pass_threshold.into());
+        if let Some(judge) = &config.judge {
+            set("judge", json!({"url": judge.url, "model": judge.model}));
+        }
+        set("plugin_config", json!(assembled.settings.values));
+        if let Some(grader) = &assembled.grader_settings {
+            set("grader_config", json!(grader.values));
+        }
+        let limits = config.limits.table().map(|(name, max)| (name.to_owned(), json!(max)));
+        set("limits", Value::Object(limits.into_iter().collect()));
+        if let Some(digest) = &assembled.tools_digest {
+            set("tools_digest", digest.as_str().into());
+        }
+        if self.model.base_url.is_none() {
+            set("mock_error_rate", self.model.mock_error_rate.into());
+            set("mock_seed", self.model.mock_seed.into());
+        }
+        Ok(Manifest {
+            format: eval::manifest::FORMAT,
+            host_version: env!("CARGO_PKG_VERSION").to_owned(),
+            plugin_digest: assembled.host.deployment().digest().to_owned(),
+            plugin_file: self.plugin.display().to_string(),
+            grader_digest: assembled.host.deployment().grader_digest().map(str::to_owned),
+            grader_file: self.grader.as_ref().map(|path| path.display().to_string()),
+            data_digest: data.digest.clone(),
+            data_file: self.data.data.display().to_string(),
+            settings,
+        })
+    }
+
+    fn default_out(&self) -> PathBuf {
+        let stem = |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        PathBuf::from("evals").join(format!("{}-{}-{now}", stem(&self.plugin), self.data.stem()))
+    }
+}
+
+fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).with_context(|| format!("cannot tell where {} is", path.display()))
+}
+
+fn counted(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+/// Whose fault it is that some rollouts have no reward. Trouble that is over when the
+/// evaluation is run again counts before trouble that is not.
+fn exit(summary: &Summary) -> Exit {
+    let at_fault = |fault: Fault| {
+        summary
+            .unscored_by_kind
+            .values()
+            .any(|kind| kind.faults.get(fault.as_str()).is_some_and(|count| *count > 0))
+    };
+    if summary.unscored_by_kind.is_empty() {
+        Exit::Done
+    } else if at_fault(Fault::Model) || at_fault(Fault::Host) {
+        Exit::NotDone
+    } else {
+        Exit::Plugin
+    }
+}

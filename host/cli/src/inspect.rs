@@ -1,0 +1,160 @@
+//! `inspect`: what a component is.
+
+use crate::print::{out, outln};
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Args;
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+
+use super::plugin_file::{self, CacheOptions};
+use super::{Exit, OUTPUT, SETTINGS, setup};
+use rollout_core::engine::{Engine, Loader};
+use rollout_core::plugin::{CONTRACT_VERSION, Description, Item};
+use rollout_core::text::printable;
+use rollout_core::toolbox;
+
+/// Says what a component exports and imports, and whether it can be served.
+///
+/// Each import is shown with what is behind it: `granted` works; `empty` is there because
+/// standard libraries import it, and has nothing in it, as the file system has no files;
+/// `refused` answers every call that access is denied, as the network does; `missing` keeps the
+/// component from being served.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  rollout-host inspect my_agent.wasm\n  \
+    rollout-host inspect my_agent.wasm --json | jq '.imports[] | select(.grant != \"granted\").name'")]
+pub(super) struct Inspect {
+    /// The component.
+    plugin: PathBuf,
+    /// Writes one JSON object.
+    #[arg(long, help_heading = OUTPUT)]
+    json: bool,
+    /// Settings in TOML, of which the limits of loading matter here.
+    #[arg(long, value_name = "FILE", help_heading = SETTINGS)]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    cache: CacheOptions,
+}
+
+impl Inspect {
+    pub fn run(self) -> Result<Exit> {
+        let config = setup::raw_config(self.config.as_deref())?.resolve()?;
+        let bytes = plugin_file::read(&self.plugin, &config.load_limits)?;
+        let engine = Engine::new(1, config.limits.memory_bytes_max)?;
+        let loader = self.cache.loader(config.cache_dir.as_deref(), &config.load_limits)?;
+        let about = match loader.inspect(&engine, &bytes) {
+            Ok(about) => about,
+            Err(error) => {
+                let error = plugin_file::at_fault(&self.plugin.display().to_string(), error);
+                if self.json {
+                    outln!("{:#}", json!({"servable": false, "error": error.to_string()}));
+                }
+                return Err(error);
+            }
+        };
+        let mut servable = about.problems.is_empty();
+        let tools = match about.tool && servable {
+            true => Some(tools(&engine, &loader, &bytes, raw(config.plugin)?)?),
+            false => None,
+        };
+        servable &= !matches!(tools, Some(Err(_)));
+        if self.json {
+            let mut value = serde_json::to_value(&about)?;
+            value["servable"] = servable.into();
+            match &tools {
+                Some(Ok(tools)) => value["tools"] = json!(tools),
+                Some(Err(problems)) => value["tool_problems"] = json!(problems),
+                None => {}
+            }
+            outln!("{value:#}");
+        } else {
+            out!("{}", self.render(&about, tools));
+        }
+        Ok(if servable { Exit::Done } else { Exit::Plugin })
+    }
+
+    fn render(&self, about: &Description, tools: Option<Listed>) -> String {
+        let parts = match about.parts().as_slice() {
+            [] => "nothing of the contract".to_owned(),
+            parts => parts.join(" and "),
+        };
+        let contract = about.contract_version.as_deref().unwrap_or("none");
+        let mut text = format!(
+            "{}: {parts}\n  contract  {contract} (this host speaks {CONTRACT_VERSION})\n  size      {} KiB\n  \
+             digest    sha256:{}\n",
+            self.plugin.display(),
+            about.size_bytes.div_ceil(1024),
+            about.digest
+        );
+        text += &list("exports", &about.exports);
+        text += &list("imports", &about.imports);
+        match tools {
+            Some(Ok(tools)) => text += &listed(&tools),
+            Some(Err(problems)) => {
+                let problems = problems.iter().map(|problem| format!("  - {problem}\n"));
+                return text + "cannot be lent:\n" + &problems.collect::<String>();
+            }
+            None => {}
+        }
+        if about.problems.is_empty() {
+            text += match (about.workflow, about.agent_loop, about.grader) {
+                (false, false, true) => "can be used: rollout-host serve AGENT.wasm --grader this\n",
+                (true, _, false) => "can be served; without --grader it gives no rewards\n",
+                (_, true, false) => {
+                    "can be served; without --grader it has the rewards that the agent loop gives itself\n"
+                }
+                (false, false, false) => {
+                    "can be lent: [[tools.component]] in the configuration of a workflow\n"
+                }
+                _ => "can be served\n",
+            };
+        } else {
+            text += "cannot be served:\n";
+            for problem in &about.problems {
+                text += &format!("  - {problem}\n");
+            }
+        }
+        text
+    }
+}
+
+/// The tools of a component, or what is wrong with them.
+type Listed = Result<Vec<Value>, Vec<String>>;
+
+/// The operator's values as the component is given them.
+fn raw(config: Option<Map<String, Value>>) -> Result<Option<Box<RawValue>>> {
+    Ok(config.as_ref().map(serde_json::value::to_raw_value).transpose()?)
+}
+
+/// Asks a component for its tools, with the configuration that it would have.
+fn tools(engine: &Engine, loader: &Loader, bytes: &[u8], config: Option<Box<RawValue>>) -> Result<Listed> {
+    let plugin = loader.load(engine, bytes)?;
+    let functions = setup::runtime()?.block_on(toolbox::describe(plugin, config.map(Into::into)));
+    Ok(functions.map(|functions| functions.into_iter().map(Into::into).collect()))
+}
+
+/// The tools, one a line, with the beginning of what they say of themselves.
+fn listed(tools: &[Value]) -> String {
+    let line = |tool: &Value| {
+        let function = &tool["function"];
+        let about = function["description"].as_str().unwrap_or_default().lines().next().unwrap_or_default();
+        format!("    {}: {}\n", function["name"].as_str().unwrap_or_default(), printable(about))
+    };
+    format!("  tools\n{}", tools.iter().map(line).collect::<String>())
+}
+
+fn list(title: &str, items: &[Item]) -> String {
+    let mut text = format!("  {title}\n");
+    for item in items {
+        // An interface of types alone asks for nothing.
+        let detail = match (item.kind, item.functions.as_slice()) {
+            ("interface", []) => "types only".to_owned(),
+            ("interface", functions) => functions.join(", "),
+            (kind, _) => kind.to_owned(),
+        };
+        let grant = item.grant.map(|grant| format!("{:<8} ", grant.as_str())).unwrap_or_default();
+        text += &format!("    {grant}{}: {detail}\n", item.name);
+    }
+    text
+}

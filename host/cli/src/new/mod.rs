@@ -1,0 +1,319 @@
+//! `new`: a project to begin with.
+
+pub(super) mod rust_sdk;
+
+use crate::print::outln;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+
+use super::Exit;
+use super::build::python;
+
+/// Writes a project that `rollout-host build` compiles and `rollout-host validate` passes.
+///
+/// A Rust project has its SDK in vendor/rollout-sdk, so that `cargo check`, an editor and
+/// another machine find it; `rollout-host update-sdk` brings a newer one. The Python SDK is in
+/// this program, and `build` puts it into the component.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  rollout-host new my-agent\n  \
+    rollout-host new my-agent --lang python --template tools")]
+pub(super) struct New {
+    /// The project's name: lower-case letters, digits and dashes, beginning with a letter.
+    name: String,
+    /// What to begin with.
+    #[arg(long, value_enum, default_value_t = Template::OneTurn)]
+    template: Template,
+    /// The language that it is written in.
+    #[arg(long, value_enum, default_value_t = Language::Rust)]
+    lang: Language,
+    /// Where it goes; made if it is not there. [default: NAME in this directory]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Rust: takes the SDK from this directory, guest-sdk/rust of a clone, in place of the one
+    /// that is in this program and comes to vendor/rollout-sdk.
+    #[arg(long, value_name = "DIR", conflicts_with = "sdk_git", help_heading = "Where the SDK is")]
+    sdk: Option<PathBuf>,
+    /// Rust: takes it from a git repository.
+    #[arg(long, value_name = "URL", help_heading = "Where the SDK is")]
+    sdk_git: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Language {
+    Rust,
+    Python,
+}
+
+impl Language {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Rust => "Rust",
+            Self::Python => "Python",
+        }
+    }
+}
+
+/// Brings the SDK within a Rust project to the one that is in this program.
+///
+/// Writes vendor/rollout-sdk anew and touches nothing else.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  rollout-host update-sdk my-agent")]
+pub(super) struct UpdateSdk {
+    /// The project's directory.
+    #[arg(default_value = ".")]
+    dir: PathBuf,
+}
+
+impl UpdateSdk {
+    pub fn run(self) -> Result<Exit> {
+        let manifest = self.dir.join("Cargo.toml");
+        let text = std::fs::read_to_string(&manifest)
+            .with_context(|| format!("cannot read {}", manifest.display()))?;
+        if !text.contains(rust_sdk::DIR) {
+            bail!(
+                "{} does not depend on {}; with\n[dependencies]\nrollout-sdk = {{ path = \"{}\" }}\nit would",
+                manifest.display(),
+                rust_sdk::DIR,
+                rust_sdk::DIR
+            );
+        }
+        rust_sdk::vendor(&self.dir)?;
+        outln!("{} is that of rollout-host {}", rust_sdk::DIR, env!("CARGO_PKG_VERSION"));
+        Ok(Exit::Done)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Template {
+    /// A workflow that asks the model once, and a grader.
+    OneTurn,
+    /// A workflow with a tool loop and settings, and a grader.
+    Tools,
+    /// An agent loop that offers its tools before it runs, and a grader.
+    AgentLoop,
+    /// A grader alone, for the workflows of others.
+    Grader,
+}
+
+impl Template {
+    fn code(self, lang: Language) -> &'static str {
+        match (lang, self) {
+            (Language::Rust, Self::OneTurn) => include_str!("templates/one-turn.rs.in"),
+            (Language::Rust, Self::Tools) => include_str!("templates/tools.rs.in"),
+            (Language::Rust, Self::AgentLoop) => include_str!("templates/agent-loop.rs.in"),
+            (Language::Rust, Self::Grader) => include_str!("templates/grader.rs.in"),
+            (Language::Python, Self::OneTurn) => include_str!("templates/one-turn.py.in"),
+            (Language::Python, Self::Tools) => include_str!("templates/tools.py.in"),
+            (Language::Python, Self::AgentLoop) => include_str!("templates/agent-loop.py.in"),
+            (Language::Python, Self::Grader) => include_str!("templates/grader.py.in"),
+        }
+    }
+
+    /// Whether the code derives what serde and schemars do.
+    fn derives(self) -> bool {
+        self != Self::OneTurn
+    }
+}
+
+/// Names that a crate cannot have: Rust's words, and those that cargo or the SDK takes.
+const TAKEN: [&str; 12] =
+    ["crate", "fn", "impl", "main", "mod", "self", "struct", "super", "test", "use", "core", "std"];
+
+/// Names that a module cannot have: Python's words, and modules that it would hide.
+const TAKEN_IN_PYTHON: [&str; 16] = [
+    "and", "as", "class", "def", "del", "for", "from", "if", "import", "in", "is", "json", "not", "or",
+    "try", "with",
+];
+
+const ROWS: &str = r##"{"system_prompt": "Give the final answer after ####.", "user_prompt": "What is 17 + 25?", "ground_truth": "42"}
+{"system_prompt": "Give the final answer after ####.", "user_prompt": "What is 120 + 3 + 77?", "ground_truth": "200"}
+{"system_prompt": "Give the final answer after ####.", "user_prompt": "What is 9 + 8 + 7 + 6?", "ground_truth": "30"}
+"##;
+
+const IGNORED: &str = "/target\n/.venv\n/evals\n/rollouts\n*.wasm\n__pycache__/\n";
+
+impl New {
+    pub fn run(self) -> Result<Exit> {
+        check_name(&self.name, self.lang)?;
+        let dir = self.dir.clone().unwrap_or_else(|| PathBuf::from(&self.name));
+        let manifest = match self.lang {
+            Language::Rust => ("Cargo.toml", self.manifest(&self.sdk_source()?)),
+            Language::Python if self.sdk.is_some() || self.sdk_git.is_some() => {
+                bail!("--sdk and --sdk-git are for Rust; the Python SDK is in this program")
+            }
+            Language::Python => ("pyproject.toml", self.pyproject()),
+        };
+        check_empty(&dir)?;
+        let code = self.template.code(self.lang).replace("@NAME@", &self.name);
+        let (entry, rows) = (self.entry(), ROWS.to_owned());
+        let readme = self.readme();
+        let ignored = IGNORED.to_owned();
+        for (name, text) in [
+            manifest,
+            (entry.as_str(), code),
+            ("rows.jsonl", rows),
+            ("README.md", readme),
+            (".gitignore", ignored),
+        ] {
+            write(&dir.join(name), &text)?;
+        }
+        if self.vendors() {
+            rust_sdk::vendor(&dir)?;
+        }
+        outln!("{} is there. Next:\n\n  cd {}", self.name, dir.display());
+        self.commands().iter().for_each(|command| outln!("  {command}"));
+        Ok(Exit::Done)
+    }
+
+    /// The file with the code.
+    fn entry(&self) -> String {
+        match self.lang {
+            Language::Rust => "src/lib.rs".to_owned(),
+            Language::Python => format!("{}.py", self.name.replace('-', "_")),
+        }
+    }
+
+    fn pyproject(&self) -> String {
+        let mut text = include_str!("templates/pyproject.toml.in").replace("@NAME@", &self.name);
+        if self.template == Template::Grader {
+            text += "\n[tool.rollout-host]\nonly-grader = true\n";
+        }
+        text
+    }
+
+    /// The SDK as a dependency of the manifest.
+    fn sdk_source(&self) -> Result<String> {
+        if let Some(url) = &self.sdk_git {
+            return Ok(format!("git = {}", toml::Value::from(url.as_str())));
+        }
+        let Some(dir) = &self.sdk else { return Ok(format!("path = \"{}\"", rust_sdk::DIR)) };
+        let is_sdk = std::fs::read_to_string(dir.join("Cargo.toml"))
+            .is_ok_and(|manifest| manifest.contains("name = \"rollout-sdk\""));
+        match dir.canonicalize() {
+            Ok(path) if is_sdk => {
+                Ok(format!("path = {}", toml::Value::from(path.to_string_lossy().into_owned())))
+            }
+            _ => bail!("--sdk {} is not the directory guest-sdk/rust of a clone", dir.display()),
+        }
+    }
+
+    /// Whether the SDK goes into the project.
+    fn vendors(&self) -> bool {
+        self.lang == Language::Rust && self.sdk.is_none() && self.sdk_git.is_none()
+    }
+
+    fn manifest(&self, sdk: &str) -> String {
+        let mut text = format!(
+            "[package]\nname = \"{}\"\nversion = \"0.1.0\"\nedition = \"2024\"\npublish = false\n\n\
+             [lib]\ncrate-type = [\"cdylib\"]\n\n[dependencies]\nrollout-sdk = {{ {sdk} }}\n",
+            self.name
+        );
+        if self.template.derives() {
+            text += "schemars = \"1\"\nserde = { version = \"1\", features = [\"derive\"] }\n";
+        }
+        text + "\n# Half the size of the default: what a guest is made of, it carries in every rollout that waits.\n\
+                [profile.release]\ncodegen-units = 1\nlto = true\nopt-level = \"s\"\npanic = \"abort\"\n\
+                \n# A workspace of its own, whatever directory it is in.\n[workspace]\nexclude = [\"vendor\"]\n"
+    }
+
+    /// What to do with the project, from building it on.
+    fn commands(&self) -> Vec<String> {
+        let wasm = format!("{}.wasm", self.name.replace('-', "_"));
+        let mut commands = Vec::new();
+        if self.lang == Language::Python && !python::came_with_tool() {
+            let package = format!("{}=={}", python::TOOL, python::TOOL_VERSION);
+            commands.push(format!("python3 -m venv .venv && .venv/bin/python -m pip install {package}"));
+        }
+        commands.extend([format!("rollout-host build . -o {wasm}"), format!("rollout-host validate {wasm}")]);
+        if self.template == Template::Grader {
+            commands.push(format!(
+                "rollout-host eval WORKFLOW.wasm --grader {wasm} --data rows.jsonl --model mock"
+            ));
+        } else {
+            commands.push(format!("rollout-host test {wasm} --data rows.jsonl --model mock --interactive"));
+            commands.push(format!("rollout-host eval {wasm} --data rows.jsonl --model mock"));
+        }
+        commands
+    }
+
+    fn readme(&self) -> String {
+        let mut text = format!("# {}\n\n```sh\n", self.name);
+        for command in self.commands() {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "{command}");
+        }
+        text += "```\n\n`--model mock` is a stand-in that works out arithmetic. For a model, give its name and \
+                 `--base-url`;\n`rollout-host test --help` lists the rest. The code is in `";
+        text += &self.entry();
+        text += "`, rows to try it on in `rows.jsonl`.\n";
+        if self.vendors() {
+            text += "\nThe SDK and its guide are in `vendor/rollout-sdk`, as they came with the `rollout-host` that wrote \
+                     this;\nafter a newer one is installed, `rollout-host update-sdk` brings its SDK here.\n";
+        }
+        text
+    }
+}
+
+fn check_name(name: &str, lang: Language) -> Result<()> {
+    let word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
+    if name.len() > 64 || !name.starts_with(|c: char| c.is_ascii_lowercase()) || !name.chars().all(word) {
+        bail!(
+            "'{}' is no name for a project: lower-case letters, digits and dashes, beginning with a letter, 64 at the \
+             most; --dir says where it goes",
+            rollout_core::text::printable(name)
+        );
+    }
+    let taken: &[&str] = match lang {
+        Language::Rust => &TAKEN,
+        Language::Python => &TAKEN_IN_PYTHON,
+    };
+    if taken.contains(&name) {
+        bail!("'{name}' is a word of {}'s own; choose another name", lang.name());
+    }
+    Ok(())
+}
+
+/// Sees that nothing of anybody's is written over.
+fn check_empty(dir: &Path) -> Result<()> {
+    match std::fs::read_dir(dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("cannot look into {}", dir.display())),
+        Ok(mut entries) => match entries.next() {
+            None => Ok(()),
+            Some(_) => bail!("{} is not empty; --dir says another place", dir.display()),
+        },
+    }
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+    }
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_one_that_cargo_takes() {
+        for good in ["a", "my-agent", "agent_2"] {
+            assert!(check_name(good, Language::Rust).is_ok(), "{good}");
+        }
+        for bad in ["", "My", "2a", "-a", "a b", "a/b", "../a", "é", &"a".repeat(65)] {
+            for lang in [Language::Rust, Language::Python] {
+                assert!(check_name(bad, lang).is_err(), "{bad}");
+            }
+        }
+        assert!(
+            check_name("crate", Language::Rust).is_err() && check_name("crate", Language::Python).is_ok()
+        );
+        assert!(
+            check_name("class", Language::Python).is_err() && check_name("class", Language::Rust).is_ok()
+        );
+    }
+}

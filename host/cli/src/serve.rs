@@ -1,0 +1,354 @@
+//! `serve`: a plugin for trainers, over HTTP.
+
+use crate::print::outln;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use tokio::net::TcpSocket;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::hardening::HardeningOptions;
+use super::plugin_file::CacheOptions;
+use super::setup::JudgeOptions;
+use super::{Exit, OUTPUT, PluginFault, SETTINGS, hooks, setup};
+use rollout_assembly::config::{
+    Assignment, Config, Dialect, EvaluatorEnvironment, OsmosisEnvironment, RawLimits,
+};
+use rollout_assembly::{Assembled, Options, Sources};
+use rollout_core::capacity::Slots;
+use rollout_core::outbound::{CallbackClient, Secret};
+use rollout_core::rollout::AgentForm;
+use rollout_core::telemetry::Traces;
+use rollout_server as server;
+use rollout_server::dialect::osmosis::{self, Osmosis, a};
+use rollout_server::{Access, Server, Stopping};
+
+/// Topics of the options.
+const REACHING: &str = "Reaching it";
+const CAPACITY: &str = "Capacity";
+const HOOKS: &str = "Start and stop";
+
+/// Serves a plugin to trainers over HTTP: the Osmosis protocol, generations D (polling
+/// under a lease), C and B (callbacks), told apart by the request, and A (tools at the start,
+/// one post at the end), which has a path of its own.
+///
+/// Prints `listening on http://ADDR` when it is ready. SIGTERM or Ctrl-C drains: no
+/// new rollouts, running ones may end and be told; a second signal ends it at once.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  rollout-host serve my_agent.wasm\n  \
+    rollout-host serve my_agent.wasm --listen 0.0.0.0:9000 --server-key-env SERVER_KEY --config host.toml")]
+pub(super) struct Serve {
+    /// The component with the workflow or agent loop.
+    plugin: PathBuf,
+    /// A component with the grader, in place of the plugin's own.
+    #[arg(long, value_name = "FILE")]
+    grader: Option<PathBuf>,
+    /// Address to listen on; port 0 takes a free one. [default: 127.0.0.1:9000]
+    #[arg(long, value_name = "ADDR", help_heading = REACHING)]
+    listen: Option<String>,
+    /// Rollouts that run at once. [default: 1024]
+    #[arg(long, value_name = "N", help_heading = CAPACITY)]
+    max_concurrent: Option<u32>,
+    /// Rollouts that may wait for one of those to end; beyond, the answer is 429.
+    /// [default: 4 × max-concurrent]
+    #[arg(long, value_name = "N", help_heading = CAPACITY)]
+    queue_max: Option<u32>,
+    /// Bytes that may be held for all rollouts and callers together: memory of guests,
+    /// records, requests, results. [default: 70 % of what is free at start]
+    #[arg(long, value_name = "BYTES", help_heading = CAPACITY)]
+    memory_budget_bytes: Option<usize>,
+    /// Settings in TOML; what is given here goes before what is there.
+    #[arg(long, value_name = "FILE", help_heading = SETTINGS)]
+    config: Option<PathBuf>,
+    /// Sets one value of the plugin's configuration, over what [plugin] says; nested keys
+    /// are joined by dots. `rollout-host config PLUGIN` lists what there is.
+    #[arg(long, value_name = "KEY=VALUE", help_heading = SETTINGS)]
+    set: Vec<Assignment>,
+    /// Where trajectories and artifacts go. [default: ./rollouts]
+    #[arg(long, value_name = "DIR", env = "_OSMOSIS_ROLLOUT_ARTIFACT_ROOT", hide_env = true, help_heading = OUTPUT)]
+    artifact_root: Option<PathBuf>,
+    /// Collector of traces, by OTLP over HTTP: a trace a rollout, a span a phase. Without
+    /// a path, /v1/traces is added.
+    #[arg(long, value_name = "URL", help_heading = OUTPUT)]
+    otlp: Option<String>,
+    #[command(flatten)]
+    cache: CacheOptions,
+    /// Environment variable with the key that every request must carry.
+    #[arg(long, value_name = "VAR", help_heading = REACHING)]
+    server_key_env: Option<String>,
+    /// Generation that requests are of. Left to the request, one that may be of B or of C
+    /// is called back in a form that both take. [default: auto]
+    #[arg(long, value_name = "GENERATION", help_heading = REACHING)]
+    dialect: Option<Dialect>,
+    /// A name, besides those of this machine, under which this server may be asked, such as
+    /// rollouts.example, or *.example; may be given several times. With a server key, and
+    /// without this option, every name may be used.
+    #[arg(long, value_name = "NAME", help_heading = REACHING)]
+    allow_host: Vec<String>,
+    /// An origin of web pages that may ask this server, such as https://board.example; may be
+    /// given several times. Otherwise none may.
+    #[arg(long, value_name = "ORIGIN", help_heading = REACHING)]
+    allow_origin: Vec<String>,
+    /// The key itself; whoever may list this machine's processes can read it here.
+    #[arg(long, value_name = "KEY", conflicts_with = "server_key_env", help_heading = REACHING)]
+    api_key: Option<String>,
+    /// Where guests' events go, one JSON object a line: a file a rollout, in a folder for
+    /// this start.
+    #[arg(long, value_name = "DIR", help_heading = OUTPUT)]
+    log: Option<PathBuf>,
+    /// A command that the shell runs before requests are accepted. If it fails, none are.
+    #[arg(long, value_name = "COMMAND", help_heading = HOOKS)]
+    on_start: Option<String>,
+    /// A command that the shell runs after the last rollout is over.
+    #[arg(long, value_name = "COMMAND", help_heading = HOOKS)]
+    on_stop: Option<String>,
+    #[command(flatten)]
+    hardening: HardeningOptions,
+    #[command(flatten)]
+    params: setup::ParamOptions,
+    #[command(flatten)]
+    judge: JudgeOptions,
+    #[command(flatten)]
+    limits: RawLimits,
+}
+
+impl Serve {
+    fn config(&self, evaluator: &EvaluatorEnvironment) -> Result<Config> {
+        let mut raw = setup::raw_config(self.config.as_deref())?;
+        raw.mistakes.extend_from_slice(&evaluator.mistakes);
+        let at = |port| SocketAddr::from(([127, 0, 0, 1], port)).to_string();
+        if let Some(listen) = self.listen.clone().or(evaluator.port.map(at)) {
+            raw.listen = Some(listen);
+        }
+        raw.set.clone_from(&self.set);
+        self.params.put_over(&mut raw.model);
+        self.judge.put_over(&mut raw.judge);
+        raw.limits = self.limits.clone().or(raw.limits);
+        let environment = OsmosisEnvironment::read(|name| std::env::var(name).ok());
+        raw.mistakes.extend_from_slice(&environment.mistakes);
+        for name in &environment.without_effect {
+            tracing::warn!(name, "this variable is set and has no effect here");
+        }
+        raw.osmosis.init = environment.init.or(raw.osmosis.init);
+        raw.max_concurrent = self.max_concurrent.or(environment.max_concurrent).or(raw.max_concurrent);
+        raw.log = self.log.clone().or(raw.log);
+        raw.on_start = self.on_start.clone().or(raw.on_start);
+        raw.on_stop = self.on_stop.clone().or(raw.on_stop);
+        raw.memory_budget_bytes = self.memory_budget_bytes.or(raw.memory_budget_bytes);
+        raw.queue_max = self.queue_max.or(raw.queue_max);
+        raw.artifact_root = self.artifact_root.clone().or(raw.artifact_root);
+        raw.server_key_env = self.server_key_env.clone().or(raw.server_key_env);
+        if !self.allow_host.is_empty() {
+            raw.allowed_hosts = Some(self.allow_host.clone());
+        }
+        if !self.allow_origin.is_empty() {
+            raw.allowed_origins = Some(self.allow_origin.clone());
+        }
+        raw.osmosis.dialect = self.dialect.or(raw.osmosis.dialect);
+        raw.hardening.landlock = self.hardening.landlock.then_some(true).or(raw.hardening.landlock);
+        Ok(raw.resolve()?)
+    }
+
+    /// `start_threads` is called once this process has no privileges that threads could go on
+    /// with.
+    pub fn run(self, start_threads: impl FnOnce()) -> Result<Exit> {
+        let evaluator = EvaluatorEnvironment::read(|name| std::env::var(name).ok());
+        let config = self.config(&evaluator)?;
+        let artifact_root = config.artifact_root.clone().unwrap_or_else(|| PathBuf::from("rollouts"));
+        std::fs::create_dir_all(&artifact_root)
+            .with_context(|| format!("cannot make the artifact root {}", artifact_root.display()))?;
+        let server_key = match &self.api_key {
+            Some(key) if key.is_empty() => bail!("--api-key is empty; leave it out to ask for none"),
+            Some(key) => Some(Secret::new(key.as_str())),
+            None => setup::key_from_env("server-key-env", config.server_key_env.as_deref())?,
+        };
+        if server_key.is_none() && !config.listen.ip().is_loopback() {
+            tracing::warn!(listen = %config.listen, "whoever reaches this address can run rollouts; --server-key-env asks for a key");
+        }
+        let socket = server::bind(config.listen).with_context(|| taken(&config))?;
+        let plugins = [Some(&self.plugin), self.grader.as_ref()];
+        self.hardening.apply(&config, plugins, &artifact_root, &self.cache)?;
+        start_threads();
+        let runtime = setup::runtime()?;
+        runtime.spawn(ignore_hangups());
+        let sources = Sources::of(&self.plugin, self.grader.as_deref());
+        let for_callers = osmosis::descriptors_per_rollout(config.dialect, config.osmosis_init.alone);
+        let options = Options {
+            artifact_root: Some(artifact_root.clone()),
+            descriptors_for_callers: for_callers,
+            ..Options::default()
+        };
+        let assembled = setup::host(&runtime, sources, &config, &self.cache, options)?;
+        let Assembled { host, slots, .. } = &assembled;
+        if host.grader().is_none() {
+            match host.form() {
+                AgentForm::Workflow => tracing::warn!(
+                    "the plugin has no grader and none is given by --grader: no rollout will have a reward"
+                ),
+                AgentForm::AgentLoop => tracing::info!(
+                    "the plugin has no grader and none is given by --grader: rewards are the agent loop's own"
+                ),
+            }
+        }
+        let name = runtime.block_on(host.agent_name());
+        let name =
+            name.map_err(|error| PluginFault(format!("the agent loop does not say its name: it {error}")))?;
+        let completed = CallbackClient::new(
+            host.runtime().transport().clone(),
+            config.osmosis_init.completed.clone(),
+            host.metrics().clone(),
+        );
+        setup::say_who_judges(&assembled);
+        let osmosis = Osmosis::new(osmosis::Settings {
+            host: host.clone(),
+            callbacks: CallbackClient::new(
+                host.runtime().transport().clone(),
+                config.callback.clone(),
+                host.metrics().clone(),
+            ),
+            dialect: config.dialect,
+            init: a::Settings {
+                init: config.osmosis_init.clone(),
+                agent_name: name.unwrap_or_else(|| file_stem(&self.plugin)),
+                completions: completed,
+            },
+            times: config.osmosis,
+            is_keyed: server_key.is_some(),
+        });
+        let server = Server::new(server::Settings {
+            host: host.clone(),
+            dialects: vec![Arc::new(osmosis)],
+            access: Access {
+                server_key,
+                allowed_hosts: config.allowed_hosts.clone(),
+                allowed_origins: config.allowed_origins.clone(),
+            },
+            instance_id: evaluator.instance_id,
+        });
+        if let Some(why) = runtime.block_on(a::cannot_carry(host)) {
+            if config.osmosis_init.alone {
+                return Err(PluginFault(format!("{}: {why}", self.plugin.display())).into());
+            }
+            tracing::warn!(why, "generation A cannot serve this plugin; the others can");
+        }
+        tracing::info!(
+            plugin = %self.plugin.display(),
+            name = assembled.settings.name,
+            digest = host.deployment().digest(),
+            slots = slots.running_max,
+            queue_max = slots.queue_max,
+            bound_by = %slots.bound_by,
+            memory_budget_bytes = host.budget().total(),
+            memory = assembled.plan.name(),
+            artifact_root = %artifact_root.display(),
+            "plugin loaded"
+        );
+        tracing::info!(limits = %limits(&config), "every rollout has these limits");
+        let traces = setup::traces(&runtime, self.otlp.as_deref(), host)?;
+        let callers_max = callers_max(slots);
+        let exit = runtime.block_on(serve(&config, &server, callers_max, socket, traces));
+        // What is left, such as a slow write, is not waited for.
+        runtime.shutdown_background();
+        exit
+    }
+}
+
+/// What the last traces have, however little time is left.
+const TRACES_MIN: Duration = Duration::from_secs(1);
+
+/// Connections of callers at once: one for each rollout, and as many besides as there are
+/// descriptors for. Past this number they cost memory for nothing.
+fn callers_max(slots: &Slots) -> usize {
+    const BESIDES_MAX: usize = 16_384;
+    let rollouts = slots.running_max as usize + slots.queue_max as usize;
+    slots.connections.callers_max.min(rollouts + BESIDES_MAX)
+}
+
+/// All of `[limits]` as they hold, as one JSON object.
+fn limits(config: &Config) -> serde_json::Value {
+    let all = config.limits.table().into_iter().chain(config.load_limits.table());
+    serde_json::Value::Object(all.map(|(name, max)| (name.to_owned(), serde_json::json!(max))).collect())
+}
+
+/// A component's name where it says none itself.
+fn file_stem(path: &Path) -> String {
+    path.file_stem().map_or_else(|| "workflow".to_owned(), |stem| stem.to_string_lossy().into_owned())
+}
+
+/// A terminal that closes, or a service manager that means to reload, does not end a server.
+async fn ignore_hangups() {
+    match signal(SignalKind::hangup()) {
+        Ok(mut hangups) => {
+            while hangups.recv().await.is_some() {
+                tracing::info!("SIGHUP is ignored: the configuration is read at the start; SIGTERM stops");
+            }
+        }
+        Err(error) => tracing::warn!(%error, "SIGHUP cannot be ignored and ends this server"),
+    }
+}
+
+fn taken(config: &Config) -> String {
+    format!("cannot listen on {}; --listen takes another address", config.listen)
+}
+
+async fn serve(
+    config: &Config,
+    server: &Server,
+    callers_max: usize,
+    socket: TcpSocket,
+    traces: Option<Traces>,
+) -> Result<Exit> {
+    let mut stop = setup::StopSignal::new()?;
+    if let Some(command) = &config.on_start {
+        tokio::select! {
+            ran = hooks::run("on-start", command) => ran?,
+            () = stop.next() => bail!("stopped while the command on-start ran"),
+        }
+    }
+    let listener = server::listen(socket).with_context(|| taken(config))?;
+    let address = listener.local_addr().context("cannot tell the address that is listened on")?;
+    let drained = CancellationToken::new();
+    let serving = tokio::spawn(server::serve(listener, server.router(), callers_max, drained.clone()));
+    outln!("listening on http://{address}");
+
+    stop.next().await;
+    let stopping = Stopping::within(config.drain);
+    tracing::info!(
+        drain_secs = config.drain.as_secs_f64(),
+        running = server.load().running,
+        queued = server.load().queued,
+        "draining"
+    );
+    let exit = tokio::select! {
+        is_done = server.drain(&stopping) => if is_done { Exit::Done } else { Exit::NotDone },
+        () = stop.next() => {
+            let load = server.load();
+            tracing::warn!(running = load.running, queued = load.queued, "stopped by a second signal");
+            server.name_unreported();
+            return Ok(Exit::NotDone);
+        }
+    };
+    drained.cancel();
+    // Connections that are idle close at once; one that hangs is not waited for.
+    let closed = tokio::time::timeout_at(stopping.ends_at, serving);
+    let traces_time =
+        stopping.ends_at.saturating_duration_since(Instant::now()).clamp(TRACES_MIN, setup::FLUSH_TIME_MAX);
+    let (closed, ()) = tokio::join!(closed, setup::flush_within(traces_time, traces));
+    match closed {
+        Ok(joined) => joined.context("the server panicked")?,
+        Err(_) => tracing::debug!("connections still open"),
+    }
+    if let Some(command) = &config.on_stop {
+        tokio::select! {
+            ran = hooks::run("on-stop", command) => ran?,
+            () = stop.next() => bail!("stopped by a second signal while the command on-stop ran"),
+        }
+    }
+    Ok(exit)
+}

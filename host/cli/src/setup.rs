@@ -1,0 +1,271 @@
+//! What several commands set up: logs, the runtime, signals, configuration, the host.
+
+use std::io::IsTerminal;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+use super::plugin_file::{self, CacheOptions};
+use super::print::{self, LogWriter};
+use super::{LogFormat, PluginFault};
+use rollout_assembly as assembly;
+use rollout_assembly::config::{Config, RawConfig, RawJudge, RawModel};
+use rollout_assembly::{Assembled, AssemblyError, NotLoaded, Options, Sources};
+use rollout_core::engine::Engine;
+use rollout_core::error::Fault;
+use rollout_core::outbound::{self, Secret};
+use rollout_core::plugin::{self, Declaration, Plugin};
+use rollout_core::rollout::Host;
+use rollout_core::telemetry::{OneLineFields, Traces};
+
+/// Sends logs to standard error. A server tells what it does; other commands speak up
+/// only where something is wrong.
+pub(super) fn logs(format: LogFormat, server: bool) {
+    // The library of tool servers tells of every connection; what matters of it, the host
+    // says itself.
+    let default = if server { "info,rmcp=off" } else { "warn,rmcp=off" };
+    let asked = std::env::var("ROLLOUT_HOST_LOG").ok();
+    let filter = asked.and_then(|asked| EnvFilter::try_new(of_each_crate(&asked)).ok());
+    let filter = filter.unwrap_or_else(|| EnvFilter::new(default));
+    let colour = std::io::stderr().is_terminal();
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| LogWriter).with_ansi(colour);
+    match format {
+        LogFormat::Text => logs.fmt_fields(OneLineFields).with_target(false).init(),
+        // The innermost span is the rollout; a list of all spans would say it twice.
+        LogFormat::Json => logs.json().with_span_list(false).init(),
+    }
+}
+
+/// The crates whose log lines are this program's own.
+const CRATES: [&str; 8] = [
+    "rollout_host",
+    "rollout_assembly",
+    "rollout_bench",
+    "rollout_core",
+    "rollout_eval",
+    "rollout_fuse",
+    "rollout_mock_model",
+    "rollout_server",
+];
+
+/// A filter in which the program's name stands for each of its crates: `rollout_host=debug` is
+/// about all of them.
+fn of_each_crate(filter: &str) -> String {
+    let directives = filter.split(',').flat_map(|directive| match directive.trim().split_once('=') {
+        Some(("rollout_host", level)) => CRATES.map(|name| format!("{name}={level}")).to_vec(),
+        None if directive.trim() == "rollout_host" => CRATES.map(str::to_owned).to_vec(),
+        _ => vec![directive.to_owned()],
+    });
+    directives.collect::<Vec<_>>().join(",")
+}
+
+/// Begins to export the host's traces, where the operator says to where.
+pub(super) fn traces(runtime: &Runtime, otlp: Option<&str>, host: &Host) -> Result<Option<Traces>> {
+    let Some(url) = otlp else { return Ok(None) };
+    let _runtime = runtime.enter();
+    let traces = host.metrics().trace_to(url, outbound::http_client()?).context("--otlp")?;
+    Ok(Some(traces))
+}
+
+/// How long the end waits for a collector of traces: less than an export may take, so that
+/// one that hangs does not hold it up.
+pub(super) const FLUSH_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// Sends what traces there still are.
+pub(super) async fn flush(traces: Option<Traces>) {
+    flush_within(FLUSH_TIME_MAX, traces).await;
+}
+
+/// The same, where there is a time for it.
+pub(super) async fn flush_within(time_max: Duration, traces: Option<Traces>) {
+    if let Some(traces) = traces
+        && !traces.flush(time_max).await
+    {
+        tracing::warn!("some traces were not sent: the collector did not take them in time");
+    }
+}
+
+/// The runtime that guests and connections share.
+pub(super) fn runtime() -> Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")
+}
+
+/// Ctrl-C and the termination signal. Made before a command says that it is ready, so
+/// that a signal sent on that word is not lost.
+pub(super) struct StopSignal {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl StopSignal {
+    /// Takes the signals over from here on; within the runtime.
+    pub fn new() -> Result<Self> {
+        let take = |kind| signal(kind).context("cannot take over the stop signals");
+        Ok(Self { interrupt: take(SignalKind::interrupt())?, terminate: take(SignalKind::terminate())? })
+    }
+
+    /// Waits for the next of them.
+    pub async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}
+
+/// Reads a configuration file, or gives an empty one. What is wrong in it, `resolve` says.
+pub(super) fn raw_config(path: Option<&Path>) -> Result<RawConfig> {
+    let Some(path) = path else { return Ok(RawConfig::default()) };
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(RawConfig::parse(&text, &path.display().to_string()))
+}
+
+/// The key in an environment variable that the operator named.
+pub(super) fn key_from_env(option: &str, variable: Option<&str>) -> Result<Option<Secret>> {
+    let Some(variable) = variable else { return Ok(None) };
+    match std::env::var(variable) {
+        Ok(key) if !key.is_empty() => Ok(Some(Secret::new(key))),
+        _ => anyhow::bail!("{option} names the environment variable {variable}, which is not set"),
+    }
+}
+
+/// Says that no model judges, where that is so.
+pub(super) fn say_who_judges(assembled: &Assembled) {
+    if assembled.judge_stand_in.is_some() {
+        print::errln!(
+            "the judge is the built-in stand-in, which looks for the truth in the answer and reads no rubric"
+        );
+    }
+}
+
+/// Where the judge of graders is.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Judge, for graders that ask one")]
+pub(super) struct JudgeOptions {
+    /// The judge's server, up to and without /chat/completions.
+    #[arg(long, value_name = "URL")]
+    judge_url: Option<String>,
+    /// The judge's name at its server; `mock` without --judge-url runs the built-in
+    /// stand-in.
+    #[arg(long, value_name = "NAME")]
+    judge_model: Option<String>,
+    /// Environment variable with the key of the judge's server.
+    #[arg(long, value_name = "VAR")]
+    judge_api_key_env: Option<String>,
+}
+
+impl JudgeOptions {
+    /// Puts these options over what the file says.
+    pub fn put_over(&self, raw: &mut RawJudge) {
+        if let Some(url) = &self.judge_url {
+            // The key that the file names is for the server that it names.
+            (raw.url, raw.api_key_env) = (Some(url.clone()), None);
+        }
+        raw.model = self.judge_model.clone().or(raw.model.take());
+        raw.api_key_env = self.judge_api_key_env.clone().or(raw.api_key_env.take());
+    }
+}
+
+/// Which sampling parameters guests may set.
+#[derive(Clone, Debug, Args)]
+pub(super) struct ParamOptions {
+    /// Sampling parameters that workflows may set, by name; any other is refused. Without
+    /// this, all pass that do not decide which model answers, or where.
+    #[arg(
+        long,
+        value_name = "NAME,…",
+        value_delimiter = ',',
+        help_heading = "What guests may set",
+        hide_short_help = true
+    )]
+    model_params: Option<Vec<String>>,
+}
+
+impl ParamOptions {
+    /// Puts these options over what the file says.
+    pub fn put_over(&self, raw: &mut RawModel) {
+        let given = self.model_params.as_ref();
+        // An empty text is an empty list.
+        let names = given.map(|names| names.iter().filter(|name| !name.is_empty()).cloned().collect());
+        raw.params = names.or(raw.params.take());
+    }
+}
+
+/// Asks a plugin what it declares, and puts the operator's values over that.
+pub(super) fn settings(
+    runtime: &Runtime,
+    path: &Path,
+    plugin: &Plugin,
+    config: &Config,
+) -> Result<(Option<Declaration>, plugin::Settings)> {
+    let settings = assembly::settings(path, plugin, &config.limits, config.plugin.as_ref());
+    runtime.block_on(settings).map_err(at_fault)
+}
+
+/// Compiles the components, makes the host and sees that instances can start.
+pub(super) fn host(
+    runtime: &Runtime,
+    sources: Sources<'_>,
+    config: &Config,
+    cache: &CacheOptions,
+    options: Options,
+) -> Result<Assembled> {
+    let loader = cache.loader(config.cache_dir.as_deref(), &config.load_limits)?;
+    let load = |engine: &Engine, path: &Path| {
+        plugin_file::load(&loader, engine, path, &config.load_limits).map_err(|error| NotLoaded {
+            fault: if error.is::<PluginFault>() { Fault::Plugin } else { Fault::Host },
+            reason: format!("{error:#}"),
+        })
+    };
+    let judge = config.judge.as_ref().and_then(|judge| judge.api_key_env.as_deref());
+    let judge_key = key_from_env("judge.api-key-env", judge)?;
+    let options = Options { judge_key, ..options };
+    runtime.block_on(assembly::assemble(config, sources, options, load)).map_err(at_fault)
+}
+
+/// The error, with whose move it is.
+fn at_fault(error: AssemblyError) -> anyhow::Error {
+    match error.fault() {
+        Fault::Plugin => PluginFault(error.to_string()).into(),
+        _ => error.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_programs_name_in_a_filter_stands_for_its_crates() {
+        let of_all = of_each_crate("warn,rollout_host=debug");
+        assert!(of_all.starts_with("warn,rollout_host=debug,"), "{of_all}");
+        assert!(
+            of_all.contains(",rollout_core=debug,") && of_all.contains(",rollout_server=debug"),
+            "{of_all}"
+        );
+        assert!(of_each_crate("rollout_host").ends_with(",rollout_server"));
+        assert_eq!(
+            of_each_crate("debug,hyper=off,rollout_core::engine=trace"),
+            "debug,hyper=off,rollout_core::engine=trace"
+        );
+    }
+
+    #[test]
+    fn every_crate_of_the_program_is_in_the_list() {
+        let host = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let mut names: Vec<String> = std::fs::read_dir(host)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap().replace('-', "_"))
+            .map(|name| if name == "cli" { "rollout_host".to_owned() } else { format!("rollout_{name}") })
+            .collect();
+        names.sort();
+        let mut listed = CRATES.to_vec();
+        listed.sort_unstable();
+        assert_eq!(names, listed);
+    }
+}

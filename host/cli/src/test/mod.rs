@@ -1,0 +1,190 @@
+//! `test`: one rollout, watched.
+
+mod prompt;
+mod style;
+mod transcript;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use tokio_util::sync::CancellationToken;
+
+use super::build::{python, quick};
+use super::data::DataOptions;
+use super::model::ModelOptions;
+use super::plugin_file::CacheOptions;
+use super::print::errln;
+use super::setup::{self, JudgeOptions};
+use super::watch::Watch;
+use super::{DATA, Exit, OUTPUT, SETTINGS};
+use prompt::Prompt;
+use rollout_assembly::config::{Assignment, RawLimits};
+use rollout_assembly::{Options, Sources};
+use rollout_core::error::Fault;
+use rollout_core::outbound;
+use rollout_core::rollout::{FailureKind, Finished, Host, Outcome};
+use rollout_eval as eval;
+use rollout_eval::rows::Row;
+use rollout_eval::run::Model;
+use style::{Style, When};
+use transcript::Transcript;
+
+/// Runs one row of a data set and shows everything that is said as it is said.
+///
+/// With --interactive it stops after every reply of the model, before the plugin is given
+/// it: n (or Enter) goes on to the next, c goes on to the end, m shows the conversation, t
+/// the tools, e TEXT puts a text in place of the reply, q quits.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit codes: 0 the rollout has a reward; 1 it has none through the plugin's fault; 2 it has none\n\
+    through the fault of model or host, or was quit.\n\nExamples:\n  \
+    rollout-host test my_agent.wasm --data rows.jsonl --model mock --interactive\n  \
+    rollout-host test my_agent.py --data rows.jsonl --model mock --watch\n  \
+    rollout-host test my_agent.wasm --data rows.jsonl --row 7 --model gpt-x --base-url https://HOST/v1 --api-key-env KEY"
+)]
+pub(super) struct Test {
+    /// The component with the workflow; or a Python project, or its entry module, which is run
+    /// the quick way: without building it, within two seconds of an edit.
+    plugin: PathBuf,
+    /// A component with the grader, in place of the plugin's own.
+    #[arg(long, value_name = "FILE")]
+    grader: Option<PathBuf>,
+    #[command(flatten)]
+    data: DataOptions,
+    /// Which of them, counted from 0.
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = DATA)]
+    row: usize,
+    /// Runs it again whenever a file of the project was saved, until Ctrl-C.
+    #[arg(long, conflicts_with = "interactive")]
+    watch: bool,
+    /// Stops after every reply of the model and asks what to do.
+    #[arg(short, long)]
+    interactive: bool,
+    #[command(flatten)]
+    model: ModelOptions,
+    /// Settings in TOML: [plugin] for the plugin, [limits], [model] and [judge] for the host.
+    #[arg(long, value_name = "FILE", help_heading = SETTINGS)]
+    config: Option<PathBuf>,
+    /// Sets one value of the plugin's configuration, over what [plugin] says; nested keys
+    /// are joined by dots. `rollout-host config PLUGIN` lists what there is.
+    #[arg(long, value_name = "KEY=VALUE", help_heading = SETTINGS)]
+    set: Vec<Assignment>,
+    /// Where trajectory, artifacts and log go. [default: nowhere]
+    #[arg(long, value_name = "DIR", help_heading = OUTPUT)]
+    out: Option<PathBuf>,
+    /// When to use colours; `auto` means on a terminal, unless NO_COLOR is set.
+    #[arg(long, value_enum, default_value_t = When::Auto, help_heading = OUTPUT)]
+    color: When,
+    #[command(flatten)]
+    python: python::Tool,
+    #[command(flatten)]
+    cache: CacheOptions,
+    #[command(flatten)]
+    params: setup::ParamOptions,
+    #[command(flatten)]
+    judge: JudgeOptions,
+    #[command(flatten)]
+    limits: RawLimits,
+}
+
+/// What is said of a run that is not of what is served.
+const QUICK: &str = "the quick way: the project is imported when each instance begins; what is served is what \
+                     `rollout-host build` makes";
+
+impl Test {
+    pub fn run(self) -> Result<Exit> {
+        if self.watch {
+            Watch::of(&self.plugin, self.out.as_deref())?.repeat(|| self.once())
+        } else {
+            self.once()
+        }
+    }
+
+    fn once(&self) -> Result<Exit> {
+        let key = self.model.key()?;
+        let mut raw = setup::raw_config(self.config.as_deref())?;
+        raw.set.clone_from(&self.set);
+        self.params.put_over(&mut raw.model);
+        self.judge.put_over(&mut raw.judge);
+        raw.limits = self.limits.clone().or(raw.limits);
+        raw.max_concurrent = Some(1);
+        let config = raw.resolve()?;
+        if self.interactive && self.data.is_standard_input() {
+            bail!("--interactive reads commands from standard input, so --data cannot be there too");
+        }
+        let rows = self.data.load()?.rows;
+        let count = rows.len();
+        let Some(row) = rows.into_iter().nth(self.row) else {
+            bail!("--row {}: {} has {count} rows, counted from 0", self.row, self.data.data.display());
+        };
+        let out = self.out.as_deref().map(std::path::absolute).transpose().context("--out")?;
+        let runtime = setup::runtime()?;
+        let http = outbound::http_client()?;
+        let (model, _mock) = runtime.block_on(self.model.endpoint(key, &http))?;
+        if let Some(judge) = &config.judge {
+            runtime.block_on(self.model.check_judge(judge, &http))?;
+        }
+        let quit = CancellationToken::new();
+        let prompt = self.interactive.then(|| Prompt::new(quit.clone()));
+        let transcript = Arc::new(Transcript::new(Style::new(self.color), prompt));
+        let quick =
+            quick::is_source(&self.plugin).then(|| quick::prepare(&self.plugin, &self.python)).transpose()?;
+        let sources = Sources::of(&self.plugin, self.grader.as_deref());
+        let options =
+            Options { artifact_root: out, observer: Some(transcript.clone()), ..Options::default() };
+        let (sources, options) = match &quick {
+            Some(quick) => {
+                errln!("{}", QUICK);
+                let options = Options { plugin_input: quick.input.clone(), ..options };
+                (Sources { plugin: &quick.component, ..sources }, options)
+            }
+            None => (sources, options),
+        };
+        let assembled = setup::host(&runtime, sources, &config, &self.cache, options)?;
+        setup::say_who_judges(&assembled);
+        let exit = runtime.block_on(async {
+            transcript.begin(&self.plugin, &self.data.data, self.row, &self.model.name);
+            self.watch(&assembled.host, row, model, &transcript, quit).await
+        });
+        // A thread that waits for a line of input is not waited for.
+        runtime.shutdown_background();
+        exit
+    }
+
+    async fn watch(
+        &self,
+        host: &Host,
+        row: Row,
+        model: Model,
+        transcript: &Transcript,
+        quit: CancellationToken,
+    ) -> Result<Exit> {
+        let rollout = eval::run::admit(host, &row, 0, &model)?;
+        let handle = rollout.handle();
+        let mut signals = setup::StopSignal::new()?;
+        let stopper = tokio::spawn(async move {
+            tokio::select! {
+                () = quit.cancelled() => {}
+                () = signals.next() => {}
+            }
+            handle.cancel();
+        });
+        let finished = eval::run::complete(rollout).await;
+        stopper.abort();
+        let finished = finished.map_err(|failure| anyhow::anyhow!("{failure}"))?;
+        transcript.end(&finished).await;
+        Ok(exit(&finished))
+    }
+}
+
+fn exit(finished: &Finished) -> Exit {
+    match &finished.outcome {
+        Outcome::Scored { .. } => Exit::Done,
+        // Without a grader, getting to the end is all there is.
+        Outcome::Unscored(failure) if failure.kind == FailureKind::NotGraded => Exit::Done,
+        Outcome::Unscored(failure) if failure.fault == Fault::Plugin => Exit::Plugin,
+        Outcome::Unscored(_) => Exit::NotDone,
+    }
+}

@@ -1,0 +1,124 @@
+//! What to do next, asked of whoever is at the other end of standard input.
+
+use crate::print::{out, outln};
+use tokio::io::{AsyncBufReadExt, BufReader, Lines, Stdin};
+use tokio::sync::Mutex;
+use tokio_util::sync::CancellationToken;
+
+/// What was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Command {
+    Next,
+    Continue,
+    Messages,
+    Tools,
+    Edit(String),
+    Quit,
+    Unknown(String),
+}
+
+impl Command {
+    fn parse(line: &str) -> Self {
+        let line = line.trim();
+        let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+        match word.to_lowercase().as_str() {
+            "e" | "edit" => Self::Edit(rest.trim().to_owned()),
+            _ if !rest.is_empty() => Self::Unknown(line.to_owned()),
+            "" | "n" | "next" => Self::Next,
+            "c" | "continue" => Self::Continue,
+            "m" | "messages" => Self::Messages,
+            "t" | "tools" => Self::Tools,
+            "q" | "quit" | "exit" => Self::Quit,
+            _ => Self::Unknown(line.to_owned()),
+        }
+    }
+}
+
+/// The terminal's other half. The end of input quits.
+#[derive(Debug)]
+pub(super) struct Prompt {
+    lines: Mutex<Lines<BufReader<Stdin>>>,
+    goes_on: std::sync::atomic::AtomicBool,
+    quit: CancellationToken,
+}
+
+impl Prompt {
+    /// Quitting cancels the token.
+    pub fn new(quit: CancellationToken) -> Self {
+        let lines = Mutex::new(BufReader::new(tokio::io::stdin()).lines());
+        Self { lines, goes_on: std::sync::atomic::AtomicBool::new(false), quit }
+    }
+
+    /// Asks no more.
+    pub fn go_on(&self) {
+        self.goes_on.store(true, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    /// Whether it is still to ask.
+    pub fn asks(&self) -> bool {
+        !self.goes_on.load(std::sync::atomic::Ordering::Relaxed) && !self.quit.is_cancelled()
+    }
+
+    /// Ends the rollout.
+    pub fn quit(&self) {
+        self.quit.cancel();
+    }
+
+    /// Asks once.
+    pub async fn ask(&self, what: &str) -> Command {
+        match self.line(what).await {
+            Some(line) => Command::parse(&line),
+            None => Command::Quit,
+        }
+    }
+
+    /// Reads a text of several lines, up to one with a full stop alone.
+    pub async fn text(&self) -> Option<String> {
+        let mut text = Vec::new();
+        loop {
+            match self.line("| ").await {
+                Some(line) if line == "." => return Some(text.join("\n")),
+                Some(line) => text.push(line),
+                None => return None,
+            }
+        }
+    }
+
+    async fn line(&self, what: &str) -> Option<String> {
+        out!("{what}");
+        let line = self.lines.lock().await.next_line().await.ok().flatten();
+        if line.is_none() {
+            outln!();
+        }
+        line
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_single_letters_or_words() {
+        fn check(line: &str, expected: Command) {
+            assert_eq!(Command::parse(line), expected, "{line:?}");
+        }
+        for line in ["", "  ", "n", "next", "N\r"] {
+            check(line, Command::Next);
+        }
+        check("c", Command::Continue);
+        check("continue", Command::Continue);
+        check("m", Command::Messages);
+        check("messages", Command::Messages);
+        check("t", Command::Tools);
+        check("tools ", Command::Tools);
+        for line in ["q", "quit", "exit"] {
+            check(line, Command::Quit);
+        }
+        check("e", Command::Edit(String::new()));
+        check("e the answer is 3", Command::Edit("the answer is 3".to_owned()));
+        check("edit  x", Command::Edit("x".to_owned()));
+        check("next one", Command::Unknown("next one".to_owned()));
+        check("what", Command::Unknown("what".to_owned()));
+    }
+}

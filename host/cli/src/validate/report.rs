@@ -1,0 +1,122 @@
+//! What was checked, and what came of it.
+
+use std::fmt::Write as _;
+
+use serde_json::{Value, json};
+
+use crate::Exit;
+use rollout_core::error::Fault;
+use rollout_core::text::printable;
+
+/// What came of one check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Came {
+    Passed,
+    Warned,
+    Failed,
+    Skipped,
+}
+
+#[derive(Debug, serde::Serialize)]
+struct Check {
+    name: String,
+    outcome: Came,
+    detail: String,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    advice: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fault: Option<Fault>,
+}
+
+/// All checks of one plugin, in their order.
+#[derive(Debug, Default)]
+pub(super) struct Report {
+    checks: Vec<Check>,
+}
+
+impl Report {
+    fn add(&mut self, name: &str, outcome: Came, detail: impl Into<String>, advice: &'static str) {
+        let detail = printable(&detail.into());
+        self.checks.push(Check { name: name.to_owned(), outcome, detail, advice, fault: None });
+    }
+
+    pub fn passed(&mut self, name: &str, detail: impl Into<String>) {
+        self.add(name, Came::Passed, detail, "");
+    }
+
+    pub fn skipped(&mut self, name: &str, detail: impl Into<String>) {
+        self.add(name, Came::Skipped, detail, "");
+    }
+
+    pub fn warned(&mut self, name: &str, detail: impl Into<String>, advice: &'static str) {
+        self.add(name, Came::Warned, detail, advice);
+    }
+
+    /// What the plugin's author has to mend.
+    pub fn failed(&mut self, name: &str, detail: impl Into<String>, advice: &'static str) {
+        self.failed_by(Fault::Plugin, name, detail, advice);
+    }
+
+    /// What somebody else may have to mend.
+    pub fn failed_by(&mut self, fault: Fault, name: &str, detail: impl Into<String>, advice: &'static str) {
+        self.add(name, Came::Failed, detail, advice);
+        if let Some(check) = self.checks.last_mut() {
+            check.fault = Some(fault);
+        }
+    }
+
+    pub fn has_failed(&self) -> bool {
+        self.count(Came::Failed) > 0
+    }
+
+    fn count(&self, outcome: Came) -> usize {
+        self.checks.iter().filter(|check| check.outcome == outcome).count()
+    }
+
+    pub fn exit(&self) -> Exit {
+        match self.has_failed() {
+            false => Exit::Done,
+            true if self.checks.iter().any(|check| check.fault == Some(Fault::Plugin)) => Exit::Plugin,
+            true => Exit::NotDone,
+        }
+    }
+
+    pub fn json(&self, plugin: &str) -> Value {
+        json!({"plugin": plugin, "valid": !self.has_failed(), "checks": self.checks})
+    }
+
+    pub fn text(&self, plugin: &str) -> String {
+        let width = self.checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
+        let margin = " ".repeat(width + 13);
+        let mut out = format!("{plugin}\n\n");
+        for check in &self.checks {
+            let word = match check.outcome {
+                Came::Passed => "passed",
+                Came::Warned => "warned",
+                Came::Failed => "FAILED",
+                Came::Skipped => "skipped",
+            };
+            let detail = check.detail.trim().replace('\n', &format!("\n{margin}"));
+            // Writing to a string cannot fail.
+            let _ = writeln!(out, "  {word:<9}{:<width$}  {detail}", check.name);
+            if !check.advice.is_empty() {
+                let _ = writeln!(out, "{margin}→ {}", check.advice);
+            }
+        }
+        let counted = [
+            (Came::Passed, "passed"),
+            (Came::Warned, "warned"),
+            (Came::Failed, "failed"),
+            (Came::Skipped, "skipped"),
+        ];
+        let counted: Vec<String> = counted
+            .iter()
+            .map(|(outcome, word)| (self.count(*outcome), word))
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, word)| format!("{count} {word}"))
+            .collect();
+        let _ = writeln!(out, "\n{}", counted.join(", "));
+        out
+    }
+}

@@ -1,0 +1,226 @@
+//! One rollout against scripted replies, and all that it sent and gave back.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use rollout_core::outbound::{ChatFailure, Observer, Watched};
+use rollout_core::rollout::{
+    AfterWorkflow, Ended, Failure, Finished, Host, Next, Outcome, Rollout, Steps, drive,
+};
+use rollout_core::text::beginning;
+use rollout_eval as eval;
+use rollout_eval::Row;
+use rollout_eval::run::Model;
+
+/// Keeps every request.
+#[derive(Debug, Default)]
+pub(super) struct Recorder(Mutex<Vec<(String, Bytes)>>);
+
+impl Recorder {
+    /// The requests since the last look, in an order that does not depend on which of
+    /// several at once was faster.
+    pub fn take(&self) -> Vec<(String, Bytes)> {
+        let mut requests = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        requests.sort();
+        requests
+    }
+}
+
+impl Observer for Recorder {
+    fn asking<'a>(&'a self, call: Watched<'a>) -> BoxFuture<'a, ()> {
+        Box::pin(async move {
+            let mut requests = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            requests.push((call.sample_id.to_owned(), call.request.clone()));
+        })
+    }
+
+    fn answered<'a>(
+        &'a self,
+        _call: Watched<'a>,
+        _outcome: Result<&'a Bytes, &'a ChatFailure>,
+    ) -> BoxFuture<'a, Option<Bytes>> {
+        Box::pin(std::future::ready(None))
+    }
+}
+
+/// A directory for one run's artifacts, removed with this.
+pub(super) struct Scratch(PathBuf);
+
+impl Scratch {
+    pub fn new() -> Result<Self> {
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(|error| anyhow::anyhow!("no random numbers: {error}"))?;
+        let name = format!("rollout-host-validate-{:016x}", u64::from_le_bytes(random));
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        Ok(Self(path))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.0) {
+            tracing::debug!(%error, path = %self.0.display(), "not removed");
+        }
+    }
+}
+
+/// Everything that a rollout sent and gave back, by what it is.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Trace(BTreeMap<String, Vec<u8>>);
+
+impl Trace {
+    pub fn of(requests: &[(String, Bytes)], finished: &Finished, kept: &Path) -> Self {
+        let mut parts = BTreeMap::new();
+        for (at, (sample, body)) in requests.iter().enumerate() {
+            parts.insert(format!("request {at:04} for sample '{sample}'"), body.to_vec());
+        }
+        for sample in &finished.samples {
+            let id = &sample.record.id;
+            for (at, message) in sample.record.messages.iter().enumerate() {
+                parts.insert(format!("message {at:04} of sample '{id}'"), message.as_bytes().to_vec());
+            }
+            let rest = json!({
+                "metrics": sample.record.metrics,
+                "fields": sample.record.fields,
+                "withdrawn": sample.record.withdrawn,
+                "reward": sample.reward,
+            });
+            parts.insert(
+                format!("metrics, fields and reward of sample '{id}'"),
+                rest.to_string().into_bytes(),
+            );
+        }
+        let outcome = match &finished.outcome {
+            Outcome::Scored { reward } => format!("reward {reward}"),
+            Outcome::Unscored(failure) => format!("no reward: {failure}"),
+        };
+        parts.insert("the outcome".to_owned(), outcome.into_bytes());
+        let folder = kept.join(finished.id.dir_name()).join("artifacts");
+        files(&folder, &folder, &mut parts);
+        Self(parts)
+    }
+
+    /// The first thing that is not the same, with both sides of it.
+    pub fn difference(&self, other: &Self) -> Option<String> {
+        let names = self.0.keys().chain(other.0.keys().filter(|name| !self.0.contains_key(*name)));
+        let mut different = names.filter(|name| self.0.get(*name) != other.0.get(*name));
+        let first = different.next()?;
+        let more = match different.count() {
+            0 => String::new(),
+            count => format!("\nand {count} more"),
+        };
+        Some(match (self.0.get(first), other.0.get(first)) {
+            (Some(a), Some(b)) => {
+                let at = a.iter().zip(b).take_while(|(a, b)| a == b).count();
+                let shown = |bytes: &[u8]| {
+                    let from = at.saturating_sub(30);
+                    beginning(&String::from_utf8_lossy(&bytes[from..]), 80)
+                };
+                format!("{first} differs at byte {at}:\n  first   {}\n  second  {}{more}", shown(a), shown(b))
+            }
+            (only, _) => {
+                let which = if only.is_some() { "first" } else { "second" };
+                format!("{first} is only in the {which} run{more}")
+            }
+        })
+    }
+}
+
+fn files(root: &Path, folder: &Path, parts: &mut BTreeMap<String, Vec<u8>>) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            files(root, &path, parts);
+        } else if let Ok(content) = std::fs::read(&path) {
+            let name = path.strip_prefix(root).unwrap_or(&path).display().to_string();
+            parts.insert(format!("artifact '{name}'"), content);
+        }
+    }
+}
+
+/// The tools that requests offer, each once.
+pub(super) fn offered(requests: &[(String, Bytes)]) -> Vec<Value> {
+    let mut tools: Vec<Value> = Vec::new();
+    for (_, body) in requests {
+        let body: Value = serde_json::from_slice(body).unwrap_or_default();
+        for tool in body["tools"].as_array().into_iter().flatten() {
+            if !tools.contains(tool) {
+                tools.push(tool.clone());
+            }
+        }
+    }
+    tools
+}
+
+/// Runs the row to its end.
+pub(super) async fn rollout(host: &Host, row: &Row, model: &Model) -> Result<Box<Finished>> {
+    let rollout = eval::run::admit(host, row, 0, model)?;
+    eval::run::complete(rollout).await.map_err(|failure| anyhow::anyhow!("{failure}"))
+}
+
+/// The tools that an agent loop offers for the row. The loop does not run.
+pub(super) async fn offers(
+    host: &Host,
+    row: &Row,
+    model: &Model,
+) -> Result<Result<Vec<Box<RawValue>>, Failure>> {
+    let rollout = eval::run::admit(host, row, 0, model)?;
+    let offered = drive(rollout, Box::new(Offer::default())).await;
+    offered.context("the host panicked while it asked for the tools")
+}
+
+/// A rollout that is over when its tools are known.
+#[derive(Default)]
+struct Offer(Mutex<Option<Result<Vec<Box<RawValue>>, Failure>>>);
+
+impl Steps for Offer {
+    type End = Option<Result<Vec<Box<RawValue>>, Failure>>;
+
+    async fn before_workflow(&self, rollout: &mut Rollout) -> ControlFlow<()> {
+        let tools = rollout.tools(Ok).await;
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(tools);
+        ControlFlow::Break(())
+    }
+
+    fn after_workflow<'a>(&'a self, _ran: Result<(), &'a Failure>) -> AfterWorkflow<'a> {
+        AfterWorkflow::Go(Next::Finish)
+    }
+
+    async fn finished(self: Box<Self>, _ended: Ended) -> Self::End {
+        self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trace(parts: &[(&str, &str)]) -> Trace {
+        Trace(parts.iter().map(|(name, text)| ((*name).to_owned(), text.as_bytes().to_vec())).collect())
+    }
+
+    #[test]
+    fn the_first_difference_is_shown_from_both_sides() {
+        let a = trace(&[("a", "same"), ("b", "one two"), ("c", "x")]);
+        assert_eq!(a.difference(&trace(&[("a", "same"), ("b", "one two"), ("c", "x")])), None);
+        let found = a.difference(&trace(&[("a", "same"), ("b", "one 2"), ("c", "y")])).unwrap();
+        assert_eq!(found, "b differs at byte 4:\n  first   one two\n  second  one 2\nand 1 more");
+        let found = a.difference(&trace(&[("a", "same"), ("b", "one two")])).unwrap();
+        assert_eq!(found, "c is only in the first run");
+        let found = trace(&[]).difference(&trace(&[("z", "")])).unwrap();
+        assert_eq!(found, "z is only in the second run");
+    }
+}

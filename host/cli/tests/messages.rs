@@ -1,0 +1,67 @@
+//! What a person reads is written for persons: no values as Rust prints them for its own.
+
+use std::path::{Path, PathBuf};
+
+fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|ending| ending == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// Lines of a file that are not for tests, with their numbers.
+fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    text.lines().enumerate().take_while(|(_, line)| *line != "#[cfg(test)]").map(|(at, line)| (at + 1, line))
+}
+
+/// Whether a line prints a value by `Debug`: `{x:?}` in a text, or `?x` in a log line.
+///
+/// A panic is for whoever mends the host, a single character is quoted as Rust does it, and what
+/// a comment on its line says is `not shown`.
+fn is_debug(line: &str) -> bool {
+    if line.contains("// not shown") {
+        return false;
+    }
+    let code = line.split("//").next().unwrap_or(line);
+    let is_log = ["tracing::", "info!(", "warn!(", "error!(", "debug!("].iter().any(|log| code.contains(log));
+    let alone = code.trim_start().strip_prefix('?').is_some_and(|name| name.starts_with(char::is_alphabetic));
+    let field = |at: usize| code[at + 1..].starts_with(|c: char| c.is_ascii_lowercase());
+    let logged =
+        is_log && code.match_indices(" ?").chain(code.match_indices("(?")).any(|(at, _)| field(at + 1));
+    let named = code.contains(":?}") || code.contains(":#?}") || code.contains("x?}");
+    let for_developers =
+        ["assert", "panic!", "unreachable!", "expect("].iter().any(|word| code.contains(word));
+    (logged || named || alone) && !for_developers && !code.contains("{c:?}")
+}
+
+/// Files whose text is for developers.
+const NOT_SHOWN: [&str; 2] = ["fuzzing.rs", "tests.rs"];
+
+#[test]
+fn no_text_for_persons_has_values_as_rust_prints_them() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(root).unwrap() {
+        let path = entry.unwrap().path();
+        // What it says names parts of modules, by the parser's names and as these are written.
+        if !path.ends_with("fuse") {
+            sources(&path.join("src"), &mut files);
+        }
+    }
+    assert!(files.len() > 100, "only {} sources found, so the check sees too little", files.len());
+    let mut wrong = Vec::new();
+    for file in files {
+        if NOT_SHOWN.iter().any(|name| file.ends_with(name)) {
+            continue;
+        }
+        let text = std::fs::read_to_string(&file).unwrap();
+        for (number, line) in lines(&text).filter(|(_, line)| is_debug(line)) {
+            wrong.push(format!("{}:{number}: {}", file.strip_prefix(root).unwrap().display(), line.trim()));
+        }
+    }
+    assert!(wrong.is_empty(), "write these for persons (`text::time`, `Display`):\n{}", wrong.join("\n"));
+}

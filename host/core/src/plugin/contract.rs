@@ -1,0 +1,241 @@
+//! What a component's type says, held against the contract.
+
+use std::fmt;
+
+use wasmtime::component::types::ComponentItem;
+
+/// The version of the package `rollout:plugin` that this host speaks.
+pub const CONTRACT_VERSION: &str = "0.1.0";
+
+const PACKAGE: &str = "rollout:plugin/";
+
+/// The contract's interfaces that a plugin may import.
+const OFFERED: [&str; 9] =
+    ["types", "context", "samples", "calls", "models", "tools", "artifacts", "log", "observations"];
+
+/// Something that a component imports or exports.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Item {
+    /// Its full name, version included.
+    pub name: String,
+    /// What it is: an interface, a function or something else.
+    pub kind: &'static str,
+    /// The functions of an interface.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub functions: Vec<String>,
+    /// Of an import: what is behind it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grant: Option<Grant>,
+}
+
+/// What this host puts behind an import.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Grant {
+    /// It works.
+    Granted,
+    /// It is there because standard libraries import it, and there is nothing in it: no
+    /// files, no arguments, no variables, no input, no terminal.
+    Empty,
+    /// Every call is answered that access is denied.
+    Refused,
+    /// It is not there, so a component that imports it cannot be served.
+    Missing,
+}
+
+impl Grant {
+    /// The word for it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Granted => "granted",
+            Self::Empty => "empty",
+            Self::Refused => "refused",
+            Self::Missing => "missing",
+        }
+    }
+
+    /// What is behind the import of this name. The instance's WASI context is made to match
+    /// (`Imports::wasi`).
+    fn of(name: &str) -> Self {
+        if let Some((interface, version)) = of_contract(name) {
+            let is_offered = version == CONTRACT_VERSION && OFFERED.contains(&interface);
+            return if is_offered { Self::Granted } else { Self::Missing };
+        }
+        if !is_offered_wasi(name) {
+            return Self::Missing;
+        }
+        let interface = name.split_once('@').map_or(name, |(interface, _)| interface);
+        match interface {
+            // Standard output and error go to the rollout's log.
+            "wasi:cli/stdout" | "wasi:cli/stderr" | "wasi:cli/exit" => Self::Granted,
+            _ if interface.starts_with("wasi:cli/") || interface.starts_with("wasi:filesystem/") => {
+                Self::Empty
+            }
+            _ if interface.starts_with("wasi:sockets/") => Self::Refused,
+            // Streams and clocks; random numbers that the rollout decides.
+            _ => Self::Granted,
+        }
+    }
+}
+
+/// Why a component cannot be served, naming the import or export.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(tag = "problem", rename_all = "snake_case")]
+pub enum Problem {
+    /// It has nothing that a host runs.
+    NothingToRun,
+    /// It has both agent forms, and nobody can tell which is meant.
+    TwoAgentForms,
+    /// It was built for another version of the contract.
+    OtherVersion {
+        /// The import or export.
+        name: String,
+    },
+    /// It imports what no host of this contract gives.
+    UnknownImport {
+        /// The import.
+        name: String,
+    },
+    /// Names fit, types do not.
+    DoesNotLink {
+        /// What the engine says, which names the item.
+        reason: String,
+    },
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NothingToRun => write!(
+                f,
+                "it exports none of {PACKAGE}workflow@{CONTRACT_VERSION}, {PACKAGE}agent-loop@{CONTRACT_VERSION}, \
+                 {PACKAGE}grader@{CONTRACT_VERSION} and {PACKAGE}tool@{CONTRACT_VERSION}; in Rust, \
+                 `rollout_sdk::export!` does"
+            ),
+            Self::TwoAgentForms => write!(
+                f,
+                "it exports both {PACKAGE}workflow@{CONTRACT_VERSION} and {PACKAGE}agent-loop@{CONTRACT_VERSION}; \
+                 export one of them"
+            ),
+            Self::OtherVersion { name } => write!(
+                f,
+                "'{name}' is of another version of the contract; this host speaks {CONTRACT_VERSION}, so rebuild \
+                 the plugin with an SDK of that version (in a Rust project, `rollout-host update-sdk` brings it)"
+            ),
+            Self::UnknownImport { name } => {
+                write!(f, "it imports '{name}', which this host does not give")?;
+                if name.starts_with("wasi:http") || name.starts_with("wasi:sockets") {
+                    write!(f, "; a plugin has no network, and reaches its model through {PACKAGE}chat")?;
+                }
+                Ok(())
+            }
+            Self::DoesNotLink { reason } => write!(f, "{reason}"),
+        }
+    }
+}
+
+pub(super) fn item(engine: &wasmtime::Engine, name: String, item: &ComponentItem) -> Item {
+    let (kind, functions) = match item {
+        ComponentItem::ComponentInstance(instance) => {
+            let functions = instance
+                .exports(engine)
+                .filter(|(_, item)| matches!(item.ty, ComponentItem::ComponentFunc(_)))
+                .map(|(name, _)| name.to_owned())
+                .collect();
+            ("interface", functions)
+        }
+        ComponentItem::ComponentFunc(_) => ("function", Vec::new()),
+        ComponentItem::Component(_) => ("component", Vec::new()),
+        ComponentItem::Module(_) | ComponentItem::CoreFunc(_) => ("core item", Vec::new()),
+        ComponentItem::Type(_) | ComponentItem::Resource(_) => ("type", Vec::new()),
+    };
+    Item { name, kind, functions, grant: None }
+}
+
+/// The same of an import, with what is behind it.
+pub(super) fn import(engine: &wasmtime::Engine, name: String, import: &ComponentItem) -> Item {
+    let grant = Some(Grant::of(&name));
+    Item { grant, ..item(engine, name, import) }
+}
+
+/// The interface and version of a name of the contract's package.
+fn of_contract(name: &str) -> Option<(&str, &str)> {
+    let rest = name.strip_prefix(PACKAGE)?;
+    Some(rest.split_once('@').unwrap_or((rest, "")))
+}
+
+pub(super) fn version<'a>(mut items: impl Iterator<Item = &'a Item>) -> Option<String> {
+    items.find_map(|item| of_contract(&item.name)).map(|(_, version)| version.to_owned())
+}
+
+pub(super) fn exports(exports: &[Item], interface: &str) -> bool {
+    exports.iter().any(|item| of_contract(&item.name) == Some((interface, CONTRACT_VERSION)))
+}
+
+pub(super) fn problems(
+    exported: &[Item],
+    imported: &[Item],
+    link_error: Option<&wasmtime::Error>,
+) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for item in exported.iter().chain(imported) {
+        if of_contract(&item.name).is_some_and(|(_, version)| version != CONTRACT_VERSION) {
+            problems.push(Problem::OtherVersion { name: item.name.clone() });
+        }
+    }
+    for item in imported {
+        let is_other_version =
+            of_contract(&item.name).is_some_and(|(_, version)| version != CONTRACT_VERSION);
+        if !is_other_version && Grant::of(&item.name) == Grant::Missing {
+            problems.push(Problem::UnknownImport { name: item.name.clone() });
+        }
+    }
+    if problems.is_empty() {
+        if let Some(error) = link_error {
+            problems.push(Problem::DoesNotLink { reason: format!("{error:#}") });
+        }
+        if !["workflow", "agent-loop", "grader", "tool"].iter().any(|form| exports(exported, form)) {
+            problems.push(Problem::NothingToRun);
+        }
+        if exports(exported, "workflow") && exports(exported, "agent-loop") {
+            problems.push(Problem::TwoAgentForms);
+        }
+    }
+    problems
+}
+
+/// The packages of WASI 0.2 that a language's standard library links, with nothing
+/// granted behind them.
+fn is_offered_wasi(name: &str) -> bool {
+    ["wasi:io/", "wasi:clocks/", "wasi:random/", "wasi:cli/", "wasi:filesystem/", "wasi:sockets/"]
+        .iter()
+        .any(|package| name.starts_with(package))
+        && name.split_once('@').is_some_and(|(_, version)| version.starts_with("0.2."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_behind_an_import_is_known_by_its_name() {
+        fn check(name: &str, expected: Grant) {
+            assert_eq!(Grant::of(name), expected, "{name}");
+        }
+        check("rollout:plugin/models@0.1.0", Grant::Granted);
+        check("rollout:plugin/models@0.9.0", Grant::Missing);
+        check("rollout:plugin/other@0.1.0", Grant::Missing);
+        check("wasi:io/streams@0.2.6", Grant::Granted);
+        check("wasi:clocks/wall-clock@0.2.0", Grant::Granted);
+        check("wasi:random/random@0.2.0", Grant::Granted);
+        check("wasi:cli/stderr@0.2.0", Grant::Granted);
+        check("wasi:cli/environment@0.2.0", Grant::Empty);
+        check("wasi:cli/stdin@0.2.0", Grant::Empty);
+        check("wasi:cli/terminal-stdout@0.2.0", Grant::Empty);
+        check("wasi:filesystem/preopens@0.2.0", Grant::Empty);
+        check("wasi:sockets/tcp@0.2.0", Grant::Refused);
+        check("wasi:http/outgoing-handler@0.2.0", Grant::Missing);
+        check("wasi:io/streams@0.3.0", Grant::Missing);
+        check("vendor:gpu/kernels", Grant::Missing);
+    }
+}

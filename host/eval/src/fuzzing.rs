@@ -1,0 +1,23 @@
+//! What is fuzzed of an evaluation: its data, and what it reads back of its own.
+
+use crate::rows::fuzzing::rows;
+use crate::{ResultLine, Tally};
+
+/// A target: what any bytes are given to.
+pub type Target = fn(&[u8]);
+
+/// The targets of this crate, by the names of their programs and of the directories of their corpora.
+pub const TARGETS: [(&str, Target); 2] = [("rows", rows), ("result_line", result_line)];
+
+/// A line of results that is read back.
+fn result_line(bytes: &[u8]) {
+    let Ok(line) = serde_json::from_slice::<ResultLine>(bytes) else { return };
+    let Ok(text) = line.checked_text() else { return };
+    let read: ResultLine = serde_json::from_str(&text).expect("what was written can be read");
+    assert_eq!(read.checked_text().as_deref(), Ok(text.as_str()), "and is written the same again");
+    Tally::new(1, 1.0).add(&read);
+}
+
+#[cfg(test)]
+#[path = "../../../fuzz/corpus.rs"]
+mod corpus;

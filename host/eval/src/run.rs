@@ -1,0 +1,288 @@
+//! Runs every row as often as asked, and writes each result down as it comes.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::results::{
+    Journal, JournalError, LimitLine, Outcome as Scored, ResultLine, SampleLine, TEXT_BYTES_MAX,
+};
+use super::rows::Row;
+use super::stats::Tally;
+use rollout_core::id::RolloutId;
+use rollout_core::outbound::{InvalidEndpoint, ModelEndpoint, Secret};
+use rollout_core::rollout::{
+    self, AdmitError, AfterWorkflow, Ended, Failure, FailureKind, Finished, FinishedSample, Host, LimitUse,
+    LoopOptions, ModelAddress, Next, RequestSecrets, Resources, Rollout, RolloutRequest, Steps, drive,
+};
+use rollout_core::text::beginning;
+use rollout_core::wire::openai::content_text;
+
+/// What is to be run.
+pub struct Work {
+    /// The rows.
+    pub rows: Vec<Row>,
+    /// Times that each is run.
+    pub runs_per_row: usize,
+    /// Rollouts at once; the host should take as many.
+    pub concurrency: usize,
+    /// The model that is evaluated.
+    pub model: Model,
+}
+
+/// A model that many rollouts ask: where it is, and the connection to it that they share.
+#[derive(Clone)]
+pub struct Model {
+    address: ModelAddress,
+    secrets: RequestSecrets,
+    endpoint: Arc<ModelEndpoint>,
+}
+
+impl Model {
+    /// The model of this name at a server, whose address is without `/chat/completions`.
+    pub fn new(base_url: &str, name: &str, key: Option<Secret>) -> Result<Self, InvalidEndpoint> {
+        let (address, secrets) = ModelAddress::split(base_url, name, key);
+        let endpoint = Arc::new(secrets.endpoint(&address)?);
+        Ok(Self { address, secrets, endpoint })
+    }
+
+    /// The connection to it.
+    pub fn endpoint(&self) -> &Arc<ModelEndpoint> {
+        &self.endpoint
+    }
+}
+
+/// How an evaluation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Every rollout has a result.
+    Complete,
+    /// It was stopped; what has a result is kept.
+    Stopped,
+}
+
+/// Why an evaluation could not go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunError {
+    /// A result could not be kept.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// The host refused a rollout.
+    #[error("the host took no rollout for row {row}")]
+    Refused {
+        /// The row.
+        row: usize,
+        /// Why.
+        #[source]
+        source: AdmitError,
+    },
+}
+
+/// Runs what the journal has no result of. `seen` is called after each result.
+pub async fn run(
+    host: &Host,
+    work: Work,
+    journal: &mut Journal,
+    tally: &mut Tally,
+    stop: CancellationToken,
+    mut seen: impl FnMut(&Tally),
+) -> Result<End, RunError> {
+    let mut todo = (0..work.runs_per_row)
+        .flat_map(|run| work.rows.iter().enumerate().map(move |row| (row, run)))
+        .filter(|((_, row), run)| !journal.is_finished(row.index, *run))
+        .collect::<Vec<_>>()
+        .into_iter()
+        .peekable();
+    let mut under_way = JoinSet::new();
+    let root = journal.dir().to_owned();
+    // Not read from the token: a stop between two looks at it would cancel nothing.
+    let mut cancelled = false;
+    loop {
+        // Where memory is short, what runs ends before more is begun.
+        let may_begin = |under_way: &JoinSet<_>| {
+            under_way.is_empty()
+                || under_way.len() < work.concurrency && host.budget().check_new_work(0).is_ok()
+        };
+        while may_begin(&under_way) && !stop.is_cancelled() {
+            let Some(&((at, row), run)) = todo.peek() else { break };
+            let rollout = match admit(host, row, run, &work.model) {
+                Ok(rollout) => rollout,
+                // What is under way may hold what there is no room for, and gives it back.
+                Err(_) if !under_way.is_empty() => break,
+                Err(source) => return Err(RunError::Refused { row: row.index, source }),
+            };
+            todo.next();
+            under_way.spawn(async move { (at, run, complete(rollout).await) });
+        }
+        let ended = tokio::select! {
+            ended = under_way.join_next() => ended,
+            () = stop.cancelled(), if !cancelled => {
+                cancelled = true;
+                host.cancel_all();
+                continue;
+            }
+        };
+        match ended {
+            None => break,
+            // The rollout has no result and is run again on resuming; the driver said so.
+            Some(Ok((_, _, Err(_)))) => {}
+            Some(Ok((at, run, Ok(finished)))) => {
+                let line = line(&work.rows[at], run, &finished, &root);
+                // What was stopped from outside is no result, and is run again.
+                if line.kind.as_deref() != Some(FailureKind::Cancelled.as_str()) {
+                    journal.append(&line)?;
+                    tally.add(&line);
+                    seen(tally);
+                }
+            }
+            Some(Err(error)) => tracing::error!(%error, "the host panicked beside a rollout"),
+        }
+    }
+    journal.sync()?;
+    Ok(if stop.is_cancelled() { End::Stopped } else { End::Complete })
+}
+
+/// An id that names the attempt, the same whenever the evaluation is repeated, so
+/// that a model's server that is seeded by it answers the same.
+fn rollout_id(row: usize, run: usize) -> RolloutId {
+    let text = format!("row-{row:05}-run-{run}");
+    RolloutId::parse(text).unwrap_or_else(|_| unreachable!("letters, digits and dashes are one segment"))
+}
+
+/// Admits one run of a row.
+pub fn admit(host: &Host, row: &Row, run: usize, model: &Model) -> Result<Box<Rollout>, AdmitError> {
+    let Model { address, secrets, endpoint } = model.clone();
+    host.admit(request(row, run, address), Resources { model: endpoint, secrets, charge: None })
+}
+
+fn request(row: &Row, run: usize, model: ModelAddress) -> RolloutRequest {
+    RolloutRequest {
+        id: rollout_id(row.index, run),
+        caller_id: None,
+        attempt: 1,
+        prompt: row.prompt.iter().map(AsRef::as_ref).collect(),
+        label: row.label.clone(),
+        metadata: row.metadata.clone().map(Into::into),
+        loop_options: LoopOptions::default(),
+        model,
+        samples_max: u32::MAX,
+        samples_must_ask: false,
+        workflow_secs: None,
+        grader_secs: None,
+        trajectory_extra: None,
+    }
+}
+
+/// Runs a rollout to its end. The error is the host's, which panicked in it.
+pub async fn complete(rollout: Box<Rollout>) -> Result<Box<Finished>, Failure> {
+    drive(rollout, Box::new(Graded)).await
+}
+
+/// A rollout that is graded where it can be, and notifies nobody.
+struct Graded;
+
+impl Steps for Graded {
+    type End = Result<Box<Finished>, Failure>;
+
+    fn after_workflow<'a>(&'a self, _ran: Result<(), &'a Failure>) -> AfterWorkflow<'a> {
+        AfterWorkflow::Go(Next::Grade)
+    }
+
+    async fn finished(self: Box<Self>, ended: Ended) -> Self::End {
+        match ended {
+            Ended::Finished(finished) | Ended::Cancelled(finished) => Ok(finished),
+            Ended::Crashed(failure) => Err(failure),
+        }
+    }
+}
+
+fn line(row: &Row, run: usize, finished: &Finished, root: &Path) -> ResultLine {
+    let (outcome, reward, failure) = match &finished.outcome {
+        rollout::Outcome::Scored { reward } => (Scored::Scored, Some(*reward), None),
+        rollout::Outcome::Unscored(failure) => (Scored::Unscored, None, Some(failure)),
+    };
+    let several = finished.samples.len() > 1;
+    let counts = finished.samples.iter().find(|sample| !sample.record.withdrawn);
+    ResultLine {
+        row: row.index,
+        run,
+        rollout_id: finished.id.as_str().to_owned(),
+        reward,
+        outcome,
+        stage: failure.map(|failure| failure.stage.as_str().to_owned()),
+        kind: failure.map(|failure| failure.kind.as_str().to_owned()),
+        fault: failure.map(|failure| failure.fault.as_str().to_owned()),
+        reason: failure.map(|failure| failure.reason.clone()),
+        prompt: last_text(row.prompt.iter().map(|message| message.get()), "user"),
+        label: row.label.as_deref().map(|label| beginning(label, TEXT_BYTES_MAX)),
+        answer: counts.and_then(answer),
+        metrics: finished.metrics(),
+        samples: finished.samples.iter().map(|one| sample(one, several)).collect(),
+        chat_calls: finished.spent.chat_calls,
+        chat_retries: finished.spent.chat_retries,
+        prompt_tokens: finished.spent.prompt_tokens,
+        completion_tokens: finished.spent.completion_tokens,
+        guest_cpu_ms: millis(finished.spent.guest_cpu),
+        memory_bytes_peak: finished.spent.memory_bytes_peak as u64,
+        host_calls: finished.spent.host_calls,
+        waited_ms: millis(finished.spent.waited()),
+        model_ms: millis(finished.spent.model_time),
+        limits_fired: finished.limits.iter().filter(|limit| limit.fired > 0).map(fired).collect(),
+        duration_ms: millis(finished.duration),
+        queued_ms: millis(finished.queued),
+        trajectory: finished
+            .trajectory()
+            .map(|path| path.strip_prefix(root).unwrap_or(path).to_string_lossy().into_owned()),
+    }
+}
+
+fn fired(limit: &LimitUse) -> (String, LimitLine) {
+    let LimitUse { name, max, used, fired, asked } = limit.clone();
+    (name.into_owned(), LimitLine { max, used, asked, times: fired })
+}
+
+/// What the model said last in a sample.
+fn answer(sample: &FinishedSample) -> Option<String> {
+    last_text(sample.record.messages.iter(), "assistant")
+}
+
+/// The text of the last message of a role that has some, of the length that a line takes.
+fn last_text<'a>(messages: impl DoubleEndedIterator<Item = &'a str>, role: &str) -> Option<String> {
+    /// As much of a message as is needed.
+    #[derive(Deserialize)]
+    struct Said<'a> {
+        #[serde(borrow)]
+        role: std::borrow::Cow<'a, str>,
+        #[serde(borrow, default)]
+        content: Option<&'a RawValue>,
+    }
+    messages
+        .rev()
+        .filter_map(|message| serde_json::from_str::<Said<'_>>(message).ok())
+        .filter(|said| said.role == role)
+        .find_map(|said| {
+            said.content.map(|content| content_text(content.get())).filter(|text| !text.is_empty())
+        })
+        .map(|text| beginning(&text, TEXT_BYTES_MAX))
+}
+
+fn sample(sample: &FinishedSample, several: bool) -> SampleLine {
+    SampleLine {
+        id: sample.record.id.as_str().to_owned(),
+        reward: sample.reward,
+        withdrawn: sample.record.withdrawn,
+        answer: several.then(|| answer(sample)).flatten(),
+        metrics: sample.record.metrics.clone().into_iter().collect::<BTreeMap<_, _>>(),
+    }
+}
+
+fn millis(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e6).round() / 1e3
+}

@@ -1,0 +1,238 @@
+//! The connections of callers: taken, served, ended.
+//!
+//! HTTP/1.1, because a connection that could turn into HTTP/2 costs twice the memory while it
+//! waits, and a trainer has one open for every rollout whose result it waits for. A handler may
+//! upgrade a connection to a protocol of its own, such as WebSocket. It is that handler's then:
+//! it makes room for nobody, counts as open, and reads an end when the server stops.
+//!
+//! There are as many connections as there are descriptors for ([`rollout_core::capacity`]). What is
+//! silent makes room for what is new, so that neither those who open connections and say
+//! nothing nor those who keep idle ones can shut a server.
+
+mod table;
+mod watched;
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use hyper::body::Incoming;
+use hyper::header::{CONNECTION, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::Service;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::connection::{Crowded, WhenWritten};
+use rollout_core::capacity::CALLERS_SPARE;
+use table::{Known, Stage, Table};
+use watched::{AtTheEnd, InTime, Sent, Stream};
+
+/// Connections that may wait to be accepted. A trainer opens thousands at once, and one
+/// that finds no place is tried again seconds later. The kernel caps it.
+const BACKLOG: u32 = 16_384;
+
+/// What a connection reads ahead, and with it the longest head. Callers' heads have a few
+/// hundred bytes.
+const READ_BYTES_MAX: usize = 32 << 10;
+
+/// How often connections are looked at that have been silent for too long.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long to wait where the process has no descriptor left for a connection.
+const NO_DESCRIPTOR_PAUSE: Duration = Duration::from_millis(100);
+
+/// Takes an address, for which a privilege may be needed, without listening yet.
+pub fn bind(address: SocketAddr) -> io::Result<TcpSocket> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // A restarted server takes its port over from connections that are still closing.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    Ok(socket)
+}
+
+/// Listens on the address that was taken; within the runtime.
+pub fn listen(socket: TcpSocket) -> io::Result<TcpListener> {
+    socket.listen(BACKLOG)
+}
+
+/// Serves whoever connects, at most `callers_max` at once, until `drained`; then lets what is
+/// under way end.
+pub async fn serve(listener: TcpListener, router: Router, callers_max: usize, drained: CancellationToken) {
+    let connections = TaskTracker::new();
+    let table = Table::new();
+    let sweeping = connections.spawn(sweep(table.clone()));
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            () = drained.cancelled() => break,
+            accepted = accept(&listener, &table, callers_max) => accepted,
+        };
+        match accepted {
+            Ok((stream, is_crowded)) => {
+                let served = Served { router: router.clone(), is_crowded, known: table.enter() };
+                connections.spawn(connection(stream, served, drained.clone()));
+            }
+            // One caller that went away before it was accepted is nobody's problem.
+            Err(error) if is_the_callers(&error) => {}
+            Err(error) => {
+                tracing::warn!(%error, open = table.open(), "no connection can be accepted; trying again");
+                table.make_room();
+                tokio::time::sleep(NO_DESCRIPTOR_PAUSE).await;
+            }
+        }
+    }
+    drop(listener);
+    sweeping.abort();
+    connections.close();
+    connections.wait().await;
+}
+
+/// Takes the next connection, and waits until there is a descriptor for more. Says whether it is beyond
+/// those that may be worked for.
+async fn accept(
+    listener: &TcpListener,
+    table: &Arc<Table>,
+    callers_max: usize,
+) -> io::Result<(TcpStream, bool)> {
+    let (stream, _) = listener.accept().await?;
+    if table.open() >= callers_max && !table.make_room() {
+        // Those that came just before are looked at first: of them one may be silent.
+        tokio::task::yield_now().await;
+        if table.open() >= callers_max {
+            table.make_room();
+        }
+    }
+    // The one that goes may take a moment, in which it has its descriptor still. Nobody is sent
+    // away before there is somebody to make room for.
+    while table.descriptors() >= callers_max + CALLERS_SPARE {
+        table.make_room();
+        table.left().await;
+    }
+    let is_crowded = table.open() >= callers_max;
+    Ok((stream, is_crowded))
+}
+
+async fn sweep(table: Arc<Table>) {
+    let mut interval = tokio::time::interval(SWEEP_INTERVAL);
+    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        interval.tick().await;
+        table.sweep();
+    }
+}
+
+fn is_the_callers(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
+}
+
+/// What one connection is served by.
+struct Served {
+    router: Router,
+    is_crowded: bool,
+    known: Arc<Known>,
+}
+
+/// One connection's requests, each with what the connection has to know of it.
+struct Watching {
+    inner: TowerToHyperService<Router>,
+    is_crowded: bool,
+    known: Arc<Known>,
+    at_the_end: Arc<AtTheEnd>,
+}
+
+impl Service<Request<Incoming>> for Watching {
+    type Response = Response<Sent>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn call(&self, request: Request<Incoming>) -> Self::Future {
+        let (known, at_the_end) = (self.known.clone(), self.at_the_end.clone());
+        // What is asked for by HEAD is told by nobody.
+        let is_crowded = self.is_crowded;
+        let is_told = request.method() != Method::HEAD;
+        let mut request = request.map(|body| InTime::new(body, known.clone()));
+        if is_crowded {
+            request.extensions_mut().insert(Crowded);
+        }
+        let response = self.inner.call(request);
+        Box::pin(async move {
+            let mut response: Response<Body> = response.await?;
+            let is_upgraded = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+            if is_crowded && !is_upgraded {
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            let then = response.extensions_mut().remove::<WhenWritten>();
+            at_the_end.set(then.filter(|_| is_told));
+            let response = response.map(|body| Sent::new(body, known.clone()));
+            if is_upgraded {
+                known.is_at(Stage::Upgraded);
+            }
+            Ok(response)
+        })
+    }
+}
+
+async fn connection(tcp: TcpStream, served: Served, drained: CancellationToken) {
+    if let Err(error) = tcp.set_nodelay(true) {
+        tracing::debug!(%error, "TCP_NODELAY not set");
+    }
+    let Served { router, is_crowded, known } = served;
+    let at_the_end = Arc::<AtTheEnd>::default();
+    let service = Watching {
+        inner: TowerToHyperService::new(router),
+        is_crowded,
+        known: known.clone(),
+        at_the_end: at_the_end.clone(),
+    };
+    let (alive, mut gone) = oneshot::channel();
+    let stream = Stream { tcp, known: known.clone(), at_the_end, linger: None, _alive: alive };
+    let mut protocol = http1::Builder::new();
+    // Who is silent for too long is closed by the table, which tells a head from a pause.
+    protocol.max_buf_size(READ_BYTES_MAX).header_read_timeout(None::<Duration>);
+    let served = protocol.serve_connection(TokioIo::new(stream), service).with_upgrades();
+    let mut served = pin!(served);
+    let mut is_ending = false;
+    let ended = loop {
+        tokio::select! {
+            ended = served.as_mut() => break ended,
+            () = drained.cancelled(), if !is_ending => is_ending = true,
+            () = known.must_close() => {
+                // A request that came in the last moment is served.
+                if known.stage() != Stage::Working {
+                    tracing::debug!("a caller's connection was silent for too long, or made room for another");
+                    return;
+                }
+                is_ending = true;
+            }
+        }
+        served.as_mut().graceful_shutdown();
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a caller's connection failed");
+    }
+    if known.stage() == Stage::Upgraded {
+        // Its handler has the stream, which says by its end that it is gone.
+        tokio::select! {
+            _ = &mut gone => {}
+            () = drained.cancelled() => {
+                known.hang_up();
+                let _ = gone.await;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,429 @@
+//! Generation A: a rollout is asked for with its tools as the answer, its model and the
+//! place for its result are at the caller's own server.
+
+mod records;
+mod request;
+mod tools;
+
+use std::ops::ControlFlow;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde::Serialize;
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+use subtle::ConstantTimeEq;
+use tokio::time::Instant;
+
+use super::body::Body;
+use super::error::ApiError;
+use super::reports::Due;
+use super::statuses::{Known, Over};
+use super::{BODY_BYTES_MAX, Osmosis};
+use records::{Kept, Leading, Part, Records};
+use request::Init;
+use rollout_assembly::config::OsmosisInit;
+use rollout_core::budget::Budget;
+use rollout_core::outbound::{CallbackClient, Secret};
+use rollout_core::rollout::{
+    AdmitError, AfterWorkflow, Ended, Failure, FailureKind, Finished, Host, LoopReport, Next, Outcome,
+    Rollout, Stage, Steps, drive,
+};
+use rollout_core::wire::messages::Messages;
+use tools::WireTool;
+
+/// What this generation needs besides what all need.
+pub struct Settings {
+    /// Times and bounds.
+    pub init: OsmosisInit,
+    /// The agent's name, which its callers are told by.
+    pub agent_name: String,
+    /// Who posts results.
+    pub completions: CallbackClient,
+}
+
+/// This generation's part of the server.
+pub(super) struct Server {
+    settings: OsmosisInit,
+    agent_name: String,
+    completions: CallbackClient,
+    records: Arc<Records>,
+}
+
+impl Server {
+    pub fn new(settings: Settings, budget: Budget) -> Self {
+        let Settings { init, agent_name, completions } = settings;
+        let records = Arc::new(Records::new(init.record_ttl, init.cleanup_interval, budget));
+        Self { settings: init, agent_name, completions, records }
+    }
+
+    /// Forgets what is due, and more where room is needed.
+    pub fn sweep(&self) {
+        self.records.sweep();
+    }
+
+    /// Whether no other generation is served.
+    pub fn is_alone(&self) -> bool {
+        self.settings.alone
+    }
+
+    /// What callers of this generation are told of a host's health.
+    pub fn health(&self) -> Map<String, Value> {
+        let (active, completed) = self.records.counts(Instant::now());
+        let fields: [(&str, Value); 4] = [
+            ("status", "healthy".into()),
+            ("agent_loop", self.agent_name.as_str().into()),
+            ("active_rollouts", active.into()),
+            ("completed_rollouts", completed.into()),
+        ];
+        fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    }
+}
+
+/// Why callers of this generation cannot be served by this host, if they cannot: tools
+/// that its form has no place for. Tools that depend on the request are known when it
+/// comes, and so are those of a loop that says none without one.
+pub async fn cannot_carry(host: &Host) -> Option<String> {
+    let tools = host.usual_tools().await.ok()?;
+    let tools: Vec<Box<RawValue>> =
+        tools.iter().filter_map(|text| Some(rollout_core::wire::object(text).ok()?.to_owned())).collect();
+    tools::typed(&tools).err()
+}
+
+/// Its routes. Their key is asked for in this generation's way.
+pub(super) fn router() -> Router<Osmosis> {
+    Router::new().route("/v1/rollout/init", post(init)).route("/platform/health", get(platform_health))
+}
+
+/// Why there is no answer to a request.
+#[derive(Clone, Debug)]
+pub(super) enum Refused {
+    /// It was not taken on.
+    Admit(AdmitError),
+    /// Its tools cannot be told: why.
+    Tools(String),
+    /// The work for it broke off.
+    Crashed,
+}
+
+impl From<Refused> for ApiError {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Admit(error) => error.into(),
+            Refused::Tools(why) => Self::Internal(why),
+            Refused::Crashed => Self::Internal("Internal Server Error".to_owned()),
+        }
+    }
+}
+
+/// Whether a request carries the server's key: after the word `Bearer` in any case, or
+/// as it is.
+pub(super) fn is_authorised(key: &Secret, headers: &HeaderMap) -> bool {
+    let given = headers.get(header::AUTHORIZATION).map_or(&[][..], |value| value.as_bytes()).trim_ascii();
+    let given = match given.iter().position(u8::is_ascii_whitespace) {
+        Some(end) if given[..end].eq_ignore_ascii_case(b"bearer") => given[end..].trim_ascii(),
+        _ => given,
+    };
+    given.ct_eq(key.expose().as_bytes()).into()
+}
+
+/// The same as `/health`, for a platform that wants to know whether its key is right.
+async fn platform_health(State(osmosis): State<Osmosis>) -> Result<Json<Map<String, Value>>, ApiError> {
+    if !osmosis.0.is_keyed {
+        return Err(ApiError::NoRoute);
+    }
+    Ok(Json(osmosis.0.init.health()))
+}
+
+/// Takes a rollout on and answers with its tools. A request that came before has the
+/// answer that it had.
+async fn init(
+    State(osmosis): State<Osmosis>,
+    headers: HeaderMap,
+    body: Result<Body<BODY_BYTES_MAX>, ApiError>,
+) -> Result<Response, ApiError> {
+    osmosis.keep_swept();
+    let inner = &osmosis.0;
+    let read = |bytes: &[u8]| request::read(&headers, bytes, &inner.init.settings, inner.host.form());
+    let request = osmosis.read_for_rollout(body, read)?;
+    let answer = match inner.init.records.join(&request.key, Instant::now()) {
+        Part::Follower(following) => following,
+        Part::Leader(leading) => {
+            let following = leading.following();
+            // A caller that goes away does not take the rollout with it.
+            inner.tasks.spawn(lead(osmosis.clone(), request, leading));
+            following
+        }
+    };
+    let body = answer.answer().await?;
+    Ok((StatusCode::ACCEPTED, [(header::CONTENT_TYPE, "application/json")], body).into_response())
+}
+
+/// What a caller is told at once.
+#[derive(Serialize)]
+struct Accepted<'a> {
+    rollout_id: &'a str,
+    tools: Vec<WireTool>,
+}
+
+/// Answers a request and runs its rollout.
+async fn lead(osmosis: Osmosis, request: Init, leading: Leading) {
+    let Init { rollout, resources, id, completed_url, api_key, gradable, key: _ } = request;
+    let rollout = match osmosis.0.host.admit(rollout, resources) {
+        Ok(rollout) => rollout,
+        Err(error) => return leading.fail(Refused::Admit(error)),
+    };
+    let call = Box::new(Call {
+        due: osmosis.0.reports.promise(&id),
+        known: osmosis.0.statuses.begins(rollout.id().clone(), rollout.handle()),
+        grade: gradable && osmosis.0.host.grader().is_some(),
+        answer: Mutex::new(Some(Answer::Due(leading))),
+        osmosis,
+        id,
+        completed_url,
+        api_key,
+    });
+    drive(rollout, call).await;
+}
+
+/// A rollout whose caller is answered with its tools and notified of its end.
+struct Call {
+    osmosis: Osmosis,
+    id: String,
+    completed_url: String,
+    api_key: Option<Secret>,
+    grade: bool,
+    known: Known,
+    due: Due,
+    answer: Mutex<Option<Answer>>,
+}
+
+/// How far the answer to a request is.
+enum Answer {
+    /// It is not answered. Whoever drops this answers that the work broke off.
+    Due(Leading),
+    /// There are no tools to answer with: why. It is answered when the rollout is over.
+    NoTools(Leading, String),
+    /// It was answered.
+    Given(Kept),
+}
+
+impl Answer {
+    /// Answers with the tools, where there are some.
+    fn with(self, id: &str, tools: Result<Vec<WireTool>, Failure>) -> Self {
+        match (self, tools) {
+            (Self::Due(leading), Ok(tools)) => {
+                // Text, and JSON that was made of checked parts.
+                let body = serde_json::to_vec(&Accepted { rollout_id: id, tools }).unwrap_or_default();
+                Self::Given(leading.answer(body.into()))
+            }
+            (Self::Due(leading), Err(failure)) => Self::NoTools(leading, failure.reason),
+            (other, _) => other,
+        }
+    }
+}
+
+impl Steps for Call {
+    type End = ();
+
+    async fn before_workflow(&self, rollout: &mut Rollout) -> ControlFlow<()> {
+        let tools = Box::pin(rollout.tools(|tools| tools::typed(&tools))).await;
+        let next = if tools.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
+        let mut answer = self.answer();
+        *answer = answer.take().map(|answer| answer.with(&self.id, tools));
+        next
+    }
+
+    fn after_workflow<'a>(&'a self, _ran: Result<(), &'a Failure>) -> AfterWorkflow<'a> {
+        AfterWorkflow::Go(Next::graded(self.grade))
+    }
+
+    /// Posts the one completion.
+    async fn finished(self: Box<Self>, ended: Ended) {
+        // Its record is kept from the time at which the caller has heard all.
+        let _kept = match self.answer().take() {
+            Some(Answer::Given(kept)) => kept,
+            Some(Answer::NoTools(leading, why)) => {
+                self.due.kept();
+                return leading.fail(Refused::Tools(why));
+            }
+            Some(Answer::Due(_)) | None => return,
+        };
+        let body = match ended {
+            // Whoever stopped it wants to hear nothing more of it.
+            Ended::Cancelled(_) => {
+                self.known.ends(Over::word("cancelled"));
+                return self.due.cancelled();
+            }
+            Ended::Finished(finished) => self.completed(&finished),
+            Ended::Crashed(crashed) => {
+                self.known.ends(Over::word("failure"));
+                encoded(&Completed::failed(&self.id, &crashed.reason, Metrics::default()))
+            }
+        };
+        // A result that its caller does not take is not followed by another that says
+        // something else.
+        let completions = &self.osmosis.0.init.completions;
+        match completions.post(&self.completed_url, self.api_key.as_ref(), body).await {
+            Ok(_) => self.due.kept(),
+            Err(undelivered) => tracing::warn!(%undelivered, "completion not delivered"),
+        }
+    }
+}
+
+impl Call {
+    fn answer(&self) -> MutexGuard<'_, Option<Answer>> {
+        self.answer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The completion, with what anybody may know of it.
+    fn completed(&self, finished: &Finished) -> Bytes {
+        let messages =
+            finished.samples.first().map(|sample| sample.record.messages.clone()).unwrap_or_default();
+        let metrics = Metrics::of(finished);
+        let done = |reward| Completed {
+            rollout_id: &self.id,
+            status: "COMPLETED",
+            final_messages: messages.clone(),
+            finish_reason: finished.loop_report.as_ref().map_or("stop", |report| &report.finish_reason),
+            error_message: None,
+            reward,
+            metrics,
+            extra_fields: json!({}),
+        };
+        let completed = match &finished.outcome {
+            Outcome::Scored { reward } => done(Some(*reward)),
+            Outcome::Unscored(failure) if failure.kind == FailureKind::NotGraded => {
+                match finished.samples.is_empty() {
+                    false => done(None),
+                    true => Completed::failed(&self.id, "the workflow registered no sample", metrics),
+                }
+            }
+            Outcome::Unscored(failure) => match (&finished.loop_report, failure.stage) {
+                // The agent came to an end, by its own account or with a grader that did
+                // not: what it said is told.
+                (Some(report), Stage::Workflow) => Completed {
+                    finish_reason: &report.finish_reason,
+                    final_messages: messages.clone(),
+                    ..Completed::failed(&self.id, &failure.reason, metrics)
+                },
+                (_, Stage::Grader) => Completed {
+                    final_messages: messages.clone(),
+                    ..Completed::failed(&self.id, &failure.reason, metrics)
+                },
+                (None, Stage::Queue | Stage::Workflow) | (Some(_), Stage::Queue) => {
+                    Completed::failed(&self.id, &failure.reason, metrics.of_the_model())
+                }
+            },
+        };
+        let status = if completed.status == "COMPLETED" { "success" } else { "failure" };
+        self.known.ends(Over::of(status, &finished.outcome));
+        encoded(&completed)
+    }
+}
+
+/// Posted when a rollout is over. What there is not is left out.
+#[derive(Serialize)]
+struct Completed<'a> {
+    rollout_id: &'a str,
+    status: &'static str,
+    final_messages: Messages,
+    finish_reason: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error_message: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reward: Option<f64>,
+    metrics: Metrics,
+    extra_fields: Value,
+}
+
+impl<'a> Completed<'a> {
+    fn failed(rollout_id: &'a str, reason: &'a str, metrics: Metrics) -> Self {
+        Self {
+            rollout_id,
+            status: "ERROR",
+            final_messages: Messages::default(),
+            finish_reason: "error",
+            error_message: Some(reason),
+            reward: None,
+            metrics,
+            extra_fields: json!({}),
+        }
+    }
+}
+
+fn encoded(completed: &Completed<'_>) -> Bytes {
+    // Text, numbers that were checked, and JSON that was parsed before.
+    serde_json::to_vec(completed).map(Bytes::from).unwrap_or_default()
+}
+
+/// What a rollout took. All of it is always there.
+#[derive(Clone, Copy, Default, Serialize)]
+struct Metrics {
+    total_latency_ms: f64,
+    llm_latency_ms: f64,
+    tool_latency_ms: f64,
+    num_llm_calls: u64,
+    num_tool_calls: u32,
+    prompt_tokens: u64,
+    response_tokens: u64,
+    /// Nobody counts it; it is part of the form.
+    max_context_tokens: u64,
+}
+
+impl Metrics {
+    fn of(finished: &Finished) -> Self {
+        let millis = |time: std::time::Duration| time.as_secs_f64() * 1e3;
+        let spent = &finished.spent;
+        let (tool_time, tool_calls) = match &finished.loop_report {
+            Some(LoopReport { tool_calls, tool_time, .. }) => (*tool_time, *tool_calls),
+            None => (std::time::Duration::ZERO, u32::try_from(spent.tool_calls).unwrap_or(u32::MAX)),
+        };
+        Self {
+            total_latency_ms: millis(finished.duration),
+            llm_latency_ms: millis(spent.chat_time),
+            tool_latency_ms: millis(tool_time),
+            num_llm_calls: spent.chat_replies,
+            num_tool_calls: tool_calls,
+            prompt_tokens: spent.prompt_tokens,
+            response_tokens: spent.completion_tokens,
+            max_context_tokens: 0,
+        }
+    }
+
+    /// Where the agent broke off, what is known is what its calls of the model took.
+    fn of_the_model(self) -> Self {
+        Self { total_latency_ms: 0.0, tool_latency_ms: 0.0, num_tool_calls: 0, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::http::HeaderValue;
+
+    #[test]
+    fn a_key_is_taken_after_the_word_in_any_case_and_as_it_is() {
+        let key = Secret::new("osm_rollout_x");
+        let check = |given: Option<&'static str>, expected: bool| {
+            let mut headers = HeaderMap::new();
+            if let Some(given) = given {
+                headers.insert(header::AUTHORIZATION, HeaderValue::from_static(given));
+            }
+            assert_eq!(is_authorised(&key, &headers), expected, "{given:?}");
+        };
+        check(Some("Bearer osm_rollout_x"), true);
+        check(Some("bEARER  osm_rollout_x"), true);
+        check(Some("osm_rollout_x"), true);
+        check(Some("Bearer osm_rollout_y"), false);
+        check(Some("Basic osm_rollout_x"), false);
+        check(Some("Bearer"), false);
+        check(Some(""), false);
+        check(None, false);
+    }
+}

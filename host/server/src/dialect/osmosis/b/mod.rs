@@ -1,0 +1,49 @@
+//! Generation B: two callbacks as in C, with a map of samples.
+//!
+//! The callbacks are in [`super::callbacks`], which both share; what is here is B's map.
+//! Its controllers compare the map's ids with those of the chat calls that they served, so
+//! a sample that never asked the model is not in it.
+
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
+
+use super::sample::WireSample;
+use rollout_core::rollout::{Finished, FinishedSample};
+
+/// The samples of a rollout by their ids, in the order in which they were opened.
+pub(super) enum Samples<'a> {
+    /// There is nothing to tell but that the rollout failed.
+    None,
+    /// All that asked the model.
+    Of(&'a Finished),
+}
+
+/// One sample. Unlike in C its reward is told whatever became of the rollout and of the
+/// sample, and it has no label, because only a grader in the server's own process could
+/// have set one.
+#[derive(Serialize)]
+struct NamedSample<'a> {
+    id: &'a str,
+    #[serde(flatten)]
+    sample: WireSample<'a>,
+}
+
+impl<'a> NamedSample<'a> {
+    fn of(sample: &'a FinishedSample) -> Self {
+        Self { id: sample.record.id.as_str(), sample: WireSample::new(sample, None, sample.reward) }
+    }
+}
+
+impl Serialize for Samples<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let samples = match self {
+            Self::None => &[],
+            Self::Of(finished) => finished.samples.as_slice(),
+        };
+        let mut map = serializer.serialize_map(None)?;
+        for sample in samples.iter().filter(|sample| sample.asked) {
+            map.serialize_entry(sample.record.id.as_str(), &NamedSample::of(sample))?;
+        }
+        map.end()
+    }
+}

@@ -1,0 +1,216 @@
+//! The body of a request: read in time, within its limit, and charged to the host's budget for
+//! as long as anything of it is kept.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use axum::body::Bytes;
+use axum::extract::{FromRequest, Request};
+use axum::http::header::CONTENT_LENGTH;
+use futures_util::StreamExt;
+
+use super::Osmosis;
+use super::error::ApiError;
+use crate::connection::BodyError;
+use rollout_core::budget::{Budget, Charge, Use};
+
+/// Bytes of all bodies together that are not yet whole. Whoever sends many at once is told to
+/// come again before they take the memory that whole ones need.
+const UNFINISHED_BYTES_MAX: usize = 512 << 20;
+
+/// What room is made for at first, and the least by which it grows.
+const ROOM_BYTES_MIN: usize = 16 << 10;
+
+/// What one part of a list costs beside its text: where it ends, in a list that may have been
+/// doubled just now.
+const PART_BYTES: usize = 16;
+
+/// A body that is parsed where it is, in about a millisecond.
+const AT_ONCE_BYTES_MAX: usize = 256 << 10;
+
+/// A body of at most so many bytes, and the charge for it.
+pub(super) struct Body<const BYTES_MAX: usize> {
+    bytes: Vec<u8>,
+    charge: Charge,
+}
+
+impl<const BYTES_MAX: usize> Body<BYTES_MAX> {
+    /// Its bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Makes something of the body, which takes no more than the body has and a pointer for
+    /// each of its parts.
+    pub fn parse<T>(&mut self, read: impl FnOnce(&[u8]) -> T) -> Result<T, ApiError> {
+        let parts = self.bytes.iter().filter(|byte| **byte == b',').count();
+        let more = self.bytes.len() + parts * PART_BYTES;
+        self.charge.grow(more).map_err(|_| ApiError::NoMemory)?;
+        // Parsing megabytes takes so long that others would notice.
+        if self.bytes.len() > AT_ONCE_BYTES_MAX {
+            Ok(tokio::task::block_in_place(|| read(&self.bytes)))
+        } else {
+            Ok(read(&self.bytes))
+        }
+    }
+
+    /// Gives the body up. The charge goes on with what was made of it, which takes this many
+    /// bytes.
+    pub fn becomes(self, bytes: usize) -> Result<Charge, ApiError> {
+        let Self { bytes: body, mut charge } = self;
+        drop(body);
+        if bytes > charge.bytes() {
+            charge.grow(bytes - charge.bytes()).map_err(|_| ApiError::NoMemory)?;
+        }
+        charge.shrink_to(bytes);
+        Ok(charge)
+    }
+}
+
+impl<const BYTES_MAX: usize> FromRequest<Osmosis> for Body<BYTES_MAX> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, osmosis: &Osmosis) -> Result<Self, ApiError> {
+        let (budget, unfinished) = (osmosis.0.host.budget(), &osmosis.0.unfinished);
+        let (head, body) = request.into_parts();
+        // Where it is no number the protocol refused it already, and where there is none it
+        // comes in chunks.
+        let announced =
+            head.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+        let mut reading = Reading::start(budget, unfinished, announced, BYTES_MAX)?;
+        let mut chunks = body.into_data_stream();
+        while let Some(chunk) = chunks.next().await {
+            reading.push(chunk.map_err(broken)?)?;
+        }
+        let Reading { bytes, charge, .. } = reading;
+        Ok(Self { bytes, charge })
+    }
+}
+
+fn broken(error: axum::Error) -> ApiError {
+    // Who passes it on may have wrapped it.
+    let mut cause: Option<&dyn std::error::Error> = Some(&error);
+    while let Some(error) = cause {
+        if let Some(slow @ BodyError::TooSlow { .. }) = error.downcast_ref() {
+            return ApiError::Slow(slow.to_string());
+        }
+        cause = error.source();
+    }
+    ApiError::Unreadable
+}
+
+/// The bytes of all bodies that are being read.
+#[derive(Default)]
+pub(super) struct Unfinished(AtomicUsize);
+
+/// A part of them.
+struct Part<'a> {
+    of: &'a Unfinished,
+    bytes: usize,
+}
+
+impl Part<'_> {
+    fn grow(&mut self, bytes: usize) -> Result<(), ApiError> {
+        let before = self.of.0.fetch_add(bytes, Ordering::Relaxed);
+        self.bytes += bytes;
+        if before + bytes > UNFINISHED_BYTES_MAX { Err(ApiError::NoMemory) } else { Ok(()) }
+    }
+}
+
+impl Drop for Part<'_> {
+    fn drop(&mut self) {
+        self.of.0.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// A body of which some has come.
+struct Reading<'a> {
+    bytes: Vec<u8>,
+    charge: Charge,
+    part: Part<'a>,
+    announced: Option<usize>,
+    bytes_max: usize,
+}
+
+impl<'a> Reading<'a> {
+    fn start(
+        budget: &Budget,
+        unfinished: &'a Unfinished,
+        announced: Option<usize>,
+        bytes_max: usize,
+    ) -> Result<Self, ApiError> {
+        let expected = announced.unwrap_or(0);
+        if expected > bytes_max {
+            return Err(ApiError::TooLarge(bytes_max));
+        }
+        // What has no room now is refused now. The charge itself is for what came, because
+        // announcing costs nothing.
+        let mut charge = budget.charge(Use::Request, expected).map_err(|_| ApiError::NoMemory)?;
+        charge.shrink_to(0);
+        let part = Part { of: unfinished, bytes: 0 };
+        Ok(Self { bytes: Vec::new(), charge, part, announced, bytes_max })
+    }
+
+    fn push(&mut self, chunk: Bytes) -> Result<(), ApiError> {
+        let length = self.bytes.len() + chunk.len();
+        if length > self.bytes_max {
+            return Err(ApiError::TooLarge(self.bytes_max));
+        }
+        if length > self.bytes.capacity() {
+            let most = self.announced.unwrap_or(self.bytes_max).max(length);
+            let room = (self.bytes.capacity() * 2).max(ROOM_BYTES_MIN).clamp(length, most);
+            let more = room - self.bytes.capacity();
+            self.part.grow(more)?;
+            self.charge.grow(more).map_err(|_| ApiError::NoMemory)?;
+            self.bytes.reserve_exact(room - self.bytes.len());
+        }
+        self.bytes.extend_from_slice(&chunk);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_is_charged_as_it_comes_and_never_for_more_than_it_said() {
+        let budget = Budget::default();
+        let unfinished = Unfinished::default();
+        let mut reading = Reading::start(&budget, &unfinished, Some(100_000), 1 << 20).unwrap();
+        assert_eq!(reading.charge.bytes(), 0);
+        for _ in 0..100 {
+            reading.push(Bytes::from(vec![b'x'; 1000])).unwrap();
+            assert!(reading.charge.bytes() >= reading.bytes.len(), "{}", reading.charge.bytes());
+        }
+        assert_eq!(reading.charge.bytes(), 100_000);
+        assert_eq!(unfinished.0.load(Ordering::Relaxed), 100_000);
+        drop(reading);
+        assert_eq!(unfinished.0.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn what_is_too_large_is_refused_by_what_it_says_or_when_it_gets_there() {
+        let (budget, unfinished) = (Budget::default(), Unfinished::default());
+        let refused = |error: Result<_, ApiError>| matches!(error, Err(ApiError::TooLarge(10)));
+        assert!(refused(Reading::start(&budget, &unfinished, Some(11), 10).map(drop)));
+        let mut reading = Reading::start(&budget, &unfinished, None, 10).unwrap();
+        assert!(!refused(reading.push(Bytes::from_static(b"0123456789"))));
+        assert!(refused(reading.push(Bytes::from_static(b"0"))));
+    }
+
+    #[test]
+    fn bodies_that_are_not_whole_are_bounded_together() {
+        let (budget, unfinished) = (Budget::default(), Unfinished::default());
+        let chunk = Bytes::from(vec![0; 16 << 20]);
+        let mut all = Vec::new();
+        let refused = (0..64).find(|_| {
+            let mut reading = Reading::start(&budget, &unfinished, None, 64 << 20).unwrap();
+            let pushed = reading.push(chunk.clone());
+            all.push(reading);
+            matches!(pushed, Err(ApiError::NoMemory))
+        });
+        assert_eq!(refused, Some(UNFINISHED_BYTES_MAX / chunk.len()));
+        all.clear();
+        assert_eq!(unfinished.0.load(Ordering::Relaxed), 0);
+    }
+}

@@ -1,0 +1,117 @@
+//! `POST /rollout/cancel`: stops rollouts, whichever generation started them.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use futures_util::future::join_all;
+use serde::{Serialize, Serializer};
+
+use super::Osmosis;
+use super::body::Body;
+use super::error::ApiError;
+use super::fields::Fields;
+use super::request::is_json;
+use rollout_core::id::RolloutId;
+use rollout_core::rollout::{Handle, Phase};
+
+/// How long an answer waits for what it cancelled to be over. Clients wait 5 s for it.
+const STOP_WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// The largest request in bytes: every rollout that a host may know, by names of usual length.
+const BODY_BYTES_MAX: usize = 4 << 20;
+
+/// Ids that are looked up before others on the same core have their turn.
+const IDS_A_TURN: usize = 256;
+
+/// Which rollouts are meant.
+pub(super) enum Selector {
+    Ids(Vec<String>),
+    Prefix(String),
+    All,
+}
+
+pub(super) fn read(headers: &HeaderMap, body: &[u8]) -> Result<Selector, ApiError> {
+    let mut fields = Fields::of(body, is_json(headers)).map_err(ApiError::Invalid)?;
+    let ids = fields.texts("ids").map(Selector::Ids);
+    let prefix = fields.text("prefix").map(Selector::Prefix);
+    let all = if fields.has("all") { fields.flag("all") } else { None };
+    let all = all.filter(|all| *all).map(|_| Selector::All);
+    let given: Vec<Selector> =
+        fields.finish(Some([ids, prefix, all])).map_err(ApiError::Invalid)?.into_iter().flatten().collect();
+    match <[Selector; 1]>::try_from(given) {
+        Ok([selector]) => Ok(selector),
+        Err(_) => Err(ApiError::Selector),
+    }
+}
+
+/// What became of each rollout that was meant.
+#[derive(Serialize)]
+pub(super) struct Cancelled {
+    dispositions: Dispositions,
+}
+
+struct Dispositions(Vec<(String, &'static str)>);
+
+impl Serialize for Dispositions {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(id, disposition)| (id, disposition)))
+    }
+}
+
+/// Stops the rollouts that are meant and says of each what became of it.
+pub(super) async fn cancel(
+    State(osmosis): State<Osmosis>,
+    headers: HeaderMap,
+    body: Body<BODY_BYTES_MAX>,
+) -> Result<Json<Cancelled>, ApiError> {
+    let selector = read(&headers, body.bytes())?;
+    drop(body);
+    let named = match selector {
+        Selector::Ids(ids) => {
+            let mut seen = HashSet::with_capacity(ids.len());
+            let first: Vec<bool> = ids.iter().map(|id| seen.insert(id.as_str())).collect();
+            ids.into_iter().zip(first).filter_map(|(id, is_first)| is_first.then_some(id)).collect()
+        }
+        Selector::Prefix(prefix) => known(&osmosis, |id| id.as_str().starts_with(&prefix)),
+        Selector::All => known(&osmosis, |_| true),
+    };
+    let mut dispositions = Vec::with_capacity(named.len());
+    let mut stopping = Vec::new();
+    for (at, id) in named.into_iter().enumerate() {
+        if at % IDS_A_TURN == IDS_A_TURN - 1 {
+            tokio::task::yield_now().await;
+        }
+        let found = RolloutId::parse(id.as_str()).ok().and_then(|parsed| osmosis.0.host.find(&parsed));
+        let disposition = match found.as_ref().map(Handle::phase) {
+            None => "not_found",
+            Some(Phase::Queued) => "cancelled_queued",
+            Some(Phase::Running | Phase::Grading) => "cancelled_running",
+        };
+        if let Some(handle) = found {
+            handle.cancel();
+            stopping.push(handle);
+        }
+        dispositions.push((id, disposition));
+    }
+    // Who is told that a rollout was cancelled may count on it. A rollout that is slow
+    // to go, its trajectory on a slow disk, is not waited for.
+    let over = join_all(stopping.iter().map(Handle::over));
+    if tokio::time::timeout(STOP_WAIT_MAX, over).await.is_err() {
+        tracing::warn!("cancelled rollouts are slow to end");
+    }
+    Ok(Json(Cancelled { dispositions: Dispositions(dispositions) }))
+}
+
+/// The known rollouts that the test holds for, each once. What runs comes first.
+fn known(osmosis: &Osmosis, matches: impl Fn(&RolloutId) -> bool) -> Vec<String> {
+    let mut named: Vec<String> = osmosis.0.host.live_ids(&matches).into_iter().map(String::from).collect();
+    let live: HashSet<&str> = named.iter().map(String::as_str).collect();
+    let mut over = osmosis.0.polled.ids(&matches);
+    over.retain(|id| !live.contains(id.as_str()));
+    drop(live);
+    named.append(&mut over);
+    named
+}

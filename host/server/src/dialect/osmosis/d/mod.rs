@@ -1,0 +1,245 @@
+//! Generation D: the caller polls for the result under a lease.
+
+mod registry;
+mod run_clock;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use axum::body::Bytes;
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::error::ApiError;
+use super::fields::Problem;
+use super::reports::Due;
+use super::request::{Asked, Polled};
+use super::sample::{WireSample, category};
+use super::statuses::{Known, Over, word};
+use super::{Osmosis, id_in_path};
+use crate::connection::WhenWritten;
+use registry::{Entry, Status};
+use rollout_core::id::RolloutId;
+use rollout_core::rollout::{
+    AfterWorkflow, Ended, Failure, FailureKind, Finished, Next, Outcome, Phase, Stage, Steps, drive,
+};
+use rollout_core::telemetry::{Refusal, TraceParent};
+
+pub(super) use registry::Registry;
+
+const LEASE_HEADER: &str = "X-Osmosis-Rollout-Lease";
+
+/// What an accepted rollout is told.
+#[derive(Serialize)]
+pub(super) struct Admission {
+    rollout_id: RolloutId,
+    status: &'static str,
+    polling_lease_token: String,
+    result_wait_timeout_sec: f64,
+    polling_lease_timeout_sec: f64,
+}
+
+/// A result, or word of how far a rollout is.
+#[derive(Serialize)]
+struct ResultBody<'a> {
+    rollout_id: &'a RolloutId,
+    status: &'static str,
+    sample: Option<WireSample<'a>>,
+    err_message: Option<&'a str>,
+    err_category: Option<&'a str>,
+}
+
+impl<'a> ResultBody<'a> {
+    fn bare(rollout_id: &'a RolloutId, status: &'static str) -> Self {
+        Self { rollout_id, status, sample: None, err_message: None, err_category: None }
+    }
+
+    fn bytes(&self) -> Bytes {
+        // Text, numbers that were checked, and JSON that was parsed before.
+        serde_json::to_vec(self).map(Bytes::from).unwrap_or_default()
+    }
+
+    /// The result, with the word that anybody may know.
+    fn ended(&self, known: &Known) -> Bytes {
+        known.ends(Over::word(self.status));
+        self.bytes()
+    }
+}
+
+/// Takes a rollout on and leaves it to a task of its own.
+pub(super) fn start(
+    osmosis: &Osmosis,
+    request: Polled,
+    parent: Option<TraceParent>,
+) -> Result<Admission, ApiError> {
+    let inner = &osmosis.0;
+    let Polled { asked: Asked { rollout, resources, gradable, label }, grade } = request;
+    let id = rollout.id.clone();
+    // A result that is kept keeps its id, so that no caller reads another's.
+    let place =
+        inner.polled.reserve(&id).inspect_err(|_| inner.host.metrics().refused(Refusal::Duplicate))?;
+    let rollout = inner.host.admit(rollout, resources)?;
+    rollout.traced_below(parent);
+    let due = inner.reports.promise(id.as_str());
+    let entry = place.fill(rollout.handle());
+    let times = inner.polled.times();
+    let admission = Admission {
+        rollout_id: id.clone(),
+        status: "queued",
+        polling_lease_token: entry.lease().to_owned(),
+        result_wait_timeout_sec: times.result_wait.as_secs_f64(),
+        polling_lease_timeout_sec: times.lease.as_secs_f64(),
+    };
+    let polling = Box::new(Polling {
+        known: inner.statuses.begins(id, rollout.handle()),
+        osmosis: osmosis.clone(),
+        entry,
+        due,
+        grade,
+        gradable: gradable && inner.host.grader().is_some(),
+        label,
+        is_expired: AtomicBool::new(false),
+    });
+    inner.tasks.spawn(drive(rollout, polling));
+    Ok(admission)
+}
+
+/// A rollout that is polled for.
+struct Polling {
+    osmosis: Osmosis,
+    entry: Arc<Entry>,
+    known: Known,
+    due: Due,
+    grade: bool,
+    gradable: bool,
+    label: Option<String>,
+    is_expired: AtomicBool,
+}
+
+impl Steps for Polling {
+    type End = ();
+
+    fn after_workflow<'a>(&'a self, _ran: Result<(), &'a Failure>) -> AfterWorkflow<'a> {
+        AfterWorkflow::Go(Next::graded(self.grade && self.gradable))
+    }
+
+    fn entered(&self, phase: Phase) {
+        self.entry.set(Status::Under(phase));
+    }
+
+    async fn abandoned(&self) {
+        self.entry.lease_over().await;
+        self.is_expired.store(true, Ordering::Relaxed);
+    }
+
+    async fn finished(self: Box<Self>, ended: Ended) {
+        let body = self.body(ended);
+        let Self { osmosis, entry, due, .. } = *self;
+        osmosis.0.polled.end(&entry, body, due, osmosis.0.host.budget());
+    }
+}
+
+impl Polling {
+    /// The result, with the word that anybody may know.
+    fn body(&self, ended: Ended) -> Bytes {
+        let id = self.entry.id();
+        if self.is_expired.load(Ordering::Relaxed) {
+            // Nobody polls for it.
+            self.due.kept();
+            return ResultBody {
+                err_message: Some("polling lease expired"),
+                err_category: Some("lease_expired"),
+                ..ResultBody::bare(id, "failure")
+            }
+            .ended(&self.known);
+        }
+        match ended {
+            Ended::Finished(finished) => self.body_of(&finished),
+            Ended::Cancelled(finished) => {
+                self.due.cancelled();
+                self.body_of(&finished)
+            }
+            Ended::Crashed(crashed) => failure(id, &crashed, None).ended(&self.known),
+        }
+    }
+
+    fn body_of(&self, finished: &Finished) -> Bytes {
+        let id = &finished.id;
+        let failed = match &finished.outcome {
+            Outcome::Scored { .. } => None,
+            Outcome::Unscored(failure) => Some(failure),
+        };
+        let sample = |graded| WireSample::only(finished, self.label.as_deref(), graded);
+        match failed {
+            None => ResultBody { sample: sample(true), ..ResultBody::bare(id, "success") },
+            Some(reason) => match reason.kind {
+                FailureKind::Withdrawn => {
+                    ResultBody { sample: sample(true), ..ResultBody::bare(id, "success") }
+                }
+                FailureKind::NotGraded if !self.grade => {
+                    ResultBody { sample: sample(false), ..ResultBody::bare(id, "success") }
+                }
+                // A reward was wanted and there is nothing to make one with.
+                FailureKind::NotGraded => ResultBody::bare(id, "failure"),
+                FailureKind::Cancelled => {
+                    ResultBody { err_message: Some("cancelled"), ..ResultBody::bare(id, "cancelled") }
+                }
+                _ if reason.stage == Stage::Grader => failure(id, reason, sample(false)),
+                _ => failure(id, reason, None),
+            },
+        }
+        .ended(&self.known)
+    }
+}
+
+fn failure<'a>(id: &'a RolloutId, failure: &'a Failure, sample: Option<WireSample<'a>>) -> ResultBody<'a> {
+    let category = if failure.kind == FailureKind::Host { "internal_error" } else { category(failure) };
+    let (err_message, err_category) = (Some(failure.reason.as_str()), Some(category));
+    ResultBody { sample, err_message, err_category, ..ResultBody::bare(id, "failure") }
+}
+
+/// Renews the lease and tells the result, or waits for news and tells those.
+pub(super) async fn result(
+    State(osmosis): State<Osmosis>,
+    path: Path<String>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let polled = &osmosis.0.polled;
+    let lease = headers.get(LEASE_HEADER).map(|value| String::from_utf8_lossy(value.as_bytes()));
+    let at = || vec![json!("header"), json!(LEASE_HEADER)];
+    let lease = match lease.as_deref() {
+        None => {
+            return Err(ApiError::Invalid(vec![Problem::new(
+                "missing",
+                at(),
+                "Field required",
+                Value::Null,
+            )]));
+        }
+        Some("") => {
+            let problem =
+                Problem::new("string_too_short", at(), "String should have at least 1 character", "".into());
+            return Err(ApiError::Invalid(vec![problem.with(json!({"min_length": 1}))]));
+        }
+        Some(lease) => lease,
+    };
+    let entry = id_in_path(path).and_then(|id| polled.find(&id)).ok_or(ApiError::UnknownRollout)?;
+    if !entry.is_lease(lease) {
+        return Err(ApiError::WrongLease);
+    }
+    let (body, is_over) = match entry.news(polled.times().result_wait).await {
+        Status::Ended(body) => (body, true),
+        Status::Under(phase) => (ResultBody::bare(entry.id(), word(phase)).bytes(), false),
+    };
+    let mut response = ([(header::CONTENT_TYPE, "application/json")], body).into_response();
+    if is_over {
+        // A result of which a part was read is to be read again.
+        let osmosis = osmosis.clone();
+        let told = WhenWritten::new(move || osmosis.0.polled.told(&entry));
+        response.extensions_mut().insert(told);
+    }
+    Ok(response)
+}

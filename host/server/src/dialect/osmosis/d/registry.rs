@@ -1,0 +1,265 @@
+//! The rollouts that callers poll for, alive or over, each under its lease.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use axum::body::Bytes;
+use subtle::ConstantTimeEq;
+use tokio::sync::watch;
+
+use super::super::error::ApiError;
+use super::super::reports::Due;
+use super::run_clock::RunClock;
+use crate::random;
+use rollout_assembly::config::OsmosisTimes;
+use rollout_core::budget::{Budget, Charge};
+use rollout_core::id::RolloutId;
+use rollout_core::rollout::{Handle, Phase};
+
+/// How long a result is kept that was read, for a caller that lost it on its way. Where the
+/// host has no room for new work it goes sooner, the oldest first.
+const READ_KEPT: Duration = Duration::from_secs(60);
+
+/// What an entry takes besides its result, in bytes.
+const ENTRY_BYTES: usize = 1024;
+
+/// How far a rollout is.
+#[derive(Clone, Debug)]
+pub(super) enum Status {
+    /// Alive.
+    Under(Phase),
+    /// Over, with the body of its result.
+    Ended(Bytes),
+}
+
+/// One rollout that is polled for.
+pub(super) struct Entry {
+    id: RolloutId,
+    lease: String,
+    lease_time: Duration,
+    clock: Arc<RunClock>,
+    status: watch::Sender<Status>,
+    polled: Mutex<Polled>,
+}
+
+struct Polled {
+    /// By the clock that stands still where the process does.
+    last: Duration,
+    /// The last phase that the lease's holder heard of; it was told "queued" on
+    /// admission.
+    heard: Option<Phase>,
+}
+
+impl Entry {
+    pub fn id(&self) -> &RolloutId {
+        &self.id
+    }
+
+    pub fn lease(&self) -> &str {
+        &self.lease
+    }
+
+    /// Compared in constant time.
+    pub fn is_lease(&self, token: &str) -> bool {
+        bool::from(self.lease.as_bytes().ct_eq(token.as_bytes()))
+    }
+
+    pub fn set(&self, status: Status) {
+        self.status.send_replace(status);
+    }
+
+    fn polled(&self) -> MutexGuard<'_, Polled> {
+        self.polled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Renews the lease, waits until there is something that its holder has not
+    /// heard, or until the time is over, and gives how far the rollout is.
+    pub async fn news(&self, wait: Duration) -> Status {
+        let heard = {
+            let mut polled = self.polled();
+            polled.last = self.clock.now();
+            polled.heard
+        };
+        let mut status = self.status.subscribe();
+        let new = status.wait_for(|status| match status {
+            Status::Ended(_) => true,
+            Status::Under(phase) => heard != Some(*phase),
+        });
+        // The sender is in `self`; a timeout leaves what was known before.
+        let _ = tokio::time::timeout(wait, new).await;
+        let status = self.status.borrow().clone();
+        let mut polled = self.polled();
+        polled.last = self.clock.now();
+        if let Status::Under(phase) = &status {
+            polled.heard = Some(*phase);
+        }
+        status
+    }
+
+    /// Waits until nobody has asked for longer than the lease.
+    pub async fn lease_over(&self) {
+        loop {
+            let left = (self.polled().last + self.lease_time).saturating_sub(self.clock.now());
+            if left.is_zero() {
+                return;
+            }
+            tokio::time::sleep(left).await;
+        }
+    }
+}
+
+/// All of them.
+pub(in super::super) struct Registry {
+    times: OsmosisTimes,
+    inner: Mutex<Inner>,
+    clock: Arc<RunClock>,
+}
+
+#[derive(Default)]
+struct Inner {
+    entries: HashMap<RolloutId, Slot>,
+    /// Results in the order in which they are to be forgotten.
+    ended: VecDeque<(Duration, Weak<Entry>)>,
+    /// Those that were read, by when they first were.
+    read: VecDeque<(Duration, Weak<Entry>)>,
+}
+
+struct Slot {
+    entry: Option<Arc<Entry>>,
+    /// Its result is over and was not read in full.
+    due: Option<Due>,
+    /// For a result that is kept.
+    _charge: Option<Charge>,
+}
+
+impl Inner {
+    /// The place of an entry, unless its id is another rollout's by now.
+    fn slot(&mut self, entry: &Arc<Entry>) -> Option<&mut Slot> {
+        let slot = self.entries.get_mut(&entry.id)?;
+        slot.entry.as_ref().is_some_and(|known| Arc::ptr_eq(known, entry)).then_some(slot)
+    }
+
+    fn forget(&mut self, entry: &Weak<Entry>) {
+        let Some(entry) = entry.upgrade() else { return };
+        let Some(slot) = self.slot(&entry) else { return };
+        if slot.due.is_some() {
+            tracing::info!(rollout_id = %entry.id, "a result that nobody read in its time is forgotten");
+        }
+        self.entries.remove(&entry.id);
+    }
+}
+
+/// An id that is spoken for. Dropped unfilled, it is free again.
+pub(super) struct Reserved<'a> {
+    registry: &'a Registry,
+    id: RolloutId,
+    filled: bool,
+}
+
+impl Reserved<'_> {
+    /// Makes the rollout known.
+    pub fn fill(mut self, handle: Handle) -> Arc<Entry> {
+        let clock = self.registry.clock.clone();
+        clock.start();
+        let entry = Arc::new(Entry {
+            id: self.id.clone(),
+            lease: random::token(),
+            lease_time: self.registry.times.lease,
+            status: watch::Sender::new(Status::Under(handle.phase())),
+            polled: Mutex::new(Polled { last: clock.now(), heard: Some(Phase::Queued) }),
+            clock,
+        });
+        self.filled = true;
+        let slot = Slot { entry: Some(entry.clone()), due: None, _charge: None };
+        self.registry.lock().entries.insert(self.id.clone(), slot);
+        entry
+    }
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        if !self.filled {
+            self.registry.lock().entries.remove(&self.id);
+        }
+    }
+}
+
+impl Registry {
+    pub fn new(times: OsmosisTimes) -> Self {
+        Self { times, inner: Mutex::default(), clock: RunClock::new() }
+    }
+
+    pub(super) fn times(&self) -> &OsmosisTimes {
+        &self.times
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        // Each look at the registry forgets what is due.
+        let now = self.clock.now();
+        while let Some((_, entry)) = inner.read.pop_front_if(|(read, _)| *read + READ_KEPT <= now) {
+            inner.forget(&entry);
+        }
+        while let Some((_, entry)) = inner.ended.pop_front_if(|(due, _)| *due <= now) {
+            inner.forget(&entry);
+        }
+        inner
+    }
+
+    /// Forgets what is due, and where the host has no room for new work, results that were
+    /// read, the oldest first, until it has.
+    pub fn sweep(&self, budget: &Budget) {
+        let mut inner = self.lock();
+        while !budget.has_room()
+            && let Some((_, entry)) = inner.read.pop_front()
+        {
+            inner.forget(&entry);
+        }
+    }
+
+    /// Speaks for an id that no known rollout has.
+    pub(super) fn reserve(&self, id: &RolloutId) -> Result<Reserved<'_>, ApiError> {
+        let mut inner = self.lock();
+        if inner.entries.contains_key(id) {
+            return Err(ApiError::Registered);
+        }
+        inner.entries.insert(id.clone(), Slot { entry: None, due: None, _charge: None });
+        Ok(Reserved { registry: self, id: id.clone(), filled: false })
+    }
+
+    pub(super) fn find(&self, id: &RolloutId) -> Option<Arc<Entry>> {
+        self.lock().entries.get(id)?.entry.clone()
+    }
+
+    /// The known ids that the test holds for.
+    pub fn ids(&self, matches: impl Fn(&RolloutId) -> bool) -> Vec<String> {
+        self.lock().entries.keys().filter(|id| matches(id)).map(|id| id.as_str().to_owned()).collect()
+    }
+
+    /// Keeps a result for as long as results are kept.
+    pub(super) fn end(&self, entry: &Arc<Entry>, body: Bytes, due: Due, budget: &Budget) {
+        let charge = budget.charge_result(ENTRY_BYTES + body.len());
+        let mut inner = self.lock();
+        if let Some(slot) = inner.slot(entry) {
+            slot.due = Some(due);
+            slot._charge = Some(charge);
+        }
+        inner.ended.push_back((self.clock.now() + self.times.result_ttl, Arc::downgrade(entry)));
+        drop(inner);
+        entry.set(Status::Ended(body));
+    }
+
+    /// Notes that a caller has read a result in full.
+    pub(super) fn told(&self, entry: &Arc<Entry>) {
+        let mut inner = self.lock();
+        let due = inner.slot(entry).and_then(|slot| slot.due.take());
+        if due.is_some() {
+            inner.read.push_back((self.clock.now(), Arc::downgrade(entry)));
+        }
+        drop(inner);
+        if let Some(due) = due {
+            due.kept();
+        }
+    }
+}

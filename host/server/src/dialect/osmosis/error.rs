@@ -1,0 +1,87 @@
+//! The only producer of error bodies of this protocol.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use super::fields::Problem;
+use rollout_core::rollout::AdmitError;
+
+/// Seconds after which a caller that was refused should come again.
+const RETRY_AFTER_SECS: &str = "5";
+
+/// Why a request was not served.
+#[derive(Debug)]
+pub(super) enum ApiError {
+    /// It could not be answered: why.
+    Internal(String),
+    /// Another lease's rollout.
+    WrongLease,
+    /// No rollout of this id.
+    UnknownRollout,
+    /// Its body has more bytes than this.
+    TooLarge(usize),
+    /// Its body came too slowly: how.
+    Slow(String),
+    /// No such address.
+    NoRoute,
+    /// The body is no text.
+    Unreadable,
+    /// Fields that are missing or wrong, all of them.
+    Invalid(Vec<Problem>),
+    /// Not exactly one way of saying which rollouts.
+    Selector,
+    /// The id is in use, or its result is still kept.
+    Registered,
+    /// Every slot and place in the queue is taken.
+    Full,
+    /// Too much memory is held for others.
+    NoMemory,
+    /// The host is shutting down.
+    Closed,
+}
+
+impl From<AdmitError> for ApiError {
+    fn from(error: AdmitError) -> Self {
+        match error {
+            AdmitError::Full { .. } => Self::Full,
+            AdmitError::NoMemory(_) => Self::NoMemory,
+            AdmitError::Duplicate => Self::Registered,
+            AdmitError::Closed => Self::Closed,
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let comes_again = matches!(self, Self::Full | Self::NoMemory);
+        let (status, detail): (_, Value) = match self {
+            Self::Internal(why) => (StatusCode::INTERNAL_SERVER_ERROR, why.into()),
+            Self::WrongLease => (StatusCode::FORBIDDEN, "invalid polling lease".into()),
+            Self::UnknownRollout => (StatusCode::NOT_FOUND, "unknown rollout_id".into()),
+            Self::TooLarge(max) => {
+                (StatusCode::PAYLOAD_TOO_LARGE, format!("the body has more than {max} bytes").into())
+            }
+            Self::Slow(how) => (StatusCode::REQUEST_TIMEOUT, how.into()),
+            Self::NoRoute => (StatusCode::NOT_FOUND, "Not Found".into()),
+            Self::Unreadable => (StatusCode::BAD_REQUEST, "There was an error parsing the body".into()),
+            Self::Invalid(problems) => (StatusCode::UNPROCESSABLE_ENTITY, json!(problems)),
+            Self::Selector => {
+                (StatusCode::UNPROCESSABLE_ENTITY, "pass exactly one selector: ids, prefix, or all".into())
+            }
+            Self::Registered => (StatusCode::CONFLICT, "rollout_id is already registered".into()),
+            Self::Full => (StatusCode::TOO_MANY_REQUESTS, "rollout queue is full; retry later".into()),
+            Self::NoMemory => {
+                let why = "rollout server holds as much as its memory budget allows; retry later";
+                (StatusCode::TOO_MANY_REQUESTS, why.into())
+            }
+            Self::Closed => (StatusCode::SERVICE_UNAVAILABLE, "rollout server is shutting down".into()),
+        };
+        let mut response = (status, Json(json!({ "detail": detail }))).into_response();
+        if comes_again {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_SECS));
+        }
+        response
+    }
+}

@@ -1,0 +1,536 @@
+//! Reads the fields of a JSON body one by one and collects everything that is wrong,
+//! in the form that this protocol's clients know.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Serialize;
+use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use rollout_core::text::beginning;
+use rollout_core::wire::messages::Messages;
+use rollout_core::wire::strict;
+
+/// Every field that a request of this protocol may have. Others are passed over: a request
+/// may have a million of them.
+const KNOWN: [&str; 24] = [
+    "agent_timeout_sec",
+    "all",
+    "api_key",
+    "chat_completions_url",
+    "completion_callback_url",
+    "completion_params",
+    "controller_api_key",
+    "extra_fields",
+    "grade",
+    "grader_callback_url",
+    "grader_timeout_sec",
+    "idempotency_key",
+    "ids",
+    "initial_messages",
+    "label",
+    "llm_api_key",
+    "max_tokens_total",
+    "max_turns",
+    "messages",
+    "metadata",
+    "prefix",
+    "rollout_id",
+    "server_url",
+    "tool_server_url",
+];
+
+/// The items of a list of texts. Each is kept apart, so that short ones take many times the
+/// bytes that were sent.
+const TEXTS_MAX: usize = 100_000;
+
+/// The problems that are told of one request. A list of a million wrong items would
+/// otherwise be answered with gigabytes.
+const PROBLEMS_MAX: usize = 64;
+
+/// The longest JSON text that is told back as what was found.
+const INPUT_BYTES_MAX: usize = 4096;
+
+/// One thing that is wrong with a request.
+#[derive(Debug, Serialize)]
+pub(super) struct Problem {
+    r#type: &'static str,
+    loc: Vec<Value>,
+    msg: String,
+    input: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ctx: Option<Value>,
+}
+
+impl Problem {
+    pub fn new(r#type: &'static str, loc: Vec<Value>, msg: impl Into<String>, input: Value) -> Self {
+        Self { r#type, loc, msg: msg.into(), input, ctx: None }
+    }
+
+    pub fn with(self, ctx: Value) -> Self {
+        Self { ctx: Some(ctx), ..self }
+    }
+}
+
+/// A JSON object's fields, being read.
+pub(super) struct Fields<'a> {
+    body: &'a RawValue,
+    fields: BTreeMap<&'static str, &'a RawValue>,
+    problems: Vec<Problem>,
+}
+
+impl<'a> Fields<'a> {
+    /// Takes the body apart. `is_json` is what its content type says.
+    pub fn of(body: &'a [u8], is_json: bool) -> Result<Self, Vec<Problem>> {
+        let here = || vec![json!("body")];
+        if body.is_empty() {
+            return Err(vec![Problem::new("missing", here(), "Field required", Value::Null)]);
+        }
+        let no_object = |input| {
+            let msg = "Input should be a valid dictionary or object to extract fields from";
+            vec![Problem::new("model_attributes_type", here(), msg, input)]
+        };
+        if !is_json {
+            return Err(no_object(beginning(&String::from_utf8_lossy(body), INPUT_BYTES_MAX).into()));
+        }
+        let no_json = |error: serde_json::Error| {
+            let at = vec![json!("body"), json!(offset(body, &error))];
+            let problem = Problem::new("json_invalid", at, "JSON decode error", json!({}));
+            vec![problem.with(json!({"error": error.to_string()}))]
+        };
+        let raw: &RawValue = serde_json::from_slice(body).map_err(no_json)?;
+        if !raw.get().starts_with('{') {
+            return Err(no_object(shown(raw)));
+        }
+        let mut reader = serde_json::Deserializer::from_str(raw.get());
+        let fields = serde::Deserializer::deserialize_map(&mut reader, KnownFields).map_err(no_json)?;
+        Ok(Self { body: raw, fields, problems: Vec::new() })
+    }
+
+    /// Whether a field is there at all, null included.
+    pub fn has(&self, name: &str) -> bool {
+        debug_assert!(KNOWN.contains(&name), "{name} is not among the known fields");
+        self.fields.contains_key(name)
+    }
+
+    /// Whether a field is there and not null.
+    pub fn is_given(&self, name: &str) -> bool {
+        self.optional(name).is_some()
+    }
+
+    /// A field's text, if it is a text; whether it should be is not asked here.
+    pub fn peek_text(&self, name: &str) -> Option<String> {
+        serde_json::from_str(self.optional(name)?.get()).ok()
+    }
+
+    /// Notes that a field's value is wrong in a way that only its reader knows.
+    pub fn wrong(&mut self, name: &str, why: &str) {
+        let input = self.fields.get(name).map_or(Value::Null, |raw| shown(raw));
+        let problem = Problem::new("value_error", loc(name), format!("Value error, {why}"), input);
+        self.problems.push(problem.with(json!({"error": {}})));
+    }
+
+    /// What was read, unless anything was wrong.
+    pub fn finish<T>(self, read: Option<T>) -> Result<T, Vec<Problem>> {
+        match read {
+            Some(read) if self.problems.is_empty() => Ok(read),
+            _ => Err(self.problems),
+        }
+    }
+
+    /// The field's raw value; nothing where it is absent or null.
+    fn optional(&self, name: &str) -> Option<&'a RawValue> {
+        debug_assert!(KNOWN.contains(&name), "{name} is not among the known fields");
+        self.fields.get(name).copied().filter(|raw| raw.get() != "null")
+    }
+
+    fn missing(&mut self, name: &str) {
+        let input = shown(self.body);
+        self.problems.push(Problem::new("missing", loc(name), "Field required", input));
+    }
+
+    fn of_type(&mut self, r#type: &'static str, name: &str, msg: &'static str) {
+        let input = self.fields.get(name).map_or(Value::Null, |raw| shown(raw));
+        self.problems.push(Problem::new(r#type, loc(name), msg, input));
+    }
+
+    /// A text that may be absent or null.
+    pub fn text(&mut self, name: &str) -> Option<String> {
+        let raw = self.optional(name)?;
+        let read = serde_json::from_str(raw.get()).ok();
+        if read.is_none() && raw.get().starts_with('"') {
+            let msg = "Input should be a valid string, unable to parse raw data as a unicode string";
+            self.of_type("string_unicode", name, msg);
+        } else if read.is_none() {
+            self.of_type("string_type", name, "Input should be a valid string");
+        }
+        read
+    }
+
+    /// A text that must be there.
+    pub fn required_text(&mut self, name: &str) -> Option<String> {
+        if !self.has(name) {
+            self.missing(name);
+            return None;
+        }
+        if self.optional(name).is_none() {
+            self.of_type("string_type", name, "Input should be a valid string");
+        }
+        self.text(name)
+    }
+
+    /// Notes a problem that only the field's reader knows.
+    pub fn problem(&mut self, problem: Problem) {
+        self.problems.push(problem);
+    }
+
+    /// An object that must be there, as it was written.
+    pub fn required_object(&mut self, name: &str) -> Option<Box<RawValue>> {
+        if !self.has(name) {
+            self.missing(name);
+            return None;
+        }
+        self.object_if_given(name)
+    }
+
+    /// An object that may be absent but not null, as it was written.
+    pub fn object_if_given(&mut self, name: &str) -> Option<Box<RawValue>> {
+        if self.has(name) && self.optional(name).is_none() {
+            self.of_type("dict_type", name, "Input should be a valid dictionary");
+        }
+        self.object(name)
+    }
+
+    /// A whole number that may be absent but not null, in the spellings that the
+    /// protocol's clients send.
+    pub fn whole(&mut self, name: &str) -> Option<i64> {
+        let raw = self.fields.get(name).copied()?;
+        let read = match scalar(raw) {
+            Value::Bool(flag) => Ok(i64::from(flag)),
+            Value::Number(number) => whole_number(&number),
+            Value::String(text) => text.trim().parse().map_err(|_| {
+                ("int_parsing", "Input should be a valid integer, unable to parse string as an integer")
+            }),
+            Value::Null | Value::Array(_) | Value::Object(_) => {
+                Err(("int_type", "Input should be a valid integer"))
+            }
+        };
+        match read {
+            Ok(number) => Some(number),
+            Err((r#type, msg)) => {
+                self.of_type(r#type, name, msg);
+                None
+            }
+        }
+    }
+
+    /// An object that may be absent or null, as it was written.
+    pub fn object(&mut self, name: &str) -> Option<Box<RawValue>> {
+        let raw = self.optional(name)?;
+        if raw.get().starts_with('{') {
+            if let Err(why) = strict::check(raw.get()) {
+                self.problems.push(unfit(loc(name), &why));
+                // Whoever goes on with it may rely on its depth.
+                return None;
+            }
+            return Some(raw.to_owned());
+        }
+        self.of_type("dict_type", name, "Input should be a valid dictionary");
+        None
+    }
+
+    /// A list of objects that must be there, each as it was written, at most so many.
+    pub fn required_objects(&mut self, name: &str, count_max: usize) -> Option<Messages> {
+        let Some(raw) = self.fields.get(name).copied() else {
+            self.missing(name);
+            return None;
+        };
+        if !raw.get().starts_with('[') {
+            self.of_type("list_type", name, "Input should be a valid list");
+            return None;
+        }
+        let messages = Messages::with_capacity(raw.get().len());
+        let objects = Objects { name, count_max, messages, problems: &mut self.problems };
+        let mut reader = serde_json::Deserializer::from_str(raw.get());
+        let read = serde::Deserializer::deserialize_seq(&mut reader, objects);
+        let Ok((mut messages, count)) = read else {
+            self.of_type("list_type", name, "Input should be a valid list");
+            return None;
+        };
+        if count > count_max {
+            self.too_many(name, count_max, count);
+        }
+        messages.shrink();
+        Some(messages)
+    }
+
+    fn too_many(&mut self, name: &str, count_max: usize, count: usize) {
+        let msg = format!("List should have at most {count_max} items after validation, not {count}");
+        let problem = Problem::new("too_long", loc(name), msg, Value::Null);
+        let ctx = json!({"field_type": "List", "max_length": count_max, "actual_length": count});
+        self.problems.push(problem.with(ctx));
+    }
+
+    /// A list of texts that may be absent or null.
+    pub fn texts(&mut self, name: &str) -> Option<Vec<String>> {
+        let raw = self.optional(name)?;
+        let mut reader = serde_json::Deserializer::from_str(raw.get());
+        let Ok((texts, count)) = serde::Deserializer::deserialize_seq(&mut reader, Texts) else {
+            self.of_type("list_type", name, "Input should be a valid list");
+            return None;
+        };
+        if count > TEXTS_MAX {
+            self.too_many(name, TEXTS_MAX, count);
+        }
+        Some(texts)
+    }
+
+    /// A flag that may be absent, in the spellings that the protocol's clients send.
+    pub fn flag(&mut self, name: &str) -> Option<bool> {
+        let raw = self.fields.get(name).copied()?;
+        let flag = match scalar(raw) {
+            Value::Bool(flag) => Some(flag),
+            Value::Number(number) if number.as_f64() == Some(1.0) => Some(true),
+            Value::Number(number) if number.as_f64() == Some(0.0) => Some(false),
+            Value::String(word) => match word.to_ascii_lowercase().as_str() {
+                "true" | "t" | "yes" | "y" | "on" | "1" => Some(true),
+                "false" | "f" | "no" | "n" | "off" | "0" => Some(false),
+                _ => None,
+            },
+            Value::Null | Value::Array(_) | Value::Object(_) => {
+                self.of_type("bool_type", name, "Input should be a valid boolean");
+                return None;
+            }
+            Value::Number(_) => None,
+        };
+        if flag.is_none() {
+            self.of_type("bool_parsing", name, "Input should be a valid boolean, unable to interpret input");
+        }
+        flag
+    }
+
+    /// A time in seconds that may be absent or null: any finite number, or one as text.
+    pub fn seconds(&mut self, name: &str) -> Option<f64> {
+        let raw = self.optional(name)?;
+        let secs = match scalar(raw) {
+            Value::Bool(flag) => f64::from(u8::from(flag)),
+            Value::String(text) => match text.trim().parse() {
+                Ok(secs) => secs,
+                Err(_) => {
+                    let msg = "Input should be a valid number, unable to parse string as a number";
+                    self.of_type("float_parsing", name, msg);
+                    return None;
+                }
+            },
+            Value::Number(number) => number.as_f64().unwrap_or(f64::INFINITY),
+            // A number too large for any float does not parse as a value at all.
+            Value::Null => f64::INFINITY,
+            Value::Array(_) | Value::Object(_) => {
+                self.of_type("float_type", name, "Input should be a valid number");
+                return None;
+            }
+        };
+        if !secs.is_finite() {
+            self.wrong(name, "timeout must be finite; omit it to run unbounded");
+            return None;
+        }
+        Some(secs)
+    }
+}
+
+/// How many members an object has.
+pub(super) fn members(object: &RawValue) -> usize {
+    struct Count;
+    impl<'a> Visitor<'a> for Count {
+        type Value = usize;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_map<A: MapAccess<'a>>(self, mut members: A) -> Result<usize, A::Error> {
+            let mut count = 0;
+            while members.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
+                count += 1;
+            }
+            Ok(count)
+        }
+    }
+    let mut reader = serde_json::Deserializer::from_str(object.get());
+    serde::Deserializer::deserialize_map(&mut reader, Count).unwrap_or(0)
+}
+
+/// A value that some reader of the result could not read again.
+fn unfit(at: Vec<Value>, why: &strict::Unfit) -> Problem {
+    Problem::new("value_error", at, format!("Value error, {why}"), Value::Null).with(json!({"error": {}}))
+}
+
+/// Keeps the fields that are known; of several of one name the last.
+struct KnownFields;
+
+impl<'a> Visitor<'a> for KnownFields {
+    type Value = BTreeMap<&'static str, &'a RawValue>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'a>>(self, mut members: A) -> Result<Self::Value, A::Error> {
+        let mut fields = BTreeMap::new();
+        while let Some(name) = members.next_key_seed(KnownName)? {
+            match name {
+                Some(name) => drop(fields.insert(name, members.next_value()?)),
+                None => drop(members.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(fields)
+    }
+}
+
+/// A field's name, if it is a known one.
+struct KnownName;
+
+impl<'a> DeserializeSeed<'a> for KnownName {
+    type Value = Option<&'static str>;
+
+    fn deserialize<D: serde::Deserializer<'a>>(self, name: D) -> Result<Self::Value, D::Error> {
+        name.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for KnownName {
+    type Value = Option<&'static str>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a name")
+    }
+
+    fn visit_str<E>(self, name: &str) -> Result<Self::Value, E> {
+        Ok(KNOWN.into_iter().find(|known| *known == name))
+    }
+}
+
+/// Reads a list of objects and counts them, with no more than one of them at hand.
+struct Objects<'f> {
+    name: &'f str,
+    count_max: usize,
+    messages: Messages,
+    problems: &'f mut Vec<Problem>,
+}
+
+impl Objects<'_> {
+    fn take(&mut self, at: usize, item: &RawValue) {
+        if self.problems.len() >= PROBLEMS_MAX {
+            return;
+        }
+        let place = || vec![json!("body"), json!(self.name), json!(at)];
+        if !item.get().starts_with('{') {
+            let msg = "Input should be a valid dictionary";
+            self.problems.push(Problem::new("dict_type", place(), msg, shown(item)));
+        } else if let Err(why) = strict::check(item.get()) {
+            self.problems.push(unfit(place(), &why));
+        } else {
+            self.messages.push(item);
+        }
+    }
+}
+
+impl<'a> Visitor<'a> for Objects<'_> {
+    type Value = (Messages, usize);
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list")
+    }
+
+    fn visit_seq<A: SeqAccess<'a>>(mut self, mut items: A) -> Result<Self::Value, A::Error> {
+        let mut count = 0;
+        while let Some(item) = items.next_element::<&RawValue>()? {
+            if count < self.count_max {
+                self.take(count, item);
+            }
+            count += 1;
+        }
+        Ok((self.messages, count))
+    }
+}
+
+/// Reads a list of texts and counts them.
+struct Texts;
+
+impl<'a> Visitor<'a> for Texts {
+    type Value = (Vec<String>, usize);
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of texts")
+    }
+
+    fn visit_seq<A: SeqAccess<'a>>(self, mut items: A) -> Result<Self::Value, A::Error> {
+        let mut texts = Vec::new();
+        while texts.len() < TEXTS_MAX
+            && let Some(text) = items.next_element()?
+        {
+            texts.push(text);
+        }
+        let mut count = texts.len();
+        while items.next_element::<IgnoredAny>()?.is_some() {
+            count += 1;
+        }
+        Ok((texts, count))
+    }
+}
+
+/// A number without a fraction, or what is wrong with it. One that is too large is as
+/// large as there is.
+fn whole_number(number: &serde_json::Number) -> Result<i64, (&'static str, &'static str)> {
+    if let Some(whole) = number.as_i64() {
+        return Ok(whole);
+    }
+    match number.as_f64() {
+        Some(float) if float.fract() == 0.0 => Ok(float as i64),
+        _ => {
+            let msg = "Input should be a valid integer, got a number with a fractional part";
+            Err(("int_from_float", msg))
+        }
+    }
+}
+
+fn loc(name: &str) -> Vec<Value> {
+    vec![json!("body"), json!(name)]
+}
+
+/// A value for an error message: the beginning as text of what is too long to be told
+/// back.
+fn shown(raw: &RawValue) -> Value {
+    if raw.get().len() > INPUT_BYTES_MAX {
+        return beginning(raw.get(), INPUT_BYTES_MAX).into();
+    }
+    value(raw)
+}
+
+/// A value that holds no others, or an empty one in place of one that may hold any number;
+/// null for what is none, such as 1e999.
+fn scalar(raw: &RawValue) -> Value {
+    match raw.get().as_bytes().first() {
+        Some(b'[') => Value::Array(Vec::new()),
+        Some(b'{') => Value::Object(serde_json::Map::new()),
+        _ => value(raw),
+    }
+}
+
+/// A value that is short, or a scalar; null for what is none, such as 1e999.
+fn value(raw: &RawValue) -> Value {
+    serde_json::from_str(raw.get()).unwrap_or(Value::Null)
+}
+
+/// Where in the text an error is, in characters from its start.
+fn offset(body: &[u8], error: &serde_json::Error) -> usize {
+    let text = String::from_utf8_lossy(body);
+    let lines: usize = text
+        .split_inclusive('\n')
+        .take(error.line().saturating_sub(1))
+        .map(|line| line.chars().count())
+        .sum();
+    lines + error.column().saturating_sub(1)
+}

@@ -1,0 +1,70 @@
+//! Fuzz targets of this protocol's requests. The first byte says whether the content
+//! type is JSON's, as almost always.
+
+use axum::http::{HeaderMap, HeaderValue, header};
+
+use super::error::ApiError;
+use super::request::{self, StartRollout};
+use rollout_assembly::config::Dialect;
+use rollout_core::wire;
+
+/// What an error may say about a request of any size, in bytes.
+const ERROR_BYTES_MAX: usize = 1 << 20;
+
+fn json() -> HeaderMap {
+    HeaderMap::from_iter([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))])
+}
+
+fn check_error(error: &ApiError) {
+    let ApiError::Invalid(problems) = error else { return };
+    assert!(!problems.is_empty(), "an error says what is wrong");
+    let mut said = 0;
+    for problem in problems {
+        let problem = serde_json::to_value(problem).expect("a problem is JSON");
+        assert_eq!(problem["loc"][0], "body", "a problem says where: {problem}");
+        assert!(problem["msg"].as_str().is_some_and(|msg| !msg.is_empty()), "{problem}");
+        said += problem.to_string().len();
+    }
+    assert!(said < ERROR_BYTES_MAX, "an error of {said} bytes");
+}
+
+/// `POST /rollout`, of either generation.
+pub(crate) fn start_rollout(body: &[u8]) {
+    let read = request::read(&json(), body, Dialect::default());
+    assert!(
+        request::read(&HeaderMap::new(), body, Dialect::default()).is_err(),
+        "what is not called JSON is not read as JSON"
+    );
+    let asked = match read {
+        Ok(StartRollout::Polled(request)) => request.asked,
+        Ok(StartRollout::CalledBack(request)) => {
+            assert!(
+                request.completion_url.to_ascii_lowercase().starts_with("http"),
+                "{}",
+                request.completion_url
+            );
+            request.asked
+        }
+        Err(error) => return check_error(&error),
+    };
+    let rollout = asked.rollout;
+    for message in rollout.prompt.iter() {
+        assert!(wire::object(message).is_ok(), "a guest can read each message: {message}");
+    }
+    for seen in rollout.metadata.iter().flat_map(|metadata| [metadata.whole(), metadata.public()]) {
+        assert!(wire::object(seen.get()).is_ok(), "a guest can read its metadata: {seen}");
+    }
+    assert!(
+        rollout.workflow_secs.is_none_or(f64::is_finite) && rollout.grader_secs.is_none_or(f64::is_finite)
+    );
+    assert_eq!(rollout.attempt, 1);
+    assert!(rollout.samples_max >= 1);
+    assert_eq!(asked.label, rollout.label);
+}
+
+/// `POST /rollout/cancel`.
+pub(crate) fn cancel(body: &[u8]) {
+    if let Err(error) = super::cancel::read(&json(), body) {
+        check_error(&error);
+    }
+}

@@ -1,0 +1,235 @@
+//! The Osmosis rollout protocol: generation D (polling under a lease), C (callbacks, one
+//! sample) and B (callbacks, a map of samples) on the same routes, and A (tools at the start,
+//! one post at the end) beside them on its own.
+//!
+//! `generation` tells their requests apart. What they share is here, what is one
+//! generation's alone in a folder each.
+
+pub mod a;
+mod b;
+mod body;
+mod c;
+mod callbacks;
+mod cancel;
+mod d;
+mod error;
+mod fields;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
+mod generation;
+mod report;
+mod reports;
+mod request;
+mod sample;
+mod statuses;
+
+use std::sync::{Arc, Once, Weak};
+use std::time::Duration;
+
+use axum::Json;
+use axum::Router;
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, Method, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use futures_util::future::BoxFuture;
+use serde_json::json;
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
+
+use super::{Health, KeyRule, Routes};
+use body::{Body, Unfinished};
+use error::ApiError;
+use reports::Reports;
+use request::{ForRollout, StartRollout};
+use rollout_assembly::config::{Dialect, OsmosisTimes};
+use rollout_core::id::RolloutId;
+use rollout_core::outbound::CallbackClient;
+use rollout_core::rollout::Host;
+use rollout_core::telemetry::{Refusal, TraceParent};
+use statuses::Statuses;
+
+/// The largest request in bytes. A prompt may carry images as text.
+const BODY_BYTES_MAX: usize = 64 << 20;
+
+/// How often what is kept for callers is looked through for what is due.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What the dialect is made of.
+pub struct Settings {
+    /// Who runs the rollouts.
+    pub host: Host,
+    /// Who posts to callers.
+    pub callbacks: CallbackClient,
+    /// The generation that requests are of.
+    pub dialect: Dialect,
+    /// What generation A needs besides.
+    pub init: a::Settings,
+    /// Waits and leases of generation D.
+    pub times: OsmosisTimes,
+    /// Whether the server asks for a key.
+    pub is_keyed: bool,
+}
+
+/// The dialect's server side. Cheap to clone.
+#[derive(Clone)]
+pub struct Osmosis(Arc<Inner>);
+
+struct Inner {
+    host: Host,
+    callbacks: CallbackClient,
+    dialect: Dialect,
+    init: a::Server,
+    is_keyed: bool,
+    polled: d::Registry,
+    statuses: Arc<Statuses>,
+    /// One task a rollout, alive until its caller was told, or gave up.
+    tasks: TaskTracker,
+    reports: Arc<Reports>,
+    unfinished: Unfinished,
+    sweeping: Once,
+}
+
+impl Osmosis {
+    /// A server of this host.
+    pub fn new(settings: Settings) -> Self {
+        let Settings { host, callbacks, dialect, init, times, is_keyed } = settings;
+        let init = a::Server::new(init, host.budget().clone());
+        Self(Arc::new(Inner {
+            host,
+            callbacks,
+            dialect,
+            init,
+            is_keyed,
+            statuses: Arc::new(Statuses::new(times.result_ttl)),
+            polled: d::Registry::new(times),
+            tasks: TaskTracker::new(),
+            reports: Arc::default(),
+            unfinished: Unfinished::default(),
+            sweeping: Once::new(),
+        }))
+    }
+
+    /// Begins to forget what is due, within the runtime. Before the first request there is
+    /// nothing to forget.
+    fn keep_swept(&self) {
+        self.0.sweeping.call_once(|| drop(tokio::spawn(sweep(Arc::downgrade(&self.0)))));
+    }
+
+    /// Makes of a body the request for a rollout that it is, with a charge for what that takes.
+    /// What is refused here is counted, because it never comes to admission.
+    fn read_for_rollout<T: ForRollout>(
+        &self,
+        body: Result<Body<BODY_BYTES_MAX>, ApiError>,
+        read: impl FnOnce(&[u8]) -> Result<T, ApiError>,
+    ) -> Result<T, ApiError> {
+        let metrics = self.0.host.metrics();
+        let no_room = |error: &ApiError| {
+            if matches!(error, ApiError::NoMemory) {
+                metrics.refused(Refusal::Memory);
+            }
+        };
+        let mut body = body.inspect_err(no_room)?;
+        let read = body.parse(read).inspect_err(no_room)?;
+        let mut request = read.inspect_err(|_| metrics.refused(Refusal::Invalid))?;
+        let charge = body.becomes(request.memory_bytes()).inspect_err(no_room)?;
+        request.resources().charge = Some(charge);
+        Ok(request)
+    }
+}
+
+impl super::Dialect for Osmosis {
+    fn routes(&self) -> Vec<Routes> {
+        let of_a = Routes {
+            router: a::router().with_state(self.clone()),
+            key: KeyRule::Own { is_given: a::is_authorised, refusal: "Invalid or missing API key" },
+            short: vec![(Method::GET, "/platform/health")],
+        };
+        if self.0.init.is_alone() {
+            return vec![of_a];
+        }
+        let router = Router::new()
+            .route("/rollout", post(start_rollout))
+            .route("/rollout/cancel", post(cancel::cancel))
+            .route("/rollout/{id}/result", get(d::result))
+            .route("/rollout/{id}/status", get(c::status))
+            .with_state(self.clone());
+        let short = vec![(Method::POST, "/rollout/cancel")];
+        vec![Routes { router, key: KeyRule::Bearer, short }, of_a]
+    }
+
+    fn health(&self) -> Health {
+        Health { fields: self.0.init.health(), is_all: self.0.init.is_alone() }
+    }
+
+    fn descriptors_per_rollout(&self) -> u64 {
+        descriptors_per_rollout(self.0.dialect, self.0.init.is_alone())
+    }
+
+    fn close(&self) {
+        self.0.reports.close();
+    }
+
+    fn drain(&self, until: Instant) -> BoxFuture<'_, bool> {
+        self.0.tasks.close();
+        let done = async {
+            self.0.tasks.wait().await;
+            self.0.reports.all_kept().await;
+        };
+        Box::pin(async move { tokio::time::timeout_at(until, done).await.is_ok() })
+    }
+
+    fn cancels_rest(&self) {
+        self.0.reports.cancel_rest();
+    }
+
+    fn unreported(&self) -> Vec<String> {
+        self.0.reports.missing()
+    }
+}
+
+/// Descriptors that a live rollout holds on the side of its callers, at the most: whoever polls
+/// for a result has a connection open, and whoever is called back has none of this server's.
+pub fn descriptors_per_rollout(dialect: Dialect, init_is_alone: bool) -> u64 {
+    let is_called_back = matches!(dialect, Dialect::B | Dialect::C) || init_is_alone;
+    if is_called_back { 0 } else { 1 }
+}
+
+/// Forgets what is due, for as long as there is a server. A look at each part does so too, but
+/// a server that has no room left is asked for nothing that looks.
+async fn sweep(inner: Weak<Inner>) {
+    let mut pause = tokio::time::interval(SWEEP_INTERVAL);
+    loop {
+        pause.tick().await;
+        let Some(inner) = inner.upgrade() else { return };
+        inner.polled.sweep(inner.host.budget());
+        inner.init.sweep();
+        inner.statuses.sweep();
+    }
+}
+
+/// Takes a rollout on, or says at once why not.
+async fn start_rollout(
+    State(osmosis): State<Osmosis>,
+    headers: HeaderMap,
+    body: Result<Body<BODY_BYTES_MAX>, ApiError>,
+) -> Result<Response, ApiError> {
+    osmosis.keep_swept();
+    let parent = headers.get("traceparent").and_then(|value| TraceParent::parse(value.to_str().ok()?));
+    let dialect = osmosis.0.dialect;
+    match osmosis.read_for_rollout(body, |bytes| request::read(&headers, bytes, dialect))? {
+        StartRollout::Polled(request) => d::start(&osmosis, request, parent)
+            .map(|admission| (StatusCode::ACCEPTED, Json(admission)).into_response()),
+        StartRollout::CalledBack(request) => {
+            // B's own servers said 200, C's callers take nothing but 202, and B's that are
+            // known take any 2xx.
+            let accepted = if dialect == Dialect::B { StatusCode::OK } else { StatusCode::ACCEPTED };
+            callbacks::start(&osmosis, request, parent).map(|()| (accepted, Json(json!({}))).into_response())
+        }
+    }
+}
+
+/// The id in a path. What is no id names nothing.
+fn id_in_path(Path(id): Path<String>) -> Option<RolloutId> {
+    RolloutId::parse(id).ok()
+}

@@ -1,0 +1,457 @@
+//! What a caller reports of the model's calls when it acknowledges a callback, and how that
+//! comes into the trajectories.
+//!
+//! Only the caller, whose endpoint the model is behind, knows what a call cost or which
+//! tokens it was made of, unless its endpoint says so in each reply. A report goes into the
+//! steps in place of what the host observed, which stays under `extra.rollout_host`. It stays
+//! the bytes that it came as, and is read call by call where it is put.
+
+use std::convert::Infallible;
+use std::io;
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::value::RawValue;
+
+use super::sample::UNMATCHED;
+use rollout_core::rollout::{
+    Amendable, Amendment, Finished, Member, StepAmendment, TakeStep, TrajectoryFile,
+};
+use rollout_core::wire;
+use rollout_core::wire::atif::{FinalMetrics, Metrics};
+use rollout_core::wire::stream::{Stopped, Text, each, is_list_of, members};
+
+/// How many ids of samples that a rollout does not have are named in the log.
+const IDS_SHOWN: usize = 8;
+
+/// What a caller says of a rollout's calls of the model: JSON that was looked through.
+#[derive(Clone, Debug)]
+pub(super) struct Report(Bytes);
+
+#[derive(Deserialize)]
+struct Parts<'a> {
+    #[serde(borrow, default)]
+    model_name: Option<Text<'a>>,
+    #[serde(borrow, default)]
+    samples: Option<&'a RawValue>,
+}
+
+/// What it says of one sample's.
+#[derive(Clone, Debug, Deserialize)]
+struct SampleReport<'a> {
+    #[serde(borrow, default)]
+    model_name: Option<Text<'a>>,
+    /// In the order in which they were made.
+    #[serde(borrow, default)]
+    llm_call_metrics: Option<&'a RawValue>,
+    /// In place of sums over the calls.
+    #[serde(borrow, default)]
+    final_metrics: Option<&'a RawValue>,
+}
+
+/// What it says of one call.
+#[derive(Deserialize)]
+struct CallReport<'a> {
+    #[serde(default)]
+    prompt_tokens: Option<u64>,
+    #[serde(default)]
+    completion_tokens: Option<u64>,
+    #[serde(default)]
+    cached_tokens: Option<u64>,
+    #[serde(default)]
+    cost_usd: Option<f64>,
+    #[serde(borrow, default)]
+    prompt_token_ids: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    completion_token_ids: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    logprobs: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    model_name: Option<Text<'a>>,
+    #[serde(borrow, default)]
+    extra: Option<&'a RawValue>,
+}
+
+impl Report {
+    /// The report in the body of an acknowledgement. Other bodies have none, and one that is
+    /// malformed is none: a delivery is a delivery whatever was said to it.
+    pub fn read(body: &Bytes) -> Option<Self> {
+        /// A body that may have a report in it.
+        #[derive(Deserialize)]
+        struct Acknowledgement<'a> {
+            #[serde(borrow, default)]
+            trajectory: Option<&'a RawValue>,
+        }
+        let Acknowledgement { trajectory } = serde_json::from_slice(body).ok()?;
+        let trajectory = trajectory?.get();
+        match check(trajectory) {
+            Ok(()) => Some(Self(body.slice_ref(trajectory.as_bytes()))),
+            Err(error) => {
+                tracing::warn!(error, "the caller's report of the model's calls is malformed and left out");
+                None
+            }
+        }
+    }
+
+    fn parts(&self) -> Parts<'_> {
+        serde_json::from_slice(&self.0).unwrap_or(Parts { model_name: None, samples: None })
+    }
+
+    /// Puts the report into the trajectories of a rollout. Blocks.
+    fn apply(&self, documents: &[Amendable]) -> io::Result<()> {
+        let Parts { model_name, samples } = self.parts();
+        let ids: Vec<Option<&str>> =
+            documents.iter().map(|document| document.file().sample().map(|id| id.as_str())).collect();
+        let Matched { of, rest } = Matched::find(samples.map_or("{}", RawValue::get), &ids);
+        for (document, report) in documents.iter().zip(&of) {
+            let name = report.as_ref().and_then(|report| report.model_name.as_ref()).or(model_name.as_ref());
+            let mut amendment =
+                Amendment { model_name: name.map(|Text(name)| &**name), ..Amendment::default() };
+            if let (1, Some(rest)) = (documents.len(), &rest) {
+                amendment.members.push(("unmatched_sample_reports", Member::Raw(rest)));
+            }
+            match report {
+                Some(report) => report.amend(document, amendment)?,
+                None => document.amend(&amendment)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Looks a report through. The error says what is wrong with it.
+fn check(report: &str) -> Result<(), String> {
+    wire::object(report)?;
+    let parts: Parts<'_> = serde_json::from_str(report).map_err(|error| error.to_string())?;
+    let sample = |name: std::borrow::Cow<'_, str>, sample: SampleReport<'_>| {
+        let what = |error: String| format!("samples['{}']: {error}", name.escape_debug());
+        if sample.final_metrics.is_some_and(|sums| !sums.get().starts_with('{')) {
+            return Err(what("final_metrics is no object".to_owned()));
+        }
+        let mut place = 0_usize;
+        each(sample.calls(), |call: CallReport<'_>| {
+            let checked = call.check().map_err(|error| format!("llm_call_metrics[{place}].{error}"));
+            place += 1;
+            checked
+        })
+        .map_err(|stopped| what(stopped.into()))
+    };
+    Ok(members(parts.samples.map_or("{}", RawValue::get), sample)?)
+}
+
+/// The reports of a rollout's samples.
+struct Matched<'a> {
+    /// For each document its sample's.
+    of: Vec<Option<SampleReport<'a>>>,
+    /// Those of no sample, if there are any: an object.
+    rest: Option<Box<RawValue>>,
+}
+
+impl<'a> Matched<'a> {
+    fn find(samples: &'a str, ids: &[Option<&str>]) -> Self {
+        let mut of: Vec<Option<SampleReport<'a>>> = vec![None; ids.len()];
+        let (mut rest, mut rest_names, mut only) = (String::from("{"), Vec::new(), None);
+        let mut count = 0_usize;
+        // It was looked through before.
+        let _ = members(samples, |name, report: &'a RawValue| {
+            let parsed = serde_json::from_str(report.get()).ok();
+            if let Some(place) = ids.iter().position(|id| *id == Some(&*name)) {
+                of[place] = parsed;
+                return Ok::<(), Infallible>(());
+            }
+            count += 1;
+            only = parsed.filter(|_| count == 1);
+            if count > 1 {
+                rest.push(',');
+            }
+            rest += &serde_json::Value::from(&*name).to_string();
+            rest.push(':');
+            rest += report.get();
+            if rest_names.len() < IDS_SHOWN {
+                rest_names.push(name);
+            }
+            Ok(())
+        });
+        rest.push('}');
+        // Callers that know no sample ids give their one entry any key.
+        if let ([place @ None], Some(_)) = (of.as_mut_slice(), &only) {
+            *place = only;
+            return Self { of, rest: None };
+        }
+        if of.len() > 1 && count > 0 {
+            tracing::warn!(
+                count,
+                ids = rest_names.join(", "),
+                "the caller reported on samples that this rollout does not have"
+            );
+        }
+        let rest = RawValue::from_string(rest).ok().filter(|_| count > 0);
+        Self { of, rest }
+    }
+}
+
+impl<'a> SampleReport<'a> {
+    fn calls(&self) -> &'a str {
+        self.llm_call_metrics.map_or("[]", RawValue::get)
+    }
+
+    fn call_count(&self) -> usize {
+        let mut count = 0;
+        let _ = each(self.calls(), |_: IgnoredAny| {
+            count += 1;
+            Ok::<(), Infallible>(())
+        });
+        count
+    }
+
+    fn amend(&self, document: &Amendable, amendment: Amendment<'_>) -> io::Result<()> {
+        let count = self.call_count();
+        let steps = |take: &mut TakeStep<'_>| {
+            let calls = each(self.calls(), |call: CallReport<'_>| take(call.amendment()));
+            calls.map_err(|stopped| match stopped {
+                Stopped::Json(error) => error.into(),
+                Stopped::Taker(error) => error,
+            })
+        };
+        // For no longer than what is called for each step.
+        let mut amendment: Amendment<'_> = amendment;
+        if count == 0 {
+            // Nothing is said of any call.
+        } else if document.file().agent_steps() == count {
+            amendment.steps = Some(&steps);
+        } else if let Some(calls) = self.llm_call_metrics {
+            // Nobody can tell which call was which step.
+            amendment.members.push((UNMATCHED, Member::Raw(calls)));
+        }
+        amendment.final_metrics = self.sums();
+        document.amend(&amendment)
+    }
+
+    /// What the caller says that all of it came to, or else the sums over the calls.
+    fn sums(&self) -> Option<FinalMetrics<'a>> {
+        match self.final_metrics.map(|told| read_sums(told.get())) {
+            Some(Ok(Some(sums))) => return Some(sums),
+            Some(Err(error)) => {
+                tracing::warn!(error, "the caller's final metrics are malformed and left out");
+            }
+            Some(Ok(None)) | None => {}
+        }
+        let (mut sums, mut is_empty) = (FinalMetrics::default(), true);
+        let add = |sum: &mut Option<u64>, tokens: Option<u64>| {
+            if let Some(tokens) = tokens {
+                *sum = Some(sum.unwrap_or(0).saturating_add(tokens));
+            }
+        };
+        let _ = each(self.calls(), |call: CallReport<'_>| {
+            is_empty = false;
+            add(&mut sums.total_prompt_tokens, call.prompt_tokens);
+            add(&mut sums.total_completion_tokens, call.completion_tokens);
+            add(&mut sums.total_cached_tokens, call.cached_tokens);
+            if let Some(cost) = call.cost_usd {
+                sums.total_cost_usd = Some(sums.total_cost_usd.unwrap_or(0.0) + cost);
+            }
+            Ok::<(), Infallible>(())
+        });
+        // Prices may add up to more than a number holds.
+        sums.total_cost_usd = sums.total_cost_usd.filter(|cost| cost.is_finite());
+        (!is_empty).then_some(sums)
+    }
+}
+
+/// Sums as a caller gives them; none where it says nothing but the number of steps.
+fn read_sums(told: &str) -> Result<Option<FinalMetrics<'_>>, String> {
+    #[derive(Deserialize)]
+    struct Sums<'a> {
+        #[serde(default)]
+        total_prompt_tokens: Option<u64>,
+        #[serde(default)]
+        total_completion_tokens: Option<u64>,
+        #[serde(default)]
+        total_cached_tokens: Option<u64>,
+        #[serde(default)]
+        total_cost_usd: Option<f64>,
+        #[serde(borrow, default)]
+        extra: Option<&'a RawValue>,
+    }
+    let mut says_more = false;
+    members(told, |name, _: IgnoredAny| {
+        says_more |= name != "total_steps";
+        Ok::<(), String>(())
+    })?;
+    let sums: Sums<'_> = serde_json::from_str(told).map_err(|error| error.to_string())?;
+    if sums.extra.is_some_and(|extra| !extra.get().starts_with('{')) {
+        return Err("extra is no object".to_owned());
+    }
+    Ok(says_more.then_some(FinalMetrics {
+        total_prompt_tokens: sums.total_prompt_tokens,
+        total_completion_tokens: sums.total_completion_tokens,
+        total_cached_tokens: sums.total_cached_tokens,
+        total_cost_usd: sums.total_cost_usd,
+        total_steps: 0,
+        extra: sums.extra,
+    }))
+}
+
+impl CallReport<'_> {
+    fn check(&self) -> Result<(), String> {
+        let is_list = |list: Option<&RawValue>, is: fn(&str) -> bool| list.is_none_or(|list| is(list.get()));
+        for (name, ids) in
+            [("prompt_token_ids", self.prompt_token_ids), ("completion_token_ids", self.completion_token_ids)]
+        {
+            if !is_list(ids, is_list_of::<i64>) {
+                return Err(format!("{name} is no list of whole numbers"));
+            }
+        }
+        if !is_list(self.logprobs, is_list_of::<f64>) {
+            return Err("logprobs is no list of numbers".to_owned());
+        }
+        if self.extra.is_some_and(|extra| !extra.get().starts_with('{')) {
+            return Err("extra is no object".to_owned());
+        }
+        Ok(())
+    }
+
+    fn amendment(&self) -> StepAmendment<'_> {
+        let Self { prompt_tokens, completion_tokens, cached_tokens, cost_usd, .. } = *self;
+        let Self { prompt_token_ids, completion_token_ids, logprobs, extra, .. } = *self;
+        let tokens = [prompt_tokens, completion_tokens, cached_tokens];
+        let written = [prompt_token_ids, completion_token_ids, logprobs, extra];
+        let says_nothing =
+            tokens.iter().all(Option::is_none) && cost_usd.is_none() && written.iter().all(Option::is_none);
+        let metrics = Metrics {
+            prompt_tokens,
+            completion_tokens,
+            cached_tokens,
+            cost_usd,
+            prompt_token_ids,
+            completion_token_ids,
+            logprobs: logprobs.map(ToOwned::to_owned),
+            extra: extra.map(ToOwned::to_owned),
+        };
+        StepAmendment {
+            model_name: self.model_name.as_ref().map(|Text(name)| &**name),
+            metrics: (!says_nothing).then_some(metrics),
+        }
+    }
+}
+
+/// The trajectories of a rollout into which reports are merged.
+pub(super) struct Trajectories<'a> {
+    files: &'a [TrajectoryFile],
+    /// As they were before the first report, because a later one takes its place.
+    unmerged: Option<Vec<Amendable>>,
+}
+
+impl<'a> Trajectories<'a> {
+    /// Those that were written of this rollout.
+    pub fn of(finished: &'a Finished) -> Self {
+        Self { files: &finished.trajectories, unmerged: None }
+    }
+
+    /// Merges a report, in place of any that was merged before. Where that fails the
+    /// trajectories stay as they are, and the outcome is none the worse.
+    pub async fn merge(&mut self, report: &Report) {
+        if self.files.is_empty() {
+            return;
+        }
+        if let Err(error) = self.try_merge(report).await {
+            tracing::error!(%error, "the caller's report was not merged into the trajectory");
+        }
+    }
+
+    async fn try_merge(&mut self, report: &Report) -> io::Result<()> {
+        let (files, report, unmerged) = (self.files.to_vec(), report.clone(), self.unmerged.take());
+        let merge = move || -> io::Result<Vec<Amendable>> {
+            let unmerged = match unmerged {
+                Some(unmerged) => unmerged,
+                None => files.iter().map(TrajectoryFile::amendable).collect::<io::Result<_>>()?,
+            };
+            report.apply(&unmerged)?;
+            Ok(unmerged)
+        };
+        self.unmerged = Some(tokio::task::spawn_blocking(merge).await??);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Map, Value, json};
+
+    fn report(report: Value) -> Report {
+        Report::read(&json!({ "trajectory": report }).to_string().into()).expect("it is a report")
+    }
+
+    #[test]
+    fn what_is_no_report_is_left_out() {
+        fn check(body: &'static str, is_report: bool) {
+            assert_eq!(Report::read(&Bytes::from_static(body.as_bytes())).is_some(), is_report, "{body}");
+        }
+        check("", false);
+        check("{", false);
+        check("[]", false);
+        check("{}", false);
+        check(r#"{"trajectory":null}"#, false);
+        check(r#"{"trajectory":{"samples":[]}}"#, false);
+        check(r#"{"trajectory":{"samples":{"s":{"llm_call_metrics":[{"prompt_tokens":-1}]}}}}"#, false);
+        check(r#"{"trajectory":{"samples":{"s":{"llm_call_metrics":[{"logprobs":["x"]}]}}}}"#, false);
+        check(r#"{"trajectory":{}}"#, true);
+        check(r#"{"trajectory":{"samples":{"s":{"unknown":1}},"unknown":2}}"#, true);
+    }
+
+    #[test]
+    fn what_the_caller_says_of_the_whole_goes_before_sums() {
+        let told = |final_metrics: Value| {
+            let sample = json!({"llm_call_metrics": [{"cost_usd": 0.5}, {"prompt_tokens": 3}], "final_metrics": final_metrics});
+            let text = sample.to_string();
+            let sample: SampleReport<'_> = serde_json::from_str(&text).unwrap();
+            json!(sample.sums())
+        };
+        assert_eq!(
+            told(json!({"total_cost_usd": 2.0, "total_steps": 99, "extra": {"a": 1}})),
+            json!({"total_cost_usd": 2.0, "total_steps": 0, "extra": {"a": 1}})
+        );
+        let sums = json!({"total_prompt_tokens": 3, "total_cost_usd": 0.5, "total_steps": 0});
+        assert_eq!(told(json!({})), sums);
+        assert_eq!(told(json!({"total_cost_usd": "much"})), sums);
+    }
+
+    #[test]
+    fn a_call_of_which_nothing_is_said_keeps_what_was_observed() {
+        let said = |call: &str| {
+            let call: CallReport<'_> = serde_json::from_str(call).unwrap();
+            (call.amendment().metrics.is_some(), call.amendment().model_name.map(str::to_owned))
+        };
+        assert_eq!(said("{}"), (false, None));
+        assert_eq!(said(r#"{"model_name":"engine"}"#), (false, Some("engine".to_owned())));
+        assert_eq!(said(r#"{"cached_tokens":0}"#), (true, None));
+    }
+
+    #[test]
+    fn a_sample_gets_the_report_under_its_id_or_the_only_one_there_is() {
+        let named = |ids: &[&str]| {
+            let of = |id: &&str| ((*id).to_owned(), json!({"model_name": format!("of-{id}")}));
+            report(json!({"samples": ids.iter().map(of).collect::<Map<String, Value>>()}))
+        };
+        let check = |samples: &[Option<&str>], ids: &[&str], expected: &[Option<&str>], rest: Value| {
+            let report = named(ids);
+            let matched = Matched::find(report.parts().samples.unwrap().get(), samples);
+            let models: Vec<Option<&str>> =
+                matched.of.iter().map(|report| Some(&*report.as_ref()?.model_name.as_ref()?.0)).collect();
+            assert_eq!(models, expected, "{samples:?} {ids:?}");
+            assert_eq!(json!(matched.rest), rest, "{samples:?} {ids:?}");
+        };
+        check(&[Some("a")], &["a"], &[Some("of-a")], Value::Null);
+        check(&[Some("a")], &["x"], &[Some("of-x")], Value::Null);
+        check(&[None], &["x"], &[Some("of-x")], Value::Null);
+        check(&[Some("a"), Some("b")], &["b"], &[None, Some("of-b")], Value::Null);
+        let of = |ids: &[&str]| {
+            let of = |id: &&str| ((*id).to_owned(), json!({"model_name": format!("of-{id}")}));
+            json!(ids.iter().map(of).collect::<Map<String, Value>>())
+        };
+        check(&[Some("a")], &["x", "y"], &[None], of(&["x", "y"]));
+        check(&[Some("a")], &["a", "y"], &[Some("of-a")], of(&["y"]));
+    }
+}

@@ -1,0 +1,297 @@
+//! `POST /rollout`: what it asks for, in any generation.
+
+use std::sync::Arc;
+
+use axum::http::{HeaderMap, header};
+use serde_json::value::RawValue;
+
+use super::callbacks::Form;
+use super::error::ApiError;
+use super::fields::{Fields, Problem};
+use super::generation::Generation;
+use super::sample;
+use crate::random;
+use rollout_assembly::config::Dialect;
+use rollout_core::id::RolloutId;
+use rollout_core::outbound::Secret;
+use rollout_core::rollout::{LoopOptions, ModelAddress, Resources, RolloutRequest};
+use rollout_core::wire::messages::Messages;
+use rollout_core::wire::metadata::RowMetadata;
+
+/// The most messages of a prompt. A guest is given a text for each, which takes some 40 bytes
+/// besides what is in it, here and in the guest; conversations have tens.
+pub(super) const MESSAGES_MAX: usize = 100_000;
+
+/// The name under which every model of this protocol goes.
+const MODEL: &str = "osmosis-rollout";
+
+/// A request, by how its result is told.
+pub(super) enum StartRollout {
+    /// Generation D.
+    Polled(Polled),
+    /// Generations B and C.
+    CalledBack(CalledBack),
+}
+
+/// A request for a rollout that was read, in any generation.
+pub(super) trait ForRollout {
+    /// The bytes that it takes, which is what it is charged for.
+    fn memory_bytes(&self) -> usize;
+
+    /// What its rollout needs besides the request; the charge goes there.
+    fn resources(&mut self) -> &mut Resources;
+}
+
+impl ForRollout for StartRollout {
+    fn memory_bytes(&self) -> usize {
+        match self {
+            Self::Polled(request) => request.asked.memory_bytes(),
+            Self::CalledBack(request) => {
+                let CalledBack { asked, form: _, completion_url, grader_url, controller_key } = request;
+                let key = controller_key.as_ref().map_or(0, |key| key.expose().len());
+                let urls = completion_url.len() + grader_url.as_ref().map_or(0, String::len);
+                asked.memory_bytes() + urls + key
+            }
+        }
+    }
+
+    fn resources(&mut self) -> &mut Resources {
+        match self {
+            Self::Polled(request) => &mut request.asked.resources,
+            Self::CalledBack(request) => &mut request.asked.resources,
+        }
+    }
+}
+
+/// What every generation asks for.
+pub(super) struct Asked {
+    /// For the core.
+    pub rollout: RolloutRequest,
+    /// What it needs besides.
+    pub resources: Resources,
+    /// Whether there is anything to compare with: a label, or metadata, an empty
+    /// object among them.
+    pub gradable: bool,
+    /// The label, which goes back with the sample.
+    pub label: Option<String>,
+}
+
+impl Asked {
+    fn memory_bytes(&self) -> usize {
+        self.rollout.memory_bytes() + self.resources.secrets.memory_bytes()
+    }
+}
+
+/// A rollout whose result is polled for.
+pub(super) struct Polled {
+    pub asked: Asked,
+    /// Whether a reward is wanted.
+    pub grade: bool,
+}
+
+/// A rollout whose result is posted back.
+pub(super) struct CalledBack {
+    pub asked: Asked,
+    pub form: Form,
+    pub completion_url: String,
+    /// None where no reward is wanted.
+    pub grader_url: Option<String>,
+    /// The key of the callbacks.
+    pub controller_key: Option<Secret>,
+}
+
+/// Reads a request. Everything that is wrong with it is in the error.
+pub(super) fn read(headers: &HeaderMap, body: &[u8], dialect: Dialect) -> Result<StartRollout, ApiError> {
+    if std::str::from_utf8(body).is_err() {
+        return Err(ApiError::Unreadable);
+    }
+    let fields = Fields::of(body, is_json(headers)).map_err(ApiError::Invalid)?;
+    let read = match Generation::of(&fields, dialect) {
+        Generation::D => polled(fields),
+        Generation::C => called_back(fields, Form::One, SamplesRule::One),
+        Generation::B => called_back(fields, Form::Map, SamplesRule::ManyThatAsked),
+        Generation::BOrC { one_sample: true } => called_back(fields, Form::Both, SamplesRule::One),
+        Generation::BOrC { one_sample: false } => called_back(fields, Form::Both, SamplesRule::Many),
+    };
+    read.map_err(ApiError::Invalid)
+}
+
+/// Whether the content type says JSON.
+pub(super) fn is_json(headers: &HeaderMap) -> bool {
+    let Some(Ok(kind)) = headers.get(header::CONTENT_TYPE).map(|value| value.to_str()) else { return false };
+    let kind = kind.split(';').next().unwrap_or("").trim().to_ascii_lowercase();
+    kind == "application/json" || kind.starts_with("application/") && kind.ends_with("+json")
+}
+
+fn polled(mut fields: Fields<'_>) -> Result<StartRollout, Vec<Problem>> {
+    let common = Common::read(&mut fields, IdRule::Required);
+    let key_rule = "llm_api_key must be omitted or a non-empty string";
+    let key = api_key(&mut fields, "llm_api_key", key_rule);
+    let grade = fields.flag("grade");
+    let asked = common.ask(&mut fields, key, SamplesRule::One);
+    fields.finish(asked.map(|asked| StartRollout::Polled(Polled { asked, grade: grade.unwrap_or(true) })))
+}
+
+fn called_back(
+    mut fields: Fields<'_>,
+    form: Form,
+    samples: SamplesRule,
+) -> Result<StartRollout, Vec<Problem>> {
+    // B has no way to tell a caller the id that was made, and no key of the model's own.
+    let is_b = form == Form::Map;
+    let common = Common::read(&mut fields, if is_b { IdRule::Required } else { IdRule::MadeHere });
+    let key_rule = "llm_api_key must be omitted or a non-empty string; empty string is not a legacy fallback";
+    let llm_key = if is_b { None } else { api_key(&mut fields, "llm_api_key", key_rule) };
+    let controller_key = fields.text("controller_api_key").filter(|key| !key.is_empty()).map(Secret::new);
+    let completion_url = fields.required_text("completion_callback_url");
+    let grader_url = fields.text("grader_callback_url");
+    for (name, url) in [("completion_callback_url", &completion_url), ("grader_callback_url", &grader_url)] {
+        if url.as_deref().is_some_and(|url| !is_http(url)) {
+            fields.wrong(name, "must be an http or https URL");
+        }
+    }
+    let asked = common.ask(&mut fields, llm_key.or_else(|| controller_key.clone()), samples);
+    let read = asked.zip(completion_url).map(|(asked, completion_url)| {
+        StartRollout::CalledBack(CalledBack { asked, form, completion_url, grader_url, controller_key })
+    });
+    fields.finish(read)
+}
+
+fn is_http(url: &str) -> bool {
+    reqwest::Url::parse(url).is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
+}
+
+fn api_key(fields: &mut Fields<'_>, name: &str, rule: &str) -> Option<Secret> {
+    let key = fields.text(name)?;
+    if key.is_empty() {
+        fields.wrong(name, rule);
+        return None;
+    }
+    Some(Secret::new(key))
+}
+
+/// The samples that a caller takes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SamplesRule {
+    One,
+    Many,
+    /// Many, each of which asked the model.
+    ManyThatAsked,
+}
+
+enum IdRule {
+    Required,
+    /// Absent or null means that the server makes one.
+    MadeHere,
+}
+
+/// The fields that every generation has, in the order in which problems are told.
+struct Common {
+    messages: Option<Messages>,
+    label: Option<String>,
+    metadata: Option<RowMetadata>,
+    id: Option<RolloutId>,
+    chat_url: Option<String>,
+    workflow_secs: Option<f64>,
+    grader_secs: Option<f64>,
+    extra_fields: Option<Box<RawValue>>,
+}
+
+impl Common {
+    fn read(fields: &mut Fields<'_>, rule: IdRule) -> Self {
+        let messages = fields.required_objects("initial_messages", MESSAGES_MAX);
+        let label = fields.text("label");
+        let metadata = fields.object("metadata").map(RowMetadata::from);
+        let id = match rule {
+            IdRule::Required => fields.required_text("rollout_id"),
+            IdRule::MadeHere if fields.has("rollout_id") => {
+                let given = fields.text("rollout_id");
+                given.or_else(|| Some(random::id()))
+            }
+            IdRule::MadeHere => Some(random::id()),
+        };
+        let id = id.and_then(|id| {
+            let parsed = RolloutId::parse(id);
+            if let Err(why) = parsed {
+                let rule =
+                    "rollout_id must be a single path segment (no path separators, and not '.' or '..')";
+                fields.wrong("rollout_id", &format!("{rule}: {why}"));
+            }
+            parsed.ok()
+        });
+        Self {
+            messages,
+            label,
+            metadata,
+            id,
+            chat_url: fields.required_text("chat_completions_url"),
+            workflow_secs: fields.seconds("agent_timeout_sec"),
+            grader_secs: fields.seconds("grader_timeout_sec"),
+            extra_fields: fields.object("extra_fields"),
+        }
+    }
+
+    fn ask(self, fields: &mut Fields<'_>, key: Option<Secret>, samples: SamplesRule) -> Option<Asked> {
+        let (model, secrets) = ModelAddress::split(self.chat_url.as_deref()?, MODEL, key);
+        let endpoint = match secrets.endpoint(&model) {
+            Ok(endpoint) => Arc::new(endpoint),
+            Err(why) => {
+                fields.wrong("chat_completions_url", &why.to_string());
+                return None;
+            }
+        };
+        Some(Asked {
+            gradable: self.label.is_some() || self.metadata.is_some(),
+            label: self.label.clone(),
+            resources: Resources { model: endpoint, secrets, charge: None },
+            rollout: RolloutRequest {
+                id: self.id?,
+                caller_id: None,
+                attempt: 1,
+                prompt: self.messages?,
+                label: self.label,
+                metadata: self.metadata,
+                loop_options: LoopOptions::default(),
+                model,
+                samples_max: if samples == SamplesRule::One { 1 } else { u32::MAX },
+                samples_must_ask: samples == SamplesRule::ManyThatAsked,
+                workflow_secs: self.workflow_secs,
+                grader_secs: self.grader_secs,
+                trajectory_extra: Some(sample::extra(self.extra_fields, samples != SamplesRule::One)),
+            },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever is kept of a request is charged for, or callers could have the host hold it for
+    /// nothing.
+    #[test]
+    fn a_request_counts_with_all_its_fields() {
+        let check = |field: &str, value: serde_json::Value| {
+            let mut body = serde_json::json!({
+                "rollout_id": "r",
+                "initial_messages": [{"role": "user", "content": "?"}],
+                "chat_completions_url": "http://h/v1",
+                "completion_callback_url": "http://h/done",
+            });
+            body[field] = value;
+            let json = "application/json".parse().unwrap();
+            let headers = HeaderMap::from_iter([(header::CONTENT_TYPE, json)]);
+            let request = read(&headers, body.to_string().as_bytes(), Dialect::C).unwrap();
+            assert!(request.memory_bytes() > 1 << 20, "{field}: {}", request.memory_bytes());
+        };
+        let long = "x".repeat(1 << 20);
+        check("extra_fields", serde_json::json!({ "x": long }));
+        check("metadata", serde_json::json!({ "x": long }));
+        check("label", long.as_str().into());
+        check("llm_api_key", long.as_str().into());
+        check("controller_api_key", long.as_str().into());
+        for url in ["chat_completions_url", "completion_callback_url", "grader_callback_url"] {
+            check(url, format!("http://h/{long}").into());
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! A server of rollouts: the connections of callers, who of them may ask, what every server
+//! answers, and how it stops. The protocols themselves are [`Dialect`]s.
+
+#![warn(missing_docs)]
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
+mod access;
+mod connection;
+mod connections;
+pub mod dialect;
+mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
+mod random;
+mod stopping;
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::{HeaderMap, Method, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router, middleware};
+use serde_json::{Map, Value, json};
+
+use crate::dialect::{Dialect, Health, KeyRule, Routes};
+use rollout_core::outbound::Secret;
+use rollout_core::rollout::{Host, Load};
+use rollout_core::telemetry::TEXT_FORMAT;
+
+pub use access::Access;
+pub use connections::{bind, listen, serve};
+pub use stopping::Stopping;
+
+use access::{Gate, is_bearer};
+use error::Refused;
+
+/// What a server is made of.
+pub struct Settings {
+    /// Who runs the rollouts.
+    pub host: Host,
+    /// The protocols that it serves.
+    pub dialects: Vec<Arc<dyn Dialect>>,
+    /// Who may ask.
+    pub access: Access,
+    /// What `/health` repeats, so that whoever started this process knows it again.
+    pub instance_id: Option<String>,
+}
+
+/// A server of a host. Cheap to clone.
+#[derive(Clone)]
+pub struct Server(Arc<Inner>);
+
+struct Inner {
+    host: Host,
+    dialects: Vec<Arc<dyn Dialect>>,
+    access: Arc<Access>,
+    instance_id: Option<String>,
+    process_id: String,
+}
+
+impl Server {
+    /// A server of these protocols.
+    pub fn new(settings: Settings) -> Self {
+        let Settings { host, dialects, access, instance_id } = settings;
+        let process_id = crate::random::uuid4();
+        Self(Arc::new(Inner { host, dialects, access: Arc::new(access), instance_id, process_id }))
+    }
+
+    /// How busy it is.
+    pub fn load(&self) -> Load {
+        self.0.host.load()
+    }
+
+    /// All that it answers.
+    pub fn router(&self) -> Router {
+        let mut keyed = Router::new().route("/metrics", get(metrics));
+        let mut open = Router::new();
+        match self.0.dialects.iter().find(|dialect| dialect.health().is_all).cloned() {
+            Some(alone) => open = open.route("/health", get(async move || Json(alone.health().fields))),
+            None => keyed = keyed.route("/health", get(health)),
+        }
+        let mut keyed = keyed.with_state(self.clone());
+        let mut short = vec![(Method::GET, "/health"), (Method::GET, "/metrics")];
+        for Routes { router, key, short: dialects } in self.0.dialects.iter().flat_map(|one| one.routes()) {
+            short.extend(dialects);
+            match key {
+                KeyRule::Bearer => keyed = keyed.merge(router),
+                KeyRule::Own { is_given, refusal } => {
+                    open = open.merge(self.asks_key(router, is_given, refusal))
+                }
+            }
+        }
+        let keyed =
+            keyed.fallback(async || Refused::NoRoute).method_not_allowed_fallback(async || Refused::NoMethod);
+        // What is asked of a request's head comes before anything of its body.
+        let gate =
+            Arc::new(Gate { access: self.0.access.clone(), short, metrics: self.0.host.metrics().clone() });
+        self.asks_key(keyed, is_bearer, "unauthorized")
+            .merge(open)
+            .layer(middleware::from_fn_with_state(gate, access::check_names))
+    }
+
+    /// Lets no request through that does not give the server's key, if there is one.
+    fn asks_key(
+        &self,
+        router: Router,
+        is_given: fn(&Secret, &HeaderMap) -> bool,
+        refusal: &'static str,
+    ) -> Router {
+        let (access, metrics) = (self.0.access.clone(), self.0.host.metrics().clone());
+        router.layer(middleware::from_fn(move |request: axum::extract::Request, next: middleware::Next| {
+            let refused = access.server_key.as_ref().is_some_and(|key| !is_given(key, request.headers()));
+            if refused {
+                metrics.unauthorized();
+            }
+            async move {
+                if refused { Refused::Unauthorized(refusal).into_response() } else { next.run(request).await }
+            }
+        }))
+    }
+}
+
+/// Says that the host is alive, how busy it is, and which process it is.
+async fn health(State(server): State<Server>) -> Json<Map<String, Value>> {
+    let inner = &server.0;
+    let load = inner.host.load();
+    let mut fields = Map::new();
+    for dialect in &inner.dialects {
+        let Health { fields: its, is_all: _ } = dialect.health();
+        fields.extend(its);
+    }
+    // What a protocol has besides stays.
+    let own = json!({
+        "status": "ok",
+        "concurrency": {"max_concurrent": load.max_concurrent, "queued": load.queued, "running": load.running},
+        "instance_id": inner.instance_id.as_ref().unwrap_or(&inner.process_id),
+        "process_id": inner.process_id,
+        "lifecycle": {"accepting_rollouts": load.accepting, "active_rollouts": load.queued + load.running},
+    });
+    if let Value::Object(own) = own {
+        fields.extend(own);
+    }
+    Json(fields)
+}
+
+/// What the host has counted, for Prometheus.
+async fn metrics(State(server): State<Server>) -> Response {
+    let host = server.0.host.clone();
+    // It reads what the system says of a process that may have tens of thousands of mappings.
+    match tokio::task::spawn_blocking(move || host.metrics_text()).await {
+        Ok(text) => ([(header::CONTENT_TYPE, TEXT_FORMAT)], text).into_response(),
+        Err(error) => {
+            tracing::error!(%error, "metrics could not be gathered");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}
