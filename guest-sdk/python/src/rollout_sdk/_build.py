@@ -392,7 +392,11 @@ def entry_code(preloaded: list[str], taking_in: str) -> str:
 import importlib
 import sys
 
+
 sys.dont_write_bytecode = True
+from rollout_sdk import _chance
+
+_chance.install()
 for _name in {preloaded!r}:
     importlib.import_module(_name)
 from rollout_sdk import _absent, _loop, _names, _one_thread

@@ -2,9 +2,15 @@
 no option for.
 
 A library in WebAssembly is linked into the component, and the function that a library
-begins with sets the variables, before the interpreter is there to read them. What is set:
-that texts hash alike in every build, because the order of sets and the places of objects
-follow from it, and that no compiled modules are written.
+begins with does its work before the interpreter is there:
+
+- It sets variables of the environment: texts hash alike in every build, because the order
+  of sets and the places of objects follow from it, and no compiled modules are written.
+- It puts an allocator of its own in front of Python's, which clears what it gives out. What
+  was there before (times, random numbers) would stay where an object does not use all of
+  its memory, and differ in every build.
+- It writes down the allocators that were there. `rollout-host build` (`python_repeat.rs`) puts
+  them back in the finished memory.
 """
 
 from __future__ import annotations
@@ -16,45 +22,152 @@ VARIABLES = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
 FILE = "_rollout_environment.cpython-314-wasm32-wasi.so"
 """What the library is called: a name by which componentize-py knows libraries."""
 
+MARK = b"ROLLOUT-ALLOCATE"
+"""What the record begins with. After it: three allocators as they were, and the one put in front."""
+
+DOMAINS = 3
+"""The kinds of Python's memory: raw, mem, and object. Each has an allocator."""
+
+ALLOCATOR_BYTES = 20
+"""A context, and the functions that are malloc, calloc, realloc and free."""
+
 # Types and kinds, as WebAssembly's binary format numbers them.
-_I32, _FUNCTION_TYPE = 0x7F, 0x60
-_FUNCTION, _MEMORY, _GLOBAL = 0, 2, 3
-_CUSTOM, _TYPES, _IMPORTS, _FUNCTIONS, _EXPORTS, _CODE, _DATA = 0, 1, 2, 3, 7, 10, 11
-_CALL, _CONST, _GET_GLOBAL, _ADD, _DROP, _END = 0x10, 0x41, 0x23, 0x6A, 0x1A, 0x0B
+_I32, _FUNCTION_TYPE, _FUNCTIONS_TABLE = 0x7F, 0x60, 0x70
+_FUNCTION, _TABLE, _MEMORY, _GLOBAL = 0, 1, 2, 3
+_CUSTOM, _TYPES, _IMPORTS, _FUNCTIONS, _EXPORTS, _ELEMENTS, _CODE, _DATA = 0, 1, 2, 3, 7, 9, 10, 11
+_END, _CALL, _DROP, _SELECT = b"\x0b", b"\x10", b"\x1a", b"\x1b"
+_STORE, _EQUALS_ZERO, _BELOW, _ADD, _SUBTRACT, _MULTIPLY = b"\x36\x02\x00", b"\x45", b"\x49", b"\x6a", b"\x6b", b"\x6c"
+_IF_TRUE, _FILL = b"\x04\x40", b"\xfc\x0b\x00"
+
+# Globals that are imported, by their numbers.
+_MEMORY_BASE, _TABLE_BASE = range(2)
+
+# Functions that are imported, with their parameters and results; the library's own follow.
+_IMPORTED = {
+    "setenv": (3, 1),
+    "malloc": (1, 1),
+    "realloc": (2, 1),
+    "free": (1, 0),
+    "malloc_usable_size": (1, 1),
+    "PyMem_GetAllocator": (2, 0),
+    "PyMem_SetAllocator": (2, 0),
+}
+_OWN = {"malloc": (2, 1), "calloc": (3, 1), "realloc": (3, 1), "free": (2, 0), "begin": (0, 0)}
+_SIGNATURES = sorted({*_IMPORTED.values(), *_OWN.values()})
 
 
 def library() -> bytes:
     """The library, a module that can be linked dynamically."""
-    data = bytearray()
-    body = bytearray()
-    for name, value in VARIABLES.items():
-        for text in (name, value):
-            body += bytes([_GET_GLOBAL, 0, _CONST]) + _signed(len(data)) + bytes([_ADD])
-            data += text.encode() + b"\0"
-        # setenv(name, value, 1)
-        body += bytes([_CONST, 1, _CALL, 0, _DROP])
-    memory = _number(len(data)) + _number(0) * 3
-    needed = _vector([_text("libc.so")])
-    dynamic = _text("dylink.0") + _sized(1, memory) + _sized(2, needed)
-    types = [bytes([_FUNCTION_TYPE, 3, _I32, _I32, _I32, 1, _I32]), bytes([_FUNCTION_TYPE, 0, 0])]
+    record = MARK + bytes(ALLOCATOR_BYTES * (DOMAINS + 1))
+    texts = b"".join(text.encode() + b"\0" for pair in VARIABLES.items() for text in pair)
+    data = record + texts
+    dynamic = (
+        _text("dylink.0")
+        + _sized(1, _number(len(data)) + _number(2) + _number(4) + _number(0))
+        + _sized(2, _vector([_text("libc.so"), _text("libpython3.14.so")]))
+    )
     imports = [
         _text("env") + _text("memory") + bytes([_MEMORY, 0, 0]),
-        _text("env") + _text("__memory_base") + bytes([_GLOBAL, _I32, 0]),
-        _text("env") + _text("setenv") + bytes([_FUNCTION, 0]),
+        _text("env") + _text("__indirect_function_table") + bytes([_TABLE, _FUNCTIONS_TABLE, 0, 0]),
+        *(_text("env") + _text(name) + bytes([_GLOBAL, _I32, 0]) for name in ("__memory_base", "__table_base")),
+        *(_text("env") + _text(name) + bytes([_FUNCTION, _kind(kind)]) for name, kind in _IMPORTED.items()),
     ]
-    function = bytes([0]) + body + bytes([_END])
+    types = [
+        bytes([_FUNCTION_TYPE]) + _vector([bytes([_I32])] * takes) + _vector([bytes([_I32])] * gives)
+        for takes, gives in _SIGNATURES
+    ]
+    first = len(_IMPORTED)
+    element = bytes([0]) + _global(_TABLE_BASE) + _END + _vector(_number(first + number) for number in range(4))
     return b"\0asm\1\0\0\0" + b"".join(
         _sized(section, content)
         for section, content in (
             (_CUSTOM, dynamic),
             (_TYPES, _vector(types)),
             (_IMPORTS, _vector(imports)),
-            (_FUNCTIONS, _vector([_number(1)])),
-            (_EXPORTS, _vector([_text("__wasm_call_ctors") + bytes([_FUNCTION, 1])])),
-            (_CODE, _vector([_number(len(function)) + function])),
-            (_DATA, _vector([bytes([0, _GET_GLOBAL, 0, _END]) + _number(len(data)) + data])),
+            (_FUNCTIONS, _vector(_number(_kind(kind)) for kind in _OWN.values())),
+            (_EXPORTS, _vector([_text("__wasm_call_ctors") + bytes([_FUNCTION]) + _number(first + len(_OWN) - 1)])),
+            (_ELEMENTS, _vector([element])),
+            (_CODE, _vector(_function(*code) for code in (*_allocator(), (0, _begin(len(record)))))),
+            (_DATA, _vector([bytes([0]) + _global(_MEMORY_BASE) + _END + _number(len(data)) + data])),
         )
     )
+
+
+def _begin(texts: int) -> bytes:
+    """What the library begins with. The variables' texts are there in its memory."""
+    body = b""
+    for name, value in VARIABLES.items():
+        body += _address(texts) + _address(texts + len(name) + 1) + _const(1) + _call("setenv") + _DROP
+        texts += len(name) + len(value) + 2
+    at = len(MARK)
+    for domain in range(DOMAINS):
+        body += _const(domain) + _address(at) + _call("PyMem_GetAllocator")
+        at += ALLOCATOR_BYTES
+    for number in range(4):
+        body += _address(at + 4 + 4 * number) + _global(_TABLE_BASE) + _const(number) + _ADD + _STORE
+    for domain in range(DOMAINS):
+        body += _const(domain) + _address(at) + _call("PyMem_SetAllocator")
+    return body
+
+
+def _allocator() -> list[tuple[int, bytes]]:
+    """Python's malloc, calloc, realloc and free, whose first parameter is the allocator's context:
+    how many variables each has, and its code. The memory behind what was asked for is cleared
+    too, as far as it belongs to the place."""
+    usable = _call("malloc_usable_size")
+    size, place = 1, 2
+    malloc = _at_least_one(size) + _call("malloc") + _set(place) + _get(place) + _IF_TRUE
+    malloc += _get(place) + _const(0) + _get(place) + usable + _FILL + _END + _get(place)
+    own = len(_IMPORTED)
+    calloc = _get(0) + _get(1) + _get(2) + _MULTIPLY + _CALL + _number(own)
+    old, size, kept, place = 1, 2, 3, 4
+    realloc = _get(old) + _IF_TRUE + _get(old) + usable + _set(kept) + _END
+    realloc += _get(old) + _at_least_one(size) + _call("realloc") + _set(place) + _get(place) + _IF_TRUE
+    # What is kept of the old content is the less of what there was and what is wanted.
+    realloc += _get(kept) + _get(size) + _get(kept) + _get(size) + _BELOW + _SELECT + _set(kept)
+    realloc += _get(place) + _get(kept) + _ADD + _const(0) + _get(place) + usable + _get(kept) + _SUBTRACT
+    realloc += _FILL + _END + _get(place)
+    return [(1, malloc), (0, calloc), (2, realloc), (0, _get(1) + _call("free"))]
+
+
+def _at_least_one(size: int) -> bytes:
+    """A size, or one for none: what is asked for is a place of its own in any case."""
+    return _get(size) + _get(size) + _EQUALS_ZERO + _ADD
+
+
+def _function(variables: int, body: bytes) -> bytes:
+    declared = _vector([_number(variables) + bytes([_I32])] if variables else [])
+    content = declared + body + _END
+    return _number(len(content)) + content
+
+
+def _kind(signature: tuple[int, int]) -> int:
+    return _SIGNATURES.index(signature)
+
+
+def _call(name: str) -> bytes:
+    return _CALL + _number(list(_IMPORTED).index(name))
+
+
+def _get(variable: int) -> bytes:
+    return b"\x20" + _number(variable)
+
+
+def _set(variable: int) -> bytes:
+    return b"\x21" + _number(variable)
+
+
+def _global(number: int) -> bytes:
+    return b"\x23" + _number(number)
+
+
+def _const(value: int) -> bytes:
+    return b"\x41" + _signed(value)
+
+
+def _address(offset: int) -> bytes:
+    """A place in the library's memory."""
+    return _global(_MEMORY_BASE) + _const(offset) + _ADD
 
 
 def _number(value: int) -> bytes:

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import random
 from collections.abc import Callable, Coroutine
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from . import _discover, _failure, _host, _loop, log
+from . import _chance, _discover, _failure, _host, _loop, log
 from ._json import JsonObject, as_number, dump, dump_messages, is_a, load_messages, load_object
 from ._older import Never
 from .agent_loop import RolloutAgentLoop, RolloutRequest, RolloutResult, tool_schemas
@@ -82,12 +80,13 @@ def settle() -> None:
 
     _archive.pack(_failure.directories())
     _failure.warn_with_authors_paths()
-    # Whatever was drawn and measured meanwhile is another in every build.
-    random.seed(0)
+    # What was drawn and measured meanwhile is another in every build.
     module: Any = logging
     module._startTime = 0
+    _failure.forget_times()
     parts = _stand_ins() if _stand_ins is not None else _rehearse.parts(_plugin())
     _image.settle(parts, _failure.is_close)
+    _chance.built()
 
 
 def rehearse(found: _discover.Found, work: Callable[[], T]) -> T:
@@ -128,8 +127,7 @@ def _guarded(work: Callable[[], T]) -> T:
     """Runs the author's code, and tells the host what it raises."""
     try:
         _take_in()
-        # What the module drew while it was imported is the same in every instance.
-        random.seed(int.from_bytes(os.urandom(16)))
+        _chance.begin_rollout()
         return work()
     except BaseException as error:
         _tell(error)

@@ -58,6 +58,12 @@ def keep_sources() -> None:
             linecache.cache[path] = (sum(map(len, lines)), None, lines, path)
 
 
+def forget_times() -> None:
+    """Keeps the lines of other files that were looked at, whose times of change are the build's."""
+    for path, (*_, lines, name) in [(path, each) for path, each in linecache.cache.items() if len(each) == 4]:
+        linecache.cache[path] = (sum(map(len, lines)), None, lines, name)
+
+
 def warn_with_authors_paths() -> None:
     """Has a warning name the file by its path in the author's project."""
     original = warnings.formatwarning

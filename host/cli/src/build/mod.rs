@@ -1,7 +1,9 @@
 //! `build`: from a project to a component. One file a language.
 
 pub(super) mod python;
+mod python_heap;
 mod python_image;
+mod python_repeat;
 mod python_sdk;
 pub(super) mod quick;
 mod rust;

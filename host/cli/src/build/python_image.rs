@@ -6,12 +6,17 @@
 //! Nothing in the image is ever freed, so the counts of all objects in it are set that
 //! high. The SDK (`_image.py`) leaves a list of them in the memory, which is taken out.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use anyhow::{Context, Result, bail, ensure};
 use wasm_encoder::{Component, ConstExpr, DataSection, Encode, Module, RawSection};
-use wasmparser::{BinaryReader, DataKind, DataSectionReader, Operator};
+use wasmparser::{
+    BinaryReader, DataKind, DataSectionReader, ExportSectionReader, ExternalKind, GlobalSectionReader,
+    Operator,
+};
+
+use super::{python_heap, python_repeat};
 
 /// What the list begins with. After it: how many addresses, the addresses, their sum.
 const MARK: &[u8] = b"ROLLOUT-OBJECTS:";
@@ -29,14 +34,26 @@ const IMAGE_BYTES_MAX: usize = 1 << 30;
 
 /// Numbers that WebAssembly's binary format gives to sections.
 const CORE_MODULE: u8 = 1;
+const GLOBALS: u8 = 6;
+const EXPORTS: u8 = 7;
 const DATA: u8 = 11;
 const DATA_COUNT: u8 = 12;
 
 /// Bytes before the first section, of a component and of a module.
 const HEADER_BYTES: usize = 8;
 
-/// Gives back the component with the counts set and without the list.
+/// Gives back the component with the counts set, without the list and without what would be
+/// another in the next build.
 pub(super) fn settle(component: &[u8]) -> Result<Vec<u8>> {
+    with_image(component, |image, module| {
+        python_repeat::forget(image, &Places::read(module)?)?;
+        python_heap::take_free(image);
+        Ok(())
+    })
+}
+
+/// Sets the counts, takes the list out and does whatever else is done to the image.
+fn with_image(component: &[u8], change: impl FnOnce(&mut Image, &[u8]) -> Result<()>) -> Result<Vec<u8>> {
     let outer = sections(component)?;
     for (at, (id, range)) in outer.iter().enumerate() {
         if *id != CORE_MODULE {
@@ -48,7 +65,8 @@ pub(super) fn settle(component: &[u8]) -> Result<Vec<u8>> {
         let mut image = Image::read(&module[data.clone()])?;
         let Some(list) = image.find_list() else { continue };
         image.count_no_more(&list.addresses);
-        image.0[list.place].fill(0);
+        image.fill(list.place, 0);
+        change(&mut image, module)?;
         let module = with_data(module, &inner, &image.segments());
         return Ok(with_module(component, &outer, at, &module));
     }
@@ -71,7 +89,48 @@ fn sections(bytes: &[u8]) -> Result<Vec<(u8, Range<usize>)>> {
 }
 
 /// A memory as it is before anything runs.
-struct Image(Vec<u8>);
+#[derive(Clone, PartialEq)]
+pub(super) struct Image(Vec<u8>);
+
+/// Addresses that the tool gives names to: of each library's memory, of the stack, of what
+/// libraries share.
+pub(super) struct Places(HashMap<String, u32>);
+
+impl Places {
+    /// Reads the names of a module's constant globals.
+    fn read(module: &[u8]) -> Result<Self> {
+        let (mut constants, mut named) = (Vec::new(), HashMap::new());
+        for (id, range) in sections(module)? {
+            let reader = BinaryReader::new(&module[range], 0);
+            if id == GLOBALS {
+                for global in GlobalSectionReader::new(reader)? {
+                    let value = global?.init_expr.get_operators_reader().read()?;
+                    constants.push(match value {
+                        Operator::I32Const { value } => Some(value.cast_unsigned()),
+                        _ => None,
+                    });
+                }
+            } else if id == EXPORTS {
+                // Sections are in order: the globals were read.
+                for export in ExportSectionReader::new(reader)? {
+                    let export = export?;
+                    let value = constants.get(export.index as usize).copied().flatten();
+                    if let (ExternalKind::Global, Some(value)) = (export.kind, value) {
+                        named.insert(export.name.to_owned(), value);
+                    }
+                }
+            }
+        }
+        Ok(Self(named))
+    }
+
+    pub(super) fn named(&self, name: &str) -> Result<u32> {
+        let found = self.0.get(name).copied();
+        found.with_context(|| {
+            format!("the component's memory has no `{name}`; was it made by another componentize-py?")
+        })
+    }
+}
 
 /// The list of objects, and where it was.
 struct List {
@@ -99,6 +158,54 @@ impl Image {
             image[begin..end].copy_from_slice(segment.data);
         }
         Ok(Self(image))
+    }
+
+    /// Sets these bytes, as far as they are in the image.
+    pub(super) fn fill(&mut self, place: Range<usize>, with: u8) {
+        let end = place.end.min(self.0.len());
+        if let Some(bytes) = self.0.get_mut(place.start..end) {
+            bytes.fill(with);
+        }
+    }
+
+    /// Writes bytes to an address of the image.
+    pub(super) fn write(&mut self, address: u32, bytes: &[u8]) {
+        let at = address as usize;
+        if let Some(there) = self.0.get_mut(at..at + bytes.len()) {
+            there.copy_from_slice(bytes);
+        }
+    }
+
+    /// The bytes at an address of the image.
+    pub(super) fn bytes_at(&self, address: u32, count: usize) -> Option<&[u8]> {
+        let at = address as usize;
+        self.0.get(at..at.checked_add(count)?)
+    }
+
+    /// Where these bytes are, at addresses of whole words.
+    pub(super) fn find(&self, bytes: &[u8]) -> impl Iterator<Item = u32> {
+        let starts = (0..self.len()).step_by(4);
+        starts.filter(move |at| self.0[*at as usize..].starts_with(bytes))
+    }
+
+    #[cfg(test)]
+    pub(super) fn zeroed(bytes: usize) -> Self {
+        Self(vec![0; bytes])
+    }
+
+    /// How long it is. Its addresses have 32 bits, by the size that an image may have.
+    pub(super) fn len(&self) -> u32 {
+        u32::try_from(self.0.len()).unwrap_or(u32::MAX)
+    }
+
+    /// The word at this address, if it is in the image.
+    pub(super) fn word_at(&self, address: u32) -> Option<u32> {
+        self.word(address as usize)
+    }
+
+    /// Writes a word at an address of the image. What is beyond it stays zero.
+    pub(super) fn set_word(&mut self, address: u32, word: u32) {
+        self.write(address, &word.to_le_bytes());
     }
 
     fn word(&self, at: usize) -> Option<u32> {
@@ -243,7 +350,7 @@ mod tests {
             (0x5000, &[0x4F4C_4C4F]),
         ]);
 
-        let after = settle(&before).unwrap();
+        let after = with_image(&before, |_, _| Ok(())).unwrap();
 
         wasmparser::Validator::new().validate_all(&after).unwrap();
         let image = image(&after);

@@ -18,6 +18,7 @@ const SDK: &[(&str, &str)] = sdk![
     "rollout_sdk/_archive.py",
     "rollout_sdk/_build.py",
     "rollout_sdk/_build_quick.py",
+    "rollout_sdk/_chance.py",
     "rollout_sdk/_discover.py",
     "rollout_sdk/_environment.py",
     "rollout_sdk/_export.py",
