@@ -1,0 +1,201 @@
+//! What a sealed segment says of itself, in a file beside it: the rollouts that ended in it,
+//! found by name, and those that were alive at its end, from which a start goes on.
+//!
+//! ```text
+//! magic | next number | count | count × (hash of name, first place, places) | count | all places of these
+//!       | count | count × (number, hash of name, places, its places) | CRC-32
+//! ```
+//!
+//! All words are u64, little-endian; the table is sorted by hash, so that one name is found
+//! without reading the rest. A file that is lost or wrong costs a look through its segment, and
+//! nothing else.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use crate::Place;
+
+const MAGIC: &[u8; 8] = b"ROLLIDX1";
+
+/// Magic, next number, count of the table.
+const TABLE_AT: u64 = 24;
+
+/// One row of the table.
+const ROW_BYTES: u64 = 24;
+
+const PLACE_BYTES: u64 = 16;
+
+/// One rollout's records.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Records {
+    /// A hash of its name.
+    pub name: u64,
+    /// Where its records are, in order.
+    pub places: Vec<Place>,
+}
+
+/// What is known at the end of a segment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Index {
+    /// The next rollout's number.
+    pub next: u64,
+    /// Rollouts that ended in this segment, in the order in which they did.
+    pub ended: Vec<Records>,
+    /// Rollouts that were alive, by number.
+    pub live: HashMap<u64, Records>,
+}
+
+/// The hash by which a rollout is found by its name: FNV-1a, the same in every process.
+pub(crate) fn hash(name: &[u8]) -> u64 {
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    name.iter().fold(0xcbf2_9ce4_8422_2325, step)
+}
+
+fn word(bytes: &mut Vec<u8>, word: u64) {
+    bytes.extend_from_slice(&word.to_le_bytes());
+}
+
+fn places(bytes: &mut Vec<u8>, places: &[Place]) {
+    for place in places {
+        word(bytes, place.segment);
+        word(bytes, place.offset);
+    }
+}
+
+impl Index {
+    pub fn write(&self) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        // The order of equal names is that in which they ended.
+        let mut ended: Vec<&Records> = self.ended.iter().collect();
+        ended.sort_by_key(|records| records.name);
+        word(&mut bytes, self.next);
+        word(&mut bytes, ended.len() as u64);
+        let mut first = 0;
+        for records in &ended {
+            word(&mut bytes, records.name);
+            word(&mut bytes, first);
+            word(&mut bytes, records.places.len() as u64);
+            first += records.places.len() as u64;
+        }
+        word(&mut bytes, first);
+        ended.iter().for_each(|records| places(&mut bytes, &records.places));
+        let mut live: Vec<_> = self.live.iter().collect();
+        live.sort_unstable_by_key(|(number, _)| **number);
+        word(&mut bytes, live.len() as u64);
+        for (number, records) in live {
+            word(&mut bytes, *number);
+            word(&mut bytes, records.name);
+            word(&mut bytes, records.places.len() as u64);
+            places(&mut bytes, &records.places);
+        }
+        let checksum = crc32fast::hash(&bytes);
+        word(&mut bytes, checksum.into());
+        bytes
+    }
+
+    /// What was written, but for what ended, which is found by [`find`]; none where that is not
+    /// what this is.
+    pub fn read(bytes: &[u8]) -> Option<Self> {
+        let (body, checksum) = bytes.split_last_chunk::<8>()?;
+        if u64::from_le_bytes(*checksum) != u64::from(crc32fast::hash(body)) {
+            return None;
+        }
+        let mut words = Words(body.strip_prefix(MAGIC)?);
+        let next = words.next()?;
+        let rows = words.next()?;
+        words.skip(rows.checked_mul(ROW_BYTES)?)?;
+        let of_ended = words.next()?;
+        words.skip(of_ended.checked_mul(PLACE_BYTES)?)?;
+        let live = (0..words.next()?).map(|_| Some((words.next()?, words.records()?)));
+        let live = live.collect::<Option<_>>()?;
+        words.0.is_empty().then_some(Self { next, ended: Vec::new(), live })
+    }
+}
+
+/// Where the records of a rollout are that ended in a segment, by the hash of its name: those
+/// of the last one first, for different rollouts may have the same name or hash.
+pub(crate) fn find(index: &File, name: u64) -> io::Result<Vec<Vec<Place>>> {
+    let mut head = [0; TABLE_AT as usize];
+    index.read_exact_at(&mut head, 0)?;
+    let rows = u64::from_le_bytes(head[16..24].try_into().unwrap_or_default());
+    let bytes = usize::try_from(rows.saturating_mul(ROW_BYTES)).map_err(io::Error::other)?;
+    if !head.starts_with(MAGIC) || bytes as u64 > index.metadata()?.len() {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut table = vec![0; bytes];
+    index.read_exact_at(&mut table, TABLE_AT)?;
+    let (table, _) = table.as_chunks::<{ ROW_BYTES as usize }>();
+    let hash_of =
+        |row: &[u8; ROW_BYTES as usize]| u64::from_le_bytes(row[..8].try_into().unwrap_or_default());
+    let from = table.partition_point(|row| hash_of(row) < name);
+    let rows_of_it = table[from..].iter().take_while(|row| hash_of(row) == name);
+    let places_at = TABLE_AT + rows * ROW_BYTES + 8;
+    let read = |row: &[u8; ROW_BYTES as usize]| {
+        let mut words = Words(&row[8..]);
+        let (first, count) = (words.next().unwrap_or(0), words.next().unwrap_or(0));
+        let mut bytes = vec![0; usize::try_from(count * PLACE_BYTES).map_err(io::Error::other)?];
+        index.read_exact_at(&mut bytes, places_at + first * PLACE_BYTES)?;
+        Words(&bytes).places(count).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    };
+    let mut found = rows_of_it.map(read).collect::<io::Result<Vec<_>>>()?;
+    found.reverse();
+    Ok(found)
+}
+
+struct Words<'a>(&'a [u8]);
+
+impl Words<'_> {
+    fn next(&mut self) -> Option<u64> {
+        let (word, rest) = self.0.split_first_chunk::<8>()?;
+        self.0 = rest;
+        Some(u64::from_le_bytes(*word))
+    }
+
+    fn skip(&mut self, bytes: u64) -> Option<()> {
+        self.0 = self.0.get(usize::try_from(bytes).ok()?..)?;
+        Some(())
+    }
+
+    fn places(&mut self, count: u64) -> Option<Vec<Place>> {
+        (0..count).map(|_| Some(Place { segment: self.next()?, offset: self.next()? })).collect()
+    }
+
+    fn records(&mut self) -> Option<Records> {
+        let (name, count) = (self.next()?, self.next()?);
+        Some(Records { name, places: self.places(count)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn an_index_is_read_as_it_was_written_and_a_wrong_one_not_at_all() {
+        let place = |offset| Place { segment: 3, offset };
+        let records = |name: &[u8], places: &[u64]| Records {
+            name: hash(name),
+            places: places.iter().map(|offset| place(*offset)).collect(),
+        };
+        let index = Index {
+            next: 9,
+            ended: vec![records(b"b", &[16, 90]), records(b"a", &[40]), records(b"b", &[100])],
+            live: HashMap::from([(8, records(b"c", &[200, 300]))]),
+        };
+        let bytes = index.write();
+        let read = Index::read(&bytes).unwrap();
+        assert_eq!((read.next, &read.live), (9, &index.live));
+        assert!((0..bytes.len()).all(|end| Index::read(&bytes[..end]).is_none()));
+
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&bytes).unwrap();
+        let find = |name| find(&file, hash(name)).unwrap();
+        assert_eq!(find(b"a"), [vec![place(40)]]);
+        assert_eq!(find(b"b"), [vec![place(100)], vec![place(16), place(90)]], "the last one first");
+        assert!(find(b"c").is_empty());
+    }
+}

@@ -1,0 +1,397 @@
+//! What happened in rollouts, in the order in which it did, on disk before anybody is told.
+//!
+//! A journal is a directory of segment files. [`Journal::begin`] begins a rollout, its
+//! [`Entry`] takes events and their end; all of them go to one thread, which writes them in
+//! batches. An event that was [written](Entry::written) outlives the process, one that was
+//! synced the machine. [`Journal::open`] finds what was there: a tail that is torn is cut, and the
+//! rollouts that did not end are given back with their events.
+//!
+//! What events say is their owner's business. This crate knows bytes, files and numbers.
+
+mod index;
+mod record;
+mod recover;
+mod segment;
+mod writer;
+
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::{Notify, oneshot};
+
+use record::{Kind, PAYLOAD_BYTES_MAX};
+use segment::Folder;
+use writer::{Job, Level, Queue, Tables, Writer};
+
+pub use segment::{Faults, Operation};
+
+/// What a segment has unless its operator says otherwise: deleting is by segment, and a start
+/// reads one whole.
+const SEGMENT_BYTES: u64 = 64 << 20;
+
+/// What waits to be written before whoever writes more waits too, in bytes.
+const QUEUE_BYTES_MAX: usize = 64 << 20;
+
+/// When what was written is brought to the disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sync {
+    /// Before a rollout is admitted.
+    #[default]
+    Admission,
+    /// Whenever somebody waits for it to be written.
+    Every,
+    /// Whenever the kernel likes: a process that dies loses nothing, a machine may.
+    Never,
+}
+
+/// How much is kept of rollouts that are over. What the last segment has is kept in any case, and
+/// all of those that are not over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retention {
+    /// All segments together, in bytes.
+    pub bytes_max: u64,
+    /// Since a segment was last written to.
+    pub age_max: Duration,
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        Self { bytes_max: u64::MAX, age_max: Duration::MAX }
+    }
+}
+
+/// Where a journal is, and what it promises.
+#[derive(Clone)]
+pub struct Settings {
+    /// Its directory, made where there is none.
+    pub path: PathBuf,
+    /// When it syncs.
+    pub sync: Sync,
+    /// What it keeps.
+    pub retention: Retention,
+    /// The size of a segment in bytes.
+    pub segment_bytes: u64,
+    /// For tests: operations that fail.
+    pub faults: Option<Faults>,
+}
+
+impl Settings {
+    /// A journal in this directory, with defaults.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self {
+            path: path.into(),
+            sync: Sync::default(),
+            retention: Retention::default(),
+            segment_bytes: SEGMENT_BYTES,
+            faults: None,
+        }
+    }
+}
+
+/// Why there is no journal.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// Another process has it.
+    #[error("the journal in {} is another process's", .0.display())]
+    Taken(PathBuf),
+    /// Its files cannot be read or made.
+    #[error("the journal in {} cannot be opened", .0.display())]
+    Io(PathBuf, #[source] io::Error),
+    /// A part of it is not what was written, and not at its end.
+    #[error("{} is damaged at byte {at}: its records were whole once. Move it away to go on without them", .path.display())]
+    Damaged {
+        /// The segment.
+        path: PathBuf,
+        /// Where.
+        at: u64,
+    },
+}
+
+/// The journal does not take what it is given any more.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Failed(pub(crate) Arc<str>);
+
+/// Why no rollout can begin.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refused {
+    /// There is no room for more than what runs.
+    #[error("the journal's disk is full: {0}")]
+    Full(Arc<str>),
+    /// It failed.
+    #[error(transparent)]
+    Failed(#[from] Failed),
+}
+
+/// Where a record is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub segment: u64,
+    pub offset: u64,
+}
+
+/// An event, as it was appended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Its owner's word for what it is.
+    pub kind: u8,
+    /// What it says.
+    pub payload: Bytes,
+}
+
+/// A rollout with all that was written of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// Its name, as it began.
+    pub name: Bytes,
+    /// Its events, in order.
+    pub events: Vec<Event>,
+    /// Whether it ended.
+    pub ended: bool,
+}
+
+/// A rollout that was not over when the journal was opened.
+pub struct Unfinished {
+    /// What was written of it.
+    pub written: Written,
+    /// Where it goes on.
+    pub entry: Entry,
+}
+
+pub(crate) struct Shared {
+    folder: Folder,
+    sync: Sync,
+    retention: Retention,
+    queue: Mutex<Queue>,
+    todo: Condvar,
+    room: Notify,
+    tables: Mutex<Tables>,
+    state: Mutex<State>,
+    next: AtomicU64,
+    /// Held for as long as the journal is open.
+    _lock: File,
+}
+
+#[derive(Default)]
+struct State {
+    full: Option<Arc<str>>,
+    broken: Option<Failed>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic elsewhere leaves plain data.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        locked(&self.queue)
+    }
+
+    fn tables(&self) -> MutexGuard<'_, Tables> {
+        locked(&self.tables)
+    }
+
+    fn is_closed(&self) -> bool {
+        self.queue().closed
+    }
+
+    fn set_full(&self, why: Option<String>) {
+        let mut state = locked(&self.state);
+        if why.is_some() != state.full.is_some() {
+            match &why {
+                Some(reason) => tracing::error!(reason, "the journal's disk is full; no rollout is admitted"),
+                None => tracing::info!("the journal has room again"),
+            }
+        }
+        state.full = why.map(Into::into);
+    }
+
+    fn set_broken(&self, failed: Failed) {
+        locked(&self.state).broken = Some(failed);
+    }
+}
+
+/// An open journal. Cheap to clone.
+#[derive(Clone)]
+pub struct Journal(Arc<Open>);
+
+struct Open {
+    shared: Arc<Shared>,
+    writer: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Drop for Open {
+    /// What was appended is written, and synced where anybody waits for it.
+    fn drop(&mut self) {
+        self.shared.queue().closed = true;
+        self.shared.todo.notify_all();
+        if let Some(writer) = locked(&self.writer).take() {
+            let _ = writer.join();
+        }
+    }
+}
+
+impl Journal {
+    /// Opens a journal, and gives the rollouts in it that are not over, the oldest first. Reads
+    /// files, and cuts a torn tail.
+    pub fn open(settings: Settings) -> Result<(Self, Vec<Unfinished>), OpenError> {
+        let Settings { path, sync, retention, segment_bytes, faults } = settings;
+        let folder = Folder { path, segment_bytes, faults };
+        let opened = recover::open(&folder)?;
+        let next = AtomicU64::new(opened.tables.index.next);
+        let mut live: Vec<u64> = opened.tables.index.live.keys().copied().collect();
+        live.sort_unstable();
+        let shared = Arc::new(Shared {
+            folder,
+            sync,
+            retention,
+            queue: Mutex::default(),
+            todo: Condvar::new(),
+            room: Notify::new(),
+            tables: Mutex::new(opened.tables),
+            state: Mutex::default(),
+            next,
+            _lock: opened.lock,
+        });
+        let io = |error| OpenError::Io(shared.folder.path.clone(), error);
+        let writer = Writer::start(shared.clone(), opened.current).map_err(io)?;
+        let journal = Self(Arc::new(Open { shared: shared.clone(), writer: Mutex::new(Some(writer)) }));
+        let mut reader = recover::Reader::new(&shared.folder);
+        let mut unfinished = Vec::with_capacity(live.len());
+        for number in live {
+            let places = shared.tables().index.live.get(&number).map(|records| records.places.clone());
+            let written = reader.read(number, &places.unwrap_or_default()).map_err(io)?;
+            unfinished.push(Unfinished { written, entry: Entry { journal: journal.clone(), number } });
+        }
+        Ok((journal, unfinished))
+    }
+
+    /// Begins a rollout, unless there is no room for it. Nothing of it is written before
+    /// [`Entry::admitted`].
+    pub fn begin(&self, name: &str) -> Result<Entry, Refused> {
+        self.check()?;
+        let number = self.0.shared.next.fetch_add(1, Ordering::Relaxed);
+        let entry = Entry { journal: self.clone(), number };
+        entry.push(Kind::Begin, vec![Bytes::copy_from_slice(name.as_bytes())]);
+        Ok(entry)
+    }
+
+    /// Whether rollouts can begin.
+    pub fn check(&self) -> Result<(), Refused> {
+        let state = locked(&self.0.shared.state);
+        if let Some(failed) = &state.broken {
+            return Err(failed.clone().into());
+        }
+        state.full.clone().map_or(Ok(()), |why| Err(Refused::Full(why)))
+    }
+
+    /// The rollouts of this name that are in the journal, the last one first. Reads files.
+    pub fn find(&self, name: &str) -> io::Result<Vec<Written>> {
+        let shared = &self.0.shared;
+        let hash = index::hash(name.as_bytes());
+        let mut found: Vec<Vec<Place>> = Vec::new();
+        {
+            let tables = shared.tables();
+            let is_it = |records: &&index::Records| records.name == hash;
+            let mut live: Vec<_> = tables.index.live.iter().filter(|(_, records)| is_it(records)).collect();
+            live.sort_unstable_by_key(|(number, _)| std::cmp::Reverse(**number));
+            found.extend(live.into_iter().map(|(_, records)| records.places.clone()));
+            found.extend(tables.index.ended.iter().rev().filter(is_it).map(|records| records.places.clone()));
+        }
+        found.extend(recover::find_sealed(&shared.folder, hash)?);
+        let mut reader = recover::Reader::new(&shared.folder);
+        let read = found.iter().map(|places| reader.read_any(places));
+        let mut read = read.collect::<io::Result<Vec<_>>>()?;
+        read.retain(|written| written.name == name.as_bytes());
+        Ok(read)
+    }
+}
+
+/// One rollout in a journal. Dropped, it is as it was left: not over, unless it was
+/// [ended](Self::end).
+pub struct Entry {
+    journal: Journal,
+    number: u64,
+}
+
+/// A payload that no record has room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("an event of {0} bytes is longer than a journal takes, {PAYLOAD_BYTES_MAX}")]
+pub struct TooLong(pub usize);
+
+impl Entry {
+    /// Its number, which no other rollout in this journal ever has.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Adds an event, of a kind from 1 to 254, in as many parts as there are. It is written soon;
+    /// whoever needs to know waits for [`Entry::written`].
+    pub fn append(&self, kind: u8, payload: Vec<Bytes>) -> Result<(), TooLong> {
+        debug_assert!(matches!(Kind::of(kind), Kind::Event(_)), "a kind of the journal's own");
+        let bytes = payload.iter().map(Bytes::len).fold(0, usize::saturating_add);
+        if bytes > PAYLOAD_BYTES_MAX {
+            return Err(TooLong(bytes));
+        }
+        self.push(Kind::Event(kind), payload);
+        Ok(())
+    }
+
+    /// The rollout is over. Nothing may be added after this.
+    pub fn end(&self) {
+        self.push(Kind::End, Vec::new());
+    }
+
+    fn push(&self, kind: Kind, payload: Vec<Bytes>) {
+        let bytes = payload.iter().map(Bytes::len).sum();
+        self.add(Job::Append { rollout: self.number, kind, payload, bytes }, bytes);
+    }
+
+    fn add(&self, job: Job, bytes: usize) {
+        let shared = &self.journal.0.shared;
+        let mut queue = shared.queue();
+        queue.jobs.push_back(job);
+        queue.bytes += bytes;
+        drop(queue);
+        shared.todo.notify_one();
+    }
+
+    /// Waits until the rollout's beginning is as safe as an admission has to be.
+    pub async fn admitted(&self) -> Result<(), Failed> {
+        self.reaches(self.journal.0.shared.sync.level(true)).await
+    }
+
+    /// Waits until all that was added so far outlives the process, and the machine where every
+    /// write is synced.
+    pub async fn written(&self) -> Result<(), Failed> {
+        self.reaches(self.journal.0.shared.sync.level(false)).await
+    }
+
+    async fn reaches(&self, level: Level) -> Result<(), Failed> {
+        let (tell, told) = oneshot::channel();
+        self.add(Job::Tell(level, tell), 0);
+        let gone = |_| Failed("the journal is closed".into());
+        told.await.map_err(gone)?
+    }
+
+    /// Waits while more is to be written than there should be.
+    pub async fn room(&self) {
+        let shared = &self.journal.0.shared;
+        loop {
+            let news = shared.room.notified();
+            if shared.queue().bytes <= QUEUE_BYTES_MAX {
+                return;
+            }
+            news.await;
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! One record in a segment: its length, a checksum, and what it says.
+//!
+//! ```text
+//! u32 length of the rest after the checksum | u32 CRC-32 of it | u64 rollout | u8 kind | payload
+//! ```
+//!
+//! Numbers are little-endian. A length of zero is where a segment's records end, for what was
+//! allocated and not written reads as zeros.
+
+use bytes::Bytes;
+
+/// Length and checksum.
+pub(crate) const FRAME_BYTES: usize = 8;
+
+/// Rollout and kind.
+pub(crate) const HEAD_BYTES: usize = 9;
+
+/// The largest payload: what a model's server or a caller may send is far below it.
+pub(crate) const PAYLOAD_BYTES_MAX: usize = 1 << 30;
+
+/// What a record is about, as far as a journal looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A rollout begins; the payload is its name.
+    Begin,
+    /// It is over: nothing follows, and nothing of it is to be read at a start.
+    End,
+    /// Whatever its owner wrote, under a kind of its own.
+    Event(u8),
+}
+
+const BEGIN: u8 = 0;
+const END: u8 = u8::MAX;
+
+impl Kind {
+    pub fn of(byte: u8) -> Self {
+        match byte {
+            BEGIN => Self::Begin,
+            END => Self::End,
+            event => Self::Event(event),
+        }
+    }
+
+    pub fn byte(self) -> u8 {
+        match self {
+            Self::Begin => BEGIN,
+            Self::End => END,
+            Self::Event(event) => event,
+        }
+    }
+}
+
+/// The bytes that a record with such a payload takes.
+pub(crate) fn framed_bytes(payload: usize) -> usize {
+    FRAME_BYTES + HEAD_BYTES + payload
+}
+
+/// Adds a record to what is to be written.
+pub(crate) fn write(to: &mut Vec<u8>, rollout: u64, kind: Kind, payload: &[Bytes]) {
+    let start = to.len();
+    to.extend_from_slice(&[0; FRAME_BYTES]);
+    to.extend_from_slice(&rollout.to_le_bytes());
+    to.push(kind.byte());
+    for part in payload {
+        to.extend_from_slice(part);
+    }
+    let body = &to[start + FRAME_BYTES..];
+    // Bounded by `PAYLOAD_BYTES_MAX`, where it was appended.
+    let length = u32::try_from(body.len()).unwrap_or(u32::MAX);
+    let checksum = crc32fast::hash(body);
+    to[start..start + 4].copy_from_slice(&length.to_le_bytes());
+    to[start + 4..start + 8].copy_from_slice(&checksum.to_le_bytes());
+}
+
+/// A record as it was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Read<'a> {
+    pub rollout: u64,
+    pub kind: Kind,
+    pub payload: &'a [u8],
+}
+
+/// What is at a place in a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found<'a> {
+    /// A whole record, with the bytes that it takes.
+    Record(Read<'a>, usize),
+    /// Nothing was written here.
+    End,
+    /// Something that is no whole record.
+    Torn,
+}
+
+/// Reads the record at the beginning of these bytes.
+pub(crate) fn read(bytes: &[u8]) -> Found<'_> {
+    let Some((frame, rest)) = bytes.split_first_chunk::<FRAME_BYTES>() else {
+        return if bytes.iter().all(|byte| *byte == 0) { Found::End } else { Found::Torn };
+    };
+    let [a, b, c, d, e, f, g, h] = *frame;
+    let (length, checksum) = (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]));
+    if length == 0 && checksum == 0 {
+        return Found::End;
+    }
+    let Some(body) = usize::try_from(length).ok().and_then(|length| rest.get(..length)) else {
+        return Found::Torn;
+    };
+    if crc32fast::hash(body) != checksum {
+        return Found::Torn;
+    }
+    let Some((rollout, [kind, payload @ ..])) = body.split_first_chunk::<8>() else { return Found::Torn };
+    let read = Read { rollout: u64::from_le_bytes(*rollout), kind: Kind::of(*kind), payload };
+    Found::Record(read, FRAME_BYTES + body.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_read_as_it_was_written_and_half_of_one_is_none() {
+        let mut bytes = Vec::new();
+        write(&mut bytes, 7, Kind::Event(3), &[Bytes::from_static(b"ab"), Bytes::from_static(b"c")]);
+        let whole = Read { rollout: 7, kind: Kind::Event(3), payload: b"abc" };
+        assert_eq!(read(&bytes), Found::Record(whole, framed_bytes(3)));
+        for end in 1..bytes.len() {
+            assert_eq!(read(&bytes[..end]), Found::Torn, "cut at {end}");
+        }
+        for at in 0..bytes.len() {
+            let mut wrong = bytes.clone();
+            wrong[at] ^= 0x40;
+            assert_eq!(read(&wrong), Found::Torn, "changed at {at}");
+        }
+        assert_eq!(read(&[]), Found::End);
+        assert_eq!(read(&[0; 32]), Found::End);
+    }
+}

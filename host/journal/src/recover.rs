@@ -1,0 +1,177 @@
+//! What is in a directory when it is opened, and records read back.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use bytes::Bytes;
+use rustix::fs::{FlockOperation, flock};
+
+use crate::index::{self, Index};
+use crate::record::{self, FRAME_BYTES, Found, Kind};
+use crate::segment::{Folder, HEADER_BYTES, Segment, Tail, is_segment, scan};
+use crate::writer::Tables;
+use crate::{Event, OpenError, Place, Written};
+
+/// Files that a reader keeps open. Rollouts that ran at the same time lie in the same few.
+const OPEN_FILES_MAX: usize = 8;
+
+/// A journal's directory, ready to be written to.
+pub(crate) struct Opened {
+    pub tables: Tables,
+    pub current: Segment,
+    pub lock: File,
+}
+
+pub(crate) fn open(folder: &Folder) -> Result<Opened, OpenError> {
+    let io = |error| OpenError::Io(folder.path.clone(), error);
+    std::fs::create_dir_all(&folder.path).map_err(io)?;
+    let lock = lock(folder)?;
+    let numbers = folder.numbers().map_err(io)?;
+    // The last index knows all that was before it.
+    let read = |number: &u64| Some((*number, Index::read(&std::fs::read(folder.index(*number)).ok()?)?));
+    let sealed = numbers.iter().rev().find_map(read);
+    let (after, index) = sealed.map_or((0, Index::default()), |(number, index)| (number, index));
+    let mut tables = Tables { index };
+    let unsealed: Vec<u64> = numbers.into_iter().filter(|number| *number > after).collect();
+    let mut last = None;
+    for (at, number) in unsealed.iter().copied().enumerate() {
+        let path = folder.segment(number);
+        let bytes = std::fs::read(&path).map_err(io)?;
+        if !is_segment(&bytes, number) {
+            // It was being made ahead.
+            std::fs::remove_file(&path).map_err(io)?;
+            continue;
+        }
+        let (end, tail) = scan(&bytes, |record, offset| {
+            tables.note(record.rollout, record.kind, record.payload, Place { segment: number, offset });
+        });
+        let is_followed = unsealed[at + 1..].iter().any(|next| has_records(folder, *next));
+        match tail {
+            Tail::Torn if is_followed => return Err(OpenError::Damaged { path, at: end }),
+            Tail::Torn => {
+                let bytes = bytes.len() as u64 - end;
+                tracing::warn!(segment = number, at = end, bytes, "the journal's tail was torn, and is cut");
+            }
+            Tail::Clean => {}
+        }
+        if end == HEADER_BYTES && last.is_some() {
+            // Made ahead, and not begun.
+            std::fs::remove_file(&path).map_err(io)?;
+            continue;
+        }
+        last = Some((number, end));
+    }
+    let current = match last {
+        Some((number, end)) => folder.resume(number, end),
+        None => folder.create(after + 1),
+    };
+    Ok(Opened { tables, current: current.map_err(io)?, lock })
+}
+
+/// Whether a segment has any record.
+fn has_records(folder: &Folder, number: u64) -> bool {
+    let first = || -> io::Result<[u8; FRAME_BYTES]> {
+        let mut frame = [0; FRAME_BYTES];
+        File::open(folder.segment(number))?.read_exact_at(&mut frame, HEADER_BYTES)?;
+        Ok(frame)
+    };
+    first().is_ok_and(|frame| frame != [0; FRAME_BYTES])
+}
+
+fn lock(folder: &Folder) -> Result<File, OpenError> {
+    let path = folder.path.join("lock");
+    let file = File::options().create(true).truncate(false).write(true).open(path);
+    let file = file.map_err(|error| OpenError::Io(folder.path.clone(), error))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(OpenError::Taken(folder.path.clone())),
+        Err(error) => Err(OpenError::Io(folder.path.clone(), error.into())),
+    }
+}
+
+/// Where the records are of rollouts that ended in sealed segments, the last one first.
+pub(crate) fn find_sealed(folder: &Folder, name: u64) -> io::Result<Vec<Vec<Place>>> {
+    let mut found = Vec::new();
+    for number in folder.numbers()?.into_iter().rev() {
+        match File::open(folder.index(number)) {
+            Ok(file) => found.extend(index::find(&file, name)?),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
+}
+
+/// Reads records, and keeps a few files open.
+pub(crate) struct Reader<'a> {
+    folder: &'a Folder,
+    files: VecDeque<(u64, File)>,
+}
+
+impl<'a> Reader<'a> {
+    pub fn new(folder: &'a Folder) -> Self {
+        Self { folder, files: VecDeque::new() }
+    }
+
+    /// The records at these places, which are one rollout's.
+    pub fn read_any(&mut self, places: &[Place]) -> io::Result<Written> {
+        let mut written = Written { name: Bytes::new(), events: Vec::new(), ended: false };
+        for place in places {
+            let (_, kind, payload) = self.record(*place)?;
+            match kind {
+                Kind::Begin => written.name = payload,
+                Kind::Event(kind) => written.events.push(Event { kind, payload }),
+                Kind::End => written.ended = true,
+            }
+        }
+        Ok(written)
+    }
+
+    /// The same, of this rollout.
+    pub fn read(&mut self, number: u64, places: &[Place]) -> io::Result<Written> {
+        if let Some(place) = places.first()
+            && self.record(*place)?.0 != number
+        {
+            return Err(damaged(*place));
+        }
+        self.read_any(places)
+    }
+
+    fn record(&mut self, place: Place) -> io::Result<(u64, Kind, Bytes)> {
+        let file = self.file(place.segment)?;
+        let mut frame = [0; FRAME_BYTES];
+        file.read_exact_at(&mut frame, place.offset)?;
+        let [a, b, c, d, ..] = frame;
+        let length = u32::from_le_bytes([a, b, c, d]) as usize;
+        if length > record::HEAD_BYTES + record::PAYLOAD_BYTES_MAX {
+            return Err(damaged(place));
+        }
+        let mut bytes = vec![0; FRAME_BYTES + length];
+        file.read_exact_at(&mut bytes, place.offset)?;
+        let Found::Record(read, _) = record::read(&bytes) else { return Err(damaged(place)) };
+        let (rollout, kind, from) = (read.rollout, read.kind, bytes.len() - read.payload.len());
+        Ok((rollout, kind, Bytes::from(bytes).slice(from..)))
+    }
+
+    fn file(&mut self, number: u64) -> io::Result<&File> {
+        let at = match self.files.iter().position(|(known, _)| *known == number) {
+            Some(at) => at,
+            None => {
+                if self.files.len() == OPEN_FILES_MAX {
+                    self.files.pop_front();
+                }
+                self.files.push_back((number, File::open(self.folder.segment(number))?));
+                self.files.len() - 1
+            }
+        };
+        Ok(&self.files[at].1)
+    }
+}
+
+fn damaged(place: Place) -> io::Error {
+    let Place { segment, offset } = place;
+    let what = format!("segment {segment} of the journal has no such record at byte {offset}");
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}

@@ -1,0 +1,320 @@
+//! A journal as its owner sees it: what was told is there again, whatever ended the process.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use rollout_journal::{
+    Event, Journal, OpenError, Operation, Refused, Retention, Settings, Sync, Unfinished, Written,
+};
+
+fn event(kind: u8, payload: &str) -> Event {
+    Event { kind, payload: Bytes::copy_from_slice(payload.as_bytes()) }
+}
+
+fn written(name: &str, events: &[Event], ended: bool) -> Written {
+    Written { name: Bytes::copy_from_slice(name.as_bytes()), events: events.to_vec(), ended }
+}
+
+fn what(unfinished: &[Unfinished]) -> Vec<Written> {
+    unfinished.iter().map(|unfinished| unfinished.written.clone()).collect()
+}
+
+fn small(path: &Path) -> Settings {
+    Settings { segment_bytes: 4096, ..Settings::new(path) }
+}
+
+/// The segments of a journal, in order.
+fn segments(path: &Path) -> Vec<std::path::PathBuf> {
+    let entries = std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
+    let mut all: Vec<_> = entries.filter(|path| path.extension().is_some_and(|it| it == "seg")).collect();
+    all.sort();
+    all
+}
+
+#[tokio::test]
+async fn what_was_written_is_there_again_and_what_ended_is_not_unfinished() {
+    let dir = tempfile::tempdir().unwrap();
+    let (journal, unfinished) = Journal::open(Settings::new(dir.path())).unwrap();
+    assert!(unfinished.is_empty());
+    let a = journal.begin("a").unwrap();
+    let b = journal.begin("b").unwrap();
+    a.append(1, vec![Bytes::from_static(b"x"), Bytes::from_static(b"y")]).unwrap();
+    b.append(2, vec![]).unwrap();
+    a.append(3, vec![Bytes::from_static(b"z")]).unwrap();
+    b.end();
+    a.admitted().await.unwrap();
+    assert_eq!(journal.find("b").unwrap(), [written("b", &[event(2, "")], true)]);
+    drop((a, b, journal));
+
+    let (journal, unfinished) = Journal::open(Settings::new(dir.path())).unwrap();
+    let all_of_a = [event(1, "xy"), event(3, "z")];
+    assert_eq!(what(&unfinished), [written("a", &all_of_a, false)]);
+    let again = &unfinished[0].entry;
+    again.append(4, vec![]).unwrap();
+    again.end();
+    again.written().await.unwrap();
+    let all = [event(1, "xy"), event(3, "z"), event(4, "")];
+    assert_eq!(journal.find("a").unwrap(), [written("a", &all, true)]);
+    assert!(journal.find("c").unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_tail_that_is_cut_anywhere_costs_only_what_was_behind_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("whole");
+    let (journal, _) = Journal::open(small(&path)).unwrap();
+    let mut ends = vec![16];
+    let a = journal.begin("a").unwrap();
+    let mut events = Vec::new();
+    for n in 0..6_u8 {
+        let payload = "p".repeat(usize::from(n) * 7);
+        a.append(n + 1, vec![Bytes::from(payload.clone())]).unwrap();
+        events.push(event(n + 1, &payload));
+    }
+    a.written().await.unwrap();
+    drop((a, journal));
+    let segment = segments(&path).remove(0);
+    let bytes = std::fs::read(&segment).unwrap();
+    ends.push(16 + 17 + 1);
+    for event in &events {
+        ends.push(ends.last().unwrap() + 17 + event.payload.len());
+    }
+    let end = *ends.last().unwrap();
+    assert!(bytes[end..].iter().all(|byte| *byte == 0), "the records end where they should");
+
+    let cut = dir.path().join("cut");
+    for at in 16..=end {
+        for garbage in [&b""[..], &[0; 64], &[0xa5; 64]] {
+            let _ = std::fs::remove_dir_all(&cut);
+            std::fs::create_dir(&cut).unwrap();
+            let name = segment.file_name().unwrap();
+            std::fs::write(cut.join(name), [&bytes[..at], garbage].concat()).unwrap();
+            let (journal, unfinished) = Journal::open(small(&cut)).unwrap();
+            let whole = ends.iter().filter(|end| **end <= at).count();
+            let expected = match whole.checked_sub(2) {
+                None => Vec::new(),
+                Some(events_whole) => vec![written("a", &events[..events_whole], false)],
+            };
+            assert_eq!(what(&unfinished), expected, "cut at {at}, then {garbage:?}");
+            let b = journal.begin("b").unwrap();
+            b.written().await.unwrap();
+            drop((b, unfinished, journal));
+            let (_, unfinished) = Journal::open(small(&cut)).unwrap();
+            assert_eq!(what(&unfinished).last(), Some(&written("b", &[], false)), "cut at {at}");
+            assert_eq!(unfinished.len(), expected.len() + 1);
+        }
+    }
+}
+
+#[tokio::test]
+async fn rollouts_are_found_over_many_segments_and_old_ones_go() {
+    let dir = tempfile::tempdir().unwrap();
+    let (journal, _) = Journal::open(small(dir.path())).unwrap();
+    let long = journal.begin("long").unwrap();
+    for n in 0..50 {
+        let name = format!("r{n}");
+        let entry = journal.begin(&name).unwrap();
+        entry.append(1, vec![Bytes::from(vec![b'x'; 600])]).unwrap();
+        long.append(2, vec![Bytes::from(name)]).unwrap();
+        entry.end();
+    }
+    // One that no segment has room for.
+    long.append(3, vec![Bytes::from(vec![b'y'; 10_000])]).unwrap();
+    long.written().await.unwrap();
+    assert!(segments(dir.path()).len() > 8);
+    assert_eq!(journal.find("r0").unwrap(), [written("r0", &[event(1, &"x".repeat(600))], true)]);
+    let of_long = journal.find("long").unwrap().remove(0);
+    assert_eq!((of_long.events.len(), of_long.ended), (51, false));
+    drop((long, journal));
+
+    let keep = Retention { bytes_max: 10_000, age_max: Duration::MAX };
+    let settings = || Settings { retention: keep, ..small(dir.path()) };
+    let (journal, mut unfinished) = Journal::open(settings()).unwrap();
+    assert_eq!(what(&unfinished), [of_long]);
+    assert_eq!(journal.find("r7").unwrap().len(), 1);
+    let long = unfinished.remove(0).entry;
+    let fill = async |from: u32| {
+        for n in from..from + 20 {
+            let entry = journal.begin(&format!("s{n}")).unwrap();
+            entry.append(1, vec![Bytes::from(vec![b'x'; 600])]).unwrap();
+            entry.end();
+            entry.written().await.unwrap();
+        }
+    };
+    fill(0).await;
+    assert_eq!(journal.find("r0").unwrap().len(), 1, "a rollout that is not over keeps what is behind it");
+    long.end();
+    fill(20).await;
+    drop((long, unfinished, journal));
+    let (journal, unfinished) = Journal::open(settings()).unwrap();
+    assert!(unfinished.is_empty());
+    assert!(journal.find("r0").unwrap().is_empty(), "too old");
+    assert_eq!(journal.find("s39").unwrap().len(), 1);
+    let bytes: u64 = segments(dir.path()).iter().map(|path| path.metadata().unwrap().len()).sum();
+    assert!(bytes < 30_000, "{bytes}");
+}
+
+#[tokio::test]
+async fn numbers_are_used_once_and_one_name_may_come_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut numbers = Vec::new();
+    for round in 0..3_u8 {
+        let (journal, unfinished) = Journal::open(small(dir.path())).unwrap();
+        assert!(unfinished.is_empty());
+        let entry = journal.begin("same").unwrap();
+        entry.append(round + 1, vec![]).unwrap();
+        entry.end();
+        entry.written().await.unwrap();
+        numbers.push(entry.number());
+        let found = journal.find("same").unwrap();
+        assert_eq!(found.len(), usize::from(round) + 1);
+        assert_eq!(found[0].events, [event(round + 1, "")], "the last one first");
+    }
+    numbers.dedup();
+    assert_eq!(numbers.len(), 3);
+}
+
+#[tokio::test]
+async fn a_disk_without_room_refuses_new_rollouts_and_lets_running_ones_finish() {
+    let dir = tempfile::tempdir().unwrap();
+    let full = Arc::new(AtomicBool::new(false));
+    let is_full = full.clone();
+    let faults = move |operation| match operation {
+        Operation::Allocate if is_full.load(Ordering::SeqCst) => Err(io::ErrorKind::StorageFull.into()),
+        _ => Ok(()),
+    };
+    let settings = Settings { faults: Some(Arc::new(faults)), ..small(dir.path()) };
+    let (journal, _) = Journal::open(settings).unwrap();
+    let running = journal.begin("running").unwrap();
+    let mut pause = tokio::time::interval(Duration::from_millis(2));
+    while segments(dir.path()).len() < 2 {
+        pause.tick().await;
+    }
+    full.store(true, Ordering::SeqCst);
+    // The fourth begins the segment that was made ahead, and the one after it has no room.
+    let mut turns = 0;
+    while turns < 4 {
+        running.append(1, vec![Bytes::from(vec![b'x'; 1000])]).unwrap();
+        running.written().await.unwrap();
+        turns += 1;
+    }
+    let why = loop {
+        match journal.check() {
+            Err(Refused::Full(why)) => break why,
+            other => other.unwrap(),
+        }
+        pause.tick().await;
+    };
+    assert!(why.contains("no room"), "{why}");
+    assert!(matches!(journal.begin("new"), Err(Refused::Full(_))));
+    running.append(2, vec![]).unwrap();
+    running.end();
+    running.written().await.unwrap();
+    let finished = journal.find("running").unwrap().remove(0);
+    assert_eq!((finished.events.len(), finished.ended), (turns + 1, true));
+
+    full.store(false, Ordering::SeqCst);
+    while journal.check().is_err() {
+        pause.tick().await;
+    }
+    journal.begin("new").unwrap().admitted().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_write_without_room_waits_and_one_that_fails_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let mode = Arc::new(std::sync::Mutex::new(None::<io::ErrorKind>));
+    let now = mode.clone();
+    let faults = move |operation| match (*now.lock().unwrap(), operation) {
+        (Some(kind), Operation::Write) => Err(kind.into()),
+        _ => Ok(()),
+    };
+    let settings = Settings { faults: Some(Arc::new(faults)), ..Settings::new(dir.path()) };
+    let (journal, _) = Journal::open(settings).unwrap();
+    let entry = journal.begin("a").unwrap();
+    entry.written().await.unwrap();
+    *mode.lock().unwrap() = Some(io::ErrorKind::StorageFull);
+    entry.append(1, vec![]).unwrap();
+    let mut told = Box::pin(entry.written());
+    assert!(tokio::time::timeout(Duration::from_millis(300), &mut told).await.is_err(), "nothing is told");
+    *mode.lock().unwrap() = None;
+    told.as_mut().await.unwrap();
+    drop(told);
+    assert_eq!(journal.find("a").unwrap()[0].events, [event(1, "")]);
+
+    *mode.lock().unwrap() = Some(io::ErrorKind::Other);
+    entry.append(2, vec![]).unwrap();
+    entry.written().await.unwrap_err();
+    assert!(matches!(journal.begin("b"), Err(Refused::Failed(_))));
+    drop((entry, journal));
+    *mode.lock().unwrap() = None;
+    let (_, unfinished) = Journal::open(Settings::new(dir.path())).unwrap();
+    assert_eq!(what(&unfinished), [written("a", &[event(1, "")], false)], "what was told is there");
+}
+
+#[tokio::test]
+async fn a_sync_that_failed_is_final() {
+    let dir = tempfile::tempdir().unwrap();
+    let once = AtomicBool::new(true);
+    let faults = move |operation| match operation {
+        Operation::Sync if once.swap(false, Ordering::SeqCst) => Err(io::Error::other("gone")),
+        _ => Ok(()),
+    };
+    let settings = Settings { faults: Some(Arc::new(faults)), ..Settings::new(dir.path()) };
+    let (journal, _) = Journal::open(settings).unwrap();
+    let entry = journal.begin("a").unwrap();
+    let failed = entry.admitted().await.unwrap_err().to_string();
+    assert!(failed.contains("cannot sync: gone"), "{failed}");
+    entry.admitted().await.unwrap_err();
+    assert!(matches!(journal.begin("b"), Err(Refused::Failed(_))));
+}
+
+#[tokio::test]
+async fn a_journal_is_one_process_s_and_damage_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let (journal, _) = Journal::open(small(dir.path())).unwrap();
+    assert!(matches!(Journal::open(small(dir.path())), Err(OpenError::Taken(_))));
+    for n in 0..20 {
+        let entry = journal.begin(&format!("r{n}")).unwrap();
+        entry.append(1, vec![Bytes::from(vec![b'x'; 600])]).unwrap();
+        entry.written().await.unwrap();
+    }
+    drop(journal);
+    // Without its index a segment is looked through, and a hole in it is no torn tail.
+    let all = segments(dir.path());
+    let damaged = &all[1];
+    for index in &all[..all.len() - 1] {
+        let _ = std::fs::remove_file(index.with_extension("idx"));
+    }
+    let mut bytes = std::fs::read(damaged).unwrap();
+    bytes[700] ^= 1;
+    std::fs::write(damaged, bytes).unwrap();
+    let Err(OpenError::Damaged { path, .. }) = Journal::open(small(dir.path())) else {
+        panic!("not noticed")
+    };
+    assert_eq!(&path, damaged);
+}
+
+#[tokio::test]
+async fn nothing_is_synced_that_need_not_be() {
+    for (sync, expected) in [(Sync::Never, 0), (Sync::Admission, 1), (Sync::Every, 2)] {
+        let dir = tempfile::tempdir().unwrap();
+        let syncs = Arc::new(std::sync::atomic::AtomicU32::new(0));
+        let count = syncs.clone();
+        let faults = move |operation| {
+            count.fetch_add(u32::from(operation == Operation::Sync), Ordering::SeqCst);
+            Ok(())
+        };
+        let settings = Settings { sync, faults: Some(Arc::new(faults)), ..Settings::new(dir.path()) };
+        let (journal, _) = Journal::open(settings).unwrap();
+        let entry = journal.begin("a").unwrap();
+        entry.admitted().await.unwrap();
+        entry.append(1, vec![]).unwrap();
+        entry.written().await.unwrap();
+        assert_eq!(syncs.load(Ordering::SeqCst), expected, "{sync:?}");
+    }
+}
