@@ -42,16 +42,18 @@ struct Recorded<'a> {
 }
 
 impl RequestBody for Recorded<'_> {
-    fn make(&self) -> Result<(Vec<u8>, Option<Charge>), String> {
+    fn make(&self, head: &mut dyn FnMut(usize) -> Vec<u8>) -> Result<(Vec<u8>, Option<Charge>), String> {
         let mut charge = self.record.holder().map(|holder| holder.nothing(Use::Record));
         let kept = self.record.lock();
         let calls = kept.calls(self.asked);
         let exchange = calls.exchanges().get(self.place).ok_or("the rollout is over")?;
-        let lists = calls.among(&kept.samples);
+        let body = calls.among(&kept.samples).unmade(exchange);
         if let Some(charge) = &mut charge {
-            charge.grow(lists.body_bytes(exchange)).map_err(|over| over.to_string())?;
+            charge.grow(body.bytes()).map_err(|over| over.to_string())?;
         }
-        Ok((lists.body(exchange), charge))
+        let mut request = head(body.bytes());
+        body.add_to(&mut request);
+        Ok((request, charge))
     }
 }
 

@@ -353,10 +353,10 @@ impl<'a> Lists<'a> {
 
     /// The body of the request as it was sent.
     pub fn body(&self, exchange: &'a Exchange) -> Vec<u8> {
-        let parts = self.messages(exchange);
-        let messages = || parts.iter().flat_map(Part::iter);
-        let text_bytes = messages().map(|message| message.len() + 1).sum();
-        exchange.frame.around(messages(), text_bytes)
+        let unmade = self.unmade(exchange);
+        let mut body = Vec::with_capacity(unmade.bytes());
+        unmade.add_to(&mut body);
+        body
     }
 
     /// The request but for its messages: a JSON object.
@@ -366,9 +366,33 @@ impl<'a> Lists<'a> {
 
     /// The bytes of a body that is put together.
     pub(super) fn body_bytes(&self, exchange: &'a Exchange) -> usize {
-        let parts = self.messages(exchange);
-        let messages = parts.iter().flat_map(Part::iter);
-        messages.map(|message| message.len() + 1).sum::<usize>() + exchange.frame.bytes()
+        self.unmade(exchange).bytes()
+    }
+
+    /// The body before it is put together.
+    pub(super) fn unmade(&self, exchange: &'a Exchange) -> UnmadeBody<'a> {
+        UnmadeBody { frame: &exchange.frame, parts: self.messages(exchange) }
+    }
+}
+
+/// The parts that a body is made of.
+pub(super) struct UnmadeBody<'a> {
+    frame: &'a Frame,
+    parts: Vec<Part<'a>>,
+}
+
+impl UnmadeBody<'_> {
+    /// The bytes of the body.
+    pub fn bytes(&self) -> usize {
+        let (messages, texts) = self.parts.iter().fold((0, 0), |(messages, texts), part| {
+            (messages + part.len(), texts + part.of.text_bytes_of(part.from, part.to))
+        });
+        self.frame.body_bytes(messages, texts)
+    }
+
+    /// Puts it behind what is there.
+    pub fn add_to(&self, request: &mut Vec<u8>) {
+        self.frame.add_around(self.parts.iter().flat_map(Part::iter), request);
     }
 }
 
@@ -508,6 +532,7 @@ mod tests {
         let last = rollout.calls.exchanges().last().unwrap();
         assert_eq!(lists.messages(last).len(), 100);
         assert_eq!(lists.body(last), body(&texts).into_bytes());
+        assert_eq!(lists.body_bytes(last), lists.body(last).len());
         let news = rollout.calls.exchanges().iter().map(|exchange| exchange.sent.new.len());
         assert_eq!(news.sum::<usize>(), 100, "each message is kept once");
     }

@@ -9,9 +9,17 @@ use std::time::Duration;
 /// this is how long a neighbour stands in line behind one that computes.
 const TICK: Duration = Duration::from_millis(1);
 
+/// After so many ticks that found no guest at work they come [less often](SLOW_TICK).
+const QUICK_TICKS: u32 = 4;
+
+/// Time between two ticks where guests are at work for moments only, so that hardly any is met
+/// by a tick: each that does not matter costs as much as a guest's wake-up. The first turn of a
+/// guest that computes may be longer by as much.
+const SLOW_TICK: Duration = Duration::from_millis(4);
+
 /// After so many ticks that found no guest at work the ticker sleeps. Many, so that waking
 /// it costs the guests of an almost idle host next to nothing.
-const IDLE_TICKS: u32 = 100;
+const IDLE_TICKS: u32 = 30;
 
 /// How long it sleeps before it looks whether there still is an engine.
 const SLEEP: Duration = Duration::from_secs(1);
@@ -48,7 +56,7 @@ impl Ticker {
                 drop(engine);
                 idle_ticks = if its.anyone_at_work() { 0 } else { idle_ticks.saturating_add(1) };
                 if idle_ticks < IDLE_TICKS {
-                    std::thread::sleep(TICK);
+                    std::thread::sleep(if idle_ticks < QUICK_TICKS { TICK } else { SLOW_TICK });
                 } else if its.sleep() {
                     idle_ticks = 0;
                 }

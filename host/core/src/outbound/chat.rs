@@ -26,9 +26,10 @@ const READ_IN_PLACE_BYTES_MAX: usize = 256 << 10;
 /// What is sent, made anew for each try: while an answer is waited for, which may take minutes,
 /// nobody holds it.
 pub trait RequestBody: Send + Sync {
-    /// The body, with what it is charged to while it is there; an error where there is no room
-    /// for it, or nothing more to ask for.
-    fn make(&self) -> Result<(Vec<u8>, Option<Charge>), String>;
+    /// The body behind a head that says how long it is, with what it is charged to while it is
+    /// there; an error where there is no room for it, or nothing more to ask for. The head is
+    /// made with room for both, so that nothing is copied twice.
+    fn make(&self, head: &mut dyn FnMut(usize) -> Vec<u8>) -> Result<(Vec<u8>, Option<Charge>), String>;
 }
 
 /// A reply, read and whole.
@@ -159,7 +160,8 @@ impl ChatClient {
         routing: &RoutingHeaders,
         body: &dyn RequestBody,
     ) -> Result<ChatReply, ChatFailure> {
-        let (request, _charge) = body.make().map_err(|reason| ChatFailure::Host { attempts: 0, reason })?;
+        let (request, _charge) =
+            body.make(&mut Vec::with_capacity).map_err(|reason| ChatFailure::Host { attempts: 0, reason })?;
         let request = Bytes::from(request);
         let call = Watched { asked: self.asked, sample_id: routing.sample_id(), request: &request };
         observer.asking(call).await;
@@ -301,9 +303,9 @@ fn request(
     routing: &RoutingHeaders,
     body: &dyn RequestBody,
 ) -> Result<Outgoing, Miss> {
-    let made = body.make();
-    let (body, charge) = made.map_err(|reason| Miss::Final(ChatFailure::Host { attempts: 1, reason }))?;
-    let bytes = endpoint.target.request(&endpoint.headers(routing), &body);
+    let headers = endpoint.headers(routing);
+    let made = body.make(&mut |length| endpoint.target.head(&headers, length));
+    let (bytes, charge) = made.map_err(|reason| Miss::Final(ChatFailure::Host { attempts: 1, reason }))?;
     Ok(Outgoing { bytes, _charge: charge })
 }
 

@@ -80,10 +80,21 @@ impl Frame {
         self.text.len()
     }
 
+    /// The bytes of a body with so many messages, whose texts have so many bytes.
+    pub fn body_bytes(&self, messages: usize, text_bytes: usize) -> usize {
+        self.text.len() + 2 + text_bytes + messages.saturating_sub(1)
+    }
+
     /// The body with these messages, whose texts are about so many bytes.
     pub fn around<'a>(&self, messages: impl Iterator<Item = &'a str>, text_bytes: usize) -> Vec<u8> {
-        let (before, after) = self.text.split_at(self.messages_at);
         let mut body = Vec::with_capacity(self.text.len() + text_bytes + 2);
+        self.add_around(messages, &mut body);
+        body
+    }
+
+    /// Adds the body with these messages to what is to be sent.
+    pub fn add_around<'a>(&self, messages: impl Iterator<Item = &'a str>, body: &mut Vec<u8>) {
+        let (before, after) = self.text.split_at(self.messages_at);
         body.extend_from_slice(before);
         body.push(b'[');
         for (at, message) in messages.enumerate() {
@@ -94,7 +105,6 @@ impl Frame {
         }
         body.push(b']');
         body.extend_from_slice(after);
-        body
     }
 }
 

@@ -74,7 +74,14 @@ impl Target {
 
     /// The bytes of a request with these headers and this body.
     pub fn request(&self, headers: &HeaderMap, body: &[u8]) -> Vec<u8> {
-        let mut request = Vec::with_capacity(self.head.len() + 256 + body.len());
+        let mut request = self.head(headers, body.len());
+        request.extend_from_slice(body);
+        request
+    }
+
+    /// What stands before a body of so many bytes, with room for that.
+    pub fn head(&self, headers: &HeaderMap, body_bytes: usize) -> Vec<u8> {
+        let mut request = Vec::with_capacity(self.head.len() + 512 + body_bytes);
         request.extend_from_slice(self.head.as_bytes());
         let mut field = |name: &str, value: &HeaderValue| {
             for part in [name.as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
@@ -85,8 +92,7 @@ impl Target {
         if let Some(basic) = self.basic.as_ref().filter(|_| !headers.contains_key(AUTHORIZATION)) {
             field(AUTHORIZATION.as_str(), basic);
         }
-        request.extend_from_slice(format!("content-length: {}\r\n\r\n", body.len()).as_bytes());
-        request.extend_from_slice(body);
+        request.extend_from_slice(format!("content-length: {body_bytes}\r\n\r\n").as_bytes());
         request
     }
 }

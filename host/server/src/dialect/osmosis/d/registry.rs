@@ -21,6 +21,10 @@ use rollout_core::rollout::{Handle, Phase};
 /// host has no room for new work it goes sooner, the oldest first.
 const READ_KEPT: Duration = Duration::from_secs(60);
 
+/// What is kept of such results together, in bytes. A lost answer is asked for again at once; where
+/// thousands of results a second are read, or large ones, they are kept for seconds.
+const READ_BYTES_MAX: usize = 24 << 20;
+
 /// What an entry takes besides its result, in bytes.
 const ENTRY_BYTES: usize = 1024;
 
@@ -67,6 +71,14 @@ impl Entry {
 
     pub fn set(&self, status: Status) {
         self.status.send_replace(status);
+    }
+
+    /// The bytes of its result, if it is over.
+    fn result_bytes(&self) -> usize {
+        match &*self.status.borrow() {
+            Status::Under(_) => 0,
+            Status::Ended(body) => body.len(),
+        }
     }
 
     fn polled(&self) -> MutexGuard<'_, Polled> {
@@ -121,8 +133,9 @@ struct Inner {
     entries: HashMap<RolloutId, Slot>,
     /// Results in the order in which they are to be forgotten.
     ended: VecDeque<(Duration, Weak<Entry>)>,
-    /// Those that were read, by when they first were.
-    read: VecDeque<(Duration, Weak<Entry>)>,
+    /// Those that were read, by when they first were, with their bytes.
+    read: VecDeque<(Duration, usize, Weak<Entry>)>,
+    read_bytes: usize,
 }
 
 struct Slot {
@@ -138,6 +151,24 @@ impl Inner {
     fn slot(&mut self, entry: &Arc<Entry>) -> Option<&mut Slot> {
         let slot = self.entries.get_mut(&entry.id)?;
         slot.entry.as_ref().is_some_and(|known| Arc::ptr_eq(known, entry)).then_some(slot)
+    }
+
+    /// Forgets the result that was read first, if there is one.
+    fn forget_read(&mut self) -> bool {
+        let Some((_, bytes, entry)) = self.read.pop_front() else { return false };
+        self.read_bytes -= bytes;
+        self.forget(&entry);
+        true
+    }
+
+    /// A result was read, and is kept for a while.
+    fn keep_read(&mut self, now: Duration, bytes: usize, entry: &Arc<Entry>) {
+        self.read.push_back((now, bytes, Arc::downgrade(entry)));
+        self.read_bytes += bytes;
+        // Never the one that was read just now, however large it is.
+        while self.read_bytes > READ_BYTES_MAX && self.read.len() > 1 {
+            self.forget_read();
+        }
     }
 
     fn forget(&mut self, entry: &Weak<Entry>) {
@@ -198,8 +229,8 @@ impl Registry {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         // Each look at the registry forgets what is due.
         let now = self.clock.now();
-        while let Some((_, entry)) = inner.read.pop_front_if(|(read, _)| *read + READ_KEPT <= now) {
-            inner.forget(&entry);
+        while inner.read.front().is_some_and(|(read, ..)| *read + READ_KEPT <= now) {
+            inner.forget_read();
         }
         while let Some((_, entry)) = inner.ended.pop_front_if(|(due, _)| *due <= now) {
             inner.forget(&entry);
@@ -211,11 +242,7 @@ impl Registry {
     /// read, the oldest first, until it has.
     pub fn sweep(&self, budget: &Budget) {
         let mut inner = self.lock();
-        while !budget.has_room()
-            && let Some((_, entry)) = inner.read.pop_front()
-        {
-            inner.forget(&entry);
-        }
+        while !budget.has_room() && inner.forget_read() {}
     }
 
     /// Speaks for an id that no known rollout has.
@@ -255,11 +282,44 @@ impl Registry {
         let mut inner = self.lock();
         let due = inner.slot(entry).and_then(|slot| slot.due.take());
         if due.is_some() {
-            inner.read.push_back((self.clock.now(), Arc::downgrade(entry)));
+            let now = self.clock.now();
+            inner.keep_read(now, ENTRY_BYTES + entry.result_bytes(), entry);
         }
         drop(inner);
         if let Some(due) = due {
             due.kept();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_that_were_read_are_kept_while_they_are_few() {
+        let mut inner = Inner::default();
+        let mut read = |id: &str, bytes| {
+            let entry = Arc::new(Entry {
+                id: RolloutId::parse(id).unwrap(),
+                lease: String::new(),
+                lease_time: Duration::ZERO,
+                clock: RunClock::new(),
+                status: watch::Sender::new(Status::Under(Phase::Queued)),
+                polled: Mutex::new(Polled { last: Duration::ZERO, heard: None }),
+            });
+            let slot = Slot { entry: Some(entry.clone()), due: None, _charge: None };
+            inner.entries.insert(entry.id.clone(), slot);
+            inner.keep_read(Duration::ZERO, bytes, &entry);
+            let mut ids: Vec<_> = inner.entries.keys().map(|id| id.as_str().to_owned()).collect();
+            ids.sort();
+            ids.concat()
+        };
+        let half = READ_BYTES_MAX / 2;
+        assert_eq!(read("a", half), "a");
+        assert_eq!(read("b", half), "ab");
+        assert_eq!(read("c", 1), "bc", "the oldest went");
+        assert_eq!(read("d", 2 * READ_BYTES_MAX), "d", "the last one stays, however large it is");
+        assert_eq!(read("e", 1), "e");
     }
 }
