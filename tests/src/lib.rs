@@ -31,7 +31,9 @@ pub use init::{InitRequest, check_chat, check_completed};
 pub use lent::{Called, call, call_as, lending};
 pub use made::component_text;
 pub use process::{Process, Ran, Start, rollout_host, rollout_host_with_open_files};
-pub use programs::{example, guest, host_program, project_root, python_guest, python_program, target_dir};
+pub use programs::{
+    example, guest, host_program, native_wheels, project_root, python_guest, python_program, target_dir,
+};
 pub use raw::{RawServer, Sends};
 
 use std::time::Duration;

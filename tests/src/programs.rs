@@ -85,6 +85,14 @@ pub fn python_program(name: &str) -> PathBuf {
     program
 }
 
+/// Where wheels of native code for components are.
+pub fn native_wheels() -> PathBuf {
+    let venvs = env::var_os("ROLLOUT_VENVS").map_or_else(|| target_dir().join("venvs"), PathBuf::from);
+    let wheels = venvs.join("native-wheels");
+    assert!(wheels.is_dir(), "there is no {wheels:?}; run: scripts/native-wheels {}", wheels.display());
+    wheels
+}
+
 /// The component of a Python project, by its path in this project. It takes some ten
 /// seconds to make, so it is kept until anything changes that it is made of.
 pub fn python_guest(project: &str) -> PathBuf {

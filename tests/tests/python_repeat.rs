@@ -55,6 +55,7 @@ fn project(root: &Path, name: &str, age: Duration) -> PathBuf {
 }
 
 async fn build(dir: PathBuf) -> (Ran, Vec<u8>) {
+    // The sixth finds what the first has made beside the sources.
     let made = dir.join("made.wasm");
     let mut command = rollout_host(["build"]);
     command.arg(&dir).arg("-o").arg(&made).arg("--componentize-py").arg(python_program("componentize-py"));
@@ -66,7 +67,7 @@ async fn build(dir: PathBuf) -> (Ran, Vec<u8>) {
 #[tokio::test]
 async fn a_source_that_is_built_six_times_makes_the_same_component() {
     let root = TempDir::new().expect("a temporary directory can be made");
-    let places = ["a", "b", "a/much/longer/way/to/it", "with space", "ä", "z"];
+    let places = ["a", "b", "much/longer/way/to/it", "with space", "ä", "a"];
     let mut first = Vec::new();
     // Two at a time, so that they are built beside others as well.
     for pair in places.chunks(2) {

@@ -253,25 +253,27 @@ def wanted_of(project: Project) -> list[str]:
     ]
 
 
-def tag_of(project: Project) -> str:
+def tag_of(project: Project, wheels: Path | None) -> str:
     """What decides on what is installed."""
-    return json.dumps([wanted_of(project), project.without_native, project.leave_out, PYTHON, sys.version_info[:2]])
+    native = [] if wheels is None else sorted((each.name, each.stat().st_mtime) for each in wheels.glob("*.whl"))
+    given = [wanted_of(project), project.without_native, project.leave_out, PYTHON, sys.version_info[:2], native]
+    return json.dumps(given)
 
 
-def gather(project: Project, cache: Path) -> Path | None:
+def gather(project: Project, cache: Path, wheels: Path | None) -> Path | None:
     """Installs what the project depends on into a directory, which is kept for the next
     build. None where it depends on nothing."""
     wanted = wanted_of(project)
     if not wanted:
         return None
-    kept = cache / "python" / hashlib.sha256(tag_of(project).encode()).hexdigest()[:32]
+    kept = cache / "python" / hashlib.sha256(tag_of(project, wheels).encode()).hexdigest()[:32]
     if not kept.is_dir():
         say(f"installing {', '.join(wanted)} for the component's Python {PYTHON}")
         fresh = kept.with_name(f"{kept.name}.{os.getpid()}")
         try:
-            _install(wanted, fresh, project.dir)
+            _install(wanted, fresh, project.dir, wheels)
             _remove(fresh, project.leave_out)
-            _refuse_native(fresh, project.without_native)
+            _refuse_native(fresh, project.without_native, wheels)
             fresh.replace(kept)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
@@ -301,12 +303,13 @@ _FOR_COMPONENTS = (
 )
 
 
-def _install(wanted: list[str], target: Path, directory: Path) -> None:
-    """Installs wheels for the component's Python; or, where a package has none, what the
-    Python at hand can make of it."""
+def _install(wanted: list[str], target: Path, directory: Path, wheels: Path | None) -> None:
+    """Installs wheels for the component's Python, those of native code of our own among them;
+    or, where a package has none, what the Python at hand can make of it."""
     if importlib.util.find_spec("pip") is None:
         not_done(f"{sys.executable} has no pip, which installs dependencies; run: {sys.executable} -m ensurepip")
-    for options in (_FOR_COMPONENTS, ()):
+    found = () if wheels is None else ("--find-links", str(wheels))
+    for options in ((*_FOR_COMPONENTS, *found), ()):
         shutil.rmtree(target, ignore_errors=True)
         command = [sys.executable, "-I", "-c", _PIP, "install", "--quiet", "--disable-pip-version-check"]
         command += ["--no-compile", "--target", str(target), *options, "--", *wanted]
@@ -338,13 +341,17 @@ def _remove(target: Path, names: list[str]) -> None:
 
 _NATIVE = (".so", ".pyd", ".dylib", ".dll")
 
+# What a native module is called that was made for the component's Python.
+_OF_COMPONENT = f".cpython-{PYTHON.replace('.', '')}-wasm32-wasi.so"
 
-def _refuse_native(target: Path, allowed: list[str]) -> None:
+
+def _refuse_native(target: Path, allowed: list[str], wheels: Path | None) -> None:
     """Names what a component cannot run. Packages whose native code only makes them
     quicker may go without it."""
     refused: list[str] = []
     for name, files, _ in _distributions(target):
         native = [file for file in files if file.endswith(_NATIVE) or ".so." in file]
+        native = [file for file in native if not file.endswith(_OF_COMPONENT)]
         if not native:
             continue
         if name in allowed:
@@ -356,9 +363,17 @@ def _refuse_native(target: Path, allowed: list[str]) -> None:
         at_fault(
             "these dependencies are native code, which a component cannot run:\n"
             + "\n".join(refused)
-            + "\nDepend on a package of pure Python instead. If one works without its native part, name it in "
+            + f"\n{_made(wheels)}\nDepend on a package of pure Python instead. If one works without its native part, name it in "
             f"[{TABLE}] without-native; if one that came along is not needed at run time, name it in leave-out."
         )
+
+
+def _made(wheels: Path | None) -> str:
+    """Which packages with native code there are for components."""
+    names = [] if wheels is None else sorted(" ".join(each.name.split("-")[:2]) for each in wheels.glob("*.whl"))
+    if not names:
+        return "scripts/native-wheels of the host makes some for components, numpy among them; --wheels says where they are."
+    return f"Made for components, in {wheels}: {', '.join(names)}."
 
 
 # The component.
@@ -544,16 +559,35 @@ def _shown(said: str, project: Project) -> str:
     return "\n".join(lines)
 
 
+def staged(project: Project, work: Path) -> Path:
+    """A directory with the project's files and nothing else, in one order: whatever is in a directory that
+    modules are imported from leaves its traces in the component."""
+    place = work / "source"
+    for directory, inner, names in os.walk(project.source):
+        if "pyvenv.cfg" in names:
+            inner.clear()
+            continue
+        inner[:] = sorted(each for each in inner if each[0] != "." and each != "__pycache__")
+        target = place / os.path.relpath(directory, project.source)
+        target.mkdir(parents=True, exist_ok=True)
+        for name in sorted(names):
+            file = Path(directory, name)
+            if file.is_file() and not name.endswith((".wasm", ".pyc")):
+                shutil.copyfile(file, target / name)
+    return place
+
+
 def build(arguments: argparse.Namespace, tools: Tools) -> None:
     project = project_of(arguments.project)
-    tools.bundled = gather(project, arguments.cache)
+    tools.bundled = gather(project, arguments.cache, arguments.wheels)
+    source = staged(project, tools.work)
     exports: list[str] = []
     wanted = read_modules(project).exports
     while exports != wanted:
         exports = wanted
         say(f"importing {project.entry} in the component's Python {PYTHON}, which is packed with what it needs")
         code = entry_code([*PRELOADED, *project.imports], taking_in(project, exports))
-        wanted = componentize(project, exports, code, project.source, tools)
+        wanted = componentize(project, exports, code, source, tools)
     print(json.dumps({"name": re.sub(r"[-.\s]+", "_", project.name)}))
 
 
@@ -563,6 +597,8 @@ def main() -> int:
     parser.add_argument("--componentize-py", required=True)
     for name in ("wit", "work", "cache", "output"):
         parser.add_argument(f"--{name}", type=Path, required=True)
+    # Wheels of native code that were made for the component's Python.
+    parser.add_argument("--wheels", type=Path)
     # Where the project's files go for a component that takes them in later.
     parser.add_argument("--quick", type=Path)
     arguments = parser.parse_args()

@@ -31,13 +31,13 @@ FILES_BYTES_MAX = 32 << 20
 def build(of: Any, arguments: argparse.Namespace, tools: Tools) -> None:
     """Writes the project's files, and makes the component unless there is one. `of` is `_build`."""
     project: Project = of.project_of(arguments.project)
-    tools.bundled = of.gather(project, arguments.cache)
+    tools.bundled = of.gather(project, arguments.cache, arguments.wheels)
     text: Text = of.read_modules(project)
     files = text.files if arguments.project.is_file() and not of.has_file(project) else _files(of, project)
     arguments.quick.write_bytes(_packed(of, project, files))
     exports = [export for export in of.WORLDS if export in {*text.exports, "settings"}]
     bundled = [name for name in text.imports if _is_in(tools.bundled, name)]
-    kept = arguments.cache / "python" / f"quick-{_key(of, project, exports, bundled, tools)}.wasm"
+    kept = arguments.cache / "python" / f"quick-{_key(of, project, exports, bundled, tools, arguments.wheels)}.wasm"
     is_there = kept.is_file()
     if not is_there:
         of.say("preparing a component of the SDK and the dependencies, for this and later edits")
@@ -53,10 +53,10 @@ _quick.prepare(exports={exports!r}, imports={imports!r}, roots={[("/0/", ""), *o
     print(json.dumps({"name": name, "kept": str(kept), "made": not is_there}))
 
 
-def _key(of: Any, project: Project, exports: list[str], imports: list[str], tools: Tools) -> str:
+def _key(of: Any, project: Project, exports: list[str], imports: list[str], tools: Tools, wheels: Path | None) -> str:
     """Names all that the component is made of."""
     made_of = hashlib.sha256()
-    parts = [exports, imports, project.imports, of.tag_of(project), importlib.metadata.version("componentize-py")]
+    parts = [exports, imports, project.imports, of.tag_of(project, wheels), importlib.metadata.version("componentize-py")]
     made_of.update(json.dumps(parts).encode())
     sdk = Path(__file__).resolve().parent
     for file in sorted([*sdk.glob("*.py"), *tools.wit.glob("*.wit")]):

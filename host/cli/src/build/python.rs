@@ -35,6 +35,26 @@ pub(crate) struct Tool {
     /// project's virtual environment, or of the PATH]
     #[arg(long, value_name = "FILE", help_heading = "Python")]
     componentize_py: Option<PathBuf>,
+    /// Wheels of packages with native code for the component's Python, as scripts/native-wheels makes
+    /// them. [default: $ROLLOUT_WHEELS, or what came with this program, or `wheels` in the cache]
+    #[arg(long, value_name = "DIR", help_heading = "Python")]
+    wheels: Option<PathBuf>,
+}
+
+impl Tool {
+    /// The directory of wheels, where there is one.
+    fn wheels(&self) -> Result<Option<PathBuf>> {
+        let named = self.wheels.clone().or_else(|| std::env::var_os("ROLLOUT_WHEELS").map(PathBuf::from));
+        if let Some(named) = named {
+            return named
+                .canonicalize()
+                .map(Some)
+                .with_context(|| format!("cannot find {}", named.display()));
+        }
+        let installed = program_dir().map(|dir| dir.join("../share/rollout-host/wheels"));
+        let usual = [installed, cache_dir().map(|dir| dir.join("wheels"))];
+        Ok(usual.into_iter().flatten().find(|dir| dir.is_dir()))
+    }
 }
 
 #[derive(Debug, Args)]
@@ -82,9 +102,11 @@ pub(super) fn run_builder<T: for<'de> Deserialize<'de>>(
     more: &[&OsStr],
 ) -> Result<T> {
     let dir = if project.is_dir() { project } else { project.parent().unwrap_or(project) };
+    let wheels = tool.wheels()?;
     let tool = find_tool(dir, tool.componentize_py.as_deref())?;
     let python = interpreter_of(&tool)?;
     python_sdk::unpack(work).context("cannot unpack the SDK")?;
+    let wheels = wheels.iter().flat_map(|dir| [OsStr::new("--wheels"), dir.as_os_str()]);
     let mut builder = Command::new(&python)
         // Nothing of the environment and of the current directory is imported.
         .args(["-I", "-B"])
@@ -100,6 +122,7 @@ pub(super) fn run_builder<T: for<'de> Deserialize<'de>>(
         .arg(cache_dir().unwrap_or_else(|| work.join("cache")))
         .arg("--output")
         .arg(component)
+        .args(wheels)
         .args(more)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
