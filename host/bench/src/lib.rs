@@ -146,7 +146,7 @@ pub struct Settings {
 impl Settings {
     /// The measurement that is made when nothing else is said.
     #[must_use]
-    pub fn new(targets: Vec<Target>) -> Self {
+    pub(crate) fn new(targets: Vec<Target>) -> Self {
         Self {
             targets,
             beside: None,
@@ -445,7 +445,10 @@ fn blocking<T>(work: impl Future<Output = Result<T, BenchError>>) -> Result<T, B
 /// Starts what is to be started, measures, and ends what was started, also on an error and
 /// when the future is dropped. In a runtime with more than one thread it works as well, and
 /// costs more.
-pub async fn run(settings: Settings, mut progress: impl FnMut(Progress)) -> Result<Report, BenchError> {
+pub(crate) async fn run(
+    settings: Settings,
+    mut progress: impl FnMut(Progress),
+) -> Result<Report, BenchError> {
     settings.check()?;
     let mut servers = Vec::new();
     let outcome = prepare_and_measure(&settings, &mut servers, &mut progress).await;
@@ -457,7 +460,7 @@ pub async fn run(settings: Settings, mut progress: impl FnMut(Progress)) -> Resu
 
 /// Runs so many rollouts at one number in flight on one server, and sees whether it grows.
 /// Starts and ends what [`run`] does.
-pub async fn soak(
+pub(crate) async fn soak(
     settings: Settings,
     rollouts: usize,
     mut progress: impl FnMut(Progress),

@@ -163,7 +163,7 @@ impl Errors {
 
     /// Errors of all kinds.
     #[must_use]
-    pub fn count(&self) -> u64 {
+    pub(crate) fn count(&self) -> u64 {
         self.0.values().map(|error| error.count).sum()
     }
 }

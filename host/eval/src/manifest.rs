@@ -67,7 +67,7 @@ impl fmt::Display for Changed {
 /// Every field in which `new` is not `old`, which was read from disk; none if the run
 /// may be resumed.
 #[must_use]
-pub fn changes(old: &Manifest, new: &Manifest) -> Vec<Changed> {
+pub(crate) fn changes(old: &Manifest, new: &Manifest) -> Vec<Changed> {
     // A float may change in its last bit when it is read back: the new one is read back
     // as well, once, as the old one was.
     let text = serde_json::to_string(new).expect("texts and JSON can be written as JSON");

@@ -28,17 +28,17 @@ mod files;
 use files::Lock;
 
 /// Name of the file with what the run was started with.
-pub const MANIFEST_FILE: &str = "manifest.json";
+pub(crate) const MANIFEST_FILE: &str = "manifest.json";
 /// Name of the file with one line for each finished rollout.
-pub const RESULTS_FILE: &str = "results.jsonl";
+pub(crate) const RESULTS_FILE: &str = "results.jsonl";
 /// Name of the file with the figures of the run.
-pub const SUMMARY_FILE: &str = "summary.json";
+pub(crate) const SUMMARY_FILE: &str = "summary.json";
 /// Name of the file that the writing process holds locked.
-pub const LOCK_FILE: &str = "lock";
+pub(crate) const LOCK_FILE: &str = "lock";
 
 /// How much of a prompt, a label or an answer a line has, in bytes. Lines are read in
 /// numbers; what is longer than this is in the trajectory.
-pub const TEXT_BYTES_MAX: usize = 64 << 10;
+pub(crate) const TEXT_BYTES_MAX: usize = 64 << 10;
 
 /// Whether a rollout got a reward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -416,7 +416,7 @@ impl Journal {
 
     /// Whether this attempt has a result.
     #[must_use]
-    pub fn is_finished(&self, row: usize, run: usize) -> bool {
+    pub(crate) fn is_finished(&self, row: usize, run: usize) -> bool {
         self.finished.contains(&(row, run))
     }
 
@@ -428,7 +428,7 @@ impl Journal {
     /// [`JournalError::Refused`] for a second result of an attempt, a number that is not
     /// finite, or a reward that does not go with the outcome; [`JournalError::Io`] if
     /// the line cannot be written, and then it is as if it had never been given.
-    pub fn append(&mut self, line: &ResultLine) -> Result<(), JournalError> {
+    pub(crate) fn append(&mut self, line: &ResultLine) -> Result<(), JournalError> {
         let refused = |what: String| JournalError::Refused { row: line.row, run: line.run, what };
         line.check().map_err(refused)?;
         if self.is_finished(line.row, line.run) {
@@ -446,7 +446,7 @@ impl Journal {
     /// # Errors
     ///
     /// [`JournalError::Io`].
-    pub fn sync(&self) -> Result<(), JournalError> {
+    pub(crate) fn sync(&self) -> Result<(), JournalError> {
         self.results.sync_data().map_err(|e| failed("sync", &self.dir.join(RESULTS_FILE), e))
     }
 

@@ -47,7 +47,6 @@ use sha2::{Digest, Sha256};
 
 pub use columns::{ColumnMap, InvalidMapping, Mapping, TARGETS};
 pub use selection::Selection;
-pub use source::DATA_BYTES_MAX;
 
 use cells::Cell;
 use columns::CellPlace;
@@ -55,10 +54,10 @@ use source::Source;
 
 /// How many bad rows a [`DataError::Rows`] describes; the rest are counted. Ten show
 /// a pattern and still fit a screen.
-pub const PROBLEMS_SHOWN_MAX: usize = 10;
+pub(crate) const PROBLEMS_SHOWN_MAX: usize = 10;
 
 /// The extensions that [`load`] knows, for messages and help texts.
-pub const EXTENSIONS: &str = ".jsonl, .ndjson, .json, .csv, .tsv, .parquet or .pq, perhaps with .gz";
+pub(crate) const EXTENSIONS: &str = ".jsonl, .ndjson, .json, .csv, .tsv, .parquet or .pq, perhaps with .gz";
 
 /// One row of a data set: what one rollout is asked, and what its grader may know.
 #[derive(Clone, Debug)]
@@ -231,7 +230,7 @@ fn read_text(format: Format, text: &[u8], found: &mut Collector<'_>) {
 }
 
 /// The formats by the names that an operator gives them.
-pub const FORMATS: &str = "jsonl, json, csv, tsv or parquet";
+pub(crate) const FORMATS: &str = "jsonl, json, csv, tsv or parquet";
 
 /// The format of a data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

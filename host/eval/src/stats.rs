@@ -18,7 +18,7 @@ use super::results::{Outcome, ResultLine};
 use rollout_core::moments::{Moments, clustered_error};
 
 /// The kind under which an unscored attempt is counted that names none.
-pub const KIND_UNKNOWN: &str = "unknown";
+pub(crate) const KIND_UNKNOWN: &str = "unknown";
 
 /// The figures of one evaluation, as `summary.json` has them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -153,10 +153,11 @@ pub struct Latency {
     pub p99: f64,
 }
 
+#[cfg(test)]
 impl Summary {
     /// The figures of `lines`, with `n` attempts asked for on each row.
     #[must_use]
-    pub fn from_lines(lines: &[ResultLine], n: usize, pass_threshold: f64) -> Self {
+    pub(crate) fn from_lines(lines: &[ResultLine], n: usize, pass_threshold: f64) -> Self {
         let mut tally = Tally::new(n, pass_threshold);
         for line in lines {
             tally.add(line);
@@ -267,7 +268,7 @@ impl Tally {
 
     /// Rollouts with a reward.
     #[must_use]
-    pub fn scored(&self) -> usize {
+    pub(crate) fn scored(&self) -> usize {
         usize::try_from(self.rewards.count()).unwrap_or(usize::MAX)
     }
 
@@ -344,7 +345,7 @@ impl Tally {
 /// The k for which pass@k is told with `n` attempts on each row: the powers of two up to
 /// `n`, and `n` itself, ascending.
 #[must_use]
-pub fn ks(n: usize) -> Vec<usize> {
+pub(crate) fn ks(n: usize) -> Vec<usize> {
     let mut ks: Vec<usize> =
         std::iter::successors(Some(1_usize), |k| k.checked_mul(2)).take_while(|&k| k <= n).collect();
     if ks.last().is_some_and(|&last| last < n) {
@@ -359,7 +360,7 @@ pub fn ks(n: usize) -> Vec<usize> {
 /// None if `k` is 0 or there are fewer than `k` attempts. Computed as a product of
 /// factors in 0..=1, which neither overflows nor cancels.
 #[must_use]
-pub fn pass_at_k(attempts: usize, passed: usize, k: usize) -> Option<f64> {
+pub(crate) fn pass_at_k(attempts: usize, passed: usize, k: usize) -> Option<f64> {
     if k == 0 || attempts < k || passed > attempts {
         return None;
     }
@@ -376,7 +377,7 @@ pub fn pass_at_k(attempts: usize, passed: usize, k: usize) -> Option<f64> {
 /// value such that at least `percent` of 100 values are not greater. It is always one of
 /// the values. None if there are no values; `percent` above 100 counts as 100.
 #[must_use]
-pub fn percentile(ascending: &[f64], percent: usize) -> Option<f64> {
+pub(crate) fn percentile(ascending: &[f64], percent: usize) -> Option<f64> {
     let rank = (ascending.len() * percent.min(100)).div_ceil(100).max(1);
     ascending.get(rank - 1).copied()
 }

@@ -10,21 +10,21 @@ use std::time::Duration;
 /// In a request: there are more connections than are to be served, and this one is beyond them.
 /// Only what is short and has to work on a busy server is to be done for it.
 #[derive(Clone, Copy, Debug)]
-pub struct Crowded;
+pub(crate) struct Crowded;
 
 /// In a response: what to do when all of it was written to the caller's connection. A response
 /// that breaks off never does it.
 #[derive(Clone)]
-pub struct WhenWritten(Arc<dyn Fn() + Send + Sync>);
+pub(crate) struct WhenWritten(Arc<dyn Fn() + Send + Sync>);
 
 impl WhenWritten {
     /// Does this.
-    pub fn new(then: impl Fn() + Send + Sync + 'static) -> Self {
+    pub(crate) fn new(then: impl Fn() + Send + Sync + 'static) -> Self {
         Self(Arc::new(then))
     }
 
     /// All was written.
-    pub fn written(&self) {
+    pub(crate) fn written(&self) {
         (self.0)();
     }
 }
@@ -32,7 +32,7 @@ impl WhenWritten {
 /// Why the body of a request did not come.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum BodyError {
+pub(crate) enum BodyError {
     /// Its sender took too long.
     #[error("{received} bytes of the body came in {}, which is too slow", rollout_core::text::time(*time))]
     TooSlow {

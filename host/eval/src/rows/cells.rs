@@ -27,7 +27,7 @@ pub(super) enum Cell {
 
 impl Cell {
     /// A JSON value as a reader of JSON finds it.
-    pub fn of(value: &RawValue) -> Result<Self, serde_json::Error> {
+    pub(crate) fn of(value: &RawValue) -> Result<Self, serde_json::Error> {
         Ok(match value.get().as_bytes().first() {
             Some(b'n') => Self::Null,
             Some(b'"') => Self::Text(serde_json::from_str(value.get())?),

@@ -9,7 +9,7 @@ use flate2::read::MultiGzDecoder;
 /// The longest data set of text, in bytes, and the longest of any format that is
 /// compressed or comes from standard input, because it is read into memory. A file that
 /// unpacks to more than this, or an input that never ends, is a mistake.
-pub const DATA_BYTES_MAX: u64 = 4 << 30;
+pub(crate) const DATA_BYTES_MAX: u64 = 4 << 30;
 
 /// How a compressed file begins.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
@@ -25,7 +25,7 @@ pub(super) enum Source {
 impl Source {
     /// Opens a file; `-` is standard input. What is compressed by gzip is unpacked,
     /// whatever it is called.
-    pub fn open(path: &Path) -> io::Result<Self> {
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
         if is_standard_input(path) {
             return unpacked(io::stdin().lock()).map(Self::Bytes);
         }
@@ -41,7 +41,7 @@ impl Source {
     }
 
     /// The whole of it.
-    pub fn into_bytes(self) -> io::Result<Vec<u8>> {
+    pub(crate) fn into_bytes(self) -> io::Result<Vec<u8>> {
         match self {
             Self::File(file) => limited(file),
             Self::Bytes(bytes) => Ok(bytes),

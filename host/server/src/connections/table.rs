@@ -121,7 +121,7 @@ pub(super) struct Known {
 }
 
 impl Table {
-    pub fn new() -> Arc<Self> {
+    pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self { inner: Mutex::default(), left: Notify::new() })
     }
 
@@ -130,18 +130,18 @@ impl Table {
     }
 
     /// Connections that are open and stay so.
-    pub fn open(&self) -> usize {
+    pub(crate) fn open(&self) -> usize {
         self.lock().open
     }
 
     /// All that have a descriptor, those that are closing among them.
-    pub fn descriptors(&self) -> usize {
+    pub(crate) fn descriptors(&self) -> usize {
         let inner = self.lock();
         inner.open + inner.closing
     }
 
     /// Makes a new connection known.
-    pub fn enter(self: &Arc<Self>) -> Arc<Known> {
+    pub(crate) fn enter(self: &Arc<Self>) -> Arc<Known> {
         let mut inner = self.lock();
         inner.open += 1;
         inner.opened += 1;
@@ -152,7 +152,7 @@ impl Table {
     }
 
     /// Closes the connection that is worth the least, if any may be closed.
-    pub fn make_room(&self) -> bool {
+    pub(crate) fn make_room(&self) -> bool {
         let mut inner = self.lock();
         match inner.at.iter_mut().find_map(BTreeMap::pop_first) {
             Some((_, close)) => inner.close(&close),
@@ -162,12 +162,12 @@ impl Table {
     }
 
     /// Waits until a connection is gone, or may be told to go.
-    pub async fn left(&self) {
+    pub(crate) async fn left(&self) {
         self.left.notified().await;
     }
 
     /// Closes what has been at the same for too long.
-    pub fn sweep(&self) {
+    pub(crate) fn sweep(&self) {
         let now = Instant::now();
         let mut inner = self.lock();
         for stage in Stage::BY_WORTH {
@@ -184,7 +184,7 @@ impl Table {
 
 impl Known {
     /// It is at something else now, or goes on with the same.
-    pub fn is_at(&self, stage: Stage) {
+    pub(crate) fn is_at(&self, stage: Stage) {
         let now = Instant::now();
         let mut place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
         let (before, since) = *place;
@@ -210,38 +210,38 @@ impl Known {
     }
 
     /// What it is at.
-    pub fn stage(&self) -> Stage {
+    pub(crate) fn stage(&self) -> Stage {
         self.place.lock().unwrap_or_else(PoisonError::into_inner).0
     }
 
     /// Bytes came.
-    pub fn has_read(&self) {
+    pub(crate) fn has_read(&self) {
         if matches!(self.stage(), Stage::New | Stage::Idle) {
             self.is_at(Stage::Head);
         }
     }
 
     /// There was nothing to read.
-    pub fn is_silent(&self) {
+    pub(crate) fn is_silent(&self) {
         if self.stage() == Stage::New {
             self.is_at(Stage::Head);
         }
     }
 
     /// Bytes were taken by the other side.
-    pub fn has_written(&self) {
+    pub(crate) fn has_written(&self) {
         if self.stage() == Stage::Sending {
             self.is_at(Stage::Sending);
         }
     }
 
     /// The last byte of a response was handed over, to be written.
-    pub fn has_answered(&self) {
+    pub(crate) fn has_answered(&self) {
         self.answered.store(true, Ordering::Relaxed);
     }
 
     /// Everything that was handed over has been written. Says whether that ends a response.
-    pub fn has_flushed(&self) -> bool {
+    pub(crate) fn has_flushed(&self) -> bool {
         let ends = self.answered.swap(false, Ordering::Relaxed);
         // Another request may have come by then.
         if ends && self.stage() == Stage::Sending {
@@ -251,24 +251,24 @@ impl Known {
     }
 
     /// A body is not read to its end, which ends the connection.
-    pub fn leaves_unread(&self) {
+    pub(crate) fn leaves_unread(&self) {
         self.left_unread.store(true, Ordering::Relaxed);
     }
 
     /// Whether that was so.
-    pub fn has_left_unread(&self) -> bool {
+    pub(crate) fn has_left_unread(&self) -> bool {
         self.left_unread.load(Ordering::Relaxed)
     }
 
     /// Ends what speaks another protocol on this connection: it reads an end, and can write no
     /// more.
-    pub fn hang_up(&self) {
+    pub(crate) fn hang_up(&self) {
         self.hung_up.store(true, Ordering::Release);
         self.reader.wake();
     }
 
     /// Whether that was so. Who waits for bytes is woken by it.
-    pub fn is_hung_up(&self, waiting: Option<&Waker>) -> bool {
+    pub(crate) fn is_hung_up(&self, waiting: Option<&Waker>) -> bool {
         if let Some(waker) = waiting
             && self.stage() == Stage::Upgraded
         {
@@ -278,7 +278,7 @@ impl Known {
     }
 
     /// Waits until it has to close.
-    pub async fn must_close(&self) {
+    pub(crate) async fn must_close(&self) {
         self.close.word.notified().await;
     }
 }

@@ -37,7 +37,7 @@ const LINGER_BYTES: usize = 1 << 20;
 pub(super) struct AtTheEnd(Mutex<Option<WhenWritten>>);
 
 impl AtTheEnd {
-    pub fn set(&self, then: Option<WhenWritten>) {
+    pub(crate) fn set(&self, then: Option<WhenWritten>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = then;
     }
 
@@ -160,7 +160,7 @@ pub(super) struct InTime {
 }
 
 impl InTime {
-    pub fn new(body: Incoming, known: Arc<Known>) -> Self {
+    pub(crate) fn new(body: Incoming, known: Arc<Known>) -> Self {
         known.is_at(if body.is_end_stream() { Stage::Working } else { Stage::Receiving });
         let now = Instant::now();
         Self { body, known, began: now, last: now, received: 0, is_whole: false, timer: None }
@@ -243,7 +243,7 @@ pub(super) struct Sent {
 }
 
 impl Sent {
-    pub fn new(body: axum::body::Body, known: Arc<Known>) -> Self {
+    pub(crate) fn new(body: axum::body::Body, known: Arc<Known>) -> Self {
         known.is_at(Stage::Sending);
         let is_whole = body.is_end_stream();
         Self { body, known, is_whole }

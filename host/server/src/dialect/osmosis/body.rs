@@ -35,13 +35,13 @@ pub(super) struct Body<const BYTES_MAX: usize> {
 
 impl<const BYTES_MAX: usize> Body<BYTES_MAX> {
     /// Its bytes.
-    pub fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
     /// Makes something of the body, which takes no more than the body has and a pointer for
     /// each of its parts.
-    pub fn parse<T>(&mut self, read: impl FnOnce(&[u8]) -> T) -> Result<T, ApiError> {
+    pub(crate) fn parse<T>(&mut self, read: impl FnOnce(&[u8]) -> T) -> Result<T, ApiError> {
         let parts = self.bytes.iter().filter(|byte| **byte == b',').count();
         let more = self.bytes.len() + parts * PART_BYTES;
         self.charge.grow(more).map_err(|_| ApiError::NoMemory)?;
@@ -55,7 +55,7 @@ impl<const BYTES_MAX: usize> Body<BYTES_MAX> {
 
     /// Gives the body up. The charge goes on with what was made of it, which takes this many
     /// bytes.
-    pub fn becomes(self, bytes: usize) -> Result<Charge, ApiError> {
+    pub(crate) fn becomes(self, bytes: usize) -> Result<Charge, ApiError> {
         let Self { bytes: body, mut charge } = self;
         drop(body);
         if bytes > charge.bytes() {

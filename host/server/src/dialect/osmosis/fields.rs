@@ -65,11 +65,11 @@ pub(super) struct Problem {
 }
 
 impl Problem {
-    pub fn new(r#type: &'static str, loc: Vec<Value>, msg: impl Into<String>, input: Value) -> Self {
+    pub(crate) fn new(r#type: &'static str, loc: Vec<Value>, msg: impl Into<String>, input: Value) -> Self {
         Self { r#type, loc, msg: msg.into(), input, ctx: None }
     }
 
-    pub fn with(self, ctx: Value) -> Self {
+    pub(crate) fn with(self, ctx: Value) -> Self {
         Self { ctx: Some(ctx), ..self }
     }
 }
@@ -83,7 +83,7 @@ pub(super) struct Fields<'a> {
 
 impl<'a> Fields<'a> {
     /// Takes the body apart. `is_json` is what its content type says.
-    pub fn of(body: &'a [u8], is_json: bool) -> Result<Self, Vec<Problem>> {
+    pub(crate) fn of(body: &'a [u8], is_json: bool) -> Result<Self, Vec<Problem>> {
         let here = || vec![json!("body")];
         if body.is_empty() {
             return Err(vec![Problem::new("missing", here(), "Field required", Value::Null)]);
@@ -110,30 +110,30 @@ impl<'a> Fields<'a> {
     }
 
     /// Whether a field is there at all, null included.
-    pub fn has(&self, name: &str) -> bool {
+    pub(crate) fn has(&self, name: &str) -> bool {
         debug_assert!(KNOWN.contains(&name), "{name} is not among the known fields");
         self.fields.contains_key(name)
     }
 
     /// Whether a field is there and not null.
-    pub fn is_given(&self, name: &str) -> bool {
+    pub(crate) fn is_given(&self, name: &str) -> bool {
         self.optional(name).is_some()
     }
 
     /// A field's text, if it is a text; whether it should be is not asked here.
-    pub fn peek_text(&self, name: &str) -> Option<String> {
+    pub(crate) fn peek_text(&self, name: &str) -> Option<String> {
         serde_json::from_str(self.optional(name)?.get()).ok()
     }
 
     /// Notes that a field's value is wrong in a way that only its reader knows.
-    pub fn wrong(&mut self, name: &str, why: &str) {
+    pub(crate) fn wrong(&mut self, name: &str, why: &str) {
         let input = self.fields.get(name).map_or(Value::Null, |raw| shown(raw));
         let problem = Problem::new("value_error", loc(name), format!("Value error, {why}"), input);
         self.problems.push(problem.with(json!({"error": {}})));
     }
 
     /// What was read, unless anything was wrong.
-    pub fn finish<T>(self, read: Option<T>) -> Result<T, Vec<Problem>> {
+    pub(crate) fn finish<T>(self, read: Option<T>) -> Result<T, Vec<Problem>> {
         match read {
             Some(read) if self.problems.is_empty() => Ok(read),
             _ => Err(self.problems),
@@ -157,7 +157,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A text that may be absent or null.
-    pub fn text(&mut self, name: &str) -> Option<String> {
+    pub(crate) fn text(&mut self, name: &str) -> Option<String> {
         let raw = self.optional(name)?;
         let read = serde_json::from_str(raw.get()).ok();
         if read.is_none() && raw.get().starts_with('"') {
@@ -170,7 +170,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A text that must be there.
-    pub fn required_text(&mut self, name: &str) -> Option<String> {
+    pub(crate) fn required_text(&mut self, name: &str) -> Option<String> {
         if !self.has(name) {
             self.missing(name);
             return None;
@@ -182,12 +182,12 @@ impl<'a> Fields<'a> {
     }
 
     /// Notes a problem that only the field's reader knows.
-    pub fn problem(&mut self, problem: Problem) {
+    pub(crate) fn problem(&mut self, problem: Problem) {
         self.problems.push(problem);
     }
 
     /// An object that must be there, as it was written.
-    pub fn required_object(&mut self, name: &str) -> Option<Box<RawValue>> {
+    pub(crate) fn required_object(&mut self, name: &str) -> Option<Box<RawValue>> {
         if !self.has(name) {
             self.missing(name);
             return None;
@@ -196,7 +196,7 @@ impl<'a> Fields<'a> {
     }
 
     /// An object that may be absent but not null, as it was written.
-    pub fn object_if_given(&mut self, name: &str) -> Option<Box<RawValue>> {
+    pub(crate) fn object_if_given(&mut self, name: &str) -> Option<Box<RawValue>> {
         if self.has(name) && self.optional(name).is_none() {
             self.of_type("dict_type", name, "Input should be a valid dictionary");
         }
@@ -205,7 +205,7 @@ impl<'a> Fields<'a> {
 
     /// A whole number that may be absent but not null, in the spellings that the
     /// protocol's clients send.
-    pub fn whole(&mut self, name: &str) -> Option<i64> {
+    pub(crate) fn whole(&mut self, name: &str) -> Option<i64> {
         let raw = self.fields.get(name).copied()?;
         let read = match scalar(raw) {
             Value::Bool(flag) => Ok(i64::from(flag)),
@@ -227,7 +227,7 @@ impl<'a> Fields<'a> {
     }
 
     /// An object that may be absent or null, as it was written.
-    pub fn object(&mut self, name: &str) -> Option<Box<RawValue>> {
+    pub(crate) fn object(&mut self, name: &str) -> Option<Box<RawValue>> {
         let raw = self.optional(name)?;
         if raw.get().starts_with('{') {
             if let Err(why) = strict::check(raw.get()) {
@@ -242,7 +242,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A list of objects that must be there, each as it was written, at most so many.
-    pub fn required_objects(&mut self, name: &str, count_max: usize) -> Option<Messages> {
+    pub(crate) fn required_objects(&mut self, name: &str, count_max: usize) -> Option<Messages> {
         let Some(raw) = self.fields.get(name).copied() else {
             self.missing(name);
             return None;
@@ -274,7 +274,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A list of texts that may be absent or null.
-    pub fn texts(&mut self, name: &str) -> Option<Vec<String>> {
+    pub(crate) fn texts(&mut self, name: &str) -> Option<Vec<String>> {
         let raw = self.optional(name)?;
         let mut reader = serde_json::Deserializer::from_str(raw.get());
         let Ok((texts, count)) = serde::Deserializer::deserialize_seq(&mut reader, Texts) else {
@@ -288,7 +288,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A flag that may be absent, in the spellings that the protocol's clients send.
-    pub fn flag(&mut self, name: &str) -> Option<bool> {
+    pub(crate) fn flag(&mut self, name: &str) -> Option<bool> {
         let raw = self.fields.get(name).copied()?;
         let flag = match scalar(raw) {
             Value::Bool(flag) => Some(flag),
@@ -312,7 +312,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A time in seconds that may be absent or null: any finite number, or one as text.
-    pub fn seconds(&mut self, name: &str) -> Option<f64> {
+    pub(crate) fn seconds(&mut self, name: &str) -> Option<f64> {
         let raw = self.optional(name)?;
         let secs = match scalar(raw) {
             Value::Bool(flag) => f64::from(u8::from(flag)),

@@ -8,7 +8,7 @@
 use reqwest::Url;
 
 use super::fields::Fields;
-use rollout_assembly::config::Dialect;
+pub use rollout_assembly::config::Dialect;
 
 /// The generation of a request, as far as it can be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub(super) enum Generation {
 
 impl Generation {
     /// Tells it from the request, unless the operator has said which it is.
-    pub fn of(fields: &Fields<'_>, dialect: Dialect) -> Self {
+    pub(crate) fn of(fields: &Fields<'_>, dialect: Dialect) -> Self {
         match dialect {
             Dialect::B => Self::B,
             Dialect::C => Self::C,

@@ -42,7 +42,7 @@ use body::{Body, Unfinished};
 use error::ApiError;
 use reports::Reports;
 use request::{ForRollout, StartRollout};
-use rollout_assembly::config::{Dialect, OsmosisTimes};
+pub use rollout_assembly::config::{Dialect, OsmosisTimes};
 use rollout_core::id::RolloutId;
 use rollout_core::outbound::CallbackClient;
 use rollout_core::rollout::Host;

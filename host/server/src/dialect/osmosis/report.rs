@@ -76,7 +76,7 @@ struct CallReport<'a> {
 impl Report {
     /// The report in the body of an acknowledgement. Other bodies have none, and one that is
     /// malformed is none: a delivery is a delivery whatever was said to it.
-    pub fn read(body: &Bytes) -> Option<Self> {
+    pub(crate) fn read(body: &Bytes) -> Option<Self> {
         /// A body that may have a report in it.
         #[derive(Deserialize)]
         struct Acknowledgement<'a> {
@@ -345,13 +345,13 @@ pub(super) struct Trajectories<'a> {
 
 impl<'a> Trajectories<'a> {
     /// Those that were written of this rollout.
-    pub fn of(finished: &'a Finished) -> Self {
+    pub(crate) fn of(finished: &'a Finished) -> Self {
         Self { files: &finished.trajectories, unmerged: None }
     }
 
     /// Merges a report, in place of any that was merged before. Where that fails the
     /// trajectories stay as they are, and the outcome is none the worse.
-    pub async fn merge(&mut self, report: &Report) {
+    pub(crate) async fn merge(&mut self, report: &Report) {
         if self.files.is_empty() {
             return;
         }

@@ -40,7 +40,7 @@ impl Reports {
     }
 
     /// Promises the result of a rollout.
-    pub fn promise(self: &Arc<Self>, id: &str) -> Due {
+    pub(crate) fn promise(self: &Arc<Self>, id: &str) -> Due {
         let mut inner = self.lock();
         inner.made += 1;
         let number = inner.made;
@@ -50,24 +50,24 @@ impl Reports {
     }
 
     /// From now on, promises that are broken are remembered: nothing can be asked again.
-    pub fn close(&self) {
+    pub(crate) fn close(&self) {
         self.is_closing.store(true, Ordering::Relaxed);
     }
 
     /// From now on, what is cancelled is cancelled by the server, and its caller is still to
     /// hear of it.
-    pub fn cancel_rest(&self) {
+    pub(crate) fn cancel_rest(&self) {
         self.is_cancelling.store(true, Ordering::Relaxed);
     }
 
     /// Waits until every promise was kept.
-    pub async fn all_kept(&self) {
+    pub(crate) async fn all_kept(&self) {
         // The sender is in `self`, so it cannot be gone.
         let _ = self.due.subscribe().wait_for(|due| *due == 0).await;
     }
 
     /// The rollouts whose promise is not kept, or was broken since the server is closing.
-    pub fn missing(&self) -> Vec<String> {
+    pub(crate) fn missing(&self) -> Vec<String> {
         let inner = self.lock();
         let mut missing: Vec<String> = inner.due.values().chain(&inner.broken).cloned().collect();
         missing.sort_unstable();
@@ -86,13 +86,13 @@ impl Reports {
 
 impl Due {
     /// The caller heard of it, or wants to hear nothing more.
-    pub fn kept(&self) {
+    pub(crate) fn kept(&self) {
         self.reports.remove(self.number, false);
     }
 
     /// The rollout was cancelled. Whoever cancels wants to hear nothing more, unless that is
     /// the server itself.
-    pub fn cancelled(&self) {
+    pub(crate) fn cancelled(&self) {
         if !self.reports.is_cancelling.load(Ordering::Relaxed) {
             self.kept();
         }

@@ -24,7 +24,7 @@ pub(super) struct WireSample<'a> {
 
 impl<'a> WireSample<'a> {
     /// The sample with this label and this reward.
-    pub fn new(sample: &'a FinishedSample, label: Option<&'a str>, reward: Option<f64>) -> Self {
+    pub(crate) fn new(sample: &'a FinishedSample, label: Option<&'a str>, reward: Option<f64>) -> Self {
         Self {
             messages: &sample.record.messages,
             label,
@@ -38,7 +38,7 @@ impl<'a> WireSample<'a> {
     /// The rollout's one sample, if it has just one. `label` goes back only where the
     /// workflow returned its messages itself, and the reward only where the grader
     /// succeeded and the sample counts.
-    pub fn only(finished: &'a Finished, label: Option<&'a str>, graded: bool) -> Option<Self> {
+    pub(crate) fn only(finished: &'a Finished, label: Option<&'a str>, graded: bool) -> Option<Self> {
         let [sample] = finished.samples.as_slice() else { return None };
         let reward = sample.public_reward().filter(|_| graded);
         Some(Self::new(sample, label.filter(|_| finished.returned_messages), reward))

@@ -30,12 +30,12 @@ pub(super) struct Over {
 
 impl Over {
     /// The word alone, where the rest is for the holder of a lease.
-    pub fn word(status: &'static str) -> Self {
+    pub(crate) fn word(status: &'static str) -> Self {
         Self { status, reward: None, err_message: None }
     }
 
     /// The word with what else is told of an outcome.
-    pub fn of(status: &'static str, outcome: &Outcome) -> Self {
+    pub(crate) fn of(status: &'static str, outcome: &Outcome) -> Self {
         match outcome {
             Outcome::Scored { reward } => {
                 Self { reward: Some(*reward).filter(|_| status == "success"), ..Self::word(status) }
@@ -79,7 +79,7 @@ pub(super) fn word(phase: Phase) -> &'static str {
 }
 
 impl Statuses {
-    pub fn new(time_to_live: Duration) -> Self {
+    pub(crate) fn new(time_to_live: Duration) -> Self {
         Self { time_to_live, inner: Mutex::default() }
     }
 
@@ -89,7 +89,7 @@ impl Statuses {
 
     /// Makes a rollout known. It is forgotten when what is given back is dropped, unless it
     /// [ends](Known::ends) before.
-    pub fn begins(self: &Arc<Self>, id: RolloutId, handle: Handle) -> Known {
+    pub(crate) fn begins(self: &Arc<Self>, id: RolloutId, handle: Handle) -> Known {
         let mut inner = self.lock();
         inner.numbers += 1;
         let number = inner.numbers;
@@ -98,12 +98,12 @@ impl Statuses {
     }
 
     /// Forgets what is due.
-    pub fn sweep(&self) {
+    pub(crate) fn sweep(&self) {
         self.lock().forget(Instant::now());
     }
 
     /// How far a rollout is, if it is known.
-    pub fn of(&self, id: &RolloutId) -> Option<Over> {
+    pub(crate) fn of(&self, id: &RolloutId) -> Option<Over> {
         let mut inner = self.lock();
         inner.forget(Instant::now());
         inner.known.get(id).map(|(_, status)| match status {
@@ -138,7 +138,7 @@ pub(super) struct Known {
 
 impl Known {
     /// Keeps what came of it.
-    pub fn ends(&self, over: Over) {
+    pub(crate) fn ends(&self, over: Over) {
         let mut inner = self.statuses.lock();
         let Some((number, status)) = inner.known.get_mut(&self.id) else { return };
         if *number != self.number || matches!(status, Status::Over(_)) {

@@ -56,24 +56,24 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub fn new(settings: Settings, budget: Budget) -> Self {
+    pub(crate) fn new(settings: Settings, budget: Budget) -> Self {
         let Settings { init, agent_name, completions } = settings;
         let records = Arc::new(Records::new(init.record_ttl, init.cleanup_interval, budget));
         Self { settings: init, agent_name, completions, records }
     }
 
     /// Forgets what is due, and more where room is needed.
-    pub fn sweep(&self) {
+    pub(crate) fn sweep(&self) {
         self.records.sweep();
     }
 
     /// Whether no other generation is served.
-    pub fn is_alone(&self) -> bool {
+    pub(crate) fn is_alone(&self) -> bool {
         self.settings.alone
     }
 
     /// What callers of this generation are told of a host's health.
-    pub fn health(&self) -> Map<String, Value> {
+    pub(crate) fn health(&self) -> Map<String, Value> {
         let (active, completed) = self.records.counts(Instant::now());
         let fields: [(&str, Value); 4] = [
             ("status", "healthy".into()),

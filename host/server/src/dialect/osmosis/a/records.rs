@@ -53,7 +53,7 @@ pub(super) enum Part {
 }
 
 impl Records {
-    pub fn new(ttl: Duration, sweep_interval: Duration, budget: Budget) -> Self {
+    pub(crate) fn new(ttl: Duration, sweep_interval: Duration, budget: Budget) -> Self {
         let inner = Inner { records: HashMap::new(), ended: VecDeque::new(), swept_at: Instant::now() };
         Self { ttl, sweep_interval, budget, inner: Mutex::new(inner) }
     }
@@ -116,13 +116,13 @@ pub(super) struct Leading {
 
 impl Leading {
     /// One more that has the answer.
-    pub fn following(&self) -> Following {
+    pub(crate) fn following(&self) -> Following {
         Following(self.sender.subscribe())
     }
 
     /// Answers, and keeps the record for as long as what is given back lives and the
     /// time to live after it.
-    pub fn answer(mut self, body: Bytes) -> Kept {
+    pub(crate) fn answer(mut self, body: Bytes) -> Kept {
         self.kept.answered = true;
         let Kept { records, key, .. } = &self.kept;
         let charge = records.budget.charge_result(RECORD_BYTES + 2 * key.len() + body.len());
@@ -134,7 +134,7 @@ impl Leading {
     }
 
     /// Answers that there is none. The key is free before anybody hears of it.
-    pub fn fail(self, refused: Refused) {
+    pub(crate) fn fail(self, refused: Refused) {
         let Self { sender, kept } = self;
         drop(kept);
         sender.send_replace(Some(Err(refused)));
@@ -165,7 +165,7 @@ pub(super) struct Following(watch::Receiver<Option<Answer>>);
 
 impl Following {
     /// Waits for the answer.
-    pub async fn answer(mut self) -> Answer {
+    pub(crate) async fn answer(mut self) -> Answer {
         match self.0.wait_for(Option::is_some).await.as_deref() {
             Ok(Some(answer)) => answer.clone(),
             Ok(None) | Err(_) => Err(Refused::Crashed),

@@ -56,20 +56,20 @@ struct Polled {
 }
 
 impl Entry {
-    pub fn id(&self) -> &RolloutId {
+    pub(crate) fn id(&self) -> &RolloutId {
         &self.id
     }
 
-    pub fn lease(&self) -> &str {
+    pub(crate) fn lease(&self) -> &str {
         &self.lease
     }
 
     /// Compared in constant time.
-    pub fn is_lease(&self, token: &str) -> bool {
+    pub(crate) fn is_lease(&self, token: &str) -> bool {
         bool::from(self.lease.as_bytes().ct_eq(token.as_bytes()))
     }
 
-    pub fn set(&self, status: Status) {
+    pub(crate) fn set(&self, status: Status) {
         self.status.send_replace(status);
     }
 
@@ -87,7 +87,7 @@ impl Entry {
 
     /// Renews the lease, waits until there is something that its holder has not
     /// heard, or until the time is over, and gives how far the rollout is.
-    pub async fn news(&self, wait: Duration) -> Status {
+    pub(crate) async fn news(&self, wait: Duration) -> Status {
         let heard = {
             let mut polled = self.polled();
             polled.last = self.clock.now();
@@ -110,7 +110,7 @@ impl Entry {
     }
 
     /// Waits until nobody has asked for longer than the lease.
-    pub async fn lease_over(&self) {
+    pub(crate) async fn lease_over(&self) {
         loop {
             let left = (self.polled().last + self.lease_time).saturating_sub(self.clock.now());
             if left.is_zero() {
@@ -190,7 +190,7 @@ pub(super) struct Reserved<'a> {
 
 impl Reserved<'_> {
     /// Makes the rollout known.
-    pub fn fill(mut self, handle: Handle) -> Arc<Entry> {
+    pub(crate) fn fill(mut self, handle: Handle) -> Arc<Entry> {
         let clock = self.registry.clock.clone();
         clock.start();
         let entry = Arc::new(Entry {
@@ -217,7 +217,7 @@ impl Drop for Reserved<'_> {
 }
 
 impl Registry {
-    pub fn new(times: OsmosisTimes) -> Self {
+    pub(crate) fn new(times: OsmosisTimes) -> Self {
         Self { times, inner: Mutex::default(), clock: RunClock::new() }
     }
 
@@ -240,7 +240,7 @@ impl Registry {
 
     /// Forgets what is due, and where the host has no room for new work, results that were
     /// read, the oldest first, until it has.
-    pub fn sweep(&self, budget: &Budget) {
+    pub(crate) fn sweep(&self, budget: &Budget) {
         let mut inner = self.lock();
         while !budget.has_room() && inner.forget_read() {}
     }
@@ -260,7 +260,7 @@ impl Registry {
     }
 
     /// The known ids that the test holds for.
-    pub fn ids(&self, matches: impl Fn(&RolloutId) -> bool) -> Vec<String> {
+    pub(crate) fn ids(&self, matches: impl Fn(&RolloutId) -> bool) -> Vec<String> {
         self.lock().entries.keys().filter(|id| matches(id)).map(|id| id.as_str().to_owned()).collect()
     }
 

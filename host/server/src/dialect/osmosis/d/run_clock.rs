@@ -37,14 +37,14 @@ impl Ticks {
 }
 
 impl RunClock {
-    pub fn new() -> Arc<Self> {
+    pub(crate) fn new() -> Arc<Self> {
         let now = Instant::now();
         let ticks = Mutex::new(Ticks { last: now, stood: Duration::ZERO });
         Arc::new(Self { began: now, ticks, started: Once::new() })
     }
 
     /// Begins to tick, within the runtime. Until then nothing is measured that could be lost.
-    pub fn start(self: &Arc<Self>) {
+    pub(crate) fn start(self: &Arc<Self>) {
         self.started.call_once(|| {
             self.tick(Instant::now(), true);
             let clock = Arc::downgrade(self);
@@ -67,7 +67,7 @@ impl RunClock {
     }
 
     /// The time that the process has run.
-    pub fn now(&self) -> Duration {
+    pub(crate) fn now(&self) -> Duration {
         self.at(Instant::now())
     }
 
