@@ -8,7 +8,7 @@
 //! Nothing here is for users. It is reachable because [`export!`](crate::export)
 //! expands in their crates.
 
-#![allow(missing_docs, clippy::all)]
+#![allow(missing_docs, unreachable_pub, clippy::all, reason = "generated, and named by a macro")]
 
 /// Everything that a plugin may import.
 pub mod imports {

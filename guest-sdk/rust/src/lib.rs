@@ -72,7 +72,7 @@ pub use {schemars, serde, serde_json};
 mod agent;
 mod agent_loop;
 mod answer;
-#[allow(missing_docs)]
+#[allow(missing_docs, reason = "generated")]
 mod bindings;
 mod calls;
 mod chat;

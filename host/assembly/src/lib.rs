@@ -4,9 +4,6 @@
 //! Nothing here reads options, environment variables or terminals. Whoever asks says how a
 //! component is brought in, because that is where processes, caches and files differ.
 
-#![warn(missing_docs)]
-#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
-
 pub mod config;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;

@@ -1,6 +1,6 @@
 //! A load generator: trainer, model endpoint and callback receiver in one process.
 //!
-//! [`run`] drives any server that speaks generation C or D of the Osmosis protocol, by URL, and
+//! `run` drives any server that speaks generation C or D of the Osmosis protocol, by URL, and
 //! says how many rollouts a second it finished, how long they took, what they cost and what
 //! went wrong. Two servers are measured in turn (A B A B), so that what else the machine does
 //! falls on both; so is one server beside rollouts that never stop, and alone. Every result is
@@ -10,9 +10,6 @@
 //! wants one thread: [`run_blocking`] gives it a runtime of its own with just that.
 //!
 //! It knows nothing of plugins, instances or this host: whatever answers is measured.
-
-#![warn(missing_docs)]
-#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod args;
 mod beside;
@@ -407,13 +404,13 @@ impl fmt::Display for Progress {
     }
 }
 
-/// [`run`] in a runtime of its own, with one thread, ended by SIGINT and SIGTERM. Not to be
+/// `run` in a runtime of its own, with one thread, ended by SIGINT and SIGTERM. Not to be
 /// called from asynchronous code.
 pub fn run_blocking(settings: Settings, progress: impl FnMut(Progress)) -> Result<Report, BenchError> {
     blocking(run(settings, progress))
 }
 
-/// [`soak`] likewise.
+/// `soak` likewise.
 pub fn soak_blocking(
     settings: Settings,
     rollouts: usize,

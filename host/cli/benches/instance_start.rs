@@ -4,6 +4,8 @@
 //! Without an argument it compiles `examples/one-turn`. Prints p50 and p99 over many
 //! starts and their ratio to the baseline, the start of the process `true`.
 
+#![expect(clippy::print_stdout, reason = "a bench says what it measured")]
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;

@@ -37,7 +37,7 @@ pub(super) struct Bench {
 }
 
 impl Bench {
-    pub fn run(self) -> Result<Exit> {
+    pub(crate) fn run(self) -> Result<Exit> {
         let settings = self.args.clone().try_into()?;
         let terminal = std::io::stderr().is_terminal();
         let progress = |progress| {

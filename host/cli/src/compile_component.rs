@@ -30,7 +30,7 @@ pub(super) struct CompileComponent {
 
 impl CompileComponent {
     /// Before anything else in this process, logs among it: it must have no threads yet.
-    pub fn run(self) -> Result<super::Exit> {
+    pub(crate) fn run(self) -> Result<super::Exit> {
         let Self { plan, memory_bytes_max, cpu_secs_max, probe: part } = self;
         let limits = CompilerLimits { memory_bytes_max, cpu_secs_max };
         if let Some(part) = part {

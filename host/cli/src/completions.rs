@@ -20,7 +20,7 @@ pub(super) struct Completions {
 }
 
 impl Completions {
-    pub fn run(self) -> Result<Exit> {
+    pub(crate) fn run(self) -> Result<Exit> {
         // To a buffer first: it panics where it cannot write, as into a pipe that is closed.
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut Arguments::command(), "rollout-host", &mut script);

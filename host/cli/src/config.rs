@@ -38,7 +38,7 @@ pub(super) struct Config {
 }
 
 impl Config {
-    pub fn run(self) -> Result<Exit> {
+    pub(crate) fn run(self) -> Result<Exit> {
         let mut raw = setup::raw_config(self.config.as_deref())?;
         raw.set.clone_from(&self.set);
         let config = raw.resolve()?;

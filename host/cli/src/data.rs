@@ -36,7 +36,7 @@ pub(super) struct DataOptions {
 
 impl DataOptions {
     /// Reads the rows.
-    pub fn load(&self) -> Result<DataSet> {
+    pub(crate) fn load(&self) -> Result<DataSet> {
         let options = Options {
             format: self.data_format,
             columns: self.columns()?,
@@ -47,12 +47,12 @@ impl DataOptions {
     }
 
     /// Whether the rows come from standard input.
-    pub fn is_standard_input(&self) -> bool {
+    pub(crate) fn is_standard_input(&self) -> bool {
         self.data == Path::new("-")
     }
 
     /// What the rows are called in names of files.
-    pub fn stem(&self) -> String {
+    pub(crate) fn stem(&self) -> String {
         if self.is_standard_input() {
             return "stdin".to_owned();
         }
@@ -61,7 +61,7 @@ impl DataOptions {
     }
 
     /// What decides on the rows besides the file, by name.
-    pub fn settings(&self) -> Result<Vec<(&'static str, Value)>> {
+    pub(crate) fn settings(&self) -> Result<Vec<(&'static str, Value)>> {
         let mut settings = Vec::new();
         if !self.map.is_empty() {
             settings.push(("map", json!(self.columns()?.texts())));

@@ -29,7 +29,7 @@ pub(super) struct HardeningOptions {
 impl HardeningOptions {
     /// Once the address is taken, which may need a privilege, and before there are threads, a
     /// runtime or a component.
-    pub fn apply(
+    pub(crate) fn apply(
         &self,
         config: &Config,
         plugins: [Option<&PathBuf>; 2],

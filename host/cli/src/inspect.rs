@@ -38,7 +38,7 @@ pub(super) struct Inspect {
 }
 
 impl Inspect {
-    pub fn run(self) -> Result<Exit> {
+    pub(crate) fn run(self) -> Result<Exit> {
         let config = setup::raw_config(self.config.as_deref())?.resolve()?;
         let bytes = plugin_file::read(&self.plugin, &config.load_limits)?;
         let engine = Engine::new(1, config.limits.memory_bytes_max)?;

@@ -1,8 +1,5 @@
 //! The commands: arguments in, exit code out. One file a command.
 
-#![warn(missing_docs)]
-#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
-
 mod bench;
 mod build;
 mod compile_component;

@@ -16,7 +16,7 @@ pub(super) struct Man {
 }
 
 impl Man {
-    pub fn run(self) -> Result<Exit> {
+    pub(crate) fn run(self) -> Result<Exit> {
         let about = || format!("cannot write to {}", self.dir.display());
         std::fs::create_dir_all(&self.dir).with_context(about)?;
         clap_mangen::generate_to(Arguments::command(), &self.dir).with_context(about)?;

@@ -91,7 +91,7 @@ pub(super) fn script(path: &Path) -> Result<Script> {
 }
 
 impl MockModelCommand {
-    pub fn run(self) -> Result<Exit> {
+    pub(crate) fn run(self) -> Result<Exit> {
         let settings = self.behaviour.settings()?;
         setup::runtime()?.block_on(async {
             let mut stop = setup::StopSignal::new()?;

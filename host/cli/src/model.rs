@@ -52,7 +52,7 @@ pub(super) struct ModelOptions {
 
 impl ModelOptions {
     /// The server's key, after a look at whether there is a server at all.
-    pub fn key(&self) -> Result<Option<Secret>> {
+    pub(crate) fn key(&self) -> Result<Option<Secret>> {
         if self.base_url.is_none() && self.name != MOCK {
             bail!("--base-url URL says where the model '{}' is; `--model mock` needs none", self.name);
         }
@@ -61,7 +61,7 @@ impl ModelOptions {
 
     /// Where the model is, after a look at whether it is there. The stand-in serves for as
     /// long as it is held.
-    pub async fn endpoint(
+    pub(crate) async fn endpoint(
         &self,
         key: Option<Secret>,
         http: &reqwest::Client,
@@ -83,7 +83,7 @@ impl ModelOptions {
     }
 
     /// Looks whether the judge is there, where it has an address.
-    pub async fn check_judge(&self, judge: &Judge, http: &reqwest::Client) -> Result<()> {
+    pub(crate) async fn check_judge(&self, judge: &Judge, http: &reqwest::Client) -> Result<()> {
         let Some(url) = &judge.url else { return Ok(()) };
         let key = setup::key_from_env("judge.api-key-env", judge.api_key_env.as_deref())?;
         self.check("judge", url, key.as_ref(), http, ["--judge-url", "--judge-api-key-env"]).await

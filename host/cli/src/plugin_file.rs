@@ -27,14 +27,14 @@ pub(super) struct CacheOptions {
 
 impl CacheOptions {
     /// The loader that these options and the configuration ask for.
-    pub fn loader(&self, configured: Option<&Path>, limits: &LoadLimits) -> Result<Loader> {
+    pub(crate) fn loader(&self, configured: Option<&Path>, limits: &LoadLimits) -> Result<Loader> {
         let compiler = Compiler::new(this_program()?, limits.clone());
         let cache = if self.no_cache { None } else { self.cache(configured)? };
         Ok(Loader::new(compiler, cache))
     }
 
     /// The directory that they and the configuration ask for.
-    pub fn dir(&self, configured: Option<&Path>) -> Option<PathBuf> {
+    pub(crate) fn dir(&self, configured: Option<&Path>) -> Option<PathBuf> {
         if self.no_cache {
             return None;
         }

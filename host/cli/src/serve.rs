@@ -3,7 +3,6 @@
 use crate::print::outln;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -22,12 +21,12 @@ use rollout_assembly::config::{
 };
 use rollout_assembly::{Assembled, Options, Sources};
 use rollout_core::capacity::Slots;
-use rollout_core::outbound::{CallbackClient, Secret};
+use rollout_core::outbound::Secret;
 use rollout_core::rollout::AgentForm;
 use rollout_core::telemetry::Traces;
 use rollout_server as server;
-use rollout_server::dialect::osmosis::{self, Osmosis, a};
-use rollout_server::{Access, Server, Stopping};
+use rollout_server::dialect::osmosis::{self, a};
+use rollout_server::{Identity, Server, Stopping};
 
 /// Topics of the options.
 const REACHING: &str = "Reaching it";
@@ -157,7 +156,7 @@ impl Serve {
 
     /// `start_threads` is called once this process has no privileges that threads could go on
     /// with.
-    pub fn run(self, start_threads: impl FnOnce()) -> Result<Exit> {
+    pub(crate) fn run(self, start_threads: impl FnOnce()) -> Result<Exit> {
         let evaluator = EvaluatorEnvironment::read(|name| std::env::var(name).ok());
         let config = self.config(&evaluator)?;
         let artifact_root = config.artifact_root.clone().unwrap_or_else(|| PathBuf::from("rollouts"));
@@ -199,38 +198,13 @@ impl Serve {
         let name = runtime.block_on(host.agent_name());
         let name =
             name.map_err(|error| PluginFault(format!("the agent loop does not say its name: it {error}")))?;
-        let completed = CallbackClient::new(
-            host.runtime().transport().clone(),
-            config.osmosis_init.completed.clone(),
-            host.metrics().clone(),
-        );
         setup::say_who_judges(&assembled);
-        let osmosis = Osmosis::new(osmosis::Settings {
-            host: host.clone(),
-            callbacks: CallbackClient::new(
-                host.runtime().transport().clone(),
-                config.callback.clone(),
-                host.metrics().clone(),
-            ),
-            dialect: config.dialect,
-            init: a::Settings {
-                init: config.osmosis_init.clone(),
-                agent_name: name.unwrap_or_else(|| file_stem(&self.plugin)),
-                completions: completed,
-            },
-            times: config.osmosis,
-            is_keyed: server_key.is_some(),
-        });
-        let server = Server::new(server::Settings {
-            host: host.clone(),
-            dialects: vec![Arc::new(osmosis)],
-            access: Access {
-                server_key,
-                allowed_hosts: config.allowed_hosts.clone(),
-                allowed_origins: config.allowed_origins.clone(),
-            },
+        let identity = Identity {
+            agent_name: name.unwrap_or_else(|| file_stem(&self.plugin)),
             instance_id: evaluator.instance_id,
-        });
+            server_key,
+        };
+        let server = Server::of_host(host, &config, identity);
         if let Some(why) = runtime.block_on(a::cannot_carry(host)) {
             if config.osmosis_init.alone {
                 return Err(PluginFault(format!("{}: {why}", self.plugin.display())).into());

@@ -42,13 +42,14 @@ pub(super) fn logs(format: LogFormat, server: bool) {
 }
 
 /// The crates whose log lines are this program's own.
-const CRATES: [&str; 8] = [
+const CRATES: [&str; 9] = [
     "rollout_host",
     "rollout_assembly",
     "rollout_bench",
     "rollout_core",
     "rollout_eval",
     "rollout_fuse",
+    "rollout_journal",
     "rollout_mock_model",
     "rollout_server",
 ];
@@ -104,13 +105,13 @@ pub(super) struct StopSignal {
 
 impl StopSignal {
     /// Takes the signals over from here on; within the runtime.
-    pub fn new() -> Result<Self> {
+    pub(crate) fn new() -> Result<Self> {
         let take = |kind| signal(kind).context("cannot take over the stop signals");
         Ok(Self { interrupt: take(SignalKind::interrupt())?, terminate: take(SignalKind::terminate())? })
     }
 
     /// Waits for the next of them.
-    pub async fn next(&mut self) {
+    pub(crate) async fn next(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}
@@ -161,7 +162,7 @@ pub(super) struct JudgeOptions {
 
 impl JudgeOptions {
     /// Puts these options over what the file says.
-    pub fn put_over(&self, raw: &mut RawJudge) {
+    pub(crate) fn put_over(&self, raw: &mut RawJudge) {
         if let Some(url) = &self.judge_url {
             // The key that the file names is for the server that it names.
             (raw.url, raw.api_key_env) = (Some(url.clone()), None);
@@ -188,7 +189,7 @@ pub(super) struct ParamOptions {
 
 impl ParamOptions {
     /// Puts these options over what the file says.
-    pub fn put_over(&self, raw: &mut RawModel) {
+    pub(crate) fn put_over(&self, raw: &mut RawModel) {
         let given = self.model_params.as_ref();
         // An empty text is an empty list.
         let names = given.map(|names| names.iter().filter(|name| !name.is_empty()).cloned().collect());

@@ -40,7 +40,7 @@ pub(super) enum Next {
 
 impl Watch {
     /// Watches a project's directory, or that of its entry module, but for what is made there.
-    pub fn of(project: &Path, made: Option<&Path>) -> Result<Self> {
+    pub(crate) fn of(project: &Path, made: Option<&Path>) -> Result<Self> {
         let parent = project.parent().filter(|parent| !parent.as_os_str().is_empty());
         let root = if project.is_dir() { project } else { parent.unwrap_or(Path::new(".")) };
         // Names of directories are compared, so both begin at the root.
@@ -59,7 +59,7 @@ impl Watch {
 
     /// Does the work, and again whenever a file was saved, until somebody stops it. What goes
     /// wrong is said.
-    pub fn repeat(mut self, mut work: impl FnMut() -> Result<super::Exit>) -> Result<super::Exit> {
+    pub(crate) fn repeat(mut self, mut work: impl FnMut() -> Result<super::Exit>) -> Result<super::Exit> {
         loop {
             if let Err(error) = work() {
                 errln!("error: {error:#}");

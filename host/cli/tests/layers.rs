@@ -10,7 +10,7 @@ const CRATES: [&[&str]; 5] = [
     &["rollout-server", "rollout-eval", "rollout-bench"],
     &["rollout-assembly"],
     &["rollout-core"],
-    &["rollout-mock-model", "rollout-fuse"],
+    &["rollout-mock-model", "rollout-fuse", "rollout-journal"],
 ];
 
 /// The modules of a crate from the top down. Modules on one line may not name each other, except

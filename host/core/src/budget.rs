@@ -50,10 +50,10 @@ pub enum Use {
 
 impl Use {
     /// All of them, in the order of their places.
-    pub const ALL: [Self; 4] = [Self::Request, Self::Result, Self::Record, Self::Guest];
+    pub(crate) const ALL: [Self; 4] = [Self::Request, Self::Result, Self::Record, Self::Guest];
 
     /// The word for metrics.
-    pub fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Request => "request",
             Self::Result => "result",
@@ -143,7 +143,7 @@ impl Budget {
     }
 
     /// Those in use for one thing.
-    pub fn used_for(&self, use_: Use) -> usize {
+    pub(crate) fn used_for(&self, use_: Use) -> usize {
         self.0.by_use[use_ as usize].load(Ordering::Relaxed)
     }
 
@@ -179,12 +179,12 @@ impl Budget {
     }
 
     /// A charge of nothing, which can grow.
-    pub fn nothing(&self, use_: Use) -> Charge {
+    pub(crate) fn nothing(&self, use_: Use) -> Charge {
         Charge { shared: self.0.clone(), account: None, use_, bytes: 0 }
     }
 
     /// A rollout, which is ended by this token where it holds most when all is used up.
-    pub fn holder(&self, end: CancellationToken) -> Holder {
+    pub(crate) fn holder(&self, end: CancellationToken) -> Holder {
         let account = Arc::new(Account { bytes: AtomicUsize::new(0), evicted: AtomicBool::new(false), end });
         let mut holders = self.0.holders();
         let id = holders.next;
@@ -273,23 +273,18 @@ struct Held {
 }
 
 impl Holder {
-    /// Of a budget without an end.
-    pub fn unlimited() -> Self {
-        Budget::default().holder(CancellationToken::new())
-    }
-
     /// A charge of nothing, which can grow at the cost of whoever holds most.
-    pub fn nothing(&self, use_: Use) -> Charge {
+    pub(crate) fn nothing(&self, use_: Use) -> Charge {
         Charge { shared: self.0.shared.clone(), account: Some(self.0.account.clone()), use_, bytes: 0 }
     }
 
     /// Whether it was ended because all was used up.
-    pub fn evicted(&self) -> bool {
+    pub(crate) fn evicted(&self) -> bool {
         self.0.account.evicted()
     }
 
     /// Why it was ended, for whoever reads of it.
-    pub fn why_evicted(&self) -> String {
+    pub(crate) fn why_evicted(&self) -> String {
         format!(
             "the host ran out of memory and ended the rollouts that held most of it; all together may hold \
              memory-budget-bytes, {} bytes",
@@ -299,7 +294,7 @@ impl Holder {
 
     /// Waits until a guest may start: while much is in use and others run, it would only
     /// end one of them.
-    pub async fn may_start(&self) {
+    pub(crate) async fn may_start(&self) {
         let shared = &self.0.shared;
         loop {
             let freed = shared.freed.notified();

@@ -8,7 +8,7 @@
 //! processor, the server that is measured does not get.
 //!
 //! The other side is not trusted. Whatever it sends in front of, between and behind the bytes
-//! of a body is bounded ([`INTERIM_MAX`], [`HEAD_BYTES_MAX`], [`FRAMING_BYTES_MAX`]), is looked
+//! of a body is bounded (`INTERIM_MAX`, `HEAD_BYTES_MAX`, `FRAMING_BYTES_MAX`), is looked
 //! at once however few bytes of it come at a time, and gives the thread back to others as it
 //! goes on coming, so that a deadline around the exchange is kept.
 //!
@@ -102,6 +102,7 @@ enum Side {
 
 impl Connection {
     /// Connects, without Nagle's delay.
+    #[expect(clippy::disallowed_methods, reason = "for the load generator, which is no part of a rollout")]
     pub async fn open(to: impl ToSocketAddrs) -> io::Result<Self> {
         Self::over(TcpStream::connect(to).await?)
     }
@@ -338,6 +339,7 @@ impl Message {
     }
 
     /// The wait that a refusal asks for, in seconds or until a date.
+    #[expect(clippy::disallowed_methods, reason = "a date is compared with the date")]
     pub fn retry_after(&self) -> Option<Duration> {
         let date = self.head.date.as_ref().map(|range| self.text(range));
         wait(self.text(self.head.retry_after.as_ref()?), date, SystemTime::now())

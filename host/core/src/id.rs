@@ -2,10 +2,10 @@
 
 use std::fmt::{self, Write};
 
-/// Names one rollout: a single path segment of at most [`RolloutId::LEN_MAX`] bytes.
+/// Names one rollout: a single path segment of at most `RolloutId::LEN_MAX` bytes.
 ///
 /// Spaces, colons, control characters and any Unicode are allowed, because callers
-/// use them; see [`RolloutId::dir_name`] and [`RolloutId::header_value`] for the
+/// use them; see [`RolloutId::dir_name`] and `RolloutId::header_value` for the
 /// forms that are safe elsewhere.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Deserialize, serde::Serialize)]
 #[serde(try_from = "String", into = "String")]
@@ -32,7 +32,7 @@ pub enum InvalidRolloutId {
 impl RolloutId {
     /// The longest id in bytes. An id is kept for as long as its result, is in every
     /// log line and travels as a header, so it has a limit.
-    pub const LEN_MAX: usize = 1024;
+    pub(crate) const LEN_MAX: usize = 1024;
 
     /// The longest directory name in bytes, with room under the usual 255.
     const DIR_NAME_LEN_MAX: usize = 200;
@@ -80,7 +80,7 @@ impl RolloutId {
 
     /// The id as the value of a header: itself where every byte may travel, else with
     /// the bytes that may not percent-encoded.
-    pub fn header_value(&self) -> String {
+    pub(crate) fn header_value(&self) -> String {
         if self.0.bytes().all(is_header_byte) && self.0.trim() == self.0 {
             return self.0.clone();
         }
@@ -120,7 +120,7 @@ impl fmt::Display for RolloutId {
     }
 }
 
-/// Names one sample within its rollout: 1 to [`SampleId::LEN_MAX`] visible ASCII
+/// Names one sample within its rollout: 1 to `SampleId::LEN_MAX` visible ASCII
 /// characters, so that it travels as a header unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Deserialize, serde::Serialize)]
 #[serde(try_from = "String", into = "String")]
@@ -128,10 +128,10 @@ pub struct SampleId(String);
 
 impl SampleId {
     /// The longest id in bytes.
-    pub const LEN_MAX: usize = 128;
+    pub(crate) const LEN_MAX: usize = 128;
 
     /// Checks a name that came from a guest; the error says what is wrong with it.
-    pub fn parse(name: &str) -> Result<Self, String> {
+    pub(crate) fn parse(name: &str) -> Result<Self, String> {
         if name.is_empty() {
             return Err("it is empty".to_owned());
         }
@@ -154,7 +154,7 @@ impl SampleId {
     /// A file name part for this id, another for every id: letters, digits, `.`, `_` and `-`
     /// are themselves and all else is percent-encoded, as is a dot in front. Too long a part
     /// keeps its beginning and gains a hash behind `%-`, which no encoded byte begins with.
-    pub fn file_part(&self) -> String {
+    pub(crate) fn file_part(&self) -> String {
         let mut part = String::with_capacity(self.0.len());
         for (at, c) in self.0.char_indices() {
             if c.is_ascii_alphanumeric() || "_-".contains(c) || c == '.' && at > 0 {

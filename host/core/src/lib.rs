@@ -7,9 +7,6 @@
 //!
 //! Nothing here knows a protocol, a data set or a command.
 
-#![warn(missing_docs)]
-#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
-
 pub mod budget;
 pub mod capacity;
 pub mod digest;

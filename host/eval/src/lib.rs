@@ -8,9 +8,6 @@
 //! network, and they decide no reward: an attempt without one is unscored and is
 //! counted as that. [`run`] puts rollouts behind them.
 
-#![warn(missing_docs)]
-#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
-
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod manifest;

@@ -77,7 +77,7 @@ pub struct ResultLine {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// The text of the prompt's last message of the user; its beginning, if it is longer
-    /// than [`TEXT_BYTES_MAX`]. The trajectory has all of it.
+    /// than `TEXT_BYTES_MAX`. The trajectory has all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt: Option<String>,
     /// What the grader compared with, likewise.
@@ -159,7 +159,7 @@ pub struct SampleLine {
     #[serde(default)]
     pub withdrawn: bool,
     /// The text of the model's last message, where there are several samples; its
-    /// beginning, if it is longer than [`TEXT_BYTES_MAX`].
+    /// beginning, if it is longer than `TEXT_BYTES_MAX`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<String>,
     /// Finite figures by name.

@@ -1,7 +1,7 @@
 //! Data set rows: from a file of the user's to prompts, labels and metadata.
 //!
 //! [`load`] reads a whole file, checks every row and gives back all of them or every
-//! reason why not (the first [`PROBLEMS_SHOWN_MAX`] in words). It runs nothing.
+//! reason why not (the first `PROBLEMS_SHOWN_MAX` in words). It runs nothing.
 //!
 //! # Columns
 //!
@@ -141,7 +141,7 @@ pub enum DataError {
     Rows {
         /// The file.
         path: PathBuf,
-        /// The first problems, at most [`PROBLEMS_SHOWN_MAX`], each different.
+        /// The first problems, at most `PROBLEMS_SHOWN_MAX`, each different.
         problems: Vec<RowProblem>,
         /// How many there are.
         total: usize,
@@ -184,7 +184,7 @@ impl fmt::Display for Place {
 }
 
 /// Reads the data set at `path`; `-` is standard input. The format is the extension's, one
-/// of [`EXTENSIONS`], where the options name none.
+/// of `EXTENSIONS`, where the options name none.
 ///
 /// # Errors
 ///

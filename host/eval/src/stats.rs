@@ -41,11 +41,11 @@ pub struct Summary {
     pub passed: usize,
     /// Rollouts without a reward.
     pub unscored: usize,
-    /// The same, by kind of failure; [`KIND_UNKNOWN`] where a result names none.
+    /// The same, by kind of failure; `KIND_UNKNOWN` where a result names none.
     pub unscored_by_kind: BTreeMap<String, UnscoredKind>,
     /// The least reward that counts as a pass.
     pub pass_threshold: f64,
-    /// By k; see [`ks`].
+    /// By k; see `ks`.
     pub pass_at_k: BTreeMap<usize, PassAtK>,
     /// Over scored rollouts; absent if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -73,7 +73,7 @@ pub struct Summary {
 /// The probability that at least one of k attempts passes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PassAtK {
-    /// The mean of [`pass_at_k`] over the rows with at least k scored attempts, in 0..=1;
+    /// The mean of `pass_at_k` over the rows with at least k scored attempts, in 0..=1;
     /// absent if there is no such row.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub estimate: Option<f64>,
@@ -142,7 +142,7 @@ pub struct RewardStats {
     pub max: f64,
 }
 
-/// Percentiles in milliseconds, by nearest rank ([`percentile`]).
+/// Percentiles in milliseconds, by nearest rank (`percentile`).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
     /// Half took at most this, ms.

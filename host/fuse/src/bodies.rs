@@ -11,7 +11,7 @@ use crate::link::{Linked, Value};
 
 /// What a function names, by the numbers of its module.
 #[derive(Default)]
-pub struct Survey {
+pub(crate) struct Survey {
     /// Functions that it calls or refers to.
     pub functions: Vec<u32>,
     pub globals_set: Vec<u32>,
@@ -19,7 +19,7 @@ pub struct Survey {
 }
 
 /// Looks through a function.
-pub fn survey(body: &FunctionBody<'_>) -> Result<Survey> {
+pub(crate) fn survey(body: &FunctionBody<'_>) -> Result<Survey> {
     let mut survey = Survey::default();
     let mut operators = body.get_operators_reader()?;
     while !operators.eof() {
@@ -40,14 +40,14 @@ pub fn survey(body: &FunctionBody<'_>) -> Result<Survey> {
 }
 
 /// A call of what is at a fixed place of a table.
-pub struct Detour {
+pub(crate) struct Detour {
     pub table: u32,
     pub entry: u32,
     pub kind: u32,
 }
 
 /// Whether a function does nothing but hand its parameters to what is in a table.
-pub fn detour(body: &FunctionBody<'_>, parameters: usize) -> Result<Option<Detour>> {
+pub(crate) fn detour(body: &FunctionBody<'_>, parameters: usize) -> Result<Option<Detour>> {
     let mut operators = body.get_operators_reader()?;
     for parameter in 0..parameters {
         match operators.read()? {
@@ -63,7 +63,7 @@ pub fn detour(body: &FunctionBody<'_>, parameters: usize) -> Result<Option<Detou
 }
 
 /// A member's function with the numbers of the one module.
-pub fn rewrite(linked: &Linked<'_, '_>, member: usize, body: &FunctionBody<'_>) -> Result<Vec<u8>> {
+pub(crate) fn rewrite(linked: &Linked<'_, '_>, member: usize, body: &FunctionBody<'_>) -> Result<Vec<u8>> {
     let bytes = body.as_bytes();
     let begin = body.range().start;
     let mut made = Vec::with_capacity(bytes.len() + bytes.len() / 8);

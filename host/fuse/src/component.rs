@@ -14,26 +14,26 @@ use wasmparser::{
 use crate::{Result, left_alone};
 
 /// Numbers that the binary format gives to a component's sections.
-pub mod section {
-    pub const CUSTOM: u8 = 0;
-    pub const CORE_MODULE: u8 = 1;
-    pub const CORE_INSTANCE: u8 = 2;
-    pub const COMPONENT: u8 = 4;
-    pub const INSTANCE: u8 = 5;
-    pub const ALIAS: u8 = 6;
-    pub const TYPE: u8 = 7;
-    pub const CANONICAL: u8 = 8;
-    pub const IMPORT: u8 = 10;
-    pub const EXPORT: u8 = 11;
+pub(crate) mod section {
+    pub(crate) const CUSTOM: u8 = 0;
+    pub(crate) const CORE_MODULE: u8 = 1;
+    pub(crate) const CORE_INSTANCE: u8 = 2;
+    pub(crate) const COMPONENT: u8 = 4;
+    pub(crate) const INSTANCE: u8 = 5;
+    pub(crate) const ALIAS: u8 = 6;
+    pub(crate) const TYPE: u8 = 7;
+    pub(crate) const CANONICAL: u8 = 8;
+    pub(crate) const IMPORT: u8 = 10;
+    pub(crate) const EXPORT: u8 = 11;
 }
 
 /// Bytes before a component's first section.
-pub const HEADER_BYTES: usize = 8;
+pub(crate) const HEADER_BYTES: usize = 8;
 
 /// Kinds of things that core instances export and import, and the instances themselves.
 /// Each kind is numbered for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Space {
+pub(crate) enum Space {
     Instance,
     Func,
     Table,
@@ -42,7 +42,7 @@ pub enum Space {
 }
 
 impl Space {
-    pub fn of(kind: ExternalKind) -> Result<Self> {
+    pub(crate) fn of(kind: ExternalKind) -> Result<Self> {
         Ok(match kind {
             ExternalKind::Func => Self::Func,
             ExternalKind::Table => Self::Table,
@@ -55,13 +55,13 @@ impl Space {
 
 /// Something in a component that has to do with core instances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Core {
+pub(crate) struct Core {
     pub space: Space,
     pub index: u32,
 }
 
 /// One definition of a component.
-pub enum Item<'a> {
+pub(crate) enum Item<'a> {
     /// A core module.
     Module,
     /// A core instance.
@@ -80,7 +80,7 @@ pub enum Item<'a> {
 
 /// Where something that a module imports comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source<'a> {
+pub(crate) enum Source<'a> {
     /// A core instance that is made of a module exports it by this name.
     Instance { instance: u32, name: &'a str },
     /// The component model defines it.
@@ -88,7 +88,7 @@ pub enum Source<'a> {
 }
 
 /// A component that was read.
-pub struct Component<'a> {
+pub(crate) struct Component<'a> {
     pub items: Vec<Item<'a>>,
     /// The core modules' bytes.
     pub modules: Vec<&'a [u8]>,
@@ -99,7 +99,7 @@ pub struct Component<'a> {
 
 impl<'a> Component<'a> {
     /// Reads a component that was validated.
-    pub fn read(bytes: &'a [u8]) -> Result<Self> {
+    pub(crate) fn read(bytes: &'a [u8]) -> Result<Self> {
         let mut component = Self {
             items: Vec::new(),
             modules: Vec::new(),
@@ -192,12 +192,12 @@ impl<'a> Component<'a> {
     }
 
     /// Which item defines this.
-    pub fn definition(&self, core: Core) -> usize {
+    pub(crate) fn definition(&self, core: Core) -> usize {
         self.definitions[&core]
     }
 
     /// What a core instance is made of.
-    pub fn instance(&self, index: u32) -> &Instance<'a> {
+    pub(crate) fn instance(&self, index: u32) -> &Instance<'a> {
         match &self.items[self.definition(Core { space: Space::Instance, index })] {
             Item::Instance(instance) => instance,
             _ => unreachable!("an instance is defined by an instance"),
@@ -205,7 +205,7 @@ impl<'a> Component<'a> {
     }
 
     /// Where what an instance exports comes from.
-    pub fn export(&self, instance: u32, space: Space, name: &'a str) -> Result<Source<'a>> {
+    pub(crate) fn export(&self, instance: u32, space: Space, name: &'a str) -> Result<Source<'a>> {
         match self.instance(instance) {
             Instance::Instantiate { .. } => Ok(Source::Instance { instance, name }),
             Instance::FromExports(exports) => {
@@ -220,7 +220,7 @@ impl<'a> Component<'a> {
     }
 
     /// Where something comes from.
-    pub fn source(&self, core: Core) -> Result<Source<'a>> {
+    pub(crate) fn source(&self, core: Core) -> Result<Source<'a>> {
         match self.items[self.definition(core)] {
             Item::Alias { space, instance, name } => self.export(instance, space, name),
             _ => Ok(Source::Canonical(core)),
@@ -230,7 +230,7 @@ impl<'a> Component<'a> {
 
 impl Item<'_> {
     /// What of the core this names.
-    pub fn uses(&self) -> Result<Vec<Core>> {
+    pub(crate) fn uses(&self) -> Result<Vec<Core>> {
         let of = |space: Space| move |index: u32| Core { space, index };
         Ok(match self {
             Self::Instance(Instance::Instantiate { args, .. }) => {

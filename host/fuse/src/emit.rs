@@ -60,7 +60,12 @@ struct Emitter<'c, 'a, 'm> {
 }
 
 /// The component with the one module.
-pub fn component(component: &Component<'_>, group: &Group, linked: &Linked<'_, '_>, made: &Made) -> Vec<u8> {
+pub(crate) fn component(
+    component: &Component<'_>,
+    group: &Group,
+    linked: &Linked<'_, '_>,
+    made: &Made,
+) -> Vec<u8> {
     let mut emitter = Emitter {
         component,
         group,

@@ -16,7 +16,7 @@ use crate::{Result, left_alone};
 
 /// One core instance of the group.
 #[derive(Clone, Copy, Debug)]
-pub struct Member {
+pub(crate) struct Member {
     pub instance: u32,
     pub module: usize,
     /// Its place among the component's items.
@@ -24,7 +24,7 @@ pub struct Member {
 }
 
 /// Instances that become one.
-pub struct Group {
+pub(crate) struct Group {
     /// In the order of their instantiation.
     pub members: Vec<Member>,
     by_instance: HashMap<u32, usize>,
@@ -38,7 +38,7 @@ pub struct Group {
 
 impl Group {
     /// Finds the group, and checks that it can be one instance.
-    pub fn find(component: &Component<'_>, modules: &[Module<'_>]) -> Result<Self> {
+    pub(crate) fn find(component: &Component<'_>, modules: &[Module<'_>]) -> Result<Self> {
         let mut group = Self {
             members: Vec::new(),
             by_instance: HashMap::new(),
@@ -54,12 +54,12 @@ impl Group {
     }
 
     /// Which member a core instance is, if it is one.
-    pub fn member(&self, instance: u32) -> Option<usize> {
+    pub(crate) fn member(&self, instance: u32) -> Option<usize> {
         self.by_instance.get(&instance).copied()
     }
 
     /// Whether an item is a member.
-    pub fn is_member(&self, item: usize) -> bool {
+    pub(crate) fn is_member(&self, item: usize) -> bool {
         self.members.iter().any(|member| member.item == item)
     }
 
@@ -189,7 +189,7 @@ impl Group {
 }
 
 /// Where an instance's import comes from.
-pub fn import_source<'a>(
+pub(crate) fn import_source<'a>(
     component: &Component<'a>,
     import: &wasmparser::Import<'a>,
     instance: u32,

@@ -17,7 +17,7 @@ use crate::{Result, left_alone};
 
 /// A function of the one module, before it has a number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Func {
+pub(crate) enum Func {
     /// One that the component model defines.
     Imported(usize),
     /// A member's, by the number of its body there.
@@ -26,7 +26,7 @@ pub enum Func {
 
 /// What a global or an element is at the beginning.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Value {
+pub(crate) enum Value {
     I32(i32),
     I64(i64),
     /// An instruction that gives it, as it is encoded.
@@ -36,7 +36,7 @@ pub enum Value {
 }
 
 /// A global variable of some member.
-pub struct Global {
+pub(crate) struct Global {
     pub kind: GlobalType,
     pub value: Value,
     /// Somebody may write to it or read it from outside, so it is a variable.
@@ -46,7 +46,7 @@ pub struct Global {
 }
 
 /// A table of some member.
-pub struct Table {
+pub(crate) struct Table {
     pub kind: TableType,
     /// Nobody writes to it after it was filled.
     fixed: bool,
@@ -54,27 +54,27 @@ pub struct Table {
 }
 
 /// Where a segment of elements goes.
-pub enum Mode {
+pub(crate) enum Mode {
     Active { table: u32, offset: i32 },
     Passive,
     Declared,
 }
 
 /// A segment of elements.
-pub struct Segment {
+pub(crate) struct Segment {
     pub mode: Mode,
     pub functions: Vec<Option<Func>>,
 }
 
 /// A segment of data: where it goes if somewhere, and its bytes.
-pub struct Data<'a> {
+pub(crate) struct Data<'a> {
     pub offset: Option<i32>,
     pub bytes: &'a [u8],
 }
 
 /// What a member's numbers mean.
 #[derive(Default)]
-pub struct Map {
+pub(crate) struct Map {
     pub types: Vec<u32>,
     pub funcs: Vec<Func>,
     pub tables: Vec<u32>,
@@ -86,7 +86,7 @@ pub struct Map {
 }
 
 /// A function that the one module imports.
-pub struct Import<'a> {
+pub(crate) struct Import<'a> {
     pub core: Core,
     pub module: &'a str,
     pub name: &'a str,
@@ -94,21 +94,21 @@ pub struct Import<'a> {
 }
 
 /// Something that the one module exports, by the name that it has there.
-pub struct Export {
+pub(crate) struct Export {
     pub space: Space,
     pub name: String,
     pub what: Exported,
 }
 
 #[derive(Clone, Copy)]
-pub enum Exported {
+pub(crate) enum Exported {
     Func(Func),
     /// A table, memory or global, by its number among those of all members.
     Other(usize),
 }
 
 /// All of the one module.
-pub struct Linked<'a, 'm> {
+pub(crate) struct Linked<'a, 'm> {
     pub modules: Vec<&'m Module<'a>>,
     pub maps: Vec<Map>,
     pub types: Vec<FuncType>,
@@ -129,7 +129,7 @@ pub struct Linked<'a, 'm> {
 }
 
 /// Links the members of a group.
-pub fn link<'a, 'm>(
+pub(crate) fn link<'a, 'm>(
     component: &Component<'a>,
     modules: &'m [Module<'a>],
     group: &Group,
@@ -165,12 +165,12 @@ pub fn link<'a, 'm>(
 
 impl<'a> Linked<'a, '_> {
     /// A function's number in the one module. Only of those that are needed.
-    pub fn function(&self, func: Func) -> u32 {
+    pub(crate) fn function(&self, func: Func) -> u32 {
         self.numbers[&self.settle(func)]
     }
 
     /// The functions that it imports, in the order of their numbers.
-    pub fn imported(&self) -> impl Iterator<Item = &Import<'a>> {
+    pub(crate) fn imported(&self) -> impl Iterator<Item = &Import<'a>> {
         self.numbered.iter().filter_map(|func| match func {
             Func::Imported(at) => Some(&self.imports[*at]),
             Func::Defined { .. } => None,
@@ -178,28 +178,28 @@ impl<'a> Linked<'a, '_> {
     }
 
     /// The functions that it defines, in the order of their numbers: member, and body there.
-    pub fn defined(&self) -> impl Iterator<Item = (usize, usize)> {
+    pub(crate) fn defined(&self) -> impl Iterator<Item = (usize, usize)> {
         self.numbered.iter().filter_map(|func| match func {
             Func::Imported(_) => None,
             Func::Defined { member, body } => Some((*member, *body)),
         })
     }
 
-    pub fn import_count(&self) -> usize {
+    pub(crate) fn import_count(&self) -> usize {
         self.imported().count()
     }
 
-    pub fn defined_count(&self) -> usize {
+    pub(crate) fn defined_count(&self) -> usize {
         self.defined().count()
     }
 
     /// By what name it exports what a member exports by this one.
-    pub fn export_name(&self, instance: u32, space: Space, name: &str) -> &str {
+    pub(crate) fn export_name(&self, instance: u32, space: Space, name: &str) -> &str {
         &self.exports[self.exported[&(instance, space, name)]].name
     }
 
     /// The type of a function that is defined, by its number in the one module.
-    pub fn type_of(&self, member: usize, body: usize) -> u32 {
+    pub(crate) fn type_of(&self, member: usize, body: usize) -> u32 {
         self.maps[member].types[self.modules[member].functions[body] as usize]
     }
 
@@ -531,6 +531,6 @@ fn other(instruction: &Instruction<'_>) -> Value {
 
 /// A number in a module: the binary format has 32 bits for it, and so the validator
 /// counted what the members have together.
-pub fn number(count: usize) -> u32 {
+pub(crate) fn number(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }

@@ -12,7 +12,7 @@ use crate::{Result, left_alone};
 
 /// A core module that was read.
 #[derive(Default)]
-pub struct Module<'a> {
+pub(crate) struct Module<'a> {
     pub types: Vec<FuncType>,
     pub imports: Vec<Import<'a>>,
     /// The types of the functions that it defines, by number.
@@ -31,7 +31,7 @@ pub struct Module<'a> {
 
 impl<'a> Module<'a> {
     /// Reads a module that was validated.
-    pub fn read(bytes: &'a [u8]) -> Result<Self> {
+    pub(crate) fn read(bytes: &'a [u8]) -> Result<Self> {
         let mut module = Self::default();
         for payload in Parser::new(0).parse_all(bytes) {
             module.read_payload(payload?)?;
@@ -47,17 +47,17 @@ impl<'a> Module<'a> {
                 }
             }
             Payload::ImportSection(imports) => {
-                self.imports = imports.into_imports().collect::<Result<_, _>>()?
+                self.imports = imports.into_imports().collect::<Result<_, _>>()?;
             }
             Payload::FunctionSection(section) => {
-                self.functions = section.into_iter().collect::<Result<_, _>>()?
+                self.functions = section.into_iter().collect::<Result<_, _>>()?;
             }
             Payload::TableSection(section) => self.tables = section.into_iter().collect::<Result<_, _>>()?,
             Payload::MemorySection(section) => {
-                self.memories = section.into_iter().collect::<Result<_, _>>()?
+                self.memories = section.into_iter().collect::<Result<_, _>>()?;
             }
             Payload::GlobalSection(section) => {
-                self.globals = section.into_iter().collect::<Result<_, _>>()?
+                self.globals = section.into_iter().collect::<Result<_, _>>()?;
             }
             Payload::ExportSection(section) => {
                 for export in section {
@@ -67,7 +67,7 @@ impl<'a> Module<'a> {
             }
             Payload::StartSection { .. } => self.has_start = true,
             Payload::ElementSection(section) => {
-                self.elements = section.into_iter().collect::<Result<_, _>>()?
+                self.elements = section.into_iter().collect::<Result<_, _>>()?;
             }
             Payload::DataSection(section) => self.data = section.into_iter().collect::<Result<_, _>>()?,
             Payload::CodeSectionEntry(body) => self.bodies.push(body),
@@ -98,7 +98,7 @@ impl<'a> Module<'a> {
     }
 
     /// What it exports by this name.
-    pub fn export(&self, space: Space, name: &str) -> Result<u32> {
+    pub(crate) fn export(&self, space: Space, name: &str) -> Result<u32> {
         match self.exports.get(name) {
             Some(export) if Space::of(export.kind)? == space => Ok(export.index),
             _ => left_alone!("a module does not export {name:?}"),
@@ -106,13 +106,13 @@ impl<'a> Module<'a> {
     }
 
     /// How many things of a kind it imports.
-    pub fn imported(&self, space: Space) -> usize {
+    pub(crate) fn imported(&self, space: Space) -> usize {
         self.imports.iter().filter(|import| space_of(import) == Some(space)).count()
     }
 }
 
 /// What kind of thing is imported.
-pub fn space_of(import: &Import<'_>) -> Option<Space> {
+pub(crate) fn space_of(import: &Import<'_>) -> Option<Space> {
     match import.ty {
         wasmparser::TypeRef::Func(_) => Some(Space::Func),
         wasmparser::TypeRef::Table(_) => Some(Space::Table),

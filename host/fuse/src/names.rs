@@ -4,11 +4,11 @@ use std::collections::HashSet;
 
 /// Names that were given.
 #[derive(Default)]
-pub struct Names(HashSet<String>);
+pub(crate) struct Names(HashSet<String>);
 
 impl Names {
     /// This name, or if it was given before, one like it.
-    pub fn unique(&mut self, name: &str) -> String {
+    pub(crate) fn unique(&mut self, name: &str) -> String {
         let mut unique = name.to_owned();
         let mut more = 1;
         while !self.0.insert(unique.clone()) {

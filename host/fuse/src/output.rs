@@ -13,17 +13,17 @@ use crate::names::Names;
 use crate::{Result, bodies, left_alone};
 
 /// The name of the imports' one module.
-pub const IMPORTS: &str = "component";
+pub(crate) const IMPORTS: &str = "component";
 
 /// The one module, and by what names it imports what.
-pub struct Made {
+pub(crate) struct Made {
     pub bytes: Vec<u8>,
     /// In the order of [`Linked::imported`].
     pub import_names: Vec<String>,
 }
 
 /// Encodes the one module.
-pub fn module(linked: &Linked<'_, '_>) -> Result<Made> {
+pub(crate) fn module(linked: &Linked<'_, '_>) -> Result<Made> {
     let mut names = Names::default();
     let import_names: Vec<String> =
         linked.imported().map(|import| names.unique(&format!("{}#{}", import.module, import.name))).collect();

@@ -21,9 +21,6 @@
 //! It owns its listener and its connections. It knows nothing of
 //! rollouts, except that two headers name them.
 
-#![warn(missing_docs)]
-#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
-
 mod arithmetic;
 mod chance;
 mod completion;

@@ -1,9 +1,6 @@
 //! A server of rollouts: the connections of callers, who of them may ask, what every server
 //! answers, and how it stops. The protocols themselves are [`Dialect`]s.
 
-#![warn(missing_docs)]
-#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
-
 mod access;
 mod connection;
 mod connections;
@@ -23,8 +20,10 @@ use axum::routing::get;
 use axum::{Json, Router, middleware};
 use serde_json::{Map, Value, json};
 
+use crate::dialect::osmosis::{self, Osmosis};
 use crate::dialect::{Dialect, Health, KeyRule, Routes};
-use rollout_core::outbound::Secret;
+use rollout_assembly::config::Config;
+use rollout_core::outbound::{CallbackClient, RetryPolicy, Secret};
 use rollout_core::rollout::{Host, Load};
 use rollout_core::telemetry::TEXT_FORMAT;
 
@@ -47,6 +46,16 @@ pub struct Settings {
     pub instance_id: Option<String>,
 }
 
+/// Who a server is to its callers.
+pub struct Identity {
+    /// The agent's name where it says none itself.
+    pub agent_name: String,
+    /// What `/health` repeats, so that whoever started this process knows it again.
+    pub instance_id: Option<String>,
+    /// The key that every request must carry.
+    pub server_key: Option<Secret>,
+}
+
 /// A server of a host. Cheap to clone.
 #[derive(Clone)]
 pub struct Server(Arc<Inner>);
@@ -60,6 +69,33 @@ struct Inner {
 }
 
 impl Server {
+    /// A server of this host in the Osmosis protocol, as it is configured.
+    pub fn of_host(host: &Host, config: &Config, identity: Identity) -> Self {
+        let Identity { agent_name, instance_id, server_key } = identity;
+        let client = |retry: &RetryPolicy| {
+            CallbackClient::new(host.runtime().transport().clone(), retry.clone(), host.metrics().clone())
+        };
+        let osmosis = Osmosis::new(osmosis::Settings {
+            host: host.clone(),
+            callbacks: client(&config.callback),
+            dialect: config.dialect,
+            init: osmosis::a::Settings {
+                init: config.osmosis_init.clone(),
+                agent_name,
+                completions: client(&config.osmosis_init.completed),
+            },
+            times: config.osmosis,
+            is_keyed: server_key.is_some(),
+        });
+        let access = Access {
+            server_key,
+            allowed_hosts: config.allowed_hosts.clone(),
+            allowed_origins: config.allowed_origins.clone(),
+        };
+        let dialects: Vec<Arc<dyn Dialect>> = vec![Arc::new(osmosis)];
+        Self::new(Settings { host: host.clone(), dialects, access, instance_id })
+    }
+
     /// A server of these protocols.
     pub fn new(settings: Settings) -> Self {
         let Settings { host, dialects, access, instance_id } = settings;
@@ -87,7 +123,7 @@ impl Server {
             match key {
                 KeyRule::Bearer => keyed = keyed.merge(router),
                 KeyRule::Own { is_given, refusal } => {
-                    open = open.merge(self.asks_key(router, is_given, refusal))
+                    open = open.merge(self.asks_key(router, is_given, refusal));
                 }
             }
         }

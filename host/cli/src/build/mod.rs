@@ -53,7 +53,7 @@ struct Built {
 }
 
 impl Build {
-    pub fn run(self) -> Result<Exit> {
+    pub(crate) fn run(self) -> Result<Exit> {
         if self.watch {
             Watch::of(&self.dir, self.output.as_deref())?.repeat(|| self.once())
         } else {

@@ -131,7 +131,7 @@ impl Choice {
 }
 
 impl Eval {
-    pub fn run(self) -> Result<Exit> {
+    pub(crate) fn run(self) -> Result<Exit> {
         let started = Instant::now();
         if !self.pass_threshold.is_finite() {
             bail!("--pass-threshold is {}, not a finite number", self.pass_threshold);

@@ -82,12 +82,12 @@ impl Server {
 
 impl Watch {
     /// Stops the evaluation by this token where there is no sense in going on.
-    pub fn new(stop: CancellationToken) -> Self {
+    pub(super) fn new(stop: CancellationToken) -> Self {
         Self { bar: OnceLock::new(), state: Mutex::default(), stop }
     }
 
     /// Shows a bar of so many rollouts, if somebody sees it.
-    pub fn begin(&self, rollouts: usize, tally: &Tally) {
+    pub(super) fn begin(&self, rollouts: usize, tally: &Tally) {
         let style = ProgressStyle::with_template(
             "{bar:30} {pos}/{len} rollouts  {elapsed} elapsed, {eta} to go\n{wide_msg}",
         );
@@ -100,14 +100,14 @@ impl Watch {
     }
 
     /// Takes the bar away.
-    pub fn end(&self) {
+    pub(super) fn end(&self) {
         if let Some(bar) = self.bar.get() {
             bar.finish_and_clear();
         }
     }
 
     /// Shows how things stand.
-    pub fn show(&self, tally: &Tally) {
+    pub(super) fn show(&self, tally: &Tally) {
         let unscored = match tally.unscored() {
             0 => String::new(),
             unscored => format!(", {unscored} without a reward"),
@@ -127,7 +127,7 @@ impl Watch {
     }
 
     /// Which server was given up, and why.
-    pub fn given_up(&self) -> Option<String> {
+    pub(super) fn given_up(&self) -> Option<String> {
         let state = self.state();
         let why = |name: &str, server: &Server| {
             server.given_up.as_ref().map(|why| format!("the {name}'s server gave {}", printable(why)))

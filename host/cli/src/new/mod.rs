@@ -68,7 +68,7 @@ pub(super) struct UpdateSdk {
 }
 
 impl UpdateSdk {
-    pub fn run(self) -> Result<Exit> {
+    pub(crate) fn run(self) -> Result<Exit> {
         let manifest = self.dir.join("Cargo.toml");
         let text = std::fs::read_to_string(&manifest)
             .with_context(|| format!("cannot read {}", manifest.display()))?;
@@ -136,7 +136,7 @@ const ROWS: &str = r##"{"system_prompt": "Give the final answer after ####.", "u
 const IGNORED: &str = "/target\n/.venv\n/evals\n/rollouts\n*.wasm\n__pycache__/\n";
 
 impl New {
-    pub fn run(self) -> Result<Exit> {
+    pub(crate) fn run(self) -> Result<Exit> {
         check_name(&self.name, self.lang)?;
         let dir = self.dir.clone().unwrap_or_else(|| PathBuf::from(&self.name));
         let manifest = match self.lang {

@@ -94,7 +94,7 @@ const QUICK: &str = "the quick way: the project is imported when each instance b
                      `rollout-host build` makes";
 
 impl Test {
-    pub fn run(self) -> Result<Exit> {
+    pub(crate) fn run(self) -> Result<Exit> {
         if self.watch {
             Watch::of(&self.plugin, self.out.as_deref())?.repeat(|| self.once())
         } else {

@@ -44,28 +44,28 @@ pub(super) struct Prompt {
 
 impl Prompt {
     /// Quitting cancels the token.
-    pub fn new(quit: CancellationToken) -> Self {
+    pub(super) fn new(quit: CancellationToken) -> Self {
         let lines = Mutex::new(BufReader::new(tokio::io::stdin()).lines());
         Self { lines, goes_on: std::sync::atomic::AtomicBool::new(false), quit }
     }
 
     /// Asks no more.
-    pub fn go_on(&self) {
+    pub(super) fn go_on(&self) {
         self.goes_on.store(true, std::sync::atomic::Ordering::Relaxed);
     }
 
     /// Whether it is still to ask.
-    pub fn asks(&self) -> bool {
+    pub(super) fn asks(&self) -> bool {
         !self.goes_on.load(std::sync::atomic::Ordering::Relaxed) && !self.quit.is_cancelled()
     }
 
     /// Ends the rollout.
-    pub fn quit(&self) {
+    pub(super) fn quit(&self) {
         self.quit.cancel();
     }
 
     /// Asks once.
-    pub async fn ask(&self, what: &str) -> Command {
+    pub(super) async fn ask(&self, what: &str) -> Command {
         match self.line(what).await {
             Some(line) => Command::parse(&line),
             None => Command::Quit,
@@ -73,7 +73,7 @@ impl Prompt {
     }
 
     /// Reads a text of several lines, up to one with a full stop alone.
-    pub async fn text(&self) -> Option<String> {
+    pub(super) async fn text(&self) -> Option<String> {
         let mut text = Vec::new();
         loop {
             match self.line("| ").await {

@@ -32,7 +32,7 @@ pub(super) struct Style {
 }
 
 impl Style {
-    pub fn new(when: When) -> Self {
+    pub(super) fn new(when: When) -> Self {
         let set = |variable| std::env::var_os(variable).is_some_and(|value| !value.is_empty());
         let is_dumb = std::env::var_os("TERM").is_some_and(|terminal| terminal == "dumb");
         let colour = match when {
@@ -44,7 +44,7 @@ impl Style {
     }
 
     /// The text as what it is. It has no control characters of its own.
-    pub fn paint(self, part: Part, text: &str) -> String {
+    pub(super) fn paint(self, part: Part, text: &str) -> String {
         if !self.colour || text.is_empty() {
             return text.to_owned();
         }

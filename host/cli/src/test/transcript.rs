@@ -59,18 +59,18 @@ impl Asking {
 }
 
 impl Transcript {
-    pub fn new(style: Style, prompt: Option<Prompt>) -> Self {
+    pub(super) fn new(style: Style, prompt: Option<Prompt>) -> Self {
         Self { style, prompt, said: Mutex::default(), turn: tokio::sync::Mutex::new(()) }
     }
 
     /// Says what is run.
-    pub fn begin(&self, plugin: &Path, data: &Path, row: usize, model: &str) {
+    pub(super) fn begin(&self, plugin: &Path, data: &Path, row: usize, model: &str) {
         let line = format!("{}, row {row} of {}, model {model}", plugin.display(), data.display());
         outln!("{}", self.note(&line));
     }
 
     /// Says what came of it, and answers questions about it if somebody asks.
-    pub async fn end(&self, finished: &Finished) {
+    pub(super) async fn end(&self, finished: &Finished) {
         outln!("\n{}", self.heading("result"));
         out!("{}", self.result(finished));
         let Some(prompt) = self.prompt.as_ref().filter(|prompt| prompt.asks()) else { return };

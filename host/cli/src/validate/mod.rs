@@ -87,7 +87,7 @@ pub(super) struct Validate {
 }
 
 impl Validate {
-    pub fn run(self) -> Result<Exit> {
+    pub(crate) fn run(self) -> Result<Exit> {
         let config = self.config()?;
         let row = self.row()?;
         let script = self.script.as_deref().map(script).transpose()?;
@@ -300,7 +300,7 @@ async fn agent_loop(host: &Host, row: &Row, script: Option<Script>, report: &mut
     match (host.agent_name().await, host.agent_name().await) {
         (Ok(None), _) => return Ok(()),
         (Ok(Some(name)), _) if name.trim().is_empty() => {
-            report.failed("EMPTY_NAME", "its name is empty", advice)
+            report.failed("EMPTY_NAME", "its name is empty", advice);
         }
         (Ok(Some(first)), Ok(Some(second))) if first != second => {
             report.failed("name", format!("it is '{first}' and then '{second}'"), advice);
@@ -540,7 +540,7 @@ async fn lone_grader(plugin: &Plugin, config: &Config, row: &Row, report: &mut R
             [verdict] => match verdict.reward {
                 Some(reward) if reward.is_finite() => report.passed("reward", reward.to_string()),
                 Some(reward) => {
-                    report.failed("reward", format!("{reward} is not a finite number"), "a reward is finite")
+                    report.failed("reward", format!("{reward} is not a finite number"), "a reward is finite");
                 }
                 None if verdict.withdraw => report.warned("reward", "it withdrew the sample", ""),
                 None => report.failed(

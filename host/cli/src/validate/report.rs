@@ -41,32 +41,38 @@ impl Report {
         self.checks.push(Check { name: name.to_owned(), outcome, detail, advice, fault: None });
     }
 
-    pub fn passed(&mut self, name: &str, detail: impl Into<String>) {
+    pub(super) fn passed(&mut self, name: &str, detail: impl Into<String>) {
         self.add(name, Came::Passed, detail, "");
     }
 
-    pub fn skipped(&mut self, name: &str, detail: impl Into<String>) {
+    pub(super) fn skipped(&mut self, name: &str, detail: impl Into<String>) {
         self.add(name, Came::Skipped, detail, "");
     }
 
-    pub fn warned(&mut self, name: &str, detail: impl Into<String>, advice: &'static str) {
+    pub(super) fn warned(&mut self, name: &str, detail: impl Into<String>, advice: &'static str) {
         self.add(name, Came::Warned, detail, advice);
     }
 
     /// What the plugin's author has to mend.
-    pub fn failed(&mut self, name: &str, detail: impl Into<String>, advice: &'static str) {
+    pub(super) fn failed(&mut self, name: &str, detail: impl Into<String>, advice: &'static str) {
         self.failed_by(Fault::Plugin, name, detail, advice);
     }
 
     /// What somebody else may have to mend.
-    pub fn failed_by(&mut self, fault: Fault, name: &str, detail: impl Into<String>, advice: &'static str) {
+    pub(super) fn failed_by(
+        &mut self,
+        fault: Fault,
+        name: &str,
+        detail: impl Into<String>,
+        advice: &'static str,
+    ) {
         self.add(name, Came::Failed, detail, advice);
         if let Some(check) = self.checks.last_mut() {
             check.fault = Some(fault);
         }
     }
 
-    pub fn has_failed(&self) -> bool {
+    pub(super) fn has_failed(&self) -> bool {
         self.count(Came::Failed) > 0
     }
 
@@ -74,7 +80,7 @@ impl Report {
         self.checks.iter().filter(|check| check.outcome == outcome).count()
     }
 
-    pub fn exit(&self) -> Exit {
+    pub(super) fn exit(&self) -> Exit {
         match self.has_failed() {
             false => Exit::Done,
             true if self.checks.iter().any(|check| check.fault == Some(Fault::Plugin)) => Exit::Plugin,
@@ -82,11 +88,11 @@ impl Report {
         }
     }
 
-    pub fn json(&self, plugin: &str) -> Value {
+    pub(super) fn json(&self, plugin: &str) -> Value {
         json!({"plugin": plugin, "valid": !self.has_failed(), "checks": self.checks})
     }
 
-    pub fn text(&self, plugin: &str) -> String {
+    pub(super) fn text(&self, plugin: &str) -> String {
         let width = self.checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
         let margin = " ".repeat(width + 13);
         let mut out = format!("{plugin}\n\n");

@@ -27,7 +27,7 @@ pub(super) struct Recorder(Mutex<Vec<(String, Bytes)>>);
 impl Recorder {
     /// The requests since the last look, in an order that does not depend on which of
     /// several at once was faster.
-    pub fn take(&self) -> Vec<(String, Bytes)> {
+    pub(super) fn take(&self) -> Vec<(String, Bytes)> {
         let mut requests = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
         requests.sort();
         requests
@@ -55,7 +55,7 @@ impl Observer for Recorder {
 pub(super) struct Scratch(PathBuf);
 
 impl Scratch {
-    pub fn new() -> Result<Self> {
+    pub(super) fn new() -> Result<Self> {
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(|error| anyhow::anyhow!("no random numbers: {error}"))?;
         let name = format!("rollout-host-validate-{:016x}", u64::from_le_bytes(random));
@@ -64,7 +64,7 @@ impl Scratch {
         Ok(Self(path))
     }
 
-    pub fn path(&self) -> &Path {
+    pub(super) fn path(&self) -> &Path {
         &self.0
     }
 }
@@ -82,7 +82,7 @@ impl Drop for Scratch {
 pub(super) struct Trace(BTreeMap<String, Vec<u8>>);
 
 impl Trace {
-    pub fn of(requests: &[(String, Bytes)], finished: &Finished, kept: &Path) -> Self {
+    pub(super) fn of(requests: &[(String, Bytes)], finished: &Finished, kept: &Path) -> Self {
         let mut parts = BTreeMap::new();
         for (at, (sample, body)) in requests.iter().enumerate() {
             parts.insert(format!("request {at:04} for sample '{sample}'"), body.to_vec());
@@ -114,7 +114,7 @@ impl Trace {
     }
 
     /// The first thing that is not the same, with both sides of it.
-    pub fn difference(&self, other: &Self) -> Option<String> {
+    pub(super) fn difference(&self, other: &Self) -> Option<String> {
         let names = self.0.keys().chain(other.0.keys().filter(|name| !self.0.contains_key(*name)));
         let mut different = names.filter(|name| self.0.get(*name) != other.0.get(*name));
         let first = different.next()?;

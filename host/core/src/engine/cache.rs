@@ -110,7 +110,7 @@ impl Key {
 pub(super) struct Entry(Vec<u8>);
 
 impl Entry {
-    pub fn code(&self) -> &[u8] {
+    pub(super) fn code(&self) -> &[u8] {
         &self.0[HEADER_BYTES..]
     }
 }
@@ -132,7 +132,7 @@ impl CodeCache {
     }
 
     /// The directory.
-    pub fn dir(&self) -> &Path {
+    pub(crate) fn dir(&self) -> &Path {
         &self.0.path
     }
 
@@ -241,6 +241,7 @@ impl CodeCache {
         let written = rustix::fs::statat(&self.0.dir, just_written, AtFlags::empty())?.st_size;
         #[allow(clippy::unnecessary_cast, reason = "the types differ between systems")]
         let room = self.0.bytes_max.saturating_sub(written as u64);
+        #[expect(clippy::disallowed_methods, reason = "files have the system's times")]
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         for name in superfluous(found, room, now.saturating_sub(ABANDONED_AFTER).as_secs()) {
             self.remove(&name)?;

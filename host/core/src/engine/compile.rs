@@ -84,7 +84,7 @@ pub enum CompileError {
 
 impl CompileError {
     /// Whose move it is.
-    pub fn fault(&self) -> Fault {
+    pub(crate) fn fault(&self) -> Fault {
         match self {
             Self::Invalid(_) | Self::Time(_) | Self::Memory(_) | Self::Code(_) | Self::Died { .. } => {
                 Fault::Plugin
@@ -116,7 +116,7 @@ impl Compiler {
         match confined {
             Some((confined, true)) => tracing::debug!(confined, "component compiled apart"),
             Some((confined, false)) => {
-                tracing::warn!(confined, "components are compiled with less protection")
+                tracing::warn!(confined, "components are compiled with less protection");
             }
             // It did not come that far, and says why.
             None => {}

@@ -98,6 +98,7 @@ pub(super) fn allow(folders: &Folders) -> Result<Enforced, RulesetError> {
     let read = AccessFs::from_read(VERSION);
     let system = SYSTEM.iter().map(|path| (PathBuf::from(path), read));
     let devices = DEVICES.iter().map(|path| (PathBuf::from(path), AccessFs::ReadFile | AccessFs::WriteFile));
+    #[expect(clippy::disallowed_methods, reason = "where the library for certificates looks too")]
     let certificates = ["SSL_CERT_FILE", "SSL_CERT_DIR"].into_iter().filter_map(std::env::var_os);
     let certificates = certificates.map(|path| (PathBuf::from(path), read));
     let given = folders.read.iter().map(|path| (path.clone(), read));

@@ -84,12 +84,12 @@ fn name(result: io::Result<()>) -> String {
 mod unsafe_calls {
     use super::{CStr, io, ptr};
 
-    pub fn signal_parent() -> i32 {
+    pub(super) fn signal_parent() -> i32 {
         // SAFETY: signal 0 only asks whether one could be sent.
         unsafe { libc::kill(libc::getppid(), 0) }
     }
 
-    pub fn map_code() -> io::Result<()> {
+    pub(super) fn map_code() -> io::Result<()> {
         const LENGTH: usize = 4096;
         let protection = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -103,7 +103,7 @@ mod unsafe_calls {
         Ok(())
     }
 
-    pub fn fork() -> i32 {
+    pub(super) fn fork() -> i32 {
         // SAFETY: the child does nothing but end.
         unsafe {
             match libc::fork() {
@@ -113,7 +113,7 @@ mod unsafe_calls {
         }
     }
 
-    pub fn exec(program: &CStr) -> i32 {
+    pub(super) fn exec(program: &CStr) -> i32 {
         let arguments = [program.as_ptr(), ptr::null()];
         // SAFETY: both are ended by a zero; where it succeeds, nothing of this is left.
         unsafe { libc::execv(program.as_ptr(), arguments.as_ptr()) }

@@ -34,7 +34,7 @@ pub(super) struct Head {
 
 impl Head {
     /// Reads the head of a response, which `bytes` end with.
-    pub fn of_response(bytes: &[u8]) -> Result<Self, Broken> {
+    pub(super) fn of_response(bytes: &[u8]) -> Result<Self, Broken> {
         let mut fields = [EMPTY_HEADER; FIELDS_MAX];
         let mut response = Response::new(&mut fields);
         let parsed = response.parse(bytes).map_err(malformed)?;
@@ -47,7 +47,7 @@ impl Head {
     }
 
     /// The same of a request.
-    pub fn of_request(bytes: &[u8]) -> Result<Self, Broken> {
+    pub(super) fn of_request(bytes: &[u8]) -> Result<Self, Broken> {
         let mut fields = [EMPTY_HEADER; FIELDS_MAX];
         let mut request = Request::new(&mut fields);
         let parsed = request.parse(bytes).map_err(malformed)?;
@@ -118,7 +118,7 @@ impl Head {
         Ok(())
     }
 
-    pub fn status(&self) -> Result<u16, Broken> {
+    pub(super) fn status(&self) -> Result<u16, Broken> {
         self.status.ok_or(Broken::Malformed("the status"))
     }
 }

@@ -26,7 +26,7 @@ pub(super) enum Stream {
 
 impl Stream {
     /// Sends all of it.
-    pub async fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+    pub(super) async fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
             Self::Plain(stream) => stream.write_all(bytes).await,
             Self::Tls(stream) => {
@@ -38,7 +38,7 @@ impl Stream {
 
     /// Reads what there is, once there is something; nothing at the end of the stream. While
     /// this waits, perhaps for minutes, there is no memory to read into.
-    pub async fn read_into(&mut self, buffer: &mut BytesMut) -> io::Result<usize> {
+    pub(super) async fn read_into(&mut self, buffer: &mut BytesMut) -> io::Result<usize> {
         match self {
             Self::Plain(stream) => loop {
                 stream.readable().await?;
@@ -62,7 +62,7 @@ impl Stream {
     }
 
     /// Whether the other side has neither closed it nor said anything.
-    pub fn is_quiet(&mut self) -> bool {
+    pub(super) fn is_quiet(&mut self) -> bool {
         let mut byte = [0];
         match self {
             Self::Plain(stream) => {

@@ -27,7 +27,10 @@ async fn responses(sent: &str, piece: usize) -> Vec<Result<(u16, String), String
     loop {
         match near.receive_response().await {
             Ok(message) => {
-                got.push(Ok((message.status().unwrap(), String::from_utf8(message.body().to_vec()).unwrap())))
+                got.push(Ok((
+                    message.status().unwrap(),
+                    String::from_utf8(message.body().to_vec()).unwrap(),
+                )));
             }
             Err(Broken::Ended) => break,
             Err(error) => {

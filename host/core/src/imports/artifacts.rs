@@ -64,7 +64,7 @@ impl artifacts::Host for Imports {
             let why = format!("'{other}' exists, and one would have to be a directory");
             return Err(Error::InvalidName(why).into());
         }
-        let old = kept.artifacts.get(&name).map(|content| content.len());
+        let old = kept.artifacts.get(&name).map(bytes::Bytes::len);
         if old.is_none() && kept.artifacts.len() >= self.limits.artifacts_max {
             let asked = kept.artifacts.len() + 1;
             kept.fired.add_asked(Limit::Artifacts, asked);

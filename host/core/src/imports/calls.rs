@@ -42,6 +42,7 @@ impl CallOutcome {
 }
 
 /// A call under way. Dropping it aborts the task behind it.
+#[expect(unreachable_pub, reason = "the generated code names it as public")]
 pub struct Call {
     state: State,
     /// Held, and never looked at.

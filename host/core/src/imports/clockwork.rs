@@ -52,7 +52,7 @@ pub(super) struct GuestClock(Arc<AtomicU64>);
 
 impl GuestClock {
     /// Lets time pass; gives the time since the run began.
-    pub fn pass(&self, time: Duration) -> Duration {
+    pub(super) fn pass(&self, time: Duration) -> Duration {
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         Duration::from_nanos(self.0.fetch_add(nanos, Ordering::Relaxed).saturating_add(nanos))
     }

@@ -52,6 +52,7 @@ pub enum ExchangeOutcome {
 
 impl Exchange {
     /// A call that was not answered yet.
+    #[expect(clippy::disallowed_methods, reason = "a time that is written, and not measured by")]
     pub(super) fn new(sample: Option<SampleId>, sent: Sent, frame: Frame) -> Self {
         let (started_at, duration) = (SystemTime::now(), Duration::ZERO);
         Self { sample, sent, frame, started_at, duration, outcome: ExchangeOutcome::Abandoned }
@@ -251,14 +252,14 @@ pub(super) struct Beginning(Base);
 
 impl Beginning {
     /// So many of its messages are kept already.
-    pub fn count(self) -> usize {
+    pub(super) fn count(self) -> usize {
         self.0.count()
     }
 }
 
 /// How many of these messages a guest gives again. White space around one is not kept.
 fn common(kept: &[Part<'_>], given: &[String]) -> usize {
-    let kept = kept.iter().flat_map(|part| part.iter());
+    let kept = kept.iter().flat_map(Part::iter);
     kept.zip(given).take_while(|(kept, given)| *kept == given.trim_matches([' ', '\n', '\r', '\t'])).count()
 }
 
@@ -383,7 +384,7 @@ pub(super) struct UnmadeBody<'a> {
 
 impl UnmadeBody<'_> {
     /// The bytes of the body.
-    pub fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         let (messages, texts) = self.parts.iter().fold((0, 0), |(messages, texts), part| {
             (messages + part.len(), texts + part.of.text_bytes_of(part.from, part.to))
         });
@@ -391,7 +392,7 @@ impl UnmadeBody<'_> {
     }
 
     /// Puts it behind what is there.
-    pub fn add_to(&self, request: &mut Vec<u8>) {
+    pub(super) fn add_to(&self, request: &mut Vec<u8>) {
         self.frame.add_around(self.parts.iter().flat_map(Part::iter), request);
     }
 }

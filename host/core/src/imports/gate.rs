@@ -30,40 +30,40 @@ impl Import {
         Self { name, only: Some(Role::Grader) }
     }
 
-    pub const ROLLOUT_ID: Self = Self::of_all("context.rollout-id");
-    pub const ATTEMPT: Self = Self::of_all("context.attempt");
-    pub const CONFIG: Self = Self::of_all("context.config");
-    pub const METADATA: Self = Self::of_all("context.metadata");
-    pub const TIME_LEFT: Self = Self::of_all("context.time-left-ms");
+    pub(super) const ROLLOUT_ID: Self = Self::of_all("context.rollout-id");
+    pub(super) const ATTEMPT: Self = Self::of_all("context.attempt");
+    pub(super) const CONFIG: Self = Self::of_all("context.config");
+    pub(super) const METADATA: Self = Self::of_all("context.metadata");
+    pub(super) const TIME_LEFT: Self = Self::of_all("context.time-left-ms");
 
-    pub const SAMPLE_LIMIT: Self = Self::of_workflows("samples.limit");
-    pub const SAMPLE_OPEN: Self = Self::of_workflows("samples.sample.open");
-    pub const SAMPLE_ID: Self = Self::of_workflows("samples.sample.id");
-    pub const SAMPLE_PUSH: Self = Self::of_workflows("samples.sample.push");
-    pub const SAMPLE_REPLACE: Self = Self::of_workflows("samples.sample.replace");
-    pub const SAMPLE_SET_METRIC: Self = Self::of_workflows("samples.sample.set-metric");
-    pub const SAMPLE_SET_FIELD: Self = Self::of_workflows("samples.sample.set-field");
-    pub const SAMPLE_WITHDRAW: Self = Self::of_workflows("samples.sample.withdraw");
+    pub(super) const SAMPLE_LIMIT: Self = Self::of_workflows("samples.limit");
+    pub(super) const SAMPLE_OPEN: Self = Self::of_workflows("samples.sample.open");
+    pub(super) const SAMPLE_ID: Self = Self::of_workflows("samples.sample.id");
+    pub(super) const SAMPLE_PUSH: Self = Self::of_workflows("samples.sample.push");
+    pub(super) const SAMPLE_REPLACE: Self = Self::of_workflows("samples.sample.replace");
+    pub(super) const SAMPLE_SET_METRIC: Self = Self::of_workflows("samples.sample.set-metric");
+    pub(super) const SAMPLE_SET_FIELD: Self = Self::of_workflows("samples.sample.set-field");
+    pub(super) const SAMPLE_WITHDRAW: Self = Self::of_workflows("samples.sample.withdraw");
 
-    pub const CALLS_WAIT: Self = Self::of_all("calls.wait");
+    pub(super) const CALLS_WAIT: Self = Self::of_all("calls.wait");
 
-    pub const ASK_POLICY: Self = Self::of_workflows("models for the policy");
-    pub const ASK_JUDGE: Self = Self::of_graders("models for a judge");
-    pub const MODEL_FINISH: Self = Self::of_all("models.finish");
+    pub(super) const ASK_POLICY: Self = Self::of_workflows("models for the policy");
+    pub(super) const ASK_JUDGE: Self = Self::of_graders("models for a judge");
+    pub(super) const MODEL_FINISH: Self = Self::of_all("models.finish");
 
-    pub const TOOLS_AVAILABLE: Self = Self::of_workflows("tools.available");
-    pub const TOOLS_EXECUTE: Self = Self::of_workflows("tools.execute");
-    pub const TOOL_START: Self = Self::of_workflows("tools.start");
-    pub const TOOL_FINISH: Self = Self::of_workflows("tools.finish");
+    pub(super) const TOOLS_AVAILABLE: Self = Self::of_workflows("tools.available");
+    pub(super) const TOOLS_EXECUTE: Self = Self::of_workflows("tools.execute");
+    pub(super) const TOOL_START: Self = Self::of_workflows("tools.start");
+    pub(super) const TOOL_FINISH: Self = Self::of_workflows("tools.finish");
 
-    pub const ARTIFACT_WRITE: Self = Self::of_all("artifacts.write");
-    pub const ARTIFACT_READ: Self = Self::of_all("artifacts.read");
-    pub const ARTIFACT_NAMES: Self = Self::of_all("artifacts.names");
+    pub(super) const ARTIFACT_WRITE: Self = Self::of_all("artifacts.write");
+    pub(super) const ARTIFACT_READ: Self = Self::of_all("artifacts.read");
+    pub(super) const ARTIFACT_NAMES: Self = Self::of_all("artifacts.names");
 
-    pub const LOG_LINE: Self = Self::of_all("log.line");
-    pub const LOG_EVENT: Self = Self::of_all("log.event");
+    pub(super) const LOG_LINE: Self = Self::of_all("log.line");
+    pub(super) const LOG_EVENT: Self = Self::of_all("log.event");
 
-    pub const OBSERVE: Self = Self::of_graders("observations.exchanges");
+    pub(super) const OBSERVE: Self = Self::of_graders("observations.exchanges");
 }
 
 impl Imports {
@@ -94,7 +94,7 @@ pub(crate) enum Refused<E> {
 
 impl<E> Refused<E> {
     /// What the guest is told; the error ends it.
-    pub fn told(self) -> wasmtime::Result<E> {
+    pub(crate) fn told(self) -> wasmtime::Result<E> {
         match self {
             Self::Told(error) => Ok(error),
             Self::Ended(error) => Err(error),
@@ -102,7 +102,7 @@ impl<E> Refused<E> {
     }
 
     /// The same in other words.
-    pub fn map<F>(self, words: impl FnOnce(E) -> F) -> Refused<F> {
+    pub(crate) fn map<F>(self, words: impl FnOnce(E) -> F) -> Refused<F> {
         match self {
             Self::Told(error) => Refused::Told(words(error)),
             Self::Ended(error) => Refused::Ended(error),

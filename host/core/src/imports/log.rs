@@ -23,7 +23,7 @@ impl From<Level> for LogLevel {
 /// An event's value as it came, or as a text where it is no JSON.
 fn event_data(data: &str) -> Box<RawValue> {
     let as_text = |_| serde_json::value::to_raw_value(data).unwrap_or_else(|_| RawValue::NULL.to_owned());
-    wire::value(data).map(ToOwned::to_owned).unwrap_or_else(as_text)
+    wire::value(data).map_or_else(as_text, ToOwned::to_owned)
 }
 
 impl log::Host for Imports {

@@ -314,7 +314,7 @@ pub(super) struct OverLimit(pub String);
 
 impl Kept {
     /// Charges bytes that are to be kept for as long as the rollout lives.
-    pub fn charge(&mut self, bytes: usize, limits: &Limits) -> Result<(), OverLimit> {
+    pub(super) fn charge(&mut self, bytes: usize, limits: &Limits) -> Result<(), OverLimit> {
         let total = self.bytes.saturating_add(bytes);
         if total > limits.record_bytes_max {
             self.fired.add_asked(Limit::RecordBytes, total);
@@ -330,13 +330,13 @@ impl Kept {
 
     /// The sample at this place. There is none once the rollout is over: a guest that was
     /// stopped within a call comes to the end of it with nothing left to write to.
-    pub fn sample(&mut self, place: usize) -> Result<&mut SampleRecord, Ended> {
+    pub(super) fn sample(&mut self, place: usize) -> Result<&mut SampleRecord, Ended> {
         self.samples.get_mut(place).ok_or(Ended::Over)
     }
 
     /// Puts messages in the place of a sample's history. The old one stays where a request
     /// carried it.
-    pub fn replace_history(&mut self, place: usize, messages: Messages) -> Result<(), Ended> {
+    pub(super) fn replace_history(&mut self, place: usize, messages: Messages) -> Result<(), Ended> {
         let old = std::mem::replace(&mut self.sample(place)?.messages, messages);
         if !self.policy.replaced(place, &old) {
             self.release(message_bytes(old.iter()));
@@ -345,7 +345,7 @@ impl Kept {
     }
 
     /// Gives back bytes that were charged.
-    pub fn release(&mut self, bytes: usize) {
+    pub(super) fn release(&mut self, bytes: usize) {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
         self.let_go(bytes);
@@ -353,7 +353,7 @@ impl Kept {
 
     /// Charges bytes to all that the host holds. Where that is used up, a rollout is
     /// ended, and it may be this one.
-    pub fn hold(&mut self, bytes: usize) -> Result<(), OverLimit> {
+    pub(super) fn hold(&mut self, bytes: usize) -> Result<(), OverLimit> {
         if self.closed {
             return Err(OverLimit("the rollout is over".to_owned()));
         }
@@ -365,7 +365,7 @@ impl Kept {
     }
 
     /// Gives back bytes that are no longer held.
-    pub fn let_go(&mut self, bytes: usize) {
+    pub(super) fn let_go(&mut self, bytes: usize) {
         if let Some(charge) = &mut self.charge {
             charge.shrink_to(charge.bytes().saturating_sub(bytes));
         }
@@ -373,7 +373,7 @@ impl Kept {
 
     /// Keeps a log entry, or counts it where the limit is reached. It is made only if a
     /// text of so many bytes, which it is made of, has room.
-    pub fn log(&mut self, text_bytes: usize, limits: &Limits, entry: impl FnOnce() -> LogEntry) {
+    pub(super) fn log(&mut self, text_bytes: usize, limits: &Limits, entry: impl FnOnce() -> LogEntry) {
         if !self.has_room_for_log(text_bytes, limits) {
             return;
         }

@@ -15,6 +15,7 @@ use crate::wire;
 use crate::wire::messages::Messages;
 
 /// A guest's handle on a sample: its place in the record.
+#[expect(unreachable_pub, reason = "the generated code names it as public")]
 pub struct OpenSample {
     pub(super) place: usize,
     pub(super) id: SampleId,

@@ -31,7 +31,7 @@ struct Shared {
 }
 
 impl LogStream {
-    pub fn new(record: Arc<Record>, limits: Arc<Limits>, level: LogLevel) -> Self {
+    pub(super) fn new(record: Arc<Record>, limits: Arc<Limits>, level: LogLevel) -> Self {
         Self(Arc::new(Shared { record, limits, level, line: Mutex::default() }))
     }
 }

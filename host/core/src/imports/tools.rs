@@ -111,6 +111,7 @@ impl Imports {
             name: name.to_owned(),
             arguments: arguments.to_owned(),
             kind: ToolKind::None,
+            #[expect(clippy::disallowed_methods, reason = "a time that is written, and not measured by")]
             started_at: SystemTime::now(),
             duration: Duration::ZERO,
             outcome: ToolOutcome::Abandoned,

@@ -281,7 +281,7 @@ impl Queue {
 
 impl BusyThreads {
     /// One thread a core.
-    pub fn start(ticker: Ticker) -> std::io::Result<Self> {
+    pub(crate) fn start(ticker: Ticker) -> std::io::Result<Self> {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         // The runtime has as many.
         let share = RuntimeShare::new(threads);

@@ -75,7 +75,7 @@ impl Usage {
 pub(super) struct Rank(f64);
 
 impl Rank {
-    pub fn cmp(self, other: Self) -> std::cmp::Ordering {
+    pub(super) fn cmp(self, other: Self) -> std::cmp::Ordering {
         self.0.total_cmp(&other.0)
     }
 }
@@ -87,7 +87,7 @@ pub(super) struct RuntimeShare {
 }
 
 impl RuntimeShare {
-    pub fn new(threads: usize) -> Self {
+    pub(super) fn new(threads: usize) -> Self {
         Self { used: Mutex::new(Usage::none()), threads: threads as f64 }
     }
 
@@ -180,21 +180,21 @@ pub(super) async fn interruption() {
 }
 
 impl CpuMeter {
-    pub fn new(record: Arc<Record>, budget: Duration) -> Self {
+    pub(super) fn new(record: Arc<Record>, budget: Duration) -> Self {
         Self { record, used: Duration::ZERO, budget, lately: Usage::none() }
     }
 
     /// Whether the guest has used so much lately that it is to give way to others.
-    pub fn is_heavy(&self, share: &RuntimeShare) -> bool {
+    pub(super) fn is_heavy(&self, share: &RuntimeShare) -> bool {
         let now = Instant::now();
         self.lately.secs(now) >= share.heavy_secs(now)
     }
 
-    pub fn rank(&self) -> Rank {
+    pub(super) fn rank(&self) -> Rank {
         self.lately.rank()
     }
 
-    pub fn poll<R>(
+    pub(super) fn poll<R>(
         &mut self,
         run: &mut Run<R>,
         cx: &mut Context<'_>,

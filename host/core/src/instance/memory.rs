@@ -34,22 +34,22 @@ pub(super) struct MemoryLimit {
 }
 
 impl MemoryLimit {
-    pub fn new(bytes_max: usize, record: Arc<Record>) -> Self {
+    pub(super) fn new(bytes_max: usize, record: Arc<Record>) -> Self {
         let charge = record.holder().map(|holder| holder.nothing(Use::Guest));
         Self { bytes_max, bytes: 0, charge, refused: false, record }
     }
 
-    pub fn bytes_max(&self) -> usize {
+    pub(super) fn bytes_max(&self) -> usize {
         self.bytes_max
     }
 
     /// Whether a growth was refused. A guest that traps after that ran out of memory.
-    pub fn refused(&self) -> bool {
+    pub(super) fn refused(&self) -> bool {
         self.refused
     }
 
     /// Counts what an instance has from its start and does not give back.
-    pub fn charge(&mut self, bytes: usize) -> bool {
+    pub(super) fn charge(&mut self, bytes: usize) -> bool {
         self.grow(0, bytes)
     }
 

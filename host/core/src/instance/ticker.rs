@@ -45,7 +45,7 @@ struct Shared {
 pub(crate) struct AtWork<'a>(&'a Shared);
 
 impl Ticker {
-    pub fn start(engine: &wasmtime::Engine) -> std::io::Result<Self> {
+    pub(crate) fn start(engine: &wasmtime::Engine) -> std::io::Result<Self> {
         let engine = engine.weak();
         let shared = Arc::<Shared>::default();
         let its = shared.clone();
@@ -66,7 +66,7 @@ impl Ticker {
     }
 
     /// To be called before a guest is polled.
-    pub fn watch(&self) -> AtWork<'_> {
+    pub(crate) fn watch(&self) -> AtWork<'_> {
         self.shared.at_work.fetch_add(1, Ordering::SeqCst);
         if self.shared.asleep.load(Ordering::SeqCst) && self.shared.asleep.swap(false, Ordering::SeqCst) {
             self.thread.unpark();

@@ -72,7 +72,7 @@ pub enum ChatFailure {
 
 impl ChatFailure {
     /// Whose move it is.
-    pub fn fault(&self) -> Fault {
+    pub(crate) fn fault(&self) -> Fault {
         match self {
             Self::Refused { .. } | Self::Unavailable { .. } => Fault::Model,
             Self::Host { .. } => Fault::Host,
@@ -135,12 +135,12 @@ impl ChatClient {
     }
 
     /// Which sampling parameters pass.
-    pub fn allowed_params(&self) -> &AllowedParams {
+    pub(crate) fn allowed_params(&self) -> &AllowedParams {
         &self.allowed_params
     }
 
     /// Sends the body until there is a completion or no sense in trying.
-    pub async fn complete(
+    pub(crate) async fn complete(
         &self,
         endpoint: &ModelEndpoint,
         routing: &RoutingHeaders,

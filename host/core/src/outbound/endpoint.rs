@@ -71,12 +71,12 @@ impl ModelEndpoint {
     }
 
     /// How it wants to be asked, where that is not the usual way.
-    pub fn manner(&self) -> Option<&Manner> {
+    pub(crate) fn manner(&self) -> Option<&Manner> {
         self.manner.as_deref()
     }
 
     /// The name that goes into every request.
-    pub fn model(&self) -> &str {
+    pub(crate) fn model(&self) -> &str {
         &self.model
     }
 
@@ -112,12 +112,12 @@ pub struct RoutingHeaders {
 
 impl RoutingHeaders {
     /// Headers for two ids that [`crate::id`] has checked.
-    pub fn new(rollout_id: &RolloutId, sample_id: &SampleId) -> Self {
+    pub(crate) fn new(rollout_id: &RolloutId, sample_id: &SampleId) -> Self {
         Self { sample_id: Some(header_value(sample_id.as_str())), ..Self::of_rollout(rollout_id) }
     }
 
     /// The header of a call that is about no sample.
-    pub fn of_rollout(rollout_id: &RolloutId) -> Self {
+    pub(crate) fn of_rollout(rollout_id: &RolloutId) -> Self {
         Self { rollout_id: header_value(&rollout_id.header_value()), sample_id: None }
     }
 

@@ -57,7 +57,8 @@ pub fn is_variable(name: &str) -> bool {
 }
 
 /// The value of an environment variable; the error names it.
-pub fn variable(name: &str) -> Result<String, String> {
+#[expect(clippy::disallowed_methods, reason = "the room in which what the operator named is read")]
+pub(super) fn variable(name: &str) -> Result<String, String> {
     match std::env::var(name) {
         Ok(value) if !value.is_empty() => Ok(value),
         _ => Err(format!("the environment variable {name} is not set")),
@@ -68,7 +69,7 @@ pub fn variable(name: &str) -> Result<String, String> {
 const MEANINGFUL: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// The text as one part of a URL: every byte that could mean something is encoded.
-pub fn encoded(text: &str) -> String {
+pub(super) fn encoded(text: &str) -> String {
     utf8_percent_encode(text, MEANINGFUL).to_string()
 }
 

@@ -5,6 +5,11 @@
 //! they stay in their holes. Nothing that comes back, error or answer, has a secret or an
 //! address of ours in it.
 
+#![expect(
+    clippy::disallowed_types,
+    reason = "arguments that a schema was held against, of one call and bounded"
+)]
+
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION};
 use reqwest::{Client, Method, Response, StatusCode, Url};
 use serde_json::{Map, Value};
@@ -95,7 +100,7 @@ pub struct HttpTool {
 
 impl HttpTool {
     /// Takes the secrets out of the environment. Every problem names its field.
-    pub fn new(settings: HttpToolSettings) -> Result<Self, Vec<String>> {
+    pub(crate) fn new(settings: HttpToolSettings) -> Result<Self, Vec<String>> {
         let (mut secrets, mut problems) = (Secrets::default(), Vec::new());
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT, HeaderValue::from_static("application/json, text/*;q=0.9, */*;q=0.1"));
@@ -130,7 +135,7 @@ impl HttpTool {
     }
 
     /// Asks with the arguments that the model wrote. The result has at most so many bytes.
-    pub async fn call(&self, arguments: &str, bytes_max: usize) -> Result<String, RemoteFailure> {
+    pub(crate) async fn call(&self, arguments: &str, bytes_max: usize) -> Result<String, RemoteFailure> {
         let arguments = self.read(arguments).map_err(RemoteFailure::Failed)?;
         let (url, rest) =
             self.settings.url.fill(&arguments, &self.url_secrets).map_err(RemoteFailure::Failed)?;

@@ -4,6 +4,8 @@
 //! task watches the connection: when it is lost, the server is started or reached again,
 //! later each time it fails. A call that comes meanwhile waits a little.
 
+#![expect(clippy::disallowed_types, reason = "the library of the protocol takes and gives trees")]
+
 mod process;
 
 use std::borrow::Cow;
@@ -112,7 +114,7 @@ struct Connection {
 impl McpServer {
     /// Connects to a server, or starts it, and asks what it has. `about` names it in logs.
     /// Every problem names its field or says what the server did.
-    pub async fn start(
+    pub(crate) async fn start(
         about: String,
         settings: &McpSettings,
     ) -> Result<(Self, Vec<McpFunction>), Vec<String>> {
@@ -129,7 +131,7 @@ impl McpServer {
 
     /// Calls a function with the arguments that the model wrote. Dropping the future tells
     /// the server that nobody waits any more.
-    pub async fn call(&self, name: &str, arguments: &str) -> Result<String, RemoteFailure> {
+    pub(crate) async fn call(&self, name: &str, arguments: &str) -> Result<String, RemoteFailure> {
         let arguments = read(arguments).map_err(RemoteFailure::Failed)?;
         let params = CallToolRequestParams::new(Cow::Owned(name.to_owned())).with_arguments(arguments);
         let called = self.peer().await?.call_tool_once(params).await;

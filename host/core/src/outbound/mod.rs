@@ -54,6 +54,7 @@ pub fn http_client() -> Result<reqwest::Client, ClientError> {
 }
 
 /// What every client has in common.
+#[expect(clippy::disallowed_methods, reason = "the room in which clients are made")]
 fn client_builder() -> reqwest::ClientBuilder {
     // Another user of the library may have installed a provider already; any will do.
     let _ = rustls::crypto::ring::default_provider().install_default();

@@ -83,18 +83,18 @@ pub(super) struct Tries<'a> {
 }
 
 impl<'a> Tries<'a> {
-    pub fn of(policy: &'a RetryPolicy) -> Self {
+    pub(super) fn of(policy: &'a RetryPolicy) -> Self {
         Self { policy, failures: 0, first_failure: None }
     }
 
     /// Tries that failed.
-    pub fn failures(&self) -> u32 {
+    pub(super) fn failures(&self) -> u32 {
         self.failures
     }
 
     /// One failed, with this wait asked for by the server. Gives the wait before the next, or
     /// none where it is time to give up.
-    pub fn failed(&mut self, asked: Option<Duration>) -> Option<Duration> {
+    pub(super) fn failed(&mut self, asked: Option<Duration>) -> Option<Duration> {
         self.failures += 1;
         let since_first = self.first_failure.get_or_insert_with(Instant::now).elapsed();
         self.policy.next_delay(self.failures, since_first, asked, jitter())

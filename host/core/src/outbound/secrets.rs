@@ -59,7 +59,7 @@ pub struct Secrets(Vec<Secret>);
 
 impl Secrets {
     /// The secrets that are written in an address: its password, and what its query calls one.
-    pub fn of_url(url: &Url) -> Self {
+    pub(crate) fn of_url(url: &Url) -> Self {
         let mut secrets = Self::default();
         if let Some(password) = url.password() {
             secrets.add(&percent_decode_str(password).decode_utf8_lossy());
@@ -74,7 +74,7 @@ impl Secrets {
     }
 
     /// Adds a secret.
-    pub fn add(&mut self, secret: &str) {
+    pub(crate) fn add(&mut self, secret: &str) {
         let secret = Secret::new(secret);
         if !secret.expose().is_empty() && !self.0.contains(&secret) {
             self.0.push(secret);
@@ -84,7 +84,7 @@ impl Secrets {
     }
 
     /// The text without them: in an error message or a tool's result.
-    pub fn cut_from(&self, text: String) -> String {
+    pub(crate) fn cut_from(&self, text: String) -> String {
         match self.cut(text.as_bytes(), 1) {
             None => text,
             // What is cut out is whole characters, unless somebody's key is half of one.
@@ -94,7 +94,7 @@ impl Secrets {
 
     /// A model's reply, or a caller's acknowledgement, without them where they are long enough
     /// to be secrets. Both are data, in which a key of one letter would leave holes.
-    pub fn cut_from_reply(&self, body: Bytes) -> Bytes {
+    pub(crate) fn cut_from_reply(&self, body: Bytes) -> Bytes {
         self.cut(&body, REPLY_SECRET_BYTES_MIN).map_or(body, Bytes::from)
     }
 

@@ -22,7 +22,7 @@ impl std::fmt::Debug for Tls {
 
 impl Tls {
     /// With the system's certificates, which are read here.
-    pub fn new() -> Result<Self, rustls::Error> {
+    pub(super) fn new() -> Result<Self, rustls::Error> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
         let mut config = config.with_platform_verifier()?.with_no_client_auth();
@@ -31,7 +31,7 @@ impl Tls {
     }
 
     /// Encrypts a connection to the server of this name.
-    pub async fn over(
+    pub(super) async fn over(
         &self,
         stream: TcpStream,
         name: ServerName<'static>,

@@ -186,7 +186,7 @@ impl Transport {
 
 impl Turn {
     /// Sends a request and reads the answer, up to so many bytes of it.
-    pub async fn post(
+    pub(super) async fn post(
         self,
         target: &Target,
         request: Outgoing,
@@ -212,6 +212,7 @@ impl Turn {
 }
 
 /// Connects to the first of a name's addresses that takes the connection.
+#[expect(clippy::disallowed_methods, reason = "the room in which a rollout's connections are opened")]
 async fn connect(authority: &str) -> Result<TcpStream, Unanswered> {
     let addresses: Vec<SocketAddr> = match tokio::net::lookup_host(authority).await {
         Ok(addresses) => addresses.collect(),

@@ -1,6 +1,11 @@
 //! An address with holes: `{name}` for a model's argument, `${NAME}` for a secret. What
 //! is put in stays in its hole.
 
+#![expect(
+    clippy::disallowed_types,
+    reason = "arguments that a schema was held against, of one call and bounded"
+)]
+
 use reqwest::Url;
 use serde_json::{Map, Value};
 
@@ -60,7 +65,7 @@ impl UrlTemplate {
     }
 
     /// The values of its secrets, taken out of the environment.
-    pub(super) fn resolve(&self, secrets: &mut Secrets) -> Result<Vec<(String, String)>, Vec<String>> {
+    pub fn resolve(&self, secrets: &mut Secrets) -> Result<Vec<(String, String)>, Vec<String>> {
         let (mut values, mut missing) = (Vec::new(), Vec::new());
         for part in &self.parts {
             let Part::Secret(name) = part else { continue };

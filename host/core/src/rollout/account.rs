@@ -26,12 +26,17 @@ pub(super) struct Account {
 }
 
 impl Account {
-    pub fn new(host: Host, record: Arc<Record>, phase: watch::Receiver<Phase>, admitted_at: Instant) -> Self {
+    pub(super) fn new(
+        host: Host,
+        record: Arc<Record>,
+        phase: watch::Receiver<Phase>,
+        admitted_at: Instant,
+    ) -> Self {
         Self { host, record, phase, admitted_at, settled: false }
     }
 
     /// The rollout is over and this came of it. Before the record is emptied.
-    pub fn settle(&mut self, outcome: &Outcome) {
+    pub(super) fn settle(&mut self, outcome: &Outcome) {
         self.settled = true;
         self.count(outcome);
         self.log(outcome, self.admitted_at.elapsed());

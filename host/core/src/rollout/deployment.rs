@@ -93,7 +93,7 @@ impl Deployment {
     }
 
     /// The plugin that grades: the one given for it, or the workflow's own.
-    pub fn grader(&self) -> Option<&Plugin> {
+    pub(crate) fn grader(&self) -> Option<&Plugin> {
         self.grader.as_ref().or_else(|| Some(&self.workflow).filter(|plugin| plugin.about().grader))
     }
 
@@ -108,7 +108,7 @@ impl Deployment {
     }
 
     /// The form of agent that it has.
-    pub fn form(&self) -> AgentForm {
+    pub(crate) fn form(&self) -> AgentForm {
         match self.workflow.about().agent_loop {
             true => AgentForm::AgentLoop,
             false => AgentForm::Workflow,

@@ -79,6 +79,7 @@ fn write_line(text: &mut Vec<u8>, event: &str, id: &str, data: &RawValue) -> io:
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_types, reason = "what was written is read back")]
 mod tests {
     use super::*;
 

@@ -129,9 +129,4 @@ impl Host {
     pub fn cancel_all(&self) {
         self.0.runtime.slots.cancel_all();
     }
-
-    /// Waits until no rollout is alive.
-    pub async fn idle(&self) {
-        self.0.runtime.slots.idle().await;
-    }
 }

@@ -88,7 +88,7 @@ impl Handle {
     }
 
     /// Its phases as they come; closed when it is over.
-    pub fn phases(&self) -> watch::Receiver<Phase> {
+    pub(crate) fn phases(&self) -> watch::Receiver<Phase> {
         self.phase.clone()
     }
 }
@@ -127,7 +127,7 @@ pub(super) struct SlotGuard {
 
 impl SlotGuard {
     /// It has a slot now and waits no longer.
-    pub fn leaves_queue(&mut self) {
+    pub(super) fn leaves_queue(&mut self) {
         if std::mem::take(&mut self.waiting) {
             self.slots.queued.fetch_sub(1, Ordering::Relaxed);
         }
@@ -155,7 +155,7 @@ pub(super) struct Entered {
 
 impl Slots {
     /// So many for rollouts that run, and so many places to wait.
-    pub fn new(running_max: u32, queue_max: u32) -> Self {
+    pub(super) fn new(running_max: u32, queue_max: u32) -> Self {
         Self(Arc::new(Inner {
             running_max,
             queue_max,
@@ -171,7 +171,7 @@ impl Slots {
     }
 
     /// Lets a rollout of this id into the queue, or says at once why not.
-    pub fn enter(&self, id: &RolloutId) -> Result<Entered, AdmitError> {
+    pub(super) fn enter(&self, id: &RolloutId) -> Result<Entered, AdmitError> {
         let inner = &self.0;
         let (sender, phase) = watch::channel(Phase::Queued);
         let handle = Handle { cancel: inner.stop.child_token(), phase };
@@ -195,34 +195,34 @@ impl Slots {
     }
 
     /// Waits for a slot in the queue. None when the host is shutting down.
-    pub async fn first(&self) -> Option<OwnedSemaphorePermit> {
+    pub(super) async fn first(&self) -> Option<OwnedSemaphorePermit> {
         let _head = self.0.head_of_queue.lock().await;
         self.next().await
     }
 
     /// Waits for a slot before those in the queue, for a rollout that gave its own back. That
     /// starves nobody: each has come through the queue, and comes back once.
-    pub async fn next(&self) -> Option<OwnedSemaphorePermit> {
+    pub(super) async fn next(&self) -> Option<OwnedSemaphorePermit> {
         self.0.free.clone().acquire_owned().await.ok()
     }
 
     /// Waits for the place of an instance that says what an agent loop offers.
-    pub async fn declaration(&self) -> Option<OwnedSemaphorePermit> {
+    pub(super) async fn declaration(&self) -> Option<OwnedSemaphorePermit> {
         self.0.declarations.clone().acquire_owned().await.ok()
     }
 
     /// A live rollout.
-    pub fn find(&self, id: &RolloutId) -> Option<Handle> {
+    pub(super) fn find(&self, id: &RolloutId) -> Option<Handle> {
         self.0.live().get(id).cloned()
     }
 
     /// The ids of the live rollouts that the test holds for.
-    pub fn live_ids(&self, matches: impl Fn(&RolloutId) -> bool) -> Vec<RolloutId> {
+    pub(super) fn live_ids(&self, matches: impl Fn(&RolloutId) -> bool) -> Vec<RolloutId> {
         self.0.live().keys().filter(|id| matches(id)).cloned().collect()
     }
 
     /// How busy they are.
-    pub fn load(&self) -> Load {
+    pub(super) fn load(&self) -> Load {
         let live = self.0.live().len();
         let queued = self.0.queued.load(Ordering::Relaxed).min(live);
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
@@ -235,19 +235,20 @@ impl Slots {
     }
 
     /// Lets nobody in any more.
-    pub fn close(&self) {
+    pub(super) fn close(&self) {
         // Under the lock, so that no admission that saw it open is still to be counted.
         let _live = self.0.live();
         self.0.closed.store(true, Ordering::Relaxed);
     }
 
     /// Cancels every live rollout.
-    pub fn cancel_all(&self) {
+    pub(super) fn cancel_all(&self) {
         self.0.stop.cancel();
     }
 
     /// Waits until no rollout is alive.
-    pub async fn idle(&self) {
+    #[cfg(test)]
+    pub(super) async fn idle(&self) {
         let mut count = self.0.live_count.subscribe();
         // The sender is in `self`, so it cannot be gone.
         let _ = count.wait_for(|count| *count == 0).await;

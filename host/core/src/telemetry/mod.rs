@@ -31,7 +31,7 @@ use prometheus::{
     Registry, TextEncoder,
 };
 
-/// The content type of [`Metrics::text`].
+/// The content type of `Metrics::text`.
 pub const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The word in a label that does not apply.
@@ -85,7 +85,7 @@ pub enum Ended {
 
 /// What the guests of one rollout used.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Used {
+pub(crate) struct Used {
     /// CPU time of both.
     pub guest_cpu: Duration,
     /// The most memory that either had, in bytes.
@@ -100,7 +100,7 @@ pub struct Used {
 
 /// How busy the host is at a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Busy {
+pub(crate) struct Busy {
     /// Rollouts that have a slot.
     pub running: u32,
     /// Rollouts that wait for one.
@@ -349,12 +349,12 @@ impl Metrics {
     }
 
     /// The trace of a rollout that was just taken on; empty where traces go nowhere.
-    pub fn trace(&self, rollout_id: &str) -> RolloutTrace {
+    pub(crate) fn trace(&self, rollout_id: &str) -> RolloutTrace {
         self.traces.get().map(|traces| traces.rollout(rollout_id)).unwrap_or_default()
     }
 
     /// A rollout was taken on.
-    pub fn accepted(&self) {
+    pub(crate) fn accepted(&self) {
         self.accepted.inc();
     }
 
@@ -369,7 +369,7 @@ impl Metrics {
     }
 
     /// An accepted rollout is over.
-    pub fn ended(&self, how: Ended) {
+    pub(crate) fn ended(&self, how: Ended) {
         match how {
             Ended::Scored => self.scored.inc(),
             Ended::Unscored { stage, kind, fault } => {
@@ -379,17 +379,17 @@ impl Metrics {
     }
 
     /// A step took so long.
-    pub fn took(&self, step: Step, time: Duration) {
+    pub(crate) fn took(&self, step: Step, time: Duration) {
         self.times[step.place()].observe(time.as_secs_f64());
     }
 
     /// Times a step from here until what is given back is dropped.
-    pub fn time(self: &Arc<Self>, step: Step) -> Timing {
+    pub(crate) fn time(self: &Arc<Self>, step: Step) -> Timing {
         Timing { metrics: self.clone(), step, since: Instant::now() }
     }
 
     /// A call of a model begins.
-    pub fn model_call(&self, asked: Asked) -> ModelCall<'_> {
+    pub(crate) fn model_call(&self, asked: Asked) -> ModelCall<'_> {
         let calls = match asked {
             Asked::Model => &self.model,
             Asked::Judge => &self.judge,
@@ -399,28 +399,28 @@ impl Metrics {
     }
 
     /// A callback begins.
-    pub fn callback(&self) -> Callback<'_> {
+    pub(crate) fn callback(&self) -> Callback<'_> {
         Callback { metrics: self, since: Instant::now(), outcome: CallbackOutcome::Abandoned }
     }
 
     /// A call of a lent tool begins.
-    pub fn tool_call(&self, kind: ToolKind) -> ToolCall<'_> {
+    pub(crate) fn tool_call(&self, kind: ToolKind) -> ToolCall<'_> {
         ToolCall { metrics: self, kind, since: Instant::now(), outcome: ToolOutcome::Abandoned }
     }
 
     /// One instance of a component's tool is over and used this.
-    pub fn used_by_tool(&self, cpu: Duration, host_calls: u64) {
+    pub(crate) fn used_by_tool(&self, cpu: Duration, host_calls: u64) {
         self.guest_cpu.inc_by(cpu.as_secs_f64());
         self.host_calls.inc_by(host_calls);
     }
 
     /// A limit fired.
-    pub fn limit_fired(&self, limit: Limit) {
+    pub(crate) fn limit_fired(&self, limit: Limit) {
         self.limits.at(limit).inc();
     }
 
     /// One rollout is over and its guests used this.
-    pub fn used(&self, used: &Used) {
+    pub(crate) fn used(&self, used: &Used) {
         self.guest_cpu.inc_by(used.guest_cpu.as_secs_f64());
         self.guest_memory.observe(used.memory_bytes_peak as f64);
         self.host_calls.inc_by(used.host_calls);
@@ -430,7 +430,7 @@ impl Metrics {
 
     /// All of it in Prometheus' text format, with what the system says of this process.
     /// Reads files, which takes milliseconds in a process of many mappings.
-    pub fn text(&self, busy: Busy) -> String {
+    pub(crate) fn text(&self, busy: Busy) -> String {
         self.running.set(busy.running.into());
         self.queued.set(busy.queued.into());
         self.running_max.set(busy.running_max.into());
@@ -494,7 +494,7 @@ impl<L: Label> Counters<L> {
 
 /// A step that goes on. Dropping it says how long it took.
 #[derive(Debug)]
-pub struct Timing {
+pub(crate) struct Timing {
     metrics: Arc<Metrics>,
     step: Step,
     since: Instant,
@@ -508,7 +508,7 @@ impl Drop for Timing {
 
 /// A call of the model that goes on. Dropped without an outcome, it was abandoned.
 #[derive(Debug)]
-pub struct ModelCall<'a> {
+pub(crate) struct ModelCall<'a> {
     metrics: &'a Metrics,
     calls: &'a ModelCalls,
     since: Instant,
@@ -517,18 +517,18 @@ pub struct ModelCall<'a> {
 
 impl ModelCall<'_> {
     /// It is tried again.
-    pub fn repeated(&self) {
+    pub(crate) fn repeated(&self) {
         self.calls.retries.inc();
     }
 
     /// A reply cost so many tokens.
-    pub fn used_tokens(&self, prompt: u64, completion: u64) {
+    pub(crate) fn used_tokens(&self, prompt: u64, completion: u64) {
         self.calls.prompt_tokens.inc_by(prompt.min(TOKENS_MAX));
         self.calls.completion_tokens.inc_by(completion.min(TOKENS_MAX));
     }
 
     /// It is over.
-    pub fn ended(mut self, outcome: ModelOutcome) {
+    pub(crate) fn ended(mut self, outcome: ModelOutcome) {
         self.outcome = outcome;
     }
 }
@@ -543,7 +543,7 @@ impl Drop for ModelCall<'_> {
 
 /// A call of a lent tool that goes on. Dropped without an outcome, it was abandoned.
 #[derive(Debug)]
-pub struct ToolCall<'a> {
+pub(crate) struct ToolCall<'a> {
     metrics: &'a Metrics,
     kind: ToolKind,
     since: Instant,
@@ -552,7 +552,7 @@ pub struct ToolCall<'a> {
 
 impl ToolCall<'_> {
     /// It is over.
-    pub fn ended(mut self, outcome: ToolOutcome) {
+    pub(crate) fn ended(mut self, outcome: ToolOutcome) {
         self.outcome = outcome;
     }
 }
@@ -567,7 +567,7 @@ impl Drop for ToolCall<'_> {
 
 /// A callback that goes on. Dropped without an outcome, it was abandoned.
 #[derive(Debug)]
-pub struct Callback<'a> {
+pub(crate) struct Callback<'a> {
     metrics: &'a Metrics,
     since: Instant,
     outcome: CallbackOutcome,
@@ -575,12 +575,12 @@ pub struct Callback<'a> {
 
 impl Callback<'_> {
     /// It is posted again.
-    pub fn repeated(&self) {
+    pub(crate) fn repeated(&self) {
         self.metrics.callback_retries.inc();
     }
 
     /// It is over.
-    pub fn ended(mut self, outcome: CallbackOutcome) {
+    pub(crate) fn ended(mut self, outcome: CallbackOutcome) {
         self.outcome = outcome;
     }
 }

@@ -12,7 +12,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    pub fn new() -> Result<Self> {
+    pub(super) fn new() -> Result<Self> {
         Ok(Self {
             resident: IntGauge::new(
                 "rollout_host_resident_memory_bytes",

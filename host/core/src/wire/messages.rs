@@ -37,7 +37,7 @@ impl Messages {
     }
 
     /// Adds those of another list.
-    pub fn append(&mut self, other: Self) {
+    pub(crate) fn append(&mut self, other: Self) {
         if self.is_empty() {
             *self = other;
             return;
@@ -71,7 +71,7 @@ impl Messages {
     }
 
     /// The bytes of their texts together.
-    pub fn text_bytes(&self) -> usize {
+    pub(crate) fn text_bytes(&self) -> usize {
         self.0.text.len()
     }
 
@@ -82,12 +82,12 @@ impl Messages {
     }
 
     /// Whether both are the same list, and not only equal ones.
-    pub fn is_same_list(&self, other: &Self) -> bool {
+    pub(crate) fn is_same_list(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// The bytes of memory that they take.
-    pub fn memory_bytes(&self) -> usize {
+    pub(crate) fn memory_bytes(&self) -> usize {
         self.0.text.capacity() + self.0.ends.capacity() * size_of::<usize>()
     }
 

@@ -18,7 +18,7 @@ use serde_json::value::RawValue;
 
 /// Checks that the text is one JSON value that [all readers take](strict), and keeps it as
 /// it is, without the white space around it.
-pub fn value(text: &str) -> Result<&RawValue, String> {
+pub(crate) fn value(text: &str) -> Result<&RawValue, String> {
     let raw: &RawValue = serde_json::from_str(text).map_err(|error| format!("not valid JSON: {error}"))?;
     strict::check(raw.get()).map_err(|unfit| unfit.to_string())?;
     Ok(raw)
@@ -36,7 +36,7 @@ pub fn object(text: &str) -> Result<&RawValue, String> {
 }
 
 /// What sort of JSON value a valid text is, for error messages.
-pub fn kind(json: &str) -> &'static str {
+pub(crate) fn kind(json: &str) -> &'static str {
     match json.trim_start().as_bytes().first() {
         Some(b'{') => "an object",
         Some(b'[') => "an array",

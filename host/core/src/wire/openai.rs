@@ -17,10 +17,7 @@ use crate::text::beginning;
 /// Why a chat request was not sent.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum InvalidRequest {
-    /// A message is no JSON object.
-    #[error("messages[{0}] is {1}")]
-    Message(usize, String),
+pub(crate) enum InvalidRequest {
     /// There is no message.
     #[error("messages is empty")]
     NoMessages,
@@ -52,7 +49,7 @@ pub enum InvalidRequest {
 
 /// A request's body but for its messages, which the record has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Frame {
+pub(crate) struct Frame {
     text: Bytes,
     messages_at: usize,
 }
@@ -76,24 +73,24 @@ impl Frame {
     }
 
     /// Its bytes.
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.text.len()
     }
 
     /// The bytes of a body with so many messages, whose texts have so many bytes.
-    pub fn body_bytes(&self, messages: usize, text_bytes: usize) -> usize {
+    pub(crate) fn body_bytes(&self, messages: usize, text_bytes: usize) -> usize {
         self.text.len() + 2 + text_bytes + messages.saturating_sub(1)
     }
 
     /// The body with these messages, whose texts are about so many bytes.
-    pub fn around<'a>(&self, messages: impl Iterator<Item = &'a str>, text_bytes: usize) -> Vec<u8> {
+    pub(crate) fn around<'a>(&self, messages: impl Iterator<Item = &'a str>, text_bytes: usize) -> Vec<u8> {
         let mut body = Vec::with_capacity(self.text.len() + text_bytes + 2);
         self.add_around(messages, &mut body);
         body
     }
 
     /// Adds the body with these messages to what is to be sent.
-    pub fn add_around<'a>(&self, messages: impl Iterator<Item = &'a str>, body: &mut Vec<u8>) {
+    pub(crate) fn add_around<'a>(&self, messages: impl Iterator<Item = &'a str>, body: &mut Vec<u8>) {
         let (before, after) = self.text.split_at(self.messages_at);
         body.extend_from_slice(before);
         body.push(b'[');
@@ -110,7 +107,7 @@ impl Frame {
 
 /// Builds a request but for its messages. Tools and parameters go in as they are; defaults
 /// where the parameters do not have them.
-pub fn request_frame(
+pub(crate) fn request_frame(
     model: &str,
     tools: &[String],
     params: Option<&str>,
@@ -156,14 +153,14 @@ pub struct Usage {
 
 impl Usage {
     /// Tokens of both.
-    pub fn total(&self) -> u64 {
+    pub(crate) fn total(&self) -> u64 {
         self.prompt_tokens.saturating_add(self.completion_tokens)
     }
 }
 
 /// A call that the model wants made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ToolCall {
+pub(crate) struct ToolCall {
     /// The id that the result has to carry; `call_<place>` where the model gave none.
     pub id: String,
     /// The function's name, empty where the model gave none.
@@ -174,7 +171,7 @@ pub struct ToolCall {
 
 /// The most tool calls of one reply. A call costs a guest and the host some hundred bytes
 /// where the model spends three on it. Servers offer a model 128 functions at the most.
-pub const TOOL_CALLS_MAX: usize = 1024;
+pub(crate) const TOOL_CALLS_MAX: usize = 1024;
 
 /// The longest finish reason that is kept, in bytes. It is a word by custom.
 const FINISH_REASON_BYTES_MAX: usize = 256;
@@ -229,7 +226,7 @@ impl Completion {
     }
 
     /// The body as it came.
-    pub fn body(&self) -> &Bytes {
+    pub(crate) fn body(&self) -> &Bytes {
         &self.body
     }
 
@@ -239,19 +236,19 @@ impl Completion {
     }
 
     /// Its text, empty where it has none.
-    pub fn text(&self) -> Cow<'_, str> {
+    pub(crate) fn text(&self) -> Cow<'_, str> {
         content_text(text_of(&self.content))
     }
 
     /// The tool calls in it.
-    pub fn tool_calls(&self) -> Vec<ToolCall> {
+    pub(crate) fn tool_calls(&self) -> Vec<ToolCall> {
         let mut calls = Vec::new();
         self.each_tool_call(|at, call| calls.push(call.owned(at)));
         calls
     }
 
     /// Gives each tool call with its place.
-    pub fn each_tool_call(&self, mut take: impl FnMut(usize, WireCall<'_>)) {
+    pub(crate) fn each_tool_call(&self, mut take: impl FnMut(usize, WireCall<'_>)) {
         let mut place = 0_usize;
         // It was read before, so that there is nothing left to be wrong with it.
         let _ = each(text_of(&self.tool_calls), |call: WireCall<'_>| {
@@ -269,7 +266,7 @@ fn text_of(part: &Bytes) -> &str {
 
 /// A tool call as it travels.
 #[derive(Clone, Debug, Deserialize)]
-pub struct WireCall<'a> {
+pub(crate) struct WireCall<'a> {
     #[serde(borrow, default)]
     id: Option<Text<'a>>,
     #[serde(borrow, default)]
@@ -286,7 +283,7 @@ struct WireFunction<'a> {
 
 impl<'a> WireCall<'a> {
     /// Its id; `call_<place>` where it has none.
-    pub fn id(&self, place: usize) -> Cow<'_, str> {
+    pub(crate) fn id(&self, place: usize) -> Cow<'_, str> {
         match &self.id {
             Some(Text(id)) => Cow::Borrowed(id),
             None => Cow::Owned(format!("call_{place}")),
@@ -294,12 +291,12 @@ impl<'a> WireCall<'a> {
     }
 
     /// The function's name, where it has one.
-    pub fn name(&self) -> Option<&str> {
+    pub(crate) fn name(&self) -> Option<&str> {
         self.function.as_ref()?.name.as_ref().map(|Text(name)| &**name)
     }
 
     /// The arguments as they were written: a string that holds JSON, by custom.
-    pub fn arguments(&self) -> Option<&'a RawValue> {
+    pub(crate) fn arguments(&self) -> Option<&'a RawValue> {
         self.function.as_ref()?.arguments
     }
 

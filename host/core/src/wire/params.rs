@@ -15,9 +15,9 @@ use super::stream::members;
 
 /// The most sampling parameters of one request. One that says nothing costs the host some
 /// hundred bytes where the guest spends four on it.
-pub const PARAMS_MAX: usize = 256;
+pub(crate) const PARAMS_MAX: usize = 256;
 
-/// Sampling parameters by name, each as it was written. At most [`PARAMS_MAX`].
+/// Sampling parameters by name, each as it was written. At most `PARAMS_MAX`.
 pub type Params = BTreeMap<String, Box<RawValue>>;
 
 /// Parameters that are no guest's to set, as [`normalized`] writes them.

@@ -7,7 +7,7 @@
 
 /// The deepest nesting of arrays and objects that passes. Parsers of callers stop at 128
 /// (some at more), and what they cannot read is a result lost to them.
-pub const DEPTH_MAX: usize = 100;
+pub(crate) const DEPTH_MAX: usize = 100;
 
 /// Digits up to which a number without an exponent is in range whatever they are: the
 /// largest double has 309.
@@ -20,7 +20,7 @@ const SHOWN_MAX: usize = 32;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unfit {
-    /// Deeper than [`DEPTH_MAX`].
+    /// Deeper than `DEPTH_MAX`.
     #[error("nested more than {DEPTH_MAX} deep")]
     TooDeep,
     /// A text with half of a surrogate pair.
@@ -102,9 +102,7 @@ fn end_of_number(json: &str, start: usize) -> Result<usize, Unfit> {
     let length = rest.iter().position(|byte| !is_part(byte)).unwrap_or(rest.len());
     let has_exponent = rest[..length].iter().any(|byte| matches!(byte, b'e' | b'E'));
     let number = &json[start..start + length];
-    if (has_exponent || length > DIGITS_IN_RANGE)
-        && !number.parse::<f64>().is_ok_and(|number| number.is_finite())
-    {
+    if (has_exponent || length > DIGITS_IN_RANGE) && !number.parse::<f64>().is_ok_and(f64::is_finite) {
         let number = number.chars().take(SHOWN_MAX).collect();
         return Err(Unfit::OutOfRange { number, at: start });
     }

@@ -48,7 +48,10 @@ pub(super) struct Process {
 
 impl Process {
     /// Starts a server; gives what is written to it and what it writes.
-    pub async fn start(start: &Start, about: &str) -> std::io::Result<(Self, ChildStdin, ChildStdout)> {
+    pub(super) async fn start(
+        start: &Start,
+        about: &str,
+    ) -> std::io::Result<(Self, ChildStdin, ChildStdout)> {
         let mut command = Command::new(start.command.first().map_or("", String::as_str));
         command
             .args(start.command.iter().skip(1))
@@ -78,7 +81,7 @@ impl Process {
     }
 
     /// Waits until it ends; says how.
-    pub async fn ended(&mut self) -> String {
+    pub(super) async fn ended(&mut self) -> String {
         match self.child.wait().await {
             Ok(status) => format!("its process ended: {status}"),
             Err(error) => format!("its process cannot be waited for: {error}"),
@@ -87,7 +90,7 @@ impl Process {
 
     /// How it ended, if it does so at once, or else the reason that there is already; with
     /// what it wrote on standard error last.
-    pub async fn explained(&mut self, reason: String) -> String {
+    pub(super) async fn explained(&mut self, reason: String) -> String {
         let reason = timeout(END_PATIENCE, self.ended()).await.unwrap_or(reason);
         // All that an ended process wrote is there to be read.
         let _ = timeout(END_PATIENCE, &mut self.listening).await;

@@ -58,7 +58,7 @@ impl Idle {
     }
 
     /// The connection to this origin that was used last and is still good.
-    pub fn take(&self, origin: &str) -> Option<Open> {
+    pub(super) fn take(&self, origin: &str) -> Option<Open> {
         let mut resting = self.lock();
         loop {
             let mut open = resting.by_origin.get_mut(origin)?.pop_back()?;
@@ -70,7 +70,7 @@ impl Idle {
     }
 
     /// Lets a connection rest, unless its descriptor is wanted.
-    pub fn rest(self: &Arc<Self>, origin: &str, mut open: Open) {
+    pub(super) fn rest(self: &Arc<Self>, origin: &str, mut open: Open) {
         open.connection.rest();
         let mut resting = self.lock();
         if self.waiting.load(Ordering::SeqCst) > 0 {
@@ -92,20 +92,20 @@ impl Idle {
     }
 
     /// From here on nothing comes to rest, until what this gives is dropped.
-    pub fn wait(&self) -> Waiting<'_> {
+    pub(super) fn wait(&self) -> Waiting<'_> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         Waiting(&self.waiting)
     }
 
     /// Closes the connection that has rested longest, and gives its place.
-    pub fn close_oldest(&self) -> Option<OwnedSemaphorePermit> {
+    pub(super) fn close_oldest(&self) -> Option<OwnedSemaphorePermit> {
         let Open { connection, permit } = self.lock().take_oldest()?;
         drop(connection);
         Some(permit)
     }
 
     /// Closes all of them; says how many that were.
-    pub fn close_all(&self) -> usize {
+    pub(super) fn close_all(&self) -> usize {
         let mut resting = self.lock();
         resting.by_origin.clear();
         std::mem::take(&mut resting.count)

@@ -34,7 +34,7 @@ impl fmt::Debug for Target {
 
 impl Target {
     /// The target of an http or https URL; none where it is neither or has no host.
-    pub fn of(url: &Url) -> Option<Self> {
+    pub(crate) fn of(url: &Url) -> Option<Self> {
         let (host, port) = (url.host_str()?, url.port_or_known_default()?);
         let server_name = match url.scheme() {
             "http" => None,
@@ -59,28 +59,28 @@ impl Target {
         })
     }
 
-    pub fn origin(&self) -> &str {
+    pub(crate) fn origin(&self) -> &str {
         &self.origin
     }
 
     /// Host and port, for connecting.
-    pub fn authority(&self) -> &str {
+    pub(crate) fn authority(&self) -> &str {
         &self.origin[self.authority_at..]
     }
 
-    pub fn server_name(&self) -> Option<&ServerName<'static>> {
+    pub(crate) fn server_name(&self) -> Option<&ServerName<'static>> {
         self.server_name.as_ref()
     }
 
     /// The bytes of a request with these headers and this body.
-    pub fn request(&self, headers: &HeaderMap, body: &[u8]) -> Vec<u8> {
+    pub(crate) fn request(&self, headers: &HeaderMap, body: &[u8]) -> Vec<u8> {
         let mut request = self.head(headers, body.len());
         request.extend_from_slice(body);
         request
     }
 
     /// What stands before a body of so many bytes, with room for that.
-    pub fn head(&self, headers: &HeaderMap, body_bytes: usize) -> Vec<u8> {
+    pub(crate) fn head(&self, headers: &HeaderMap, body_bytes: usize) -> Vec<u8> {
         let mut request = Vec::with_capacity(self.head.len() + 512 + body_bytes);
         request.extend_from_slice(self.head.as_bytes());
         let mut field = |name: &str, value: &HeaderValue| {

@@ -44,7 +44,7 @@ impl ModelAddress {
     }
 
     /// The bytes of memory that it takes.
-    pub fn memory_bytes(&self) -> usize {
+    pub(crate) fn memory_bytes(&self) -> usize {
         self.base_url.len() + self.name.len() + self.profile.as_ref().map_or(0, |profile| profile.len())
     }
 }

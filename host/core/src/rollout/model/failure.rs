@@ -114,7 +114,7 @@ impl Failure {
     }
 
     /// A failure of the host itself, for whoever drives a rollout and sees it die.
-    pub fn host(stage: Stage, reason: impl Into<String>) -> Self {
+    pub(crate) fn host(stage: Stage, reason: impl Into<String>) -> Self {
         Self::new(stage, FailureKind::Host, Fault::Host, reason)
     }
 

@@ -38,11 +38,11 @@ pub(super) mod by_name {
 
     use super::LimitUse;
 
-    pub fn serialize<S: Serializer>(limits: &[LimitUse], to: S) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize<S: Serializer>(limits: &[LimitUse], to: S) -> Result<S::Ok, S::Error> {
         to.collect_map(limits.iter().map(|limit| (&limit.name, limit)))
     }
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<LimitUse>, D::Error> {
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<LimitUse>, D::Error> {
         struct InOrder;
 
         impl<'de> Visitor<'de> for InOrder {

@@ -16,7 +16,7 @@ pub enum Phase {
 
 impl Phase {
     /// Where a rollout failed that went away in this phase.
-    pub fn stage(self) -> Stage {
+    pub(crate) fn stage(self) -> Stage {
         match self {
             Self::Queued => Stage::Queue,
             Self::Running => Stage::Workflow,

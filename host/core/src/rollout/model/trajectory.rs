@@ -28,7 +28,7 @@ pub struct TrajectoryExtra {
 
 impl TrajectoryExtra {
     /// The bytes of memory that it takes.
-    pub fn memory_bytes(&self) -> usize {
+    pub(crate) fn memory_bytes(&self) -> usize {
         self.request_fields.as_ref().map_or(0, |fields| fields.get().len())
     }
 }
@@ -88,7 +88,7 @@ impl TrajectoryFile {
     }
 
     /// Where it is.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 

@@ -19,7 +19,7 @@ pub(super) struct Deadline {
 impl Deadline {
     /// The caller's time from `from`, or the host's own limit from now, whichever
     /// ends first.
-    pub fn new(asked_secs: Option<f64>, from: Instant, host_max: Duration) -> Self {
+    pub(super) fn new(asked_secs: Option<f64>, from: Instant, host_max: Duration) -> Self {
         let ours = Self { at: Instant::now() + host_max, limit_secs: host_max.as_secs_f64(), ours: true };
         let Some(secs) = asked_secs else { return ours };
         // Zero, less, and what is no time at all are over at once; what is too long
@@ -37,7 +37,7 @@ impl Deadline {
 
     /// Whether this deadline ended the run. A guest may give up for lack of time in the
     /// moment in which the host would have stopped it.
-    pub fn ended(&self, error: &RunError) -> bool {
+    pub(super) fn ended(&self, error: &RunError) -> bool {
         match error {
             RunError::Deadline => true,
             RunError::TimedOut(_) => Instant::now() >= self.at,
@@ -46,7 +46,7 @@ impl Deadline {
     }
 
     /// The limit that it is.
-    pub fn limit(&self, stage: Stage) -> Limit {
+    pub(super) fn limit(&self, stage: Stage) -> Limit {
         match (self.ours, stage) {
             (false, _) => Limit::CallerTime,
             (true, Stage::Queue | Stage::Workflow) => Limit::WorkflowTime,
@@ -54,7 +54,7 @@ impl Deadline {
         }
     }
 
-    pub fn exceeded(&self, stage: Stage, queued: Duration) -> Failure {
+    pub(super) fn exceeded(&self, stage: Stage, queued: Duration) -> Failure {
         let who = if stage == Stage::Grader { "grader" } else { "workflow" };
         let mut reason = format!("{who} exceeded its {}s deadline", crate::text::decimal(self.limit_secs));
         if self.ours {

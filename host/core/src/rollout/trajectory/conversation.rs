@@ -97,7 +97,7 @@ pub(super) struct Conversation<'a> {
 impl<'a> Conversation<'a> {
     /// Looks through the messages and finds the replies behind them: by content in order, and
     /// where no content fits but the numbers do, one by one.
-    pub fn new(messages: Vec<&'a str>, replies: &'a [Reply<'a>]) -> Self {
+    pub(super) fn new(messages: Vec<&'a str>, replies: &'a [Reply<'a>]) -> Self {
         let mut matcher = Matcher::new(replies);
         let mut kinds = Vec::with_capacity(messages.len());
         let mut step_of = vec![None; replies.len()];
@@ -120,7 +120,7 @@ impl<'a> Conversation<'a> {
     }
 
     /// Which replies a step is known for.
-    pub fn matched(&self) -> Vec<bool> {
+    pub(super) fn matched(&self) -> Vec<bool> {
         self.step_of.iter().map(Option::is_some).collect()
     }
 
@@ -148,7 +148,7 @@ impl<'a> Conversation<'a> {
     }
 
     /// How many steps there are.
-    pub fn step_count(&self) -> usize {
+    pub(super) fn step_count(&self) -> usize {
         self.steps().count()
     }
 }
@@ -306,7 +306,7 @@ impl Serialize for ToolCalls<'_> {
             at += 1;
             list.serialize_element(&call)
         })
-        .map_err(|stopped| stopped.ser())?;
+        .map_err(crate::wire::stream::Stopped::ser)?;
         list.end()
     }
 }

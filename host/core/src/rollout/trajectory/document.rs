@@ -32,7 +32,7 @@ pub(super) struct Document<'a> {
 }
 
 impl Document<'_> {
-    pub fn sample_id(&self) -> Option<&SampleId> {
+    pub(super) fn sample_id(&self) -> Option<&SampleId> {
         self.sample.map(|sample| &sample.record.id)
     }
 

@@ -27,7 +27,7 @@ pub(super) struct Facts<'a> {
 
 impl<'a> Facts<'a> {
     /// What a member of this fact says, if there is something.
-    pub fn of(&self, fact: ExtraFact) -> Option<Member<'a>> {
+    pub(super) fn of(&self, fact: ExtraFact) -> Option<Member<'a>> {
         let sample = self.sample.map(|sample| &sample.record);
         match fact {
             ExtraFact::RolloutId => Some(Member::Text(self.rollout_id.as_str())),

@@ -27,12 +27,12 @@ pub(super) struct Marks {
 
 impl Marks {
     /// How much is written so far.
-    pub fn here(&self) -> u64 {
+    pub(super) fn here(&self) -> u64 {
         self.written.get()
     }
 
     /// Notes a place.
-    pub fn note(&self, note: impl FnOnce(&mut Layout)) {
+    pub(super) fn note(&self, note: impl FnOnce(&mut Layout)) {
         note(&mut self.layout.borrow_mut());
     }
 }
@@ -96,7 +96,7 @@ pub struct Amendment<'a> {
 }
 
 /// Gives what is said of each step to whoever takes it.
-pub type GiveSteps<'a> = dyn Fn(&mut TakeStep<'_>) -> io::Result<()> + 'a;
+pub(super) type GiveSteps<'a> = dyn Fn(&mut TakeStep<'_>) -> io::Result<()> + 'a;
 
 /// Takes what is said of the next step.
 pub type TakeStep<'t> = dyn FnMut(StepAmendment<'_>) -> io::Result<()> + 't;
@@ -118,7 +118,7 @@ pub(super) struct Original {
 
 impl Original {
     /// Keeps the file at this path under a second name.
-    pub fn keep(path: &Path) -> io::Result<Self> {
+    pub(super) fn keep(path: &Path) -> io::Result<Self> {
         let kept = store::beside(path, ".original");
         match std::fs::hard_link(path, &kept) {
             Ok(()) => {}
@@ -133,7 +133,7 @@ impl Original {
     }
 
     /// Puts the file with an amendment in the place of whatever is at this path.
-    pub fn amend(&self, layout: &Layout, amendment: &Amendment<'_>, path: &Path) -> io::Result<()> {
+    pub(super) fn amend(&self, layout: &Layout, amendment: &Amendment<'_>, path: &Path) -> io::Result<()> {
         let from = BufReader::new(File::open(&self.path)?);
         store::replace(path, |to| amended(from, to, layout, amendment))
     }

@@ -38,7 +38,7 @@ pub(super) struct Matcher {
 }
 
 impl Matcher {
-    pub fn new(replies: &[Reply<'_>]) -> Self {
+    pub(super) fn new(replies: &[Reply<'_>]) -> Self {
         let mut matcher = Self { hasher: RandomState::new(), places: HashMap::new(), from: 0 };
         for (place, reply) in replies.iter().enumerate() {
             let mut calls = Vec::new();
@@ -55,7 +55,7 @@ impl Matcher {
 
     /// The reply that the next step of the agent came from. The list of calls is read only
     /// where there are replies.
-    pub fn next(&mut self, text: &str, tool_calls: Option<&RawValue>) -> Option<usize> {
+    pub(super) fn next(&mut self, text: &str, tool_calls: Option<&RawValue>) -> Option<usize> {
         if self.places.is_empty() {
             return None;
         }
@@ -74,7 +74,7 @@ impl Matcher {
 
 impl Reply<'_> {
     /// What it cost, with token ids and log-probabilities from where servers put them.
-    pub fn metrics(&self) -> Metrics<'_> {
+    pub(super) fn metrics(&self) -> Metrics<'_> {
         #[derive(Deserialize)]
         struct Body<'a> {
             #[serde(borrow, default)]

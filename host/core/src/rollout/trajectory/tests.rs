@@ -1,5 +1,7 @@
 //! The document of a conversation with its calls, and a report that is put into it.
 
+#![expect(clippy::disallowed_types, reason = "what was written is read back")]
+
 use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 

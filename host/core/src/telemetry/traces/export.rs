@@ -57,7 +57,7 @@ enum Message {
 }
 
 impl Queue {
-    pub fn push(&self, span: Box<SpanData>) {
+    pub(super) fn push(&self, span: Box<SpanData>) {
         if self.sender.try_send(Message::Span(span)).is_err() {
             self.dropped.inc();
         }

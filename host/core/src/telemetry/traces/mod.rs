@@ -87,7 +87,7 @@ impl Drop for Live {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         if state.sampled {
-            state.root.end_time = SystemTime::now();
+            state.root.end_time = now();
             self.queue.push(Box::new(state.root.clone()));
         }
     }
@@ -105,12 +105,12 @@ impl RolloutTrace {
     }
 
     /// Whether nobody collects it.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_none()
     }
 
     /// Makes the rollout a part of its caller's trace. Before any phase of it.
-    pub fn child_of(&self, parent: TraceParent) {
+    pub(crate) fn child_of(&self, parent: TraceParent) {
         let Some(live) = &self.0 else { return };
         let mut state = live.state();
         let TraceParent { trace, span, sampled } = parent;
@@ -123,25 +123,25 @@ impl RolloutTrace {
     }
 
     /// Says something of the whole rollout.
-    pub fn set(&self, key: &'static str, value: impl Into<Value>) {
+    pub(crate) fn set(&self, key: &'static str, value: impl Into<Value>) {
         let Some(live) = &self.0 else { return };
         live.state().root.attributes.push(KeyValue::new(key, bounded(value.into())));
     }
 
     /// The rollout has no reward: the kind and why.
-    pub fn failed(&self, kind: &'static str, reason: &str) {
+    pub(crate) fn failed(&self, kind: &'static str, reason: &str) {
         let Some(live) = &self.0 else { return };
         fail(&mut live.state().root, kind, reason);
     }
 
     /// Begins a phase: the spans that begin while it lasts are below it. Phases follow
     /// one another.
-    pub fn phase(&self, name: &'static str) -> Span {
+    pub(crate) fn phase(&self, name: &'static str) -> Span {
         self.phase_since(name, None)
     }
 
     /// Begins a phase that began when the rollout did.
-    pub fn first_phase(&self, name: &'static str) -> Span {
+    pub(crate) fn first_phase(&self, name: &'static str) -> Span {
         let began = self.0.as_ref().map(|live| live.state().root.start_time);
         self.phase_since(name, began)
     }
@@ -157,7 +157,7 @@ impl RolloutTrace {
     }
 
     /// Begins something within the phase that is under way.
-    pub fn span(&self, name: &'static str) -> Span {
+    pub(crate) fn span(&self, name: &'static str) -> Span {
         self.below(name, SpanKind::Internal, false)
     }
 
@@ -203,7 +203,7 @@ impl Span {
     }
 
     /// Says a list of texts of it.
-    pub fn set_texts(&mut self, key: &'static str, texts: impl IntoIterator<Item = String>) {
+    pub(crate) fn set_texts(&mut self, key: &'static str, texts: impl IntoIterator<Item = String>) {
         let texts = texts.into_iter().map(|text| crate::text::beginning(&text, TEXT_BYTES_MAX).into());
         self.set(key, Value::Array(opentelemetry::Array::String(texts.collect())));
     }
@@ -224,7 +224,7 @@ impl Drop for Span {
             let mut state = live.state();
             state.current = state.root.span_context.span_id();
         }
-        data.end_time = SystemTime::now();
+        data.end_time = now();
         live.queue.push(Box::new(data));
     }
 }
@@ -243,12 +243,17 @@ fn bounded(value: Value) -> Value {
     }
 }
 
+#[expect(clippy::disallowed_methods, reason = "spans have dates")]
+fn now() -> SystemTime {
+    SystemTime::now()
+}
+
 fn context(trace: TraceId, span: SpanId) -> SpanContext {
     SpanContext::new(trace, span, TraceFlags::SAMPLED, false, TraceState::NONE)
 }
 
 fn span_data(trace: TraceId, span: SpanId, name: &'static str, kind: SpanKind) -> SpanData {
-    let now = SystemTime::now();
+    let now = now();
     SpanData {
         span_context: context(trace, span),
         parent_span_id: SpanId::INVALID,

@@ -5,7 +5,7 @@ use axum::http::{HeaderMap, HeaderValue, header};
 
 use super::error::ApiError;
 use super::request::{self, StartRollout};
-pub use rollout_assembly::config::Dialect;
+pub(crate) use rollout_assembly::config::Dialect;
 use rollout_core::wire;
 
 /// What an error may say about a request of any size, in bytes.

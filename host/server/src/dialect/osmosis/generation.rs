@@ -8,7 +8,7 @@
 use reqwest::Url;
 
 use super::fields::Fields;
-pub use rollout_assembly::config::Dialect;
+pub(super) use rollout_assembly::config::Dialect;
 
 /// The generation of a request, as far as it can be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -101,8 +101,10 @@ impl Report {
     /// Puts the report into the trajectories of a rollout. Blocks.
     fn apply(&self, documents: &[Amendable]) -> io::Result<()> {
         let Parts { model_name, samples } = self.parts();
-        let ids: Vec<Option<&str>> =
-            documents.iter().map(|document| document.file().sample().map(|id| id.as_str())).collect();
+        let ids: Vec<Option<&str>> = documents
+            .iter()
+            .map(|document| document.file().sample().map(rollout_core::id::SampleId::as_str))
+            .collect();
         let Matched { of, rest } = Matched::find(samples.map_or("{}", RawValue::get), &ids);
         for (document, report) in documents.iter().zip(&of) {
             let name = report.as_ref().and_then(|report| report.model_name.as_ref()).or(model_name.as_ref());

@@ -11,7 +11,7 @@ use super::fields::{Fields, Problem};
 use super::generation::Generation;
 use super::sample;
 use crate::random;
-pub use rollout_assembly::config::Dialect;
+pub(super) use rollout_assembly::config::Dialect;
 use rollout_core::id::RolloutId;
 use rollout_core::outbound::Secret;
 use rollout_core::rollout::{LoopOptions, ModelAddress, Resources, RolloutRequest};
