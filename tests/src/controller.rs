@@ -274,6 +274,13 @@ pub struct RolloutRequest {
 }
 
 impl RolloutRequest {
+    /// With this prompt, to this model.
+    pub(crate) fn of_model(address: SocketAddr, url: &str, id: &str, text: &str) -> Self {
+        let request = Self { fields: Map::new(), address };
+        let messages = json!([{"role": "user", "content": text}]);
+        request.with("chat_completions_url", url).with("rollout_id", id).with("initial_messages", messages)
+    }
+
     /// Under this id.
     pub fn id(self, id: &str) -> Self {
         let url = format!("http://{}/rollouts/{id}/v1", self.address);

@@ -1,5 +1,6 @@
 //! A `rollout-host serve` process, and generation D's client side of it.
 
+use std::any::Any;
 use std::path::{Path, PathBuf};
 
 use reqwest::header::{CONTENT_TYPE, HeaderMap};
@@ -29,11 +30,18 @@ pub struct Serve {
 
 /// A host that serves. It ends with the test.
 pub struct TestHost {
-    process: Process,
+    running: Running,
     url: String,
     key: Option<String>,
     http: reqwest::Client,
     dir: TempDir,
+}
+
+/// Where a host runs.
+enum Running {
+    Process(Box<Process>),
+    /// In the process of the test, for as long as this is held.
+    Here(#[expect(dead_code, reason = "dropped with the host")] Box<dyn Any + Send + Sync>),
 }
 
 /// An answer of the host.
@@ -115,7 +123,7 @@ impl Serve {
         command.envs(self.environment).current_dir(dir.path());
         let process = command.start();
         let url = process.line("listening on ").await;
-        TestHost { process, url, key: None, http: client(), dir }
+        TestHost { running: Running::Process(Box::new(process)), url, key: None, http: client(), dir }
     }
 }
 
@@ -140,6 +148,11 @@ impl TestHost {
     /// A host of this guest, with defaults.
     pub async fn start(guest_name: &str) -> Self {
         Self::of(guest_name).start().await
+    }
+
+    /// A host that listens here, and runs in this process for as long as `kept` is held.
+    pub(crate) fn in_this_process(url: String, dir: TempDir, kept: Box<dyn Any + Send + Sync>) -> Self {
+        Self { running: Running::Here(kept), url, key: None, http: client(), dir }
     }
 
     /// The same host, asked with this key from now on.
@@ -170,12 +183,23 @@ impl TestHost {
 
     /// Its process.
     pub fn process(&self) -> &Process {
-        &self.process
+        match &self.running {
+            Running::Process(process) => process,
+            Running::Here(_) => panic!("it runs in the process of the test"),
+        }
+    }
+
+    fn into_process(self) -> (Process, TempDir) {
+        match self.running {
+            Running::Process(process) => (*process, self.dir),
+            Running::Here(_) => panic!("it runs in the process of the test"),
+        }
     }
 
     /// Asks it to end, and waits until it has.
     pub async fn stop(self) -> Ran {
-        self.process.terminate().await
+        let (process, _dir) = self.into_process();
+        process.terminate().await
     }
 
     /// Runs a rollout of a caller that is called back and stops, so that every callback that
@@ -194,8 +218,8 @@ impl TestHost {
     /// Asks it to end, waits until it has, and gives a JSON file that it kept of a rollout.
     pub async fn stop_for_document(self, id: &str, file: &str) -> Value {
         let path = self.kept().join(id).join(file);
-        let _dir = self.dir;
-        let ran = self.process.terminate().await;
+        let (process, _dir) = self.into_process();
+        let ran = process.terminate().await;
         assert_eq!(ran.code, Some(0), "{}", ran.stderr);
         let text = std::fs::read(&path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
         serde_json::from_slice(&text).unwrap_or_else(|error| panic!("{path:?}: {error}"))
@@ -203,7 +227,8 @@ impl TestHost {
 
     /// Waits until it has ended by itself, or by an earlier signal.
     pub async fn ended(self) -> Ran {
-        self.process.ended().await
+        let (process, _dir) = self.into_process();
+        process.ended().await
     }
 
     /// Posts a JSON body.

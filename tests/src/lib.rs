@@ -1,7 +1,7 @@
 //! The host from outside: what the tests under `tests/` share.
 //!
 //! [`TestHost`] is a real `rollout-host serve` process on a port of its own, with a real
-//! component from `guests/`. [`Controller`] plays the other side: the model that a
+//! component from `guests/`; one of [`InProcess`] is in the process of the test. [`Controller`] plays the other side: the model that a
 //! workflow asks and the callbacks that a trainer listens on. [`Process`] is any command
 //! of the host.
 //!
@@ -15,6 +15,7 @@ mod controller;
 mod evaluation;
 mod exposition;
 mod host;
+mod in_process;
 mod init;
 mod lent;
 mod made;
@@ -27,6 +28,7 @@ pub use controller::{Answer, Controller, KEY_OF_B, Received, RolloutRequest};
 pub use evaluation::{Evaluation, read_json, sums};
 pub use exposition::Exposition;
 pub use host::{Admitted, Reply, Serve, TestHost};
+pub use in_process::InProcess;
 pub use init::{InitRequest, check_chat, check_completed};
 pub use lent::{Called, call, call_as, lending};
 pub use made::component_text;

@@ -1,0 +1,72 @@
+//! A host, its server and a model in the process of the test, for what needs no process of its own.
+//!
+//! It is made by what the commands use, of a configuration and a component, and asked over HTTP
+//! like any other. Options, the environment, confinement and signals are the commands', and tested
+//! with [`TestHost`] as a process.
+
+use std::any::Any;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+
+use rollout_assembly::config::RawConfig;
+use rollout_assembly::{NotLoaded, Options, Sources, assemble};
+use rollout_core::error::Fault;
+use rollout_mock_model::{MockModel, Settings};
+use rollout_server::dialect::osmosis;
+use rollout_server::{Identity, Server};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::{RolloutRequest, TestHost, guest};
+
+/// Connections of callers at once.
+const CALLERS_MAX: usize = 64;
+
+/// A host, its server and a model that does arithmetic. All end with this.
+pub struct InProcess {
+    /// The server, to be asked.
+    pub host: TestHost,
+    /// Whom workflows ask.
+    pub model: MockModel,
+}
+
+impl InProcess {
+    /// Serves this guest with this configuration, on ports of its own. The runtime needs threads
+    /// besides the test's.
+    pub async fn start(guest_name: &str, configuration: &str) -> Self {
+        let model = MockModel::start(loopback(), Settings::default()).await.expect("the stand-in starts");
+        let dir = tempfile::tempdir().expect("a temporary directory can be made");
+        let config = RawConfig::parse(configuration, "the test").resolve().expect("it is a configuration");
+        let options = Options {
+            artifact_root: Some(dir.path().join("kept")),
+            descriptors_for_callers: osmosis::descriptors_per_rollout(config.dialect, false),
+            ..Options::default()
+        };
+        let plugin = guest(guest_name);
+        let load = |engine: &rollout_core::engine::Engine, path: &Path| {
+            let component = std::fs::read(path).expect("a guest can be read");
+            let not_loaded =
+                |error: &dyn std::fmt::Display| NotLoaded { fault: Fault::Plugin, reason: error.to_string() };
+            engine.load(&component).map_err(|error| not_loaded(&error))
+        };
+        let assembled = assemble(&config, Sources::of(&plugin, None), options, load).await.expect("a host");
+        let identity = Identity { agent_name: guest_name.to_owned(), instance_id: None, server_key: None };
+        let server = Server::of_host(&assembled.host, &config, identity);
+        let socket = rollout_server::bind(loopback()).expect("a port is free");
+        let listener = rollout_server::listen(socket).expect("it can be listened on");
+        let url = format!("http://{}", listener.local_addr().expect("it is bound"));
+        let stop = CancellationToken::new();
+        let ended: DropGuard = stop.clone().drop_guard();
+        tokio::spawn(rollout_server::serve(listener, server.router(), CALLERS_MAX, stop));
+        let kept: Box<dyn Any + Send + Sync> = Box::new(ended);
+        Self { host: TestHost::in_this_process(url, dir, kept), model }
+    }
+
+    /// A request for a rollout under this id, whose prompt is this text.
+    pub fn rollout(&self, id: &str, text: &str) -> RolloutRequest {
+        RolloutRequest::of_model(self.model.addr(), &self.model.base_url(), id, text)
+    }
+}
+
+fn loopback() -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, 0).into()
+}
