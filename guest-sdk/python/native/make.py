@@ -83,7 +83,9 @@ def make(package: dict[str, Any], toolchain: Path, wheels: Path) -> None:
     tree = {"meson": with_meson, "setuptools": with_setuptools}[package["build"]](
         package, source, toolchain, environment
     )
-    write_wheel(wheel, tree, source / "PKG-INFO", f"{stem}-{package['version']}.dist-info")
+    # numpy writes down what it was made with.
+    places = [str(toolchain), str(Path(sys.executable).parent)]
+    write_wheel(wheel, tree, source / "PKG-INFO", f"{stem}-{package['version']}.dist-info", places)
     kept.write_text(stamp)
 
 
@@ -160,10 +162,13 @@ def jobs() -> int:
     return int(os.environ.get("NATIVE_JOBS", os.cpu_count() or 1))
 
 
-def write_wheel(wheel: Path, tree: Path, about: Path, info: str) -> None:
-    """Packs a tree, in order and without times."""
+def write_wheel(wheel: Path, tree: Path, about: Path, info: str, places: list[str]) -> None:
+    """Packs a tree, in order, without times and without these places of this machine."""
     files = {file.relative_to(tree).as_posix(): file.read_bytes() for file in tree.rglob("*") if file.is_file()}
     files = {name: content for name, content in files.items() if is_wanted(name)}
+    for name in [each for each in files if each.endswith(".py")]:
+        for place in sorted(places, key=len, reverse=True):
+            files[name] = files[name].replace(place.encode(), b".")
     files[f"{info}/METADATA"] = about.read_bytes()
     files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: rollout-host\nRoot-Is-Purelib: false\nTag: {TAG}\n".encode()
     record = "".join(
