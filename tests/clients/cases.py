@@ -205,7 +205,7 @@ class Scenarios:
             help="run only this one; may be repeated. One of: %(choices)s",
         )
         parser.add_argument(
-            "--patience",
+            "--timeout",
             type=float,
             default=60.0,
             metavar="SECONDS",
@@ -229,7 +229,7 @@ class Scenarios:
         for name in args.scenario or self.by_name:
             ok: bool | None = True
             try:
-                async with asyncio.timeout(args.patience):
+                async with asyncio.timeout(args.timeout):
                     detail: Any = await self.by_name[name](context) or {}
             except NotRun as reason:
                 # Asked for by name, it counts as failed: it did not show anything.
@@ -237,7 +237,7 @@ class Scenarios:
             except Unexpected as error:
                 ok, detail = False, {"unexpected": str(error)}
             except TimeoutError:
-                ok, detail = False, {"unexpected": f"not done after {args.patience} s"}
+                ok, detail = False, {"unexpected": f"not done after {args.timeout} s"}
             except Exception as error:
                 traceback.print_exc(file=sys.stderr)
                 ok, detail = False, {"unexpected": f"{type(error).__name__}: {error}"}

@@ -609,7 +609,7 @@ async def main() -> int:
                 controller_api_key=CALLBACK_KEY,
                 http_client=driver_http,
                 fresh_cancel_client=not args.api_key,
-                admission_timeout_sec=args.patience,
+                admission_timeout_sec=args.timeout,
                 **options,
             )
 

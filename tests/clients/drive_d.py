@@ -4,7 +4,7 @@
 
 The server serves the workflow and grader of `cases.py`. Every scenario prints one line,
 {"scenario", "ok", "detail"}; `ok` is null for one that needs an option that was not given. Exit
-code 1 if one failed. A scenario is allowed --patience seconds.
+code 1 if one failed. A scenario is allowed --timeout seconds.
 """
 
 from __future__ import annotations
@@ -582,7 +582,7 @@ async def main() -> int:
                 httpx.AsyncClient(limits=httpx.Limits(max_connections=None), trust_env=False)
             ),
             api_key=args.api_key,
-            admission_timeout_sec=args.patience,
+            admission_timeout_sec=args.timeout,
         )
         drive = Drive(args, base_url, model_url.rstrip("/"), client, http, stand_in, stack)
         return await SCENARIOS.run(drive, args)

@@ -57,7 +57,7 @@ pub struct Reply {
     pub text: String,
 }
 
-/// A rollout that was taken on.
+/// A rollout that was admitted.
 #[derive(Clone, Debug)]
 pub struct Admitted {
     /// Its id.
@@ -252,7 +252,7 @@ impl TestHost {
         self.post("/rollout", &request.body()).await
     }
 
-    /// Asks for a rollout in generation D, which has to be taken on.
+    /// Asks for a rollout in generation D, which has to be admitted.
     pub async fn admit(&self, request: &RolloutRequest) -> Admitted {
         let reply = self.ask(request).await;
         assert_eq!(reply.status, 202, "{:?}", reply.body);

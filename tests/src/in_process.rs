@@ -11,7 +11,7 @@ use std::path::Path;
 use rollout_assembly::config::RawConfig;
 use rollout_assembly::{NotLoaded, Options, Sources, assemble};
 use rollout_core::error::Fault;
-use rollout_mock_model::{MockModel, Settings};
+use rollout_mock_model::{MockModel, MockModelSettings};
 use rollout_server::dialect::osmosis;
 use rollout_server::{Identity, Server};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -33,7 +33,8 @@ impl InProcess {
     /// Serves this guest with this configuration, on ports of its own. The runtime needs threads
     /// besides the test's.
     pub async fn start(guest_name: &str, configuration: &str) -> Self {
-        let model = MockModel::start(loopback(), Settings::default()).await.expect("the stand-in starts");
+        let model =
+            MockModel::start(loopback(), MockModelSettings::default()).await.expect("the stand-in starts");
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
         let config = RawConfig::parse(configuration, "the test").resolve().expect("it is a configuration");
         let options = Options {

@@ -55,7 +55,7 @@ fn check_report(text: &str) {
         "metadata",
         "a reply",
         "a finished reply",
-        "lent tools",
+        "host-provided tools",
         "tool results",
         "artifact names",
         "environment",

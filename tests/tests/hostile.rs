@@ -141,7 +141,7 @@ enum Deed {
 
 /// Where it does so.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Place {
+enum Site {
     /// The start function, which runs before anything is called.
     Start,
     /// Making room for the arguments.
@@ -152,12 +152,12 @@ enum Place {
     PostReturn,
 }
 
-const PLACES: [Place; 4] = [Place::Start, Place::Realloc, Place::Run, Place::PostReturn];
+const PLACES: [Site; 4] = [Site::Start, Site::Realloc, Site::Run, Site::PostReturn];
 
 /// A workflow that answers 5, and in about every second rollout misbehaves: which, the
 /// rollout's own random numbers decide, so that it is the same ones each time, and not
 /// the one with which the host tries it before it serves.
-fn made(dir: &Path, place: Place, deed: Deed) -> PathBuf {
+fn made(dir: &Path, place: Site, deed: Deed) -> PathBuf {
     let deed = match deed {
         Deed::Spin => "(loop $again (br $again))",
         Deed::Trap => "unreachable",
@@ -189,10 +189,10 @@ fn made(dir: &Path, place: Place, deed: Deed) -> PathBuf {
         (func (export "post") (param i32)
             {})
         "#,
-        at(Place::Start),
-        at(Place::Realloc),
-        at(Place::Run),
-        at(Place::PostReturn),
+        at(Site::Start),
+        at(Site::Realloc),
+        at(Site::Run),
+        at(Site::PostReturn),
     );
     component(dir, &module)
 }
@@ -206,7 +206,7 @@ fn component(dir: &Path, module: &str) -> PathBuf {
 }
 
 /// Runs hostile and ordinary rollouts of a made component side by side.
-async fn check_made(place: Place, deed: Deed, part: &str) {
+async fn check_made(place: Site, deed: Deed, part: &str) {
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     let controller = Controller::start().await;
     let host = TestHost::of_component(made(dir.path(), place, deed)).config(LITTLE_CPU).start().await;
@@ -232,17 +232,17 @@ async fn check_made(place: Place, deed: Deed, part: &str) {
 
 #[tokio::test]
 async fn a_guest_that_spins_in_its_start_function_is_stopped() {
-    check_made(Place::Start, Deed::Spin, LITTLE_CPU_IS_NAMED).await;
+    check_made(Site::Start, Deed::Spin, LITTLE_CPU_IS_NAMED).await;
 }
 
 #[tokio::test]
 async fn a_guest_that_spins_while_it_is_given_its_arguments_is_stopped() {
-    check_made(Place::Realloc, Deed::Spin, LITTLE_CPU_IS_NAMED).await;
+    check_made(Site::Realloc, Deed::Spin, LITTLE_CPU_IS_NAMED).await;
 }
 
 #[tokio::test]
 async fn a_guest_that_spins_after_it_has_returned_is_stopped() {
-    check_made(Place::PostReturn, Deed::Spin, LITTLE_CPU_IS_NAMED).await;
+    check_made(Site::PostReturn, Deed::Spin, LITTLE_CPU_IS_NAMED).await;
 }
 
 #[tokio::test]
@@ -257,9 +257,9 @@ async fn a_guest_that_traps_in_any_phase_fails_its_rollout_only() {
 async fn a_guest_that_exits_in_any_phase_is_at_fault_and_ends_no_other() {
     for place in PLACES {
         let part = match place {
-            Place::Start | Place::Run => "workflow called exit(0) instead of returning",
+            Site::Start | Site::Run => "workflow called exit(0) instead of returning",
             // Here the engine lets no guest call anything.
-            Place::Realloc | Place::PostReturn => {
+            Site::Realloc | Site::PostReturn => {
                 "workflow trapped: wasm trap: cannot leave component instance"
             }
         };
@@ -587,9 +587,9 @@ async fn random_bytes_past_their_number_end_the_guest_by_that_name_and_are_count
     );
     let trajectory = host.trajectory(request.rollout_id()).await;
     let limit = &trajectory["extra"]["rollout_host"]["limits"]["random-bytes-max"];
-    assert_eq!(*limit, serde_json::json!({"max": 65536, "fired": 1, "asked": 2_097_152}));
-    let fired = host.metrics().await.get("rollout_host_limits_fired_total{limit=\"random-bytes-max\"}");
-    assert_eq!(fired, Some(1.0));
+    assert_eq!(*limit, serde_json::json!({"max": 65536, "hits": 1, "asked": 2_097_152}));
+    let hits = host.metrics().await.get("rollout_host_limit_hits_total{limit=\"random-bytes-max\"}");
+    assert_eq!(hits, Some(1.0));
     check_goes_on(&host, &controller).await;
 }
 

@@ -183,8 +183,8 @@ async fn calls_and_tokens_of_the_judge_have_budgets_of_their_own() {
         let result = host.run(&request).await;
 
         assert_eq!(result["sample"]["reward"], answered, "{result:#}");
-        let fired = format!("rollout_host_limits_fired_total{{limit=\"{}\"}}", &limits[0].0[8..]);
-        assert_eq!(host.metrics().await.get(&fired), Some(1.0), "{fired}");
+        let hits = format!("rollout_host_limit_hits_total{{limit=\"{}\"}}", &limits[0].0[8..]);
+        assert_eq!(host.metrics().await.get(&hits), Some(1.0), "{hits}");
     }
 }
 

@@ -72,7 +72,7 @@ async fn an_outcome_has_every_limit_with_what_was_used_and_which_fired() {
     let scored = rollout(scored.rollout_id()).await;
     for name in OF_A_ROLLOUT {
         assert!(scored["limits"][name]["max"].is_number(), "{name} is not in {scored:#}");
-        assert_eq!(scored["limits"][name]["fired"], Value::Null, "{name} did not fire");
+        assert_eq!(scored["limits"][name]["hits"], Value::Null, "{name} was not hit");
     }
     assert_eq!(scored["limits"]["handles-max"], json!({"max": 500}));
     assert_eq!(scored["limits"]["samples-max"], json!({"max": 1, "used": 1}), "what this caller takes");
@@ -85,11 +85,11 @@ async fn an_outcome_has_every_limit_with_what_was_used_and_which_fired() {
 
     let stopped = rollout(stopped.rollout_id()).await;
     let cpu = &stopped["limits"]["guest-cpu-secs-max"];
-    assert_eq!((&cpu["max"], &cpu["fired"]), (&json!(0.2), &json!(1)), "{stopped:#}");
+    assert_eq!((&cpu["max"], &cpu["hits"]), (&json!(0.2), &json!(1)), "{stopped:#}");
     let used = cpu["used"].as_f64().expect("it is measured");
     assert!((0.2..1.0).contains(&used), "{used} s");
-    let fired = OF_A_ROLLOUT.iter().filter(|name| stopped["limits"][**name]["fired"].is_number());
-    assert_eq!(fired.collect::<Vec<_>>(), [&"guest-cpu-secs-max"]);
+    let hits = OF_A_ROLLOUT.iter().filter(|name| stopped["limits"][**name]["hits"].is_number());
+    assert_eq!(hits.collect::<Vec<_>>(), [&"guest-cpu-secs-max"]);
 }
 
 async fn evaluate(dir: &Path, guest_name: &str, options: &[&str]) -> (Ran, Value, Value) {
@@ -115,7 +115,7 @@ async fn an_evaluation_has_its_limits_in_the_manifest_and_those_that_fired_with_
     }
     assert_eq!(manifest["settings"]["limits"]["memory-bytes-max"], 4_194_304);
     assert_eq!(line["kind"], "memory", "{line:#}");
-    let memory = &line["limits_fired"]["memory-bytes-max"];
+    let memory = &line["limits_hit"]["memory-bytes-max"];
     assert_eq!((&memory["max"], &memory["times"]), (&json!(4_194_304), &json!(1)), "{line:#}");
     assert!(memory["asked"].as_u64() > Some(4_194_304), "{line:#}");
     assert!(memory["used"].as_u64() <= Some(4_194_304), "{line:#}");

@@ -64,7 +64,7 @@ async fn where_memory_is_used_up_the_rollout_that_holds_most_ends_and_the_host_i
         .map(|(_, count)| count)
         .sum();
     assert_eq!(for_memory, 2.0, "{by_label:?}");
-    assert_eq!(metrics.get("rollout_host_limits_fired_total{limit=\"memory-budget-bytes\"}"), Some(2.0));
+    assert_eq!(metrics.get("rollout_host_limit_hits_total{limit=\"memory-budget-bytes\"}"), Some(2.0));
 }
 
 #[tokio::test]

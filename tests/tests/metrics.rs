@@ -83,7 +83,7 @@ async fn the_counters_say_exactly_what_happened() {
     check_counted(&metrics, "tokens_total", &[(r#"kind="prompt""#, 35.0), (r#"kind="completion""#, 15.0)]);
     check_counted(&metrics, "callbacks_total", &[(r#"outcome="delivered""#, 2.0)]);
     check_value(&metrics, "callback_retries_total", 1.0);
-    check_counted(&metrics, "limits_fired_total", &[(r#"limit="caller-deadline""#, 1.0)]);
+    check_counted(&metrics, "limit_hits_total", &[(r#"limit="caller-deadline""#, 1.0)]);
     for (step, times) in [
         ("queue", 9.0),
         ("instance_start", 14.0),
@@ -126,9 +126,9 @@ async fn a_limit_that_fires_is_counted_under_its_name() {
         host.run(&controller.rollout(text).label("5")).await;
         host.idle().await;
         let metrics = host.metrics().await;
-        let fired: Vec<&str> = metrics.counted("rollout_host_limits_fired_total").into_keys().collect();
+        let hits: Vec<&str> = metrics.counted("rollout_host_limit_hits_total").into_keys().collect();
         let expected: Vec<String> = expected.iter().map(|name| format!("limit=\"{name}\"")).collect();
-        assert_eq!(fired, expected, "{guest} with {limits}");
+        assert_eq!(hits, expected, "{guest} with {limits}");
         metrics
     };
     check("over_allocate", "memory-bytes-max = 33554432\n", "misbehave", &["memory-bytes-max"]).await;

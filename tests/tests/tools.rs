@@ -1,19 +1,19 @@
-//! Tools that the operator lends: components, each call in an instance of its own.
+//! Tools that the operator provides: components, each call in an instance of its own.
 
 use std::collections::BTreeSet;
 
 use rollout_tests::{Serve, Start, call, call_as, guest, rollout_host};
 use serde_json::{Value, json};
 
-/// A host that lends the tools of a component, with more lines for its entry.
-fn lending(guest_name: &str, lines: &str) -> Serve {
+/// A host that provides the tools of a component, with more lines for its entry.
+fn providing(guest_name: &str, lines: &str) -> Serve {
     let path = guest(guest_name).display().to_string();
-    rollout_tests::lending(&format!("[[tools.component]]\npath = {path:?}\n{lines}\n"))
+    rollout_tests::providing(&format!("[[tools.component]]\npath = {path:?}\n{lines}\n"))
 }
 
 #[tokio::test]
 async fn a_components_tools_are_offered_and_called_and_written_down() {
-    let host = lending("tool_kit", "prefix = 'kit_'\nconfig = { greeting = 'Good day.' }").start().await;
+    let host = providing("tool_kit", "prefix = 'kit_'\nconfig = { greeting = 'Good day.' }").start().await;
 
     let called =
         call(&host, json!([["kit_upper", {"text": "aé"}], ["kit_greet", {}], ["kit_refuse", {}]])).await;
@@ -47,19 +47,19 @@ async fn a_components_tools_are_offered_and_called_and_written_down() {
 
 #[tokio::test]
 async fn calls_that_were_started_are_finished_as_they_end() {
-    let host = lending("tool_kit", "").start().await;
+    let host = providing("tool_kit", "").start().await;
 
     let calls = json!([["upper", {"text": "a"}], ["none", {}], ["upper", {"text": "b"}]]);
     let called = call_as(&host, json!({"calls": calls, "start": true})).await;
 
     let results: BTreeSet<(&str, bool)> = called.results().into_iter().collect();
-    let expected = [("A", false), ("B", false), ("Error: no tool 'none' is lent to this plugin", true)];
+    let expected = [("A", false), ("B", false), ("Error: no tool 'none' is provided to this plugin", true)];
     assert_eq!(results, BTreeSet::from(expected));
 }
 
 #[tokio::test]
 async fn arguments_that_do_not_fit_are_told_to_the_model() {
-    let host = lending("tool_kit", "").start().await;
+    let host = providing("tool_kit", "").start().await;
 
     let called = call(&host, json!([["upper", "{no json"], ["upper", {"txt": "a"}], ["upper", ""]])).await;
 
@@ -70,7 +70,7 @@ async fn arguments_that_do_not_fit_are_told_to_the_model() {
 
 #[tokio::test]
 async fn every_call_has_an_instance_of_its_own_that_sees_nothing_of_the_rollout() {
-    let host = lending("tool_kit", "").start().await;
+    let host = providing("tool_kit", "").start().await;
 
     let called = call(&host, json!([["seen", {}], ["seen", {}]])).await;
 
@@ -82,7 +82,7 @@ async fn every_call_has_an_instance_of_its_own_that_sees_nothing_of_the_rollout(
 
 /// One call of a hostile tool ends in this error, and the next call is answered.
 async fn check_hostile(lines: &str, call_of: Value, outcome: &str, expected: &str) {
-    let host = lending("tool_kit", lines).start().await;
+    let host = providing("tool_kit", lines).start().await;
 
     let called = call(&host, json!([call_of, ["upper", {"text": "on"}]])).await;
 
@@ -131,7 +131,7 @@ async fn a_tool_that_calls_the_host_without_end_is_stopped() {
 
 #[tokio::test]
 async fn one_rollout_calls_a_tool_as_often_as_its_budget_says() {
-    let host = lending("tool_kit", "calls-max = 2").start().await;
+    let host = providing("tool_kit", "calls-max = 2").start().await;
     let upper = json!(["upper", {"text": "a"}]);
 
     let called = call(&host, json!([upper, upper, upper, ["greet", {}]])).await;
@@ -144,13 +144,13 @@ async fn one_rollout_calls_a_tool_as_often_as_its_budget_says() {
     assert_eq!(results[3], ("", false), "another tool has a budget of its own");
     assert_eq!(again.results(), [("A", false)], "another rollout has a budget of its own");
     let metrics = host.metrics().await;
-    assert_eq!(metrics.get(r#"rollout_host_limits_fired_total{limit="tools.calls-max"}"#), Some(1.0));
+    assert_eq!(metrics.get(r#"rollout_host_limit_hits_total{limit="tools.calls-max"}"#), Some(1.0));
 }
 
 #[tokio::test]
 async fn calls_beyond_those_at_once_wait_for_their_turn_within_their_deadline() {
     let lines = "concurrent-max = 1\ndeadline-secs = 1.0\ncpu-secs-max = 60.0";
-    let host = lending("tool_kit", lines).start().await;
+    let host = providing("tool_kit", lines).start().await;
 
     let called = call(&host, json!([["never", {}], ["never", {}]])).await;
     let in_turn = call(&host, json!([["upper", {"text": "a"}], ["upper", {"text": "b"}]])).await;
@@ -164,7 +164,7 @@ async fn calls_beyond_those_at_once_wait_for_their_turn_within_their_deadline() 
 
 #[tokio::test]
 async fn a_rollout_has_so_many_calls_under_way_and_no_more() {
-    let host = lending("tool_kit", "").option("--limit-concurrent-calls-max", 2).start().await;
+    let host = providing("tool_kit", "").option("--limit-concurrent-calls-max", 2).start().await;
     let upper = json!(["upper", {"text": "a"}]);
 
     let called = call(&host, json!([upper, upper, upper])).await;
@@ -176,7 +176,7 @@ async fn a_rollout_has_so_many_calls_under_way_and_no_more() {
 
 #[tokio::test]
 async fn what_tools_say_is_charged_to_the_rollout() {
-    let host = lending("tool_kit", "").option("--limit-record-bytes-max", 20_000).start().await;
+    let host = providing("tool_kit", "").option("--limit-record-bytes-max", 20_000).start().await;
 
     let called = call(&host, json!([["large", {"bytes": 30_000}], ["upper", {"text": "a"}]])).await;
 
@@ -190,7 +190,7 @@ async fn check_refused(config: &str, expected: &[&str]) {
     let path = dir.path().join("config.toml");
     std::fs::write(&path, config).unwrap();
     let mut command = rollout_host(["serve"]);
-    command.arg(guest("call_lent")).args(["--listen", "127.0.0.1:0", "--config"]).arg(&path);
+    command.arg(guest("call_host_tools")).args(["--listen", "127.0.0.1:0", "--config"]).arg(&path);
     let ran = command.current_dir(dir.path()).start().ended().await;
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
     for part in expected {
@@ -240,7 +240,7 @@ async fn every_mistake_in_the_fields_is_reported_at_once() {
         "tools.component[0].prefix: not up to",
         "tools.component[0].deadline-secs: 0 leaves no time",
         "tools.component[1].concurrent-max: not between 1 and",
-        "tools.component[1].calls-max: 0 lends nothing",
+        "tools.component[1].calls-max: 0 provides nothing",
         "tools.component[1].result-bytes-max: not between 1 and",
         "tools.component[1].memory-bytes-max: not between",
         "tools.mcp[0].command: missing, and so is url",
@@ -302,7 +302,7 @@ async fn tools_that_no_model_could_call_are_named_before_anything_starts() {
     let expected = [
         "tools.component[0]: its tool number 2 is named 'not fine', which is not 1 to 64 letters",
         "tools.component[0]: its tool number 3 is named ''",
-        "tools.component[2]: lends 'upper', and so does tools.component[1]; `prefix` tells them apart",
+        "tools.component[2]: provides 'upper', and so does tools.component[1]; `prefix` tells them apart",
         "tools.component[3]: its tools cannot be listed",
         "a greeting is needed",
     ];
@@ -314,7 +314,7 @@ async fn inspect_shows_a_components_tools() {
     let kit = guest("tool_kit");
     let text = rollout_host(["inspect"]).arg(&kit).start().ended().await;
     assert_eq!(text.code, Some(0), "{}", text.stderr);
-    for part in ["tools for others", "upper: Writes a text in capitals.", "can be lent"] {
+    for part in ["tools for others", "upper: Writes a text in capitals.", "can be provided"] {
         assert!(text.stdout.contains(part), "{part:?} is not in\n{}", text.stdout);
     }
     let json = rollout_host(["inspect", "--json"]).arg(&kit).start().ended().await;
@@ -325,7 +325,7 @@ async fn inspect_shows_a_components_tools() {
     let misnamed = rollout_host(["inspect"]).arg(guest("tool_misnamed")).start().ended().await;
     assert_eq!(misnamed.code, Some(1));
     assert!(
-        misnamed.stdout.contains("cannot be lent:\n  - the component: its tool number 2"),
+        misnamed.stdout.contains("cannot be provided:\n  - the component: its tool number 2"),
         "{}",
         misnamed.stdout
     );

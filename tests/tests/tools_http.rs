@@ -9,7 +9,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
-use rollout_tests::{Called, Serve, call, lending};
+use rollout_tests::{Called, Serve, call, providing};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -19,12 +19,12 @@ const SECRET: &str = "k3y/of the api";
 /// A server that keeps what it was asked.
 struct Api {
     address: SocketAddr,
-    asked: Arc<Mutex<Vec<Asked>>>,
+    asked: Arc<Mutex<Vec<SeenRequest>>>,
     task: JoinHandle<()>,
 }
 
 #[derive(Clone, Debug)]
-struct Asked {
+struct SeenRequest {
     method: String,
     target: String,
     authorization: Option<String>,
@@ -33,7 +33,7 @@ struct Asked {
 
 impl Api {
     async fn start() -> Self {
-        let asked = Arc::<Mutex<Vec<Asked>>>::default();
+        let asked = Arc::<Mutex<Vec<SeenRequest>>>::default();
         let routes = Router::new().fallback(any(answer)).with_state(asked.clone());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -41,7 +41,7 @@ impl Api {
         Self { address, asked, task }
     }
 
-    fn asked(&self) -> Vec<Asked> {
+    fn asked(&self) -> Vec<SeenRequest> {
         self.asked.lock().unwrap().clone()
     }
 
@@ -59,15 +59,15 @@ impl Drop for Api {
 }
 
 fn tool(lines: &str) -> Serve {
-    lending(&format!("[[tools.http]]\nname = 'ask'\ndescription = 'Asks.'\n{lines}\n"))
+    providing(&format!("[[tools.http]]\nname = 'ask'\ndescription = 'Asks.'\n{lines}\n"))
         .variable("API_KEY", SECRET)
 }
 
-async fn answer(State(asked): State<Arc<Mutex<Vec<Asked>>>>, request: Request) -> Response {
+async fn answer(State(asked): State<Arc<Mutex<Vec<SeenRequest>>>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let body = axum::body::to_bytes(body, 1 << 20).await.unwrap_or_default();
     let authorization = header(&parts.headers, "authorization");
-    asked.lock().unwrap().push(Asked {
+    asked.lock().unwrap().push(SeenRequest {
         method: parts.method.to_string(),
         target: parts.uri.to_string(),
         authorization: authorization.clone(),

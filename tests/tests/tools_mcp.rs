@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use rollout_tests::{
-    Process, Serve, Start, TestHost, call, example, lending, project_root, rollout_host, target_dir, until,
+    Process, Serve, Start, TestHost, call, example, project_root, providing, rollout_host, target_dir, until,
 };
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::{Value, json};
@@ -39,7 +39,7 @@ fn server_file() -> PathBuf {
 async fn over_stdio(lines: &str) -> Serve {
     let command = [python().await, server_file(), "stdio".into()];
     let command: Vec<String> = command.iter().map(|part: &PathBuf| part.display().to_string()).collect();
-    lending(&format!("[[tools.mcp]]\ncommand = {command:?}\n{lines}\n"))
+    providing(&format!("[[tools.mcp]]\ncommand = {command:?}\n{lines}\n"))
 }
 
 /// The server on a port, or on a free one for 0.
@@ -51,7 +51,7 @@ async fn listening(port: u16) -> (Process, u16) {
 }
 
 fn over_http(port: u16, lines: &str) -> Serve {
-    lending(&format!("[[tools.mcp]]\nurl = 'http://127.0.0.1:{port}/mcp'\n{lines}\n"))
+    providing(&format!("[[tools.mcp]]\nurl = 'http://127.0.0.1:{port}/mcp'\n{lines}\n"))
 }
 
 /// What every transport has to do.
@@ -202,7 +202,10 @@ async fn check_refused(config: &str, expected: &[&str]) {
     let path = dir.path().join("config.toml");
     std::fs::write(&path, config).unwrap();
     let mut command = rollout_host(["serve"]);
-    command.arg(rollout_tests::guest("call_lent")).args(["--listen", "127.0.0.1:0", "--config"]).arg(&path);
+    command
+        .arg(rollout_tests::guest("call_host_tools"))
+        .args(["--listen", "127.0.0.1:0", "--config"])
+        .arg(&path);
     let ran = command.current_dir(dir.path()).start().ended().await;
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
     for part in expected {
@@ -235,13 +238,13 @@ async fn servers_that_do_not_start_are_named_with_what_they_said() {
 #[tokio::test]
 async fn the_example_borrows_from_a_published_server_and_from_a_component() {
     let dir = tempfile::tempdir().unwrap();
-    let lent_tools = project_root().join("examples/lent-tools");
+    let host_tools = project_root().join("examples/host-tools");
     // As its page says, with the configuration and the rows that are beside it.
-    std::os::unix::fs::symlink(environments().await.join("lent-tools"), dir.path().join("mcp-venv")).unwrap();
+    std::os::unix::fs::symlink(environments().await.join("host-tools"), dir.path().join("mcp-venv")).unwrap();
     std::fs::copy(example("example-tool-component"), dir.path().join("numbers.wasm")).unwrap();
     let mut command = rollout_host(["eval"]);
-    command.arg(example("example-lent-tools")).args(["--model", "mock", "--out", "out", "--data"]);
-    command.arg(lent_tools.join("rows.jsonl")).arg("--config").arg(lent_tools.join("tools.toml"));
+    command.arg(example("example-host-tools")).args(["--model", "mock", "--out", "out", "--data"]);
+    command.arg(host_tools.join("rows.jsonl")).arg("--config").arg(host_tools.join("tools.toml"));
 
     let ran = command.current_dir(dir.path()).start().ended().await;
 

@@ -1,7 +1,7 @@
 //! Traces as a collector gets them.
 
 use rollout_tests::{
-    Answer, Collector, Controller, Start, TestHost, TracedSpan, call, guest, lending, rollout_host,
+    Answer, Collector, Controller, Start, TestHost, TracedSpan, call, guest, providing, rollout_host,
 };
 use serde_json::json;
 
@@ -70,7 +70,7 @@ async fn a_rollout_is_a_trace_with_a_span_a_phase() {
 async fn a_call_of_a_lent_tool_has_a_span_below_its_phase() {
     let collector = Collector::start().await;
     let kit = guest("tool_kit");
-    let host = lending(&format!("[[tools.component]]\npath = {kit:?}\n"))
+    let host = providing(&format!("[[tools.component]]\npath = {kit:?}\n"))
         .option("--otlp", collector.url())
         .start()
         .await;

@@ -90,9 +90,9 @@ impl Agent {
         self
     }
 
-    /// Offers the tools that the operator lends as well.
-    pub fn with_lent_tools(mut self) -> Self {
-        self.toolbox.add_lent();
+    /// Offers the tools that the operator provides as well.
+    pub fn with_host_tools(mut self) -> Self {
+        self.toolbox.add_host_tools();
         self
     }
 

@@ -1,7 +1,7 @@
 //! Waiting for calls under way, of the model and of tools.
 //!
 //! [`ChatRequest::start`](crate::ChatRequest::start) and
-//! [`lent::start`](crate::lent::start) go on at once and give a handle; these functions
+//! [`host_tools::start`](crate::host_tools::start) go on at once and give a handle; these functions
 //! wait for any of several. So does [`JudgeRequest::start`](crate::JudgeRequest::start) in a
 //! grader.
 

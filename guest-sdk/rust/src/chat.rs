@@ -51,7 +51,7 @@ impl<'a> ChatRequest<'a> {
     }
 
     /// Offers a tool by its schema in OpenAI's form, as
-    /// [`Tool::schema`](crate::Tool::schema) and [`lent::available`](crate::lent::available)
+    /// [`Tool::schema`](crate::Tool::schema) and [`host_tools::available`](crate::host_tools::available)
     /// give it.
     pub fn tool(mut self, schema: &Value) -> Self {
         self.tools.push(schema.to_string());
@@ -110,7 +110,7 @@ impl<'a> ChatRequest<'a> {
         Ok(Pending { call: started?, kept })
     }
 
-    fn into_request(self) -> (&'a Sample, models::Request, Kept) {
+    fn into_request(self) -> (&'a Sample, models::Request, HistoryState) {
         let Self { sample, messages, after_history, keep_reply, tools, params } = self;
         let params =
             Some(params).filter(|params| !params.is_empty()).map(|params| Value::Object(params).to_string());
@@ -119,20 +119,20 @@ impl<'a> ChatRequest<'a> {
             true => Conversation::History(messages),
             false => Conversation::Messages(messages),
         };
-        let kept = Kept { recorded: sample.recorded().clone(), pushed, reply: keep_reply };
+        let kept = HistoryState { recorded: sample.recorded().clone(), pushed, reply: keep_reply };
         (sample, models::Request { conversation, tools, params, keep_reply }, kept)
     }
 }
 
 /// What a request adds to its sample's history.
 #[derive(Debug)]
-struct Kept {
+struct HistoryState {
     recorded: Rc<Recorded>,
     pushed: usize,
     reply: bool,
 }
 
-impl Kept {
+impl HistoryState {
     /// The messages were pushed, unless the request was wrong; where a budget is spent, it may
     /// be the one for messages.
     fn note_request(&self, error: Option<&models::Error>) {
@@ -160,7 +160,7 @@ pub fn chat_all<'a>(
 #[derive(Debug)]
 pub struct Pending {
     call: calls::Call,
-    kept: Kept,
+    kept: HistoryState,
 }
 
 impl Pending {
@@ -289,7 +289,10 @@ impl From<models::Error> for ChatError {
     }
 }
 
-fn read(outcome: Result<models::Completion, models::Error>, kept: &Kept) -> Result<Completion, ChatError> {
+fn read(
+    outcome: Result<models::Completion, models::Error>,
+    kept: &HistoryState,
+) -> Result<Completion, ChatError> {
     let models::Completion { message, text, tool_calls, finish_reason, usage } = outcome?;
     if kept.reply {
         kept.recorded.add(1);

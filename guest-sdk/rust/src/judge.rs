@@ -1,4 +1,4 @@
-//! Asking the judge, a model that the operator lends to graders.
+//! Asking the judge, a model that the operator provides to graders.
 //!
 //! The judge has a server, a key and a budget of its own and nothing to do with the model
 //! that is trained. [`rubric`](crate::rubric()) asks it for a score; a [`JudgeRequest`] asks
@@ -148,8 +148,8 @@ impl JudgeReply {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum JudgeError {
-    /// The operator lends no judge.
-    NotLent,
+    /// The operator provides no judge.
+    NotProvided,
     /// The request is wrong: what and where. Sending it again will not help.
     InvalidRequest(String),
     /// The judge's budget for this rollout is spent: which.
@@ -169,9 +169,9 @@ pub enum JudgeError {
 impl fmt::Display for JudgeError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotLent => write!(
+            Self::NotProvided => write!(
                 out,
-                "this grader needs a judge, and the operator lends none; [judge] in the host's configuration, \
+                "this grader needs a judge, and the operator provides none; [judge] in the host's configuration, \
                  or --judge-url and --judge-model, do"
             ),
             Self::InvalidRequest(reason) => write!(out, "wrong request to the judge: {reason}"),
@@ -189,7 +189,7 @@ impl std::error::Error for JudgeError {}
 impl From<models::Error> for JudgeError {
     fn from(error: models::Error) -> Self {
         match error {
-            models::Error::NotProvided(_) => Self::NotLent,
+            models::Error::NotProvided(_) => Self::NotProvided,
             models::Error::InvalidRequest(reason) => Self::InvalidRequest(reason),
             models::Error::BudgetSpent(budget) => Self::BudgetSpent(budget),
             models::Error::Refused((status, answer)) => Self::Refused { status, answer },

@@ -40,7 +40,7 @@
 #![warn(missing_docs)]
 
 pub mod artifact;
-pub mod lent;
+pub mod host_tools;
 pub mod log;
 
 pub use agent::{Agent, AgentRun, Stop};

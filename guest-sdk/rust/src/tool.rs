@@ -4,7 +4,7 @@
 //! told of its arguments is derived from their type. Whatever is wrong with a call is
 //! text for the model to read and never fails the rollout.
 //!
-//! Tools that the operator lends are in [`lent`](crate::lent).
+//! Tools that the operator provides are in [`host_tools`](crate::host_tools).
 
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
@@ -117,7 +117,7 @@ impl Tool {
     }
 }
 
-/// A component whose tools others may call: the operator lends it to workflows, which may
+/// A component whose tools others may call: the operator provides it to workflows, which may
 /// be written by people who have never heard of it. Each call comes to an instance of its
 /// own, which has no model, no samples and nothing of the rollout that asks; what one call
 /// leaves behind, no other finds.
@@ -153,7 +153,7 @@ pub trait ToolPlugin<C: DeserializeOwned = ()> {
     ///
     /// # Errors
     ///
-    /// An error, such as a configuration that is wrong, keeps the tools from being lent;
+    /// An error, such as a configuration that is wrong, keeps the tools from being provided;
     /// within a call it is told to the model.
     fn tools(config: C) -> Result<Vec<Tool>>;
 }

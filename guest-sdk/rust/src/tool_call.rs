@@ -8,7 +8,7 @@ use std::fmt;
 use serde_json::{Map, Value};
 
 use crate::chat::Pending;
-use crate::lent::PendingTool;
+use crate::host_tools::PendingTool;
 use crate::message::Message;
 use crate::{Error, Result};
 
@@ -129,7 +129,7 @@ impl From<String> for ToolWork {
 }
 
 impl From<PendingTool> for ToolWork {
-    /// A lent tool's result; a failure is its text, for the model to read.
+    /// A host-provided tool's result; a failure is its text, for the model to read.
     fn from(pending: PendingTool) -> Self {
         Self::UnderWay(Box::new(move || Ok(pending.wait().content)))
     }
@@ -142,7 +142,7 @@ impl From<Pending> for ToolWork {
     }
 }
 
-/// Makes all the calls: each is begun before the first is waited for, so that lent tools
+/// Makes all the calls: each is begun before the first is waited for, so that host-provided tools
 /// and calls of the model run side by side, and the results come in the order of the
 /// calls. Arguments that are no object become an error result; the function is not
 /// called for those.

@@ -2,24 +2,24 @@
 
 use serde_json::Value;
 
-use crate::lent;
+use crate::host_tools;
 use crate::message::ToolCall;
 use crate::tool::{self, Tool, ToolResult};
 
 /// The tools that are offered to the model in one conversation: a plugin's own and, if
-/// asked for, those that the operator lends.
+/// asked for, those that the operator provides.
 ///
 /// [`Agent`](crate::Agent) has one inside; it is for a loop of one's own.
 #[derive(Debug, Default)]
 pub struct Toolbox {
     own: Vec<Tool>,
-    lent: Option<Lent>,
+    of_host: Option<OfHost>,
 }
 
 #[derive(Debug)]
-struct Lent {
+struct OfHost {
     schemas: Vec<Value>,
-    // A pointer, so that a plugin that asks for no lent tools does not import them.
+    // A pointer, so that a plugin that asks for no host-provided tools does not import them.
     execute: fn(&[ToolCall]) -> Vec<ToolResult>,
 }
 
@@ -35,31 +35,31 @@ impl Toolbox {
         self.own.push(tool);
     }
 
-    /// Adds the tools that the operator lends, except those with the name of a tool of
+    /// Adds the tools that the operator provides, except those with the name of a tool of
     /// the plugin's own.
-    pub fn add_lent(&mut self) {
-        self.lent = Some(Lent { schemas: lent::available(), execute: lent::execute });
+    pub fn add_host_tools(&mut self) {
+        self.of_host = Some(OfHost { schemas: host_tools::available(), execute: host_tools::execute });
     }
 
     /// What the model is told of the tools, for
     /// [`ChatRequest::tools`](crate::ChatRequest::tools).
     pub fn schemas(&self) -> impl Iterator<Item = &Value> {
-        let lent = self.lent.iter().flat_map(|lent| &lent.schemas);
-        let lent = lent.filter(|schema| !self.own.iter().any(|own| own.name() == name_in(schema)));
-        self.own.iter().map(Tool::schema).chain(lent)
+        let of_host = self.of_host.iter().flat_map(|of_host| &of_host.schemas);
+        let of_host = of_host.filter(|schema| !self.own.iter().any(|own| own.name() == name_in(schema)));
+        self.own.iter().map(Tool::schema).chain(of_host)
     }
 
-    /// Makes the calls; results come in the order of the calls. Lent tools run side by
+    /// Makes the calls; results come in the order of the calls. Host-provided tools run side by
     /// side, before the plugin's own. A tool that is not here gives a result that says
     /// so.
     pub fn execute(&mut self, calls: &[ToolCall]) -> Vec<ToolResult> {
-        let mut lent_results = self.execute_lent(calls).into_iter();
+        let mut lent_results = self.execute_on_host(calls).into_iter();
         let mut results = Vec::with_capacity(calls.len());
         for call in calls {
             let own = self.own.iter().position(|tool| tool.name() == call.name);
             let result = match own {
                 Some(place) => Some(self.own[place].call(call)),
-                None if self.is_lent(call) => lent_results.next(),
+                None if self.is_of_host(call) => lent_results.next(),
                 None => Some(self.unknown(call)),
             };
             results.push(result.unwrap_or_else(|| tool::failed(call, "the tool gave no result")));
@@ -67,18 +67,18 @@ impl Toolbox {
         results
     }
 
-    fn execute_lent(&self, calls: &[ToolCall]) -> Vec<ToolResult> {
-        let calls: Vec<ToolCall> = calls.iter().filter(|call| self.is_lent(call)).cloned().collect();
-        match &self.lent {
-            Some(lent) if !calls.is_empty() => (lent.execute)(&calls),
+    fn execute_on_host(&self, calls: &[ToolCall]) -> Vec<ToolResult> {
+        let calls: Vec<ToolCall> = calls.iter().filter(|call| self.is_of_host(call)).cloned().collect();
+        match &self.of_host {
+            Some(of_host) if !calls.is_empty() => (of_host.execute)(&calls),
             _ => Vec::new(),
         }
     }
 
-    fn is_lent(&self, call: &ToolCall) -> bool {
+    fn is_of_host(&self, call: &ToolCall) -> bool {
         let own = self.own.iter().any(|tool| tool.name() == call.name);
-        let lent = self.lent.iter().flat_map(|lent| &lent.schemas);
-        !own && lent.into_iter().any(|schema| name_in(schema) == call.name)
+        let of_host = self.of_host.iter().flat_map(|of_host| &of_host.schemas);
+        !own && of_host.into_iter().any(|schema| name_in(schema) == call.name)
     }
 
     fn unknown(&self, call: &ToolCall) -> ToolResult {
@@ -113,7 +113,7 @@ mod tests {
         let execute = |calls: &[ToolCall]| {
             let result = |call: &ToolCall| ToolResult {
                 call_id: call.id.clone(),
-                content: "lent".into(),
+                content: "provided".into(),
                 is_error: false,
             };
             calls.iter().map(result).collect()
@@ -121,7 +121,7 @@ mod tests {
         let mut toolbox = Toolbox::new();
         toolbox.add(named("both"));
         toolbox.add(named("mine"));
-        toolbox.lent = Some(Lent { schemas: vec![schema("both"), schema("theirs")], execute });
+        toolbox.of_host = Some(OfHost { schemas: vec![schema("both"), schema("theirs")], execute });
         toolbox
     }
 
@@ -140,11 +140,11 @@ mod tests {
         let read: Vec<_> =
             results.iter().map(|result| (&*result.call_id, &*result.content, result.is_error)).collect();
         let expected = [
-            ("1", "lent", false),
+            ("1", "provided", false),
             ("2", "own", false),
             ("3", "error: there is no tool `none`; there are: both, mine, theirs", true),
             ("4", "own", false),
-            ("5", "lent", false),
+            ("5", "provided", false),
         ];
         assert_eq!(read, expected);
     }

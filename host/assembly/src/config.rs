@@ -29,7 +29,7 @@ pub use values::Assignment;
 /// How the generation of a request to `POST /rollout` is told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub enum Dialect {
+pub enum OsmosisGeneration {
     /// By the request; where it may be B or C, both are served.
     #[default]
     Auto,
@@ -78,7 +78,7 @@ pub struct Config {
     /// How callbacks are repeated.
     pub callback: RetryPolicy,
     /// How the generation of a request of the Osmosis protocol is told.
-    pub dialect: Dialect,
+    pub dialect: OsmosisGeneration,
     /// Times of the Osmosis protocol.
     pub osmosis: OsmosisTimes,
     /// Settings of the Osmosis protocol's generation A.
@@ -91,7 +91,7 @@ pub struct Config {
     pub log: Option<PathBuf>,
     /// Whether a server keeps itself to the files that its settings name.
     pub landlock: bool,
-    /// Tools that are lent to the plugin.
+    /// Tools that are provided to the plugin.
     pub tools: ToolSettings,
     /// The model that judges, where there is one.
     pub judge: Option<Judge>,

@@ -22,7 +22,7 @@ use rollout_core::capacity::{Bound, GuestCost, Machine, Slots};
 use rollout_core::digest::sha256_hex;
 use rollout_core::engine::{Engine, EngineError, MemoryPlan};
 use rollout_core::error::Fault;
-use rollout_core::imports::{LentTools, ModelAccess, Role};
+use rollout_core::imports::{HostTools, ModelAccess, Role};
 use rollout_core::instance::RunError;
 use rollout_core::limits::Limits;
 use rollout_core::outbound::{
@@ -33,7 +33,7 @@ use rollout_core::rollout::{
     Deployment, DeploymentError, DeploymentSettings, Host, Runtime, RuntimeSettings, Started,
 };
 use rollout_core::telemetry::Metrics;
-use rollout_core::toolbox::{ComponentSettings, Toolbox, Unlendable};
+use rollout_core::toolbox::{ComponentSettings, Toolbox, UnusableTools};
 use rollout_mock_model as mock_model;
 use rollout_mock_model::MockModel;
 
@@ -133,7 +133,7 @@ pub enum AssemblyError {
     Transport(#[from] TransportError),
     /// Tools cannot be provided.
     #[error(transparent)]
-    Tools(#[from] Unlendable),
+    Tools(#[from] UnusableTools),
     /// The folder for events cannot be made.
     #[error("cannot make {}", path.display())]
     EventLog {
@@ -247,7 +247,7 @@ pub async fn assemble(
         limits: config.limits.clone(),
         plugin_config: settings.to_raw(),
         grader_config: grader_settings.as_ref().and_then(plugin::Settings::to_raw),
-        tools: tools.map(|(tools, _)| tools as Arc<dyn LentTools>),
+        tools: tools.map(|(tools, _)| tools as Arc<dyn HostTools>),
         judge,
     })?;
     let event_log = config.log.as_deref().map(event_log).transpose()?;
@@ -255,7 +255,7 @@ pub async fn assemble(
     let Started { memory_bytes, .. } =
         started.map_err(|(role, why)| AssemblyError::CannotStart { role, why })?;
     let slots = room(GuestCost { memory_bytes: memory_bytes as u64, ..foundation.cost });
-    if slots.bound_by != Bound::Asked && config.max_concurrent_is_set {
+    if slots.bound_by != Bound::ModelRole && config.max_concurrent_is_set {
         tracing::warn!(
             asked = config.max_concurrent,
             slots = slots.running_max,
@@ -320,7 +320,7 @@ async fn judge_access(
         Some(url) => (url.clone(), None),
         None => {
             let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
-            let mock = MockModel::start(anywhere, mock_model::Settings::default()).await?;
+            let mock = MockModel::start(anywhere, mock_model::MockModelSettings::default()).await?;
             (mock.base_url(), Some(mock))
         }
     };
@@ -334,7 +334,7 @@ async fn provided_tools(
     config: &Config,
     load: impl Fn(&Path) -> Result<Plugin, NotLoaded>,
     metrics: &Arc<Metrics>,
-) -> Result<Option<(Arc<Toolbox>, String)>, Unlendable> {
+) -> Result<Option<(Arc<Toolbox>, String)>, UnusableTools> {
     let settings = &config.tools;
     if settings.is_empty() {
         return Ok(None);
@@ -348,7 +348,7 @@ async fn provided_tools(
         }
     }
     if !problems.is_empty() {
-        return Err(Unlendable(problems));
+        return Err(UnusableTools(problems));
     }
     // For the digest; nobody reads it.
     let mut about = format!("{settings:?}"); // not shown

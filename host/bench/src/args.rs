@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::{BenchError, Beside, Dialect, Place, Settings, Target};
+use super::{Background, BenchError, BenchSettings, Generation, ServerSource, Target};
 
 const SERVER: &str = "The server";
 const SECOND: &str = "A second server";
@@ -40,15 +40,15 @@ pub struct Args {
     pub vs_name: String,
 
     /// Measure the server beside so many rollouts that go on all the time, and alone, in turn
-    #[arg(long, value_name = "N", requires = "beside_prompt", conflicts_with_all = ["vs", "vs_command"])]
-    pub beside: Option<usize>,
+    #[arg(long, value_name = "N", requires = "background_prompt", conflicts_with_all = ["vs", "vs_command"])]
+    pub background: Option<usize>,
     /// What the user says in these, which must make the guest go on until it is cancelled
-    #[arg(long, value_name = "TEXT", requires = "beside")]
-    pub beside_prompt: Option<String>,
+    #[arg(long, value_name = "TEXT", requires = "background")]
+    pub background_prompt: Option<String>,
 
     /// The generation of the protocol that the servers speak
     #[arg(long, value_enum, ignore_case = true, default_value = "d")]
-    pub dialect: Dialect,
+    pub dialect: Generation,
     /// Rollouts under way at a time; several numbers are measured one after another
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,64,512")]
     pub in_flight: Vec<usize>,
@@ -75,7 +75,7 @@ pub struct Args {
     pub wave: bool,
     /// After so many seconds a rollout counts as lost
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "60")]
-    pub patience: Duration,
+    pub rollout_timeout: Duration,
     /// The servers' key
     #[arg(long, value_name = "KEY", env = "ROLLOUT_BENCH_API_KEY", hide_env_values = true, help_heading = SERVER)]
     pub api_key: Option<String>,
@@ -84,22 +84,22 @@ pub struct Args {
     pub model_listen: SocketAddr,
 }
 
-impl TryFrom<Args> for Settings {
+impl TryFrom<Args> for BenchSettings {
     type Error = BenchError;
 
     fn try_from(args: Args) -> Result<Self, BenchError> {
-        let place = |url: Option<String>, pid, command: Option<String>| match (command, url) {
-            (Some(command), _) => Some(Place::Command(command)),
-            (None, Some(url)) => Some(Place::Running { url, pid }),
+        let source = |url: Option<String>, pid, command: Option<String>| match (command, url) {
+            (Some(command), _) => Some(ServerSource::Command(command)),
+            (None, Some(url)) => Some(ServerSource::Running { url, pid }),
             (None, None) => None,
         };
-        let first = place(args.url, args.pid, args.command);
-        let second = place(args.vs, args.vs_pid, args.vs_command);
-        let first = first.map(|place| Target { name: args.name, place });
-        let second = second.map(|place| Target { name: args.vs_name, place });
-        let beside = args.beside.zip(args.beside_prompt);
+        let first = source(args.url, args.pid, args.command);
+        let second = source(args.vs, args.vs_pid, args.vs_command);
+        let first = first.map(|source| Target { name: args.name, source });
+        let second = second.map(|source| Target { name: args.vs_name, source });
+        let background = args.background.zip(args.background_prompt);
         let settings = Self {
-            beside: beside.map(|(rollouts, prompt)| Beside { rollouts, prompt }),
+            background: background.map(|(rollouts, prompt)| Background { rollouts, prompt }),
             dialect: args.dialect,
             in_flight: args.in_flight,
             rollouts: args.rollouts,
@@ -110,7 +110,7 @@ impl TryFrom<Args> for Settings {
             wave: args.wave,
             rounds: args.rounds,
             api_key: args.api_key,
-            patience: args.patience,
+            rollout_timeout: args.rollout_timeout,
             listen: args.model_listen,
             ..Self::new(first.into_iter().chain(second).collect())
         };
@@ -136,7 +136,7 @@ mod tests {
         args: Args,
     }
 
-    fn settings(line: &str) -> Result<Settings, String> {
+    fn settings(line: &str) -> Result<BenchSettings, String> {
         let words = std::iter::once("bench").chain(line.split(' ').filter(|word| !word.is_empty()));
         let cli = Cli::try_parse_from(words).map_err(|error| error.to_string())?;
         cli.args.try_into().map_err(|error: BenchError| error.to_string())
@@ -145,19 +145,22 @@ mod tests {
     #[test]
     fn a_line_becomes_settings() {
         let one = settings("http://h:1 --pid 7 --seconds 0.5 --in-flight 1,2 --dialect C").unwrap();
-        let place = Place::Running { url: "http://h:1".to_owned(), pid: Some(7) };
-        assert_eq!(one.targets, [Target { name: "server".to_owned(), place }]);
-        assert_eq!((one.time, one.dialect), (Some(Duration::from_millis(500)), Dialect::C));
+        let source = ServerSource::Running { url: "http://h:1".to_owned(), pid: Some(7) };
+        assert_eq!(one.targets, [Target { name: "server".to_owned(), source }]);
+        assert_eq!((one.time, one.dialect), (Some(Duration::from_millis(500)), Generation::C));
         assert_eq!(one.in_flight, [1, 2]);
 
-        let beside = settings("http://h:1 --beside 4 --beside-prompt spin").unwrap().beside;
-        assert_eq!(beside, Some(Beside { rollouts: 4, prompt: "spin".to_owned() }));
+        let background = settings("http://h:1 --background 4 --background-prompt spin").unwrap().background;
+        assert_eq!(background, Some(Background { rollouts: 4, prompt: "spin".to_owned() }));
 
         let two = settings("--command serve --vs-command other --vs-name python").unwrap();
-        let places: Vec<&Place> = two.targets.iter().map(|target| &target.place).collect();
-        assert_eq!(places, [&Place::Command("serve".to_owned()), &Place::Command("other".to_owned())]);
+        let places: Vec<&ServerSource> = two.targets.iter().map(|target| &target.source).collect();
+        assert_eq!(
+            places,
+            [&ServerSource::Command("serve".to_owned()), &ServerSource::Command("other".to_owned())]
+        );
         assert_eq!(two.targets[1].name, "python");
-        assert_eq!(Settings { targets: Vec::new(), ..two }, Settings::new(Vec::new()));
+        assert_eq!(BenchSettings { targets: Vec::new(), ..two }, BenchSettings::new(Vec::new()));
     }
 
     #[test]
@@ -176,11 +179,11 @@ mod tests {
         );
         check("http://h --in-flight 64 --rollouts 10", &["fewer rollouts"]);
         check("http://h --tool-bytes 9", &["--turns"]);
-        check("http://h --beside 4", &["--beside-prompt"]);
-        check("http://h --beside-prompt spin", &["--beside"]);
-        check("http://h --vs http://i --beside 4 --beside-prompt spin", &["cannot be used with"]);
+        check("http://h --background 4", &["--background-prompt"]);
+        check("http://h --background-prompt spin", &["--background"]);
+        check("http://h --vs http://i --background 4 --background-prompt spin", &["cannot be used with"]);
         check(
-            "http://h --dialect c --beside 0 --beside-prompt spin",
+            "http://h --dialect c --background 0 --background-prompt spin",
             &["generation D is measured", "nothing to compare"],
         );
         check("http://h --in-flight 90000000", &["ulimit -n"]);

@@ -52,7 +52,7 @@ pub(super) struct Script {
 }
 
 impl Script {
-    pub(super) fn of(settings: &super::Settings) -> Self {
+    pub(super) fn of(settings: &super::BenchSettings) -> Self {
         let arguments = match settings.tool_bytes {
             Some(bytes) => json!({"bytes": bytes}),
             None => json!({"expression": "2 + 3"}),
@@ -281,7 +281,7 @@ impl Shared {
             Ok(Judgement::NotYet) => Err(Failure::of_body(ErrorKind::Malformed, body)),
             Err(failure) => Err(failure),
         };
-        // Nobody listens any more if the patience ended in this moment.
+        // Nobody listens any more if the rollout_timeout ended in this moment.
         let _ = ended.send(outcome);
         true
     }
@@ -365,7 +365,7 @@ mod tests {
     #[test]
     fn tools_are_called_until_the_last_turn() {
         fn check(body: &str, turns: u32, expected: Option<&str>) {
-            let settings = crate::Settings { turns, ..crate::Settings::new(Vec::new()) };
+            let settings = crate::BenchSettings { turns, ..crate::BenchSettings::new(Vec::new()) };
             let reply =
                 turn(body.as_bytes(), &Script::of(&settings)).map(|bytes| String::from_utf8(bytes).unwrap());
             let found = reply.as_ref().zip(expected).is_some_and(|(reply, part)| reply.contains(part));

@@ -12,7 +12,7 @@
 //! It knows nothing of plugins, instances or this host: whatever answers is measured.
 
 mod args;
-mod beside;
+mod background;
 mod endpoint;
 mod load;
 mod measure;
@@ -35,12 +35,12 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use beside::Company;
+use background::Company;
 use endpoint::{Endpoint, Script};
-use load::{Amount, Crew};
+use load::{Amount, Workers};
 use rollout_core::capacity;
 use server::Server;
-use trainer::{Address, Connections, Course};
+use trainer::{Address, Connections, TrainerContext};
 
 pub use args::Args;
 pub use outcome::ErrorKind;
@@ -53,7 +53,7 @@ pub use soak::{Growth, Look, SoakReport};
 
 /// The generation to speak.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, clap::ValueEnum)]
-pub enum Dialect {
+pub enum Generation {
     /// Callbacks, one sample.
     C,
     /// Polling under a lease.
@@ -61,7 +61,7 @@ pub enum Dialect {
     D,
 }
 
-impl fmt::Display for Dialect {
+impl fmt::Display for Generation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::C => "C",
@@ -76,12 +76,12 @@ pub struct Target {
     /// What the report calls it.
     pub name: String,
     /// Where it is, or how to start it.
-    pub place: Place,
+    pub source: ServerSource,
 }
 
 /// Where a server is.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Place {
+pub enum ServerSource {
     /// It runs already.
     Running {
         /// `http://HOST[:PORT][/BASE]`.
@@ -97,7 +97,7 @@ pub enum Place {
 
 /// Rollouts that go on while others are measured, until the bench cancels them.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Beside {
+pub struct Background {
     /// How many.
     pub rollouts: usize,
     /// What the user says in them, which is to keep the guest busy for as long as it may run.
@@ -106,13 +106,13 @@ pub struct Beside {
 
 /// What to measure, and how.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Settings {
+pub struct BenchSettings {
     /// One server, or two that are measured in turn and compared.
     pub targets: Vec<Target>,
     /// Measures the one server twice, in turn: beside these rollouts, and alone.
-    pub beside: Option<Beside>,
+    pub background: Option<Background>,
     /// What they speak.
-    pub dialect: Dialect,
+    pub dialect: Generation,
     /// Rollouts under way at a time; one measurement for each.
     pub in_flight: Vec<usize>,
     /// Ends a measurement after so many rollouts.
@@ -134,20 +134,20 @@ pub struct Settings {
     /// The servers' key, sent as `Authorization: Bearer`.
     pub api_key: Option<String>,
     /// After this a rollout counts as lost, and is cancelled.
-    pub patience: Duration,
+    pub rollout_timeout: Duration,
     /// Where the stub model and the callbacks are received. The servers must reach it by this
     /// address, so it cannot be `0.0.0.0`. Port 0 picks a free one.
     pub listen: SocketAddr,
 }
 
-impl Settings {
+impl BenchSettings {
     /// The measurement that is made when nothing else is said.
     #[must_use]
     pub(crate) fn new(targets: Vec<Target>) -> Self {
         Self {
             targets,
-            beside: None,
-            dialect: Dialect::D,
+            background: None,
+            dialect: Generation::D,
             in_flight: vec![1, 64, 512],
             rollouts: None,
             time: None,
@@ -157,7 +157,7 @@ impl Settings {
             wave: false,
             rounds: 2,
             api_key: None,
-            patience: Duration::from_secs(60),
+            rollout_timeout: Duration::from_secs(60),
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         }
     }
@@ -171,10 +171,10 @@ impl Settings {
         };
         let most = self.in_flight.iter().copied().max().unwrap_or(0);
         demand(matches!(self.targets.len(), 1 | 2), "give one server, or two to compare");
-        if let Some(beside) = &self.beside {
+        if let Some(background) = &self.background {
             demand(self.targets.len() == 1, "beside other rollouts one server is measured, not two");
-            demand(self.dialect == Dialect::D, "beside other rollouts generation D is measured");
-            demand(beside.rollouts > 0, "beside no rollouts there is nothing to compare");
+            demand(self.dialect == Generation::D, "beside other rollouts generation D is measured");
+            demand(background.rollouts > 0, "beside no rollouts there is nothing to compare");
         }
         demand(
             most > 0 && !self.in_flight.contains(&0),
@@ -190,7 +190,7 @@ impl Settings {
             self.tool_bytes.is_none() || self.turns > 1,
             "in one turn no tool is called: --tool-bytes wants more --turns",
         );
-        demand(!self.patience.is_zero(), "the patience cannot be zero");
+        demand(!self.rollout_timeout.is_zero(), "the rollout_timeout cannot be zero");
         demand(!self.listen.ip().is_unspecified(), "the servers need an address to call, not 0.0.0.0 or ::");
         let fits = |key: &String| !key.is_empty() && key.bytes().all(|b| b.is_ascii_graphic());
         demand(self.api_key.as_ref().is_none_or(fits), "the server key must be printable, without spaces");
@@ -200,8 +200,8 @@ impl Settings {
         // A connection in for each, and one out where a request waits for its rollout; else
         // as many as a trainer has and the callbacks that come at once.
         let out = match self.dialect {
-            Dialect::D => most as u64,
-            Dialect::C => trainer::REQUESTS_AT_ONCE_C as u64 + most as u64 / 4,
+            Generation::D => most as u64,
+            Generation::C => trainer::REQUESTS_AT_ONCE_C as u64 + most as u64 / 4,
         };
         let wanted = most as u64 + out + 100;
         let max = capacity::raise_descriptors();
@@ -233,7 +233,7 @@ impl Settings {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BenchError {
-    /// Settings that make no sense; all of them.
+    /// BenchSettings that make no sense; all of them.
     #[error("{}", .0.join("; "))]
     Invalid(Vec<String>),
     /// So many in flight need more descriptors than this process may have.
@@ -286,7 +286,7 @@ pub enum BenchError {
     },
     /// The rollouts to go on beside those measured were not begun, or not cancelled.
     #[error("the rollouts beside those measured: {kind}: {detail}")]
-    Beside {
+    Background {
         /// In what way.
         kind: ErrorKind,
         /// What was seen.
@@ -406,13 +406,13 @@ impl fmt::Display for Progress {
 
 /// `run` in a runtime of its own, with one thread, ended by SIGINT and SIGTERM. Not to be
 /// called from asynchronous code.
-pub fn run_blocking(settings: Settings, progress: impl FnMut(Progress)) -> Result<Report, BenchError> {
+pub fn run_blocking(settings: BenchSettings, progress: impl FnMut(Progress)) -> Result<Report, BenchError> {
     blocking(run(settings, progress))
 }
 
 /// `soak` likewise.
 pub fn soak_blocking(
-    settings: Settings,
+    settings: BenchSettings,
     rollouts: usize,
     progress: impl FnMut(Progress),
 ) -> Result<SoakReport, BenchError> {
@@ -443,7 +443,7 @@ fn blocking<T>(work: impl Future<Output = Result<T, BenchError>>) -> Result<T, B
 /// when the future is dropped. In a runtime with more than one thread it works as well, and
 /// costs more.
 pub(crate) async fn run(
-    settings: Settings,
+    settings: BenchSettings,
     mut progress: impl FnMut(Progress),
 ) -> Result<Report, BenchError> {
     settings.check()?;
@@ -458,7 +458,7 @@ pub(crate) async fn run(
 /// Runs so many rollouts at one number in flight on one server, and sees whether it grows.
 /// Starts and ends what [`run`] does.
 pub(crate) async fn soak(
-    settings: Settings,
+    settings: BenchSettings,
     rollouts: usize,
     mut progress: impl FnMut(Progress),
 ) -> Result<SoakReport, BenchError> {
@@ -476,8 +476,8 @@ pub(crate) async fn soak(
     let mut servers = Vec::new();
     let outcome = async {
         let mut stands = prepare(&settings, &mut servers, &mut progress).await?;
-        let Stand { seen, course, .. } = stands.remove(0);
-        soak::soak(seen, &course, *in_flight, rollouts, &mut progress).await
+        let Stand { seen, context, .. } = stands.remove(0);
+        soak::soak(seen, &context, *in_flight, rollouts, &mut progress).await
     }
     .await;
     for server in servers {
@@ -490,21 +490,21 @@ pub(crate) async fn soak(
 #[derive(Clone)]
 struct Stand {
     seen: TargetSeen,
-    course: Arc<Course>,
-    beside: Option<Beside>,
+    context: Arc<TrainerContext>,
+    background: Option<Background>,
 }
 
 async fn prepare_and_measure(
-    settings: &Settings,
+    settings: &BenchSettings,
     servers: &mut Vec<Server>,
     progress: &mut impl FnMut(Progress),
 ) -> Result<Report, BenchError> {
     let mut stands = prepare(settings, servers, progress).await?;
-    if let (Some(beside), [only]) = (&settings.beside, stands.as_mut_slice()) {
+    if let (Some(background), [only]) = (&settings.background, stands.as_mut_slice()) {
         let mut alone = only.clone();
         "alone".clone_into(&mut alone.seen.name);
-        only.seen.name = format!("beside {}", beside.rollouts);
-        only.beside = Some(beside.clone());
+        only.seen.name = format!("with {} in background", background.rollouts);
+        only.background = Some(background.clone());
         stands.push(alone);
     }
     let levels = measure_all(settings, &stands, progress).await?;
@@ -523,7 +523,7 @@ async fn prepare_and_measure(
 
 /// Starts the stub model and what is to be started, and has each server do one rollout.
 async fn prepare(
-    settings: &Settings,
+    settings: &BenchSettings,
     servers: &mut Vec<Server>,
     progress: &mut impl FnMut(Progress),
 ) -> Result<Vec<Stand>, BenchError> {
@@ -534,21 +534,21 @@ async fn prepare(
     let mut stands = Vec::new();
     for target in &settings.targets {
         let seen = find(target, servers, progress).await?;
-        let course = Arc::new(Course {
+        let context = Arc::new(TrainerContext {
             connections: Connections::new(settings.dialect),
             address: Address::resolve(&seen.url).await?,
             dialect: settings.dialect,
             api_key: settings.api_key.clone(),
-            patience: settings.patience,
+            rollout_timeout: settings.rollout_timeout,
             endpoint: endpoint.clone(),
         });
-        measure::try_one(&course).await.map_err(|failure| BenchError::FirstRollout {
+        measure::try_one(&context).await.map_err(|failure| BenchError::FirstRollout {
             name: seen.name.clone(),
             kind: failure.kind,
             detail: failure.detail,
         })?;
         progress(Progress::Ready { target: seen.clone() });
-        stands.push(Stand { seen, course, beside: None });
+        stands.push(Stand { seen, context, background: None });
     }
     Ok(stands)
 }
@@ -559,9 +559,11 @@ async fn find(
     progress: &mut impl FnMut(Progress),
 ) -> Result<TargetSeen, BenchError> {
     let name = target.name.clone();
-    match &target.place {
-        Place::Running { url, pid } => Ok(TargetSeen { name, url: url.clone(), pid: *pid, command: None }),
-        Place::Command(command) => {
+    match &target.source {
+        ServerSource::Running { url, pid } => {
+            Ok(TargetSeen { name, url: url.clone(), pid: *pid, command: None })
+        }
+        ServerSource::Command(command) => {
             progress(Progress::Starting { name: name.clone() });
             let started = Server::start(command).await;
             let server = started.map_err(|source| BenchError::Start { name: name.clone(), source })?;
@@ -574,7 +576,7 @@ async fn find(
 
 /// A B A B at one number in flight, then the next.
 async fn measure_all(
-    settings: &Settings,
+    settings: &BenchSettings,
     stands: &[Stand],
     progress: &mut impl FnMut(Progress),
 ) -> Result<Vec<Level>, BenchError> {
@@ -585,17 +587,17 @@ async fn measure_all(
         let (warm_up, amount) = settings.amounts(in_flight);
         let mut rounds = vec![Vec::new(); stands.len()];
         for _ in 0..settings.rounds {
-            for (Stand { seen, course, beside }, rounds) in stands.iter().zip(&mut rounds) {
+            for (Stand { seen, context, background }, rounds) in stands.iter().zip(&mut rounds) {
                 step += 1;
                 let name = seen.name.clone();
                 progress(Progress::Measuring { name: name.clone(), in_flight, step, steps });
                 // New connections each time: the server closes them while the other one is measured.
-                let mut crew = Crew::new(course, in_flight, settings.wave);
-                let company = match beside {
-                    Some(beside) => Some(Company::begin(course, beside).await?),
+                let mut workers = Workers::new(context, in_flight, settings.wave);
+                let company = match background {
+                    Some(background) => Some(Company::begin(context, background).await?),
                     None => None,
                 };
-                let measured = measure::measure(course, seen.pid, &mut crew, warm_up, amount).await;
+                let measured = measure::measure(context, seen.pid, &mut workers, warm_up, amount).await;
                 if let Some(company) = company {
                     company.end().await?;
                 }

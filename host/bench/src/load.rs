@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
 use super::outcome::{ErrorKind, Failure};
-use super::trainer::{Course, Worker};
+use super::trainer::{TrainerContext, Worker};
 
 /// After so many failures in a row, and one of every worker, a server is taken for broken.
 const FAILURES_IN_A_ROW_MAX: usize = 100;
@@ -65,14 +65,14 @@ pub(super) struct Amount {
 
 /// The workers of one measurement, with their open connections.
 #[derive(Debug)]
-pub(super) struct Crew {
+pub(super) struct Workers {
     workers: Vec<Worker>,
     wave: bool,
 }
 
-impl Crew {
-    pub(super) fn new(course: &Arc<Course>, in_flight: usize, wave: bool) -> Self {
-        Self { workers: (0..in_flight).map(|_| Worker::new(course.clone())).collect(), wave }
+impl Workers {
+    pub(super) fn new(context: &Arc<TrainerContext>, in_flight: usize, wave: bool) -> Self {
+        Self { workers: (0..in_flight).map(|_| Worker::new(context.clone())).collect(), wave }
     }
 
     /// Runs `amount` rollouts: each worker begins its next one when its last ended (steady), or

@@ -7,20 +7,20 @@ use tokio::task::AbortHandle;
 use tokio::time::sleep;
 
 use super::endpoint::{Counts, Endpoint};
-use super::load::{Amount, Crew, Tally};
+use super::load::{Amount, Tally, Workers};
 use super::outcome::{ErrorKind, Failure};
 use super::proc_fs::{Footprint, ProcError, cpu_secs};
 use super::report::{Errors, Figures, ServerFigures};
 use super::stats::percentile;
-use super::trainer::{Course, Worker};
+use super::trainer::{TrainerContext, Worker};
 
 /// How often the server's memory is looked at. Listing the mappings of a server with tens of
 /// thousands takes milliseconds, so not oftener.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// One rollout, to see that the server answers as it should at all.
-pub(super) async fn try_one(course: &Arc<Course>) -> Result<(), Failure> {
-    let mut worker = Worker::new(course.clone());
+pub(super) async fn try_one(context: &Arc<TrainerContext>) -> Result<(), Failure> {
+    let mut worker = Worker::new(context.clone());
     worker.rollout().await;
     match worker.tally.errors.0.pop_first() {
         None => Ok(()),
@@ -30,17 +30,17 @@ pub(super) async fn try_one(course: &Arc<Course>) -> Result<(), Failure> {
 
 /// Warms up, then measures. Processor time is taken over the same span as the rollouts.
 pub(super) async fn measure(
-    course: &Arc<Course>,
+    context: &Arc<TrainerContext>,
     pid: Option<u32>,
-    crew: &mut Crew,
+    workers: &mut Workers,
     warm_up: Amount,
     amount: Amount,
 ) -> Result<Figures, ProcError> {
-    crew.run(warm_up).await;
-    let before = Reading::take(&course.endpoint, pid)?;
+    workers.run(warm_up).await;
+    let before = Reading::take(&context.endpoint, pid)?;
     let watch = pid.map(Watch::start);
-    let mut tally = crew.run(amount).await;
-    let after = Reading::take(&course.endpoint, pid)?;
+    let mut tally = workers.run(amount).await;
+    let after = Reading::take(&context.endpoint, pid)?;
     let footprint = watch.map(Watch::end).transpose()?;
     Ok(figures(&mut tally, &before, &after, footprint))
 }

@@ -35,7 +35,7 @@ pub enum ErrorKind {
     WrongId,
     /// A result before the workflow was reported complete (generation C).
     OutOfOrder,
-    /// Not ended within the patience.
+    /// Not ended within the rollout_timeout.
     Lost,
     /// A second result for a rollout that had ended (generation C).
     Doubled,

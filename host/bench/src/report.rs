@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use super::Dialect;
+use super::Generation;
 use super::outcome::ErrorKind;
 use super::stats::median;
 
@@ -17,7 +17,7 @@ const BENCH_CORES_SUSPECT: f64 = 0.9;
 #[non_exhaustive]
 pub struct Report {
     /// The generation that was spoken.
-    pub dialect: Dialect,
+    pub dialect: Generation,
     /// What the stub model waited before each answer, in milliseconds.
     pub model_latency_ms: f64,
     /// Chat calls after which the stub model gives its final answer.
@@ -476,7 +476,7 @@ mod tests {
 
     fn report(targets: Vec<TargetSeen>, levels: Vec<Level>) -> Report {
         Report {
-            dialect: Dialect::D,
+            dialect: Generation::D,
             model_latency_ms: 0.0,
             turns: 1,
             tool_bytes: None,

@@ -7,12 +7,12 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::load::{Amount, Crew};
+use super::load::{Amount, Workers};
 use super::outcome::ErrorKind;
 use super::proc_fs::Footprint;
 use super::report::{Errors, TargetSeen};
 use super::stats::median;
-use super::trainer::Course;
+use super::trainer::TrainerContext;
 use super::{BenchError, Progress};
 
 /// Looks at the process, each after as many rollouts.
@@ -121,7 +121,7 @@ impl SoakReport {
 /// caches and connections come to the size that they keep.
 pub(super) async fn soak(
     target: TargetSeen,
-    course: &Arc<Course>,
+    context: &Arc<TrainerContext>,
     in_flight: usize,
     rollouts: usize,
     progress: &mut impl FnMut(Progress),
@@ -133,13 +133,13 @@ pub(super) async fn soak(
         ]));
     };
     let exactly = |count: usize| Amount { at_least: count, at_most: count, time: std::time::Duration::ZERO };
-    let mut crew = Crew::new(course, in_flight, false);
-    crew.run(exactly((rollouts / 10).max(in_flight))).await;
+    let mut workers = Workers::new(context, in_flight, false);
+    workers.run(exactly((rollouts / 10).max(in_flight))).await;
     let chunk = rollouts.div_ceil(LOOKS).max(in_flight);
     let started = Instant::now();
     let (mut done, mut looks, mut errors, mut gave_up) = (0, Vec::new(), Vec::new(), false);
     while done < rollouts && !gave_up {
-        let tally = crew.run(exactly(chunk)).await;
+        let tally = workers.run(exactly(chunk)).await;
         done += tally.latencies.len() + usize::try_from(tally.errors.count()).unwrap_or(usize::MAX);
         gave_up = tally.gave_up;
         errors.push(tally.errors.0);

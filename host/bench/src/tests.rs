@@ -55,7 +55,7 @@ struct Fake {
     /// Rollouts that were asked to go on.
     going_on: Arc<Mutex<BTreeSet<String>>>,
     /// How many of these there were when one was admitted that was not.
-    beside: Arc<Mutex<Vec<usize>>>,
+    background: Arc<Mutex<Vec<usize>>>,
 }
 
 const GO_ON: &str = "Go on, \"for ever\".";
@@ -86,7 +86,7 @@ async fn admit(State(fake): State<Fake>, headers: HeaderMap, body: Bytes) -> Res
     let goes_on = request["initial_messages"] == json!([{"role": "user", "content": GO_ON}]);
     if !goes_on {
         assert_eq!(request["initial_messages"], json!([{"role": "user", "content": "Calculate 2 + 3."}]));
-        fake.beside.lock().unwrap().push(fake.going_on.lock().unwrap().len());
+        fake.background.lock().unwrap().push(fake.going_on.lock().unwrap().len());
     }
     assert_eq!(request["label"], "5");
     let number = fake.admitted.fetch_add(1, Ordering::Relaxed) + 1;
@@ -176,19 +176,19 @@ async fn call(url: &str, key: Option<&str>, body: &str) -> Value {
 }
 
 fn at(name: &str, url: &str) -> Target {
-    let place = Place::Running { url: url.to_owned(), pid: Some(std::process::id()) };
-    Target { name: name.to_owned(), place }
+    let source = ServerSource::Running { url: url.to_owned(), pid: Some(std::process::id()) };
+    Target { name: name.to_owned(), source }
 }
 
-/// Few rollouts, with a key and little patience.
-fn small(targets: Vec<Target>) -> Settings {
-    Settings {
+/// Few rollouts, with a key and little rollout_timeout.
+fn small(targets: Vec<Target>) -> BenchSettings {
+    BenchSettings {
         in_flight: vec![1],
         rollouts: Some(12),
         rounds: 1,
         api_key: Some(KEY.to_owned()),
-        patience: Duration::from_millis(500),
-        ..Settings::new(targets)
+        rollout_timeout: Duration::from_millis(500),
+        ..BenchSettings::new(targets)
     }
 }
 
@@ -233,7 +233,7 @@ async fn in_generation_c_a_second_result_and_one_out_of_order_are_seen() {
     let (fake, url) =
         Fake::start([(3, Habit::Double), (4, Habit::Lose), (5, Habit::Disorder), (6, Habit::RewardHalf)])
             .await;
-    let settings = Settings { dialect: Dialect::C, ..small(vec![at("fake", &url)]) };
+    let settings = BenchSettings { dialect: Generation::C, ..small(vec![at("fake", &url)]) };
 
     let report = run(settings, |_| ()).await.unwrap();
 
@@ -244,9 +244,9 @@ async fn in_generation_c_a_second_result_and_one_out_of_order_are_seen() {
     assert_eq!(fake.cancelled.lock().unwrap().len(), 1);
 }
 
-fn beside(rollouts: usize, url: &str) -> Settings {
-    let beside = Beside { rollouts, prompt: GO_ON.to_owned() };
-    Settings { beside: Some(beside), rounds: 2, ..small(vec![at("fake", url)]) }
+fn background(rollouts: usize, url: &str) -> BenchSettings {
+    let background = Background { rollouts, prompt: GO_ON.to_owned() };
+    BenchSettings { background: Some(background), rounds: 2, ..small(vec![at("fake", url)]) }
 }
 
 #[tokio::test]
@@ -254,7 +254,7 @@ async fn a_server_is_measured_beside_other_rollouts_and_alone_in_turn() {
     let (fake, url) = Fake::start([]).await;
     let mut order = Vec::new();
 
-    let report = run(beside(3, &url), |progress| {
+    let report = run(background(3, &url), |progress| {
         if let Progress::Measuring { name, .. } = progress {
             order.push(name);
         }
@@ -262,12 +262,12 @@ async fn a_server_is_measured_beside_other_rollouts_and_alone_in_turn() {
     .await
     .unwrap();
 
-    assert_eq!(order, ["beside 3", "alone", "beside 3", "alone"]);
+    assert_eq!(order, ["with 3 in background", "alone", "with 3 in background", "alone"]);
     assert!(report.is_clean(), "{}", report.render());
     assert!(report.levels[0].ratios.as_ref().unwrap().p99.unwrap() > 0.0);
     // The trial, and each time a warm-up of one and twelve.
     let each = [[0].as_slice(), &[3; 13], &[0; 13], &[3; 13], &[0; 13]].concat();
-    assert_eq!(*fake.beside.lock().unwrap(), each);
+    assert_eq!(*fake.background.lock().unwrap(), each);
     assert_eq!(fake.cancelled.lock().unwrap().len(), 6);
     assert_eq!(*fake.going_on.lock().unwrap(), BTreeSet::new());
 }
@@ -276,12 +276,12 @@ async fn a_server_is_measured_beside_other_rollouts_and_alone_in_turn() {
 async fn rollouts_that_do_not_go_on_are_an_error() {
     // The first is the trial.
     let (fake, url) = Fake::start([(3, Habit::Fail)]).await;
-    let error = run(beside(3, &url), |_| ()).await.unwrap_err().to_string();
+    let error = run(background(3, &url), |_| ()).await.unwrap_err().to_string();
     assert!(error.starts_with("1 of the 3 rollouts beside those measured ended by themselves"), "{error}");
     assert_eq!(*fake.going_on.lock().unwrap(), BTreeSet::new());
 
     let (fake, url) = Fake::start([(3, Habit::Break)]).await;
-    let error = run(beside(3, &url), |_| ()).await.unwrap_err().to_string();
+    let error = run(background(3, &url), |_| ()).await.unwrap_err().to_string();
     assert_eq!(error, "the rollouts beside those measured: admission 500: it broke");
     assert_eq!(fake.cancelled.lock().unwrap().len(), 1);
 }
@@ -291,7 +291,7 @@ async fn two_servers_are_measured_in_turn_and_compared() {
     let ((_, first), (_, second)) = tokio::join!(Fake::start([]), Fake::start([]));
     for wave in [false, true] {
         let mut order = Vec::new();
-        let settings = Settings {
+        let settings = BenchSettings {
             in_flight: vec![2, 5],
             rounds: 2,
             rollouts: Some(20),
@@ -334,7 +334,7 @@ async fn a_server_that_does_nothing_right_is_refused_before_it_is_measured() {
 #[tokio::test]
 async fn a_server_that_breaks_for_good_is_given_up() {
     let (_, url) = Fake::start((3..10_000).map(|number| (number, Habit::Break))).await;
-    let settings = Settings { rollouts: Some(5000), ..small(vec![at("fake", &url)]) };
+    let settings = BenchSettings { rollouts: Some(5000), ..small(vec![at("fake", &url)]) };
     let report = run(settings, |_| ()).await.unwrap();
     let figures = &report.levels[0].servers[0].median;
     assert!(figures.gave_up && figures.scored == 0 && figures.errors.count() < 500, "{figures:?}");

@@ -16,7 +16,7 @@ use tokio::time::{sleep, timeout};
 use super::endpoint::{CALLBACK_KEY, Endpoint, MODEL_KEY};
 use super::load::Tally;
 use super::outcome::{ErrorKind, Failure, Judgement, judge};
-use super::{BenchError, Dialect};
+use super::{BenchError, Generation};
 use rollout_core::http1::{Connection, Message};
 
 /// The wait after a 429 that names none, and the bounds of one that is named: those of the
@@ -75,10 +75,10 @@ pub(super) struct Connections {
 }
 
 impl Connections {
-    pub(super) fn new(dialect: Dialect) -> Self {
+    pub(super) fn new(dialect: Generation) -> Self {
         let at_once = match dialect {
-            Dialect::C => REQUESTS_AT_ONCE_C,
-            Dialect::D => Semaphore::MAX_PERMITS,
+            Generation::C => REQUESTS_AT_ONCE_C,
+            Generation::D => Semaphore::MAX_PERMITS,
         };
         Self { idle: Mutex::default(), gate: Semaphore::new(at_once) }
     }
@@ -102,19 +102,19 @@ impl Connections {
 
 /// What all workers of one measurement share.
 #[derive(Debug)]
-pub(super) struct Course {
+pub(super) struct TrainerContext {
     pub(super) connections: Connections,
     pub(super) address: Address,
-    pub(super) dialect: Dialect,
+    pub(super) dialect: Generation,
     pub(super) api_key: Option<String>,
-    pub(super) patience: Duration,
+    pub(super) rollout_timeout: Duration,
     pub(super) endpoint: Arc<Endpoint>,
 }
 
 /// One of the rollouts in flight, again and again.
 #[derive(Debug)]
 pub(super) struct Worker {
-    course: Arc<Course>,
+    context: Arc<TrainerContext>,
     /// What the user says, as JSON.
     prompt: String,
     /// The bytes of the request under way. Kept for its memory.
@@ -131,18 +131,18 @@ struct Admission<'a> {
 }
 
 impl Worker {
-    pub(super) fn new(course: Arc<Course>) -> Self {
-        Self::with_prompt(course, "Calculate 2 + 3.")
+    pub(super) fn new(context: Arc<TrainerContext>) -> Self {
+        Self::with_prompt(context, "Calculate 2 + 3.")
     }
 
-    pub(super) fn with_prompt(course: Arc<Course>, prompt: &str) -> Self {
+    pub(super) fn with_prompt(context: Arc<TrainerContext>, prompt: &str) -> Self {
         let prompt = serde_json::Value::from(prompt).to_string();
-        Self { course, prompt, request: Vec::new(), tally: Tally::default() }
+        Self { context, prompt, request: Vec::new(), tally: Tally::default() }
     }
 
     /// Has the server begin a rollout of generation D, whose result nobody asks for. Its id.
     pub(super) async fn begin(&mut self) -> Result<String, Failure> {
-        let id = self.course.endpoint.next_id();
+        let id = self.context.endpoint.next_id();
         self.admit_under_lease(&id).await?;
         Ok(id)
     }
@@ -150,16 +150,16 @@ impl Worker {
     /// Runs one rollout to its end and counts what it came to. Whether it was right.
     pub(super) async fn rollout(&mut self) -> bool {
         let begun = Instant::now();
-        let id = self.course.endpoint.next_id();
-        let patience = self.course.patience;
-        let outcome = match timeout(patience, self.attempt(&id)).await {
+        let id = self.context.endpoint.next_id();
+        let rollout_timeout = self.context.rollout_timeout;
+        let outcome = match timeout(rollout_timeout, self.attempt(&id)).await {
             Ok(outcome) => outcome,
             Err(_) => {
                 // The answer is of no use.
                 let _ = self.cancel(std::slice::from_ref(&id)).await;
                 Err(Failure::new(
                     ErrorKind::Lost,
-                    format!("not ended after {}", rollout_core::text::time(patience)),
+                    format!("not ended after {}", rollout_core::text::time(rollout_timeout)),
                 ))
             }
         };
@@ -174,13 +174,13 @@ impl Worker {
     }
 
     async fn attempt(&mut self, id: &str) -> Result<(), Failure> {
-        match self.course.dialect {
-            Dialect::D => {
+        match self.context.dialect {
+            Generation::D => {
                 let lease = self.admit_under_lease(id).await?;
                 self.poll(id, &lease).await
             }
-            Dialect::C => {
-                let ending = self.course.endpoint.expect(id);
+            Generation::C => {
+                let ending = self.context.endpoint.expect(id);
                 self.admit(id).await?;
                 ending.wait().await
             }
@@ -243,13 +243,13 @@ impl Worker {
 
     /// Sends the request that was written, and reads the response.
     async fn exchange(&mut self) -> Result<Message, Failure> {
-        let connections = &self.course.connections;
+        let connections = &self.context.connections;
         let closed = |_| Failure::new(ErrorKind::Transport, "the bench is ending");
         let _turn = connections.gate.acquire().await.map_err(closed)?;
         let mut connection = match connections.take() {
             Some(connection) => connection,
             None => {
-                let opened = Connection::open(self.course.address.socket).await;
+                let opened = Connection::open(self.context.address.socket).await;
                 opened.map_err(|error| Failure::new(ErrorKind::Transport, format!("connecting: {error}")))?
             }
         };
@@ -263,12 +263,12 @@ impl Worker {
     }
 
     fn write_admission(&mut self, id: &str) {
-        let url = self.course.endpoint.url(id);
+        let url = self.context.endpoint.url(id);
         let mut body = Vec::with_capacity(512);
         push(&mut body, &[r#"{"rollout_id":""#, id, r#"","initial_messages":[{"role":"user","content":"#]);
         push(&mut body, &[&self.prompt, r#"}],"label":"5""#]);
         push(&mut body, &[r#","chat_completions_url":""#, &url, r#"","llm_api_key":""#, MODEL_KEY, r#"""#]);
-        if self.course.dialect == Dialect::C {
+        if self.context.dialect == Generation::C {
             push(&mut body, &[r#","completion_callback_url":""#, &url, r#"/completion""#]);
             push(&mut body, &[r#","grader_callback_url":""#, &url, r#"/grader""#]);
             push(&mut body, &[r#","controller_api_key":""#, CALLBACK_KEY, r#"""#]);
@@ -280,12 +280,12 @@ impl Worker {
 
     /// Begins a request, with what every request carries.
     fn write_head(&mut self, method: &str, path: &[&str]) {
-        let course = &self.course;
+        let context = &self.context;
         self.request.clear();
-        push(&mut self.request, &[method, " ", &course.address.base]);
+        push(&mut self.request, &[method, " ", &context.address.base]);
         push(&mut self.request, path);
-        push(&mut self.request, &[" HTTP/1.1\r\nhost: ", &course.address.host, "\r\n"]);
-        if let Some(key) = &course.api_key {
+        push(&mut self.request, &[" HTTP/1.1\r\nhost: ", &context.address.host, "\r\n"]);
+        if let Some(key) = &context.api_key {
             push(&mut self.request, &["authorization: Bearer ", key, "\r\n"]);
         }
     }

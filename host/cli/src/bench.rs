@@ -32,7 +32,7 @@ pub(super) struct Bench {
     ///
     /// Generation D keeps results for `osmosis.result-ttl-secs`: give the server a short
     /// one, or the memory that they take is all that is seen.
-    #[arg(long, value_name = "N", help_heading = "What is measured", conflicts_with_all = ["vs", "vs_command", "beside", "rollouts", "seconds", "rounds", "wave"])]
+    #[arg(long, value_name = "N", help_heading = "What is measured", conflicts_with_all = ["vs", "vs_command", "background", "rollouts", "seconds", "rounds", "wave"])]
     soak: Option<usize>,
 }
 

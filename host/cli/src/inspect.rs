@@ -93,7 +93,7 @@ impl Inspect {
             Some(Ok(tools)) => text += &listed(&tools),
             Some(Err(problems)) => {
                 let problems = problems.iter().map(|problem| format!("  - {problem}\n"));
-                return text + "cannot be lent:\n" + &problems.collect::<String>();
+                return text + "cannot be provided:\n" + &problems.collect::<String>();
             }
             None => {}
         }
@@ -105,7 +105,7 @@ impl Inspect {
                     "can be served; without --grader it has the rewards that the agent loop gives itself\n"
                 }
                 (false, false, false) => {
-                    "can be lent: [[tools.component]] in the configuration of a workflow\n"
+                    "can be provided: [[tools.component]] in the configuration of a workflow\n"
                 }
                 _ => "can be served\n",
             };

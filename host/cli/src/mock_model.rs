@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 
 use super::{Exit, setup};
-use rollout_mock_model::{MockModel, Script, Settings};
+use rollout_mock_model::{MockModel, MockModelSettings, Script};
 
 /// Serves an OpenAI-compatible endpoint that stands in for a model and says so.
 ///
@@ -73,8 +73,8 @@ pub(super) struct Behaviour {
 }
 
 impl Behaviour {
-    fn settings(self) -> Result<Settings> {
-        Ok(Settings {
+    fn settings(self) -> Result<MockModelSettings> {
+        Ok(MockModelSettings {
             latency: Duration::from_millis(self.latency),
             error_rate: self.error_rate,
             failure_rate: self.failure_rate,

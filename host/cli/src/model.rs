@@ -14,7 +14,7 @@ use super::setup;
 use rollout_assembly::config::Judge;
 use rollout_core::outbound::{self, Secret, Unreachable};
 use rollout_eval::run::Model;
-use rollout_mock_model::{MockModel, Settings};
+use rollout_mock_model::{MockModel, MockModelSettings};
 
 /// The model's name that stands for the built-in stand-in.
 const MOCK: &str = "mock";
@@ -70,7 +70,7 @@ impl ModelOptions {
             self.check("model", base_url, key.as_ref(), http, ["--base-url", "--api-key-env"]).await?;
             return Ok((Model::new(base_url, &self.name, key)?, None));
         }
-        let settings = Settings {
+        let settings = MockModelSettings {
             latency: Duration::from_millis(self.mock_latency),
             error_rate: self.mock_error_rate,
             failure_rate: 0.0,

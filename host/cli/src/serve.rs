@@ -17,7 +17,7 @@ use super::plugin_file::CacheOptions;
 use super::setup::JudgeOptions;
 use super::{Exit, OUTPUT, PluginFault, SETTINGS, hooks, setup};
 use rollout_assembly::config::{
-    Assignment, Config, Dialect, EvaluatorEnvironment, OsmosisEnvironment, RawLimits,
+    Assignment, Config, EvaluatorEnvironment, OsmosisEnvironment, OsmosisGeneration, RawLimits,
 };
 use rollout_assembly::{Assembled, Options, Sources};
 use rollout_core::capacity::Slots;
@@ -84,7 +84,7 @@ pub(super) struct Serve {
     /// Generation that requests are of. Left to the request, one that may be of B or of C
     /// is called back in a form that both take. [default: auto]
     #[arg(long, value_name = "GENERATION", help_heading = REACHING)]
-    dialect: Option<Dialect>,
+    dialect: Option<OsmosisGeneration>,
     /// A name, besides those of this machine, under which this server may be asked, such as
     /// rollouts.example, or *.example; may be given several times. With a server key, and
     /// without this option, every name may be used.

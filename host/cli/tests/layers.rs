@@ -46,7 +46,7 @@ const LAYERS: [(&str, Layers); 3] = [
 const WITHIN_ROLLOUT: [&[&str]; 8] = [
     &["admission", "drive"],
     &["run"],
-    &["account"],
+    &["outcome_counter"],
     &["host"],
     &["runtime", "deployment"],
     &["slots", "trajectory"],

@@ -96,12 +96,12 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Holders {
     next: u64,
-    all: HashMap<u64, Arc<Account>>,
+    all: HashMap<u64, Arc<HolderUsage>>,
 }
 
 /// What one rollout holds.
 #[derive(Debug)]
-struct Account {
+struct HolderUsage {
     bytes: AtomicUsize,
     evicted: AtomicBool,
     end: CancellationToken,
@@ -185,7 +185,8 @@ impl Budget {
 
     /// A rollout, which is ended by this token where it holds most when all is used up.
     pub(crate) fn holder(&self, end: CancellationToken) -> Holder {
-        let account = Arc::new(Account { bytes: AtomicUsize::new(0), evicted: AtomicBool::new(false), end });
+        let account =
+            Arc::new(HolderUsage { bytes: AtomicUsize::new(0), evicted: AtomicBool::new(false), end });
         let mut holders = self.0.holders();
         let id = holders.next;
         holders.next += 1;
@@ -210,7 +211,7 @@ impl Shared {
     }
 
     /// Takes bytes for a running rollout, at the cost of the one that holds most.
-    fn take_for(&self, bytes: usize, account: &Account) -> Result<(), OverBudget> {
+    fn take_for(&self, bytes: usize, account: &HolderUsage) -> Result<(), OverBudget> {
         let over = |used| OverBudget { asked: bytes, used, total: self.total };
         if account.evicted.load(Ordering::Relaxed) {
             return Err(over(self.used.load(Ordering::Relaxed)));
@@ -245,7 +246,7 @@ impl Shared {
     }
 }
 
-impl Account {
+impl HolderUsage {
     fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -267,7 +268,7 @@ pub struct Holder(Arc<Held>);
 #[derive(Debug)]
 struct Held {
     shared: Arc<Shared>,
-    account: Arc<Account>,
+    account: Arc<HolderUsage>,
     id: u64,
     started: AtomicBool,
 }
@@ -325,7 +326,7 @@ impl Drop for Held {
 #[derive(Debug)]
 pub struct Charge {
     shared: Arc<Shared>,
-    account: Option<Arc<Account>>,
+    account: Option<Arc<HolderUsage>>,
     use_: Use,
     bytes: usize,
 }

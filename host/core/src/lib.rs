@@ -1,7 +1,7 @@
 //! The core of a host that runs other people's agent code.
 //!
 //! Workflows (agent loops) and graders (reward functions) arrive as WebAssembly
-//! components. Every rollout runs in instances of its own, is lent a model and a
+//! components. Every rollout runs in instances of its own, is provided a model and a
 //! place to register its samples, and ends in exactly one outcome. `ARCHITECTURE.md`
 //! tells the life of a rollout and what holds at every step of it.
 //!

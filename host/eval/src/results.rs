@@ -119,9 +119,9 @@ pub struct ResultLine {
     /// Time of all model calls, in milliseconds; calls may overlap.
     #[serde(default)]
     pub model_ms: f64,
-    /// The limits that fired, by their names in `[limits]`. The manifest has all of them.
+    /// The limits that were hit, by their names in `[limits]`. The manifest has all of them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub limits_fired: BTreeMap<String, LimitLine>,
+    pub limits_hit: BTreeMap<String, LimitLine>,
     /// Wall time, with that in the queue, ms, finite.
     pub duration_ms: f64,
     /// Wall time in the queue, in milliseconds.
@@ -132,7 +132,7 @@ pub struct ResultLine {
     pub trajectory: Option<String>,
 }
 
-/// A limit that fired.
+/// A limit that were hit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LimitLine {
     /// Its value, in the unit of its name.
@@ -140,7 +140,7 @@ pub struct LimitLine {
     /// What was used of it, where the host measures that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<Amount>,
-    /// What would have been in use when it fired, where that is known.
+    /// What would have been in use when it hits, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<u64>,
     /// How often it stopped or refused something.

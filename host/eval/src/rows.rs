@@ -49,7 +49,7 @@ pub use columns::{ColumnMap, InvalidMapping, Mapping, TARGETS};
 pub use selection::Selection;
 
 use cells::Cell;
-use columns::CellPlace;
+use columns::CellPosition;
 use source::Source;
 
 /// How many bad rows a [`DataError::Rows`] describes; the rest are counted. Ten show
@@ -152,7 +152,7 @@ pub enum DataError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowProblem {
     /// Where it is.
-    pub place: Place,
+    pub place: Position,
     /// What is wrong there and what to do about it.
     pub what: String,
     /// How many rows after it have the same wrong with them.
@@ -161,7 +161,7 @@ pub struct RowProblem {
 
 /// Where in a data set file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Position {
     /// The names of the columns.
     Header,
     /// A line of a text file, from 1.
@@ -172,7 +172,7 @@ pub enum Place {
     Row(usize),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Header => write!(f, "columns"),
@@ -276,7 +276,7 @@ impl Format {
 struct Collector<'a> {
     options: &'a Options,
     /// Columns that the operator names and that no row had so far.
-    unseen: Vec<&'a CellPlace>,
+    unseen: Vec<&'a CellPosition>,
     /// The columns of the first row.
     columns_found: Vec<String>,
     /// Whether a text cell may hold the JSON text of a list of messages.
@@ -312,7 +312,7 @@ impl<'a> Collector<'a> {
     }
 
     /// Takes one row's columns, in the order of the file.
-    fn row(&mut self, place: Place, columns: Vec<(String, Cell)>) {
+    fn row(&mut self, place: Position, columns: Vec<(String, Cell)>) {
         if self.columns_found.is_empty() {
             self.columns_found = columns.iter().map(|(name, _)| name.clone()).collect();
         }
@@ -332,7 +332,7 @@ impl<'a> Collector<'a> {
     }
 
     /// Takes a row that could not be taken apart.
-    fn bad_row(&mut self, place: Place, what: String) {
+    fn bad_row(&mut self, place: Position, what: String) {
         self.rows_seen += 1;
         self.problems_total += 1;
         if let Some(same) = self.problems.iter_mut().find(|problem| problem.what == what) {
@@ -345,12 +345,12 @@ impl<'a> Collector<'a> {
     fn finish(mut self, path: &Path) -> Result<Vec<Row>, DataError> {
         let path = path.to_owned();
         // A name that is nowhere is a typing error; one that some rows lack is not.
-        if self.rows_seen > 0 && self.problems.first().is_none_or(|first| first.place != Place::Header) {
+        if self.rows_seen > 0 && self.problems.first().is_none_or(|first| first.place != Position::Header) {
             let missing: Vec<String> =
                 self.unseen.iter().map(|place| format!("`{}`", place.column())).collect();
             if !missing.is_empty() {
                 let what = cells::no_column(&missing, &cells::listed(&self.columns_found));
-                let problem = RowProblem { place: Place::Header, what, more: 0 };
+                let problem = RowProblem { place: Position::Header, what, more: 0 };
                 self.problems = vec![problem];
                 self.problems_total = 1;
             }

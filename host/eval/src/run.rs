@@ -234,7 +234,7 @@ fn line(row: &Row, run: usize, finished: &Finished, root: &Path) -> ResultLine {
         host_calls: finished.spent.host_calls,
         waited_ms: millis(finished.spent.waited()),
         model_ms: millis(finished.spent.model_time),
-        limits_fired: finished.limits.iter().filter(|limit| limit.fired > 0).map(fired).collect(),
+        limits_hit: finished.limits.iter().filter(|limit| limit.hits > 0).map(hits).collect(),
         duration_ms: millis(finished.duration),
         queued_ms: millis(finished.queued),
         trajectory: finished
@@ -243,9 +243,9 @@ fn line(row: &Row, run: usize, finished: &Finished, root: &Path) -> ResultLine {
     }
 }
 
-fn fired(limit: &LimitUse) -> (String, LimitLine) {
-    let LimitUse { name, max, used, fired, asked } = limit.clone();
-    (name.into_owned(), LimitLine { max, used, asked, times: fired })
+fn hits(limit: &LimitUse) -> (String, LimitLine) {
+    let LimitUse { name, max, used, hits, asked } = limit.clone();
+    (name.into_owned(), LimitLine { max, used, asked, times: hits })
 }
 
 /// What the model said last in a sample.

@@ -15,7 +15,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use crate::Place;
+use crate::Location;
 
 const MAGIC: &[u8; 8] = b"ROLLIDX1";
 
@@ -31,9 +31,9 @@ const PLACE_BYTES: u64 = 16;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Records {
     /// A hash of its name.
-    pub name: u64,
+    pub(crate) name: u64,
     /// Where its records are, in order.
-    pub places: Vec<Place>,
+    pub places: Vec<Location>,
 }
 
 /// What is known at the end of a segment.
@@ -57,7 +57,7 @@ fn word(bytes: &mut Vec<u8>, word: u64) {
     bytes.extend_from_slice(&word.to_le_bytes());
 }
 
-fn places(bytes: &mut Vec<u8>, places: &[Place]) {
+fn places(bytes: &mut Vec<u8>, places: &[Location]) {
     for place in places {
         word(bytes, place.segment);
         word(bytes, place.offset);
@@ -65,7 +65,7 @@ fn places(bytes: &mut Vec<u8>, places: &[Place]) {
 }
 
 impl Index {
-    pub fn write(&self) -> Vec<u8> {
+    pub(crate) fn write(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         // The order of equal names is that in which they ended.
         let mut ended: Vec<&Records> = self.ended.iter().collect();
@@ -97,7 +97,7 @@ impl Index {
 
     /// What was written, but for what ended, which is found by [`find`]; none where that is not
     /// what this is.
-    pub fn read(bytes: &[u8]) -> Option<Self> {
+    pub(crate) fn read(bytes: &[u8]) -> Option<Self> {
         let (body, checksum) = bytes.split_last_chunk::<8>()?;
         if u64::from_le_bytes(*checksum) != u64::from(crc32fast::hash(body)) {
             return None;
@@ -116,7 +116,7 @@ impl Index {
 
 /// Where the records of a rollout are that ended in a segment, by the hash of its name: those
 /// of the last one first, for different rollouts may have the same name or hash.
-pub(crate) fn find(index: &File, name: u64) -> io::Result<Vec<Vec<Place>>> {
+pub(crate) fn find(index: &File, name: u64) -> io::Result<Vec<Vec<Location>>> {
     let mut head = [0; TABLE_AT as usize];
     index.read_exact_at(&mut head, 0)?;
     let rows = u64::from_le_bytes(head[16..24].try_into().unwrap_or_default());
@@ -158,8 +158,8 @@ impl Words<'_> {
         Some(())
     }
 
-    fn places(&mut self, count: u64) -> Option<Vec<Place>> {
-        (0..count).map(|_| Some(Place { segment: self.next()?, offset: self.next()? })).collect()
+    fn places(&mut self, count: u64) -> Option<Vec<Location>> {
+        (0..count).map(|_| Some(Location { segment: self.next()?, offset: self.next()? })).collect()
     }
 
     fn records(&mut self) -> Option<Records> {
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn an_index_is_read_as_it_was_written_and_a_wrong_one_not_at_all() {
-        let place = |offset| Place { segment: 3, offset };
+        let place = |offset| Location { segment: 3, offset };
         let records = |name: &[u8], places: &[u64]| Records {
             name: hash(name),
             places: places.iter().map(|offset| place(*offset)).collect(),

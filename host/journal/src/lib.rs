@@ -133,7 +133,7 @@ pub enum Refused {
 
 /// Where a record is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct Location {
     pub segment: u64,
     pub offset: u64,
 }
@@ -298,7 +298,7 @@ impl Journal {
     pub fn find(&self, name: &str) -> io::Result<Vec<Written>> {
         let shared = &self.0.shared;
         let hash = index::hash(name.as_bytes());
-        let mut found: Vec<Vec<Place>> = Vec::new();
+        let mut found: Vec<Vec<Location>> = Vec::new();
         {
             let tables = shared.tables();
             let is_it = |records: &&index::Records| records.name == hash;

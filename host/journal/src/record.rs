@@ -33,7 +33,7 @@ const BEGIN: u8 = 0;
 const END: u8 = u8::MAX;
 
 impl Kind {
-    pub fn of(byte: u8) -> Self {
+    pub(crate) fn of(byte: u8) -> Self {
         match byte {
             BEGIN => Self::Begin,
             END => Self::End,
@@ -41,7 +41,7 @@ impl Kind {
         }
     }
 
-    pub fn byte(self) -> u8 {
+    pub(crate) fn byte(self) -> u8 {
         match self {
             Self::Begin => BEGIN,
             Self::End => END,

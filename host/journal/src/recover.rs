@@ -12,7 +12,7 @@ use crate::index::{self, Index};
 use crate::record::{self, FRAME_BYTES, Found, Kind};
 use crate::segment::{Folder, HEADER_BYTES, Segment, Tail, is_segment, scan};
 use crate::writer::Tables;
-use crate::{Event, OpenError, Place, Written};
+use crate::{Event, Location, OpenError, Written};
 
 /// Files that a reader keeps open. Rollouts that ran at the same time lie in the same few.
 const OPEN_FILES_MAX: usize = 8;
@@ -45,7 +45,7 @@ pub(crate) fn open(folder: &Folder) -> Result<Opened, OpenError> {
             continue;
         }
         let (end, tail) = scan(&bytes, |record, offset| {
-            tables.note(record.rollout, record.kind, record.payload, Place { segment: number, offset });
+            tables.note(record.rollout, record.kind, record.payload, Location { segment: number, offset });
         });
         let is_followed = unsealed[at + 1..].iter().any(|next| has_records(folder, *next));
         match tail {
@@ -92,7 +92,7 @@ fn lock(folder: &Folder) -> Result<File, OpenError> {
 }
 
 /// Where the records are of rollouts that ended in sealed segments, the last one first.
-pub(crate) fn find_sealed(folder: &Folder, name: u64) -> io::Result<Vec<Vec<Place>>> {
+pub(crate) fn find_sealed(folder: &Folder, name: u64) -> io::Result<Vec<Vec<Location>>> {
     let mut found = Vec::new();
     for number in folder.numbers()?.into_iter().rev() {
         match File::open(folder.index(number)) {
@@ -111,12 +111,12 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    pub fn new(folder: &'a Folder) -> Self {
+    pub(crate) fn new(folder: &'a Folder) -> Self {
         Self { folder, files: VecDeque::new() }
     }
 
     /// The records at these places, which are one rollout's.
-    pub fn read_any(&mut self, places: &[Place]) -> io::Result<Written> {
+    pub(crate) fn read_any(&mut self, places: &[Location]) -> io::Result<Written> {
         let mut written = Written { name: Bytes::new(), events: Vec::new(), ended: false };
         for place in places {
             let (_, kind, payload) = self.record(*place)?;
@@ -130,7 +130,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The same, of this rollout.
-    pub fn read(&mut self, number: u64, places: &[Place]) -> io::Result<Written> {
+    pub(crate) fn read(&mut self, number: u64, places: &[Location]) -> io::Result<Written> {
         if let Some(place) = places.first()
             && self.record(*place)?.0 != number
         {
@@ -139,7 +139,7 @@ impl<'a> Reader<'a> {
         self.read_any(places)
     }
 
-    fn record(&mut self, place: Place) -> io::Result<(u64, Kind, Bytes)> {
+    fn record(&mut self, place: Location) -> io::Result<(u64, Kind, Bytes)> {
         let file = self.file(place.segment)?;
         let mut frame = [0; FRAME_BYTES];
         file.read_exact_at(&mut frame, place.offset)?;
@@ -170,8 +170,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-fn damaged(place: Place) -> io::Error {
-    let Place { segment, offset } = place;
+fn damaged(place: Location) -> io::Error {
+    let Location { segment, offset } = place;
     let what = format!("segment {segment} of the journal has no such record at byte {offset}");
     io::Error::new(io::ErrorKind::InvalidData, what)
 }

@@ -50,16 +50,16 @@ pub(crate) struct Segment {
 }
 
 impl Folder {
-    pub fn segment(&self, number: u64) -> PathBuf {
+    pub(crate) fn segment(&self, number: u64) -> PathBuf {
         self.path.join(format!("{number:020}.seg"))
     }
 
-    pub fn index(&self, number: u64) -> PathBuf {
+    pub(crate) fn index(&self, number: u64) -> PathBuf {
         self.path.join(format!("{number:020}.idx"))
     }
 
     /// The numbers of its segments, in order.
-    pub fn numbers(&self) -> io::Result<Vec<u64>> {
+    pub(crate) fn numbers(&self) -> io::Result<Vec<u64>> {
         let mut numbers = Vec::new();
         for entry in std::fs::read_dir(&self.path)? {
             let path = entry?.path();
@@ -78,7 +78,7 @@ impl Folder {
     }
 
     /// Makes a segment and allocates it. Where that fails nothing of it is left.
-    pub fn create(&self, number: u64) -> io::Result<Segment> {
+    pub(crate) fn create(&self, number: u64) -> io::Result<Segment> {
         let path = self.segment(number);
         let made = self.make(number, &path);
         if made.is_err() {
@@ -105,7 +105,7 @@ impl Folder {
     }
 
     /// Opens a segment to go on at this place. What is behind it is gone.
-    pub fn resume(&self, number: u64, end: u64) -> io::Result<Segment> {
+    pub(crate) fn resume(&self, number: u64, end: u64) -> io::Result<Segment> {
         let file = OpenOptions::new().read(true).write(true).open(self.segment(number))?;
         ftruncate(&file, end)?;
         let capacity = self.segment_bytes.max(end);
@@ -115,12 +115,12 @@ impl Folder {
     }
 
     /// Brings the names of files to the disk.
-    pub fn sync_names(&self) -> io::Result<()> {
+    pub(crate) fn sync_names(&self) -> io::Result<()> {
         File::open(&self.path)?.sync_all()
     }
 
     /// Writes a file whole or not at all.
-    pub fn write_whole(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) fn write_whole(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
         let beside = path.with_extension("new");
         std::fs::write(&beside, bytes)?;
         File::open(&beside)?.sync_all()?;
@@ -140,20 +140,20 @@ fn allocate(file: &File, bytes: u64) -> io::Result<()> {
 
 impl Segment {
     /// Writes at its end, and moves that. What failed may be tried again.
-    pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.may(Operation::Write)?;
         self.file.write_all_at(bytes, self.end)?;
         self.end += bytes.len() as u64;
         Ok(())
     }
 
-    pub fn sync(&self) -> io::Result<()> {
+    pub(crate) fn sync(&self) -> io::Result<()> {
         self.may(Operation::Sync)?;
         self.file.sync_data()
     }
 
     /// Gives back what was allocated and not used.
-    pub fn seal(&self) -> io::Result<()> {
+    pub(crate) fn seal(&self) -> io::Result<()> {
         ftruncate(&self.file, self.end)?;
         self.sync()
     }

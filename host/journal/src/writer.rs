@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use crate::index::{Index, Records};
 use crate::record::{self, Kind, framed_bytes};
 use crate::segment::{Folder, Segment};
-use crate::{Failed, Place, Retention, Shared, Sync};
+use crate::{Failed, Location, Retention, Shared, Sync};
 
 /// What is written at once, at the most, in bytes.
 const BATCH_BYTES_MAX: usize = 2 << 20;
@@ -71,7 +71,7 @@ pub(crate) struct Writer {
 
 impl Writer {
     /// Starts both threads.
-    pub fn start(shared: Arc<Shared>, current: Segment) -> io::Result<JoinHandle<()>> {
+    pub(crate) fn start(shared: Arc<Shared>, current: Segment) -> io::Result<JoinHandle<()>> {
         let (errands, todo) = mpsc::channel();
         let (made, spare) = mpsc::channel();
         let its = shared.clone();
@@ -154,7 +154,7 @@ impl Writer {
         }
         let offset = self.current.end + self.buffer.len() as u64;
         record::write(&mut self.buffer, rollout, kind, payload);
-        let place = Place { segment: self.current.number, offset };
+        let place = Location { segment: self.current.number, offset };
         self.shared.tables().note(rollout, kind, payload.first().map_or(&[][..], |name| name), place);
         if self.buffer.len() >= BATCH_BYTES_MAX {
             self.flush();
@@ -306,7 +306,7 @@ pub(crate) struct Tables {
 
 impl Tables {
     /// A record was placed.
-    pub fn note(&mut self, rollout: u64, kind: Kind, name: &[u8], place: Place) {
+    pub(crate) fn note(&mut self, rollout: u64, kind: Kind, name: &[u8], place: Location) {
         self.index.next = self.index.next.max(rollout + 1);
         match kind {
             Kind::Begin => {

@@ -20,7 +20,7 @@ use futures_util::stream;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::Settings;
+use super::MockModelSettings;
 use super::chance::{Counters, Dice};
 use super::completion::{Completion, MODEL, STAND_IN};
 use super::connection::Cut;
@@ -53,7 +53,7 @@ pub(super) fn router(app: Arc<App>) -> Router {
 /// What all calls share, until the server ends.
 #[derive(Debug)]
 pub(super) struct App {
-    settings: Settings,
+    settings: MockModelSettings,
     /// Whether anything depends on which call of a rollout this is.
     counts: bool,
     memory: Mutex<Memory>,
@@ -154,7 +154,7 @@ async fn say_stand_in(mut response: Response) -> Response {
 }
 
 impl App {
-    pub(super) fn new(settings: Settings, stop: CancellationToken) -> Self {
+    pub(super) fn new(settings: MockModelSettings, stop: CancellationToken) -> Self {
         let counts = settings.script.is_some() || settings.error_rate > 0.0 || settings.failure_rate > 0.0;
         let memory = Memory { calls: Counters::new(), alike: Counters::new(), played: Counters::new() };
         Self { settings, counts, memory: Mutex::new(memory), calls: AtomicU64::new(0), stop }

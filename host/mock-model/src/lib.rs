@@ -53,7 +53,7 @@ const DRAIN_MAX: Duration = Duration::from_secs(5);
 
 /// How the stand-in behaves.
 #[derive(Clone, Debug, Default)]
-pub struct Settings {
+pub struct MockModelSettings {
     /// Waited before each chat call is answered.
     pub latency: Duration,
     /// How likely a reply has a mistake in it, 0 to 1. The same rollout id, sample id and
@@ -106,7 +106,7 @@ impl MockModel {
     /// # Errors
     ///
     /// The address cannot be listened on, or a rate is not a probability.
-    pub async fn start(listen: SocketAddr, settings: Settings) -> Result<Self, StartError> {
+    pub async fn start(listen: SocketAddr, settings: MockModelSettings) -> Result<Self, StartError> {
         check_rate("error rate", settings.error_rate)?;
         check_rate("failure rate", settings.failure_rate)?;
         let cannot_listen = |source| StartError::Listen { address: listen, source };

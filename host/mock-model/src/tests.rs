@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::{MockModel, Script, Settings, StartError};
+use super::{MockModel, MockModelSettings, Script, StartError};
 
 /// No answer in this time is a failure of the test, not a slow machine.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -29,14 +29,14 @@ impl Answer {
     }
 }
 
-async fn start(settings: Settings) -> MockModel {
+async fn start(settings: MockModelSettings) -> MockModel {
     let address = "127.0.0.1:0".parse().expect("an address");
     MockModel::start(address, settings).await.expect("started")
 }
 
 async fn scripted(script: &str) -> MockModel {
     let script = Script::parse(script).expect("a script");
-    start(Settings { script: Some(script), ..Settings::default() }).await
+    start(MockModelSettings { script: Some(script), ..MockModelSettings::default() }).await
 }
 
 /// Sends a request and reads until the server closes. HTTP/1.0 has no chunks to join.
@@ -79,7 +79,7 @@ fn with_calculator(mut request: Value) -> Value {
 
 #[tokio::test]
 async fn a_question_is_answered_and_every_response_says_that_no_model_did_it() {
-    let mock = start(Settings::default()).await;
+    let mock = start(MockModelSettings::default()).await;
     let body = question("What is 6 * 7?").to_string();
     for line in ["POST /v1/chat/completions", "POST /chat/completions"] {
         let answer = send(&mock, line, "", &body).await.expect("an answer");
@@ -107,7 +107,7 @@ async fn a_question_is_answered_and_every_response_says_that_no_model_did_it() {
 
 #[tokio::test]
 async fn an_offered_calculator_is_called_and_its_result_is_the_answer() {
-    let mock = start(Settings::default()).await;
+    let mock = start(MockModelSettings::default()).await;
     let mut request = with_calculator(question("Calculate -( 6775 / 271 ) - 4634."));
     let answer = post(&mock, "r", request.clone()).await.expect("a call");
     let choice = answer.json()["choices"][0].clone();
@@ -125,7 +125,7 @@ async fn an_offered_calculator_is_called_and_its_result_is_the_answer() {
 
 #[tokio::test]
 async fn a_request_that_cannot_be_read_is_refused_in_the_words_of_the_api() {
-    let mock = start(Settings::default()).await;
+    let mock = start(MockModelSettings::default()).await;
     let check = async |body: &str, code: &str| {
         let line = "POST /v1/chat/completions";
         let answer = send(&mock, line, "", body).await.expect("an answer");
@@ -141,7 +141,7 @@ async fn a_request_that_cannot_be_read_is_refused_in_the_words_of_the_api() {
 
 #[tokio::test]
 async fn a_stream_ends_with_usage_and_done() {
-    let mock = start(Settings::default()).await;
+    let mock = start(MockModelSettings::default()).await;
     let mut request = question("What is 6 * 7?");
     request["stream"] = json!(true);
     request["stream_options"] = json!({"include_usage": true});
@@ -162,7 +162,7 @@ async fn a_stream_ends_with_usage_and_done() {
 }
 
 /// The outcomes of many rollouts, each asking the same two calls.
-async fn outcomes(settings: Settings, rollouts: impl Iterator<Item = u32>) -> Vec<(u32, String)> {
+async fn outcomes(settings: MockModelSettings, rollouts: impl Iterator<Item = u32>) -> Vec<(u32, String)> {
     let mock = start(settings).await;
     let mut outcomes = Vec::new();
     for rollout in rollouts {
@@ -182,7 +182,8 @@ async fn outcomes(settings: Settings, rollouts: impl Iterator<Item = u32>) -> Ve
 
 #[tokio::test]
 async fn a_seed_makes_the_same_mistakes_in_any_order_of_rollouts() {
-    let settings = |seed| Settings { error_rate: 0.5, failure_rate: 0.2, seed, ..Settings::default() };
+    let settings =
+        |seed| MockModelSettings { error_rate: 0.5, failure_rate: 0.2, seed, ..MockModelSettings::default() };
     let first = outcomes(settings(1), 0..20).await;
     assert_eq!(first, outcomes(settings(1), (0..20).rev()).await);
     assert_ne!(first, outcomes(settings(2), 0..20).await);
@@ -260,11 +261,11 @@ async fn a_call_that_hangs_ends_with_the_server() {
 
 #[tokio::test]
 async fn the_port_is_free_again_once_it_is_dropped() {
-    let mock = start(Settings::default()).await;
+    let mock = start(MockModelSettings::default()).await;
     let address = mock.addr();
     drop(mock);
     let again = async {
-        while MockModel::start(address, Settings::default()).await.is_err() {
+        while MockModel::start(address, MockModelSettings::default()).await.is_err() {
             tokio::task::yield_now().await;
         }
     };
@@ -273,11 +274,11 @@ async fn the_port_is_free_again_once_it_is_dropped() {
 
 #[tokio::test]
 async fn settings_that_make_no_sense_are_refused() {
-    let mock = start(Settings::default()).await;
-    let taken = MockModel::start(mock.addr(), Settings::default()).await;
+    let mock = start(MockModelSettings::default()).await;
+    let taken = MockModel::start(mock.addr(), MockModelSettings::default()).await;
     assert!(matches!(taken, Err(StartError::Listen { .. })));
     for error_rate in [-0.1, 1.1, f64::NAN] {
-        let settings = Settings { error_rate, ..Settings::default() };
+        let settings = MockModelSettings { error_rate, ..MockModelSettings::default() };
         let address = "127.0.0.1:0".parse().expect("an address");
         let refused = MockModel::start(address, settings).await;
         assert!(matches!(refused, Err(StartError::Rate { .. })));

@@ -122,7 +122,7 @@ fn what_imports_give(found: &mut Found) {
         found.look("a finished reply", chat::finish(call));
     }
     let call = ToolCall { id: "1".into(), name: "label".into(), arguments: "{}".into() };
-    found.look("lent tools", tools::available());
+    found.look("host-provided tools", tools::available());
     found.look("tool results", tools::execute(std::slice::from_ref(&call)));
     found.look("a tool result", tools::finish(tools::start(&call)));
     for name in ["label", "trajectory.json", "log.jsonl", "../trajectory.json", "/etc/passwd"] {

@@ -17,7 +17,7 @@ impl Workflow<Option<Map<String, Value>>> for ShowEverything {
             "time_left": format!("{:?}", ctx.time_left()),
             "samples_max": ctx.samples_max(),
             "sample_id": sample.id(),
-            "lent_tools": lent::available(),
+            "host_tools": host_tools::available(),
             "artifacts": artifact::names(),
             "environment": std::env::vars().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>(),
         });

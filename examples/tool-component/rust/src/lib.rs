@@ -1,7 +1,7 @@
-//! Tools for others: two ways to write a number, to be lent to any workflow.
+//! Tools for others: two ways to write a number, to be provided to any workflow.
 //!
 //! A tool is a plain Rust function, as it is within a workflow. Every call of it comes to
-//! an instance of its own, so it may be lent to workflows of people who do not trust it.
+//! an instance of its own, so it may be provided to workflows of people who do not trust it.
 
 use rollout_sdk::*;
 use schemars::JsonSchema;

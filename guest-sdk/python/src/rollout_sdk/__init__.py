@@ -19,7 +19,7 @@ Waiting for the model costs nothing: a call parks the instance. To have several 
 way, use `asyncio` as anywhere: `gather`, tasks, timeouts.
 """
 
-from . import artifact, judge, lent, log, message
+from . import artifact, host_tools, judge, log, message
 from .agent import Agent, AgentRun, Stop
 from .agent_loop import RolloutAgentLoop
 from .answer import answer_after, parse_number, same_number
@@ -93,7 +93,7 @@ __all__ = [
     "get_rollout_context",
     "judge",
     "last_assistant_text",
-    "lent",
+    "host_tools",
     "log",
     "message",
     "parse_number",

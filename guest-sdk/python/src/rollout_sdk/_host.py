@@ -1,4 +1,4 @@
-"""What the host lends, as plain Python functions.
+"""What the host provides, as plain Python functions.
 
 The one module that knows the generated bindings. They exist only inside a component:
 elsewhere, in a native test for example, whatever reaches for the host raises
@@ -235,7 +235,7 @@ def _raise_chat_error(error: Any) -> Never:
             raise ChatError("unavailable", f"the model's server is unavailable: {other.value}") from None
 
 
-# Lent tools.
+# Host-provided tools.
 
 
 def available_tools() -> list[str]:
@@ -273,7 +273,7 @@ def finish_judge(call: Call) -> RawCompletion:
 def _raise_judge_error(error: Any) -> Never:
     match error.value:
         case models.Error_NotProvided():
-            raise JudgeError("not-lent", "the operator lends this plugin no judge") from None
+            raise JudgeError("not-provided", "the operator provides this plugin no judge") from None
         case models.Error_InvalidRequest(value=reason):
             raise JudgeError("invalid-request", f"wrong judge request: {reason}") from None
         case models.Error_BudgetSpent(value=budget):

@@ -10,7 +10,7 @@ _THE_HOSTS = ("model", "model_id", "api_key", "base_url", "api_base", "client_ar
 
 
 class RolloutModel:
-    """The model that the host lends. It takes sampling parameters only, as one `params`
+    """The model that the host provides. It takes sampling parameters only, as one `params`
     or by name: which model it is, where it is and how it is paid for is the host's."""
 
     def __init__(self, params: Mapping[str, Any] | None = None, **more: Any) -> None:

@@ -76,18 +76,18 @@ class Agent:
         *,
         instructions: str | None = None,
         tools: Iterable[Tool[..., Any] | Callable[..., Any]] = (),
-        lent_tools: bool = False,
+        host_tools: bool = False,
         max_turns: int = TURNS_MAX,
         **params: Any,
     ) -> None:
         """An agent that records in this sample and starts from these messages.
 
         `instructions` go after those that the conversation starts with, or become its
-        first message. `lent_tools` offers the operator's tools as well. `params` are
+        first message. `host_tools` offers the operator's tools as well. `params` are
         sampling parameters such as `temperature`."""
         self.sample = sample
         self.messages: list[Message] = list(messages)
-        self.toolbox = Toolbox(tools, lent_tools=lent_tools)
+        self.toolbox = Toolbox(tools, host_tools=host_tools)
         self.max_turns = max(1, max_turns)
         self.params = params
         # What the sample's history has of the messages, as it was then.

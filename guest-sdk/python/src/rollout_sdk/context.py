@@ -174,7 +174,7 @@ class AgentWorkflowContext(Generic[ConfigT_co]):
         instructions: str | None = None,
         *,
         tools: Iterable[Tool[..., Any] | Callable[..., Any]] = (),
-        lent_tools: bool = False,
+        host_tools: bool = False,
         max_turns: int = TURNS_MAX,
         **params: Any,
     ) -> Agent:
@@ -185,7 +185,7 @@ class AgentWorkflowContext(Generic[ConfigT_co]):
             self.prompt,
             instructions=instructions,
             tools=tools,
-            lent_tools=lent_tools,
+            host_tools=host_tools,
             max_turns=max_turns,
             **params,
         )

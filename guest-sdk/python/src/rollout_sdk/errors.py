@@ -67,7 +67,7 @@ class ChatError(_Refusal):
 
 
 class JudgeError(_Refusal):
-    """There is no judgement: `not-lent`, `invalid-request`, `budget-spent`, `refused` or
+    """There is no judgement: `not-provided`, `invalid-request`, `budget-spent`, `refused` or
     `unavailable`."""
 
 

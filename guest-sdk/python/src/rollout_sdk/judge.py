@@ -1,7 +1,7 @@
 """A model that judges. For graders only.
 
 It has an endpoint, a key and a budget of its own, and nothing to do with the model that
-is being trained. Where the operator lends none, asking raises `JudgeError`.
+is being trained. Where the operator provides none, asking raises `JudgeError`.
 """
 
 from __future__ import annotations

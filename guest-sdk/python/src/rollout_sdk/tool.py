@@ -4,7 +4,7 @@
 type hints and the docstring. Whatever is wrong with a call is text for the model to
 read, and never fails the rollout.
 
-Tools that the operator lends are in `rollout_sdk.lent`.
+Tools that the operator provides are in `rollout_sdk.host_tools`.
 """
 
 from __future__ import annotations

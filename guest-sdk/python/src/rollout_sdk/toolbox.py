@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from . import lent
+from . import host_tools
 from ._json import JsonObject
 from .message import ToolCall, ToolResult
 from .tool import Tool, as_tool, failed
@@ -14,33 +14,33 @@ from .tool import Tool, as_tool, failed
 
 class Toolbox:
     """The tools that are offered to the model in one conversation: a plugin's own and,
-    if asked for, those that the operator lends.
+    if asked for, those that the operator provides.
 
     `Agent` has one inside; it is for a loop of one's own."""
 
-    def __init__(self, tools: Iterable[Tool[..., Any] | Callable[..., Any]] = (), *, lent_tools: bool = False):
+    def __init__(self, tools: Iterable[Tool[..., Any] | Callable[..., Any]] = (), *, host_tools: bool = False):
         self._own: dict[str, Tool[..., Any]] = {}
         for item in tools:
             self.add(item)
-        self._lent: dict[str, JsonObject] = {}
-        if lent_tools:
-            self.add_lent()
+        self._of_host: dict[str, JsonObject] = {}
+        if host_tools:
+            self.add_host_tools()
 
     def add(self, item: Tool[..., Any] | Callable[..., Any]) -> None:
         """Adds a tool, in place of one of the same name. A plain function is made one."""
         made = as_tool(item)
         self._own[made.name] = made
 
-    def add_lent(self) -> None:
-        """Adds the tools that the operator lends, except those with the name of a tool of
+    def add_host_tools(self) -> None:
+        """Adds the tools that the operator provides, except those with the name of a tool of
         the plugin's own."""
-        self._lent = {schema["function"]["name"]: schema for schema in lent.available()}
+        self._of_host = {schema["function"]["name"]: schema for schema in host_tools.available()}
 
     @property
     def schemas(self) -> list[JsonObject]:
         """What the model is told of the tools."""
         own = [item.schema for item in self._own.values()]
-        return own + [schema for name, schema in self._lent.items() if name not in self._own]
+        return own + [schema for name, schema in self._of_host.items() if name not in self._own]
 
     async def execute(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         """Makes the calls side by side; results come in the order of the calls. A tool
@@ -51,8 +51,8 @@ class Toolbox:
         """Makes one call."""
         if own := self._own.get(call.name):
             return await own.call(call)
-        if call.name in self._lent:
-            return await lent.call(call)
-        names = ", ".join([*self._own, *(name for name in self._lent if name not in self._own)])
+        if call.name in self._of_host:
+            return await host_tools.call(call)
+        names = ", ".join([*self._own, *(name for name in self._of_host if name not in self._own)])
         there_are = f"there are: {names}" if names else "there are none"
         return failed(call, f"there is no tool `{call.name}`; {there_are}")

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{Assignment, Dialect, RawOsmosisInit, RawTools};
+use super::{Assignment, OsmosisGeneration, RawOsmosisInit, RawTools};
 
 /// What the operator wrote. Mirrors the file and decides nothing.
 #[derive(Clone, Debug, Default, serde::Deserialize)]
@@ -48,7 +48,7 @@ pub struct RawConfig {
     pub osmosis: RawOsmosis,
     /// The plugin's own configuration.
     pub plugin: Option<toml::Table>,
-    /// Tools that are lent to the plugin.
+    /// Tools that are provided to the plugin.
     pub tools: RawTools,
     /// The configuration of a grader that is a component of its own, in place of the
     /// plugin's.
@@ -202,7 +202,7 @@ pub struct RawHardening {
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct RawOsmosis {
     /// The generation that requests are of.
-    pub dialect: Option<Dialect>,
+    pub dialect: Option<OsmosisGeneration>,
     /// Seconds that a request for a result waits for news.
     pub result_wait_secs: Option<f64>,
     /// Seconds without such a request after which a rollout is given up.

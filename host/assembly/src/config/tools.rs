@@ -1,4 +1,4 @@
-//! `[[tools.component]]` and its siblings: what the operator lends the plugin.
+//! `[[tools.component]]` and its siblings: what the operator provides the plugin.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -44,7 +44,7 @@ pub struct RawServer {
     pub headers: Option<BTreeMap<String, String>>,
     /// What is put before the names of its tools.
     pub prefix: Option<String>,
-    /// The tools that are lent, by the server's names. All where it is left out.
+    /// The tools that are provided, by the server's names. All where it is left out.
     pub only: Option<Vec<String>>,
     /// Wall time of one call, with the wait for its turn.
     pub deadline_secs: Option<f64>,
@@ -398,7 +398,7 @@ impl Common<'_> {
             self.wrong("concurrent-max", &format!("not between 1 and {CONCURRENT_MAX}"));
         }
         if limits.calls_max == 0 {
-            self.wrong("calls-max", "0 lends nothing; leave the entry out");
+            self.wrong("calls-max", "0 provides nothing; leave the entry out");
         }
         limits
     }

@@ -21,7 +21,7 @@ use rollout_core::digest::hex;
 use rollout_core::engine::Engine;
 
 /// Compiles a Rust or Python workflow, agent loop, grader or tool to a component and checks that
-/// it can be served or lent.
+/// it can be served or provided.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  rollout-host build . -o my_agent.wasm\n  \
     rollout-host build graders/exact --componentize-py .venv/bin/componentize-py")]

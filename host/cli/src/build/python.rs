@@ -214,14 +214,14 @@ pub(crate) fn came_with_tool() -> bool {
 /// The interpreter that the tool is installed in: that of the virtual environment, or the one
 /// that its script names, or one beside it.
 fn interpreter_of(tool: &Path) -> Result<PathBuf> {
-    let beside = ["python3", "python"].map(|name| tool.with_file_name(name));
+    let background = ["python3", "python"].map(|name| tool.with_file_name(name));
     let dir = tool.parent().unwrap_or(tool);
     let in_environment = dir.join("../pyvenv.cfg").is_file();
     // A script with a long path begins with a shell, which finds the interpreter.
     let named = first_line(tool)
         .and_then(|line| Some(PathBuf::from(line.strip_prefix("#!")?.trim())))
         .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python")));
-    let (first, last) = if in_environment { (&beside[..], &[][..]) } else { (&[][..], &beside[..]) };
+    let (first, last) = if in_environment { (&background[..], &[][..]) } else { (&[][..], &background[..]) };
     let mut candidates = first.iter().chain(&named).chain(last);
     let found = candidates.find(|path| path.is_absolute() && path.is_file());
     let python = found.with_context(|| {

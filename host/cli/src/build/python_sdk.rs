@@ -47,7 +47,7 @@ const SDK: &[(&str, &str)] = sdk![
     "rollout_sdk/errors.py",
     "rollout_sdk/grading.py",
     "rollout_sdk/judge.py",
-    "rollout_sdk/lent.py",
+    "rollout_sdk/host_tools.py",
     "rollout_sdk/log.py",
     "rollout_sdk/message.py",
     "rollout_sdk/openai_agents.py",

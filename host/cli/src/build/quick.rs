@@ -68,9 +68,9 @@ pub(crate) fn prepare(project: &Path, tool: &Tool) -> Result<Quick> {
 fn keep(fresh: &Path, kept: &Path) -> Result<()> {
     let dir = kept.parent().context("the cache has no directory")?;
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
-    let beside = kept.with_extension(format!("{}.new", std::process::id()));
-    fs::copy(fresh, &beside)
-        .and_then(|_| fs::rename(&beside, kept))
+    let background = kept.with_extension(format!("{}.new", std::process::id()));
+    fs::copy(fresh, &background)
+        .and_then(|_| fs::rename(&background, kept))
         .with_context(|| format!("cannot write {}", kept.display()))?;
     let is_prepared = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::print::errln;
 use rollout_core::outbound::{ChatFailure, Observer, Retry, Watched};
-use rollout_core::telemetry::Asked;
+use rollout_core::telemetry::ModelRole;
 use rollout_core::text::printable;
 use rollout_eval::Tally;
 
@@ -168,10 +168,10 @@ impl Watch {
 }
 
 impl State {
-    fn server(&mut self, asked: Asked) -> &mut Server {
+    fn server(&mut self, asked: ModelRole) -> &mut Server {
         match asked {
-            Asked::Model => &mut self.model,
-            Asked::Judge => &mut self.judge,
+            ModelRole::Policy => &mut self.model,
+            ModelRole::Judge => &mut self.judge,
         }
     }
 }

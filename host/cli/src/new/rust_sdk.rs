@@ -34,7 +34,7 @@ const FILES: &[(&str, &str)] = sdk![
     "src/export.rs",
     "src/grading.rs",
     "src/judge.rs",
-    "src/lent.rs",
+    "src/host_tools.rs",
     "src/lib.rs",
     "src/log.rs",
     "src/message.rs",

@@ -19,7 +19,7 @@ use super::prompt::{Command, Prompt};
 use super::style::{Part, Style};
 use rollout_core::outbound::{ChatFailure, Observer, Retry, Watched};
 use rollout_core::rollout::{FailureKind, Finished, Outcome};
-use rollout_core::telemetry::Asked;
+use rollout_core::telemetry::ModelRole;
 use rollout_core::text::printable;
 use rollout_core::wire::openai::Completion;
 
@@ -203,8 +203,8 @@ impl Transcript {
         let number = said.calls;
         said.begun.insert((call.sample_id.to_owned(), call.request.clone()), Instant::now());
         let what = match call.asked {
-            Asked::Model => format!("call {number}, sample {}", call.sample_id),
-            Asked::Judge => format!("call {number}, of the judge"),
+            ModelRole::Policy => format!("call {number}, sample {}", call.sample_id),
+            ModelRole::Judge => format!("call {number}, of the judge"),
         };
         outln!("\n{}", self.heading(&what));
         let before = said.conversations.entry(call.sample_id.to_owned()).or_default();
@@ -227,7 +227,7 @@ impl Transcript {
             Ok(Err(what)) => outln!("{}", self.style.paint(Part::Bad, &printable(&what))),
             Ok(Ok(completion)) => {
                 let message: Value = serde_json::from_str(completion.message()).unwrap_or_default();
-                self.say(if call.asked == Asked::Judge { "judge" } else { "assistant" }, &message);
+                self.say(if call.asked == ModelRole::Judge { "judge" } else { "assistant" }, &message);
                 let usage = completion.usage.unwrap_or_default();
                 let stop = completion.finish_reason.as_deref().unwrap_or("no finish reason");
                 let (prompt, reply) = (usage.prompt_tokens, usage.completion_tokens);

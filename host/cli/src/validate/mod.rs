@@ -37,7 +37,7 @@ use rollout_core::wire::params::AllowedParams;
 use rollout_eval as eval;
 use rollout_eval::Row;
 use rollout_eval::run::Model;
-use rollout_mock_model::{MockModel, Script, Settings};
+use rollout_mock_model::{MockModel, MockModelSettings, Script};
 use run::{Recorder, Scratch, Trace};
 
 /// What a row's prompt and label are, where no data is given.
@@ -288,7 +288,7 @@ fn problems(about: &Description, report: &mut Report) {
 
 /// The stand-in, at a pace.
 async fn stand_in(script: Option<Script>, latency: Duration) -> Result<(MockModel, Model)> {
-    let settings = Settings { latency, script, ..Settings::default() };
+    let settings = MockModelSettings { latency, script, ..MockModelSettings::default() };
     let mock = MockModel::start(SocketAddr::from(([127, 0, 0, 1], 0)), settings).await?;
     let model = Model::new(&mock.base_url(), "mock", None)?;
     Ok((mock, model))

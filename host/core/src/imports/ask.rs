@@ -12,18 +12,18 @@ use super::calls::ModelAnswer;
 use super::exchange::{ExchangeOutcome, ModelCalls};
 use super::gate::AskRefused;
 use super::outside::{ModelQuestion, Outside};
-use super::record::{JudgeFailure, Kept, Record, message_bytes};
+use super::record::{JudgeFailure, Record, RecordState, message_bytes};
 use crate::budget::{Charge, Use};
 use crate::error::Fault;
 use crate::limits::Limits;
 use crate::outbound::{ChatFailure, ChatReply, RequestBody, RoutingHeaders};
-use crate::telemetry::{Asked, Label, Limit, Span};
+use crate::telemetry::{Label, Limit, ModelRole, Span};
 use crate::wire;
 use crate::wire::openai::Completion;
 
 /// A request that was checked, counted and written down; sending it is all that is left.
 pub(super) struct Prepared {
-    pub asked: Asked,
+    pub asked: ModelRole,
     pub outside: Arc<dyn Outside>,
     pub routing: RoutingHeaders,
     pub record: Arc<Record>,
@@ -37,7 +37,7 @@ pub(super) struct Prepared {
 /// A body that is put together from the record.
 struct Recorded<'a> {
     record: &'a Record,
-    asked: Asked,
+    asked: ModelRole,
     place: usize,
 }
 
@@ -77,8 +77,8 @@ impl Prepared {
     async fn exchange(self) -> ModelAnswer {
         let started = Instant::now();
         let mut span = self.record.trace().request(match self.asked {
-            Asked::Model => "chat",
-            Asked::Judge => "judge",
+            ModelRole::Policy => "chat",
+            ModelRole::Judge => "judge",
         });
         span.set("gen_ai.operation.name", "chat");
         let model = self.outside.model(self.asked).map_or("", |facts| facts.name);
@@ -94,27 +94,27 @@ impl Prepared {
     }
 }
 
-impl Kept {
+impl RecordState {
     /// The calls of a model.
-    pub(super) fn calls(&self, asked: Asked) -> &ModelCalls {
+    pub(super) fn calls(&self, asked: ModelRole) -> &ModelCalls {
         match asked {
-            Asked::Model => &self.policy,
-            Asked::Judge => &self.judge,
+            ModelRole::Policy => &self.policy,
+            ModelRole::Judge => &self.judge,
         }
     }
 
     /// The same, for one more.
-    pub(super) fn calls_mut(&mut self, asked: Asked) -> &mut ModelCalls {
+    pub(super) fn calls_mut(&mut self, asked: ModelRole) -> &mut ModelCalls {
         match asked {
-            Asked::Model => &mut self.policy,
-            Asked::Judge => &mut self.judge,
+            ModelRole::Policy => &mut self.policy,
+            ModelRole::Judge => &mut self.judge,
         }
     }
 
     /// Keeps what came of a call, and says what the guest is told.
     fn write_down(
         &mut self,
-        asked: Asked,
+        asked: ModelRole,
         place: usize,
         duration: Duration,
         result: Result<ChatReply, ChatFailure>,
@@ -137,8 +137,8 @@ impl Kept {
             Err(failure) => (ExchangeOutcome::Failed(said(asked, &failure)), Err(NoAnswer::Failed(failure))),
         };
         match asked {
-            Asked::Model => self.note_policy(&answer, retries),
-            Asked::Judge => self.note_judge(&answer, place),
+            ModelRole::Policy => self.note_policy(&answer, retries),
+            ModelRole::Judge => self.note_judge(&answer, place),
         }
         if let Some(exchange) = self.calls_mut(asked).exchange_mut(place) {
             exchange.duration = duration;
@@ -166,7 +166,7 @@ impl Kept {
                 self.judge_tokens = self.judge_tokens.saturating_add(tokens);
             }
             Err(NoAnswer::Failed(failure)) => {
-                self.judge_failed(failure.fault(), said(Asked::Judge, failure));
+                self.judge_failed(failure.fault(), said(ModelRole::Judge, failure));
             }
             Err(NoAnswer::NotKept(_)) => {}
         }
@@ -198,7 +198,7 @@ impl Record {
         let mut kept = self.lock();
         kept.sample(sample)?;
         if text.len() > limits.message_bytes_max {
-            kept.fired.add_asked(Limit::MessageBytes, text.len());
+            kept.hits.add_asked(Limit::MessageBytes, text.len());
             let max = limits.message_bytes_max;
             let limit =
                 format!("the reply is longer than message-bytes-max, {max} bytes; the operator can raise it");
@@ -214,22 +214,22 @@ impl Record {
 }
 
 /// A failure in the words for its model.
-fn said(asked: Asked, failure: &ChatFailure) -> String {
+fn said(asked: ModelRole, failure: &ChatFailure) -> String {
     match (asked, failure) {
-        (Asked::Model, failure) => failure.to_string(),
-        (Asked::Judge, ChatFailure::Refused { status, body }) => {
+        (ModelRole::Policy, failure) => failure.to_string(),
+        (ModelRole::Judge, ChatFailure::Refused { status, body }) => {
             format!("the judge's server answered {status}: {body}")
         }
-        (Asked::Judge, ChatFailure::Unavailable { attempts, reason }) => {
+        (ModelRole::Judge, ChatFailure::Unavailable { attempts, reason }) => {
             format!("the judge's server gave no completion in {attempts} attempts: {reason}")
         }
-        (Asked::Judge, ChatFailure::Host { attempts, reason }) => {
+        (ModelRole::Judge, ChatFailure::Host { attempts, reason }) => {
             format!("the host could not ask the judge in {attempts} attempts: {reason}")
         }
     }
 }
 
-fn told(asked: Asked, why: NoAnswer) -> Error {
+fn told(asked: ModelRole, why: NoAnswer) -> Error {
     match why {
         NoAnswer::NotKept(limit) => Error::BudgetSpent(limit),
         NoAnswer::Failed(ChatFailure::Refused { status, body }) => Error::Refused((status, body)),
@@ -271,14 +271,14 @@ fn describe(span: &mut Span, result: &Result<ChatReply, ChatFailure>) {
     }
 }
 
-impl Kept {
+impl RecordState {
     /// Lets a request through while less is used than a rollout may. Otherwise notes that
-    /// the limit fired and says so.
+    /// the limit was hit and says so.
     pub(super) fn within(&mut self, limit: Limit, used: u64, max: u64, unit: &str) -> Result<(), String> {
         if used < max {
             return Ok(());
         }
-        self.fired.add_asked(limit, usize::try_from(used).unwrap_or(usize::MAX).saturating_add(1));
+        self.hits.add_asked(limit, usize::try_from(used).unwrap_or(usize::MAX).saturating_add(1));
         Err(format!("{} of {max} {unit} in one rollout; the operator can raise it", limit.as_str()))
     }
 }
@@ -306,7 +306,7 @@ impl Imports {
     pub(super) fn may_begin(&self) -> Result<(), String> {
         self.check_under_way(self.calls_under_way).inspect_err(|_| {
             let asked = self.calls_under_way as usize + 1;
-            self.record.lock().fired.add_asked(Limit::ConcurrentCalls, asked);
+            self.record.lock().hits.add_asked(Limit::ConcurrentCalls, asked);
         })
     }
 }
@@ -316,7 +316,7 @@ impl Imports {
 /// for as long as the guest waits. Dropped, the task ends.
 ///
 /// Await it in the import itself: each function in between takes of that stack, too.
-pub(super) fn beside<T: Send + 'static>(
+pub(super) fn in_background<T: Send + 'static>(
     call: impl Future<Output = T> + Send + 'static,
 ) -> AbortOnDropHandle<T> {
     AbortOnDropHandle::new(tokio::spawn(call.in_current_span()))

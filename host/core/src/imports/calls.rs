@@ -99,7 +99,7 @@ impl Call {
 
 impl Imports {
     /// Hands a call to the guest.
-    pub(super) fn lend(&mut self, call: Call) -> wasmtime::Result<Resource<Call>> {
+    pub(super) fn hand_over(&mut self, call: Call) -> wasmtime::Result<Resource<Call>> {
         self.calls_under_way += 1;
         Ok(self.table.push(call)?)
     }
@@ -121,7 +121,7 @@ impl calls::Host for Imports {
         // A guest's list may be longer than what it holds; the work per wake-up is
         // bounded by what it may hold.
         if calls.len() > self.limits.concurrent_calls_max as usize {
-            self.record.lock().fired.add_asked(Limit::ConcurrentCalls, calls.len());
+            self.record.lock().hits.add_asked(Limit::ConcurrentCalls, calls.len());
             return Err(wasmtime::Error::new(Ended::LongWait {
                 given: calls.len(),
                 max: self.limits.concurrent_calls_max,

@@ -118,7 +118,7 @@ fn metrics() -> Arc<Metrics> {
 
 /// Whatever was handed over, what is kept is within its limits and can be read.
 fn check_kept(record: &Record, limits: &Limits) {
-    let spent = record.spent();
+    let spent = record.usage();
     assert!(spent.record_bytes <= limits.record_bytes_max && spent.log_bytes <= limits.log_bytes_max);
     assert!(spent.artifact_bytes <= limits.artifact_bytes_max && spent.artifacts <= limits.artifacts_max);
     let recorded = record.take();

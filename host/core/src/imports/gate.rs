@@ -72,7 +72,7 @@ impl Imports {
         self.host_calls += 1;
         self.record.meter().add_host_call();
         if self.host_calls > self.limits.host_calls_max {
-            self.record.limit_fired(Limit::HostCalls);
+            self.record.limit_hit(Limit::HostCalls);
             return Err(wasmtime::Error::new(Ended::HostCalls(self.limits.host_calls_max)));
         }
         match only {

@@ -10,13 +10,12 @@
 mod artifacts;
 mod ask;
 mod calls;
-mod clockwork;
 mod context;
 mod exchange;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod gate;
-mod lent;
+mod host_tools;
 mod log;
 mod models;
 mod outside;
@@ -24,6 +23,7 @@ mod record;
 mod samples;
 mod stdio;
 mod tools;
+mod virtual_clock;
 
 /// The contract's types, generated from `wit/`.
 pub(crate) mod bindings {
@@ -76,14 +76,14 @@ use crate::limits::Limits;
 use crate::telemetry::{Metrics, Span, Step, Timing};
 use crate::wire::openai::Params;
 
-use clockwork::GuestClock;
+use virtual_clock::GuestClock;
 
 pub use exchange::{Exchange, ExchangeOutcome, Lists, ModelCalls, Part, in_common};
-pub use lent::{LentTool, LentTools, ToolAnswer, ToolRequest, error_text};
+pub use host_tools::{HostTool, HostTools, ToolAnswer, ToolRequest, error_text};
 pub use outside::{Live, ModelAccess, Outside};
 pub use record::{
-    ArtifactFile, JudgeFailure, LogEntry, LogLevel, Meter, Record, Recorded, SampleRecord, Spent, ToolUse,
-    message_bytes,
+    ArtifactFile, JudgeFailure, LogEntry, LogLevel, Meter, Record, Recorded, RolloutUsage, SampleRecord,
+    ToolUse, message_bytes,
 };
 
 /// What an instance was made to do.
@@ -258,7 +258,7 @@ impl Imports {
     /// input there is what the plugin was given, which is nothing where it is served.
     pub(crate) fn wasi(&self, input: Bytes) -> WasiCtx {
         let mut builder = WasiCtxBuilder::new();
-        clockwork::seed(&mut builder, &self.run, self.role);
+        virtual_clock::seed(&mut builder, &self.run, self.role);
         builder
             .wall_clock(self.clock.clone())
             .monotonic_clock(self.clock.clone())

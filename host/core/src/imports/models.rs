@@ -7,21 +7,21 @@ use tracing::Instrument;
 use wasmtime::component::Resource;
 
 use super::Imports;
-use super::ask::{Prepared, beside};
+use super::ask::{Prepared, in_background};
 use super::bindings::rollout::plugin::models::{self, Completion, Conversation, Error, Request};
 use super::bindings::rollout::plugin::samples::RecordError;
 use super::bindings::rollout::plugin::types;
 use super::calls::{Call, CallOutcome, ModelAnswer};
-use super::clockwork::ANSWER;
 use super::exchange::{EXCHANGE_BYTES, Exchange, Sent, Whose, text_bytes};
 use super::gate::{AskRefused, Import};
 use super::outside::ModelFacts;
-use super::record::Kept;
+use super::record::RecordState;
 use super::samples::OpenSample;
+use super::virtual_clock::ANSWER;
 use crate::error::Fault;
 use crate::limits::Limits;
 use crate::outbound::RoutingHeaders;
-use crate::telemetry::{Asked, Limit};
+use crate::telemetry::{Limit, ModelRole};
 use crate::wire::openai::{self, Frame, InvalidRequest};
 
 impl From<InvalidRequest> for AskRefused {
@@ -36,7 +36,7 @@ fn invalid_request(what: impl Into<String>) -> AskRefused {
 
 /// What is asked, of whom.
 struct Question<'a> {
-    asked: Asked,
+    asked: ModelRole,
     sample: Option<&'a Resource<OpenSample>>,
     whose: Whose,
 }
@@ -50,7 +50,7 @@ impl Imports {
     ) -> Result<Prepared, AskRefused> {
         let question = self.question(role, sample)?;
         let Question { asked, whose, .. } = question;
-        if asked == Asked::Judge {
+        if asked == ModelRole::Judge {
             no_judges_business(&request)?;
         }
         let Request { conversation, tools, params, keep_reply } = request;
@@ -89,27 +89,27 @@ impl Imports {
         sample: Option<&'a Resource<OpenSample>>,
     ) -> Result<Question<'a>, AskRefused> {
         let asked = match role {
-            models::Role::Policy => Asked::Model,
-            models::Role::Judge => Asked::Judge,
+            models::Role::Policy => ModelRole::Policy,
+            models::Role::Judge => ModelRole::Judge,
         };
         let whose = match (asked, sample) {
-            (Asked::Model, Some(sample)) => Whose::Sample(self.table.get(sample)?.place),
-            (Asked::Judge, None) => Whose::Judge,
-            (Asked::Model, None) => {
+            (ModelRole::Policy, Some(sample)) => Whose::Sample(self.table.get(sample)?.place),
+            (ModelRole::Judge, None) => Whose::Judge,
+            (ModelRole::Policy, None) => {
                 return Err(invalid_request("the policy is asked for a sample; give one"));
             }
-            (Asked::Judge, Some(_)) => {
+            (ModelRole::Judge, Some(_)) => {
                 return Err(invalid_request("a judge is asked for no sample; give none"));
             }
         };
         if self.outside.model(asked).is_none() {
             let reason = match asked {
-                Asked::Model => "this rollout has no model",
-                Asked::Judge => {
+                ModelRole::Policy => "this rollout has no model",
+                ModelRole::Judge => {
                     "this host provides no judge; [judge] in its configuration, or --judge-url, does"
                 }
             };
-            if asked == Asked::Judge {
+            if asked == ModelRole::Judge {
                 self.record.lock().judge_failed(Fault::Host, reason.to_owned());
             }
             return Err(Error::NotProvided(reason.to_owned()).into());
@@ -131,8 +131,8 @@ impl Imports {
         };
         let none = openai::Params::new();
         let defaults = match question.asked {
-            Asked::Model => &self.run.chat_defaults,
-            Asked::Judge => &none,
+            ModelRole::Policy => &self.run.chat_defaults,
+            ModelRole::Judge => &none,
         };
         let given = tools.iter().map(String::len).chain(params.map(str::len)).fold(0, usize::saturating_add);
         self.record.lock().charge(given, &self.limits).map_err(|over| Error::BudgetSpent(over.0))?;
@@ -244,17 +244,17 @@ fn no_judges_business(request: &Request) -> Result<(), AskRefused> {
     }
 }
 
-impl Kept {
+impl RecordState {
     /// Takes a request out of the budgets, or says which is spent.
-    fn charge_call(&mut self, asked: Asked, cost: &Cost, limits: &Limits) -> Result<(), AskRefused> {
+    fn charge_call(&mut self, asked: ModelRole, cost: &Cost, limits: &Limits) -> Result<(), AskRefused> {
         let calls = self.calls(asked).exchanges().len() as u64;
         let within = match asked {
-            Asked::Model => {
+            ModelRole::Policy => {
                 self.within(Limit::ChatCalls, calls, limits.chat_calls_max.into(), "calls").and_then(|()| {
                     self.within(Limit::ChatTokens, self.chat_tokens, limits.chat_tokens_max, "tokens")
                 })
             }
-            Asked::Judge => {
+            ModelRole::Judge => {
                 self.within(Limit::JudgeCalls, calls, limits.judge_calls_max.into(), "calls").and_then(|()| {
                     self.within(Limit::JudgeTokens, self.judge_tokens, limits.judge_tokens_max, "tokens")
                 })
@@ -263,7 +263,7 @@ impl Kept {
         within.map_err(Error::BudgetSpent)?;
         let sent = self.sent_bytes.saturating_add(cost.sent as u64);
         if sent > limits.chat_bytes_max {
-            self.fired.add_asked(Limit::ChatBytes, usize::try_from(sent).unwrap_or(usize::MAX));
+            self.hits.add_asked(Limit::ChatBytes, usize::try_from(sent).unwrap_or(usize::MAX));
             return Err(Error::BudgetSpent(format!(
                 "chat-bytes-max of {} bytes sent in one rollout: {} more would make {sent}; the operator can raise it",
                 limits.chat_bytes_max, cost.sent
@@ -313,7 +313,7 @@ impl models::Host for Imports {
     ) -> Result<Completion, AskRefused> {
         self.enter(import_of(role))?;
         let prepared = self.prepare(role, sample.as_ref(), request)?;
-        let answer = beside(prepared.send()).await.map_err(wasmtime::Error::new)?;
+        let answer = in_background(prepared.send()).await.map_err(wasmtime::Error::new)?;
         self.give(answer)
     }
 
@@ -329,7 +329,7 @@ impl models::Host for Imports {
         let task = async { CallOutcome::Model(prepared.send().await) };
         // The task's log lines are the rollout's, as the guest's own calls are.
         let task = tokio::spawn(task.in_current_span());
-        Ok(self.lend(Call::under_way(task))?)
+        Ok(self.hand_over(Call::under_way(task))?)
     }
 
     async fn finish(&mut self, call: Resource<Call>) -> Result<Completion, AskRefused> {

@@ -10,16 +10,16 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
-use super::lent::{LentTool, LentTools, ToolAnswer, ToolRequest};
+use super::host_tools::{HostTool, HostTools, ToolAnswer, ToolRequest};
 use crate::outbound::{ChatClient, ChatFailure, ChatReply, ModelEndpoint, RequestBody, RoutingHeaders};
-use crate::telemetry::Asked;
+use crate::telemetry::ModelRole;
 use crate::wire::closed::ClosedBody;
 use crate::wire::openai::AllowedParams;
 
 /// Where a guest's questions go.
 pub trait Outside: Send + Sync + Debug {
     /// With what a request to a model is made; none where there is no such model.
-    fn model(&self, asked: Asked) -> Option<ModelFacts<'_>>;
+    fn model(&self, asked: ModelRole) -> Option<ModelFacts<'_>>;
 
     /// Asks a model, as often as it takes. There is one, or it is a failure of the host.
     fn ask<'a>(&'a self, question: ModelQuestion<'a>) -> BoxFuture<'a, Result<ChatReply, ChatFailure>>;
@@ -28,7 +28,7 @@ pub trait Outside: Send + Sync + Debug {
     fn tools(&self) -> &[String];
 
     /// The tool of this name.
-    fn tool(&self, name: &str) -> Option<LentTool>;
+    fn tool(&self, name: &str) -> Option<HostTool>;
 
     /// Makes a call of a tool. Dropping the future gives the call up.
     fn call_tool(&self, request: ToolRequest) -> BoxFuture<'static, ToolAnswer>;
@@ -59,7 +59,7 @@ pub struct ModelFacts<'a> {
 #[derive(Clone, Copy)]
 pub struct ModelQuestion<'a> {
     /// Which model.
-    pub asked: Asked,
+    pub asked: ModelRole,
     /// By what a server of many rollouts tells calls apart.
     pub routing: &'a RoutingHeaders,
     /// What it is asked.
@@ -86,7 +86,7 @@ pub struct Live {
     /// For a grader.
     pub judge: Option<ModelAccess>,
     /// For a workflow.
-    pub tools: Option<Arc<dyn LentTools>>,
+    pub tools: Option<Arc<dyn HostTools>>,
 }
 
 impl Live {
@@ -95,18 +95,18 @@ impl Live {
         Self { deadline, ..Self::default() }
     }
 
-    fn access(&self, asked: Asked) -> Option<&ModelAccess> {
+    fn access(&self, asked: ModelRole) -> Option<&ModelAccess> {
         match asked {
-            Asked::Model => self.policy.as_ref(),
-            Asked::Judge => self.judge.as_ref(),
+            ModelRole::Policy => self.policy.as_ref(),
+            ModelRole::Judge => self.judge.as_ref(),
         }
     }
 }
 
 impl Outside for Live {
-    fn model(&self, asked: Asked) -> Option<ModelFacts<'_>> {
+    fn model(&self, asked: ModelRole) -> Option<ModelFacts<'_>> {
         let ModelAccess { client, endpoint } = self.access(asked)?;
-        let body = endpoint.manner().map(|manner| &manner.body);
+        let body = endpoint.profile().map(|profile| &profile.body);
         Some(ModelFacts { name: endpoint.model(), allowed: client.allowed_params(), body })
     }
 
@@ -122,10 +122,10 @@ impl Outside for Live {
     }
 
     fn tools(&self) -> &[String] {
-        self.tools.as_deref().map(LentTools::schemas).unwrap_or_default()
+        self.tools.as_deref().map(HostTools::schemas).unwrap_or_default()
     }
 
-    fn tool(&self, name: &str) -> Option<LentTool> {
+    fn tool(&self, name: &str) -> Option<HostTool> {
         self.tools.as_ref()?.find(name)
     }
 

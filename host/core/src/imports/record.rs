@@ -15,7 +15,7 @@ use crate::budget::{Charge, Holder, Use};
 use crate::error::Fault;
 use crate::id::SampleId;
 use crate::limits::Limits;
-use crate::telemetry::{Limit, LimitsFired, RolloutTrace, ToolKind, ToolOutcome};
+use crate::telemetry::{Limit, LimitHits, RolloutTrace, ToolKind, ToolOutcome};
 use crate::wire::messages::Messages;
 
 /// What a log entry takes besides its text, in bytes.
@@ -67,12 +67,12 @@ pub struct JudgeFailure {
     pub reason: String,
 }
 
-/// One call of a lent tool as the host saw it.
+/// One call of a host-provided tool as the host saw it.
 #[derive(Clone, Debug)]
 pub struct ToolUse {
     /// The id that the call came with.
     pub call_id: String,
-    /// The name that was called, lent or not.
+    /// The name that was called, provided or not.
     pub name: String,
     /// The arguments as they came.
     pub arguments: String,
@@ -138,7 +138,7 @@ pub struct Recorded {
     pub samples: Vec<SampleRecord>,
     /// The calls of the model.
     pub policy: ModelCalls,
-    /// The calls of lent tools in the order in which they were asked for.
+    /// The calls of host-provided tools in the order in which they were asked for.
     pub tool_uses: Vec<ToolUse>,
     /// The calls of the judge.
     pub judge: ModelCalls,
@@ -154,7 +154,7 @@ pub struct Recorded {
 
 /// What a rollout has used so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Spent {
+pub struct RolloutUsage {
     /// Calls of the model, not counting retries.
     pub chat_calls: u64,
     /// Those of them that had a reply.
@@ -200,7 +200,7 @@ pub struct Spent {
     pub log_bytes: usize,
 }
 
-impl Spent {
+impl RolloutUsage {
     /// Time for which guests were alive and did nothing: they waited for the model, for
     /// tools, or for their turn.
     pub fn waited(&self) -> Duration {
@@ -211,9 +211,9 @@ impl Spent {
 /// The record of one rollout, shared by its two stores, one after the other.
 #[derive(Debug, Default)]
 pub struct Record {
-    kept: Mutex<Kept>,
+    kept: Mutex<RecordState>,
     /// In a box, because a rollout that runs has none.
-    sealed: OnceLock<Box<Mutex<Kept>>>,
+    sealed: OnceLock<Box<Mutex<RecordState>>>,
     meter: Meter,
     trace: RolloutTrace,
     /// Who holds what is kept and what its guests have of memory; none is not charged.
@@ -273,11 +273,11 @@ impl Meter {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Kept {
+pub(super) struct RecordState {
     pub samples: Vec<SampleRecord>,
     pub policy: ModelCalls,
     pub tool_uses: Vec<ToolUse>,
-    /// How often each lent tool was called, by its place.
+    /// How often each host-provided tool was called, by its place.
     pub tool_calls_made: BTreeMap<usize, u32>,
     pub judge: ModelCalls,
     pub artifacts: BTreeMap<String, Bytes>,
@@ -302,8 +302,8 @@ pub(super) struct Kept {
     /// Why the judge is to blame if the grader gives up, and how many calls of it there
     /// were when it failed.
     pub judge_failure: Option<(JudgeFailure, usize)>,
-    /// How often each limit fired.
-    pub fired: LimitsFired,
+    /// How often each limit was hit.
+    pub hits: LimitHits,
     /// Whose fault it was that the workflow's last finished call of the model failed, if it did.
     pub model_failed: Option<Fault>,
 }
@@ -312,12 +312,12 @@ pub(super) struct Kept {
 #[derive(Debug)]
 pub(super) struct OverLimit(pub String);
 
-impl Kept {
+impl RecordState {
     /// Charges bytes that are to be kept for as long as the rollout lives.
     pub(super) fn charge(&mut self, bytes: usize, limits: &Limits) -> Result<(), OverLimit> {
         let total = self.bytes.saturating_add(bytes);
         if total > limits.record_bytes_max {
-            self.fired.add_asked(Limit::RecordBytes, total);
+            self.hits.add_asked(Limit::RecordBytes, total);
             let max = limits.record_bytes_max;
             return Err(OverLimit(format!(
                 "record-bytes-max of {max} bytes: {bytes} more would make {total}; the operator can raise it"
@@ -359,7 +359,7 @@ impl Kept {
         }
         let Some(charge) = &mut self.charge else { return Ok(()) };
         charge.grow(bytes).map_err(|over| {
-            self.fired.note_asked(Limit::MemoryBudget, over.used.saturating_add(over.asked));
+            self.hits.note_asked(Limit::MemoryBudget, over.used.saturating_add(over.asked));
             OverLimit(over.to_string())
         })
     }
@@ -397,9 +397,9 @@ impl Kept {
     fn has_room_for_log(&mut self, bytes: usize, limits: &Limits) -> bool {
         let total = self.log_bytes.saturating_add(bytes);
         if self.log.len() >= limits.log_lines_max {
-            self.fired.add_asked(Limit::LogLines, self.log.len() + 1);
+            self.hits.add_asked(Limit::LogLines, self.log.len() + 1);
         } else if total > limits.log_bytes_max {
-            self.fired.add_asked(Limit::LogBytes, total);
+            self.hits.add_asked(Limit::LogBytes, total);
         } else {
             return true;
         }
@@ -416,7 +416,7 @@ impl Record {
 
     /// A record of an instance that belongs to no rollout.
     pub fn of_no_rollout(holder: Holder) -> Self {
-        let kept = Kept { charge: Some(holder.nothing(Use::Record)), ..Kept::default() };
+        let kept = RecordState { charge: Some(holder.nothing(Use::Record)), ..RecordState::default() };
         Self { kept: kept.into(), holder: Some(holder), ..Self::default() }
     }
 
@@ -436,20 +436,20 @@ impl Record {
     }
 
     /// For what guests add.
-    pub(super) fn lock(&self) -> MutexGuard<'_, Kept> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, RecordState> {
         // A panic elsewhere in this rollout leaves plain data that is still readable.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// For what the rollout reads and decides.
-    fn read(&self) -> MutexGuard<'_, Kept> {
+    fn read(&self) -> MutexGuard<'_, RecordState> {
         self.sealed.get().map_or(&self.kept, |sealed| sealed).lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// From here on nothing that a guest does is in it: one that was stopped while it ran
     /// may come to the end of its turn a moment after its rollout is over.
     pub fn seal(&self) {
-        let closed = Kept { closed: true, ..Kept::default() };
+        let closed = RecordState { closed: true, ..RecordState::default() };
         self.sealed.get_or_init(|| Box::new(Mutex::new(std::mem::replace(&mut *self.lock(), closed))));
     }
 
@@ -459,9 +459,9 @@ impl Record {
     }
 
     /// What was used so far.
-    pub fn spent(&self) -> Spent {
+    pub fn usage(&self) -> RolloutUsage {
         let kept = self.read();
-        let mut spent = Spent {
+        let mut spent = RolloutUsage {
             chat_calls: kept.policy.exchanges().len() as u64,
             chat_retries: kept.chat_retries,
             tool_calls: kept.tool_uses.len() as u64,
@@ -478,7 +478,7 @@ impl Record {
             artifact_bytes: kept.artifact_bytes,
             log_lines: kept.log.len(),
             log_bytes: kept.log_bytes,
-            ..Spent::default()
+            ..RolloutUsage::default()
         };
         for exchange in kept.policy.exchanges() {
             spent.model_time = spent.model_time.saturating_add(exchange.duration);
@@ -577,23 +577,23 @@ impl Record {
 
     /// Notes how much a guest would have used when a limit stopped it, without counting.
     pub(crate) fn note_asked(&self, limit: Limit, asked: usize) {
-        self.read().fired.note_asked(limit, asked);
+        self.read().hits.note_asked(limit, asked);
     }
 
     /// Counts a refusal of random numbers, at so many bytes.
     pub(crate) fn random_refused(&self, asked: usize) {
-        self.lock().fired.add_asked(Limit::RandomBytes, asked);
+        self.lock().hits.add_asked(Limit::RandomBytes, asked);
     }
 
-    /// Counts a limit that fired outside of the imports.
-    pub fn limit_fired(&self, limit: Limit) {
-        self.read().fired.add(limit);
+    /// Counts a limit that were hit outside of the imports.
+    pub fn limit_hit(&self, limit: Limit) {
+        self.read().hits.add(limit);
     }
 
-    /// How often each limit fired so far, and how many log entries were dropped.
-    pub fn limits_fired(&self) -> (LimitsFired, u64) {
+    /// How often each limit was hit so far, and how many log entries were dropped.
+    pub fn limits_hit(&self) -> (LimitHits, u64) {
         let kept = self.read();
-        (kept.fired, kept.log_dropped)
+        (kept.hits, kept.log_dropped)
     }
 
     /// Takes everything out.

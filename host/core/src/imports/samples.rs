@@ -7,7 +7,7 @@ use wasmtime::component::Resource;
 use super::bindings::rollout::plugin::samples::{self, OpenError, RecordError};
 use super::gate::{Import, OpenRefused, RecordRefused};
 use super::record::{FIELD_BYTES, OverLimit, SampleRecord, message_bytes};
-use super::{Imports, Role, clockwork};
+use super::{Imports, Role, virtual_clock};
 use crate::digest::hex;
 use crate::id::SampleId;
 use crate::telemetry::Limit;
@@ -56,7 +56,7 @@ impl Imports {
         if text.len() <= max {
             return Ok(());
         }
-        self.record.lock().fired.add_asked(Limit::MessageBytes, text.len());
+        self.record.lock().hits.add_asked(Limit::MessageBytes, text.len());
         Err(format!("longer than message-bytes-max, {max} bytes; the operator can raise it"))
     }
 
@@ -96,7 +96,7 @@ impl Imports {
     /// An id for a sample that was given no name. The rollout decides it, so that a
     /// repeated run gives the same.
     fn made_up_id(&self, place: usize) -> SampleId {
-        let seed = clockwork::seed_of(&self.run, Role::Workflow, &format!("sample {place}"));
+        let seed = virtual_clock::seed_of(&self.run, Role::Workflow, &format!("sample {place}"));
         let text = hex(&seed[..16]);
         SampleId::parse(&text).unwrap_or_else(|_| unreachable!("hex digits travel as a header"))
     }
@@ -123,7 +123,7 @@ impl samples::HostSample for Imports {
         let mut kept = self.record.lock();
         let place = kept.samples.len();
         if place >= self.run.samples_max as usize {
-            kept.fired.add_asked(Limit::Samples, place + 1);
+            kept.hits.add_asked(Limit::Samples, place + 1);
             return Err(OpenError::TooMany(self.run.samples_max).into());
         }
         let id = match name {
@@ -276,7 +276,7 @@ mod tests {
             Imports::new(Role::Workflow, Arc::new(run), limits, Live::default(), record.clone());
         let number = imports.open(None).unwrap().rep();
         let sample = || Resource::new_borrow(number);
-        let kept = || record.spent().record_bytes;
+        let kept = || record.usage().record_bytes;
         let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
 
         imports.push(sample(), texts(&["{}", " {} "])).unwrap();

@@ -1,4 +1,4 @@
-//! `tools`: what the operator lends a plugin. A plugin's own tools are its own functions
+//! `tools`: what the operator provides a plugin. A plugin's own tools are its own functions
 //! and never come here.
 //!
 //! Every call is written down before it is made, made in a task of its own, and ends in
@@ -13,11 +13,11 @@ use wasmtime::component::Resource;
 use super::bindings::rollout::plugin::tools;
 use super::bindings::rollout::plugin::types::{ToolCall, ToolResult};
 use super::calls::{Call, CallOutcome};
-use super::clockwork::{ANSWER, seed_of};
 use super::gate::Import;
-use super::lent::{LentTool, ToolAnswer, ToolRequest, error_text};
+use super::host_tools::{HostTool, ToolAnswer, ToolRequest, error_text};
 use super::outside::Outside;
 use super::record::{Record, ToolUse};
+use super::virtual_clock::{ANSWER, seed_of};
 use super::{Ended, Imports, Role};
 use crate::budget::Use;
 use crate::digest::{hex, sha256_parts};
@@ -27,7 +27,7 @@ use crate::text::{beginning, printable};
 use crate::wire::openai::TOOL_CALLS_MAX;
 use crate::wire::stream::has_more_parts;
 
-/// How much of a name that nobody lends is repeated.
+/// How much of a name that nobody provides is repeated.
 const NAME_BYTES_SHOWN: usize = 64;
 
 /// The most values in the arguments of a host-provided tool. Its server takes them as values,
@@ -43,7 +43,7 @@ const CALL_ID_BYTES_MAX: usize = 4096;
 
 /// A call that may be made.
 struct Ready {
-    tool: LentTool,
+    tool: HostTool,
     request: ToolRequest,
 }
 
@@ -132,7 +132,7 @@ impl Imports {
     ) -> Result<Ready, (ToolKind, ToolAnswer)> {
         let Some(tool) = self.outside.tool(name) else {
             let name = printable(&beginning(name, NAME_BYTES_SHOWN));
-            let reason = format!("no tool '{name}' is lent to this plugin");
+            let reason = format!("no tool '{name}' is provided to this plugin");
             return Err((ToolKind::None, ToolAnswer::unavailable(reason)));
         };
         if let Err(limit) = self.check_under_way(under_way) {
@@ -192,7 +192,7 @@ impl Entry {
     fn close(self, mut answer: ToolAnswer, kind: ToolKind, duration: Duration) -> ToolResult {
         let mut kept = self.record.lock();
         if let Some(limit) = answer.limit {
-            kept.fired.add(limit);
+            kept.hits.add(limit);
         }
         if let Err(over) = kept.charge(answer.content.len(), &self.limits) {
             answer = ToolAnswer::over(Limit::RecordBytes, format!("its result is not kept: {}", over.0));
@@ -240,7 +240,7 @@ impl tools::Host for Imports {
         self.enter(Import::TOOL_START)?;
         check_id(&tool_call)?;
         let call = self.begin(tool_call, self.calls_under_way);
-        self.lend(call)
+        self.hand_over(call)
     }
 
     async fn finish(&mut self, call: Resource<Call>) -> wasmtime::Result<ToolResult> {

@@ -22,7 +22,7 @@ use tokio::sync::oneshot;
 use tracing::Span;
 
 use super::Ticker;
-use super::cpu::{CpuMeter, Place, Rank, RuntimeShare, Spent, Step};
+use super::cpu::{CpuMeter, Exhausted, PolledOn, Rank, RuntimeShare, Step};
 
 /// How much lower the priority of these threads is, in the kernel's steps of niceness.
 /// Low enough that a thread of the runtime takes the core as soon as it has something to
@@ -39,13 +39,13 @@ pub(super) async fn run<R: Send + 'static>(
     threads: &BusyThreads,
     mut meter: CpuMeter,
     mut run: Run<R>,
-) -> Result<R, Spent> {
+) -> Result<R, Exhausted> {
     loop {
         let step = std::future::poll_fn(|cx| {
             if meter.is_heavy(threads.share()) {
                 return Poll::Ready(Step::Goes);
             }
-            match meter.poll(&mut run, cx, Place::Runtime(threads.share()), threads.ticker()) {
+            match meter.poll(&mut run, cx, PolledOn::Runtime(threads.share()), threads.ticker()) {
                 Step::Waits => Poll::Pending,
                 // The interruption has woken it.
                 Step::Goes if !meter.is_heavy(threads.share()) => Poll::Pending,
@@ -98,7 +98,7 @@ impl Wake for Link {
 enum Back<R> {
     /// The guest waits; its link says for how long.
     Waits(CpuMeter, Run<R>),
-    Over(Result<R, Spent>),
+    Over(Result<R, Exhausted>),
     Panicked(Box<dyn std::any::Any + Send>),
 }
 
@@ -159,7 +159,7 @@ impl<R: Send + 'static> TakesTurns for Seat<R> {
         let _span = self.span.enter();
         self.link.woken.store(false, Ordering::SeqCst);
         let waker = Waker::from(self.link.clone());
-        let place = Place::Busy(&self.link.stopped);
+        let place = PolledOn::Busy(&self.link.stopped);
         let polled = catch_unwind(AssertUnwindSafe(|| {
             meter.poll(&mut run, &mut Context::from_waker(&waker), place, ticker)
         }));

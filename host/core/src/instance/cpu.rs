@@ -114,7 +114,7 @@ pub(super) struct CpuMeter {
 /// What one poll came to.
 pub(super) enum Step<R> {
     /// The run is over.
-    Over(Result<R, Spent>),
+    Over(Result<R, Exhausted>),
     /// The guest waits.
     Waits,
     /// The guest was interrupted and has more to do.
@@ -123,11 +123,11 @@ pub(super) enum Step<R> {
 
 /// Why a guest was stopped in the middle of its work: its CPU time is used up.
 #[derive(Debug)]
-pub(super) struct Spent;
+pub(super) struct Exhausted;
 
 /// Where a guest is polled.
 #[derive(Clone, Copy)]
-pub(super) enum Place<'a> {
+pub(super) enum PolledOn<'a> {
     /// On a thread of the runtime.
     Runtime(&'a RuntimeShare),
     /// On a busy thread, until somebody says that it is to stop.
@@ -198,17 +198,17 @@ impl CpuMeter {
         &mut self,
         run: &mut Run<R>,
         cx: &mut Context<'_>,
-        place: Place<'_>,
+        place: PolledOn<'_>,
         ticker: &Ticker,
     ) -> Step<R> {
         let _watched = ticker.watch();
         let began = Instant::now();
         let (turn, stopped) = match place {
-            Place::Runtime(share) => {
+            PolledOn::Runtime(share) => {
                 let left = share.heavy_secs(began) - self.lately.secs(began);
                 (Duration::from_secs_f64(left.max(0.0)), None)
             }
-            Place::Busy(stopped) => (TURN, Some(stopped.clone())),
+            PolledOn::Busy(stopped) => (TURN, Some(stopped.clone())),
         };
         UNDER_WAY.set(Some(UnderWay { began, turn, stopped, interrupted: false }));
         let before = thread_cpu_time();
@@ -219,12 +219,12 @@ impl CpuMeter {
         self.record.meter().add_cpu(took);
         let now = Instant::now();
         self.lately.add(now, took);
-        if let Place::Runtime(share) = place {
+        if let PolledOn::Runtime(share) = place {
             share.add(now, took);
         }
         match polled {
             Poll::Ready(result) => Step::Over(Ok(result)),
-            Poll::Pending if self.used > self.budget => Step::Over(Err(Spent)),
+            Poll::Pending if self.used > self.budget => Step::Over(Err(Exhausted)),
             Poll::Pending if interrupted => Step::Goes,
             Poll::Pending => Step::Waits,
         }

@@ -450,7 +450,7 @@ async fn within<R: Send + 'static>(
         let meter = CpuMeter::new(record.clone(), budget);
         match busy::run(&plugin.0.busy, meter, run).await {
             Ok(result) => result,
-            Err(cpu::Spent) => Err(RunError::Cpu(budget.as_secs_f64())),
+            Err(cpu::Exhausted) => Err(RunError::Cpu(budget.as_secs_f64())),
         }
     };
     let Some(deadline) = deadline else { return metered.await };
@@ -520,7 +520,7 @@ fn running(store: &Store<InstanceState>, error: &wasmtime::Error) -> RunError {
     // The engine has no type for these two that could be told apart from outside.
     let what = error.root_cause().to_string();
     if what.contains("fuel") {
-        store.data().imports.record().limit_fired(Limit::HostCallBytes);
+        store.data().imports.record().limit_hit(Limit::HostCallBytes);
         let max = limits.host_call_bytes_max;
         return RunError::Limit(format!(
             "handed over more than host-call-bytes-max, {max} bytes, in one call; the operator can raise it"
@@ -531,7 +531,7 @@ fn running(store: &Store<InstanceState>, error: &wasmtime::Error) -> RunError {
             .downcast_ref::<ResourceTableError>()
             .is_some_and(|error| matches!(error, ResourceTableError::Full))
     {
-        store.data().imports.record().limit_fired(Limit::Handles);
+        store.data().imports.record().limit_hit(Limit::Handles);
         let max = limits.handles_max;
         return RunError::Limit(format!(
             "holds, or names in one call, more handles than handles-max, {max}; the operator can raise it"

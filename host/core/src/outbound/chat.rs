@@ -12,7 +12,7 @@ use super::transport::{Answer, Outgoing, Transport, Turn, Unanswered, Use, named
 use crate::budget::Charge;
 use crate::error::Fault;
 use crate::http1::Broken;
-use crate::telemetry::{Asked, Limit, Metrics, ModelOutcome};
+use crate::telemetry::{Limit, Metrics, ModelOutcome, ModelRole};
 use crate::text::beginning;
 use crate::wire::openai::{AllowedParams, Completion};
 
@@ -83,7 +83,7 @@ impl ChatFailure {
 /// The client of every model's server.
 #[derive(Clone, Debug)]
 pub struct ChatClient {
-    asked: Asked,
+    asked: ModelRole,
     observer: Option<Arc<dyn Observer>>,
     transport: Transport,
     policy: RetryPolicy,
@@ -108,7 +108,7 @@ impl ChatClient {
     ) -> Self {
         let allowed_params = Arc::default();
         Self {
-            asked: Asked::Model,
+            asked: ModelRole::Policy,
             observer: None,
             transport,
             policy,
@@ -121,7 +121,7 @@ impl ChatClient {
     /// The same client for judges, with how their calls are repeated and what graders may set
     /// in them. They are counted apart.
     pub fn for_judges(&self, policy: RetryPolicy, allowed: AllowedParams) -> Self {
-        Self { asked: Asked::Judge, policy, allowed_params: Arc::new(allowed), ..self.clone() }
+        Self { asked: ModelRole::Judge, policy, allowed_params: Arc::new(allowed), ..self.clone() }
     }
 
     /// The same client, watched.
@@ -183,7 +183,7 @@ impl ChatClient {
         watched: Option<(&dyn Observer, Watched<'_>)>,
     ) -> Result<ChatReply, ChatFailure> {
         let call = self.metrics.model_call(self.asked);
-        let policy = endpoint.manner().map_or(&self.policy, |manner| &manner.policy);
+        let policy = endpoint.profile().map_or(&self.policy, |profile| &profile.policy);
         let mut tries = Tries::of(policy);
         let failure = loop {
             let (reason, asked, is_hosts) = match self.attempt(endpoint, routing, body, policy).await {
@@ -234,8 +234,8 @@ impl ChatClient {
     ) -> Result<Completion, Miss> {
         // Nobody closes it, so there is a place sooner or later, and none where there is
         // no limit.
-        let _place = match endpoint.manner() {
-            Some(manner) => manner.connections.acquire().await.ok(),
+        let _place = match endpoint.profile() {
+            Some(profile) => profile.connections.acquire().await.ok(),
             None => None,
         };
         let turn = self.transport.turn(&endpoint.target, Use::Model).await;
@@ -288,7 +288,7 @@ impl ChatClient {
     }
 
     fn too_large(&self) -> Miss {
-        self.metrics.limit_fired(Limit::ReplyBytes);
+        self.metrics.limit_hit(Limit::ReplyBytes);
         let max = self.reply_bytes_max;
         Miss::Final(ChatFailure::Unavailable {
             attempts: 1,

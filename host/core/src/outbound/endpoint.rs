@@ -20,12 +20,12 @@ pub struct ModelEndpoint {
     api_key: Option<HeaderValue>,
     /// What is cut out of its server's answers.
     pub(super) secrets: Secrets,
-    manner: Option<Arc<Manner>>,
+    profile: Option<Arc<RequestProfile>>,
 }
 
 /// How a caller wants its model's server asked, where that is not the usual way.
 #[derive(Debug)]
-pub struct Manner {
+pub struct RequestProfile {
     /// The fields of each request.
     pub body: ClosedBody,
     /// How calls are repeated.
@@ -62,17 +62,17 @@ impl ModelEndpoint {
             secrets.add(key.expose());
         }
         let api_key = api_key.as_ref().map(bearer).transpose()?;
-        Ok(Self { target, model: model.into(), api_key, secrets, manner: None })
+        Ok(Self { target, model: model.into(), api_key, secrets, profile: None })
     }
 
-    /// The same endpoint, asked in this manner.
-    pub fn asked(self, manner: Manner) -> Self {
-        Self { manner: Some(Arc::new(manner)), ..self }
+    /// The same endpoint, asked in this profile.
+    pub fn asked(self, profile: RequestProfile) -> Self {
+        Self { profile: Some(Arc::new(profile)), ..self }
     }
 
     /// How it wants to be asked, where that is not the usual way.
-    pub(crate) fn manner(&self) -> Option<&Manner> {
-        self.manner.as_deref()
+    pub(crate) fn profile(&self) -> Option<&RequestProfile> {
+        self.profile.as_deref()
     }
 
     /// The name that goes into every request.

@@ -1,5 +1,5 @@
 //! The only place that opens connections: to the model's server, to a caller that wants
-//! results posted, and to the tools that an operator lends, some of them processes that
+//! results posted, and to the tools that an operator provides, some of them processes that
 //! are started here.
 //!
 //! Models, judges and callers are reached by one [`Transport`], repeated by one policy
@@ -23,7 +23,7 @@ mod url_template;
 
 pub use callback::{Acknowledged, CallbackClient, Undelivered};
 pub use chat::{ChatClient, ChatFailure, ChatReply, RequestBody};
-pub use endpoint::{InvalidEndpoint, Manner, ModelEndpoint, RoutingHeaders};
+pub use endpoint::{InvalidEndpoint, ModelEndpoint, RequestProfile, RoutingHeaders};
 pub use environment::{SecretText, is_variable};
 pub use http_tool::{AllowedHost, HttpTool, HttpToolSettings, RemoteFailure};
 pub use mcp::{McpFunction, McpServer, McpSettings};

@@ -7,13 +7,13 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 
 use super::ChatFailure;
-use crate::telemetry::Asked;
+use crate::telemetry::ModelRole;
 
 /// One call, as far as a watcher is told.
 #[derive(Clone, Copy, Debug)]
 pub struct Watched<'a> {
     /// Which model is asked.
-    pub asked: Asked,
+    pub asked: ModelRole,
     /// The sample that the call is for; empty for a judge.
     pub sample_id: &'a str,
     /// The body of the request.

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::model::AgentForm;
 use crate::budget::Budget;
 use crate::id::RolloutId;
-use crate::imports::{Imports, LentTools, Live, ModelAccess, Record, Role, RunContext};
+use crate::imports::{HostTools, Imports, Live, ModelAccess, Record, Role, RunContext};
 use crate::instance::{self, Bounds, Permit, RunError};
 use crate::limits::Limits;
 use crate::plugin::Plugin;
@@ -29,7 +29,7 @@ pub struct DeploymentSettings {
     /// The configuration of the grader where that is a component of its own.
     pub grader_config: Option<Box<RawValue>>,
     /// The host-provided tools of the workflow.
-    pub tools: Option<Arc<dyn LentTools>>,
+    pub tools: Option<Arc<dyn HostTools>>,
     /// The model that judges for graders, where there is one.
     pub judge: Option<ModelAccess>,
 }
@@ -42,7 +42,7 @@ pub struct Deployment {
     pub(super) limits: Arc<Limits>,
     pub(super) plugin_config: Option<Arc<RawValue>>,
     grader_config: Option<Arc<RawValue>>,
-    pub(super) tools: Option<Arc<dyn LentTools>>,
+    pub(super) tools: Option<Arc<dyn HostTools>>,
     pub(super) judge: Option<ModelAccess>,
 }
 
@@ -139,7 +139,7 @@ impl Deployment {
             let (imports, bounds) = made.map_err(|error| (role, error))?;
             let started = instance::try_start(plugin.linked(), imports, bounds).await;
             all.took = started.map_err(|error| (role, error))?;
-            all.memory_bytes = all.memory_bytes.max(record.spent().memory_bytes_peak);
+            all.memory_bytes = all.memory_bytes.max(record.usage().memory_bytes_peak);
         }
         Ok(all)
     }

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::model::LimitUse;
-use crate::imports::Spent;
+use crate::imports::RolloutUsage;
 use crate::limits::{Amount, Limits};
-use crate::telemetry::{Label, Limit, LimitsFired};
+use crate::telemetry::{Label, Limit, LimitHits};
 
 /// Wall time of the two halves of a rollout.
 #[derive(Clone, Copy, Debug, Default)]
@@ -19,9 +19,9 @@ pub(super) struct HalfTimes {
 pub(super) fn table(
     limits: &Limits,
     samples_max: u32,
-    spent: &Spent,
+    spent: &RolloutUsage,
     times: HalfTimes,
-    fired: &LimitsFired,
+    hits: &LimitHits,
 ) -> Vec<LimitUse> {
     limits
         .table()
@@ -32,8 +32,8 @@ pub(super) fn table(
                 name: name.into(),
                 max: if name == Limit::Samples.as_str() { samples_max.into() } else { max },
                 used: limit.and_then(|limit| used(limit, spent, times)),
-                fired: limit.map_or(0, |limit| fired.times(limit)),
-                asked: limit.and_then(|limit| fired.asked(limit)),
+                hits: limit.map_or(0, |limit| hits.times(limit)),
+                asked: limit.and_then(|limit| hits.asked(limit)),
             }
         })
         .collect()
@@ -41,7 +41,7 @@ pub(super) fn table(
 
 /// What was used of a limit that is one of amounts summed up. The others are about one
 /// call or one moment.
-fn used(limit: Limit, spent: &Spent, times: HalfTimes) -> Option<Amount> {
+fn used(limit: Limit, spent: &RolloutUsage, times: HalfTimes) -> Option<Amount> {
     Some(match limit {
         Limit::Memory => spent.memory_bytes_peak.into(),
         Limit::GuestCpu => spent.guest_cpu.into(),
@@ -82,15 +82,15 @@ mod tests {
 
     #[test]
     fn every_limit_of_a_rollout_can_fire_under_its_name() {
-        let mut fired = LimitsFired::default();
-        Limit::ALL.iter().for_each(|limit| fired.add_asked(*limit, 7));
+        let mut hits = LimitHits::default();
+        Limit::ALL.iter().for_each(|limit| hits.add_asked(*limit, 7));
         let limits = Limits::default();
 
-        let table = table(&limits, 1, &Spent::default(), HalfTimes::default(), &fired);
+        let table = table(&limits, 1, &RolloutUsage::default(), HalfTimes::default(), &hits);
 
         assert_eq!(table.len(), limits.table().len());
         for limit in &table {
-            assert_eq!((limit.fired, limit.asked), (1, Some(7)), "{limit:?}");
+            assert_eq!((limit.hits, limit.asked), (1, Some(7)), "{limit:?}");
         }
         let samples = table.iter().find(|limit| limit.name == "samples-max").unwrap();
         assert_eq!(samples.max, Amount::Count(1), "what the caller takes");

@@ -13,7 +13,6 @@
 //!
 //! This module knows no protocol and no JSON of one.
 
-mod account;
 mod admission;
 mod deployment;
 mod drive;
@@ -21,6 +20,7 @@ mod events;
 mod host;
 mod limits;
 mod model;
+mod outcome_counter;
 mod run;
 mod runtime;
 mod slots;

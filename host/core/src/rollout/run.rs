@@ -11,13 +11,13 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::account::Account;
 use super::host::Host;
 use super::limits::{self, HalfTimes};
 use super::model::{
     AgentForm, Failure, FailureKind, Finished, FinishedSample, LoopReport, Outcome, Phase, RequestSecrets,
     RolloutRequest, Stage,
 };
+use super::outcome_counter::OutcomeCounter;
 use super::slots::{Entered, Handle, SlotGuard};
 use super::{events, trajectory};
 use crate::budget::{Charge, Holder};
@@ -63,7 +63,7 @@ pub struct Rollout {
     loop_report: Option<LoopReport>,
     /// Shared with its instance, which may be there a moment longer.
     slot: Option<Permit>,
-    account: Account,
+    account: OutcomeCounter,
     // The rollout counts as alive until all of it above is gone, and only then is
     // whoever waits for its end told, by the closing of its phases.
     place: SlotGuard,
@@ -108,7 +108,7 @@ impl Rollout {
         let admitted_at = Instant::now();
         Self {
             run: Arc::new(run),
-            account: Account::new(host.clone(), record.clone(), handle.phases(), admitted_at),
+            account: OutcomeCounter::new(host.clone(), record.clone(), handle.phases(), admitted_at),
             record,
             holder,
             admitted_at,
@@ -228,7 +228,7 @@ impl Rollout {
         if !self.holder.evicted() {
             return result;
         }
-        self.record.limit_fired(Limit::MemoryBudget);
+        self.record.limit_hit(Limit::MemoryBudget);
         Err(Failure::new(stage, FailureKind::Memory, Fault::Host, self.holder.why_evicted()))
     }
 
@@ -241,9 +241,9 @@ impl Rollout {
         Ok(Bounds { memory_bytes_max, deadline: Some(deadline.at), permit })
     }
 
-    /// A wall time that passed is a limit that fired.
+    /// A wall time that passed is a limit that were hit.
     fn over_time(&self, deadline: &Deadline, stage: Stage, queued: Duration) -> Failure {
-        self.record.limit_fired(deadline.limit(stage));
+        self.record.limit_hit(deadline.limit(stage));
         deadline.exceeded(stage, queued)
     }
 
@@ -276,8 +276,8 @@ impl Rollout {
     fn explain(&self, stage: Stage, error: &RunError) -> Failure {
         let mut failure = Failure::of_run(stage, error);
         match failure.kind {
-            FailureKind::Memory => self.record.limit_fired(Limit::Memory),
-            FailureKind::Cpu => self.record.limit_fired(Limit::GuestCpu),
+            FailureKind::Memory => self.record.limit_hit(Limit::Memory),
+            FailureKind::Cpu => self.record.limit_hit(Limit::GuestCpu),
             _ => {}
         }
         if failure.kind == FailureKind::Trap
@@ -483,7 +483,7 @@ impl Rollout {
         };
         let samples: Vec<FinishedSample> = self.record.samples().into_iter().map(finished_sample).collect();
         let outcome = self.outcome(&samples);
-        let mut spent = self.record.spent();
+        let mut spent = self.record.usage();
         let conversations = samples.iter().map(|sample| &sample.record.messages);
         let counted = |hasher: &_| self.record.tool_call_ids(hasher);
         spent.tool_calls = trajectory::calls_made(conversations, &self.request.prompt, counted);
@@ -491,7 +491,7 @@ impl Rollout {
             workflow: self.workflow_time,
             grader: spent.guest_wall.saturating_sub(self.workflow_time),
         };
-        let (fired, _) = self.record.limits_fired();
+        let (hits, _) = self.record.limits_hit();
         let finished = Finished {
             id: self.request.id.clone(),
             outcome,
@@ -499,13 +499,7 @@ impl Rollout {
             returned_messages: self.returned_messages,
             loop_report: self.loop_report.take(),
             spent,
-            limits: limits::table(
-                &self.host.0.deployment.limits,
-                self.run.samples_max,
-                &spent,
-                times,
-                &fired,
-            ),
+            limits: limits::table(&self.host.0.deployment.limits, self.run.samples_max, &spent, times, &hits),
             duration: self.admitted_at.elapsed(),
             queued: self.queued,
             trajectories: Vec::new(),

@@ -38,7 +38,7 @@ macro_rules! labels {
 }
 
 labels! {
-    /// Why a rollout was not taken on.
+    /// Why a rollout was not admitted.
     Refusal {
         /// Every slot and every place in the queue is taken.
         Full = "full",
@@ -86,7 +86,7 @@ labels! {
 }
 
 labels! {
-    /// What is behind a lent tool.
+    /// What is behind a host-provided tool.
     ToolKind {
         /// A component of the contract's kind.
         Component = "component",
@@ -94,13 +94,13 @@ labels! {
         Mcp = "mcp",
         /// An address that is asked over HTTP.
         Http = "http",
-        /// Nothing: the name is not lent.
+        /// Nothing: the name is not provided.
         None = "none",
     }
 }
 
 labels! {
-    /// What came of a call of a lent tool.
+    /// What came of a call of a host-provided tool.
     ToolOutcome {
         /// The tool gave its result.
         Answered = "answered",
@@ -190,32 +190,32 @@ labels! {
         RandomBytes = "random-bytes-max",
         /// A reply of the model's server.
         ReplyBytes = "reply-bytes-max",
-        /// Calls of one lent tool.
+        /// Calls of one host-provided tool.
         ToolCalls = "tools.calls-max",
-        /// Calls under way at once of what is lent in one entry.
+        /// Calls under way at once of what is provided in one entry.
         ToolConcurrent = "tools.concurrent-max",
-        /// Wall time of one call of a lent tool.
+        /// Wall time of one call of a host-provided tool.
         ToolTime = "tools.deadline-secs",
         /// CPU time of one call of a component's tool.
         ToolCpu = "tools.cpu-secs-max",
         /// Memory of one call of a component's tool.
         ToolMemory = "tools.memory-bytes-max",
-        /// The result of one call of a lent tool.
+        /// The result of one call of a host-provided tool.
         ToolResultBytes = "tools.result-bytes-max",
     }
 }
 
-/// How often each limit of one rollout fired, and what was asked for when it did.
+/// How often each limit of one rollout hits, and what was asked for when it did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LimitsFired([Fired; Limit::ALL.len()]);
+pub struct LimitHits([Hits; Limit::ALL.len()]);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Fired {
+struct Hits {
     times: u64,
     asked: u64,
 }
 
-impl LimitsFired {
+impl LimitHits {
     /// Counts one.
     pub fn add(&mut self, limit: Limit) {
         self.0[limit.place()].times += 1;
@@ -233,17 +233,17 @@ impl LimitsFired {
         *noted = (*noted).max(asked as u64);
     }
 
-    /// How often the limit fired.
+    /// How often the limit was hit.
     pub fn times(&self, limit: Limit) -> u64 {
         self.0[limit.place()].times
     }
 
-    /// The most that would have been in use when the limit fired, where that is known.
+    /// The most that would have been in use when the limit was hit, where that is known.
     pub fn asked(&self, limit: Limit) -> Option<u64> {
         Some(self.0[limit.place()].asked).filter(|asked| *asked > 0)
     }
 
-    /// Those that fired, and how often.
+    /// Those that were hit, and how often.
     pub fn iter(&self) -> impl Iterator<Item = (Limit, u64)> {
         Limit::ALL.iter().map(|limit| (*limit, self.times(*limit))).filter(|(_, times)| *times > 0)
     }
@@ -269,11 +269,11 @@ mod tests {
 
     #[test]
     fn only_limits_that_fired_are_told() {
-        let mut fired = LimitsFired::default();
-        fired.add_asked(Limit::LogBytes, 12);
-        fired.add_asked(Limit::LogBytes, 7);
-        fired.add(Limit::Memory);
-        assert_eq!(fired.iter().collect::<Vec<_>>(), [(Limit::Memory, 1), (Limit::LogBytes, 2)]);
-        assert_eq!((fired.asked(Limit::LogBytes), fired.asked(Limit::Memory)), (Some(12), None));
+        let mut hits = LimitHits::default();
+        hits.add_asked(Limit::LogBytes, 12);
+        hits.add_asked(Limit::LogBytes, 7);
+        hits.add(Limit::Memory);
+        assert_eq!(hits.iter().collect::<Vec<_>>(), [(Limit::Memory, 1), (Limit::LogBytes, 2)]);
+        assert_eq!((hits.asked(Limit::LogBytes), hits.asked(Limit::Memory)), (Some(12), None));
     }
 }

@@ -15,7 +15,7 @@ mod process;
 mod traces;
 
 pub use labels::{
-    CallbackOutcome, Label, Limit, LimitsFired, ModelOutcome, Refusal, Step, ToolKind, ToolOutcome,
+    CallbackOutcome, Label, Limit, LimitHits, ModelOutcome, Refusal, Step, ToolKind, ToolOutcome,
 };
 pub use lines::LineBudget;
 pub use one_line::OneLineFields;
@@ -92,8 +92,8 @@ pub(crate) struct Used {
     pub memory_bytes_peak: usize,
     /// Calls of the host by both.
     pub host_calls: u64,
-    /// Limits that fired.
-    pub limits_fired: LimitsFired,
+    /// Limits that were hit.
+    pub limits_hit: LimitHits,
     /// Log entries that were dropped.
     pub log_dropped: u64,
 }
@@ -115,9 +115,9 @@ pub(crate) struct Busy {
 
 /// Which model is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum ModelRole {
     /// The one that is trained or evaluated.
-    Model,
+    Policy,
     /// The one that judges.
     Judge,
 }
@@ -233,7 +233,7 @@ impl Metrics {
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         registry.register(Box::new(process::Process::new()?))?;
         Ok(Self {
-            accepted: counter("rollout_host_rollouts_accepted_total", "Rollouts that were taken on.")?,
+            accepted: counter("rollout_host_rollouts_accepted_total", "Rollouts that were admitted.")?,
             refused: Counters::of(counters(
                 "rollout_host_rollouts_refused_total",
                 "Rollouts that were refused at once.",
@@ -315,7 +315,7 @@ impl Metrics {
                 "Calls of the contract's imports by guests.",
             )?,
             limits: Counters::of(counters(
-                "rollout_host_limits_fired_total",
+                "rollout_host_limit_hits_total",
                 "Times that a limit stopped or refused something, by its name in [limits].",
                 &["limit"],
             )?),
@@ -348,12 +348,12 @@ impl Metrics {
         Ok(self.traces.get_or_init(|| traces).clone())
     }
 
-    /// The trace of a rollout that was just taken on; empty where traces go nowhere.
+    /// The trace of a rollout that was just admitted; empty where traces go nowhere.
     pub(crate) fn trace(&self, rollout_id: &str) -> RolloutTrace {
         self.traces.get().map(|traces| traces.rollout(rollout_id)).unwrap_or_default()
     }
 
-    /// A rollout was taken on.
+    /// A rollout was admitted.
     pub(crate) fn accepted(&self) {
         self.accepted.inc();
     }
@@ -389,10 +389,10 @@ impl Metrics {
     }
 
     /// A call of a model begins.
-    pub(crate) fn model_call(&self, asked: Asked) -> ModelCall<'_> {
+    pub(crate) fn model_call(&self, asked: ModelRole) -> ModelCall<'_> {
         let calls = match asked {
-            Asked::Model => &self.model,
-            Asked::Judge => &self.judge,
+            ModelRole::Policy => &self.model,
+            ModelRole::Judge => &self.judge,
         };
         calls.in_flight.inc();
         ModelCall { metrics: self, calls, since: Instant::now(), outcome: ModelOutcome::Abandoned }
@@ -403,7 +403,7 @@ impl Metrics {
         Callback { metrics: self, since: Instant::now(), outcome: CallbackOutcome::Abandoned }
     }
 
-    /// A call of a lent tool begins.
+    /// A call of a host-provided tool begins.
     pub(crate) fn tool_call(&self, kind: ToolKind) -> ToolCall<'_> {
         ToolCall { metrics: self, kind, since: Instant::now(), outcome: ToolOutcome::Abandoned }
     }
@@ -414,8 +414,8 @@ impl Metrics {
         self.host_calls.inc_by(host_calls);
     }
 
-    /// A limit fired.
-    pub(crate) fn limit_fired(&self, limit: Limit) {
+    /// A limit was hit.
+    pub(crate) fn limit_hit(&self, limit: Limit) {
         self.limits.at(limit).inc();
     }
 
@@ -424,7 +424,7 @@ impl Metrics {
         self.guest_cpu.inc_by(used.guest_cpu.as_secs_f64());
         self.guest_memory.observe(used.memory_bytes_peak as f64);
         self.host_calls.inc_by(used.host_calls);
-        used.limits_fired.iter().for_each(|(limit, times)| self.limits.at(limit).inc_by(times));
+        used.limits_hit.iter().for_each(|(limit, times)| self.limits.at(limit).inc_by(times));
         self.log_dropped.inc_by(used.log_dropped);
     }
 
@@ -454,13 +454,13 @@ fn added<C: Collector + Clone + 'static>(registry: &Registry, metric: C) -> prom
 fn tool_calls(registry: &Registry) -> prometheus::Result<Vec<(Histogram, Counters<ToolOutcome>)>> {
     let seconds = HistogramOpts::new(
         "rollout_host_tool_seconds",
-        "A call of a lent tool with the wait for its turn, in seconds.",
+        "A call of a host-provided tool with the wait for its turn, in seconds.",
     );
     let seconds = added(registry, HistogramVec::new(seconds.buckets(LONG.to_vec()), &["kind"])?)?;
     let ended = added(
         registry,
         IntCounterVec::new(
-            Opts::new("rollout_host_tool_calls_total", "Calls of lent tools that are over."),
+            Opts::new("rollout_host_tool_calls_total", "Calls of host-provided tools that are over."),
             &["kind", "outcome"],
         )?,
     )?;
@@ -541,7 +541,7 @@ impl Drop for ModelCall<'_> {
     }
 }
 
-/// A call of a lent tool that goes on. Dropped without an outcome, it was abandoned.
+/// A call of a host-provided tool that goes on. Dropped without an outcome, it was abandoned.
 #[derive(Debug)]
 pub(crate) struct ToolCall<'a> {
     metrics: &'a Metrics,
@@ -609,7 +609,7 @@ mod tests {
         let text = Metrics::new().text(IDLE);
         for line in [
             "rollout_host_rollouts_refused_total{reason=\"full\"} 0",
-            "rollout_host_limits_fired_total{limit=\"memory-bytes-max\"} 0",
+            "rollout_host_limit_hits_total{limit=\"memory-bytes-max\"} 0",
             "rollout_host_model_calls_total{outcome=\"abandoned\"} 0",
             "rollout_host_judge_calls_total{outcome=\"abandoned\"} 0",
             "rollout_host_tokens_total{kind=\"prompt\"} 0",
@@ -625,11 +625,11 @@ mod tests {
     #[test]
     fn a_call_that_is_dropped_was_abandoned_and_is_not_in_flight() {
         let metrics = Metrics::new();
-        let call = metrics.model_call(Asked::Model);
+        let call = metrics.model_call(ModelRole::Policy);
         call.used_tokens(u64::MAX, 3);
         assert_eq!(metrics.model.in_flight.get(), 1);
         drop(call);
-        metrics.model_call(Asked::Model).ended(ModelOutcome::Replied);
+        metrics.model_call(ModelRole::Policy).ended(ModelOutcome::Replied);
         metrics.callback().ended(CallbackOutcome::Delivered);
         assert_eq!(metrics.model.in_flight.get(), 0);
         assert_eq!(metrics.model.ended.at(ModelOutcome::Abandoned).get(), 1);

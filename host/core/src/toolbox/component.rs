@@ -119,7 +119,7 @@ impl ComponentTools {
 
     /// Counts what an instance used, and passes its log on.
     fn account(&self, record: &Record) {
-        let spent = record.spent();
+        let spent = record.usage();
         self.metrics.used_by_tool(spent.guest_cpu, spent.host_calls);
         for entry in record.take().log {
             match entry {
@@ -135,7 +135,7 @@ impl ComponentTools {
 /// Why an instance gave no result, for a model and whoever reads the trajectory. Before
 /// the record is emptied.
 fn explain(error: &RunError, record: &Record) -> ToolAnswer {
-    let fired = |limit| record.limits_fired().0.iter().any(|(fired, _)| fired == limit);
+    let hits = |limit| record.limits_hit().0.iter().any(|(hits, _)| hits == limit);
     match error {
         RunError::Memory { max } => ToolAnswer::over(
             Limit::ToolMemory,
@@ -145,10 +145,10 @@ fn explain(error: &RunError, record: &Record) -> ToolAnswer {
             Limit::ToolCpu,
             format!("the tool used more CPU time than cpu-secs-max, {max} s"),
         ),
-        RunError::Limit(_) if fired(Limit::HostCallBytes) => {
+        RunError::Limit(_) if hits(Limit::HostCallBytes) => {
             ToolAnswer::over(Limit::ToolResultBytes, "the tool's result is far longer than result-bytes-max")
         }
-        RunError::Contract(_) if fired(Limit::HostCalls) => ToolAnswer::over(
+        RunError::Contract(_) if hits(Limit::HostCalls) => ToolAnswer::over(
             Limit::HostCalls,
             format!("the tool called the host more often than {HOST_CALLS_MAX} times"),
         ),

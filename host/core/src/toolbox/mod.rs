@@ -1,4 +1,4 @@
-//! The tools that an operator lends one plugin, made from the configuration and alive as
+//! The tools that an operator provides one plugin, made from the configuration and alive as
 //! long as the host.
 //!
 //! Three things can be behind a name: a component, whose every call gets an instance of
@@ -21,7 +21,7 @@ use serde_json::value::RawValue;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
-use crate::imports::{LentTool, LentTools, ToolAnswer, ToolRequest, error_text};
+use crate::imports::{HostTool, HostTools, ToolAnswer, ToolRequest, error_text};
 use crate::instance::Permit;
 use crate::outbound::{HttpTool, HttpToolSettings, McpFunction, McpServer, McpSettings, RemoteFailure};
 use crate::plugin::Plugin;
@@ -29,11 +29,11 @@ use crate::telemetry::{Limit, Metrics, ToolKind};
 use crate::wire::function::FunctionTool;
 pub use component::ComponentTools;
 
-/// Functions that one entry may lend. A model that is told of more uses none well, and
+/// Functions that one entry may provide. A model that is told of more uses none well, and
 /// each is in every request.
 const FUNCTIONS_MAX: usize = 256;
 
-/// How long an entry may take to say what it lends: a server may have to be started.
+/// How long an entry may take to say what it provides: a server may have to be started.
 const LISTING_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Memory of one call of a component's tool: a Python guest has 30 MiB.
@@ -42,7 +42,7 @@ const MEMORY_BYTES_MAX: usize = 64 << 20;
 /// CPU time of one call of a component's tool.
 const CPU_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// What the operator lends one plugin, as the configuration says it. Every field is
+/// What the operator provides one plugin, as the configuration says it. Every field is
 /// checked; what they name is not.
 #[derive(Clone, Debug, Default)]
 pub struct ToolSettings {
@@ -67,7 +67,7 @@ pub struct CallLimits {
     pub calls_max: u32,
 }
 
-/// A component to lend the tools of.
+/// A component to provide the tools of.
 #[derive(Clone, Debug)]
 pub struct ComponentSettings {
     /// Where the entry is in the configuration, for messages.
@@ -86,7 +86,7 @@ pub struct ComponentSettings {
     pub limits: CallLimits,
 }
 
-/// A server to lend the tools of.
+/// A server to provide the tools of.
 #[derive(Clone, Debug)]
 pub struct ServerSettings {
     /// Where the entry is in the configuration, for messages.
@@ -95,13 +95,13 @@ pub struct ServerSettings {
     pub reach: McpSettings,
     /// What is put before its functions' names.
     pub prefix: String,
-    /// The functions that are lent; none lends all.
+    /// The functions that are provided; none provides all.
     pub only: Option<Vec<String>>,
     /// The limits of each call.
     pub limits: CallLimits,
 }
 
-/// An address to lend as one function.
+/// An address to provide as one function.
 #[derive(Clone, Debug)]
 pub struct AddressSettings {
     /// Where the entry is in the configuration, for messages.
@@ -114,7 +114,7 @@ pub struct AddressSettings {
     pub limits: CallLimits,
 }
 
-/// Asks a component that exports `tool` for its tools, as lending it would. The errors
+/// Asks a component that exports `tool` for its tools, as providing it would. The errors
 /// say which is none, and why.
 pub async fn describe(
     plugin: Plugin,
@@ -153,7 +153,7 @@ impl Default for CallLimits {
 }
 
 impl ToolSettings {
-    /// Whether nothing is lent.
+    /// Whether nothing is provided.
     pub fn is_empty(&self) -> bool {
         self.components.is_empty() && self.servers.is_empty() && self.addresses.is_empty()
     }
@@ -213,12 +213,12 @@ impl CallLimits {
     }
 }
 
-/// Everything that keeps tools from being lent. Each names its entry.
+/// Everything that keeps tools from being provided. Each names its entry.
 #[derive(Debug, thiserror::Error)]
-#[error("the tools cannot be lent:{}", .0.iter().map(|problem| format!("\n  - {problem}")).collect::<String>())]
-pub struct Unlendable(pub Vec<String>);
+#[error("the tools cannot be provided:{}", .0.iter().map(|problem| format!("\n  - {problem}")).collect::<String>())]
+pub struct UnusableTools(pub Vec<String>);
 
-/// The lent tools of one plugin.
+/// The host-provided tools of one plugin.
 pub struct Toolbox {
     entries: Vec<Entry>,
     functions: Vec<Function>,
@@ -238,12 +238,12 @@ struct Entry {
 /// What is behind an entry.
 enum Source {
     Component(ComponentTools),
-    /// With what it said of its functions when it started, and those that are lent.
+    /// With what it said of its functions when it started, and those that are provided.
     Server(McpServer, Vec<McpFunction>, Option<Vec<String>>),
     Address(Box<HttpTool>, FunctionTool),
 }
 
-/// One function that is lent.
+/// One function that is provided.
 struct Function {
     entry: usize,
     /// Its name without the prefix.
@@ -251,13 +251,13 @@ struct Function {
 }
 
 impl Toolbox {
-    /// Makes everything ready that the settings name and asks each what it lends. The
+    /// Makes everything ready that the settings name and asks each what it provides. The
     /// components were loaded, one for each in the settings and in their order.
     pub async fn start(
         settings: ToolSettings,
         components: Vec<Plugin>,
         metrics: &Arc<Metrics>,
-    ) -> Result<Arc<Self>, Unlendable> {
+    ) -> Result<Arc<Self>, UnusableTools> {
         let (mut entries, mut problems) = (Vec::new(), Vec::new());
         for (settings, plugin) in settings.components.into_iter().zip(components) {
             entries.push(Entry::component(settings, plugin, metrics));
@@ -279,7 +279,7 @@ impl Toolbox {
                 Err(reasons) => problems.extend(reasons),
             }
         }
-        if problems.is_empty() { Ok(Arc::new(toolbox)) } else { Err(Unlendable(problems)) }
+        if problems.is_empty() { Ok(Arc::new(toolbox)) } else { Err(UnusableTools(problems)) }
     }
 
     fn add(&mut self, entry: usize, functions: Vec<(String, FunctionTool)>, problems: &mut Vec<String>) {
@@ -289,7 +289,7 @@ impl Toolbox {
             if let Some(taken) = self.places.get(&name) {
                 let other = &self.entries[self.functions[*taken].entry].at;
                 problems
-                    .push(format!("{at}: lends '{name}', and so does {other}; `prefix` tells them apart"));
+                    .push(format!("{at}: provides '{name}', and so does {other}; `prefix` tells them apart"));
                 continue;
             }
             self.places.insert(name, self.functions.len());
@@ -385,18 +385,18 @@ impl Entry {
                 if !missing.is_empty() {
                     return Err(missing);
                 }
-                let lent = |name: &String| only.as_ref().is_none_or(|only| only.contains(name));
+                let is_provided = |name: &String| only.as_ref().is_none_or(|only| only.contains(name));
                 let tool = |function: &McpFunction| {
                     let McpFunction { name, description, parameters } = function;
                     FunctionTool::new(name, description.as_deref(), parameters.clone())
                 };
-                Ok(functions.iter().filter(|function| lent(&function.name)).map(tool).collect())
+                Ok(functions.iter().filter(|function| is_provided(&function.name)).map(tool).collect())
             }
             Source::Address(_, function) => Ok(vec![Ok(function.clone())]),
         }
     }
 
-    /// What it lends: each function's own name, and what the model is told.
+    /// What it provides: each function's own name, and what the model is told.
     async fn list(&self, deadline: Instant) -> Result<Vec<(String, FunctionTool)>, Vec<String>> {
         let at = &self.at;
         let described = self.described(deadline).await?;
@@ -433,15 +433,15 @@ fn told(reason: String) -> String {
     if beginning.eq_ignore_ascii_case("error") { reason } else { error_text(reason) }
 }
 
-impl LentTools for Toolbox {
+impl HostTools for Toolbox {
     fn schemas(&self) -> &[String] {
         &self.schemas
     }
 
-    fn find(&self, name: &str) -> Option<LentTool> {
+    fn find(&self, name: &str) -> Option<HostTool> {
         let place = *self.places.get(name)?;
         let entry = &self.entries[self.functions[place].entry];
-        Some(LentTool { place, kind: entry.kind(), calls_max: entry.limits.calls_max })
+        Some(HostTool { place, kind: entry.kind(), calls_max: entry.limits.calls_max })
     }
 
     fn call(self: Arc<Self>, request: ToolRequest) -> BoxFuture<'static, ToolAnswer> {

@@ -28,7 +28,7 @@ pub(in super::super) fn scored(row: usize, run: usize, reward: f64) -> ResultLin
         guest_cpu_ms: 1.5,
         waited_ms: 0.0,
         model_ms: 0.0,
-        limits_fired: BTreeMap::new(),
+        limits_hit: BTreeMap::new(),
         memory_bytes_peak: 65_536,
         host_calls: 7,
         duration_ms: 250.0,

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::Options;
-use super::columns::{CellPlace, ColumnMap};
+use super::columns::{CellPosition, ColumnMap};
 
 /// How many column names a message lists. More would bury what it says.
 const COLUMNS_LISTED_MAX: usize = 16;
@@ -107,7 +107,7 @@ pub(super) fn no_column(missing: &[String], found: &str) -> String {
 /// Whether a column of this name is read.
 pub(super) fn is_known(name: &str, map: &ColumnMap) -> bool {
     const KNOWN: [&str; 6] = ["system_prompt", "user_prompt", "prompt", "ground_truth", "label", "metadata"];
-    KNOWN.into_iter().chain(map.places().map(CellPlace::column)).any(|known| same(name, known))
+    KNOWN.into_iter().chain(map.places().map(CellPosition::column)).any(|known| same(name, known))
 }
 
 /// The message of a JSON error without the place that serde_json appends to it.
@@ -169,7 +169,7 @@ impl Columns {
     }
 
     /// The value at a place that a mapping names. It stays there, for another mapping.
-    fn at(&self, place: &CellPlace) -> Result<Option<Cell>, String> {
+    fn at(&self, place: &CellPosition) -> Result<Option<Cell>, String> {
         let Some(at) = self.find(place.column())? else { return Ok(None) };
         place.within(&self.columns[at].1, self.text_holds_json)
     }

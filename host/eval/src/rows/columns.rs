@@ -15,7 +15,7 @@ pub const TARGETS: &str = "prompt, system_prompt, label, metadata or metadata.NA
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
     target: Target,
-    place: CellPlace,
+    place: CellPosition,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ enum Target {
 
 /// Where in a row a value is: a column, or a JSON pointer the first step of which is one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct CellPlace {
+pub(super) struct CellPosition {
     column: String,
     /// The steps from the column on.
     steps: Vec<String>,
@@ -67,7 +67,7 @@ impl FromStr for Mapping {
                 _ => return Err(InvalidMapping::Target(target.to_owned())),
             },
         };
-        let place = CellPlace::parse(place).ok_or_else(form)?;
+        let place = CellPosition::parse(place).ok_or_else(form)?;
         Ok(Self { target, place })
     }
 }
@@ -111,28 +111,28 @@ impl ColumnMap {
         texts
     }
 
-    fn of(&self, target: &Target) -> Option<&CellPlace> {
+    fn of(&self, target: &Target) -> Option<&CellPosition> {
         self.0.iter().find(|mapping| mapping.target == *target).map(|mapping| &mapping.place)
     }
 
-    pub(super) fn prompt(&self) -> Option<&CellPlace> {
+    pub(super) fn prompt(&self) -> Option<&CellPosition> {
         self.of(&Target::Prompt)
     }
 
-    pub(super) fn system_prompt(&self) -> Option<&CellPlace> {
+    pub(super) fn system_prompt(&self) -> Option<&CellPosition> {
         self.of(&Target::SystemPrompt)
     }
 
-    pub(super) fn label(&self) -> Option<&CellPlace> {
+    pub(super) fn label(&self) -> Option<&CellPosition> {
         self.of(&Target::Label)
     }
 
-    pub(super) fn metadata(&self) -> Option<&CellPlace> {
+    pub(super) fn metadata(&self) -> Option<&CellPosition> {
         self.of(&Target::Metadata)
     }
 
     /// The members of the metadata that have columns of their own.
-    pub(super) fn members(&self) -> impl Iterator<Item = (&str, &CellPlace)> {
+    pub(super) fn members(&self) -> impl Iterator<Item = (&str, &CellPosition)> {
         self.0.iter().filter_map(|mapping| match &mapping.target {
             Target::Member(name) => Some((name.as_str(), &mapping.place)),
             _ => None,
@@ -140,12 +140,12 @@ impl ColumnMap {
     }
 
     /// Every place in a row that is read.
-    pub(super) fn places(&self) -> impl Iterator<Item = &CellPlace> {
+    pub(super) fn places(&self) -> impl Iterator<Item = &CellPosition> {
         self.0.iter().map(|mapping| &mapping.place)
     }
 }
 
-impl fmt::Display for CellPlace {
+impl fmt::Display for CellPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.steps.is_empty() && !self.column.starts_with('/') {
             return f.write_str(&self.column);
@@ -157,7 +157,7 @@ impl fmt::Display for CellPlace {
     }
 }
 
-impl CellPlace {
+impl CellPosition {
     fn parse(text: &str) -> Option<Self> {
         let Some(pointer) = text.strip_prefix('/') else {
             return (!text.is_empty()).then(|| Self { column: text.to_owned(), steps: Vec::new() });
@@ -271,7 +271,7 @@ mod tests {
     #[test]
     fn a_pointer_leads_into_a_cell() {
         fn check(place: &str, cell: &str, expected: &str) {
-            let place = CellPlace::parse(place).unwrap();
+            let place = CellPosition::parse(place).unwrap();
             let cell = Cell::of(&RawValue::from_string(cell.to_owned()).unwrap()).unwrap();
             let got = match place.within(&cell, false) {
                 Ok(None) => "nothing".to_owned(),
@@ -293,7 +293,7 @@ mod tests {
         check("/a/2", "[1]", "nothing");
         check("/a/b", r#""text""#, "`/a/b` is to be looked up within `a`, which is text");
         let text = Cell::Text(r#"{"b": 7}"#.to_owned());
-        let place = CellPlace::parse("/a/b").unwrap();
+        let place = CellPosition::parse("/a/b").unwrap();
         assert!(matches!(place.within(&text, true), Ok(Some(Cell::Json(value))) if value.get() == "7"));
     }
 }

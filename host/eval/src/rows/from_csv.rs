@@ -1,7 +1,7 @@
 //! Rows from CSV or TSV: a header, commas or tabs, double quotes.
 
 use super::cells::{Cell, check_names};
-use super::{Collector, Place};
+use super::{Collector, Position};
 
 /// Reads every record. A record that is longer or shorter than the header is refused.
 pub(super) fn read(bytes: &[u8], delimiter: u8, found: &mut Collector<'_>) {
@@ -9,13 +9,13 @@ pub(super) fn read(bytes: &[u8], delimiter: u8, found: &mut Collector<'_>) {
     let mut lines = Lines { bytes, counted: 0, line: 1 };
     let names: Vec<String> = match reader.headers() {
         Ok(headers) => headers.iter().map(str::to_owned).collect(),
-        Err(error) => return found.bad_row(Place::Header, problem(&error, delimiter)),
+        Err(error) => return found.bad_row(Position::Header, problem(&error, delimiter)),
     };
     if names.is_empty() {
         return;
     }
     if let Err(what) = check_names(&names, found.columns()) {
-        return found.bad_row(Place::Header, what);
+        return found.bad_row(Position::Header, what);
     }
     for record in reader.records() {
         match record {
@@ -55,7 +55,7 @@ struct Lines<'a> {
 }
 
 impl Lines<'_> {
-    fn place(&mut self, position: Option<&csv::Position>) -> Place {
+    fn place(&mut self, position: Option<&csv::Position>) -> Position {
         let offset = position.map_or(self.counted as u64, csv::Position::byte);
         let mut start = usize::try_from(offset).unwrap_or(usize::MAX);
         while matches!(self.bytes.get(start), Some(b'\r' | b'\n')) {
@@ -64,6 +64,6 @@ impl Lines<'_> {
         let passed = self.bytes.get(self.counted..start).unwrap_or_default();
         self.line += passed.iter().filter(|&&byte| byte == b'\n').count();
         self.counted = start.max(self.counted);
-        Place::Line(self.line)
+        Position::Line(self.line)
     }
 }

@@ -7,7 +7,7 @@ use serde::de::{MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::cells::{Cell, json_problem};
-use super::{Collector, Place};
+use super::{Collector, Position};
 
 /// Reads one object a line. Blank lines are skipped.
 pub(super) fn read_lines(bytes: &[u8], found: &mut Collector<'_>) {
@@ -42,12 +42,12 @@ pub(super) fn read_array(bytes: &[u8], found: &mut Collector<'_>) {
         let what = "not a list of rows; put the rows into one list, \
                     or name a file that has one object a line .jsonl";
         let line = newlines(&bytes[..text.len() - start.len()]) + 1;
-        return found.bad_row(Place::Line(line), what.to_owned());
+        return found.bad_row(Position::Line(line), what.to_owned());
     }
     let elements: Vec<&RawValue> = match serde_json::from_str(text) {
         Ok(elements) => elements,
         Err(error) => {
-            let place = Place::LineColumn(error.line(), error.column());
+            let place = Position::LineColumn(error.line(), error.column());
             return found.bad_row(place, not_json(&error));
         }
     };
@@ -68,13 +68,13 @@ fn read_row(text: &str, line: usize, found: &mut Collector<'_>) {
         && !value.get().starts_with('{')
     {
         let what = "not an object; write a row as {\"user_prompt\": …}";
-        return found.bad_row(Place::Line(line), what.to_owned());
+        return found.bad_row(Position::Line(line), what.to_owned());
     }
     match serde_json::from_str::<Object>(text) {
-        Ok(Object(columns)) => found.row(Place::Line(line), columns),
+        Ok(Object(columns)) => found.row(Position::Line(line), columns),
         Err(error) => {
             // Within a list, the row may span lines; its own first line is line 1.
-            let place = Place::LineColumn(line + error.line() - 1, error.column());
+            let place = Position::LineColumn(line + error.line() - 1, error.column());
             found.bad_row(place, not_json(&error));
         }
     }
@@ -115,7 +115,7 @@ fn not_json(error: &serde_json::Error) -> String {
 
 fn not_utf8(line: usize, valid_bytes: usize, found: &mut Collector<'_>) {
     let what = "not UTF-8; save the file as UTF-8";
-    found.bad_row(Place::LineColumn(line, valid_bytes + 1), what.to_owned());
+    found.bad_row(Position::LineColumn(line, valid_bytes + 1), what.to_owned());
 }
 
 fn newlines(bytes: &[u8]) -> usize {

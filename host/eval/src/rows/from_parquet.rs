@@ -8,7 +8,7 @@ use serde_json::value::to_raw_value;
 use serde_json::{Map, Number, Value};
 
 use super::cells::{Cell, check_names, is_known, same};
-use super::{Collector, Place};
+use super::{Collector, Position};
 
 /// Reads every row. The error is one of the file; an error of a row goes to `found`.
 pub(super) fn read(file: impl ChunkReader + 'static, found: &mut Collector<'_>) -> Result<(), ParquetError> {
@@ -17,7 +17,7 @@ pub(super) fn read(file: impl ChunkReader + 'static, found: &mut Collector<'_>) 
     let fields = schema.get_fields();
     let names: Vec<String> = fields.iter().map(|field| field.name().to_owned()).collect();
     if let Err(what) = check_names(&names, found.columns()) {
-        found.bad_row(Place::Header, what);
+        found.bad_row(Position::Header, what);
         return Ok(());
     }
     let known: Vec<TypePtr> =
@@ -25,7 +25,7 @@ pub(super) fn read(file: impl ChunkReader + 'static, found: &mut Collector<'_>) 
     let known = Type::group_type_builder(schema.name()).with_fields(known).build()?;
     let prompt = found.columns().prompt().map(|place| place.column().to_owned());
     for row in reader.get_row_iter(Some(known))? {
-        let place = Place::Row(found.next_index());
+        let place = Position::Row(found.next_index());
         let columns: Result<Vec<(String, Cell)>, String> = row?
             .into_columns()
             .into_iter()

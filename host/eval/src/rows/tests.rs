@@ -132,7 +132,7 @@ fn the_first_ten_problems_are_told_and_the_rest_counted() {
         panic!("{text}");
     };
     assert_eq!((problems.len(), total), (PROBLEMS_SHOWN_MAX, 23));
-    assert_eq!(problems[9].place, Place::Line(10));
+    assert_eq!(problems[9].place, Position::Line(10));
 }
 
 #[test]

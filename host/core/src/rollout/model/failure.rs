@@ -113,7 +113,7 @@ impl Failure {
         Self::new(stage, FailureKind::Cancelled, Fault::Caller, "rollout cancelled")
     }
 
-    /// A failure of the host itself, for whoever drives a rollout and sees it die.
+    /// A failure of the host itself, for a rollout's driver and sees it die.
     pub(crate) fn host(stage: Stage, reason: impl Into<String>) -> Self {
         Self::new(stage, FailureKind::Host, Fault::Host, reason)
     }

@@ -19,7 +19,7 @@ pub struct LimitUse {
     pub used: Option<Amount>,
     /// How often it stopped or refused something.
     #[serde(default, skip_serializing_if = "is_zero")]
-    pub fired: u64,
+    pub hits: u64,
     /// What would have been in use when it did, at the most, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<u64>,

@@ -11,7 +11,7 @@ use super::failure::Failure;
 use super::limits::{LimitUse, by_name};
 use super::trajectory::TrajectoryFile;
 use crate::id::RolloutId;
-use crate::imports::{SampleRecord, Spent};
+use crate::imports::{RolloutUsage, SampleRecord};
 use crate::moments::Moments;
 use crate::wire::data::{exact, exact_option};
 
@@ -62,7 +62,7 @@ pub struct Finished {
     /// What an agent loop says of its run, if it came to an end.
     pub loop_report: Option<LoopReport>,
     /// What it used.
-    pub spent: Spent,
+    pub spent: RolloutUsage,
     /// Every limit it ran under, with what it used of it and whether it was hit.
     #[serde(with = "by_name")]
     pub limits: Vec<LimitUse>,
@@ -100,7 +100,7 @@ mod tests {
     use crate::error::Fault;
     use crate::id::SampleId;
     use crate::limits::Amount;
-    use crate::rollout::model::{FailureKind, Layout, Stage, StepPlace};
+    use crate::rollout::model::{FailureKind, Layout, Stage, StepOffsets};
     use crate::wire;
 
     fn finished(outcome: Outcome) -> Finished {
@@ -116,7 +116,7 @@ mod tests {
         };
         let layout = Layout {
             model_name: 1..2,
-            agent_steps: vec![StepPlace { at: 3, metrics_end: 4, end: 5 }],
+            agent_steps: vec![StepOffsets { at: 3, metrics_end: 4, end: 5 }],
             final_metrics: 6..7,
             total_steps: 2,
             members: vec![("rollout_id".into(), 8..9)],
@@ -131,16 +131,20 @@ mod tests {
                 tool_calls: 2,
                 tool_time: Duration::from_nanos(1_000_000_007),
             }),
-            spent: Spent { chat_calls: 3, guest_cpu: Duration::from_nanos(7), ..Spent::default() },
+            spent: RolloutUsage {
+                chat_calls: 3,
+                guest_cpu: Duration::from_nanos(7),
+                ..RolloutUsage::default()
+            },
             limits: vec![
                 LimitUse {
                     name: "z-max".into(),
                     max: Amount::Secs(60.0),
                     used: Some(Amount::Count(2)),
-                    fired: 1,
+                    hits: 1,
                     asked: Some(9),
                 },
-                LimitUse { name: "a-max".into(), max: Amount::Count(1), used: None, fired: 0, asked: None },
+                LimitUse { name: "a-max".into(), max: Amount::Count(1), used: None, hits: 0, asked: None },
             ],
             duration: Duration::from_millis(12),
             queued: Duration::ZERO,

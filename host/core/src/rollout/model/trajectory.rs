@@ -113,7 +113,7 @@ pub(in crate::rollout) struct Layout {
     /// The model's name.
     pub model_name: Range<u64>,
     /// The agent's steps, in order.
-    pub agent_steps: Vec<StepPlace>,
+    pub agent_steps: Vec<StepOffsets>,
     /// The sums.
     pub final_metrics: Range<u64>,
     /// Steps in all.
@@ -124,7 +124,7 @@ pub(in crate::rollout) struct Layout {
 
 /// The end of an agent's step, each part of it with the comma before it.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(in crate::rollout) struct StepPlace {
+pub(in crate::rollout) struct StepOffsets {
     /// Where what the step cost begins, if that is known.
     pub at: u64,
     /// Where that ends and the count of calls begins.

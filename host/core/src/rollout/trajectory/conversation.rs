@@ -16,7 +16,7 @@ use serde_json::value::RawValue;
 
 use super::layout::Marks;
 use super::replies::{Matcher, Reply};
-use crate::rollout::model::StepPlace;
+use crate::rollout::model::StepOffsets;
 use crate::wire::atif::Source;
 use crate::wire::messages::Messages;
 use crate::wire::openai::{TOOL_CALLS_MAX, WireCall, content_text};
@@ -276,7 +276,7 @@ impl Step<'_> {
         if self.reply.is_some() {
             step.serialize_entry("llm_call_count", &1)?;
         }
-        let place = StepPlace { at, metrics_end, end: self.marks.here() };
+        let place = StepOffsets { at, metrics_end, end: self.marks.here() };
         self.marks.note(|layout| layout.agent_steps.push(place));
         Ok(())
     }

@@ -13,7 +13,7 @@ use super::observed::{Judged, Observed, ToolCalls};
 use super::replies::{Reply, Unmatched, answered, sum};
 use super::{Job, millis};
 use crate::id::SampleId;
-use crate::imports::{Exchange, Lists, Part, Spent, ToolUse};
+use crate::imports::{Exchange, Lists, Part, RolloutUsage, ToolUse};
 use crate::rollout::model::{Finished, FinishedSample, Outcome, TrajectoryExtra};
 use crate::wire::atif::FinalMetrics;
 use crate::wire::openai::Completion;
@@ -225,7 +225,7 @@ struct Usage {
 
 impl Usage {
     fn of(finished: &Finished, is_judged: bool) -> Self {
-        let spent: &Spent = &finished.spent;
+        let spent: &RolloutUsage = &finished.spent;
         let ms = |time: Duration| millis(time);
         Self {
             chat_calls: spent.chat_calls,

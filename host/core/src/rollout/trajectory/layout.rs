@@ -16,7 +16,7 @@ use serde::{Serialize, Serializer};
 
 use super::extra::Member;
 use super::store;
-use crate::rollout::model::{Layout, StepPlace};
+use crate::rollout::model::{Layout, StepOffsets};
 use crate::wire::atif::{FinalMetrics, Metrics};
 
 /// The places of a document that is being written.
@@ -119,7 +119,7 @@ pub(super) struct Original {
 impl Original {
     /// Keeps the file at this path under a second name.
     pub(super) fn keep(path: &Path) -> io::Result<Self> {
-        let kept = store::beside(path, ".original");
+        let kept = store::sibling(path, ".original");
         match std::fs::hard_link(path, &kept) {
             Ok(()) => {}
             // A link of a process that ended before it could remove it, or a file system
@@ -215,7 +215,7 @@ impl<R: Read> Copy<'_, R> {
         self.skip_to(place.end)
     }
 
-    fn amend_step(&mut self, place: &StepPlace, step: &StepAmendment<'_>) -> io::Result<()> {
+    fn amend_step(&mut self, place: &StepOffsets, step: &StepAmendment<'_>) -> io::Result<()> {
         self.until(place.at)?;
         if let Some(name) = step.model_name {
             self.to.write_all(b",\n      \"model_name\": ")?;

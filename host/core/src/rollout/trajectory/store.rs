@@ -94,7 +94,7 @@ fn remove_trajectories_but(folder: &Path, is_kept: impl Fn(&str) -> bool) -> io:
 }
 
 /// The path of another file beside this one.
-pub(super) fn beside(path: &Path, ending: &str) -> PathBuf {
+pub(super) fn sibling(path: &Path, ending: &str) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(ending);
     name.into()
@@ -105,7 +105,7 @@ pub(super) fn replace<T>(
     path: &Path,
     write: impl FnOnce(&mut BufWriter<File>) -> io::Result<T>,
 ) -> io::Result<T> {
-    let temporary = beside(path, ".partial");
+    let temporary = sibling(path, ".partial");
     let mut to = BufWriter::with_capacity(BUFFER_BYTES, File::create(&temporary)?);
     let written = write(&mut to).and_then(|value| to.flush().map(|()| value));
     drop(to);

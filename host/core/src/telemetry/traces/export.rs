@@ -101,7 +101,7 @@ impl Traces {
         Ok(Self(queue))
     }
 
-    /// The trace of a rollout that was just taken on.
+    /// The trace of a rollout that was just admitted.
     pub(in crate::telemetry) fn rollout(&self, rollout_id: &str) -> RolloutTrace {
         RolloutTrace::begin(self.0.clone(), rollout_id)
     }

@@ -14,7 +14,7 @@ use super::b::Samples;
 use super::error::ApiError;
 use super::report::{Report, Trajectories};
 use super::reports::Due;
-use super::request::{Asked, CalledBack};
+use super::request::{CalledBack, ParsedRequest};
 use super::sample::{WireSample, category};
 use super::statuses::{Known, Over};
 use rollout_core::budget::{Charge, Use};
@@ -102,14 +102,14 @@ impl<'a> Graded<'a> {
     }
 }
 
-/// Takes a rollout on and leaves it to a task of its own.
+/// Admits a rollout and leaves it to a task of its own.
 pub(super) fn start(
     osmosis: &Osmosis,
     request: CalledBack,
     parent: Option<TraceParent>,
 ) -> Result<(), ApiError> {
     let CalledBack { asked, form, completion_url, grader_url, controller_key } = request;
-    let Asked { rollout, resources, gradable, label } = asked;
+    let ParsedRequest { rollout, resources, gradable, label } = asked;
     let id = rollout.id.clone();
     let rollout = osmosis.0.host.admit(rollout, resources)?;
     let due = osmosis.0.reports.promise(id.as_str());

@@ -8,7 +8,7 @@
 use reqwest::Url;
 
 use super::fields::Fields;
-pub(super) use rollout_assembly::config::Dialect;
+pub(super) use rollout_assembly::config::OsmosisGeneration;
 
 /// The generation of a request, as far as it can be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,14 +28,14 @@ pub(super) enum Generation {
 
 impl Generation {
     /// Tells it from the request, unless the operator has said which it is.
-    pub(crate) fn of(fields: &Fields<'_>, dialect: Dialect) -> Self {
+    pub(crate) fn of(fields: &Fields<'_>, dialect: OsmosisGeneration) -> Self {
         match dialect {
-            Dialect::B => Self::B,
-            Dialect::C => Self::C,
-            Dialect::D => Self::D,
-            Dialect::Auto if !fields.has("completion_callback_url") => Self::D,
-            Dialect::Auto if fields.has("llm_api_key") || !fields.is_given("rollout_id") => Self::C,
-            Dialect::Auto => Self::BOrC { one_sample: looks_like_c(fields) },
+            OsmosisGeneration::B => Self::B,
+            OsmosisGeneration::C => Self::C,
+            OsmosisGeneration::D => Self::D,
+            OsmosisGeneration::Auto if !fields.has("completion_callback_url") => Self::D,
+            OsmosisGeneration::Auto if fields.has("llm_api_key") || !fields.is_given("rollout_id") => Self::C,
+            OsmosisGeneration::Auto => Self::BOrC { one_sample: looks_like_c(fields) },
         }
     }
 }
@@ -85,7 +85,7 @@ mod tests {
 
     use super::*;
 
-    fn told(changes: Value, dialect: Dialect) -> Generation {
+    fn told(changes: Value, dialect: OsmosisGeneration) -> Generation {
         let mut body = json!({
             "rollout_id": "r 1",
             "chat_completions_url": "http://c/v1",
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn a_generation_is_told_by_what_only_it_sends() {
         fn check(changes: Value, expected: Generation) {
-            assert_eq!(told(changes.clone(), Dialect::Auto), expected, "{changes}");
+            assert_eq!(told(changes.clone(), OsmosisGeneration::Auto), expected, "{changes}");
         }
         let either = Generation::BOrC { one_sample: false };
         let like_c = Generation::BOrC { one_sample: true };
@@ -130,9 +130,11 @@ mod tests {
 
     #[test]
     fn an_operators_word_goes_before_what_a_request_looks_like() {
-        for (dialect, expected) in
-            [(Dialect::B, Generation::B), (Dialect::C, Generation::C), (Dialect::D, Generation::D)]
-        {
+        for (dialect, expected) in [
+            (OsmosisGeneration::B, Generation::B),
+            (OsmosisGeneration::C, Generation::C),
+            (OsmosisGeneration::D, Generation::D),
+        ] {
             assert_eq!(told(json!({"llm_api_key": "k"}), dialect), expected);
             assert_eq!(told(json!({"completion_callback_url": "absent"}), dialect), expected);
         }

@@ -42,7 +42,7 @@ use body::{Body, Unfinished};
 use error::ApiError;
 use reports::Reports;
 use request::{ForRollout, StartRollout};
-pub use rollout_assembly::config::{Dialect, OsmosisTimes};
+pub use rollout_assembly::config::{OsmosisGeneration, OsmosisTimes};
 use rollout_core::id::RolloutId;
 use rollout_core::outbound::CallbackClient;
 use rollout_core::rollout::Host;
@@ -62,7 +62,7 @@ pub struct Settings {
     /// Who posts to callers.
     pub callbacks: CallbackClient,
     /// The generation that requests are of.
-    pub dialect: Dialect,
+    pub dialect: OsmosisGeneration,
     /// What generation A needs besides.
     pub init: a::Settings,
     /// Waits and leases of generation D.
@@ -78,7 +78,7 @@ pub struct Osmosis(Arc<Inner>);
 struct Inner {
     host: Host,
     callbacks: CallbackClient,
-    dialect: Dialect,
+    dialect: OsmosisGeneration,
     init: a::Server,
     is_keyed: bool,
     polled: d::Registry,
@@ -190,8 +190,8 @@ impl super::Dialect for Osmosis {
 
 /// Descriptors that a live rollout holds on the side of its callers, at the most: whoever polls
 /// for a result has a connection open, and whoever is called back has none of this server's.
-pub fn descriptors_per_rollout(dialect: Dialect, init_is_alone: bool) -> u64 {
-    let is_called_back = matches!(dialect, Dialect::B | Dialect::C) || init_is_alone;
+pub fn descriptors_per_rollout(dialect: OsmosisGeneration, init_is_alone: bool) -> u64 {
+    let is_called_back = matches!(dialect, OsmosisGeneration::B | OsmosisGeneration::C) || init_is_alone;
     if is_called_back { 0 } else { 1 }
 }
 
@@ -208,7 +208,7 @@ async fn sweep(inner: Weak<Inner>) {
     }
 }
 
-/// Takes a rollout on, or says at once why not.
+/// Admits a rollout, or says at once why not.
 async fn start_rollout(
     State(osmosis): State<Osmosis>,
     headers: HeaderMap,
@@ -223,7 +223,8 @@ async fn start_rollout(
         StartRollout::CalledBack(request) => {
             // B's own servers said 200, C's callers take nothing but 202, and B's that are
             // known take any 2xx.
-            let accepted = if dialect == Dialect::B { StatusCode::OK } else { StatusCode::ACCEPTED };
+            let accepted =
+                if dialect == OsmosisGeneration::B { StatusCode::OK } else { StatusCode::ACCEPTED };
             callbacks::start(&osmosis, request, parent).map(|()| (accepted, Json(json!({}))).into_response())
         }
     }

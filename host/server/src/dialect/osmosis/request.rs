@@ -11,7 +11,7 @@ use super::fields::{Fields, Problem};
 use super::generation::Generation;
 use super::sample;
 use crate::random;
-pub(super) use rollout_assembly::config::Dialect;
+pub(super) use rollout_assembly::config::OsmosisGeneration;
 use rollout_core::id::RolloutId;
 use rollout_core::outbound::Secret;
 use rollout_core::rollout::{LoopOptions, ModelAddress, Resources, RolloutRequest};
@@ -64,7 +64,7 @@ impl ForRollout for StartRollout {
 }
 
 /// What every generation asks for.
-pub(super) struct Asked {
+pub(super) struct ParsedRequest {
     /// For the core.
     pub rollout: RolloutRequest,
     /// What it needs besides.
@@ -76,7 +76,7 @@ pub(super) struct Asked {
     pub label: Option<String>,
 }
 
-impl Asked {
+impl ParsedRequest {
     fn memory_bytes(&self) -> usize {
         self.rollout.memory_bytes() + self.resources.secrets.memory_bytes()
     }
@@ -84,14 +84,14 @@ impl Asked {
 
 /// A rollout whose result is polled for.
 pub(super) struct Polled {
-    pub asked: Asked,
+    pub asked: ParsedRequest,
     /// Whether a reward is wanted.
     pub grade: bool,
 }
 
 /// A rollout whose result is posted back.
 pub(super) struct CalledBack {
-    pub asked: Asked,
+    pub asked: ParsedRequest,
     pub form: Form,
     pub completion_url: String,
     /// None where no reward is wanted.
@@ -101,7 +101,11 @@ pub(super) struct CalledBack {
 }
 
 /// Reads a request. Everything that is wrong with it is in the error.
-pub(super) fn read(headers: &HeaderMap, body: &[u8], dialect: Dialect) -> Result<StartRollout, ApiError> {
+pub(super) fn read(
+    headers: &HeaderMap,
+    body: &[u8],
+    dialect: OsmosisGeneration,
+) -> Result<StartRollout, ApiError> {
     if std::str::from_utf8(body).is_err() {
         return Err(ApiError::Unreadable);
     }
@@ -231,7 +235,12 @@ impl Common {
         }
     }
 
-    fn ask(self, fields: &mut Fields<'_>, key: Option<Secret>, samples: SamplesRule) -> Option<Asked> {
+    fn ask(
+        self,
+        fields: &mut Fields<'_>,
+        key: Option<Secret>,
+        samples: SamplesRule,
+    ) -> Option<ParsedRequest> {
         let (model, secrets) = ModelAddress::split(self.chat_url.as_deref()?, MODEL, key);
         let endpoint = match secrets.endpoint(&model) {
             Ok(endpoint) => Arc::new(endpoint),
@@ -240,7 +249,7 @@ impl Common {
                 return None;
             }
         };
-        Some(Asked {
+        Some(ParsedRequest {
             gradable: self.label.is_some() || self.metadata.is_some(),
             label: self.label.clone(),
             resources: Resources { model: endpoint, secrets, charge: None },
@@ -281,7 +290,7 @@ mod tests {
             body[field] = value;
             let json = "application/json".parse().unwrap();
             let headers = HeaderMap::from_iter([(header::CONTENT_TYPE, json)]);
-            let request = read(&headers, body.to_string().as_bytes(), Dialect::C).unwrap();
+            let request = read(&headers, body.to_string().as_bytes(), OsmosisGeneration::C).unwrap();
             assert!(request.memory_bytes() > 1 << 20, "{field}: {}", request.memory_bytes());
         };
         let long = "x".repeat(1 << 20);

@@ -25,7 +25,7 @@ use super::error::ApiError;
 use super::reports::Due;
 use super::statuses::{Known, Over};
 use super::{BODY_BYTES_MAX, Osmosis};
-use records::{Kept, Leading, Part, Records};
+use records::{Leading, Part, Records, StoredRecord};
 use request::Init;
 use rollout_assembly::config::OsmosisInit;
 use rollout_core::budget::Budget;
@@ -103,7 +103,7 @@ pub(super) fn router() -> Router<Osmosis> {
 /// Why there is no answer to a request.
 #[derive(Clone, Debug)]
 pub(super) enum Refused {
-    /// It was not taken on.
+    /// It was not admitted.
     Admit(AdmitError),
     /// Its tools cannot be told: why.
     Tools(String),
@@ -140,7 +140,7 @@ async fn platform_health(State(osmosis): State<Osmosis>) -> Result<Json<Map<Stri
     Ok(Json(osmosis.0.init.health()))
 }
 
-/// Takes a rollout on and answers with its tools. A request that came before has the
+/// Admits a rollout and answers with its tools. A request that came before has the
 /// answer that it had.
 async fn init(
     State(osmosis): State<Osmosis>,
@@ -210,7 +210,7 @@ enum Answer {
     /// There are no tools to answer with: why. It is answered when the rollout is over.
     NoTools(Leading, String),
     /// It was answered.
-    Given(Kept),
+    Given(StoredRecord),
 }
 
 impl Answer {

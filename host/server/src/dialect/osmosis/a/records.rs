@@ -95,7 +95,7 @@ impl Records {
         let (sender, answer) = watch::channel(None);
         let key: Arc<str> = key.into();
         inner.records.insert(key.clone(), Record { answer, charge: None });
-        let kept = Kept { records: self.clone(), key, answered: false };
+        let kept = StoredRecord { records: self.clone(), key, answered: false };
         Part::Leader(Leading { sender, kept })
     }
 
@@ -111,7 +111,7 @@ impl Records {
 /// key, and whoever waits is told that the work broke off.
 pub(super) struct Leading {
     sender: watch::Sender<Option<Answer>>,
-    kept: Kept,
+    kept: StoredRecord,
 }
 
 impl Leading {
@@ -122,9 +122,9 @@ impl Leading {
 
     /// Answers, and keeps the record for as long as what is given back lives and the
     /// time to live after it.
-    pub(crate) fn answer(mut self, body: Bytes) -> Kept {
+    pub(crate) fn answer(mut self, body: Bytes) -> StoredRecord {
         self.kept.answered = true;
-        let Kept { records, key, .. } = &self.kept;
+        let StoredRecord { records, key, .. } = &self.kept;
         let charge = records.budget.charge_result(RECORD_BYTES + 2 * key.len() + body.len());
         if let Some(record) = records.lock(Instant::now()).records.get_mut(key) {
             record.charge = Some(charge);
@@ -142,13 +142,13 @@ impl Leading {
 }
 
 /// The record of a rollout; its end begins when this is dropped.
-pub(super) struct Kept {
+pub(super) struct StoredRecord {
     records: Arc<Records>,
     key: Arc<str>,
     answered: bool,
 }
 
-impl Drop for Kept {
+impl Drop for StoredRecord {
     fn drop(&mut self) {
         let now = Instant::now();
         let mut inner = self.records.lock(now);

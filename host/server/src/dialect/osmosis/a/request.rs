@@ -14,7 +14,7 @@ use super::super::sample;
 use rollout_assembly::config::OsmosisInit;
 use rollout_core::digest::sha256_hex;
 use rollout_core::id::RolloutId;
-use rollout_core::outbound::{InvalidEndpoint, Manner, Secret};
+use rollout_core::outbound::{InvalidEndpoint, RequestProfile, Secret};
 use rollout_core::rollout::{AgentForm, LoopOptions, ModelAddress, Resources, RolloutRequest};
 use rollout_core::wire::closed::{ClosedBody, Param, ToolsRule};
 use rollout_core::wire::metadata::RowMetadata;
@@ -22,7 +22,7 @@ use rollout_core::wire::metadata::RowMetadata;
 /// The model's name where the caller's sampling parameters have none.
 const MODEL: &str = "default";
 
-/// The request profile of models at callers of this generation: [`manner`] makes it of the
+/// The request profile of models at callers of this generation: [`profile`] makes it of the
 /// rollout's id and the settings.
 const PROFILE: &str = "osmosis-init";
 
@@ -96,12 +96,12 @@ fn fields_of(fields: &mut Fields<'_>, settings: &OsmosisInit, form: AgentForm) -
     let idempotency_key = idempotency_key(fields);
 
     let (id, server_url, completion_params) = (id?, server_url?, completion_params?);
-    let manner = manner(&id, settings, form)?;
+    let profile = profile(&id, settings, form)?;
     let base_url = format!("{server_url}/v1");
     let (model, secrets) = ModelAddress::split(&base_url, model_name(&completion_params), api_key.clone());
     let model = model.with_profile(PROFILE);
     let endpoint = match secrets.endpoint(&model) {
-        Ok(endpoint) => Arc::new(endpoint.asked(manner)),
+        Ok(endpoint) => Arc::new(endpoint.asked(profile)),
         Err(why) => {
             let field = if why == InvalidEndpoint::Key { "api_key" } else { "server_url" };
             fields.wrong(field, &why.to_string());
@@ -288,8 +288,8 @@ fn model_name(completion_params: &RawValue) -> String {
 }
 
 /// How this generation's callers want their model asked.
-fn manner(id: &str, settings: &OsmosisInit, form: AgentForm) -> Option<Manner> {
-    Some(Manner {
+fn profile(id: &str, settings: &OsmosisInit, form: AgentForm) -> Option<RequestProfile> {
+    Some(RequestProfile {
         body: ClosedBody {
             fixed: vec![("rollout_id", to_raw_value(id).ok()?)],
             params: vec![

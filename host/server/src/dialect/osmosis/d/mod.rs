@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::error::ApiError;
 use super::fields::Problem;
 use super::reports::Due;
-use super::request::{Asked, Polled};
+use super::request::{ParsedRequest, Polled};
 use super::sample::{WireSample, category};
 use super::statuses::{Known, Over, word};
 use super::{Osmosis, id_in_path};
@@ -69,14 +69,14 @@ impl<'a> ResultBody<'a> {
     }
 }
 
-/// Takes a rollout on and leaves it to a task of its own.
+/// Admits a rollout and leaves it to a task of its own.
 pub(super) fn start(
     osmosis: &Osmosis,
     request: Polled,
     parent: Option<TraceParent>,
 ) -> Result<Admission, ApiError> {
     let inner = &osmosis.0;
-    let Polled { asked: Asked { rollout, resources, gradable, label }, grade } = request;
+    let Polled { asked: ParsedRequest { rollout, resources, gradable, label }, grade } = request;
     let id = rollout.id.clone();
     // A result that is kept keeps its id, so that no caller reads another's.
     let place =

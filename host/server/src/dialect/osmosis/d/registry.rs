@@ -23,7 +23,7 @@ const READ_KEPT: Duration = Duration::from_secs(60);
 
 /// What is kept of such results together, in bytes. A lost answer is asked for again at once; where
 /// thousands of results a second are read, or large ones, they are kept for seconds.
-const READ_BYTES_MAX: usize = 24 << 20;
+const READ_BYTES_MAX: usize = 16 << 20;
 
 /// What an entry takes besides its result, in bytes.
 const ENTRY_BYTES: usize = 1024;

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::host::Host;
 use super::model::{Failure, Outcome, Phase};
 use crate::error::Fault;
-use crate::imports::{Record, Spent};
+use crate::imports::{Record, RolloutUsage};
 use crate::telemetry::{Ended, Step, Used};
 use crate::text::both_ends;
 
@@ -17,7 +17,7 @@ use crate::text::both_ends;
 const REASON_BYTES_LOGGED: usize = 256;
 
 /// Counts one rollout once: settled with its outcome, or dropped without one.
-pub(super) struct Account {
+pub(super) struct OutcomeCounter {
     host: Host,
     record: Arc<Record>,
     phase: watch::Receiver<Phase>,
@@ -25,7 +25,7 @@ pub(super) struct Account {
     settled: bool,
 }
 
-impl Account {
+impl OutcomeCounter {
     pub(super) fn new(
         host: Host,
         record: Arc<Record>,
@@ -51,9 +51,9 @@ impl Account {
             }
         });
         self.trace(outcome);
-        let (limits_fired, log_dropped) = self.record.limits_fired();
-        let Spent { guest_cpu, memory_bytes_peak, host_calls, .. } = self.record.spent();
-        metrics.used(&Used { guest_cpu, memory_bytes_peak, host_calls, limits_fired, log_dropped });
+        let (limits_hit, log_dropped) = self.record.limits_hit();
+        let RolloutUsage { guest_cpu, memory_bytes_peak, host_calls, .. } = self.record.usage();
+        metrics.used(&Used { guest_cpu, memory_bytes_peak, host_calls, limits_hit, log_dropped });
     }
 
     /// Says in the rollout's trace what came of it and what it cost.
@@ -74,7 +74,7 @@ impl Account {
                 trace.failed(failure.kind.as_str(), &failure.reason);
             }
         }
-        let spent = self.record.spent();
+        let spent = self.record.usage();
         let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         trace.set("rollout.chat_calls", count(spent.chat_calls));
         trace.set("rollout.host_calls", count(spent.host_calls));
@@ -109,7 +109,7 @@ impl Account {
     }
 }
 
-impl Drop for Account {
+impl Drop for OutcomeCounter {
     fn drop(&mut self) {
         if !self.settled {
             let stage = self.phase.borrow().stage();

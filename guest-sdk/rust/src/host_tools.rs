@@ -1,6 +1,6 @@
-//! Tools that the operator lends this plugin, run by the host. For workflows only.
+//! Tools that the operator provides this plugin, run by the host. For workflows only.
 //!
-//! [`Agent::with_lent_tools`](crate::Agent::with_lent_tools) offers them in the
+//! [`Agent::with_host_tools`](crate::Agent::with_host_tools) offers them in the
 //! ready-made loop; these functions are for a loop of one's own.
 
 use serde_json::Value;
@@ -10,15 +10,15 @@ use crate::calls::UnderWay;
 use crate::message::ToolCall;
 use crate::tool::ToolResult;
 
-/// The schemas of the lent tools, in the form of OpenAI's function tools; empty where
-/// nothing is lent.
+/// The schemas of the host-provided tools, in the form of OpenAI's function tools; empty where
+/// nothing is provided.
 pub fn available() -> Vec<Value> {
     let parse = |text: String| serde_json::from_str(&text).ok();
     tools::available().into_iter().filter_map(parse).collect()
 }
 
 /// Makes the calls side by side and waits for all; results come in the order of the
-/// calls. A tool that is not lent gives a result that says so.
+/// calls. A tool that is not provided gives a result that says so.
 pub fn execute(calls: &[ToolCall]) -> Vec<ToolResult> {
     let calls: Vec<types::ToolCall> = calls.iter().map(Into::into).collect();
     tools::execute(&calls).into_iter().map(Into::into).collect()

@@ -1,6 +1,6 @@
-"""Tools that the operator lends this plugin, run by the host. For workflows only.
+"""Tools that the operator provides this plugin, run by the host. For workflows only.
 
-`Agent(lent_tools=True)` offers them in the ready-made loop; these functions are for a
+`Agent(host_tools=True)` offers them in the ready-made loop; these functions are for a
 loop of one's own.
 """
 
@@ -16,13 +16,13 @@ from .message import ToolCall, ToolResult
 
 
 def available() -> list[JsonObject]:
-    """The schemas of the lent tools, in the form of OpenAI's function tools; empty where
-    nothing is lent."""
+    """The schemas of the host-provided tools, in the form of OpenAI's function tools; empty where
+    nothing is provided."""
     return [json.loads(schema) for schema in _host.available_tools()]
 
 
 async def call(call: ToolCall) -> ToolResult:
-    """Makes a call. A tool that is not lent gives a result that says so."""
+    """Makes a call. A tool that is not provided gives a result that says so."""
     started = _host.start_tool(call.id, call.name, call.arguments)
     call_id, content, is_error = await _loop.outcome(started, _host.finish_tool)
     return ToolResult(call_id, content, is_error)

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use super::outcome::{ErrorKind, Failure};
-use super::trainer::{Course, Worker};
-use super::{BenchError, Beside};
+use super::trainer::{TrainerContext, Worker};
+use super::{Background, BenchError};
 
 /// Rollouts under way. They are to be ended: a server goes on with those that are forgotten
 /// until their lease is over.
@@ -24,10 +24,13 @@ struct Cancelled {
 
 impl Company {
     /// Has the server begin them all.
-    pub(super) async fn begin(course: &Arc<Course>, beside: &Beside) -> Result<Self, BenchError> {
+    pub(super) async fn begin(
+        context: &Arc<TrainerContext>,
+        background: &Background,
+    ) -> Result<Self, BenchError> {
         let mut company =
-            Self { worker: Worker::with_prompt(course.clone(), &beside.prompt), ids: Vec::new() };
-        for _ in 0..beside.rollouts {
+            Self { worker: Worker::with_prompt(context.clone(), &background.prompt), ids: Vec::new() };
+        for _ in 0..background.rollouts {
             match company.worker.begin().await {
                 Ok(id) => company.ids.push(id),
                 Err(failure) => {
@@ -63,5 +66,5 @@ impl Company {
 }
 
 fn refused(failure: Failure) -> BenchError {
-    BenchError::Beside { kind: failure.kind, detail: failure.detail }
+    BenchError::Background { kind: failure.kind, detail: failure.detail }
 }

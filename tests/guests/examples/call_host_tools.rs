@@ -1,11 +1,11 @@
-//! Calls lent tools as its prompt says, and reports what it was told: the prompt's text
+//! Calls host-provided tools as its prompt says, and reports what it was told: the prompt's text
 //! is `{"calls": [[name, arguments], …], "start": bool}`. Any other text is asked of the
 //! model.
 
 use rollout_sdk::*;
 use rollout_test_guests::{Honest, ask_once, asked, report};
 
-struct CallLent;
+struct CallHostTools;
 
 #[derive(serde::Deserialize)]
 struct Wanted {
@@ -15,12 +15,12 @@ struct Wanted {
     start: bool,
 }
 
-impl Workflow for CallLent {
+impl Workflow for CallHostTools {
     fn run(ctx: Context) -> Result<Output> {
         let Ok(wanted) = serde_json::from_str::<Wanted>(&asked(&ctx)) else { return ask_once(&ctx) };
         let available: Vec<Value> =
-            lent::available().iter().map(|tool| tool["function"]["name"].clone()).collect();
-        let results = if wanted.start { started(&wanted) } else { lent::execute(&calls(&wanted)) };
+            host_tools::available().iter().map(|tool| tool["function"]["name"].clone()).collect();
+        let results = if wanted.start { started(&wanted) } else { host_tools::execute(&calls(&wanted)) };
         let told = |result: ToolResult| json!({"id": result.call_id, "content": result.content, "is_error": result.is_error});
         let results: Vec<Value> = results.into_iter().map(told).collect();
         Ok(report(&ctx, json!({"available": available, "results": results})))
@@ -39,7 +39,7 @@ fn calls(wanted: &Wanted) -> Vec<ToolCall> {
 
 /// The results in the order in which the calls ended.
 fn started(wanted: &Wanted) -> Vec<ToolResult> {
-    let mut under_way: Vec<lent::PendingTool> = calls(wanted).iter().map(lent::start).collect();
+    let mut under_way: Vec<host_tools::PendingTool> = calls(wanted).iter().map(host_tools::start).collect();
     let mut results = Vec::new();
     while !under_way.is_empty() {
         let ready = wait_any(&under_way, None);
@@ -48,4 +48,4 @@ fn started(wanted: &Wanted) -> Vec<ToolResult> {
     results
 }
 
-export!(workflow = CallLent, grader = Honest);
+export!(workflow = CallHostTools, grader = Honest);

@@ -1,7 +1,7 @@
-//! What the operator lends a workflow, as the imports see it.
+//! What the operator provides a workflow, as the imports see it.
 //!
 //! The tools themselves (components, servers, addresses) are above and beside this
-//! module; it is handed a [`LentTools`] and knows none of them. It counts, writes down
+//! module; it is handed a [`HostTools`] and knows none of them. It counts, writes down
 //! and answers for every call, so that no tool can do without being seen.
 
 use std::fmt::Debug;
@@ -12,22 +12,22 @@ use futures_util::future::BoxFuture;
 use crate::budget::Holder;
 use crate::telemetry::{Limit, ToolKind, ToolOutcome};
 
-/// The tools that are lent to one plugin. They live as long as the host.
-pub trait LentTools: Send + Sync + Debug {
+/// The tools that are provided to one plugin. They live as long as the host.
+pub trait HostTools: Send + Sync + Debug {
     /// What the model is told of them: OpenAI function tools, one JSON object each.
     fn schemas(&self) -> &[String];
 
-    /// What is lent under a name.
-    fn find(&self, name: &str) -> Option<LentTool>;
+    /// What is provided under a name.
+    fn find(&self, name: &str) -> Option<HostTool>;
 
     /// Makes a call within the tool's own limits. Dropping the future gives the call up.
     fn call(self: Arc<Self>, request: ToolRequest) -> BoxFuture<'static, ToolAnswer>;
 }
 
-/// One lent tool, as far as a call of it is accounted for here.
+/// One host-provided tool, as far as a call of it is accounted for here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LentTool {
-    /// Where it is among those lent.
+pub struct HostTool {
+    /// Where it is among those provided.
     pub place: usize,
     /// What is behind it.
     pub kind: ToolKind,
@@ -38,7 +38,7 @@ pub struct LentTool {
 /// A call to be made.
 #[derive(Clone, Debug)]
 pub struct ToolRequest {
-    /// The tool's place among those lent.
+    /// The tool's place among those provided.
     pub place: usize,
     /// JSON text as the model wrote it, which may not be valid JSON.
     pub arguments: String,

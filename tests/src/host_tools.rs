@@ -1,13 +1,13 @@
-//! Rollouts that call lent tools, by the guest `call_lent`.
+//! Rollouts that call host-provided tools, by the guest `call_host_tools`.
 
 use serde_json::{Value, json};
 
 use crate::{Controller, Serve, TestHost};
 
-/// What came of a rollout that called lent tools.
+/// What came of a rollout that called host-provided tools.
 #[derive(Debug)]
 pub struct Called {
-    /// What the guest was told: the names that were lent, and the results.
+    /// What the guest was told: the names that were provided, and the results.
     pub report: Value,
     /// What the host wrote down.
     pub trajectory: Value,
@@ -24,7 +24,7 @@ impl Called {
             .collect()
     }
 
-    /// The names that were lent.
+    /// The names that were provided.
     pub fn offered(&self) -> Vec<&str> {
         let names = self.report["available"].as_array().expect("there are names");
         names.iter().filter_map(Value::as_str).collect()
@@ -36,9 +36,9 @@ impl Called {
     }
 }
 
-/// A host that lends tools as these lines of configuration say.
-pub fn lending(config: &str) -> Serve {
-    TestHost::of("call_lent").config(config)
+/// A host that provides tools as these lines of configuration say.
+pub fn providing(config: &str) -> Serve {
+    TestHost::of("call_host_tools").config(config)
 }
 
 /// Runs a rollout that makes these calls. It succeeds whatever the tools do.

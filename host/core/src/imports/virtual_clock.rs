@@ -38,7 +38,7 @@ pub(super) fn seed(builder: &mut WasiCtxBuilder, run: &RunContext, role: Role) {
 }
 
 /// The day on which every run begins: 2025-01-01T00:00:00Z.
-const DAWN: Duration = Duration::from_secs(1_735_689_600);
+const EPOCH: Duration = Duration::from_secs(1_735_689_600);
 
 /// What a look at the clock takes, so that a guest that waits in a loop gets on.
 const LOOK: Duration = Duration::from_micros(1);
@@ -64,7 +64,7 @@ impl HostWallClock for GuestClock {
     }
 
     fn now(&self) -> Duration {
-        DAWN + self.pass(LOOK)
+        EPOCH + self.pass(LOOK)
     }
 }
 
