@@ -22,7 +22,7 @@ use rollout_assembly::config::{
 use rollout_assembly::{Assembled, Options, Sources};
 use rollout_core::capacity::Slots;
 use rollout_core::outbound::Secret;
-use rollout_core::rollout::AgentForm;
+use rollout_core::rollout::{AgentForm, Host};
 use rollout_core::telemetry::Traces;
 use rollout_server as server;
 use rollout_server::dialect::osmosis::{self, a};
@@ -162,14 +162,7 @@ impl Serve {
         let artifact_root = config.artifact_root.clone().unwrap_or_else(|| PathBuf::from("rollouts"));
         std::fs::create_dir_all(&artifact_root)
             .with_context(|| format!("cannot make the artifact root {}", artifact_root.display()))?;
-        let server_key = match &self.api_key {
-            Some(key) if key.is_empty() => bail!("--api-key is empty; leave it out to ask for none"),
-            Some(key) => Some(Secret::new(key.as_str())),
-            None => setup::key_from_env("server-key-env", config.server_key_env.as_deref())?,
-        };
-        if server_key.is_none() && !config.listen.ip().is_loopback() {
-            tracing::warn!(listen = %config.listen, "whoever reaches this address can run rollouts; --server-key-env asks for a key");
-        }
+        let server_key = self.server_key(&config)?;
         let socket = server::bind(config.listen).with_context(|| taken(&config))?;
         let plugins = [Some(&self.plugin), self.grader.as_ref()];
         self.hardening.apply(&config, plugins, &artifact_root, &self.cache)?;
@@ -184,17 +177,8 @@ impl Serve {
             ..Options::default()
         };
         let assembled = setup::host(&runtime, sources, &config, &self.cache, options)?;
-        let Assembled { host, slots, .. } = &assembled;
-        if host.grader().is_none() {
-            match host.form() {
-                AgentForm::Workflow => tracing::warn!(
-                    "the plugin has no grader and none is given by --grader: no rollout will have a reward"
-                ),
-                AgentForm::AgentLoop => tracing::info!(
-                    "the plugin has no grader and none is given by --grader: rewards are the agent loop's own"
-                ),
-            }
-        }
+        let host = &assembled.host;
+        say_who_rates(host);
         let name = runtime.block_on(host.agent_name());
         let name =
             name.map_err(|error| PluginFault(format!("the agent loop does not say its name: it {error}")))?;
@@ -211,6 +195,30 @@ impl Serve {
             }
             tracing::warn!(why, "generation A cannot serve this plugin; the others can");
         }
+        self.say_loaded(&assembled, &config, &artifact_root);
+        let traces = setup::traces(&runtime, self.otlp.as_deref(), host)?;
+        let callers_max = callers_max(&assembled.slots);
+        let exit = runtime.block_on(serve(&config, &server, callers_max, socket, traces));
+        // What is left, such as a slow write, is not waited for.
+        runtime.shutdown_background();
+        exit
+    }
+
+    /// The key that callers have to give, if they have to.
+    fn server_key(&self, config: &Config) -> Result<Option<Secret>> {
+        let key = match &self.api_key {
+            Some(key) if key.is_empty() => bail!("--api-key is empty; leave it out to ask for none"),
+            Some(key) => Some(Secret::new(key.as_str())),
+            None => setup::key_from_env("server-key-env", config.server_key_env.as_deref())?,
+        };
+        if key.is_none() && !config.listen.ip().is_loopback() {
+            tracing::warn!(listen = %config.listen, "whoever reaches this address can run rollouts; --server-key-env asks for a key");
+        }
+        Ok(key)
+    }
+
+    fn say_loaded(&self, assembled: &Assembled, config: &Config, artifact_root: &Path) {
+        let Assembled { host, slots, .. } = assembled;
         tracing::info!(
             plugin = %self.plugin.display(),
             name = assembled.settings.name,
@@ -223,13 +231,24 @@ impl Serve {
             artifact_root = %artifact_root.display(),
             "plugin loaded"
         );
-        tracing::info!(limits = %limits(&config), "every rollout has these limits");
-        let traces = setup::traces(&runtime, self.otlp.as_deref(), host)?;
-        let callers_max = callers_max(slots);
-        let exit = runtime.block_on(serve(&config, &server, callers_max, socket, traces));
-        // What is left, such as a slow write, is not waited for.
-        runtime.shutdown_background();
-        exit
+        tracing::info!(limits = %limits(config), "every rollout has these limits");
+    }
+}
+
+/// Where rewards come from, as far as that may surprise.
+fn say_who_rates(host: &Host) {
+    if host.grader().is_some() {
+        return;
+    }
+    match host.form() {
+        AgentForm::Workflow => {
+            tracing::warn!(
+                "the plugin has no grader and none is given by --grader: no rollout will have a reward"
+            );
+        }
+        AgentForm::AgentLoop => tracing::info!(
+            "the plugin has no grader and none is given by --grader: rewards are the agent loop's own"
+        ),
     }
 }
 

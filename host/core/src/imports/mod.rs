@@ -17,6 +17,7 @@ pub(crate) mod fuzzing;
 mod gate;
 mod host_tools;
 mod log;
+mod meter;
 mod models;
 mod outside;
 mod record;
@@ -82,8 +83,8 @@ pub use exchange::{Exchange, ExchangeOutcome, Lists, ModelCalls, Part, in_common
 pub use host_tools::{HostTool, HostTools, ToolAnswer, ToolRequest, error_text};
 pub use outside::{Live, ModelAccess, Outside};
 pub use record::{
-    ArtifactFile, JudgeFailure, LogEntry, LogLevel, Meter, Record, Recorded, RolloutUsage, SampleRecord,
-    ToolUse, message_bytes,
+    ArtifactFile, JudgeFailure, LogEntry, LogLevel, Record, Recorded, RolloutUsage, SampleRecord, ToolUse,
+    message_bytes,
 };
 
 /// What an instance was made to do.

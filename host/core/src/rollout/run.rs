@@ -346,30 +346,9 @@ impl Rollout {
 
     async fn run_grader(&mut self) -> Result<(), Failure> {
         let fail = |kind, reason: String| Failure::new(Stage::Grader, kind, Fault::Plugin, reason);
-        let Some(grader) = self.host.grader() else {
-            match self.host.form() {
-                AgentForm::AgentLoop if self.own_reward.is_some() => return Ok(()),
-                AgentForm::AgentLoop => {
-                    let reason = "the agent loop gave itself no reward, and this host has no grader";
-                    return Err(fail(FailureKind::NoReward, reason.to_owned()));
-                }
-                AgentForm::Workflow => {}
-            }
-            return Err(Failure::new(
-                Stage::Grader,
-                FailureKind::NotGraded,
-                Fault::Caller,
-                "this host has no grader",
-            ));
-        };
+        let Some(grader) = self.host.grader() else { return self.without_grader() };
         let samples = self.record.samples();
-        if samples.is_empty() {
-            let reason = "No sample to grade. The workflow must return its messages or open a sample before it is graded.";
-            return Err(fail(FailureKind::NoSample, reason.to_owned()));
-        }
-        if self.request.samples_must_ask && self.record.asked().is_empty() {
-            let reason =
-                "No sample to grade. This caller takes only samples that asked the model, and none did.";
+        if let Some(reason) = self.nothing_to_grade(&samples) {
             return Err(fail(FailureKind::NoSample, reason.to_owned()));
         }
         if self.slot.is_none() {
@@ -413,6 +392,33 @@ impl Rollout {
             Some(_) => Err(fail(FailureKind::NoReward, "Sample has no reward after grading".to_owned())),
             None => Ok(()),
         }
+    }
+
+    /// What it means that there is nothing that grades.
+    fn without_grader(&self) -> Result<(), Failure> {
+        let (kind, fault, reason) = match self.host.form() {
+            AgentForm::AgentLoop if self.own_reward.is_some() => return Ok(()),
+            AgentForm::AgentLoop => (
+                FailureKind::NoReward,
+                Fault::Plugin,
+                "the agent loop gave itself no reward, and this host has no grader",
+            ),
+            AgentForm::Workflow => (FailureKind::NotGraded, Fault::Caller, "this host has no grader"),
+        };
+        Err(Failure::new(Stage::Grader, kind, fault, reason))
+    }
+
+    /// Why these samples are none to grade, if they are none.
+    fn nothing_to_grade(&self, samples: &[SampleRecord]) -> Option<&'static str> {
+        if samples.is_empty() {
+            return Some(
+                "No sample to grade. The workflow must return its messages or open a sample before it is graded.",
+            );
+        }
+        let none_asked = self.request.samples_must_ask && self.record.asked().is_empty();
+        none_asked.then_some(
+            "No sample to grade. This caller takes only samples that asked the model, and none did.",
+        )
     }
 
     /// Charges what a guest gave back to what is kept of its rollout.
