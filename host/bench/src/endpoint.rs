@@ -281,7 +281,7 @@ impl Shared {
             Ok(Judgement::NotYet) => Err(Failure::of_body(ErrorKind::Malformed, body)),
             Err(failure) => Err(failure),
         };
-        // Nobody listens any more if the rollout_timeout ended in this moment.
+        // Nobody listens any more if the time of the rollout ended in this moment.
         let _ = ended.send(outcome);
         true
     }

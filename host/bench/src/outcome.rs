@@ -35,7 +35,7 @@ pub enum ErrorKind {
     WrongId,
     /// A result before the workflow was reported complete (generation C).
     OutOfOrder,
-    /// Not ended within the rollout_timeout.
+    /// Not ended within the time of a rollout.
     Lost,
     /// A second result for a rollout that had ended (generation C).
     Doubled,

@@ -180,7 +180,7 @@ fn at(name: &str, url: &str) -> Target {
     Target { name: name.to_owned(), source }
 }
 
-/// Few rollouts, with a key and little rollout_timeout.
+/// Few rollouts, with a key and little time each.
 fn small(targets: Vec<Target>) -> BenchSettings {
     BenchSettings {
         in_flight: vec![1],

@@ -140,7 +140,7 @@ pub struct LimitLine {
     /// What was used of it, where the host measures that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<Amount>,
-    /// What would have been in use when it hits, where that is known.
+    /// What would have been in use when it was hit, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<u64>,
     /// How often it stopped or refused something.

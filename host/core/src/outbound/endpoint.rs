@@ -65,7 +65,7 @@ impl ModelEndpoint {
         Ok(Self { target, model: model.into(), api_key, secrets, profile: None })
     }
 
-    /// The same endpoint, asked in this profile.
+    /// The same endpoint, asked by this profile.
     pub fn asked(self, profile: RequestProfile) -> Self {
         Self { profile: Some(Arc::new(profile)), ..self }
     }

@@ -205,7 +205,7 @@ labels! {
     }
 }
 
-/// How often each limit of one rollout hits, and what was asked for when it did.
+/// How often each limit of one rollout was hit, and what was asked for then.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LimitHits([Hits; Limit::ALL.len()]);
 

@@ -38,7 +38,7 @@ impl ModelAddress {
         (address, RequestSecrets { model_key: key, model_url })
     }
 
-    /// ModelRole in requests of this profile.
+    /// Asked by requests of this profile.
     pub fn with_profile(self, profile: &'static str) -> Self {
         Self { profile: Some(profile.into()), ..self }
     }
