@@ -255,7 +255,7 @@ pub async fn assemble(
     let Started { memory_bytes, .. } =
         started.map_err(|(role, why)| AssemblyError::CannotStart { role, why })?;
     let slots = room(GuestCost { memory_bytes: memory_bytes as u64, ..foundation.cost });
-    if slots.bound_by != Bound::ModelRole && config.max_concurrent_is_set {
+    if slots.bound_by != Bound::Asked && config.max_concurrent_is_set {
         tracing::warn!(
             asked = config.max_concurrent,
             slots = slots.running_max,

@@ -116,7 +116,7 @@ impl Steps for Plain {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_component_and_a_configuration_make_a_host_that_runs_rollouts() {
     let assembled = assembled(workflow(""), "").await.unwrap();
-    assert_eq!((assembled.slots.running_max, assembled.slots.bound_by), (2, Bound::ModelRole));
+    assert_eq!((assembled.slots.running_max, assembled.slots.bound_by), (2, Bound::Asked));
     let host = &assembled.host;
     let rollout = admit(host, "r").unwrap();
 

@@ -85,7 +85,7 @@ pub struct Connections {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
     /// The operator's own choice.
-    ModelRole,
+    Asked,
     /// Open files.
     Descriptors {
         /// The limit of this process.
@@ -111,7 +111,7 @@ pub enum Bound {
 impl fmt::Display for Bound {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::ModelRole => write!(f, "max-concurrent, which the operator may raise"),
+            Self::Asked => write!(f, "max-concurrent, which the operator may raise"),
             Self::Descriptors { max } => {
                 write!(f, "{max} open files; 'ulimit -n', or LimitNOFILE of the service, raises it")
             }
@@ -171,7 +171,7 @@ impl Machine {
         let descriptors = self.descriptors();
         let memory = self.memory_budget() / 100 * START_PERCENT;
         let bounds = [
-            (u64::from(asked), Bound::ModelRole),
+            (u64::from(asked), Bound::Asked),
             (descriptors / cost.descriptors.max(1), Bound::Descriptors { max: self.descriptors_max }),
             (self.guest_mappings_max() / cost.mappings.max(1), Bound::Mappings { max: self.mappings_max }),
             (
