@@ -1,7 +1,7 @@
 //! Generations B and C: the result is posted back in two callbacks, the completion when the
 //! workflow is done and the grader's when all is. The grader's is the terminal one.
 //!
-//! Both are told here what came of a rollout, to the last acknowledgement. They differ in [`Form`], what
+//! Both are notified here of what came of a rollout, to the last acknowledgement. They differ in [`Form`], what
 //! the grader's callback carries, and in nothing else that a caller can see.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -132,7 +132,7 @@ pub(super) fn start(
     Ok(())
 }
 
-/// One rollout that is being run and told of.
+/// One rollout that is being run and reported.
 struct Task {
     osmosis: Osmosis,
     known: Known,
@@ -209,11 +209,11 @@ impl Task {
     }
 
     /// Sends the terminal callback. What the caller reports of the model's calls goes into the
-    /// trajectory: what it told with the completion before this, what it tells now instead.
+    /// trajectory: what it reported with the completion before this, what it reports now instead.
     async fn end(&self, finished: &Finished) {
         let Completed { taken, graded, report } = std::mem::take(&mut *self.completed());
         let says_all = match taken {
-            // The host ended it meanwhile, which its caller is still to be told.
+            // The host ended it meanwhile, of which its caller is still to be notified.
             None => true,
             Some(false) => false,
             // An agent loop may have rated itself.

@@ -46,7 +46,7 @@ const KNOWN: [&str; 24] = [
 /// bytes that were sent.
 const TEXTS_MAX: usize = 100_000;
 
-/// The problems that are told of one request. A list of a million wrong items would
+/// The problems that are reported of one request. A list of a million wrong items would
 /// otherwise be answered with gigabytes.
 const PROBLEMS_MAX: usize = 64;
 

@@ -83,7 +83,7 @@ struct Inner {
     is_keyed: bool,
     polled: d::Registry,
     statuses: Arc<Statuses>,
-    /// One task a rollout, alive until its caller was told, or gave up.
+    /// One task a rollout, alive until its caller was notified, or gave up.
     tasks: TaskTracker,
     reports: Arc<Reports>,
     unfinished: Unfinished,

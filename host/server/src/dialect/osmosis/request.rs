@@ -25,7 +25,7 @@ pub(super) const MESSAGES_MAX: usize = 100_000;
 /// The name under which every model of this protocol goes.
 const MODEL: &str = "osmosis-rollout";
 
-/// A request, by how its result is told.
+/// A request, by how its result is delivered.
 pub(super) enum StartRollout {
     /// Generation D.
     Polled(Polled),
@@ -189,7 +189,7 @@ enum IdRule {
     MadeHere,
 }
 
-/// The fields that every generation has, in the order in which problems are told.
+/// The fields that every generation has, in the order in which problems are reported.
 struct Common {
     messages: Option<Messages>,
     label: Option<String>,

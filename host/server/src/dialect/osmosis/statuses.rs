@@ -22,7 +22,7 @@ const REASON_BYTES_MAX: usize = 512;
 /// What came of a rollout.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Over {
-    /// The word that its caller was told.
+    /// The word that was reported to its caller.
     pub status: &'static str,
     pub reward: Option<f64>,
     pub err_message: Option<String>,
@@ -34,7 +34,7 @@ impl Over {
         Self { status, reward: None, err_message: None }
     }
 
-    /// The word with what else is told of an outcome.
+    /// The word with what else is reported of an outcome.
     pub(crate) fn of(status: &'static str, outcome: &Outcome) -> Self {
         match outcome {
             Outcome::Scored { reward } => {

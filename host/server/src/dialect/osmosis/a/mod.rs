@@ -72,7 +72,7 @@ impl Server {
         self.settings.alone
     }
 
-    /// What callers of this generation are told of a host's health.
+    /// What is reported of a host's health to callers of this generation.
     pub(crate) fn health(&self) -> Map<String, Value> {
         let (active, completed) = self.records.counts(Instant::now());
         let fields: [(&str, Value); 4] = [
@@ -105,7 +105,7 @@ pub(super) fn router() -> Router<Osmosis> {
 pub(super) enum Refused {
     /// It was not admitted.
     Admit(AdmitError),
-    /// Its tools cannot be told: why.
+    /// Its tools cannot be reported: why.
     Tools(String),
     /// The work for it broke off.
     Crashed,
@@ -164,7 +164,7 @@ async fn init(
     Ok((StatusCode::ACCEPTED, [(header::CONTENT_TYPE, "application/json")], body).into_response())
 }
 
-/// What a caller is told at once.
+/// What a caller is answered at once.
 #[derive(Serialize)]
 struct Accepted<'a> {
     rollout_id: &'a str,
@@ -306,7 +306,7 @@ impl Call {
             }
             Outcome::Unscored(failure) => match (&finished.loop_report, failure.stage) {
                 // The agent came to an end, by its own account or with a grader that did
-                // not: what it said is told.
+                // not: what it said is reported.
                 (Some(report), Stage::Workflow) => Completed {
                     finish_reason: &report.finish_reason,
                     final_messages: messages.clone(),

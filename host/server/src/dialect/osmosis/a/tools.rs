@@ -1,4 +1,4 @@
-//! Tools as callers of this generation are told of them: through a schema that knows a
+//! Tools as they are reported to callers of this generation: through a schema that knows a
 //! few fields and drops the others, with null for what is not said.
 
 use std::fmt;
@@ -51,12 +51,12 @@ fn in_order<S: serde::Serializer>(
     serializer.collect_map(properties.iter().map(|(name, property)| (name, property)))
 }
 
-/// The tools as they are told, or what of them cannot be.
+/// The tools as they are reported, or what of them cannot be.
 pub(super) fn typed(tools: &[Box<RawValue>]) -> Result<Vec<WireTool>, String> {
     let bytes: usize = tools.iter().map(|tool| tool.get().len()).sum();
     if bytes > TOOLS_BYTES_MAX {
         return Err(format!(
-            "the tools are {bytes} bytes of JSON together, more than the {TOOLS_BYTES_MAX} that are told to a caller"
+            "the tools are {bytes} bytes of JSON together, more than the {TOOLS_BYTES_MAX} that are reported to a caller"
         ));
     }
     let read = |(at, tool): (usize, &RawValue)| {
@@ -261,7 +261,7 @@ mod tests {
     use serde_json::value::to_raw_value;
     use serde_json::{Value, json};
 
-    fn told(tool: &Value) -> Result<Value, String> {
+    fn reported(tool: &Value) -> Result<Value, String> {
         typed(&[to_raw_value(tool).unwrap()]).map(|tools| serde_json::to_value(&tools[0]).unwrap())
     }
 
@@ -288,25 +288,25 @@ mod tests {
             },
             "strict": false,
         }});
-        assert_eq!(told(&tool).unwrap(), expected);
+        assert_eq!(reported(&tool).unwrap(), expected);
     }
 
     #[test]
     fn a_tool_without_parameters_takes_none() {
         let tool =
             json!({"type": "function", "function": {"name": "now", "description": "", "strict": true}});
-        let told = told(&tool).unwrap();
+        let reported = reported(&tool).unwrap();
         assert_eq!(
-            told["function"]["parameters"],
+            reported["function"]["parameters"],
             json!({"type": "object", "properties": {}, "required": []})
         );
-        assert_eq!(told["function"]["strict"], true);
+        assert_eq!(reported["function"]["strict"], true);
     }
 
     #[test]
     fn a_tool_that_cannot_be_told_is_named_with_what_is_wrong() {
         let check = |function: Value, expected: &str| {
-            let error = told(&json!({"type": "function", "function": function})).unwrap_err();
+            let error = reported(&json!({"type": "function", "function": function})).unwrap_err();
             assert_eq!(error, format!("generation A cannot carry the tool {expected}"));
         };
         check(json!({"description": ""}), "at place 0: function: 'name' is missing");

@@ -18,7 +18,7 @@ pub(super) enum Samples<'a> {
     Of(&'a Finished),
 }
 
-/// One sample. Unlike in C its reward is told whatever became of the rollout and of the
+/// One sample. Unlike in C its reward is reported whatever became of the rollout and of the
 /// sample, and it has no label, because only a grader in the server's own process could
 /// have set one.
 #[derive(Serialize)]

@@ -32,7 +32,7 @@ pub(super) use registry::Registry;
 
 const LEASE_HEADER: &str = "X-Osmosis-Rollout-Lease";
 
-/// What an accepted rollout is told.
+/// What the caller of an admitted rollout is answered.
 #[derive(Serialize)]
 pub(super) struct Admission {
     rollout_id: RolloutId,
@@ -201,7 +201,7 @@ fn failure<'a>(id: &'a RolloutId, failure: &'a Failure, sample: Option<WireSampl
     ResultBody { sample, err_message, err_category, ..ResultBody::bare(id, "failure") }
 }
 
-/// Renews the lease and tells the result, or waits for news and tells those.
+/// Renews the lease and reports the result, or waits for news and reports those.
 pub(super) async fn result(
     State(osmosis): State<Osmosis>,
     path: Path<String>,
@@ -238,8 +238,8 @@ pub(super) async fn result(
     if is_over {
         // A result of which a part was read is to be read again.
         let osmosis = osmosis.clone();
-        let told = WhenWritten::new(move || osmosis.0.polled.told(&entry));
-        response.extensions_mut().insert(told);
+        let read = WhenWritten::new(move || osmosis.0.polled.was_read(&entry));
+        response.extensions_mut().insert(read);
     }
     Ok(response)
 }

@@ -278,7 +278,7 @@ impl Registry {
     }
 
     /// Notes that a caller has read a result in full.
-    pub(super) fn told(&self, entry: &Arc<Entry>) {
+    pub(super) fn was_read(&self, entry: &Arc<Entry>) {
         let mut inner = self.lock();
         let due = inner.slot(entry).and_then(|slot| slot.due.take());
         if due.is_some() {
