@@ -65,7 +65,7 @@ def _debian(target: Path) -> None:
     if missing:
         sources = apt / "sources.list"
         keys = "/usr/share/keyrings/debian-archive-keyring.gpg"
-        sources.write_text(f"deb [signed-by={keys}] http://deb.debian.org/debian sid main\n")
+        sources.write_text(f"deb [signed-by={keys}] {_archive()} sid main\n")
         settings = {
             "Dir::State::lists": apt / "lists",
             "Dir::Cache": apt / "cache",
@@ -83,6 +83,22 @@ def _debian(target: Path) -> None:
         if package is None:
             sys.exit(f"what was fetched as {name} {version} is not the package that recipes were tried with")
         subprocess.run(["dpkg", "-x", package, target / "debian"], check=True)
+
+
+def _archive() -> str:
+    """Where this machine has Debian's packages from."""
+    said = subprocess.run(
+        ["apt-get", "indextargets", "--format", "$(REPO_URI) $(LABEL)", "Created-By: Packages"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    places = [line.split() for line in said.stdout.splitlines() if line]
+    # Without lists, which an image may have left out, nothing has a label.
+    named = [place[0] for place in places if place[1:] == ["Debian"] or place[0].rstrip("/").endswith("/debian")]
+    if not named:
+        sys.exit("this machine's package sources name no archive of Debian; make the wheels on a Debian, which has one")
+    return named[0]
 
 
 def _kept(directory: Path, digest: str) -> Path | None:
