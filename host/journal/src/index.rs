@@ -7,8 +7,8 @@
 //! ```
 //!
 //! All words are u64, little-endian; the table is sorted by hash, so that one name is found
-//! without reading the rest. A file that is lost or wrong costs a look through its segment, and
-//! nothing else.
+//! without reading the rest. A file that is lost or wrong is made again of its segment, and of the
+//! index before it, when the journal is opened.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -16,6 +16,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use crate::Location;
+use crate::record::Kind;
 
 const MAGIC: &[u8; 8] = b"ROLLIDX1";
 
@@ -65,6 +66,39 @@ fn places(bytes: &mut Vec<u8>, places: &[Location]) {
 }
 
 impl Index {
+    /// A record was placed.
+    pub(crate) fn note(&mut self, rollout: u64, kind: Kind, name: &[u8], place: Location) {
+        self.next = self.next.max(rollout + 1);
+        match kind {
+            Kind::Begin => {
+                self.live.insert(rollout, Records { name: hash(name), places: vec![place] });
+            }
+            Kind::Event(_) => {
+                if let Some(records) = self.live.get_mut(&rollout) {
+                    records.places.push(place);
+                }
+            }
+            Kind::End => {
+                if let Some(mut records) = self.live.remove(&rollout) {
+                    records.places.push(place);
+                    self.ended.push(records);
+                }
+            }
+        }
+    }
+
+    /// The index of the segment that ends here. This goes on with those that are alive.
+    pub(crate) fn seal(&mut self) -> Self {
+        let ended = std::mem::take(&mut self.ended);
+        Self { next: self.next, ended, live: self.live.clone() }
+    }
+
+    /// The oldest segment that a live rollout has records in.
+    pub(crate) fn oldest_live(&self) -> u64 {
+        let first = |records: &Records| records.places.first().map(|place| place.segment);
+        self.live.values().filter_map(first).min().unwrap_or(u64::MAX)
+    }
+
     pub(crate) fn write(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         // The order of equal names is that in which they ended.

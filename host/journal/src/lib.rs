@@ -25,6 +25,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::{Notify, oneshot};
 
+use index::Records;
 use record::{Kind, PAYLOAD_BYTES_MAX};
 use segment::Folder;
 use writer::{Job, Level, Queue, Tables, Writer};
@@ -230,7 +231,7 @@ struct Open {
 }
 
 impl Drop for Open {
-    /// What was appended is written, and synced where anybody waits for it.
+    /// What was appended is written, and synced where anybody waits for it. Waits for that.
     fn drop(&mut self) {
         self.shared.queue().closed = true;
         self.shared.todo.notify_all();
@@ -275,8 +276,8 @@ impl Journal {
         Ok((journal, unfinished))
     }
 
-    /// Begins a rollout, unless there is no room for it. Nothing of it is written before
-    /// [`Entry::admitted`].
+    /// Begins a rollout, unless there is no room for it. That it did is safe once
+    /// [`Entry::admitted`] says so.
     pub fn begin(&self, name: &str) -> Result<Entry, Refused> {
         self.check()?;
         let number = self.0.shared.next.fetch_add(1, Ordering::Relaxed);
@@ -301,17 +302,32 @@ impl Journal {
         let mut found: Vec<Vec<Location>> = Vec::new();
         {
             let tables = shared.tables();
-            let is_it = |records: &&index::Records| records.name == hash;
+            let is_it = |records: &&Records| records.name == hash;
             let mut live: Vec<_> = tables.index.live.iter().filter(|(_, records)| is_it(records)).collect();
             live.sort_unstable_by_key(|(number, _)| std::cmp::Reverse(**number));
             found.extend(live.into_iter().map(|(_, records)| records.places.clone()));
-            found.extend(tables.index.ended.iter().rev().filter(is_it).map(|records| records.places.clone()));
+            let sealed = tables.unwritten.iter().rev().map(|(_, index)| &**index);
+            let ended =
+                std::iter::once(&tables.index).chain(sealed).flat_map(|index| index.ended.iter().rev());
+            found.extend(ended.filter(is_it).map(|records| records.places.clone()));
         }
-        found.extend(recover::find_sealed(&shared.folder, hash)?);
+        for places in recover::find_sealed(&shared.folder, hash)? {
+            // An index may have come to be in its file meanwhile.
+            if !found.contains(&places) {
+                found.push(places);
+            }
+        }
         let mut reader = recover::Reader::new(&shared.folder);
-        let read = found.iter().map(|places| reader.read_any(places));
-        let mut read = read.collect::<io::Result<Vec<_>>>()?;
-        read.retain(|written| written.name == name.as_bytes());
+        let mut read = Vec::with_capacity(found.len());
+        for places in found {
+            match reader.read_any(&places) {
+                Ok(written) if written.name == name.as_bytes() => read.push(written),
+                Ok(_) => {}
+                // It began in a segment that is no longer kept.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
         Ok(read)
     }
 }
@@ -352,15 +368,14 @@ impl Entry {
     }
 
     fn push(&self, kind: Kind, payload: Vec<Bytes>) {
-        let bytes = payload.iter().map(Bytes::len).sum();
-        self.add(Job::Append { rollout: self.number, kind, payload, bytes }, bytes);
+        self.add(Job::Append { rollout: self.number, kind, payload });
     }
 
-    fn add(&self, job: Job, bytes: usize) {
+    fn add(&self, job: Job) {
         let shared = &self.journal.0.shared;
         let mut queue = shared.queue();
+        queue.bytes += job.bytes();
         queue.jobs.push_back(job);
-        queue.bytes += bytes;
         drop(queue);
         shared.todo.notify_one();
     }
@@ -378,12 +393,13 @@ impl Entry {
 
     async fn reaches(&self, level: Level) -> Result<(), Failed> {
         let (tell, told) = oneshot::channel();
-        self.add(Job::Tell(level, tell), 0);
+        self.add(Job::Tell(level, tell));
         let gone = |_| Failed("the journal is closed".into());
         told.await.map_err(gone)?
     }
 
-    /// Waits while more is to be written than there should be.
+    /// Waits while more is to be written than there should be. Whoever adds many events asks before
+    /// each: adding itself never waits.
     pub async fn room(&self) {
         let shared = &self.journal.0.shared;
         loop {

@@ -28,46 +28,81 @@ pub(crate) fn open(folder: &Folder) -> Result<Opened, OpenError> {
     let io = |error| OpenError::Io(folder.path.clone(), error);
     std::fs::create_dir_all(&folder.path).map_err(io)?;
     let lock = lock(folder)?;
+    let (index, last) = loop {
+        if let Some(found) = look(folder)? {
+            break found;
+        }
+    };
+    let current = match last {
+        Some((number, end)) => folder.resume(number, end),
+        None => folder.create(folder.numbers().map_err(io)?.last().copied().unwrap_or(0) + 1),
+    };
+    Ok(Opened { tables: Tables { index, ..Tables::default() }, current: current.map_err(io)?, lock })
+}
+
+/// What is known at the end of the journal, and which segment goes on from where. A sealed segment
+/// without an index gets one. Nothing where an index was wrong, which is removed: then it is to be
+/// looked again.
+#[expect(clippy::type_complexity, reason = "it is taken apart where it is given")]
+fn look(folder: &Folder) -> Result<Option<(Index, Option<(u64, u64)>)>, OpenError> {
+    let io = |error| OpenError::Io(folder.path.clone(), error);
     let numbers = folder.numbers().map_err(io)?;
-    // The last index knows all that was before it.
-    let read = |number: &u64| Some((*number, Index::read(&std::fs::read(folder.index(*number)).ok()?)?));
-    let sealed = numbers.iter().rev().find_map(read);
-    let (after, index) = sealed.map_or((0, Index::default()), |(number, index)| (number, index));
-    let mut tables = Tables { index };
-    let unsealed: Vec<u64> = numbers.into_iter().filter(|number| *number > after).collect();
+    let has_index = |number: u64| folder.index(number).exists();
+    let sealed_to = numbers.iter().copied().filter(|number| has_index(*number)).max().unwrap_or(0);
+    // What was known at the end of the segment before, or whose index says so.
+    let mut before = Ok(Index::default());
     let mut last = None;
-    for (at, number) in unsealed.iter().copied().enumerate() {
-        let path = folder.segment(number);
-        let bytes = std::fs::read(&path).map_err(io)?;
-        if !is_segment(&bytes, number) {
-            // It was being made ahead.
-            std::fs::remove_file(&path).map_err(io)?;
+    for (at, number) in numbers.iter().copied().enumerate() {
+        if has_index(number) {
+            before = Err(number);
             continue;
         }
-        let (end, tail) = scan(&bytes, |record, offset| {
-            tables.note(record.rollout, record.kind, record.payload, Location { segment: number, offset });
-        });
-        let is_followed = unsealed[at + 1..].iter().any(|next| has_records(folder, *next));
+        let Some(mut index) = known(folder, before)? else { return Ok(None) };
+        let path = folder.segment(number);
+        let bytes = std::fs::read(&path).map_err(io)?;
+        let is_one = is_segment(&bytes, number);
+        let (end, tail) = match is_one {
+            true => scan(&bytes, |record, offset| {
+                let place = Location { segment: number, offset };
+                index.note(record.rollout, record.kind, record.payload, place);
+            }),
+            false => (HEADER_BYTES, Tail::Clean),
+        };
+        let is_sealed = number < sealed_to || numbers[at + 1..].iter().any(|next| has_records(folder, *next));
         match tail {
-            Tail::Torn if is_followed => return Err(OpenError::Damaged { path, at: end }),
+            Tail::Torn if is_sealed => return Err(OpenError::Damaged { path, at: end }),
             Tail::Torn => {
                 let bytes = bytes.len() as u64 - end;
                 tracing::warn!(segment = number, at = end, bytes, "the journal's tail was torn, and is cut");
             }
             Tail::Clean => {}
         }
-        if end == HEADER_BYTES && last.is_some() {
-            // Made ahead, and not begun.
+        if !is_one || (end == HEADER_BYTES && last.is_some()) {
+            // It was being made ahead, or was and is not begun.
             std::fs::remove_file(&path).map_err(io)?;
-            continue;
+        } else if is_sealed {
+            folder.write_whole(&folder.index(number), &index.seal().write()).map_err(io)?;
+        } else {
+            last = Some((number, end));
         }
-        last = Some((number, end));
+        before = Ok(index);
     }
-    let current = match last {
-        Some((number, end)) => folder.resume(number, end),
-        None => folder.create(after + 1),
+    Ok(known(folder, before)?.map(|index| (index, last)))
+}
+
+/// What an index says that is at hand or in the file of this segment. A wrong file is removed.
+fn known(folder: &Folder, index: Result<Index, u64>) -> Result<Option<Index>, OpenError> {
+    let number = match index {
+        Ok(index) => return Ok(Some(index)),
+        Err(number) => number,
     };
-    Ok(Opened { tables, current: current.map_err(io)?, lock })
+    let (path, io) = (folder.index(number), |error| OpenError::Io(folder.path.clone(), error));
+    let read = Index::read(&std::fs::read(&path).map_err(io)?);
+    if read.is_none() {
+        tracing::warn!(segment = number, "the index of a journal's segment is wrong, and is made again");
+        std::fs::remove_file(&path).map_err(io)?;
+    }
+    Ok(read)
 }
 
 /// Whether a segment has any record.

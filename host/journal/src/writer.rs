@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use crate::index::{Index, Records};
+use crate::index::Index;
 use crate::record::{self, Kind, framed_bytes};
 use crate::segment::{Folder, Segment};
 use crate::{Failed, Location, Retention, Shared, Sync};
@@ -26,8 +26,19 @@ const NO_ROOM_PAUSE: Duration = Duration::from_millis(200);
 
 /// What a writer is to do, in order.
 pub(crate) enum Job {
-    Append { rollout: u64, kind: Kind, payload: Vec<Bytes>, bytes: usize },
+    Append { rollout: u64, kind: Kind, payload: Vec<Bytes> },
     Tell(Level, oneshot::Sender<Result<(), Failed>>),
+}
+
+impl Job {
+    /// What it takes while it waits: an event may be as small as nothing.
+    pub(crate) fn bytes(&self) -> usize {
+        let payload = match self {
+            Self::Append { payload, .. } => framed_bytes(payload.iter().map(Bytes::len).sum()),
+            Self::Tell(..) => 0,
+        };
+        size_of::<Self>() + payload
+    }
 }
 
 /// How far something is before its owner goes on.
@@ -43,7 +54,7 @@ pub(crate) enum Level {
 #[derive(Default)]
 pub(crate) struct Queue {
     pub jobs: VecDeque<Job>,
-    /// Of what is to be appended.
+    /// What they take, those among it that are being written.
     pub bytes: usize,
     pub closed: bool,
 }
@@ -52,9 +63,8 @@ pub(crate) struct Queue {
 enum Errand {
     /// Allocate this segment.
     Allocate(u64),
-    /// Write a sealed segment's index, then see what need not be kept. Nothing from this segment
-    /// on may go.
-    Seal { number: u64, index: Vec<u8>, oldest_live: u64 },
+    /// Write a sealed segment's index, then see what need not be kept.
+    Seal { number: u64, index: Arc<Index> },
 }
 
 pub(crate) struct Writer {
@@ -94,18 +104,16 @@ impl Writer {
 
     fn run(mut self) {
         while let Some(jobs) = self.next() {
+            let bytes: usize = jobs.iter().map(Job::bytes).sum();
             for job in jobs {
                 match job {
-                    Job::Append { rollout, kind, payload, bytes } => {
-                        self.append(rollout, kind, &payload);
-                        drop(payload);
-                        self.shared.queue().bytes -= bytes;
-                        self.shared.room.notify_waiters();
-                    }
+                    Job::Append { rollout, kind, payload } => self.append(rollout, kind, &payload),
                     Job::Tell(level, who) => self.tell(level, who),
                 }
             }
             self.flush();
+            self.shared.queue().bytes -= bytes;
+            self.shared.room.notify_waiters();
             if !self.waiting.is_empty() && self.synced_at.elapsed() >= SYNC_INTERVAL {
                 self.sync();
             }
@@ -155,7 +163,9 @@ impl Writer {
         let offset = self.current.end + self.buffer.len() as u64;
         record::write(&mut self.buffer, rollout, kind, payload);
         let place = Location { segment: self.current.number, offset };
-        self.shared.tables().note(rollout, kind, payload.first().map_or(&[][..], |name| name), place);
+        let mut tables = self.shared.tables();
+        tables.index.note(rollout, kind, payload.first().map_or(&[][..], |name| name), place);
+        drop(tables);
         if self.buffer.len() >= BATCH_BYTES_MAX {
             self.flush();
         }
@@ -217,10 +227,13 @@ impl Writer {
         if let Err(error) = self.current.seal() {
             return self.breaks("seal", &error);
         }
-        let (index, oldest_live) = self.shared.tables().seal();
         let number = self.current.number;
+        let mut tables = self.shared.tables();
+        let index = Arc::new(tables.index.seal());
+        tables.unwritten.push((number, index.clone()));
+        drop(tables);
         // Both end with the journal, and this is before that.
-        let _ = self.errands.send(Errand::Seal { number, index: index.write(), oldest_live });
+        let _ = self.errands.send(Errand::Seal { number, index });
         match self.spare.recv() {
             Ok(next) => self.current = next,
             Err(_) => return self.breaks("go on", &io::Error::other("its other thread is gone")),
@@ -262,11 +275,14 @@ fn run_errands(shared: &Shared, todo: &mpsc::Receiver<Errand>, made: &mpsc::Send
                     return;
                 }
             }
-            Errand::Seal { number, index, oldest_live } => {
-                if let Err(error) = folder.write_whole(&folder.index(number), &index) {
-                    tracing::warn!(%error, number, "the index of a journal's segment is not written");
+            Errand::Seal { number, index } => {
+                match folder.write_whole(&folder.index(number), &index.write()) {
+                    Ok(()) => shared.tables().unwritten.retain(|(unwritten, _)| *unwritten != number),
+                    Err(error) => {
+                        tracing::warn!(%error, number, "the index of a journal's segment is not written");
+                    }
                 }
-                if let Err(error) = retain(folder, &shared.retention, number, oldest_live) {
+                if let Err(error) = retain(folder, &shared.retention, number, index.oldest_live()) {
                     tracing::warn!(%error, "old segments of the journal are not deleted");
                 }
             }
@@ -301,40 +317,9 @@ fn retain(folder: &Folder, keep: &Retention, sealed: u64, oldest_live: u64) -> i
 /// What is known of rollouts while records are written.
 #[derive(Default)]
 pub(crate) struct Tables {
-    pub index: Index,
-}
-
-impl Tables {
-    /// A record was placed.
-    pub(crate) fn note(&mut self, rollout: u64, kind: Kind, name: &[u8], place: Location) {
-        self.index.next = self.index.next.max(rollout + 1);
-        match kind {
-            Kind::Begin => {
-                let records = Records { name: crate::index::hash(name), places: vec![place] };
-                self.index.live.insert(rollout, records);
-            }
-            Kind::Event(_) => {
-                if let Some(records) = self.index.live.get_mut(&rollout) {
-                    records.places.push(place);
-                }
-            }
-            Kind::End => {
-                if let Some(mut records) = self.index.live.remove(&rollout) {
-                    records.places.push(place);
-                    self.index.ended.push(records);
-                }
-            }
-        }
-    }
-
-    /// The index of the segment that ends here, and the oldest that a live rollout needs.
-    fn seal(&mut self) -> (Index, u64) {
-        let ended = std::mem::take(&mut self.index.ended);
-        let index = Index { next: self.index.next, ended, live: self.index.live.clone() };
-        let first = |records: &Records| records.places.first().map(|place| place.segment);
-        let oldest_live = index.live.values().filter_map(first).min().unwrap_or(u64::MAX);
-        (index, oldest_live)
-    }
+    pub(crate) index: Index,
+    /// Of sealed segments, by their numbers, until they are in files.
+    pub(crate) unwritten: Vec<(u64, Arc<Index>)>,
 }
 
 impl Sync {

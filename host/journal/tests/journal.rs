@@ -153,6 +153,7 @@ async fn rollouts_are_found_over_many_segments_and_old_ones_go() {
     let (journal, unfinished) = Journal::open(settings()).unwrap();
     assert!(unfinished.is_empty());
     assert!(journal.find("r0").unwrap().is_empty(), "too old");
+    assert!(journal.find("long").unwrap().is_empty(), "what it began with is gone");
     assert_eq!(journal.find("s39").unwrap().len(), 1);
     let bytes: u64 = segments(dir.path()).iter().map(|path| path.metadata().unwrap().len()).sum();
     assert!(bytes < 30_000, "{bytes}");
@@ -297,6 +298,69 @@ async fn a_journal_is_one_process_s_and_damage_is_said() {
         panic!("not noticed")
     };
     assert_eq!(&path, damaged);
+}
+
+#[tokio::test]
+async fn an_index_that_is_lost_or_wrong_is_made_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (journal, _) = Journal::open(small(dir.path())).unwrap();
+    let long = journal.begin("long").unwrap();
+    for n in 0..40 {
+        let entry = journal.begin(&format!("r{n}")).unwrap();
+        entry.append(1, vec![Bytes::from(vec![b'x'; 600])]).unwrap();
+        entry.end();
+        entry.written().await.unwrap();
+        assert_eq!(journal.find(&format!("r{n}")).unwrap().len(), 1, "it is found while it is sealed, too");
+    }
+    long.end();
+    long.written().await.unwrap();
+    drop((long, journal));
+    let indexes: Vec<_> = segments(dir.path()).iter().map(|path| path.with_extension("idx")).collect();
+    let indexes: Vec<_> = indexes.into_iter().filter(|path| path.exists()).collect();
+    assert!(indexes.len() > 5);
+    let before: Vec<_> = indexes.iter().map(|path| std::fs::read(path).unwrap()).collect();
+    let all_are_found = || {
+        let (journal, unfinished) = Journal::open(small(dir.path())).unwrap();
+        assert!(unfinished.is_empty());
+        for name in (0..40).map(|n| format!("r{n}")).chain(["long".to_owned()]) {
+            assert_eq!(journal.find(&name).unwrap().len(), 1, "{name}");
+        }
+        drop(journal);
+        let after: Vec<_> = indexes.iter().map(|path| std::fs::read(path).unwrap()).collect();
+        assert!(after == before, "they are what they were");
+    };
+    std::fs::remove_file(&indexes[0]).unwrap();
+    std::fs::remove_file(&indexes[3]).unwrap();
+    all_are_found();
+    let last = indexes.last().unwrap();
+    std::fs::write(last, &before.last().unwrap()[..40]).unwrap();
+    all_are_found();
+    indexes.iter().for_each(|path| std::fs::remove_file(path).unwrap());
+    all_are_found();
+}
+
+#[tokio::test]
+async fn whoever_adds_more_than_is_written_waits_however_small_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let full = Arc::new(AtomicBool::new(false));
+    let is_full = full.clone();
+    let faults = move |operation| match operation {
+        Operation::Write if is_full.load(Ordering::SeqCst) => Err(io::ErrorKind::StorageFull.into()),
+        _ => Ok(()),
+    };
+    let settings = Settings { faults: Some(Arc::new(faults)), ..Settings::new(dir.path()) };
+    let (journal, _) = Journal::open(settings).unwrap();
+    let entry = journal.begin("a").unwrap();
+    entry.written().await.unwrap();
+    entry.room().await;
+    full.store(true, Ordering::SeqCst);
+    for _ in 0..2_000_000 {
+        entry.append(1, vec![]).unwrap();
+    }
+    let mut room = Box::pin(entry.room());
+    assert!(tokio::time::timeout(Duration::from_millis(50), &mut room).await.is_err());
+    full.store(false, Ordering::SeqCst);
+    room.await;
 }
 
 #[tokio::test]
