@@ -1,11 +1,11 @@
 //! Components that no tool chain makes.
 
 /// The text of a component around a core module with `memory`, `realloc`, `run` and `post`. The
-/// module's memory holds one answer, at 16.
-pub fn component_text(module: &str) -> String {
-    const ANSWER: &str = r#"{"role":"assistant","content":"I say #### 5"}"#;
-    let escaped = ANSWER.replace('"', "\\\"");
-    let length = ANSWER.len();
+/// module's memory holds one answer, at 16: a message of the assistant with this content.
+pub fn component_text(module: &str, content: &str) -> String {
+    let answer = format!(r#"{{"role":"assistant","content":"{content}"}}"#);
+    let escaped = answer.replace('"', "\\\"");
+    let length = answer.len();
     let failure = r#"(variant (case "failed" string) (case "invalid" string) (case "timed-out" string))"#;
     let metric = r#"(record (field "name" string) (field "value" f64))"#;
     let outcome = |metric: &str| {

@@ -29,7 +29,8 @@ fn made(dir: &Path, what: &str, more: &str) -> PathBuf {
 /// A component around this core module; see [`component_text`].
 fn component(dir: &Path, module: &str) -> PathBuf {
     let path = dir.join("made.wasm");
-    let bytes = wat::parse_str(component_text(module)).unwrap_or_else(|error| panic!("{error}"));
+    let bytes =
+        wat::parse_str(component_text(module, "I say #### 5")).unwrap_or_else(|error| panic!("{error}"));
     std::fs::write(&path, bytes).expect("it can be written");
     path
 }

@@ -285,7 +285,7 @@ async fn secrets_that_are_not_set_are_named_before_anything_starts() {
 }
 
 #[tokio::test]
-async fn components_that_cannot_be_lent_are_named_before_anything_starts() {
+async fn components_that_cannot_be_provided_are_named_before_anything_starts() {
     let conform = guest("conform").display().to_string();
     let config =
         format!("[[tools.component]]\npath = 'none.wasm'\n[[tools.component]]\npath = {conform:?}\n");

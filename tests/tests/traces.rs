@@ -67,7 +67,7 @@ async fn a_rollout_is_a_trace_with_a_span_a_phase() {
 }
 
 #[tokio::test]
-async fn a_call_of_a_lent_tool_has_a_span_below_its_phase() {
+async fn a_call_of_a_host_provided_tool_has_a_span_below_its_phase() {
     let collector = Collector::start().await;
     let kit = guest("tool_kit");
     let host = providing(&format!("[[tools.component]]\npath = {kit:?}\n"))

@@ -53,13 +53,13 @@ impl Toolbox {
     /// side, before the plugin's own. A tool that is not here gives a result that says
     /// so.
     pub fn execute(&mut self, calls: &[ToolCall]) -> Vec<ToolResult> {
-        let mut lent_results = self.execute_on_host(calls).into_iter();
+        let mut host_results = self.execute_on_host(calls).into_iter();
         let mut results = Vec::with_capacity(calls.len());
         for call in calls {
             let own = self.own.iter().position(|tool| tool.name() == call.name);
             let result = match own {
                 Some(place) => Some(self.own[place].call(call)),
-                None if self.is_of_host(call) => lent_results.next(),
+                None if self.is_of_host(call) => host_results.next(),
                 None => Some(self.unknown(call)),
             };
             results.push(result.unwrap_or_else(|| tool::failed(call, "the tool gave no result")));

@@ -10,60 +10,19 @@ use rollout_core::rollout::{
     Resources, Rollout, RolloutRequest, Steps, drive,
 };
 
+#[path = "../../../tests/src/made.rs"]
+#[expect(unreachable_pub, reason = "other tests have it from a crate")]
+mod made;
+
 /// A component with a workflow that runs these instructions and then gives back one message.
 fn workflow(body: &str) -> Vec<u8> {
-    const ANSWER: &str = r#"{"role":"assistant","content":"5"}"#;
-    let escaped = ANSWER.replace('"', "\\\"");
-    let length = ANSWER.len();
-    let failure = r#"(variant (case "failed" string) (case "invalid" string) (case "timed-out" string))"#;
-    let metric = r#"(record (field "name" string) (field "value" f64))"#;
-    let outcome = |metric: &str| {
-        format!(r#"(record (field "messages" (option (list string))) (field "metrics" (list {metric})))"#)
-    };
-    let [outcome, taken_outcome, given_outcome] = ["$metric", "$taken-metric", "$given-metric"].map(outcome);
-    let run = r#"(func (param "prompt" (list string)) (result (result"#;
-    let text = format!(
-        r#"(component
-            (core module $module
-                (memory (export "memory") 1)
-                (func (export "realloc") (param i32 i32 i32 i32) (result i32) (i32.const 4096))
-                (func (export "run") (param i32 i32) (result i32) {body} (i32.const 16))
-                (func (export "post") (param i32))
-                (data (i32.const 16) "\00\00\00\00\01\00\00\00\40\00\00\00\01\00\00\00")
-                (data (i32.const 64) "\00\01\00\00\{length:02x}\00\00\00")
-                (data (i32.const 256) "{escaped}"))
-            (core instance $guest (instantiate $module))
-            (type $failure {failure})
-            (type $metric {metric})
-            (type $outcome {outcome})
-            (type $run {run} $outcome (error $failure)))))
-            (alias core export $guest "memory" (core memory $memory))
-            (alias core export $guest "realloc" (core func $realloc))
-            (alias core export $guest "run" (core func $core-run))
-            (alias core export $guest "post" (core func $post))
-            (func $lifted (type $run) (canon lift (core func $core-run)
-                (memory $memory) (realloc $realloc) (post-return $post)))
-            (component $named
-                (type $failure {failure})
-                (import "failure" (type $taken-failure (eq $failure)))
-                (type $metric {metric})
-                (import "metric" (type $taken-metric (eq $metric)))
-                (type $outcome {taken_outcome})
-                (import "outcome" (type $taken-outcome (eq $outcome)))
-                (type $taken {run} $taken-outcome (error $taken-failure)))))
-                (import "run" (func $run (type $taken)))
-                (export $given-failure "failure" (type $failure))
-                (export $given-metric "metric" (type $metric))
-                (type $outcome-again {given_outcome})
-                (export $given-outcome "outcome" (type $outcome-again))
-                (type $given {run} $given-outcome (error $given-failure)))))
-                (export "run" (func $run) (func (type $given))))
-            (instance $workflow (instantiate $named
-                (with "failure" (type $failure)) (with "metric" (type $metric))
-                (with "outcome" (type $outcome)) (with "run" (func $lifted))))
-            (export "rollout:plugin/workflow@0.1.0" (instance $workflow)))"#
+    let module = format!(
+        r#"(memory (export "memory") 1)
+        (func (export "realloc") (param i32 i32 i32 i32) (result i32) (i32.const 4096))
+        (func (export "run") (param i32 i32) (result i32) {body} (i32.const 16))
+        (func (export "post") (param i32))"#
     );
-    wat::parse_str(text).unwrap()
+    wat::parse_str(made::component_text(&module, "5")).unwrap()
 }
 
 async fn assembled(component: Vec<u8>, configuration: &str) -> Result<Assembled, AssemblyError> {

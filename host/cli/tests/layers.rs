@@ -1,7 +1,11 @@
 //! A module names only modules below it.
 
+mod sources;
+
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use sources::sources;
 
 /// The crates from the top down. A crate depends on none that is on its own line or above. What a
 /// crate names of another, the compiler checks.
@@ -53,17 +57,6 @@ const WITHIN_ROLLOUT: [&[&str]; 8] = [
     &["limits", "events"],
     &["model"],
 ];
-
-fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            sources(&path, found);
-        } else if path.extension().is_some_and(|ending| ending == "rs") {
-            found.push(path);
-        }
-    }
-}
 
 /// The modules that a file names through `crate::` or `crate::{…}`.
 fn named(text: &str) -> Vec<String> {

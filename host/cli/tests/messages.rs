@@ -1,17 +1,10 @@
 //! What a person reads is written for persons: no values as Rust prints them for its own.
 
-use std::path::{Path, PathBuf};
+mod sources;
 
-fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            sources(&path, found);
-        } else if path.extension().is_some_and(|ending| ending == "rs") {
-            found.push(path);
-        }
-    }
-}
+use std::path::Path;
+
+use sources::sources;
 
 /// Lines of a file that are not for tests, with their numbers.
 fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {

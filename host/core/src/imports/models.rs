@@ -14,7 +14,7 @@ use super::bindings::rollout::plugin::types;
 use super::calls::{Call, CallOutcome, ModelAnswer};
 use super::exchange::{EXCHANGE_BYTES, Exchange, Sent, Whose, text_bytes};
 use super::gate::{AskRefused, Import};
-use super::outside::ModelFacts;
+use super::outside::{ModelFacts, Outside};
 use super::record::RecordState;
 use super::samples::OpenSample;
 use super::virtual_clock::ANSWER;
@@ -39,6 +39,7 @@ struct Question<'a> {
     asked: ModelRole,
     sample: Option<&'a Resource<OpenSample>>,
     whose: Whose,
+    facts: ModelFacts<'a>,
 }
 
 impl Imports {
@@ -48,7 +49,8 @@ impl Imports {
         sample: Option<&Resource<OpenSample>>,
         request: Request,
     ) -> Result<Prepared, AskRefused> {
-        let question = self.question(role, sample)?;
+        let outside = self.outside.clone();
+        let question = self.question(&*outside, role, sample)?;
         let Question { asked, whose, .. } = question;
         if asked == ModelRole::Judge {
             no_judges_business(&request)?;
@@ -70,7 +72,7 @@ impl Imports {
         let place = self.record.lock().calls_mut(asked).add(Exchange::new(sample_id, sent, frame));
         Ok(Prepared {
             asked,
-            outside: self.outside.clone(),
+            outside,
             routing,
             record: self.record.clone(),
             limits: self.limits.clone(),
@@ -85,6 +87,7 @@ impl Imports {
     /// Which model is asked, and whether this guest may ask it so.
     fn question<'a>(
         &mut self,
+        outside: &'a dyn Outside,
         role: models::Role,
         sample: Option<&'a Resource<OpenSample>>,
     ) -> Result<Question<'a>, AskRefused> {
@@ -102,7 +105,7 @@ impl Imports {
                 return Err(invalid_request("a judge is asked for no sample; give none"));
             }
         };
-        if self.outside.model(asked).is_none() {
+        let Some(facts) = outside.model(asked) else {
             let reason = match asked {
                 ModelRole::Policy => "this rollout has no model",
                 ModelRole::Judge => {
@@ -113,8 +116,8 @@ impl Imports {
                 self.record.lock().judge_failed(Fault::Host, reason.to_owned());
             }
             return Err(Error::NotProvided(reason.to_owned()).into());
-        }
-        Ok(Question { asked, sample, whose })
+        };
+        Ok(Question { asked, sample, whose, facts })
     }
 
     /// The request but for its messages, and what it costs the record: nothing where it is the
@@ -125,10 +128,7 @@ impl Imports {
         tools: &[String],
         params: Option<&str>,
     ) -> Result<(Frame, usize), AskRefused> {
-        let facts = self.outside.model(question.asked);
-        let Some(ModelFacts { name, allowed, body }) = facts else {
-            return Err(Error::NotProvided("there is no such model".to_owned()).into());
-        };
+        let ModelFacts { name, allowed, body } = question.facts;
         let none = openai::Params::new();
         let defaults = match question.asked {
             ModelRole::Policy => &self.run.chat_defaults,

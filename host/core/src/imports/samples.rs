@@ -236,10 +236,8 @@ mod tests {
     use crate::imports::{Ended, Live, Record, RunContext};
     use crate::limits::Limits;
 
-    /// A guest that is stopped while the host works for it comes back to a record that was
-    /// sealed meanwhile.
-    #[test]
-    fn a_call_of_a_rollout_that_is_over_ends_the_guest_and_nothing_else() {
+    /// The imports of a workflow that has opened a sample, with their record and its handle.
+    fn with_a_sample() -> (Imports, Arc<Record>, u32) {
         let run = RunContext {
             samples_max: 1,
             ..RunContext::of_no_rollout(RolloutId::parse("r").unwrap(), None, Arc::default())
@@ -248,6 +246,14 @@ mod tests {
         let mut imports =
             Imports::new(Role::Workflow, Arc::new(run), limits, Live::default(), record.clone());
         let number = imports.open(None).unwrap().rep();
+        (imports, record, number)
+    }
+
+    /// A guest that is stopped while the host works for it comes back to a record that was
+    /// sealed meanwhile.
+    #[test]
+    fn a_call_of_a_rollout_that_is_over_ends_the_guest_and_nothing_else() {
+        let (mut imports, record, number) = with_a_sample();
         let sample = || Resource::new_borrow(number);
         imports.push(sample(), vec!["{}".to_owned()]).unwrap();
 
@@ -267,14 +273,7 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_charged_with_its_place_and_what_is_replaced_given_back() {
-        let run = RunContext {
-            samples_max: 1,
-            ..RunContext::of_no_rollout(RolloutId::parse("r").unwrap(), None, Arc::default())
-        };
-        let (record, limits) = (Arc::<Record>::default(), Arc::new(Limits::default()));
-        let mut imports =
-            Imports::new(Role::Workflow, Arc::new(run), limits, Live::default(), record.clone());
-        let number = imports.open(None).unwrap().rep();
+        let (mut imports, record, number) = with_a_sample();
         let sample = || Resource::new_borrow(number);
         let kept = || record.usage().record_bytes;
         let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();

@@ -135,7 +135,7 @@ impl ComponentTools {
 /// Why an instance gave no result, for a model and whoever reads the trajectory. Before
 /// the record is emptied.
 fn explain(error: &RunError, record: &Record) -> ToolAnswer {
-    let hits = |limit| record.limits_hit().0.iter().any(|(hits, _)| hits == limit);
+    let was_hit = |limit| record.limits_hit().0.iter().any(|(hit, _)| hit == limit);
     match error {
         RunError::Memory { max } => ToolAnswer::over(
             Limit::ToolMemory,
@@ -145,10 +145,10 @@ fn explain(error: &RunError, record: &Record) -> ToolAnswer {
             Limit::ToolCpu,
             format!("the tool used more CPU time than cpu-secs-max, {max} s"),
         ),
-        RunError::Limit(_) if hits(Limit::HostCallBytes) => {
+        RunError::Limit(_) if was_hit(Limit::HostCallBytes) => {
             ToolAnswer::over(Limit::ToolResultBytes, "the tool's result is far longer than result-bytes-max")
         }
-        RunError::Contract(_) if hits(Limit::HostCalls) => ToolAnswer::over(
+        RunError::Contract(_) if was_hit(Limit::HostCalls) => ToolAnswer::over(
             Limit::HostCalls,
             format!("the tool called the host more often than {HOST_CALLS_MAX} times"),
         ),

@@ -1,6 +1,7 @@
 //! A sample and a failure as this protocol's callers read them.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -58,19 +59,7 @@ pub(super) fn category(failure: &Failure) -> &'static str {
 /// The member that the host's own account and a caller's report both have.
 pub(super) const UNMATCHED: &str = "unmatched_llm_call_metrics";
 
-/// What this protocol's evaluators look for in a trajectory.
-const MEMBERS: &[ExtraMember] = &[
-    ExtraMember::of("rollout_id", ExtraFact::RolloutId),
-    ExtraMember::of("label", ExtraFact::Label),
-    ExtraMember::of("reward", ExtraFact::Reward),
-    ExtraMember::of("sample_metrics", ExtraFact::SampleMetrics),
-    ExtraMember::of("sample_extra_fields", ExtraFact::SampleFields),
-    ExtraMember::of("request_metadata", ExtraFact::Metadata),
-    ExtraMember::of("request_extra_fields", ExtraFact::RequestFields),
-    ExtraMember::of(UNMATCHED, ExtraFact::UnmatchedMetrics),
-];
-
-/// The same for callers that know samples by name.
+/// What this protocol's evaluators look for in a trajectory, where callers know samples by name.
 const MEMBERS_WITH_SAMPLE_ID: &[ExtraMember] = &[
     ExtraMember::of("rollout_id", ExtraFact::RolloutId),
     ExtraMember::of("label", ExtraFact::Label),
@@ -83,6 +72,12 @@ const MEMBERS_WITH_SAMPLE_ID: &[ExtraMember] = &[
     ExtraMember::of(UNMATCHED, ExtraFact::UnmatchedMetrics),
 ];
 
+/// The same where they do not.
+static MEMBERS: LazyLock<Vec<ExtraMember>> = LazyLock::new(|| {
+    let is_theirs = |member: &&ExtraMember| member.fact != ExtraFact::SampleId;
+    MEMBERS_WITH_SAMPLE_ID.iter().filter(is_theirs).cloned().collect()
+});
+
 /// What goes into the trajectories of this protocol's rollouts: the request's own fields among
 /// it, and the sample's name for callers that know samples by it.
 pub(super) fn extra(request_fields: Option<Box<RawValue>>, samples_have_names: bool) -> TrajectoryExtra {
@@ -90,7 +85,7 @@ pub(super) fn extra(request_fields: Option<Box<RawValue>>, samples_have_names: b
         // The newest release of this protocol's package, 0.3.8, refuses to upload what is newer.
         schema_version: SchemaVersion::V1_7,
         key: "osmosis".into(),
-        members: if samples_have_names { MEMBERS_WITH_SAMPLE_ID } else { MEMBERS }.into(),
+        members: if samples_have_names { MEMBERS_WITH_SAMPLE_ID } else { &MEMBERS }.into(),
         request_fields,
     }
 }
