@@ -18,7 +18,7 @@ use crate::{
 const LEASE: &str = "x-osmosis-rollout-lease";
 
 /// What a host is started with.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Serve {
     plugin: PathBuf,
     arguments: Vec<String>,
@@ -105,7 +105,10 @@ impl Serve {
 
     /// Starts it, and waits until it listens.
     pub async fn start(self) -> TestHost {
-        let dir = tempfile::tempdir().expect("a temporary directory can be made");
+        self.start_in(tempfile::tempdir().expect("a temporary directory can be made")).await
+    }
+
+    async fn start_in(self, dir: TempDir) -> TestHost {
         let config = dir.path().join("config.toml");
         std::fs::write(&config, &self.config).expect("it can be written");
         let mut command = match (self.open_files_max, &self.program) {
@@ -194,6 +197,13 @@ impl TestHost {
             Running::Process(process) => (*process, self.dir),
             Running::Here(_) => panic!("it runs in the process of the test"),
         }
+    }
+
+    /// Kills it where it is, and starts one in its place that finds what it left.
+    pub async fn killed(self, then: &Serve) -> Self {
+        let (process, dir) = self.into_process();
+        process.kill().await;
+        then.clone().start_in(dir).await
     }
 
     /// Asks it to end, and waits until it has.

@@ -3,6 +3,7 @@
 mod access;
 mod evaluator;
 mod init;
+mod journal;
 mod raw;
 mod reading;
 mod tools;
@@ -23,6 +24,7 @@ pub use tools::{RawAddress, RawComponent, RawServer, RawTools};
 pub use access::{AllowedHost, AllowedOrigin};
 pub use evaluator::EvaluatorEnvironment;
 pub use init::{OsmosisEnvironment, OsmosisInit, RawOsmosisInit};
+pub use journal::{JournalConfig, JournalOptions, RawJournal, SyncWhen};
 pub use raw::{RawConfig, RawHardening, RawJudge, RawLimits, RawModel, RawOsmosis, RawRetry};
 pub use values::Assignment;
 
@@ -89,6 +91,8 @@ pub struct Config {
     pub on_stop: Option<String>,
     /// Where guests' events go, a file a rollout in a folder a start.
     pub log: Option<PathBuf>,
+    /// Where rollouts are kept, so that none that was admitted is lost.
+    pub journal: JournalConfig,
     /// Whether a server keeps itself to the files that its settings name.
     pub landlock: bool,
     /// Tools that are provided to the plugin.
@@ -207,6 +211,7 @@ impl RawConfig {
             on_start: self.on_start,
             on_stop: self.on_stop,
             log: self.log,
+            journal: self.journal.resolve(listen, &mut problems),
             landlock: self.hardening.landlock.unwrap_or_default(),
             tools: self.tools.resolve(&mut problems),
             plugin: values::assigned(self.plugin, &self.set, "plugin", &mut problems),

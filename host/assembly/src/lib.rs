@@ -30,7 +30,7 @@ use rollout_core::outbound::{
 };
 use rollout_core::plugin::{self, Declaration, DeclareError, InvalidSettings, Plugin};
 use rollout_core::rollout::{
-    Deployment, DeploymentError, DeploymentSettings, Host, Runtime, RuntimeSettings, Started,
+    Deployment, DeploymentError, DeploymentSettings, Host, Journal, Runtime, RuntimeSettings, Started,
 };
 use rollout_core::telemetry::Metrics;
 use rollout_core::toolbox::{ComponentSettings, Toolbox, UnusableTools};
@@ -50,6 +50,8 @@ pub struct Options {
     pub observer: Option<Arc<dyn Observer>>,
     /// What the plugin's instances find on standard input.
     pub plugin_input: Bytes,
+    /// Where rollouts are kept, so that none that was admitted is lost; none keeps none.
+    pub journal: Option<Arc<Journal>>,
 }
 
 /// The components of a deployment, where they are.
@@ -212,7 +214,8 @@ pub async fn assemble(
     options: Options,
     load: impl Fn(&Engine, &Path) -> Result<Plugin, NotLoaded>,
 ) -> Result<Assembled, AssemblyError> {
-    let Options { artifact_root, descriptors_for_callers, judge_key, observer, plugin_input } = options;
+    let Options { artifact_root, descriptors_for_callers, judge_key, observer, plugin_input, journal } =
+        options;
     let foundation = Foundation::new(config, descriptors_for_callers)?;
     let load = |path: &Path| load(&foundation.engine, path);
     let workflow = load(sources.plugin)?.with_input(plugin_input);
@@ -274,6 +277,7 @@ pub async fn assemble(
         queue_max: slots.queue_max,
         artifact_root,
         event_log,
+        journal,
     });
     let host = Host::new(runtime, Arc::new(deployment));
     Ok(Assembled { host, slots, plan, settings, grader_settings, tools_digest, judge_stand_in })

@@ -54,7 +54,7 @@ fn admit(host: &Host, id: &str) -> Result<Box<Rollout>, AdmitError> {
         grader_secs: None,
         trajectory_extra: None,
     };
-    host.admit(request, Resources { model: endpoint, secrets, charge: None })
+    host.admit(request, Resources { model: endpoint, secrets, charge: None, continuation: None })
 }
 
 /// Gives back how a rollout ended.

@@ -62,6 +62,7 @@ impl HardeningOptions {
         folders.read.extend(config.tools.components.iter().map(|tool| tool.path.clone()));
         folders.write.push(artifact_root.to_owned());
         folders.write.extend(config.log.clone());
+        folders.write.extend(config.journal.dir(artifact_root));
         folders.write.extend(cache.dir(config.cache_dir.as_deref()));
         for folder in &folders.write {
             // Only what is there can be opened later. Whoever needs it says what is wrong with it.

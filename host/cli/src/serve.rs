@@ -3,6 +3,7 @@
 use crate::print::outln;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -17,12 +18,13 @@ use super::plugin_file::CacheOptions;
 use super::setup::JudgeOptions;
 use super::{Exit, OUTPUT, PluginFault, SETTINGS, hooks, setup};
 use rollout_assembly::config::{
-    Assignment, Config, EvaluatorEnvironment, OsmosisEnvironment, OsmosisGeneration, RawLimits,
+    Assignment, Config, EvaluatorEnvironment, OsmosisEnvironment, OsmosisGeneration, RawJournal, RawLimits,
 };
 use rollout_assembly::{Assembled, Options, Sources};
 use rollout_core::capacity::Slots;
 use rollout_core::outbound::Secret;
-use rollout_core::rollout::{AgentForm, Host};
+use rollout_core::rollout::{AgentForm, Host, Journal, UnfinishedRollout};
+use rollout_core::seal::Seal;
 use rollout_core::telemetry::Traces;
 use rollout_server as server;
 use rollout_server::dialect::osmosis::{self, a};
@@ -72,6 +74,11 @@ pub(super) struct Serve {
     /// Where trajectories and artifacts go. [default: ./rollouts]
     #[arg(long, value_name = "DIR", env = "_OSMOSIS_ROLLOUT_ARTIFACT_ROOT", hide_env = true, help_heading = OUTPUT)]
     artifact_root: Option<PathBuf>,
+    /// Where admitted rollouts are kept, so that none is lost when this process dies: started
+    /// again with the same directory, it goes on with them. 'off' keeps none.
+    /// [default: .journal/PORT in the artifact root; off on port 0]
+    #[arg(long, value_name = "DIR", help_heading = OUTPUT)]
+    journal: Option<PathBuf>,
     /// Collector of traces, by OTLP over HTTP: a trace a rollout, a span a phase. Without
     /// a path, /v1/traces is added.
     #[arg(long, value_name = "URL", help_heading = OUTPUT)]
@@ -142,6 +149,13 @@ impl Serve {
         raw.memory_budget_bytes = self.memory_budget_bytes.or(raw.memory_budget_bytes);
         raw.queue_max = self.queue_max.or(raw.queue_max);
         raw.artifact_root = self.artifact_root.clone().or(raw.artifact_root);
+        match &self.journal {
+            Some(off) if off.as_os_str() == "off" => {
+                raw.journal = RawJournal { off: Some(true), ..RawJournal::default() };
+            }
+            Some(dir) => raw.journal = RawJournal { dir: Some(dir.clone()), off: None, ..raw.journal },
+            None => {}
+        }
         raw.server_key_env = self.server_key_env.clone().or(raw.server_key_env);
         if !self.allow_host.is_empty() {
             raw.allowed_hosts = Some(self.allow_host.clone());
@@ -167,6 +181,7 @@ impl Serve {
         let plugins = [Some(&self.plugin), self.grader.as_ref()];
         self.hardening.apply(&config, plugins, &artifact_root, &self.cache)?;
         start_threads();
+        let (journal, unfinished) = open_journal(&config, &artifact_root)?;
         let runtime = setup::runtime()?;
         runtime.spawn(ignore_hangups());
         let sources = Sources::of(&self.plugin, self.grader.as_deref());
@@ -174,6 +189,7 @@ impl Serve {
         let options = Options {
             artifact_root: Some(artifact_root.clone()),
             descriptors_for_callers: for_callers,
+            journal,
             ..Options::default()
         };
         let assembled = setup::host(&runtime, sources, &config, &self.cache, options)?;
@@ -197,6 +213,7 @@ impl Serve {
         }
         self.say_loaded(&assembled, &config, &artifact_root);
         let traces = setup::traces(&runtime, self.otlp.as_deref(), host)?;
+        resume(&runtime, &server, unfinished);
         let callers_max = callers_max(&assembled.slots);
         let exit = runtime.block_on(serve(&config, &server, callers_max, socket, traces));
         // What is left, such as a slow write, is not waited for.
@@ -233,6 +250,37 @@ impl Serve {
         );
         tracing::info!(limits = %limits(config), "every rollout has these limits");
     }
+}
+
+/// The journal of this server, where there is to be one, and what is to be gone on with.
+fn open_journal(
+    config: &Config,
+    artifact_root: &Path,
+) -> Result<(Option<Arc<Journal>>, Vec<UnfinishedRollout>)> {
+    let Some(settings) = config.journal.settings(artifact_root) else { return Ok((None, Vec::new())) };
+    let dir = settings.path.clone();
+    std::fs::create_dir_all(&dir).with_context(|| format!("cannot make the journal {}", dir.display()))?;
+    let seal = match setup::key_from_env("journal.key-env", config.journal.key_env())? {
+        Some(key) => Seal::of_secret(&key),
+        None => {
+            let path = dir.join("key");
+            Seal::of_file(&path)
+                .with_context(|| format!("cannot use the journal's key {}", path.display()))?
+        }
+    };
+    let (journal, unfinished) = Journal::open(settings, seal)?;
+    Ok((Some(journal), unfinished))
+}
+
+/// Goes on with what a process before admitted.
+fn resume(runtime: &tokio::runtime::Runtime, server: &Server, unfinished: Vec<UnfinishedRollout>) {
+    if unfinished.is_empty() {
+        return;
+    }
+    let found = unfinished.len();
+    let _within = runtime.enter();
+    let resumed = server.resume(unfinished);
+    tracing::info!(found, resumed, "going on with the rollouts of the process before");
 }
 
 /// Where rewards come from, as far as that may surprise.

@@ -24,6 +24,7 @@ pub mod moments;
 pub mod outbound;
 pub mod plugin;
 pub mod rollout;
+pub mod seal;
 pub mod telemetry;
 pub mod text;
 pub mod toolbox;

@@ -159,7 +159,10 @@ fn rollout_id(row: usize, run: usize) -> RolloutId {
 /// Admits one run of a row.
 pub fn admit(host: &Host, row: &Row, run: usize, model: &Model) -> Result<Box<Rollout>, AdmitError> {
     let Model { address, secrets, endpoint } = model.clone();
-    host.admit(request(row, run, address), Resources { model: endpoint, secrets, charge: None })
+    host.admit(
+        request(row, run, address),
+        Resources { model: endpoint, secrets, charge: None, continuation: None },
+    )
 }
 
 fn request(row: &Row, run: usize, model: ModelAddress) -> RolloutRequest {

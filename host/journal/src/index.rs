@@ -6,7 +6,7 @@
 //!       | count | count × (number, hash of name, places, its places) | CRC-32
 //! ```
 //!
-//! All words are u64, little-endian; the table is sorted by hash, so that one name is found
+//! A place is two words: a record's segment with its kind above it, and its offset. All words are u64, little-endian; the table is sorted by hash, so that one name is found
 //! without reading the rest. A file that is lost or wrong is made again of its segment, and of the
 //! index before it, when the journal is opened.
 
@@ -18,7 +18,7 @@ use std::os::unix::fs::FileExt;
 use crate::Location;
 use crate::record::Kind;
 
-const MAGIC: &[u8; 8] = b"ROLLIDX1";
+const MAGIC: &[u8; 8] = b"ROLLIDX2";
 
 /// Magic, next number, count of the table.
 const TABLE_AT: u64 = 24;
@@ -60,8 +60,7 @@ fn word(bytes: &mut Vec<u8>, word: u64) {
 
 fn places(bytes: &mut Vec<u8>, places: &[Location]) {
     for place in places {
-        word(bytes, place.segment);
-        word(bytes, place.offset);
+        place.words().into_iter().for_each(|part| word(bytes, part));
     }
 }
 
@@ -95,7 +94,7 @@ impl Index {
 
     /// The oldest segment that a live rollout has records in.
     pub(crate) fn oldest_live(&self) -> u64 {
-        let first = |records: &Records| records.places.first().map(|place| place.segment);
+        let first = |records: &Records| records.places.first().map(|place| place.segment());
         self.live.values().filter_map(first).min().unwrap_or(u64::MAX)
     }
 
@@ -193,7 +192,7 @@ impl Words<'_> {
     }
 
     fn places(&mut self, count: u64) -> Option<Vec<Location>> {
-        (0..count).map(|_| Some(Location { segment: self.next()?, offset: self.next()? })).collect()
+        (0..count).map(|_| Some(Location::of_words([self.next()?, self.next()?]))).collect()
     }
 
     fn records(&mut self) -> Option<Records> {
@@ -210,7 +209,7 @@ mod tests {
 
     #[test]
     fn an_index_is_read_as_it_was_written_and_a_wrong_one_not_at_all() {
-        let place = |offset| Location { segment: 3, offset };
+        let place = |offset| Location::new(3, Kind::Event(7), offset);
         let records = |name: &[u8], places: &[u64]| Records {
             name: hash(name),
             places: places.iter().map(|offset| place(*offset)).collect(),

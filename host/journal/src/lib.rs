@@ -116,12 +116,19 @@ pub enum OpenError {
 }
 
 /// The journal does not take what it is given any more.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Failed(pub(crate) Arc<str>);
 
+impl Failed {
+    /// For this reason.
+    pub fn new(reason: impl Into<Arc<str>>) -> Self {
+        Self(reason.into())
+    }
+}
+
 /// Why no rollout can begin.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refused {
     /// There is no room for more than what runs.
@@ -132,11 +139,38 @@ pub enum Refused {
     Failed(#[from] Failed),
 }
 
-/// Where a record is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Where a record is, and of which kind. A live rollout has one for each of its records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Location {
-    pub segment: u64,
+    /// The segment, and above its bits the kind.
+    kind_and_segment: u64,
     pub offset: u64,
+}
+
+impl Location {
+    const KIND_AT: u32 = 56;
+
+    pub(crate) fn new(segment: u64, kind: Kind, offset: u64) -> Self {
+        Self { kind_and_segment: u64::from(kind.byte()) << Self::KIND_AT | segment, offset }
+    }
+
+    pub(crate) fn segment(self) -> u64 {
+        self.kind_and_segment & ((1 << Self::KIND_AT) - 1)
+    }
+
+    pub(crate) fn kind(self) -> Kind {
+        let [.., kind] = self.kind_and_segment.to_le_bytes();
+        Kind::of(kind)
+    }
+
+    /// As it is in an index.
+    pub(crate) fn words(self) -> [u64; 2] {
+        [self.kind_and_segment, self.offset]
+    }
+
+    pub(crate) fn of_words([kind_and_segment, offset]: [u64; 2]) -> Self {
+        Self { kind_and_segment, offset }
+    }
 }
 
 /// An event, as it was appended.
@@ -157,14 +191,6 @@ pub struct Written {
     pub events: Vec<Event>,
     /// Whether it ended.
     pub ended: bool,
-}
-
-/// A rollout that was not over when the journal was opened.
-pub struct Unfinished {
-    /// What was written of it.
-    pub written: Written,
-    /// Where it goes on.
-    pub entry: Entry,
 }
 
 pub(crate) struct Shared {
@@ -242,9 +268,9 @@ impl Drop for Open {
 }
 
 impl Journal {
-    /// Opens a journal, and gives the rollouts in it that are not over, the oldest first. Reads
-    /// files, and cuts a torn tail.
-    pub fn open(settings: Settings) -> Result<(Self, Vec<Unfinished>), OpenError> {
+    /// Opens a journal, and gives the rollouts in it that are not over, the oldest first: where each
+    /// goes on, and what [was written](Entry::read) of it. Reads files, and cuts a torn tail.
+    pub fn open(settings: Settings) -> Result<(Self, Vec<Entry>), OpenError> {
         let Settings { path, sync, retention, segment_bytes, faults } = settings;
         let folder = Folder { path, segment_bytes, faults };
         let opened = recover::open(&folder)?;
@@ -265,14 +291,9 @@ impl Journal {
         });
         let io = |error| OpenError::Io(shared.folder.path.clone(), error);
         let writer = Writer::start(shared.clone(), opened.current).map_err(io)?;
-        let journal = Self(Arc::new(Open { shared: shared.clone(), writer: Mutex::new(Some(writer)) }));
-        let mut reader = recover::Reader::new(&shared.folder);
-        let mut unfinished = Vec::with_capacity(live.len());
-        for number in live {
-            let places = shared.tables().index.live.get(&number).map(|records| records.places.clone());
-            let written = reader.read(number, &places.unwrap_or_default()).map_err(io)?;
-            unfinished.push(Unfinished { written, entry: Entry { journal: journal.clone(), number } });
-        }
+        let journal = Self(Arc::new(Open { shared, writer: Mutex::new(Some(writer)) }));
+        let entry = |number| Entry { journal: journal.clone(), number };
+        let unfinished = live.into_iter().map(entry).collect();
         Ok((journal, unfinished))
     }
 
@@ -348,6 +369,29 @@ impl Entry {
     /// Its number, which no other rollout in this journal ever has.
     pub fn number(&self) -> u64 {
         self.number
+    }
+
+    /// The kinds of its events that were written, in order, while it is not over.
+    pub fn kinds(&self) -> Vec<u8> {
+        let tables = self.journal.0.shared.tables();
+        let places = tables.index.live.get(&self.number).map_or(&[][..], |records| &records.places);
+        let kind = |place: &Location| match place.kind() {
+            Kind::Event(kind) => Some(kind),
+            Kind::Begin | Kind::End => None,
+        };
+        places.iter().filter_map(kind).collect()
+    }
+
+    /// What was written of it, while it is not over: its events of these kinds. Reads files.
+    pub fn read(&self, wanted: impl Fn(u8) -> bool) -> io::Result<Written> {
+        let shared = &self.journal.0.shared;
+        let places = shared.tables().index.live.get(&self.number).map(|records| records.places.clone());
+        let is_wanted = |place: &Location| match place.kind() {
+            Kind::Event(kind) => wanted(kind),
+            Kind::Begin | Kind::End => true,
+        };
+        let places: Vec<Location> = places.unwrap_or_default().into_iter().filter(is_wanted).collect();
+        recover::Reader::new(&shared.folder).read(self.number, &places)
     }
 
     /// Adds an event, of a kind from 1 to 254, in as many parts as there are. It is written soon;

@@ -63,7 +63,7 @@ fn look(folder: &Folder) -> Result<Option<(Index, Option<(u64, u64)>)>, OpenErro
         let is_one = is_segment(&bytes, number);
         let (end, tail) = match is_one {
             true => scan(&bytes, |record, offset| {
-                let place = Location { segment: number, offset };
+                let place = Location::new(number, record.kind, offset);
                 index.note(record.rollout, record.kind, record.payload, place);
             }),
             false => (HEADER_BYTES, Tail::Clean),
@@ -175,7 +175,7 @@ impl<'a> Reader<'a> {
     }
 
     fn record(&mut self, place: Location) -> io::Result<(u64, Kind, Bytes)> {
-        let file = self.file(place.segment)?;
+        let file = self.file(place.segment())?;
         let mut frame = [0; FRAME_BYTES];
         file.read_exact_at(&mut frame, place.offset)?;
         let [a, b, c, d, ..] = frame;
@@ -206,7 +206,7 @@ impl<'a> Reader<'a> {
 }
 
 fn damaged(place: Location) -> io::Error {
-    let Location { segment, offset } = place;
+    let (segment, offset) = (place.segment(), place.offset);
     let what = format!("segment {segment} of the journal has no such record at byte {offset}");
     io::Error::new(io::ErrorKind::InvalidData, what)
 }

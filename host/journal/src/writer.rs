@@ -162,7 +162,7 @@ impl Writer {
         }
         let offset = self.current.end + self.buffer.len() as u64;
         record::write(&mut self.buffer, rollout, kind, payload);
-        let place = Location { segment: self.current.number, offset };
+        let place = Location::new(self.current.number, kind, offset);
         let mut tables = self.shared.tables();
         tables.index.note(rollout, kind, payload.first().map_or(&[][..], |name| name), place);
         drop(tables);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rollout_journal::{
-    Event, Journal, OpenError, Operation, Refused, Retention, Settings, Sync, Unfinished, Written,
+    Entry, Event, Journal, OpenError, Operation, Refused, Retention, Settings, Sync, Written,
 };
 
 fn event(kind: u8, payload: &str) -> Event {
@@ -19,8 +19,8 @@ fn written(name: &str, events: &[Event], ended: bool) -> Written {
     Written { name: Bytes::copy_from_slice(name.as_bytes()), events: events.to_vec(), ended }
 }
 
-fn what(unfinished: &[Unfinished]) -> Vec<Written> {
-    unfinished.iter().map(|unfinished| unfinished.written.clone()).collect()
+fn what(unfinished: &[Entry]) -> Vec<Written> {
+    unfinished.iter().map(|entry| entry.read(|_| true).unwrap()).collect()
 }
 
 fn small(path: &Path) -> Settings {
@@ -53,7 +53,7 @@ async fn what_was_written_is_there_again_and_what_ended_is_not_unfinished() {
     let (journal, unfinished) = Journal::open(Settings::new(dir.path())).unwrap();
     let all_of_a = [event(1, "xy"), event(3, "z")];
     assert_eq!(what(&unfinished), [written("a", &all_of_a, false)]);
-    let again = &unfinished[0].entry;
+    let again = &unfinished[0];
     again.append(4, vec![]).unwrap();
     again.end();
     again.written().await.unwrap();
@@ -136,7 +136,7 @@ async fn rollouts_are_found_over_many_segments_and_old_ones_go() {
     let (journal, mut unfinished) = Journal::open(settings()).unwrap();
     assert_eq!(what(&unfinished), [of_long]);
     assert_eq!(journal.find("r7").unwrap().len(), 1);
-    let long = unfinished.remove(0).entry;
+    let long = unfinished.remove(0);
     let fill = async |from: u32| {
         for n in from..from + 20 {
             let entry = journal.begin(&format!("s{n}")).unwrap();

@@ -24,7 +24,7 @@ use crate::dialect::osmosis::{self, Osmosis};
 use crate::dialect::{Dialect, Health, KeyRule, Routes};
 use rollout_assembly::config::Config;
 use rollout_core::outbound::{CallbackClient, RetryPolicy, Secret};
-use rollout_core::rollout::{Host, Load};
+use rollout_core::rollout::{Host, Load, UnfinishedRollout};
 use rollout_core::telemetry::TEXT_FORMAT;
 
 pub use access::Access;
@@ -101,6 +101,26 @@ impl Server {
         let Settings { host, dialects, access, instance_id } = settings;
         let process_id = crate::random::uuid4();
         Self(Arc::new(Inner { host, dialects, access: Arc::new(access), instance_id, process_id }))
+    }
+
+    /// Goes on with what a process before admitted, before anything is answered. Gives how many
+    /// rollouts those are.
+    pub fn resume(&self, unfinished: Vec<UnfinishedRollout>) -> usize {
+        let mut resumed = 0;
+        for rollout in unfinished {
+            let (id, driver) = (rollout.request.id.clone(), rollout.driver.clone());
+            let Some(dialect) = self.0.dialects.iter().find(|dialect| dialect.drives(&driver)) else {
+                tracing::error!(rollout_id = %id, driver, "a rollout of the journal is left there: nobody here drives it");
+                continue;
+            };
+            match dialect.resume(rollout) {
+                Ok(()) => resumed += 1,
+                Err(why) => {
+                    tracing::error!(rollout_id = %id, why, "a rollout of the journal cannot go on, and is left there");
+                }
+            }
+        }
+        resumed
     }
 
     /// How busy it is.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{Assignment, OsmosisGeneration, RawOsmosisInit, RawTools};
+use super::{Assignment, OsmosisGeneration, RawJournal, RawOsmosisInit, RawTools};
 
 /// What the operator wrote. Mirrors the file and decides nothing.
 #[derive(Clone, Debug, Default, serde::Deserialize)]
@@ -34,6 +34,8 @@ pub struct RawConfig {
     pub on_stop: Option<String>,
     /// Where guests' events go.
     pub log: Option<PathBuf>,
+    /// Where rollouts are kept, so that none that was admitted is lost.
+    pub journal: RawJournal,
     /// What a server gives up.
     pub hardening: RawHardening,
     /// What one rollout may use.

@@ -1,18 +1,18 @@
 //! Asking a model's server for a guest, and writing down what came of it.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-use tokio_util::task::AbortOnDropHandle;
-use tracing::Instrument;
+use std::time::Duration;
 
 use super::Imports;
 use super::bindings::rollout::plugin::models::Error;
-use super::calls::ModelAnswer;
+use super::boundary::Of;
+use super::calls::{CallOutcome, ModelAnswer};
 use super::exchange::{ExchangeOutcome, ModelCalls};
 use super::gate::AskRefused;
+use super::host_tools::ToolAnswer;
 use super::outside::{ModelQuestion, Outside};
 use super::record::{JudgeFailure, Record, RecordState, message_bytes};
+use super::run_event::Answer;
 use crate::budget::{Charge, Use};
 use crate::error::Fault;
 use crate::limits::Limits;
@@ -27,11 +27,8 @@ pub(super) struct Prepared {
     pub outside: Arc<dyn Outside>,
     pub routing: RoutingHeaders,
     pub record: Arc<Record>,
-    pub limits: Arc<Limits>,
     /// Where in the record what comes of it belongs.
     pub place: usize,
-    /// The sample whose history the reply is to be kept in.
-    pub keep_for: Option<usize>,
 }
 
 /// A body that is put together from the record.
@@ -66,16 +63,20 @@ enum NoAnswer {
 }
 
 impl Prepared {
-    /// Sends the request and has what came of it written down. The exchange is made where
-    /// it is first polled, on a thread of the runtime. What spawns this is a guest's stack,
-    /// where every copy of a large future would leave pages in use for as long as the guest
-    /// waits.
-    pub(super) async fn send(self) -> ModelAnswer {
-        Box::pin(self.exchange()).await
+    /// Sends the request. The exchange is made where it is first polled, on a thread of the
+    /// runtime. What spawns this is a guest's stack, where every copy of a large future would
+    /// leave pages in use for as long as the guest waits.
+    pub(super) async fn send(self) -> Answer {
+        Answer::Model(Box::pin(self.exchange()).await)
     }
 
-    async fn exchange(self) -> ModelAnswer {
-        let started = Instant::now();
+    /// What came of one in which the host panicked.
+    pub(super) fn failed() -> Answer {
+        let reason = "the host panicked in the call".to_owned();
+        Answer::Model(Err(ChatFailure::Host { attempts: 1, reason }))
+    }
+
+    async fn exchange(self) -> Result<ChatReply, ChatFailure> {
         let mut span = self.record.trace().request(match self.asked {
             ModelRole::Policy => "chat",
             ModelRole::Judge => "judge",
@@ -87,11 +88,36 @@ impl Prepared {
         let question = ModelQuestion { asked: self.asked, routing: &self.routing, body: &body };
         let result = self.outside.ask(question).await;
         describe(&mut span, &result);
-        drop(span);
-        let mut kept = self.record.lock();
-        let answer = kept.write_down(self.asked, self.place, started.elapsed(), result, &self.limits);
-        ModelAnswer { answer, keep_for: self.keep_for }
+        result
     }
+}
+
+impl Record {
+    /// Writes down what came of a call, and gives what the guest is told of it.
+    pub(super) fn keep_answer(&self, of: Of, answer: Answer, took: Duration, limits: &Limits) -> CallOutcome {
+        match (of, answer) {
+            (Of::Model { asked, place, keep_for }, answer) => {
+                let result = match answer {
+                    Answer::Model(result) => result,
+                    Answer::Tool(_) => Err(not_its_answer()),
+                };
+                let answer = self.lock().write_down(asked, place, took, result, limits);
+                CallOutcome::Model(ModelAnswer { answer, keep_for })
+            }
+            (Of::Tool { place, kind, call_id }, answer) => {
+                let answer = match answer {
+                    Answer::Tool(answer) => answer,
+                    Answer::Model(_) => ToolAnswer::unavailable(not_its_answer()),
+                };
+                CallOutcome::Tool(self.keep_result(place, kind, call_id, answer, took, limits))
+            }
+        }
+    }
+}
+
+/// Only a past that somebody else wrote has such answers.
+fn not_its_answer() -> ChatFailure {
+    ChatFailure::Host { attempts: 0, reason: "what was kept of the call is no answer to it".to_owned() }
 }
 
 impl RecordState {
@@ -309,15 +335,4 @@ impl Imports {
             self.record.lock().hits.add_asked(Limit::ConcurrentCalls, asked);
         })
     }
-}
-
-/// Begins what a guest is to wait for. On a task of its own, because what is awaited in an
-/// import is polled on the guest's stack, where an HTTP exchange would leave 30 KiB in use
-/// for as long as the guest waits. Dropped, the task ends.
-///
-/// Await it in the import itself: each function in between takes of that stack, too.
-pub(super) fn in_background<T: Send + 'static>(
-    call: impl Future<Output = T> + Send + 'static,
-) -> AbortOnDropHandle<T> {
-    AbortOnDropHandle::new(tokio::spawn(call.in_current_span()))
 }

@@ -1,18 +1,15 @@
 //! `calls`: waiting for any of several calls under way.
 
-use std::future::poll_fn;
-use std::pin::Pin;
-use std::task::Poll;
 use std::time::Duration;
 
-use futures_util::FutureExt;
-use tokio_util::task::AbortOnDropHandle;
+use tokio::time::Instant;
 use wasmtime::component::Resource;
 
 use super::bindings::rollout::plugin::{calls, models, types};
+use super::boundary::{Arrival, Boundary, News, Of};
 use super::gate::Import;
-use super::{Ended, Imports};
-use crate::budget::Charge;
+use super::{Ended, Imports, Record};
+use crate::limits::Limits;
 use crate::telemetry::Limit;
 use crate::wire::openai::Completion;
 
@@ -41,73 +38,103 @@ impl CallOutcome {
     }
 }
 
-/// A call under way. Dropping it aborts the task behind it.
+/// A guest's handle on a call under way.
 #[expect(unreachable_pub, reason = "the generated code names it as public")]
 pub struct Call {
-    state: State,
-    /// Held, and never looked at.
-    _charge: Option<Charge>,
+    number: u32,
 }
 
-enum State {
-    UnderWay(AbortOnDropHandle<CallOutcome>),
-    Ready(CallOutcome),
-}
-
-impl Call {
-    /// A call that a task of its own works on.
-    pub(super) fn under_way(task: tokio::task::JoinHandle<CallOutcome>) -> Self {
-        Self { state: State::UnderWay(AbortOnDropHandle::new(task)), _charge: None }
+impl Boundary {
+    /// Writes an answer down and keeps what came of it for the guest.
+    fn crosses_over(&self, of: Option<Of>, arrival: Arrival, record: &Record, limits: &Limits) {
+        // There is no call that nobody made.
+        let Some(of) = of else { return };
+        let Arrival { call, took, answer, charge, at: _ } = arrival;
+        // From here on the record is charged.
+        drop(charge);
+        let outcome = record.keep_answer(of, answer, took, limits);
+        self.settles(call, outcome);
     }
 
-    /// A call that was over before it began.
-    pub(super) fn ready(outcome: CallOutcome) -> Self {
-        Self::charged(outcome, None)
-    }
-
-    /// The same, with what it is charged to for as long as it is held.
-    pub(super) fn charged(outcome: CallOutcome, charge: Option<Charge>) -> Self {
-        Self { state: State::Ready(outcome), _charge: charge }
-    }
-
-    /// Whether it needs no waiting for.
-    pub(super) fn is_ready(&self) -> bool {
-        matches!(self.state, State::Ready(_))
-    }
-
-    /// Waits for the outcome.
-    pub(super) async fn outcome(self) -> wasmtime::Result<CallOutcome> {
-        match self.state {
-            State::Ready(outcome) => Ok(outcome),
-            State::UnderWay(task) => task.await.map_err(wasmtime::Error::new),
-        }
-    }
-
-    /// Whether the outcome is there; arranges for the waker to be called if not.
-    fn poll_ready(&mut self, cx: &mut std::task::Context<'_>) -> Poll<wasmtime::Result<()>> {
-        let State::UnderWay(task) = &mut self.state else { return Poll::Ready(Ok(())) };
-        match Pin::new(task).poll(cx) {
-            Poll::Pending => Poll::Pending,
-            Poll::Ready(Ok(outcome)) => {
-                self.state = State::Ready(outcome);
-                Poll::Ready(Ok(()))
-            }
-            Poll::Ready(Err(error)) => Poll::Ready(Err(wasmtime::Error::new(error))),
+    /// The run is over: what arrived before its end is written down, and nothing more arrives.
+    pub fn ends(&self, record: &Record, limits: &Limits) {
+        self.closes();
+        while let Some((of, arrival)) = self.last() {
+            self.crosses_over(of, arrival, record, limits);
         }
     }
 }
 
 impl Imports {
+    /// The guest's next move, before which all crosses that arrived.
+    pub(super) fn moves(&self) -> wasmtime::Result<()> {
+        self.boundary.moves().map_err(wasmtime::Error::new)?;
+        while let Some((of, arrival)) = self.boundary.crosses() {
+            self.boundary.crosses_over(of, arrival, &self.record, &self.limits);
+        }
+        Ok(())
+    }
+
+    /// Lets the next answer across, if there is one.
+    fn look(&self) -> wasmtime::Result<News> {
+        let news = self.boundary.look()?;
+        match news {
+            News::Arrived(arrival) => {
+                let of = self.boundary.of(arrival.call);
+                self.boundary.crosses_over(of, *arrival, &self.record, &self.limits);
+                Ok(News::Crossed)
+            }
+            news => Ok(news),
+        }
+    }
+
+    /// Waits for what comes of a call.
+    pub(super) async fn outcome(&mut self, call: u32) -> wasmtime::Result<CallOutcome> {
+        loop {
+            if let Some((outcome, _charge)) = self.boundary.takes(call) {
+                return Ok(outcome);
+            }
+            if let News::None = self.look()? {
+                self.boundary.news().await;
+            }
+        }
+    }
+
     /// Hands a call to the guest.
-    pub(super) fn hand_over(&mut self, call: Call) -> wasmtime::Result<Resource<Call>> {
+    pub(super) fn hand_over(&mut self, number: u32) -> wasmtime::Result<Resource<Call>> {
         self.calls_under_way += 1;
-        Ok(self.table.push(call)?)
+        Ok(self.table.push(Call { number })?)
     }
 
     /// Takes a call back from the guest.
-    pub(super) fn take_back(&mut self, call: Resource<Call>) -> wasmtime::Result<Call> {
+    pub(super) fn take_back(&mut self, call: Resource<Call>) -> wasmtime::Result<u32> {
         self.calls_under_way = self.calls_under_way.saturating_sub(1);
-        Ok(self.table.delete(call)?)
+        Ok(self.table.delete(call)?.number)
+    }
+
+    /// Waits for any of these; gives the places of those that are ready, none once the time is over.
+    async fn any_of(&mut self, calls: &[u32], time: Option<Duration>) -> wasmtime::Result<Vec<u32>> {
+        let until = time.map(|time| Instant::now().checked_add(time));
+        loop {
+            let ready = self.boundary.ready_among(calls);
+            if !ready.is_empty() {
+                return Ok(ready);
+            }
+            match self.look()? {
+                News::TimedOut => return Ok(Vec::new()),
+                News::None => {}
+                News::Arrived(_) | News::Crossed => continue,
+            }
+            match until.flatten() {
+                None => self.boundary.news().await,
+                Some(until) => {
+                    let news = tokio::time::timeout_at(until, self.boundary.news()).await;
+                    if news.is_err() && self.boundary.times_out() {
+                        return Ok(Vec::new());
+                    }
+                }
+            }
+        }
     }
 }
 
@@ -130,34 +157,22 @@ impl calls::Host for Imports {
         if calls.is_empty() && timeout_ms.is_none() {
             return Ok(Vec::new());
         }
-        let table = &mut self.table;
-        let any_ready = poll_fn(|cx| {
-            let mut ready = Vec::new();
-            for (place, call) in (0_u32..).zip(&calls) {
-                let call = match table.get_mut(call) {
-                    Ok(call) => call,
-                    Err(error) => return Poll::Ready(Err(wasmtime::Error::from(error))),
-                };
-                match call.poll_ready(cx) {
-                    Poll::Ready(Ok(())) => ready.push(place),
-                    Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-                    Poll::Pending => {}
-                }
-            }
-            if ready.is_empty() { Poll::Pending } else { Poll::Ready(Ok(ready)) }
-        });
+        let numbers = calls.iter().map(|call| Ok(self.table.get(call)?.number));
+        let numbers = numbers.collect::<wasmtime::Result<Vec<u32>>>()?;
         let time = timeout_ms.map(Duration::from_millis);
-        let ready = self.outside.wait(any_ready.boxed(), time).await?;
-        Ok(ready.unwrap_or_else(|| {
+        let ready = self.any_of(&numbers, time).await?;
+        if ready.is_empty() {
             self.clock.pass(time.unwrap_or_default());
-            Vec::new()
-        }))
+        }
+        Ok(ready)
     }
 }
 
 impl calls::HostCall for Imports {
     fn drop(&mut self, call: Resource<Call>) -> wasmtime::Result<()> {
-        self.take_back(call)?;
+        self.moves()?;
+        let number = self.take_back(call)?;
+        self.boundary.gives_up(number);
         Ok(())
     }
 }

@@ -6,13 +6,19 @@
 //!
 //! This module knows no guest and opens no connection.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
 use super::record::{MESSAGE_BYTES, SampleRecord};
 use crate::id::SampleId;
+use crate::telemetry::ModelRole;
 use crate::wire::messages::Messages;
-use crate::wire::openai::{Completion, Frame};
+use crate::wire::openai::{Completion, Frame, WrittenFrame};
 
 /// What an exchange costs of the record besides its messages, its frame and its reply.
 pub(super) const EXCHANGE_BYTES: usize = size_of::<Exchange>();
@@ -370,10 +376,61 @@ impl<'a> Lists<'a> {
         self.unmade(exchange).bytes()
     }
 
+    /// The request at this place as it is kept: what is new in it against the one before to the
+    /// same model, of the same sample.
+    pub(super) fn written(&self, asked: ModelRole, place: usize) -> Bytes {
+        let exchanges = self.exchanges();
+        let Some(exchange) = exchanges.get(place) else { return Bytes::new() };
+        let before = exchanges[..place].iter().rposition(|other| other.sample == exchange.sample);
+        let before = before.map(|place| (place, &exchanges[place]));
+        let parts = self.messages(exchange);
+        let shared = before.map_or(0, |(_, other)| in_common(&self.messages(other), &parts));
+        let has_frame = before.is_none_or(|(_, other)| other.frame != exchange.frame);
+        let written = WrittenRequest {
+            asked,
+            sample: exchange.sample.as_ref().map(|id| id.as_str().into()),
+            before: before.map(|(place, _)| place),
+            shared,
+            frame: has_frame.then(|| exchange.frame.written()),
+            new: Vec::new(),
+        };
+        // Text and numbers; the messages are put in as they are.
+        let mut text = serde_json::to_vec(&written).unwrap_or_default();
+        text.truncate(text.len() - b"]}".len());
+        for (at, message) in parts.iter().flat_map(Part::iter).skip(shared).enumerate() {
+            if at > 0 {
+                text.push(b',');
+            }
+            text.extend_from_slice(message.as_bytes());
+        }
+        text.extend_from_slice(b"]}");
+        text.into()
+    }
+
     /// The body before it is put together.
     pub(super) fn unmade(&self, exchange: &'a Exchange) -> UnmadeBody<'a> {
         UnmadeBody { frame: &exchange.frame, parts: self.messages(exchange) }
     }
+}
+
+/// A request as it is kept, in JSON.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct WrittenRequest<'a> {
+    /// The model.
+    pub asked: ModelRole,
+    /// The sample that it was made for.
+    #[serde(borrow)]
+    pub sample: Option<Cow<'a, str>>,
+    /// Which request to the same model was the last one of the same sample, from 0.
+    pub before: Option<usize>,
+    /// How many messages it begins with as that one did.
+    pub shared: usize,
+    /// The rest of the request, where it is not that of the one before.
+    #[serde(borrow)]
+    pub frame: Option<WrittenFrame<'a>>,
+    /// The messages after those.
+    #[serde(borrow)]
+    pub new: Vec<&'a RawValue>,
 }
 
 /// The parts that a body is made of.

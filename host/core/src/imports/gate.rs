@@ -1,7 +1,7 @@
 //! The one way from a guest into the host.
 //!
-//! Every import begins with [`Imports::enter`], which counts the call and sees that the role has
-//! it; a test below looks that each does. What an import answers with is a plain
+//! Every import begins with [`Imports::enter`], which counts the call, lets across what arrived since the
+//! one before, and sees that the role has it; a test below looks that each does. What an import answers with is a plain
 //! `Result`: a guest is told of a [`Refused::Told`], and ended by a [`Refused::Ended`].
 
 use wasmtime::component::ResourceTableError;
@@ -75,6 +75,7 @@ impl Imports {
             self.record.limit_hit(Limit::HostCalls);
             return Err(wasmtime::Error::new(Ended::HostCalls(self.limits.host_calls_max)));
         }
+        self.moves()?;
         match only {
             Some(allowed) if allowed != self.role => {
                 let (role, allowed) = (self.role.as_str(), allowed.as_str());

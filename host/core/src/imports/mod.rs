@@ -9,6 +9,7 @@
 
 mod artifacts;
 mod ask;
+mod boundary;
 mod calls;
 mod context;
 mod exchange;
@@ -20,7 +21,9 @@ mod log;
 mod meter;
 mod models;
 mod outside;
+mod past;
 mod record;
+mod run_event;
 mod samples;
 mod stdio;
 mod tools;
@@ -79,13 +82,18 @@ use crate::wire::openai::Params;
 
 use virtual_clock::GuestClock;
 
-pub use exchange::{Exchange, ExchangeOutcome, Lists, ModelCalls, Part, in_common};
+pub(crate) use boundary::PastOver;
+pub use boundary::{Boundary, Difference, Diverged, RunLog};
+pub use exchange::{Exchange, ExchangeOutcome, Lists, ModelCalls, Part, WrittenRequest, in_common};
 pub use host_tools::{HostTool, HostTools, ToolAnswer, ToolRequest, error_text};
 pub use outside::{Live, ModelAccess, Outside};
+pub use past::Past;
 pub use record::{
     ArtifactFile, JudgeFailure, LogEntry, LogLevel, Record, Recorded, RolloutUsage, SampleRecord, ToolUse,
     message_bytes,
 };
+pub use run_event::{Answer, NoEvent, RunEvent};
+pub use tools::WrittenToolCall;
 
 /// What an instance was made to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -223,6 +231,7 @@ pub struct Imports {
     run: Arc<RunContext>,
     limits: Arc<Limits>,
     outside: Arc<dyn Outside>,
+    boundary: Arc<Boundary>,
     record: Arc<Record>,
     calls_under_way: u32,
     host_calls: u64,
@@ -246,12 +255,20 @@ impl Imports {
             run,
             limits,
             outside: Arc::new(outside),
+            boundary: Arc::default(),
             record,
             calls_under_way: 0,
             host_calls: 0,
             clock: GuestClock::default(),
             table,
         }
+    }
+
+    /// The same, with what crosses from outside at this boundary.
+    pub fn across(self, boundary: Arc<Boundary>) -> Self {
+        let mut imports = self;
+        imports.boundary = boundary;
+        imports
     }
 
     /// What a guest's standard library finds: no arguments, environment, files or
@@ -292,6 +309,13 @@ impl Imports {
     /// Times the start of the instance until what is given back is dropped.
     pub(crate) fn time_start(&self) -> (Timing, Span) {
         (self.run.metrics.time(Step::InstanceStart), self.record.trace().span("instance_start"))
+    }
+}
+
+impl Drop for Imports {
+    /// What the guest has under way ends with it.
+    fn drop(&mut self) {
+        self.boundary.closes();
     }
 }
 

@@ -3,14 +3,17 @@
 //! Calls of a judge are kept apart: they belong to no sample, have budgets of their own, and
 //! never count as what a workflow did.
 
-use tracing::Instrument;
+use std::time::SystemTime;
+
+use bytes::Bytes;
 use wasmtime::component::Resource;
 
 use super::Imports;
-use super::ask::{Prepared, in_background};
+use super::ask::Prepared;
 use super::bindings::rollout::plugin::models::{self, Completion, Conversation, Error, Request};
 use super::bindings::rollout::plugin::samples::RecordError;
 use super::bindings::rollout::plugin::types;
+use super::boundary::{Begun, Of};
 use super::calls::{Call, CallOutcome, ModelAnswer};
 use super::exchange::{EXCHANGE_BYTES, Exchange, Sent, Whose, text_bytes};
 use super::gate::{AskRefused, Import};
@@ -43,12 +46,13 @@ struct Question<'a> {
 }
 
 impl Imports {
-    fn prepare(
+    /// Begins a call; gives its number.
+    fn begin_call(
         &mut self,
         role: models::Role,
         sample: Option<&Resource<OpenSample>>,
         request: Request,
-    ) -> Result<Prepared, AskRefused> {
+    ) -> Result<u32, AskRefused> {
         let outside = self.outside.clone();
         let question = self.question(&*outside, role, sample)?;
         let Question { asked, whose, .. } = question;
@@ -70,18 +74,36 @@ impl Imports {
             None => RoutingHeaders::of_rollout(&self.run.rollout_id),
         };
         let place = self.record.lock().calls_mut(asked).add(Exchange::new(sample_id, sent, frame));
-        Ok(Prepared {
-            asked,
-            outside,
-            routing,
-            record: self.record.clone(),
-            limits: self.limits.clone(),
-            place,
-            keep_for: match whose {
-                Whose::Sample(sample) if keep_reply => Some(sample),
-                Whose::Sample(_) | Whose::Judge => None,
-            },
-        })
+        let keep_for = match whose {
+            Whose::Sample(sample) if keep_reply => Some(sample),
+            Whose::Sample(_) | Whose::Judge => None,
+        };
+        let Begun { call, is_live } = self.asks_model(asked, place, keep_for)?;
+        if is_live {
+            let prepared = Prepared { asked, outside, routing, record: self.record.clone(), place };
+            let holder = self.record.holder().cloned();
+            self.boundary.makes(call, holder, prepared.send(), Prepared::failed);
+        }
+        Ok(call)
+    }
+
+    /// A request at this place of the record crosses.
+    fn asks_model(
+        &self,
+        asked: ModelRole,
+        place: usize,
+        keep_for: Option<usize>,
+    ) -> Result<Begun, AskRefused> {
+        let mut kept = self.record.lock();
+        let what = match self.boundary.is_kept() {
+            true => kept.calls(asked).among(&kept.samples).written(asked, place),
+            false => Bytes::new(),
+        };
+        let exchange = kept.calls_mut(asked).exchange_mut(place);
+        let mut unknown = SystemTime::UNIX_EPOCH;
+        let time = exchange.map_or(&mut unknown, |exchange| &mut exchange.started_at);
+        let of = Of::Model { asked, place, keep_for };
+        self.boundary.asks(of, time, what).map_err(|diverged| wasmtime::Error::new(diverged).into())
     }
 
     /// Which model is asked, and whether this guest may ask it so.
@@ -212,6 +234,14 @@ impl Imports {
         }
     }
 
+    /// Waits for what comes of a call.
+    async fn finish_call(&mut self, call: u32) -> Result<Completion, AskRefused> {
+        match self.outcome(call).await? {
+            CallOutcome::Model(answer) => self.give(answer),
+            other => Err(other.not_of("models").into()),
+        }
+    }
+
     /// What a guest is given of an answer. A reply that it wants kept becomes part of the
     /// history now, in the order in which it learns of replies.
     fn give(&mut self, ModelAnswer { answer, keep_for }: ModelAnswer) -> Result<Completion, AskRefused> {
@@ -312,9 +342,8 @@ impl models::Host for Imports {
         request: Request,
     ) -> Result<Completion, AskRefused> {
         self.enter(import_of(role))?;
-        let prepared = self.prepare(role, sample.as_ref(), request)?;
-        let answer = in_background(prepared.send()).await.map_err(wasmtime::Error::new)?;
-        self.give(answer)
+        let call = self.begin_call(role, sample.as_ref(), request)?;
+        self.finish_call(call).await
     }
 
     fn start(
@@ -325,19 +354,14 @@ impl models::Host for Imports {
     ) -> Result<Resource<Call>, AskRefused> {
         self.enter(import_of(role))?;
         self.may_begin().map_err(Error::BudgetSpent)?;
-        let prepared = self.prepare(role, sample.as_ref(), request)?;
-        let task = async { CallOutcome::Model(prepared.send().await) };
-        // The task's log lines are the rollout's, as the guest's own calls are.
-        let task = tokio::spawn(task.in_current_span());
-        Ok(self.hand_over(Call::under_way(task))?)
+        let call = self.begin_call(role, sample.as_ref(), request)?;
+        Ok(self.hand_over(call)?)
     }
 
     async fn finish(&mut self, call: Resource<Call>) -> Result<Completion, AskRefused> {
         self.enter(Import::MODEL_FINISH)?;
-        match self.take_back(call)?.outcome().await? {
-            CallOutcome::Model(answer) => self.give(answer),
-            other => Err(other.not_of("models").into()),
-        }
+        let call = self.take_back(call)?;
+        self.finish_call(call).await
     }
 }
 

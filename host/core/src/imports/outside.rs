@@ -1,6 +1,6 @@
-//! What comes to a guest from outside of it: answers of models and tools, which of several calls
-//! is answered first, and how much time is left. With it, and with what its rollout asks for,
-//! a run can be made again; clocks and random numbers are the rollout's own.
+//! What comes to a guest from outside of it: answers of models and tools, and how much time is left. In
+//! which order it comes is the [boundary's](super::Boundary) to say. With both, and with what its
+//! rollout asks for, a run can be made again; clocks and random numbers are the rollout's own.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -32,13 +32,6 @@ pub trait Outside: Send + Sync + Debug {
 
     /// Makes a call of a tool. Dropping the future gives the call up.
     fn call_tool(&self, request: ToolRequest) -> BoxFuture<'static, ToolAnswer>;
-
-    /// Waits until something is ready, and says what; nothing once the time is over.
-    fn wait<'a>(
-        &'a self,
-        ready: BoxFuture<'a, wasmtime::Result<Vec<u32>>>,
-        time: Option<Duration>,
-    ) -> BoxFuture<'a, wasmtime::Result<Option<Vec<u32>>>>;
 
     /// Until the run is ended; none where it has no deadline.
     fn time_left(&self) -> Option<Duration>;
@@ -134,15 +127,6 @@ impl Outside for Live {
             Some(tools) => tools.clone().call(request),
             None => std::future::ready(ToolAnswer::unavailable("there is no such tool")).boxed(),
         }
-    }
-
-    fn wait<'a>(
-        &'a self,
-        ready: BoxFuture<'a, wasmtime::Result<Vec<u32>>>,
-        time: Option<Duration>,
-    ) -> BoxFuture<'a, wasmtime::Result<Option<Vec<u32>>>> {
-        let Some(time) = time else { return ready.map(|ready| ready.map(Some)).boxed() };
-        tokio::time::timeout(time, ready).map(|ready| ready.ok().transpose()).boxed()
     }
 
     fn time_left(&self) -> Option<Duration> {

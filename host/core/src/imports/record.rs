@@ -545,6 +545,12 @@ impl Record {
         (kept.hits, kept.log_dropped)
     }
 
+    /// Shows the artifacts, by name, and the log.
+    pub fn with_left(&self, show: impl FnOnce(&BTreeMap<String, Bytes>, &[LogEntry])) {
+        let kept = self.read();
+        show(&kept.artifacts, &kept.log);
+    }
+
     /// Takes everything out.
     pub fn take(&self) -> Recorded {
         let kept = std::mem::take(&mut *self.read());

@@ -4,19 +4,23 @@
 //! Every call is written down before it is made, made in a task of its own, and ends in
 //! a result for the model, whatever went wrong.
 
+use std::borrow::Cow;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
-use tracing::Instrument;
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 use wasmtime::component::Resource;
 
 use super::bindings::rollout::plugin::tools;
 use super::bindings::rollout::plugin::types::{ToolCall, ToolResult};
+use super::boundary::{Begun, Of};
 use super::calls::{Call, CallOutcome};
 use super::gate::Import;
 use super::host_tools::{HostTool, ToolAnswer, ToolRequest, error_text};
 use super::outside::Outside;
-use super::record::{Record, ToolUse};
+use super::record::{Record, RecordState, ToolUse};
+use super::run_event::Answer;
 use super::virtual_clock::{ANSWER, seed_of};
 use super::{Ended, Imports, Role};
 use crate::budget::Use;
@@ -52,62 +56,92 @@ struct Prepared {
     outside: Arc<dyn Outside>,
     request: ToolRequest,
     name: String,
-    kind: ToolKind,
-    entry: Entry,
-}
-
-/// A call's place in the record, where its answer goes.
-struct Entry {
     call_id: String,
-    place: usize,
+    kind: ToolKind,
     record: Arc<Record>,
-    limits: Arc<Limits>,
     metrics: Arc<Metrics>,
 }
 
 impl Imports {
-    /// Begins a call beside those under way. What keeps it from being made is its result.
-    fn begin(&mut self, call: ToolCall, under_way: u32) -> Call {
-        let entry = match self.note_call(call.id, &call.name, &call.arguments) {
-            Ok(entry) => entry,
-            Err(result) => return self.refused(result),
+    /// Begins a call beside those under way; gives its number, and whether it is one of them. What
+    /// keeps it from being made is its result.
+    fn begin(&mut self, call: ToolCall, under_way: u32) -> wasmtime::Result<(u32, bool)> {
+        let ToolCall { id: call_id, name, arguments } = call;
+        let place = match self.note_call(&call_id, &name, &arguments) {
+            Ok(place) => place,
+            Err(over) => {
+                let content = error_text(over);
+                return Ok((self.refused(ToolResult { call_id, content, is_error: true }), false));
+            }
         };
-        match self.prepare_call(&call.name, call.arguments, under_way, entry.place) {
-            Ok(Ready { tool, request }) => {
-                let outside = self.outside.clone();
-                let prepared = Prepared { outside, request, name: call.name, kind: tool.kind, entry };
-                let task = async { CallOutcome::Tool(prepared.make().await) };
-                // The task's log lines are the rollout's, as the guest's own calls are.
-                Call::under_way(tokio::spawn(task.in_current_span()))
+        match self.prepare_call(&name, arguments, under_way, place) {
+            Ok(Ready { tool: HostTool { kind, .. }, request }) => {
+                let Begun { call, is_live } = self.asks_tool(&name, &request, place, kind, &call_id)?;
+                if is_live {
+                    let (outside, record) = (self.outside.clone(), self.record.clone());
+                    let (holder, metrics) = (self.record.holder().cloned(), self.run.metrics.clone());
+                    let prepared = Prepared { outside, request, name, call_id, kind, record, metrics };
+                    self.boundary.makes(call, holder, prepared.make(), Prepared::failed);
+                }
+                Ok((call, true))
             }
             Err((kind, answer)) => {
                 self.run.metrics.tool_call(kind).ended(answer.outcome);
-                Call::ready(CallOutcome::Tool(entry.close(answer, kind, Duration::ZERO)))
+                let (took, limits) = (Duration::ZERO, &self.limits);
+                let result = self.record.keep_result(place, kind, call_id, answer, took, limits);
+                Ok((self.boundary.refuses(CallOutcome::Tool(result), None), false))
             }
         }
     }
 
+    /// A call at this place of the record crosses.
+    fn asks_tool(
+        &self,
+        name: &str,
+        request: &ToolRequest,
+        place: usize,
+        kind: ToolKind,
+        call_id: &str,
+    ) -> wasmtime::Result<Begun> {
+        let what = match self.boundary.is_kept() {
+            true => {
+                let written = WrittenToolCall {
+                    tool: name.into(),
+                    id: call_id.into(),
+                    arguments: request.arguments.as_str().into(),
+                };
+                // Texts.
+                serde_json::to_vec(&written).map(Bytes::from).unwrap_or_default()
+            }
+            false => Bytes::new(),
+        };
+        let mut kept = self.record.lock();
+        let mut unknown = SystemTime::UNIX_EPOCH;
+        let entry = kept.tool_uses.get_mut(place);
+        let time = entry.map_or(&mut unknown, |entry| &mut entry.started_at);
+        let of = Of::Tool { place, kind, call_id: call_id.to_owned() };
+        self.boundary.asks(of, time, what).map_err(wasmtime::Error::new)
+    }
+
     /// A call for which the record has no room. What the guest may hold of such results
     /// is charged for as long as it holds them.
-    fn refused(&self, result: ToolResult) -> Call {
+    fn refused(&self, result: ToolResult) -> u32 {
         let mut charge = self.record.holder().map(|holder| holder.nothing(Use::Record));
         if let Some(charge) = &mut charge {
             // Where there is no room for this either, the rollout was ended with that.
             let _ = charge.grow(CALL_BYTES + result.call_id.len() + result.content.len());
         }
-        Call::charged(CallOutcome::Tool(result), charge)
+        self.boundary.refuses(CallOutcome::Tool(result), charge)
     }
 
-    /// Writes a call down before anything comes of it.
-    fn note_call(&self, call_id: String, name: &str, arguments: &str) -> Result<Entry, ToolResult> {
+    /// Writes a call down before anything comes of it; gives its place, or why there is no room.
+    fn note_call(&self, call_id: &str, name: &str, arguments: &str) -> Result<usize, String> {
         let mut kept = self.record.lock();
         let bytes = CALL_BYTES + call_id.len() + name.len() + arguments.len();
-        if let Err(over) = kept.charge(bytes, &self.limits) {
-            return Err(ToolResult { call_id, content: error_text(over.0), is_error: true });
-        }
+        kept.charge(bytes, &self.limits).map_err(|over| over.0)?;
         let place = kept.tool_uses.len();
         kept.tool_uses.push(ToolUse {
-            call_id: call_id.clone(),
+            call_id: call_id.to_owned(),
             name: name.to_owned(),
             arguments: arguments.to_owned(),
             kind: ToolKind::None,
@@ -117,9 +151,7 @@ impl Imports {
             outcome: ToolOutcome::Abandoned,
             content: String::new(),
         });
-        drop(kept);
-        let (record, limits) = (self.record.clone(), self.limits.clone());
-        Ok(Entry { call_id, place, record, limits, metrics: self.run.metrics.clone() })
+        Ok(place)
     }
 
     /// Finds the tool and sees that it may be called now.
@@ -164,46 +196,84 @@ impl Imports {
 }
 
 impl Prepared {
-    async fn make(self) -> ToolResult {
+    async fn make(self) -> Answer {
         // As with a chat call: large futures are not made on a guest's stack.
-        Box::pin(self.call()).await
+        Answer::Tool(Box::pin(self.call()).await)
     }
 
-    async fn call(self) -> ToolResult {
-        let metrics = self.entry.metrics.clone();
-        let counted = metrics.tool_call(self.kind);
-        let started = Instant::now();
-        let mut span = self.entry.record.trace().request("execute_tool");
+    /// What came of one in which the host panicked.
+    fn failed() -> Answer {
+        Answer::Tool(ToolAnswer::unavailable("the host panicked in the call"))
+    }
+
+    async fn call(self) -> ToolAnswer {
+        let counted = self.metrics.tool_call(self.kind);
+        let mut span = self.record.trace().request("execute_tool");
         span.set("gen_ai.operation.name", "execute_tool");
         span.set("gen_ai.tool.name", self.name);
-        span.set("gen_ai.tool.call.id", self.entry.call_id.clone());
+        span.set("gen_ai.tool.call.id", self.call_id);
         let answer = self.outside.call_tool(self.request).await;
         if answer.is_error() {
             span.failed(answer.outcome.as_str(), "the tool's call failed");
         }
         drop(span);
         counted.ended(answer.outcome);
-        self.entry.close(answer, self.kind, started.elapsed())
+        answer
     }
 }
 
-impl Entry {
-    /// Writes down what came of the call and gives the guest its result.
-    fn close(self, mut answer: ToolAnswer, kind: ToolKind, duration: Duration) -> ToolResult {
-        let mut kept = self.record.lock();
+/// A call of a tool as it is kept, in JSON.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct WrittenToolCall<'a> {
+    /// The tool's name.
+    #[serde(borrow)]
+    pub tool: Cow<'a, str>,
+    /// The id that the call came with.
+    #[serde(borrow)]
+    pub id: Cow<'a, str>,
+    /// The arguments as they came.
+    #[serde(borrow)]
+    pub arguments: Cow<'a, str>,
+}
+
+impl Record {
+    /// Writes down what came of a call at this place and gives the guest its result.
+    pub(super) fn keep_result(
+        &self,
+        place: usize,
+        kind: ToolKind,
+        call_id: String,
+        answer: ToolAnswer,
+        took: Duration,
+        limits: &Limits,
+    ) -> ToolResult {
+        let content = self.lock().keep_content(place, kind, answer, took, limits);
+        ToolResult { call_id, is_error: content.is_error(), content: content.content }
+    }
+}
+
+impl RecordState {
+    fn keep_content(
+        &mut self,
+        place: usize,
+        kind: ToolKind,
+        mut answer: ToolAnswer,
+        took: Duration,
+        limits: &Limits,
+    ) -> ToolAnswer {
         if let Some(limit) = answer.limit {
-            kept.hits.add(limit);
+            self.hits.add(limit);
         }
-        if let Err(over) = kept.charge(answer.content.len(), &self.limits) {
+        if let Err(over) = self.charge(answer.content.len(), limits) {
             answer = ToolAnswer::over(Limit::RecordBytes, format!("its result is not kept: {}", over.0));
         }
-        if let Some(entry) = kept.tool_uses.get_mut(self.place) {
+        if let Some(entry) = self.tool_uses.get_mut(place) {
             entry.kind = kind;
-            entry.duration = duration;
+            entry.duration = took;
             entry.outcome = answer.outcome;
             entry.content = answer.content.clone();
         }
-        ToolResult { call_id: self.call_id, is_error: answer.is_error(), content: answer.content }
+        answer
     }
 }
 
@@ -220,17 +290,15 @@ impl tools::Host for Imports {
         }
         calls.iter().try_for_each(check_id)?;
         let mut under_way = self.calls_under_way;
-        let begun: Vec<Call> = calls
-            .into_iter()
-            .map(|call| {
-                let call = self.begin(call, under_way);
-                under_way += u32::from(!call.is_ready());
-                call
-            })
-            .collect();
+        let mut begun = Vec::with_capacity(calls.len());
+        for call in calls {
+            let (call, is_under_way) = self.begin(call, under_way)?;
+            under_way += u32::from(is_under_way);
+            begun.push(call);
+        }
         let mut results = Vec::with_capacity(begun.len());
         for call in begun {
-            results.push(tool_result(call.outcome().await?)?);
+            results.push(tool_result(self.outcome(call).await?)?);
         }
         self.clock.pass(ANSWER);
         Ok(results)
@@ -239,13 +307,14 @@ impl tools::Host for Imports {
     fn start(&mut self, tool_call: ToolCall) -> wasmtime::Result<Resource<Call>> {
         self.enter(Import::TOOL_START)?;
         check_id(&tool_call)?;
-        let call = self.begin(tool_call, self.calls_under_way);
+        let (call, _) = self.begin(tool_call, self.calls_under_way)?;
         self.hand_over(call)
     }
 
     async fn finish(&mut self, call: Resource<Call>) -> wasmtime::Result<ToolResult> {
         self.enter(Import::TOOL_FINISH)?;
-        let result = tool_result(self.take_back(call)?.outcome().await?)?;
+        let call = self.take_back(call)?;
+        let result = tool_result(self.outcome(call).await?)?;
         self.clock.pass(ANSWER);
         Ok(result)
     }

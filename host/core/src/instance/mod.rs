@@ -29,7 +29,7 @@ use crate::imports::bindings::exports::rollout::plugin::{
     agent_loop as loop_export, grader, settings, tool, workflow as workflow_export,
 };
 use crate::imports::bindings::rollout::plugin::types;
-use crate::imports::{self, Ended, Imports, Record};
+use crate::imports::{self, Diverged, Ended, Imports, PastOver, Record};
 use crate::limits::Limits;
 use crate::telemetry::Limit;
 pub use agent_loop::{LoopOutcome, LoopRequest};
@@ -162,6 +162,12 @@ pub enum RunError {
     /// It broke the contract.
     #[error("broke the contract: {0}")]
     Contract(String),
+    /// It was made again, and did not do what it did before.
+    #[error("did not do again what it did before: {0}")]
+    Diverged(Diverged),
+    /// It was made again, and is where its past ends.
+    #[error("is where its past ends")]
+    PastOver,
     /// The plugin has no such half.
     #[error("the plugin has no {0}")]
     Missing(&'static str),
@@ -183,8 +189,9 @@ impl RunError {
             | Self::Limit(_)
             | Self::Trapped { .. }
             | Self::Exited(_)
-            | Self::Contract(_) => Fault::Plugin,
-            Self::Missing(_) | Self::Host(_) => Fault::Host,
+            | Self::Contract(_)
+            | Self::Diverged(_) => Fault::Plugin,
+            Self::Missing(_) | Self::Host(_) | Self::PastOver => Fault::Host,
         }
     }
 }
@@ -487,7 +494,7 @@ fn starting(store: &Store<InstanceState>, error: &wasmtime::Error) -> RunError {
         return RunError::Memory { max: memory.bytes_max() };
     }
     // A start function is the guest's, and does all that others do.
-    if error.is::<Trap>() || error.is::<I32Exit>() || error.is::<Ended>() {
+    if error.is::<Trap>() || error.is::<I32Exit>() || error.is::<Ended>() || error.is::<Diverged>() {
         return running(store, error);
     }
     // The engine has no type for this one.
@@ -509,8 +516,11 @@ fn running(store: &Store<InstanceState>, error: &wasmtime::Error) -> RunError {
     if let Some(ended) = error.downcast_ref::<Ended>() {
         return RunError::Contract(ended.to_string());
     }
-    if let Some(join) = error.downcast_ref::<tokio::task::JoinError>() {
-        return RunError::Host(join.to_string());
+    if let Some(diverged) = error.downcast_ref::<Diverged>() {
+        return RunError::Diverged(diverged.clone());
+    }
+    if error.is::<PastOver>() {
+        return RunError::PastOver;
     }
     let memory = &store.data().memory;
     if memory.refused() {

@@ -7,8 +7,10 @@ use serde_json::value::RawValue;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::journal::DeploymentId;
 use super::model::AgentForm;
 use crate::budget::Budget;
+use crate::digest::{hex, sha256_parts};
 use crate::id::RolloutId;
 use crate::imports::{HostTools, Imports, Live, ModelAccess, Record, Role, RunContext};
 use crate::instance::{self, Bounds, Permit, RunError};
@@ -44,6 +46,17 @@ pub struct Deployment {
     grader_config: Option<Arc<RawValue>>,
     pub(super) tools: Option<Arc<dyn HostTools>>,
     pub(super) judge: Option<ModelAccess>,
+    id: DeploymentId,
+}
+
+/// A digest of what guests are told of their deployment.
+fn settings_digest(configs: [&Option<Box<RawValue>>; 2], tools: Option<&dyn HostTools>) -> String {
+    let config =
+        |config: &'_ Option<Box<RawValue>>| config.as_ref().map_or("", |config| config.get()).to_owned();
+    let configs = configs.map(config);
+    let schemas = tools.map(HostTools::schemas).unwrap_or_default();
+    let parts: Vec<&[u8]> = configs.iter().chain(schemas).map(String::as_bytes).collect();
+    hex(&sha256_parts(&parts))
 }
 
 /// Why components make no deployment.
@@ -81,6 +94,11 @@ impl Deployment {
         if grader.as_ref().is_some_and(|grader| !grader.about().grader) {
             return Err(DeploymentError::NoGrader);
         }
+        let id = DeploymentId {
+            workflow: workflow.about().digest.clone(),
+            grader: grader.as_ref().map(|grader| grader.about().digest.clone()),
+            settings: settings_digest([&plugin_config, &grader_config], tools.as_deref()),
+        };
         Ok(Self {
             workflow,
             grader,
@@ -89,7 +107,13 @@ impl Deployment {
             grader_config: grader_config.map(Into::into),
             tools,
             judge,
+            id,
         })
+    }
+
+    /// What decides on what its rollouts do, by which another process knows whether it has the same.
+    pub fn id(&self) -> &DeploymentId {
+        &self.id
     }
 
     /// The plugin that grades: the one given for it, or the workflow's own.

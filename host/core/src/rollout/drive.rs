@@ -12,7 +12,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tracing::Instrument;
 
-use super::model::{Failure, FailureKind, Finished, Phase, Stage};
+use super::model::{Failure, FailureKind, Finished, Outcome, Phase, Stage};
 use super::run::Rollout;
 
 /// What is done at the steps of a rollout.
@@ -77,6 +77,16 @@ pub enum Ended {
     Cancelled(Box<Finished>),
     /// The host panicked in it, and nothing else is known of it.
     Crashed(Failure),
+}
+
+impl Ended {
+    /// How a rollout ended that a process before came to the end with.
+    pub fn of(finished: Box<Finished>) -> Self {
+        match &finished.outcome {
+            Outcome::Unscored(Failure { kind: FailureKind::Cancelled, .. }) => Self::Cancelled(finished),
+            _ => Self::Finished(finished),
+        }
+    }
 }
 
 /// Drives a rollout to its end and makes of that what the steps say.

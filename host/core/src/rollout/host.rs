@@ -86,7 +86,10 @@ impl Host {
     /// Lets a rollout in, if there is room for what it will do. Its request is charged already.
     pub(super) fn enter(&self, request: &RolloutRequest) -> Result<Entered, AdmitError> {
         self.budget().check_new_work(0)?;
-        self.0.runtime.slots.enter(&request.id)
+        if let Some(journal) = &self.0.runtime.settings.journal {
+            journal.check()?;
+        }
+        self.0.runtime.slots.enter(&request.id, false)
     }
 
     /// A live rollout.

@@ -18,6 +18,7 @@ mod deployment;
 mod drive;
 mod events;
 mod host;
+mod journal;
 mod limits;
 mod model;
 mod outcome_counter;
@@ -29,6 +30,11 @@ mod trajectory;
 pub use deployment::{Deployment, DeploymentError, DeploymentSettings, Started};
 pub use drive::{AfterWorkflow, Ended, Next, Steps, drive};
 pub use host::Host;
+pub use journal::{
+    Continuation, DeploymentId, Failed, Journal, JournaledSecrets, OpenError as JournalError,
+    Refused as JournalRefused, Retention as JournalRetention, RolloutLog, Settings as JournalSettings,
+    Sync as JournalSync, UnfinishedRollout,
+};
 pub use model::{
     AgentForm, ExtraFact, ExtraMember, Failure, FailureKind, Finished, FinishedSample, LimitUse, LoopOptions,
     LoopReport, ModelAddress, Outcome, Phase, RequestSecrets, RolloutRequest, Stage, TrajectoryExtra,

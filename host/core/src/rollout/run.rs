@@ -4,14 +4,16 @@ mod agent;
 mod deadline;
 
 use std::collections::HashMap;
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::host::Host;
+use super::journal::{Continuation, RolloutLog, Started};
 use super::limits::{self, HalfTimes};
 use super::model::{
     AgentForm, Failure, FailureKind, Finished, FinishedSample, LoopReport, Outcome, Phase, RequestSecrets,
@@ -23,7 +25,9 @@ use super::{events, trajectory};
 use crate::budget::{Charge, Holder};
 use crate::error::Fault;
 use crate::id::{RolloutId, SampleId};
-use crate::imports::{Imports, JudgeFailure, Live, ModelAccess, Record, Role, RunContext, SampleRecord};
+use crate::imports::{
+    Boundary, Imports, JudgeFailure, Live, ModelAccess, Past, Record, Role, RunContext, SampleRecord,
+};
 use crate::instance::{self, Bounds, GuestVerdict, Permit, RunError, SampleToGrade};
 use crate::moments::Moments;
 use crate::outbound::ModelEndpoint;
@@ -40,6 +44,16 @@ pub struct Resources {
     pub secrets: RequestSecrets,
     /// What its bytes are charged to for as long as it lives, where anything is.
     pub charge: Option<Charge>,
+    /// What its driver needs to go on with it in another process. Without, it ends with this one.
+    pub continuation: Option<Continuation>,
+}
+
+/// What is known of a rollout that a process before began.
+pub(super) struct Resumed {
+    pub admitted_at: SystemTime,
+    pub started: Started,
+    /// How its deployment differs from the one that it was admitted to, if it does.
+    pub differs: Option<String>,
 }
 
 /// A rollout that was admitted and is not over.
@@ -68,6 +82,7 @@ pub struct Rollout {
     // whoever waits for its end told, by the closing of its phases.
     place: SlotGuard,
     phase: watch::Sender<Phase>,
+    resumed: Option<Resumed>,
 }
 
 /// How long a rollout keeps its slot while its caller is notified, before the grader runs. A
@@ -81,9 +96,10 @@ impl Rollout {
         mut request: RolloutRequest,
         resources: Resources,
         entered: Entered,
+        resumed: Option<Resumed>,
     ) -> Self {
         let Entered { place, handle, phase } = entered;
-        let Resources { model, secrets: _, charge } = resources;
+        let Resources { model, secrets: _, charge, continuation: _ } = resources;
         let run = RunContext {
             rollout_id: request.id.clone(),
             caller_id: request.caller_id.take(),
@@ -105,7 +121,7 @@ impl Rollout {
         trace.set("rollout.attempt", i64::from(request.attempt));
         let holder = host.budget().holder(handle.cancel.clone());
         let record = Arc::new(Record::of_rollout(trace, holder.clone()));
-        let admitted_at = Instant::now();
+        let admitted_at = resumed.as_ref().map_or_else(Instant::now, |resumed| ago(resumed.admitted_at));
         Self {
             run: Arc::new(run),
             account: OutcomeCounter::new(host.clone(), record.clone(), handle.phases(), admitted_at),
@@ -128,12 +144,18 @@ impl Rollout {
             handle,
             phase,
             place,
+            resumed,
         }
     }
 
     /// Its name.
     pub fn id(&self) -> &RolloutId {
         &self.request.id
+    }
+
+    /// Where it is kept, if it is.
+    pub fn log(&self) -> Option<&RolloutLog> {
+        self.handle.log()
     }
 
     /// A view of it for others.
@@ -176,7 +198,12 @@ impl Rollout {
 
     async fn wait_and_run(&mut self) -> Result<(), Failure> {
         let limits = self.host.0.deployment.limits.clone();
-        let waiting = Deadline::new(self.request.workflow_secs, self.admitted_at, Duration::MAX / 4);
+        if let Some(differs) = self.resumed.as_ref().and_then(|resumed| resumed.differs.as_ref()) {
+            let reason = format!("it began in another process, and its plugin is another one now: {differs}");
+            return Err(Failure::new(Stage::Queue, FailureKind::Resume, Fault::Host, reason));
+        }
+        let (asked, now) = (self.request.workflow_secs, Instant::now());
+        let waiting = Deadline::new(asked, self.admitted_at, now, Duration::MAX / 4);
         let queue_span = self.record.trace().first_phase("queue");
         let turn = async {
             let slot = self.host.0.runtime.slots.first().await;
@@ -197,7 +224,8 @@ impl Rollout {
         self.host.metrics().took(Step::Queue, self.queued);
         self.phase.send_replace(Phase::Running);
 
-        let deadline = Deadline::new(self.request.workflow_secs, self.admitted_at, limits.workflow_time_max);
+        let began = self.begins(Role::Workflow);
+        let deadline = Deadline::new(asked, self.admitted_at, began, limits.workflow_time_max);
         let outside = Live {
             deadline: Some(deadline.at),
             policy: Some(ModelAccess {
@@ -208,11 +236,14 @@ impl Rollout {
             tools: self.host.0.deployment.tools.clone(),
         };
         let (run, record) = (self.run.clone(), self.record.clone());
+        let boundary = self.boundary(Role::Workflow).await?;
         let imports = Imports::new(Role::Workflow, run, limits.clone(), outside, record);
+        let imports = imports.across(boundary.clone());
         let bounds = self.bounds(&deadline)?;
         let _timing = self.host.metrics().time(Step::Workflow);
         let mut span = self.record.trace().phase("workflow");
-        let result = match self.run_agent(Box::new(imports), bounds).await {
+        let ran = self.run_agent(Box::new(imports), bounds, &boundary).await;
+        let result = match ran {
             Ok(settled) => settled,
             Err(error) if deadline.ended(&error) => {
                 Err(self.over_time(&deadline, Stage::Workflow, self.queued))
@@ -230,6 +261,55 @@ impl Rollout {
         }
         self.record.limit_hit(Limit::MemoryBudget);
         Err(Failure::new(stage, FailureKind::Memory, Fault::Host, self.holder.why_evicted()))
+    }
+
+    /// When a run of it began first, which is now unless a process before began it.
+    #[expect(clippy::disallowed_methods, reason = "a time that another process measures from")]
+    fn begins(&self, role: Role) -> Instant {
+        let started = self.resumed.as_ref().map(|resumed| resumed.started).unwrap_or_default();
+        let began = if role == Role::Grader { started.grader } else { started.workflow };
+        if let (None, Some(log)) = (began, self.handle.log()) {
+            log.started(role, SystemTime::now());
+        }
+        began.map_or_else(Instant::now, ago)
+    }
+
+    /// What a run of it crosses, with what happened in it in a process before.
+    async fn boundary(&self, role: Role) -> Result<Arc<Boundary>, Failure> {
+        let Some(log) = self.handle.log().cloned() else { return Ok(Arc::default()) };
+        let of_run = log.of_run(role);
+        let past = match self.resumed {
+            None => Past::default(),
+            Some(_) => {
+                let read = tokio::task::spawn_blocking(move || log.run_events(role)).await;
+                let events = read.map_err(io::Error::from).and_then(|events| events);
+                let stage = if role == Role::Grader { Stage::Grader } else { Stage::Workflow };
+                let events = events.map_err(|error| {
+                    let reason = format!("what happened in it before cannot be read: {error}");
+                    Failure::new(stage, FailureKind::Resume, Fault::Host, reason)
+                })?;
+                Past::new(events, true)
+            }
+        };
+        Ok(Arc::new(Boundary::new(Some(of_run), past)))
+    }
+
+    /// A run is over: what arrived until then is kept. One that ended by itself has done all that
+    /// it did before, or is not the same again.
+    fn ends<T>(&self, boundary: &Boundary, ran: Result<T, RunError>) -> Result<T, RunError> {
+        boundary.ends(&self.record, &self.host.0.deployment.limits);
+        let ended_by_itself = match &ran {
+            Ok(_) => true,
+            Err(error) => {
+                error.fault() == Fault::Plugin && !matches!(error, RunError::Deadline | RunError::Cpu(_))
+            }
+        };
+        match boundary.check_end() {
+            Err(diverged) if ended_by_itself && !matches!(ran, Err(RunError::Diverged(_))) => {
+                Err(RunError::Diverged(diverged))
+            }
+            Ok(()) | Err(_) => ran,
+        }
     }
 
     /// What one of its two instances may have; none runs without a slot.
@@ -359,16 +439,20 @@ impl Rollout {
             }
         }
         let limits = self.host.0.deployment.limits.clone();
-        let deadline = Deadline::new(self.request.grader_secs, Instant::now(), limits.grader_time_max);
+        let began = self.begins(Role::Grader);
+        let deadline = Deadline::new(self.request.grader_secs, began, began, limits.grader_time_max);
         let judge = self.host.0.deployment.judge.clone();
         let outside = Live { judge, ..Live::until(Some(deadline.at)) };
         let record = self.record.clone();
+        let boundary = self.boundary(Role::Grader).await?;
         let imports = Imports::new(Role::Grader, self.grader_run(), limits.clone(), outside, record);
+        let imports = imports.across(boundary.clone());
         let bounds = self.bounds(&deadline)?;
         let to_grade = samples.iter().map(to_grade).collect();
         let label = self.request.label.as_deref();
         let timing = self.host.metrics().time(Step::Grader);
-        let verdicts = match instance::run_grader(grader.linked(), imports, bounds, label, to_grade).await {
+        let ran = instance::run_grader(grader.linked(), imports, bounds, label, to_grade).await;
+        let verdicts = match self.ends(&boundary, ran) {
             Ok(verdicts) => verdicts,
             Err(error) if deadline.ended(&error) => {
                 return Err(self.over_time(&deadline, Stage::Grader, Duration::ZERO));
@@ -493,6 +577,9 @@ impl Rollout {
         let conversations = samples.iter().map(|sample| &sample.record.messages);
         let counted = |hasher: &_| self.record.tool_call_ids(hasher);
         spent.tool_calls = trajectory::calls_made(conversations, &self.request.prompt, counted);
+        if let Some(log) = self.handle.log() {
+            self.record.with_left(|artifacts, entries| log.left(artifacts, entries));
+        }
         let times = HalfTimes {
             workflow: self.workflow_time,
             grader: spent.guest_wall.saturating_sub(self.workflow_time),
@@ -517,10 +604,15 @@ impl Rollout {
             let shown_id = self.run.caller_id.as_deref().unwrap_or(finished.id.as_str()).to_owned();
             events::write(folder, finished.id.clone(), shown_id, self.record.events()).await;
         }
-        match self.host.0.runtime.settings.artifact_root.clone() {
+        let log = self.handle.log().cloned();
+        let finished = match self.host.0.runtime.settings.artifact_root.clone() {
             Some(root) => self.write_down(root, finished).await,
             None => finished,
+        };
+        if let Some(log) = log {
+            log.outcome(&finished);
         }
+        finished
     }
 
     /// Writes the trajectories and gives the rollout back with them.
@@ -574,6 +666,14 @@ impl Rollout {
 /// Whether the agent is the one that rates: an agent loop, where there is no grader.
 fn rates_itself(host: &Host) -> bool {
     host.form() == AgentForm::AgentLoop && host.grader().is_none()
+}
+
+/// A time by this process' clock. One before the machine began is as long ago as can be said.
+#[expect(clippy::disallowed_methods, reason = "a time that a process before measured from")]
+fn ago(then: SystemTime) -> Instant {
+    let now = Instant::now();
+    let since = SystemTime::now().duration_since(then).unwrap_or_default();
+    now.checked_sub(since).unwrap_or(now)
 }
 
 fn to_grade(sample: &SampleRecord) -> SampleToGrade {

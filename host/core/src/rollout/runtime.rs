@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::journal::Journal;
 use super::slots::Slots;
 use crate::budget::{Budget, Use};
 use crate::engine::Engine;
@@ -33,6 +34,8 @@ pub struct RuntimeSettings {
     pub artifact_root: Option<PathBuf>,
     /// Where guests' events go, a file a rollout; none writes none.
     pub event_log: Option<PathBuf>,
+    /// Where rollouts are kept, so that none that was admitted is lost; none keeps none.
+    pub journal: Option<Arc<Journal>>,
 }
 
 /// What a process has once: engine, outbound clients, slots, budget, metrics, and where it

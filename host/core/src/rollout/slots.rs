@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
+use super::journal::{self, RolloutLog};
 use super::model::Phase;
 use crate::budget::OverBudget;
 use crate::id::RolloutId;
@@ -34,6 +35,9 @@ pub enum AdmitError {
     /// A rollout of this id is alive.
     #[error("a rollout of this id is alive")]
     Duplicate,
+    /// It cannot be kept.
+    #[error(transparent)]
+    NotKept(#[from] journal::Refused),
     /// The host takes no more rollouts.
     #[error("the host is shutting down")]
     Closed,
@@ -45,6 +49,7 @@ impl From<&AdmitError> for Refusal {
             AdmitError::Full { .. } => Self::Full,
             AdmitError::NoMemory(_) => Self::Memory,
             AdmitError::Duplicate => Self::Duplicate,
+            AdmitError::NotKept(_) => Self::NotKept,
             AdmitError::Closed => Self::Closed,
         }
     }
@@ -68,12 +73,33 @@ pub struct Load {
 pub struct Handle {
     pub(super) cancel: CancellationToken,
     phase: watch::Receiver<Phase>,
+    log: Arc<OnceLock<RolloutLog>>,
 }
 
 impl Handle {
     /// Stops the guest where it is. The rollout ends as cancelled.
     pub fn cancel(&self) {
+        if let Some(log) = self.log.get()
+            && !self.cancel.is_cancelled()
+        {
+            log.cancelled();
+        }
         self.cancel.cancel();
+    }
+
+    /// Stops it for now: where it is in a journal, another process goes on with it.
+    pub(super) fn stop(&self) {
+        self.cancel.cancel();
+    }
+
+    /// Where it is kept, if it is.
+    pub fn log(&self) -> Option<&RolloutLog> {
+        self.log.get()
+    }
+
+    pub(super) fn is_kept_in(&self, log: RolloutLog) {
+        // It is said once, when it is admitted.
+        let _ = self.log.set(log);
     }
 
     /// Where it stands.
@@ -170,11 +196,12 @@ impl Slots {
         }))
     }
 
-    /// Lets a rollout of this id into the queue, or says at once why not.
-    pub(super) fn enter(&self, id: &RolloutId) -> Result<Entered, AdmitError> {
+    /// Lets a rollout of this id into the queue, or says at once why not. One that a process before
+    /// admitted has its place, however many there are.
+    pub(super) fn enter(&self, id: &RolloutId, has_place: bool) -> Result<Entered, AdmitError> {
         let inner = &self.0;
         let (sender, phase) = watch::channel(Phase::Queued);
-        let handle = Handle { cancel: inner.stop.child_token(), phase };
+        let handle = Handle { cancel: inner.stop.child_token(), phase, log: Arc::default() };
         let mut live = inner.live();
         if inner.closed.load(Ordering::Relaxed) {
             return Err(AdmitError::Closed);
@@ -183,7 +210,7 @@ impl Slots {
             return Err(AdmitError::Duplicate);
         }
         let Inner { running_max, queue_max, .. } = **inner;
-        if live.len() >= running_max as usize + queue_max as usize {
+        if !has_place && live.len() >= running_max as usize + queue_max as usize {
             return Err(AdmitError::Full { running_max, queue_max });
         }
         live.insert(id.clone(), handle.clone());
@@ -263,17 +290,18 @@ mod tests {
     async fn an_id_is_taken_for_as_long_as_its_rollout_is_alive() {
         let slots = Slots::new(1, 1);
         let id = |text: &str| RolloutId::parse(text).unwrap();
-        let mut first = slots.enter(&id("a")).unwrap();
-        let _second = slots.enter(&id("b")).unwrap();
-        let refused = |name: &str| slots.enter(&id(name)).err().unwrap();
+        let mut first = slots.enter(&id("a"), false).unwrap();
+        let _second = slots.enter(&id("b"), false).unwrap();
+        let refused = |name: &str| slots.enter(&id(name), false).err().unwrap();
         assert_eq!(refused("a"), AdmitError::Duplicate);
         assert_eq!(refused("c"), AdmitError::Full { running_max: 1, queue_max: 1 });
+        drop(slots.enter(&id("c"), true).unwrap());
         first.place.leaves_queue();
         let load = slots.load();
         assert_eq!((load.running, load.queued), (1, 1));
 
         drop(first);
-        slots.enter(&id("a")).unwrap();
+        slots.enter(&id("a"), false).unwrap();
 
         slots.close();
         assert_eq!(refused("a"), AdmitError::Closed);

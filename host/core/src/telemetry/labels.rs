@@ -46,6 +46,8 @@ labels! {
         Memory = "memory",
         /// The id is in use.
         Duplicate = "duplicate",
+        /// The journal takes no more.
+        NotKept = "not-kept",
         /// The host is shutting down.
         Closed = "closed",
         /// The request is not what it has to be.

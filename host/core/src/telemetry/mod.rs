@@ -81,7 +81,8 @@ pub(crate) struct Busy {
 }
 
 /// Which model is asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ModelRole {
     /// The one that is trained or evaluated.
     Policy,

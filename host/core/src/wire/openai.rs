@@ -77,6 +77,12 @@ impl Frame {
         self.text.len()
     }
 
+    /// The frame as it is kept.
+    pub(crate) fn written(&self) -> WrittenFrame<'static> {
+        let body = String::from_utf8(self.around(std::iter::empty(), 0)).unwrap_or_default();
+        WrittenFrame { messages_at: self.messages_at, body: body.into() }
+    }
+
     /// The bytes of a body with so many messages, whose texts have so many bytes.
     pub(crate) fn body_bytes(&self, messages: usize, text_bytes: usize) -> usize {
         self.text.len() + 2 + text_bytes + messages.saturating_sub(1)
@@ -103,6 +109,16 @@ impl Frame {
         body.push(b']');
         body.extend_from_slice(after);
     }
+}
+
+/// A frame as it is kept.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct WrittenFrame<'a> {
+    /// Where in the body its messages are.
+    pub messages_at: usize,
+    /// The body without messages, as text: its very bytes are sent.
+    #[serde(borrow)]
+    pub body: Cow<'a, str>,
 }
 
 /// Builds a request but for its messages. Tools and parameters go in as they are; defaults

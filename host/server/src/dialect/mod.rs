@@ -14,6 +14,7 @@ use serde_json::{Map, Value};
 use tokio::time::Instant;
 
 use rollout_core::outbound::Secret;
+use rollout_core::rollout::UnfinishedRollout;
 
 /// A protocol as a server sees it.
 pub trait Dialect: Send + Sync {
@@ -25,6 +26,13 @@ pub trait Dialect: Send + Sync {
 
     /// Descriptors that a live rollout of its holds on the side of its callers, at the most.
     fn descriptors_per_rollout(&self) -> u64;
+
+    /// Whether rollouts of this driver are its.
+    fn drives(&self, driver: &str) -> bool;
+
+    /// Goes on with a rollout of its that a process before admitted, within the runtime and before
+    /// any request is answered. The error is why that cannot be.
+    fn resume(&self, unfinished: UnfinishedRollout) -> Result<(), String>;
 
     /// Takes note that no rollout will be asked for again. Admissions should be closed before.
     fn close(&self);

@@ -49,6 +49,10 @@ pub enum FailureKind {
     NotGraded,
     /// The caller or the operator ended it.
     Cancelled,
+    /// It was begun again after its process had died, and did not do what it did before.
+    Nondeterministic,
+    /// It was to go on after its process had died, and could not.
+    Resume,
     /// The host failed.
     Host,
 }
@@ -73,6 +77,8 @@ impl FailureKind {
             Self::Withdrawn => "withdrawn",
             Self::NotGraded => "not_graded",
             Self::Cancelled => "cancelled",
+            Self::Nondeterministic => "nondeterministic",
+            Self::Resume => "resume",
             Self::Host => "host",
         }
     }
@@ -131,7 +137,8 @@ impl Failure {
             RunError::Trapped { .. } => FailureKind::Trap,
             RunError::Exited(_) => FailureKind::Exit,
             RunError::Contract(_) => FailureKind::Contract,
-            RunError::Missing(_) | RunError::Host(_) => FailureKind::Host,
+            RunError::Diverged(_) => FailureKind::Nondeterministic,
+            RunError::Missing(_) | RunError::Host(_) | RunError::PastOver => FailureKind::Host,
         };
         let reason = match error {
             // A guest's own words stand for themselves.

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::{Rollout, brief};
 use crate::error::Fault;
 use crate::id::SampleId;
-use crate::imports::{Imports, Live, Role, RunContext, message_bytes};
+use crate::imports::{Boundary, Imports, Live, Role, RunContext, message_bytes};
 use crate::instance::{self, Bounds, LoopOutcome, LoopRequest, RunError, WorkflowOutcome};
 use crate::rollout::model::{AgentForm, Failure, FailureKind, LoopReport, Stage};
 use crate::wire;
@@ -100,15 +100,18 @@ impl Rollout {
         &mut self,
         imports: Box<Imports>,
         bounds: Bounds,
+        boundary: &Boundary,
     ) -> Result<Result<(), Failure>, RunError> {
         let plugin = self.host.0.deployment.workflow.linked();
         Ok(match self.host.form() {
             AgentForm::Workflow => {
-                let outcome = instance::run_workflow(plugin, *imports, bounds, self.prompt()).await?;
+                let ran = instance::run_workflow(plugin, *imports, bounds, self.prompt()).await;
+                let outcome = self.ends(boundary, ran)?;
                 self.settle_workflow(outcome)
             }
             AgentForm::AgentLoop => {
-                let outcome = instance::run_agent_loop(plugin, *imports, bounds, self.loop_request()).await?;
+                let ran = instance::run_agent_loop(plugin, *imports, bounds, self.loop_request()).await;
+                let outcome = self.ends(boundary, ran)?;
                 self.settle_loop(outcome)
             }
         })

@@ -17,10 +17,10 @@ pub(super) struct Deadline {
 }
 
 impl Deadline {
-    /// The caller's time from `from`, or the host's own limit from now, whichever
+    /// The caller's time from `from`, or the host's own limit since the run began first, whichever
     /// ends first.
-    pub(super) fn new(asked_secs: Option<f64>, from: Instant, host_max: Duration) -> Self {
-        let ours = Self { at: Instant::now() + host_max, limit_secs: host_max.as_secs_f64(), ours: true };
+    pub(super) fn new(asked_secs: Option<f64>, from: Instant, began: Instant, host_max: Duration) -> Self {
+        let ours = Self { at: began + host_max, limit_secs: host_max.as_secs_f64(), ours: true };
         let Some(secs) = asked_secs else { return ours };
         // Zero, less, and what is no time at all are over at once; what is too long
         // for a clock is longer than the host's own limit.

@@ -4,12 +4,13 @@
 //! Both are notified here of what came of a rollout, to the last acknowledgement. They differ in [`Form`], what
 //! the grader's callback carries, and in nothing else that a caller can see.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::borrow::Cow;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::body::Bytes;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
-use super::Osmosis;
 use super::b::Samples;
 use super::error::ApiError;
 use super::report::{Report, Trajectories};
@@ -17,16 +18,19 @@ use super::reports::Due;
 use super::request::{CalledBack, ParsedRequest};
 use super::sample::{WireSample, category};
 use super::statuses::{Known, Over};
+use super::{Osmosis, kept};
 use rollout_core::budget::{Charge, Use};
 use rollout_core::id::RolloutId;
 use rollout_core::outbound::{Acknowledged, Secret, Undelivered};
 use rollout_core::rollout::{
-    AfterWorkflow, Ended, Failure, FailureKind, Finished, Next, Outcome, Steps, drive,
+    AfterWorkflow, Ended, Failure, FailureKind, Finished, Next, Outcome, RolloutLog, Steps,
+    UnfinishedRollout, drive,
 };
 use rollout_core::telemetry::{RolloutTrace, TraceParent};
 
 /// What a grader's callback carries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(super) enum Form {
     /// `samples`, by id: generation B.
     Map,
@@ -102,33 +106,121 @@ impl<'a> Graded<'a> {
     }
 }
 
+/// What is kept of such a rollout, so that its caller is called back.
+#[derive(Serialize, Deserialize)]
+struct Facts {
+    form: Form,
+    gradable: bool,
+}
+
+/// What of it nobody may read on disk: an address may have a key in it.
+#[derive(Serialize, Deserialize)]
+struct SecretFacts<'a> {
+    #[serde(borrow)]
+    completion_url: Cow<'a, str>,
+    #[serde(borrow)]
+    grader_url: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    key: Option<Cow<'a, str>>,
+}
+
+/// What happened to it since: the completion was posted, to the last try.
+#[derive(Serialize, Deserialize)]
+struct Posted<'a> {
+    taken: bool,
+    graded: bool,
+    #[serde(borrow)]
+    report: Option<&'a RawValue>,
+}
+
 /// Admits a rollout and leaves it to a task of its own.
-pub(super) fn start(
+pub(super) async fn start(
     osmosis: &Osmosis,
     request: CalledBack,
     parent: Option<TraceParent>,
 ) -> Result<(), ApiError> {
-    let CalledBack { asked, form, completion_url, grader_url, controller_key } = request;
-    let ParsedRequest { rollout, resources, gradable, label } = asked;
+    let CalledBack { asked, form, completion_url, grader_url, controller_key: key } = request;
+    let ParsedRequest { rollout, mut resources, gradable, label } = asked;
     let id = rollout.id.clone();
+    let secret = SecretFacts {
+        completion_url: completion_url.as_str().into(),
+        grader_url: grader_url.as_deref().map(Into::into),
+        key: key.as_ref().map(|key| key.expose().into()),
+    };
+    let facts = Facts { form, gradable };
+    resources.continuation = Some(kept::continuation(kept::CALLED_BACK, &facts, Some(&secret)));
     let rollout = osmosis.0.host.admit(rollout, resources)?;
-    let due = osmosis.0.reports.promise(id.as_str());
-    let gradable = gradable && osmosis.0.host.grader().is_some();
-    let task = Box::new(Task {
+    let handle = rollout.handle();
+    let log = handle.log().cloned();
+    let task = Task {
         known: osmosis.0.statuses.begins(id.clone(), rollout.handle()),
+        due: osmosis.0.reports.promise(id.as_str()),
         osmosis: osmosis.clone(),
         id,
         form,
         completion_url,
         grader_url,
-        key: controller_key,
-        gradable,
+        key,
+        gradable: gradable && osmosis.0.host.grader().is_some(),
         label,
-        due,
         trace: rollout.traced_below(parent),
+        log: log.clone(),
         completed: Mutex::default(),
+    };
+    osmosis.0.tasks.spawn(drive(rollout, Box::new(task)));
+    kept::is_safe(log.as_ref()).await.inspect_err(|_| handle.cancel())
+}
+
+/// Goes on with a rollout that a process before admitted, or with its callbacks.
+pub(super) fn resume(osmosis: &Osmosis, unfinished: UnfinishedRollout) -> Result<(), String> {
+    let inner = &osmosis.0;
+    let Facts { form, gradable } = kept::facts(&unfinished)?;
+    let SecretFacts { completion_url, grader_url, key } = kept::secret(&unfinished)?;
+    let (completion_url, grader_url) = (completion_url.into_owned(), grader_url.map(Cow::into_owned));
+    let key = key.map(Secret::new);
+    let posted: Option<Posted<'_>> =
+        unfinished.notes.last().and_then(|note| serde_json::from_str(note.get()).ok());
+    let completed = posted.map(|Posted { taken, graded, report }| Completed {
+        taken: Some(taken),
+        graded,
+        report: report.map(|report| Reported {
+            _charge: inner.host.budget().charge_result(report.get().len()),
+            report: Report::kept(report),
+        }),
     });
-    osmosis.0.tasks.spawn(drive(rollout, task));
+    let (id, label) = (unfinished.request.id.clone(), unfinished.request.label.clone());
+    let log = unfinished.log().clone();
+    let task = |known, trace| {
+        Box::new(Task {
+            known,
+            due: inner.reports.promise(id.as_str()),
+            osmosis: osmosis.clone(),
+            id: id.clone(),
+            form,
+            completion_url,
+            grader_url,
+            key,
+            gradable: gradable && inner.host.grader().is_some(),
+            label,
+            trace,
+            log: Some(log),
+            completed: completed.unwrap_or_default().into(),
+        })
+    };
+    match unfinished.outcome {
+        Some(finished) => {
+            let task = task(inner.statuses.ended(id.clone()), RolloutTrace::default());
+            inner.tasks.spawn(task.finished(Ended::of(finished)));
+        }
+        None => {
+            let secrets = &unfinished.secrets.request;
+            let model = secrets.endpoint(&unfinished.request.model).map_err(|error| error.to_string())?;
+            let rollout =
+                inner.host.resume(unfinished, Arc::new(model)).map_err(|error| error.to_string())?;
+            let task = task(inner.statuses.begins(id.clone(), rollout.handle()), rollout.traced_below(None));
+            inner.tasks.spawn(drive(rollout, task));
+        }
+    }
     Ok(())
 }
 
@@ -145,6 +237,8 @@ struct Task {
     label: Option<String>,
     due: Due,
     trace: RolloutTrace,
+    /// Where it is kept, if it is.
+    log: Option<RolloutLog>,
     completed: Mutex<Completed>,
 }
 
@@ -170,7 +264,14 @@ impl Steps for Task {
     type End = ();
 
     fn after_workflow<'a>(&'a self, ran: Result<(), &'a Failure>) -> AfterWorkflow<'a> {
+        // A process before posted it, and knows what came of that.
+        if let Completed { taken: Some(_), graded, .. } = *self.completed() {
+            return AfterWorkflow::Go(Next::graded(graded));
+        }
         AfterWorkflow::Notify(Box::pin(async move {
+            if !kept::may_be_reported(self.log.as_ref()).await {
+                return Next::Finish;
+            }
             let completion = match ran {
                 Err(failure) => Completion::failure(&self.id, &failure.reason, Some(category(failure))),
                 Ok(()) => Completion::success(&self.id),
@@ -179,6 +280,10 @@ impl Steps for Task {
             let taken = posted.is_ok();
             let graded = taken && ran.is_ok() && self.grader_url.is_some() && self.gradable;
             let report = posted.unwrap_or_else(|report| report);
+            if let Some(log) = &self.log {
+                let report = report.as_ref().map(|reported| reported.report.as_raw());
+                log.note(&Posted { taken, graded, report });
+            }
             *self.completed() = Completed { taken: Some(taken), graded, report };
             Next::graded(graded)
         }))
@@ -186,6 +291,19 @@ impl Steps for Task {
 
     /// Sends the one terminal callback.
     async fn finished(self: Box<Self>, ended: Ended) {
+        if !kept::may_be_reported(self.log.as_ref()).await {
+            return;
+        }
+        self.report_end(ended).await;
+        // It was taken, or given up: nobody goes on with it.
+        if let Some(log) = &self.log {
+            log.end();
+        }
+    }
+}
+
+impl Task {
+    async fn report_end(&self, ended: Ended) {
         match ended {
             Ended::Finished(finished) => self.end(&finished).await,
             // Whoever cancels a rollout wants to hear nothing more of it.
@@ -201,9 +319,7 @@ impl Steps for Task {
             }
         }
     }
-}
 
-impl Task {
     fn completed(&self) -> MutexGuard<'_, Completed> {
         self.completed.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -96,6 +96,10 @@ pub(super) async fn cancel(
         }
         dispositions.push((id, disposition));
     }
+    // A cancel that was answered stays, whatever becomes of this process. One wait is for all.
+    if let Some(log) = stopping.last().and_then(Handle::log) {
+        log.written().await.map_err(|error| ApiError::NotKept(error.to_string()))?;
+    }
     // Who is told that a rollout was cancelled may count on it. A rollout that is slow
     // to go, its trajectory on a slow disk, is not waited for.
     let over = join_all(stopping.iter().map(Handle::over));

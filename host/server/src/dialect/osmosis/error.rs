@@ -38,6 +38,8 @@ pub(super) enum ApiError {
     Full,
     /// Too much memory is held for others.
     NoMemory,
+    /// It cannot be kept: why.
+    NotKept(String),
     /// The host is shutting down.
     Closed,
 }
@@ -48,6 +50,7 @@ impl From<AdmitError> for ApiError {
             AdmitError::Full { .. } => Self::Full,
             AdmitError::NoMemory(_) => Self::NoMemory,
             AdmitError::Duplicate => Self::Registered,
+            AdmitError::NotKept(why) => Self::NotKept(why.to_string()),
             AdmitError::Closed => Self::Closed,
         }
     }
@@ -55,7 +58,7 @@ impl From<AdmitError> for ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let comes_again = matches!(self, Self::Full | Self::NoMemory);
+        let comes_again = matches!(self, Self::Full | Self::NoMemory | Self::NotKept(_));
         let (status, detail): (_, Value) = match self {
             Self::Internal(why) => (StatusCode::INTERNAL_SERVER_ERROR, why.into()),
             Self::WrongLease => (StatusCode::FORBIDDEN, "invalid polling lease".into()),
@@ -76,6 +79,7 @@ impl IntoResponse for ApiError {
                 let why = "rollout server holds as much as its memory budget allows; retry later";
                 (StatusCode::TOO_MANY_REQUESTS, why.into())
             }
+            Self::NotKept(why) => (StatusCode::SERVICE_UNAVAILABLE, why.into()),
             Self::Closed => (StatusCode::SERVICE_UNAVAILABLE, "rollout server is shutting down".into()),
         };
         let mut response = (status, Json(json!({ "detail": detail }))).into_response();

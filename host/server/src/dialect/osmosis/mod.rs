@@ -17,6 +17,7 @@ mod fields;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod generation;
+mod kept;
 mod report;
 mod reports;
 mod request;
@@ -45,7 +46,7 @@ use request::{ForRollout, StartRollout};
 pub use rollout_assembly::config::{OsmosisGeneration, OsmosisTimes};
 use rollout_core::id::RolloutId;
 use rollout_core::outbound::CallbackClient;
-use rollout_core::rollout::Host;
+use rollout_core::rollout::{Host, UnfinishedRollout};
 use rollout_core::telemetry::{Refusal, TraceParent};
 use statuses::Statuses;
 
@@ -166,6 +167,14 @@ impl super::Dialect for Osmosis {
         descriptors_per_rollout(self.0.dialect, self.0.init.is_alone())
     }
 
+    fn drives(&self, driver: &str) -> bool {
+        kept::DRIVERS.contains(&driver)
+    }
+
+    fn resume(&self, unfinished: UnfinishedRollout) -> Result<(), String> {
+        kept::resume(self, unfinished)
+    }
+
     fn close(&self) {
         self.0.reports.close();
     }
@@ -218,14 +227,17 @@ async fn start_rollout(
     let parent = headers.get("traceparent").and_then(|value| TraceParent::parse(value.to_str().ok()?));
     let dialect = osmosis.0.dialect;
     match osmosis.read_for_rollout(body, |bytes| request::read(&headers, bytes, dialect))? {
-        StartRollout::Polled(request) => d::start(&osmosis, request, parent)
-            .map(|admission| (StatusCode::ACCEPTED, Json(admission)).into_response()),
+        StartRollout::Polled(request) => {
+            let admission = d::start(&osmosis, request, parent).await?;
+            Ok((StatusCode::ACCEPTED, Json(admission)).into_response())
+        }
         StartRollout::CalledBack(request) => {
             // B's own servers said 200, C's callers take nothing but 202, and B's that are
             // known take any 2xx.
             let accepted =
                 if dialect == OsmosisGeneration::B { StatusCode::OK } else { StatusCode::ACCEPTED };
-            callbacks::start(&osmosis, request, parent).map(|()| (accepted, Json(json!({}))).into_response())
+            callbacks::start(&osmosis, request, parent).await?;
+            Ok((accepted, Json(json!({}))).into_response())
         }
     }
 }

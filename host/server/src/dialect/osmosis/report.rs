@@ -94,6 +94,16 @@ impl Report {
         }
     }
 
+    /// One that was read and kept before.
+    pub(crate) fn kept(report: &RawValue) -> Self {
+        Self(Bytes::copy_from_slice(report.get().as_bytes()))
+    }
+
+    /// As it is kept.
+    pub(crate) fn as_raw(&self) -> &RawValue {
+        serde_json::from_slice(&self.0).unwrap_or(RawValue::NULL)
+    }
+
     fn parts(&self) -> Parts<'_> {
         serde_json::from_slice(&self.0).unwrap_or(Parts { model_name: None, samples: None })
     }

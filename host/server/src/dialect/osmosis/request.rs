@@ -252,7 +252,7 @@ impl Common {
         Some(ParsedRequest {
             gradable: self.label.is_some() || self.metadata.is_some(),
             label: self.label.clone(),
-            resources: Resources { model: endpoint, secrets, charge: None },
+            resources: Resources { model: endpoint, secrets, charge: None, continuation: None },
             rollout: RolloutRequest {
                 id: self.id?,
                 caller_id: None,

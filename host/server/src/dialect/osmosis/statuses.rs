@@ -66,6 +66,8 @@ struct Inner {
 
 enum Status {
     Alive(Handle),
+    /// Over, and what came of it is not known yet.
+    Ending,
     Over(Over),
 }
 
@@ -97,6 +99,16 @@ impl Statuses {
         Known { statuses: self.clone(), number, id }
     }
 
+    /// A rollout was over before this process began; what came of it is still to be
+    /// [said](Known::ends).
+    pub(crate) fn ended(self: &Arc<Self>, id: RolloutId) -> Known {
+        let mut inner = self.lock();
+        inner.numbers += 1;
+        let number = inner.numbers;
+        inner.known.insert(id.clone(), (number, Status::Ending));
+        Known { statuses: self.clone(), number, id }
+    }
+
     /// Forgets what is due.
     pub(crate) fn sweep(&self) {
         self.lock().forget(Instant::now());
@@ -108,6 +120,7 @@ impl Statuses {
         inner.forget(Instant::now());
         inner.known.get(id).map(|(_, status)| match status {
             Status::Alive(handle) => Over::word(word(handle.phase())),
+            Status::Ending => Over::word(word(Phase::Grading)),
             Status::Over(over) => over.clone(),
         })
     }
@@ -154,7 +167,7 @@ impl Known {
 impl Drop for Known {
     fn drop(&mut self) {
         let mut inner = self.statuses.lock();
-        if let Some((number, Status::Alive(_))) = inner.known.get(&self.id)
+        if let Some((number, Status::Alive(_) | Status::Ending)) = inner.known.get(&self.id)
             && *number == self.number
         {
             inner.known.remove(&self.id);

@@ -5,6 +5,7 @@ mod records;
 mod request;
 mod tools;
 
+use std::borrow::Cow;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -14,8 +15,8 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use serde::Serialize;
-use serde_json::value::RawValue;
+use serde::{Deserialize, Serialize};
+use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value, json};
 use subtle::ConstantTimeEq;
 use tokio::time::Instant;
@@ -24,7 +25,7 @@ use super::body::Body;
 use super::error::ApiError;
 use super::reports::Due;
 use super::statuses::{Known, Over};
-use super::{BODY_BYTES_MAX, Osmosis};
+use super::{BODY_BYTES_MAX, Osmosis, kept};
 use records::{Leading, Part, Records, StoredRecord};
 use request::Init;
 use rollout_assembly::config::OsmosisInit;
@@ -32,7 +33,7 @@ use rollout_core::budget::Budget;
 use rollout_core::outbound::{CallbackClient, Secret};
 use rollout_core::rollout::{
     AdmitError, AfterWorkflow, Ended, Failure, FailureKind, Finished, Host, LoopReport, Next, Outcome,
-    Rollout, Stage, Steps, drive,
+    Rollout, RolloutLog, Stage, Steps, UnfinishedRollout, drive,
 };
 use rollout_core::wire::messages::Messages;
 use tools::WireTool;
@@ -171,9 +172,106 @@ struct Accepted<'a> {
     tools: Vec<WireTool>,
 }
 
+/// What is kept of such a rollout, so that its caller has its result.
+#[derive(Serialize, Deserialize)]
+struct Facts<'a> {
+    /// What its caller calls it.
+    #[serde(borrow)]
+    id: Cow<'a, str>,
+    /// By which a request that comes again is known.
+    #[serde(borrow)]
+    key: Cow<'a, str>,
+    gradable: bool,
+}
+
+/// What of it nobody may read on disk.
+#[derive(Serialize, Deserialize)]
+struct SecretFacts<'a> {
+    #[serde(borrow)]
+    completed_url: Cow<'a, str>,
+    #[serde(borrow)]
+    api_key: Option<Cow<'a, str>>,
+}
+
+/// What happened to it since.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Note<'a> {
+    /// Its request was answered with this.
+    Answered(#[serde(borrow)] &'a RawValue),
+    /// Its completion was taken.
+    Completed,
+}
+
+/// Goes on with a rollout that a process before answered, or with its completion.
+pub(super) fn resume(osmosis: &Osmosis, unfinished: UnfinishedRollout) -> Result<(), String> {
+    let inner = &osmosis.0;
+    let notes = unfinished.notes.iter().map(|note| serde_json::from_str(note.get()));
+    let notes = notes.collect::<Result<Vec<Note<'_>>, _>>().map_err(|error| error.to_string())?;
+    let answer = notes.iter().find_map(|note| match note {
+        Note::Answered(answer) => Some(Bytes::copy_from_slice(answer.get().as_bytes())),
+        Note::Completed => None,
+    });
+    let is_completed = notes.iter().any(|note| matches!(note, Note::Completed));
+    let Some(answer) = answer else {
+        // Nobody was told that it is there, and whoever asks again begins anew.
+        unfinished.log().end();
+        return Ok(());
+    };
+    let Facts { id, key, gradable } = kept::facts(&unfinished)?;
+    let SecretFacts { completed_url, api_key } = kept::secret(&unfinished)?;
+    let Part::Leader(leading) = inner.init.records.join(&key, Instant::now()) else {
+        return Err("its key is taken".to_owned());
+    };
+    let log = unfinished.log().clone();
+    let stored = leading.answer(answer).kept_in(Some(log.clone()));
+    if is_completed {
+        // What is left of it is its answer, for requests that come again.
+        return Ok(());
+    }
+    let (id, completed_url) = (id.into_owned(), completed_url.into_owned());
+    let api_key = api_key.map(Secret::new);
+    let call = |known| {
+        Box::new(Call {
+            due: inner.reports.promise(&id),
+            known,
+            grade: gradable && inner.host.grader().is_some(),
+            answer: Mutex::new(Some(Answer::Given(stored))),
+            osmosis: osmosis.clone(),
+            id: id.clone(),
+            completed_url,
+            api_key,
+            log: Some(log),
+        })
+    };
+    let rollout_id = unfinished.request.id.clone();
+    match unfinished.outcome {
+        Some(finished) => {
+            let call = call(inner.statuses.ended(rollout_id));
+            inner.tasks.spawn(call.finished(Ended::of(finished)));
+        }
+        None => {
+            let secrets = &unfinished.secrets.request;
+            let model = secrets.endpoint(&unfinished.request.model).map_err(|error| error.to_string())?;
+            let profile = request::profile(&id, &inner.init.settings, inner.host.form());
+            let model = Arc::new(model.asked(profile.ok_or("its id makes no request")?));
+            let rollout = inner.host.resume(unfinished, model).map_err(|error| error.to_string())?;
+            let call = call(inner.statuses.begins(rollout_id, rollout.handle()));
+            inner.tasks.spawn(drive(rollout, call));
+        }
+    }
+    Ok(())
+}
+
 /// Answers a request and runs its rollout.
 async fn lead(osmosis: Osmosis, request: Init, leading: Leading) {
-    let Init { rollout, resources, id, completed_url, api_key, gradable, key: _ } = request;
+    let Init { rollout, mut resources, id, completed_url, api_key, gradable, key } = request;
+    let facts = Facts { id: id.as_str().into(), key: key.as_str().into(), gradable };
+    let secret = SecretFacts {
+        completed_url: completed_url.as_str().into(),
+        api_key: api_key.as_ref().map(|key| key.expose().into()),
+    };
+    resources.continuation = Some(kept::continuation(kept::INIT, &facts, Some(&secret)));
     let rollout = match osmosis.0.host.admit(rollout, resources) {
         Ok(rollout) => rollout,
         Err(error) => return leading.fail(Refused::Admit(error)),
@@ -187,6 +285,7 @@ async fn lead(osmosis: Osmosis, request: Init, leading: Leading) {
         id,
         completed_url,
         api_key,
+        log: rollout.log().cloned(),
     });
     drive(rollout, call).await;
 }
@@ -201,6 +300,8 @@ struct Call {
     known: Known,
     due: Due,
     answer: Mutex<Option<Answer>>,
+    /// Where it is kept, if it is.
+    log: Option<RolloutLog>,
 }
 
 /// How far the answer to a request is.
@@ -215,14 +316,10 @@ enum Answer {
 
 impl Answer {
     /// Answers with the tools, where there are some.
-    fn with(self, id: &str, tools: Result<Vec<WireTool>, Failure>) -> Self {
-        match (self, tools) {
-            (Self::Due(leading), Ok(tools)) => {
-                // Text, and JSON that was made of checked parts.
-                let body = serde_json::to_vec(&Accepted { rollout_id: id, tools }).unwrap_or_default();
-                Self::Given(leading.answer(body.into()))
-            }
-            (Self::Due(leading), Err(failure)) => Self::NoTools(leading, failure.reason),
+    fn with(self, answer: Result<Bytes, String>, log: Option<&RolloutLog>) -> Self {
+        match (self, answer) {
+            (Self::Due(leading), Ok(body)) => Self::Given(leading.answer(body).kept_in(log.cloned())),
+            (Self::Due(leading), Err(why)) => Self::NoTools(leading, why),
             (other, _) => other,
         }
     }
@@ -232,10 +329,13 @@ impl Steps for Call {
     type End = ();
 
     async fn before_workflow(&self, rollout: &mut Rollout) -> ControlFlow<()> {
-        let tools = Box::pin(rollout.tools(|tools| tools::typed(&tools))).await;
-        let next = if tools.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
+        if let Some(Answer::Given(_)) = *self.answer() {
+            return ControlFlow::Continue(());
+        }
+        let body = self.tools(rollout).await;
+        let next = if body.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
         let mut answer = self.answer();
-        *answer = answer.take().map(|answer| answer.with(&self.id, tools));
+        *answer = answer.take().map(|answer| answer.with(body, self.log.as_ref()));
         next
     }
 
@@ -245,19 +345,24 @@ impl Steps for Call {
 
     /// Posts the one completion.
     async fn finished(self: Box<Self>, ended: Ended) {
+        if !kept::may_be_reported(self.log.as_ref()).await {
+            return;
+        }
         // Its record is kept from the time at which the caller has heard all.
         let _kept = match self.answer().take() {
             Some(Answer::Given(kept)) => kept,
             Some(Answer::NoTools(leading, why)) => {
                 self.due.kept();
+                self.is_over();
                 return leading.fail(Refused::Tools(why));
             }
-            Some(Answer::Due(_)) | None => return,
+            Some(Answer::Due(_)) | None => return self.is_over(),
         };
         let body = match ended {
             // Whoever stopped it wants to hear nothing more of it.
             Ended::Cancelled(_) => {
                 self.known.ends(Over::word("cancelled"));
+                self.is_completed();
                 return self.due.cancelled();
             }
             Ended::Finished(finished) => self.completed(&finished),
@@ -273,10 +378,39 @@ impl Steps for Call {
             Ok(_) => self.due.kept(),
             Err(undelivered) => tracing::warn!(%undelivered, "completion not delivered"),
         }
+        self.is_completed();
     }
 }
 
 impl Call {
+    /// What a request is answered, which is kept before anybody hears of it.
+    async fn tools(&self, rollout: &mut Rollout) -> Result<Bytes, String> {
+        let tools = Box::pin(rollout.tools(|tools| tools::typed(&tools))).await;
+        let tools = tools.map_err(|failure| failure.reason)?;
+        // Text, and JSON that was made of checked parts.
+        let body =
+            to_raw_value(&Accepted { rollout_id: &self.id, tools }).map_err(|error| error.to_string())?;
+        if let Some(log) = &self.log {
+            log.note(&Note::Answered(&body));
+            log.admitted().await.map_err(|error| error.to_string())?;
+        }
+        Ok(String::from(Box::<str>::from(body)).into())
+    }
+
+    /// Nothing is left to be posted.
+    fn is_completed(&self) {
+        if let Some(log) = &self.log {
+            log.note(&Note::Completed);
+        }
+    }
+
+    /// Nobody knows of it.
+    fn is_over(&self) {
+        if let Some(log) = &self.log {
+            log.end();
+        }
+    }
+
     fn answer(&self) -> MutexGuard<'_, Option<Answer>> {
         self.answer.lock().unwrap_or_else(PoisonError::into_inner)
     }

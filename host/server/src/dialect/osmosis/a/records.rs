@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use super::Refused;
 use rollout_core::budget::{Budget, Charge};
+use rollout_core::rollout::RolloutLog;
 
 /// What a record takes besides its key and its answer, in bytes.
 const RECORD_BYTES: usize = 512;
@@ -42,6 +43,23 @@ struct Record {
     answer: watch::Receiver<Option<Answer>>,
     /// From the answer on; before, what is kept is the request's.
     charge: Option<Charge>,
+    /// Where its rollout is kept, until it is forgotten.
+    log: Option<RolloutLog>,
+}
+
+impl Drop for Inner {
+    /// A server that ends forgets nothing.
+    fn drop(&mut self) {
+        self.records.values_mut().for_each(|record| drop(record.log.take()));
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        if let Some(log) = &self.log {
+            log.end();
+        }
+    }
 }
 
 /// Whose part a request has.
@@ -94,7 +112,7 @@ impl Records {
         }
         let (sender, answer) = watch::channel(None);
         let key: Arc<str> = key.into();
-        inner.records.insert(key.clone(), Record { answer, charge: None });
+        inner.records.insert(key.clone(), Record { answer, charge: None, log: None });
         let kept = StoredRecord { records: self.clone(), key, answered: false };
         Part::Leader(Leading { sender, kept })
     }
@@ -146,6 +164,16 @@ pub(super) struct StoredRecord {
     records: Arc<Records>,
     key: Arc<str>,
     answered: bool,
+}
+
+impl StoredRecord {
+    /// The same, of a rollout that is kept there.
+    pub(crate) fn kept_in(self, log: Option<RolloutLog>) -> Self {
+        if let Some(record) = self.records.lock(Instant::now()).records.get_mut(&self.key) {
+            record.log = log;
+        }
+        self
+    }
 }
 
 impl Drop for StoredRecord {

@@ -117,7 +117,7 @@ fn fields_of(fields: &mut Fields<'_>, settings: &OsmosisInit, form: AgentForm) -
         api_key,
         gradable: label.is_some(),
         id,
-        resources: Resources { model: endpoint, secrets, charge: None },
+        resources: Resources { model: endpoint, secrets, charge: None, continuation: None },
         rollout: RolloutRequest {
             id: rollout_id,
             caller_id,
@@ -288,7 +288,7 @@ fn model_name(completion_params: &RawValue) -> String {
 }
 
 /// How this generation's callers want their model asked.
-fn profile(id: &str, settings: &OsmosisInit, form: AgentForm) -> Option<RequestProfile> {
+pub(super) fn profile(id: &str, settings: &OsmosisInit, form: AgentForm) -> Option<RequestProfile> {
     Some(RequestProfile {
         body: ClosedBody {
             fixed: vec![("rollout_id", to_raw_value(id).ok()?)],

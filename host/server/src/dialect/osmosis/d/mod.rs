@@ -10,7 +10,7 @@ use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::error::ApiError;
@@ -19,12 +19,14 @@ use super::reports::Due;
 use super::request::{ParsedRequest, Polled};
 use super::sample::{WireSample, category};
 use super::statuses::{Known, Over, word};
-use super::{Osmosis, id_in_path};
+use super::{Osmosis, id_in_path, kept};
 use crate::connection::WhenWritten;
-use registry::{Entry, Status};
+use crate::random;
+use registry::{Entry, Lease, Status};
 use rollout_core::id::RolloutId;
 use rollout_core::rollout::{
-    AfterWorkflow, Ended, Failure, FailureKind, Finished, Next, Outcome, Phase, Stage, Steps, drive,
+    AfterWorkflow, Ended, Failure, FailureKind, Finished, Next, Outcome, Phase, Stage, Steps,
+    UnfinishedRollout, drive,
 };
 use rollout_core::telemetry::{Refusal, TraceParent};
 
@@ -69,27 +71,51 @@ impl<'a> ResultBody<'a> {
     }
 }
 
+/// What is kept of such a rollout, so that its caller polls on.
+#[derive(Serialize, Deserialize)]
+struct Facts {
+    lease: Lease,
+    grade: bool,
+    gradable: bool,
+}
+
+/// What happened to it since.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Note {
+    /// Its lease ran out.
+    Expired,
+    /// Its result was read.
+    Read,
+}
+
 /// Admits a rollout and leaves it to a task of its own.
-pub(super) fn start(
+pub(super) async fn start(
     osmosis: &Osmosis,
     request: Polled,
     parent: Option<TraceParent>,
 ) -> Result<Admission, ApiError> {
     let inner = &osmosis.0;
-    let Polled { asked: ParsedRequest { rollout, resources, gradable, label }, grade } = request;
+    let Polled { asked, grade } = request;
+    let ParsedRequest { rollout, mut resources, gradable, label } = asked;
     let id = rollout.id.clone();
+    let token = random::token();
+    let facts = Facts { lease: Lease::of(&token), grade, gradable };
+    resources.continuation = Some(kept::continuation(kept::POLLED, &facts, None::<&()>));
     // A result that is kept keeps its id, so that no caller reads another's.
     let place =
         inner.polled.reserve(&id).inspect_err(|_| inner.host.metrics().refused(Refusal::Duplicate))?;
     let rollout = inner.host.admit(rollout, resources)?;
     rollout.traced_below(parent);
     let due = inner.reports.promise(id.as_str());
-    let entry = place.fill(rollout.handle());
+    let handle = rollout.handle();
+    let log = handle.log().cloned();
+    let entry = place.fill(facts.lease, log.clone());
     let times = inner.polled.times();
     let admission = Admission {
         rollout_id: id.clone(),
         status: "queued",
-        polling_lease_token: entry.lease().to_owned(),
+        polling_lease_token: token,
         result_wait_timeout_sec: times.result_wait.as_secs_f64(),
         polling_lease_timeout_sec: times.lease.as_secs_f64(),
     };
@@ -104,7 +130,51 @@ pub(super) fn start(
         is_expired: AtomicBool::new(false),
     });
     inner.tasks.spawn(drive(rollout, polling));
+    kept::is_safe(log.as_ref()).await.inspect_err(|_| handle.cancel())?;
     Ok(admission)
+}
+
+/// Goes on with a rollout that a process before admitted, or with its result.
+pub(super) fn resume(osmosis: &Osmosis, unfinished: UnfinishedRollout) -> Result<(), String> {
+    let inner = &osmosis.0;
+    let Facts { lease, grade, gradable } = kept::facts(&unfinished)?;
+    let notes: Vec<Note> =
+        unfinished.notes.iter().filter_map(|note| serde_json::from_str(note.get()).ok()).collect();
+    let (id, label) = (unfinished.request.id.clone(), unfinished.request.label.clone());
+    let place = inner.polled.reserve(&id).map_err(|_| "its id is taken")?;
+    let due = inner.reports.promise(id.as_str());
+    let polling = |known, entry| Polling {
+        known,
+        osmosis: osmosis.clone(),
+        entry,
+        due,
+        grade,
+        gradable: gradable && inner.host.grader().is_some(),
+        label,
+        is_expired: AtomicBool::new(notes.contains(&Note::Expired)),
+    };
+    let log = unfinished.log().clone();
+    match unfinished.outcome {
+        Some(finished) => {
+            let entry = place.fill(lease, Some(log));
+            let polling = polling(inner.statuses.ended(id), entry.clone());
+            let body = polling.body(Ended::of(finished));
+            inner.polled.end(&entry, body, polling.due, inner.host.budget());
+            if notes.contains(&Note::Read) {
+                inner.polled.was_read(&entry);
+            }
+        }
+        None => {
+            let secrets = &unfinished.secrets.request;
+            let model = secrets.endpoint(&unfinished.request.model).map_err(|error| error.to_string())?;
+            let rollout =
+                inner.host.resume(unfinished, Arc::new(model)).map_err(|error| error.to_string())?;
+            let entry = place.fill(lease, Some(log));
+            let polling = polling(inner.statuses.begins(id, rollout.handle()), entry);
+            inner.tasks.spawn(drive(rollout, Box::new(polling)));
+        }
+    }
+    Ok(())
 }
 
 /// A rollout that is polled for.
@@ -136,6 +206,13 @@ impl Steps for Polling {
     }
 
     async fn finished(self: Box<Self>, ended: Ended) {
+        let log = self.entry.log();
+        if let Some(log) = log.filter(|_| self.is_expired.load(Ordering::Relaxed)) {
+            log.note(&Note::Expired);
+        }
+        if !kept::may_be_reported(log).await {
+            return;
+        }
         let body = self.body(ended);
         let Self { osmosis, entry, due, .. } = *self;
         osmosis.0.polled.end(&entry, body, due, osmosis.0.host.budget());
@@ -238,7 +315,13 @@ pub(super) async fn result(
     if is_over {
         // A result of which a part was read is to be read again.
         let osmosis = osmosis.clone();
-        let read = WhenWritten::new(move || osmosis.0.polled.was_read(&entry));
+        let read = WhenWritten::new(move || {
+            if osmosis.0.polled.was_read(&entry)
+                && let Some(log) = entry.log()
+            {
+                log.note(&Note::Read);
+            }
+        });
         response.extensions_mut().insert(read);
     }
     Ok(response)

@@ -5,17 +5,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use axum::body::Bytes;
+use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 use tokio::sync::watch;
 
 use super::super::error::ApiError;
 use super::super::reports::Due;
 use super::run_clock::RunClock;
-use crate::random;
 use rollout_assembly::config::OsmosisTimes;
 use rollout_core::budget::{Budget, Charge};
+use rollout_core::digest::sha256_hex;
 use rollout_core::id::RolloutId;
-use rollout_core::rollout::{Handle, Phase};
+use rollout_core::rollout::{Phase, RolloutLog};
 
 /// How long a result is kept that was read, for a caller that lost it on its way. Where the
 /// host has no room for new work it goes sooner, the oldest first.
@@ -37,10 +38,22 @@ pub(super) enum Status {
     Ended(Bytes),
 }
 
+/// The digest of a lease's token, which only its holder has.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Lease(String);
+
+impl Lease {
+    pub(crate) fn of(token: &str) -> Self {
+        Self(sha256_hex(token.as_bytes()))
+    }
+}
+
 /// One rollout that is polled for.
 pub(super) struct Entry {
     id: RolloutId,
-    lease: String,
+    lease: Lease,
+    /// Where it is kept, until it is forgotten.
+    log: Option<RolloutLog>,
     lease_time: Duration,
     clock: Arc<RunClock>,
     status: watch::Sender<Status>,
@@ -60,13 +73,14 @@ impl Entry {
         &self.id
     }
 
-    pub(crate) fn lease(&self) -> &str {
-        &self.lease
+    /// Where it is kept, if it is.
+    pub(crate) fn log(&self) -> Option<&RolloutLog> {
+        self.log.as_ref()
     }
 
     /// Compared in constant time.
     pub(crate) fn is_lease(&self, token: &str) -> bool {
-        bool::from(self.lease.as_bytes().ct_eq(token.as_bytes()))
+        bool::from(self.lease.0.as_bytes().ct_eq(Lease::of(token).0.as_bytes()))
     }
 
     pub(crate) fn set(&self, status: Status) {
@@ -178,6 +192,9 @@ impl Inner {
             tracing::info!(rollout_id = %entry.id, "a result that nobody read in its time is forgotten");
         }
         self.entries.remove(&entry.id);
+        if let Some(log) = &entry.log {
+            log.end();
+        }
     }
 }
 
@@ -190,14 +207,15 @@ pub(super) struct Reserved<'a> {
 
 impl Reserved<'_> {
     /// Makes the rollout known.
-    pub(crate) fn fill(mut self, handle: Handle) -> Arc<Entry> {
+    pub(crate) fn fill(mut self, lease: Lease, log: Option<RolloutLog>) -> Arc<Entry> {
         let clock = self.registry.clock.clone();
         clock.start();
         let entry = Arc::new(Entry {
             id: self.id.clone(),
-            lease: random::token(),
+            lease,
+            log,
             lease_time: self.registry.times.lease,
-            status: watch::Sender::new(Status::Under(handle.phase())),
+            status: watch::Sender::new(Status::Under(Phase::Queued)),
             polled: Mutex::new(Polled { last: clock.now(), heard: Some(Phase::Queued) }),
             clock,
         });
@@ -277,8 +295,8 @@ impl Registry {
         entry.set(Status::Ended(body));
     }
 
-    /// Notes that a caller has read a result in full.
-    pub(super) fn was_read(&self, entry: &Arc<Entry>) {
+    /// Notes that a caller has read a result in full; says whether it is the first time.
+    pub(super) fn was_read(&self, entry: &Arc<Entry>) -> bool {
         let mut inner = self.lock();
         let due = inner.slot(entry).and_then(|slot| slot.due.take());
         if due.is_some() {
@@ -286,9 +304,10 @@ impl Registry {
             inner.keep_read(now, ENTRY_BYTES + entry.result_bytes(), entry);
         }
         drop(inner);
-        if let Some(due) = due {
+        if let Some(due) = &due {
             due.kept();
         }
+        due.is_some()
     }
 }
 
@@ -302,7 +321,8 @@ mod tests {
         let mut read = |id: &str, bytes| {
             let entry = Arc::new(Entry {
                 id: RolloutId::parse(id).unwrap(),
-                lease: String::new(),
+                lease: Lease::of(""),
+                log: None,
                 lease_time: Duration::ZERO,
                 clock: RunClock::new(),
                 status: watch::Sender::new(Status::Under(Phase::Queued)),

@@ -1,0 +1,177 @@
+//! What happened in a run before: its guest's moves and the answers that it was given, in order.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+
+use super::boundary::{Arrival, Difference, Diverged};
+use super::run_event::RunEvent;
+
+/// The past of a run that is made again.
+#[derive(Default)]
+pub struct Past {
+    moves: VecDeque<(usize, Move)>,
+    answers: VecDeque<(usize, Arrival)>,
+    answered: BTreeSet<u32>,
+    /// Whether nothing comes after it.
+    is_all: bool,
+}
+
+/// What a guest did that can be seen from outside.
+enum Move {
+    Asked { at: u64, call: u32, time: SystemTime, what: Bytes },
+    TimedOut { at: u64 },
+    TimeLeft { at: u64, left: Option<Duration> },
+}
+
+impl Move {
+    fn at(&self) -> u64 {
+        match self {
+            Self::Asked { at, .. } | Self::TimedOut { at } | Self::TimeLeft { at, .. } => *at,
+        }
+    }
+
+    fn difference(&self) -> Difference {
+        match self {
+            Self::Asked { at, call, what, .. } => {
+                Difference::Asked { call: *call, then: Some((*at, what.clone())), now: None }
+            }
+            Self::TimedOut { .. } => Difference::Waited,
+            Self::TimeLeft { .. } => Difference::TimeLeft,
+        }
+    }
+}
+
+/// Which answers are meant.
+#[derive(Clone, Copy)]
+pub(super) enum When {
+    /// Those that came by the end of this move.
+    Until(u64),
+    /// Those that came by now, within this move.
+    Within(u64),
+}
+
+impl Past {
+    /// The past that these events are. The run goes on after it, or ends with it.
+    pub fn new(events: impl IntoIterator<Item = RunEvent>, goes_on: bool) -> Self {
+        let mut past = Self { is_all: !goes_on, ..Self::default() };
+        for (number, event) in events.into_iter().enumerate() {
+            match event {
+                RunEvent::Asked { at, call, time, what } => {
+                    past.moves.push_back((number, Move::Asked { at, call, time, what }));
+                }
+                RunEvent::TimedOut { at } => past.moves.push_back((number, Move::TimedOut { at })),
+                RunEvent::TimeLeft { at, left } => {
+                    past.moves.push_back((number, Move::TimeLeft { at, left }));
+                }
+                RunEvent::Answered { at, call, took, answer } => {
+                    past.answered.insert(call);
+                    past.answers.push_back((number, Arrival { at, call, took, answer, charge: None }));
+                }
+            }
+        }
+        past
+    }
+
+    /// Whether all of it was made again.
+    pub(super) fn is_over(&self) -> bool {
+        self.moves.is_empty() && self.answers.is_empty()
+    }
+
+    /// Whether nothing comes after it.
+    pub(super) fn is_all(&self) -> bool {
+        self.is_all
+    }
+
+    /// Whether a call was answered in it.
+    pub(super) fn has_answer(&self, call: u32) -> bool {
+        self.answered.contains(&call)
+    }
+
+    /// The next answer, where it came then.
+    pub(super) fn next_answer(&mut self, when: When) -> Option<Arrival> {
+        let (number, arrival) = self.answers.front()?;
+        let came = match when {
+            When::Until(at) => arrival.at <= at,
+            // A wait that timed out saw what came before that, and nothing after it.
+            When::Within(at) => {
+                let timed_out = |(then, made): &(usize, Move)| {
+                    matches!(made, Move::TimedOut { at: then_at } if *then_at == at) && then < number
+                };
+                arrival.at <= at && !self.moves.front().is_some_and(timed_out)
+            }
+        };
+        came.then(|| self.answers.pop_front()).flatten().map(|(_, arrival)| arrival)
+    }
+
+    /// Whether the wait of this move timed out, and all that it saw before crossed.
+    pub(super) fn timed_out(&mut self, at: u64) -> bool {
+        let Some((then, Move::TimedOut { at: then_at })) = self.moves.front() else { return false };
+        let is_next = self.answers.front().is_none_or(|(number, _)| number > then);
+        let is_it = *then_at == at && is_next;
+        if is_it {
+            self.moves.pop_front();
+        }
+        is_it
+    }
+
+    /// The time that was left, as the guest was given it at this move; nothing where the past is over.
+    pub(super) fn time_left(&mut self, at: u64) -> Result<Option<Option<Duration>>, Diverged> {
+        match self.moves.front() {
+            Some((_, Move::TimeLeft { at: then, left })) if *then == at => {
+                let left = *left;
+                self.moves.pop_front();
+                Ok(Some(left))
+            }
+            Some(_) => Err(Diverged { at, difference: Difference::TimeLeft }),
+            None => self.check_new(at, Difference::TimeLeft).map(|()| None),
+        }
+    }
+
+    /// When this call was made then, if the guest asks the same now; nothing where the past is over.
+    pub(super) fn asked(&mut self, at: u64, call: u32, what: &Bytes) -> Result<Option<SystemTime>, Diverged> {
+        let differs = |then| {
+            let difference = Difference::Asked { call, then, now: Some(what.clone()) };
+            Diverged { at, difference }
+        };
+        match self.moves.front() {
+            Some((_, Move::Asked { at: then_at, call: then_call, time, what: then })) => {
+                if *then_at != at || *then_call != call || then != what {
+                    return Err(differs(Some((*then_at, then.clone()))));
+                }
+                let time = *time;
+                self.moves.pop_front();
+                Ok(Some(time))
+            }
+            Some(_) => Err(differs(None)),
+            None => {
+                self.check_new(at, Difference::Asked { call, then: None, now: Some(what.clone()) })?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Nothing is known of what the guest does now: then it is new, or must not be.
+    fn check_new(&self, at: u64, difference: Difference) -> Result<(), Diverged> {
+        let knows_later = self.answers.front().is_some_and(|(_, arrival)| arrival.at > at);
+        if knows_later || self.is_all {
+            return Err(Diverged { at, difference });
+        }
+        Ok(())
+    }
+
+    /// Sees that the guest has done all that it did then by the end of this move.
+    pub(super) fn check_left_behind(&self, at: u64) -> Result<(), Diverged> {
+        match self.moves.front() {
+            Some((_, made)) if made.at() <= at => Err(Diverged { at, difference: made.difference() }),
+            _ => Ok(()),
+        }
+    }
+
+    /// What the guest did then and has not done now, if it ends here.
+    pub(super) fn left(&self) -> Option<Difference> {
+        let made = self.moves.front().map(|(_, made)| made.difference());
+        made.or_else(|| self.answers.front().map(|_| Difference::Waited))
+    }
+}

@@ -1,0 +1,211 @@
+//! What is kept of rollouts on disk, so that none that was admitted is lost and each can be made
+//! again.
+//!
+//! [`Journal`] is that of a process. A [`RolloutLog`] is one rollout's: what it was admitted with,
+//! what happened in its runs, what its driver notes, and its outcome, in this order. What of it is
+//! there after a process died is an [`UnfinishedRollout`] rollout, with which
+//! [`Host::resume`](super::Host::resume) goes on.
+//!
+//! Which bytes an event has is said here and in [`RunEvent`]; where they are is the business of the
+//! crate `rollout-journal`.
+
+mod admission;
+mod unfinished;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use rollout_journal as store;
+use serde::{Deserialize, Serialize};
+
+use super::model::{Finished, RolloutRequest};
+use crate::imports::{LogEntry, Role, RunEvent, RunLog};
+use crate::seal::Seal;
+
+use admission::AdmissionLine;
+pub use admission::{Continuation, DeploymentId, JournaledSecrets};
+pub use store::{Failed, OpenError, Refused, Retention, Settings, Sync};
+pub(super) use unfinished::Started;
+pub use unfinished::UnfinishedRollout;
+
+/// The kinds of events. Those of runs come last, so that all others can be read without them.
+mod kind {
+    pub(super) const ADMITTED: u8 = 1;
+    pub(super) const STARTED: u8 = 2;
+    pub(super) const CANCELLED: u8 = 3;
+    pub(super) const NOTED: u8 = 4;
+    pub(super) const OUTCOME: u8 = 5;
+    pub(super) const ARTIFACT: u8 = 6;
+    pub(super) const LOGGED: u8 = 7;
+    /// From here on, [`RunEvent::KINDS`](crate::imports::RunEvent::KINDS) of the workflow's run.
+    pub(super) const OF_WORKFLOW: u8 = 16;
+    /// From here on, as many of the grader's.
+    pub(super) const OF_GRADER: u8 = 24;
+}
+
+/// The journal of a process.
+pub struct Journal {
+    store: store::Journal,
+    seal: Seal,
+}
+
+impl Journal {
+    /// Opens the journal that these settings say, whose secrets have this seal, and gives the
+    /// rollouts in it that are not over, the oldest first. Reads files.
+    pub fn open(settings: Settings, seal: Seal) -> Result<(Arc<Self>, Vec<UnfinishedRollout>), OpenError> {
+        let path = settings.path.clone();
+        let (store, entries) = store::Journal::open(settings)?;
+        let journal = Arc::new(Self { store, seal });
+        let read = |entry| {
+            UnfinishedRollout::read(&journal, entry).map_err(|error| OpenError::Io(path.clone(), error))
+        };
+        let unfinished = entries.into_iter().filter_map(|entry| read(entry).transpose());
+        let unfinished = unfinished.collect::<Result<Vec<_>, _>>()?;
+        Ok((journal, unfinished))
+    }
+
+    /// Whether rollouts can be admitted.
+    pub(super) fn check(&self) -> Result<(), Refused> {
+        self.store.check()
+    }
+
+    /// Begins the log of a rollout that is being admitted.
+    pub(super) fn admit(
+        &self,
+        request: &RolloutRequest,
+        deployment: DeploymentId,
+        secrets: &JournaledSecrets,
+        Continuation { driver, facts, secret: _ }: Continuation,
+    ) -> Result<RolloutLog, Refused> {
+        let name = request.id.as_str();
+        let line = AdmissionLine::new(request, deployment, driver, facts);
+        let sealed = secrets.seal(&self.seal, name.as_bytes());
+        // Neither numbers nor texts can fail, and random numbers are there.
+        let sealed = sealed.map_err(|error| Refused::from(Failed::new(error.to_string())))?;
+        let log = RolloutLog(Arc::new(self.store.begin(name)?));
+        log.append(kind::ADMITTED, vec![json_line(&line), sealed.into()]);
+        Ok(log)
+    }
+}
+
+/// One rollout's journal. Cheap to clone.
+#[derive(Clone)]
+pub struct RolloutLog(Arc<store::Entry>);
+
+impl fmt::Debug for RolloutLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RolloutLog").field(&self.0.number()).finish()
+    }
+}
+
+/// When a run began first.
+#[derive(Serialize, Deserialize)]
+struct StartedLine {
+    of_grader: bool,
+    nanos: u64,
+}
+
+impl RolloutLog {
+    fn append(&self, kind: u8, parts: Vec<Bytes>) {
+        if let Err(error) = self.0.append(kind, parts) {
+            // What guests and servers may hand over is bounded far below.
+            tracing::error!(%error, "an event is not in the journal");
+        }
+    }
+
+    /// Waits until the admission is as safe as it has to be before it is answered.
+    pub async fn admitted(&self) -> Result<(), Failed> {
+        self.0.admitted().await
+    }
+
+    /// Waits until all that was kept so far outlives the process. Nobody is told of what is not.
+    pub async fn written(&self) -> Result<(), Failed> {
+        self.0.written().await
+    }
+
+    /// Keeps what a driver needs to know to go on.
+    pub fn note(&self, note: &impl Serialize) {
+        self.append(kind::NOTED, vec![json(note)]);
+    }
+
+    /// There is nothing more to do for the rollout: nobody goes on with it any more.
+    pub fn end(&self) {
+        self.0.end();
+    }
+
+    pub(super) fn cancelled(&self) {
+        self.append(kind::CANCELLED, Vec::new());
+    }
+
+    pub(super) fn started(&self, role: Role, at: SystemTime) {
+        let line = StartedLine { of_grader: role == Role::Grader, nanos: admission::nanos(at) };
+        self.append(kind::STARTED, vec![json(&line)]);
+    }
+
+    /// Keeps what a rollout's guests left behind that is in no sample.
+    pub(super) fn left(&self, artifacts: &BTreeMap<String, Bytes>, log: &[LogEntry]) {
+        for (name, content) in artifacts {
+            self.append(kind::ARTIFACT, vec![json_line(name), content.clone()]);
+        }
+        if !log.is_empty() {
+            self.append(kind::LOGGED, vec![json(log)]);
+        }
+    }
+
+    /// Keeps what came of the rollout.
+    pub(super) fn outcome(&self, finished: &Finished) {
+        self.append(kind::OUTCOME, vec![json(finished)]);
+    }
+
+    /// Where a run's events are kept.
+    pub(super) fn of_run(&self, role: Role) -> Arc<dyn RunLog> {
+        Arc::new(OfRun { log: self.clone(), base: base(role) })
+    }
+
+    /// What happened in a run so far, in order. Reads files, and blocks.
+    pub(super) fn run_events(&self, role: Role) -> io::Result<Vec<RunEvent>> {
+        let base = base(role);
+        let of_run = base..base + RunEvent::KINDS;
+        let written = self.0.read(|kind| of_run.contains(&kind))?;
+        let read = |event: &store::Event| RunEvent::read(event.kind - base, &event.payload);
+        written.events.iter().map(read).collect::<Result<_, _>>().map_err(io::Error::other)
+    }
+}
+
+fn base(role: Role) -> u8 {
+    if role == Role::Grader { kind::OF_GRADER } else { kind::OF_WORKFLOW }
+}
+
+#[derive(Debug)]
+struct OfRun {
+    log: RolloutLog,
+    base: u8,
+}
+
+impl RunLog for OfRun {
+    fn append(&self, event: &RunEvent) {
+        let (kind, parts) = event.parts();
+        self.log.append(self.base + kind, parts.into());
+    }
+
+    fn room(&self) -> BoxFuture<'_, ()> {
+        self.log.0.room().boxed()
+    }
+}
+
+fn json(value: &(impl Serialize + ?Sized)) -> Bytes {
+    // Data that is made of text, checked numbers and JSON that was parsed before.
+    serde_json::to_vec(value).map(Bytes::from).unwrap_or_default()
+}
+
+fn json_line(value: &impl Serialize) -> Bytes {
+    let mut line = serde_json::to_vec(value).unwrap_or_default();
+    line.push(b'\n');
+    line.into()
+}

@@ -1,0 +1,114 @@
+//! A rollout that a process before did not come to the end with.
+
+use std::io;
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use rollout_journal as store;
+use serde_json::value::RawValue;
+
+use super::admission::{self, AdmissionLine, JournaledSecrets, VERSION};
+use super::{DeploymentId, Journal, RolloutLog, StartedLine, kind};
+use crate::rollout::model::{Finished, RolloutRequest};
+
+/// See above. What happened in its runs is read when it goes on.
+pub struct UnfinishedRollout {
+    pub(in crate::rollout) log: RolloutLog,
+    /// What was asked for.
+    pub request: RolloutRequest,
+    /// With which keys.
+    pub secrets: JournaledSecrets,
+    /// Its driver.
+    pub driver: String,
+    /// What its driver knows of it.
+    pub facts: Box<RawValue>,
+    /// What its driver noted since, in order.
+    pub notes: Vec<Box<RawValue>>,
+    /// What came of it, where it was over.
+    pub outcome: Option<Box<Finished>>,
+    pub(in crate::rollout) deployment: DeploymentId,
+    pub(in crate::rollout) admitted_at: SystemTime,
+    pub(in crate::rollout) started: Started,
+    pub(in crate::rollout) is_cancelled: bool,
+}
+
+/// When runs began first.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::rollout) struct Started {
+    pub workflow: Option<SystemTime>,
+    pub grader: Option<SystemTime>,
+}
+
+/// Why a rollout of a journal cannot be gone on with.
+#[derive(Debug, thiserror::Error)]
+#[error("rollout {name}: {reason}")]
+pub(super) struct UnreadableRollout {
+    name: String,
+    reason: String,
+}
+
+impl UnfinishedRollout {
+    /// The rollout's journal.
+    pub fn log(&self) -> &RolloutLog {
+        &self.log
+    }
+
+    pub(super) fn read(journal: &Journal, entry: store::Entry) -> io::Result<Option<Self>> {
+        let written = entry.read(|kind| kind < kind::OF_WORKFLOW)?;
+        let Some((admitted, events)) = written.events.split_first() else {
+            // Its admission was never answered.
+            entry.end();
+            return Ok(None);
+        };
+        let name = String::from_utf8_lossy(&written.name).into_owned();
+        let unreadable = |reason: String| io::Error::other(UnreadableRollout { name: name.clone(), reason });
+        let (line, sealed) = split_line(&admitted.payload).ok_or_else(|| unreadable("no line".to_owned()))?;
+        let AdmissionLine { version, nanos, deployment, driver, facts, request } =
+            serde_json::from_slice(&line).map_err(|error| unreadable(error.to_string()))?;
+        if version != VERSION {
+            return Err(unreadable(format!("it is of version {version}, and this host reads {VERSION}")));
+        }
+        let secrets = JournaledSecrets::open(&journal.seal, &written.name, &sealed).ok_or_else(|| {
+            unreadable("its keys were sealed with another key than this journal's now".to_owned())
+        })?;
+        let mut unfinished = Self {
+            log: RolloutLog(std::sync::Arc::new(entry)),
+            request: request.into_owned(),
+            secrets,
+            driver: driver.into_owned(),
+            facts,
+            notes: Vec::new(),
+            outcome: None,
+            deployment,
+            admitted_at: admission::time(nanos),
+            started: Started::default(),
+            is_cancelled: false,
+        };
+        for event in events {
+            unfinished.add(event).map_err(|error| unreadable(error.to_string()))?;
+        }
+        Ok(Some(unfinished))
+    }
+
+    fn add(&mut self, event: &store::Event) -> Result<(), serde_json::Error> {
+        match event.kind {
+            kind::STARTED => {
+                let StartedLine { of_grader, nanos } = serde_json::from_slice(&event.payload)?;
+                let began = if of_grader { &mut self.started.grader } else { &mut self.started.workflow };
+                began.get_or_insert(admission::time(nanos));
+            }
+            kind::CANCELLED => self.is_cancelled = true,
+            kind::NOTED => self.notes.push(serde_json::from_slice(&event.payload)?),
+            kind::OUTCOME => self.outcome = Some(serde_json::from_slice(&event.payload)?),
+            // They are there to be read back, and not to go on with.
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// A line and what follows it.
+pub(super) fn split_line(payload: &Bytes) -> Option<(Bytes, Bytes)> {
+    let end = payload.iter().position(|byte| *byte == b'\n')?;
+    Some((payload.slice(..end), payload.slice(end + 1..)))
+}

@@ -1,0 +1,60 @@
+//! Takes as many turns as its prompt says. In each it asks twice at once and goes on with what comes
+//! first, waits for a moment, has a tool called, and says how much time is left and a random
+//! number: whatever differs when it is run again is seen in what it asks next.
+
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::time::Duration;
+
+use rollout_sdk::*;
+use rollout_test_guests::asked;
+
+struct LongWay;
+
+impl Workflow for LongWay {
+    fn run(ctx: Context) -> Result<Output> {
+        let turns: u32 = asked(&ctx).parse().map_err(|_| Error::invalid("the prompt is no number"))?;
+        let sample = ctx.sample()?;
+        let mut said = ctx.prompt().to_vec();
+        for turn in 0..turns {
+            let ask = |which: &str| {
+                let mut messages = said.clone();
+                messages.push(Message::user(format!("turn {turn}, {which}")));
+                sample.chat(&messages).start()
+            };
+            let mut under_way = vec![ask("one")?, ask("two")?];
+            let mut waits = 0;
+            let first = loop {
+                match wait_any(&under_way, Some(Duration::from_millis(2))).first() {
+                    Some(place) => break *place,
+                    None => waits += 1,
+                }
+            };
+            let first = under_way.remove(first).wait()?;
+            let second = under_way.remove(0).wait()?;
+            let call = ToolCall {
+                id: format!("call_{turn}"),
+                name: "upper".to_owned(),
+                arguments: json!({"text": format!("{} {}", first.text(), second.text())}).to_string(),
+            };
+            let result = host_tools::execute(&[call]).remove(0);
+            let left = ctx.time_left().map_or(0, |left| left.as_millis());
+            let random = RandomState::new().hash_one(turn);
+            said.push(first.into_message());
+            said.push(Message::user(format!("{} {waits} {left} {random}", result.content)));
+        }
+        said.iter().try_for_each(|message| sample.push(message))?;
+        Ok(Output::default())
+    }
+}
+
+impl Grader for LongWay {
+    fn grade(ctx: GradeContext) -> Result<Verdicts> {
+        let sample = ctx.sample()?;
+        let reply = JudgeRequest::new(&[Message::user(sample.text())]).send()?;
+        let said: f64 = reply.text().bytes().chain(sample.text().bytes()).map(f64::from).sum();
+        Ok(sample.reward(said).into())
+    }
+}
+
+export!(workflow = LongWay, grader = LongWay);

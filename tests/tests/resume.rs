@@ -1,0 +1,230 @@
+//! A server that is killed and started again goes on with what it had admitted, and nobody notices.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::extract::State;
+use axum::{Json, Router, routing::post};
+use rollout_tests::{Controller, Serve, TestHost, guest, until};
+use serde_json::{Value, json};
+
+/// A journal beside the artifacts.
+const JOURNAL: &str = "[journal]\ndir = 'journal'\n";
+
+fn journaled(guest_name: &str) -> Serve {
+    TestHost::of(guest_name).config(JOURNAL)
+}
+
+#[tokio::test]
+async fn a_rollout_goes_on_under_its_lease_and_is_asked_again_only_what_was_not_answered() {
+    let controller = Controller::start().await;
+    let serve = journaled("conform");
+    let host = serve.clone().start().await;
+    controller.hold();
+    let request = controller.rollout("Calculate 2 + 3.").label("5").with("llm_api_key", "s3cret-key");
+    let admitted = host.admit(&request).await;
+    controller.chats_arrived(1).await;
+
+    let host = host.killed(&serve).await;
+    controller.release();
+
+    let result = host.result(&admitted).await;
+    assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
+    let chats = controller.chats();
+    assert!(chats.iter().all(|chat| chat.header("authorization") == Some("Bearer s3cret-key")));
+    assert_eq!(chats.len(), 2, "the call that was not answered was made again");
+    // What was written and not read is still there, for whoever has the lease.
+    let host = host.killed(&serve).await;
+    assert_eq!(host.result(&admitted).await, result);
+    let host = host.killed(&serve).await;
+    assert_eq!(host.result(&admitted).await, result, "what was read may have been lost on its way");
+    assert_eq!(host.ask(&request).await.status, 409, "its id is taken");
+    let wrong = rollout_tests::Admitted { lease: "another".to_owned(), ..admitted };
+    assert_eq!(host.poll(&wrong).await.status, 403);
+    assert_eq!(controller.chats().len(), 2);
+}
+
+#[tokio::test]
+async fn nothing_on_disk_has_a_key_or_a_lease_in_it() {
+    let controller = Controller::start().await;
+    let host = journaled("conform").start().await;
+    let request = controller
+        .rollout("Calculate 2 + 3.")
+        .label("5")
+        .with("llm_api_key", "s3cret-of-the-model")
+        .with_callbacks("s3cret-of-the-caller");
+    host.ask(&request).await;
+    controller.callbacks_arrived(2).await;
+    let polled = host.admit(&controller.rollout("Calculate 2 + 3.").with("llm_api_key", "s3cret-two")).await;
+    host.result(&polled).await;
+
+    let mut read = 0;
+    for file in std::fs::read_dir(host.dir().join("journal")).unwrap() {
+        let path = file.unwrap().path();
+        let bytes = std::fs::read(&path).unwrap();
+        for secret in ["s3cret", polled.lease.as_str()] {
+            let found = bytes.windows(secret.len()).any(|part| part == secret.as_bytes());
+            assert!(!found, "{} has {secret}", path.display());
+        }
+        read += usize::from(bytes.windows(12).any(|part| part == b"Calculate 2 "));
+    }
+    assert!(read > 0, "the events are there");
+}
+
+#[tokio::test]
+async fn a_cancel_that_was_answered_stays() {
+    let controller = Controller::start().await;
+    let serve = journaled("conform");
+    let host = serve.clone().start().await;
+    controller.hold();
+    let admitted = host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    controller.chats_arrived(1).await;
+    host.cancel(&admitted.id).await;
+
+    let host = host.killed(&serve).await;
+
+    assert_eq!(host.result(&admitted).await["status"], "cancelled");
+    assert_eq!(controller.chats().len(), 1);
+}
+
+#[tokio::test]
+async fn a_callback_that_was_taken_is_not_sent_again_and_one_that_was_not_is() {
+    let controller = Controller::start().await;
+    let serve = journaled("judged").config("[judge]\nmodel = 'mock'\n");
+    let host = serve.clone().start().await;
+    let request = controller.rollout("Calculate 2 + 3.").label("5").with_callbacks("k");
+    // The completion is taken, the grader's callback is not answered.
+    controller.hold_callbacks();
+    assert_eq!(host.ask(&request).await.status, 202);
+    controller.callbacks_arrived(1).await;
+    let host = host.killed(&serve).await;
+    // It was not taken: it comes again.
+    controller.callbacks_arrived(2).await;
+    controller.release_callbacks();
+    controller.callbacks_arrived(3).await;
+    host.idle().await;
+
+    let host = host.killed(&serve).await;
+    host.idle().await;
+
+    let paths: Vec<String> = controller.callbacks().iter().map(|callback| callback.path.clone()).collect();
+    let of = |end: &str| paths.iter().filter(|path| path.ends_with(end)).count();
+    assert_eq!((of("completion"), of("grader")), (2, 1), "{paths:?}");
+    let callbacks = controller.callbacks();
+    assert_eq!(callbacks[0].body, callbacks[1].body, "what is said twice is the same");
+    assert_eq!(controller.chats().len(), 1, "the model's answer was kept");
+}
+
+#[tokio::test]
+async fn another_component_ends_the_rollouts_of_the_one_before() {
+    let controller = Controller::start().await;
+    let host = journaled("conform").start().await;
+    controller.hold();
+    let admitted = host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    controller.chats_arrived(1).await;
+
+    let host = host.killed(&journaled("hold")).await;
+
+    let result = host.result(&admitted).await;
+    assert_eq!(result["status"], "failure", "{result:#}");
+    let reason = result["err_message"].as_str().unwrap();
+    assert!(reason.contains("the component was") && reason.len() > 128, "both digests: {reason}");
+    assert_eq!(controller.chats().len(), 1);
+}
+
+/// A model whose every answer is another one, and who asked what when.
+#[derive(Clone, Default)]
+struct Oracle(Arc<Mutex<Vec<Asked>>>);
+
+#[derive(Clone)]
+struct Asked {
+    body: Value,
+    answered: Option<Instant>,
+    answer: String,
+}
+
+impl Oracle {
+    async fn start(&self) -> String {
+        let routes = Router::new().route("/v1/chat/completions", post(answer)).with_state(self.clone());
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/v1", listener.local_addr().unwrap());
+        tokio::spawn(async move { axum::serve(listener, routes).await });
+        url
+    }
+
+    fn asked(&self) -> Vec<Asked> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+async fn answer(State(oracle): State<Oracle>, Json(body): Json<Value>) -> Json<Value> {
+    let (place, answer) = {
+        let mut asked = oracle.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let answer = format!("answer {} of many", asked.len());
+        asked.push(Asked { body, answered: None, answer: answer.clone() });
+        (asked.len() - 1, answer)
+    };
+    // Of two that are asked at once, now the one is first and now the other.
+    tokio::time::sleep(Duration::from_millis(1 + (place as u64 * 7) % 13)).await;
+    oracle.0.lock().unwrap_or_else(PoisonError::into_inner)[place].answered = Some(Instant::now());
+    let message = json!({"role": "assistant", "content": answer});
+    Json(json!({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}))
+}
+
+/// A host of the guest whose every turn depends on what came before, with its tool and its judge.
+fn long_way(judge_url: &str) -> Serve {
+    let tools = guest("tool_kit");
+    journaled("long_way").config(&format!(
+        "[judge]\nurl = '{judge_url}'\nmodel = 'judge'\n[[tools.component]]\npath = '{}'\n",
+        tools.display()
+    ))
+}
+
+#[tokio::test]
+async fn a_long_rollout_that_dies_again_and_again_is_the_same_rollout() {
+    let controller = Controller::start().await;
+    let oracle = Oracle::default();
+    let url = oracle.start().await;
+    let serve = long_way(&url);
+    let mut host = serve.clone().start().await;
+    const TURNS: usize = 12;
+    let request = controller
+        .rollout(&TURNS.to_string())
+        .label("x")
+        .with("chat_completions_url", url.clone())
+        .with("agent_timeout_sec", 300.0);
+    let admitted = host.admit(&request).await;
+    let mut killed = Vec::new();
+    for kills in 1..=5 {
+        until("it has come further", async || (oracle.asked().len() > kills * 4).then_some(())).await;
+        killed.push(Instant::now());
+        host = host.killed(&serve).await;
+    }
+
+    let result = host.result(&admitted).await;
+
+    assert_eq!(result["status"], "success", "{result:#}");
+    let asked = oracle.asked();
+    let mut answers: HashMap<String, Vec<&Asked>> = HashMap::new();
+    for one in &asked {
+        answers.entry(one.body["messages"].to_string()).or_default().push(one);
+    }
+    for again in answers.values().filter(|asked| asked.len() > 1) {
+        // Only what had no answer yet when the process died, or one that was on its way.
+        for before in &again[..again.len() - 1] {
+            let lost = before.answered.is_none_or(|at| {
+                killed.iter().any(|killed| {
+                    at + Duration::from_millis(50) > *killed && at < *killed + Duration::from_secs(1)
+                })
+            });
+            assert!(lost, "an answer that was there long before was asked for again: {}", before.body);
+        }
+    }
+    // Two a turn, and the judge.
+    assert_eq!(answers.len(), 2 * TURNS + 1, "every question is one of one course of things");
+    let text = result["sample"]["messages"].to_string();
+    let last = |asked: &Vec<&Asked>| asked.last().map(|asked| asked.answer.clone()).unwrap_or_default();
+    let used = answers.values().filter(|asked| text.contains(&last(asked).to_uppercase())).count();
+    assert_eq!(used, 2 * TURNS, "each answer is in what came of it");
+}
