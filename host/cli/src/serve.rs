@@ -13,19 +13,16 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::hardening::HardeningOptions;
-use super::plugin_file::CacheOptions;
-use super::setup::JudgeOptions;
-use super::{Exit, OUTPUT, PluginFault, SETTINGS, hooks, setup};
-use rollout_assembly::config::{
-    Assignment, Config, EvaluatorEnvironment, OsmosisEnvironment, OsmosisGeneration, RawLimits,
-};
-use rollout_assembly::{Assembled, Options, Sources};
+use super::options::{HostOptions, TraceOptions};
+use super::{Exit, OUTPUT, PluginFault, hooks, setup};
+use rollout_assembly::config::{Config, EvaluatorEnvironment, OsmosisEnvironment, OsmosisGeneration};
+use rollout_assembly::{Assembled, Options};
 use rollout_core::capacity::Slots;
 use rollout_core::outbound::Secret;
 use rollout_core::rollout::{AgentForm, Host};
 use rollout_core::telemetry::Traces;
 use rollout_server as server;
-use rollout_server::dialect::osmosis::{self, a};
+use rollout_server::dialect::osmosis::a;
 use rollout_server::{Identity, Server, Stopping};
 
 /// Topics of the options.
@@ -45,9 +42,6 @@ const HOOKS: &str = "Start and stop";
 pub(super) struct Serve {
     /// The component with the workflow or agent loop.
     plugin: PathBuf,
-    /// A component with the grader, in place of the plugin's own.
-    #[arg(long, value_name = "FILE")]
-    grader: Option<PathBuf>,
     /// Address to listen on; port 0 takes a free one. [default: 127.0.0.1:9000]
     #[arg(long, value_name = "ADDR", help_heading = REACHING)]
     listen: Option<String>,
@@ -62,22 +56,11 @@ pub(super) struct Serve {
     /// records, requests, results. [default: 70 % of what is free at start]
     #[arg(long, value_name = "BYTES", help_heading = CAPACITY)]
     memory_budget_bytes: Option<usize>,
-    /// Settings in TOML; what is given here goes before what is there.
-    #[arg(long, value_name = "FILE", help_heading = SETTINGS)]
-    config: Option<PathBuf>,
-    /// Sets one value of the plugin's configuration, over what [plugin] says; nested keys
-    /// are joined by dots. `rollout-host config PLUGIN` lists what there is.
-    #[arg(long, value_name = "KEY=VALUE", help_heading = SETTINGS)]
-    set: Vec<Assignment>,
     /// Where trajectories and artifacts go. [default: ./rollouts]
     #[arg(long, value_name = "DIR", env = "_OSMOSIS_ROLLOUT_ARTIFACT_ROOT", hide_env = true, help_heading = OUTPUT)]
     artifact_root: Option<PathBuf>,
-    /// Collector of traces, by OTLP over HTTP: a trace a rollout, a span a phase. Without
-    /// a path, /v1/traces is added.
-    #[arg(long, value_name = "URL", help_heading = OUTPUT)]
-    otlp: Option<String>,
     #[command(flatten)]
-    cache: CacheOptions,
+    traces: TraceOptions,
     /// Environment variable with the key that every request must carry.
     #[arg(long, value_name = "VAR", help_heading = REACHING)]
     server_key_env: Option<String>,
@@ -110,25 +93,17 @@ pub(super) struct Serve {
     #[command(flatten)]
     hardening: HardeningOptions,
     #[command(flatten)]
-    params: setup::ParamOptions,
-    #[command(flatten)]
-    judge: JudgeOptions,
-    #[command(flatten)]
-    limits: RawLimits,
+    host: HostOptions,
 }
 
 impl Serve {
     fn config(&self, evaluator: &EvaluatorEnvironment) -> Result<Config> {
-        let mut raw = setup::raw_config(self.config.as_deref())?;
+        let mut raw = self.host.raw_config()?;
         raw.mistakes.extend_from_slice(&evaluator.mistakes);
         let at = |port| SocketAddr::from(([127, 0, 0, 1], port)).to_string();
         if let Some(listen) = self.listen.clone().or(evaluator.port.map(at)) {
             raw.listen = Some(listen);
         }
-        raw.set.clone_from(&self.set);
-        self.params.put_over(&mut raw.model);
-        self.judge.put_over(&mut raw.judge);
-        raw.limits = self.limits.clone().or(raw.limits);
         let environment = OsmosisEnvironment::read(|name| std::env::var(name).ok());
         raw.mistakes.extend_from_slice(&environment.mistakes);
         for name in &environment.without_effect {
@@ -164,19 +139,19 @@ impl Serve {
             .with_context(|| format!("cannot make the artifact root {}", artifact_root.display()))?;
         let server_key = self.server_key(&config)?;
         let socket = server::bind(config.listen).with_context(|| taken(&config))?;
-        let plugins = [Some(&self.plugin), self.grader.as_ref()];
-        self.hardening.apply(&config, plugins, &artifact_root, &self.cache)?;
+        let rollout = &self.host.rollout;
+        let read = [Some(&self.plugin), rollout.grader.as_ref()];
+        let written = [Some(artifact_root.clone()), rollout.plugin.load.cache_dir(&config)];
+        self.hardening.apply(&config, read, written)?;
         start_threads();
         let runtime = setup::runtime()?;
         runtime.spawn(ignore_hangups());
-        let sources = Sources::of(&self.plugin, self.grader.as_deref());
-        let for_callers = osmosis::descriptors_per_rollout(config.dialect, config.osmosis_init.alone);
         let options = Options {
             artifact_root: Some(artifact_root.clone()),
-            descriptors_for_callers: for_callers,
+            descriptors_for_callers: Server::descriptors_per_rollout(&config),
             ..Options::default()
         };
-        let assembled = setup::host(&runtime, sources, &config, &self.cache, options)?;
+        let assembled = rollout.host(&runtime, rollout.sources(&self.plugin), &config, options)?;
         let host = &assembled.host;
         say_who_rates(host);
         let name = runtime.block_on(host.agent_name());
@@ -196,7 +171,7 @@ impl Serve {
             tracing::warn!(why, "generation A cannot serve this plugin; the others can");
         }
         self.say_loaded(&assembled, &config, &artifact_root);
-        let traces = setup::traces(&runtime, self.otlp.as_deref(), host)?;
+        let traces = self.traces.begin(&runtime, host)?;
         let callers_max = callers_max(&assembled.slots);
         let exit = runtime.block_on(serve(&config, &server, callers_max, socket, traces));
         // What is left, such as a slow write, is not waited for.

@@ -42,6 +42,7 @@ use body::{Body, Unfinished};
 use error::ApiError;
 use reports::Reports;
 use request::{ForRollout, StartRollout};
+use rollout_assembly::config::Config;
 pub use rollout_assembly::config::{OsmosisGeneration, OsmosisTimes};
 use rollout_core::id::RolloutId;
 use rollout_core::outbound::CallbackClient;
@@ -162,8 +163,12 @@ impl super::Dialect for Osmosis {
         Health { fields: self.0.init.health(), is_all: self.0.init.is_alone() }
     }
 
-    fn descriptors_per_rollout(&self) -> u64 {
-        descriptors_per_rollout(self.0.dialect, self.0.init.is_alone())
+    /// Whoever polls for a result has a connection open, and whoever is called back has none of
+    /// this server's.
+    fn descriptors_per_rollout(config: &Config) -> u64 {
+        let is_called_back = matches!(config.dialect, OsmosisGeneration::B | OsmosisGeneration::C)
+            || config.osmosis_init.alone;
+        if is_called_back { 0 } else { 1 }
     }
 
     fn close(&self) {
@@ -186,13 +191,6 @@ impl super::Dialect for Osmosis {
     fn unreported(&self) -> Vec<String> {
         self.0.reports.missing()
     }
-}
-
-/// Descriptors that a live rollout holds on the side of its callers, at the most: whoever polls
-/// for a result has a connection open, and whoever is called back has none of this server's.
-pub fn descriptors_per_rollout(dialect: OsmosisGeneration, init_is_alone: bool) -> u64 {
-    let is_called_back = matches!(dialect, OsmosisGeneration::B | OsmosisGeneration::C) || init_is_alone;
-    if is_called_back { 0 } else { 1 }
 }
 
 /// Forgets what is due, for as long as there is a server. A look at each part does so too, but
