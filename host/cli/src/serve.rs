@@ -31,11 +31,11 @@ const CAPACITY: &str = "Capacity";
 const HOOKS: &str = "Start and stop";
 
 /// Serves a plugin to trainers over HTTP: the Osmosis protocol, generations D (polling
-/// under a lease), C and B (callbacks), told apart by the request, and A (tools at the start,
+/// under a lease), C and B (callbacks), distinguished by the request, and A (tools at the start,
 /// one post at the end), which has a path of its own.
 ///
 /// Prints `listening on http://ADDR` when it is ready. SIGTERM or Ctrl-C drains: no
-/// new rollouts, running ones may end and be told; a second signal ends it at once.
+/// new rollouts, running ones may end and be reported; a second signal ends it at once.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  rollout-host serve my_agent.wasm\n  \
     rollout-host serve my_agent.wasm --listen 0.0.0.0:9000 --server-key-env SERVER_KEY --config host.toml")]
@@ -66,8 +66,8 @@ pub(super) struct Serve {
     server_key_env: Option<String>,
     /// Generation that requests are of. Left to the request, one that may be of B or of C
     /// is called back in a form that both take. [default: auto]
-    #[arg(long, value_name = "GENERATION", help_heading = REACHING)]
-    dialect: Option<OsmosisGeneration>,
+    #[arg(long, value_name = "G", help_heading = REACHING)]
+    osmosis_generation: Option<OsmosisGeneration>,
     /// A name, besides those of this machine, under which this server may be asked, such as
     /// rollouts.example, or *.example; may be given several times. With a server key, and
     /// without this option, every name may be used.
@@ -124,7 +124,7 @@ impl Serve {
         if !self.allow_origin.is_empty() {
             raw.allowed_origins = Some(self.allow_origin.clone());
         }
-        raw.osmosis.dialect = self.dialect.or(raw.osmosis.dialect);
+        raw.osmosis.generation = self.osmosis_generation.or(raw.osmosis.generation);
         raw.hardening.landlock = self.hardening.landlock.then_some(true).or(raw.hardening.landlock);
         Ok(raw.resolve()?)
     }

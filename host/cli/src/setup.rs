@@ -21,10 +21,10 @@ use rollout_core::outbound::Secret;
 use rollout_core::plugin::{self, Declaration, Plugin};
 use rollout_core::telemetry::{OneLineFields, Traces};
 
-/// Sends logs to standard error. A server tells what it does; other commands speak up
+/// Sends logs to standard error. A server reports what it does; other commands speak up
 /// only where something is wrong.
 pub(super) fn logs(format: LogFormat, server: bool) {
-    // The library of tool servers tells of every connection; what matters of it, the host
+    // The library of tool servers reports every connection; what matters of it, the host
     // says itself.
     let default = if server { "info,rmcp=off" } else { "warn,rmcp=off" };
     let asked = std::env::var("ROLLOUT_HOST_LOG").ok();

@@ -78,7 +78,7 @@ impl Server {
         let osmosis = Osmosis::new(osmosis::Settings {
             host: host.clone(),
             callbacks: client(&config.callback),
-            dialect: config.dialect,
+            generation: config.osmosis_generation,
             init: osmosis::a::Settings {
                 init: config.osmosis_init.clone(),
                 agent_name,
@@ -212,10 +212,10 @@ mod tests {
             assert_eq!(Server::descriptors_per_rollout(&config), expected, "{text}");
         };
         check("", 1);
-        check("[osmosis]\ndialect = 'auto'", 1);
-        check("[osmosis]\ndialect = 'd'", 1);
-        check("[osmosis]\ndialect = 'c'", 0);
-        check("[osmosis]\ndialect = 'b'", 0);
+        check("[osmosis]\ngeneration = 'auto'", 1);
+        check("[osmosis]\ngeneration = 'd'", 1);
+        check("[osmosis]\ngeneration = 'c'", 0);
+        check("[osmosis]\ngeneration = 'b'", 0);
         check("[osmosis.init]\nalone = true", 0);
     }
 }

@@ -63,7 +63,7 @@ pub struct Settings {
     /// Who posts to callers.
     pub callbacks: CallbackClient,
     /// The generation that requests are of.
-    pub dialect: OsmosisGeneration,
+    pub generation: OsmosisGeneration,
     /// What generation A needs besides.
     pub init: a::Settings,
     /// Waits and leases of generation D.
@@ -79,7 +79,7 @@ pub struct Osmosis(Arc<Inner>);
 struct Inner {
     host: Host,
     callbacks: CallbackClient,
-    dialect: OsmosisGeneration,
+    generation: OsmosisGeneration,
     init: a::Server,
     is_keyed: bool,
     polled: d::Registry,
@@ -94,12 +94,12 @@ struct Inner {
 impl Osmosis {
     /// A server of this host.
     pub fn new(settings: Settings) -> Self {
-        let Settings { host, callbacks, dialect, init, times, is_keyed } = settings;
+        let Settings { host, callbacks, generation, init, times, is_keyed } = settings;
         let init = a::Server::new(init, host.budget().clone());
         Self(Arc::new(Inner {
             host,
             callbacks,
-            dialect,
+            generation,
             init,
             is_keyed,
             statuses: Arc::new(Statuses::new(times.result_ttl)),
@@ -166,7 +166,7 @@ impl super::Dialect for Osmosis {
     /// Whoever polls for a result has a connection open, and whoever is called back has none of
     /// this server's.
     fn descriptors_per_rollout(config: &Config) -> u64 {
-        let is_called_back = matches!(config.dialect, OsmosisGeneration::B | OsmosisGeneration::C)
+        let is_called_back = matches!(config.osmosis_generation, OsmosisGeneration::B | OsmosisGeneration::C)
             || config.osmosis_init.alone;
         if is_called_back { 0 } else { 1 }
     }
@@ -214,15 +214,15 @@ async fn start_rollout(
 ) -> Result<Response, ApiError> {
     osmosis.keep_swept();
     let parent = headers.get("traceparent").and_then(|value| TraceParent::parse(value.to_str().ok()?));
-    let dialect = osmosis.0.dialect;
-    match osmosis.read_for_rollout(body, |bytes| request::read(&headers, bytes, dialect))? {
+    let configured = osmosis.0.generation;
+    match osmosis.read_for_rollout(body, |bytes| request::read(&headers, bytes, configured))? {
         StartRollout::Polled(request) => d::start(&osmosis, request, parent)
             .map(|admission| (StatusCode::ACCEPTED, Json(admission)).into_response()),
         StartRollout::CalledBack(request) => {
             // B's own servers said 200, C's callers take nothing but 202, and B's that are
             // known take any 2xx.
             let accepted =
-                if dialect == OsmosisGeneration::B { StatusCode::OK } else { StatusCode::ACCEPTED };
+                if configured == OsmosisGeneration::B { StatusCode::OK } else { StatusCode::ACCEPTED };
             callbacks::start(&osmosis, request, parent).map(|()| (accepted, Json(json!({}))).into_response())
         }
     }
