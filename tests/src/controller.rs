@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 use crate::in_time;
 
 /// A model and a trainer on loopback. It keeps every request, and answers what it was
-/// told to; sums where it was told nothing.
+/// asked to; sums where it was asked nothing.
 pub struct Controller {
     address: SocketAddr,
     shared: Arc<Shared>,

@@ -12,7 +12,6 @@ use rollout_assembly::config::RawConfig;
 use rollout_assembly::{NotLoaded, Options, Sources, assemble};
 use rollout_core::error::Fault;
 use rollout_mock_model::{MockModel, MockModelSettings};
-use rollout_server::dialect::osmosis;
 use rollout_server::{Identity, Server};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -39,7 +38,7 @@ impl InProcess {
         let config = RawConfig::parse(configuration, "the test").resolve().expect("it is a configuration");
         let options = Options {
             artifact_root: Some(dir.path().join("kept")),
-            descriptors_for_callers: osmosis::descriptors_per_rollout(config.dialect, false),
+            descriptors_for_callers: Server::descriptors_per_rollout(&config),
             ..Options::default()
         };
         let plugin = guest(guest_name);

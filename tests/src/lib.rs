@@ -52,7 +52,7 @@ pub async fn in_time<T>(what: &str, event: impl Future<Output = T>) -> T {
     }
 }
 
-/// Asks again and again until there is an answer. For what tells nobody when it changes.
+/// Asks again and again until there is an answer. For what notifies nobody when it changes.
 pub async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     let asking = async {
         let mut pause = tokio::time::interval(Duration::from_millis(10));

@@ -42,7 +42,7 @@ pub trait Start {
 }
 
 /// The host's binary with arguments, ready to be [started](Start::start), without what
-/// the test's own environment might tell it. Compiled code is kept among the builds.
+/// the test's own environment might give it. Compiled code is kept among the builds.
 pub fn rollout_host<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Command {
     let mut command = Command::new(host_program());
     command.args(arguments).env("XDG_CACHE_HOME", target_dir().join("test-cache"));
@@ -103,7 +103,7 @@ impl Process {
     pub fn signal(&self, signal: Signal) {
         if let Some(id) = self.child.id() {
             let id = i32::try_from(id).ok().and_then(Pid::from_raw).expect("a process has an id");
-            // Failing means that it ended meanwhile, which waiting will tell.
+            // Failing means that it ended meanwhile, which waiting will show.
             let _ = kill_process(id, signal);
         }
     }

@@ -117,8 +117,8 @@ async fn the_published_driver_of_generation_c_is_served() {
 async fn a_controller_of_generation_b_is_served() {
     let _alone = alone().await;
     let python = python("0.2.31").await;
-    for dialect in ["auto", "b"] {
-        let host = TestHost::of("conform").option("--dialect", dialect).start().await;
+    for generation in ["auto", "b"] {
+        let host = TestHost::of("conform").option("--osmosis-generation", generation).start().await;
         let mut driver = Command::new(&python);
         driver.arg(clients("drive_b.py")).arg(host.url()).arg("--artifacts").arg(host.kept());
 

@@ -292,7 +292,7 @@ async fn mistakes_in_every_table_of_a_configuration_are_named_at_once() {
     let dir = temporary();
     let config = dir.path().join("host.toml");
     let text = "queue-maxx = 3\n[limits]\nsamples-max = 0\nhost-calls-max = 'many'\n[model]\nattempts = 3\n\
-                [osmosis]\ndialect = 'e'\n";
+                [osmosis]\ngeneration = 'e'\n";
     std::fs::write(&config, text).unwrap();
     let config = config.display().to_string();
     let kept = dir.path().join("kept").display().to_string();
@@ -306,7 +306,7 @@ async fn mistakes_in_every_table_of_a_configuration_are_named_at_once() {
             "host.toml:1:1: queue-maxx: there is no such setting; did you mean queue-max?",
             "host.toml:4:18: limits.host-calls-max: ",
             "host.toml:6:1: model.attempts: there is no such setting; there are: attempts-max, ",
-            "host.toml:8:11: osmosis.dialect: ",
+            "host.toml:8:14: osmosis.generation: ",
             "limits.samples-max: 0 leaves",
         ] {
             assert!(ran.stderr.contains(named), "{command}: {named} is not in {}", ran.stderr);

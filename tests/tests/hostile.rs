@@ -108,7 +108,7 @@ async fn a_guest_that_waits_spends_no_cpu_time() {
     let rollout = host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
     controller.chats_open(1).await;
 
-    // Nothing tells that time has passed but time.
+    // Nothing shows that time has passed but time.
     tokio::time::sleep(Duration::from_secs(1)).await;
     controller.release();
 
@@ -402,7 +402,7 @@ async fn a_large_text_that_may_be_handed_over_is_refused_where_it_is_too_large()
         let answer = ask_what_it_is_told(&host, &controller, &format!("large: {place}")).await;
 
         assert!(answer.contains(part), "{place}: {answer:?} does not hold {part:?}");
-        assert!(answer.len() < 2000, "{place}: what it handed over is not told back");
+        assert!(answer.len() < 2000, "{place}: what it handed over is not repeated");
     }
     assert_eq!(controller.chats().len(), 0, "none of it was sent");
     check_goes_on(&host, &controller).await;

@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 
 const BRANCH: &str = "please branch: Calculate 2 + 3.";
 
-/// A host that is told that all its callers are of B.
+/// A host that is configured for callers of B alone.
 fn of_b(guest: &str) -> Serve {
-    TestHost::of(guest).option("--dialect", "b")
+    TestHost::of(guest).option("--osmosis-generation", "b")
 }
 
 /// `rollout` or `grader`, the words in the callbacks' paths.
@@ -249,7 +249,7 @@ async fn without_a_key_nothing_carries_one() {
 #[tokio::test]
 async fn an_operators_word_on_the_generation_goes_before_what_a_request_looks_like() {
     let controller = Controller::start().await;
-    let host = TestHost::of("conform").config("[osmosis]\ndialect = \"b\"\n").start().await;
+    let host = TestHost::of("conform").config("[osmosis]\ngeneration = \"b\"\n").start().await;
     // C's own field means nothing to B, and its key is not the model's.
     let odd = controller.rollout("2 + 3").label("5").as_b().with("llm_api_key", "");
     assert_eq!(host.ask(&odd).await.status, 200);
@@ -261,13 +261,13 @@ async fn an_operators_word_on_the_generation_goes_before_what_a_request_looks_li
         assert_eq!(refused.body["detail"][0]["loc"], json!(["body", field]));
     }
 
-    let host = TestHost::of("conform").option("--dialect", "c").start().await;
+    let host = TestHost::of("conform").option("--osmosis-generation", "c").start().await;
     host.ask(&controller.rollout("2 + 3").label("5").as_b()).await;
     let graded = controller.callbacks_arrived(4).await[3].body.clone();
     assert!(graded.get("samples").is_none(), "{graded:#}");
     assert_eq!(graded["sample"]["reward"], 1.0);
 
-    let host = TestHost::of("conform").option("--dialect", "d").start().await;
+    let host = TestHost::of("conform").option("--osmosis-generation", "d").start().await;
     let request = controller.rollout("2 + 3").label("5").as_b().with("llm_api_key", KEY_OF_B);
     let result = host.run(&request).await;
     assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
@@ -368,9 +368,9 @@ async fn rows_of_the_published_controller_go_as_they_went_with_the_published_ser
     let recorded = project_root().join("tests/clients/recorded_b.json");
     let recorded = std::fs::read_to_string(recorded).unwrap().replace("\"KEY\"", &format!("{KEY_OF_B:?}"));
     let recorded = recorded.replace("Bearer KEY", &format!("Bearer {KEY_OF_B}"));
-    for dialect in ["auto", "b"] {
+    for generation in ["auto", "b"] {
         let controller = Controller::start().await;
-        let host = TestHost::of("conform").option("--dialect", dialect).start().await;
+        let host = TestHost::of("conform").option("--osmosis-generation", generation).start().await;
         let rows: Vec<Value> =
             serde_json::from_str(&recorded.replace("CONTROLLER", &controller.base_url())).unwrap();
         for row in &rows {

@@ -1,4 +1,4 @@
-//! Generation C as a caller sees it: two callbacks, in order, each told once.
+//! Generation C as a caller sees it: two callbacks, in order, each made once.
 
 use rollout_tests::{Answer, Controller, Received, TestHost};
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! What the machine has becomes slots, and whoever comes when they are taken is told so.
+//! What the machine has becomes slots, and whoever comes when they are taken has an answer that says so.
 
 use rollout_tests::{Controller, Start, TestHost, guest, rollout_host_with_open_files};
 

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 
 const BRANCH: &str = "please branch: Calculate 2 + 3.";
 
-/// A host that is told that all its callers are of B.
+/// A host that is configured for callers of B alone.
 fn of_b(guest: &str) -> Serve {
-    TestHost::of(guest).option("--dialect", "b")
+    TestHost::of(guest).option("--osmosis-generation", "b")
 }
 
 /// The bodies of a rollout's completion and grader callback.
@@ -88,11 +88,11 @@ async fn trap_3_b_is_told_rewards_that_c_and_d_are_not() {
 
 #[tokio::test]
 async fn trap_4_an_accepted_rollout_is_answered_202_and_200_only_where_the_operator_says_b() {
-    async fn check(dialect: &str, of: fn(RolloutRequest) -> RolloutRequest, expected: u16) {
+    async fn check(generation: &str, of: fn(RolloutRequest) -> RolloutRequest, expected: u16) {
         let controller = Controller::start().await;
-        let host = TestHost::of("conform").option("--dialect", dialect).start().await;
+        let host = TestHost::of("conform").option("--osmosis-generation", generation).start().await;
         let reply = host.ask(&of(controller.rollout("2 + 3").label("5"))).await;
-        assert_eq!(reply.status, expected, "{dialect}: {reply:?}");
+        assert_eq!(reply.status, expected, "{generation}: {reply:?}");
     }
     check("auto", RolloutRequest::as_b, 202).await;
     check("auto", |request| request.with_callbacks("k"), 202).await;

@@ -56,7 +56,7 @@ async fn make_wheel(dir: &Path) -> PathBuf {
         .args(["build", "--profile", "dev", "--out"])
         .arg(dir)
         .current_dir(project_root());
-    // Cargo says to tests of which package they are. Told the same, build scripts begin anew.
+    // Cargo says to tests of which package they are. Given the same, build scripts begin anew.
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy();
         if name.starts_with("CARGO") && name != "CARGO_HOME" && !name.starts_with("CARGO_PROFILE_") {

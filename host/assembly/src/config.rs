@@ -28,7 +28,7 @@ pub use journal::{JournalConfig, JournalOptions, RawJournal, SyncWhen};
 pub use raw::{RawConfig, RawHardening, RawJudge, RawLimits, RawModel, RawOsmosis, RawRetry};
 pub use values::Assignment;
 
-/// How the generation of a request to `POST /rollout` is told.
+/// How the generation of a request to `POST /rollout` is found out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum OsmosisGeneration {
@@ -79,8 +79,8 @@ pub struct Config {
     pub model_params: AllowedParams,
     /// How callbacks are repeated.
     pub callback: RetryPolicy,
-    /// How the generation of a request of the Osmosis protocol is told.
-    pub dialect: OsmosisGeneration,
+    /// How the generation of a request of the Osmosis protocol is found out.
+    pub osmosis_generation: OsmosisGeneration,
     /// Times of the Osmosis protocol.
     pub osmosis: OsmosisTimes,
     /// Settings of the Osmosis protocol's generation A.
@@ -178,7 +178,7 @@ impl RawConfig {
         if self.memory_budget_bytes.is_some_and(|bytes| bytes < MEMORY_BUDGET_BYTES_MIN) {
             problems.push(format!("memory-budget-bytes: less than {} MiB", MEMORY_BUDGET_BYTES_MIN >> 20));
         }
-        let dialect = self.osmosis.dialect.unwrap_or_default();
+        let osmosis_generation = self.osmosis.generation.unwrap_or_default();
         let osmosis_init = self.osmosis.init.clone().resolve(&mut problems);
         let osmosis = self.osmosis.resolve(&mut problems);
         let load_limits = self.limits.resolve_loading(&mut problems);
@@ -205,7 +205,7 @@ impl RawConfig {
             model_params,
             judge,
             callback: self.callback.resolve("callback", RetryPolicy::callback(), &mut problems),
-            dialect,
+            osmosis_generation,
             osmosis,
             osmosis_init,
             on_start: self.on_start,

@@ -204,6 +204,53 @@ impl Foundation {
         let engine = Engine::planned(plan, slots.running_max.saturating_add(tools_max), memory_bytes_max)?;
         Ok(Self { machine, budget, plan, cost, engine, metrics: Arc::new(Metrics::new()) })
     }
+
+    /// How many rollouts at this cost there is room for. A plugin may ask for fewer at once than
+    /// there are slots, and not for more.
+    fn room(&self, config: &Config, settings: &plugin::Settings, cost: GuestCost) -> Slots {
+        let max_concurrent = settings.max_concurrent.unwrap_or(u32::MAX).min(config.max_concurrent);
+        self.machine.slots(max_concurrent, config.queue_max, cost)
+    }
+
+    /// What a rollout of this deployment costs, found out by starting an instance of each kind.
+    async fn cost_of(&self, deployment: &Deployment) -> Result<GuestCost, AssemblyError> {
+        let started = deployment.try_start(&self.budget, &self.metrics).await;
+        let Started { memory_bytes, .. } =
+            started.map_err(|(role, why)| AssemblyError::CannotStart { role, why })?;
+        Ok(GuestCost { memory_bytes: memory_bytes as u64, ..self.cost })
+    }
+}
+
+/// The components of a deployment, with their configuration.
+struct Components {
+    workflow: Plugin,
+    settings: plugin::Settings,
+    grader: Option<(Plugin, plugin::Settings)>,
+}
+
+impl Components {
+    /// Brings them in and asks them what they declare.
+    async fn load(
+        config: &Config,
+        sources: Sources<'_>,
+        input: Bytes,
+        load: impl Fn(&Path) -> Result<Plugin, NotLoaded>,
+    ) -> Result<Self, AssemblyError> {
+        let workflow = load(sources.plugin)?.with_input(input);
+        let grader = sources.grader.map(&load).transpose()?;
+        let plugin = config.plugin.as_ref();
+        let (_, settings) = settings(sources.shown, &workflow, &config.limits, plugin).await?;
+        let grader = match (grader, sources.grader) {
+            (Some(grader), Some(path)) => {
+                let given = config.grader.as_ref().or(plugin);
+                let (_, settings) = self::settings(path, &grader, &config.limits, given).await?;
+                Some((grader, settings))
+            }
+            _ if config.grader.is_some() => return Err(AssemblyError::NoGraderToConfigure),
+            _ => None,
+        };
+        Ok(Self { workflow, settings, grader })
+    }
 }
 
 /// Brings the components in, asks them what they declare, and makes a host of them that is known
@@ -218,21 +265,10 @@ pub async fn assemble(
         options;
     let foundation = Foundation::new(config, descriptors_for_callers)?;
     let load = |path: &Path| load(&foundation.engine, path);
-    let workflow = load(sources.plugin)?.with_input(plugin_input);
-    let grader = sources.grader.map(load).transpose()?;
-    let plugin = config.plugin.as_ref();
-    let (_, settings) = settings(sources.shown, &workflow, &config.limits, plugin).await?;
-    let grader_settings = match (&grader, sources.grader) {
-        (Some(grader), Some(path)) => {
-            let given = config.grader.as_ref().or(plugin);
-            Some(self::settings(path, grader, &config.limits, given).await?.1)
-        }
-        _ if config.grader.is_some() => return Err(AssemblyError::NoGraderToConfigure),
-        _ => None,
-    };
-    // A plugin may ask for fewer rollouts at once than there are slots, and not for more.
-    let max_concurrent = settings.max_concurrent.unwrap_or(u32::MAX).min(config.max_concurrent);
-    let room = |cost| foundation.machine.slots(max_concurrent, config.queue_max, cost);
+    let Components { workflow, settings, grader } =
+        Components::load(config, sources, plugin_input, load).await?;
+    let (grader, grader_settings) = grader.unzip();
+    let room = |cost| foundation.room(config, &settings, cost);
     let transport = Transport::new(room(foundation.cost).connections.outbound_max)?;
     let chat = chat_client(config, &transport, &foundation.metrics, observer);
     let (judge, judge_stand_in) = match &config.judge {
@@ -242,30 +278,19 @@ pub async fn assemble(
         }
         None => (None, None),
     };
-    let tools = provided_tools(config, load, &foundation.metrics).await?;
-    let tools_digest = tools.as_ref().map(|(_, digest)| digest.clone());
+    let (tools, tools_digest) = provided_tools(config, load, &foundation.metrics).await?.unzip();
     let deployment = Deployment::new(DeploymentSettings {
         workflow,
         grader,
         limits: config.limits.clone(),
         plugin_config: settings.to_raw(),
         grader_config: grader_settings.as_ref().and_then(plugin::Settings::to_raw),
-        tools: tools.map(|(tools, _)| tools as Arc<dyn HostTools>),
+        tools: tools.map(|tools| tools as Arc<dyn HostTools>),
         judge,
     })?;
     let event_log = config.log.as_deref().map(event_log).transpose()?;
-    let started = deployment.try_start(&foundation.budget, &foundation.metrics).await;
-    let Started { memory_bytes, .. } =
-        started.map_err(|(role, why)| AssemblyError::CannotStart { role, why })?;
-    let slots = room(GuestCost { memory_bytes: memory_bytes as u64, ..foundation.cost });
-    if slots.bound_by != Bound::Asked && config.max_concurrent_is_set {
-        tracing::warn!(
-            asked = config.max_concurrent,
-            slots = slots.running_max,
-            bound_by = %slots.bound_by,
-            "this machine has not room for as many rollouts at once as were asked for"
-        );
-    }
+    let slots = room(foundation.cost_of(&deployment).await?);
+    warn_of_little_room(config, &slots);
     let Foundation { budget, plan, engine, metrics, .. } = foundation;
     let runtime = Runtime::new(RuntimeSettings {
         engine,
@@ -281,6 +306,18 @@ pub async fn assemble(
     });
     let host = Host::new(runtime, Arc::new(deployment));
     Ok(Assembled { host, slots, plan, settings, grader_settings, tools_digest, judge_stand_in })
+}
+
+/// Says so where the operator asked for more rollouts at once than there is room for.
+fn warn_of_little_room(config: &Config, slots: &Slots) {
+    if slots.bound_by != Bound::Asked && config.max_concurrent_is_set {
+        tracing::warn!(
+            asked = config.max_concurrent,
+            slots = slots.running_max,
+            bound_by = %slots.bound_by,
+            "this machine has not room for as many rollouts at once as were asked for"
+        );
+    }
 }
 
 /// Asks a plugin what it declares, and puts the operator's values over that.

@@ -47,8 +47,8 @@ pub struct Args {
     pub background_prompt: Option<String>,
 
     /// The generation of the protocol that the servers speak
-    #[arg(long, value_enum, ignore_case = true, default_value = "d")]
-    pub dialect: Generation,
+    #[arg(long, value_enum, ignore_case = true, value_name = "G", default_value = "d")]
+    pub osmosis_generation: Generation,
     /// Rollouts under way at a time; several numbers are measured one after another
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,64,512")]
     pub in_flight: Vec<usize>,
@@ -100,7 +100,7 @@ impl TryFrom<Args> for BenchSettings {
         let background = args.background.zip(args.background_prompt);
         let settings = Self {
             background: background.map(|(rollouts, prompt)| Background { rollouts, prompt }),
-            dialect: args.dialect,
+            generation: args.osmosis_generation,
             in_flight: args.in_flight,
             rollouts: args.rollouts,
             time: args.seconds,
@@ -144,10 +144,11 @@ mod tests {
 
     #[test]
     fn a_line_becomes_settings() {
-        let one = settings("http://h:1 --pid 7 --seconds 0.5 --in-flight 1,2 --dialect C").unwrap();
+        let one =
+            settings("http://h:1 --pid 7 --seconds 0.5 --in-flight 1,2 --osmosis-generation C").unwrap();
         let source = ServerSource::Running { url: "http://h:1".to_owned(), pid: Some(7) };
         assert_eq!(one.targets, [Target { name: "server".to_owned(), source }]);
-        assert_eq!((one.time, one.dialect), (Some(Duration::from_millis(500)), Generation::C));
+        assert_eq!((one.time, one.generation), (Some(Duration::from_millis(500)), Generation::C));
         assert_eq!(one.in_flight, [1, 2]);
 
         let background = settings("http://h:1 --background 4 --background-prompt spin").unwrap().background;
@@ -183,7 +184,7 @@ mod tests {
         check("http://h --background-prompt spin", &["--background"]);
         check("http://h --vs http://i --background 4 --background-prompt spin", &["cannot be used with"]);
         check(
-            "http://h --dialect c --background 0 --background-prompt spin",
+            "http://h --osmosis-generation c --background 0 --background-prompt spin",
             &["generation D is measured", "nothing to compare"],
         );
         check("http://h --in-flight 90000000", &["ulimit -n"]);

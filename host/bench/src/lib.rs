@@ -329,7 +329,7 @@ async fn prepare_and_measure(
     }
     let levels = measure_all(settings, &stands, progress).await?;
     Ok(Report {
-        dialect: settings.dialect,
+        generation: settings.generation,
         model_latency_ms: settings.model_latency.as_secs_f64() * 1e3,
         turns: settings.turns,
         tool_bytes: settings.tool_bytes,
@@ -355,9 +355,9 @@ async fn prepare(
     for target in &settings.targets {
         let seen = find(target, servers, progress).await?;
         let context = Arc::new(TrainerContext {
-            connections: Connections::new(settings.dialect),
+            connections: Connections::new(settings.generation),
             address: Address::resolve(&seen.url).await?,
-            dialect: settings.dialect,
+            generation: settings.generation,
             api_key: settings.api_key.clone(),
             rollout_timeout: settings.rollout_timeout,
             endpoint: endpoint.clone(),

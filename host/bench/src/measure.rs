@@ -82,7 +82,7 @@ impl Watch {
                 sleep(LOOK_EVERY).await;
                 // On another thread: the kernel may take its time, and rollouts must not wait.
                 let seen = tokio::task::spawn_blocking(move || Footprint::read(pid)).await;
-                // A process that cannot be read is told at the end.
+                // A process that cannot be read is reported at the end.
                 let Ok(Ok(seen)) = seen else { return };
                 keep(&kept, seen);
             }

@@ -38,7 +38,7 @@ pub(super) fn svg(report: &Report) -> Result<String, NotDrawn> {
         root.fill(&WHITE)?;
         let about = format!(
             "generation {}, model {} ms, {} {}, medians of {}",
-            report.dialect,
+            report.generation,
             report.model_latency_ms,
             report.turns,
             if report.turns == 1 { "turn" } else { "turns" },

@@ -17,7 +17,7 @@ const BENCH_CORES_SUSPECT: f64 = 0.9;
 #[non_exhaustive]
 pub struct Report {
     /// The generation that was spoken.
-    pub dialect: Generation,
+    pub generation: Generation,
     /// What the stub model waited before each answer, in milliseconds.
     pub model_latency_ms: f64,
     /// Chat calls after which the stub model gives its final answer.
@@ -270,7 +270,7 @@ impl Report {
             text,
             &format!(
                 "Generation {}, model latency {} ms, {turns}, {pace}, {rounds}, {} cores",
-                self.dialect, self.model_latency_ms, self.cores
+                self.generation, self.model_latency_ms, self.cores
             ),
         );
         for target in &self.targets {
@@ -476,7 +476,7 @@ mod tests {
 
     fn report(targets: Vec<TargetSeen>, levels: Vec<Level>) -> Report {
         Report {
-            dialect: Generation::D,
+            generation: Generation::D,
             model_latency_ms: 0.0,
             turns: 1,
             tool_bytes: None,

@@ -40,7 +40,7 @@ pub enum StartError {
     /// It goes on, but does not say that it listens.
     #[error("the command has not said '{READY}…' after {time}; it printed:\n{0}", time = rollout_core::text::time(START_TIMEOUT))]
     Silent(String),
-    /// Its process cannot be told.
+    /// Its process is not known.
     #[error("no process of this machine listens on port {0}, which the command named")]
     NoListener(u16),
     /// It said where it listens, without a port.

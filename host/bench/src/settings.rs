@@ -71,7 +71,7 @@ pub struct BenchSettings {
     /// Measures the one server twice, in turn: beside these rollouts, and alone.
     pub background: Option<Background>,
     /// What they speak.
-    pub dialect: Generation,
+    pub generation: Generation,
     /// Rollouts under way at a time; one measurement for each.
     pub in_flight: Vec<usize>,
     /// Ends a measurement after so many rollouts.
@@ -106,7 +106,7 @@ impl BenchSettings {
         Self {
             targets,
             background: None,
-            dialect: Generation::D,
+            generation: Generation::D,
             in_flight: vec![1, 64, 512],
             rollouts: None,
             time: None,
@@ -132,7 +132,7 @@ impl BenchSettings {
         demand(matches!(self.targets.len(), 1 | 2), "give one server, or two to compare");
         if let Some(background) = &self.background {
             demand(self.targets.len() == 1, "beside other rollouts one server is measured, not two");
-            demand(self.dialect == Generation::D, "beside other rollouts generation D is measured");
+            demand(self.generation == Generation::D, "beside other rollouts generation D is measured");
             demand(background.rollouts > 0, "beside no rollouts there is nothing to compare");
         }
         demand(
@@ -158,7 +158,7 @@ impl BenchSettings {
         }
         // A connection in for each, and one out where a request waits for its rollout; else
         // as many as a trainer has and the callbacks that come at once.
-        let out = match self.dialect {
+        let out = match self.generation {
             Generation::D => most as u64,
             Generation::C => trainer::REQUESTS_AT_ONCE_C as u64 + most as u64 / 4,
         };

@@ -233,7 +233,7 @@ async fn in_generation_c_a_second_result_and_one_out_of_order_are_seen() {
     let (fake, url) =
         Fake::start([(3, Habit::Double), (4, Habit::Lose), (5, Habit::Disorder), (6, Habit::RewardHalf)])
             .await;
-    let settings = BenchSettings { dialect: Generation::C, ..small(vec![at("fake", &url)]) };
+    let settings = BenchSettings { generation: Generation::C, ..small(vec![at("fake", &url)]) };
 
     let report = run(settings, |_| ()).await.unwrap();
 

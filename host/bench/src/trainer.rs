@@ -75,8 +75,8 @@ pub(super) struct Connections {
 }
 
 impl Connections {
-    pub(super) fn new(dialect: Generation) -> Self {
-        let at_once = match dialect {
+    pub(super) fn new(generation: Generation) -> Self {
+        let at_once = match generation {
             Generation::C => REQUESTS_AT_ONCE_C,
             Generation::D => Semaphore::MAX_PERMITS,
         };
@@ -105,7 +105,7 @@ impl Connections {
 pub(super) struct TrainerContext {
     pub(super) connections: Connections,
     pub(super) address: Address,
-    pub(super) dialect: Generation,
+    pub(super) generation: Generation,
     pub(super) api_key: Option<String>,
     pub(super) rollout_timeout: Duration,
     pub(super) endpoint: Arc<Endpoint>,
@@ -174,7 +174,7 @@ impl Worker {
     }
 
     async fn attempt(&mut self, id: &str) -> Result<(), Failure> {
-        match self.context.dialect {
+        match self.context.generation {
             Generation::D => {
                 let lease = self.admit_under_lease(id).await?;
                 self.poll(id, &lease).await
@@ -268,7 +268,7 @@ impl Worker {
         push(&mut body, &[r#"{"rollout_id":""#, id, r#"","initial_messages":[{"role":"user","content":"#]);
         push(&mut body, &[&self.prompt, r#"}],"label":"5""#]);
         push(&mut body, &[r#","chat_completions_url":""#, &url, r#"","llm_api_key":""#, MODEL_KEY, r#"""#]);
-        if self.context.dialect == Generation::C {
+        if self.context.generation == Generation::C {
             push(&mut body, &[r#","completion_callback_url":""#, &url, r#"/completion""#]);
             push(&mut body, &[r#","grader_callback_url":""#, &url, r#"/grader""#]);
             push(&mut body, &[r#","controller_api_key":""#, CALLBACK_KEY, r#"""#]);

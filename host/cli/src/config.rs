@@ -7,9 +7,8 @@ use anyhow::Result;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::plugin_file::{self, CacheOptions};
-use super::{Exit, OUTPUT, SETTINGS, setup};
-use rollout_assembly::config::Assignment;
+use super::options::PluginOptions;
+use super::{Exit, OUTPUT, plugin_file, setup};
 use rollout_core::engine::Engine;
 use rollout_core::plugin::{Declaration, Field, Settings};
 use rollout_core::text;
@@ -24,27 +23,19 @@ use rollout_core::text;
 pub(super) struct Config {
     /// The component.
     plugin: PathBuf,
-    /// Settings in TOML, of which [plugin] matters here.
-    #[arg(long, value_name = "FILE", help_heading = SETTINGS)]
-    config: Option<PathBuf>,
-    /// Sets one value over those; nested keys are joined by dots.
-    #[arg(long, value_name = "KEY=VALUE", help_heading = SETTINGS)]
-    set: Vec<Assignment>,
     /// Writes one JSON object: schema, defaults and resolved values.
     #[arg(long, help_heading = OUTPUT)]
     json: bool,
     #[command(flatten)]
-    cache: CacheOptions,
+    options: PluginOptions,
 }
 
 impl Config {
     pub(crate) fn run(self) -> Result<Exit> {
-        let mut raw = setup::raw_config(self.config.as_deref())?;
-        raw.set.clone_from(&self.set);
-        let config = raw.resolve()?;
+        let config = self.options.raw_config()?.resolve()?;
         let runtime = setup::runtime()?;
         let engine = Engine::new(1, config.limits.memory_bytes_max)?;
-        let loader = self.cache.loader(config.cache_dir.as_deref(), &config.load_limits)?;
+        let loader = self.options.load.loader(&config)?;
         let plugin = plugin_file::load(&loader, &engine, &self.plugin, &config.load_limits)?;
         let (declared, settings) = setup::settings(&runtime, &self.plugin, &plugin, &config)?;
         if self.json {

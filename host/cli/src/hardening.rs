@@ -1,12 +1,11 @@
 //! What a server gives up before it serves.
 
 use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use super::plugin_file::CacheOptions;
 use rollout_assembly::config::Config;
 use rollout_core::harden::Folders;
 use rollout_core::harden::server::{drop_privileges, restrict_files};
@@ -32,9 +31,8 @@ impl HardeningOptions {
     pub(crate) fn apply(
         &self,
         config: &Config,
-        plugins: [Option<&PathBuf>; 2],
-        artifact_root: &Path,
-        cache: &CacheOptions,
+        read: [Option<&PathBuf>; 2],
+        written: [Option<PathBuf>; 3],
     ) -> Result<()> {
         if !self.keep_privileges {
             drop_privileges().context("--keep-privileges goes on with them")?;
@@ -58,12 +56,10 @@ impl HardeningOptions {
             );
         }
         let mut folders = Folders::default();
-        folders.read.extend(plugins.into_iter().flatten().cloned());
+        folders.read.extend(read.into_iter().flatten().cloned());
         folders.read.extend(config.tools.components.iter().map(|tool| tool.path.clone()));
-        folders.write.push(artifact_root.to_owned());
+        folders.write.extend(written.into_iter().flatten());
         folders.write.extend(config.log.clone());
-        folders.write.extend(config.journal.dir(artifact_root));
-        folders.write.extend(cache.dir(config.cache_dir.as_deref()));
         for folder in &folders.write {
             // Only what is there can be opened later. Whoever needs it says what is wrong with it.
             let _ = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);

@@ -8,8 +8,8 @@ use clap::Args;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
-use super::plugin_file::{self, CacheOptions};
-use super::{Exit, OUTPUT, SETTINGS, setup};
+use super::options::LoadOptions;
+use super::{Exit, OUTPUT, plugin_file, setup};
 use rollout_core::engine::{Engine, Loader};
 use rollout_core::plugin::{CONTRACT_VERSION, Description, Item};
 use rollout_core::text::printable;
@@ -30,19 +30,16 @@ pub(super) struct Inspect {
     /// Writes one JSON object.
     #[arg(long, help_heading = OUTPUT)]
     json: bool,
-    /// Settings in TOML, of which the limits of loading matter here.
-    #[arg(long, value_name = "FILE", help_heading = SETTINGS)]
-    config: Option<PathBuf>,
     #[command(flatten)]
-    cache: CacheOptions,
+    load: LoadOptions,
 }
 
 impl Inspect {
     pub(crate) fn run(self) -> Result<Exit> {
-        let config = setup::raw_config(self.config.as_deref())?.resolve()?;
+        let config = self.load.raw_config()?.resolve()?;
         let bytes = plugin_file::read(&self.plugin, &config.load_limits)?;
         let engine = Engine::new(1, config.limits.memory_bytes_max)?;
-        let loader = self.cache.loader(config.cache_dir.as_deref(), &config.load_limits)?;
+        let loader = self.load.loader(&config)?;
         let about = match loader.inspect(&engine, &bytes) {
             Ok(about) => about,
             Err(error) => {

@@ -14,6 +14,7 @@ mod man;
 mod mock_model;
 mod model;
 mod new;
+mod options;
 mod plugin_file;
 mod print;
 mod serve;

@@ -59,15 +59,21 @@ impl ModelOptions {
         setup::key_from_env("--api-key-env", self.api_key_env.as_deref())
     }
 
-    /// Where the model is, after a look at whether it is there. The stand-in serves for as
-    /// long as it is held.
+    /// Where the model is, after a look at whether it is there, and the judge, where that has an
+    /// address. The stand-in serves for as long as it is held.
     pub(crate) async fn endpoint(
         &self,
         key: Option<Secret>,
-        http: &reqwest::Client,
+        judge: Option<&Judge>,
     ) -> Result<(Model, Option<MockModel>)> {
         if let Some(base_url) = &self.base_url {
-            self.check("model", base_url, key.as_ref(), http, ["--base-url", "--api-key-env"]).await?;
+            self.check("model", base_url, key.as_ref(), ["--base-url", "--api-key-env"]).await?;
+        }
+        if let Some(Judge { url: Some(url), api_key_env, .. }) = judge {
+            let key = setup::key_from_env("judge.api-key-env", api_key_env.as_deref())?;
+            self.check("judge", url, key.as_ref(), ["--judge-url", "--judge-api-key-env"]).await?;
+        }
+        if let Some(base_url) = &self.base_url {
             return Ok((Model::new(base_url, &self.name, key)?, None));
         }
         let settings = MockModelSettings {
@@ -82,26 +88,20 @@ impl ModelOptions {
         Ok((Model::new(&mock.base_url(), MOCK, key)?, Some(mock)))
     }
 
-    /// Looks whether the judge is there, where it has an address.
-    pub(crate) async fn check_judge(&self, judge: &Judge, http: &reqwest::Client) -> Result<()> {
-        let Some(url) = &judge.url else { return Ok(()) };
-        let key = setup::key_from_env("judge.api-key-env", judge.api_key_env.as_deref())?;
-        self.check("judge", url, key.as_ref(), http, ["--judge-url", "--judge-api-key-env"]).await
-    }
-
     /// A server that is not there, or does not take the key, answers no rollout either.
     async fn check(
         &self,
         who: &str,
         base_url: &str,
         key: Option<&Secret>,
-        http: &reqwest::Client,
         [url_option, key_option]: [&str; 2],
     ) -> Result<()> {
         if self.no_model_check {
             return Ok(());
         }
-        let Err(error) = outbound::probe(http, base_url, key).await else { return Ok(()) };
+        let Err(error) = outbound::probe(&outbound::http_client()?, base_url, key).await else {
+            return Ok(());
+        };
         let advice = match (&error, key.is_some()) {
             (Unreachable::NoConnection { .. }, _) => {
                 format!("is it running, and is {url_option} right?")

@@ -65,7 +65,7 @@ pub(super) fn write_out(text: fmt::Arguments<'_>) {
 pub(super) fn write_err(text: fmt::Arguments<'_>) {
     match ERRORS.get() {
         Some(queue) => queue.push(text.to_string().as_bytes()),
-        // Nobody is left who could be told of a failure.
+        // Nobody is left to whom a failure could be reported.
         None => drop(write_to(&io::stderr(), text.to_string().as_bytes())),
     }
 }

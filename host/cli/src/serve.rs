@@ -14,20 +14,19 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::hardening::HardeningOptions;
-use super::plugin_file::CacheOptions;
-use super::setup::JudgeOptions;
-use super::{Exit, OUTPUT, PluginFault, SETTINGS, hooks, setup};
+use super::options::{HostOptions, TraceOptions};
+use super::{Exit, OUTPUT, PluginFault, hooks, setup};
 use rollout_assembly::config::{
-    Assignment, Config, EvaluatorEnvironment, OsmosisEnvironment, OsmosisGeneration, RawJournal, RawLimits,
+    Config, EvaluatorEnvironment, OsmosisEnvironment, OsmosisGeneration, RawJournal,
 };
-use rollout_assembly::{Assembled, Options, Sources};
+use rollout_assembly::{Assembled, Options};
 use rollout_core::capacity::Slots;
 use rollout_core::outbound::Secret;
 use rollout_core::rollout::{AgentForm, Host, Journal, UnfinishedRollout};
 use rollout_core::seal::Seal;
 use rollout_core::telemetry::Traces;
 use rollout_server as server;
-use rollout_server::dialect::osmosis::{self, a};
+use rollout_server::dialect::osmosis::a;
 use rollout_server::{Identity, Server, Stopping};
 
 /// Topics of the options.
@@ -36,20 +35,17 @@ const CAPACITY: &str = "Capacity";
 const HOOKS: &str = "Start and stop";
 
 /// Serves a plugin to trainers over HTTP: the Osmosis protocol, generations D (polling
-/// under a lease), C and B (callbacks), told apart by the request, and A (tools at the start,
+/// under a lease), C and B (callbacks), distinguished by the request, and A (tools at the start,
 /// one post at the end), which has a path of its own.
 ///
 /// Prints `listening on http://ADDR` when it is ready. SIGTERM or Ctrl-C drains: no
-/// new rollouts, running ones may end and be told; a second signal ends it at once.
+/// new rollouts, running ones may end and be reported; a second signal ends it at once.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  rollout-host serve my_agent.wasm\n  \
     rollout-host serve my_agent.wasm --listen 0.0.0.0:9000 --server-key-env SERVER_KEY --config host.toml")]
 pub(super) struct Serve {
     /// The component with the workflow or agent loop.
     plugin: PathBuf,
-    /// A component with the grader, in place of the plugin's own.
-    #[arg(long, value_name = "FILE")]
-    grader: Option<PathBuf>,
     /// Address to listen on; port 0 takes a free one. [default: 127.0.0.1:9000]
     #[arg(long, value_name = "ADDR", help_heading = REACHING)]
     listen: Option<String>,
@@ -64,13 +60,6 @@ pub(super) struct Serve {
     /// records, requests, results. [default: 70 % of what is free at start]
     #[arg(long, value_name = "BYTES", help_heading = CAPACITY)]
     memory_budget_bytes: Option<usize>,
-    /// Settings in TOML; what is given here goes before what is there.
-    #[arg(long, value_name = "FILE", help_heading = SETTINGS)]
-    config: Option<PathBuf>,
-    /// Sets one value of the plugin's configuration, over what [plugin] says; nested keys
-    /// are joined by dots. `rollout-host config PLUGIN` lists what there is.
-    #[arg(long, value_name = "KEY=VALUE", help_heading = SETTINGS)]
-    set: Vec<Assignment>,
     /// Where trajectories and artifacts go. [default: ./rollouts]
     #[arg(long, value_name = "DIR", env = "_OSMOSIS_ROLLOUT_ARTIFACT_ROOT", hide_env = true, help_heading = OUTPUT)]
     artifact_root: Option<PathBuf>,
@@ -79,19 +68,15 @@ pub(super) struct Serve {
     /// [default: .journal/PORT in the artifact root; off on port 0]
     #[arg(long, value_name = "DIR", help_heading = OUTPUT)]
     journal: Option<PathBuf>,
-    /// Collector of traces, by OTLP over HTTP: a trace a rollout, a span a phase. Without
-    /// a path, /v1/traces is added.
-    #[arg(long, value_name = "URL", help_heading = OUTPUT)]
-    otlp: Option<String>,
     #[command(flatten)]
-    cache: CacheOptions,
+    traces: TraceOptions,
     /// Environment variable with the key that every request must carry.
     #[arg(long, value_name = "VAR", help_heading = REACHING)]
     server_key_env: Option<String>,
     /// Generation that requests are of. Left to the request, one that may be of B or of C
     /// is called back in a form that both take. [default: auto]
-    #[arg(long, value_name = "GENERATION", help_heading = REACHING)]
-    dialect: Option<OsmosisGeneration>,
+    #[arg(long, value_name = "G", help_heading = REACHING)]
+    osmosis_generation: Option<OsmosisGeneration>,
     /// A name, besides those of this machine, under which this server may be asked, such as
     /// rollouts.example, or *.example; may be given several times. With a server key, and
     /// without this option, every name may be used.
@@ -117,25 +102,17 @@ pub(super) struct Serve {
     #[command(flatten)]
     hardening: HardeningOptions,
     #[command(flatten)]
-    params: setup::ParamOptions,
-    #[command(flatten)]
-    judge: JudgeOptions,
-    #[command(flatten)]
-    limits: RawLimits,
+    host: HostOptions,
 }
 
 impl Serve {
     fn config(&self, evaluator: &EvaluatorEnvironment) -> Result<Config> {
-        let mut raw = setup::raw_config(self.config.as_deref())?;
+        let mut raw = self.host.raw_config()?;
         raw.mistakes.extend_from_slice(&evaluator.mistakes);
         let at = |port| SocketAddr::from(([127, 0, 0, 1], port)).to_string();
         if let Some(listen) = self.listen.clone().or(evaluator.port.map(at)) {
             raw.listen = Some(listen);
         }
-        raw.set.clone_from(&self.set);
-        self.params.put_over(&mut raw.model);
-        self.judge.put_over(&mut raw.judge);
-        raw.limits = self.limits.clone().or(raw.limits);
         let environment = OsmosisEnvironment::read(|name| std::env::var(name).ok());
         raw.mistakes.extend_from_slice(&environment.mistakes);
         for name in &environment.without_effect {
@@ -163,7 +140,7 @@ impl Serve {
         if !self.allow_origin.is_empty() {
             raw.allowed_origins = Some(self.allow_origin.clone());
         }
-        raw.osmosis.dialect = self.dialect.or(raw.osmosis.dialect);
+        raw.osmosis.generation = self.osmosis_generation.or(raw.osmosis.generation);
         raw.hardening.landlock = self.hardening.landlock.then_some(true).or(raw.hardening.landlock);
         Ok(raw.resolve()?)
     }
@@ -178,21 +155,22 @@ impl Serve {
             .with_context(|| format!("cannot make the artifact root {}", artifact_root.display()))?;
         let server_key = self.server_key(&config)?;
         let socket = server::bind(config.listen).with_context(|| taken(&config))?;
-        let plugins = [Some(&self.plugin), self.grader.as_ref()];
-        self.hardening.apply(&config, plugins, &artifact_root, &self.cache)?;
+        let rollout = &self.host.rollout;
+        let read = [Some(&self.plugin), rollout.grader.as_ref()];
+        let journal = config.journal.dir(&artifact_root);
+        let written = [Some(artifact_root.clone()), rollout.plugin.load.cache_dir(&config), journal];
+        self.hardening.apply(&config, read, written)?;
         start_threads();
         let (journal, unfinished) = open_journal(&config, &artifact_root)?;
         let runtime = setup::runtime()?;
         runtime.spawn(ignore_hangups());
-        let sources = Sources::of(&self.plugin, self.grader.as_deref());
-        let for_callers = osmosis::descriptors_per_rollout(config.dialect, config.osmosis_init.alone);
         let options = Options {
             artifact_root: Some(artifact_root.clone()),
-            descriptors_for_callers: for_callers,
+            descriptors_for_callers: Server::descriptors_per_rollout(&config),
             journal,
             ..Options::default()
         };
-        let assembled = setup::host(&runtime, sources, &config, &self.cache, options)?;
+        let assembled = rollout.host(&runtime, rollout.sources(&self.plugin), &config, options)?;
         let host = &assembled.host;
         say_who_rates(host);
         let name = runtime.block_on(host.agent_name());
@@ -212,7 +190,7 @@ impl Serve {
             tracing::warn!(why, "generation A cannot serve this plugin; the others can");
         }
         self.say_loaded(&assembled, &config, &artifact_root);
-        let traces = setup::traces(&runtime, self.otlp.as_deref(), host)?;
+        let traces = self.traces.begin(&runtime, host)?;
         resume(&runtime, &server, unfinished);
         let callers_max = callers_max(&assembled.slots);
         let exit = runtime.block_on(serve(&config, &server, callers_max, socket, traces));

@@ -1,32 +1,30 @@
-//! What several commands set up: logs, the runtime, signals, configuration, the host.
+//! What several commands set up: logs, the runtime, signals, the host.
 
 use std::io::IsTerminal;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use clap::Args;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-use super::plugin_file::{self, CacheOptions};
+use super::plugin_file;
 use super::print::{self, LogWriter};
 use super::{LogFormat, PluginFault};
 use rollout_assembly as assembly;
-use rollout_assembly::config::{Config, RawConfig, RawJudge, RawModel};
+use rollout_assembly::config::Config;
 use rollout_assembly::{Assembled, AssemblyError, NotLoaded, Options, Sources};
-use rollout_core::engine::Engine;
+use rollout_core::engine::{Engine, Loader};
 use rollout_core::error::Fault;
-use rollout_core::outbound::{self, Secret};
+use rollout_core::outbound::Secret;
 use rollout_core::plugin::{self, Declaration, Plugin};
-use rollout_core::rollout::Host;
 use rollout_core::telemetry::{OneLineFields, Traces};
 
-/// Sends logs to standard error. A server tells what it does; other commands speak up
+/// Sends logs to standard error. A server reports what it does; other commands speak up
 /// only where something is wrong.
 pub(super) fn logs(format: LogFormat, server: bool) {
-    // The library of tool servers tells of every connection; what matters of it, the host
+    // The library of tool servers reports every connection; what matters of it, the host
     // says itself.
     let default = if server { "info,rmcp=off" } else { "warn,rmcp=off" };
     let asked = std::env::var("ROLLOUT_HOST_LOG").ok();
@@ -63,14 +61,6 @@ fn of_each_crate(filter: &str) -> String {
         _ => vec![directive.to_owned()],
     });
     directives.collect::<Vec<_>>().join(",")
-}
-
-/// Begins to export the host's traces, where the operator says to where.
-pub(super) fn traces(runtime: &Runtime, otlp: Option<&str>, host: &Host) -> Result<Option<Traces>> {
-    let Some(url) = otlp else { return Ok(None) };
-    let _runtime = runtime.enter();
-    let traces = host.metrics().trace_to(url, outbound::http_client()?).context("--otlp")?;
-    Ok(Some(traces))
 }
 
 /// How long the end waits for a collector of traces: less than an export may take, so that
@@ -119,13 +109,6 @@ impl StopSignal {
     }
 }
 
-/// Reads a configuration file, or gives an empty one. What is wrong in it, `resolve` says.
-pub(super) fn raw_config(path: Option<&Path>) -> Result<RawConfig> {
-    let Some(path) = path else { return Ok(RawConfig::default()) };
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    Ok(RawConfig::parse(&text, &path.display().to_string()))
-}
-
 /// The key in an environment variable that the operator named.
 pub(super) fn key_from_env(option: &str, variable: Option<&str>) -> Result<Option<Secret>> {
     let Some(variable) = variable else { return Ok(None) };
@@ -141,59 +124,6 @@ pub(super) fn say_who_judges(assembled: &Assembled) {
         print::errln!(
             "the judge is the built-in stand-in, which looks for the truth in the answer and reads no rubric"
         );
-    }
-}
-
-/// Where the judge of graders is.
-#[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Judge, for graders that ask one")]
-pub(super) struct JudgeOptions {
-    /// The judge's server, up to and without /chat/completions.
-    #[arg(long, value_name = "URL")]
-    judge_url: Option<String>,
-    /// The judge's name at its server; `mock` without --judge-url runs the built-in
-    /// stand-in.
-    #[arg(long, value_name = "NAME")]
-    judge_model: Option<String>,
-    /// Environment variable with the key of the judge's server.
-    #[arg(long, value_name = "VAR")]
-    judge_api_key_env: Option<String>,
-}
-
-impl JudgeOptions {
-    /// Puts these options over what the file says.
-    pub(crate) fn put_over(&self, raw: &mut RawJudge) {
-        if let Some(url) = &self.judge_url {
-            // The key that the file names is for the server that it names.
-            (raw.url, raw.api_key_env) = (Some(url.clone()), None);
-        }
-        raw.model = self.judge_model.clone().or(raw.model.take());
-        raw.api_key_env = self.judge_api_key_env.clone().or(raw.api_key_env.take());
-    }
-}
-
-/// Which sampling parameters guests may set.
-#[derive(Clone, Debug, Args)]
-pub(super) struct ParamOptions {
-    /// Sampling parameters that workflows may set, by name; any other is refused. Without
-    /// this, all pass that do not decide which model answers, or where.
-    #[arg(
-        long,
-        value_name = "NAME,…",
-        value_delimiter = ',',
-        help_heading = "What guests may set",
-        hide_short_help = true
-    )]
-    model_params: Option<Vec<String>>,
-}
-
-impl ParamOptions {
-    /// Puts these options over what the file says.
-    pub(crate) fn put_over(&self, raw: &mut RawModel) {
-        let given = self.model_params.as_ref();
-        // An empty text is an empty list.
-        let names = given.map(|names| names.iter().filter(|name| !name.is_empty()).cloned().collect());
-        raw.params = names.or(raw.params.take());
     }
 }
 
@@ -213,12 +143,11 @@ pub(super) fn host(
     runtime: &Runtime,
     sources: Sources<'_>,
     config: &Config,
-    cache: &CacheOptions,
+    loader: &Loader,
     options: Options,
 ) -> Result<Assembled> {
-    let loader = cache.loader(config.cache_dir.as_deref(), &config.load_limits)?;
     let load = |engine: &Engine, path: &Path| {
-        plugin_file::load(&loader, engine, path, &config.load_limits).map_err(|error| NotLoaded {
+        plugin_file::load(loader, engine, path, &config.load_limits).map_err(|error| NotLoaded {
             fault: if error.is::<PluginFault>() { Fault::Plugin } else { Fault::Host },
             reason: format!("{error:#}"),
         })

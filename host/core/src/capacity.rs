@@ -3,7 +3,7 @@
 //! A kernel that is asked for more than it gives ends the whole process (mappings,
 //! memory) or fails a rollout in its middle (descriptors). So its limits are read when a
 //! host starts and become a number of slots; whoever comes when all of them are taken
-//! is told to come again.
+//! is asked to come again.
 
 use std::fmt;
 use std::fs;
@@ -15,7 +15,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 const DESCRIPTORS_KEPT: u64 = 128;
 
 /// Of those, connections of callers that no rollout stands for: whoever asks for `/health`
-/// or `/metrics`, or wants to be told that the host is full.
+/// or `/metrics`, or is to have the answer that the host is full.
 const DESCRIPTORS_FOR_ANYBODY: u64 = 32;
 
 /// Of those, connections to callback addresses: the last callback of a rollout is sent when its

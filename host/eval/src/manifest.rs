@@ -2,7 +2,7 @@
 //!
 //! A [`Manifest`] lies beside the results. Results of another plugin, other data or
 //! other settings are results of another evaluation, so a run is resumed only if
-//! nothing that matters has changed, and whoever tries is told of everything that has.
+//! nothing that matters has changed, and whoever tries has a report of everything that has.
 //! What leaves the results there are as they are may change: more attempts, more rows,
 //! another address of the same model, another threshold.
 

@@ -342,7 +342,7 @@ impl Tally {
     }
 }
 
-/// The k for which pass@k is told with `n` attempts on each row: the powers of two up to
+/// The k for which pass@k is reported with `n` attempts on each row: the powers of two up to
 /// `n`, and `n` itself, ascending.
 #[must_use]
 pub(crate) fn ks(n: usize) -> Vec<usize> {

@@ -1,4 +1,4 @@
-//! What happened in rollouts, in the order in which it did, on disk before anybody is told.
+//! What happened in rollouts, in the order in which it did, on disk before anybody is notified.
 //!
 //! A journal is a directory of segment files. [`Journal::begin`] begins a rollout, its
 //! [`Entry`] takes events and their end; all of them go to one thread, which writes them in

@@ -50,7 +50,7 @@ pub(crate) enum Level {
     Synced,
 }
 
-/// What the writer waits for, and is told to do.
+/// What the writer waits for, and is asked to do.
 #[derive(Default)]
 pub(crate) struct Queue {
     pub jobs: VecDeque<Job>,
@@ -218,7 +218,7 @@ impl Writer {
         }
     }
 
-    /// Goes on in the next segment. Whoever waits for a sync is told before.
+    /// Goes on in the next segment. Whoever waits for a sync is notified before.
     fn roll(&mut self) {
         self.sync();
         if self.broken.is_some() {

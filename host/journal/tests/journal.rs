@@ -1,4 +1,4 @@
-//! A journal as its owner sees it: what was told is there again, whatever ended the process.
+//! A journal as its owner sees it: what was acknowledged is there again, whatever ended the process.
 
 use std::io;
 use std::path::Path;

@@ -74,7 +74,7 @@ pub enum StartError {
     /// The address is taken, or not this machine's.
     #[error("cannot listen on {address}")]
     Listen {
-        /// Where it was told to listen.
+        /// Where it was to listen.
         address: SocketAddr,
         /// What the system said.
         #[source]

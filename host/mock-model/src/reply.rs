@@ -1,6 +1,6 @@
 //! What the stand-in says: a tool call, an answer, or that it knows arithmetic only.
 //!
-//! [`answer`] is a function of the conversation and of the slip it is told to make. It
+//! [`answer`] is a function of the conversation and of the slip it is to make. It
 //! knows no HTTP, no clock and no chance.
 
 use serde_json::{Map, Value, json};

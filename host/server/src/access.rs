@@ -1,8 +1,8 @@
-//! Who may ask at all, told by a request's head, before anything of its body is read.
+//! Who may ask at all, found out from a request's head, before anything of its body is read.
 //!
 //! Two things are asked. Whether a web page is behind the request: a page from anywhere may
 //! have a browser post to this machine, and one whose name was pointed at this machine may read
-//! the answers. Both are told by `Origin` and `Host`, which pages cannot choose. And whether it
+//! the answers. Both follow from `Origin` and `Host`, which pages cannot choose. And whether it
 //! carries the server's key, where there is one.
 
 use std::net::IpAddr;
@@ -23,7 +23,7 @@ use rollout_core::outbound::Secret;
 use rollout_core::telemetry::Metrics;
 use rollout_core::text::beginning;
 
-/// The longest part of a name that is told back.
+/// The longest part of a name that is repeated.
 const SHOWN_BYTES_MAX: usize = 100;
 
 /// Who may ask.

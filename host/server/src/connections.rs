@@ -159,7 +159,7 @@ impl Service<Request<Incoming>> for Watching {
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         let (known, at_the_end) = (self.known.clone(), self.at_the_end.clone());
-        // What is asked for by HEAD is told by nobody.
+        // What is asked for by HEAD is sent by nobody.
         let is_crowded = self.is_crowded;
         let is_told = request.method() != Method::HEAD;
         let mut request = request.map(|body| InTime::new(body, known.clone()));

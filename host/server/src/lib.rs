@@ -78,7 +78,7 @@ impl Server {
         let osmosis = Osmosis::new(osmosis::Settings {
             host: host.clone(),
             callbacks: client(&config.callback),
-            dialect: config.dialect,
+            generation: config.osmosis_generation,
             init: osmosis::a::Settings {
                 init: config.osmosis_init.clone(),
                 agent_name,
@@ -94,6 +94,12 @@ impl Server {
         };
         let dialects: Vec<Arc<dyn Dialect>> = vec![Arc::new(osmosis)];
         Self::new(Settings { host: host.clone(), dialects, access, instance_id })
+    }
+
+    /// Descriptors that a live rollout of such a server holds on the side of its callers, at the
+    /// most. Known before there is a host, because slots are planned by it.
+    pub fn descriptors_per_rollout(config: &Config) -> u64 {
+        Osmosis::descriptors_per_rollout(config)
     }
 
     /// A server of these protocols.
@@ -210,5 +216,26 @@ async fn metrics(State(server): State<Server>) -> Response {
             tracing::error!(%error, "metrics could not be gathered");
             StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rollout_assembly::config::RawConfig;
+
+    use super::*;
+
+    #[test]
+    fn a_rollout_holds_a_callers_connection_where_its_result_may_be_polled_for() {
+        let check = |text: &str, expected| {
+            let config = RawConfig::parse(text, "c.toml").resolve().unwrap();
+            assert_eq!(Server::descriptors_per_rollout(&config), expected, "{text}");
+        };
+        check("", 1);
+        check("[osmosis]\ngeneration = 'auto'", 1);
+        check("[osmosis]\ngeneration = 'd'", 1);
+        check("[osmosis]\ngeneration = 'c'", 0);
+        check("[osmosis]\ngeneration = 'b'", 0);
+        check("[osmosis.init]\nalone = true", 0);
     }
 }

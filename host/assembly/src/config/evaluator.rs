@@ -1,4 +1,4 @@
-//! What an evaluator that starts a server tells it, by its environment.
+//! What an evaluator that starts a server gives it, by its environment.
 
 /// Read from the environment alone: options of these names would be completed, suggested and
 /// documented to people, who have `--listen`.

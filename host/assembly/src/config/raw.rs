@@ -12,7 +12,7 @@ pub struct RawConfig {
     pub listen: Option<String>,
     /// Rollouts that run at once.
     pub max_concurrent: Option<u32>,
-    /// Rollouts that may wait for a slot; more are told to come again.
+    /// Rollouts that may wait for a slot; more are asked to come again.
     pub queue_max: Option<u32>,
     /// Bytes that may be held for all rollouts and callers together.
     pub memory_budget_bytes: Option<usize>,
@@ -204,7 +204,7 @@ pub struct RawHardening {
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct RawOsmosis {
     /// The generation that requests are of.
-    pub dialect: Option<OsmosisGeneration>,
+    pub generation: Option<OsmosisGeneration>,
     /// Seconds that a request for a result waits for news.
     pub result_wait_secs: Option<f64>,
     /// Seconds without such a request after which a rollout is given up.

@@ -124,13 +124,13 @@ mod tests {
         check("max-concurrent = 3\n[limits]\nsamples-max = 2\n", &[]);
         check(
             "max-concurent = 3\nqueue-max = 'many'\n[limits]\nsample-max = 2\nhost-calls-max = -1\n\
-             [osmosis]\ndialect = 'e'\n[[tools.http]]\nnam = 'x'\nhosts = ['a', 3]\n[judge]\nkey = 1\n",
+             [osmosis]\ngeneration = 'e'\n[[tools.http]]\nnam = 'x'\nhosts = ['a', 3]\n[judge]\nkey = 1\n",
             &[
                 "c.toml:1:1: max-concurent: there is no such setting; did you mean max-concurrent?",
                 "c.toml:2:13: queue-max: invalid type: string \"many\", expected u32",
                 "c.toml:4:1: limits.sample-max: there is no such setting; did you mean samples-max?",
                 "c.toml:5:18: limits.host-calls-max: invalid value: integer `-1`, expected u64",
-                "c.toml:7:11: osmosis.dialect: unknown variant `e`, expected one of `auto`, `b`, `c`, `d`",
+                "c.toml:7:14: osmosis.generation: unknown variant `e`, expected one of `auto`, `b`, `c`, `d`",
                 "c.toml:9:1: tools.http[0].nam: there is no such setting; did you mean name?",
                 "c.toml:10:15: tools.http[0].hosts[1]: invalid type: integer `3`, expected a string",
                 "c.toml:12:1: judge.key: there is no such setting; there are: url, model, api-key-env, \

@@ -189,7 +189,7 @@ impl RawComponent {
 }
 
 impl RawServer {
-    /// Nothing where it could not be told what is meant; that is a problem already.
+    /// Nothing where it is not known what is meant; that is a problem already.
     fn resolve(self, mut common: Common<'_>) -> Option<ServerSettings> {
         let limits = common.limits(RawCallLimits {
             deadline_secs: self.deadline_secs,

@@ -11,7 +11,7 @@ static ALLOCATOR: Jemalloc = Jemalloc;
 
 /// Settings that the allocator reads when it starts, before those of `_RJEM_MALLOC_CONF`. It
 /// would have threads of its own before this program begins, and these would keep privileges
-/// that the program gives up; so it is told when.
+/// that the program gives up; so it is notified when.
 #[unsafe(export_name = "_rjem_malloc_conf")]
 pub static ALLOCATOR_SETTINGS: &[u8] = b"background_thread:false\0";
 

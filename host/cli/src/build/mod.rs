@@ -14,9 +14,9 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use super::plugin_file::{self, CacheOptions};
+use super::options::LoadOptions;
 use super::watch::Watch;
-use super::{Exit, PluginFault, SETTINGS, setup};
+use super::{Exit, PluginFault, plugin_file};
 use rollout_core::digest::hex;
 use rollout_core::engine::Engine;
 
@@ -25,6 +25,7 @@ use rollout_core::engine::Engine;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  rollout-host build . -o my_agent.wasm\n  \
     rollout-host build graders/exact --componentize-py .venv/bin/componentize-py")]
+#[command(mut_arg("config", |arg| arg.help("Settings in TOML, of which [limits] and cache-dir are heeded")))]
 pub(super) struct Build {
     /// The project: a directory with a Cargo.toml whose library is a cdylib, or with a
     /// pyproject.toml; or the entry module of one in Python.
@@ -33,16 +34,13 @@ pub(super) struct Build {
     /// Where the component goes. [default: NAME.wasm in this directory]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Settings in TOML, of which [limits] and cache-dir are heeded.
-    #[arg(long, value_name = "FILE", help_heading = SETTINGS)]
-    config: Option<PathBuf>,
     /// Builds it again whenever one of its files was saved, until Ctrl-C.
     #[arg(long)]
     watch: bool,
     #[command(flatten)]
     python: python::Options,
     #[command(flatten)]
-    cache: CacheOptions,
+    load: LoadOptions,
 }
 
 /// What a language's tools made.
@@ -62,7 +60,7 @@ impl Build {
     }
 
     fn once(&self) -> Result<Exit> {
-        let config = setup::raw_config(self.config.as_deref())?.resolve()?;
+        let config = self.load.raw_config()?.resolve()?;
         // Holds what is made on the way until the component is where it belongs.
         let work = WorkDir::new()?;
         let is_there = |file: &str| self.dir.join(file).is_file();
@@ -82,7 +80,7 @@ impl Build {
         let output = self.output.clone().unwrap_or_else(|| PathBuf::from(format!("{}.wasm", built.name)));
         let bytes = plugin_file::read(&built.component, &config.load_limits)?;
         let engine = Engine::new(1, config.limits.memory_bytes_max)?;
-        let loader = self.cache.loader(config.cache_dir.as_deref(), &config.load_limits)?;
+        let loader = self.load.loader(&config)?;
         errln!("compiling {} KiB of it for this machine …", bytes.len().div_ceil(1024));
         let plugin = loader
             .load(&engine, &bytes)

@@ -13,14 +13,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::data::DataOptions;
 use super::model::ModelOptions;
-use super::plugin_file::CacheOptions;
+use super::options::{HostOptions, TraceOptions};
 use super::print::{errln, out, outln};
-use super::setup::{self, JudgeOptions};
-use super::{DATA, Exit, OUTPUT, SETTINGS};
-use rollout_assembly::config::{Assignment, Config, RawLimits};
-use rollout_assembly::{Assembled, Options, Sources};
+use super::{DATA, Exit, OUTPUT, setup};
+use rollout_assembly::config::Config;
+use rollout_assembly::{Assembled, Options};
 use rollout_core::error::Fault;
-use rollout_core::outbound;
 use rollout_core::rollout::{AgentForm, Host};
 use rollout_eval as eval;
 use rollout_eval::rows::Selection;
@@ -47,15 +45,6 @@ const CONCURRENCY: u32 = 64;
 pub(super) struct Eval {
     /// The component with the workflow or agent loop.
     plugin: PathBuf,
-    /// A component with the grader, in place of the plugin's own.
-    #[arg(long, value_name = "FILE")]
-    grader: Option<PathBuf>,
-    #[command(flatten)]
-    data: DataOptions,
-    #[command(flatten)]
-    choice: Choice,
-    #[command(flatten)]
-    model: ModelOptions,
     /// Times that every row is run.
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     n: u32,
@@ -63,22 +52,12 @@ pub(super) struct Eval {
     /// --config, or 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     concurrency: Option<u32>,
-    /// Reward from which a rollout counts as passed, for pass@k.
-    #[arg(long, value_name = "X", default_value_t = 1.0, help_heading = OUTPUT)]
-    pass_threshold: f64,
-    /// Settings in TOML: [plugin] for the plugin, [limits] and [model] for the host.
-    #[arg(long, value_name = "FILE", help_heading = SETTINGS)]
-    config: Option<PathBuf>,
-    /// Collector of traces, by OTLP over HTTP: a trace a rollout, a span a phase. Without
-    /// a path, /v1/traces is added.
-    #[arg(long, value_name = "URL", help_heading = OUTPUT)]
-    otlp: Option<String>,
-    /// Sets one value of the plugin's configuration, over what [plugin] says; nested keys
-    /// are joined by dots. `rollout-host config PLUGIN` lists what there is.
-    #[arg(long, value_name = "KEY=VALUE", help_heading = SETTINGS)]
-    set: Vec<Assignment>,
     #[command(flatten)]
-    cache: CacheOptions,
+    data: DataOptions,
+    #[command(flatten)]
+    choice: Choice,
+    #[command(flatten)]
+    model: ModelOptions,
     /// Where results go. [default: evals/PLUGIN-DATA-TIME]
     #[arg(long, value_name = "DIR", help_heading = OUTPUT)]
     out: Option<PathBuf>,
@@ -91,12 +70,13 @@ pub(super) struct Eval {
     /// Starts anew; what is in OUT is kept beside it.
     #[arg(long, help_heading = OUTPUT)]
     fresh: bool,
+    /// Reward from which a rollout counts as passed, for pass@k.
+    #[arg(long, value_name = "X", default_value_t = 1.0, help_heading = OUTPUT)]
+    pass_threshold: f64,
     #[command(flatten)]
-    params: setup::ParamOptions,
+    traces: TraceOptions,
     #[command(flatten)]
-    judge: JudgeOptions,
-    #[command(flatten)]
-    limits: RawLimits,
+    host: HostOptions,
 }
 
 /// Which of the rows are run.
@@ -142,19 +122,15 @@ impl Eval {
         let data = DataSet { rows: self.choice.of(rows)?, digest };
         let out = self.out.clone().unwrap_or_else(|| self.default_out());
         let runtime = setup::runtime()?;
-        let http = outbound::http_client()?;
         // Before the component, which may take long to compile.
-        let (model, _mock) = runtime.block_on(self.model.endpoint(key, &http))?;
-        if let Some(judge) = &config.judge {
-            runtime.block_on(self.model.check_judge(judge, &http))?;
-        }
+        let (model, _mock) = runtime.block_on(self.model.endpoint(key, config.judge.as_ref()))?;
         let stop = CancellationToken::new();
         let watch = Arc::new(Watch::new(stop.clone()));
         let rollouts = if self.no_trajectories { None } else { Some(absolute(&out.join("rollouts"))?) };
-        let sources = Sources::of(&self.plugin, self.grader.as_deref());
+        let sources = self.host.rollout.sources(&self.plugin);
         let options =
             Options { artifact_root: rollouts, observer: Some(watch.clone()), ..Options::default() };
-        let assembled = setup::host(&runtime, sources, &config, &self.cache, options)?;
+        let assembled = self.host.rollout.host(&runtime, sources, &config, options)?;
         let host = &assembled.host;
         // An agent loop may rate itself; what it does not rate ends unscored.
         if host.grader().is_none() && host.form() == AgentForm::Workflow {
@@ -164,7 +140,7 @@ impl Eval {
         let manifest = self.manifest(&config, &data, &assembled)?;
         let resume = Resume { retry_unscored: self.retry_unscored, fresh: self.fresh };
         let opened = Journal::open(&out, &manifest, resume)?;
-        let traces = setup::traces(&runtime, self.otlp.as_deref(), host)?;
+        let traces = self.traces.begin(&runtime, host)?;
         let work = Work {
             rows: data.rows,
             runs_per_row: self.n as usize,
@@ -180,11 +156,7 @@ impl Eval {
     }
 
     fn resolved_config(&self) -> Result<Config> {
-        let mut raw = setup::raw_config(self.config.as_deref())?;
-        raw.set.clone_from(&self.set);
-        self.params.put_over(&mut raw.model);
-        self.judge.put_over(&mut raw.judge);
-        raw.limits = self.limits.clone().or(raw.limits);
+        let mut raw = self.host.raw_config()?;
         let asked = self.concurrency.or(raw.max_concurrent);
         raw.max_concurrent = asked.or(Some(CONCURRENCY));
         let max_concurrent_is_set = asked.is_some();
@@ -306,7 +278,7 @@ impl Eval {
             plugin_digest: assembled.host.deployment().digest().to_owned(),
             plugin_file: self.plugin.display().to_string(),
             grader_digest: assembled.host.deployment().grader_digest().map(str::to_owned),
-            grader_file: self.grader.as_ref().map(|path| path.display().to_string()),
+            grader_file: self.host.rollout.grader.as_ref().map(|path| path.display().to_string()),
             data_digest: data.digest.clone(),
             data_file: self.data.data.display().to_string(),
             settings,

@@ -14,16 +14,14 @@ use tokio_util::sync::CancellationToken;
 use super::build::{python, quick};
 use super::data::DataOptions;
 use super::model::ModelOptions;
-use super::plugin_file::CacheOptions;
+use super::options::HostOptions;
 use super::print::errln;
-use super::setup::{self, JudgeOptions};
 use super::watch::Watch;
-use super::{DATA, Exit, OUTPUT, SETTINGS};
+use super::{DATA, Exit, OUTPUT, setup};
 use prompt::Prompt;
-use rollout_assembly::config::{Assignment, RawLimits};
+use rollout_assembly::config::RawConfig;
 use rollout_assembly::{Options, Sources};
 use rollout_core::error::Fault;
-use rollout_core::outbound;
 use rollout_core::rollout::{FailureKind, Finished, Host, Outcome};
 use rollout_eval as eval;
 use rollout_eval::rows::Row;
@@ -48,14 +46,6 @@ pub(super) struct Test {
     /// The component with the workflow; or a Python project, or its entry module, which is run
     /// the quick way: without building it, within two seconds of an edit.
     plugin: PathBuf,
-    /// A component with the grader, in place of the plugin's own.
-    #[arg(long, value_name = "FILE")]
-    grader: Option<PathBuf>,
-    #[command(flatten)]
-    data: DataOptions,
-    /// Which of them, counted from 0.
-    #[arg(long, value_name = "N", default_value_t = 0, help_heading = DATA)]
-    row: usize,
     /// Runs it again whenever a file of the project was saved, until Ctrl-C.
     #[arg(long, conflicts_with = "interactive")]
     watch: bool,
@@ -63,14 +53,12 @@ pub(super) struct Test {
     #[arg(short, long)]
     interactive: bool,
     #[command(flatten)]
+    data: DataOptions,
+    /// Which of them, counted from 0.
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = DATA)]
+    row: usize,
+    #[command(flatten)]
     model: ModelOptions,
-    /// Settings in TOML: [plugin] for the plugin, [limits], [model] and [judge] for the host.
-    #[arg(long, value_name = "FILE", help_heading = SETTINGS)]
-    config: Option<PathBuf>,
-    /// Sets one value of the plugin's configuration, over what [plugin] says; nested keys
-    /// are joined by dots. `rollout-host config PLUGIN` lists what there is.
-    #[arg(long, value_name = "KEY=VALUE", help_heading = SETTINGS)]
-    set: Vec<Assignment>,
     /// Where trajectory, artifacts and log go. [default: nowhere]
     #[arg(long, value_name = "DIR", help_heading = OUTPUT)]
     out: Option<PathBuf>,
@@ -80,13 +68,7 @@ pub(super) struct Test {
     #[command(flatten)]
     python: python::Tool,
     #[command(flatten)]
-    cache: CacheOptions,
-    #[command(flatten)]
-    params: setup::ParamOptions,
-    #[command(flatten)]
-    judge: JudgeOptions,
-    #[command(flatten)]
-    limits: RawLimits,
+    host: HostOptions,
 }
 
 /// What is said of a run that is not of what is served.
@@ -104,13 +86,7 @@ impl Test {
 
     fn once(&self) -> Result<Exit> {
         let key = self.model.key()?;
-        let mut raw = setup::raw_config(self.config.as_deref())?;
-        raw.set.clone_from(&self.set);
-        self.params.put_over(&mut raw.model);
-        self.judge.put_over(&mut raw.judge);
-        raw.limits = self.limits.clone().or(raw.limits);
-        raw.max_concurrent = Some(1);
-        let config = raw.resolve()?;
+        let config = RawConfig { max_concurrent: Some(1), ..self.host.raw_config()? }.resolve()?;
         if self.interactive && self.data.is_standard_input() {
             bail!("--interactive reads commands from standard input, so --data cannot be there too");
         }
@@ -121,17 +97,13 @@ impl Test {
         };
         let out = self.out.as_deref().map(std::path::absolute).transpose().context("--out")?;
         let runtime = setup::runtime()?;
-        let http = outbound::http_client()?;
-        let (model, _mock) = runtime.block_on(self.model.endpoint(key, &http))?;
-        if let Some(judge) = &config.judge {
-            runtime.block_on(self.model.check_judge(judge, &http))?;
-        }
+        let (model, _mock) = runtime.block_on(self.model.endpoint(key, config.judge.as_ref()))?;
         let quit = CancellationToken::new();
         let prompt = self.interactive.then(|| Prompt::new(quit.clone()));
         let transcript = Arc::new(Transcript::new(Style::new(self.color), prompt));
         let quick =
             quick::is_source(&self.plugin).then(|| quick::prepare(&self.plugin, &self.python)).transpose()?;
-        let sources = Sources::of(&self.plugin, self.grader.as_deref());
+        let sources = self.host.rollout.sources(&self.plugin);
         let options =
             Options { artifact_root: out, observer: Some(transcript.clone()), ..Options::default() };
         let (sources, options) = match &quick {
@@ -142,7 +114,7 @@ impl Test {
             }
             None => (sources, options),
         };
-        let assembled = setup::host(&runtime, sources, &config, &self.cache, options)?;
+        let assembled = self.host.rollout.host(&runtime, sources, &config, options)?;
         setup::say_who_judges(&assembled);
         let exit = runtime.block_on(async {
             transcript.begin(&self.plugin, &self.data.data, self.row, &self.model.name);

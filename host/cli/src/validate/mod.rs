@@ -1,5 +1,6 @@
 //! `validate`: everything about a plugin that can be checked without a model.
 
+mod lone_grader;
 mod report;
 mod run;
 mod tools;
@@ -18,22 +19,19 @@ use tokio::runtime::Runtime;
 use tokio::time::Instant;
 
 use super::mock_model::script;
-use super::plugin_file::{self, CacheOptions};
-use super::setup;
-use super::{DATA, Exit, OUTPUT, PluginFault, SETTINGS};
+use super::options::RolloutOptions;
+use super::{DATA, Exit, OUTPUT, PluginFault, plugin_file, setup};
 use report::Report;
-use rollout_assembly::config::{Assignment, Config, RawConfig, RawLimits};
-use rollout_assembly::{Options, Sources};
+use rollout_assembly::Options;
+use rollout_assembly::config::{Config, Judge, RawConfig, RawJudge};
 use rollout_core::engine::Engine;
 use rollout_core::error::Fault;
 use rollout_core::id::RolloutId;
-use rollout_core::imports::{Imports, Live, ModelAccess, Role, RunContext};
-use rollout_core::instance::{self, Bounds, GuestVerdict, Permit, RunError, SampleToGrade};
-use rollout_core::outbound::{ChatClient, Transport};
+use rollout_core::imports::{Imports, Live, Role, RunContext};
+use rollout_core::instance::{self, Bounds, Permit};
 use rollout_core::plugin::{self, Description, Plugin, Problem};
 use rollout_core::rollout::{Failure, FailureKind, Finished, Host, Outcome, Stage};
 use rollout_core::telemetry::Metrics;
-use rollout_core::wire::params::AllowedParams;
 use rollout_eval as eval;
 use rollout_eval::Row;
 use rollout_eval::run::Model;
@@ -62,28 +60,17 @@ const SECOND_LATENCY: Duration = Duration::from_millis(20);
 pub(super) struct Validate {
     /// The component.
     plugin: PathBuf,
-    /// A component with the grader, in place of the plugin's own.
-    #[arg(long, value_name = "FILE")]
-    grader: Option<PathBuf>,
     /// Rows, as for eval; the first is run. [default: a sum]
     #[arg(long, value_name = "FILE", help_heading = DATA)]
     data: Option<PathBuf>,
     /// Replies of the model; `rollout-host mock-model --help` has the form.
     #[arg(long, value_name = "FILE", help_heading = DATA)]
     script: Option<PathBuf>,
-    /// Settings in TOML: [plugin] for the plugin, [limits] for the host.
-    #[arg(long, value_name = "FILE", help_heading = SETTINGS)]
-    config: Option<PathBuf>,
-    /// Sets one value of the plugin's configuration; nested keys are joined by dots.
-    #[arg(long, value_name = "KEY=VALUE", help_heading = SETTINGS)]
-    set: Vec<Assignment>,
     /// Writes one JSON object.
     #[arg(long, help_heading = OUTPUT)]
     json: bool,
     #[command(flatten)]
-    cache: CacheOptions,
-    #[command(flatten)]
-    limits: RawLimits,
+    rollout: RolloutOptions,
 }
 
 impl Validate {
@@ -104,15 +91,9 @@ impl Validate {
     }
 
     fn config(&self) -> Result<Config> {
-        let mut raw: RawConfig = setup::raw_config(self.config.as_deref())?;
-        raw.set.clone_from(&self.set);
-        raw.limits = self.limits.clone().or(raw.limits);
-        raw.max_concurrent = Some(1);
         // No server is asked for anything: the stand-in plays the judge too.
-        raw.judge = rollout_assembly::config::RawJudge {
-            model: Some(rollout_assembly::config::Judge::STAND_IN.to_owned()),
-            ..Default::default()
-        };
+        let judge = RawJudge { model: Some(Judge::STAND_IN.to_owned()), ..RawJudge::default() };
+        let raw = RawConfig { max_concurrent: Some(1), judge, ..self.rollout.raw_config()? };
         Ok(raw.resolve()?)
     }
 
@@ -153,7 +134,7 @@ impl Validate {
         if about.workflow || about.agent_loop {
             self.agent(runtime, config, row, script, report)
         } else if about.grader {
-            runtime.block_on(lone_grader(&plugin, config, row, report))
+            runtime.block_on(lone_grader::check(&plugin, config, row, report))
         } else {
             report.skipped("runs", "there is no agent and no grader in it");
             Ok(())
@@ -163,7 +144,7 @@ impl Validate {
     /// The component as such: its bytes, its type, its imports.
     fn component(&self, config: &Config, report: &mut Report) -> Result<Option<Plugin>> {
         let engine = Engine::new(1, config.limits.memory_bytes_max)?;
-        let loader = self.cache.loader(config.cache_dir.as_deref(), &config.load_limits)?;
+        let loader = self.rollout.plugin.load.loader(config)?;
         let about = plugin_file::read(&self.plugin, &config.load_limits).and_then(|bytes| {
             loader.inspect(&engine, &bytes).map_err(|error| plugin_file::at_fault("the file", error))
         });
@@ -231,14 +212,14 @@ impl Validate {
     ) -> Result<()> {
         let scratch = Scratch::new()?;
         let recorder = Arc::new(Recorder::default());
-        let sources = Sources::of(&self.plugin, self.grader.as_deref());
+        let sources = self.rollout.sources(&self.plugin);
         let options = Options {
             artifact_root: Some(scratch.path().to_owned()),
             observer: Some(recorder.clone()),
             ..Options::default()
         };
         // Held to the end, and with it the stand-in for a judge.
-        let assembled = match setup::host(runtime, sources, config, &self.cache, options) {
+        let assembled = match self.rollout.host(runtime, sources, config, options) {
             Ok(assembled) => assembled,
             Err(error) => {
                 let fault = error.downcast::<PluginFault>()?;
@@ -442,26 +423,6 @@ fn advice(failure: &Failure) -> &'static str {
     }
 }
 
-/// What a run of a grader came to, for a person.
-fn rated(verdicts: &Result<Vec<GuestVerdict>, RunError>) -> String {
-    let verdicts = match verdicts {
-        Ok(verdicts) => verdicts,
-        Err(error) => return format!("it {error}"),
-    };
-    let one = |verdict: &GuestVerdict| {
-        let reward = verdict.reward.map_or("no reward".to_owned(), |reward| format!("the reward {reward}"));
-        let withdrawn = if verdict.withdraw { ", withdrawn" } else { "" };
-        let metric = |(name, value): &(String, f64)| format!(", {name} {value}");
-        let metrics: String = verdict.metrics.iter().map(metric).collect();
-        format!("{reward}{withdrawn}{metrics} for sample '{}'", verdict.sample_id)
-    };
-    if verdicts.is_empty() {
-        "nothing".to_owned()
-    } else {
-        verdicts.iter().map(one).collect::<Vec<_>>().join(" and ")
-    }
-}
-
 fn bounds(config: &Config) -> Bounds {
     let deadline = Some(Instant::now() + config.limits.grader_time_max);
     Bounds { memory_bytes_max: config.limits.memory_bytes_max, deadline, permit: Permit::alone() }
@@ -482,86 +443,4 @@ async fn described(plugin: &Plugin, config: &Config, report: &mut Report) {
         }
         Err(error) => report.failed("GET_TOOLS_EXCEPTION", format!("asked for its tools, it {error}"), ""),
     }
-}
-
-/// Connections to the judge of a grader that is alone: a few at once are asked for.
-const LONE_CONNECTIONS: usize = 16;
-
-/// A grader without an agent: it rates a conversation that is made up, twice.
-async fn lone_grader(plugin: &Plugin, config: &Config, row: &Row, report: &mut Report) -> Result<()> {
-    let metrics = Arc::new(Metrics::new());
-    let declared = plugin.declaration(&config.limits, &metrics).await?;
-    let settings = plugin::resolve(declared.as_ref(), config.plugin.as_ref())?;
-    let (_mock, model) = stand_in(None, Duration::ZERO).await?;
-    let limits = Arc::new(config.limits.clone());
-    let client = ChatClient::new(
-        Transport::new(LONE_CONNECTIONS)?,
-        config.model.clone(),
-        limits.reply_bytes_max,
-        metrics.clone(),
-    );
-    let judge = ModelAccess {
-        client: client.for_judges(config.model.clone(), AllowedParams::default()),
-        endpoint: model.endpoint().clone(),
-    };
-    let rate = async || {
-        let run = RunContext {
-            metadata: row.metadata.clone().map(Into::into),
-            ..RunContext::of_no_rollout(
-                RolloutId::parse("validate")?,
-                settings.to_raw().map(Into::into),
-                metrics.clone(),
-            )
-        };
-        let bounds = bounds(config);
-        let outside = Live { judge: Some(judge.clone()), ..Live::until(bounds.deadline) };
-        let imports = Imports::new(Role::Grader, Arc::new(run), limits.clone(), outside, Arc::default());
-        let mut messages: Vec<String> = row.prompt.iter().map(|message| message.get().to_owned()).collect();
-        let text = format!("The result is {0}.\n#### {0}", row.label.as_deref().unwrap_or(ANSWER));
-        messages.push(json!({"role": "assistant", "content": text}).to_string());
-        let samples = vec![SampleToGrade { id: "main".to_owned(), messages, metrics: Vec::new() }];
-        Ok::<_, anyhow::Error>(
-            instance::run_grader(plugin.linked(), imports, bounds, row.label.as_deref(), samples).await,
-        )
-    };
-    report.skipped("sample", "there is no agent in it; a conversation was made up for it");
-    let (first, second) = (rate().await?, rate().await?);
-    match &first {
-        Err(error) => {
-            let advice = "if it needs another row than a sum, --data FILE gives one";
-            report.failed_by(error.fault(), "reward", error.to_string(), advice);
-        }
-        Ok(verdicts) => match verdicts.as_slice() {
-            [] => report.failed("reward", "it rates nothing", "a grader gives one verdict a sample"),
-            [verdict] if verdict.sample_id != "main" => {
-                let detail = format!("it rated a sample '{}' that it was not given", verdict.sample_id);
-                report.failed("reward", detail, "a verdict is of a sample that was given");
-            }
-            [verdict] => match verdict.reward {
-                Some(reward) if reward.is_finite() => report.passed("reward", reward.to_string()),
-                Some(reward) => {
-                    report.failed("reward", format!("{reward} is not a finite number"), "a reward is finite");
-                }
-                None if verdict.withdraw => report.warned("reward", "it withdrew the sample", ""),
-                None => report.failed(
-                    "reward",
-                    "it gave the sample none",
-                    "a grader gives every sample that it does not withdraw a reward",
-                ),
-            },
-            several => report.failed(
-                "reward",
-                format!("{} verdicts of one sample", several.len()),
-                "one verdict a sample",
-            ),
-        },
-    }
-    let (first, second) = (rated(&first), rated(&second));
-    if first == second {
-        report.passed("deterministic", "two runs gave the same verdict");
-    } else {
-        let advice = "the same sample has to have the same reward";
-        report.failed("deterministic", format!("first {first}, then {second}"), advice);
-    }
-    Ok(())
 }

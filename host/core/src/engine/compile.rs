@@ -191,7 +191,7 @@ fn converse(child: &mut Child, component: &[u8], code_bytes_max: u64, time: Dura
             // Frees the threads, which hang on its pipes.
             let _ = child.kill();
         }
-        // It only panics where memory is out, and then there is nothing to be told.
+        // It only panics where memory is out, and then there is nothing to report.
         let _ = listener.join();
         said
     })

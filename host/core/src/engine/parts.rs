@@ -117,6 +117,13 @@ fn of_module(payload: Payload<'_>) -> Result<Bytes, BinaryReaderError> {
     })
 }
 
+/// Something that a section adds to a component's numbered modules or components, with what an
+/// instance of it takes, where that is known.
+enum Definition {
+    Module(Option<Bytes>),
+    Component(Option<Bytes>),
+}
+
 /// Notes what a section adds to a component: modules and components that come from elsewhere,
 /// and what it instantiates.
 fn of_component(
@@ -126,76 +133,95 @@ fn of_component(
 ) -> Result<(), BinaryReaderError> {
     // What nobody knows here may be as large as all that an instance may have of the largest.
     let unknown = largest_module.saturating_mul(CORE_INSTANCES_MAX.into());
-    let (mut modules, mut components, mut total): (Vec<_>, Vec<_>, Bytes) = (Vec::new(), Vec::new(), 0);
+    let (mut definitions, mut total): (Vec<Definition>, Bytes) = (Vec::new(), 0);
     match payload {
         Payload::ComponentImportSection(imports) => {
             for import in imports {
-                match import?.ty {
-                    ComponentTypeRef::Module(_) => modules.push(None),
-                    ComponentTypeRef::Component(_) => components.push(None),
-                    _ => {}
-                }
+                definitions.extend(of_import(import?.ty));
             }
         }
         Payload::ComponentAliasSection(aliases) => {
             for alias in aliases {
-                match alias? {
-                    ComponentAlias::InstanceExport { kind: ComponentExternalKind::Module, .. } => {
-                        modules.push(None);
-                    }
-                    ComponentAlias::InstanceExport { kind: ComponentExternalKind::Component, .. } => {
-                        components.push(None);
-                    }
-                    ComponentAlias::Outer { kind: ComponentOuterAliasKind::CoreModule, count, index } => {
-                        modules.push(outer(reading, count, |frame| frame.modules.get(index as usize)));
-                    }
-                    ComponentAlias::Outer { kind: ComponentOuterAliasKind::Component, count, index } => {
-                        components.push(outer(reading, count, |frame| frame.components.get(index as usize)));
-                    }
-                    _ => {}
-                }
+                definitions.extend(of_alias(alias?, reading));
             }
         }
         Payload::ComponentExportSection(exports) => {
             // What is exported is there a second time, under a number of its own.
             for export in exports {
-                match export?.kind {
-                    ComponentExternalKind::Module => modules.push(None),
-                    ComponentExternalKind::Component => components.push(None),
-                    _ => {}
-                }
+                definitions.extend(of_unknown_size(export?.kind));
             }
         }
         Payload::InstanceSection(instances) => {
             for instance in instances {
                 if let Instance::Instantiate { module_index, .. } = instance? {
-                    let module = outer(reading, 0, |frame| frame.modules.get(module_index as usize));
-                    total = total.saturating_add(module.unwrap_or(unknown));
+                    total = total.saturating_add(module(reading, 0, module_index).unwrap_or(unknown));
                 }
             }
         }
         Payload::ComponentInstanceSection(instances) => {
             for instance in instances {
                 if let ComponentInstance::Instantiate { component_index, .. } = instance? {
-                    let inner = outer(reading, 0, |frame| frame.components.get(component_index as usize));
-                    total = total.saturating_add(inner.unwrap_or(unknown));
+                    total = total.saturating_add(component(reading, 0, component_index).unwrap_or(unknown));
                 }
             }
         }
         _ => {}
     }
     if let Some(Reading::Component(frame)) = reading.last_mut() {
-        frame.modules.extend(modules);
-        frame.components.extend(components);
+        for definition in definitions {
+            match definition {
+                Definition::Module(bytes) => frame.modules.push(bytes),
+                Definition::Component(bytes) => frame.components.push(bytes),
+            }
+        }
         frame.total = frame.total.saturating_add(total);
     }
     Ok(())
 }
 
-/// What is known of something in a component that is so many around this one.
-fn outer(reading: &[Reading], count: u32, find: impl Fn(&Frame) -> Option<&Option<Bytes>>) -> Option<Bytes> {
+fn of_import(ty: ComponentTypeRef) -> Option<Definition> {
+    match ty {
+        ComponentTypeRef::Module(_) => Some(Definition::Module(None)),
+        ComponentTypeRef::Component(_) => Some(Definition::Component(None)),
+        _ => None,
+    }
+}
+
+fn of_alias(alias: ComponentAlias<'_>, reading: &[Reading]) -> Option<Definition> {
+    match alias {
+        ComponentAlias::InstanceExport { kind, .. } => of_unknown_size(kind),
+        ComponentAlias::Outer { kind: ComponentOuterAliasKind::CoreModule, count, index } => {
+            Some(Definition::Module(module(reading, count, index)))
+        }
+        ComponentAlias::Outer { kind: ComponentOuterAliasKind::Component, count, index } => {
+            Some(Definition::Component(component(reading, count, index)))
+        }
+        _ => None,
+    }
+}
+
+fn of_unknown_size(kind: ComponentExternalKind) -> Option<Definition> {
+    match kind {
+        ComponentExternalKind::Module => Some(Definition::Module(None)),
+        ComponentExternalKind::Component => Some(Definition::Component(None)),
+        _ => None,
+    }
+}
+
+/// What is known of a module in the component that is so many around this one.
+fn module(reading: &[Reading], count: u32, index: u32) -> Option<Bytes> {
+    *outer(reading, count)?.modules.get(index as usize)?
+}
+
+/// What is known of a component in the one that is so many around this one.
+fn component(reading: &[Reading], count: u32, index: u32) -> Option<Bytes> {
+    *outer(reading, count)?.components.get(index as usize)?
+}
+
+/// The component that is so many around this one.
+fn outer(reading: &[Reading], count: u32) -> Option<&Frame> {
     match reading.iter().rev().nth(count as usize)? {
-        Reading::Component(frame) => *find(frame)?,
+        Reading::Component(frame) => Some(frame),
         Reading::Module(_) => None,
     }
 }

@@ -100,7 +100,7 @@ impl MemoryPlan {
         }
     }
 
-    /// Its name, by which the process that compiles is told.
+    /// Its name, which the process that compiles is given.
     pub fn name(self) -> &'static str {
         match self {
             Self::Pooled => "pooled",

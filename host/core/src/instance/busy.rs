@@ -186,7 +186,7 @@ impl<R: Send + 'static> TakesTurns for Seat<R> {
                 Back::Panicked(payload)
             }
         };
-        // Whoever waited may have gone just now; the run goes with what it is told.
+        // Whoever waited may have gone just now; the run goes with what came of it.
         let _ = back.send(told);
         None
     }

@@ -49,7 +49,7 @@ const DOWN_PATIENCE: Duration = Duration::from_secs(5);
 /// What stands for content of a kind that came up after this was written.
 const UNKNOWN: &str = "[content of an unknown kind, not shown]";
 
-/// How much of what went wrong is told.
+/// How much of what went wrong is reported.
 const REASON_BYTES_MAX: usize = 2048;
 
 /// Where a server is, as the operator says it.
@@ -129,7 +129,7 @@ impl McpServer {
         Ok((server, functions))
     }
 
-    /// Calls a function with the arguments that the model wrote. Dropping the future tells
+    /// Calls a function with the arguments that the model wrote. Dropping the future notifies
     /// the server that nobody waits any more.
     pub(crate) async fn call(&self, name: &str, arguments: &str) -> Result<String, RemoteFailure> {
         let arguments = read(arguments).map_err(RemoteFailure::Failed)?;

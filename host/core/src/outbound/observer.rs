@@ -9,7 +9,7 @@ use futures_util::future::BoxFuture;
 use super::ChatFailure;
 use crate::telemetry::ModelRole;
 
-/// One call, as far as a watcher is told.
+/// One call, as far as a watcher is given it.
 #[derive(Clone, Copy, Debug)]
 pub struct Watched<'a> {
     /// Which model is asked.

@@ -85,7 +85,7 @@ impl OutcomeCounter {
     }
 
     /// A reward is the usual, and a caller knows what it cancelled: those are for whoever
-    /// looks closely. What failed is told to the operator, as often as can be read.
+    /// looks closely. What failed is reported to the operator, as often as can be read.
     fn log(&self, outcome: &Outcome, time: Duration) {
         let secs = time.as_secs_f64();
         let failure = match outcome {

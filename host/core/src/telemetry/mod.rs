@@ -6,7 +6,7 @@
 //! an index, so that counting is an atomic addition: no lock, no allocation. Only a
 //! rollout that ends unscored looks its series up.
 //!
-//! This module knows no rollout. It is told words and durations.
+//! This module knows no rollout. It is given words and durations.
 
 mod labels;
 mod lines;

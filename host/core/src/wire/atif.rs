@@ -32,7 +32,7 @@ pub(crate) enum Source {
     Agent,
 }
 
-/// What one call of the model cost, as the host saw it or was told.
+/// What one call of the model cost, as the host saw it or was given it.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Metrics<'a> {
     /// Tokens of the request.

@@ -71,7 +71,7 @@ pub(super) struct Table {
 
 #[derive(Default)]
 struct Inner {
-    /// Those that have not been told to close.
+    /// Those that have not been asked to close.
     open: usize,
     /// Those that have, and are not gone yet.
     closing: usize,
@@ -94,7 +94,7 @@ impl Inner {
         self.at.get_mut(place)
     }
 
-    /// Tells one to close that was taken out of its stage.
+    /// Asks one to close that was taken out of its stage.
     fn close(&mut self, close: &Close) {
         close.told.store(true, Ordering::Relaxed);
         close.word.notify_one();
@@ -161,7 +161,7 @@ impl Table {
         true
     }
 
-    /// Waits until a connection is gone, or may be told to go.
+    /// Waits until a connection is gone, or may be asked to go.
     pub(crate) async fn left(&self) {
         self.left.notified().await;
     }

@@ -13,6 +13,7 @@ use futures_util::future::BoxFuture;
 use serde_json::{Map, Value};
 use tokio::time::Instant;
 
+use rollout_assembly::config::Config;
 use rollout_core::outbound::Secret;
 use rollout_core::rollout::UnfinishedRollout;
 
@@ -24,8 +25,11 @@ pub trait Dialect: Send + Sync {
     /// What it has to say at `/health`.
     fn health(&self) -> Health;
 
-    /// Descriptors that a live rollout of its holds on the side of its callers, at the most.
-    fn descriptors_per_rollout(&self) -> u64;
+    /// Descriptors that a live rollout of its holds on the side of its callers, at the most. How
+    /// many rollouts a host has room for is found out by that, before there is a host to serve.
+    fn descriptors_per_rollout(config: &Config) -> u64
+    where
+        Self: Sized;
 
     /// Whether rollouts of this driver are its.
     fn drives(&self, driver: &str) -> bool;

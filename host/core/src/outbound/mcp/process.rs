@@ -114,7 +114,7 @@ impl Drop for Process {
     }
 }
 
-/// Starts the process from a thread of its own. A child is told of the death of the thread
+/// Starts the process from a thread of its own. A child is notified of the death of the thread
 /// that started it, not of the process, and the runtime's threads come and go.
 async fn start_in_thread(mut command: Command) -> std::io::Result<(mpsc::Sender<()>, Child)> {
     let (parent, until_dropped) = mpsc::channel::<()>();

@@ -112,7 +112,7 @@ pub(super) fn replace<T>(
     match written.and_then(|value| std::fs::rename(&temporary, path).map(|()| value)) {
         Ok(value) => Ok(value),
         Err(error) => {
-            // What is half written is nobody's; the first error is the one to tell.
+            // What is half written is nobody's; the first error is the one to report.
             let _ = std::fs::remove_file(&temporary);
             Err(error)
         }

@@ -52,7 +52,7 @@ pub(super) struct Queue {
 #[derive(Debug)]
 enum Message {
     Span(Box<SpanData>),
-    /// Tell when all before this was sent.
+    /// Notify when all before this was sent.
     Flush(oneshot::Sender<()>),
 }
 

@@ -10,7 +10,7 @@ use reqwest::Url;
 use super::fields::Fields;
 pub(super) use rollout_assembly::config::OsmosisGeneration;
 
-/// The generation of a request, as far as it can be told.
+/// The generation of a request, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Generation {
     /// Callbacks, a map of samples.
@@ -28,8 +28,8 @@ pub(super) enum Generation {
 
 impl Generation {
     /// Tells it from the request, unless the operator has said which it is.
-    pub(crate) fn of(fields: &Fields<'_>, dialect: OsmosisGeneration) -> Self {
-        match dialect {
+    pub(crate) fn of(fields: &Fields<'_>, configured: OsmosisGeneration) -> Self {
+        match configured {
             OsmosisGeneration::B => Self::B,
             OsmosisGeneration::C => Self::C,
             OsmosisGeneration::D => Self::D,
@@ -85,7 +85,7 @@ mod tests {
 
     use super::*;
 
-    fn told(changes: Value, dialect: OsmosisGeneration) -> Generation {
+    fn told(changes: Value, configured: OsmosisGeneration) -> Generation {
         let mut body = json!({
             "rollout_id": "r 1",
             "chat_completions_url": "http://c/v1",
@@ -100,7 +100,7 @@ mod tests {
             };
         }
         let body = body.to_string();
-        Generation::of(&Fields::of(body.as_bytes(), true).expect("it is an object"), dialect)
+        Generation::of(&Fields::of(body.as_bytes(), true).expect("it is an object"), configured)
     }
 
     #[test]
@@ -130,13 +130,13 @@ mod tests {
 
     #[test]
     fn an_operators_word_goes_before_what_a_request_looks_like() {
-        for (dialect, expected) in [
+        for (configured, expected) in [
             (OsmosisGeneration::B, Generation::B),
             (OsmosisGeneration::C, Generation::C),
             (OsmosisGeneration::D, Generation::D),
         ] {
-            assert_eq!(told(json!({"llm_api_key": "k"}), dialect), expected);
-            assert_eq!(told(json!({"completion_callback_url": "absent"}), dialect), expected);
+            assert_eq!(told(json!({"llm_api_key": "k"}), configured), expected);
+            assert_eq!(told(json!({"completion_callback_url": "absent"}), configured), expected);
         }
     }
 

@@ -43,6 +43,7 @@ use body::{Body, Unfinished};
 use error::ApiError;
 use reports::Reports;
 use request::{ForRollout, StartRollout};
+use rollout_assembly::config::Config;
 pub use rollout_assembly::config::{OsmosisGeneration, OsmosisTimes};
 use rollout_core::id::RolloutId;
 use rollout_core::outbound::CallbackClient;
@@ -63,7 +64,7 @@ pub struct Settings {
     /// Who posts to callers.
     pub callbacks: CallbackClient,
     /// The generation that requests are of.
-    pub dialect: OsmosisGeneration,
+    pub generation: OsmosisGeneration,
     /// What generation A needs besides.
     pub init: a::Settings,
     /// Waits and leases of generation D.
@@ -79,7 +80,7 @@ pub struct Osmosis(Arc<Inner>);
 struct Inner {
     host: Host,
     callbacks: CallbackClient,
-    dialect: OsmosisGeneration,
+    generation: OsmosisGeneration,
     init: a::Server,
     is_keyed: bool,
     polled: d::Registry,
@@ -94,12 +95,12 @@ struct Inner {
 impl Osmosis {
     /// A server of this host.
     pub fn new(settings: Settings) -> Self {
-        let Settings { host, callbacks, dialect, init, times, is_keyed } = settings;
+        let Settings { host, callbacks, generation, init, times, is_keyed } = settings;
         let init = a::Server::new(init, host.budget().clone());
         Self(Arc::new(Inner {
             host,
             callbacks,
-            dialect,
+            generation,
             init,
             is_keyed,
             statuses: Arc::new(Statuses::new(times.result_ttl)),
@@ -163,8 +164,12 @@ impl super::Dialect for Osmosis {
         Health { fields: self.0.init.health(), is_all: self.0.init.is_alone() }
     }
 
-    fn descriptors_per_rollout(&self) -> u64 {
-        descriptors_per_rollout(self.0.dialect, self.0.init.is_alone())
+    /// Whoever polls for a result has a connection open, and whoever is called back has none of
+    /// this server's.
+    fn descriptors_per_rollout(config: &Config) -> u64 {
+        let is_called_back = matches!(config.osmosis_generation, OsmosisGeneration::B | OsmosisGeneration::C)
+            || config.osmosis_init.alone;
+        if is_called_back { 0 } else { 1 }
     }
 
     fn drives(&self, driver: &str) -> bool {
@@ -197,13 +202,6 @@ impl super::Dialect for Osmosis {
     }
 }
 
-/// Descriptors that a live rollout holds on the side of its callers, at the most: whoever polls
-/// for a result has a connection open, and whoever is called back has none of this server's.
-pub fn descriptors_per_rollout(dialect: OsmosisGeneration, init_is_alone: bool) -> u64 {
-    let is_called_back = matches!(dialect, OsmosisGeneration::B | OsmosisGeneration::C) || init_is_alone;
-    if is_called_back { 0 } else { 1 }
-}
-
 /// Forgets what is due, for as long as there is a server. A look at each part does so too, but
 /// a server that has no room left is asked for nothing that looks.
 async fn sweep(inner: Weak<Inner>) {
@@ -225,8 +223,8 @@ async fn start_rollout(
 ) -> Result<Response, ApiError> {
     osmosis.keep_swept();
     let parent = headers.get("traceparent").and_then(|value| TraceParent::parse(value.to_str().ok()?));
-    let dialect = osmosis.0.dialect;
-    match osmosis.read_for_rollout(body, |bytes| request::read(&headers, bytes, dialect))? {
+    let configured = osmosis.0.generation;
+    match osmosis.read_for_rollout(body, |bytes| request::read(&headers, bytes, configured))? {
         StartRollout::Polled(request) => {
             let admission = d::start(&osmosis, request, parent).await?;
             Ok((StatusCode::ACCEPTED, Json(admission)).into_response())
@@ -235,7 +233,7 @@ async fn start_rollout(
             // B's own servers said 200, C's callers take nothing but 202, and B's that are
             // known take any 2xx.
             let accepted =
-                if dialect == OsmosisGeneration::B { StatusCode::OK } else { StatusCode::ACCEPTED };
+                if configured == OsmosisGeneration::B { StatusCode::OK } else { StatusCode::ACCEPTED };
             callbacks::start(&osmosis, request, parent).await?;
             Ok((accepted, Json(json!({}))).into_response())
         }

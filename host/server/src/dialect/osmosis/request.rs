@@ -104,13 +104,13 @@ pub(super) struct CalledBack {
 pub(super) fn read(
     headers: &HeaderMap,
     body: &[u8],
-    dialect: OsmosisGeneration,
+    configured: OsmosisGeneration,
 ) -> Result<StartRollout, ApiError> {
     if std::str::from_utf8(body).is_err() {
         return Err(ApiError::Unreadable);
     }
     let fields = Fields::of(body, is_json(headers)).map_err(ApiError::Invalid)?;
-    let read = match Generation::of(&fields, dialect) {
+    let read = match Generation::of(&fields, configured) {
         Generation::D => polled(fields),
         Generation::C => called_back(fields, Form::One, SamplesRule::One),
         Generation::B => called_back(fields, Form::Map, SamplesRule::ManyThatAsked),

@@ -1,0 +1,155 @@
+//! A grader without an agent: it rates a conversation that is made up, twice.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Result;
+use serde_json::json;
+
+use super::report::Report;
+use super::{ANSWER, bounds, stand_in};
+use rollout_assembly::config::Config;
+use rollout_core::id::RolloutId;
+use rollout_core::imports::{Imports, Live, ModelAccess, Role, RunContext};
+use rollout_core::instance::{self, GuestVerdict, RunError, SampleToGrade};
+use rollout_core::outbound::{ChatClient, Transport};
+use rollout_core::plugin::{self, Plugin};
+use rollout_core::telemetry::Metrics;
+use rollout_core::wire::params::AllowedParams;
+use rollout_eval::Row;
+use rollout_mock_model::MockModel;
+
+/// The sample that is made up.
+const SAMPLE: &str = "main";
+
+/// Connections to the judge of a grader that is alone: a few at once are asked for.
+const CONNECTIONS: usize = 16;
+
+/// What a run of the grader came to.
+type Rating = Result<Vec<GuestVerdict>, RunError>;
+
+/// Lets the grader rate the row twice.
+pub(super) async fn check(plugin: &Plugin, config: &Config, row: &Row, report: &mut Report) -> Result<()> {
+    let grader = LoneGrader::new(plugin, config, row).await?;
+    report.skipped("sample", "there is no agent in it; a conversation was made up for it");
+    let (first, second) = (grader.rate().await?, grader.rate().await?);
+    match &first {
+        Err(error) => {
+            let advice = "if it needs another row than a sum, --data FILE gives one";
+            report.failed_by(error.fault(), "reward", error.to_string(), advice);
+        }
+        Ok(verdicts) => reward(verdicts, report),
+    }
+    let (first, second) = (shown(&first), shown(&second));
+    if first == second {
+        report.passed("deterministic", "two runs gave the same verdict");
+    } else {
+        let advice = "the same sample has to have the same reward";
+        report.failed("deterministic", format!("first {first}, then {second}"), advice);
+    }
+    Ok(())
+}
+
+/// The grader, and all that a run of it is given.
+struct LoneGrader<'a> {
+    plugin: &'a Plugin,
+    config: &'a Config,
+    row: &'a Row,
+    settings: plugin::Settings,
+    judge: ModelAccess,
+    metrics: Arc<Metrics>,
+    /// What answers in the judge's place, for as long as this is held.
+    _mock: MockModel,
+}
+
+impl<'a> LoneGrader<'a> {
+    async fn new(plugin: &'a Plugin, config: &'a Config, row: &'a Row) -> Result<Self> {
+        let metrics = Arc::new(Metrics::new());
+        let declared = plugin.declaration(&config.limits, &metrics).await?;
+        let settings = plugin::resolve(declared.as_ref(), config.plugin.as_ref())?;
+        let (mock, model) = stand_in(None, Duration::ZERO).await?;
+        let client = ChatClient::new(
+            Transport::new(CONNECTIONS)?,
+            config.model.clone(),
+            config.limits.reply_bytes_max,
+            metrics.clone(),
+        );
+        let judge = ModelAccess {
+            client: client.for_judges(config.model.clone(), AllowedParams::default()),
+            endpoint: model.endpoint().clone(),
+        };
+        Ok(Self { plugin, config, row, settings, judge, metrics, _mock: mock })
+    }
+
+    /// One run, in an instance of its own.
+    async fn rate(&self) -> Result<Rating> {
+        let settings = self.settings.to_raw().map(Into::into);
+        let run = RunContext {
+            metadata: self.row.metadata.clone().map(Into::into),
+            ..RunContext::of_no_rollout(RolloutId::parse("validate")?, settings, self.metrics.clone())
+        };
+        let bounds = bounds(self.config);
+        let outside = Live { judge: Some(self.judge.clone()), ..Live::until(bounds.deadline) };
+        let limits = Arc::new(self.config.limits.clone());
+        let imports = Imports::new(Role::Grader, Arc::new(run), limits, outside, Arc::default());
+        let (label, samples) = (self.row.label.as_deref(), vec![self.sample()]);
+        Ok(instance::run_grader(self.plugin.linked(), imports, bounds, label, samples).await)
+    }
+
+    /// The row's prompt, and the truth as its answer.
+    fn sample(&self) -> SampleToGrade {
+        let mut messages: Vec<String> =
+            self.row.prompt.iter().map(|message| message.get().to_owned()).collect();
+        let text = format!("The result is {0}.\n#### {0}", self.row.label.as_deref().unwrap_or(ANSWER));
+        messages.push(json!({"role": "assistant", "content": text}).to_string());
+        SampleToGrade { id: SAMPLE.to_owned(), messages, metrics: Vec::new() }
+    }
+}
+
+/// What the verdicts on the one sample say of its reward.
+fn reward(verdicts: &[GuestVerdict], report: &mut Report) {
+    let verdict = match verdicts {
+        [verdict] => verdict,
+        [] => return report.failed("reward", "it rates nothing", "a grader gives one verdict a sample"),
+        several => {
+            let detail = format!("{} verdicts of one sample", several.len());
+            return report.failed("reward", detail, "one verdict a sample");
+        }
+    };
+    if verdict.sample_id != SAMPLE {
+        let detail = format!("it rated a sample '{}' that it was not given", verdict.sample_id);
+        return report.failed("reward", detail, "a verdict is of a sample that was given");
+    }
+    match verdict.reward {
+        Some(reward) if reward.is_finite() => report.passed("reward", reward.to_string()),
+        Some(reward) => {
+            report.failed("reward", format!("{reward} is not a finite number"), "a reward is finite");
+        }
+        None if verdict.withdraw => report.warned("reward", "it withdrew the sample", ""),
+        None => report.failed(
+            "reward",
+            "it gave the sample none",
+            "a grader gives every sample that it does not withdraw a reward",
+        ),
+    }
+}
+
+/// What a run of the grader came to, for a person.
+fn shown(rating: &Rating) -> String {
+    let verdicts = match rating {
+        Ok(verdicts) => verdicts,
+        Err(error) => return format!("it {error}"),
+    };
+    let one = |verdict: &GuestVerdict| {
+        let reward = verdict.reward.map_or("no reward".to_owned(), |reward| format!("the reward {reward}"));
+        let withdrawn = if verdict.withdraw { ", withdrawn" } else { "" };
+        let metric = |(name, value): &(String, f64)| format!(", {name} {value}");
+        let metrics: String = verdict.metrics.iter().map(metric).collect();
+        format!("{reward}{withdrawn}{metrics} for sample '{}'", verdict.sample_id)
+    };
+    if verdicts.is_empty() {
+        "nothing".to_owned()
+    } else {
+        verdicts.iter().map(one).collect::<Vec<_>>().join(" and ")
+    }
+}
