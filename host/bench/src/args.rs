@@ -39,6 +39,10 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = "other", help_heading = SECOND)]
     pub vs_name: String,
 
+    /// Measure the server that a command starts beside the same that keeps no journal
+    #[arg(long, requires = "command", conflicts_with_all = ["vs", "vs_command", "background"])]
+    pub journal_off: bool,
+
     /// Measure the server beside so many rollouts that go on all the time, and alone, in turn
     #[arg(long, value_name = "N", requires = "background_prompt", conflicts_with_all = ["vs", "vs_command"])]
     pub background: Option<usize>,
@@ -93,10 +97,13 @@ impl TryFrom<Args> for BenchSettings {
             (None, Some(url)) => Some(ServerSource::Running { url, pid }),
             (None, None) => None,
         };
+        let without_journal = args.command.as_ref().filter(|_| args.journal_off);
+        let without_journal = without_journal.map(|command| format!("{command} --journal off"));
         let first = source(args.url, args.pid, args.command);
-        let second = source(args.vs, args.vs_pid, args.vs_command);
+        let vs_name = if args.journal_off { "journal off".to_owned() } else { args.vs_name };
+        let second = source(args.vs, args.vs_pid, args.vs_command.or(without_journal));
         let first = first.map(|source| Target { name: args.name, source });
-        let second = second.map(|source| Target { name: args.vs_name, source });
+        let second = second.map(|source| Target { name: vs_name, source });
         let background = args.background.zip(args.background_prompt);
         let settings = Self {
             background: background.map(|(rollouts, prompt)| Background { rollouts, prompt }),
@@ -161,6 +168,9 @@ mod tests {
             [&ServerSource::Command("serve".to_owned()), &ServerSource::Command("other".to_owned())]
         );
         assert_eq!(two.targets[1].name, "python");
+        let journal = settings("--command serve --journal-off").unwrap();
+        let source = ServerSource::Command("serve --journal off".to_owned());
+        assert_eq!(journal.targets[1], Target { name: "journal off".to_owned(), source });
         assert_eq!(BenchSettings { targets: Vec::new(), ..two }, BenchSettings::new(Vec::new()));
     }
 

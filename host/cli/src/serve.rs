@@ -66,7 +66,7 @@ pub(super) struct Serve {
     /// Where admitted rollouts are kept, so that none is lost when this process dies: started
     /// again with the same directory, it goes on with them. 'off' keeps none.
     /// [default: .journal/PORT in the artifact root; off on port 0]
-    #[arg(long, value_name = "DIR", help_heading = OUTPUT)]
+    #[arg(long, value_name = "DIR", overrides_with = "journal", help_heading = OUTPUT)]
     journal: Option<PathBuf>,
     #[command(flatten)]
     traces: TraceOptions,

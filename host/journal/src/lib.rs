@@ -418,10 +418,15 @@ impl Entry {
     fn add(&self, job: Job) {
         let shared = &self.journal.0.shared;
         let mut queue = shared.queue();
+        let became_urgent = matches!(job, Job::Tell(..)) && !std::mem::replace(&mut queue.is_urgent, true);
         queue.bytes += job.bytes();
         queue.jobs.push_back(job);
+        let was_idle = std::mem::take(&mut queue.is_idle);
+        let wakes = became_urgent || was_idle || queue.bytes >= writer::BATCH_BYTES_MAX;
         drop(queue);
-        shared.todo.notify_one();
+        if wakes {
+            shared.todo.notify_one();
+        }
     }
 
     /// Waits until the rollout's beginning is as safe as an admission has to be.

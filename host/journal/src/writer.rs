@@ -16,10 +16,14 @@ use crate::segment::{Folder, Segment};
 use crate::{Failed, Location, Retention, Shared, Sync};
 
 /// What is written at once, at the most, in bytes.
-const BATCH_BYTES_MAX: usize = 2 << 20;
+pub(crate) const BATCH_BYTES_MAX: usize = 2 << 20;
 
 /// Two syncs are this far apart at least, so that those who come between share one.
 const SYNC_INTERVAL: Duration = Duration::from_millis(2);
+
+/// How long what nobody waits for is gathered before it is written: waking the writer for each
+/// event would cost more than writing it.
+const GATHERED: Duration = Duration::from_millis(1);
 
 /// How long a writer without room waits before it looks again.
 const NO_ROOM_PAUSE: Duration = Duration::from_millis(200);
@@ -54,6 +58,10 @@ pub(crate) enum Level {
 #[derive(Default)]
 pub(crate) struct Queue {
     pub jobs: VecDeque<Job>,
+    /// Whether anybody waits for one of them to be done.
+    pub is_urgent: bool,
+    /// Whether the writer waits for the first job.
+    pub is_idle: bool,
     /// What they take, those among it that are being written.
     pub bytes: usize,
     pub closed: bool,
@@ -129,15 +137,27 @@ impl Writer {
     fn next(&mut self) -> Option<VecDeque<Job>> {
         let shared = self.shared.clone();
         let mut queue = shared.queue();
+        let mut gathering_since = None;
         loop {
             if !queue.jobs.is_empty() {
-                return Some(std::mem::take(&mut queue.jobs));
+                let since = *gathering_since.get_or_insert_with(Instant::now);
+                let left = GATHERED.saturating_sub(since.elapsed());
+                let is_due = queue.is_urgent || queue.closed || queue.bytes >= BATCH_BYTES_MAX;
+                if is_due || left.is_zero() {
+                    queue.is_urgent = false;
+                    return Some(std::mem::take(&mut queue.jobs));
+                }
+                let waited = shared.todo.wait_timeout(queue, left);
+                queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+                continue;
             }
             if queue.closed {
                 return None;
             }
             if self.waiting.is_empty() {
+                queue.is_idle = true;
                 queue = shared.todo.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                queue.is_idle = false;
                 continue;
             }
             let left = SYNC_INTERVAL.saturating_sub(self.synced_at.elapsed());
