@@ -206,6 +206,13 @@ impl TestHost {
         then.clone().start_in(dir).await
     }
 
+    /// Asks it to end, waits until it has, and starts one in its place that finds what it left.
+    pub async fn stopped(self, then: &Serve) -> (Ran, Self) {
+        let (process, dir) = self.into_process();
+        let ran = process.terminate().await;
+        (ran, then.clone().start_in(dir).await)
+    }
+
     /// Asks it to end, and waits until it has.
     pub async fn stop(self) -> Ran {
         let (process, _dir) = self.into_process();

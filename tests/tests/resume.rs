@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use axum::extract::State;
 use axum::{Json, Router, routing::post};
-use rollout_tests::{Controller, Serve, TestHost, guest, until};
+use rollout_tests::{Controller, Serve, Start, TestHost, guest, rollout_host, until};
 use serde_json::{Value, json};
 
 /// A journal beside the artifacts.
@@ -86,6 +86,45 @@ async fn a_cancel_that_was_answered_stays() {
 
     assert_eq!(host.result(&admitted).await["status"], "cancelled");
     assert_eq!(controller.chats().len(), 1);
+}
+
+#[tokio::test]
+async fn what_still_runs_when_a_server_is_stopped_goes_on_at_the_next_start() {
+    let controller = Controller::start().await;
+    let serve = TestHost::of("conform").config(&format!("drain-secs = 1.0\n{JOURNAL}"));
+    let host = serve.clone().start().await;
+    controller.hold();
+    let admitted = host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    controller.chats_arrived(1).await;
+
+    let (ran, host) = host.stopped(&serve).await;
+    controller.release();
+
+    assert_eq!(ran.code, Some(0), "nothing is lost: {}", ran.stderr);
+    assert!(ran.stderr.contains("left to the next start"), "{}", ran.stderr);
+    assert_eq!(host.result(&admitted).await["sample"]["reward"], 1.0);
+}
+
+#[tokio::test]
+async fn two_servers_cannot_have_one_journal() {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = dir.path().join("journal");
+    let serve = TestHost::of("conform").option("--journal", journal.display());
+    let _first = serve.clone().start().await;
+    let plugin = guest("conform");
+    let arguments: [&std::ffi::OsStr; 6] = [
+        "serve".as_ref(),
+        plugin.as_os_str(),
+        "--listen".as_ref(),
+        "127.0.0.1:0".as_ref(),
+        "--journal".as_ref(),
+        journal.as_os_str(),
+    ];
+
+    let second = rollout_host(arguments).current_dir(dir.path()).start().ended().await;
+
+    assert_ne!(second.code, Some(0));
+    assert!(second.stderr.contains("is another process's"), "{}", second.stderr);
 }
 
 #[tokio::test]

@@ -17,6 +17,7 @@ mod new;
 mod options;
 mod plugin_file;
 mod print;
+mod replay;
 mod serve;
 mod setup;
 mod test;
@@ -74,6 +75,8 @@ enum Command {
     Eval(eval::Eval),
     /// Serves a plugin to trainers over HTTP.
     Serve(serve::Serve),
+    /// Makes a rollout of a server's journal again and says whether it is the same.
+    Replay(replay::Replay),
     /// Drives a running server with load and measures it, perhaps beside another.
     Bench(bench::Bench),
     /// Serves an OpenAI-compatible endpoint that stands in for a model.
@@ -147,6 +150,7 @@ impl Command {
             | Self::Test(_)
             | Self::Config(_)
             | Self::Bench(_)
+            | Self::Replay(_)
             | Self::Completions(_) => false,
         }
     }
@@ -217,6 +221,7 @@ impl Command {
             Self::Test(command) => command.run(),
             Self::Eval(command) => command.run(),
             Self::Serve(command) => command.run(|| {}),
+            Self::Replay(command) => command.run(),
             Self::Bench(command) => command.run(),
             Self::MockModel(command) => command.run(),
             Self::UpdateSdk(command) => command.run(),

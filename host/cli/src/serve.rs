@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::hardening::HardeningOptions;
 use super::options::{HostOptions, TraceOptions};
-use super::{Exit, OUTPUT, PluginFault, hooks, setup};
+use super::{Exit, OUTPUT, PluginFault, hooks, replay, setup};
 use rollout_assembly::config::{
     Config, EvaluatorEnvironment, OsmosisEnvironment, OsmosisGeneration, RawJournal,
 };
@@ -131,6 +131,10 @@ impl Serve {
                 raw.journal = RawJournal { off: Some(true), ..RawJournal::default() };
             }
             Some(dir) => raw.journal = RawJournal { dir: Some(dir.clone()), off: None, ..raw.journal },
+            // Whoever is started by an evaluator ends with it, and nobody comes back for its rollouts.
+            None if evaluator.is_there() && raw.journal.dir.is_none() => {
+                raw.journal.off.get_or_insert(true);
+            }
             None => {}
         }
         raw.server_key_env = self.server_key_env.clone().or(raw.server_key_env);
@@ -190,6 +194,7 @@ impl Serve {
             tracing::warn!(why, "generation A cannot serve this plugin; the others can");
         }
         self.say_loaded(&assembled, &config, &artifact_root);
+        self.keep_components(host, &config, &artifact_root)?;
         let traces = self.traces.begin(&runtime, host)?;
         resume(&runtime, &server, unfinished);
         let callers_max = callers_max(&assembled.slots);
@@ -210,6 +215,17 @@ impl Serve {
             tracing::warn!(listen = %config.listen, "whoever reaches this address can run rollouts; --server-key-env asks for a key");
         }
         Ok(key)
+    }
+
+    /// Keeps in the journal what its rollouts run, so that they can be made again.
+    fn keep_components(&self, host: &Host, config: &Config, artifact_root: &Path) -> Result<()> {
+        let Some(journal) = config.journal.dir(artifact_root) else { return Ok(()) };
+        let id = host.deployment().id();
+        replay::keep_component(&journal, &id.workflow, &self.plugin)?;
+        match (&id.grader, &self.host.rollout.grader) {
+            (Some(digest), Some(grader)) => replay::keep_component(&journal, digest, grader),
+            _ => Ok(()),
+        }
     }
 
     fn say_loaded(&self, assembled: &Assembled, config: &Config, artifact_root: &Path) {

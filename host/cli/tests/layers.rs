@@ -32,7 +32,7 @@ const LAYERS: [(&str, Layers); 3] = [
             &["engine"],
             &["plugin"],
             &["instance"],
-            &["imports"],
+            &["imports", "seal"],
             &["outbound"],
             &["limits", "telemetry"],
             &["budget", "capacity", "harden", "http1", "wire", "error", "id"],
@@ -54,7 +54,7 @@ const WITHIN_ROLLOUT: [&[&str]; 8] = [
     &["host"],
     &["runtime", "deployment"],
     &["slots", "trajectory"],
-    &["limits", "events"],
+    &["limits", "events", "journal"],
     &["model"],
 ];
 

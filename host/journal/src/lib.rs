@@ -16,7 +16,7 @@ mod writer;
 
 use std::fs::File;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -338,19 +338,31 @@ impl Journal {
                 found.push(places);
             }
         }
-        let mut reader = recover::Reader::new(&shared.folder);
-        let mut read = Vec::with_capacity(found.len());
-        for places in found {
-            match reader.read_any(&places) {
-                Ok(written) if written.name == name.as_bytes() => read.push(written),
-                Ok(_) => {}
-                // It began in a segment that is no longer kept.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(read)
+        read_found(&shared.folder, found, name)
     }
+}
+
+/// The rollouts of this name in the journal in a directory, the last one first, whoever has it open:
+/// what was written by now. Reads files, and changes none.
+pub fn find_in(path: &Path, name: &str) -> io::Result<Vec<Written>> {
+    let folder = Folder { path: path.to_owned(), segment_bytes: SEGMENT_BYTES, faults: None };
+    let found = recover::find_unopened(&folder, index::hash(name.as_bytes()))?;
+    read_found(&folder, found, name)
+}
+
+fn read_found(folder: &Folder, found: Vec<Vec<Location>>, name: &str) -> io::Result<Vec<Written>> {
+    let mut reader = recover::Reader::new(folder);
+    let mut read = Vec::with_capacity(found.len());
+    for places in found {
+        match reader.read_any(&places) {
+            Ok(written) if written.name == name.as_bytes() => read.push(written),
+            Ok(_) => {}
+            // It began in a segment that is no longer kept.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(read)
 }
 
 /// One rollout in a journal. Dropped, it is as it was left: not over, unless it was

@@ -139,6 +139,35 @@ pub(crate) fn find_sealed(folder: &Folder, name: u64) -> io::Result<Vec<Vec<Loca
     Ok(found)
 }
 
+/// Where the records are of rollouts by this name, the last one first, in a journal that another
+/// process may be writing to.
+pub(crate) fn find_unopened(folder: &Folder, name: u64) -> io::Result<Vec<Vec<Location>>> {
+    let numbers = folder.numbers()?;
+    let sealed = numbers.iter().copied().filter(|number| folder.index(*number).exists()).max();
+    let mut index = Index::default();
+    if let Some(sealed) = sealed {
+        let known = Index::read(&std::fs::read(folder.index(sealed))?);
+        index = known.ok_or_else(|| io::Error::other("the index of a segment is wrong"))?;
+    }
+    for number in numbers.into_iter().filter(|number| sealed.is_none_or(|sealed| *number > sealed)) {
+        let bytes = std::fs::read(folder.segment(number))?;
+        if is_segment(&bytes, number) {
+            // What is torn here is being written.
+            scan(&bytes, |record, offset| {
+                let place = Location::new(number, record.kind, offset);
+                index.note(record.rollout, record.kind, record.payload, place);
+            });
+        }
+    }
+    let mut found: Vec<_> = index.live.iter().filter(|(_, records)| records.name == name).collect();
+    found.sort_unstable_by_key(|(number, _)| std::cmp::Reverse(**number));
+    let live = found.into_iter().map(|(_, records)| records);
+    let ended = index.ended.iter().rev().filter(|records| records.name == name);
+    let mut places: Vec<Vec<Location>> = live.chain(ended).map(|records| records.places.clone()).collect();
+    places.extend(find_sealed(folder, name)?);
+    Ok(places)
+}
+
 /// Reads records, and keeps a few files open.
 pub(crate) struct Reader<'a> {
     folder: &'a Folder,

@@ -382,3 +382,30 @@ async fn nothing_is_synced_that_need_not_be() {
         assert_eq!(syncs.load(Ordering::SeqCst), expected, "{sync:?}");
     }
 }
+
+#[tokio::test]
+async fn what_was_written_is_found_while_another_has_the_journal() {
+    let dir = tempfile::tempdir().unwrap();
+    let (journal, _) = Journal::open(small(dir.path())).unwrap();
+    let mut expected = Vec::new();
+    for number in 0..40 {
+        let entry = journal.begin("r").unwrap();
+        entry.append(1, vec![Bytes::from(format!("{number} {}", "x".repeat(200)))]).unwrap();
+        entry.end();
+        entry.written().await.unwrap();
+        expected.insert(0, format!("{number} "));
+    }
+    let live = journal.begin("r").unwrap();
+    live.append(1, vec![Bytes::from_static(b"live")]).unwrap();
+    live.written().await.unwrap();
+    expected.insert(0, "live".to_owned());
+
+    let found = rollout_journal::find_in(dir.path(), "r").unwrap();
+
+    assert_eq!(found.len(), expected.len());
+    for (found, expected) in found.iter().zip(&expected) {
+        assert!(found.events[0].payload.starts_with(expected.as_bytes()), "{found:?}, not {expected}");
+    }
+    assert!(rollout_journal::find_in(dir.path(), "nobody").unwrap().is_empty());
+    assert_eq!(found, journal.find("r").unwrap());
+}

@@ -1,4 +1,5 @@
-//! How a server stops: what runs may end and be reported, then what is left is cancelled.
+//! How a server stops: what runs may end and be reported, then what is left is cancelled, or left to
+//! the next start where it is in a journal.
 
 use std::time::Duration;
 
@@ -30,14 +31,23 @@ impl Stopping {
 }
 
 impl Server {
-    /// Lets running rollouts end and be reported, then cancels what is left. Says whether every
-    /// caller has heard what came of its rollout.
+    /// Lets running rollouts end and be reported, then cancels what is left, unless it is in a
+    /// journal: then the next process goes on with it. Says whether every caller has heard, or will
+    /// hear, what came of its rollout.
     pub async fn drain(&self, stopping: &Stopping) -> bool {
         let host = &self.0.host;
         host.close();
         self.0.dialects.iter().for_each(|dialect| dialect.close());
         if !self.drained(stopping.cancels_at).await {
             let load = host.load();
+            if host.is_kept() {
+                tracing::info!(
+                    running = load.running,
+                    queued = load.queued,
+                    "the drain time is nearly over; what still runs, and results that nobody read, are left to the next start"
+                );
+                return true;
+            }
             tracing::warn!(
                 running = load.running,
                 queued = load.queued,

@@ -26,6 +26,11 @@ impl EvaluatorEnvironment {
         });
         Self { port, instance_id: get("_OSMOSIS_ROLLOUT_INSTANCE_ID"), mistakes }
     }
+
+    /// Whether one started this process.
+    pub fn is_there(&self) -> bool {
+        self.port.is_some() || self.instance_id.is_some()
+    }
 }
 
 #[cfg(test)]

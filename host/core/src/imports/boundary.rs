@@ -234,7 +234,7 @@ impl Boundary {
             let difference = state.past.left().unwrap_or(Difference::Waited);
             return Err(wasmtime::Error::new(Diverged { at, difference }));
         }
-        if state.past.is_all() {
+        if !state.past.goes_on() {
             return Err(wasmtime::Error::new(PastOver));
         }
         Ok(News::None)
@@ -281,7 +281,7 @@ impl Boundary {
     pub(super) fn time_left(
         &self,
         now: impl FnOnce() -> Option<Duration>,
-    ) -> Result<Option<Duration>, Diverged> {
+    ) -> wasmtime::Result<Option<Duration>> {
         let mut state = self.state();
         let at = state.at;
         if let Some(then) = state.past.time_left(at)? {
@@ -295,7 +295,7 @@ impl Boundary {
 
     /// The guest asks something. `what` is all that decides on the answer, where that
     /// [is kept](Self::is_kept). The time is that at which it was asked first.
-    pub(super) fn asks(&self, of: Of, time: &mut SystemTime, what: Bytes) -> Result<Begun, Diverged> {
+    pub(super) fn asks(&self, of: Of, time: &mut SystemTime, what: Bytes) -> wasmtime::Result<Begun> {
         let mut state = self.state();
         state.calls += 1;
         let (at, call) = (state.at, state.calls);

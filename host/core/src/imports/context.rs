@@ -30,7 +30,7 @@ impl context::Host for Imports {
 
     fn time_left_ms(&mut self) -> wasmtime::Result<Option<u64>> {
         self.enter(Import::TIME_LEFT)?;
-        let left = self.boundary.time_left(|| self.outside.time_left()).map_err(wasmtime::Error::new)?;
+        let left = self.boundary.time_left(|| self.outside.time_left())?;
         Ok(left.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)))
     }
 }

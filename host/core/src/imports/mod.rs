@@ -87,7 +87,7 @@ pub use boundary::{Boundary, Difference, Diverged, RunLog};
 pub use exchange::{Exchange, ExchangeOutcome, Lists, ModelCalls, Part, WrittenRequest, in_common};
 pub use host_tools::{HostTool, HostTools, ToolAnswer, ToolRequest, error_text};
 pub use outside::{Live, ModelAccess, Outside};
-pub use past::Past;
+pub use past::{Past, Then};
 pub use record::{
     ArtifactFile, JudgeFailure, LogEntry, LogLevel, Record, Recorded, RolloutUsage, SampleRecord, ToolUse,
     message_bytes,

@@ -103,7 +103,7 @@ impl Imports {
         let mut unknown = SystemTime::UNIX_EPOCH;
         let time = exchange.map_or(&mut unknown, |exchange| &mut exchange.started_at);
         let of = Of::Model { asked, place, keep_for };
-        self.boundary.asks(of, time, what).map_err(|diverged| wasmtime::Error::new(diverged).into())
+        Ok(self.boundary.asks(of, time, what)?)
     }
 
     /// Which model is asked, and whether this guest may ask it so.

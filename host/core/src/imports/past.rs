@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 
-use super::boundary::{Arrival, Difference, Diverged};
+use super::boundary::{Arrival, Difference, Diverged, PastOver};
 use super::run_event::RunEvent;
 
 /// The past of a run that is made again.
@@ -14,8 +14,19 @@ pub struct Past {
     moves: VecDeque<(usize, Move)>,
     answers: VecDeque<(usize, Arrival)>,
     answered: BTreeSet<u32>,
-    /// Whether nothing comes after it.
-    is_all: bool,
+    then: Then,
+}
+
+/// What comes after a past.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Then {
+    /// The run goes on.
+    #[default]
+    GoesOn,
+    /// Nothing: the guest ended by itself, or waited when it was ended.
+    Nothing,
+    /// Nobody knows, and nobody is to be asked.
+    Unknown,
 }
 
 /// What a guest did that can be seen from outside.
@@ -53,9 +64,9 @@ pub(super) enum When {
 }
 
 impl Past {
-    /// The past that these events are. The run goes on after it, or ends with it.
-    pub fn new(events: impl IntoIterator<Item = RunEvent>, goes_on: bool) -> Self {
-        let mut past = Self { is_all: !goes_on, ..Self::default() };
+    /// The past that these events are.
+    pub fn new(events: impl IntoIterator<Item = RunEvent>, then: Then) -> Self {
+        let mut past = Self { then, ..Self::default() };
         for (number, event) in events.into_iter().enumerate() {
             match event {
                 RunEvent::Asked { at, call, time, what } => {
@@ -79,9 +90,9 @@ impl Past {
         self.moves.is_empty() && self.answers.is_empty()
     }
 
-    /// Whether nothing comes after it.
-    pub(super) fn is_all(&self) -> bool {
-        self.is_all
+    /// Whether the run goes on after it.
+    pub(super) fn goes_on(&self) -> bool {
+        self.then == Then::GoesOn
     }
 
     /// Whether a call was answered in it.
@@ -117,23 +128,23 @@ impl Past {
     }
 
     /// The time that was left, as the guest was given it at this move; nothing where the past is over.
-    pub(super) fn time_left(&mut self, at: u64) -> Result<Option<Option<Duration>>, Diverged> {
+    pub(super) fn time_left(&mut self, at: u64) -> wasmtime::Result<Option<Option<Duration>>> {
         match self.moves.front() {
             Some((_, Move::TimeLeft { at: then, left })) if *then == at => {
                 let left = *left;
                 self.moves.pop_front();
                 Ok(Some(left))
             }
-            Some(_) => Err(Diverged { at, difference: Difference::TimeLeft }),
+            Some(_) => Err(wasmtime::Error::new(Diverged { at, difference: Difference::TimeLeft })),
             None => self.check_new(at, Difference::TimeLeft).map(|()| None),
         }
     }
 
     /// When this call was made then, if the guest asks the same now; nothing where the past is over.
-    pub(super) fn asked(&mut self, at: u64, call: u32, what: &Bytes) -> Result<Option<SystemTime>, Diverged> {
+    pub(super) fn asked(&mut self, at: u64, call: u32, what: &Bytes) -> wasmtime::Result<Option<SystemTime>> {
         let differs = |then| {
             let difference = Difference::Asked { call, then, now: Some(what.clone()) };
-            Diverged { at, difference }
+            wasmtime::Error::new(Diverged { at, difference })
         };
         match self.moves.front() {
             Some((_, Move::Asked { at: then_at, call: then_call, time, what: then })) => {
@@ -153,12 +164,13 @@ impl Past {
     }
 
     /// Nothing is known of what the guest does now: then it is new, or must not be.
-    fn check_new(&self, at: u64, difference: Difference) -> Result<(), Diverged> {
+    fn check_new(&self, at: u64, difference: Difference) -> wasmtime::Result<()> {
         let knows_later = self.answers.front().is_some_and(|(_, arrival)| arrival.at > at);
-        if knows_later || self.is_all {
-            return Err(Diverged { at, difference });
+        match self.then {
+            Then::Unknown if !knows_later => Err(wasmtime::Error::new(PastOver)),
+            Then::GoesOn if !knows_later => Ok(()),
+            _ => Err(wasmtime::Error::new(Diverged { at, difference })),
         }
-        Ok(())
     }
 
     /// Sees that the guest has done all that it did then by the end of this move.

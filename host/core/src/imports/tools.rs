@@ -120,7 +120,7 @@ impl Imports {
         let entry = kept.tool_uses.get_mut(place);
         let time = entry.map_or(&mut unknown, |entry| &mut entry.started_at);
         let of = Of::Tool { place, kind, call_id: call_id.to_owned() };
-        self.boundary.asks(of, time, what).map_err(wasmtime::Error::new)
+        self.boundary.asks(of, time, what)
     }
 
     /// A call for which the record has no room. What the guest may hold of such results

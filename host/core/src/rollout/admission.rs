@@ -1,13 +1,15 @@
 //! Admits a rollout, or says at once why not.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::SystemTime;
 
 use super::host::Host;
-use super::journal::{JournaledSecrets, UnfinishedRollout};
+use super::journal::{JournaledSecrets, Started, StoredRollout, UnfinishedRollout};
 use super::model::{RequestSecrets, RolloutRequest};
-use super::run::{Resources, Resumed, Rollout};
+use super::run::{PastOf, ReplayEnd, Resources, Resumed, Rollout};
 use super::slots::AdmitError;
 use crate::budget::Use;
+use crate::imports::Then;
 use crate::outbound::ModelEndpoint;
 
 impl Host {
@@ -59,8 +61,42 @@ impl Host {
         let differs = deployment.difference(self.0.deployment.id());
         let charge = self.budget().charge(Use::Request, request.memory_bytes()).ok();
         let resources = Resources { model, secrets: RequestSecrets::default(), charge, continuation: None };
-        let resumed = Resumed { admitted_at, started, differs };
+        let resumed = Resumed { admitted_at, started, differs, past: PastOf::Journal };
         self.metrics().accepted();
         Ok(Box::new(Rollout::new(self.clone(), request, resources, entered, Some(resumed))))
     }
+
+    /// Makes a rollout again: with all the time that it may have, and nobody outside is asked. It ends
+    /// where its past does, or at the first thing that it does not do again.
+    #[expect(clippy::disallowed_methods, reason = "from here its time counts")]
+    pub fn replay(&self, stored: StoredRollout, model: ModelEndpoint) -> Result<Replay, AdmitError> {
+        let StoredRollout { mut request, workflow, grader, outcome, .. } = stored;
+        let then = if outcome.is_some() { Then::Nothing } else { Then::Unknown };
+        // They bounded what happened, which is known.
+        (request.workflow_secs, request.grader_secs) = (None, None);
+        let entered = self.0.runtime.slots.enter(&request.id, true)?;
+        let end = Arc::<OnceLock<ReplayEnd>>::default();
+        let resources = Resources {
+            model: Arc::new(model),
+            secrets: RequestSecrets::default(),
+            charge: None,
+            continuation: None,
+        };
+        let resumed = Resumed {
+            admitted_at: SystemTime::now(),
+            started: Started::default(),
+            differs: None,
+            past: PastOf::Here { events: [workflow, grader].into(), then, end: end.clone() },
+        };
+        let rollout = Box::new(Rollout::new(self.clone(), request, resources, entered, Some(resumed)));
+        Ok(Replay { rollout, end })
+    }
+}
+
+/// A rollout that is made again.
+pub struct Replay {
+    /// The rollout, to be driven.
+    pub rollout: Box<Rollout>,
+    /// Why it did not come to an end of its own, once it is over, if it did not.
+    pub end: Arc<OnceLock<ReplayEnd>>,
 }

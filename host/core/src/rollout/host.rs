@@ -128,6 +128,11 @@ impl Host {
         self.0.runtime.slots.close();
     }
 
+    /// Whether rollouts are in a journal, so that another process goes on with what this one leaves.
+    pub fn is_kept(&self) -> bool {
+        self.0.runtime.settings.journal.is_some()
+    }
+
     /// Cancels every live rollout.
     pub fn cancel_all(&self) {
         self.0.runtime.slots.cancel_all();

@@ -27,20 +27,21 @@ mod runtime;
 mod slots;
 mod trajectory;
 
+pub use admission::Replay;
 pub use deployment::{Deployment, DeploymentError, DeploymentSettings, Started};
 pub use drive::{AfterWorkflow, Ended, Next, Steps, drive};
 pub use host::Host;
 pub use journal::{
     Continuation, DeploymentId, Failed, Journal, JournaledSecrets, OpenError as JournalError,
     Refused as JournalRefused, Retention as JournalRetention, RolloutLog, Settings as JournalSettings,
-    Sync as JournalSync, UnfinishedRollout,
+    StoredRollout, Sync as JournalSync, UnfinishedRollout,
 };
 pub use model::{
     AgentForm, ExtraFact, ExtraMember, Failure, FailureKind, Finished, FinishedSample, LimitUse, LoopOptions,
     LoopReport, ModelAddress, Outcome, Phase, RequestSecrets, RolloutRequest, Stage, TrajectoryExtra,
     TrajectoryFile,
 };
-pub use run::{Resources, Rollout};
+pub use run::{ReplayEnd, Resources, Rollout};
 pub use runtime::{Runtime, RuntimeSettings};
 pub use slots::{AdmitError, Handle, Load};
 pub use trajectory::{Amendable, Amendment, Member, StepAmendment, TakeStep};

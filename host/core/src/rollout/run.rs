@@ -6,7 +6,7 @@ mod deadline;
 use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use tokio::sync::watch;
@@ -26,7 +26,8 @@ use crate::budget::{Charge, Holder};
 use crate::error::Fault;
 use crate::id::{RolloutId, SampleId};
 use crate::imports::{
-    Boundary, Imports, JudgeFailure, Live, ModelAccess, Past, Record, Role, RunContext, SampleRecord,
+    Boundary, Diverged, Imports, JudgeFailure, Live, ModelAccess, Past, Record, Role, RunContext, RunEvent,
+    SampleRecord, Then,
 };
 use crate::instance::{self, Bounds, GuestVerdict, Permit, RunError, SampleToGrade};
 use crate::moments::Moments;
@@ -54,6 +55,30 @@ pub(super) struct Resumed {
     pub started: Started,
     /// How its deployment differs from the one that it was admitted to, if it does.
     pub differs: Option<String>,
+    /// What happened in its runs.
+    pub past: PastOf,
+}
+
+/// Where what happened in a rollout's runs is.
+pub(super) enum PastOf {
+    /// In its own journal, from which it goes on.
+    Journal,
+    /// Here, and it ends with that.
+    Here {
+        /// The workflow's, and the grader's.
+        events: Mutex<[Vec<RunEvent>; 2]>,
+        then: Then,
+        end: Arc<OnceLock<ReplayEnd>>,
+    },
+}
+
+/// Why a rollout that was made again did not come to an end of its own.
+#[derive(Clone, Debug)]
+pub enum ReplayEnd {
+    /// It did not do what it did then.
+    Diverged(Role, Diverged),
+    /// It came to where its past ends.
+    PastOver(Role),
 }
 
 /// A rollout that was admitted and is not over.
@@ -276,6 +301,11 @@ impl Rollout {
 
     /// What a run of it crosses, with what happened in it in a process before.
     async fn boundary(&self, role: Role) -> Result<Arc<Boundary>, Failure> {
+        if let Some(Resumed { past: PastOf::Here { events, then, .. }, .. }) = &self.resumed {
+            let mut of_runs = events.lock().unwrap_or_else(PoisonError::into_inner);
+            let events = std::mem::take(&mut of_runs[usize::from(role == Role::Grader)]);
+            return Ok(Arc::new(Boundary::new(None, Past::new(events, *then))));
+        }
         let Some(log) = self.handle.log().cloned() else { return Ok(Arc::default()) };
         let of_run = log.of_run(role);
         let past = match self.resumed {
@@ -288,7 +318,7 @@ impl Rollout {
                     let reason = format!("what happened in it before cannot be read: {error}");
                     Failure::new(stage, FailureKind::Resume, Fault::Host, reason)
                 })?;
-                Past::new(events, true)
+                Past::new(events, Then::GoesOn)
             }
         };
         Ok(Arc::new(Boundary::new(Some(of_run), past)))
@@ -304,12 +334,21 @@ impl Rollout {
                 error.fault() == Fault::Plugin && !matches!(error, RunError::Deadline | RunError::Cpu(_))
             }
         };
-        match boundary.check_end() {
+        let ran = match boundary.check_end() {
             Err(diverged) if ended_by_itself && !matches!(ran, Err(RunError::Diverged(_))) => {
                 Err(RunError::Diverged(diverged))
             }
             Ok(()) | Err(_) => ran,
+        };
+        if let (Err(error), Some(Resumed { past: PastOf::Here { end, .. }, .. })) = (&ran, &self.resumed) {
+            let role = if *self.phase.borrow() == Phase::Grading { Role::Grader } else { Role::Workflow };
+            let _ = match error {
+                RunError::Diverged(diverged) => end.set(ReplayEnd::Diverged(role, diverged.clone())),
+                RunError::PastOver => end.set(ReplayEnd::PastOver(role)),
+                _ => Ok(()),
+            };
         }
+        ran
     }
 
     /// What one of its two instances may have; none runs without a slot.

@@ -59,6 +59,7 @@ pub(super) struct AdmissionLine<'a> {
     pub deployment: DeploymentId,
     pub driver: Cow<'static, str>,
     pub facts: Box<RawValue>,
+    /// Read, it is one of its own.
     pub request: Cow<'a, RolloutRequest>,
 }
 

@@ -10,6 +10,7 @@
 //! crate `rollout-journal`.
 
 mod admission;
+mod stored;
 mod unfinished;
 
 use std::collections::BTreeMap;
@@ -31,6 +32,7 @@ use crate::seal::Seal;
 use admission::AdmissionLine;
 pub use admission::{Continuation, DeploymentId, JournaledSecrets};
 pub use store::{Failed, OpenError, Refused, Retention, Settings, Sync};
+pub use stored::StoredRollout;
 pub(super) use unfinished::Started;
 pub use unfinished::UnfinishedRollout;
 

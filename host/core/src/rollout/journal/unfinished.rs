@@ -1,6 +1,7 @@
 //! A rollout that a process before did not come to the end with.
 
 use std::io;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use bytes::Bytes;
@@ -60,19 +61,14 @@ impl UnfinishedRollout {
             entry.end();
             return Ok(None);
         };
-        let name = String::from_utf8_lossy(&written.name).into_owned();
-        let unreadable = |reason: String| io::Error::other(UnreadableRollout { name: name.clone(), reason });
-        let (line, sealed) = split_line(&admitted.payload).ok_or_else(|| unreadable("no line".to_owned()))?;
-        let AdmissionLine { version, nanos, deployment, driver, facts, request } =
-            serde_json::from_slice(&line).map_err(|error| unreadable(error.to_string()))?;
-        if version != VERSION {
-            return Err(unreadable(format!("it is of version {version}, and this host reads {VERSION}")));
-        }
+        let unreadable = |reason: String| UnreadableRollout::of(&written.name, reason);
+        let (line, sealed) = read_admission(&admitted.payload).map_err(unreadable)?;
+        let AdmissionLine { version: _, nanos, deployment, driver, facts, request } = line;
         let secrets = JournaledSecrets::open(&journal.seal, &written.name, &sealed).ok_or_else(|| {
             unreadable("its keys were sealed with another key than this journal's now".to_owned())
         })?;
         let mut unfinished = Self {
-            log: RolloutLog(std::sync::Arc::new(entry)),
+            log: RolloutLog(Arc::new(entry)),
             request: request.into_owned(),
             secrets,
             driver: driver.into_owned(),
@@ -107,8 +103,24 @@ impl UnfinishedRollout {
     }
 }
 
+impl UnreadableRollout {
+    pub(super) fn of(name: &[u8], reason: String) -> io::Error {
+        io::Error::other(Self { name: String::from_utf8_lossy(name).into_owned(), reason })
+    }
+}
+
+/// What a rollout was admitted with, and its sealed secrets.
+pub(super) fn read_admission(payload: &Bytes) -> Result<(AdmissionLine<'static>, Bytes), String> {
+    let (line, sealed) = split_line(payload).ok_or("its admission has no line")?;
+    let line: AdmissionLine<'_> = serde_json::from_slice(&line).map_err(|error| error.to_string())?;
+    if line.version != VERSION {
+        return Err(format!("it is of version {}, and this host reads {VERSION}", line.version));
+    }
+    Ok((line, sealed))
+}
+
 /// A line and what follows it.
-pub(super) fn split_line(payload: &Bytes) -> Option<(Bytes, Bytes)> {
+fn split_line(payload: &Bytes) -> Option<(Bytes, Bytes)> {
     let end = payload.iter().position(|byte| *byte == b'\n')?;
     Some((payload.slice(..end), payload.slice(end + 1..)))
 }

@@ -30,10 +30,10 @@ use records::{Leading, Part, Records, StoredRecord};
 use request::Init;
 use rollout_assembly::config::OsmosisInit;
 use rollout_core::budget::Budget;
-use rollout_core::outbound::{CallbackClient, Secret};
+use rollout_core::outbound::{CallbackClient, ModelEndpoint, Secret};
 use rollout_core::rollout::{
-    AdmitError, AfterWorkflow, Ended, Failure, FailureKind, Finished, Host, LoopReport, Next, Outcome,
-    Rollout, RolloutLog, Stage, Steps, UnfinishedRollout, drive,
+    AdmitError, AfterWorkflow, AgentForm, Ended, Failure, FailureKind, Finished, Host, LoopReport, Next,
+    Outcome, Rollout, RolloutLog, RolloutRequest, Stage, Steps, UnfinishedRollout, drive,
 };
 use rollout_core::wire::messages::Messages;
 use tools::WireTool;
@@ -94,6 +94,17 @@ pub async fn cannot_carry(host: &Host) -> Option<String> {
     let tools: Vec<Box<RawValue>> =
         tools.iter().filter_map(|text| Some(rollout_core::wire::object(text).ok()?.to_owned())).collect();
     tools::typed(&tools).err()
+}
+
+/// A model that is asked as callers of this generation want theirs asked, for a rollout of one.
+pub fn asked_by(
+    model: ModelEndpoint,
+    request: &RolloutRequest,
+    settings: &OsmosisInit,
+    form: AgentForm,
+) -> Option<ModelEndpoint> {
+    let id = request.caller_id.as_deref().unwrap_or_else(|| request.id.as_str());
+    Some(model.asked(request::profile(id, settings, form)?))
 }
 
 /// Its routes. Their key is asked for in this generation's way.

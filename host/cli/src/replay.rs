@@ -1,0 +1,320 @@
+//! `replay`: a rollout of a journal, made again.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use serde_json::Value;
+use similar::{ChangeTag, TextDiff};
+
+use super::options::HostOptions;
+use super::print::outln;
+use super::{Exit, PluginFault, setup};
+use rollout_assembly::config::{Config, RawConfig, RawJudge};
+use rollout_assembly::{Options, Sources};
+use rollout_core::id::RolloutId;
+use rollout_core::imports::{Answer, Difference, RunEvent, WrittenRequest, WrittenToolCall};
+use rollout_core::rollout::{
+    AfterWorkflow, Ended, Failure, FailureKind, Finished, Host, Next, Outcome, ReplayEnd, Stage, Steps,
+    StoredRollout, drive,
+};
+use rollout_core::text::{beginning, printable};
+use rollout_server::dialect::osmosis::a;
+
+/// How much of a text is shown in a line, in bytes.
+const SHOWN_BYTES: usize = 72;
+
+/// Lines of a difference that are shown.
+const DIFF_LINES_MAX: usize = 60;
+
+/// Makes a rollout of a journal again, with what was answered then and nobody asked, and says
+/// whether it is the same.
+///
+/// The component is the one that the journal keeps, or another build of it given by --plugin. It needs
+/// the same --config as `serve` where that has tools, limits or sampling parameters.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit codes: 0 every call and the outcome are the same; 1 they are not; 2 it could not be tried.\n\n\
+    Examples:\n  \
+    rollout-host replay r1\n  \
+    rollout-host replay r1 --journal /var/lib/rollouts/journal --plugin my_agent.wasm --until 3"
+)]
+pub(super) struct Replay {
+    /// The rollout's id; of several with the same, the last one.
+    id: String,
+    /// The journal, whoever has it open. [default: that of a `serve` with the same --config]
+    #[arg(long, value_name = "DIR", overrides_with = "journal")]
+    journal: Option<PathBuf>,
+    /// A component in the place of the one that the journal keeps.
+    #[arg(long, value_name = "FILE")]
+    plugin: Option<PathBuf>,
+    /// Ends before this call of the workflow, from 1, and compares what is before.
+    #[arg(long, value_name = "CALL", value_parser = clap::value_parser!(u32).range(1..))]
+    until: Option<u32>,
+    #[command(flatten)]
+    host: HostOptions,
+}
+
+/// The components that a journal keeps, by their digests.
+pub(super) fn kept_component(journal: &Path, digest: &str) -> PathBuf {
+    journal.join("components").join(format!("{digest}.wasm"))
+}
+
+/// Keeps a component in a journal, where it is not there already.
+pub(super) fn keep_component(journal: &Path, digest: &str, from: &Path) -> Result<()> {
+    let to = kept_component(journal, digest);
+    if to.exists() {
+        return Ok(());
+    }
+    let folder = journal.join("components");
+    std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    // Whole or not at all, whatever happens meanwhile.
+    let part = to.with_extension("part");
+    std::fs::copy(from, &part).with_context(|| format!("cannot keep {} in the journal", from.display()))?;
+    std::fs::rename(&part, &to).with_context(|| format!("cannot keep {} in the journal", from.display()))
+}
+
+impl Replay {
+    pub(crate) fn run(self) -> Result<Exit> {
+        let raw = RawConfig { max_concurrent: Some(1), ..self.host.raw_config()? };
+        let config = raw.clone().resolve()?;
+        let journal = self.journal(&config)?;
+        let id = RolloutId::parse(self.id.as_str()).context("the id")?;
+        let found = StoredRollout::find(&journal, &id);
+        let found = found.with_context(|| format!("the journal in {} cannot be read", journal.display()))?;
+        let Some(stored) = found else {
+            bail!("there is no rollout '{}' in the journal in {}", self.id, journal.display());
+        };
+        let config = with_judge_of(raw, &stored).resolve()?;
+        let grader = match (&self.host.rollout.grader, &stored.deployment.grader) {
+            (Some(grader), _) => Some(grader.clone()),
+            (None, Some(digest)) => Some(kept_component(&journal, digest)),
+            (None, None) => None,
+        };
+        let kept = || kept_component(&journal, &stored.deployment.workflow);
+        let plugin = self.plugin.clone().unwrap_or_else(kept);
+        if !plugin.exists() {
+            bail!("{} is not there; --plugin says where the component is", plugin.display());
+        }
+        let runtime = setup::runtime()?;
+        let sources = Sources::of(&plugin, grader.as_deref());
+        let assembled = self.host.rollout.host(&runtime, sources, &config, Options::default())?;
+        runtime.block_on(again(&assembled.host, &config, stored, self.until))
+    }
+
+    fn journal(&self, config: &Config) -> Result<PathBuf> {
+        let root = config.artifact_root.clone().unwrap_or_else(|| PathBuf::from("rollouts"));
+        let dir = self.journal.clone().or_else(|| config.journal.dir(&root));
+        let dir = dir.context("there is no journal; --journal says where one is")?;
+        if !dir.is_dir() {
+            bail!("there is no journal in {}; --journal says where one is", dir.display());
+        }
+        Ok(dir)
+    }
+}
+
+/// Where a grader had a judge and none is configured, it has one of that name. It is not asked.
+fn with_judge_of(raw: RawConfig, stored: &StoredRollout) -> RawConfig {
+    let model = stored.grader.iter().find_map(|event| match event {
+        RunEvent::Asked { what, .. } => {
+            let request: WrittenRequest<'_> = serde_json::from_slice(what).ok()?;
+            let frame: Value = serde_json::from_str(&request.frame?.body).ok()?;
+            Some(frame.get("model")?.as_str()?.to_owned())
+        }
+        _ => None,
+    });
+    match model {
+        Some(model) if raw.judge.model.is_none() => {
+            let url = Some("http://127.0.0.1:9/v1".to_owned());
+            RawConfig { judge: RawJudge { url, model: Some(model), ..raw.judge }, ..raw }
+        }
+        _ => raw,
+    }
+}
+
+/// Makes it again, and says what came of it.
+async fn again(host: &Host, config: &Config, stored: StoredRollout, until: Option<u32>) -> Result<Exit> {
+    let model = rollout_core::rollout::RequestSecrets::default().endpoint(&stored.request.model);
+    let model = model.context("the address of its model")?;
+    let model = match stored.request.model.profile {
+        Some(_) => a::asked_by(model, &stored.request, &config.osmosis_init, host.form()),
+        None => Some(model),
+    };
+    let model = model.context("its requests cannot be made")?;
+    let stored = match until {
+        Some(call) => stored.until(call),
+        None => stored,
+    };
+    show("workflow", &stored.workflow);
+    show("grader", &stored.grader);
+    let then = stored.outcome.clone();
+    let grade = then.as_ref().map_or(until.is_none(), |then| was_graded(then));
+    let replay = host.replay(stored, model).context("it cannot be made again")?;
+    let ended = drive(replay.rollout, Box::new(Replaying { grade: grade && host.grader().is_some() })).await;
+    let now = match ended {
+        Ended::Finished(now) | Ended::Cancelled(now) => now,
+        Ended::Crashed(failure) => return Err(PluginFault(failure.reason).into()),
+    };
+    Ok(compared(then.as_deref(), &now, replay.end.get(), until))
+}
+
+/// Does nothing but grade.
+struct Replaying {
+    grade: bool,
+}
+
+impl Steps for Replaying {
+    type End = Ended;
+
+    fn after_workflow<'a>(&'a self, _ran: Result<(), &'a Failure>) -> AfterWorkflow<'a> {
+        AfterWorkflow::Go(Next::graded(self.grade))
+    }
+
+    async fn finished(self: Box<Self>, ended: Ended) -> Ended {
+        ended
+    }
+}
+
+/// Whether the grader ran.
+fn was_graded(finished: &Finished) -> bool {
+    match &finished.outcome {
+        Outcome::Scored { .. } => true,
+        Outcome::Unscored(failure) => {
+            failure.stage == Stage::Grader && failure.kind != FailureKind::NotGraded
+        }
+    }
+}
+
+/// What was asked and answered, a line each.
+fn show(role: &str, events: &[RunEvent]) {
+    for event in events {
+        match event {
+            RunEvent::Asked { at, call, what, .. } => {
+                outln!("{role} call {call}, move {at}: {}", asked(what));
+            }
+            RunEvent::Answered { call, answer, .. } => outln!("  to {call}: {}", answered(answer)),
+            RunEvent::TimedOut { at } => outln!("{role} waited in vain, move {at}"),
+            RunEvent::TimeLeft { at, left } => {
+                let left = left.map_or("no end".to_owned(), |left| format!("{} ms", left.as_millis()));
+                outln!("{role} has time left, move {at}: {left}");
+            }
+        }
+    }
+}
+
+fn line(text: &str) -> String {
+    printable(&beginning(text, SHOWN_BYTES)).replace('\n', " ")
+}
+
+fn asked(what: &[u8]) -> String {
+    if let Ok(call) = serde_json::from_slice::<WrittenToolCall<'_>>(what) {
+        return line(&format!("{}({})", call.tool, call.arguments));
+    }
+    let Ok(request) = serde_json::from_slice::<WrittenRequest<'_>>(what) else { return line("?") };
+    let before = if request.shared == 0 { String::new() } else { format!("after {}, ", request.shared) };
+    let last = request.new.last().map_or("nothing new", |message| message.get());
+    line(&format!("{before}{last}"))
+}
+
+fn answered(answer: &Answer) -> String {
+    match answer {
+        Answer::Model(Ok(reply)) => line(reply.completion.message()),
+        Answer::Model(Err(failure)) => line(&failure.to_string()),
+        Answer::Tool(answer) => line(&answer.content),
+    }
+}
+
+/// Says whether it is the same.
+fn compared(then: Option<&Finished>, now: &Finished, end: Option<&ReplayEnd>, until: Option<u32>) -> Exit {
+    if let Some(ReplayEnd::Diverged(role, diverged)) = end {
+        outln!("\nnot the same: in the {}, {diverged}", role.as_str());
+        if let Difference::Asked { then, now, .. } = &diverged.difference {
+            let text = |what: Option<&[u8]>| what.map(readable).unwrap_or_default();
+            diff(&text(then.as_ref().map(|(_, what)| &**what)), &text(now.as_deref()));
+        }
+        return Exit::Plugin;
+    }
+    let is_cut = matches!(end, Some(ReplayEnd::PastOver(_)));
+    let Some(then) = then else {
+        let to = until.map_or("as far as it came".to_owned(), |call| format!("up to call {call}"));
+        outln!("\nthe same {to}{}", if is_cut { "" } else { ", and it ends there" });
+        return Exit::Done;
+    };
+    // It was ended from outside then: when, no replay can tell.
+    if is_cut && matches!(then.outcome, Outcome::Unscored(_)) {
+        outln!("\nthe same, up to where it was ended then: {}", outcome(then));
+        return Exit::Done;
+    }
+    let (was, is) = (result(then), result(now));
+    if was == is {
+        outln!("\nthe same: {}", outcome(then));
+        return Exit::Done;
+    }
+    outln!("\nnot the same: every call is, and what came of them is not");
+    diff(&was, &is);
+    Exit::Plugin
+}
+
+fn outcome(finished: &Finished) -> String {
+    match &finished.outcome {
+        Outcome::Scored { reward } => format!("reward {reward}"),
+        Outcome::Unscored(failure) => {
+            format!(
+                "no reward, {} {}: {}",
+                failure.stage.as_str(),
+                failure.kind.as_str(),
+                line(&failure.reason)
+            )
+        }
+    }
+}
+
+/// What has to be the same, line by line.
+fn result(finished: &Finished) -> String {
+    let mut text = match &finished.outcome {
+        Outcome::Scored { reward } => format!("reward {reward}\n"),
+        Outcome::Unscored(failure) => {
+            format!("no reward: {} {}: {}\n", failure.stage.as_str(), failure.kind.as_str(), failure.reason)
+        }
+    };
+    for sample in &finished.samples {
+        let record = &sample.record;
+        let reward = sample.reward.map_or("none".to_owned(), |reward| reward.to_string());
+        text += &format!("sample {}: reward {reward}, withdrawn: {}\n", record.id, record.withdrawn);
+        for (name, value) in &record.metrics {
+            text += &format!("  {name} {value}\n");
+        }
+        for (name, value) in record.fields.iter() {
+            text += &format!("  {name} = {value}\n");
+        }
+        for message in record.messages.iter() {
+            text += &format!("  {message}\n");
+        }
+    }
+    text
+}
+
+/// What was asked, as JSON over several lines.
+fn readable(what: &[u8]) -> String {
+    let value = serde_json::from_slice::<Value>(what);
+    value.and_then(|value| serde_json::to_string_pretty(&value)).unwrap_or_default()
+}
+
+/// Shows the lines that differ, with one around.
+fn diff(then: &str, now: &str) {
+    let diff = TextDiff::from_lines(then, now);
+    let groups = diff.grouped_ops(1);
+    let changes = groups.iter().flatten().flat_map(|change| diff.iter_changes(change));
+    for (number, change) in changes.enumerate() {
+        if number == DIFF_LINES_MAX {
+            outln!("… and more");
+            return;
+        }
+        let sign = match change.tag() {
+            ChangeTag::Delete => "then -",
+            ChangeTag::Insert => "now  +",
+            ChangeTag::Equal => "      ",
+        };
+        outln!("{sign} {}", printable(change.value().trim_end_matches('\n')));
+    }
+}
