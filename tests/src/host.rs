@@ -213,6 +213,12 @@ impl TestHost {
         (ran, then.clone().start_in(dir).await)
     }
 
+    /// Kills it where it is, and waits until it is gone.
+    pub async fn kill(self) -> Ran {
+        let (process, _dir) = self.into_process();
+        process.kill().await
+    }
+
     /// Asks it to end, and waits until it has.
     pub async fn stop(self) -> Ran {
         let (process, _dir) = self.into_process();

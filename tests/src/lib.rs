@@ -19,6 +19,7 @@ mod host_tools;
 mod in_process;
 mod init;
 mod made;
+mod oracle;
 mod process;
 mod programs;
 mod raw;
@@ -32,6 +33,7 @@ pub use host_tools::{Called, call, call_as, providing};
 pub use in_process::InProcess;
 pub use init::{InitRequest, check_chat, check_completed};
 pub use made::component_text;
+pub use oracle::{Answers, Asked, Oracle};
 pub use process::{Process, Ran, Start, rollout_host, rollout_host_with_open_files};
 pub use programs::{
     example, guest, host_program, native_wheels, project_root, python_guest, python_program, target_dir,

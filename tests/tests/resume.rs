@@ -1,13 +1,9 @@
 //! A server that is killed and started again goes on with what it had admitted, and nobody notices.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use axum::extract::State;
-use axum::{Json, Router, routing::post};
-use rollout_tests::{Controller, Serve, Start, TestHost, guest, rollout_host, until};
-use serde_json::{Value, json};
+use rollout_tests::{Answers, Asked, Controller, Oracle, Serve, Start, TestHost, guest, rollout_host, until};
 
 /// A journal beside the artifacts.
 const JOURNAL: &str = "[journal]\ndir = 'journal'\n";
@@ -172,45 +168,6 @@ async fn another_component_ends_the_rollouts_of_the_one_before() {
     assert_eq!(controller.chats().len(), 1);
 }
 
-/// A model whose every answer is another one, and who asked what when.
-#[derive(Clone, Default)]
-struct Oracle(Arc<Mutex<Vec<Asked>>>);
-
-#[derive(Clone)]
-struct Asked {
-    body: Value,
-    answered: Option<Instant>,
-    answer: String,
-}
-
-impl Oracle {
-    async fn start(&self) -> String {
-        let routes = Router::new().route("/v1/chat/completions", post(answer)).with_state(self.clone());
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}/v1", listener.local_addr().unwrap());
-        tokio::spawn(async move { axum::serve(listener, routes).await });
-        url
-    }
-
-    fn asked(&self) -> Vec<Asked> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
-
-async fn answer(State(oracle): State<Oracle>, Json(body): Json<Value>) -> Json<Value> {
-    let (place, answer) = {
-        let mut asked = oracle.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let answer = format!("answer {} of many", asked.len());
-        asked.push(Asked { body, answered: None, answer: answer.clone() });
-        (asked.len() - 1, answer)
-    };
-    // Of two that are asked at once, now the one is first and now the other.
-    tokio::time::sleep(Duration::from_millis(1 + (place as u64 * 7) % 13)).await;
-    oracle.0.lock().unwrap_or_else(PoisonError::into_inner)[place].answered = Some(Instant::now());
-    let message = json!({"role": "assistant", "content": answer});
-    Json(json!({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}))
-}
-
 /// A host of the guest whose every turn depends on what came before, with its tool and its judge.
 fn long_way(judge_url: &str) -> Serve {
     let tools = guest("tool_kit");
@@ -223,8 +180,8 @@ fn long_way(judge_url: &str) -> Serve {
 #[tokio::test]
 async fn a_long_rollout_that_dies_again_and_again_is_the_same_rollout() {
     let controller = Controller::start().await;
-    let oracle = Oracle::default();
-    let url = oracle.start().await;
+    let oracle = Oracle::start(Answers::New).await;
+    let url = oracle.url();
     let serve = long_way(&url);
     let mut host = serve.clone().start().await;
     const TURNS: usize = 12;
@@ -236,7 +193,7 @@ async fn a_long_rollout_that_dies_again_and_again_is_the_same_rollout() {
     let admitted = host.admit(&request).await;
     let mut killed = Vec::new();
     for kills in 1..=5 {
-        until("it has come further", async || (oracle.asked().len() > kills * 4).then_some(())).await;
+        until("it has come further", async || (oracle.count() > kills * 4).then_some(())).await;
         killed.push(Instant::now());
         host = host.killed(&serve).await;
     }
@@ -247,7 +204,7 @@ async fn a_long_rollout_that_dies_again_and_again_is_the_same_rollout() {
     let asked = oracle.asked();
     let mut answers: HashMap<String, Vec<&Asked>> = HashMap::new();
     for one in &asked {
-        answers.entry(one.body["messages"].to_string()).or_default().push(one);
+        answers.entry(one.messages.clone()).or_default().push(one);
     }
     for again in answers.values().filter(|asked| asked.len() > 1) {
         // Only what had no answer yet when the process died, or one that was on its way.
@@ -257,7 +214,7 @@ async fn a_long_rollout_that_dies_again_and_again_is_the_same_rollout() {
                     at + Duration::from_millis(50) > *killed && at < *killed + Duration::from_secs(1)
                 })
             });
-            assert!(lost, "an answer that was there long before was asked for again: {}", before.body);
+            assert!(lost, "an answer that was there long before was asked for again: {}", before.messages);
         }
     }
     // Two a turn, and the judge.

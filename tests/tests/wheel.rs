@@ -53,7 +53,7 @@ async fn make_wheel(dir: &Path) -> PathBuf {
     let mut maturin = Command::new(python_program("maturin"));
     let made = maturin
         .kill_on_drop(true)
-        .args(["build", "--profile", "dev", "--out"])
+        .args(["build", "--profile", "dev", "--no-default-features", "--out"])
         .arg(dir)
         .current_dir(project_root());
     // Cargo says to tests of which package they are. Given the same, build scripts begin anew.

@@ -1,6 +1,6 @@
 //! What `--help` says, kept in files: a change of it is a change that somebody reviews.
 //!
-//! After a change: `INSTA_UPDATE=always cargo test -p rollout-host --lib cli::help`, and read
+//! After a change: `INSTA_UPDATE=always cargo test "${packages[@]}" --lib help::`, and read
 //! what `git diff` shows.
 
 use clap::{Command, CommandFactory};

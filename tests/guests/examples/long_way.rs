@@ -1,6 +1,9 @@
 //! Takes as many turns as its prompt says. In each it asks twice at once and goes on with what comes
 //! first, waits for a moment, has a tool called, and says how much time is left and a random
 //! number: whatever differs when it is run again is seen in what it asks next.
+//!
+//! With the word `steady` after the number of turns it says nothing of time, chance and order, so
+//! that two such rollouts differ in nothing either.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -13,7 +16,11 @@ struct LongWay;
 
 impl Workflow for LongWay {
     fn run(ctx: Context) -> Result<Output> {
-        let turns: u32 = asked(&ctx).parse().map_err(|_| Error::invalid("the prompt is no number"))?;
+        let prompt = asked(&ctx);
+        let mut words = prompt.split_whitespace();
+        let turns = words.next().and_then(|turns| turns.parse::<u32>().ok());
+        let turns = turns.ok_or_else(|| Error::invalid("the prompt begins with no number"))?;
+        let is_steady = words.next() == Some("steady");
         let sample = ctx.sample()?;
         let mut said = ctx.prompt().to_vec();
         for turn in 0..turns {
@@ -30,8 +37,12 @@ impl Workflow for LongWay {
                     None => waits += 1,
                 }
             };
-            let first = under_way.remove(first).wait()?;
-            let second = under_way.remove(0).wait()?;
+            let is_first_first = first == 0;
+            let mut first = under_way.remove(first).wait()?;
+            let mut second = under_way.remove(0).wait()?;
+            if is_steady && !is_first_first {
+                std::mem::swap(&mut first, &mut second);
+            }
             let call = ToolCall {
                 id: format!("call_{turn}"),
                 name: "upper".to_owned(),
@@ -41,7 +52,8 @@ impl Workflow for LongWay {
             let left = ctx.time_left().map_or(0, |left| left.as_millis());
             let random = RandomState::new().hash_one(turn);
             said.push(first.into_message());
-            said.push(Message::user(format!("{} {waits} {left} {random}", result.content)));
+            let differs = if is_steady { String::new() } else { format!(" {waits} {left} {random}") };
+            said.push(Message::user(format!("{}{differs}", result.content)));
         }
         said.iter().try_for_each(|message| sample.push(message))?;
         Ok(Output::default())

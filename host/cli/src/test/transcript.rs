@@ -124,20 +124,20 @@ impl Transcript {
                 &format!("{id}: {} messages, {reward}{withdrawn}{metrics}", sample.record.messages.len()),
             );
         }
-        let spent = &finished.spent;
-        let judged = match spent.judge_calls {
+        let usage = &finished.usage;
+        let judged = match usage.judge_calls {
             0 => String::new(),
-            calls => format!(", {} of the judge ({} tokens)", calls, spent.judge_tokens),
+            calls => format!(", {} of the judge ({} tokens)", calls, usage.judge_tokens),
         };
         line(
             "used",
             &format!(
                 "{} of the model ({} + {} tokens){judged}, {:.1} ms of CPU, {:.1} MiB, {}",
-                calls(spent.chat_calls),
-                spent.prompt_tokens,
-                spent.completion_tokens,
-                spent.guest_cpu.as_secs_f64() * 1e3,
-                spent.memory_bytes_peak as f64 / f64::from(1 << 20),
+                calls(usage.chat_calls),
+                usage.prompt_tokens,
+                usage.completion_tokens,
+                usage.guest_cpu.as_secs_f64() * 1e3,
+                usage.memory_bytes_peak as f64 / f64::from(1 << 20),
                 taken(finished.duration)
             ),
         );

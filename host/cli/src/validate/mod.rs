@@ -395,7 +395,7 @@ fn came_of_it(finished: &Finished, is_graded: bool, report: &mut Report) {
 }
 
 fn ran(finished: &Finished, report: &mut Report) {
-    report.passed("runs", format!("the agent came to its end, after {}", calls(finished.spent.chat_calls)));
+    report.passed("runs", format!("the agent came to its end, after {}", calls(finished.usage.chat_calls)));
     let messages: Vec<String> =
         finished.samples.iter().map(|sample| sample.record.messages.len().to_string()).collect();
     let samples = if messages.len() == 1 { "one".to_owned() } else { messages.len().to_string() };

@@ -118,9 +118,9 @@ fn metrics() -> Arc<Metrics> {
 
 /// Whatever was handed over, what is kept is within its limits and can be read.
 fn check_kept(record: &Record, limits: &Limits) {
-    let spent = record.usage();
-    assert!(spent.record_bytes <= limits.record_bytes_max && spent.log_bytes <= limits.log_bytes_max);
-    assert!(spent.artifact_bytes <= limits.artifact_bytes_max && spent.artifacts <= limits.artifacts_max);
+    let usage = record.usage();
+    assert!(usage.record_bytes <= limits.record_bytes_max && usage.log_bytes <= limits.log_bytes_max);
+    assert!(usage.artifact_bytes <= limits.artifact_bytes_max && usage.artifacts <= limits.artifacts_max);
     let recorded = record.take();
     assert!(recorded.samples.len() <= 4 && recorded.log.len() <= limits.log_lines_max);
     for sample in &recorded.samples {

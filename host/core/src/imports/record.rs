@@ -410,7 +410,7 @@ impl Record {
     /// What was used so far.
     pub fn usage(&self) -> RolloutUsage {
         let kept = self.read();
-        let mut spent = RolloutUsage {
+        let mut used = RolloutUsage {
             chat_calls: kept.policy.exchanges().len() as u64,
             chat_retries: kept.chat_retries,
             tool_calls: kept.tool_uses.len() as u64,
@@ -430,17 +430,17 @@ impl Record {
             ..RolloutUsage::default()
         };
         for exchange in kept.policy.exchanges() {
-            spent.model_time = spent.model_time.saturating_add(exchange.duration);
+            used.model_time = used.model_time.saturating_add(exchange.duration);
             let Some(completion) = exchange.completion() else { continue };
-            spent.chat_replies += 1;
-            spent.chat_time = spent.chat_time.saturating_add(exchange.duration);
+            used.chat_replies += 1;
+            used.chat_time = used.chat_time.saturating_add(exchange.duration);
             if let Some(usage) = &completion.usage {
                 // The numbers are the model server's own words.
-                spent.prompt_tokens = spent.prompt_tokens.saturating_add(usage.prompt_tokens);
-                spent.completion_tokens = spent.completion_tokens.saturating_add(usage.completion_tokens);
+                used.prompt_tokens = used.prompt_tokens.saturating_add(usage.prompt_tokens);
+                used.completion_tokens = used.completion_tokens.saturating_add(usage.completion_tokens);
             }
         }
-        spent
+        used
     }
 
     /// The guests' events so far, by name, with their values.

@@ -19,7 +19,7 @@ pub(super) struct HalfTimes {
 pub(super) fn table(
     limits: &Limits,
     samples_max: u32,
-    spent: &RolloutUsage,
+    usage: &RolloutUsage,
     times: HalfTimes,
     hits: &LimitHits,
 ) -> Vec<LimitUse> {
@@ -31,7 +31,7 @@ pub(super) fn table(
             LimitUse {
                 name: name.into(),
                 max: if name == Limit::Samples.as_str() { samples_max.into() } else { max },
-                used: limit.and_then(|limit| used(limit, spent, times)),
+                used: limit.and_then(|limit| used(limit, usage, times)),
                 hits: limit.map_or(0, |limit| hits.times(limit)),
                 asked: limit.and_then(|limit| hits.asked(limit)),
             }
@@ -41,24 +41,24 @@ pub(super) fn table(
 
 /// What was used of a limit that is one of amounts summed up. The others are about one
 /// call or one moment.
-fn used(limit: Limit, spent: &RolloutUsage, times: HalfTimes) -> Option<Amount> {
+fn used(limit: Limit, usage: &RolloutUsage, times: HalfTimes) -> Option<Amount> {
     Some(match limit {
-        Limit::Memory => spent.memory_bytes_peak.into(),
-        Limit::GuestCpu => spent.guest_cpu.into(),
+        Limit::Memory => usage.memory_bytes_peak.into(),
+        Limit::GuestCpu => usage.guest_cpu.into(),
         Limit::WorkflowTime => times.workflow.into(),
         Limit::GraderTime => times.grader.into(),
-        Limit::HostCalls => spent.host_calls.into(),
-        Limit::Samples => spent.samples.into(),
-        Limit::ChatCalls => spent.chat_calls.into(),
-        Limit::ChatTokens => spent.prompt_tokens.saturating_add(spent.completion_tokens).into(),
-        Limit::ChatBytes => spent.sent_bytes.into(),
-        Limit::JudgeCalls => spent.judge_calls.into(),
-        Limit::JudgeTokens => spent.judge_tokens.into(),
-        Limit::RecordBytes => spent.record_bytes.into(),
-        Limit::Artifacts => spent.artifacts.into(),
-        Limit::ArtifactBytes => spent.artifact_bytes.into(),
-        Limit::LogLines => spent.log_lines.into(),
-        Limit::LogBytes => spent.log_bytes.into(),
+        Limit::HostCalls => usage.host_calls.into(),
+        Limit::Samples => usage.samples.into(),
+        Limit::ChatCalls => usage.chat_calls.into(),
+        Limit::ChatTokens => usage.prompt_tokens.saturating_add(usage.completion_tokens).into(),
+        Limit::ChatBytes => usage.sent_bytes.into(),
+        Limit::JudgeCalls => usage.judge_calls.into(),
+        Limit::JudgeTokens => usage.judge_tokens.into(),
+        Limit::RecordBytes => usage.record_bytes.into(),
+        Limit::Artifacts => usage.artifacts.into(),
+        Limit::ArtifactBytes => usage.artifact_bytes.into(),
+        Limit::LogLines => usage.log_lines.into(),
+        Limit::LogBytes => usage.log_bytes.into(),
         Limit::MemoryBudget
         | Limit::CallerTime
         | Limit::HostCallBytes

@@ -74,14 +74,14 @@ impl OutcomeCounter {
                 trace.failed(failure.kind.as_str(), &failure.reason);
             }
         }
-        let spent = self.record.usage();
+        let usage = self.record.usage();
         let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-        trace.set("rollout.chat_calls", count(spent.chat_calls));
-        trace.set("rollout.host_calls", count(spent.host_calls));
-        trace.set("rollout.guest_cpu_ms", spent.guest_cpu.as_secs_f64() * 1e3);
-        trace.set("rollout.memory_bytes_peak", count(spent.memory_bytes_peak as u64));
-        trace.set("gen_ai.usage.input_tokens", count(spent.prompt_tokens));
-        trace.set("gen_ai.usage.output_tokens", count(spent.completion_tokens));
+        trace.set("rollout.chat_calls", count(usage.chat_calls));
+        trace.set("rollout.host_calls", count(usage.host_calls));
+        trace.set("rollout.guest_cpu_ms", usage.guest_cpu.as_secs_f64() * 1e3);
+        trace.set("rollout.memory_bytes_peak", count(usage.memory_bytes_peak as u64));
+        trace.set("gen_ai.usage.input_tokens", count(usage.prompt_tokens));
+        trace.set("gen_ai.usage.output_tokens", count(usage.completion_tokens));
     }
 
     /// A reward is the usual, and a caller knows what it cancelled: those are for whoever

@@ -612,16 +612,16 @@ impl Rollout {
         };
         let samples: Vec<FinishedSample> = self.record.samples().into_iter().map(finished_sample).collect();
         let outcome = self.outcome(&samples);
-        let mut spent = self.record.usage();
+        let mut usage = self.record.usage();
         let conversations = samples.iter().map(|sample| &sample.record.messages);
         let counted = |hasher: &_| self.record.tool_call_ids(hasher);
-        spent.tool_calls = trajectory::calls_made(conversations, &self.request.prompt, counted);
+        usage.tool_calls = trajectory::calls_made(conversations, &self.request.prompt, counted);
         if let Some(log) = self.handle.log() {
             self.record.with_left(|artifacts, entries| log.left(artifacts, entries));
         }
         let times = HalfTimes {
             workflow: self.workflow_time,
-            grader: spent.guest_wall.saturating_sub(self.workflow_time),
+            grader: usage.guest_wall.saturating_sub(self.workflow_time),
         };
         let (hits, _) = self.record.limits_hit();
         let finished = Finished {
@@ -630,8 +630,8 @@ impl Rollout {
             samples,
             returned_messages: self.returned_messages,
             loop_report: self.loop_report.take(),
-            spent,
-            limits: limits::table(&self.host.0.deployment.limits, self.run.samples_max, &spent, times, &hits),
+            usage,
+            limits: limits::table(&self.host.0.deployment.limits, self.run.samples_max, &usage, times, &hits),
             duration: self.admitted_at.elapsed(),
             queued: self.queued,
             trajectories: Vec::new(),

@@ -119,8 +119,8 @@ impl ComponentTools {
 
     /// Counts what an instance used, and passes its log on.
     fn account(&self, record: &Record) {
-        let spent = record.usage();
-        self.metrics.used_by_tool(spent.guest_cpu, spent.host_calls);
+        let usage = record.usage();
+        self.metrics.used_by_tool(usage.guest_cpu, usage.host_calls);
         for entry in record.take().log {
             match entry {
                 LogEntry::Line { text, .. } => tracing::debug!(text, "line of a tool"),

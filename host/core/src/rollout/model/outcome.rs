@@ -62,7 +62,7 @@ pub struct Finished {
     /// What an agent loop says of its run, if it came to an end.
     pub loop_report: Option<LoopReport>,
     /// What it used.
-    pub spent: RolloutUsage,
+    pub usage: RolloutUsage,
     /// Every limit it ran under, with what it used of it and whether it was hit.
     #[serde(with = "by_name")]
     pub limits: Vec<LimitUse>,
@@ -131,7 +131,7 @@ mod tests {
                 tool_calls: 2,
                 tool_time: Duration::from_nanos(1_000_000_007),
             }),
-            spent: RolloutUsage {
+            usage: RolloutUsage {
                 chat_calls: 3,
                 guest_cpu: Duration::from_nanos(7),
                 ..RolloutUsage::default()
@@ -164,7 +164,7 @@ mod tests {
 
             assert_eq!(serde_json::to_string(&read).unwrap(), text);
             assert_eq!((&read.outcome, &read.id), (&written.outcome, &written.id));
-            assert_eq!((&read.limits, read.spent), (&written.limits, written.spent));
+            assert_eq!((&read.limits, read.usage), (&written.limits, written.usage));
             assert_eq!(read.metrics(), written.metrics());
             assert_eq!(read.samples[0].record.messages, written.samples[0].record.messages);
             assert_eq!(read.trajectories[0].agent_steps(), 1);

@@ -225,22 +225,22 @@ struct Usage {
 
 impl Usage {
     fn of(finished: &Finished, is_judged: bool) -> Self {
-        let spent: &RolloutUsage = &finished.spent;
+        let usage: &RolloutUsage = &finished.usage;
         let ms = |time: Duration| millis(time);
         Self {
-            chat_calls: spent.chat_calls,
-            tool_calls: spent.tool_calls,
-            prompt_tokens: spent.prompt_tokens,
-            completion_tokens: spent.completion_tokens,
-            guest_cpu_ms: ms(spent.guest_cpu),
-            memory_bytes_peak: spent.memory_bytes_peak,
-            host_calls: spent.host_calls,
-            waited_ms: ms(spent.waited()),
-            model_ms: ms(spent.model_time),
+            chat_calls: usage.chat_calls,
+            tool_calls: usage.tool_calls,
+            prompt_tokens: usage.prompt_tokens,
+            completion_tokens: usage.completion_tokens,
+            guest_cpu_ms: ms(usage.guest_cpu),
+            memory_bytes_peak: usage.memory_bytes_peak,
+            host_calls: usage.host_calls,
+            waited_ms: ms(usage.waited()),
+            model_ms: ms(usage.model_time),
             duration_ms: ms(finished.duration),
             queued_ms: ms(finished.queued),
-            judge_calls: is_judged.then_some(spent.judge_calls),
-            judge_tokens: is_judged.then_some(spent.judge_tokens),
+            judge_calls: is_judged.then_some(usage.judge_calls),
+            judge_tokens: is_judged.then_some(usage.judge_tokens),
         }
     }
 }

@@ -524,19 +524,19 @@ struct Metrics {
 impl Metrics {
     fn of(finished: &Finished) -> Self {
         let millis = |time: std::time::Duration| time.as_secs_f64() * 1e3;
-        let spent = &finished.spent;
+        let usage = &finished.usage;
         let (tool_time, tool_calls) = match &finished.loop_report {
             Some(LoopReport { tool_calls, tool_time, .. }) => (*tool_time, *tool_calls),
-            None => (std::time::Duration::ZERO, u32::try_from(spent.tool_calls).unwrap_or(u32::MAX)),
+            None => (std::time::Duration::ZERO, u32::try_from(usage.tool_calls).unwrap_or(u32::MAX)),
         };
         Self {
             total_latency_ms: millis(finished.duration),
-            llm_latency_ms: millis(spent.chat_time),
+            llm_latency_ms: millis(usage.chat_time),
             tool_latency_ms: millis(tool_time),
-            num_llm_calls: spent.chat_replies,
+            num_llm_calls: usage.chat_replies,
             num_tool_calls: tool_calls,
-            prompt_tokens: spent.prompt_tokens,
-            response_tokens: spent.completion_tokens,
+            prompt_tokens: usage.prompt_tokens,
+            response_tokens: usage.completion_tokens,
             max_context_tokens: 0,
         }
     }
