@@ -58,6 +58,10 @@ async fn nothing_on_disk_has_a_key_or_a_lease_in_it() {
     let mut read = 0;
     for file in std::fs::read_dir(host.dir().join("journal")).unwrap() {
         let path = file.unwrap().path();
+        if path.is_dir() {
+            // The components, which are the author's.
+            continue;
+        }
         let bytes = std::fs::read(&path).unwrap();
         for secret in ["s3cret", polled.lease.as_str()] {
             let found = bytes.windows(secret.len()).any(|part| part == secret.as_bytes());

@@ -2,18 +2,19 @@
 
 mod agent;
 mod deadline;
+mod grade;
+mod past;
 
 use std::collections::HashMap;
-use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::host::Host;
-use super::journal::{Continuation, RolloutLog, Started};
+use super::journal::{Continuation, RolloutLog};
 use super::limits::{self, HalfTimes};
 use super::model::{
     AgentForm, Failure, FailureKind, Finished, FinishedSample, LoopReport, Outcome, Phase, RequestSecrets,
@@ -25,17 +26,17 @@ use super::{events, trajectory};
 use crate::budget::{Charge, Holder};
 use crate::error::Fault;
 use crate::id::{RolloutId, SampleId};
-use crate::imports::{
-    Boundary, Diverged, Imports, JudgeFailure, Live, ModelAccess, Past, Record, Role, RunContext, RunEvent,
-    SampleRecord, Then,
-};
-use crate::instance::{self, Bounds, GuestVerdict, Permit, RunError, SampleToGrade};
+use crate::imports::{Imports, JudgeFailure, Live, ModelAccess, Record, Role, RunContext, SampleRecord};
+use crate::instance::{Bounds, Permit, RunError};
 use crate::moments::Moments;
 use crate::outbound::ModelEndpoint;
 use crate::telemetry::{Limit, RolloutTrace, Step, TraceParent};
 use crate::wire::openai::{Params, caller_params};
 
 use deadline::Deadline;
+pub use past::ReplayEnd;
+use past::ago;
+pub(super) use past::{PastOf, Resumed};
 
 /// What a request needs besides itself, and is no data.
 pub struct Resources {
@@ -47,38 +48,6 @@ pub struct Resources {
     pub charge: Option<Charge>,
     /// What its driver needs to go on with it in another process. Without, it ends with this one.
     pub continuation: Option<Continuation>,
-}
-
-/// What is known of a rollout that a process before began.
-pub(super) struct Resumed {
-    pub admitted_at: SystemTime,
-    pub started: Started,
-    /// How its deployment differs from the one that it was admitted to, if it does.
-    pub differs: Option<String>,
-    /// What happened in its runs.
-    pub past: PastOf,
-}
-
-/// Where what happened in a rollout's runs is.
-pub(super) enum PastOf {
-    /// In its own journal, from which it goes on.
-    Journal,
-    /// Here, and it ends with that.
-    Here {
-        /// The workflow's, and the grader's.
-        events: Mutex<[Vec<RunEvent>; 2]>,
-        then: Then,
-        end: Arc<OnceLock<ReplayEnd>>,
-    },
-}
-
-/// Why a rollout that was made again did not come to an end of its own.
-#[derive(Clone, Debug)]
-pub enum ReplayEnd {
-    /// It did not do what it did then.
-    Diverged(Role, Diverged),
-    /// It came to where its past ends.
-    PastOver(Role),
 }
 
 /// A rollout that was admitted and is not over.
@@ -288,69 +257,6 @@ impl Rollout {
         Err(Failure::new(stage, FailureKind::Memory, Fault::Host, self.holder.why_evicted()))
     }
 
-    /// When a run of it began first, which is now unless a process before began it.
-    #[expect(clippy::disallowed_methods, reason = "a time that another process measures from")]
-    fn begins(&self, role: Role) -> Instant {
-        let started = self.resumed.as_ref().map(|resumed| resumed.started).unwrap_or_default();
-        let began = if role == Role::Grader { started.grader } else { started.workflow };
-        if let (None, Some(log)) = (began, self.handle.log()) {
-            log.started(role, SystemTime::now());
-        }
-        began.map_or_else(Instant::now, ago)
-    }
-
-    /// What a run of it crosses, with what happened in it in a process before.
-    async fn boundary(&self, role: Role) -> Result<Arc<Boundary>, Failure> {
-        if let Some(Resumed { past: PastOf::Here { events, then, .. }, .. }) = &self.resumed {
-            let mut of_runs = events.lock().unwrap_or_else(PoisonError::into_inner);
-            let events = std::mem::take(&mut of_runs[usize::from(role == Role::Grader)]);
-            return Ok(Arc::new(Boundary::new(None, Past::new(events, *then))));
-        }
-        let Some(log) = self.handle.log().cloned() else { return Ok(Arc::default()) };
-        let of_run = log.of_run(role);
-        let past = match self.resumed {
-            None => Past::default(),
-            Some(_) => {
-                let read = tokio::task::spawn_blocking(move || log.run_events(role)).await;
-                let events = read.map_err(io::Error::from).and_then(|events| events);
-                let stage = if role == Role::Grader { Stage::Grader } else { Stage::Workflow };
-                let events = events.map_err(|error| {
-                    let reason = format!("what happened in it before cannot be read: {error}");
-                    Failure::new(stage, FailureKind::Resume, Fault::Host, reason)
-                })?;
-                Past::new(events, Then::GoesOn)
-            }
-        };
-        Ok(Arc::new(Boundary::new(Some(of_run), past)))
-    }
-
-    /// A run is over: what arrived until then is kept. One that ended by itself has done all that
-    /// it did before, or is not the same again.
-    fn ends<T>(&self, boundary: &Boundary, ran: Result<T, RunError>) -> Result<T, RunError> {
-        boundary.ends(&self.record, &self.host.0.deployment.limits);
-        let ended_by_itself = match &ran {
-            Ok(_) => true,
-            Err(error) => {
-                error.fault() == Fault::Plugin && !matches!(error, RunError::Deadline | RunError::Cpu(_))
-            }
-        };
-        let ran = match boundary.check_end() {
-            Err(diverged) if ended_by_itself && !matches!(ran, Err(RunError::Diverged(_))) => {
-                Err(RunError::Diverged(diverged))
-            }
-            Ok(()) | Err(_) => ran,
-        };
-        if let (Err(error), Some(Resumed { past: PastOf::Here { end, .. }, .. })) = (&ran, &self.resumed) {
-            let role = if *self.phase.borrow() == Phase::Grading { Role::Grader } else { Role::Workflow };
-            let _ = match error {
-                RunError::Diverged(diverged) => end.set(ReplayEnd::Diverged(role, diverged.clone())),
-                RunError::PastOver => end.set(ReplayEnd::PastOver(role)),
-                _ => Ok(()),
-            };
-        }
-        ran
-    }
-
     /// What one of its two instances may have; none runs without a slot.
     fn bounds(&self, deadline: &Deadline) -> Result<Bounds, Failure> {
         let Some(permit) = self.slot.clone() else {
@@ -435,164 +341,10 @@ impl Rollout {
         Ok(done)
     }
 
-    /// Runs the grader over the workflow's samples. Only after a workflow that
-    /// succeeded; the error is also kept for [`Rollout::finish`].
-    pub(super) async fn grade(&mut self) -> Result<(), Failure> {
-        // In a box, like the finish: both are large, and the driver would hold them while
-        // the workflow waits.
-        Box::pin(self.run_and_keep_grade()).await
-    }
-
-    async fn run_and_keep_grade(&mut self) -> Result<(), Failure> {
-        if let Some(failure) = &self.failure {
-            return Err(failure.clone());
-        }
-        self.phase.send_replace(Phase::Grading);
-        let cancel = self.handle.cancel.clone();
-        let mut span = self.record.trace().phase("grader");
-        let result = tokio::select! {
-            biased;
-            () = cancel.cancelled() => Err(Failure::cancelled(Stage::Grader)),
-            result = self.run_grader() => result,
-        };
-        let result = self.unless_evicted(Stage::Grader, result);
-        let result = result.inspect_err(|failure| span.failed(failure.kind.as_str(), &failure.reason));
-        drop(span);
-        self.graded = self.host.grader().is_some();
-        self.failure = result.clone().err();
-        result
-    }
-
-    async fn run_grader(&mut self) -> Result<(), Failure> {
-        let fail = |kind, reason: String| Failure::new(Stage::Grader, kind, Fault::Plugin, reason);
-        let Some(grader) = self.host.grader() else { return self.without_grader() };
-        let samples = self.record.samples();
-        if let Some(reason) = self.nothing_to_grade(&samples) {
-            return Err(fail(FailureKind::NoSample, reason.to_owned()));
-        }
-        if self.slot.is_none() {
-            // The grader's time begins when it has the slot.
-            self.slot = self.host.0.runtime.slots.next().await.map(Into::into);
-            if self.slot.is_none() {
-                return Err(Failure::host(Stage::Grader, "the host is shutting down"));
-            }
-        }
-        let limits = self.host.0.deployment.limits.clone();
-        let began = self.begins(Role::Grader);
-        let deadline = Deadline::new(self.request.grader_secs, began, began, limits.grader_time_max);
-        let judge = self.host.0.deployment.judge.clone();
-        let outside = Live { judge, ..Live::until(Some(deadline.at)) };
-        let record = self.record.clone();
-        let boundary = self.boundary(Role::Grader).await?;
-        let imports = Imports::new(Role::Grader, self.grader_run(), limits.clone(), outside, record);
-        let imports = imports.across(boundary.clone());
-        let bounds = self.bounds(&deadline)?;
-        let to_grade = samples.iter().map(to_grade).collect();
-        let label = self.request.label.as_deref();
-        let timing = self.host.metrics().time(Step::Grader);
-        let ran = instance::run_grader(grader.linked(), imports, bounds, label, to_grade).await;
-        let verdicts = match self.ends(&boundary, ran) {
-            Ok(verdicts) => verdicts,
-            Err(error) if deadline.ended(&error) => {
-                return Err(self.over_time(&deadline, Stage::Grader, Duration::ZERO));
-            }
-            Err(error) => return Err(self.blame_judge(&error)),
-        };
-        drop(timing);
-        let named = verdicts.iter().flat_map(|verdict| &verdict.metrics);
-        let bytes = named.map(|(name, _)| name.len() + size_of::<(String, f64)>()).sum();
-        self.charge("grader gave metrics", bytes).map_err(|why| fail(FailureKind::Limit, why))?;
-        self.apply(&samples, verdicts).map_err(|reason| fail(FailureKind::Invalid, reason))?;
-        let unrated = self
-            .record
-            .samples()
-            .into_iter()
-            .find(|sample| !sample.withdrawn && !self.rewards.contains_key(&sample.id));
-        match unrated {
-            Some(sample) if samples.len() > 1 => {
-                Err(fail(FailureKind::NoReward, format!("Sample {} has no reward after grading", sample.id)))
-            }
-            Some(_) => Err(fail(FailureKind::NoReward, "Sample has no reward after grading".to_owned())),
-            None => Ok(()),
-        }
-    }
-
-    /// What it means that there is nothing that grades.
-    fn without_grader(&self) -> Result<(), Failure> {
-        let (kind, fault, reason) = match self.host.form() {
-            AgentForm::AgentLoop if self.own_reward.is_some() => return Ok(()),
-            AgentForm::AgentLoop => (
-                FailureKind::NoReward,
-                Fault::Plugin,
-                "the agent loop gave itself no reward, and this host has no grader",
-            ),
-            AgentForm::Workflow => (FailureKind::NotGraded, Fault::Caller, "this host has no grader"),
-        };
-        Err(Failure::new(Stage::Grader, kind, fault, reason))
-    }
-
-    /// Why these samples are none to grade, if they are none.
-    fn nothing_to_grade(&self, samples: &[SampleRecord]) -> Option<&'static str> {
-        if samples.is_empty() {
-            return Some(
-                "No sample to grade. The workflow must return its messages or open a sample before it is graded.",
-            );
-        }
-        let none_asked = self.request.samples_must_ask && self.record.asked().is_empty();
-        none_asked.then_some(
-            "No sample to grade. This caller takes only samples that asked the model, and none did.",
-        )
-    }
-
     /// Charges what a guest gave back to what is kept of its rollout.
     fn charge(&self, what: &str, bytes: usize) -> Result<(), String> {
         let charged = self.record.charge(bytes, &self.host.0.deployment.limits);
         charged.map_err(|limit| format!("{what} that are not kept: {limit}"))
-    }
-
-    /// What the grader is told of the rollout: what the workflow was told, except that it is
-    /// given the truth too, and that a component of its own has a configuration of its own.
-    fn grader_run(&self) -> Arc<RunContext> {
-        let config = self.host.0.deployment.config_of_grader().cloned();
-        let metadata = self.request.metadata.as_ref().map(|metadata| metadata.whole().clone());
-        Arc::new(RunContext { config, metadata, ..(*self.run).clone() })
-    }
-
-    /// Checks every verdict, then takes all of them over, or none.
-    fn apply(&mut self, samples: &[SampleRecord], verdicts: Vec<GuestVerdict>) -> Result<(), String> {
-        let mut checked: HashMap<&SampleId, &GuestVerdict> = HashMap::new();
-        for verdict in &verdicts {
-            let name = &verdict.sample_id;
-            let Some(sample) = samples.iter().find(|sample| sample.id.as_str() == name) else {
-                return Err(format!("grader rated a sample '{}' that it was not given", brief(name)));
-            };
-            if checked.insert(&sample.id, verdict).is_some() {
-                return Err(format!("grader gave two verdicts of sample '{name}'"));
-            }
-            if let Some(reward) = verdict.reward.filter(|reward| !reward.is_finite()) {
-                return Err(format!(
-                    "grader gave sample '{name}' the reward {reward}, which is not a finite number"
-                ));
-            }
-            if let Some((metric, value)) = verdict.metrics.iter().find(|(_, value)| !value.is_finite()) {
-                return Err(format!(
-                    "grader gave metric '{}' the value {value}, which is not a finite number",
-                    brief(metric)
-                ));
-            }
-        }
-        for (id, verdict) in checked {
-            if let Some(reward) = verdict.reward {
-                self.rewards.insert(id.clone(), reward);
-            }
-            self.record.with_samples(|kept| {
-                if let Some(sample) = kept.iter_mut().find(|sample| sample.id == *id) {
-                    sample.metrics.extend(verdict.metrics.iter().cloned());
-                    sample.withdrawn |= verdict.withdraw;
-                }
-            });
-        }
-        Ok(())
     }
 
     /// Ends it: writes the trajectory, frees the slot, and says what came of it. A
@@ -705,22 +457,6 @@ impl Rollout {
 /// Whether the agent is the one that rates: an agent loop, where there is no grader.
 fn rates_itself(host: &Host) -> bool {
     host.form() == AgentForm::AgentLoop && host.grader().is_none()
-}
-
-/// A time by this process' clock. One before the machine began is as long ago as can be said.
-#[expect(clippy::disallowed_methods, reason = "a time that a process before measured from")]
-fn ago(then: SystemTime) -> Instant {
-    let now = Instant::now();
-    let since = SystemTime::now().duration_since(then).unwrap_or_default();
-    now.checked_sub(since).unwrap_or(now)
-}
-
-fn to_grade(sample: &SampleRecord) -> SampleToGrade {
-    SampleToGrade {
-        id: sample.id.as_str().to_owned(),
-        messages: sample.messages.iter().map(str::to_owned).collect(),
-        metrics: sample.metrics.iter().map(|(name, value)| (name.clone(), *value)).collect(),
-    }
 }
 
 /// The beginning of a guest's text, for an error message.
