@@ -166,6 +166,7 @@ impl Serve {
         self.hardening.apply(&config, read, written)?;
         start_threads();
         let (journal, unfinished) = open_journal(&config, &artifact_root)?;
+        let kept = journal.clone();
         let runtime = setup::runtime()?;
         runtime.spawn(ignore_hangups());
         let options = Options {
@@ -199,6 +200,9 @@ impl Serve {
         resume(&runtime, &server, unfinished);
         let callers_max = callers_max(&assembled.slots);
         let exit = runtime.block_on(serve(&config, &server, callers_max, socket, traces));
+        if let Some(journal) = kept {
+            journal.close();
+        }
         // What is left, such as a slow write, is not waited for.
         runtime.shutdown_background();
         exit

@@ -256,14 +256,20 @@ struct Open {
     writer: Mutex<Option<JoinHandle<()>>>,
 }
 
-impl Drop for Open {
+impl Open {
     /// What was appended is written, and synced where anybody waits for it. Waits for that.
-    fn drop(&mut self) {
+    fn close(&self) {
         self.shared.queue().closed = true;
         self.shared.todo.notify_all();
         if let Some(writer) = locked(&self.writer).take() {
             let _ = writer.join();
         }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 
@@ -305,6 +311,12 @@ impl Journal {
         let entry = Entry { journal: self.clone(), number };
         entry.push(Kind::Begin, vec![Bytes::copy_from_slice(name.as_bytes())]);
         Ok(entry)
+    }
+
+    /// Closes it at the end of its process: what was appended is written, which this waits for. What
+    /// is appended later is not, and whoever waits for that waits as long as the process lives.
+    pub fn close(&self) {
+        self.0.close();
     }
 
     /// Whether rollouts can begin.

@@ -72,6 +72,12 @@ impl Journal {
         Ok((journal, unfinished))
     }
 
+    /// Closes it at the end of its process. While a runtime comes apart, calls fail and rollouts end
+    /// for no reason of their own: from here on nothing of that is kept, or reported.
+    pub fn close(&self) {
+        self.store.close();
+    }
+
     /// Whether rollouts can be admitted.
     pub(super) fn check(&self) -> Result<(), Refused> {
         self.store.check()
