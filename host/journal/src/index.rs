@@ -131,6 +131,30 @@ impl Index {
     /// What was written, but for what ended, which is found by [`find`]; none where that is not
     /// what this is.
     pub(crate) fn read(bytes: &[u8]) -> Option<Self> {
+        let (_, _, mut words, next) = Self::parts(bytes)?;
+        let live = (0..words.next()?).map(|_| Some((words.next()?, words.records()?)));
+        let live = live.collect::<Option<_>>()?;
+        words.0.is_empty().then_some(Self { next, ended: Vec::new(), live })
+    }
+
+    /// The same with what ended, in the order in which it did.
+    pub(crate) fn read_whole(bytes: &[u8]) -> Option<Self> {
+        let (table, of_ended, ..) = Self::parts(bytes)?;
+        let (rows, _) = table.as_chunks::<{ ROW_BYTES as usize }>();
+        let ended = rows.iter().map(|row| {
+            let mut row = Words(row);
+            let (name, first, count) = (row.next()?, row.next()?, row.next()?);
+            let mut places = Words(of_ended);
+            places.skip(first.checked_mul(PLACE_BYTES)?)?;
+            Some(Records { name, places: places.places(count)? })
+        });
+        let mut ended = ended.collect::<Option<Vec<_>>>()?;
+        ended.sort_by_key(|records| records.places.last().map(|end| (end.segment(), end.offset)));
+        Some(Self { ended, ..Self::read(bytes)? })
+    }
+
+    /// The table of what ended, where its records are, what follows, and the next number.
+    fn parts(bytes: &[u8]) -> Option<(&[u8], &[u8], Words<'_>, u64)> {
         let (body, checksum) = bytes.split_last_chunk::<8>()?;
         if u64::from_le_bytes(*checksum) != u64::from(crc32fast::hash(body)) {
             return None;
@@ -138,57 +162,75 @@ impl Index {
         let mut words = Words(body.strip_prefix(MAGIC)?);
         let next = words.next()?;
         let rows = words.next()?;
-        words.skip(rows.checked_mul(ROW_BYTES)?)?;
+        let table = words.skip(rows.checked_mul(ROW_BYTES)?)?;
         let of_ended = words.next()?;
-        words.skip(of_ended.checked_mul(PLACE_BYTES)?)?;
-        let live = (0..words.next()?).map(|_| Some((words.next()?, words.records()?)));
-        let live = live.collect::<Option<_>>()?;
-        words.0.is_empty().then_some(Self { next, ended: Vec::new(), live })
+        let places = words.skip(of_ended.checked_mul(PLACE_BYTES)?)?;
+        Some((table, places, words, next))
+    }
+
+    /// Where the rollouts are that ended, in the order in which they did.
+    pub(crate) fn take_ended(&mut self) -> Vec<Vec<Location>> {
+        std::mem::take(&mut self.ended).into_iter().map(|records| records.places).collect()
+    }
+
+    /// Where those are that did not, the oldest first.
+    pub(crate) fn take_live(&mut self) -> Vec<Vec<Location>> {
+        let mut live: Vec<_> = std::mem::take(&mut self.live).into_iter().collect();
+        live.sort_unstable_by_key(|(number, _)| *number);
+        live.into_iter().map(|(_, records)| records.places).collect()
     }
 }
 
 /// Where the records of a rollout are that ended in a segment, by the hash of its name: those
-/// of the last one first, for different rollouts may have the same name or hash.
+/// of the last one first, for different rollouts may have the same name or hash. A journal may have
+/// hundreds of such files, so that no more of each is read than is looked at.
 pub(crate) fn find(index: &File, name: u64) -> io::Result<Vec<Vec<Location>>> {
     let mut head = [0; TABLE_AT as usize];
     index.read_exact_at(&mut head, 0)?;
     let rows = u64::from_le_bytes(head[16..24].try_into().unwrap_or_default());
-    let bytes = usize::try_from(rows.saturating_mul(ROW_BYTES)).map_err(io::Error::other)?;
-    if !head.starts_with(MAGIC) || bytes as u64 > index.metadata()?.len() {
+    if !head.starts_with(MAGIC) || rows.saturating_mul(ROW_BYTES) > index.metadata()?.len() {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    let mut table = vec![0; bytes];
-    index.read_exact_at(&mut table, TABLE_AT)?;
-    let (table, _) = table.as_chunks::<{ ROW_BYTES as usize }>();
-    let hash_of =
-        |row: &[u8; ROW_BYTES as usize]| u64::from_le_bytes(row[..8].try_into().unwrap_or_default());
-    let from = table.partition_point(|row| hash_of(row) < name);
-    let rows_of_it = table[from..].iter().take_while(|row| hash_of(row) == name);
+    let row_at = |at: u64| -> io::Result<[u64; 3]> {
+        let mut row = [0; ROW_BYTES as usize];
+        index.read_exact_at(&mut row, TABLE_AT + at * ROW_BYTES)?;
+        let mut words = Words(&row);
+        Ok([0; 3].map(|_| words.next().unwrap_or(0)))
+    };
+    let (mut from, mut to) = (0, rows);
+    while from < to {
+        let middle = from + (to - from) / 2;
+        if row_at(middle)?[0] < name { from = middle + 1 } else { to = middle }
+    }
     let places_at = TABLE_AT + rows * ROW_BYTES + 8;
-    let read = |row: &[u8; ROW_BYTES as usize]| {
-        let mut words = Words(&row[8..]);
-        let (first, count) = (words.next().unwrap_or(0), words.next().unwrap_or(0));
+    let mut found = Vec::new();
+    for at in from..rows {
+        let [hash, first, count] = row_at(at)?;
+        if hash != name {
+            break;
+        }
         let mut bytes = vec![0; usize::try_from(count * PLACE_BYTES).map_err(io::Error::other)?];
         index.read_exact_at(&mut bytes, places_at + first * PLACE_BYTES)?;
-        Words(&bytes).places(count).ok_or_else(|| io::ErrorKind::InvalidData.into())
-    };
-    let mut found = rows_of_it.map(read).collect::<io::Result<Vec<_>>>()?;
+        found.push(Words(&bytes).places(count).ok_or(io::ErrorKind::InvalidData)?);
+    }
     found.reverse();
     Ok(found)
 }
 
 struct Words<'a>(&'a [u8]);
 
-impl Words<'_> {
+impl<'a> Words<'a> {
     fn next(&mut self) -> Option<u64> {
         let (word, rest) = self.0.split_first_chunk::<8>()?;
         self.0 = rest;
         Some(u64::from_le_bytes(*word))
     }
 
-    fn skip(&mut self, bytes: u64) -> Option<()> {
-        self.0 = self.0.get(usize::try_from(bytes).ok()?..)?;
-        Some(())
+    /// Skips bytes, and gives them.
+    fn skip(&mut self, bytes: u64) -> Option<&'a [u8]> {
+        let (skipped, rest) = self.0.split_at_checked(usize::try_from(bytes).ok()?)?;
+        self.0 = rest;
+        Some(skipped)
     }
 
     fn places(&mut self, count: u64) -> Option<Vec<Location>> {
@@ -216,13 +258,14 @@ mod tests {
         };
         let index = Index {
             next: 9,
-            ended: vec![records(b"b", &[16, 90]), records(b"a", &[40]), records(b"b", &[100])],
+            ended: vec![records(b"a", &[40]), records(b"b", &[16, 90]), records(b"b", &[100])],
             live: HashMap::from([(8, records(b"c", &[200, 300]))]),
         };
         let bytes = index.write();
         let read = Index::read(&bytes).unwrap();
         assert_eq!((read.next, &read.live), (9, &index.live));
         assert!((0..bytes.len()).all(|end| Index::read(&bytes[..end]).is_none()));
+        assert_eq!(Index::read_whole(&bytes).unwrap(), index, "in the order in which they ended");
 
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&bytes).unwrap();

@@ -8,6 +8,7 @@
 //!
 //! What events say is their owner's business. This crate knows bytes, files and numbers.
 
+mod found;
 mod index;
 mod record;
 mod recover;
@@ -16,7 +17,7 @@ mod writer;
 
 use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -30,6 +31,7 @@ use record::{Kind, PAYLOAD_BYTES_MAX};
 use segment::Folder;
 use writer::{Job, Level, Queue, Tables, Writer};
 
+pub use found::{Found, all_in, find_in};
 pub use segment::{Faults, Operation};
 
 /// What a segment has unless its operator says otherwise: deleting is by segment, and a start
@@ -279,7 +281,8 @@ impl Journal {
     pub fn open(settings: Settings) -> Result<(Self, Vec<Entry>), OpenError> {
         let Settings { path, sync, retention, segment_bytes, faults } = settings;
         let folder = Folder { path, segment_bytes, faults };
-        let opened = recover::open(&folder)?;
+        let mut opened = recover::open(&folder)?;
+        opened.tables.flushed = (opened.current.number, opened.current.end);
         let next = AtomicU64::new(opened.tables.index.next);
         let mut live: Vec<u64> = opened.tables.index.live.keys().copied().collect();
         live.sort_unstable();
@@ -329,7 +332,7 @@ impl Journal {
     }
 
     /// The rollouts of this name that are in the journal, the last one first. Reads files.
-    pub fn find(&self, name: &str) -> io::Result<Vec<Written>> {
+    pub fn find(&self, name: &str) -> io::Result<Vec<Found>> {
         let shared = &self.0.shared;
         let hash = index::hash(name.as_bytes());
         let mut found: Vec<Vec<Location>> = Vec::new();
@@ -338,11 +341,12 @@ impl Journal {
             let is_it = |records: &&Records| records.name == hash;
             let mut live: Vec<_> = tables.index.live.iter().filter(|(_, records)| is_it(records)).collect();
             live.sort_unstable_by_key(|(number, _)| std::cmp::Reverse(**number));
-            found.extend(live.into_iter().map(|(_, records)| records.places.clone()));
+            found.extend(live.into_iter().map(|(_, records)| tables.readable(&records.places)));
             let sealed = tables.unwritten.iter().rev().map(|(_, index)| &**index);
             let ended =
                 std::iter::once(&tables.index).chain(sealed).flat_map(|index| index.ended.iter().rev());
-            found.extend(ended.filter(is_it).map(|records| records.places.clone()));
+            found.extend(ended.filter(is_it).map(|records| tables.readable(&records.places)));
+            found.retain(|places| !places.is_empty());
         }
         for places in recover::find_sealed(&shared.folder, hash)? {
             // An index may have come to be in its file meanwhile.
@@ -350,31 +354,8 @@ impl Journal {
                 found.push(places);
             }
         }
-        read_found(&shared.folder, found, name)
+        found::named(&shared.folder, found, name)
     }
-}
-
-/// The rollouts of this name in the journal in a directory, the last one first, whoever has it open:
-/// what was written by now. Reads files, and changes none.
-pub fn find_in(path: &Path, name: &str) -> io::Result<Vec<Written>> {
-    let folder = Folder { path: path.to_owned(), segment_bytes: SEGMENT_BYTES, faults: None };
-    let found = recover::find_unopened(&folder, index::hash(name.as_bytes()))?;
-    read_found(&folder, found, name)
-}
-
-fn read_found(folder: &Folder, found: Vec<Vec<Location>>, name: &str) -> io::Result<Vec<Written>> {
-    let mut reader = recover::Reader::new(folder);
-    let mut read = Vec::with_capacity(found.len());
-    for places in found {
-        match reader.read_any(&places) {
-            Ok(written) if written.name == name.as_bytes() => read.push(written),
-            Ok(_) => {}
-            // It began in a segment that is no longer kept.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(read)
 }
 
 /// One rollout in a journal. Dropped, it is as it was left: not over, unless it was

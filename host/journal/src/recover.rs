@@ -149,15 +149,10 @@ pub(crate) fn find_unopened(folder: &Folder, name: u64) -> io::Result<Vec<Vec<Lo
         let known = Index::read(&std::fs::read(folder.index(sealed))?);
         index = known.ok_or_else(|| io::Error::other("the index of a segment is wrong"))?;
     }
-    for number in numbers.into_iter().filter(|number| sealed.is_none_or(|sealed| *number > sealed)) {
-        let bytes = std::fs::read(folder.segment(number))?;
-        if is_segment(&bytes, number) {
-            // What is torn here is being written.
-            scan(&bytes, |record, offset| {
-                let place = Location::new(number, record.kind, offset);
-                index.note(record.rollout, record.kind, record.payload, place);
-            });
-        }
+    let unsealed = numbers.iter().position(|number| sealed.is_none_or(|sealed| *number > sealed));
+    let mut unsealed = unsealed.map_or(&[][..], |from| &numbers[from..]);
+    while let Some((number, rest)) = unsealed.split_first() {
+        unsealed = if scan_unsealed(folder, *number, rest, &mut index)? { rest } else { &[] };
     }
     let mut found: Vec<_> = index.live.iter().filter(|(_, records)| records.name == name).collect();
     found.sort_unstable_by_key(|(number, _)| std::cmp::Reverse(**number));
@@ -166,6 +161,33 @@ pub(crate) fn find_unopened(folder: &Folder, name: u64) -> io::Result<Vec<Vec<Lo
     let mut places: Vec<Vec<Location>> = live.chain(ended).map(|records| records.places.clone()).collect();
     places.extend(find_sealed(folder, name)?);
     Ok(places)
+}
+
+/// Notes what is in a segment that has no index, of which another process may be writing the last.
+/// Says whether those after it may have more: what is written to one after another was looked at is
+/// not the end of that one.
+pub(crate) fn scan_unsealed(
+    folder: &Folder,
+    number: u64,
+    rest: &[u64],
+    index: &mut Index,
+) -> io::Result<bool> {
+    // Before it is read: where a later one has records, nothing is added to this one any more.
+    let goes_on = rest.iter().any(|later| folder.index(*later).exists() || has_records(folder, *later));
+    let bytes = match std::fs::read(folder.segment(number)) {
+        Ok(bytes) => bytes,
+        // It is no longer kept.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(goes_on),
+        Err(error) => return Err(error),
+    };
+    if is_segment(&bytes, number) {
+        // What is torn here is being written.
+        scan(&bytes, |record, offset| {
+            let place = Location::new(number, record.kind, offset);
+            index.note(record.rollout, record.kind, record.payload, place);
+        });
+    }
+    Ok(goes_on)
 }
 
 /// Reads records, and keeps a few files open.
@@ -203,17 +225,25 @@ impl<'a> Reader<'a> {
         self.read_any(places)
     }
 
-    fn record(&mut self, place: Location) -> io::Result<(u64, Kind, Bytes)> {
-        let file = self.file(place.segment())?;
+    /// The bytes of the record at this place.
+    pub(crate) fn bytes_at(&mut self, place: Location) -> io::Result<u64> {
+        Ok(self.length(place)? as u64)
+    }
+
+    fn length(&mut self, place: Location) -> io::Result<usize> {
         let mut frame = [0; FRAME_BYTES];
-        file.read_exact_at(&mut frame, place.offset)?;
+        self.file(place.segment())?.read_exact_at(&mut frame, place.offset)?;
         let [a, b, c, d, ..] = frame;
         let length = u32::from_le_bytes([a, b, c, d]) as usize;
         if length > record::HEAD_BYTES + record::PAYLOAD_BYTES_MAX {
             return Err(damaged(place));
         }
-        let mut bytes = vec![0; FRAME_BYTES + length];
-        file.read_exact_at(&mut bytes, place.offset)?;
+        Ok(FRAME_BYTES + length)
+    }
+
+    fn record(&mut self, place: Location) -> io::Result<(u64, Kind, Bytes)> {
+        let mut bytes = vec![0; self.length(place)?];
+        self.file(place.segment())?.read_exact_at(&mut bytes, place.offset)?;
         let Found::Record(read, _) = record::read(&bytes) else { return Err(damaged(place)) };
         let (rollout, kind, from) = (read.rollout, read.kind, bytes.len() - read.payload.len());
         Ok((rollout, kind, Bytes::from(bytes).slice(from..)))

@@ -219,6 +219,8 @@ impl Writer {
         if self.broken.is_some() {
             // Places go on, so that what is noted of them stays in order.
             self.current.end += self.buffer.len() as u64;
+        } else {
+            self.shared.tables().flushed = (self.current.number, self.current.end);
         }
         self.buffer.clear();
     }
@@ -340,6 +342,17 @@ pub(crate) struct Tables {
     pub(crate) index: Index,
     /// Of sealed segments, by their numbers, until they are in files.
     pub(crate) unwritten: Vec<(u64, Arc<Index>)>,
+    /// To where records are in files, by segment and offset: what was placed behind is still to be
+    /// written.
+    pub(crate) flushed: (u64, u64),
+}
+
+impl Tables {
+    /// Of these places those that can be read.
+    pub(crate) fn readable(&self, places: &[Location]) -> Vec<Location> {
+        let is_there = |place: &&Location| (place.segment(), place.offset) < self.flushed;
+        places.iter().take_while(is_there).copied().collect()
+    }
 }
 
 impl Sync {

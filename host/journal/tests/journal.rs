@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rollout_journal::{
-    Entry, Event, Journal, OpenError, Operation, Refused, Retention, Settings, Sync, Written,
+    Entry, Event, Found, Journal, OpenError, Operation, Refused, Retention, Settings, Sync, Written,
 };
 
 fn event(kind: u8, payload: &str) -> Event {
@@ -21,6 +21,15 @@ fn written(name: &str, events: &[Event], ended: bool) -> Written {
 
 fn what(unfinished: &[Entry]) -> Vec<Written> {
     unfinished.iter().map(|entry| entry.read(|_| true).unwrap()).collect()
+}
+
+/// The rollouts of a name in a journal, the last one first.
+fn found(journal: &Journal, name: &str) -> Vec<Written> {
+    read(journal.find(name).unwrap())
+}
+
+fn read(found: Vec<Found>) -> Vec<Written> {
+    found.into_iter().map(|found| found.read().unwrap().unwrap()).collect()
 }
 
 fn small(path: &Path) -> Settings {
@@ -47,7 +56,7 @@ async fn what_was_written_is_there_again_and_what_ended_is_not_unfinished() {
     a.append(3, vec![Bytes::from_static(b"z")]).unwrap();
     b.end();
     a.admitted().await.unwrap();
-    assert_eq!(journal.find("b").unwrap(), [written("b", &[event(2, "")], true)]);
+    assert_eq!(found(&journal, "b"), [written("b", &[event(2, "")], true)]);
     drop((a, b, journal));
 
     let (journal, unfinished) = Journal::open(Settings::new(dir.path())).unwrap();
@@ -58,8 +67,8 @@ async fn what_was_written_is_there_again_and_what_ended_is_not_unfinished() {
     again.end();
     again.written().await.unwrap();
     let all = [event(1, "xy"), event(3, "z"), event(4, "")];
-    assert_eq!(journal.find("a").unwrap(), [written("a", &all, true)]);
-    assert!(journal.find("c").unwrap().is_empty());
+    assert_eq!(found(&journal, "a"), [written("a", &all, true)]);
+    assert!(found(&journal, "c").is_empty());
 }
 
 #[tokio::test]
@@ -126,8 +135,8 @@ async fn rollouts_are_found_over_many_segments_and_old_ones_go() {
     long.append(3, vec![Bytes::from(vec![b'y'; 10_000])]).unwrap();
     long.written().await.unwrap();
     assert!(segments(dir.path()).len() > 8);
-    assert_eq!(journal.find("r0").unwrap(), [written("r0", &[event(1, &"x".repeat(600))], true)]);
-    let of_long = journal.find("long").unwrap().remove(0);
+    assert_eq!(found(&journal, "r0"), [written("r0", &[event(1, &"x".repeat(600))], true)]);
+    let of_long = found(&journal, "long").remove(0);
     assert_eq!((of_long.events.len(), of_long.ended), (51, false));
     drop((long, journal));
 
@@ -135,7 +144,7 @@ async fn rollouts_are_found_over_many_segments_and_old_ones_go() {
     let settings = || Settings { retention: keep, ..small(dir.path()) };
     let (journal, mut unfinished) = Journal::open(settings()).unwrap();
     assert_eq!(what(&unfinished), [of_long]);
-    assert_eq!(journal.find("r7").unwrap().len(), 1);
+    assert_eq!(found(&journal, "r7").len(), 1);
     let long = unfinished.remove(0);
     let fill = async |from: u32| {
         for n in from..from + 20 {
@@ -146,15 +155,15 @@ async fn rollouts_are_found_over_many_segments_and_old_ones_go() {
         }
     };
     fill(0).await;
-    assert_eq!(journal.find("r0").unwrap().len(), 1, "a rollout that is not over keeps what is behind it");
+    assert_eq!(found(&journal, "r0").len(), 1, "a rollout that is not over keeps what is behind it");
     long.end();
     fill(20).await;
     drop((long, unfinished, journal));
     let (journal, unfinished) = Journal::open(settings()).unwrap();
     assert!(unfinished.is_empty());
-    assert!(journal.find("r0").unwrap().is_empty(), "too old");
-    assert!(journal.find("long").unwrap().is_empty(), "what it began with is gone");
-    assert_eq!(journal.find("s39").unwrap().len(), 1);
+    assert!(found(&journal, "r0").is_empty(), "too old");
+    assert!(found(&journal, "long").is_empty(), "what it began with is gone");
+    assert_eq!(found(&journal, "s39").len(), 1);
     let bytes: u64 = segments(dir.path()).iter().map(|path| path.metadata().unwrap().len()).sum();
     assert!(bytes < 30_000, "{bytes}");
 }
@@ -171,7 +180,7 @@ async fn numbers_are_used_once_and_one_name_may_come_again() {
         entry.end();
         entry.written().await.unwrap();
         numbers.push(entry.number());
-        let found = journal.find("same").unwrap();
+        let found = found(&journal, "same");
         assert_eq!(found.len(), usize::from(round) + 1);
         assert_eq!(found[0].events, [event(round + 1, "")], "the last one first");
     }
@@ -215,7 +224,7 @@ async fn a_disk_without_room_refuses_new_rollouts_and_lets_running_ones_finish()
     running.append(2, vec![]).unwrap();
     running.end();
     running.written().await.unwrap();
-    let finished = journal.find("running").unwrap().remove(0);
+    let finished = found(&journal, "running").remove(0);
     assert_eq!((finished.events.len(), finished.ended), (turns + 1, true));
 
     full.store(false, Ordering::SeqCst);
@@ -245,7 +254,7 @@ async fn a_write_without_room_waits_and_one_that_fails_is_said() {
     *mode.lock().unwrap() = None;
     told.as_mut().await.unwrap();
     drop(told);
-    assert_eq!(journal.find("a").unwrap()[0].events, [event(1, "")]);
+    assert_eq!(found(&journal, "a")[0].events, [event(1, "")]);
 
     *mode.lock().unwrap() = Some(io::ErrorKind::Other);
     entry.append(2, vec![]).unwrap();
@@ -310,7 +319,7 @@ async fn an_index_that_is_lost_or_wrong_is_made_again() {
         entry.append(1, vec![Bytes::from(vec![b'x'; 600])]).unwrap();
         entry.end();
         entry.written().await.unwrap();
-        assert_eq!(journal.find(&format!("r{n}")).unwrap().len(), 1, "it is found while it is sealed, too");
+        assert_eq!(found(&journal, &format!("r{n}")).len(), 1, "it is found while it is sealed, too");
     }
     long.end();
     long.written().await.unwrap();
@@ -323,7 +332,7 @@ async fn an_index_that_is_lost_or_wrong_is_made_again() {
         let (journal, unfinished) = Journal::open(small(dir.path())).unwrap();
         assert!(unfinished.is_empty());
         for name in (0..40).map(|n| format!("r{n}")).chain(["long".to_owned()]) {
-            assert_eq!(journal.find(&name).unwrap().len(), 1, "{name}");
+            assert_eq!(found(&journal, &name).len(), 1, "{name}");
         }
         drop(journal);
         let after: Vec<_> = indexes.iter().map(|path| std::fs::read(path).unwrap()).collect();
@@ -400,12 +409,96 @@ async fn what_was_written_is_found_while_another_has_the_journal() {
     live.written().await.unwrap();
     expected.insert(0, "live".to_owned());
 
-    let found = rollout_journal::find_in(dir.path(), "r").unwrap();
+    let found = read(rollout_journal::find_in(dir.path(), "r").unwrap());
 
     assert_eq!(found.len(), expected.len());
     for (found, expected) in found.iter().zip(&expected) {
         assert!(found.events[0].payload.starts_with(expected.as_bytes()), "{found:?}, not {expected}");
     }
     assert!(rollout_journal::find_in(dir.path(), "nobody").unwrap().is_empty());
-    assert_eq!(found, journal.find("r").unwrap());
+    assert_eq!(found, read(journal.find("r").unwrap()));
+}
+
+/// The names of the rollouts in a journal with how many events each has.
+fn all(path: &Path) -> Vec<(String, usize)> {
+    let all = rollout_journal::all_in(path).unwrap().map(|found| {
+        let found = found.unwrap();
+        let written = found.read().unwrap().unwrap();
+        assert_eq!(written.name, found.name());
+        let payloads: usize = written.events.iter().map(|event| event.payload.len()).sum();
+        assert!(found.bytes().unwrap() > payloads as u64);
+        (String::from_utf8(written.name.to_vec()).unwrap(), written.events.len())
+    });
+    all.collect()
+}
+
+#[tokio::test]
+async fn all_rollouts_of_a_journal_come_once_each_while_another_writes_it() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(rollout_journal::all_in(&dir.path().join("nowhere")).is_err());
+    let (journal, _) = Journal::open(small(dir.path())).unwrap();
+    assert_eq!(all(dir.path()), []);
+    // Over all segments, and the last to end.
+    let long = journal.begin("long").unwrap();
+    let mut expected = Vec::new();
+    for n in 0..40 {
+        let entry = journal.begin(&format!("r{n}")).unwrap();
+        entry.append(1, vec![Bytes::from(vec![b'x'; 600])]).unwrap();
+        long.append(1, vec![]).unwrap();
+        entry.end();
+        entry.written().await.unwrap();
+        expected.push((format!("r{n}"), 1));
+        let live = [("long".to_owned(), n + 1)];
+        assert_eq!(all(dir.path()), [&expected[..], &live].concat(), "after {n}");
+    }
+    let begun = rollout_journal::all_in(dir.path()).unwrap();
+    let mut begun = begun.map(|found| String::from_utf8(found.unwrap().name().to_vec()).unwrap());
+    let first = begun.next();
+    long.end();
+    for n in 40..80 {
+        let entry = journal.begin(&format!("r{n}")).unwrap();
+        entry.append(1, vec![Bytes::from(vec![b'x'; 600])]).unwrap();
+        entry.end();
+        expected.push((format!("r{n}"), 1));
+    }
+    journal.begin("last").unwrap().written().await.unwrap();
+    expected.insert(40, ("long".to_owned(), 40));
+    expected.push(("last".to_owned(), 0));
+
+    let seen: Vec<String> = first.into_iter().chain(begun).collect();
+
+    let names: Vec<String> = expected.iter().map(|(name, _)| name.clone()).collect();
+    assert!(seen.len() >= 41 && names.starts_with(&seen), "{seen:?} of what was written meanwhile");
+    assert_eq!(all(dir.path()), expected);
+    drop(journal);
+    assert_eq!(all(dir.path()), expected);
+    // Indexes are made again where they are wrong.
+    for path in segments(dir.path()) {
+        std::fs::write(path.with_extension("idx"), b"wrong").unwrap();
+    }
+    assert_eq!(all(dir.path()), expected);
+}
+
+#[tokio::test]
+async fn a_journal_in_which_much_ended_long_ago_is_gone_through_without_what_is_no_longer_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let (journal, _) = Journal::open(small(dir.path())).unwrap();
+    let long = journal.begin("long").unwrap();
+    for n in 0..40 {
+        let entry = journal.begin(&format!("r{n}")).unwrap();
+        entry.append(1, vec![Bytes::from(vec![b'x'; 600])]).unwrap();
+        entry.end();
+    }
+    long.end();
+    long.written().await.unwrap();
+    drop((long, journal));
+    let first = segments(dir.path()).remove(0);
+    std::fs::remove_file(first.with_extension("idx")).unwrap();
+    std::fs::remove_file(first).unwrap();
+
+    let names: Vec<String> = all(dir.path()).into_iter().map(|(name, _)| name).collect();
+
+    assert!((20..40).contains(&names.len()), "{names:?}");
+    assert!(!names.contains(&"long".to_owned()), "what it began with is gone");
+    assert!(names.ends_with(&["r38".to_owned(), "r39".to_owned()]), "{names:?}");
 }

@@ -30,7 +30,22 @@ impl StoredRollout {
     /// The last rollout of this id in the journal in a directory, whoever has it open. Reads files.
     pub fn find(journal: &Path, id: &RolloutId) -> io::Result<Option<Self>> {
         let found = store::find_in(journal, id.as_str())?;
-        found.into_iter().next().map(|written| Self::read(&written)).transpose()
+        let Some(found) = found.into_iter().next() else { return Ok(None) };
+        found.read()?.map(|written| Self::read(&written)).transpose()
+    }
+
+    /// All rollouts in the journal in a directory that are over, each once, in the order in which they
+    /// ended, whoever has it open. Reads files as it goes and keeps none of what it gave, so that
+    /// it takes no more memory for a journal of millions.
+    pub fn all(journal: &Path) -> io::Result<impl Iterator<Item = io::Result<Self>> + use<>> {
+        let is_over = |found: &io::Result<store::Found>| match found {
+            Ok(found) => found.has(kind::OUTCOME),
+            Err(_) => true,
+        };
+        let read = |found: io::Result<store::Found>| -> io::Result<Option<Self>> {
+            found?.read()?.map(|written| Self::read(&written)).transpose()
+        };
+        Ok(store::all_in(journal)?.filter(is_over).map(read).filter_map(Result::transpose))
     }
 
     fn read(written: &store::Written) -> io::Result<Self> {
