@@ -7,14 +7,14 @@ use serde_json::Value;
 
 /// A server of the guest that takes a long way, with its tool and its judge, and a rollout of it
 /// that is over.
-async fn kept_rollout(controller: &Controller) -> (TestHost, String, Value) {
+async fn kept_rollout(controller: &Controller, prompt: &str) -> (TestHost, String, Value) {
     let tools = guest("tool_kit");
     let config = format!(
         "[journal]\ndir = 'journal'\n[judge]\nmodel = 'mock'\n[[tools.component]]\npath = '{}'\n",
         tools.display()
     );
     let host = TestHost::of("long_way").config(&config).start().await;
-    let request = controller.rollout("3").label("x").with("agent_timeout_sec", 60.0);
+    let request = controller.rollout(prompt).label("x").with("agent_timeout_sec", 60.0);
     let admitted = host.admit(&request).await;
     let result = host.result(&admitted).await;
     assert_eq!(result["status"], "success", "{result:#}");
@@ -29,7 +29,7 @@ async fn replay(dir: &Path, arguments: &[&str]) -> Ran {
 #[tokio::test]
 async fn a_finished_rollout_is_the_same_again_with_nobody_to_ask() {
     let controller = Controller::start().await;
-    let (host, id, result) = kept_rollout(&controller).await;
+    let (host, id, result) = kept_rollout(&controller, "3").await;
     let chats = controller.chats().len();
 
     // While the server has the journal open.
@@ -46,7 +46,7 @@ async fn a_finished_rollout_is_the_same_again_with_nobody_to_ask() {
 #[tokio::test]
 async fn another_component_differs_and_the_first_difference_is_shown() {
     let controller = Controller::start().await;
-    let (host, id, _) = kept_rollout(&controller).await;
+    let (host, id, _) = kept_rollout(&controller, "3").await;
 
     let ran = replay(host.dir(), &[&id, "--plugin", &guest("conform").display().to_string()]).await;
 
@@ -58,7 +58,7 @@ async fn another_component_differs_and_the_first_difference_is_shown() {
 #[tokio::test]
 async fn it_can_end_before_a_call() {
     let controller = Controller::start().await;
-    let (host, id, _) = kept_rollout(&controller).await;
+    let (host, id, _) = kept_rollout(&controller, "3").await;
 
     let ran = replay(host.dir(), &[&id, "--until", "4"]).await;
 
@@ -68,9 +68,22 @@ async fn it_can_end_before_a_call() {
 }
 
 #[tokio::test]
+async fn a_guest_that_looks_without_end_is_the_same_again_and_leaves_little_behind() {
+    let controller = Controller::start().await;
+    let (host, id, _) = kept_rollout(&controller, "3 restless").await;
+
+    let ran = replay(host.dir(), &[&id]).await;
+
+    assert_eq!(ran.code, Some(0), "{}\n{}", ran.stdout, ran.stderr);
+    let segment = std::fs::read(host.dir().join("journal/00000000000000000001.seg")).unwrap();
+    let written = segment.iter().rposition(|byte| *byte != 0).unwrap();
+    assert!(written < 64 << 10, "{written} bytes for three turns");
+}
+
+#[tokio::test]
 async fn what_is_not_there_is_said() {
     let controller = Controller::start().await;
-    let (host, id, _) = kept_rollout(&controller).await;
+    let (host, id, _) = kept_rollout(&controller, "3").await;
 
     let nobody = replay(host.dir(), &["nobody"]).await;
     let nowhere = replay(host.dir(), &["--journal", "nowhere", &id]).await;

@@ -173,7 +173,13 @@ impl Budget {
     /// Charges a result, for which there is always room: its rollout held as much until
     /// now, and a result that is lost is worse than a process that grows.
     pub fn charge_result(&self, bytes: usize) -> Charge {
-        let mut charge = self.nothing(Use::Result);
+        self.charge_anyway(Use::Result, bytes)
+    }
+
+    /// Charges what is there and is kept, whether there is room or not: what is new is refused until
+    /// there is.
+    pub(crate) fn charge_anyway(&self, use_: Use, bytes: usize) -> Charge {
+        let mut charge = self.nothing(use_);
         charge.add(bytes);
         charge
     }

@@ -6,9 +6,10 @@
 //!       | count | count × (number, hash of name, places, its places) | CRC-32
 //! ```
 //!
-//! A place is two words: a record's segment with its kind above it, and its offset. All words are u64, little-endian; the table is sorted by hash, so that one name is found
-//! without reading the rest. A file that is lost or wrong is made again of its segment, and of the
-//! index before it, when the journal is opened.
+//! A place is two words: a record's segment with its kind above it, and its offset. All words are
+//! u64, little-endian; the table is sorted by hash, so that one name is found without reading the
+//! rest. A file that is lost or wrong is made again of its segment, and of the index before it, when
+//! the journal is opened.
 
 use std::collections::HashMap;
 use std::fs::File;

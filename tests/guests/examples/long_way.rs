@@ -3,7 +3,8 @@
 //! number: whatever differs when it is run again is seen in what it asks next.
 //!
 //! With the word `steady` after the number of turns it says nothing of time, chance and order, so
-//! that two such rollouts differ in nothing either.
+//! that two such rollouts differ in nothing either. With the word `restless` it looks at the clock and
+//! for answers two thousand times a turn, without waiting.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -20,7 +21,8 @@ impl Workflow for LongWay {
         let mut words = prompt.split_whitespace();
         let turns = words.next().and_then(|turns| turns.parse::<u32>().ok());
         let turns = turns.ok_or_else(|| Error::invalid("the prompt begins with no number"))?;
-        let is_steady = words.next() == Some("steady");
+        let manner = words.next();
+        let (is_steady, is_restless) = (manner == Some("steady"), manner == Some("restless"));
         let sample = ctx.sample()?;
         let mut said = ctx.prompt().to_vec();
         for turn in 0..turns {
@@ -31,6 +33,10 @@ impl Workflow for LongWay {
             };
             let mut under_way = vec![ask("one")?, ask("two")?];
             let mut waits = 0;
+            for _ in 0..if is_restless { 2_000 } else { 0 } {
+                waits += wait_any(&under_way, Some(Duration::ZERO)).len();
+                waits += usize::from(ctx.time_left().is_none());
+            }
             let first = loop {
                 match wait_any(&under_way, Some(Duration::from_millis(2))).first() {
                     Some(place) => break *place,

@@ -124,10 +124,8 @@ pub(super) struct Arrival {
 
 /// What there is for a guest that waits.
 pub(super) enum News {
-    /// An answer crosses now.
-    Arrived(Box<Arrival>),
-    /// One has crossed.
-    Crossed,
+    /// An answer, and whose it is.
+    Answer(Box<(Option<Of>, Arrival)>),
     /// Its time was over now, then.
     TimedOut,
     /// Nothing yet.
@@ -161,6 +159,11 @@ struct State {
     under_way: BTreeMap<u32, UnderWay>,
     /// Who made the calls that a guest gave up, whose answers may still be on their way.
     given_up: BTreeMap<u32, Of>,
+    /// The guest's last wait that was over before anything came, where that is not kept. A guest may
+    /// wait for no time a million times, and only what an answer followed has to be known.
+    timed_out: Option<u64>,
+    /// The time that the guest was last told it has left.
+    left: Option<Option<Duration>>,
     past: Past,
 }
 
@@ -193,10 +196,14 @@ impl Boundary {
         self.log.is_some() || !self.state().past.is_over()
     }
 
-    fn keep(&self, event: &RunEvent) {
-        if let Some(log) = &self.log {
-            log.append(event);
+    fn keep(&self, state: &mut State, event: &RunEvent) {
+        let Some(log) = &self.log else { return };
+        if let Some(at) = state.timed_out.take()
+            && at == event.at()
+        {
+            log.append(&RunEvent::TimedOut { at });
         }
+        log.append(event);
     }
 
     /// The guest makes its next move. What arrived before crosses first; see [`Self::crosses`].
@@ -219,8 +226,8 @@ impl Boundary {
         Some((state.of(arrival.call), arrival))
     }
 
-    /// What there is now for a guest that waits within its move.
-    pub(super) fn look(&self) -> wasmtime::Result<News> {
+    /// What there is now for a guest that waits within its move, for a time of its own or not.
+    pub(super) fn look(&self, is_timed: bool) -> wasmtime::Result<News> {
         let mut state = self.state();
         let at = state.at;
         if state.past.timed_out(at) {
@@ -228,9 +235,12 @@ impl Boundary {
             return Ok(News::TimedOut);
         }
         if let Some(arrival) = self.next(&mut state, When::Within(at)) {
-            return Ok(News::Arrived(Box::new(arrival)));
+            return Ok(News::Answer(Box::new((state.of(arrival.call), arrival))));
         }
         if !state.past.is_over() {
+            if is_timed && state.past.is_later(at) {
+                return Ok(News::TimedOut);
+            }
             let difference = state.past.left().unwrap_or(Difference::Waited);
             return Err(wasmtime::Error::new(Diverged { at, difference }));
         }
@@ -238,11 +248,6 @@ impl Boundary {
             return Err(wasmtime::Error::new(PastOver));
         }
         Ok(News::None)
-    }
-
-    /// Whose answer this is.
-    pub(super) fn of(&self, call: u32) -> Option<Of> {
-        self.state().of(call)
     }
 
     fn next(&self, state: &mut State, when: When) -> Option<Arrival> {
@@ -269,27 +274,36 @@ impl Boundary {
 
     /// A guest's own time is over; not where something arrived meanwhile.
     pub(super) fn times_out(&self) -> bool {
-        let state = self.state();
+        let mut state = self.state();
         if !state.arrived.is_empty() {
             return false;
         }
-        self.keep(&RunEvent::TimedOut { at: state.at });
+        state.timed_out = Some(state.at);
         true
     }
 
-    /// The time that a guest has left: now, or as it was then.
+    /// The time that a guest has left: now, or as it was then. It goes down in steps of a hundredth or
+    /// so, and each is kept once, however often a guest asks.
     pub(super) fn time_left(
         &self,
         now: impl FnOnce() -> Option<Duration>,
     ) -> wasmtime::Result<Option<Duration>> {
         let mut state = self.state();
-        let at = state.at;
-        if let Some(then) = state.past.time_left(at)? {
-            self.end_of_past(&state);
-            return Ok(then);
-        }
-        let left = now();
-        self.keep(&RunEvent::TimeLeft { at, left });
+        let (at, told) = (state.at, state.left);
+        let left = match state.past.time_left(at, told)? {
+            Some(then) => {
+                self.end_of_past(&state);
+                then
+            }
+            None => {
+                let left = now().map(in_steps);
+                if told != Some(left) {
+                    self.keep(&mut state, &RunEvent::TimeLeft { at, left });
+                }
+                left
+            }
+        };
+        state.left = Some(left);
         Ok(left)
     }
 
@@ -308,7 +322,7 @@ impl Boundary {
                 *time = then;
                 self.end_of_past(&state);
             }
-            None => self.keep(&RunEvent::Asked { at, call, time: *time, what }),
+            None => self.keep(&mut state, &RunEvent::Asked { at, call, time: *time, what }),
         }
         Ok(Begun { call, is_live })
     }
@@ -338,12 +352,7 @@ impl Boundary {
             let started = Instant::now();
             let answer = AssertUnwindSafe(work).catch_unwind().await.unwrap_or_else(|_| failed());
             let took = started.elapsed();
-            let charge = holder.map(|holder| {
-                let mut charge = holder.nothing(Use::Record);
-                // Where there is no room for it, a rollout is ended with that.
-                let _ = charge.grow(size_of::<Arrival>() + answer.bytes());
-                charge
-            });
+            let charge = holder.map(|holder| charge_of(&holder, &answer));
             if let Some(log) = &boundary.log {
                 log.room().await;
             }
@@ -373,7 +382,7 @@ impl Boundary {
         }
         let at = state.at;
         let event = RunEvent::Answered { at, call, took, answer };
-        self.keep(&event);
+        self.keep(&mut state, &event);
         let RunEvent::Answered { answer, .. } = event else { return };
         state.arrived.push_back(Arrival { at, call, took, answer, charge });
         drop(state);
@@ -420,6 +429,9 @@ impl Boundary {
     pub(super) fn closes(&self) {
         let mut state = self.state();
         state.closed = true;
+        if let (Some(at), Some(log)) = (state.timed_out.take(), &self.log) {
+            log.append(&RunEvent::TimedOut { at });
+        }
         let tasks: Vec<_> = state.under_way.values_mut().filter_map(|call| call.task.take()).collect();
         drop(state);
         drop(tasks);
@@ -441,6 +453,22 @@ impl Boundary {
             None => Ok(()),
         }
     }
+}
+
+/// What an answer is charged to until it crosses. Where there is no room for it, a rollout is ended
+/// with that.
+pub(super) fn charge_of(holder: &Holder, answer: &Answer) -> Charge {
+    let mut charge = holder.nothing(Use::Record);
+    let _ = charge.grow(size_of::<Arrival>() + answer.bytes());
+    charge
+}
+
+/// A time with seven binary digits, in milliseconds, and no longer than it is: some thousand different
+/// ones in a year.
+fn in_steps(time: Duration) -> Duration {
+    let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let dropped = (u64::BITS - millis.leading_zeros()).saturating_sub(7);
+    Duration::from_millis(millis >> dropped << dropped)
 }
 
 impl State {

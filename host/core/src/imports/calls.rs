@@ -69,23 +69,14 @@ impl Imports {
     /// The guest's next move, before which all crosses that arrived.
     pub(super) fn moves(&self) -> wasmtime::Result<()> {
         self.boundary.moves().map_err(wasmtime::Error::new)?;
-        while let Some((of, arrival)) = self.boundary.crosses() {
-            self.boundary.crosses_over(of, arrival, &self.record, &self.limits);
+        while let Some(answer) = self.boundary.crosses() {
+            self.crosses(answer);
         }
         Ok(())
     }
 
-    /// Lets the next answer across, if there is one.
-    fn look(&self) -> wasmtime::Result<News> {
-        let news = self.boundary.look()?;
-        match news {
-            News::Arrived(arrival) => {
-                let of = self.boundary.of(arrival.call);
-                self.boundary.crosses_over(of, *arrival, &self.record, &self.limits);
-                Ok(News::Crossed)
-            }
-            news => Ok(news),
-        }
+    fn crosses(&self, (of, arrival): (Option<Of>, Arrival)) {
+        self.boundary.crosses_over(of, arrival, &self.record, &self.limits);
     }
 
     /// Waits for what comes of a call.
@@ -94,8 +85,9 @@ impl Imports {
             if let Some((outcome, _charge)) = self.boundary.takes(call) {
                 return Ok(outcome);
             }
-            if let News::None = self.look()? {
-                self.boundary.news().await;
+            match self.boundary.look(false)? {
+                News::Answer(answer) => self.crosses(*answer),
+                News::TimedOut | News::None => self.boundary.news().await,
             }
         }
     }
@@ -114,18 +106,22 @@ impl Imports {
 
     /// Waits for any of these; gives the places of those that are ready, none once the time is over.
     async fn any_of(&mut self, calls: &[u32], time: Option<Duration>) -> wasmtime::Result<Vec<u32>> {
-        let until = time.map(|time| Instant::now().checked_add(time));
+        // One that no clock gets to is none.
+        let until = time.and_then(|time| Instant::now().checked_add(time));
         loop {
             let ready = self.boundary.ready_among(calls);
             if !ready.is_empty() {
                 return Ok(ready);
             }
-            match self.look()? {
+            match self.boundary.look(time.is_some())? {
+                News::Answer(answer) => {
+                    self.crosses(*answer);
+                    continue;
+                }
                 News::TimedOut => return Ok(Vec::new()),
                 News::None => {}
-                News::Arrived(_) | News::Crossed => continue,
             }
-            match until.flatten() {
+            match until {
                 None => self.boundary.news().await,
                 Some(until) => {
                     let news = tokio::time::timeout_at(until, self.boundary.news()).await;

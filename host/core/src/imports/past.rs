@@ -5,8 +5,9 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 
-use super::boundary::{Arrival, Difference, Diverged, PastOver};
+use super::boundary::{Arrival, Difference, Diverged, PastOver, charge_of};
 use super::run_event::RunEvent;
+use crate::budget::{Charge, Holder, Use};
 
 /// The past of a run that is made again.
 #[derive(Default)]
@@ -15,6 +16,8 @@ pub struct Past {
     answers: VecDeque<(usize, Arrival)>,
     answered: BTreeSet<u32>,
     then: Then,
+    /// What the moves are charged to.
+    _charge: Option<Charge>,
 }
 
 /// What comes after a past.
@@ -85,6 +88,21 @@ impl Past {
         past
     }
 
+    /// The same, with what it takes charged until it crosses. Where there is no room for it a rollout
+    /// is ended with that, as where it came from outside.
+    pub fn charged_to(mut self, holder: &Holder) -> Self {
+        let mut charge = holder.nothing(Use::Record);
+        for (_, made) in &self.moves {
+            let what = if let Move::Asked { what, .. } = made { what.len() } else { 0 };
+            let _ = charge.grow(size_of::<(usize, Move)>() + what);
+        }
+        self._charge = Some(charge);
+        for (_, arrival) in &mut self.answers {
+            arrival.charge = Some(charge_of(holder, &arrival.answer));
+        }
+        self
+    }
+
     /// Whether all of it was made again.
     pub(super) fn is_over(&self) -> bool {
         self.moves.is_empty() && self.answers.is_empty()
@@ -127,16 +145,31 @@ impl Past {
         is_it
     }
 
-    /// The time that was left, as the guest was given it at this move; nothing where the past is over.
-    pub(super) fn time_left(&mut self, at: u64) -> wasmtime::Result<Option<Option<Duration>>> {
+    /// Whether all that is left of it came after this move.
+    pub(super) fn is_later(&self, at: u64) -> bool {
+        self.moves.front().is_none_or(|(_, made)| made.at() > at)
+            && self.answers.front().is_none_or(|(_, arrival)| arrival.at > at)
+    }
+
+    /// The time that was left at this move: another one than was told before it, or that; nothing
+    /// where the past is over and the run goes on.
+    pub(super) fn time_left(
+        &mut self,
+        at: u64,
+        told: Option<Option<Duration>>,
+    ) -> wasmtime::Result<Option<Option<Duration>>> {
         match self.moves.front() {
             Some((_, Move::TimeLeft { at: then, left })) if *then == at => {
                 let left = *left;
                 self.moves.pop_front();
                 Ok(Some(left))
             }
-            Some(_) => Err(wasmtime::Error::new(Diverged { at, difference: Difference::TimeLeft })),
-            None => self.check_new(at, Difference::TimeLeft).map(|()| None),
+            None if self.is_over() && self.then == Then::GoesOn => Ok(None),
+            None if self.is_over() && self.then == Then::Unknown => Err(wasmtime::Error::new(PastOver)),
+            _ => match told {
+                Some(told) => Ok(Some(told)),
+                None => Err(wasmtime::Error::new(Diverged { at, difference: Difference::TimeLeft })),
+            },
         }
     }
 

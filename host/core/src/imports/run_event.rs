@@ -41,12 +41,13 @@ pub enum RunEvent {
         /// What came.
         answer: Answer,
     },
-    /// The guest waited, and its own time was over before anything came.
+    /// The guest waited, and its own time was over before anything came. Kept where an answer came
+    /// before its next move, or its run was over: any other wait that nothing is known of timed out.
     TimedOut {
         /// The guest's move.
         at: u64,
     },
-    /// The guest was given the time that it has left.
+    /// The guest was given the time that it has left, and it was not what it was given before.
     TimeLeft {
         /// The guest's move.
         at: u64,
@@ -130,6 +131,16 @@ fn nanos(time: Duration) -> u64 {
 }
 
 impl RunEvent {
+    /// The guest's move.
+    pub fn at(&self) -> u64 {
+        match self {
+            Self::Asked { at, .. }
+            | Self::Answered { at, .. }
+            | Self::TimedOut { at }
+            | Self::TimeLeft { at, .. } => *at,
+        }
+    }
+
     /// How many kinds there are.
     pub const KINDS: u8 = 4;
 

@@ -59,8 +59,9 @@ impl Host {
             entered.handle.stop();
         }
         let differs = deployment.difference(self.0.deployment.id());
-        let charge = self.budget().charge(Use::Request, request.memory_bytes()).ok();
-        let resources = Resources { model, secrets: RequestSecrets::default(), charge, continuation: None };
+        let charge = self.budget().charge_anyway(Use::Request, request.memory_bytes());
+        let secrets = RequestSecrets::default();
+        let resources = Resources { model, secrets, charge: Some(charge), continuation: None };
         let resumed = Resumed { admitted_at, started, differs, past: PastOf::Journal };
         self.metrics().accepted();
         Ok(Box::new(Rollout::new(self.clone(), request, resources, entered, Some(resumed))))

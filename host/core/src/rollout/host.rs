@@ -86,10 +86,20 @@ impl Host {
     /// Lets a rollout in, if there is room for what it will do. Its request is charged already.
     pub(super) fn enter(&self, request: &RolloutRequest) -> Result<Entered, AdmitError> {
         self.budget().check_new_work(0)?;
-        if let Some(journal) = &self.0.runtime.settings.journal {
-            journal.check()?;
-        }
+        self.check_journal()?;
         self.0.runtime.slots.enter(&request.id, false)
+    }
+
+    /// Whether what is admitted can be kept.
+    fn check_journal(&self) -> Result<(), AdmitError> {
+        let journal = self.0.runtime.settings.journal.as_ref();
+        journal.map_or(Ok(()), |journal| journal.check()).map_err(AdmitError::from)
+    }
+
+    /// The same, for a driver that has another reason to refuse, which would say less: that of an id
+    /// whose rollout could not be kept, and which is taken for that.
+    pub fn may_keep(&self) -> Result<(), AdmitError> {
+        self.check_journal().inspect_err(|error| self.metrics().refused(error.into()))
     }
 
     /// A live rollout.

@@ -62,7 +62,7 @@ impl Rollout {
         if let Some(Resumed { past: PastOf::Here { events, then, .. }, .. }) = &self.resumed {
             let mut of_runs = events.lock().unwrap_or_else(PoisonError::into_inner);
             let events = std::mem::take(&mut of_runs[usize::from(role == Role::Grader)]);
-            return Ok(Arc::new(Boundary::new(None, Past::new(events, *then))));
+            return Ok(Arc::new(Boundary::new(None, Past::new(events, *then).charged_to(&self.holder))));
         }
         let Some(log) = self.handle.log().cloned() else { return Ok(Arc::default()) };
         let of_run = log.of_run(role);
@@ -76,7 +76,7 @@ impl Rollout {
                     let reason = format!("what happened in it before cannot be read: {error}");
                     Failure::new(stage, FailureKind::Resume, Fault::Host, reason)
                 })?;
-                Past::new(events, Then::GoesOn)
+                Past::new(events, Then::GoesOn).charged_to(&self.holder)
             }
         };
         Ok(Arc::new(Boundary::new(Some(of_run), past)))

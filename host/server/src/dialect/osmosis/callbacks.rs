@@ -5,7 +5,7 @@
 //! the grader's callback carries, and in nothing else that a caller can see.
 
 use std::borrow::Cow;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use axum::body::Bytes;
 use serde::{Deserialize, Serialize};
@@ -213,10 +213,7 @@ pub(super) fn resume(osmosis: &Osmosis, unfinished: UnfinishedRollout) -> Result
             inner.tasks.spawn(task.finished(Ended::of(finished)));
         }
         None => {
-            let secrets = &unfinished.secrets.request;
-            let model = secrets.endpoint(&unfinished.request.model).map_err(|error| error.to_string())?;
-            let rollout =
-                inner.host.resume(unfinished, Arc::new(model)).map_err(|error| error.to_string())?;
+            let rollout = kept::rollout(&inner.host, unfinished, |model| model)?;
             let task = task(inner.statuses.begins(id.clone(), rollout.handle()), rollout.traced_below(None));
             inner.tasks.spawn(drive(rollout, task));
         }

@@ -1,13 +1,15 @@
 //! What is kept of this protocol's rollouts besides what is kept of every one, so that another
 //! process goes on with them and their callers notice nothing.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::Osmosis;
 use super::error::ApiError;
-use rollout_core::outbound::Secret;
-use rollout_core::rollout::{Continuation, RolloutLog, UnfinishedRollout};
+use rollout_core::outbound::{ModelEndpoint, Secret};
+use rollout_core::rollout::{Continuation, Host, Rollout, RolloutLog, UnfinishedRollout};
 
 /// Who drives a rollout that is polled for.
 pub(super) const POLLED: &str = "osmosis-polled";
@@ -59,6 +61,17 @@ pub(super) async fn is_safe(log: Option<&RolloutLog>) -> Result<(), ApiError> {
         None => Ok(()),
         Some(log) => log.admitted().await.map_err(|error| ApiError::NotKept(error.to_string())),
     }
+}
+
+/// The rollout itself, to be driven on, with its model asked as this says.
+pub(super) fn rollout(
+    host: &Host,
+    unfinished: UnfinishedRollout,
+    asked: impl FnOnce(ModelEndpoint) -> ModelEndpoint,
+) -> Result<Box<Rollout>, String> {
+    let secrets = &unfinished.secrets.request;
+    let model = secrets.endpoint(&unfinished.request.model).map_err(|error| error.to_string())?;
+    host.resume(unfinished, Arc::new(asked(model))).map_err(|error| error.to_string())
 }
 
 /// Goes on with a rollout of this protocol. The error is why that cannot be.

@@ -262,11 +262,9 @@ pub(super) fn resume(osmosis: &Osmosis, unfinished: UnfinishedRollout) -> Result
             inner.tasks.spawn(call.finished(Ended::of(finished)));
         }
         None => {
-            let secrets = &unfinished.secrets.request;
-            let model = secrets.endpoint(&unfinished.request.model).map_err(|error| error.to_string())?;
             let profile = request::profile(&id, &inner.init.settings, inner.host.form());
-            let model = Arc::new(model.asked(profile.ok_or("its id makes no request")?));
-            let rollout = inner.host.resume(unfinished, model).map_err(|error| error.to_string())?;
+            let profile = profile.ok_or("its id makes no request")?;
+            let rollout = kept::rollout(&inner.host, unfinished, |model| model.asked(profile))?;
             let call = call(inner.statuses.begins(rollout_id, rollout.handle()));
             inner.tasks.spawn(drive(rollout, call));
         }

@@ -102,15 +102,15 @@ pub(super) async fn start(
     let token = random::token();
     let facts = Facts { lease: Lease::of(&token), grade, gradable };
     resources.continuation = Some(kept::continuation(kept::POLLED, &facts, None::<&()>));
+    inner.host.may_keep()?;
     // A result that is kept keeps its id, so that no caller reads another's.
     let place =
         inner.polled.reserve(&id).inspect_err(|_| inner.host.metrics().refused(Refusal::Duplicate))?;
     let rollout = inner.host.admit(rollout, resources)?;
     rollout.traced_below(parent);
-    let due = inner.reports.promise(id.as_str());
     let handle = rollout.handle();
     let log = handle.log().cloned();
-    let entry = place.fill(facts.lease, log.clone());
+    let entry = place.fill(facts.lease.clone(), log.clone());
     let times = inner.polled.times();
     let admission = Admission {
         rollout_id: id.clone(),
@@ -119,17 +119,9 @@ pub(super) async fn start(
         result_wait_timeout_sec: times.result_wait.as_secs_f64(),
         polling_lease_timeout_sec: times.lease.as_secs_f64(),
     };
-    let polling = Box::new(Polling {
-        known: inner.statuses.begins(id, rollout.handle()),
-        osmosis: osmosis.clone(),
-        entry,
-        due,
-        grade,
-        gradable: gradable && inner.host.grader().is_some(),
-        label,
-        is_expired: AtomicBool::new(false),
-    });
-    inner.tasks.spawn(drive(rollout, polling));
+    let known = inner.statuses.begins(id, rollout.handle());
+    let polling = facts.polling(osmosis, entry, known, label);
+    inner.tasks.spawn(drive(rollout, Box::new(polling)));
     kept::is_safe(log.as_ref()).await.inspect_err(|_| handle.cancel())?;
     Ok(admission)
 }
@@ -137,27 +129,17 @@ pub(super) async fn start(
 /// Goes on with a rollout that a process before admitted, or with its result.
 pub(super) fn resume(osmosis: &Osmosis, unfinished: UnfinishedRollout) -> Result<(), String> {
     let inner = &osmosis.0;
-    let Facts { lease, grade, gradable } = kept::facts(&unfinished)?;
+    let facts: Facts = kept::facts(&unfinished)?;
     let notes: Vec<Note> =
         unfinished.notes.iter().filter_map(|note| serde_json::from_str(note.get()).ok()).collect();
     let (id, label) = (unfinished.request.id.clone(), unfinished.request.label.clone());
     let place = inner.polled.reserve(&id).map_err(|_| "its id is taken")?;
-    let due = inner.reports.promise(id.as_str());
-    let polling = |known, entry| Polling {
-        known,
-        osmosis: osmosis.clone(),
-        entry,
-        due,
-        grade,
-        gradable: gradable && inner.host.grader().is_some(),
-        label,
-        is_expired: AtomicBool::new(notes.contains(&Note::Expired)),
-    };
-    let log = unfinished.log().clone();
+    let (log, lease) = (unfinished.log().clone(), facts.lease.clone());
     match unfinished.outcome {
         Some(finished) => {
             let entry = place.fill(lease, Some(log));
-            let polling = polling(inner.statuses.ended(id), entry.clone());
+            let polling = facts.polling(osmosis, entry.clone(), inner.statuses.ended(id), label);
+            polling.is_expired.store(notes.contains(&Note::Expired), Ordering::Relaxed);
             let body = polling.body(Ended::of(finished));
             inner.polled.end(&entry, body, polling.due, inner.host.budget());
             if notes.contains(&Note::Read) {
@@ -165,16 +147,31 @@ pub(super) fn resume(osmosis: &Osmosis, unfinished: UnfinishedRollout) -> Result
             }
         }
         None => {
-            let secrets = &unfinished.secrets.request;
-            let model = secrets.endpoint(&unfinished.request.model).map_err(|error| error.to_string())?;
-            let rollout =
-                inner.host.resume(unfinished, Arc::new(model)).map_err(|error| error.to_string())?;
-            let entry = place.fill(lease, Some(log));
-            let polling = polling(inner.statuses.begins(id, rollout.handle()), entry);
+            let rollout = kept::rollout(&inner.host, unfinished, |model| model)?;
+            let known = inner.statuses.begins(id, rollout.handle());
+            let polling = facts.polling(osmosis, place.fill(lease, Some(log)), known, label);
+            polling.is_expired.store(notes.contains(&Note::Expired), Ordering::Relaxed);
             inner.tasks.spawn(drive(rollout, Box::new(polling)));
         }
     }
     Ok(())
+}
+
+impl Facts {
+    /// What drives the rollout that these are of.
+    fn polling(&self, osmosis: &Osmosis, entry: Arc<Entry>, known: Known, label: Option<String>) -> Polling {
+        let inner = &osmosis.0;
+        Polling {
+            due: inner.reports.promise(entry.id().as_str()),
+            osmosis: osmosis.clone(),
+            entry,
+            known,
+            grade: self.grade,
+            gradable: self.gradable && inner.host.grader().is_some(),
+            label,
+            is_expired: AtomicBool::new(false),
+        }
+    }
 }
 
 /// A rollout that is polled for.

@@ -39,7 +39,7 @@ pub(super) enum Status {
 }
 
 /// The digest of a lease's token, which only its holder has.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 pub(super) struct Lease(String);
 
 impl Lease {
