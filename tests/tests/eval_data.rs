@@ -167,9 +167,10 @@ async fn an_evaluation_goes_on_with_more_runs_at_another_address() {
 }
 
 #[tokio::test]
-async fn without_trajectories_there_are_results_and_nothing_else() {
+async fn without_trajectories_and_journal_there_are_results_and_nothing_else() {
     let controller = Controller::start().await;
-    let evaluation = Evaluation::of("conform", &sums(2)).model(&controller).options(["--no-trajectories"]);
+    let evaluation = Evaluation::of("conform", &sums(2)).model(&controller);
+    let evaluation = evaluation.options(["--no-trajectories", "--journal", "off"]);
 
     let ran = evaluation.run().await;
 

@@ -10,6 +10,7 @@ mod eval;
 mod hardening;
 mod hooks;
 mod inspect;
+mod journal;
 mod man;
 mod mock_model;
 mod model;

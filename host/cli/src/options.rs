@@ -120,6 +120,11 @@ impl HostOptions {
         self.judge.put_over(&mut raw.judge);
         Ok(raw)
     }
+
+    /// The file with settings, if there is one.
+    pub(crate) fn config_path(&self) -> Option<&Path> {
+        self.rollout.plugin.load.config.as_deref()
+    }
 }
 
 /// Which sampling parameters guests may set.

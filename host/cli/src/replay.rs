@@ -1,12 +1,13 @@
 //! `replay`: a rollout of a journal, made again.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde_json::Value;
 use similar::{ChangeTag, TextDiff};
 
+use super::journal::{self, kept_component};
 use super::options::HostOptions;
 use super::print::outln;
 use super::{Exit, PluginFault, setup};
@@ -37,12 +38,14 @@ const DIFF_LINES_MAX: usize = 60;
     after_help = "Exit codes: 0 every call and the outcome are the same; 1 they are not; 2 it could not be tried.\n\n\
     Examples:\n  \
     rollout-host replay r1\n  \
-    rollout-host replay r1 --journal /var/lib/rollouts/journal --plugin my_agent.wasm --until 3"
+    rollout-host replay r1 --journal /var/lib/rollouts/journal --plugin my_agent.wasm --until 3\n  \
+    rollout-host replay row-00007-run-0 --journal evals/my_agent-rows-1700000000"
 )]
 pub(super) struct Replay {
     /// The rollout's id; of several with the same, the last one.
     id: String,
-    /// The journal, whoever has it open. [default: that of a `serve` with the same --config]
+    /// The journal, or the results of an evaluation, whoever has it open. [default: that of a
+    /// `serve` with the same --config]
     #[arg(long, value_name = "DIR", overrides_with = "journal")]
     journal: Option<PathBuf>,
     /// A component in the place of the one that the journal keeps.
@@ -53,25 +56,6 @@ pub(super) struct Replay {
     until: Option<u32>,
     #[command(flatten)]
     host: HostOptions,
-}
-
-/// The components that a journal keeps, by their digests.
-pub(super) fn kept_component(journal: &Path, digest: &str) -> PathBuf {
-    journal.join("components").join(format!("{digest}.wasm"))
-}
-
-/// Keeps a component in a journal, where it is not there already.
-pub(super) fn keep_component(journal: &Path, digest: &str, from: &Path) -> Result<()> {
-    let to = kept_component(journal, digest);
-    if to.exists() {
-        return Ok(());
-    }
-    let folder = journal.join("components");
-    std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    // Whole or not at all, whatever happens meanwhile.
-    let part = to.with_extension("part");
-    std::fs::copy(from, &part).with_context(|| format!("cannot keep {} in the journal", from.display()))?;
-    std::fs::rename(&part, &to).with_context(|| format!("cannot keep {} in the journal", from.display()))
 }
 
 impl Replay {
@@ -109,7 +93,7 @@ impl Replay {
         if !dir.is_dir() {
             bail!("there is no journal in {}; --journal says where one is", dir.display());
         }
-        Ok(dir)
+        Ok(journal::of_results(&dir))
     }
 }
 

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::hardening::HardeningOptions;
 use super::options::{HostOptions, TraceOptions};
-use super::{Exit, OUTPUT, PluginFault, hooks, replay, setup};
+use super::{Exit, OUTPUT, PluginFault, hooks, journal, setup};
 use rollout_assembly::config::{
     Config, EvaluatorEnvironment, OsmosisEnvironment, OsmosisGeneration, RawJournal,
 };
@@ -23,7 +23,6 @@ use rollout_assembly::{Assembled, Options};
 use rollout_core::capacity::Slots;
 use rollout_core::outbound::Secret;
 use rollout_core::rollout::{AgentForm, Host, Journal, UnfinishedRollout};
-use rollout_core::seal::Seal;
 use rollout_core::telemetry::Traces;
 use rollout_server as server;
 use rollout_server::dialect::osmosis::a;
@@ -195,7 +194,9 @@ impl Serve {
             tracing::warn!(why, "generation A cannot serve this plugin; the others can");
         }
         self.say_loaded(&assembled, &config, &artifact_root);
-        self.keep_components(host, &config, &artifact_root)?;
+        if let Some(dir) = config.journal.dir(&artifact_root) {
+            journal::keep_components(&dir, host, &self.plugin, rollout.grader.as_deref())?;
+        }
         let traces = self.traces.begin(&runtime, host)?;
         resume(&runtime, &server, unfinished);
         let callers_max = callers_max(&assembled.slots);
@@ -219,17 +220,6 @@ impl Serve {
             tracing::warn!(listen = %config.listen, "whoever reaches this address can run rollouts; --server-key-env asks for a key");
         }
         Ok(key)
-    }
-
-    /// Keeps in the journal what its rollouts run, so that they can be made again.
-    fn keep_components(&self, host: &Host, config: &Config, artifact_root: &Path) -> Result<()> {
-        let Some(journal) = config.journal.dir(artifact_root) else { return Ok(()) };
-        let id = host.deployment().id();
-        replay::keep_component(&journal, &id.workflow, &self.plugin)?;
-        match (&id.grader, &self.host.rollout.grader) {
-            (Some(digest), Some(grader)) => replay::keep_component(&journal, digest, grader),
-            _ => Ok(()),
-        }
     }
 
     fn say_loaded(&self, assembled: &Assembled, config: &Config, artifact_root: &Path) {
@@ -256,17 +246,7 @@ fn open_journal(
     artifact_root: &Path,
 ) -> Result<(Option<Arc<Journal>>, Vec<UnfinishedRollout>)> {
     let Some(settings) = config.journal.settings(artifact_root) else { return Ok((None, Vec::new())) };
-    let dir = settings.path.clone();
-    std::fs::create_dir_all(&dir).with_context(|| format!("cannot make the journal {}", dir.display()))?;
-    let seal = match setup::key_from_env("journal.key-env", config.journal.key_env())? {
-        Some(key) => Seal::of_secret(&key),
-        None => {
-            let path = dir.join("key");
-            Seal::of_file(&path)
-                .with_context(|| format!("cannot use the journal's key {}", path.display()))?
-        }
-    };
-    let (journal, unfinished) = Journal::open(settings, seal)?;
+    let (journal, unfinished) = journal::open(settings, config)?;
     Ok((Some(journal), unfinished))
 }
 

@@ -6,10 +6,11 @@
 //!
 //! These five are plain, synchronous code. They know no plugin, no model and no
 //! network, and they decide no reward: an attempt without one is unscored and is
-//! counted as that. [`run`] puts rollouts behind them.
+//! counted as that. [`run`] puts rollouts behind them, and [`Kept`] is where those are kept.
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+mod kept;
 pub mod manifest;
 pub mod results;
 pub mod rows;
@@ -17,6 +18,7 @@ pub mod run;
 pub mod stats;
 pub mod table;
 
+pub use kept::Kept;
 pub use manifest::Manifest;
 pub use results::{Journal, JournalError, LimitLine, Opened, Outcome, ResultLine, Resume, SampleLine};
 pub use rows::{DataError, DataSet, Row};

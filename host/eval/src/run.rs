@@ -1,7 +1,7 @@
 //! Runs every row as often as asked, and writes each result down as it comes.
 
-use std::collections::BTreeMap;
-use std::path::Path;
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use super::kept::{Attempt, Kept, Unreported};
 use super::results::{
     Journal, JournalError, LimitLine, Outcome as Scored, ResultLine, SampleLine, TEXT_BYTES_MAX,
 };
@@ -18,8 +19,9 @@ use super::stats::Tally;
 use rollout_core::id::RolloutId;
 use rollout_core::outbound::{InvalidEndpoint, ModelEndpoint, Secret};
 use rollout_core::rollout::{
-    self, AdmitError, AfterWorkflow, Ended, Failure, FailureKind, Finished, FinishedSample, Host, LimitUse,
-    LoopOptions, ModelAddress, Next, RequestSecrets, Resources, Rollout, RolloutRequest, Steps, drive,
+    self, AdmitError, AfterWorkflow, Continuation, Ended, Failure, FailureKind, Finished, FinishedSample,
+    Host, LimitUse, LoopOptions, ModelAddress, Next, RequestSecrets, Resources, Rollout, RolloutLog,
+    RolloutRequest, Steps, drive,
 };
 use rollout_core::text::beginning;
 use rollout_core::wire::openai::content_text;
@@ -34,13 +36,14 @@ pub struct Work {
     pub concurrency: usize,
     /// The model that is evaluated.
     pub model: Model,
+    /// Where the rollouts are kept, and what a process before left; none keeps none.
+    pub kept: Option<Kept>,
 }
 
 /// A model that many rollouts ask: where it is, and the connection to it that they share.
 #[derive(Clone)]
 pub struct Model {
     address: ModelAddress,
-    secrets: RequestSecrets,
     endpoint: Arc<ModelEndpoint>,
 }
 
@@ -49,7 +52,7 @@ impl Model {
     pub fn new(base_url: &str, name: &str, key: Option<Secret>) -> Result<Self, InvalidEndpoint> {
         let (address, secrets) = ModelAddress::split(base_url, name, key);
         let endpoint = Arc::new(secrets.endpoint(&address)?);
-        Ok(Self { address, secrets, endpoint })
+        Ok(Self { address, endpoint })
     }
 
     /// The connection to it.
@@ -85,68 +88,163 @@ pub enum RunError {
     },
 }
 
-/// Runs what the journal has no result of. `seen` is called after each result.
+/// Runs what the results have no row of, and goes on with what a process before left. `seen` is called
+/// after each result.
 pub async fn run(
     host: &Host,
-    work: Work,
+    mut work: Work,
     journal: &mut Journal,
     tally: &mut Tally,
     stop: CancellationToken,
-    mut seen: impl FnMut(&Tally),
+    seen: impl FnMut(&Tally),
 ) -> Result<End, RunError> {
-    let mut todo = (0..work.runs_per_row)
-        .flat_map(|run| work.rows.iter().enumerate().map(move |row| (row, run)))
-        .filter(|((_, row), run)| !journal.is_finished(row.index, *run))
-        .collect::<Vec<_>>()
-        .into_iter()
-        .peekable();
+    let todo: Vec<(usize, usize)> = (0..work.runs_per_row)
+        .flat_map(|run| (0..work.rows.len()).map(move |at| (at, run)))
+        .filter(|(at, run)| !journal.is_finished(work.rows[*at].index, *run))
+        .collect();
+    let rows = std::mem::take(&mut work.rows);
+    let mut results = Results { rows: &rows, root: journal.dir().to_owned(), journal, tally, seen };
+    if let Some(kept) = &mut work.kept {
+        results.add_unreported(kept)?;
+    }
+    let ran = run_all(host, &mut work, &mut results, todo, &stop).await;
+    if let Some(kept) = &work.kept {
+        kept.close().await;
+    }
+    ran?;
+    results.journal.sync()?;
+    Ok(if stop.is_cancelled() { End::Stopped } else { End::Complete })
+}
+
+async fn run_all(
+    host: &Host,
+    work: &mut Work,
+    results: &mut Results<'_, impl FnMut(&Tally)>,
+    todo: Vec<(usize, usize)>,
+    stop: &CancellationToken,
+) -> Result<(), RunError> {
+    let mut todo = todo.into_iter().peekable();
     let mut under_way = JoinSet::new();
-    let root = journal.dir().to_owned();
     // Not read from the token: a stop between two looks at it would cancel nothing.
     let mut cancelled = false;
     loop {
         // Where memory is short, what runs ends before more is begun.
-        let may_begin = |under_way: &JoinSet<_>| {
+        let may_begin = |under_way: &JoinSet<_>, work: &Work| {
             under_way.is_empty()
                 || under_way.len() < work.concurrency && host.budget().check_new_work(0).is_ok()
         };
-        while may_begin(&under_way) && !stop.is_cancelled() {
-            let Some(&((at, row), run)) = todo.peek() else { break };
-            let rollout = match admit(host, row, run, &work.model) {
-                Ok(rollout) => rollout,
-                // What is under way may hold what there is no room for, and gives it back.
-                Err(_) if !under_way.is_empty() => break,
-                Err(source) => return Err(RunError::Refused { row: row.index, source }),
-            };
+        while may_begin(&under_way, work) && !stop.is_cancelled() {
+            let Some(&(at, run)) = todo.peek() else { break };
+            let row = &results.rows[at];
+            if !results.journal.is_finished(row.index, run) {
+                let rollout = match work.begin(host, row, run) {
+                    Ok(rollout) => rollout,
+                    // What is under way may hold what there is no room for, and gives it back.
+                    Err(_) if !under_way.is_empty() => break,
+                    Err(source) => return Err(RunError::Refused { row: row.index, source }),
+                };
+                under_way.spawn(over(rollout, at, run, stop.clone()));
+            }
             todo.next();
-            under_way.spawn(async move { (at, run, complete(rollout).await) });
         }
         let ended = tokio::select! {
             ended = under_way.join_next() => ended,
             () = stop.cancelled(), if !cancelled => {
                 cancelled = true;
+                // What is ended now goes on when the evaluation does.
+                if let Some(kept) = &work.kept {
+                    kept.close().await;
+                }
                 host.cancel_all();
                 continue;
             }
         };
         match ended {
-            None => break,
+            None => return Ok(()),
             // The rollout has no result and is run again on resuming; the driver said so.
-            Some(Ok((_, _, Err(_)))) => {}
-            Some(Ok((at, run, Ok(finished)))) => {
-                let line = line(&work.rows[at], run, &finished, &root);
-                // What was stopped from outside is no result, and is run again.
-                if line.kind.as_deref() != Some(FailureKind::Cancelled.as_str()) {
-                    journal.append(&line)?;
-                    tally.add(&line);
-                    seen(tally);
-                }
-            }
+            Some(Ok(None)) => {}
+            Some(Ok(Some(over))) => results.add(over)?,
             Some(Err(error)) => tracing::error!(%error, "the host panicked beside a rollout"),
         }
     }
-    journal.sync()?;
-    Ok(if stop.is_cancelled() { End::Stopped } else { End::Complete })
+}
+
+impl Work {
+    /// Begins an attempt, or goes on with what a process before left of it.
+    fn begin(&mut self, host: &Host, row: &Row, run: usize) -> Result<Box<Rollout>, AdmitError> {
+        let attempt = Attempt { row: row.index, run };
+        match self.kept.as_mut().and_then(|kept| kept.left_of(attempt)) {
+            Some(left) => host.resume(left.with_time_anew(), self.model.endpoint().clone()),
+            None => admit_with(host, row, run, &self.model, Some(attempt.continuation())),
+        }
+    }
+}
+
+/// A rollout that is over: the place of its row and its run, what came of it, and where it is kept.
+struct Over {
+    at: usize,
+    run: usize,
+    finished: Box<Finished>,
+    log: Option<RolloutLog>,
+}
+
+/// Runs a rollout to its end. Nothing where nothing is to be said of it by this process: the host
+/// panicked in it, or was stopped before it was in the journal.
+async fn over(rollout: Box<Rollout>, at: usize, run: usize, stop: CancellationToken) -> Option<Over> {
+    let log = rollout.log().cloned();
+    let finished = complete(rollout).await.ok()?;
+    if let Some(log) = &log {
+        // Results have no row of which the journal does not have the rest.
+        tokio::select! {
+            biased;
+            written = log.written() => if let Err(error) = written {
+                let id = finished.id.as_str();
+                tracing::error!(%error, id, "the rollout is in the results and not in the journal");
+            },
+            () = stop.cancelled() => return None,
+        }
+    }
+    Some(Over { at, run, finished, log })
+}
+
+/// Where results go.
+struct Results<'a, S> {
+    rows: &'a [Row],
+    root: PathBuf,
+    journal: &'a mut Journal,
+    tally: &'a mut Tally,
+    seen: S,
+}
+
+impl<S: FnMut(&Tally)> Results<'_, S> {
+    /// Writes the row of a rollout down, which is over then.
+    fn add(&mut self, over: Over) -> Result<(), JournalError> {
+        let Over { at, run, finished, log } = over;
+        let line = line(&self.rows[at], run, &finished, &self.root);
+        // What was stopped from outside is no result, and is run again.
+        if line.kind.as_deref() != Some(FailureKind::Cancelled.as_str()) {
+            self.journal.append(&line)?;
+            self.tally.add(&line);
+            (self.seen)(self.tally);
+        }
+        if let Some(log) = log {
+            log.end();
+        }
+        Ok(())
+    }
+
+    /// Writes down what a process before came to the end with, and did not write.
+    fn add_unreported(&mut self, kept: &mut Kept) -> Result<(), JournalError> {
+        let places: HashMap<usize, usize> =
+            self.rows.iter().enumerate().map(|(at, row)| (row.index, at)).collect();
+        for Unreported { attempt: Attempt { row, run }, finished, log } in kept.unreported() {
+            // Rows are only ever added to an evaluation.
+            if let Some(at) = places.get(&row).copied() {
+                self.add(Over { at, run, finished, log: Some(log) })?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// An id that names the attempt, the same whenever the evaluation is repeated, so
@@ -156,13 +254,22 @@ fn rollout_id(row: usize, run: usize) -> RolloutId {
     RolloutId::parse(text).unwrap_or_else(|_| unreachable!("letters, digits and dashes are one segment"))
 }
 
-/// Admits one run of a row.
+/// Admits one run of a row, which ends with this process.
 pub fn admit(host: &Host, row: &Row, run: usize, model: &Model) -> Result<Box<Rollout>, AdmitError> {
-    let Model { address, secrets, endpoint } = model.clone();
-    host.admit(
-        request(row, run, address),
-        Resources { model: endpoint, secrets, charge: None, continuation: None },
-    )
+    admit_with(host, row, run, model, None)
+}
+
+fn admit_with(
+    host: &Host,
+    row: &Row,
+    run: usize,
+    model: &Model,
+    continuation: Option<Continuation>,
+) -> Result<Box<Rollout>, AdmitError> {
+    let Model { address, endpoint } = model.clone();
+    // The key is not kept: whoever goes on with the evaluation gives it again.
+    let secrets = RequestSecrets::default();
+    host.admit(request(row, run, address), Resources { model: endpoint, secrets, charge: None, continuation })
 }
 
 fn request(row: &Row, run: usize, model: ModelAddress) -> RolloutRequest {

@@ -122,6 +122,9 @@ pub struct UnscoredKind {
     /// The reason of the first one, in its own words, which may be a guest's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_reason: Option<String>,
+    /// The id of that one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_rollout: Option<String>,
 }
 
 /// Spread of the rewards.
@@ -258,6 +261,7 @@ impl Tally {
         if kind.first_reason.is_none() {
             kind.first_reason.clone_from(&line.reason);
         }
+        kind.first_rollout.get_or_insert_with(|| line.rollout_id.clone());
     }
 
     /// Finished rollouts, scored or not.

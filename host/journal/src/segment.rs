@@ -152,9 +152,14 @@ impl Segment {
         self.file.sync_data()
     }
 
-    /// Gives back what was allocated and not used.
+    /// Gives back what was allocated and not used. It may be resumed.
+    pub(crate) fn shrink(&self) -> io::Result<()> {
+        Ok(ftruncate(&self.file, self.end)?)
+    }
+
+    /// The same for good.
     pub(crate) fn seal(&self) -> io::Result<()> {
-        ftruncate(&self.file, self.end)?;
+        self.shrink()?;
         self.sync()
     }
 

@@ -130,6 +130,13 @@ impl Writer {
         self.sync();
         drop(self.errands);
         let _ = self.helper.join();
+        // What was allocated ahead is given back. Where that fails it is merely larger.
+        if self.broken.is_none() {
+            let _ = self.current.shrink();
+        }
+        for ahead in self.spare.try_iter() {
+            let _ = std::fs::remove_file(self.shared.folder.segment(ahead.number));
+        }
     }
 
     /// What there is to do; nothing more once the journal is closed. While somebody waits for a

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -15,25 +15,29 @@ use super::data::DataOptions;
 use super::model::ModelOptions;
 use super::options::{HostOptions, TraceOptions};
 use super::print::{errln, out, outln};
-use super::{DATA, Exit, OUTPUT, setup};
-use rollout_assembly::config::Config;
+use super::{DATA, Exit, OUTPUT, journal, setup};
+use rollout_assembly::config::{Config, RawConfig, RawJournal, SyncWhen};
 use rollout_assembly::{Assembled, Options};
 use rollout_core::error::Fault;
-use rollout_core::rollout::{AgentForm, Host};
+use rollout_core::rollout::{AgentForm, Host, JournalRetention, JournalSettings};
 use rollout_eval as eval;
 use rollout_eval::rows::Selection;
 use rollout_eval::run::{End, Work};
-use rollout_eval::{DataSet, Journal, Manifest, Opened, Resume, Row, Summary, Tally};
+use rollout_eval::{DataSet, Journal, Kept, Manifest, Opened, Resume, Row, Summary, Tally};
 use watch::Watch;
 
 /// Rollouts at once where nobody says how many.
 const CONCURRENCY: u32 = 64;
 
+/// What is allocated for a journal at once: an evaluation is smaller than what a server keeps.
+const SEGMENT_BYTES: u64 = 8 << 20;
+
 /// Runs a plugin over a data set and sums up the rewards.
 ///
 /// Every rollout leaves one line in OUT/results.jsonl and a trajectory below
-/// OUT/rollouts. Stopped by Ctrl-C or killed, the same command goes on where it was; --n and
-/// --limit may be raised then, and --base-url may be another.
+/// OUT/rollouts. Stopped by Ctrl-C or killed, the same command goes on where it was, within
+/// rollouts, too: what models answered is in OUT/journal. --n and --limit may be raised then, and
+/// --base-url may be another.
 /// A failure of model or host leaves a rollout unscored; no reward is ever made up.
 #[derive(Debug, Args)]
 #[command(
@@ -61,9 +65,13 @@ pub(super) struct Eval {
     /// Where results go. [default: evals/PLUGIN-DATA-TIME]
     #[arg(long, value_name = "DIR", help_heading = OUTPUT)]
     out: Option<PathBuf>,
-    /// Keeps results.jsonl and summary.json and no trajectories, artifacts and logs.
+    /// Writes no trajectories, artifacts and logs.
     #[arg(long, help_heading = OUTPUT)]
     no_trajectories: bool,
+    /// Whether OUT/journal keeps what was asked and answered, so that rollouts go on after a crash
+    /// and can be made again. [default: on, unless journal.off is true in --config]
+    #[arg(long, value_name = "on|off", hide_possible_values = true, help_heading = OUTPUT)]
+    journal: Option<Whether>,
     /// Runs again what has no reward.
     #[arg(long, help_heading = OUTPUT)]
     retry_unscored: bool,
@@ -77,6 +85,15 @@ pub(super) struct Eval {
     traces: TraceOptions,
     #[command(flatten)]
     host: HostOptions,
+}
+
+/// Whether there is a journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Whether {
+    /// There is one.
+    On,
+    /// There is none.
+    Off,
 }
 
 /// Which of the rows are run.
@@ -117,10 +134,10 @@ impl Eval {
             bail!("--pass-threshold is {}, not a finite number", self.pass_threshold);
         }
         let key = self.model.key()?;
-        let config = self.resolved_config()?;
+        let out = self.out.clone().unwrap_or_else(|| self.default_out());
+        let config = self.resolved_config(&out)?;
         let DataSet { rows, digest } = self.data.load()?;
         let data = DataSet { rows: self.choice.of(rows)?, digest };
-        let out = self.out.clone().unwrap_or_else(|| self.default_out());
         let runtime = setup::runtime()?;
         // Before the component, which may take long to compile.
         let (model, _mock) = runtime.block_on(self.model.endpoint(key, config.judge.as_ref()))?;
@@ -140,6 +157,7 @@ impl Eval {
         let manifest = self.manifest(&config, &data, &assembled)?;
         let resume = Resume { retry_unscored: self.retry_unscored, fresh: self.fresh };
         let opened = Journal::open(&out, &manifest, resume)?;
+        let kept = self.keep(&config, host, &opened.journal)?;
         let traces = self.traces.begin(&runtime, host)?;
         let work = Work {
             rows: data.rows,
@@ -147,6 +165,7 @@ impl Eval {
             // The machine, or the plugin itself, may have room for fewer.
             concurrency: config.max_concurrent.min(host.load().max_concurrent) as usize,
             model,
+            kept,
         };
         runtime.block_on(async {
             let exit = self.evaluate(opened, work, host, &watch, stop, started).await;
@@ -155,12 +174,41 @@ impl Eval {
         })
     }
 
-    fn resolved_config(&self) -> Result<Config> {
+    fn resolved_config(&self, out: &Path) -> Result<Config> {
         let mut raw = self.host.raw_config()?;
+        raw.journal = self.raw_journal(&raw, out);
         let asked = self.concurrency.or(raw.max_concurrent);
         raw.max_concurrent = asked.or(Some(CONCURRENCY));
         let max_concurrent_is_set = asked.is_some();
         Ok(Config { max_concurrent_is_set, ..raw.resolve()? })
+    }
+
+    /// The journal of an evaluation lies beside its results, keeps all of it, and no key. A process that
+    /// dies loses nothing that was written, so that syncing is for machines that die.
+    fn raw_journal(&self, raw: &RawConfig, out: &Path) -> RawJournal {
+        let RawJournal { off, sync, .. } = raw.journal;
+        match (self.journal, off) {
+            (Some(Whether::Off), _) | (None, Some(true)) => {
+                RawJournal { off: Some(true), ..RawJournal::default() }
+            }
+            _ => RawJournal {
+                dir: Some(out.join(journal::OF_EVALUATION)),
+                sync: sync.or(Some(SyncWhen::Never)),
+                ..RawJournal::default()
+            },
+        }
+    }
+
+    /// Keeps the rollouts of this host beside the results, if they are to be kept.
+    fn keep(&self, config: &Config, host: &Host, results: &Journal) -> Result<Option<Kept>> {
+        let Some(settings) = config.journal.settings(results.dir()) else { return Ok(None) };
+        let (retention, segment_bytes) = (JournalRetention::default(), SEGMENT_BYTES);
+        let (rollouts, left) =
+            journal::open(JournalSettings { retention, segment_bytes, ..settings }, config)?;
+        let dir = results.dir().join(journal::OF_EVALUATION);
+        journal::keep_components(&dir, host, &self.plugin, self.host.rollout.grader.as_deref())?;
+        host.runtime().keep_in(rollouts.clone());
+        Ok(Some(Kept::new(rollouts, left, results, self.retry_unscored)))
     }
 
     async fn evaluate(
@@ -208,6 +256,9 @@ impl Eval {
         if !finished.is_empty() {
             errln!("going on after {}", counted(finished.len(), "finished rollout"));
         }
+        if let Some(under_way) = work.kept.as_ref().map(Kept::under_way).filter(|count| *count > 0) {
+            errln!("going on within {}", counted(under_way, "rollout"));
+        }
         let mut tally = Tally::new(work.runs_per_row, self.pass_threshold).of_rows(work.rows.len());
         finished.iter().for_each(|line| tally.add(line));
         tally
@@ -236,6 +287,22 @@ impl Eval {
         if *unscored > 0 {
             let what = if *unscored == 1 { "1 rollout has" } else { &format!("{unscored} rollouts have") };
             errln!("{what} no reward; {again} --retry-unscored runs what has none again");
+            if dir.join(journal::OF_EVALUATION).is_dir() {
+                self.advise_replay(summary, dir);
+            }
+        }
+    }
+
+    /// Says how a rollout of each kind that has no reward is looked at.
+    fn advise_replay(&self, summary: &Summary, dir: &Path) {
+        let firsts = summary.unscored_by_kind.iter();
+        for (kind, id) in firsts.filter_map(|(kind, of_it)| Some((kind, of_it.first_rollout.as_ref()?))) {
+            let config = self.host.config_path().map(|path| format!(" --config {}", path.display()));
+            let config = config.unwrap_or_default();
+            errln!(
+                "to see one with '{kind}' again, given the same options: rollout-host replay {id} --journal {}{config}",
+                dir.display()
+            );
         }
     }
 

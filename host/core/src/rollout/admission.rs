@@ -30,7 +30,7 @@ impl Host {
         mut resources: Resources,
     ) -> Result<Box<Rollout>, AdmitError> {
         let entered = self.enter(&request)?;
-        let journal = self.0.runtime.settings.journal.as_ref();
+        let journal = self.0.runtime.journal();
         if let Some((journal, continuation)) = journal.zip(resources.continuation.take()) {
             let secrets = JournaledSecrets {
                 request: std::mem::take(&mut resources.secrets),

@@ -92,7 +92,7 @@ impl Host {
 
     /// Whether what is admitted can be kept.
     fn check_journal(&self) -> Result<(), AdmitError> {
-        let journal = self.0.runtime.settings.journal.as_ref();
+        let journal = self.0.runtime.journal();
         journal.map_or(Ok(()), |journal| journal.check()).map_err(AdmitError::from)
     }
 
@@ -140,7 +140,7 @@ impl Host {
 
     /// Whether rollouts are in a journal, so that another process goes on with what this one leaves.
     pub fn is_kept(&self) -> bool {
-        self.0.runtime.settings.journal.is_some()
+        self.0.runtime.journal().is_some()
     }
 
     /// Cancels every live rollout.

@@ -1,7 +1,7 @@
 //! What a process has once for all of its rollouts, of whichever deployment.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::journal::Journal;
 use super::slots::Slots;
@@ -44,13 +44,28 @@ pub struct Runtime {
     pub(super) settings: RuntimeSettings,
     pub(super) slots: Slots,
     pub(super) unscored_lines: LineBudget,
+    journal: OnceLock<Arc<Journal>>,
 }
 
 impl Runtime {
     /// A runtime with nothing in it.
-    pub fn new(settings: RuntimeSettings) -> Arc<Self> {
+    pub fn new(mut settings: RuntimeSettings) -> Arc<Self> {
         let slots = Slots::new(settings.max_concurrent, settings.queue_max);
-        Arc::new(Self { settings, slots, unscored_lines: LineBudget::new(UNSCORED_LINES_PER_SECOND) })
+        let journal = settings.journal.take().map_or_else(OnceLock::new, OnceLock::from);
+        let unscored_lines = LineBudget::new(UNSCORED_LINES_PER_SECOND);
+        Arc::new(Self { settings, slots, unscored_lines, journal })
+    }
+
+    /// Keeps rollouts that are admitted from here on in this journal, where they are in none yet. For
+    /// whoever knows only after components were loaded where its journal is.
+    pub fn keep_in(&self, journal: Arc<Journal>) {
+        // One that is there has rollouts in it already.
+        let _ = self.journal.set(journal);
+    }
+
+    /// Where rollouts are kept, if they are.
+    pub(super) fn journal(&self) -> Option<&Arc<Journal>> {
+        self.journal.get()
     }
 
     /// What compiles and runs guests.

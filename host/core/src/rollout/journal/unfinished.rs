@@ -54,6 +54,12 @@ impl UnfinishedRollout {
         &self.log
     }
 
+    /// The same with all of its time: nobody waited for it while no process ran it.
+    #[expect(clippy::disallowed_methods, reason = "from here its time counts")]
+    pub fn with_time_anew(self) -> Self {
+        Self { admitted_at: SystemTime::now(), started: Started::default(), ..self }
+    }
+
     pub(super) fn read(journal: &Journal, entry: store::Entry) -> io::Result<Option<Self>> {
         let written = entry.read(|kind| kind < kind::OF_WORKFLOW)?;
         let Some((admitted, events)) = written.events.split_first() else {

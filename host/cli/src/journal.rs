@@ -1,0 +1,72 @@
+//! Journals on disk, for the commands that keep rollouts and those that read them.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+
+use super::setup;
+use rollout_assembly::config::Config;
+use rollout_core::rollout::{Host, Journal, JournalSettings, UnfinishedRollout};
+use rollout_core::seal::Seal;
+
+/// Opens a journal, and gives what is to be gone on with.
+pub(super) fn open(
+    settings: JournalSettings,
+    config: &Config,
+) -> Result<(Arc<Journal>, Vec<UnfinishedRollout>)> {
+    let dir = settings.path.clone();
+    std::fs::create_dir_all(&dir).with_context(|| format!("cannot make the journal {}", dir.display()))?;
+    let seal = match setup::key_from_env("journal.key-env", config.journal.key_env())? {
+        Some(key) => Seal::of_secret(&key),
+        None => {
+            let path = dir.join("key");
+            Seal::of_file(&path)
+                .with_context(|| format!("cannot use the journal's key {}", path.display()))?
+        }
+    };
+    Ok(Journal::open(settings, seal)?)
+}
+
+/// Keeps in a journal what its rollouts run, so that they can be made again.
+pub(super) fn keep_components(
+    journal: &Path,
+    host: &Host,
+    plugin: &Path,
+    grader: Option<&Path>,
+) -> Result<()> {
+    let id = host.deployment().id();
+    keep_component(journal, &id.workflow, plugin)?;
+    match (&id.grader, grader) {
+        (Some(digest), Some(grader)) => keep_component(journal, digest, grader),
+        _ => Ok(()),
+    }
+}
+
+/// The components that a journal keeps, by their digests.
+pub(super) fn kept_component(journal: &Path, digest: &str) -> PathBuf {
+    journal.join("components").join(format!("{digest}.wasm"))
+}
+
+/// Keeps a component in a journal, where it is not there already.
+fn keep_component(journal: &Path, digest: &str, from: &Path) -> Result<()> {
+    let to = kept_component(journal, digest);
+    if to.exists() {
+        return Ok(());
+    }
+    let folder = journal.join("components");
+    std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    // Whole or not at all, whatever happens meanwhile.
+    let part = to.with_extension("part");
+    std::fs::copy(from, &part).with_context(|| format!("cannot keep {} in the journal", from.display()))?;
+    std::fs::rename(&part, &to).with_context(|| format!("cannot keep {} in the journal", from.display()))
+}
+
+/// The directory of the journal that is meant: this, or that of the evaluation whose results are here.
+pub(super) fn of_results(dir: &Path) -> PathBuf {
+    let within = dir.join(OF_EVALUATION);
+    if dir.join("manifest.json").is_file() && within.is_dir() { within } else { dir.to_owned() }
+}
+
+/// Where an evaluation keeps its rollouts, below its results.
+pub(super) const OF_EVALUATION: &str = "journal";

@@ -1,0 +1,166 @@
+//! An evaluation that dies goes on within its rollouts, from the journal beside its results.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use rollout_tests::{
+    Answers, Asked, Controller, Evaluation, Oracle, Start, guest, rollout_host, sums, until,
+};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+const ROWS: usize = 6;
+const TURNS: usize = 5;
+
+/// Rows of several turns each, of which every answer decides on what is asked next, with a tool and a
+/// judge.
+fn long_way(oracle: &Oracle) -> Evaluation {
+    let rows: Vec<Value> = (0..ROWS)
+        .map(|row| json!({"user_prompt": format!("{TURNS} steady {row}"), "ground_truth": "x"}))
+        .collect();
+    let config = format!(
+        "[judge]\nurl = '{}'\nmodel = 'judge'\n[[tools.component]]\npath = '{}'\n",
+        oracle.url(),
+        guest("tool_kit").display()
+    );
+    Evaluation::of("long_way", &rows).config(&config).options([
+        "--model",
+        "a-model",
+        "--base-url",
+        &oracle.url(),
+        "--concurrency",
+        "3",
+    ])
+}
+
+/// What does not depend on when it happened, and how fast.
+fn without_times(results: Vec<Value>) -> Vec<Value> {
+    const TIMES: [&str; 6] =
+        ["guest_cpu_ms", "waited_ms", "model_ms", "duration_ms", "queued_ms", "host_calls"];
+    let strip = |mut line: Value| {
+        let members = line.as_object_mut().expect("a line is an object");
+        members.retain(|name, _| !TIMES.contains(&name.as_str()));
+        line
+    };
+    results.into_iter().map(strip).collect()
+}
+
+#[tokio::test]
+async fn an_evaluation_that_dies_goes_on_within_its_rollouts() {
+    let oracle = Oracle::start(Answers::OfRequest).await;
+    let whole = long_way(&oracle);
+    let ran = whole.run().await;
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let oracle = Oracle::start(Answers::OfRequest).await;
+    let evaluation = long_way(&oracle);
+    let mut ended = Vec::new();
+    for (further, signal) in
+        [(2, Signal::KILL), (9, Signal::KILL), (8, Signal::INT), (13, Signal::KILL), (5, Signal::INT)]
+    {
+        let before = oracle.count();
+        let process = evaluation.start();
+        until("it has come further", async || (oracle.count() >= before + further).then_some(())).await;
+        ended.push(Instant::now());
+        process.signal(signal);
+        process.ended().await;
+    }
+
+    let ran = evaluation.run().await;
+
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stderr.contains("going on within "), "{}", ran.stderr);
+    assert_eq!(without_times(evaluation.results()), without_times(whole.results()));
+    assert_eq!(evaluation.summary()["reward"], whole.summary()["reward"]);
+    let mut questions: HashMap<String, Vec<Asked>> = HashMap::new();
+    for asked in oracle.asked() {
+        questions.entry(asked.messages.clone()).or_default().push(asked);
+    }
+    assert_eq!(questions.len(), ROWS * (2 * TURNS + 1), "each question of each row, and its judge's");
+    for again in questions.values() {
+        for before in &again[..again.len() - 1] {
+            // Only what had no answer yet when the process died, or one that was on its way.
+            let lost = before.answered.is_none_or(|at| {
+                ended.iter().any(|ended| {
+                    at + Duration::from_millis(50) > *ended && at < *ended + Duration::from_secs(1)
+                })
+            });
+            assert!(lost, "an answer that was there long before was asked for again: {}", before.messages);
+        }
+    }
+}
+
+/// The bytes of the last record of a rollout in a journal: that it is over.
+const RECORD_OF_END: u64 = 17;
+
+#[tokio::test]
+async fn a_rollout_that_was_over_gets_its_row_from_the_journal() {
+    let controller = Controller::start().await;
+    let evaluation = Evaluation::of("conform", &sums(1)).model(&controller);
+    assert_eq!(evaluation.run().await.code, Some(0));
+    let before = evaluation.results();
+    // As it is where the process died before it wrote the row down.
+    let segment = evaluation.path("out/journal/00000000000000000001.seg");
+    let file = std::fs::File::options().write(true).open(&segment).unwrap();
+    let bytes = file.metadata().unwrap().len();
+    assert!(bytes < 64 << 10, "what was allocated ahead was given back: {bytes}");
+    file.set_len(bytes - RECORD_OF_END).unwrap();
+    std::fs::write(evaluation.path("out/results.jsonl"), "{\"row\":0,\"run").unwrap();
+
+    let ran = evaluation.run().await;
+
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert_eq!(evaluation.results(), before, "to the last figure");
+    assert_eq!(controller.chats().len(), 1);
+    let again = evaluation.run().await;
+    assert_eq!((again.code, evaluation.results()), (Some(0), before));
+}
+
+#[tokio::test]
+async fn what_has_no_reward_is_asked_for_again_where_that_is_said() {
+    let controller = Controller::start().await;
+    let rows = [json!({"user_prompt": "misbehave", "ground_truth": "x"})];
+    let evaluation = Evaluation::of("give_up", &rows).model(&controller);
+    let ran = evaluation.run().await;
+    assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+    let hint = "rollout-host replay row-00000-run-0 --journal ";
+    assert!(ran.stderr.contains(hint), "{}", ran.stderr);
+
+    let retried = evaluation.options(["--retry-unscored"]);
+    let ran = retried.run().await;
+
+    assert!(ran.stderr.contains("running 1 rollout without a reward again"), "{}", ran.stderr);
+    assert_eq!(retried.results().len(), 1);
+}
+
+#[tokio::test]
+async fn without_a_journal_there_is_none() {
+    let controller = Controller::start().await;
+    for options in [vec!["--journal", "off"], vec![]] {
+        let mut evaluation = Evaluation::of("conform", &sums(1)).model(&controller).options(options.clone());
+        if options.is_empty() {
+            evaluation = evaluation.config("[journal]\noff = true\n");
+        }
+
+        let ran = evaluation.run().await;
+
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        assert!(!evaluation.path("out/journal").exists());
+    }
+}
+
+#[tokio::test]
+async fn a_row_can_be_made_again() {
+    let oracle = Oracle::start(Answers::OfRequest).await;
+    let evaluation = long_way(&oracle);
+    assert_eq!(evaluation.run().await.code, Some(0));
+    let asked = oracle.count();
+    let config = evaluation.path("config.toml");
+    let mut replay = rollout_host(["replay", "row-00002-run-0", "--journal"]);
+
+    let ran = replay.arg(evaluation.path("out")).arg("--config").arg(config).start().ended().await;
+
+    assert_eq!(ran.code, Some(0), "{}\n{}", ran.stdout, ran.stderr);
+    let reward = &evaluation.results()[2]["reward"];
+    assert!(ran.stdout.contains(&format!("the same: reward {}", reward.as_f64().unwrap())), "{}", ran.stdout);
+    assert_eq!(oracle.count(), asked, "nobody was asked");
+}
