@@ -41,7 +41,11 @@ const LAYERS: [(&str, Layers); 3] = [
     ),
     (
         "server",
-        &[&["lib access connections error fuzzing stopping"], &["dialect"], &["connection", "random"]],
+        &[
+            &["lib access connections error fuzzing stopping trajectories"],
+            &["dialect"],
+            &["connection", "random"],
+        ],
     ),
     ("assembly", &[&["lib fuzzing tests"], &["config"]]),
 ];

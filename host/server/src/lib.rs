@@ -10,6 +10,7 @@ mod error;
 pub mod fuzzing;
 mod random;
 mod stopping;
+mod trajectories;
 
 use std::sync::Arc;
 
@@ -30,6 +31,7 @@ use rollout_core::telemetry::TEXT_FORMAT;
 pub use access::Access;
 pub use connections::{bind, listen, serve};
 pub use stopping::Stopping;
+pub use trajectories::Trajectories;
 
 use access::{Gate, is_bearer};
 use error::Refused;

@@ -130,7 +130,7 @@ impl observations::Host for Imports {
                 request: text(&lists.body(exchange)),
                 reply: match &exchange.outcome {
                     ExchangeOutcome::Replied { completion, .. } => Ok(text(completion.body())),
-                    ExchangeOutcome::Failed(reason) => Err(reason.clone()),
+                    ExchangeOutcome::Failed(reason) | ExchangeOutcome::NotKept(reason) => Err(reason.clone()),
                     ExchangeOutcome::Abandoned => Err("abandoned before there was an answer".to_owned()),
                 },
             })

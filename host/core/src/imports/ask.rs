@@ -158,7 +158,7 @@ impl RecordState {
                 Ok(()) => {
                     (ExchangeOutcome::Replied { completion: completion.clone(), attempts }, Ok(completion))
                 }
-                Err(over) => (ExchangeOutcome::Failed(over.0.clone()), Err(NoAnswer::NotKept(over.0))),
+                Err(over) => (ExchangeOutcome::NotKept(over.0.clone()), Err(NoAnswer::NotKept(over.0))),
             },
             Err(failure) => (ExchangeOutcome::Failed(said(asked, &failure)), Err(NoAnswer::Failed(failure))),
         };
@@ -240,7 +240,7 @@ impl Record {
 }
 
 /// A failure in the words for its model.
-fn said(asked: ModelRole, failure: &ChatFailure) -> String {
+pub(super) fn said(asked: ModelRole, failure: &ChatFailure) -> String {
     match (asked, failure) {
         (ModelRole::Policy, failure) => failure.to_string(),
         (ModelRole::Judge, ChatFailure::Refused { status, body }) => {

@@ -54,6 +54,8 @@ pub enum ExchangeOutcome {
     },
     /// There was none.
     Failed(String),
+    /// There was one, for which the record has no room: why.
+    NotKept(String),
 }
 
 impl Exchange {
@@ -83,7 +85,7 @@ impl Exchange {
     pub fn completion(&self) -> Option<&Completion> {
         match &self.outcome {
             ExchangeOutcome::Replied { completion, .. } => Some(completion),
-            ExchangeOutcome::Failed(_) | ExchangeOutcome::Abandoned => None,
+            ExchangeOutcome::Failed(_) | ExchangeOutcome::NotKept(_) | ExchangeOutcome::Abandoned => None,
         }
     }
 }
@@ -220,15 +222,52 @@ impl ModelCalls {
                 return Beginning(Base::History { sample, epoch, count });
             }
         }
-        let mut base = before.map_or(Base::Nothing, |(place, _)| Base::Request { place, count: as_before });
-        // The request that had these messages first, so that chains stay short.
+        Beginning(before.map_or(Base::Nothing, |(place, _)| self.first_with(place, as_before)))
+    }
+
+    /// So many messages of the request at this place: of the one that had them first, so that chains
+    /// stay short.
+    fn first_with(&self, place: usize, count: usize) -> Base {
+        let mut base = Base::Request { place, count };
         while let Base::Request { place, .. } = base
             && let Some(Exchange { sent: earlier, .. }) = self.exchanges.get(place)
-            && earlier.base.count() >= as_before
+            && earlier.base.count() >= count
         {
-            base = earlier.base.of(as_before);
+            base = earlier.base.of(count);
         }
-        Beginning(base)
+        base
+    }
+
+    /// Adds a call as it was kept, which nothing came of yet; gives its place. The error says what of
+    /// it cannot be.
+    pub(super) fn add_written(
+        &mut self,
+        written: WrittenRequest<'_>,
+        time: SystemTime,
+    ) -> Result<usize, String> {
+        let WrittenRequest { asked: _, sample, before, shared, frame, new } = written;
+        let earlier = before.map(|place| {
+            let earlier = self.exchanges.get(place).filter(|earlier| earlier.sent.len() >= shared);
+            earlier.map(|earlier| (place, earlier)).ok_or("a request goes on from none that there is")
+        });
+        let (base, as_before) = match earlier.transpose()? {
+            Some((place, earlier)) => (self.first_with(place, shared), Some(earlier.frame.clone())),
+            None => (Base::Nothing, None),
+        };
+        let frame = match frame {
+            Some(frame) => Frame::read(&frame).ok_or("a request has no place for its messages")?,
+            None => as_before.ok_or("a request has nothing but messages")?,
+        };
+        let sample = sample.map(|id| SampleId::parse(&id)).transpose()?;
+        let (started_at, duration) = (time, Duration::ZERO);
+        let sent = Sent { base, new: new.into_iter().collect() };
+        let outcome = ExchangeOutcome::Abandoned;
+        Ok(self.add(Exchange { sample, sent, frame, started_at, duration, outcome }))
+    }
+
+    /// Forgets those after so many.
+    pub(super) fn truncate(&mut self, calls: usize) {
+        self.exchanges.truncate(calls);
     }
 
     /// The list that begins so, with these after it, for the next call.
@@ -460,138 +499,4 @@ pub(super) fn text_bytes(texts: &[String]) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const A: &str = r#"{"role":"user","content":"a"}"#;
-    const B: &str = r#"{"role":"assistant","content":"b"}"#;
-    const C: &str = r#"{"role":"user","content":"c"}"#;
-
-    /// A rollout with one sample, as far as its calls are concerned.
-    struct Rollout {
-        calls: ModelCalls,
-        samples: Vec<SampleRecord>,
-    }
-
-    fn messages(texts: &[&str]) -> Messages {
-        texts.iter().map(|text| crate::wire::object(text).unwrap()).collect()
-    }
-
-    impl Rollout {
-        fn new() -> Self {
-            let sample = SampleRecord::new(SampleId::parse("s").unwrap());
-            Self { calls: ModelCalls::default(), samples: vec![sample] }
-        }
-
-        fn push(&mut self, texts: &[&str]) {
-            self.samples[0].messages.append(messages(texts));
-        }
-
-        fn replace(&mut self, texts: &[&str]) {
-            let old = std::mem::replace(&mut self.samples[0].messages, messages(texts));
-            self.calls.replaced(0, &old);
-        }
-
-        fn add(&mut self, sent: Sent) {
-            let none = BTreeMap::<String, ()>::new();
-            let (frame, _) = self.calls.share(Frame::new("m", &none).unwrap());
-            self.calls.add(Exchange::new(None, sent, frame));
-        }
-
-        fn ask_history(&mut self) {
-            let sent = self.calls.send_history(0, self.samples[0].messages.len());
-            self.add(sent);
-        }
-
-        /// Gives how many of the messages were kept already.
-        fn ask(&mut self, texts: &[&str]) -> usize {
-            let given: Vec<String> = texts.iter().map(|text| format!(" {text}\n")).collect();
-            let whose = Whose::Sample(0);
-            let beginning = self.calls.begin(&self.samples, whose, &given);
-            let sent = self.calls.send_list(whose, beginning, messages(&texts[beginning.count()..]));
-            self.add(sent);
-            beginning.count()
-        }
-
-        fn bodies(&self) -> Vec<String> {
-            let lists = self.calls.among(&self.samples);
-            let body = |exchange| String::from_utf8(lists.body(exchange)).unwrap();
-            self.calls.exchanges().iter().map(body).collect()
-        }
-
-        /// How many messages each call repeats of the one before.
-        fn repeated(&self) -> Vec<usize> {
-            let lists = self.calls.among(&self.samples);
-            let parts: Vec<_> =
-                self.calls.exchanges().iter().map(|exchange| lists.messages(exchange)).collect();
-            parts.windows(2).map(|pair| in_common(&pair[0], &pair[1])).collect()
-        }
-    }
-
-    fn body(texts: &[&str]) -> String {
-        format!(r#"{{"model":"m","messages":[{}]}}"#, texts.join(","))
-    }
-
-    #[test]
-    fn each_request_stays_what_it_was_while_the_history_grows_and_is_replaced() {
-        let mut rollout = Rollout::new();
-        rollout.push(&[A]);
-        rollout.ask_history();
-        rollout.push(&[B, C]);
-        rollout.ask_history();
-        rollout.replace(&[C]);
-        rollout.ask_history();
-        rollout.replace(&[]);
-        rollout.replace(&[B]);
-
-        assert_eq!(rollout.bodies(), [body(&[A]), body(&[A, B, C]), body(&[C])]);
-        assert_eq!(rollout.repeated(), [1, 0]);
-        assert_eq!(rollout.calls.sent_of[&0].past.len(), 2, "a history that nobody sent is not kept");
-    }
-
-    #[test]
-    fn a_list_is_kept_by_what_it_has_not_in_common_with_the_history_or_the_request_before() {
-        let mut rollout = Rollout::new();
-        rollout.push(&[A, B]);
-        assert_eq!(rollout.ask(&[A, B]), 2);
-        assert_eq!(rollout.ask(&[A, B, C]), 2);
-        assert_eq!(rollout.ask(&[A, B, C, A]), 3, "of the request before");
-        assert_eq!(rollout.ask(&[A, C]), 1);
-        assert_eq!(rollout.ask(&[C]), 0);
-        assert_eq!(rollout.ask(&[C, B]), 1);
-        rollout.replace(&[]);
-        assert_eq!(rollout.ask(&[C, B, A]), 2);
-
-        let bodies = [
-            body(&[A, B]),
-            body(&[A, B, C]),
-            body(&[A, B, C, A]),
-            body(&[A, C]),
-            body(&[C]),
-            body(&[C, B]),
-            body(&[C, B, A]),
-        ];
-        assert_eq!(rollout.bodies(), bodies);
-        assert_eq!(rollout.repeated(), [2, 3, 1, 0, 1, 2]);
-    }
-
-    #[test]
-    fn a_conversation_that_a_guest_keeps_itself_is_a_chain_without_detours() {
-        let mut rollout = Rollout::new();
-        let texts = vec![A; 100];
-        for count in 1..=texts.len() {
-            rollout.ask(&texts[..count]);
-        }
-        // The same again and again is no longer chain.
-        for _ in 0..10 {
-            assert_eq!(rollout.ask(&texts), 100);
-        }
-        let lists = rollout.calls.among(&rollout.samples);
-        let last = rollout.calls.exchanges().last().unwrap();
-        assert_eq!(lists.messages(last).len(), 100);
-        assert_eq!(lists.body(last), body(&texts).into_bytes());
-        assert_eq!(lists.body_bytes(last), lists.body(last).len());
-        let news = rollout.calls.exchanges().iter().map(|exchange| exchange.sent.new.len());
-        assert_eq!(news.sum::<usize>(), 100, "each message is kept once");
-    }
-}
+mod tests;

@@ -7,6 +7,7 @@
 //!
 //! This module knows nothing of engines, deadlines or protocols.
 
+mod again;
 mod artifacts;
 mod ask;
 mod boundary;
@@ -82,6 +83,7 @@ use crate::wire::openai::Params;
 
 use virtual_clock::GuestClock;
 
+pub use again::{Ending, Left, RecordParts, read_log};
 pub(crate) use boundary::PastOver;
 pub use boundary::{Boundary, Difference, Diverged, RunLog};
 pub use exchange::{Exchange, ExchangeOutcome, Lists, ModelCalls, Part, WrittenRequest, in_common};

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use serde_json::value::RawValue;
 
 use super::Ended;
+use super::again::Left;
 use super::exchange::ModelCalls;
 use super::meter::Meter;
 use crate::budget::{Charge, Holder, Use};
@@ -79,6 +80,8 @@ pub struct ToolUse {
     pub arguments: String,
     /// What is behind the name.
     pub kind: ToolKind,
+    /// Whether anybody outside was asked.
+    pub is_made: bool,
     /// When it was asked for.
     pub started_at: SystemTime,
     /// From then to the answer; zero where it was not made or given up.
@@ -99,7 +102,7 @@ pub struct ArtifactFile {
 }
 
 /// How much a log entry matters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogLevel {
     /// For whoever looks closely.
@@ -343,6 +346,11 @@ impl RecordState {
         self.log.push(entry);
     }
 
+    /// Log entries that were dropped at the limit.
+    pub(super) fn log_dropped(&self) -> u64 {
+        self.log_dropped
+    }
+
     fn has_room_for_log(&mut self, bytes: usize, limits: &Limits) -> bool {
         let total = self.log_bytes.saturating_add(bytes);
         if self.log.len() >= limits.log_lines_max {
@@ -545,10 +553,9 @@ impl Record {
         (kept.hits, kept.log_dropped)
     }
 
-    /// Shows the artifacts, by name, and the log.
-    pub fn with_left(&self, show: impl FnOnce(&BTreeMap<String, Bytes>, &[LogEntry])) {
-        let kept = self.read();
-        show(&kept.artifacts, &kept.log);
+    /// Shows what is left behind at the end.
+    pub fn with_left(&self, show: impl FnOnce(&Left<'_>)) {
+        show(&Left(&self.read()));
     }
 
     /// Takes everything out.

@@ -236,7 +236,7 @@ fn read_answer(line: AnswerLine<'_>, rest: Bytes) -> Result<Answer, String> {
     })
 }
 
-fn labelled<L: Label>(word: &str) -> Result<L, String> {
+pub(super) fn labelled<L: Label>(word: &str) -> Result<L, String> {
     let found = L::ALL.iter().copied().find(|label| label.as_str() == word);
     found.ok_or_else(|| format!("'{word}' is none of the words that it may be"))
 }

@@ -118,7 +118,10 @@ impl Imports {
         let mut kept = self.record.lock();
         let mut unknown = SystemTime::UNIX_EPOCH;
         let entry = kept.tool_uses.get_mut(place);
-        let time = entry.map_or(&mut unknown, |entry| &mut entry.started_at);
+        let time = entry.map_or(&mut unknown, |entry| {
+            entry.is_made = true;
+            &mut entry.started_at
+        });
         let of = Of::Tool { place, kind, call_id: call_id.to_owned() };
         self.boundary.asks(of, time, what)
     }
@@ -145,6 +148,7 @@ impl Imports {
             name: name.to_owned(),
             arguments: arguments.to_owned(),
             kind: ToolKind::None,
+            is_made: false,
             #[expect(clippy::disallowed_methods, reason = "a time that is written, and not measured by")]
             started_at: SystemTime::now(),
             duration: Duration::ZERO,

@@ -44,7 +44,10 @@ pub use model::{
 pub use run::{ReplayEnd, Resources, Rollout};
 pub use runtime::{Runtime, RuntimeSettings};
 pub use slots::{AdmitError, Handle, Load};
-pub use trajectory::{Amendable, Amendment, Member, StepAmendment, TakeStep};
+pub use trajectory::{
+    Amendable, AmendedDocument, Amendment, Member, NoTrajectory, StepAmendment, StoredDocument,
+    StoredTrajectories, TakeStep,
+};
 
 /// The fuzz target of what is written down of a conversation.
 #[cfg(any(test, feature = "fuzzing"))]

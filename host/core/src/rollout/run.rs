@@ -17,8 +17,8 @@ use super::host::Host;
 use super::journal::{Continuation, RolloutLog};
 use super::limits::{self, HalfTimes};
 use super::model::{
-    AgentForm, Failure, FailureKind, Finished, FinishedSample, LoopReport, Outcome, Phase, RequestSecrets,
-    RolloutRequest, Stage,
+    AgentForm, Failure, FailureKind, Finished, FinishedSample, HOST_VERSION, LoopReport, Outcome, Phase,
+    RequestSecrets, RolloutRequest, Stage,
 };
 use super::outcome_counter::OutcomeCounter;
 use super::slots::{Entered, Handle, SlotGuard};
@@ -369,7 +369,9 @@ impl Rollout {
         let counted = |hasher: &_| self.record.tool_call_ids(hasher);
         usage.tool_calls = trajectory::calls_made(conversations, &self.request.prompt, counted);
         if let Some(log) = self.handle.log() {
-            self.record.with_left(|artifacts, entries| log.left(artifacts, entries));
+            let deployment = &self.host.0.deployment;
+            let plugins = [Some(deployment.digest()), deployment.grader_digest()];
+            self.record.with_left(|left| log.left(left, plugins));
         }
         let times = HalfTimes {
             workflow: self.workflow_time,
@@ -411,21 +413,21 @@ impl Rollout {
         let _timing = self.host.metrics().time(Step::TrajectoryWrite);
         let _span = self.record.trace().span("trajectory_write");
         let job = trajectory::Job {
-            root,
             prompt: std::mem::take(&mut self.request.prompt),
             label: self.request.label.take(),
             samples_max: self.request.samples_max,
-            model: self.model.clone(),
+            model: self.request.model.name.clone(),
             extra: self.request.trajectory_extra.take(),
             metadata: self.request.metadata.clone(),
-            run: self.run.clone(),
+            attempt: self.request.attempt,
             recorded: self.record.take(),
+            host: HOST_VERSION.into(),
             plugins: trajectory::Plugins {
                 workflow: self.host.0.deployment.digest().to_owned(),
                 grader: self.host.0.deployment.grader_digest().map(str::to_owned),
             },
         };
-        trajectory::write(job, finished).await
+        trajectory::write(root, job, finished).await
     }
 
     fn outcome(&self, samples: &[FinishedSample]) -> Outcome {

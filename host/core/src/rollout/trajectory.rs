@@ -14,18 +14,18 @@ mod layout;
 mod observed;
 mod replies;
 mod store;
+mod stored;
 #[cfg(test)]
 mod tests;
 mod tools;
 
+use std::borrow::Cow;
 use std::io;
-use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::model::{Finished, TrajectoryExtra, TrajectoryFile};
-use crate::imports::{Exchange, Recorded, RunContext};
-use crate::outbound::ModelEndpoint;
+use crate::id::SampleId;
+use crate::imports::{Exchange, Recorded};
 use crate::wire::messages::Messages;
 use crate::wire::metadata::RowMetadata;
 
@@ -36,6 +36,7 @@ pub(super) use conversation::calls_made;
 pub use extra::Member;
 pub use layout::{Amendment, StepAmendment, TakeStep};
 pub(super) use store::write;
+pub use stored::{NoTrajectory, StoredDocument, StoredTrajectories};
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use fuzzing::trajectory as fuzzing_trajectory;
@@ -47,6 +48,18 @@ impl TrajectoryFile {
     }
 }
 
+/// A document that an amendment can be put into.
+pub trait AmendedDocument {
+    /// The sample that it is of, where there is one.
+    fn sample(&self) -> Option<&SampleId>;
+
+    /// How many of its steps are the agent's.
+    fn agent_steps(&self) -> usize;
+
+    /// Puts the amendment into it, in place of any before. Blocks.
+    fn amend(&self, amendment: &Amendment<'_>) -> io::Result<()>;
+}
+
 /// A trajectory with what it was before any amendment.
 #[derive(Debug)]
 pub struct Amendable {
@@ -54,15 +67,18 @@ pub struct Amendable {
     original: Original,
 }
 
-impl Amendable {
-    /// The trajectory.
-    pub fn file(&self) -> &TrajectoryFile {
-        &self.file
+impl AmendedDocument for Amendable {
+    fn sample(&self) -> Option<&SampleId> {
+        self.file.sample()
     }
 
-    /// Puts the document with an amendment in the place of the file; a reader sees the one or
-    /// the other. Blocks.
-    pub fn amend(&self, amendment: &Amendment<'_>) -> io::Result<()> {
+    fn agent_steps(&self) -> usize {
+        self.file.agent_steps()
+    }
+
+    /// Puts the document with the amendment in the place of the file; a reader sees the one or
+    /// the other.
+    fn amend(&self, amendment: &Amendment<'_>) -> io::Result<()> {
         self.original.amend(self.file.layout(), amendment, self.file.path())
     }
 }
@@ -75,15 +91,15 @@ pub(super) struct Plugins {
 
 /// What is to be written, besides the rollout that is over.
 pub(super) struct Job {
-    pub root: PathBuf,
     pub prompt: Messages,
     pub label: Option<String>,
     pub samples_max: u32,
-    pub model: Arc<ModelEndpoint>,
+    pub model: String,
     pub extra: Option<TrajectoryExtra>,
     pub metadata: Option<RowMetadata>,
-    pub run: Arc<RunContext>,
+    pub attempt: u32,
     pub recorded: Recorded,
+    pub host: Cow<'static, str>,
     pub plugins: Plugins,
 }
 

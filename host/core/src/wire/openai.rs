@@ -83,6 +83,14 @@ impl Frame {
         WrittenFrame { messages_at: self.messages_at, body: body.into() }
     }
 
+    /// A frame that was kept; none where it has no place for messages.
+    pub(crate) fn read(written: &WrittenFrame<'_>) -> Option<Self> {
+        let WrittenFrame { messages_at, body } = written;
+        let (before, rest) = body.as_bytes().split_at_checked(*messages_at)?;
+        let text = [before, rest.strip_prefix(b"[]")?].concat();
+        Some(Self { text: text.into(), messages_at: *messages_at })
+    }
+
     /// The bytes of a body with so many messages, whose texts have so many bytes.
     pub(crate) fn body_bytes(&self, messages: usize, text_bytes: usize) -> usize {
         self.text.len() + 2 + text_bytes + messages.saturating_sub(1)

@@ -13,7 +13,7 @@ mod admission;
 mod stored;
 mod unfinished;
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -25,13 +25,14 @@ use futures_util::future::BoxFuture;
 use rollout_journal as store;
 use serde::{Deserialize, Serialize};
 
-use super::model::{Finished, RolloutRequest};
-use crate::imports::{LogEntry, Role, RunEvent, RunLog};
+use super::model::{Finished, HOST_VERSION, RolloutRequest};
+use crate::imports::{Ending, Left, Role, RunEvent, RunLog};
 use crate::seal::Seal;
 
 use admission::AdmissionLine;
 pub use admission::{Continuation, DeploymentId, JournaledSecrets};
 pub use store::{Failed, OpenError, Refused, Retention, Settings, Sync};
+pub(in crate::rollout) use stored::RanBy;
 pub use stored::StoredRollout;
 pub(super) use unfinished::Started;
 pub use unfinished::UnfinishedRollout;
@@ -45,6 +46,8 @@ mod kind {
     pub(super) const OUTCOME: u8 = 5;
     pub(super) const ARTIFACT: u8 = 6;
     pub(super) const LOGGED: u8 = 7;
+    pub(super) const LEFT: u8 = 8;
+    pub(super) const REFUSED_CALL: u8 = 9;
     /// From here on, [`RunEvent::KINDS`](crate::imports::RunEvent::KINDS) of the workflow's run.
     pub(super) const OF_WORKFLOW: u8 = 16;
     /// From here on, as many of the grader's.
@@ -119,6 +122,22 @@ struct StartedLine {
     nanos: u64,
 }
 
+/// What begins the events of what a rollout left behind. A process that dies after them leaves them to
+/// be written once more.
+#[derive(Serialize, Deserialize)]
+pub(super) struct LeftLine<'a> {
+    /// The version of the host that wrote it.
+    #[serde(borrow)]
+    host: Cow<'a, str>,
+    /// The digest of the component with the agent.
+    #[serde(borrow)]
+    workflow: Option<Cow<'a, str>>,
+    /// That of the one that grades, which may be the same.
+    #[serde(borrow)]
+    grader: Option<Cow<'a, str>>,
+    record: Ending,
+}
+
 impl RolloutLog {
     fn append(&self, kind: u8, parts: Vec<Bytes>) {
         if let Err(error) = self.0.append(kind, parts) {
@@ -156,13 +175,20 @@ impl RolloutLog {
         self.append(kind::STARTED, vec![json(&line)]);
     }
 
-    /// Keeps what a rollout's guests left behind that is in no sample.
-    pub(super) fn left(&self, artifacts: &BTreeMap<String, Bytes>, log: &[LogEntry]) {
-        for (name, content) in artifacts {
+    /// Keeps what a rollout's guests left behind that is in no event of its runs and in no sample, and
+    /// who ran them.
+    pub(super) fn left(&self, left: &Left<'_>, plugins: [Option<&str>; 2]) {
+        let [workflow, grader] = plugins.map(|digest| digest.map(Into::into));
+        let line = LeftLine { host: HOST_VERSION.into(), workflow, grader, record: left.ending() };
+        self.append(kind::LEFT, vec![json(&line)]);
+        for (name, content) in left.artifacts() {
             self.append(kind::ARTIFACT, vec![json_line(name), content.clone()]);
         }
-        if !log.is_empty() {
-            self.append(kind::LOGGED, vec![json(log)]);
+        if !left.log().is_empty() {
+            self.append(kind::LOGGED, vec![json(left.log())]);
+        }
+        for call in left.refused() {
+            self.append(kind::REFUSED_CALL, vec![call]);
         }
     }
 

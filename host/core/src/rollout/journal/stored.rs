@@ -4,11 +4,12 @@ use std::io;
 use std::path::Path;
 
 use rollout_journal as store;
+use serde_json::value::RawValue;
 
-use super::unfinished::{UnreadableRollout, read_admission};
-use super::{DeploymentId, base, kind};
+use super::unfinished::{UnreadableRollout, read_admission, split_line};
+use super::{DeploymentId, LeftLine, base, kind};
 use crate::id::RolloutId;
-use crate::imports::{Role, RunEvent};
+use crate::imports::{ArtifactFile, RecordParts, Role, RunEvent, read_log};
 use crate::rollout::model::{Finished, RolloutRequest};
 
 /// A rollout with all that happened in it, but for its secrets.
@@ -24,6 +25,25 @@ pub struct StoredRollout {
     pub grader: Vec<RunEvent>,
     /// What came of it, where it is over.
     pub outcome: Option<Box<Finished>>,
+    /// Its driver.
+    pub driver: String,
+    /// What its driver noted, in order.
+    pub notes: Vec<Box<RawValue>>,
+    /// What its record has besides what happened.
+    pub(in crate::rollout) left: RecordParts,
+    /// Who ran it to its end, where that is known.
+    pub(in crate::rollout) ran_by: Option<RanBy>,
+}
+
+/// Who ran a rollout to its end.
+#[derive(Debug)]
+pub(in crate::rollout) struct RanBy {
+    /// The version of the host.
+    pub host: String,
+    /// The digest of the component with the agent.
+    pub workflow: Option<String>,
+    /// That of the one that graded.
+    pub grader: Option<String>,
 }
 
 impl StoredRollout {
@@ -60,15 +80,46 @@ impl StoredRollout {
             let read = |event: &store::Event| RunEvent::read(event.kind - base, &event.payload);
             of_run.map(read).collect::<Result<_, _>>().map_err(|error| unreadable(error.to_string()))
         };
-        let outcome = written.events.iter().rfind(|event| event.kind == kind::OUTCOME);
-        let outcome = outcome.map(|event| serde_json::from_slice(&event.payload)).transpose();
-        Ok(Self {
+        let mut stored = Self {
             workflow: run(Role::Workflow)?,
             grader: run(Role::Grader)?,
-            outcome: outcome.map_err(|error| unreadable(error.to_string()))?,
+            outcome: None,
             request: line.request.into_owned(),
             deployment: line.deployment,
-        })
+            driver: line.driver.into_owned(),
+            notes: Vec::new(),
+            left: RecordParts::default(),
+            ran_by: None,
+        };
+        for event in &written.events {
+            stored.add(event).map_err(|error| unreadable(error.to_string()))?;
+        }
+        Ok(stored)
+    }
+
+    fn add(&mut self, event: &store::Event) -> Result<(), serde_json::Error> {
+        let payload = &event.payload;
+        match event.kind {
+            kind::NOTED => self.notes.push(serde_json::from_slice(payload)?),
+            kind::OUTCOME => self.outcome = Some(serde_json::from_slice(payload)?),
+            // What a process before left when it died between this and the outcome is left again.
+            kind::LEFT => {
+                let LeftLine { host, workflow, grader, record } = serde_json::from_slice(payload)?;
+                let [workflow, grader] = [workflow, grader].map(|digest| digest.map(Into::into));
+                self.ran_by = Some(RanBy { host: host.into_owned(), workflow, grader });
+                self.left = RecordParts { ending: Some(record), ..RecordParts::default() };
+            }
+            kind::ARTIFACT => {
+                if let Some((name, content)) = split_line(payload) {
+                    self.left.artifacts.push(ArtifactFile { name: serde_json::from_slice(&name)?, content });
+                }
+            }
+            kind::LOGGED => self.left.log = read_log(payload)?,
+            kind::REFUSED_CALL => self.left.refused.push(payload.clone()),
+            // Its beginning was read, and what happened in its runs.
+            _ => {}
+        }
+        Ok(())
     }
 
     /// The same up to one of its workflow's calls, from 1, which is not made any more.

@@ -126,7 +126,7 @@ pub(super) fn read_admission(payload: &Bytes) -> Result<(AdmissionLine<'static>,
 }
 
 /// A line and what follows it.
-fn split_line(payload: &Bytes) -> Option<(Bytes, Bytes)> {
+pub(super) fn split_line(payload: &Bytes) -> Option<(Bytes, Bytes)> {
     let end = payload.iter().position(|byte| *byte == b'\n')?;
     Some((payload.slice(..end), payload.slice(end + 1..)))
 }

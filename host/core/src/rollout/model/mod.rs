@@ -22,4 +22,4 @@ pub use outcome::{Finished, FinishedSample, Outcome};
 pub use phase::{Phase, Stage};
 pub use request::RolloutRequest;
 pub use trajectory::{ExtraFact, ExtraMember, TrajectoryExtra, TrajectoryFile};
-pub(super) use trajectory::{Layout, StepOffsets};
+pub(super) use trajectory::{HOST_VERSION, Layout, StepOffsets};

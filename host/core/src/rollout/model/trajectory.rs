@@ -13,6 +13,9 @@ use crate::id::SampleId;
 use crate::wire::atif::SchemaVersion;
 use crate::wire::data::shared;
 
+/// This host's version, which every trajectory says.
+pub(in crate::rollout) const HOST_VERSION: &str = env!("CARGO_PKG_VERSION");
+
 /// What a protocol adds to a trajectory, under a key of its own.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TrajectoryExtra {

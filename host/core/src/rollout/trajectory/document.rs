@@ -70,10 +70,7 @@ impl Document<'_> {
         let replies = self.exchanges.iter().rev().filter_map(|exchange| exchange.completion());
         let named =
             replies.into_iter().find_map(|reply| serde_json::from_slice::<Named<'_>>(reply.body()).ok());
-        named.map_or_else(
-            || self.job.model.model().to_owned(),
-            |Named { model: Text(name) }| name.into_owned(),
-        )
+        named.map_or_else(|| self.job.model.clone(), |Named { model: Text(name) }| name.into_owned())
     }
 }
 
@@ -102,7 +99,7 @@ impl Serialize for Written<'_> {
         written.serialize_entry("schema_version", &version)?;
         written.serialize_entry("session_id", finished.id.as_str())?;
         written.serialize_entry("trajectory_id", &document.trajectory_id())?;
-        let agent = Agent { name: "rollout-host", version: env!("CARGO_PKG_VERSION"), model_name };
+        let agent = Agent { name: "rollout-host", version: &job.host, model_name };
         written.serialize_entry("agent", &agent)?;
         written.serialize_entry("steps", &Steps { conversation: &conversation, marks })?;
         let final_metrics = Marked {
@@ -179,7 +176,7 @@ impl Serialize for Ours<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let Document { job, finished, sample, lists, exchanges, tool_uses, .. } = self.0;
         let mut ours = to.serialize_map(None)?;
-        ours.serialize_entry("attempt", &job.run.attempt)?;
+        ours.serialize_entry("attempt", &job.attempt)?;
         ours.serialize_entry("plugin_digest", &job.plugins.workflow)?;
         if let Some(digest) = &job.plugins.grader {
             ours.serialize_entry("grader_digest", digest)?;

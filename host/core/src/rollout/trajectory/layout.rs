@@ -7,7 +7,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::fs::File;
-use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -146,9 +146,10 @@ impl Drop for Original {
     }
 }
 
-fn amended(
+/// Writes a document with an amendment.
+pub(super) fn amended(
     from: impl Read,
-    to: &mut BufWriter<File>,
+    to: &mut impl Write,
     layout: &Layout,
     amendment: &Amendment<'_>,
 ) -> io::Result<()> {
@@ -182,13 +183,13 @@ fn amended(
 }
 
 /// A copy under way, in which parts are replaced from the front to the back.
-struct Copy<'t, R> {
+struct Copy<'t, R, W> {
     from: R,
-    to: &'t mut BufWriter<File>,
+    to: &'t mut W,
     at: u64,
 }
 
-impl<R: Read> Copy<'_, R> {
+impl<R: Read, W: Write> Copy<'_, R, W> {
     fn until(&mut self, end: u64) -> io::Result<()> {
         let wanted = end.saturating_sub(self.at);
         if io::copy(&mut (&mut self.from).take(wanted), self.to)? < wanted {
@@ -208,7 +209,7 @@ impl<R: Read> Copy<'_, R> {
     fn replace(
         &mut self,
         place: &Range<u64>,
-        write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+        write: impl FnOnce(&mut W) -> io::Result<()>,
     ) -> io::Result<()> {
         self.until(place.start)?;
         write(self.to)?;

@@ -73,7 +73,9 @@ fn serialize_outcome<S: Serializer>(
             seen.serialize_entry("attempts", attempts)?;
             seen.serialize_entry("reply", &as_value(completion.body()))
         }
-        ExchangeOutcome::Failed(reason) => seen.serialize_entry("error", reason),
+        ExchangeOutcome::Failed(reason) | ExchangeOutcome::NotKept(reason) => {
+            seen.serialize_entry("error", reason)
+        }
         ExchangeOutcome::Abandoned => seen.serialize_entry("abandoned", &true),
     }
 }

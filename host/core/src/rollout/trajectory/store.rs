@@ -12,14 +12,11 @@ use crate::rollout::model::{Finished, TrajectoryFile};
 
 /// Writes what is to be kept below `<root>/<rollout>/`, and gives the rollout back with its
 /// trajectories. A failure is the operator's to mend and never changes the outcome.
-pub(in crate::rollout) async fn write(job: Job, finished: Finished) -> Finished {
-    let root = job.root.clone();
+pub(in crate::rollout) async fn write(root: PathBuf, job: Job, finished: Finished) -> Finished {
     let finished = Arc::new(finished);
     let writing = finished.clone();
-    let written = tokio::task::spawn_blocking(move || {
-        let folder = job.root.join(writing.id.dir_name());
-        write_all(&folder, &job, &writing)
-    });
+    let folder = root.join(finished.id.dir_name());
+    let written = tokio::task::spawn_blocking(move || write_all(&folder, &job, &writing));
     let written = written.await;
     // Whoever wrote has let go of it, however that ended.
     let mut finished = Arc::unwrap_or_clone(finished);
@@ -31,7 +28,7 @@ pub(in crate::rollout) async fn write(job: Job, finished: Finished) -> Finished 
     finished
 }
 
-fn write_all(folder: &Path, job: &Job, finished: &Finished) -> io::Result<Vec<TrajectoryFile>> {
+pub(super) fn write_all(folder: &Path, job: &Job, finished: &Finished) -> io::Result<Vec<TrajectoryFile>> {
     let recorded: &Recorded = &job.recorded;
     let artifacts = folder.join("artifacts");
     let documents = super::documents(job, finished);

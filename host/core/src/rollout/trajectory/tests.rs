@@ -13,7 +13,9 @@ use super::conversation::{Conversation, Steps, calls_made};
 use super::layout::{self, Marked, Marks};
 use super::observed::{Observed, ToolCalls};
 use super::replies::{Unmatched, answered};
-use super::{Amendable, Amendment, Member, Original, StepAmendment, TakeStep, TrajectoryFile};
+use super::{
+    Amendable, AmendedDocument, Amendment, Member, Original, StepAmendment, TakeStep, TrajectoryFile,
+};
 use crate::id::SampleId;
 use crate::imports::{Exchange, ModelCalls, ToolUse};
 use crate::rollout::model::Layout;
@@ -186,6 +188,7 @@ fn a_call_is_written_with_its_result_or_its_error() {
         name: "f".to_owned(),
         arguments: "{}".to_owned(),
         kind: ToolKind::Component,
+        is_made: true,
         started_at: SystemTime::UNIX_EPOCH,
         duration: Duration::from_micros(1500),
         outcome: ToolOutcome::Answered,

@@ -46,6 +46,7 @@ mod tests {
             name: "f".to_owned(),
             arguments: "{}".to_owned(),
             kind: ToolKind::Component,
+            is_made: true,
             started_at: SystemTime::UNIX_EPOCH,
             duration: Duration::from_micros(1500),
             outcome: ToolOutcome::Answered,

@@ -124,13 +124,24 @@ struct SecretFacts<'a> {
     key: Option<Cow<'a, str>>,
 }
 
-/// What happened to it since: the completion was posted, to the last try.
+/// What happened to it since: the completion was posted, to the last try; and once more where its
+/// caller reported something when it took the last callback.
 #[derive(Serialize, Deserialize)]
 struct Posted<'a> {
-    taken: bool,
+    /// None where the host ended it before.
+    taken: Option<bool>,
     graded: bool,
     #[serde(borrow)]
     report: Option<&'a RawValue>,
+}
+
+/// What the caller of such a rollout reported last, by what was noted.
+pub(super) fn reported(notes: &[Box<RawValue>]) -> Option<Report> {
+    let report = notes.iter().rev().find_map(|note| {
+        let Posted { report, .. } = serde_json::from_str(note.get()).ok()?;
+        report
+    });
+    report.map(Report::kept)
 }
 
 /// Admits a rollout and leaves it to a task of its own.
@@ -181,7 +192,7 @@ pub(super) fn resume(osmosis: &Osmosis, unfinished: UnfinishedRollout) -> Result
     let posted: Option<Posted<'_>> =
         unfinished.notes.last().and_then(|note| serde_json::from_str(note.get()).ok());
     let completed = posted.map(|Posted { taken, graded, report }| Completed {
-        taken: Some(taken),
+        taken,
         graded,
         report: report.map(|report| Reported {
             _charge: inner.host.budget().charge_result(report.get().len()),
@@ -279,7 +290,7 @@ impl Steps for Task {
             let report = posted.unwrap_or_else(|report| report);
             if let Some(log) = &self.log {
                 let report = report.as_ref().map(|reported| reported.report.as_raw());
-                log.note(&Posted { taken, graded, report });
+                log.note(&Posted { taken: Some(taken), graded, report });
             }
             *self.completed() = Completed { taken: Some(taken), graded, report };
             Next::graded(graded)
@@ -325,6 +336,7 @@ impl Task {
     /// trajectory: what it reported with the completion before this, what it reports now instead.
     async fn end(&self, finished: &Finished) {
         let Completed { taken, graded, report } = std::mem::take(&mut *self.completed());
+        let was_graded = graded;
         let says_all = match taken {
             // The host ended it meanwhile, of which its caller is still to be notified.
             None => true,
@@ -338,8 +350,11 @@ impl Task {
         if let Some(report) = &report {
             trajectories.merge(&report.report).await;
         }
-        if let Some(report) = self.post_graded(graded).await {
-            trajectories.merge(&report.report).await;
+        if let Some(Reported { report, _charge }) = self.post_graded(graded).await {
+            if let Some(log) = &self.log {
+                log.note(&Posted { taken, graded: was_graded, report: Some(report.as_raw()) });
+            }
+            trajectories.merge(&report).await;
         }
     }
 

@@ -8,6 +8,7 @@ use serde_json::value::{RawValue, to_raw_value};
 
 use super::Osmosis;
 use super::error::ApiError;
+use super::report::Report;
 use rollout_core::outbound::{ModelEndpoint, Secret};
 use rollout_core::rollout::{Continuation, Host, Rollout, RolloutLog, UnfinishedRollout};
 
@@ -72,6 +73,12 @@ pub(super) fn rollout(
     let secrets = &unfinished.secrets.request;
     let model = secrets.endpoint(&unfinished.request.model).map_err(|error| error.to_string())?;
     host.resume(unfinished, Arc::new(asked(model))).map_err(|error| error.to_string())
+}
+
+/// What the caller of a rollout that this driver drove reported of the model's calls, by what was
+/// noted of it.
+pub(crate) fn reported(driver: &str, notes: &[Box<RawValue>]) -> Option<Report> {
+    (driver == CALLED_BACK).then(|| super::callbacks::reported(notes)).flatten()
 }
 
 /// Goes on with a rollout of this protocol. The error is why that cannot be.

@@ -15,8 +15,9 @@ use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use super::sample::UNMATCHED;
+use rollout_core::id::SampleId;
 use rollout_core::rollout::{
-    Amendable, Amendment, Finished, Member, StepAmendment, TakeStep, TrajectoryFile,
+    Amendable, AmendedDocument, Amendment, Finished, Member, StepAmendment, TakeStep, TrajectoryFile,
 };
 use rollout_core::wire;
 use rollout_core::wire::atif::{FinalMetrics, Metrics};
@@ -27,7 +28,7 @@ const IDS_SHOWN: usize = 8;
 
 /// What a caller says of a rollout's calls of the model: JSON that was looked through.
 #[derive(Clone, Debug)]
-pub(super) struct Report(Bytes);
+pub(crate) struct Report(Bytes);
 
 #[derive(Deserialize)]
 struct Parts<'a> {
@@ -108,27 +109,41 @@ impl Report {
         serde_json::from_slice(&self.0).unwrap_or(Parts { model_name: None, samples: None })
     }
 
-    /// Puts the report into the trajectories of a rollout. Blocks.
-    fn apply(&self, documents: &[Amendable]) -> io::Result<()> {
+    /// What it says of documents that are of these samples.
+    pub(crate) fn of_samples(&self, ids: &[Option<&str>]) -> Amendments<'_> {
         let Parts { model_name, samples } = self.parts();
-        let ids: Vec<Option<&str>> = documents
-            .iter()
-            .map(|document| document.file().sample().map(rollout_core::id::SampleId::as_str))
-            .collect();
-        let Matched { of, rest } = Matched::find(samples.map_or("{}", RawValue::get), &ids);
-        for (document, report) in documents.iter().zip(&of) {
-            let name = report.as_ref().and_then(|report| report.model_name.as_ref()).or(model_name.as_ref());
-            let mut amendment =
-                Amendment { model_name: name.map(|Text(name)| &**name), ..Amendment::default() };
-            if let (1, Some(rest)) = (documents.len(), &rest) {
-                amendment.members.push(("unmatched_sample_reports", Member::Raw(rest)));
-            }
-            match report {
-                Some(report) => report.amend(document, amendment)?,
-                None => document.amend(&amendment)?,
-            }
+        Amendments { model_name, matched: Matched::find(samples.map_or("{}", RawValue::get), ids) }
+    }
+
+    /// Puts the report into the trajectories of a rollout. Blocks.
+    pub(crate) fn apply(&self, documents: &[impl AmendedDocument]) -> io::Result<()> {
+        let ids: Vec<Option<&str>> =
+            documents.iter().map(|document| document.sample().map(SampleId::as_str)).collect();
+        let amendments = self.of_samples(&ids);
+        documents.iter().enumerate().try_for_each(|(place, document)| amendments.amend(place, document))
+    }
+}
+
+/// What a report says of each of a rollout's documents.
+pub(crate) struct Amendments<'a> {
+    model_name: Option<Text<'a>>,
+    matched: Matched<'a>,
+}
+
+impl Amendments<'_> {
+    /// Puts what it says of the document at this place into it. Blocks.
+    pub(crate) fn amend(&self, place: usize, document: &impl AmendedDocument) -> io::Result<()> {
+        let Matched { of, rest } = &self.matched;
+        let report = of.get(place).and_then(Option::as_ref);
+        let name = report.and_then(|report| report.model_name.as_ref()).or(self.model_name.as_ref());
+        let mut amendment = Amendment { model_name: name.map(|Text(name)| &**name), ..Amendment::default() };
+        if let (1, Some(rest)) = (of.len(), rest) {
+            amendment.members.push(("unmatched_sample_reports", Member::Raw(rest)));
         }
-        Ok(())
+        match report {
+            Some(report) => report.amend(document, amendment),
+            None => document.amend(&amendment),
+        }
     }
 }
 
@@ -217,7 +232,7 @@ impl<'a> SampleReport<'a> {
         count
     }
 
-    fn amend(&self, document: &Amendable, amendment: Amendment<'_>) -> io::Result<()> {
+    fn amend(&self, document: &impl AmendedDocument, amendment: Amendment<'_>) -> io::Result<()> {
         let count = self.call_count();
         let steps = |take: &mut TakeStep<'_>| {
             let calls = each(self.calls(), |call: CallReport<'_>| take(call.amendment()));
@@ -230,7 +245,7 @@ impl<'a> SampleReport<'a> {
         let mut amendment: Amendment<'_> = amendment;
         if count == 0 {
             // Nothing is said of any call.
-        } else if document.file().agent_steps() == count {
+        } else if document.agent_steps() == count {
             amendment.steps = Some(&steps);
         } else if let Some(calls) = self.llm_call_metrics {
             // Nobody can tell which call was which step.

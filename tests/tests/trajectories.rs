@@ -1,0 +1,227 @@
+//! The trajectories of rollouts come out of the journal, and are the files that a server writes.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use rollout_core::rollout::StoredRollout;
+use rollout_server::Trajectories;
+use rollout_tests::{Answer, Controller, Serve, TestHost, guest};
+use serde_json::{Value, json};
+
+/// A host of this guest that keeps rollouts in a journal and writes files, too.
+fn both(guest_name: &str) -> Serve {
+    TestHost::of(guest_name).config("[journal]\ndir = 'journal'\n")
+}
+
+/// All files below a directory, by their paths in it.
+fn files(below: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut files = BTreeMap::new();
+    let mut folders = vec![below.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                let name = path.strip_prefix(below).unwrap().to_str().unwrap().to_owned();
+                files.insert(name, std::fs::read(&path).unwrap());
+            }
+        }
+    }
+    files
+}
+
+/// Finds what the journal gives of every rollout equal to the files that were written of it, byte for
+/// byte; gives their names.
+fn are_the_same(host: &TestHost) -> Vec<String> {
+    let again = tempfile::tempdir().unwrap();
+    for stored in StoredRollout::all(&host.dir().join("journal")).unwrap() {
+        let trajectories = Trajectories::of(stored.unwrap()).unwrap();
+        trajectories.write_files(again.path()).unwrap();
+        let folder = again.path().join(trajectories.finished().id.as_str());
+        let documents = trajectories.documents();
+        for (place, document) in documents.iter().enumerate() {
+            let mut written = Vec::new();
+            trajectories.write(&documents, place, &mut written).unwrap();
+            assert!(written == std::fs::read(folder.join(document.file_name())).unwrap());
+        }
+    }
+    let (then, again) = (files(&host.kept()), files(again.path()));
+    for (name, file) in &then {
+        let text = |file: &[u8]| String::from_utf8_lossy(file).into_owned();
+        let of_journal = again.get(name).unwrap_or_else(|| panic!("{name} is not of the journal"));
+        if name.ends_with(".json") {
+            assert_eq!(text(of_journal), text(file), "{name}");
+        }
+        assert!(of_journal == file, "{name}");
+    }
+    assert_eq!(then.len(), again.len(), "{:?}", again.keys());
+    then.into_keys().collect()
+}
+
+#[tokio::test]
+async fn several_turns_lists_and_histories_come_out_of_the_journal_as_they_were_written() {
+    let controller = Controller::start().await;
+    let host = both("conversations").start().await;
+    for text in ["Calculate 2 + 3.", "as nobody may", "ask the judge"] {
+        host.run(&controller.rollout(text).label("5")).await;
+    }
+    assert_eq!(are_the_same(&host).len(), 3);
+
+    let host = both("long_way").start().await;
+    let prompts = ["6", "3 steady", "1 restless"];
+    for prompt in prompts {
+        host.run(&controller.rollout(prompt).label("5").with("metadata", json!({"row": 7}))).await;
+    }
+    assert_eq!(are_the_same(&host).iter().filter(|name| name.ends_with("trajectory.json")).count(), 3);
+}
+
+#[tokio::test]
+async fn several_samples_withdrawn_ones_and_what_a_judge_said_are_the_same() {
+    let controller = Controller::start().await;
+    let host = both("conform").start().await;
+    let branched = controller.rollout("please branch: 2 + 3").label("5").as_b();
+    assert_eq!(host.ask(&branched).await.status, 202);
+    controller.callbacks_arrived(2).await;
+    for text in ["please remove", "Calculate 2 + 3.", "please fail"] {
+        host.run(&controller.rollout(text).label("5")).await;
+    }
+    host.run(&controller.rollout("Calculate 2 + 3.")).await;
+    host.idle().await;
+    let names = are_the_same(&host);
+    assert!(names.iter().any(|name| name.ends_with("trajectory-second.json")), "{names:?}");
+
+    let host = both("judged").config("[judge]\nmodel = 'mock'\n").start().await;
+    for label in ["5", "ask three at once", "give up after a good answer", "send a model"] {
+        host.run(&controller.rollout("Calculate 2 + 3.").label(label)).await;
+    }
+    are_the_same(&host);
+}
+
+#[tokio::test]
+async fn calls_that_failed_were_given_up_or_cut_off_are_the_same() {
+    let controller = Controller::start().await;
+    let host = both("conform").start().await;
+    controller.answer_chats([Answer::Status(400, json!({"error": "no"}))]);
+    host.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    controller.answer_chats([Answer::Text("no completion")]);
+    host.run(&controller.rollout("Calculate 2 + 3.").label("5").agent_secs(3.0)).await;
+    controller.hold();
+    let cancelled = host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    host.run(&controller.rollout("Calculate 2 + 3.").label("5").agent_secs(0.5)).await;
+    host.cancel(&cancelled.id).await;
+    host.result(&cancelled).await;
+    controller.release();
+    are_the_same(&host);
+
+    let host = both("drop_calls").start().await;
+    host.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    are_the_same(&host);
+}
+
+#[tokio::test]
+async fn answers_that_the_record_has_no_room_for_are_the_same() {
+    let controller = Controller::start().await;
+    let lines = "[limits]\nrecord-bytes-max = 20000\nartifact-bytes-max = 5000000\n";
+    let host = both("greedy").config(lines).start().await;
+    let request = controller.rollout("Calculate 2 + 3.").label("5");
+    host.run(&request).await;
+    are_the_same(&host);
+    let observed = host.trajectory(request.rollout_id()).await["extra"]["rollout_host"]["observed"].clone();
+    let last = observed.as_array().and_then(|calls| calls.last()).cloned().unwrap_or_default();
+    assert!(last["error"].as_str().is_some_and(|why| why.contains("record-bytes-max")), "{last:#}");
+
+    let tools = format!("[[tools.component]]\npath = '{}'\n", guest("tool_kit").display());
+    let host = both("call_host_tools").config("[limits]\nrecord-bytes-max = 6000\n").config(&tools);
+    let host = host.start().await;
+    let long = "x".repeat(2500);
+    let calls =
+        json!({"calls": [["upper", {"text": long}], ["none", {}], ["upper", {"text": long}], ["upper", {}]]});
+    let result = host.run(&controller.rollout(&calls.to_string()).label("5")).await;
+    are_the_same(&host);
+    assert!(result.to_string().contains("record-bytes-max"), "{result:#}");
+}
+
+#[tokio::test]
+async fn tools_that_were_called_refused_or_failed_are_the_same() {
+    let controller = Controller::start().await;
+    let tools = format!("[[tools.component]]\npath = '{}'\ncalls-max = 4\n", guest("tool_kit").display());
+    let host = both("call_host_tools").config(&tools).start().await;
+    let calls = json!([
+        ["none", {"a": "é\n"}], ["upper", {"text": "a"}], ["none", {}], ["panic", {}], ["upper", "{no json"],
+        ["upper", {"text": "b"}], ["upper", {"text": "one too many"}],
+    ]);
+    for start in [false, true] {
+        let wanted = json!({"calls": calls, "start": start});
+        host.run(&controller.rollout(&wanted.to_string()).label("5")).await;
+    }
+    are_the_same(&host);
+}
+
+#[tokio::test]
+async fn artifacts_and_logs_with_what_was_dropped_of_them_are_the_same() {
+    let controller = Controller::start().await;
+    for (guest_name, text) in [
+        ("noisy", "misbehave"),
+        ("keep_too_much", "Calculate 2 + 3."),
+        ("artifact_names", "x"),
+        ("observe", "x"),
+    ] {
+        let lines = "[limits]\nartifact-bytes-max = 5000000\nrecord-bytes-max = 5000000\n";
+        let host = both(guest_name).config(lines).start().await;
+        host.run(&controller.rollout(text).label("5")).await;
+        are_the_same(&host);
+    }
+}
+
+#[tokio::test]
+async fn what_a_caller_reported_is_in_what_comes_out_of_the_journal() {
+    let reporting = |report: Value| Answer::Status(200, json!({"trajectory": report}));
+    let calls = |tokens: u64, count: usize| json!({"model_name": "engine", "samples": {"s": {"llm_call_metrics": vec![json!({"prompt_tokens": tokens}); count]}}});
+    let none = || Answer::Status(200, json!({}));
+    let several = json!({"samples": {
+        "second": {"model_name": "engine", "llm_call_metrics": [{"prompt_tokens": 22}]},
+        "nobody": {"llm_call_metrics": [{"prompt_tokens": 99}]},
+    }});
+    for (text, answers, expected) in [
+        ("Calculate 2 + 3.", [reporting(calls(100, 1)), none()], "\"prompt_tokens\":100"),
+        ("Calculate 2 + 3.", [none(), reporting(calls(101, 1))], "\"prompt_tokens\":101"),
+        ("Calculate 2 + 3.", [reporting(calls(100, 1)), reporting(calls(102, 2))], "\"prompt_tokens\":102"),
+        ("please branch: 2 + 3", [reporting(several), none()], "\"prompt_tokens\":22"),
+    ] {
+        let controller = Controller::start().await;
+        controller.answer_callbacks(answers);
+        let serve = both("conform");
+        let host = serve.clone().start().await;
+        let request = controller.rollout(text).label("5").as_b();
+        assert_eq!(host.ask(&request).await.status, 202);
+        controller.callbacks_arrived(2).await;
+        // The last report is merged after its callback was taken; the host ends after both.
+        let (ran, host) = host.stopped(&serve).await;
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+
+        let names = are_the_same(&host);
+
+        let all: String =
+            names.iter().map(|name| std::fs::read_to_string(host.kept().join(name)).unwrap()).collect();
+        assert!(all.contains(expected), "{expected} in {all}");
+    }
+}
+
+#[tokio::test]
+async fn a_rollout_that_another_process_went_on_with_is_the_same() {
+    let controller = Controller::start().await;
+    let serve = both("long_way");
+    let mut host = serve.clone().start().await;
+    controller.hold_after(3);
+    let admitted = host.admit(&controller.rollout("5").label("5")).await;
+    for held in [4, 9] {
+        controller.chats_arrived(held).await;
+        controller.hold_after(8);
+        host = host.killed(&serve).await;
+    }
+    controller.release();
+    host.result(&admitted).await;
+
+    assert!(!are_the_same(&host).is_empty());
+}
