@@ -53,8 +53,9 @@ fn admit(host: &Host, id: &str) -> Result<Box<Rollout>, AdmitError> {
         workflow_secs: None,
         grader_secs: None,
         trajectory_extra: None,
+        fork: None,
     };
-    host.admit(request, Resources { model: endpoint, secrets, charge: None, continuation: None })
+    host.admit(request, Resources { model: endpoint, secrets, charge: None, continuation: None, past: None })
 }
 
 /// Gives back how a rollout ended.

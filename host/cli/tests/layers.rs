@@ -52,7 +52,7 @@ const LAYERS: [(&str, Layers); 3] = [
 
 /// The parts of `rollout` from the top down. What is outside of it names them through `rollout`.
 const WITHIN_ROLLOUT: [&[&str]; 8] = [
-    &["admission", "drive"],
+    &["admission", "drive", "fork"],
     &["run"],
     &["outcome_counter"],
     &["host"],

@@ -269,7 +269,8 @@ fn admit_with(
     let Model { address, endpoint } = model.clone();
     // The key is not kept: whoever goes on with the evaluation gives it again.
     let secrets = RequestSecrets::default();
-    host.admit(request(row, run, address), Resources { model: endpoint, secrets, charge: None, continuation })
+    let resources = Resources { model: endpoint, secrets, charge: None, continuation, past: None };
+    host.admit(request(row, run, address), resources)
 }
 
 fn request(row: &Row, run: usize, model: ModelAddress) -> RolloutRequest {
@@ -287,6 +288,7 @@ fn request(row: &Row, run: usize, model: ModelAddress) -> RolloutRequest {
         workflow_secs: None,
         grader_secs: None,
         trajectory_extra: None,
+        fork: None,
     }
 }
 

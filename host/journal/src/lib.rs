@@ -322,6 +322,18 @@ impl Journal {
         self.0.close();
     }
 
+    /// Waits while more is to be written than there should be.
+    pub async fn room(&self) {
+        let shared = &self.0.shared;
+        loop {
+            let news = shared.room.notified();
+            if shared.queue().bytes <= QUEUE_BYTES_MAX {
+                return;
+            }
+            news.await;
+        }
+    }
+
     /// Whether rollouts can begin.
     pub fn check(&self) -> Result<(), Refused> {
         let state = locked(&self.0.shared.state);
@@ -455,13 +467,6 @@ impl Entry {
     /// Waits while more is to be written than there should be. Whoever adds many events asks before
     /// each: adding itself never waits.
     pub async fn room(&self) {
-        let shared = &self.journal.0.shared;
-        loop {
-            let news = shared.room.notified();
-            if shared.queue().bytes <= QUEUE_BYTES_MAX {
-                return;
-            }
-            news.await;
-        }
+        self.journal.room().await;
     }
 }

@@ -6,12 +6,10 @@
 //! that two such rollouts differ in nothing either. With the word `restless` it looks at the clock and
 //! for answers two thousand times a turn, without waiting.
 
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
 use std::time::Duration;
 
 use rollout_sdk::*;
-use rollout_test_guests::asked;
+use rollout_test_guests::{asked, random_number};
 
 struct LongWay;
 
@@ -56,7 +54,7 @@ impl Workflow for LongWay {
             };
             let result = host_tools::execute(&[call]).remove(0);
             let left = ctx.time_left().map_or(0, |left| left.as_millis());
-            let random = RandomState::new().hash_one(turn);
+            let random = random_number();
             said.push(first.into_message());
             let differs = if is_steady { String::new() } else { format!(" {waits} {left} {random}") };
             said.push(Message::user(format!("{}{differs}", result.content)));

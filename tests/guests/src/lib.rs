@@ -92,6 +92,24 @@ pub fn random_bytes(length: u64) -> u32 {
     bytes[1]
 }
 
+/// Asks the host for a random number.
+#[cfg(target_family = "wasm")]
+pub fn random_number() -> u64 {
+    #[link(wasm_import_module = "wasi:random/random@0.2.6")]
+    unsafe extern "C" {
+        #[link_name = "get-random-u64"]
+        fn get_random_u64() -> i64;
+    }
+    // SAFETY: it takes nothing and gives a number.
+    unsafe { get_random_u64() }.cast_unsigned()
+}
+
+/// Outside wasm there is nobody to ask.
+#[cfg(not(target_family = "wasm"))]
+pub fn random_number() -> u64 {
+    0
+}
+
 /// Outside wasm there is nobody to ask.
 #[cfg(not(target_family = "wasm"))]
 pub fn random_bytes(_length: u64) -> u32 {

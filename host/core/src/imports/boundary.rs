@@ -11,6 +11,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::{self, Debug};
 use std::panic::AssertUnwindSafe;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -184,6 +185,11 @@ impl Boundary {
     pub fn new(log: Option<Arc<dyn RunLog>>, past: Past) -> Self {
         let state = State { past, ..State::default() };
         Self { state: state.into(), news: Notify::new(), is_live: Notify::new(), log }
+    }
+
+    /// How many forks the run has passed by now.
+    pub(super) fn era(&self) -> Arc<AtomicUsize> {
+        self.state().past.era().clone()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -9,13 +9,16 @@ impl types::Host for Imports {}
 impl context::Host for Imports {
     fn rollout_id(&mut self) -> wasmtime::Result<String> {
         self.enter(Import::ROLLOUT_ID)?;
-        let id = self.run.caller_id.as_deref().unwrap_or_else(|| self.run.rollout_id.as_str());
-        Ok(id.to_owned())
+        let (caller_id, id) = match self.run.ancestors(self.role).first() {
+            Some(first) => (&first.caller_id, &first.id),
+            None => (&self.run.caller_id, &self.run.rollout_id),
+        };
+        Ok(caller_id.as_deref().unwrap_or_else(|| id.as_str()).to_owned())
     }
 
     fn attempt(&mut self) -> wasmtime::Result<u32> {
         self.enter(Import::ATTEMPT)?;
-        Ok(self.run.attempt)
+        Ok(self.run.ancestors(self.role).first().map_or(self.run.attempt, |first| first.attempt))
     }
 
     fn config(&mut self) -> wasmtime::Result<Option<String>> {

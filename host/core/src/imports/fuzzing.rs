@@ -53,6 +53,7 @@ pub(crate) fn imports(bytes: &[u8]) {
         metadata: None,
         samples_max: 4,
         chat_defaults: Params::new(),
+        fork: None,
         metrics: metrics(),
     };
     let record = Arc::<Record>::default();

@@ -14,6 +14,7 @@ mod boundary;
 mod calls;
 mod context;
 mod exchange;
+mod fork;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod gate;
@@ -87,6 +88,7 @@ pub use again::{Ending, Left, RecordParts, read_log};
 pub(crate) use boundary::PastOver;
 pub use boundary::{Boundary, Difference, Diverged, RunLog};
 pub use exchange::{Exchange, ExchangeOutcome, Lists, ModelCalls, Part, WrittenRequest, in_common};
+pub use fork::{Ancestor, ForkOrigin, ForkPoint};
 pub use host_tools::{HostTool, HostTools, ToolAnswer, ToolRequest, error_text};
 pub use outside::{Live, ModelAccess, Outside};
 pub use past::{Past, Then};
@@ -140,6 +142,8 @@ pub struct RunContext {
     pub samples_max: u32,
     /// The caller's sampling parameters, for requests that do not say otherwise.
     pub chat_defaults: Params,
+    /// Where the rollout comes from, if it is a fork.
+    pub fork: Option<Arc<ForkOrigin>>,
     /// What the host counts. No guest sees it.
     pub metrics: Arc<Metrics>,
 }
@@ -160,8 +164,23 @@ impl RunContext {
             metadata: None,
             samples_max: 0,
             chat_defaults: Params::new(),
+            fork: None,
             metrics,
         }
+    }
+
+    /// Whose random numbers a run in this role has, by id and try, once it has passed so many forks.
+    fn identity(&self, role: Role, era: usize) -> (&RolloutId, u32) {
+        match self.ancestors(role).get(era) {
+            Some(ancestor) => (&ancestor.id, ancestor.attempt),
+            None => (&self.rollout_id, self.attempt),
+        }
+    }
+
+    /// Whose past a run in this role has. A grader has none of another rollout's.
+    fn ancestors(&self, role: Role) -> &[Ancestor] {
+        let fork = self.fork.as_ref().filter(|_| role != Role::Grader);
+        fork.map(|fork| fork.ancestors.as_slice()).unwrap_or_default()
     }
 }
 
@@ -278,7 +297,7 @@ impl Imports {
     /// input there is what the plugin was given, which is nothing where it is served.
     pub(crate) fn wasi(&self, input: Bytes) -> WasiCtx {
         let mut builder = WasiCtxBuilder::new();
-        virtual_clock::seed(&mut builder, &self.run, self.role);
+        virtual_clock::seed(&mut builder, &self.run, self.role, self.boundary.era());
         builder
             .wall_clock(self.clock.clone())
             .monotonic_clock(self.clock.clone())

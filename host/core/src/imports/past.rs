@@ -1,6 +1,8 @@
 //! What happened in a run before: its guest's moves and the answers that it was given, in order.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -16,6 +18,10 @@ pub struct Past {
     answers: VecDeque<(usize, Arrival)>,
     answered: BTreeSet<u32>,
     then: Then,
+    /// The events before which it is another rollout's, the first ones first.
+    forks: VecDeque<usize>,
+    /// How many of these were passed.
+    era: Arc<AtomicUsize>,
     /// What the moves are charged to.
     _charge: Option<Charge>,
 }
@@ -103,6 +109,31 @@ impl Past {
         self
     }
 
+    /// The same, of a fork: before the events of these numbers it is other rollouts' past.
+    pub fn forked_at(mut self, events: impl IntoIterator<Item = usize>) -> Self {
+        self.forks.extend(events);
+        self.passes();
+        self
+    }
+
+    /// How many forks a run has passed by now.
+    pub(super) fn era(&self) -> &Arc<AtomicUsize> {
+        &self.era
+    }
+
+    fn passes(&mut self) {
+        let made = self.moves.front().map_or(usize::MAX, |(number, _)| *number);
+        let next = self.answers.front().map_or(made, |(number, _)| made.min(*number));
+        while self.forks.pop_front_if(|fork| *fork <= next).is_some() {
+            self.era.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn pop_move(&mut self) {
+        self.moves.pop_front();
+        self.passes();
+    }
+
     /// Whether all of it was made again.
     pub(super) fn is_over(&self) -> bool {
         self.moves.is_empty() && self.answers.is_empty()
@@ -131,7 +162,9 @@ impl Past {
                 arrival.at <= at && !self.moves.front().is_some_and(timed_out)
             }
         };
-        came.then(|| self.answers.pop_front()).flatten().map(|(_, arrival)| arrival)
+        let (_, arrival) = came.then(|| self.answers.pop_front()).flatten()?;
+        self.passes();
+        Some(arrival)
     }
 
     /// Whether the wait of this move timed out, and all that it saw before crossed.
@@ -140,7 +173,7 @@ impl Past {
         let is_next = self.answers.front().is_none_or(|(number, _)| number > then);
         let is_it = *then_at == at && is_next;
         if is_it {
-            self.moves.pop_front();
+            self.pop_move();
         }
         is_it
     }
@@ -161,7 +194,7 @@ impl Past {
         match self.moves.front() {
             Some((_, Move::TimeLeft { at: then, left })) if *then == at => {
                 let left = *left;
-                self.moves.pop_front();
+                self.pop_move();
                 Ok(Some(left))
             }
             None if self.is_over() && self.then == Then::GoesOn => Ok(None),
@@ -185,7 +218,7 @@ impl Past {
                     return Err(differs(Some((*then_at, then.clone()))));
                 }
                 let time = *time;
-                self.moves.pop_front();
+                self.pop_move();
                 Ok(Some(time))
             }
             Some(_) => Err(differs(None)),

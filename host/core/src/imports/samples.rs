@@ -96,7 +96,7 @@ impl Imports {
     /// An id for a sample that was given no name. The rollout decides it, so that a
     /// repeated run gives the same.
     fn made_up_id(&self, place: usize) -> SampleId {
-        let seed = virtual_clock::seed_of(&self.run, Role::Workflow, &format!("sample {place}"));
+        let seed = virtual_clock::seed_of(&self.run, 0, Role::Workflow, &format!("sample {place}"));
         let text = hex(&seed[..16]);
         SampleId::parse(&text).unwrap_or_else(|_| unreachable!("hex digits travel as a header"))
     }

@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -191,7 +192,7 @@ impl Imports {
             return Err((tool.kind, ToolAnswer::over(Limit::ToolCalls, reason)));
         }
         *made += 1;
-        let seed = seed_of(&self.run, Role::Tool, "call");
+        let seed = seed_of(&self.run, self.boundary.era().load(Ordering::Relaxed), Role::Tool, "call");
         let seed = hex(&sha256_parts(&[&seed, &place.to_le_bytes()]));
         let holder = self.record.holder().cloned();
         let request = ToolRequest { place: tool.place, arguments, seed, holder };

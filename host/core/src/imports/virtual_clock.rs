@@ -2,39 +2,79 @@
 //! repeated: numbers are seeded by the rollout's id and attempt, so that two siblings
 //! differ, and time passes by what a guest does, not by what the host is busy with.
 
+use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use chacha20::ChaCha8Rng;
-use rand_core::SeedableRng;
+use rand_core::{SeedableRng, TryRng};
 use wasmtime_wasi::{HostMonotonicClock, HostWallClock, WasiCtxBuilder};
 
 use super::{Role, RunContext};
 use crate::digest::sha256_parts;
 
-/// The seed of one use within one role of one try of one rollout.
-pub(super) fn seed_of(run: &RunContext, role: Role, purpose: &str) -> [u8; 32] {
+/// The seed of one use within one role of one try of one rollout: of the one whose a workflow's past
+/// is, where that is a fork, until it has passed so many.
+pub(super) fn seed_of(run: &RunContext, era: usize, role: Role, purpose: &str) -> [u8; 32] {
+    let (id, attempt) = run.identity(role, era);
     sha256_parts(&[
         b"rollout-host guest randomness 1",
-        run.rollout_id.as_str().as_bytes(),
-        &run.attempt.to_le_bytes(),
+        id.as_str().as_bytes(),
+        &attempt.to_le_bytes(),
         role.as_str().as_bytes(),
         purpose.as_bytes(),
     ])
 }
 
 /// Gives the guest's random sources their seeds.
-pub(super) fn seed(builder: &mut WasiCtxBuilder, run: &RunContext, role: Role) {
-    let seed = seed_of(run, role, "random");
-    let mut insecure = seed;
-    insecure[0] ^= 1;
+pub(super) fn seed(builder: &mut WasiCtxBuilder, run: &Arc<RunContext>, role: Role, era: Arc<AtomicUsize>) {
+    let seed = seed_of(run, 0, role, "random");
     let mut hash_seed = [0; 16];
     hash_seed.copy_from_slice(&seed[16..]);
-    builder
-        .secure_random(ChaCha8Rng::from_seed(seed))
-        .insecure_random(ChaCha8Rng::from_seed(insecure))
-        .insecure_random_seed(u128::from_le_bytes(hash_seed));
+    builder.insecure_random_seed(u128::from_le_bytes(hash_seed));
+    let source = |mask| Source { run: run.clone(), role, mask, era: era.clone(), current: None };
+    builder.secure_random(source(0)).insecure_random(source(1));
+}
+
+/// Random numbers of a rollout, and where it is a fork of others, first of those.
+struct Source {
+    run: Arc<RunContext>,
+    role: Role,
+    /// Over the first byte of the seed.
+    mask: u8,
+    /// How many forks the run has passed by now.
+    era: Arc<AtomicUsize>,
+    current: Option<(usize, ChaCha8Rng)>,
+}
+
+impl Source {
+    fn numbers(&mut self) -> &mut ChaCha8Rng {
+        let era = self.era.load(Ordering::Relaxed);
+        let current = self.current.take().filter(|(of, _)| *of == era);
+        let current = current.unwrap_or_else(|| {
+            let mut seed = seed_of(&self.run, era, self.role, "random");
+            seed[0] ^= self.mask;
+            (era, ChaCha8Rng::from_seed(seed))
+        });
+        &mut self.current.insert(current).1
+    }
+}
+
+impl TryRng for Source {
+    type Error = Infallible;
+
+    fn try_next_u32(&mut self) -> Result<u32, Infallible> {
+        self.numbers().try_next_u32()
+    }
+
+    fn try_next_u64(&mut self) -> Result<u64, Infallible> {
+        self.numbers().try_next_u64()
+    }
+
+    fn try_fill_bytes(&mut self, to: &mut [u8]) -> Result<(), Infallible> {
+        self.numbers().try_fill_bytes(to)
+    }
 }
 
 /// The day on which every run begins: 2025-01-01T00:00:00Z.

@@ -24,12 +24,14 @@ impl Host {
         admitted
     }
 
+    #[expect(clippy::disallowed_methods, reason = "from here the time of a fork counts")]
     fn enter_and_keep(
         &self,
         request: RolloutRequest,
         mut resources: Resources,
     ) -> Result<Box<Rollout>, AdmitError> {
         let entered = self.enter(&request)?;
+        let mut resumed = None;
         let journal = self.0.runtime.journal();
         if let Some((journal, continuation)) = journal.zip(resources.continuation.take()) {
             let secrets = JournaledSecrets {
@@ -38,9 +40,18 @@ impl Host {
             };
             let deployment = self.0.deployment.id().clone();
             let log = journal.admit(&request, deployment, &secrets, continuation)?;
+            if let Some(past) = resources.past.take() {
+                log.begins_with(past);
+                resumed = Some(Resumed {
+                    admitted_at: SystemTime::now(),
+                    started: Started::default(),
+                    differs: None,
+                    past: PastOf::Journal,
+                });
+            }
             entered.handle.is_kept_in(log);
         }
-        Ok(Box::new(Rollout::new(self.clone(), request, resources, entered, None)))
+        Ok(Box::new(Rollout::new(self.clone(), request, resources, entered, resumed)))
     }
 
     /// Goes on with a rollout that a process before admitted, under its id and with the time that it
@@ -61,7 +72,7 @@ impl Host {
         let differs = deployment.difference(self.0.deployment.id());
         let charge = self.budget().charge_anyway(Use::Request, request.memory_bytes());
         let secrets = RequestSecrets::default();
-        let resources = Resources { model, secrets, charge: Some(charge), continuation: None };
+        let resources = Resources { model, secrets, charge: Some(charge), continuation: None, past: None };
         let resumed = Resumed { admitted_at, started, differs, past: PastOf::Journal };
         self.metrics().accepted();
         Ok(Box::new(Rollout::new(self.clone(), request, resources, entered, Some(resumed))))
@@ -82,6 +93,7 @@ impl Host {
             secrets: RequestSecrets::default(),
             charge: None,
             continuation: None,
+            past: None,
         };
         let resumed = Resumed {
             admitted_at: SystemTime::now(),

@@ -17,6 +17,7 @@ mod admission;
 mod deployment;
 mod drive;
 mod events;
+mod fork;
 mod host;
 mod journal;
 mod limits;
@@ -30,16 +31,17 @@ mod trajectory;
 pub use admission::Replay;
 pub use deployment::{Deployment, DeploymentError, DeploymentSettings, Started};
 pub use drive::{AfterWorkflow, Ended, Next, Steps, drive};
+pub use fork::{ForkError, StoredForkError};
 pub use host::Host;
 pub use journal::{
-    Continuation, DeploymentId, Failed, Journal, JournaledSecrets, OpenError as JournalError,
+    Continuation, DeploymentId, Failed, ForkPast, Journal, JournaledSecrets, OpenError as JournalError,
     Refused as JournalRefused, Retention as JournalRetention, RolloutLog, Settings as JournalSettings,
-    StoredRollout, Sync as JournalSync, UnfinishedRollout,
+    StoredRollout, Sync as JournalSync, TooFewTurns, UnfinishedRollout,
 };
 pub use model::{
-    AgentForm, ExtraFact, ExtraMember, Failure, FailureKind, Finished, FinishedSample, LimitUse, LoopOptions,
-    LoopReport, ModelAddress, Outcome, Phase, RequestSecrets, RolloutRequest, Stage, TrajectoryExtra,
-    TrajectoryFile,
+    AgentForm, ExtraFact, ExtraMember, Failure, FailureKind, Finished, FinishedSample, ForkOrigin, ForkPoint,
+    LimitUse, LoopOptions, LoopReport, ModelAddress, Outcome, Phase, RequestSecrets, RolloutRequest, Stage,
+    TrajectoryExtra, TrajectoryFile,
 };
 pub use run::{ReplayEnd, Resources, Rollout};
 pub use runtime::{Runtime, RuntimeSettings};

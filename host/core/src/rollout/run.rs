@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::host::Host;
-use super::journal::{Continuation, RolloutLog};
+use super::journal::{Continuation, ForkPast, RolloutLog};
 use super::limits::{self, HalfTimes};
 use super::model::{
     AgentForm, Failure, FailureKind, Finished, FinishedSample, HOST_VERSION, LoopReport, Outcome, Phase,
@@ -48,6 +48,8 @@ pub struct Resources {
     pub charge: Option<Charge>,
     /// What its driver needs to go on with it in another process. Without, it ends with this one.
     pub continuation: Option<Continuation>,
+    /// What it has of the rollout that it is a fork of.
+    pub past: Option<ForkPast>,
 }
 
 /// A rollout that was admitted and is not over.
@@ -93,7 +95,7 @@ impl Rollout {
         resumed: Option<Resumed>,
     ) -> Self {
         let Entered { place, handle, phase } = entered;
-        let Resources { model, secrets: _, charge, continuation: _ } = resources;
+        let Resources { model, secrets: _, charge, continuation: _, past: _ } = resources;
         let run = RunContext {
             rollout_id: request.id.clone(),
             caller_id: request.caller_id.take(),
@@ -109,6 +111,7 @@ impl Rollout {
                 .completion_params
                 .as_deref()
                 .map_or_else(Params::new, caller_params),
+            fork: request.fork.clone().map(Arc::new),
             metrics: host.metrics().clone(),
         };
         let trace = host.metrics().trace(request.id.as_str());
@@ -420,6 +423,7 @@ impl Rollout {
             extra: self.request.trajectory_extra.take(),
             metadata: self.request.metadata.clone(),
             attempt: self.request.attempt,
+            fork: self.request.fork.take().map(|fork| fork.point),
             recorded: self.record.take(),
             host: HOST_VERSION.into(),
             plugins: trajectory::Plugins {

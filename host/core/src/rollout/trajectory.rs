@@ -23,7 +23,7 @@ use std::borrow::Cow;
 use std::io;
 use std::time::Duration;
 
-use super::model::{Finished, TrajectoryExtra, TrajectoryFile};
+use super::model::{Finished, ForkPoint, TrajectoryExtra, TrajectoryFile};
 use crate::id::SampleId;
 use crate::imports::{Exchange, Recorded};
 use crate::wire::messages::Messages;
@@ -98,6 +98,7 @@ pub(super) struct Job {
     pub extra: Option<TrajectoryExtra>,
     pub metadata: Option<RowMetadata>,
     pub attempt: u32,
+    pub fork: Option<ForkPoint>,
     pub recorded: Recorded,
     pub host: Cow<'static, str>,
     pub plugins: Plugins,

@@ -112,6 +112,7 @@ impl ComponentTools {
             metadata: None,
             samples_max: 0,
             chat_defaults: Params::new(),
+            fork: None,
             metrics: self.metrics.clone(),
         };
         Imports::new(role, run.into(), self.limits.clone(), Live::until(deadline), record.clone())

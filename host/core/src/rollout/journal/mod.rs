@@ -10,6 +10,7 @@
 //! crate `rollout-journal`.
 
 mod admission;
+mod fork;
 mod stored;
 mod unfinished;
 
@@ -24,6 +25,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use rollout_journal as store;
 use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
 
 use super::model::{Finished, HOST_VERSION, RolloutRequest};
 use crate::imports::{Ending, Left, Role, RunEvent, RunLog};
@@ -31,6 +33,8 @@ use crate::seal::Seal;
 
 use admission::AdmissionLine;
 pub use admission::{Continuation, DeploymentId, JournaledSecrets};
+pub(super) use fork::Parent;
+pub use fork::{ForkPast, TooFewTurns};
 pub use store::{Failed, OpenError, Refused, Retention, Settings, Sync};
 pub(in crate::rollout) use stored::RanBy;
 pub use stored::StoredRollout;
@@ -58,7 +62,12 @@ mod kind {
 pub struct Journal {
     store: store::Journal,
     seal: Seal,
+    /// Who may read a whole rollout, which is charged to nobody meanwhile.
+    pub(super) readers: Semaphore,
 }
+
+/// How many read whole rollouts at once.
+const READERS_MAX: usize = 2;
 
 impl Journal {
     /// Opens the journal that these settings say, whose secrets have this seal, and gives the
@@ -66,7 +75,7 @@ impl Journal {
     pub fn open(settings: Settings, seal: Seal) -> Result<(Arc<Self>, Vec<UnfinishedRollout>), OpenError> {
         let path = settings.path.clone();
         let (store, entries) = store::Journal::open(settings)?;
-        let journal = Arc::new(Self { store, seal });
+        let journal = Arc::new(Self { store, seal, readers: Semaphore::new(READERS_MAX) });
         let read = |entry| {
             UnfinishedRollout::read(&journal, entry).map_err(|error| OpenError::Io(path.clone(), error))
         };
@@ -84,6 +93,11 @@ impl Journal {
     /// Whether rollouts can be admitted.
     pub(super) fn check(&self) -> Result<(), Refused> {
         self.store.check()
+    }
+
+    /// Waits while too much is to be written.
+    pub(super) async fn room(&self) {
+        self.store.room().await;
     }
 
     /// Begins the log of a rollout that is being admitted.
@@ -164,6 +178,13 @@ impl RolloutLog {
     /// There is nothing more to do for the rollout: nobody goes on with it any more.
     pub fn end(&self) {
         self.0.end();
+    }
+
+    /// Keeps what the rollout has of another one.
+    pub(super) fn begins_with(&self, ForkPast(events): ForkPast) {
+        for event in events {
+            self.append(event.kind, vec![event.payload]);
+        }
     }
 
     pub(super) fn cancelled(&self) {

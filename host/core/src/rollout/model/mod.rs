@@ -14,6 +14,7 @@ mod phase;
 mod request;
 mod trajectory;
 
+pub use crate::imports::{ForkOrigin, ForkPoint};
 pub use address::{ModelAddress, RequestSecrets};
 pub use agent::{AgentForm, LoopOptions, LoopReport};
 pub use failure::{Failure, FailureKind};

@@ -6,6 +6,7 @@ use super::address::ModelAddress;
 use super::agent::LoopOptions;
 use super::trajectory::TrajectoryExtra;
 use crate::id::RolloutId;
+use crate::imports::ForkOrigin;
 use crate::wire::data::exact_option;
 use crate::wire::messages::Messages;
 use crate::wire::metadata::RowMetadata;
@@ -43,6 +44,9 @@ pub struct RolloutRequest {
     pub grader_secs: Option<f64>,
     /// What the protocol adds to the trajectory.
     pub trajectory_extra: Option<TrajectoryExtra>,
+    /// Where it comes from, if it is a fork.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fork: Option<ForkOrigin>,
 }
 
 impl RolloutRequest {
@@ -54,7 +58,8 @@ impl RolloutRequest {
         let params = self.loop_options.completion_params.as_ref().map_or(0, |params| params.get().len());
         let extra = self.trajectory_extra.as_ref().map_or(0, TrajectoryExtra::memory_bytes);
         let names = self.id.as_str().len() + self.caller_id.as_ref().map_or(0, String::len);
-        let all = [self.prompt.memory_bytes(), label, metadata, params, extra, names];
+        let fork = self.fork.as_ref().map_or(0, ForkOrigin::memory_bytes);
+        let all = [self.prompt.memory_bytes(), label, metadata, params, extra, names, fork];
         all.iter().sum::<usize>() + self.model.memory_bytes() + size_of::<Self>()
     }
 }
@@ -63,6 +68,7 @@ impl RolloutRequest {
 mod tests {
     use super::super::trajectory::{ExtraFact, ExtraMember};
     use super::*;
+    use crate::imports::ForkPoint;
     use crate::outbound::Secret;
     use crate::wire;
     use crate::wire::atif::SchemaVersion;
@@ -94,6 +100,10 @@ mod tests {
                 members: MEMBERS.into(),
                 request_fields: Some(raw(r#"{"x": {}}"#)),
             }),
+            fork: Some(ForkOrigin {
+                point: ForkPoint { rollout_id: RolloutId::parse("r 0").unwrap(), turn: 3 },
+                ancestors: Vec::new(),
+            }),
         };
         let text = serde_json::to_string(&request).unwrap();
 
@@ -101,7 +111,7 @@ mod tests {
 
         assert_eq!(serde_json::to_string(&read).unwrap(), text);
         assert!(!text.contains("s3cret") && !text.contains("pa55"), "{text}");
-        assert_eq!(read.prompt, request.prompt);
+        assert_eq!((&read.prompt, &read.fork), (&request.prompt, &request.fork));
         assert_eq!(read.workflow_secs.map(f64::to_bits), request.workflow_secs.map(f64::to_bits));
         let (read, wrote) = (read.metadata.unwrap(), request.metadata.unwrap());
         assert_eq!(read.whole().get(), wrote.whole().get());

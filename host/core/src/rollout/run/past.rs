@@ -62,24 +62,35 @@ impl Rollout {
         if let Some(Resumed { past: PastOf::Here { events, then, .. }, .. }) = &self.resumed {
             let mut of_runs = events.lock().unwrap_or_else(PoisonError::into_inner);
             let events = std::mem::take(&mut of_runs[usize::from(role == Role::Grader)]);
-            return Ok(Arc::new(Boundary::new(None, Past::new(events, *then).charged_to(&self.holder))));
+            return Ok(Arc::new(Boundary::new(None, self.past(role, events, *then))));
         }
         let Some(log) = self.handle.log().cloned() else { return Ok(Arc::default()) };
         let of_run = log.of_run(role);
         let past = match self.resumed {
             None => Past::default(),
             Some(_) => {
-                let read = tokio::task::spawn_blocking(move || log.run_events(role)).await;
+                // A fork's is on its way there.
+                let read = match log.written().await {
+                    Ok(()) => tokio::task::spawn_blocking(move || log.run_events(role)).await,
+                    Err(error) => Ok(Err(io::Error::other(error))),
+                };
                 let events = read.map_err(io::Error::from).and_then(|events| events);
                 let stage = if role == Role::Grader { Stage::Grader } else { Stage::Workflow };
                 let events = events.map_err(|error| {
                     let reason = format!("what happened in it before cannot be read: {error}");
                     Failure::new(stage, FailureKind::Resume, Fault::Host, reason)
                 })?;
-                Past::new(events, Then::GoesOn).charged_to(&self.holder)
+                self.past(role, events, Then::GoesOn)
             }
         };
         Ok(Arc::new(Boundary::new(Some(of_run), past)))
+    }
+
+    fn past(&self, role: Role, events: Vec<RunEvent>, then: Then) -> Past {
+        let fork = self.request.fork.as_ref().filter(|_| role == Role::Workflow);
+        let ancestors = fork.map(|fork| fork.ancestors.as_slice()).unwrap_or_default();
+        let past = Past::new(events, then).charged_to(&self.holder);
+        past.forked_at(ancestors.iter().map(|ancestor| ancestor.events))
     }
 
     /// A run is over: what arrived until then is kept. One that ended by itself has done all that

@@ -181,6 +181,9 @@ impl Serialize for Ours<'_> {
         if let Some(digest) = &job.plugins.grader {
             ours.serialize_entry("grader_digest", digest)?;
         }
+        if let Some(fork) = &job.fork {
+            ours.serialize_entry("fork_of", fork)?;
+        }
         ours.serialize_entry("outcome", &outcome(&finished.outcome))?;
         ours.serialize_entry("usage", &Usage::of(finished, !job.recorded.judge.exchanges().is_empty()))?;
         ours.serialize_entry("limits", &Limits(finished))?;

@@ -48,6 +48,7 @@ impl StoredRollout {
             extra: request.trajectory_extra,
             metadata: request.metadata,
             attempt: request.attempt,
+            fork: request.fork.as_ref().map(|fork| fork.point.clone()),
             recorded,
             host: ran_by.host.into(),
             plugins: Plugins {

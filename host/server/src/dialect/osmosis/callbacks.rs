@@ -151,7 +151,8 @@ pub(super) async fn start(
     parent: Option<TraceParent>,
 ) -> Result<(), ApiError> {
     let CalledBack { asked, form, completion_url, grader_url, controller_key: key } = request;
-    let ParsedRequest { rollout, mut resources, gradable, label } = asked;
+    let asked = asked.forked(&osmosis.0.host).await?;
+    let ParsedRequest { rollout, mut resources, gradable, label, fork_of: _ } = asked;
     let id = rollout.id.clone();
     let secret = SecretFacts {
         completion_url: completion_url.as_str().into(),

@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::fields::Problem;
-use rollout_core::rollout::AdmitError;
+use rollout_core::rollout::{AdmitError, ForkError};
 
 /// Seconds after which a caller that was refused should come again.
 const RETRY_AFTER_SECS: &str = "5";
@@ -52,6 +52,16 @@ impl From<AdmitError> for ApiError {
             AdmitError::Duplicate => Self::Registered,
             AdmitError::NotKept(why) => Self::NotKept(why.to_string()),
             AdmitError::Closed => Self::Closed,
+        }
+    }
+}
+
+impl From<ForkError> for ApiError {
+    fn from(error: ForkError) -> Self {
+        match error {
+            ForkError::NoRoom(_) => Self::NoMemory,
+            ForkError::Unreadable(why) => Self::Internal(why.to_string()),
+            wrong => Self::Invalid(vec![Problem::of_value("fork_of", &wrong.to_string())]),
         }
     }
 }

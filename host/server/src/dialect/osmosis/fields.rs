@@ -15,7 +15,7 @@ use rollout_core::wire::strict;
 
 /// Every field that a request of this protocol may have. Others are passed over: a request
 /// may have a million of them.
-const KNOWN: [&str; 24] = [
+const KNOWN: [&str; 25] = [
     "agent_timeout_sec",
     "all",
     "api_key",
@@ -24,6 +24,7 @@ const KNOWN: [&str; 24] = [
     "completion_params",
     "controller_api_key",
     "extra_fields",
+    "fork_of",
     "grade",
     "grader_callback_url",
     "grader_timeout_sec",
@@ -67,6 +68,12 @@ pub(super) struct Problem {
 impl Problem {
     pub(crate) fn new(r#type: &'static str, loc: Vec<Value>, msg: impl Into<String>, input: Value) -> Self {
         Self { r#type, loc, msg: msg.into(), input, ctx: None }
+    }
+
+    /// A field whose value cannot be, which only whoever goes on with the request knows.
+    pub(crate) fn of_value(name: &str, why: &str) -> Self {
+        Self::new("value_error", loc(name), format!("Value error, {why}"), Value::Null)
+            .with(json!({"error": {}}))
     }
 
     pub(crate) fn with(self, ctx: Value) -> Self {

@@ -14,7 +14,7 @@ use crate::random;
 pub(super) use rollout_assembly::config::OsmosisGeneration;
 use rollout_core::id::RolloutId;
 use rollout_core::outbound::Secret;
-use rollout_core::rollout::{LoopOptions, ModelAddress, Resources, RolloutRequest};
+use rollout_core::rollout::{ForkPoint, Host, LoopOptions, ModelAddress, Resources, RolloutRequest};
 use rollout_core::wire::messages::Messages;
 use rollout_core::wire::metadata::RowMetadata;
 
@@ -74,9 +74,20 @@ pub(super) struct ParsedRequest {
     pub gradable: bool,
     /// The label, which goes back with the sample.
     pub label: Option<String>,
+    /// The place in another rollout that it goes on from.
+    pub fork_of: Option<ForkPoint>,
 }
 
 impl ParsedRequest {
+    /// With what it has of the rollout that it goes on from, if it does.
+    pub(super) async fn forked(mut self, host: &Host) -> Result<Self, ApiError> {
+        let Some(point) = self.fork_of.take() else { return Ok(self) };
+        host.fork(&point, &mut self.rollout, &mut self.resources).await?;
+        self.label.clone_from(&self.rollout.label);
+        self.gradable = self.label.is_some() || self.rollout.metadata.is_some();
+        Ok(self)
+    }
+
     fn memory_bytes(&self) -> usize {
         self.rollout.memory_bytes() + self.resources.secrets.memory_bytes()
     }
@@ -174,6 +185,16 @@ fn api_key(fields: &mut Fields<'_>, name: &str, rule: &str) -> Option<Secret> {
     Some(Secret::new(key))
 }
 
+/// The field of this host's own that says which rollout one goes on from.
+fn fork_of(fields: &mut Fields<'_>) -> Option<ForkPoint> {
+    let given = fields.object("fork_of")?;
+    let read = serde_json::from_str(given.get());
+    if let Err(why) = &read {
+        fields.wrong("fork_of", &format!("must be {{\"rollout_id\": text, \"turn\": number}}: {why}"));
+    }
+    read.ok()
+}
+
 /// The samples that a caller takes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SamplesRule {
@@ -199,6 +220,7 @@ struct Common {
     workflow_secs: Option<f64>,
     grader_secs: Option<f64>,
     extra_fields: Option<Box<RawValue>>,
+    fork_of: Option<ForkPoint>,
 }
 
 impl Common {
@@ -232,6 +254,7 @@ impl Common {
             workflow_secs: fields.seconds("agent_timeout_sec"),
             grader_secs: fields.seconds("grader_timeout_sec"),
             extra_fields: fields.object("extra_fields"),
+            fork_of: fork_of(fields),
         }
     }
 
@@ -252,7 +275,8 @@ impl Common {
         Some(ParsedRequest {
             gradable: self.label.is_some() || self.metadata.is_some(),
             label: self.label.clone(),
-            resources: Resources { model: endpoint, secrets, charge: None, continuation: None },
+            fork_of: self.fork_of,
+            resources: Resources { model: endpoint, secrets, charge: None, continuation: None, past: None },
             rollout: RolloutRequest {
                 id: self.id?,
                 caller_id: None,
@@ -267,6 +291,7 @@ impl Common {
                 workflow_secs: self.workflow_secs,
                 grader_secs: self.grader_secs,
                 trajectory_extra: Some(sample::extra(self.extra_fields, samples != SamplesRule::One)),
+                fork: None,
             },
         })
     }

@@ -117,7 +117,7 @@ fn fields_of(fields: &mut Fields<'_>, settings: &OsmosisInit, form: AgentForm) -
         api_key,
         gradable: label.is_some(),
         id,
-        resources: Resources { model: endpoint, secrets, charge: None, continuation: None },
+        resources: Resources { model: endpoint, secrets, charge: None, continuation: None, past: None },
         rollout: RolloutRequest {
             id: rollout_id,
             caller_id,
@@ -136,6 +136,7 @@ fn fields_of(fields: &mut Fields<'_>, settings: &OsmosisInit, form: AgentForm) -
             workflow_secs: None,
             grader_secs: None,
             trajectory_extra: Some(sample::extra(None, false)),
+            fork: None,
         },
     })
 }

@@ -97,7 +97,8 @@ pub(super) async fn start(
 ) -> Result<Admission, ApiError> {
     let inner = &osmosis.0;
     let Polled { asked, grade } = request;
-    let ParsedRequest { rollout, mut resources, gradable, label } = asked;
+    let asked = asked.forked(&inner.host).await?;
+    let ParsedRequest { rollout, mut resources, gradable, label, fork_of: _ } = asked;
     let id = rollout.id.clone();
     let token = random::token();
     let facts = Facts { lease: Lease::of(&token), grade, gradable };

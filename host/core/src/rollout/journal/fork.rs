@@ -1,0 +1,127 @@
+//! What a rollout takes over of another one that is in the journal.
+
+use std::io;
+
+use rollout_journal as store;
+use serde::Deserialize;
+
+use super::unfinished::{UnreadableRollout, read_admission};
+use super::{DeploymentId, Journal, StoredRollout, base};
+use crate::imports::{Ancestor, ForkOrigin, ForkPoint, Role, RunEvent};
+use crate::rollout::model::RolloutRequest;
+use crate::telemetry::ModelRole;
+
+/// What happened in a workflow's run up to where another rollout goes on, as it is kept.
+#[derive(Debug)]
+pub struct ForkPast(pub(super) Vec<store::Event>);
+
+/// A rollout that another one goes on from.
+pub(in crate::rollout) struct Parent {
+    pub request: RolloutRequest,
+    pub deployment: DeploymentId,
+    pub origin: ForkOrigin,
+    pub past: ForkPast,
+}
+
+/// A rollout has fewer answered calls of the model than another one is to have of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "it has {answered} calls of the model that were answered, one after the other, and {turn} are asked for"
+)]
+pub struct TooFewTurns {
+    /// How many it has.
+    pub answered: u32,
+    /// How many are asked for.
+    pub turn: u32,
+}
+
+impl Journal {
+    /// The last rollout of this name, as far as it is to be shared. Reads files, and blocks.
+    pub(in crate::rollout) fn parent(
+        &self,
+        point: &ForkPoint,
+    ) -> io::Result<Option<Result<Parent, TooFewTurns>>> {
+        let Some(found) = self.store.find(point.rollout_id.as_str())?.into_iter().next() else {
+            return Ok(None);
+        };
+        // It may have been dropped since, as the oldest.
+        let Some(written) = found.read()? else { return Ok(None) };
+        let unreadable = |reason: String| UnreadableRollout::of(&written.name, reason);
+        let admitted =
+            written.events.first().ok_or_else(|| unreadable("nothing is known of it".to_owned()))?;
+        let (line, _sealed) = read_admission(&admitted.payload).map_err(unreadable)?;
+        let base = base(Role::Workflow);
+        let mut events = written.events;
+        events.retain(|event| (base..base + RunEvent::KINDS).contains(&event.kind));
+        let read = events.iter().map(|event| RunEvent::read(event.kind - base, &event.payload));
+        let read = read.collect::<Result<Vec<_>, _>>();
+        let read = read.map_err(|error| UnreadableRollout::of(&written.name, error.to_string()))?;
+        let request = line.request.into_owned();
+        let parent = shared_events(&read, point.turn).map(|count| {
+            events.truncate(count);
+            let origin = origin(&request, point.clone(), count);
+            Parent { request, deployment: line.deployment, origin, past: ForkPast(events) }
+        });
+        Ok(Some(parent))
+    }
+}
+
+impl StoredRollout {
+    /// The request of a rollout that goes on from this one, under another id, and what happened in
+    /// its workflow's run until then.
+    pub(in crate::rollout) fn forked(
+        self,
+        turn: u32,
+        id: crate::id::RolloutId,
+    ) -> Result<(RolloutRequest, Vec<RunEvent>), TooFewTurns> {
+        let Self { mut request, mut workflow, .. } = self;
+        let count = shared_events(&workflow, turn)?;
+        workflow.truncate(count);
+        let point = ForkPoint { rollout_id: request.id.clone(), turn };
+        request.fork = Some(origin(&request, point, count));
+        (request.id, request.caller_id) = (id, None);
+        Ok((request, workflow))
+    }
+}
+
+/// Whose past the first events of a rollout's run are.
+fn origin(request: &RolloutRequest, point: ForkPoint, count: usize) -> ForkOrigin {
+    let mut ancestors = request.fork.as_ref().map(|fork| fork.ancestors.clone()).unwrap_or_default();
+    // Some of it may be shared with the one that this is a fork of itself.
+    match ancestors.iter().position(|ancestor| count <= ancestor.events) {
+        Some(last) => ancestors.truncate(last + 1),
+        None => {
+            let RolloutRequest { id, caller_id, attempt, .. } = request;
+            let (id, caller_id, attempt) = (id.clone(), caller_id.clone(), *attempt);
+            ancestors.push(Ancestor { id, caller_id, attempt, events: count });
+        }
+    }
+    if let Some(last) = ancestors.last_mut() {
+        last.events = count;
+    }
+    ForkOrigin { point, ancestors }
+}
+
+/// How many events there are until the first calls of the model were all answered.
+fn shared_events(events: &[RunEvent], turn: u32) -> Result<usize, TooFewTurns> {
+    #[derive(Deserialize)]
+    struct Asked {
+        #[serde(default)]
+        asked: Option<ModelRole>,
+    }
+    let calls_model = |what: &[u8]| {
+        serde_json::from_slice::<Asked>(what).is_ok_and(|what| what.asked == Some(ModelRole::Policy))
+    };
+    let calls = events.iter().filter_map(|event| match event {
+        RunEvent::Asked { call, what, .. } if calls_model(what) => Some(*call),
+        _ => None,
+    });
+    let mut count = 0;
+    for (answered, call) in (0..turn).zip(calls.map(Some).chain(std::iter::repeat(None))) {
+        let is_it =
+            |event: &RunEvent| matches!(event, RunEvent::Answered { call: of, .. } if Some(*of) == call);
+        let at = events.iter().position(is_it).ok_or(TooFewTurns { answered, turn })?;
+        count = count.max(at + 1);
+    }
+    Ok(count)
+}

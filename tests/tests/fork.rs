@@ -1,0 +1,149 @@
+//! Rollouts that go on from where another one was.
+
+use rollout_tests::{
+    Answers, Controller, Oracle, RolloutRequest, Serve, Start, TestHost, guest, rollout_host,
+};
+use serde_json::{Value, json};
+
+/// A host of the guest whose every turn depends on what came before, with a tool and a judge.
+fn long_way(judge_url: &str) -> Serve {
+    let tools = guest("tool_kit");
+    TestHost::of("long_way").config(&format!(
+        "[journal]\ndir = 'journal'\n[judge]\nurl = '{judge_url}'\nmodel = 'judge'\n[[tools.component]]\npath = '{}'\n",
+        tools.display()
+    ))
+}
+
+/// A rollout of so many turns, of two calls each, at this model.
+fn turns(controller: &Controller, oracle: &Oracle, turns: u32) -> RolloutRequest {
+    let request = controller.rollout(&turns.to_string()).label("x");
+    request.with("chat_completions_url", oracle.url()).with("agent_timeout_sec", 120.0)
+}
+
+/// The same, from where another one was after so many calls of the model.
+fn fork(controller: &Controller, oracle: &Oracle, of: (u32, &str), turn: u32) -> RolloutRequest {
+    turns(controller, oracle, of.0).with("fork_of", json!({"rollout_id": of.1, "turn": turn}))
+}
+
+/// What a result's sample says after its prompt, one text a message.
+fn texts(result: &Value) -> Vec<String> {
+    assert_eq!(result["status"], "success", "{result:#}");
+    let messages = result["sample"]["messages"].as_array().unwrap();
+    messages[1..].iter().map(|message| message["content"].as_str().unwrap().to_owned()).collect()
+}
+
+/// The random number that a message ends with.
+fn number(text: &str) -> u64 {
+    text.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+#[tokio::test]
+async fn forks_have_the_first_calls_of_another_rollout_and_go_on_by_themselves() {
+    let controller = Controller::start().await;
+    let oracle = Oracle::start(Answers::New).await;
+    let serve = long_way(&oracle.url());
+    let host = serve.clone().start().await;
+    let parent = host.admit(&turns(&controller, &oracle, 3)).await;
+    let parent_texts = texts(&host.result(&parent).await);
+    assert_eq!(oracle.count(), 7, "two calls a turn, and the judge's");
+
+    let first = host.admit(&fork(&controller, &oracle, (3, &parent.id), 2)).await;
+    let second = host.admit(&fork(&controller, &oracle, (3, &parent.id), 2)).await;
+    let (one, two) = (host.result(&first).await, host.result(&second).await);
+
+    assert_eq!(oracle.count(), 7 + 2 * 5, "the first turn's calls were not made again");
+    let (one_texts, two_texts) = (texts(&one), texts(&two));
+    for of_fork in [&one_texts, &two_texts] {
+        assert_eq!(of_fork[0], parent_texts[0], "the reply of the first turn");
+        assert_ne!(of_fork[2], parent_texts[2], "that of the second");
+    }
+    let numbers = [&parent_texts, &one_texts, &two_texts].map(|texts| number(&texts[1]));
+    assert_eq!(
+        std::collections::BTreeSet::from(numbers).len(),
+        3,
+        "from there chance is its own: {numbers:?}"
+    );
+
+    // A fork of a fork, while its parent is long over and after the process died.
+    let host = host.killed(&serve).await;
+    let third = host.admit(&fork(&controller, &oracle, (3, &first.id), 4)).await;
+    let host = host.killed(&serve).await;
+    let three_texts = texts(&host.result(&third).await);
+    assert_eq!(three_texts[..3], one_texts[..3], "two turns are the fork's, with its number");
+    assert_ne!(number(&three_texts[3]), number(&one_texts[3]));
+
+    let trajectory = host.trajectory(&third.id).await;
+    let origin = &trajectory["extra"]["rollout_host"]["fork_of"];
+    assert_eq!(*origin, json!({"rollout_id": first.id, "turn": 4}));
+    let observed = trajectory["extra"]["rollout_host"]["observed"].as_array().unwrap();
+    assert_eq!(observed.len(), 6, "what it was like from the beginning");
+
+    for id in [&first.id, &third.id] {
+        let arguments = ["replay", "--journal", "journal", "--config", "config.toml", id];
+        let ran = rollout_host(arguments).current_dir(host.dir()).start().ended().await;
+        assert_eq!(ran.code, Some(0), "{}\n{}", ran.stdout, ran.stderr);
+    }
+}
+
+#[tokio::test]
+async fn a_rollout_that_is_not_over_can_be_forked_and_one_with_callbacks_too() {
+    let controller = Controller::start().await;
+    let host = TestHost::of("long_way")
+        .config(&format!(
+            "[journal]\ndir = 'journal'\n[judge]\nmodel = 'mock'\n[[tools.component]]\npath = '{}'\n",
+            guest("tool_kit").display()
+        ))
+        .start()
+        .await;
+    controller.hold_after(2);
+    let parent = host.admit(&controller.rollout("2").label("x").with("agent_timeout_sec", 120.0)).await;
+    controller.chats_arrived(4).await;
+
+    let of_parent = json!({"rollout_id": parent.id, "turn": 2});
+    let forked = controller.rollout("2").with("agent_timeout_sec", 120.0).with("fork_of", of_parent);
+    assert_eq!(host.ask(&forked.with_callbacks("k")).await.status, 202);
+    controller.chats_arrived(6).await;
+    controller.release();
+
+    controller.callbacks_arrived(2).await;
+    let graded = controller.callbacks().remove(1).body;
+    assert_eq!(graded["status"], "success", "{graded:#}");
+    let trajectory = host.trajectory(graded["rollout_id"].as_str().unwrap()).await;
+    assert_eq!(trajectory["extra"]["osmosis"]["label"], "x", "the label is the parent's");
+    assert_eq!(host.result(&parent).await["status"], "success");
+}
+
+#[tokio::test]
+async fn what_cannot_be_forked_is_refused_with_the_reason() {
+    let controller = Controller::start().await;
+    let oracle = Oracle::start(Answers::New).await;
+    let host = long_way(&oracle.url()).start().await;
+    let parent = host.admit(&turns(&controller, &oracle, 1)).await;
+    host.result(&parent).await;
+
+    let refused = async |host: &TestHost, request: RolloutRequest| {
+        let reply = host.ask(&request).await;
+        assert_eq!(reply.status, 422, "{}", reply.text);
+        let problem = &reply.body["detail"][0];
+        assert_eq!(problem["loc"], json!(["body", "fork_of"]));
+        problem["msg"].as_str().unwrap().to_owned()
+    };
+
+    let many = refused(&host, fork(&controller, &oracle, (1, &parent.id), 3)).await;
+    assert!(many.contains("has 2 calls of the model") && many.contains("3 are asked for"), "{many}");
+    let unknown = refused(&host, fork(&controller, &oracle, (1, "nobody"), 1)).await;
+    assert!(unknown.contains("no rollout 'nobody'"), "{unknown}");
+    let other = refused(&host, fork(&controller, &oracle, (2, &parent.id), 1)).await;
+    assert!(other.contains("the prompt is not that"), "{other}");
+    let wrong = turns(&controller, &oracle, 1).with("fork_of", json!({"rollout_id": parent.id}));
+    let wrong = refused(&host, wrong).await;
+    assert!(wrong.contains("missing field `turn`"), "{wrong}");
+
+    let elsewhere = TestHost::of("long_way").start().await;
+    let no_journal = refused(&elsewhere, fork(&controller, &oracle, (1, &parent.id), 1)).await;
+    assert!(no_journal.contains("--journal"), "{no_journal}");
+    let changed = TestHost::of("conform").config("[journal]\ndir = 'journal'\n");
+    let changed = host.killed(&changed).await;
+    let changed = refused(&changed, fork(&controller, &oracle, (1, &parent.id), 1)).await;
+    assert!(changed.contains("the component was"), "{changed}");
+}
