@@ -7,6 +7,7 @@ mod completions;
 mod config;
 mod data;
 mod eval;
+mod export;
 mod hardening;
 mod hooks;
 mod inspect;
@@ -74,6 +75,8 @@ enum Command {
     Test(test::Test),
     /// Runs a plugin over a data set and sums up the rewards.
     Eval(eval::Eval),
+    /// Writes training rows of rollouts that are over, as Parquet or JSON Lines.
+    Export(export::Export),
     /// Serves a plugin to trainers over HTTP.
     Serve(serve::Serve),
     /// Makes a rollout of a server's journal again and says whether it is the same.
@@ -151,6 +154,7 @@ impl Command {
             | Self::Test(_)
             | Self::Config(_)
             | Self::Bench(_)
+            | Self::Export(_)
             | Self::Replay(_)
             | Self::Completions(_) => false,
         }
@@ -221,6 +225,7 @@ impl Command {
             Self::Validate(command) => command.run(),
             Self::Test(command) => command.run(),
             Self::Eval(command) => command.run(),
+            Self::Export(command) => command.run(),
             Self::Serve(command) => command.run(|| {}),
             Self::Replay(command) => command.run(),
             Self::Bench(command) => command.run(),

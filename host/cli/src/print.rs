@@ -70,6 +70,29 @@ pub(super) fn write_err(text: fmt::Arguments<'_>) {
     }
 }
 
+/// Standard output for data that is not text, or not lines. A failure is remembered and reported, and
+/// nothing is written afterwards.
+pub(super) struct OutWriter;
+
+impl Write for OutWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match OUT_FAILED.get() {
+            Some(error) => return Err(error.kind().into()),
+            None => write_to(&io::stdout(), bytes),
+        }
+        .map(|()| bytes.len())
+        .map_err(|error| {
+            let kind = error.kind();
+            let _ = OUT_FAILED.set(error);
+            kind.into()
+        })
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// What came of standard output.
 #[derive(Debug)]
 pub(super) enum Written {

@@ -17,6 +17,7 @@ pub mod rows;
 pub mod run;
 pub mod stats;
 pub mod table;
+mod trajectory;
 
 pub use kept::Kept;
 pub use manifest::Manifest;

@@ -16,6 +16,7 @@ use super::results::{
 };
 use super::rows::Row;
 use super::stats::Tally;
+use super::trajectory;
 use rollout_core::id::RolloutId;
 use rollout_core::outbound::{InvalidEndpoint, ModelEndpoint, Secret};
 use rollout_core::rollout::{
@@ -287,7 +288,7 @@ fn request(row: &Row, run: usize, model: ModelAddress) -> RolloutRequest {
         samples_must_ask: false,
         workflow_secs: None,
         grader_secs: None,
-        trajectory_extra: None,
+        trajectory_extra: Some(trajectory::extra()),
         fork: None,
     }
 }

@@ -1,0 +1,190 @@
+//! `export`: training rows of rollouts that are over.
+
+use std::cmp::Ordering;
+use std::io::{IsTerminal, stdout};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::print::{self, errln};
+use super::{Exit, OUTPUT};
+use rollout_core::text::printable;
+use rollout_export::source::{self, Trajectories};
+use rollout_export::{Condition, Format, Output, OutputError, Row};
+
+/// How many of those that cannot be read are named.
+const NAMED_MAX: u64 = 20;
+
+/// Writes training rows of rollouts that are over: a row for each sample.
+///
+/// A row has the messages, which of them the model wrote, token ids and log-probabilities as far as the
+/// model's server gave them, reward, metrics and ids. Its columns are in docs/export.md. Rows come in the
+/// order in which rollouts are found.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit codes: 0 done; 2 not done, or some trajectories cannot be read and --skip-unreadable is not given.\n\n\
+    Examples:\n  rollout-host export evals/my_agent-rows-1700000000 --out rows.parquet\n  \
+    rollout-host export rollouts --where 'reward >= 1 and input_ids is not null' --out rows.parquet\n  \
+    rollout-host export rollouts --where 'metrics.accuracy > 0.5 or not withdrawn' | head"
+)]
+pub(super) struct Export {
+    /// The results of an evaluation, or a server's --artifact-root.
+    dir: PathBuf,
+    /// Writes only rows for which this holds: comparisons (= != < <= > >=) of columns, numbers
+    /// and texts in quotes, `is null`, `is not null`, `and`, `or`, `not` and parentheses, as in
+    /// SQL. A metric is metrics.NAME.
+    #[arg(long = "where", value_name = "CONDITION", value_parser = Condition::parse)]
+    condition: Option<Condition>,
+    /// Where rows go; the file is there when all of it is. [default: standard output]
+    #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
+    out: Option<PathBuf>,
+    /// [default: parquet where FILE ends in .parquet, else jsonl]
+    #[arg(long, value_enum, hide_default_value = true, help_heading = OUTPUT)]
+    format: Option<RowFormat>,
+    /// Goes on and ends with 0 where a trajectory cannot be read.
+    #[arg(long, help_heading = OUTPUT)]
+    skip_unreadable: bool,
+}
+
+/// How rows are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum RowFormat {
+    /// A Parquet file.
+    Parquet,
+    /// A line of JSON for each row.
+    Jsonl,
+}
+
+impl From<RowFormat> for Format {
+    fn from(format: RowFormat) -> Self {
+        match format {
+            RowFormat::Parquet => Self::Parquet,
+            RowFormat::Jsonl => Self::JsonLines,
+        }
+    }
+}
+
+impl Export {
+    pub(crate) fn run(self) -> Result<Exit> {
+        let trajectories = Trajectories::below(&self.dir)?;
+        let format = self.format();
+        let output = match &self.out {
+            Some(path) => Output::to_file(path, format.into())?,
+            None if format == RowFormat::Parquet && stdout().is_terminal() => {
+                bail!("a Parquet file is not for a terminal; --out says where it goes")
+            }
+            None => Output::to_stream(print::OutWriter, format.into())?,
+        };
+        let mut rows = Rows::new(output, self.condition);
+        let added = rows.add_all(trajectories);
+        rows.bar.finish_and_clear();
+        if added.is_ok() && rows.counts.found == 0 {
+            bail!("there are no trajectories in {}", self.dir.display());
+        }
+        match added.and_then(|()| rows.output.finish()) {
+            Ok(()) => {}
+            // Whoever reads standard output went away, or it is reported at the end.
+            Err(OutputError::Stream(_)) if !matches!(print::written(), print::Written::All) => {
+                return Ok(Exit::NotDone);
+            }
+            Err(error) => return Err(error.into()),
+        }
+        rows.counts.report(self.out.as_deref());
+        let is_done = rows.counts.unreadable == 0 || self.skip_unreadable;
+        Ok(if is_done { Exit::Done } else { Exit::NotDone })
+    }
+
+    fn format(&self) -> RowFormat {
+        let named = self.out.as_deref().and_then(Path::extension);
+        self.format.unwrap_or(match named {
+            Some(ending) if ending.eq_ignore_ascii_case("parquet") => RowFormat::Parquet,
+            _ => RowFormat::Jsonl,
+        })
+    }
+}
+
+/// Rows on their way.
+struct Rows {
+    output: Output,
+    condition: Option<Condition>,
+    counts: Counts,
+    bar: ProgressBar,
+}
+
+/// What came of the trajectories.
+#[derive(Default)]
+struct Counts {
+    found: u64,
+    rows: u64,
+    left_out: u64,
+    unreadable: u64,
+}
+
+impl Rows {
+    fn new(output: Output, condition: Option<Condition>) -> Self {
+        let bar = ProgressBar::new_spinner();
+        let style = ProgressStyle::with_template("{pos} trajectories, {per_sec}, {elapsed} elapsed");
+        // The template is fixed; were it wrong, the default one would do.
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+        Self { output, condition, counts: Counts::default(), bar }
+    }
+
+    fn add_all(&mut self, trajectories: Trajectories) -> Result<(), OutputError> {
+        for path in trajectories {
+            match path.and_then(|path| Ok((source::read(&path)?, path))) {
+                Ok((document, path)) => self.add(&document, || path.display().to_string())?,
+                Err(failed) => self.unreadable(&failed.path.display().to_string(), &failed.source),
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the row of a document.
+    fn add(&mut self, document: &str, name: impl FnOnce() -> String) -> Result<(), OutputError> {
+        let row = match Row::of(document) {
+            Ok(row) => row,
+            Err(wrong) => {
+                self.unreadable(&name(), &wrong);
+                return Ok(());
+            }
+        };
+        self.counts.found += 1;
+        self.bar.inc(1);
+        let cells = row.cells();
+        if self.condition.as_ref().is_some_and(|condition| !condition.holds(&cells)) {
+            self.counts.left_out += 1;
+            return Ok(());
+        }
+        self.counts.rows += 1;
+        self.output.push(&cells)
+    }
+
+    fn unreadable(&mut self, name: &str, why: &dyn std::error::Error) {
+        self.counts.found += 1;
+        self.counts.unreadable += 1;
+        let said = match self.counts.unreadable.cmp(&(NAMED_MAX + 1)) {
+            Ordering::Less => format!("cannot read {name}: {}", printable(&why.to_string())),
+            Ordering::Equal => "more cannot be read, which are only counted".to_owned(),
+            Ordering::Greater => return,
+        };
+        self.bar.suspend(|| errln!("{said}"));
+    }
+}
+
+impl Counts {
+    fn report(&self, out: Option<&Path>) {
+        let Self { found, rows, left_out, unreadable } = self;
+        let to = out.map_or(String::new(), |path| format!(" to {}", path.display()));
+        let left_out = match left_out {
+            0 => String::new(),
+            count => format!("; --where left out {count}"),
+        };
+        let unreadable = match unreadable {
+            0 => String::new(),
+            count => format!("; {count} cannot be read"),
+        };
+        errln!("{rows} rows of {found} trajectories{to}{left_out}{unreadable}");
+    }
+}

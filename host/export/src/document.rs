@@ -1,0 +1,337 @@
+//! A trajectory, read as far as a row needs it.
+
+use std::borrow::Cow;
+
+use rollout_core::wire::stream::{Text, each, members};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::messages::{Call, Message};
+use crate::reply::{Reply, Tokens, ints, number, numbers_of};
+
+/// What is wrong with a document.
+pub(crate) type Wrong = String;
+
+/// A document.
+pub(crate) struct Document<'a> {
+    pub rollout_id: Cow<'a, str>,
+    pub model: Option<Cow<'a, str>>,
+    pub claimed: Vec<Claimed<'a>>,
+    pub ours: Ours<'a>,
+    /// None where it came by no protocol.
+    pub protocol: Option<Protocol<'a>>,
+}
+
+/// A message that the workflow registered.
+pub(crate) struct Claimed<'a> {
+    pub message: Message<'a>,
+    /// What a caller reported of the call behind it, or the host itself.
+    pub tokens: Tokens,
+}
+
+impl Claimed<'_> {
+    fn says_nothing(&self) -> bool {
+        let Message { role, content, calls, .. } = &self.message;
+        role == "system" && content.as_deref().unwrap_or_default().is_empty() && calls.is_empty()
+    }
+}
+
+/// What the host says of the rollout.
+#[derive(Deserialize)]
+pub(crate) struct Ours<'a> {
+    #[serde(borrow)]
+    pub outcome: Outcome<'a>,
+    #[serde(default)]
+    pub attempt: Option<i64>,
+    #[serde(borrow, default)]
+    pub plugin_digest: Option<Text<'a>>,
+    #[serde(borrow, default)]
+    pub grader_digest: Option<Text<'a>>,
+    #[serde(borrow, default)]
+    pub sample_id: Option<Text<'a>>,
+    #[serde(default)]
+    pub withdrawn: bool,
+    #[serde(borrow, default)]
+    pub fork_of: Option<ForkOf<'a>>,
+    #[serde(borrow, default)]
+    observed: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct ForkOf<'a> {
+    #[serde(borrow)]
+    pub rollout_id: Text<'a>,
+    pub turn: i64,
+}
+
+/// How the rollout ended.
+#[derive(Deserialize)]
+pub(crate) struct Outcome<'a> {
+    #[serde(borrow)]
+    pub outcome: Text<'a>,
+    #[serde(borrow, default)]
+    pub reward: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    pub stage: Option<Text<'a>>,
+    #[serde(borrow, default)]
+    pub kind: Option<Text<'a>>,
+    #[serde(borrow, default)]
+    pub fault: Option<Text<'a>>,
+    #[serde(borrow, default)]
+    pub reason: Option<Text<'a>>,
+}
+
+/// What the protocol by which the rollout came says of its sample.
+#[derive(Deserialize)]
+pub(crate) struct Protocol<'a> {
+    #[serde(borrow, default)]
+    pub label: Option<Text<'a>>,
+    #[serde(borrow, default)]
+    pub reward: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    sample_metrics: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    pub request_metadata: Option<&'a RawValue>,
+}
+
+/// A call of the model.
+#[derive(Deserialize)]
+pub(crate) struct Exchange<'a> {
+    #[serde(borrow)]
+    pub request: Request<'a>,
+    #[serde(borrow, default)]
+    reply: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct Request<'a> {
+    /// How many messages are those of the request before.
+    pub messages_repeated: usize,
+    #[serde(borrow)]
+    pub messages_new: Vec<&'a RawValue>,
+    #[serde(borrow)]
+    rest: &'a RawValue,
+}
+
+impl<'a> Document<'a> {
+    /// Reads a document.
+    pub(crate) fn read(json: &'a str) -> Result<Self, Wrong> {
+        #[derive(Deserialize)]
+        struct Whole<'a> {
+            #[serde(borrow)]
+            session_id: Text<'a>,
+            #[serde(borrow)]
+            agent: Agent<'a>,
+            #[serde(borrow)]
+            steps: &'a RawValue,
+            #[serde(borrow)]
+            extra: &'a RawValue,
+        }
+        #[derive(Deserialize)]
+        struct Agent<'a> {
+            #[serde(borrow, default)]
+            model_name: Option<Text<'a>>,
+        }
+        let Whole { session_id: Text(rollout_id), agent, steps, extra } =
+            serde_json::from_str(json).map_err(|error| format!("no trajectory of this host: {error}"))?;
+        let (mut ours, mut protocol) = (None, None);
+        let read = members(extra.get(), |name, value: &RawValue| -> Result<(), Wrong> {
+            let wrong = |error| format!("`extra.{name}`: {error}");
+            if name == "rollout_host" {
+                ours = Some(serde_json::from_str(value.get()).map_err(wrong)?);
+            } else if value.get().starts_with('{') {
+                protocol = Some(serde_json::from_str(value.get()).map_err(wrong)?);
+            }
+            Ok(())
+        });
+        read.map_err(Wrong::from)?;
+        let ours = ours.ok_or("no trajectory of this host: `extra.rollout_host` is missing")?;
+        let mut claimed = Vec::new();
+        let read = each(steps.get(), |step: Step<'_>| -> Result<(), Wrong> {
+            step.add_to(&mut claimed);
+            Ok(())
+        });
+        read.map_err(|error| format!("`steps`: {}", Wrong::from(error)))?;
+        if matches!(claimed.as_slice(), [only] if only.says_nothing()) {
+            // The step of a conversation that has none.
+            claimed.clear();
+        }
+        let model = agent.model_name.map(|Text(name)| name);
+        Ok(Self { rollout_id, model, claimed, ours, protocol })
+    }
+
+    /// The calls of the model that are of this sample, in their order.
+    pub(crate) fn exchanges(&self) -> Result<Vec<Exchange<'a>>, Wrong> {
+        let observed = self.ours.observed.map_or("[]", RawValue::get);
+        serde_json::from_str(observed).map_err(|error| format!("`extra.rollout_host.observed`: {error}"))
+    }
+}
+
+impl<'a> Protocol<'a> {
+    /// The sample's measurements, in the order of their names.
+    pub(crate) fn metrics(&self) -> Result<Vec<(Cow<'a, str>, f64)>, Wrong> {
+        let mut metrics = Vec::new();
+        let json = self.sample_metrics.map_or("{}", RawValue::get);
+        let read = members(json, |name, value: &RawValue| -> Result<(), Wrong> {
+            let value = number(value).ok_or_else(|| format!("the metric '{name}' is no number"))?;
+            metrics.push((name, value));
+            Ok(())
+        });
+        read.map_err(Wrong::from)?;
+        Ok(metrics)
+    }
+}
+
+impl<'a> Exchange<'a> {
+    /// How many messages the request had.
+    pub(crate) fn message_count(&self) -> usize {
+        self.request.messages_repeated + self.request.messages_new.len()
+    }
+
+    /// What the server replied, where it did.
+    pub(crate) fn reply(&self) -> Option<Reply<'a>> {
+        self.reply.filter(|reply| reply.get().starts_with('{')).map(|reply| Reply::read(reply.get()))
+    }
+
+    /// The tools that were offered.
+    pub(crate) fn tools(&self) -> Option<&'a RawValue> {
+        #[derive(Deserialize)]
+        struct Rest<'a> {
+            #[serde(borrow, default)]
+            tools: Option<&'a RawValue>,
+        }
+        serde_json::from_str::<Rest<'_>>(self.request.rest.get()).ok()?.tools
+    }
+}
+
+/// A step, which is a message with what tools gave to its calls.
+#[derive(Deserialize)]
+struct Step<'a> {
+    #[serde(borrow)]
+    source: Text<'a>,
+    #[serde(borrow)]
+    message: Text<'a>,
+    #[serde(borrow, default)]
+    reasoning_content: Option<Text<'a>>,
+    #[serde(borrow, default)]
+    tool_calls: Vec<StepCall<'a>>,
+    #[serde(borrow, default)]
+    observation: Option<Observation<'a>>,
+    #[serde(borrow, default)]
+    metrics: Option<Metrics<'a>>,
+    #[serde(borrow, default)]
+    extra: Option<StepExtra<'a>>,
+}
+
+#[derive(Deserialize)]
+struct StepCall<'a> {
+    #[serde(borrow)]
+    tool_call_id: Text<'a>,
+    #[serde(borrow)]
+    function_name: Text<'a>,
+    #[serde(borrow)]
+    arguments: &'a RawValue,
+}
+
+#[derive(Deserialize)]
+struct Observation<'a> {
+    #[serde(borrow)]
+    results: Vec<ToolResult<'a>>,
+}
+
+#[derive(Deserialize)]
+struct ToolResult<'a> {
+    #[serde(borrow, default)]
+    source_call_id: Option<Text<'a>>,
+    #[serde(borrow)]
+    content: Text<'a>,
+}
+
+#[derive(Deserialize)]
+struct Metrics<'a> {
+    #[serde(borrow, default)]
+    prompt_token_ids: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    completion_token_ids: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    logprobs: Option<&'a RawValue>,
+}
+
+#[derive(Default, Deserialize)]
+struct StepExtra<'a> {
+    /// There and null where the message had none.
+    #[serde(borrow, default)]
+    original_role: Option<Text<'a>>,
+    /// Of the last result that answers none of the step's calls.
+    #[serde(borrow, default)]
+    tool_call_id: Option<Text<'a>>,
+}
+
+impl<'a> Step<'a> {
+    fn add_to(self, claimed: &mut Vec<Claimed<'a>>) {
+        let extra = self.extra.unwrap_or_default();
+        let results = self.observation.map(|observation| observation.results).unwrap_or_default();
+        let Text(message) = self.message;
+        // A step of the host's own carries results that no step of the agent comes before.
+        let is_carrier = self.source.0 == "system" && message.is_empty() && !results.is_empty();
+        if !is_carrier {
+            let calls: Vec<Call<'_>> = self.tool_calls.into_iter().map(StepCall::call).collect();
+            let role = match (extra.original_role, &*self.source.0) {
+                (Some(Text(role)), _) => role,
+                (None, "agent") => "assistant".into(),
+                (None, "system") => "system".into(),
+                (None, _) => "user".into(),
+            };
+            let content = (!message.is_empty() || calls.is_empty()).then_some(message);
+            let reasoning = self.reasoning_content.map(|Text(text)| text);
+            let message = Message { role, content, reasoning, calls, ..Message::default() };
+            claimed.push(Claimed { message, tokens: self.metrics.map(Metrics::tokens).unwrap_or_default() });
+        }
+        let mut stray = extra.tool_call_id;
+        let last_stray = results.iter().rposition(|result| result.source_call_id.is_none());
+        for (place, ToolResult { source_call_id, content: Text(content) }) in results.into_iter().enumerate()
+        {
+            let id = match source_call_id {
+                None if Some(place) == last_stray => stray.take(),
+                id => id,
+            };
+            let tool_call_id = id.map(|Text(id)| id);
+            let message =
+                Message { role: "tool".into(), content: Some(content), tool_call_id, ..Message::default() };
+            claimed.push(Claimed { message, tokens: Tokens::default() });
+        }
+    }
+}
+
+impl<'a> StepCall<'a> {
+    fn call(self) -> Call<'a> {
+        /// Arguments that were no object.
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Unread<'a> {
+            #[serde(borrow)]
+            _raw: Text<'a>,
+        }
+        let Self { tool_call_id: Text(id), function_name: Text(name), arguments } = self;
+        let arguments = match serde_json::from_str(arguments.get()) {
+            Ok(Unread { _raw: Text(text) }) => text,
+            Err(_) => arguments.get().into(),
+        };
+        Call { id, name, arguments }
+    }
+}
+
+impl Metrics<'_> {
+    fn tokens(self) -> Tokens {
+        Tokens {
+            prompt_ids: self.prompt_token_ids.and_then(ints),
+            completion_ids: self.completion_token_ids.and_then(ints),
+            logprobs: self.logprobs.and_then(numbers_of),
+        }
+    }
+}
+
+/// JSON text of what somebody wrote, as it was written.
+pub(crate) fn written(json: Option<&RawValue>) -> Option<&str> {
+    json.map(RawValue::get).filter(|json| *json != "null")
+}

@@ -1,0 +1,218 @@
+//! `export`: rollouts that are over become rows, and the packages of trainers read them.
+//!
+//! `ROLLOUT_VENVS` names the directory of their environment, which `clients/setup` makes.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use rollout_tests::{
+    Answer, Controller, Evaluation, Ran, Start, TestHost, example, project_root, rollout_host, target_dir,
+};
+use serde_json::{Value, json};
+use tokio::process::Command;
+use tokio::sync::OnceCell;
+
+/// The Python that has the packages.
+async fn python() -> PathBuf {
+    static PYTHON: OnceCell<PathBuf> = OnceCell::const_new();
+    let made = async || {
+        let dir = std::env::var_os("ROLLOUT_VENVS").map_or_else(|| target_dir().join("venvs"), PathBuf::from);
+        let python = dir.join("export/bin/python");
+        if !python.is_file() {
+            let mut setup = Command::new(project_root().join("tests/clients/setup"));
+            // Installing may take longer than a test waits for anything else.
+            let made = setup.arg(&dir).stdin(Stdio::null()).output().await.expect("it can be run");
+            assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        }
+        python
+    };
+    PYTHON.get_or_init(made).await.clone()
+}
+
+async fn export(dir: &Path, arguments: &[&str]) -> Ran {
+    rollout_host(["export"]).args(arguments).current_dir(dir).start().ended().await
+}
+
+/// The bits of a double, as Python prints them.
+fn bits(number: f64) -> Value {
+    format!("{:016x}", number.to_bits()).into()
+}
+
+/// A reply as vLLM gives it where it is asked for ids and log-probabilities.
+fn reply(message: &Value, prompt: &[i64], tokens: &[(i64, f64)]) -> Answer {
+    let logprob = |(_, logprob): &(i64, f64)| json!({"token": "t", "logprob": logprob, "bytes": [116], "top_logprobs": []});
+    let ids: Vec<i64> = tokens.iter().map(|(id, _)| *id).collect();
+    let content: Vec<Value> = tokens.iter().map(logprob).collect();
+    let choice = json!({
+        "index": 0, "message": message, "finish_reason": "stop", "stop_reason": null, "token_ids": ids,
+        "logprobs": {"content": content},
+    });
+    let body = json!({
+        "id": "c", "object": "chat.completion", "created": 1, "model": "served", "choices": [choice],
+        "usage": {"prompt_tokens": prompt.len(), "completion_tokens": tokens.len(), "total_tokens": 9},
+        "prompt_token_ids": prompt,
+    });
+    Answer::Json(body.to_string())
+}
+
+#[tokio::test]
+async fn the_packages_of_trainers_read_what_models_wrote_to_the_last_bit() {
+    const AWKWARD: f64 = -0.123_456_789_012_345_67;
+    let controller = Controller::start().await;
+    let call = json!({"role": "assistant", "content": null, "refusal": null, "tool_calls": [
+        {"id": "c1", "type": "function", "function": {"name": "calculator", "arguments": "{\"expression\": \"1 + 3\"}"}},
+    ]});
+    let answer = json!({"role": "assistant", "content": "It is #### 4"});
+    controller.answer_chats([
+        reply(&call, &[1, 2], &[(3, AWKWARD), (4, -1e-300)]),
+        reply(&answer, &[1, 2, 3, 4, 5], &[(6, -5e-324)]),
+        // A server that tokenizes what it wrote in another way when it reads it again.
+        reply(&call, &[1, 2], &[(3, -0.5), (4, -0.5)]),
+        reply(&answer, &[1, 2, 34, 5], &[(6, -0.5)]),
+        // And one that says nothing of tokens.
+        Answer::Say("#### 4"),
+    ]);
+    let rows: Vec<Value> =
+        (1..4).map(|number| json!({"user_prompt": "Calculate 1 + 3.", "ground_truth": if number == 3 { "5" } else { "4" }, "metadata": {"number": number}})).collect();
+    let mut evaluation = Evaluation::of("conform", &rows).model(&controller).options(["--concurrency", "1"]);
+    evaluation.guest = example("example-calculator");
+    let ran = evaluation.run().await;
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let dir = evaluation.path("");
+
+    let parquet = export(&dir, &["out", "--out", "rows.parquet"]).await;
+    let lines = export(&dir, &["out", "--out", "rows.jsonl"]).await;
+    let mut reader = Command::new(python().await);
+    reader.arg(project_root().join("tests/clients/read_rows.py")).args(["rows.parquet", "rows.jsonl"]);
+    let read = reader.env("HF_HUB_OFFLINE", "1").current_dir(&dir).start().ended().await;
+
+    assert_eq!(parquet.code, Some(0), "{}", parquet.stderr);
+    assert!(parquet.stderr.contains("3 rows of 3 trajectories to rows.parquet"), "{}", parquet.stderr);
+    assert_eq!((lines.code, parquet.stdout.as_str(), lines.stdout.as_str()), (Some(0), "", ""));
+    assert_eq!(read.code, Some(0), "{}", read.stderr);
+    let read: Value = serde_json::from_str(&read.stdout).unwrap();
+    assert_eq!(read["lengths"], json!([[6, 3]]));
+    let mut rows = read["rows"].as_array().unwrap().clone();
+    rows.sort_by_key(|row| row["rollout_id"].as_str().unwrap().to_owned());
+    let [aligned, apart, silent] = rows.as_slice() else { panic!("{rows:#?}") };
+
+    assert_eq!(aligned["rollout_id"], "row-00000-run-0");
+    assert_eq!((&aligned["outcome"], &aligned["reward"]), (&json!("scored"), &bits(1.0)));
+    assert_eq!((&aligned["label"], &aligned["metadata"]), (&json!("4"), &json!(r#"{"number":1}"#)));
+    let metrics =
+        json!([{"name": "answered", "value": bits(1.0)}, {"name": "tool_calls", "value": bits(1.0)}]);
+    assert_eq!(aligned["metrics"], metrics);
+    let messages = aligned["messages"].as_array().unwrap();
+    let roles: Vec<_> = messages.iter().map(|message| message["role"].as_str().unwrap()).collect();
+    assert_eq!(roles, ["system", "user", "assistant", "tool", "assistant"]);
+    assert_eq!(messages[2]["tool_calls"], call["tool_calls"]);
+    assert_eq!((&messages[2]["content"], &messages[2]["raw"]), (&Value::Null, &Value::Null));
+    assert_eq!((&messages[3]["content"], &messages[3]["tool_call_id"]), (&json!("4"), &json!("c1")));
+    assert_eq!(aligned["prompt"], json!(&messages[..2]));
+    assert_eq!(aligned["mask"], json!([0, 0, 1, 0, 1]));
+    assert!(aligned["tools"].as_str().unwrap().contains("Works out an arithmetic expression."));
+    assert_eq!(aligned["turns"][1]["message"], 4);
+    assert_eq!(aligned["turns"][1]["model"], "served");
+    assert_eq!(aligned["turns"][1]["prompt_token_ids"], json!([1, 2, 3, 4, 5]));
+    assert_eq!(aligned["input_ids"], json!([1, 2, 3, 4, 5, 6]));
+    assert_eq!(aligned["assistant_masks"], json!([0, 0, 1, 1, 0, 1]));
+    let logprobs = [0.0, 0.0, AWKWARD, -1e-300, 0.0, -5e-324].map(bits);
+    assert_eq!(aligned["logprobs"], json!(logprobs));
+    assert_eq!(aligned["tokens_missing"], Value::Null);
+
+    assert_eq!(apart["input_ids"], Value::Null);
+    let why = "request 1: its prompt does not begin with the 4 tokens before it, from token 2 on";
+    assert_eq!(apart["tokens_missing"], why);
+    assert_eq!(apart["turns"][0]["logprobs"], json!([bits(-0.5), bits(-0.5)]));
+    assert_eq!((&silent["reward"], &silent["mask"]), (&bits(0.0), &json!([0, 0, 1])));
+    assert_eq!(silent["tokens_missing"], "request 0: no token ids of the prompt");
+}
+
+#[tokio::test]
+async fn rows_are_selected_by_a_condition_and_one_that_is_none_is_explained() {
+    let controller = Controller::start().await;
+    let rows = [json!({"user_prompt": "2 + 3", "ground_truth": "5"})];
+    let evaluation = Evaluation::of("two_samples", &rows).model(&controller);
+    let ran = evaluation.run().await;
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let dir = evaluation.path("");
+    let samples = async |condition: &str| {
+        let ran = export(&dir, &["out/rollouts", "--where", condition]).await;
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        let lines = ran.stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let mut samples: Vec<_> = lines.map(|row| row["sample_id"].as_str().unwrap().to_owned()).collect();
+        samples.sort_unstable();
+        (samples, ran.stderr)
+    };
+
+    let (both, _) = samples("reward is not null").await;
+    assert_eq!(both, ["first", "second"], "a row for each sample, with the sample's own reward");
+    let (one, said) = samples("reward >= 1 and outcome = 'scored'").await;
+    assert_eq!(one, ["first"]);
+    assert!(said.contains("1 rows of 2 trajectories; --where left out 1"), "{said}");
+
+    let ran = export(&dir, &["out", "--where", "attempt = 1 and rewrad >= 1"]).await;
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert!(ran.stderr.contains("there is no column `rewrad`; there are rollout_id, "), "{}", ran.stderr);
+    assert!(ran.stderr.contains(&format!("\n  attempt = 1 and rewrad >= 1\n  {:16}^", "")), "{}", ran.stderr);
+}
+
+#[tokio::test]
+async fn what_cannot_be_read_is_named_and_the_rest_is_written() {
+    let controller = Controller::start().await;
+    let host = TestHost::start("small_json").await;
+    let rollout = host.run(&controller.rollout("2 + 3").label("5")).await;
+    let broken = host.kept().join("broken");
+    std::fs::create_dir(&broken).unwrap();
+    std::fs::write(broken.join("trajectory.json"), "{").unwrap();
+    let kept = host.kept().display().to_string();
+    let read = |dir: &Path| std::fs::read_to_string(dir.join("rows.jsonl")).map(|rows| rows.lines().count());
+
+    let ran = export(host.dir(), &[&kept, "--out", "rows.jsonl"]).await;
+    assert_eq!((ran.code, read(host.dir()).ok()), (Some(2), Some(1)), "{}", ran.stderr);
+    assert!(ran.stderr.contains("broken/trajectory.json: no trajectory of this host: EOF"), "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("1 rows of 2 trajectories to rows.jsonl; 1 cannot be read"),
+        "{}",
+        ran.stderr
+    );
+    let ran = export(host.dir(), &[&kept, "--out", "rows.jsonl", "--skip-unreadable"]).await;
+    assert_eq!((ran.code, read(host.dir()).ok()), (Some(0), Some(1)), "{}", ran.stderr);
+
+    std::fs::create_dir(host.dir().join("empty")).unwrap();
+    let ran = export(host.dir(), &["empty", "--out", "none.parquet"]).await;
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert!(ran.stderr.contains("there are no trajectories in empty"), "{}", ran.stderr);
+    assert!(!host.dir().join("none.parquet").exists() && !host.dir().join("none.parquet.partial").exists());
+    drop(rollout);
+}
+
+#[tokio::test]
+async fn a_disk_that_is_full_is_reported_and_nothing_of_the_file_is_left() {
+    let controller = Controller::start().await;
+    let host = TestHost::start("small_json").await;
+    host.run(&controller.rollout("2 + 3").label("5")).await;
+    let kept = host.kept().display().to_string();
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+
+    // Standard output is on the full disk.
+    let mut command = rollout_host(["export", &kept, "--format", "parquet"]);
+    let process = command.stdout(full).stderr(Stdio::piped()).spawn().unwrap();
+    let ran = process.wait_with_output().await.unwrap();
+    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert_eq!(ran.status.code(), Some(2), "{said}");
+    assert!(said.contains("cannot write to standard output: No space left on device"), "{said}");
+
+    // A limit on the size of files stands for a disk that is full in the middle of one.
+    let mut command = Command::new("sh");
+    let script = "trap '' XFSZ; ulimit -f 1; exec \"$@\"";
+    command.args(["-c", script, "sh"]).arg(rollout_tests::host_program());
+    command.args(["export", &kept, "--out", "rows.parquet"]).current_dir(host.dir());
+    let ran = command.output().await.unwrap();
+    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert_eq!(ran.status.code(), Some(2), "{said}");
+    assert!(said.contains("cannot write to rows.parquet: File too large"), "{said}");
+    let names: Vec<_> =
+        std::fs::read_dir(host.dir()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(!names.iter().any(|name| name.to_string_lossy().starts_with("rows")), "{names:?}");
+}
