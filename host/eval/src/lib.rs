@@ -6,13 +6,16 @@
 //!
 //! These five are plain, synchronous code. They know no plugin, no model and no
 //! network, and they decide no reward: an attempt without one is unscored and is
-//! counted as that. [`run`] puts rollouts behind them, and [`Kept`] is where those are kept.
+//! counted as that. [`run`] puts rollouts behind them, and [`Kept`] is where those are kept,
+//! [`regrade`] grades them again from there, and [`rewards`] says what that made of them.
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod kept;
 pub mod manifest;
+pub mod regrade;
 pub mod results;
+pub mod rewards;
 pub mod rows;
 pub mod run;
 pub mod stats;

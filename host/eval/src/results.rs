@@ -7,6 +7,7 @@
 //! | `manifest.json` | what the run was started with ([`Manifest`]) |
 //! | `results.jsonl` | one [`ResultLine`] for each finished rollout, in order of finishing |
 //! | `summary.json` | the figures, when the run is over ([`Summary`]) |
+//! | `rewards.json` | rewards before and after, where an evaluation was graded again ([`Rewards`]) |
 //! | `lock` | the process that writes here, while there is one |
 //!
 //! A line is written with one call and is complete once that returns, also if the
@@ -21,6 +22,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::manifest::{self, Changed, Manifest};
+use super::rewards::Rewards;
 use super::stats::Summary;
 use rollout_core::limits::Amount;
 
@@ -35,6 +37,8 @@ pub(crate) const RESULTS_FILE: &str = "results.jsonl";
 pub(crate) const SUMMARY_FILE: &str = "summary.json";
 /// Name of the file that the writing process holds locked.
 pub(crate) const LOCK_FILE: &str = "lock";
+/// Name of the file with the rewards before and after, where an evaluation was graded again.
+pub(crate) const REWARDS_FILE: &str = "rewards.json";
 
 /// How much of a prompt, a label or an answer a line has, in bytes. Lines are read in
 /// numbers; what is longer than this is in the trajectory.
@@ -459,6 +463,15 @@ impl Journal {
         files::write_json(&self.dir, SUMMARY_FILE, summary)
     }
 
+    /// Writes `rewards.json`, in the same way.
+    ///
+    /// # Errors
+    ///
+    /// [`JournalError::Io`].
+    pub fn write_rewards(&self, rewards: &Rewards) -> Result<(), JournalError> {
+        files::write_json(&self.dir, REWARDS_FILE, rewards)
+    }
+
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         // What an earlier failure left of a line goes first: nothing follows on it.
         if self.results.metadata()?.len() != self.results_len {
@@ -484,11 +497,20 @@ enum Matches {
     WithChanges,
 }
 
-fn check_manifest(dir: &Path, manifest: &Manifest) -> Result<Matches, JournalError> {
+/// What is in a directory of results, whoever writes there: with what the run was started, and its
+/// results, in the order in which they were written.
+pub fn read(dir: &Path) -> Result<(Manifest, Vec<ResultLine>), JournalError> {
+    Ok((read_manifest(dir)?, Found::read(dir, false)?.lines))
+}
+
+fn read_manifest(dir: &Path) -> Result<Manifest, JournalError> {
     let path = dir.join(MANIFEST_FILE);
     let text = fs::read(&path).map_err(|e| failed("read", &path, e))?;
-    let old: Manifest =
-        serde_json::from_slice(&text).map_err(|source| JournalError::Manifest { path, source })?;
+    serde_json::from_slice(&text).map_err(|source| JournalError::Manifest { path, source })
+}
+
+fn check_manifest(dir: &Path, manifest: &Manifest) -> Result<Matches, JournalError> {
+    let old = read_manifest(dir)?;
     let changes = manifest::changes(&old, manifest);
     if changes.is_empty() {
         return Ok(if old == *manifest { Matches::Exactly } else { Matches::WithChanges });

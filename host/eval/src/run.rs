@@ -221,7 +221,7 @@ impl<S: FnMut(&Tally)> Results<'_, S> {
     /// Writes the row of a rollout down, which is over then.
     fn add(&mut self, over: Over) -> Result<(), JournalError> {
         let Over { at, run, finished, log } = over;
-        let line = line(&self.rows[at], run, &finished, &self.root);
+        let line = line(Subject::of(&self.rows[at], run), &finished, &self.root);
         // What was stopped from outside is no result, and is run again.
         if line.kind.as_deref() != Some(FailureKind::Cancelled.as_str()) {
             self.journal.append(&line)?;
@@ -316,7 +316,26 @@ impl Steps for Graded {
     }
 }
 
-fn line(row: &Row, run: usize, finished: &Finished, root: &Path) -> ResultLine {
+/// What a line says besides what came of a rollout.
+pub(crate) struct Subject {
+    pub attempt: Attempt,
+    pub prompt: Option<String>,
+    pub label: Option<String>,
+}
+
+impl Subject {
+    fn of(row: &Row, run: usize) -> Self {
+        Self {
+            attempt: Attempt { row: row.index, run },
+            prompt: last_text(row.prompt.iter().map(|message| message.get()), "user"),
+            label: row.label.as_deref().map(|label| beginning(label, TEXT_BYTES_MAX)),
+        }
+    }
+}
+
+/// The line of a rollout. Paths are below `root`.
+pub(crate) fn line(subject: Subject, finished: &Finished, root: &Path) -> ResultLine {
+    let Subject { attempt: Attempt { row, run }, prompt, label } = subject;
     let (outcome, reward, failure) = match &finished.outcome {
         rollout::Outcome::Scored { reward } => (Scored::Scored, Some(*reward), None),
         rollout::Outcome::Unscored(failure) => (Scored::Unscored, None, Some(failure)),
@@ -324,7 +343,7 @@ fn line(row: &Row, run: usize, finished: &Finished, root: &Path) -> ResultLine {
     let several = finished.samples.len() > 1;
     let counts = finished.samples.iter().find(|sample| !sample.record.withdrawn);
     ResultLine {
-        row: row.index,
+        row,
         run,
         rollout_id: finished.id.as_str().to_owned(),
         reward,
@@ -333,8 +352,8 @@ fn line(row: &Row, run: usize, finished: &Finished, root: &Path) -> ResultLine {
         kind: failure.map(|failure| failure.kind.as_str().to_owned()),
         fault: failure.map(|failure| failure.fault.as_str().to_owned()),
         reason: failure.map(|failure| failure.reason.clone()),
-        prompt: last_text(row.prompt.iter().map(|message| message.get()), "user"),
-        label: row.label.as_deref().map(|label| beginning(label, TEXT_BYTES_MAX)),
+        prompt,
+        label,
         answer: counts.and_then(answer),
         metrics: finished.metrics(),
         samples: finished.samples.iter().map(|one| sample(one, several)).collect(),
@@ -396,6 +415,7 @@ fn sample(sample: &FinishedSample, several: bool) -> SampleLine {
     }
 }
 
-fn millis(duration: Duration) -> f64 {
+/// Milliseconds, as lines have them.
+pub(crate) fn millis(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
 }

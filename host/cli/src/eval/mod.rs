@@ -1,5 +1,6 @@
 //! `eval`: a plugin over a data set.
 
+mod regrade;
 mod watch;
 
 use std::path::{Path, PathBuf};
@@ -41,14 +42,25 @@ const SEGMENT_BYTES: u64 = 8 << 20;
 /// A failure of model or host leaves a rollout unscored; no reward is ever made up.
 #[derive(Debug, Args)]
 #[command(
+    override_usage = "rollout-host eval [OPTIONS] --data <FILE> --model <NAME> <PLUGIN>\n       \
+    rollout-host eval [OPTIONS] --replay <DIR> [PLUGIN]",
+    // They are not looked at where an evaluation is graded again.
+    mut_arg("data", |data| data.required(false).required_unless_present("replay").default_value("-").hide_default_value(true)),
+    mut_arg("name", |name| name.required(false).required_unless_present("replay").default_value("mock").hide_default_value(true)),
     after_help = "Exit codes: 0 every rollout has a reward; 1 some have none through the plugin's fault;\n\
     2 not done, or some have none through the fault of model or host (--retry-unscored runs those again).\n\n\
     Examples:\n  rollout-host eval my_agent.wasm --data rows.jsonl --model mock\n  \
-    rollout-host eval my_agent.wasm --data rows.jsonl --n 4 --model gpt-x --base-url https://HOST/v1 --api-key-env KEY"
+    rollout-host eval my_agent.wasm --data rows.jsonl --n 4 --model gpt-x --base-url https://HOST/v1 --api-key-env KEY\n  \
+    rollout-host eval --replay evals/my_agent-rows-1700000000 --grader stricter.wasm"
 )]
 pub(super) struct Eval {
-    /// The component with the workflow or agent loop.
-    plugin: PathBuf,
+    /// The component with the workflow or agent loop; with --replay, that of then unless it is given.
+    #[arg(required_unless_present = "replay")]
+    plugin: Option<PathBuf>,
+    /// Grades the evaluation whose results are here again, into a directory of its own: workflows
+    /// are made again from its journal, with no model asked, and graders run anew.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["data", "name", "n", "limit", "offset", "shuffle"])]
+    replay: Option<PathBuf>,
     /// Times that every row is run.
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     n: u32,
@@ -129,12 +141,20 @@ impl Choice {
 
 impl Eval {
     pub(crate) fn run(self) -> Result<Exit> {
-        let started = Instant::now();
         if !self.pass_threshold.is_finite() {
             bail!("--pass-threshold is {}, not a finite number", self.pass_threshold);
         }
+        match (&self.replay, &self.plugin) {
+            (Some(dir), _) => self.regrade(dir),
+            (None, Some(plugin)) => self.run_rows(plugin),
+            (None, None) => bail!("which component is to be evaluated?"),
+        }
+    }
+
+    fn run_rows(&self, plugin: &Path) -> Result<Exit> {
+        let started = Instant::now();
         let key = self.model.key()?;
-        let out = self.out.clone().unwrap_or_else(|| self.default_out());
+        let out = self.out.clone().unwrap_or_else(|| self.default_out(plugin));
         let config = self.resolved_config(&out)?;
         let DataSet { rows, digest } = self.data.load()?;
         let data = DataSet { rows: self.choice.of(rows)?, digest };
@@ -144,7 +164,7 @@ impl Eval {
         let stop = CancellationToken::new();
         let watch = Arc::new(Watch::new(stop.clone()));
         let rollouts = if self.no_trajectories { None } else { Some(absolute(&out.join("rollouts"))?) };
-        let sources = self.host.rollout.sources(&self.plugin);
+        let sources = self.host.rollout.sources(plugin);
         let options =
             Options { artifact_root: rollouts, observer: Some(watch.clone()), ..Options::default() };
         let assembled = self.host.rollout.host(&runtime, sources, &config, options)?;
@@ -154,10 +174,10 @@ impl Eval {
             bail!("the plugin has no grader; give one by --grader FILE");
         }
         setup::say_who_judges(&assembled);
-        let manifest = self.manifest(&config, &data, &assembled)?;
+        let manifest = self.manifest(plugin, &config, &data, &assembled)?;
         let resume = Resume { retry_unscored: self.retry_unscored, fresh: self.fresh };
         let opened = Journal::open(&out, &manifest, resume)?;
-        let kept = self.keep(&config, host, &opened.journal)?;
+        let kept = self.keep(plugin, &config, host, &opened.journal)?;
         let traces = self.traces.begin(&runtime, host)?;
         let work = Work {
             rows: data.rows,
@@ -200,13 +220,13 @@ impl Eval {
     }
 
     /// Keeps the rollouts of this host beside the results, if they are to be kept.
-    fn keep(&self, config: &Config, host: &Host, results: &Journal) -> Result<Option<Kept>> {
+    fn keep(&self, plugin: &Path, config: &Config, host: &Host, results: &Journal) -> Result<Option<Kept>> {
         let Some(settings) = config.journal.settings(results.dir()) else { return Ok(None) };
         let (retention, segment_bytes) = (JournalRetention::default(), SEGMENT_BYTES);
         let (rollouts, left) =
             journal::open(JournalSettings { retention, segment_bytes, ..settings }, config)?;
         let dir = results.dir().join(journal::OF_EVALUATION);
-        journal::keep_components(&dir, host, &self.plugin, self.host.rollout.grader.as_deref())?;
+        journal::keep_components(&dir, host, plugin, self.host.rollout.grader.as_deref())?;
         host.runtime().keep_in(rollouts.clone());
         Ok(Some(Kept::new(rollouts, left, results, self.retry_unscored)))
     }
@@ -306,7 +326,13 @@ impl Eval {
         }
     }
 
-    fn manifest(&self, config: &Config, data: &DataSet, assembled: &Assembled) -> Result<Manifest> {
+    fn manifest(
+        &self,
+        plugin: &Path,
+        config: &Config,
+        data: &DataSet,
+        assembled: &Assembled,
+    ) -> Result<Manifest> {
         let mut settings = Map::new();
         let mut set = |name: &str, value: Value| settings.insert(name.to_owned(), value);
         set("n", self.n.into());
@@ -323,27 +349,16 @@ impl Eval {
         set("model", self.model.name.as_str().into());
         set("base_url", json!(self.model.base_url));
         set("pass_threshold", self.pass_threshold.into());
-        if let Some(judge) = &config.judge {
-            set("judge", json!({"url": judge.url, "model": judge.model}));
-        }
-        set("plugin_config", json!(assembled.settings.values));
-        if let Some(grader) = &assembled.grader_settings {
-            set("grader_config", json!(grader.values));
-        }
-        let limits = config.limits.table().map(|(name, max)| (name.to_owned(), json!(max)));
-        set("limits", Value::Object(limits.into_iter().collect()));
-        if let Some(digest) = &assembled.tools_digest {
-            set("tools_digest", digest.as_str().into());
-        }
         if self.model.base_url.is_none() {
             set("mock_error_rate", self.model.mock_error_rate.into());
             set("mock_seed", self.model.mock_seed.into());
         }
+        self.set_of_host(&mut settings, config, assembled);
         Ok(Manifest {
             format: eval::manifest::FORMAT,
             host_version: env!("CARGO_PKG_VERSION").to_owned(),
             plugin_digest: assembled.host.deployment().digest().to_owned(),
-            plugin_file: self.plugin.display().to_string(),
+            plugin_file: plugin.display().to_string(),
             grader_digest: assembled.host.deployment().grader_digest().map(str::to_owned),
             grader_file: self.host.rollout.grader.as_ref().map(|path| path.display().to_string()),
             data_digest: data.digest.clone(),
@@ -352,11 +367,34 @@ impl Eval {
         })
     }
 
-    fn default_out(&self) -> PathBuf {
-        let stem = |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        PathBuf::from("evals").join(format!("{}-{}-{now}", stem(&self.plugin), self.data.stem()))
+    /// What of the host decides on results.
+    fn set_of_host(&self, settings: &mut Map<String, Value>, config: &Config, assembled: &Assembled) {
+        let judge = config.judge.as_ref().map(|judge| json!({"url": judge.url, "model": judge.model}));
+        let limits = config.limits.table().map(|(name, max)| (name.to_owned(), json!(max)));
+        let all = [
+            ("judge", judge),
+            ("plugin_config", Some(json!(assembled.settings.values))),
+            ("grader_config", assembled.grader_settings.as_ref().map(|grader| json!(grader.values))),
+            ("limits", Some(Value::Object(limits.into_iter().collect()))),
+            ("tools_digest", assembled.tools_digest.as_deref().map(Value::from)),
+        ];
+        for (name, value) in all {
+            match value {
+                Some(value) => drop(settings.insert(name.to_owned(), value)),
+                None => drop(settings.remove(name)),
+            }
+        }
     }
+
+    fn default_out(&self, plugin: &Path) -> PathBuf {
+        let stem = |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        PathBuf::from("evals").join(format!("{}-{}-{}", stem(plugin), self.data.stem(), seconds_now()))
+    }
+}
+
+/// The time that names directories.
+fn seconds_now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 fn absolute(path: &Path) -> Result<PathBuf> {

@@ -80,10 +80,26 @@ impl Host {
 
     /// Makes a rollout again: with all the time that it may have, and nobody outside is asked. It ends
     /// where its past does, or at the first thing that it does not do again.
-    #[expect(clippy::disallowed_methods, reason = "from here its time counts")]
     pub fn replay(&self, stored: StoredRollout, model: ModelEndpoint) -> Result<Replay, AdmitError> {
-        let StoredRollout { mut request, workflow, grader, outcome, .. } = stored;
-        let then = if outcome.is_some() { Then::Nothing } else { Then::Unknown };
+        let then = if stored.outcome.is_some() { Then::Nothing } else { Then::Unknown };
+        self.make_again(stored, model, [then; 2])
+    }
+
+    /// Grades a rollout again whose workflow came to its end: that is made again, with nobody asked, and
+    /// the grader runs anew and asks its judge.
+    pub fn regrade(&self, stored: StoredRollout, model: ModelEndpoint) -> Result<Replay, AdmitError> {
+        let stored = StoredRollout { grader: Vec::new(), ..stored };
+        self.make_again(stored, model, [Then::Nothing, Then::GoesOn])
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "from here its time counts")]
+    fn make_again(
+        &self,
+        stored: StoredRollout,
+        model: ModelEndpoint,
+        then: [Then; 2],
+    ) -> Result<Replay, AdmitError> {
+        let StoredRollout { mut request, workflow, grader, .. } = stored;
         // They bounded what happened, which is known.
         (request.workflow_secs, request.grader_secs) = (None, None);
         let entered = self.0.runtime.slots.enter(&request.id, true)?;

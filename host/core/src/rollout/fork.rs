@@ -131,7 +131,7 @@ impl Host {
             admitted_at: SystemTime::now(),
             started: Started::default(),
             differs: None,
-            past: PastOf::Here { events, then: Then::GoesOn, end: Arc::default() },
+            past: PastOf::Here { events, then: [Then::GoesOn; 2], end: Arc::default() },
         };
         Ok(Box::new(Rollout::new(self.clone(), request, resources, entered, Some(resumed))))
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::{JournalError, LOCK_FILE, MANIFEST_FILE, RESULTS_FILE, SUMMARY_FILE, failed};
+use super::{JournalError, LOCK_FILE, MANIFEST_FILE, RESULTS_FILE, REWARDS_FILE, SUMMARY_FILE, failed};
 
 /// Ends the name of a file that is being written. One left by a kill is overwritten.
 const UNFINISHED: &str = ".tmp";
@@ -84,7 +84,7 @@ pub(super) fn move_away(dir: &Path) -> Result<PathBuf, JournalError> {
 
 /// Writes a file as JSON for people, whole or not at all.
 pub(super) fn write_json<T: Serialize>(dir: &Path, name: &str, value: &T) -> Result<(), JournalError> {
-    debug_assert!([MANIFEST_FILE, SUMMARY_FILE].contains(&name));
+    debug_assert!([MANIFEST_FILE, SUMMARY_FILE, REWARDS_FILE].contains(&name));
     let mut bytes =
         serde_json::to_vec_pretty(value).map_err(|e| failed("write", &dir.join(name), io::Error::from(e)))?;
     bytes.push(b'\n');
@@ -93,7 +93,7 @@ pub(super) fn write_json<T: Serialize>(dir: &Path, name: &str, value: &T) -> Res
 
 /// Writes a file whole or not at all, and over an earlier one only when it is on disk.
 pub(super) fn write_atomically(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), JournalError> {
-    debug_assert!([MANIFEST_FILE, SUMMARY_FILE, RESULTS_FILE].contains(&name));
+    debug_assert!([MANIFEST_FILE, SUMMARY_FILE, RESULTS_FILE, REWARDS_FILE].contains(&name));
     let path = dir.join(name);
     let unfinished = dir.join(format!("{name}{UNFINISHED}"));
     let write = || {

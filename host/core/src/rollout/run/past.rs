@@ -27,11 +27,12 @@ pub(in crate::rollout) struct Resumed {
 pub(in crate::rollout) enum PastOf {
     /// In its own journal, from which it goes on.
     Journal,
-    /// Here, and it ends with that.
+    /// Here.
     Here {
         /// The workflow's, and the grader's.
         events: Mutex<[Vec<RunEvent>; 2]>,
-        then: Then,
+        /// What comes after it, likewise.
+        then: [Then; 2],
         end: Arc<OnceLock<ReplayEnd>>,
     },
 }
@@ -61,8 +62,9 @@ impl Rollout {
     pub(super) async fn boundary(&self, role: Role) -> Result<Arc<Boundary>, Failure> {
         if let Some(Resumed { past: PastOf::Here { events, then, .. }, .. }) = &self.resumed {
             let mut of_runs = events.lock().unwrap_or_else(PoisonError::into_inner);
-            let events = std::mem::take(&mut of_runs[usize::from(role == Role::Grader)]);
-            return Ok(Arc::new(Boundary::new(None, self.past(role, events, *then))));
+            let run = usize::from(role == Role::Grader);
+            let events = std::mem::take(&mut of_runs[run]);
+            return Ok(Arc::new(Boundary::new(None, self.past(role, events, then[run]))));
         }
         let Some(log) = self.handle.log().cloned() else { return Ok(Arc::default()) };
         let of_run = log.of_run(role);

@@ -1,0 +1,237 @@
+//! `eval --replay`: an evaluation is graded again.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+use serde_json::{Map, Value, json};
+use tokio_util::sync::CancellationToken;
+
+use super::watch::Watch;
+use super::{CONCURRENCY, Eval, absolute, counted, seconds_now};
+use crate::print::{errln, out, outln};
+use crate::{Exit, journal, setup};
+use rollout_assembly::config::Config;
+use rollout_assembly::{Assembled, Options, Sources};
+use rollout_core::error::Fault;
+use rollout_core::rollout::Host;
+use rollout_eval::regrade::{self, Evaluated};
+use rollout_eval::rewards::Rewards;
+use rollout_eval::run::End;
+use rollout_eval::{Journal, Manifest, Opened, ResultLine, Resume, Tally};
+
+/// The components of an evaluation that is graded again.
+struct Components {
+    plugin: PathBuf,
+    grader: Option<PathBuf>,
+}
+
+impl Eval {
+    /// Grades the evaluation whose results are here again.
+    pub(super) fn regrade(&self, dir: &Path) -> Result<Exit> {
+        let started = Instant::now();
+        let evaluated = evaluation(dir)?;
+        let components = self.components(&evaluated);
+        let config = self.config_of(&evaluated, &components)?;
+        check_judge(&config, &evaluated, &components)?;
+        let out = self.out.clone().unwrap_or_else(|| beside(dir));
+        if absolute(&out)? == absolute(dir)? || same_file(&out, dir) {
+            bail!("--out is the evaluation that is graded again; its results stay as they are");
+        }
+        let runtime = setup::runtime()?;
+        let stop = CancellationToken::new();
+        let watch = Arc::new(Watch::new(stop.clone()));
+        let rollouts = if self.no_trajectories { None } else { Some(absolute(&out.join("rollouts"))?) };
+        let options =
+            Options { artifact_root: rollouts, observer: Some(watch.clone()), ..Options::default() };
+        let sources = Sources::of(&components.plugin, components.grader.as_deref());
+        let assembled = self.host.rollout.host(&runtime, sources, &config, options)?;
+        if assembled.host.grader().is_none() {
+            bail!("the plugin has no grader; give one by --grader FILE");
+        }
+        setup::say_who_judges(&assembled);
+        let manifest = self.manifest_of_regraded(dir, &config, &evaluated, &components, &assembled)?;
+        let resume = Resume { retry_unscored: self.retry_unscored, fresh: self.fresh };
+        let opened = Journal::open(&out, &manifest, resume)?;
+        let traces = self.traces.begin(&runtime, &assembled.host)?;
+        runtime.block_on(async {
+            let concurrency = config.max_concurrent.min(assembled.host.load().max_concurrent) as usize;
+            let exit = self.grade(&assembled.host, &evaluated, opened, concurrency, &watch, stop, started);
+            let exit = exit.await;
+            setup::flush(traces).await;
+            exit
+        })
+    }
+
+    /// What was said, or what ran then.
+    fn components(&self, evaluated: &Evaluated) -> Components {
+        let kept = |digest: &str| journal::kept_component(&evaluated.journal, digest);
+        let Manifest { plugin_digest, grader_digest, .. } = &evaluated.manifest;
+        // A manifest has the digest of the plugin where that grades itself.
+        let own_grader = grader_digest.as_ref().filter(|digest| *digest != plugin_digest);
+        let given = self.host.rollout.grader.clone();
+        Components {
+            plugin: self.plugin.clone().unwrap_or_else(|| kept(plugin_digest)),
+            grader: given.or_else(|| own_grader.map(|digest| kept(digest))),
+        }
+    }
+
+    /// The configuration that was said, and where nothing was said of the components, theirs of then.
+    fn config_of(&self, evaluated: &Evaluated, components: &Components) -> Result<Config> {
+        let mut raw = self.host.raw_config()?;
+        let asked = self.concurrency.or(raw.max_concurrent);
+        raw.max_concurrent = asked.or(Some(CONCURRENCY));
+        let mut config = Config { max_concurrent_is_set: asked.is_some(), ..raw.resolve()? };
+        let of_then = |name: &str| match evaluated.manifest.settings.get(name) {
+            Some(Value::Object(values)) => values.clone(),
+            _ => Map::new(),
+        };
+        if config.plugin.is_none() {
+            config.plugin = Some(of_then("plugin_config"));
+            if components.grader.is_some() && config.grader.is_none() {
+                let is_new = self.host.rollout.grader.is_some();
+                config.grader = Some(if is_new { Map::new() } else { of_then("grader_config") });
+            }
+        }
+        Ok(config)
+    }
+
+    fn manifest_of_regraded(
+        &self,
+        dir: &Path,
+        config: &Config,
+        evaluated: &Evaluated,
+        components: &Components,
+        assembled: &Assembled,
+    ) -> Result<Manifest> {
+        let then = &evaluated.manifest;
+        let mut settings = then.settings.clone();
+        settings.insert("graded_again".to_owned(), json!(absolute(dir)?));
+        settings.insert("pass_threshold".to_owned(), self.pass_threshold.into());
+        self.set_of_host(&mut settings, config, assembled);
+        let deployment = assembled.host.deployment();
+        Ok(Manifest {
+            host_version: env!("CARGO_PKG_VERSION").to_owned(),
+            plugin_digest: deployment.digest().to_owned(),
+            plugin_file: components.plugin.display().to_string(),
+            grader_digest: deployment.grader_digest().map(str::to_owned),
+            grader_file: components.grader.as_ref().map(|path| path.display().to_string()),
+            settings,
+            ..then.clone()
+        })
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "all of an evaluation, once")]
+    async fn grade(
+        &self,
+        host: &Host,
+        evaluated: &Evaluated,
+        opened: Opened,
+        concurrency: usize,
+        watch: &Watch,
+        stop: CancellationToken,
+        started: Instant,
+    ) -> Result<Exit> {
+        let Opened { mut journal, finished, .. } = opened;
+        if !finished.is_empty() {
+            errln!("going on after {}", counted(finished.len(), "graded rollout"));
+        }
+        let n = evaluated.manifest.settings.get("n").and_then(Value::as_u64).unwrap_or(1);
+        let mut tally = Tally::new(usize::try_from(n).unwrap_or(usize::MAX), self.pass_threshold);
+        finished.iter().for_each(|line| tally.add(line));
+        watch.begin(evaluated.lines.len(), &tally);
+        let mut signals = setup::StopSignal::new()?;
+        let stopping = stop.clone();
+        let signal = tokio::spawn(async move {
+            signals.next().await;
+            stopping.cancel();
+        });
+        let show = |tally: &Tally| watch.show(tally);
+        let ran = regrade::run(host, evaluated, concurrency, &mut journal, &mut tally, stop, show).await;
+        signal.abort();
+        watch.end();
+        let (end, new) = ran?;
+        let lines: Vec<ResultLine> = finished.into_iter().chain(new).collect();
+        let mut summary = tally.summary();
+        summary.wall_secs = Some((started.elapsed().as_secs_f64() * 1e3).round() / 1e3);
+        journal.write_summary(&summary)?;
+        let rewards = evaluated.rewards(&lines);
+        journal.write_rewards(&rewards)?;
+        out!("{}", rewards.render());
+        outln!("\nrewards       {}", journal.dir().join("rewards.json").display());
+        outln!("results       {}", journal.dir().join("results.jsonl").display());
+        if let Some(why) = watch.given_up() {
+            errln!("stopped: {why}");
+        }
+        if end == End::Stopped {
+            errln!("stopped; the same command with --out {} goes on from here", journal.dir().display());
+            return Ok(Exit::NotDone);
+        }
+        Ok(exit(evaluated, &rewards, &lines))
+    }
+}
+
+/// Reads the evaluation whose results are here.
+fn evaluation(dir: &Path) -> Result<Evaluated> {
+    if !dir.join("manifest.json").is_file() {
+        bail!("{} has no results of an evaluation (no manifest.json)", dir.display());
+    }
+    let journal = dir.join(journal::OF_EVALUATION);
+    if !journal.is_dir() {
+        bail!(
+            "the evaluation in {} kept no journal, from which alone it could be graded again",
+            dir.display()
+        );
+    }
+    Ok(Evaluated::read(dir, journal)?)
+}
+
+/// The same grader asks its judge again, so there has to be one.
+fn check_judge(config: &Config, evaluated: &Evaluated, components: &Components) -> Result<()> {
+    let Some(judge) = evaluated.manifest.settings.get("judge") else { return Ok(()) };
+    let same = evaluated.manifest.grader_digest.as_deref();
+    let is_same_grader =
+        components.grader.as_ref().map_or(same == Some(evaluated.manifest.plugin_digest.as_str()), |path| {
+            same.is_some_and(|digest| *path == journal::kept_component(&evaluated.journal, digest))
+        });
+    if config.judge.is_none() && is_same_grader {
+        let model = judge.get("model").and_then(Value::as_str).unwrap_or("?");
+        bail!(
+            "the grader had the judge '{model}', and is to ask one again: --judge-model (with --judge-url), or \
+             [judge] in --config, says which; another grader by --grader may need none"
+        );
+    }
+    Ok(())
+}
+
+/// A directory beside that of the evaluation.
+fn beside(dir: &Path) -> PathBuf {
+    let name = dir.file_name().unwrap_or(dir.as_os_str()).to_string_lossy();
+    dir.with_file_name(format!("{name}-graded-{}", seconds_now()))
+}
+
+fn same_file(one: &Path, other: &Path) -> bool {
+    let real = |path: &Path| std::fs::canonicalize(path).ok();
+    real(one).is_some_and(|one| Some(one) == real(other))
+}
+
+/// Whose move it is, where something is left to do. What had no workflow to be graded is as it was.
+fn exit(evaluated: &Evaluated, rewards: &Rewards, lines: &[ResultLine]) -> Exit {
+    let is_as_it_was = |line: &ResultLine| {
+        let same = |then: &&ResultLine| (then.row, then.run) == (line.row, line.run);
+        line.stage.as_deref() != Some("grader")
+            && line.kind.as_deref() != Some("nondeterministic")
+            && evaluated.lines.iter().find(same).is_some_and(|then| then.kind == line.kind)
+    };
+    let new = lines.iter().filter(|line| line.reward.is_none() && !is_as_it_was(line));
+    let faults: Vec<&str> = new.filter_map(|line| line.fault.as_deref()).collect();
+    let at_fault = |fault: Fault| faults.contains(&fault.as_str());
+    if rewards.not_in_journal > 0 || at_fault(Fault::Model) || at_fault(Fault::Host) {
+        Exit::NotDone
+    } else if !faults.is_empty() {
+        Exit::Plugin
+    } else {
+        Exit::Done
+    }
+}

@@ -1,0 +1,130 @@
+//! `eval --replay`: an evaluation is graded again, and no model is asked for its workflows.
+
+use std::path::Path;
+
+use rollout_tests::{
+    Answers, Controller, Evaluation, Oracle, Ran, Start, guest, read_json, rollout_host, sums,
+};
+use serde_json::{Value, json};
+
+/// Grades an evaluation again into `again` beside it.
+async fn graded_again(evaluation: &Evaluation, options: &[&str]) -> Ran {
+    let mut command = rollout_host(["eval", "--replay"]);
+    command.arg(evaluation.path("out")).arg("--out").arg(evaluation.path("again")).args(options);
+    command.start().ended().await
+}
+
+fn lines(path: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(path).unwrap();
+    let mut lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    lines.sort_by_key(|line| (line["row"].as_u64(), line["run"].as_u64()));
+    lines
+}
+
+#[tokio::test]
+async fn another_grader_gives_other_rewards_and_no_model_is_asked() {
+    let controller = Controller::start().await;
+    let evaluation = Evaluation::of("conform", &sums(4)).model(&controller).options(["--n", "2"]);
+    assert_eq!(evaluation.run().await.code, Some(0));
+    let (before, asked) = (evaluation.results(), controller.chats().len());
+    let grader = guest("only_grader").display().to_string();
+
+    let ran = graded_again(&evaluation, &["--grader", &grader]).await;
+
+    assert_eq!(ran.code, Some(0), "{}\n{}", ran.stdout, ran.stderr);
+    assert_eq!(controller.chats().len(), asked, "no model was asked");
+    assert_eq!(evaluation.results(), before, "the old results are as they were");
+    let again = lines(&evaluation.path("again/results.jsonl"));
+    assert_eq!(again.len(), 8);
+    for (then, now) in before.iter().zip(&again) {
+        assert_eq!(now["reward"], 0.25, "{now:#}");
+        for same in ["row", "run", "rollout_id", "prompt", "label", "answer", "chat_calls", "prompt_tokens"] {
+            assert_eq!(now[same], then[same], "{same}");
+        }
+        let trajectory = read_json(&evaluation.path("again").join(now["trajectory"].as_str().unwrap()));
+        assert_eq!(trajectory["session_id"], now["rollout_id"]);
+    }
+    let rewards = read_json(&evaluation.path("again/rewards.json"));
+    assert_eq!((&rewards["mean_before"], &rewards["mean_after"]), (&json!(0.75), &json!(0.25)));
+    assert_eq!(rewards["changed"], 8);
+    assert!(ran.stdout.contains("     0    0            1         0.25  *"), "{}", ran.stdout);
+    assert!(ran.stdout.contains("8 of 8 rewards are others now"), "{}", ran.stdout);
+    // Once more with the grader of then, from what the journal kept of it.
+    std::fs::remove_dir_all(evaluation.path("again")).unwrap();
+    let same = graded_again(&evaluation, &[]).await;
+    assert_eq!(same.code, Some(0), "{}\n{}", same.stdout, same.stderr);
+    assert!(same.stdout.contains("0 of 8 rewards are others now"), "{}", same.stdout);
+    let once_more = graded_again(&evaluation, &[]).await;
+    assert!(once_more.stderr.contains("going on after 8 graded rollouts"), "{}", once_more.stderr);
+    assert_eq!(lines(&evaluation.path("again/results.jsonl")).len(), 8, "none is doubled");
+    let over_itself = rollout_host(["eval", "--replay", "out", "--out", "out"])
+        .current_dir(evaluation.path("."))
+        .start()
+        .ended()
+        .await;
+    assert_eq!(over_itself.code, Some(2));
+    assert!(over_itself.stderr.contains("--out is the evaluation"), "{}", over_itself.stderr);
+}
+
+#[tokio::test]
+async fn a_judge_is_asked_anew_and_where_none_is_said_that_is_an_error() {
+    let oracle = Oracle::start(Answers::OfRequest).await;
+    let config = format!(
+        "[judge]\nurl = '{}'\nmodel = 'judge'\n[[tools.component]]\npath = '{}'\n",
+        oracle.url(),
+        guest("tool_kit").display()
+    );
+    let rows = [json!({"user_prompt": "3 steady", "ground_truth": "x"})];
+    let evaluation = Evaluation::of("long_way", &rows).config(&config);
+    let evaluation = evaluation.options(["--model", "a-model", "--base-url", &oracle.url()]);
+    let ran = evaluation.run().await;
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let asked = oracle.count();
+    let path = evaluation.path("config.toml").display().to_string();
+
+    let judged = graded_again(&evaluation, &["--config", &path]).await;
+    let nobody = graded_again(&evaluation, &[]).await;
+
+    assert_eq!(judged.code, Some(0), "{}\n{}", judged.stdout, judged.stderr);
+    assert!(judged.stdout.contains("0 of 1 rewards are others now"), "{}", judged.stdout);
+    assert_eq!(oracle.count(), asked + 1, "the judge, once");
+    assert_eq!(nobody.code, Some(2), "{}", nobody.stderr);
+    assert!(nobody.stderr.contains("the grader had the judge 'judge'"), "{}", nobody.stderr);
+}
+
+#[tokio::test]
+async fn a_workflow_that_does_something_else_now_is_reported_and_has_no_reward() {
+    let controller = Controller::start().await;
+    let evaluation = Evaluation::of("conform", &sums(2)).model(&controller);
+    assert_eq!(evaluation.run().await.code, Some(0));
+    let asked = controller.chats().len();
+
+    let ran = graded_again(&evaluation, &[&guest("two_samples").display().to_string()]).await;
+
+    assert_eq!(ran.code, Some(1), "{}\n{}", ran.stdout, ran.stderr);
+    assert_eq!(controller.chats().len(), asked);
+    for line in lines(&evaluation.path("again/results.jsonl")) {
+        assert_eq!(line["kind"], "nondeterministic", "{line:#}");
+        assert!(line["reason"].as_str().unwrap().contains("call 1"), "{line:#}");
+    }
+    assert!(ran.stdout.contains("none  *  nondeterministic"), "{}", ran.stdout);
+    assert!(ran.stdout.contains("2 did not do again what they did"), "{}", ran.stdout);
+}
+
+#[tokio::test]
+async fn what_had_no_workflow_to_be_graded_stays_and_without_a_journal_nothing_is() {
+    let controller = Controller::start().await;
+    let mut rows = sums(2);
+    rows.push(json!({"user_prompt": "misbehave", "ground_truth": "x"}));
+    let evaluation = Evaluation::of("give_up", &rows).model(&controller);
+    assert_eq!(evaluation.run().await.code, Some(1));
+
+    let ran = graded_again(&evaluation, &[]).await;
+
+    assert_eq!(ran.code, Some(0), "{}\n{}", ran.stdout, ran.stderr);
+    assert!(ran.stdout.contains("none         none  error: this guest gives up"), "{}", ran.stdout);
+    std::fs::remove_dir_all(evaluation.path("out/journal")).unwrap();
+    let ran = graded_again(&evaluation, &[]).await;
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.stderr.contains("kept no journal"), "{}", ran.stderr);
+}
