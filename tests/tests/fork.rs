@@ -114,6 +114,36 @@ async fn a_rollout_that_is_not_over_can_be_forked_and_one_with_callbacks_too() {
 }
 
 #[tokio::test]
+async fn forks_are_run_from_the_command_line_at_a_model_of_another_name() {
+    let controller = Controller::start().await;
+    let oracle = Oracle::start(Answers::New).await;
+    let host = long_way(&oracle.url()).start().await;
+    let parent = host.admit(&turns(&controller, &oracle, 2)).await;
+    host.result(&parent).await;
+    let before = oracle.count();
+
+    let url = oracle.url();
+    let run = async |turn: &str| {
+        let mut command = rollout_host(["fork", &parent.id, "--turn", turn, "--count", "3"]);
+        command.args(["--journal", "journal", "--config", "config.toml", "--out", "forks"]);
+        command.args(["--model", "another", "--base-url", &url, "--no-model-check"]);
+        command.current_dir(host.dir()).start().ended().await
+    };
+    let (ran, far) = (run("2").await, run("9").await);
+
+    assert_eq!(ran.code, Some(0), "{}\n{}", ran.stdout, ran.stderr);
+    assert_eq!(oracle.count(), before + 3 * 3, "the second turn, and the judge");
+    assert!(ran.stdout.contains(&format!("3 forks of {} at turn 2: 3 with a reward, mean", parent.id)));
+    let document = host.dir().join(format!("forks/{}-turn-2-fork-2/trajectory.json", parent.id));
+    let document: Value = serde_json::from_slice(&std::fs::read(document).unwrap()).unwrap();
+    let ours = &document["extra"]["rollout_host"];
+    assert_eq!(ours["fork_of"]["turn"], 2);
+    assert_eq!(ours["observed"][3]["request"]["rest"]["model"], "another");
+    assert_eq!(far.code, Some(2));
+    assert!(far.stderr.contains("it has 4 calls of the model"), "{}", far.stderr);
+}
+
+#[tokio::test]
 async fn what_cannot_be_forked_is_refused_with_the_reason() {
     let controller = Controller::start().await;
     let oracle = Oracle::start(Answers::New).await;

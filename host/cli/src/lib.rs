@@ -8,6 +8,7 @@ mod config;
 mod data;
 mod eval;
 mod export;
+mod fork;
 mod hardening;
 mod hooks;
 mod inspect;
@@ -81,6 +82,8 @@ enum Command {
     Serve(serve::Serve),
     /// Makes a rollout of a server's journal again and says whether it is the same.
     Replay(replay::Replay),
+    /// Runs new rollouts that share the first calls of one in a journal.
+    Fork(fork::Fork),
     /// Drives a running server with load and measures it, perhaps beside another.
     Bench(bench::Bench),
     /// Serves an OpenAI-compatible endpoint that stands in for a model.
@@ -144,6 +147,7 @@ impl Command {
         match self {
             Self::Serve(_)
             | Self::Eval(_)
+            | Self::Fork(_)
             | Self::MockModel(_)
             | Self::Build(_)
             | Self::New(_)
@@ -228,6 +232,7 @@ impl Command {
             Self::Export(command) => command.run(),
             Self::Serve(command) => command.run(|| {}),
             Self::Replay(command) => command.run(),
+            Self::Fork(command) => command.run(),
             Self::Bench(command) => command.run(),
             Self::MockModel(command) => command.run(),
             Self::UpdateSdk(command) => command.run(),

@@ -1,6 +1,6 @@
 //! `replay`: a rollout of a journal, made again.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -62,7 +62,7 @@ impl Replay {
     pub(crate) fn run(self) -> Result<Exit> {
         let raw = RawConfig { max_concurrent: Some(1), ..self.host.raw_config()? };
         let config = raw.clone().resolve()?;
-        let journal = self.journal(&config)?;
+        let journal = journal_dir(self.journal.as_deref(), &config)?;
         let id = RolloutId::parse(self.id.as_str()).context("the id")?;
         let found = StoredRollout::find(&journal, &id);
         let found = found.with_context(|| format!("the journal in {} cannot be read", journal.display()))?;
@@ -85,16 +85,18 @@ impl Replay {
         let assembled = self.host.rollout.host(&runtime, sources, &config, Options::default())?;
         runtime.block_on(again(&assembled.host, &config, stored, self.until))
     }
+}
 
-    fn journal(&self, config: &Config) -> Result<PathBuf> {
-        let root = config.artifact_root.clone().unwrap_or_else(|| PathBuf::from("rollouts"));
-        let dir = self.journal.clone().or_else(|| config.journal.dir(&root));
-        let dir = dir.context("there is no journal; --journal says where one is")?;
-        if !dir.is_dir() {
-            bail!("there is no journal in {}; --journal says where one is", dir.display());
-        }
-        Ok(journal::of_results(&dir))
+/// The journal in this directory, which may be that of an evaluation's results; without one, that of
+/// a server with the same configuration.
+pub(super) fn journal_dir(given: Option<&Path>, config: &Config) -> Result<PathBuf> {
+    let root = config.artifact_root.clone().unwrap_or_else(|| PathBuf::from("rollouts"));
+    let dir = given.map(Path::to_owned).or_else(|| config.journal.dir(&root));
+    let dir = dir.context("there is no journal; --journal says where one is")?;
+    if !dir.is_dir() {
+        bail!("there is no journal in {}; --journal says where one is", dir.display());
     }
+    Ok(journal::of_results(&dir))
 }
 
 /// Where a grader had a judge and none is configured, it has one of that name. It is not asked.
@@ -186,7 +188,7 @@ fn show(role: &str, events: &[RunEvent]) {
     }
 }
 
-fn line(text: &str) -> String {
+pub(super) fn line(text: &str) -> String {
     printable(&beginning(text, SHOWN_BYTES)).replace('\n', " ")
 }
 
@@ -239,7 +241,7 @@ fn compared(then: Option<&Finished>, now: &Finished, end: Option<&ReplayEnd>, un
     Exit::Plugin
 }
 
-fn outcome(finished: &Finished) -> String {
+pub(super) fn outcome(finished: &Finished) -> String {
     match &finished.outcome {
         Outcome::Scored { reward } => format!("reward {reward}"),
         Outcome::Unscored(failure) => {

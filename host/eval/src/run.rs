@@ -56,6 +56,11 @@ impl Model {
         Ok(Self { address, endpoint })
     }
 
+    /// Its address, and the connection to it.
+    pub fn parts(&self) -> (ModelAddress, Arc<ModelEndpoint>) {
+        (self.address.clone(), self.endpoint.clone())
+    }
+
     /// The connection to it.
     pub fn endpoint(&self) -> &Arc<ModelEndpoint> {
         &self.endpoint

@@ -322,6 +322,32 @@ impl Journal {
         self.0.close();
     }
 
+    fn add(&self, job: Job) {
+        let shared = &self.0.shared;
+        let mut queue = shared.queue();
+        let became_urgent = matches!(job, Job::Tell(..)) && !std::mem::replace(&mut queue.is_urgent, true);
+        queue.bytes += job.bytes();
+        queue.jobs.push_back(job);
+        let was_idle = std::mem::take(&mut queue.is_idle);
+        let wakes = became_urgent || was_idle || queue.bytes >= writer::BATCH_BYTES_MAX;
+        drop(queue);
+        if wakes {
+            shared.todo.notify_one();
+        }
+    }
+
+    async fn reaches(&self, level: Level) -> Result<(), Failed> {
+        let (tell, told) = oneshot::channel();
+        self.add(Job::Tell(level, tell));
+        let gone = |_| Failed("the journal is closed".into());
+        told.await.map_err(gone)?
+    }
+
+    /// Waits until all that was added so far can be found.
+    pub async fn written(&self) -> Result<(), Failed> {
+        self.reaches(Level::Written).await
+    }
+
     /// Waits while more is to be written than there should be.
     pub async fn room(&self) {
         let shared = &self.0.shared;
@@ -429,21 +455,7 @@ impl Entry {
     }
 
     fn push(&self, kind: Kind, payload: Vec<Bytes>) {
-        self.add(Job::Append { rollout: self.number, kind, payload });
-    }
-
-    fn add(&self, job: Job) {
-        let shared = &self.journal.0.shared;
-        let mut queue = shared.queue();
-        let became_urgent = matches!(job, Job::Tell(..)) && !std::mem::replace(&mut queue.is_urgent, true);
-        queue.bytes += job.bytes();
-        queue.jobs.push_back(job);
-        let was_idle = std::mem::take(&mut queue.is_idle);
-        let wakes = became_urgent || was_idle || queue.bytes >= writer::BATCH_BYTES_MAX;
-        drop(queue);
-        if wakes {
-            shared.todo.notify_one();
-        }
+        self.journal.add(Job::Append { rollout: self.number, kind, payload });
     }
 
     /// Waits until the rollout's beginning is as safe as an admission has to be.
@@ -458,10 +470,7 @@ impl Entry {
     }
 
     async fn reaches(&self, level: Level) -> Result<(), Failed> {
-        let (tell, told) = oneshot::channel();
-        self.add(Job::Tell(level, tell));
-        let gone = |_| Failed("the journal is closed".into());
-        told.await.map_err(gone)?
+        self.journal.reaches(level).await
     }
 
     /// Waits while more is to be written than there should be. Whoever adds many events asks before

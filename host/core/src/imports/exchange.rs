@@ -472,6 +472,19 @@ pub struct WrittenRequest<'a> {
     pub new: Vec<&'a RawValue>,
 }
 
+impl WrittenRequest<'_> {
+    /// A request of a workflow as it is kept, as if it had been made to a model of this name. What is
+    /// another one, or names no model of its own, stays as it is.
+    pub(crate) fn of_model(what: &Bytes, name: &str) -> Bytes {
+        let Ok(request) = serde_json::from_slice::<WrittenRequest<'_>>(what) else { return what.clone() };
+        let WrittenRequest { asked: ModelRole::Policy, frame: Some(frame), .. } = request else {
+            return what.clone();
+        };
+        let renamed = WrittenRequest { frame: Some(frame.of_model(name)), ..request };
+        serde_json::to_vec(&renamed).map_or_else(|_| what.clone(), Bytes::from)
+    }
+}
+
 /// The parts that a body is made of.
 pub(super) struct UnmadeBody<'a> {
     frame: &'a Frame,

@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
+use super::exchange::WrittenRequest;
 use super::host_tools::ToolAnswer;
 use crate::outbound::{ChatFailure, ChatReply};
 use crate::telemetry::{Label, Limit, ToolOutcome};
@@ -138,6 +139,16 @@ impl RunEvent {
             | Self::Answered { at, .. }
             | Self::TimedOut { at }
             | Self::TimeLeft { at, .. } => *at,
+        }
+    }
+
+    /// The same, as if a workflow's model had been asked under this name.
+    pub(crate) fn of_model(self, name: &str) -> Self {
+        match self {
+            Self::Asked { at, call, time, what } => {
+                Self::Asked { at, call, time, what: WrittenRequest::of_model(&what, name) }
+            }
+            other => other,
         }
     }
 

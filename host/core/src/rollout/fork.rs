@@ -10,7 +10,7 @@ use std::time::SystemTime;
 
 use super::host::Host;
 use super::journal::{Parent, Started, StoredRollout, TooFewTurns};
-use super::model::{ForkPoint, RequestSecrets, RolloutRequest};
+use super::model::{ForkPoint, ModelAddress, RequestSecrets, RolloutRequest};
 use super::run::{PastOf, Resources, Resumed, Rollout};
 use super::slots::AdmitError;
 use crate::budget::OverBudget;
@@ -72,9 +72,12 @@ impl Host {
         let _reads = journal.readers.acquire().await;
         // What is read goes to the journal again.
         journal.room().await;
+        journal.written().await.map_err(io::Error::other)?;
         let read = {
-            let (journal, point) = (journal.clone(), point.clone());
-            tokio::task::spawn_blocking(move || journal.parent(&point)).await.map_err(io::Error::from)??
+            let (journal, point, model) = (journal.clone(), point.clone(), request.model.name.clone());
+            tokio::task::spawn_blocking(move || journal.parent(&point, &model))
+                .await
+                .map_err(io::Error::from)??
         };
         let id = &point.rollout_id;
         let parent = read.ok_or_else(|| ForkError::Unknown(id.clone()))?;
@@ -91,9 +94,6 @@ impl Host {
         };
         if request.metadata.is_some() && metadata(request) != metadata(&of) {
             return Err(ForkError::Differs("the metadata"));
-        }
-        if request.model.name != of.model.name {
-            return Err(ForkError::Differs("the model's name"));
         }
         let before = request.memory_bytes();
         request.metadata = of.metadata;
@@ -115,12 +115,13 @@ impl Host {
         stored: StoredRollout,
         turn: u32,
         id: RolloutId,
-        model: ModelEndpoint,
+        model: (ModelAddress, Arc<ModelEndpoint>),
     ) -> Result<Box<Rollout>, StoredForkError> {
-        let (request, workflow) = stored.forked(turn, id)?;
+        let (address, model) = model;
+        let (request, workflow) = stored.forked(turn, id, address)?;
         let entered = self.enter(&request)?;
         let resources = Resources {
-            model: Arc::new(model),
+            model,
             secrets: RequestSecrets::default(),
             charge: None,
             continuation: None,

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 
 use bytes::Bytes;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -47,6 +48,9 @@ pub(crate) enum InvalidRequest {
     ToolsNotTaken,
 }
 
+/// What a body begins with.
+const MODEL: &str = "{\"model\":";
+
 /// A request's body but for its messages, which the record has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Frame {
@@ -58,7 +62,7 @@ impl Frame {
     /// A frame with these fields after the messages.
     pub(crate) fn new(model: &str, fields: &impl Serialize) -> Result<Self, InvalidRequest> {
         let wrong = |error: serde_json::Error| InvalidRequest::Params(error.to_string());
-        let mut text = b"{\"model\":".to_vec();
+        let mut text = MODEL.as_bytes().to_vec();
         serde_json::to_writer(&mut text, model).map_err(wrong)?;
         text.extend_from_slice(b",\"messages\":");
         let messages_at = text.len();
@@ -127,6 +131,23 @@ pub struct WrittenFrame<'a> {
     /// The body without messages, as text: its very bytes are sent.
     #[serde(borrow)]
     pub body: Cow<'a, str>,
+}
+
+impl WrittenFrame<'_> {
+    /// The same, to a model of this name; as it is where it does not begin with a model.
+    pub(crate) fn of_model(self, name: &str) -> WrittenFrame<'static> {
+        let Self { messages_at, body } = self;
+        let renamed = || {
+            let rest = body.strip_prefix(MODEL)?;
+            let mut values = serde_json::Deserializer::from_str(rest).into_iter::<IgnoredAny>();
+            values.next()?.ok()?;
+            let (old, rest) = rest.split_at(values.byte_offset());
+            let new = serde_json::to_string(name).ok()?;
+            let messages_at = (messages_at + new.len()).checked_sub(old.len())?;
+            Some(WrittenFrame { messages_at, body: format!("{MODEL}{new}{rest}").into() })
+        };
+        renamed().unwrap_or_else(|| WrittenFrame { messages_at, body: body.clone().into_owned().into() })
+    }
 }
 
 /// Builds a request but for its messages. Tools and parameters go in as they are; defaults

@@ -7,8 +7,9 @@ use serde::Deserialize;
 
 use super::unfinished::{UnreadableRollout, read_admission};
 use super::{DeploymentId, Journal, StoredRollout, base};
+use crate::id::RolloutId;
 use crate::imports::{Ancestor, ForkOrigin, ForkPoint, Role, RunEvent};
-use crate::rollout::model::RolloutRequest;
+use crate::rollout::model::{ModelAddress, RolloutRequest};
 use crate::telemetry::ModelRole;
 
 /// What happened in a workflow's run up to where another rollout goes on, as it is kept.
@@ -36,10 +37,12 @@ pub struct TooFewTurns {
 }
 
 impl Journal {
-    /// The last rollout of this name, as far as it is to be shared. Reads files, and blocks.
+    /// The last rollout of this name, as far as it is to be shared, asked of a model of this name.
+    /// Reads files, and blocks.
     pub(in crate::rollout) fn parent(
         &self,
         point: &ForkPoint,
+        model: &str,
     ) -> io::Result<Option<Result<Parent, TooFewTurns>>> {
         let Some(found) = self.store.find(point.rollout_id.as_str())?.into_iter().next() else {
             return Ok(None);
@@ -60,26 +63,39 @@ impl Journal {
         let parent = shared_events(&read, point.turn).map(|count| {
             events.truncate(count);
             let origin = origin(&request, point.clone(), count);
+            if request.model.name != model {
+                events = read.into_iter().take(count).map(|event| of_model(event, model)).collect();
+            }
             Parent { request, deployment: line.deployment, origin, past: ForkPast(events) }
         });
         Ok(Some(parent))
     }
 }
 
+/// An event of a workflow's run as it is kept, with its model under this name.
+fn of_model(event: RunEvent, model: &str) -> store::Event {
+    let (kind, parts) = event.of_model(model).parts();
+    store::Event { kind: base(Role::Workflow) + kind, payload: parts.concat().into() }
+}
+
 impl StoredRollout {
-    /// The request of a rollout that goes on from this one, under another id, and what happened in
-    /// its workflow's run until then.
+    /// The request of a rollout that goes on from this one, under another id and at this model, and
+    /// what happened in its workflow's run until then.
     pub(in crate::rollout) fn forked(
         self,
         turn: u32,
-        id: crate::id::RolloutId,
+        id: RolloutId,
+        model: ModelAddress,
     ) -> Result<(RolloutRequest, Vec<RunEvent>), TooFewTurns> {
         let Self { mut request, mut workflow, .. } = self;
         let count = shared_events(&workflow, turn)?;
         workflow.truncate(count);
+        if request.model.name != model.name {
+            workflow = workflow.into_iter().map(|event| event.of_model(&model.name)).collect();
+        }
         let point = ForkPoint { rollout_id: request.id.clone(), turn };
         request.fork = Some(origin(&request, point, count));
-        (request.id, request.caller_id) = (id, None);
+        (request.id, request.caller_id, request.model) = (id, None, model);
         Ok((request, workflow))
     }
 }

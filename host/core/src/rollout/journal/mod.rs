@@ -100,6 +100,11 @@ impl Journal {
         self.store.room().await;
     }
 
+    /// Waits until all that happened so far can be found.
+    pub(super) async fn written(&self) -> Result<(), Failed> {
+        self.store.written().await
+    }
+
     /// Begins the log of a rollout that is being admitted.
     pub(super) fn admit(
         &self,
