@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use rollout_tests::{
-    Answer, Controller, Evaluation, Ran, Start, TestHost, example, project_root, rollout_host, target_dir,
+    Answer, Controller, Evaluation, Ran, Start, TestHost, example, project_root, rollout_host, sums,
+    target_dir,
 };
 use serde_json::{Value, json};
 use tokio::process::Command;
@@ -215,4 +216,60 @@ async fn a_disk_that_is_full_is_reported_and_nothing_of_the_file_is_left() {
     let names: Vec<_> =
         std::fs::read_dir(host.dir()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(!names.iter().any(|name| name.to_string_lossy().starts_with("rows")), "{names:?}");
+}
+
+#[tokio::test]
+async fn a_journal_gives_the_rows_that_the_files_give_and_a_fork_names_its_parent() {
+    let controller = Controller::start().await;
+    let host = TestHost::of("conform").config("[journal]\ndir = 'journal'\n").start().await;
+    let sum = || controller.rollout("Calculate 2 + 3.").label("5");
+    // The caller reports what the model's server did not say.
+    let report = json!({"model_name": "engine", "samples": {"s": {"llm_call_metrics": [
+        {"prompt_token_ids": [1, 2], "completion_token_ids": [3], "logprobs": [-0.125]},
+    ]}}});
+    controller.answer_callbacks([Answer::Status(200, json!({"trajectory": report}))]);
+    host.ask(&sum().with_callbacks("k")).await;
+    controller.callbacks_arrived(2).await;
+    let parent = host.admit(&sum()).await;
+    assert_eq!(host.result(&parent).await["status"], "success");
+    let fork_of = json!({"rollout_id": parent.id, "turn": 1});
+    let fork = host.admit(&sum().with("fork_of", fork_of)).await;
+    assert_eq!(host.result(&fork).await["status"], "success");
+    host.idle().await;
+    let lines = async |dir: &str| {
+        let ran = export(host.dir(), &[dir]).await;
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        let mut lines: Vec<String> = ran.stdout.lines().map(str::to_owned).collect();
+        lines.sort_unstable();
+        lines
+    };
+
+    // While the server has it open.
+    let of_journal = lines("journal").await;
+
+    assert_eq!(of_journal.len(), 3);
+    assert_eq!(of_journal, lines(&host.kept().display().to_string()).await);
+    let rows = of_journal.iter().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let rows: Vec<Value> = rows.collect();
+    let having = |name: &str| rows.iter().filter(|row| !row[name].is_null()).collect::<Vec<_>>();
+    let [reported] = having("logprobs")[..] else { panic!("{rows:#?}") };
+    assert_eq!(reported["logprobs"], json!([0.0, 0.0, -0.125]));
+    assert_eq!((&reported["model"], &reported["mask"]), (&json!("engine"), &json!([0, 1])));
+    let [forked] = having("parent_rollout_id")[..] else { panic!("{rows:#?}") };
+    assert_eq!((&forked["parent_rollout_id"], &forked["parent_turn"]), (&json!(parent.id), &json!(1)));
+    assert_eq!((&forked["rollout_id"], &forked["mask"]), (&json!(fork.id), &json!([0, 1])));
+}
+
+#[tokio::test]
+async fn of_an_evaluation_without_trajectories_the_journal_has_the_rows() {
+    let controller = Controller::start().await;
+    let evaluation = Evaluation::of("conform", &sums(2)).model(&controller).options(["--no-trajectories"]);
+    let ran = evaluation.run().await;
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+
+    let ran = export(&evaluation.path(""), &["out", "--where", "reward = 1 and label = '4'"]).await;
+
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let row: Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!((&row["rollout_id"], &row["mask"]), (&json!("row-00000-run-0"), &json!([0, 1])));
 }

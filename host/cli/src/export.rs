@@ -4,12 +4,13 @@ use std::cmp::Ordering;
 use std::io::{IsTerminal, stdout};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::print::{self, errln};
-use super::{Exit, OUTPUT};
+use super::{Exit, OUTPUT, journal};
+use rollout_core::rollout::{NoTrajectory, StoredRollout};
 use rollout_core::text::printable;
 use rollout_export::source::{self, Trajectories};
 use rollout_export::{Condition, Format, Output, OutputError, Row};
@@ -27,10 +28,10 @@ const NAMED_MAX: u64 = 20;
     after_help = "Exit codes: 0 done; 2 not done, or some trajectories cannot be read and --skip-unreadable is not given.\n\n\
     Examples:\n  rollout-host export evals/my_agent-rows-1700000000 --out rows.parquet\n  \
     rollout-host export rollouts --where 'reward >= 1 and input_ids is not null' --out rows.parquet\n  \
-    rollout-host export rollouts --where 'metrics.accuracy > 0.5 or not withdrawn' | head"
+    rollout-host export /var/lib/rollouts/journal --where 'metrics.accuracy > 0.5 or not withdrawn' | head"
 )]
 pub(super) struct Export {
-    /// The results of an evaluation, or a server's --artifact-root.
+    /// The results of an evaluation, a server's --artifact-root, or a journal, whoever has it open.
     dir: PathBuf,
     /// Writes only rows for which this holds: comparisons (= != < <= > >=) of columns, numbers
     /// and texts in quotes, `is null`, `is not null`, `and`, `or`, `not` and parentheses, as in
@@ -68,7 +69,7 @@ impl From<RowFormat> for Format {
 
 impl Export {
     pub(crate) fn run(self) -> Result<Exit> {
-        let trajectories = Trajectories::below(&self.dir)?;
+        let source = Source::of(&self.dir)?;
         let format = self.format();
         let output = match &self.out {
             Some(path) => Output::to_file(path, format.into())?,
@@ -78,18 +79,21 @@ impl Export {
             None => Output::to_stream(print::OutWriter, format.into())?,
         };
         let mut rows = Rows::new(output, self.condition);
-        let added = rows.add_all(trajectories);
+        let added = rows.add_all(source);
         rows.bar.finish_and_clear();
         if added.is_ok() && rows.counts.found == 0 {
-            bail!("there are no trajectories in {}", self.dir.display());
+            let dir = self.dir.display();
+            bail!(
+                "there are no trajectories in {dir}; those of a server's journal are in the journal's directory"
+            );
         }
-        match added.and_then(|()| rows.output.finish()) {
-            Ok(()) => {}
-            // Whoever reads standard output went away, or it is reported at the end.
-            Err(OutputError::Stream(_)) if !matches!(print::written(), print::Written::All) => {
-                return Ok(Exit::NotDone);
-            }
-            Err(error) => return Err(error.into()),
+        if let Err(error) = added.and_then(|()| Ok(rows.output.finish()?)) {
+            return match (error.downcast_ref(), print::written()) {
+                (Some(OutputError::Stream(_)), print::Written::All)
+                | (Some(OutputError::File { .. }) | None, _) => Err(error),
+                // Whoever reads standard output went away, or it is reported at the end.
+                _ => Ok(Exit::NotDone),
+            };
         }
         rows.counts.report(self.out.as_deref());
         let is_done = rows.counts.unreadable == 0 || self.skip_unreadable;
@@ -102,6 +106,25 @@ impl Export {
             Some(ending) if ending.eq_ignore_ascii_case("parquet") => RowFormat::Parquet,
             _ => RowFormat::Jsonl,
         })
+    }
+}
+
+/// Where rollouts are that are over.
+enum Source {
+    /// Trajectories that were written as files.
+    Files(Trajectories),
+    /// The directory of a journal.
+    Journal(PathBuf),
+}
+
+impl Source {
+    fn of(dir: &Path) -> Result<Self> {
+        let journal = journal::of_results(dir);
+        let is_written = dir.join(source::ROLLOUTS).is_dir();
+        if journal::is_one(&journal)? && !(journal != *dir && is_written) {
+            return Ok(Self::Journal(journal));
+        }
+        Ok(Self::Files(Trajectories::below(dir)?))
     }
 }
 
@@ -131,11 +154,51 @@ impl Rows {
         Self { output, condition, counts: Counts::default(), bar }
     }
 
-    fn add_all(&mut self, trajectories: Trajectories) -> Result<(), OutputError> {
+    fn add_all(&mut self, source: Source) -> Result<()> {
+        match source {
+            Source::Files(trajectories) => Ok(self.add_files(trajectories)?),
+            Source::Journal(dir) => self.add_journal(&dir),
+        }
+    }
+
+    fn add_files(&mut self, trajectories: Trajectories) -> Result<(), OutputError> {
         for path in trajectories {
             match path.and_then(|path| Ok((source::read(&path)?, path))) {
                 Ok((document, path)) => self.add(&document, || path.display().to_string())?,
                 Err(failed) => self.unreadable(&failed.path.display().to_string(), &failed.source),
+            }
+        }
+        Ok(())
+    }
+
+    fn add_journal(&mut self, dir: &Path) -> Result<()> {
+        let unreadable = || format!("the journal in {} cannot be read", dir.display());
+        let mut document = Vec::new();
+        for stored in StoredRollout::all(dir).with_context(unreadable)? {
+            let stored = match stored {
+                Ok(stored) => stored,
+                Err(error) => {
+                    self.unreadable("a rollout", &error);
+                    continue;
+                }
+            };
+            let id = stored.request.id.clone();
+            let trajectories = match rollout_server::Trajectories::of(stored) {
+                Ok(trajectories) => trajectories,
+                Err(NoTrajectory::NotOver(_)) => continue,
+                Err(error) => {
+                    self.unreadable(id.as_str(), &error);
+                    continue;
+                }
+            };
+            let documents = trajectories.documents();
+            for (place, of) in documents.iter().enumerate() {
+                document.clear();
+                let name = || format!("{} of {id}", of.file_name());
+                match trajectories.write(&documents, place, &mut document) {
+                    Ok(()) => self.add(&String::from_utf8_lossy(&document), name)?,
+                    Err(error) => self.unreadable(&name(), &error),
+                }
             }
         }
         Ok(())

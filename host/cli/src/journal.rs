@@ -68,5 +68,19 @@ pub(super) fn of_results(dir: &Path) -> PathBuf {
     if dir.join("manifest.json").is_file() && within.is_dir() { within } else { dir.to_owned() }
 }
 
+/// Whether a directory is a journal.
+pub(super) fn is_one(dir: &Path) -> Result<bool> {
+    let unreadable = || format!("cannot read {}", dir.display());
+    for entry in std::fs::read_dir(dir).with_context(unreadable)? {
+        if Path::new(&entry.with_context(unreadable)?.file_name())
+            .extension()
+            .is_some_and(|ending| ending == "seg")
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Where an evaluation keeps its rollouts, below its results.
 pub(super) const OF_EVALUATION: &str = "journal";

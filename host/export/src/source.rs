@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::vec::IntoIter;
 
 /// Where `eval` has its rollouts, below its results.
-const ROLLOUTS: &str = "rollouts";
+pub const ROLLOUTS: &str = "rollouts";
 
 /// A folder or a file that could not be read.
 #[derive(Debug, thiserror::Error)]
