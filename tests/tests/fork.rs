@@ -1,7 +1,9 @@
 //! Rollouts that go on from where another one was.
 
+use rollout_mock_model::{MockModel, MockModelSettings};
 use rollout_tests::{
-    Answers, Controller, Oracle, RolloutRequest, Serve, Start, TestHost, guest, rollout_host,
+    Answers, Controller, Oracle, RolloutRequest, Serve, Start, TestHost, example, guest, project_root,
+    python_program, rollout_host,
 };
 use serde_json::{Value, json};
 
@@ -176,4 +178,37 @@ async fn what_cannot_be_forked_is_refused_with_the_reason() {
     let changed = host.killed(&changed).await;
     let changed = refused(&changed, fork(&controller, &oracle, (1, &parent.id), 1)).await;
     assert!(changed.contains("the component was"), "{changed}");
+}
+
+#[tokio::test]
+async fn the_example_says_what_each_turn_of_a_rollout_was_worth() {
+    let settings = MockModelSettings { error_rate: 0.4, ..MockModelSettings::default() };
+    let model = MockModel::start(([127, 0, 0, 1], 0).into(), settings).await.unwrap();
+    let host = TestHost::of_component(example("example-calculator"));
+    let host = host.config("[journal]\ndir = 'journal'\n").start().await;
+    let tree = project_root().join("examples/fork-tree");
+    let mut command = tokio::process::Command::new(python_program("python"));
+    command.arg(tree.join("advantages.py")).arg(tree.join("rows.jsonl"));
+    command.args(["--limit", "6", "--forks", "4", "--host", host.url(), "--model", &model.base_url()]);
+
+    let ran = command.start().ended().await;
+
+    assert_eq!(ran.code, Some(0), "{}\n{}", ran.stdout, ran.stderr);
+    let trees: Vec<Value> = ran.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(trees.len(), 6);
+    let mut turns = 0;
+    for tree in &trees {
+        let numbers = |name: &str| -> Vec<f64> {
+            tree[name].as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).collect()
+        };
+        let (values, advantages) = (numbers("values"), numbers("advantages"));
+        assert_eq!(values.last().copied(), tree["reward"].as_f64(), "after the last turn it is its reward");
+        assert_eq!(advantages.len() + 1, values.len(), "{tree}");
+        assert!((values[0] + advantages.iter().sum::<f64>() - values[values.len() - 1]).abs() < 1e-9);
+        turns += advantages.len();
+    }
+    assert!(turns > trees.len(), "several turns a rollout");
+    let worth =
+        |tree: &Value| tree["advantages"].as_array().unwrap().iter().any(|one| one.as_f64() != Some(0.0));
+    assert!(trees.iter().any(worth), "of a model that is wrong now and then a turn matters: {}", ran.stdout);
 }

@@ -1,0 +1,110 @@
+"""What each turn of a rollout was worth: a tree of forks, and an advantage for each turn.
+
+A rollout has one reward, and some turns. How much did each of them do for it? From after every turn some
+rollouts go on by themselves; the mean of their rewards is what the rollout was worth there, and what a turn
+added to that is its advantage. The turns before a fork are not paid for again: the host has them.
+
+    rollout-host serve calculator.wasm --listen 127.0.0.1:9000 &
+    rollout-host mock-model --listen 127.0.0.1:9100 --error-rate 0.4 &
+    python advantages.py rows.jsonl --host http://127.0.0.1:9000 --model http://127.0.0.1:9100/v1
+
+It writes a JSON object a row to standard output, and a table to standard error.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import urllib.request
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+
+class Host:
+    """A server of the host, driven as its trainers do: a request, then polls under its lease."""
+
+    def __init__(self, url: str, model: str) -> None:
+        self.url, self.model = url, model
+
+    def rollout(self, row: dict, fork_of: dict | None = None) -> dict:
+        """Runs a rollout of a row, perhaps from where another one was, and gives its result."""
+        request = {
+            "rollout_id": f"tree-{uuid.uuid4().hex[:12]}",
+            "initial_messages": [
+                {"role": "system", "content": row["system_prompt"]},
+                {"role": "user", "content": row["user_prompt"]},
+            ],
+            "label": row["ground_truth"],
+            "chat_completions_url": self.model,
+            **({"fork_of": fork_of} if fork_of else {}),
+        }
+        lease = self._ask("/rollout", request)["polling_lease_token"]
+        path = f"/rollout/{request['rollout_id']}/result"
+        while True:
+            result = self._ask(path, headers={"X-Osmosis-Rollout-Lease": lease})
+            if result["status"] in ("success", "failure", "cancelled"):
+                return result
+
+    def _ask(self, path: str, body: dict | None = None, headers: dict | None = None) -> dict:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json", **(headers or {})}
+        request = urllib.request.Request(self.url + path, data, headers)
+        with urllib.request.urlopen(request, timeout=300) as answer:
+            return json.load(answer)
+
+
+def reward(result: dict) -> float | None:
+    """The reward of a rollout; none where it has none, which is no reward of 0."""
+    return (result.get("sample") or {}).get("reward") if result["status"] == "success" else None
+
+
+def tree(host: Host, row: dict, forks: int, pool: ThreadPoolExecutor) -> dict:
+    """One rollout of a row, with what it was worth after each of its turns."""
+    trunk = host.rollout(row)
+    end = reward(trunk)
+    if end is None:
+        return {"rollout_id": trunk["rollout_id"], "reward": None, "why": trunk["err_message"]}
+    turns = sum(message["role"] == "assistant" for message in trunk["sample"]["messages"])
+
+    def value(turn: int) -> float | None:
+        """What the rollout was worth once the model had been asked so often."""
+        if turn == turns:
+            return end
+        fork_of = {"rollout_id": trunk["rollout_id"], "turn": turn}
+        ended = pool.map(lambda _: reward(host.rollout(row, fork_of)), range(forks))
+        return statistics.fmean(known) if (known := [one for one in ended if one is not None]) else None
+
+    values = [value(turn) for turn in range(turns + 1)]
+    pairs = zip(values, values[1:])
+    advantages = [None if None in pair else pair[1] - pair[0] for pair in pairs]
+    return {"rollout_id": trunk["rollout_id"], "reward": end, "values": values, "advantages": advantages}
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description="An advantage for each turn, by forks.")
+    arguments.add_argument("rows", help="a data set, JSON Lines")
+    arguments.add_argument("--host", default="http://127.0.0.1:9000", help="the server")
+    arguments.add_argument("--model", default="http://127.0.0.1:9100/v1", help="the model's server")
+    arguments.add_argument("--forks", type=int, default=8, help="rollouts from after each turn")
+    arguments.add_argument("--limit", type=int, help="so many rows")
+    given = arguments.parse_args()
+    with open(given.rows, encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file][: given.limit]
+    host = Host(given.host, given.model)
+    unscored = 0
+    print(f"{'rollout':<18} {'reward':>6}  advantage of each turn", file=sys.stderr)
+    with ThreadPoolExecutor(given.forks) as pool:
+        for row in rows:
+            node = tree(host, row, given.forks, pool)
+            print(json.dumps(node), flush=True)
+            if node["reward"] is None:
+                unscored += 1
+                print(f"{node['rollout_id']:<18} {'none':>6}  {node['why']}", file=sys.stderr)
+                continue
+            shown = " ".join("  none" if one is None else f"{one:+6.2f}" for one in node["advantages"])
+            print(f"{node['rollout_id']:<18} {node['reward']:>6.2f}  {shown}", file=sys.stderr)
+    return 1 if unscored else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
