@@ -4,6 +4,7 @@ use std::path::Path;
 
 use rollout_tests::{Controller, Ran, Start, TestHost, guest, rollout_host};
 use serde_json::Value;
+use tokio::io::AsyncWriteExt;
 
 /// A server of the guest that takes a long way, with its tool and its judge, and a rollout of it
 /// that is over.
@@ -91,4 +92,116 @@ async fn what_is_not_there_is_said() {
     assert_eq!((nobody.code, nowhere.code), (Some(2), Some(2)));
     assert!(nobody.stderr.contains("there is no rollout 'nobody'"), "{}", nobody.stderr);
     assert!(nowhere.stderr.contains("there is no journal in nowhere"), "{}", nowhere.stderr);
+}
+
+#[tokio::test]
+async fn a_rollout_in_a_file_of_its_own_is_made_again_by_whoever_has_the_component() {
+    let controller = Controller::start().await;
+    let (host, id, _) = kept_rollout(&controller, "3").await;
+    let path = |name: &str| host.dir().join(name).display().to_string();
+
+    let saved = replay(host.dir(), &[&id, "--save", "one.rollout"]).await;
+
+    assert_eq!(saved.code, Some(0), "{}\n{}", saved.stdout, saved.stderr);
+    assert!(saved.stdout.contains("without keys") && saved.stdout.contains("it ran "), "{}", saved.stdout);
+    let bytes = std::fs::read(path("one.rollout")).unwrap();
+    let twice = replay(host.dir(), &[&id, "--save", "one.rollout"]).await;
+    assert_eq!(twice.code, Some(2), "a file that is there stays: {}", twice.stdout);
+    // Somewhere else, where there is no journal.
+    let elsewhere = tempfile::tempdir().unwrap();
+    std::fs::write(elsewhere.path().join("one.rollout"), &bytes).unwrap();
+    let (config, component) = (path("config.toml"), guest("long_way").display().to_string());
+    let replay = async |arguments: &[&str]| {
+        let mut command = rollout_host(["replay", "--config", &config]);
+        command.args(arguments).current_dir(elsewhere.path()).start().ended().await
+    };
+    let without = replay(&["one.rollout"]).await;
+    let with = replay(&["one.rollout", "--plugin", &component]).await;
+    assert_eq!(without.code, Some(2), "{}", without.stdout);
+    assert!(without.stderr.contains("--plugin says where the component is"), "{}", without.stderr);
+    assert_eq!(with.code, Some(0), "{}\n{}", with.stdout, with.stderr);
+    assert!(with.stdout.contains("the same: reward "), "{}", with.stdout);
+    for (bytes, says) in [
+        (&bytes[..bytes.len() - 5], "is damaged at byte "),
+        (b"ROLLONE9".as_slice(), "is of version '9'"),
+        (b"something else".as_slice(), "is no rollout in a file"),
+    ] {
+        std::fs::write(elsewhere.path().join("wrong"), bytes).unwrap();
+        let wrong = replay(&["wrong"]).await;
+        assert_eq!(wrong.code, Some(2), "{}", wrong.stdout);
+        assert!(wrong.stderr.contains(says), "{}", wrong.stderr);
+    }
+}
+
+#[tokio::test]
+async fn no_key_is_in_a_file_that_is_given_to_others() {
+    let controller = Controller::start().await;
+    let host = TestHost::of("conform").config("[journal]\ndir = 'journal'\n").start().await;
+    let id = "a-rollout-with-keys";
+    let request = controller
+        .rollout("Calculate 2 + 3.")
+        .id(id)
+        .label("5")
+        .with("llm_api_key", "s3cret-of-the-model")
+        .with_callbacks("s3cret-of-the-caller");
+    assert_eq!(host.ask(&request).await.status, 202);
+    controller.callbacks_arrived(2).await;
+    host.idle().await;
+    // The seal as it is in the journal: whatever is in it is not in the file.
+    let journal = everything_in(&host.dir().join("journal"));
+    let admitted = find(&journal, b"\"driver\"").expect("the admission is there");
+    let line_end = admitted + find(&journal[admitted..], b"\n").expect("its line ends");
+    let sealed = &journal[line_end + 1..line_end + 33];
+
+    let saved = replay(host.dir(), &[id, "--save", "one.rollout"]).await;
+
+    assert_eq!(saved.code, Some(0), "{}", saved.stderr);
+    let file = std::fs::read(host.dir().join("one.rollout")).unwrap();
+    assert!(find(&file, b"Calculate 2 ").is_some(), "what was asked is there");
+    assert!(find(&file, sealed).is_none(), "what was sealed is not");
+    for secret in [b"s3cret-of-the-model".as_slice(), b"s3cret-of-the-caller"] {
+        assert!(find(&file, secret).is_none());
+    }
+}
+
+/// The segments of a journal, one after the other.
+fn everything_in(journal: &Path) -> Vec<u8> {
+    let entries = std::fs::read_dir(journal).unwrap().map(|entry| entry.unwrap().path());
+    let segments = entries.filter(|path| path.extension().is_some_and(|end| end == "seg"));
+    segments.flat_map(|path| std::fs::read(path).unwrap()).collect()
+}
+
+fn find(bytes: &[u8], what: &[u8]) -> Option<usize> {
+    bytes.windows(what.len()).position(|part| part == what)
+}
+
+#[tokio::test]
+async fn it_is_shown_reply_by_reply_and_stops_at_each() {
+    let controller = Controller::start().await;
+    let (host, id, _) = kept_rollout(&controller, "3").await;
+    let interactive = async |plugin: Option<&str>, typed: &str| {
+        let mut command =
+            rollout_host(["replay", "--journal", "journal", "--config", "config.toml", "-i", &id]);
+        command.args(plugin.map(|plugin| format!("--plugin={plugin}"))).current_dir(host.dir());
+        let (process, mut input) = command.start_with_input();
+        input.write_all(typed.as_bytes()).await.unwrap();
+        drop(input);
+        process.ended().await
+    };
+
+    let whole = interactive(None, "n\nm\nt\nx\nc\nc\n").await;
+
+    assert_eq!(whole.code, Some(0), "{}\n{}", whole.stdout, whole.stderr);
+    for shown in ["call 1, sample ", "turn 0, one", "→ upper(", "of the judge", "reward", "the same: reward "]
+    {
+        assert!(whole.stdout.contains(shown), "{shown}: {}", whole.stdout);
+    }
+    assert_eq!(whole.stdout.matches("[q]uit >").count(), 5, "it goes on after c: {}", whole.stdout);
+    let quit = interactive(None, "n\nq\n").await;
+    assert_eq!(quit.code, Some(2), "{}", quit.stdout);
+    assert!(quit.stdout.contains("nothing was compared"), "{}", quit.stdout);
+    let other = interactive(Some(&guest("conform").display().to_string()), "c\n").await;
+    assert_eq!(other.code, Some(1), "{}", other.stdout);
+    assert!(!other.stdout.contains("call 1, sample "), "it ends where they part: {}", other.stdout);
+    assert!(other.stdout.contains("not the same: in the workflow, call 1"), "{}", other.stdout);
 }

@@ -1,4 +1,6 @@
-//! `replay`: a rollout of a journal, made again.
+//! `replay`: a rollout of a journal, or of a file, made again.
+
+mod script;
 
 use std::path::{Path, PathBuf};
 
@@ -16,11 +18,12 @@ use rollout_assembly::{Options, Sources};
 use rollout_core::id::RolloutId;
 use rollout_core::imports::{Answer, Difference, RunEvent, WrittenRequest, WrittenToolCall};
 use rollout_core::rollout::{
-    AfterWorkflow, Ended, Failure, FailureKind, Finished, Host, Next, Outcome, ReplayEnd, Stage, Steps,
-    StoredRollout, drive,
+    AfterWorkflow, DeploymentId, Ended, Failure, FailureKind, Finished, Host, Next, Outcome, ReplayEnd,
+    Stage, Steps, StoredRollout, drive,
 };
 use rollout_core::text::{beginning, printable};
 use rollout_server::dialect::osmosis::a;
+use script::Script;
 
 /// How much of a text is shown in a line, in bytes.
 const SHOWN_BYTES: usize = 72;
@@ -32,58 +35,145 @@ const DIFF_LINES_MAX: usize = 60;
 /// whether it is the same.
 ///
 /// The component is the one that the journal keeps, or another build of it given by --plugin. It needs
-/// the same --config as `serve` where that has tools, limits or sampling parameters.
+/// the same --config as `serve` or `eval` where that has tools, limits or sampling parameters.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Exit codes: 0 every call and the outcome are the same; 1 they are not; 2 it could not be tried.\n\n\
     Examples:\n  \
     rollout-host replay r1\n  \
     rollout-host replay r1 --journal /var/lib/rollouts/journal --plugin my_agent.wasm --until 3\n  \
-    rollout-host replay row-00007-run-0 --journal evals/my_agent-rows-1700000000"
+    rollout-host replay row-00007-run-0 --journal evals/my_agent-rows-1700000000\n  \
+    rollout-host replay r1 --save r1.rollout\n  \
+    rollout-host replay r1.rollout --plugin my_agent.wasm --interactive"
 )]
 pub(super) struct Replay {
-    /// The rollout's id; of several with the same, the last one.
+    /// The rollout's id; of several with the same, the last one. Or a file that --save wrote.
+    #[arg(value_name = "ID|FILE")]
     id: String,
     /// The journal, or the results of an evaluation, whoever has it open. [default: that of a
     /// `serve` with the same --config]
     #[arg(long, value_name = "DIR", overrides_with = "journal")]
     journal: Option<PathBuf>,
-    /// A component in the place of the one that the journal keeps.
+    /// A component in the place of the one that the journal keeps, or that lies beside the file.
     #[arg(long, value_name = "FILE")]
     plugin: Option<PathBuf>,
     /// Ends before this call of the workflow, from 1, and compares what is before.
     #[arg(long, value_name = "CALL", value_parser = clap::value_parser!(u32).range(1..))]
     until: Option<u32>,
+    /// Writes the rollout to a file of its own, with all that happened and without keys, to be given to
+    /// somebody else.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["until", "plugin", "interactive"])]
+    save: Option<PathBuf>,
+    /// Shows it as `test` does, and stops at every reply of the model.
+    #[arg(short, long)]
+    interactive: bool,
     #[command(flatten)]
     host: HostOptions,
+}
+
+/// A rollout, and where components that ran it may be.
+struct Source {
+    stored: StoredRollout,
+    beside: PathBuf,
 }
 
 impl Replay {
     pub(crate) fn run(self) -> Result<Exit> {
         let raw = RawConfig { max_concurrent: Some(1), ..self.host.raw_config()? };
         let config = raw.clone().resolve()?;
-        let journal = journal_dir(self.journal.as_deref(), &config)?;
-        let id = RolloutId::parse(self.id.as_str()).context("the id")?;
-        let found = StoredRollout::find(&journal, &id);
-        let found = found.with_context(|| format!("the journal in {} cannot be read", journal.display()))?;
-        let Some(stored) = found else {
-            bail!("there is no rollout '{}' in the journal in {}", self.id, journal.display());
-        };
-        let config = with_judge_of(raw, &stored).resolve()?;
-        let grader = match (&self.host.rollout.grader, &stored.deployment.grader) {
-            (Some(grader), _) => Some(grader.clone()),
-            (None, Some(digest)) => Some(kept_component(&journal, digest)),
-            (None, None) => None,
-        };
-        let kept = || kept_component(&journal, &stored.deployment.workflow);
-        let plugin = self.plugin.clone().unwrap_or_else(kept);
-        if !plugin.exists() {
-            bail!("{} is not there; --plugin says where the component is", plugin.display());
+        if let Some(to) = &self.save {
+            return self.save(&config, to);
         }
+        let Source { stored, beside } = self.source(&config)?;
+        let config = with_judge_of(raw, &stored).resolve()?;
+        let DeploymentId { workflow, grader, .. } = &stored.deployment;
+        let kept = |digest: &str| component(&beside, digest);
+        let plugin = self.plugin.clone().unwrap_or_else(|| kept(workflow));
+        let given = self.host.rollout.grader.clone();
+        let grader = given.or_else(|| grader.as_deref().map(kept));
+        is_there(&plugin, "--plugin")?;
+        grader.as_deref().map_or(Ok(()), |grader| is_there(grader, "--grader"))?;
         let runtime = setup::runtime()?;
         let sources = Sources::of(&plugin, grader.as_deref());
         let assembled = self.host.rollout.host(&runtime, sources, &config, Options::default())?;
-        runtime.block_on(again(&assembled.host, &config, stored, self.until))
+        let exit = runtime.block_on(self.again(&assembled.host, &config, stored));
+        // A thread that waits for a line of input is not waited for.
+        runtime.shutdown_background();
+        exit
+    }
+
+    /// The rollout that is meant: in a file, or in a journal.
+    fn source(&self, config: &Config) -> Result<Source> {
+        let file = Path::new(&self.id);
+        if file.is_file() {
+            let stored = StoredRollout::load(file).with_context(|| format!("cannot replay {}", self.id))?;
+            let beside = file.parent().unwrap_or(Path::new("")).to_owned();
+            return Ok(Source { stored, beside });
+        }
+        let (journal, id) = (journal_dir(self.journal.as_deref(), config)?, self.rollout_id()?);
+        let found = StoredRollout::find(&journal, &id);
+        let found = found.with_context(|| format!("the journal in {} cannot be read", journal.display()))?;
+        Ok(Source { stored: found.ok_or_else(|| self.nobody(&journal))?, beside: journal })
+    }
+
+    /// Writes the rollout to a file of its own.
+    fn save(&self, config: &Config, to: &Path) -> Result<Exit> {
+        let (journal, id) = (journal_dir(self.journal.as_deref(), config)?, self.rollout_id()?);
+        let saved = StoredRollout::save(&journal, &id, to);
+        let saved = saved.with_context(|| format!("cannot save it to {}", to.display()))?;
+        let DeploymentId { workflow, grader, .. } = saved.ok_or_else(|| self.nobody(&journal))?.deployment;
+        outln!("{} has rollout '{}', without keys", to.display(), self.id);
+        for digest in [Some(workflow), grader].into_iter().flatten() {
+            let kept = kept_component(&journal, &digest);
+            outln!("it ran {digest}, which is {}", kept.display());
+        }
+        Ok(Exit::Done)
+    }
+
+    fn rollout_id(&self) -> Result<RolloutId> {
+        let id = RolloutId::parse(self.id.as_str());
+        id.with_context(|| format!("'{}' is no file, and no id either", self.id))
+    }
+
+    fn nobody(&self, journal: &Path) -> anyhow::Error {
+        anyhow::anyhow!("there is no rollout '{}' in the journal in {}", self.id, journal.display())
+    }
+
+    /// Makes it again, and says what came of it.
+    async fn again(&self, host: &Host, config: &Config, stored: StoredRollout) -> Result<Exit> {
+        let model = rollout_core::rollout::RequestSecrets::default().endpoint(&stored.request.model);
+        let model = model.context("the address of its model")?;
+        let model = match stored.request.model.profile {
+            Some(_) => a::asked_by(model, &stored.request, &config.osmosis_init, host.form()),
+            None => Some(model),
+        };
+        let model = model.context("its requests cannot be made")?;
+        let stored = match self.until {
+            Some(call) => stored.until(call),
+            None => stored,
+        };
+        let steps = self.interactive.then(|| Script::of(&stored));
+        if steps.is_none() {
+            show("workflow", &stored.workflow);
+            show("grader", &stored.grader);
+        }
+        let then = stored.outcome.clone();
+        let grade = then.as_ref().map_or(self.until.is_none(), |then| was_graded(then));
+        let replay = host.replay(stored, model).context("it cannot be made again")?;
+        let ended =
+            drive(replay.rollout, Box::new(Replaying { grade: grade && host.grader().is_some() })).await;
+        let now = match ended {
+            Ended::Finished(now) | Ended::Cancelled(now) => now,
+            Ended::Crashed(failure) => return Err(PluginFault(failure.reason).into()),
+        };
+        let end = replay.end.get();
+        if let Some(steps) = steps
+            && !steps.show(end, &now).await
+        {
+            outln!("quit; nothing was compared");
+            return Ok(Exit::NotDone);
+        }
+        Ok(compared(then.as_deref(), &now, end, self.until))
     }
 }
 
@@ -97,6 +187,19 @@ pub(super) fn journal_dir(given: Option<&Path>, config: &Config) -> Result<PathB
         bail!("there is no journal in {}; --journal says where one is", dir.display());
     }
     Ok(journal::of_results(&dir))
+}
+
+/// A component by its digest, beside a file or in a journal.
+fn component(beside: &Path, digest: &str) -> PathBuf {
+    let plain = beside.join(format!("{digest}.wasm"));
+    if plain.is_file() { plain } else { kept_component(beside, digest) }
+}
+
+fn is_there(component: &Path, option: &str) -> Result<()> {
+    if !component.exists() {
+        bail!("{} is not there; {option} says where the component is", component.display());
+    }
+    Ok(())
 }
 
 /// Where a grader had a judge and none is configured, it has one of that name. It is not asked.
@@ -116,32 +219,6 @@ fn with_judge_of(raw: RawConfig, stored: &StoredRollout) -> RawConfig {
         }
         _ => raw,
     }
-}
-
-/// Makes it again, and says what came of it.
-async fn again(host: &Host, config: &Config, stored: StoredRollout, until: Option<u32>) -> Result<Exit> {
-    let model = rollout_core::rollout::RequestSecrets::default().endpoint(&stored.request.model);
-    let model = model.context("the address of its model")?;
-    let model = match stored.request.model.profile {
-        Some(_) => a::asked_by(model, &stored.request, &config.osmosis_init, host.form()),
-        None => Some(model),
-    };
-    let model = model.context("its requests cannot be made")?;
-    let stored = match until {
-        Some(call) => stored.until(call),
-        None => stored,
-    };
-    show("workflow", &stored.workflow);
-    show("grader", &stored.grader);
-    let then = stored.outcome.clone();
-    let grade = then.as_ref().map_or(until.is_none(), |then| was_graded(then));
-    let replay = host.replay(stored, model).context("it cannot be made again")?;
-    let ended = drive(replay.rollout, Box::new(Replaying { grade: grade && host.grader().is_some() })).await;
-    let now = match ended {
-        Ended::Finished(now) | Ended::Cancelled(now) => now,
-        Ended::Crashed(failure) => return Err(PluginFault(failure.reason).into()),
-    };
-    Ok(compared(then.as_deref(), &now, replay.end.get(), until))
 }
 
 /// Does nothing but grade.

@@ -8,6 +8,7 @@
 //!
 //! What events say is their owner's business. This crate knows bytes, files and numbers.
 
+mod file;
 mod found;
 mod index;
 mod record;
@@ -31,6 +32,7 @@ use record::{Kind, PAYLOAD_BYTES_MAX};
 use segment::Folder;
 use writer::{Job, Level, Queue, Tables, Writer};
 
+pub use file::{FileError, read_file, write_file};
 pub use found::{Found, all_in, find_in};
 pub use segment::{Faults, Operation};
 

@@ -18,7 +18,7 @@ use super::options::HostOptions;
 use super::print::errln;
 use super::watch::Watch;
 use super::{DATA, Exit, OUTPUT, setup};
-use prompt::Prompt;
+pub(super) use prompt::Prompt;
 use rollout_assembly::config::RawConfig;
 use rollout_assembly::{Options, Sources};
 use rollout_core::error::Fault;
@@ -26,8 +26,8 @@ use rollout_core::rollout::{FailureKind, Finished, Host, Outcome};
 use rollout_eval as eval;
 use rollout_eval::rows::Row;
 use rollout_eval::run::Model;
-use style::{Style, When};
-use transcript::Transcript;
+pub(super) use style::{Style, When};
+pub(super) use transcript::Transcript;
 
 /// Runs one row of a data set and shows everything that is said as it is said.
 ///

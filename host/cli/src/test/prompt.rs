@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 /// What was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Command {
+pub(crate) enum Command {
     Next,
     Continue,
     Messages,
@@ -36,7 +36,7 @@ impl Command {
 
 /// The terminal's other half. The end of input quits.
 #[derive(Debug)]
-pub(super) struct Prompt {
+pub(crate) struct Prompt {
     lines: Mutex<Lines<BufReader<Stdin>>>,
     goes_on: std::sync::atomic::AtomicBool,
     quit: CancellationToken,
@@ -44,28 +44,28 @@ pub(super) struct Prompt {
 
 impl Prompt {
     /// Quitting cancels the token.
-    pub(super) fn new(quit: CancellationToken) -> Self {
+    pub(crate) fn new(quit: CancellationToken) -> Self {
         let lines = Mutex::new(BufReader::new(tokio::io::stdin()).lines());
         Self { lines, goes_on: std::sync::atomic::AtomicBool::new(false), quit }
     }
 
     /// Asks no more.
-    pub(super) fn go_on(&self) {
+    pub(crate) fn go_on(&self) {
         self.goes_on.store(true, std::sync::atomic::Ordering::Relaxed);
     }
 
     /// Whether it is still to ask.
-    pub(super) fn asks(&self) -> bool {
+    pub(crate) fn asks(&self) -> bool {
         !self.goes_on.load(std::sync::atomic::Ordering::Relaxed) && !self.quit.is_cancelled()
     }
 
     /// Ends the rollout.
-    pub(super) fn quit(&self) {
+    pub(crate) fn quit(&self) {
         self.quit.cancel();
     }
 
     /// Asks once.
-    pub(super) async fn ask(&self, what: &str) -> Command {
+    pub(crate) async fn ask(&self, what: &str) -> Command {
         match self.line(what).await {
             Some(line) => Command::parse(&line),
             None => Command::Quit,
@@ -73,7 +73,7 @@ impl Prompt {
     }
 
     /// Reads a text of several lines, up to one with a full stop alone.
-    pub(super) async fn text(&self) -> Option<String> {
+    pub(crate) async fn text(&self) -> Option<String> {
         let mut text = Vec::new();
         loop {
             match self.line("| ").await {

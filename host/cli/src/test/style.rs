@@ -6,7 +6,7 @@ use clap::ValueEnum;
 
 /// When colours are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum When {
+pub(crate) enum When {
     Auto,
     Always,
     Never,
@@ -14,7 +14,7 @@ pub(super) enum When {
 
 /// What a piece of text is.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Part {
+pub(crate) enum Part {
     System,
     User,
     Assistant,
@@ -27,12 +27,12 @@ pub(super) enum Part {
 
 /// How text is written.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Style {
+pub(crate) struct Style {
     colour: bool,
 }
 
 impl Style {
-    pub(super) fn new(when: When) -> Self {
+    pub(crate) fn new(when: When) -> Self {
         let set = |variable| std::env::var_os(variable).is_some_and(|value| !value.is_empty());
         let is_dumb = std::env::var_os("TERM").is_some_and(|terminal| terminal == "dumb");
         let colour = match when {
@@ -44,7 +44,7 @@ impl Style {
     }
 
     /// The text as what it is. It has no control characters of its own.
-    pub(super) fn paint(self, part: Part, text: &str) -> String {
+    pub(crate) fn paint(self, part: Part, text: &str) -> String {
         if !self.colour || text.is_empty() {
             return text.to_owned();
         }

@@ -28,7 +28,7 @@ const ROLE_WIDTH: usize = 11;
 
 /// Writes what is said, and stops after each reply if somebody is to be asked.
 #[derive(Debug)]
-pub(super) struct Transcript {
+pub(crate) struct Transcript {
     style: Style,
     prompt: Option<Prompt>,
     said: Mutex<Said>,
@@ -59,18 +59,18 @@ impl Asking {
 }
 
 impl Transcript {
-    pub(super) fn new(style: Style, prompt: Option<Prompt>) -> Self {
+    pub(crate) fn new(style: Style, prompt: Option<Prompt>) -> Self {
         Self { style, prompt, said: Mutex::default(), turn: tokio::sync::Mutex::new(()) }
     }
 
     /// Says what is run.
-    pub(super) fn begin(&self, plugin: &Path, data: &Path, row: usize, model: &str) {
+    pub(crate) fn begin(&self, plugin: &Path, data: &Path, row: usize, model: &str) {
         let line = format!("{}, row {row} of {}, model {model}", plugin.display(), data.display());
         outln!("{}", self.note(&line));
     }
 
     /// Says what came of it, and answers questions about it if somebody asks.
-    pub(super) async fn end(&self, finished: &Finished) {
+    pub(crate) async fn end(&self, finished: &Finished) {
         outln!("\n{}", self.heading("result"));
         out!("{}", self.result(finished));
         let Some(prompt) = self.prompt.as_ref().filter(|prompt| prompt.asks()) else { return };
@@ -218,9 +218,16 @@ impl Transcript {
 
     /// Writes what came of a call.
     fn replied(&self, call: Watched<'_>, outcome: Result<&Bytes, &ChatFailure>) {
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        let begun = said.begun.remove(&(call.sample_id.to_owned(), call.request.clone()));
+        let begun = {
+            let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+            said.begun.remove(&(call.sample_id.to_owned(), call.request.clone()))
+        };
         let took = begun.map(|begun| taken(begun.elapsed())).unwrap_or_default();
+        self.reply(call, outcome, &took);
+    }
+
+    fn reply(&self, call: Watched<'_>, outcome: Result<&Bytes, &ChatFailure>, took: &str) {
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         let completion = outcome.map(Completion::parse);
         match completion {
             Err(failure) => outln!("{}", self.style.paint(Part::Bad, &printable(&failure.to_string()))),
@@ -236,6 +243,31 @@ impl Transcript {
                 said.conversations.entry(call.sample_id.to_owned()).or_default().push(message);
             }
         }
+    }
+
+    /// Shows a reply that was given in another run and took so long, and stops at it if somebody is to
+    /// be asked. It stays as it is.
+    pub(crate) async fn show_reply(
+        &self,
+        call: Watched<'_>,
+        took: Duration,
+        outcome: Result<&Bytes, &ChatFailure>,
+    ) {
+        self.reply(call, outcome, &taken(took));
+        let Some(prompt) = self.prompt.as_ref().filter(|prompt| prompt.asks()) else { return };
+        while self.stop(prompt, call, outcome.ok()).await.is_some() {
+            outln!("{}", self.note("it is shown as it was, and cannot be edited"));
+        }
+    }
+
+    /// Shows a call of a host-provided tool.
+    pub(crate) fn tool_called(&self, name: &str, arguments: &str) {
+        outln!("{}→ {}", self.role("tool"), indented(&format!("{name}({arguments})")));
+    }
+
+    /// Shows what it gave.
+    pub(crate) fn tool_gave(&self, name: &str, content: &str) {
+        outln!("{}{}: {}", self.role("tool"), printable(name), indented(content));
     }
 
     /// Asks what to do until something is to be done. Gives the body of a reply that is to

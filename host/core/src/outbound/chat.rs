@@ -42,7 +42,7 @@ pub struct ChatReply {
 }
 
 /// Why there is no reply.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum ChatFailure {
     /// The server understood and said no; trying again will not help.
     #[error("the model's server answered {status}: {body}")]

@@ -271,7 +271,7 @@ impl Completion {
     }
 
     /// The body as it came.
-    pub(crate) fn body(&self) -> &Bytes {
+    pub fn body(&self) -> &Bytes {
         &self.body
     }
 

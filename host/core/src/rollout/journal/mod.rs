@@ -10,6 +10,7 @@
 //! crate `rollout-journal`.
 
 mod admission;
+mod file;
 mod fork;
 mod stored;
 mod unfinished;

@@ -68,7 +68,7 @@ impl StoredRollout {
         Ok(store::all_in(journal)?.filter(is_over).map(read).filter_map(Result::transpose))
     }
 
-    fn read(written: &store::Written) -> io::Result<Self> {
+    pub(super) fn read(written: &store::Written) -> io::Result<Self> {
         let unreadable = |reason: String| UnreadableRollout::of(&written.name, reason);
         let admitted =
             written.events.first().ok_or_else(|| unreadable("nothing is known of it".to_owned()))?;

@@ -1,0 +1,197 @@
+//! One rollout in a file of its own, for somebody who does not have the journal.
+//!
+//! ```text
+//! ROLLONE1 | a record with the name | a record for each event | a last record
+//! ```
+//!
+//! Records are those of a segment, with their checksums. The last one says how many events there are and
+//! whether the rollout ended, so that a file which was cut is known as such.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+
+use crate::record::{self, FRAME_BYTES, Found, Kind};
+use crate::{Event, Written};
+
+/// What every such file begins with, but for the version.
+const MAGIC: &[u8; 7] = b"ROLLONE";
+
+/// The version of the form. Another one is not read.
+const VERSION: u8 = b'1';
+
+/// All records of a file are of one rollout.
+const ROLLOUT: u64 = 0;
+
+/// Why a file gives no rollout.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FileError {
+    /// It cannot be read.
+    #[error("{} cannot be read", .0.display())]
+    Io(PathBuf, #[source] io::Error),
+    /// It is something else.
+    #[error("{} is no rollout in a file: it does not begin as one", .0.display())]
+    Another(PathBuf),
+    /// A later host wrote it, perhaps.
+    #[error("{} is of version '{}', and this host reads '{}'", path.display(), char::from(*version), char::from(VERSION))]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        version: u8,
+    },
+    /// It is not what was written.
+    #[error("{} is damaged at byte {at}: {what}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// Where.
+        at: usize,
+        /// What is wrong there.
+        what: &'static str,
+    },
+}
+
+/// Writes a rollout to a file, whole or not at all. One that is there stays, and that is an error.
+pub fn write_file(path: &Path, rollout: &Written) -> io::Result<()> {
+    let mut bytes = MAGIC.to_vec();
+    bytes.push(VERSION);
+    record::write(&mut bytes, ROLLOUT, Kind::Begin, std::slice::from_ref(&rollout.name));
+    for Event { kind, payload } in &rollout.events {
+        record::write(&mut bytes, ROLLOUT, Kind::Event(*kind), std::slice::from_ref(payload));
+    }
+    let mut end = (rollout.events.len() as u64).to_le_bytes().to_vec();
+    end.push(u8::from(rollout.ended));
+    record::write(&mut bytes, ROLLOUT, Kind::End, &[end.into()]);
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".part");
+    let beside = PathBuf::from(beside);
+    std::fs::write(&beside, bytes)?;
+    // Linking does not go over a file that is there, as renaming does.
+    let linked = std::fs::hard_link(&beside, path);
+    std::fs::remove_file(&beside)?;
+    linked
+}
+
+/// Reads what was written to a file. Whatever is not as it was is an error that says where.
+pub fn read_file(path: &Path) -> Result<Written, FileError> {
+    let bytes = std::fs::read(path).map_err(|error| FileError::Io(path.to_owned(), error))?;
+    match bytes.strip_prefix(MAGIC) {
+        Some([VERSION, ..]) => {}
+        Some([version, ..]) => return Err(FileError::Version { path: path.to_owned(), version: *version }),
+        Some([]) | None => return Err(FileError::Another(path.to_owned())),
+    }
+    read_records(&Bytes::from(bytes)).map_err(|(at, what)| FileError::Damaged {
+        path: path.to_owned(),
+        at,
+        what,
+    })
+}
+
+fn read_records(bytes: &Bytes) -> Result<Written, (usize, &'static str)> {
+    let mut at = MAGIC.len() + 1;
+    let mut written = Written { name: Bytes::new(), events: Vec::new(), ended: false };
+    loop {
+        let rest = bytes.get(at..).unwrap_or_default();
+        let (kind, payload, length) = match record::read(rest) {
+            Found::Record(read, length) => (read.kind, bytes.slice_ref(read.payload), length),
+            Found::Torn => return Err((at, wrong(rest))),
+            Found::End => return Err((at, "it ends here, before its last record")),
+        };
+        let is_first = at == MAGIC.len() + 1;
+        match kind {
+            Kind::Begin if is_first => written.name = payload,
+            Kind::Event(kind) if !is_first => written.events.push(Event { kind, payload }),
+            Kind::End if !is_first => {
+                let Some((count, [ended @ (0 | 1)])) = payload.split_first_chunk::<8>() else {
+                    return Err((at, "its last record is none"));
+                };
+                if u64::from_le_bytes(*count) != written.events.len() as u64 {
+                    return Err((at, "records before this are missing"));
+                }
+                if at + length != bytes.len() {
+                    return Err((at + length, "something follows its last record"));
+                }
+                written.ended = *ended == 1;
+                return Ok(written);
+            }
+            Kind::Begin | Kind::Event(_) | Kind::End => return Err((at, "this record has no place here")),
+        }
+        at += length;
+    }
+}
+
+/// What is wrong with bytes that are no whole record.
+fn wrong(rest: &[u8]) -> &'static str {
+    let length = rest.first_chunk::<4>().map(|length| u32::from_le_bytes(*length) as usize);
+    match length {
+        Some(length) if length <= rest.len().saturating_sub(FRAME_BYTES) => {
+            "the checksum of the record that begins here is not that of what it says"
+        }
+        _ => "the record that begins here goes on past the end of the file",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rollout() -> Written {
+        let event = |kind, text: &'static str| Event { kind, payload: Bytes::from_static(text.as_bytes()) };
+        let events = vec![event(1, "admitted\n"), event(16, "asked"), event(16, "")];
+        Written { name: Bytes::from_static(b"r 1"), events, ended: true }
+    }
+
+    #[test]
+    fn a_rollout_is_read_as_it_was_written_and_no_file_is_written_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("one");
+        write_file(&path, &rollout()).unwrap();
+        assert_eq!(read_file(&path).unwrap(), rollout());
+        assert_eq!(write_file(&path, &rollout()).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn whatever_is_cut_or_changed_is_said_with_its_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("one");
+        write_file(&path, &rollout()).unwrap();
+        let whole = std::fs::read(&path).unwrap();
+        let error = |bytes: &[u8]| {
+            std::fs::write(&path, bytes).unwrap();
+            read_file(&path).unwrap_err()
+        };
+        for end in 0..whole.len() {
+            let is_said = match error(&whole[..end]) {
+                FileError::Another(_) => end < 8,
+                FileError::Damaged { at, .. } => at <= end && end >= 8,
+                _ => false,
+            };
+            assert!(is_said, "cut at {end}");
+        }
+        for at in 8..whole.len() {
+            let mut changed = whole.clone();
+            changed[at] ^= 0x20;
+            let FileError::Damaged { at: said, .. } = error(&changed) else { panic!("changed at {at}") };
+            assert!(said <= at, "changed at {at}, said {said}");
+        }
+        let more = [&whole[..], b"x"].concat();
+        assert!(
+            error(&more)
+                .to_string()
+                .ends_with(&format!("damaged at byte {}: something follows its last record", whole.len()))
+        );
+        let mut later = whole.clone();
+        later[7] = b'2';
+        assert!(error(&later).to_string().contains("is of version '2', and this host reads '1'"));
+        assert!(error(b"{}").to_string().contains("it does not begin as one"));
+        // Two whole events that lie one behind the other, of which the first is gone.
+        let first = 8 + record::framed_bytes(3);
+        let second = first + record::framed_bytes(9);
+        let without = [&whole[..first], &whole[second..]].concat();
+        assert!(error(&without).to_string().contains("records before this are missing"));
+    }
+}
