@@ -150,7 +150,7 @@ async fn rows_are_selected_by_a_condition_and_one_that_is_none_is_explained() {
     assert_eq!(both, ["first", "second"], "a row for each sample, with the sample's own reward");
     let (one, said) = samples("reward >= 1 and outcome = 'scored'").await;
     assert_eq!(one, ["first"]);
-    assert!(said.contains("1 rows of 2 trajectories; --where left out 1"), "{said}");
+    assert!(said.contains("1 row of 2 trajectories; --where left out 1"), "{said}");
 
     let ran = export(&dir, &["out", "--where", "attempt = 1 and rewrad >= 1"]).await;
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
@@ -172,11 +172,7 @@ async fn what_cannot_be_read_is_named_and_the_rest_is_written() {
     let ran = export(host.dir(), &[&kept, "--out", "rows.jsonl"]).await;
     assert_eq!((ran.code, read(host.dir()).ok()), (Some(2), Some(1)), "{}", ran.stderr);
     assert!(ran.stderr.contains("broken/trajectory.json: no trajectory of this host: EOF"), "{}", ran.stderr);
-    assert!(
-        ran.stderr.contains("1 rows of 2 trajectories to rows.jsonl; 1 cannot be read"),
-        "{}",
-        ran.stderr
-    );
+    assert!(ran.stderr.contains("1 row of 2 trajectories to rows.jsonl; 1 cannot be read"), "{}", ran.stderr);
     let ran = export(host.dir(), &[&kept, "--out", "rows.jsonl", "--skip-unreadable"]).await;
     assert_eq!((ran.code, read(host.dir()).ok()), (Some(0), Some(1)), "{}", ran.stderr);
 

@@ -248,6 +248,11 @@ impl Counts {
             0 => String::new(),
             count => format!("; {count} cannot be read"),
         };
-        errln!("{rows} rows of {found} trajectories{to}{left_out}{unreadable}");
+        let (rows, found) = (counted(*rows, "row", "rows"), counted(*found, "trajectory", "trajectories"));
+        errln!("{rows} of {found}{to}{left_out}{unreadable}");
     }
+}
+
+fn counted(count: u64, one: &str, several: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { several })
 }
