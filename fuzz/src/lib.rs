@@ -11,6 +11,7 @@ pub fn target(name: &str) -> Target {
         .into_iter()
         .chain(rollout_assembly::fuzzing::TARGETS)
         .chain(rollout_eval::fuzzing::TARGETS)
+        .chain(rollout_journal::fuzzing::TARGETS)
         .chain(rollout_mock_model::fuzzing::TARGETS)
         .chain(rollout_server::fuzzing::TARGETS);
     let found = targets.find(|(known, _)| *known == name);

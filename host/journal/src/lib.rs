@@ -10,6 +10,8 @@
 
 mod file;
 mod found;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod index;
 mod record;
 mod recover;

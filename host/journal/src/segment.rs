@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use crate::record::{self, Found};
 
 /// What every segment begins with; its number follows.
-const MAGIC: &[u8; 8] = b"ROLLSEG1";
+pub(crate) const MAGIC: &[u8; 8] = b"ROLLSEG1";
 
 /// Magic and number.
 pub(crate) const HEADER_BYTES: u64 = 16;
