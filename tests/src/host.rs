@@ -340,7 +340,14 @@ impl TestHost {
         until("nothing to run", idle).await;
     }
 
-    /// The trajectory of a rollout that is over.
+    /// The trajectory of a rollout that is over, out of its journal.
+    pub async fn given_trajectory(&self, id: &str) -> Value {
+        let reply = self.get(&format!("/rollout/{id}/trajectory")).await;
+        assert_eq!(reply.status, 200, "{}", reply.text);
+        reply.body
+    }
+
+    /// The trajectory of a rollout that is over, which is written as a file.
     pub async fn trajectory(&self, id: &str) -> Value {
         self.document(id, "trajectory.json").await
     }

@@ -37,17 +37,18 @@ async fn shell(dir: &Path, script: &str) -> std::process::Output {
 async fn the_first_request_of_the_guide_is_answered_with_a_reward() {
     let dir = tempfile::tempdir().unwrap();
     let blocks = commands("docs/serving.md", "## A first request");
-    let [start, post, poll] = blocks.as_slice() else { panic!("{} blocks", blocks.len()) };
+    let [start, post, poll, trajectory] = blocks.as_slice() else { panic!("{} blocks", blocks.len()) };
     for line in ["rollout-host mock-model --listen 127.0.0.1:9100", "rollout-host serve my_agent.wasm"] {
         assert!(start.contains(line), "{start}");
     }
     let model = rollout_host(["mock-model", "--listen", "127.0.0.1:0"]).start();
     let mut serve = rollout_host(["serve"]);
-    serve.arg(guest("conform")).args(["--listen", "127.0.0.1:0"]).current_dir(dir.path());
+    // On port 0 there is no journal unless it is said where.
+    serve.arg(guest("conform")).args(["--listen", "127.0.0.1:0", "--journal", "j"]).current_dir(dir.path());
     let server = serve.start();
     let (model, server_url) = (model.line("listening on ").await, server.line("listening on ").await);
 
-    let script = format!("{post}\n{poll}\n")
+    let script = format!("{post}\n{poll}\n{trajectory}\n")
         .replace("http://127.0.0.1:9100/v1", &model)
         .replace("http://127.0.0.1:9000", &server_url);
     let ran = shell(dir.path(), &script).await;
@@ -58,7 +59,10 @@ async fn the_first_request_of_the_guide_is_answered_with_a_reward() {
         serde_json::from_slice(&std::fs::read(dir.path().join("result.json")).unwrap()).unwrap();
     assert_eq!(result["status"], "success", "{result:#}");
     assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
-    assert!(dir.path().join("rollouts/first/trajectory.json").exists());
+    let trajectory: Value =
+        serde_json::from_slice(&std::fs::read(dir.path().join("trajectory.json")).unwrap()).unwrap();
+    assert_eq!(trajectory["session_id"], "first", "{trajectory:#}");
+    assert!(!dir.path().join("rollouts/first").exists(), "there is no file for a rollout");
 }
 
 #[tokio::test]

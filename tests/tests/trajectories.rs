@@ -2,14 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use rollout_core::rollout::StoredRollout;
 use rollout_server::Trajectories;
-use rollout_tests::{Answer, Controller, Serve, TestHost, guest};
+use rollout_tests::{Answer, Controller, Ran, Serve, Start, TestHost, guest, rollout_host};
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 
 /// A host of this guest that keeps rollouts in a journal and writes files, too.
 fn both(guest_name: &str) -> Serve {
+    given_out(guest_name).option("--trajectories", "files")
+}
+
+/// A host of this guest that keeps rollouts in a journal, and nowhere else.
+fn given_out(guest_name: &str) -> Serve {
     TestHost::of(guest_name).config("[journal]\ndir = 'journal'\n")
 }
 
@@ -71,9 +78,11 @@ async fn several_turns_lists_and_histories_come_out_of_the_journal_as_they_were_
     let host = both("long_way").start().await;
     let prompts = ["6", "3 steady", "1 restless"];
     for prompt in prompts {
-        host.run(&controller.rollout(prompt).label("5").with("metadata", json!({"row": 7}))).await;
+        host.run(&controller.rollout(prompt).label("5").id(prompt).with("metadata", json!({"row": 7}))).await;
     }
-    assert_eq!(are_the_same(&host).iter().filter(|name| name.ends_with("trajectory.json")).count(), 3);
+    let fork = json!({"rollout_id": "6", "turn": 2});
+    host.run(&controller.rollout("6").label("5").id("fork").with("fork_of", fork)).await;
+    assert_eq!(are_the_same(&host).iter().filter(|name| name.ends_with("trajectory.json")).count(), 4);
 }
 
 #[tokio::test]
@@ -224,4 +233,137 @@ async fn a_rollout_that_another_process_went_on_with_is_the_same() {
     host.result(&admitted).await;
 
     assert!(!are_the_same(&host).is_empty());
+}
+
+/// What `rollout-host trajectory` does with a host's journal.
+async fn command(host: &TestHost, arguments: &[&str]) -> Ran {
+    let mut command = rollout_host(["trajectory", "--config", "config.toml"]);
+    command.args(arguments).current_dir(host.dir());
+    command.start().ended().await
+}
+
+#[tokio::test]
+async fn a_server_with_a_journal_writes_no_files_and_gives_trajectories_to_whoever_asks() {
+    let controller = Controller::start().await;
+    let serve = given_out("conform").option("--api-key", "k");
+    let host = serve.clone().start().await.with_key("k");
+    let one = controller.rollout("Calculate 2 + 3.").label("5").id("a b/c".replace('/', "%").as_str());
+    host.run(&one).await;
+    let several = controller.rollout("please branch: 2 + 3").label("5").as_b();
+    controller.answer_callbacks([Answer::Status(200, json!({"trajectory": {"model_name": "engine"}}))]);
+    host.ask(&several).await;
+    controller.callbacks_arrived(2).await;
+    host.idle().await;
+    assert_eq!(files(&host.kept()).keys().count(), 0, "there is no file for a rollout");
+
+    let reply = host.get("/rollout/a%20b%25c/trajectory").await;
+    assert_eq!((reply.status, &reply.body["session_id"]), (200, &json!("a b%c")), "{reply:?}");
+    assert_eq!(reply.headers["content-type"], "application/json");
+    assert_eq!(reply.body["extra"]["osmosis"]["reward"], 1.0);
+    let path = format!("/rollout/{}/trajectory", several.rollout_id());
+    let both = host.get(&path).await.body;
+    let second = host.get(&format!("{path}?sample=second")).await.body;
+    assert_eq!(both[1], second);
+    assert_eq!(second["extra"]["rollout_host"]["sample_id"], "second");
+    assert_eq!(both[0]["agent"]["model_name"], "engine", "what the caller reported is in it");
+    for (path, status, says) in [
+        (format!("{path}?sample=third"), 404, "no sample 'third'; it has first, second"),
+        ("/rollout/nobody/trajectory".to_owned(), 404, "there is no rollout 'nobody'"),
+        ("/rollout/a%2Fb/trajectory".to_owned(), 404, "the id"),
+    ] {
+        let reply = host.get(&path).await;
+        assert_eq!(reply.status, status, "{path}: {reply:?}");
+        assert!(reply.text.contains(says), "{path}: {}", reply.text);
+    }
+    assert_eq!(host.with_key("another").get(&path).await.status, 401);
+}
+
+#[tokio::test]
+async fn what_is_not_over_is_a_conflict_and_what_is_nowhere_is_said() {
+    let controller = Controller::start().await;
+    let serve = given_out("conform");
+    let host = serve.clone().start().await;
+    controller.hold();
+    let admitted = host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    let path = format!("/rollout/{}/trajectory", admitted.id);
+    let early = host.get(&path).await;
+    assert_eq!(early.status, 409, "{early:?}");
+    assert!(early.text.contains("is not over"), "{}", early.text);
+    let ran = command(&host, &[&admitted.id]).await;
+    assert!(ran.code == Some(2) && ran.stderr.contains("is not over"), "{}", ran.stderr);
+    controller.release();
+    host.result(&admitted).await;
+    let before = host.get(&path).await;
+    assert_eq!(before.status, 200, "{before:?}");
+    let host = host.killed(&serve).await;
+    assert_eq!(host.get(&path).await.text, before.text, "another process gives the same");
+
+    let host = TestHost::start("conform").await;
+    let request = controller.rollout("Calculate 2 + 3.").label("5");
+    host.run(&request).await;
+    let none = host.get(&format!("/rollout/{}/trajectory", request.rollout_id())).await;
+    assert_eq!(none.status, 404);
+    assert!(none.text.contains("--journal DIR"), "{}", none.text);
+    assert!(host.trajectory(request.rollout_id()).await.is_object(), "it is a file there");
+}
+
+#[tokio::test]
+async fn an_evaluator_that_says_where_files_are_has_them() {
+    let controller = Controller::start().await;
+    let serve = given_out("conform").variable("_OSMOSIS_ROLLOUT_INSTANCE_ID", "one");
+    let host = serve.start().await;
+    let request = controller.rollout("Calculate 2 + 3.").label("5");
+    host.run(&request).await;
+
+    assert!(host.trajectory(request.rollout_id()).await.is_object());
+    assert_eq!(host.get(&format!("/rollout/{}/trajectory", request.rollout_id())).await.status, 200);
+}
+
+#[tokio::test]
+async fn the_command_writes_what_a_server_would_have_written() {
+    let controller = Controller::start().await;
+    let host = both("observe").start().await;
+    for id in ["one", "two"] {
+        host.run(&controller.rollout("Calculate 2 + 3.").label("5").id(id)).await;
+    }
+
+    let ran = command(&host, &["--all", "--out", "again"]).await;
+
+    assert_eq!((ran.code, ran.stderr.contains("2 rollouts")), (Some(0), true), "{}", ran.stderr);
+    let (then, again) = (files(&host.kept()), files(&host.dir().join("again")));
+    assert!(then == again, "{:?} and {:?}", then.keys(), again.keys());
+    let given = host.get("/rollout/one/trajectory").await;
+    let ran = command(&host, &["one"]).await;
+    assert_eq!(ran.stdout, format!("{}\n", given.text));
+    assert_eq!(given.text.as_bytes(), then["one/trajectory.json"], "what is given is what is written");
+    let all = command(&host, &["--all"]).await;
+    assert_eq!(serde_json::Deserializer::from_str(&all.stdout).into_iter::<Value>().count(), 2);
+    let nobody = command(&host, &["nobody"]).await;
+    assert!(nobody.code == Some(2) && nobody.stderr.contains("there is no rollout 'nobody'"));
+}
+
+#[tokio::test]
+async fn many_who_ask_at_once_take_no_more_than_there_is() {
+    let controller = Controller::start().await;
+    let host = given_out("conform").option("--memory-budget-bytes", 64 << 20).start().await;
+    let long = format!("Calculate 2 + 3. {}", "x".repeat(1 << 20));
+    let request = controller.rollout(&long).label("5");
+    host.run(&request).await;
+    let path = format!("/rollout/{}/trajectory", request.rollout_id());
+    let whole = host.get(&path).await.text.len();
+    assert!(whole > 2 << 20, "{whole}");
+
+    let host = Arc::new(host);
+    let asking = (0..200).map(|_| {
+        let (host, path) = (host.clone(), path.clone());
+        async move { host.get(&path).await }
+    });
+    let replies = asking.collect::<JoinSet<_>>().join_all().await;
+
+    for reply in &replies {
+        assert!(reply.status == 200 && reply.text.len() == whole || reply.status == 503, "{}", reply.status);
+    }
+    assert!(replies.iter().any(|reply| reply.status == 200));
+    let metrics = host.metrics().await;
+    assert_eq!(metrics.get(r#"rollout_host_held_bytes{use="request"}"#), Some(0.0), "it is given back");
 }

@@ -43,6 +43,16 @@ pub enum OsmosisGeneration {
     D,
 }
 
+/// Where the trajectories of a server's rollouts are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum TrajectoriesIn {
+    /// In files, a folder a rollout, besides whatever keeps them.
+    Files,
+    /// In the journal, which gives them to whoever asks.
+    Journal,
+}
+
 /// What the host works with. Every field is checked.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -93,6 +103,8 @@ pub struct Config {
     pub log: Option<PathBuf>,
     /// Where rollouts are kept, so that none that was admitted is lost.
     pub journal: JournalConfig,
+    /// Where trajectories are, where the operator said.
+    pub trajectories: Option<TrajectoriesIn>,
     /// Whether a server keeps itself to the files that its settings name.
     pub landlock: bool,
     /// Tools that are provided to the plugin.
@@ -155,6 +167,17 @@ const QUEUE_PER_SLOT: u32 = 4;
 #[error("configuration:{}", .0.iter().map(|problem| format!("\n  - {problem}")).collect::<String>())]
 pub struct InvalidConfig(pub Vec<String>);
 
+impl Config {
+    /// Whether trajectories and artifacts are written to files: where the operator says so, or where
+    /// nothing else has them.
+    pub fn writes_files(&self) -> bool {
+        match self.trajectories {
+            Some(place) => place == TrajectoriesIn::Files,
+            None => self.journal == JournalConfig::Off,
+        }
+    }
+}
+
 impl RawConfig {
     /// Reads the text of the file of this name. What is wrong in it is among the mistakes
     /// that [`RawConfig::resolve`] reports, all at once.
@@ -186,6 +209,10 @@ impl RawConfig {
         let model_params = allowed("model", self.model.params.as_deref(), &mut problems);
         let model = self.model.retry().resolve("model", RetryPolicy::model(), &mut problems);
         let judge = self.judge.resolve(&model, &mut problems);
+        let journal = self.journal.resolve(listen, &mut problems);
+        if journal == JournalConfig::Off && self.trajectories == Some(TrajectoriesIn::Journal) {
+            problems.push("trajectories: in the journal, and there is none; --journal says where".to_owned());
+        }
         let config = Config {
             listen,
             max_concurrent,
@@ -211,7 +238,8 @@ impl RawConfig {
             on_start: self.on_start,
             on_stop: self.on_stop,
             log: self.log,
-            journal: self.journal.resolve(listen, &mut problems),
+            journal,
+            trajectories: self.trajectories,
             landlock: self.hardening.landlock.unwrap_or_default(),
             tools: self.tools.resolve(&mut problems),
             plugin: values::assigned(self.plugin, &self.set, "plugin", &mut problems),

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use super::model::ModelOptions;
 use super::options::HostOptions;
 use super::print::outln;
-use super::replay::{journal_dir, line, outcome};
+use super::replay::{line, outcome};
 use super::{Exit, OUTPUT, PluginFault, journal, setup};
 use rollout_assembly::config::RawConfig;
 use rollout_assembly::{Options, Sources};
@@ -61,7 +61,7 @@ impl Fork {
         let key = self.model.key()?;
         let raw: RawConfig = self.host.raw_config()?;
         let config = raw.resolve()?;
-        let dir = journal_dir(self.journal.as_deref(), &config)?;
+        let dir = journal::to_read(self.journal.as_deref(), &config)?;
         let parent = self.parent(&dir)?;
         let kept = |digest: &String| journal::kept_component(&dir, digest);
         let plugin = self.plugin.clone().unwrap_or_else(|| kept(&parent.deployment.workflow));

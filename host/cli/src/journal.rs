@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use super::setup;
 use rollout_assembly::config::Config;
@@ -60,6 +60,17 @@ fn keep_component(journal: &Path, digest: &str, from: &Path) -> Result<()> {
     let part = to.with_extension("part");
     std::fs::copy(from, &part).with_context(|| format!("cannot keep {} in the journal", from.display()))?;
     std::fs::rename(&part, &to).with_context(|| format!("cannot keep {} in the journal", from.display()))
+}
+
+/// The journal that a command reads: this, or else that of a `serve` with the same configuration.
+pub(super) fn to_read(given: Option<&Path>, config: &Config) -> Result<PathBuf> {
+    let root = config.artifact_root.clone().unwrap_or_else(|| PathBuf::from("rollouts"));
+    let dir = given.map(Path::to_owned).or_else(|| config.journal.dir(&root));
+    let dir = dir.context("there is no journal; --journal says where one is")?;
+    if !dir.is_dir() {
+        bail!("there is no journal in {}; --journal says where one is", dir.display());
+    }
+    Ok(of_results(&dir))
 }
 
 /// The directory of the journal that is meant: this, or that of the evaluation whose results are here.

@@ -24,6 +24,7 @@ mod replay;
 mod serve;
 mod setup;
 mod test;
+mod trajectory;
 mod validate;
 mod watch;
 
@@ -84,6 +85,8 @@ enum Command {
     Replay(replay::Replay),
     /// Runs new rollouts that share the first calls of one in a journal.
     Fork(fork::Fork),
+    /// Writes the trajectory of a rollout of a journal, or of all that are over.
+    Trajectory(trajectory::Trajectory),
     /// Drives a running server with load and measures it, perhaps beside another.
     Bench(bench::Bench),
     /// Serves an OpenAI-compatible endpoint that stands in for a model.
@@ -160,6 +163,7 @@ impl Command {
             | Self::Bench(_)
             | Self::Export(_)
             | Self::Replay(_)
+            | Self::Trajectory(_)
             | Self::Completions(_) => false,
         }
     }
@@ -233,6 +237,7 @@ impl Command {
             Self::Serve(command) => command.run(|| {}),
             Self::Replay(command) => command.run(),
             Self::Fork(command) => command.run(),
+            Self::Trajectory(command) => command.run(),
             Self::Bench(command) => command.run(),
             Self::MockModel(command) => command.run(),
             Self::UpdateSdk(command) => command.run(),

@@ -15,6 +15,13 @@ use rollout_core::outbound;
 use rollout_core::rollout::Host;
 use rollout_core::telemetry::Traces;
 
+/// What a configuration file says, or an empty one. What is wrong in it, `resolve` says.
+pub(super) fn raw_config(path: Option<&Path>) -> Result<RawConfig> {
+    let Some(path) = path else { return Ok(RawConfig::default()) };
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(RawConfig::parse(&text, &path.display().to_string()))
+}
+
 /// How components are brought in.
 #[derive(Clone, Debug, Args)]
 pub(super) struct LoadOptions {
@@ -29,10 +36,7 @@ pub(super) struct LoadOptions {
 impl LoadOptions {
     /// What the file says, or an empty one. What is wrong in it, `resolve` says.
     pub(crate) fn raw_config(&self) -> Result<RawConfig> {
-        let Some(path) = &self.config else { return Ok(RawConfig::default()) };
-        let text =
-            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        Ok(RawConfig::parse(&text, &path.display().to_string()))
+        raw_config(self.config.as_deref())
     }
 
     /// The loader that these options and the configuration ask for.

@@ -74,6 +74,13 @@ pub(super) fn write_err(text: fmt::Arguments<'_>) {
 /// nothing is written afterwards.
 pub(super) struct OutWriter;
 
+impl OutWriter {
+    /// Whether it takes nothing more.
+    pub(crate) fn has_failed() -> bool {
+        OUT_FAILED.get().is_some()
+    }
+}
+
 impl Write for OutWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match OUT_FAILED.get() {

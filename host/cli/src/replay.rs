@@ -110,7 +110,7 @@ impl Replay {
             let beside = file.parent().unwrap_or(Path::new("")).to_owned();
             return Ok(Source { stored, beside });
         }
-        let (journal, id) = (journal_dir(self.journal.as_deref(), config)?, self.rollout_id()?);
+        let (journal, id) = (journal::to_read(self.journal.as_deref(), config)?, self.rollout_id()?);
         let found = StoredRollout::find(&journal, &id);
         let found = found.with_context(|| format!("the journal in {} cannot be read", journal.display()))?;
         Ok(Source { stored: found.ok_or_else(|| self.nobody(&journal))?, beside: journal })
@@ -118,7 +118,7 @@ impl Replay {
 
     /// Writes the rollout to a file of its own.
     fn save(&self, config: &Config, to: &Path) -> Result<Exit> {
-        let (journal, id) = (journal_dir(self.journal.as_deref(), config)?, self.rollout_id()?);
+        let (journal, id) = (journal::to_read(self.journal.as_deref(), config)?, self.rollout_id()?);
         let saved = StoredRollout::save(&journal, &id, to);
         let saved = saved.with_context(|| format!("cannot save it to {}", to.display()))?;
         let DeploymentId { workflow, grader, .. } = saved.ok_or_else(|| self.nobody(&journal))?.deployment;
@@ -175,18 +175,6 @@ impl Replay {
         }
         Ok(compared(then.as_deref(), &now, end, self.until))
     }
-}
-
-/// The journal in this directory, which may be that of an evaluation's results; without one, that of
-/// a server with the same configuration.
-pub(super) fn journal_dir(given: Option<&Path>, config: &Config) -> Result<PathBuf> {
-    let root = config.artifact_root.clone().unwrap_or_else(|| PathBuf::from("rollouts"));
-    let dir = given.map(Path::to_owned).or_else(|| config.journal.dir(&root));
-    let dir = dir.context("there is no journal; --journal says where one is")?;
-    if !dir.is_dir() {
-        bail!("there is no journal in {}; --journal says where one is", dir.display());
-    }
-    Ok(journal::of_results(&dir))
 }
 
 /// A component by its digest, beside a file or in a journal.

@@ -17,7 +17,7 @@ use super::hardening::HardeningOptions;
 use super::options::{HostOptions, TraceOptions};
 use super::{Exit, OUTPUT, PluginFault, hooks, journal, setup};
 use rollout_assembly::config::{
-    Config, EvaluatorEnvironment, OsmosisEnvironment, OsmosisGeneration, RawJournal,
+    Config, EvaluatorEnvironment, OsmosisEnvironment, OsmosisGeneration, RawJournal, TrajectoriesIn,
 };
 use rollout_assembly::{Assembled, Options};
 use rollout_core::capacity::Slots;
@@ -59,7 +59,7 @@ pub(super) struct Serve {
     /// records, requests, results. [default: 70 % of what is free at start]
     #[arg(long, value_name = "BYTES", help_heading = CAPACITY)]
     memory_budget_bytes: Option<usize>,
-    /// Where trajectories and artifacts go. [default: ./rollouts]
+    /// Where trajectories and artifacts go, where they are files. [default: ./rollouts]
     #[arg(long, value_name = "DIR", env = "_OSMOSIS_ROLLOUT_ARTIFACT_ROOT", hide_env = true, help_heading = OUTPUT)]
     artifact_root: Option<PathBuf>,
     /// Where admitted rollouts are kept, so that none is lost when this process dies: started
@@ -67,6 +67,10 @@ pub(super) struct Serve {
     /// [default: .journal/PORT in the artifact root; off on port 0]
     #[arg(long, value_name = "DIR", overrides_with = "journal", help_heading = OUTPUT)]
     journal: Option<PathBuf>,
+    /// Where trajectories, artifacts and logs of guests are: 'files', a folder a rollout in the artifact
+    /// root, or the journal, which gives them to whoever asks. [default: journal, where there is one]
+    #[arg(long, value_name = "WHERE", help_heading = OUTPUT)]
+    trajectories: Option<TrajectoriesIn>,
     #[command(flatten)]
     traces: TraceOptions,
     /// Environment variable with the key that every request must carry.
@@ -136,6 +140,10 @@ impl Serve {
             }
             None => {}
         }
+        raw.trajectories = self.trajectories.or(raw.trajectories);
+        if evaluator.wants_files() {
+            raw.trajectories.get_or_insert(TrajectoriesIn::Files);
+        }
         raw.server_key_env = self.server_key_env.clone().or(raw.server_key_env);
         if !self.allow_host.is_empty() {
             raw.allowed_hosts = Some(self.allow_host.clone());
@@ -169,7 +177,7 @@ impl Serve {
         let runtime = setup::runtime()?;
         runtime.spawn(ignore_hangups());
         let options = Options {
-            artifact_root: Some(artifact_root.clone()),
+            artifact_root: config.writes_files().then(|| artifact_root.clone()),
             descriptors_for_callers: Server::descriptors_per_rollout(&config),
             journal,
             ..Options::default()
@@ -234,6 +242,7 @@ impl Serve {
             memory_budget_bytes = host.budget().total(),
             memory = assembled.plan.name(),
             artifact_root = %artifact_root.display(),
+            trajectories = if config.writes_files() { "files" } else { "journal" },
             "plugin loaded"
         );
         tracing::info!(limits = %limits(config), "every rollout has these limits");

@@ -42,7 +42,7 @@ const LAYERS: [(&str, Layers); 3] = [
     (
         "server",
         &[
-            &["lib access connections error fuzzing stopping trajectories"],
+            &["lib access connections error fuzzing given_out stopping trajectories"],
             &["dialect"],
             &["connection", "random"],
         ],

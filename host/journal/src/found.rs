@@ -8,6 +8,7 @@ use std::path::Path;
 use bytes::Bytes;
 
 use crate::index::{self, Index};
+use crate::record::Kind;
 use crate::recover::{self, Reader};
 use crate::segment::Folder;
 use crate::{Location, SEGMENT_BYTES, Written};
@@ -34,7 +35,12 @@ impl Found {
 
     /// Whether it has an event of this kind.
     pub fn has(&self, kind: u8) -> bool {
-        self.places.iter().any(|place| place.kind() == crate::record::Kind::Event(kind))
+        self.places.iter().any(|place| place.kind() == Kind::Event(kind))
+    }
+
+    /// Whether it ended.
+    pub fn has_ended(&self) -> bool {
+        self.places.last().is_some_and(|last| last.kind() == Kind::End)
     }
 
     /// The bytes of its records, which is what it takes once it is read. Reads files.

@@ -17,6 +17,14 @@ pub(super) enum Refused {
     Forbidden(String),
     /// Every connection is in use, and this is not for then.
     Crowded,
+    /// There is nothing of this name: why.
+    NotFound(String),
+    /// It is not time for it: why.
+    NotNow(String),
+    /// There is no room for it now: why.
+    NoRoom(String),
+    /// What there is cannot be read.
+    Unreadable,
     /// No such address.
     NoRoute,
     /// No such method at this address.
@@ -25,12 +33,19 @@ pub(super) enum Refused {
 
 impl IntoResponse for Refused {
     fn into_response(self) -> Response {
-        let comes_again = matches!(self, Self::Crowded);
+        let comes_again = matches!(self, Self::Crowded | Self::NoRoom(_));
         let (status, detail) = match self {
             Self::Unauthorized(words) => (StatusCode::UNAUTHORIZED, words.to_owned()),
             Self::Forbidden(why) => (StatusCode::FORBIDDEN, why),
             Self::Crowded => {
                 (StatusCode::SERVICE_UNAVAILABLE, "every connection is in use; retry later".to_owned())
+            }
+            Self::NotFound(why) => (StatusCode::NOT_FOUND, why),
+            Self::NotNow(why) => (StatusCode::CONFLICT, why),
+            Self::NoRoom(why) => (StatusCode::SERVICE_UNAVAILABLE, why),
+            Self::Unreadable => {
+                let what = "it cannot be read; the server's log says why";
+                (StatusCode::INTERNAL_SERVER_ERROR, what.to_owned())
             }
             Self::NoRoute => (StatusCode::NOT_FOUND, "Not Found".to_owned()),
             Self::NoMethod => (StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed".to_owned()),

@@ -8,6 +8,7 @@ pub mod dialect;
 mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+mod given_out;
 mod random;
 mod stopping;
 mod trajectories;
@@ -35,6 +36,7 @@ pub use trajectories::Trajectories;
 
 use access::{Gate, is_bearer};
 use error::Refused;
+use given_out::GivenOut;
 
 /// What a server is made of.
 pub struct Settings {
@@ -68,6 +70,7 @@ struct Inner {
     access: Arc<Access>,
     instance_id: Option<String>,
     process_id: String,
+    given_out: GivenOut,
 }
 
 impl Server {
@@ -108,7 +111,8 @@ impl Server {
     pub fn new(settings: Settings) -> Self {
         let Settings { host, dialects, access, instance_id } = settings;
         let process_id = crate::random::uuid4();
-        Self(Arc::new(Inner { host, dialects, access: Arc::new(access), instance_id, process_id }))
+        let given_out = GivenOut::default();
+        Self(Arc::new(Inner { host, dialects, access: Arc::new(access), instance_id, process_id, given_out }))
     }
 
     /// Goes on with what a process before admitted, before anything is answered. Gives how many
@@ -138,7 +142,9 @@ impl Server {
 
     /// All that it answers.
     pub fn router(&self) -> Router {
-        let mut keyed = Router::new().route("/metrics", get(metrics));
+        let mut keyed = Router::new()
+            .route("/metrics", get(metrics))
+            .route("/rollout/{id}/trajectory", get(given_out::trajectory));
         let mut open = Router::new();
         match self.0.dialects.iter().find(|dialect| dialect.health().is_all).cloned() {
             Some(alone) => open = open.route("/health", get(async move || Json(alone.health().fields))),

@@ -48,6 +48,23 @@ impl Trajectories {
         report.of_samples(&ids).amend(place, &document.amendable(to)?)
     }
 
+    /// Writes the documents at these places: one as it is, others as a JSON array.
+    pub fn write_places(
+        &self,
+        documents: &[StoredDocument<'_>],
+        places: &[usize],
+        to: &mut impl Write,
+    ) -> io::Result<()> {
+        if let [place] = places {
+            return self.write(documents, *place, to);
+        }
+        for (at, place) in places.iter().enumerate() {
+            to.write_all(if at == 0 { b"[" } else { b",\n" })?;
+            self.write(documents, *place, to)?;
+        }
+        to.write_all(b"]")
+    }
+
     /// Writes documents, artifacts and log below `<root>/<rollout>/`, where a server writes them.
     pub fn write_files(&self, root: &Path) -> io::Result<()> {
         let files = self.stored.write_files(root)?;

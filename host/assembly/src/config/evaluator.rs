@@ -8,6 +8,8 @@ pub struct EvaluatorEnvironment {
     pub port: Option<u16>,
     /// What `/health` is to repeat, by which it knows its own server.
     pub instance_id: Option<String>,
+    /// Whether it says where files of rollouts are to be, which it reads there.
+    pub reads_files: bool,
     /// What is wrong with it.
     pub mistakes: Vec<String>,
 }
@@ -24,7 +26,14 @@ impl EvaluatorEnvironment {
             }
             port
         });
-        Self { port, instance_id: get("_OSMOSIS_ROLLOUT_INSTANCE_ID"), mistakes }
+        let instance_id = get("_OSMOSIS_ROLLOUT_INSTANCE_ID");
+        let reads_files = get("_OSMOSIS_ROLLOUT_ARTIFACT_ROOT").is_some();
+        Self { port, instance_id, reads_files, mistakes }
+    }
+
+    /// Whether it looks for files of rollouts.
+    pub fn wants_files(&self) -> bool {
+        self.is_there() || self.reads_files
     }
 
     /// Whether one started this process.

@@ -144,6 +144,11 @@ mod tests {
         check("listen = '127.0.0.1:0'", None);
         check("listen = '127.0.0.1:0'\n[journal]\ndir = '/j'", Some("/j"));
         check("[journal]\noff = true", None);
+        let files = |text: &str| RawConfig::parse(text, "c.toml").resolve().unwrap().writes_files();
+        assert!(!files("") && files("listen = '127.0.0.1:0'") && files("trajectories = 'files'"));
+        assert!(!files("trajectories = 'journal'"));
+        let nowhere = RawConfig::parse("trajectories = 'journal'\n[journal]\noff = true", "c.toml").resolve();
+        assert!(nowhere.unwrap_err().to_string().contains("trajectories: in the journal"));
         let wrong = "[journal]\ndir = 'j'\noff = true\nbytes-max = 1\nage-secs-max = -1.0";
         let error = RawConfig::parse(wrong, "c.toml").resolve().unwrap_err().to_string();
         for key in ["journal.off", "journal.bytes-max", "journal.age-secs-max"] {

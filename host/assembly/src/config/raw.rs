@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{Assignment, OsmosisGeneration, RawJournal, RawOsmosisInit, RawTools};
+use super::{Assignment, OsmosisGeneration, RawJournal, RawOsmosisInit, RawTools, TrajectoriesIn};
 
 /// What the operator wrote. Mirrors the file and decides nothing.
 #[derive(Clone, Debug, Default, serde::Deserialize)]
@@ -36,6 +36,8 @@ pub struct RawConfig {
     pub log: Option<PathBuf>,
     /// Where rollouts are kept, so that none that was admitted is lost.
     pub journal: RawJournal,
+    /// Where the trajectories of a server's rollouts are.
+    pub trajectories: Option<TrajectoriesIn>,
     /// What a server gives up.
     pub hardening: RawHardening,
     /// What one rollout may use.

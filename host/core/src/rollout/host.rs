@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 use super::deployment::Deployment;
+use super::journal::Journal;
 use super::model::{AgentForm, LoopOptions, RolloutRequest};
 use super::runtime::Runtime;
 use super::slots::{AdmitError, Entered, Handle, Load};
@@ -136,6 +137,11 @@ impl Host {
     /// Takes no more rollouts.
     pub fn close(&self) {
         self.0.runtime.slots.close();
+    }
+
+    /// Where rollouts are kept, if they are.
+    pub fn journal(&self) -> Option<&Arc<Journal>> {
+        self.0.runtime.journal()
     }
 
     /// Whether rollouts are in a journal, so that another process goes on with what this one leaves.

@@ -34,9 +34,9 @@ pub use drive::{AfterWorkflow, Ended, Next, Steps, drive};
 pub use fork::{ForkError, StoredForkError};
 pub use host::Host;
 pub use journal::{
-    Continuation, DeploymentId, Failed, ForkPast, Journal, JournaledSecrets, OpenError as JournalError,
-    Refused as JournalRefused, Retention as JournalRetention, RolloutLog, Settings as JournalSettings,
-    StoredRollout, Sync as JournalSync, TooFewTurns, UnfinishedRollout,
+    Continuation, DeploymentId, Failed, ForkPast, FoundRollout, Journal, JournaledSecrets,
+    OpenError as JournalError, Refused as JournalRefused, Retention as JournalRetention, RolloutLog,
+    Settings as JournalSettings, StoredRollout, Sync as JournalSync, TooFewTurns, UnfinishedRollout,
 };
 pub use model::{
     AgentForm, ExtraFact, ExtraMember, Failure, FailureKind, Finished, FinishedSample, ForkOrigin, ForkPoint,

@@ -29,6 +29,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 
 use super::model::{Finished, HOST_VERSION, RolloutRequest};
+use crate::id::RolloutId;
 use crate::imports::{Ending, Left, Role, RunEvent, RunLog};
 use crate::seal::Seal;
 
@@ -38,7 +39,7 @@ pub(super) use fork::Parent;
 pub use fork::{ForkPast, TooFewTurns};
 pub use store::{Failed, OpenError, Refused, Retention, Settings, Sync};
 pub(in crate::rollout) use stored::RanBy;
-pub use stored::StoredRollout;
+pub use stored::{FoundRollout, StoredRollout};
 pub(super) use unfinished::Started;
 pub use unfinished::UnfinishedRollout;
 
@@ -89,6 +90,11 @@ impl Journal {
     /// for no reason of their own: from here on nothing of that is kept, or reported.
     pub fn close(&self) {
         self.store.close();
+    }
+
+    /// The last rollout of this id that is in it, as far as it is in files. Reads these, and blocks.
+    pub fn find(&self, id: &RolloutId) -> io::Result<Option<FoundRollout>> {
+        Ok(self.store.find(id.as_str())?.into_iter().next().map(FoundRollout))
     }
 
     /// Whether rollouts can be admitted.

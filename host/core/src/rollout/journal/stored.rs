@@ -12,6 +12,31 @@ use crate::id::RolloutId;
 use crate::imports::{ArtifactFile, RecordParts, Role, RunEvent, read_log};
 use crate::rollout::model::{Finished, RolloutRequest};
 
+/// A rollout that is in a journal, of which nothing was read.
+pub struct FoundRollout(pub(super) store::Found);
+
+impl FoundRollout {
+    /// Whether it is known what came of it.
+    pub fn is_over(&self) -> bool {
+        self.0.has(kind::OUTCOME)
+    }
+
+    /// Whether nobody goes on with it any more.
+    pub fn has_ended(&self) -> bool {
+        self.0.has_ended()
+    }
+
+    /// The bytes that it takes in files, which is what to charge for before it is read. Reads files.
+    pub fn bytes(&self) -> io::Result<u64> {
+        self.0.bytes()
+    }
+
+    /// The rollout; none where it was deleted meanwhile, because it is old. Reads files.
+    pub fn read(&self) -> io::Result<Option<StoredRollout>> {
+        self.0.read()?.map(|written| StoredRollout::read(&written)).transpose()
+    }
+}
+
 /// A rollout with all that happened in it, but for its secrets.
 #[derive(Debug)]
 pub struct StoredRollout {
