@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 const ROWS: usize = 6;
-const TURNS: usize = 5;
+const TURNS: usize = 20;
 
 /// Rows of several turns each, of which every answer decides on what is asked next, with a tool and a
 /// judge.
@@ -29,7 +29,7 @@ fn long_way(oracle: &Oracle) -> Evaluation {
         "--base-url",
         &oracle.url(),
         "--concurrency",
-        "3",
+        "2",
     ])
 }
 
@@ -113,6 +113,26 @@ async fn a_rollout_that_was_over_gets_its_row_from_the_journal() {
     assert_eq!(controller.chats().len(), 1);
     let again = evaluation.run().await;
     assert_eq!((again.code, evaluation.results()), (Some(0), before));
+}
+
+#[tokio::test]
+async fn time_in_which_no_process_ran_does_not_count() {
+    let controller = Controller::start().await;
+    let limits = "[limits]\nworkflow-secs-max = 2.0\n";
+    let evaluation = Evaluation::of("conform", &sums(1)).model(&controller).config(limits);
+    controller.hold();
+    let process = evaluation.start();
+    controller.chats_arrived(1).await;
+    process.kill().await;
+    controller.release();
+    // What has to happen is that time passes.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+
+    let ran = evaluation.run().await;
+
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stderr.contains("going on within 1 rollout"), "{}", ran.stderr);
+    assert_eq!(evaluation.results()[0]["outcome"], "scored");
 }
 
 #[tokio::test]

@@ -189,11 +189,18 @@ async fn it_is_shown_reply_by_reply_and_stops_at_each() {
         process.ended().await
     };
 
-    let whole = interactive(None, "n\nm\nt\nx\nc\nc\n").await;
+    let whole = interactive(None, "n\nm\nt\ne no\nc\nc\n").await;
 
     assert_eq!(whole.code, Some(0), "{}\n{}", whole.stdout, whole.stderr);
-    for shown in ["call 1, sample ", "turn 0, one", "→ upper(", "of the judge", "reward", "the same: reward "]
-    {
+    for shown in [
+        "call 1, sample ",
+        "turn 0, one",
+        "→ upper(",
+        "of the judge",
+        "reward",
+        "cannot be edited",
+        "the same: reward ",
+    ] {
         assert!(whole.stdout.contains(shown), "{shown}: {}", whole.stdout);
     }
     assert_eq!(whole.stdout.matches("[q]uit >").count(), 5, "it goes on after c: {}", whole.stdout);

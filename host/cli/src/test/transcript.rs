@@ -255,9 +255,7 @@ impl Transcript {
     ) {
         self.reply(call, outcome, &taken(took));
         let Some(prompt) = self.prompt.as_ref().filter(|prompt| prompt.asks()) else { return };
-        while self.stop(prompt, call, outcome.ok()).await.is_some() {
-            outln!("{}", self.note("it is shown as it was, and cannot be edited"));
-        }
+        self.stop(prompt, call, outcome.ok(), false).await;
     }
 
     /// Shows a call of a host-provided tool.
@@ -271,11 +269,19 @@ impl Transcript {
     }
 
     /// Asks what to do until something is to be done. Gives the body of a reply that is to
-    /// take the place of the server's.
-    async fn stop(&self, prompt: &Prompt, call: Watched<'_>, reply: Option<&Bytes>) -> Option<Bytes> {
+    /// take the place of the server's, where that may be.
+    async fn stop(
+        &self,
+        prompt: &Prompt,
+        call: Watched<'_>,
+        reply: Option<&Bytes>,
+        may_edit: bool,
+    ) -> Option<Bytes> {
         let mut edited = None;
+        let edit = if may_edit { "[e]dit  " } else { "" };
         loop {
-            let command = prompt.ask("[n]ext  [c]ontinue  [m]essages  [t]ools  [e]dit  [q]uit > ").await;
+            let command =
+                prompt.ask(&format!("[n]ext  [c]ontinue  [m]essages  [t]ools  {edit}[q]uit > ")).await;
             let body = edited.as_ref().or(reply);
             match command {
                 Command::Next => return edited,
@@ -298,6 +304,9 @@ impl Transcript {
                     }
                 }
                 Command::Tools => self.tools(&Asking::read(call).tools),
+                Command::Edit(_) if !may_edit => {
+                    outln!("{}", self.note("it is shown as it was, and cannot be edited"));
+                }
                 Command::Edit(text) => match self.edit(prompt, text, body).await {
                     Ok(body) => {
                         if let Ok(completion) = Completion::parse(&body) {
@@ -393,7 +402,7 @@ impl Observer for Transcript {
             let _turn = self.turn.lock().await;
             self.replied(call, outcome);
             let prompt = self.prompt.as_ref().filter(|prompt| prompt.asks())?;
-            let edited = self.stop(prompt, call, outcome.ok()).await?;
+            let edited = self.stop(prompt, call, outcome.ok(), true).await?;
             let completion = Completion::parse(&edited).ok()?;
             let message = serde_json::from_str(completion.message()).unwrap_or_default();
             let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
