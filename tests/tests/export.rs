@@ -217,7 +217,8 @@ async fn a_disk_that_is_full_is_reported_and_nothing_of_the_file_is_left() {
 #[tokio::test]
 async fn a_journal_gives_the_rows_that_the_files_give_and_a_fork_names_its_parent() {
     let controller = Controller::start().await;
-    let host = TestHost::of("conform").config("[journal]\ndir = 'journal'\n").start().await;
+    let serve = TestHost::of("conform").config("[journal]\ndir = 'journal'\n");
+    let host = serve.option("--trajectories", "files").start().await;
     let sum = || controller.rollout("Calculate 2 + 3.").label("5");
     // The caller reports what the model's server did not say.
     let report = json!({"model_name": "engine", "samples": {"s": {"llm_call_metrics": [
