@@ -1,0 +1,65 @@
+//! A server whose journal's disk is full: it says so, finishes what runs, and goes on where there is room.
+
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use rollout_tests::{Controller, TestHost, host_program, until};
+
+/// Starts the host with a disk of its own under its journal, which only it and who looks through its
+/// eyes can see.
+const ON_A_SMALL_DISK: &str = r#"#!/bin/sh
+exec unshare --map-root-user --mount sh -c '
+    mkdir journal && mount -t tmpfs -o size=200m none journal && exec "$HOST_PROGRAM" "$@"' host "$@"
+"#;
+
+#[tokio::test]
+async fn a_full_disk_refuses_new_rollouts_and_finishes_those_that_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = dir.path().join("on_a_small_disk");
+    std::fs::write(&script, ON_A_SMALL_DISK).unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let controller = Controller::start().await;
+    let serve = TestHost::of("conform").config("[journal]\ndir = 'journal'\n").program(script);
+    let host = serve.variable("HOST_PROGRAM", &host_program().display().to_string()).start().await;
+    let disk: PathBuf = format!("/proc/{}/root", host.process().id().unwrap()).into();
+    let disk = disk.join(host.dir().strip_prefix("/").unwrap()).join("journal");
+    let filler = disk.join("filler");
+    let mut filling = std::fs::File::create(&filler).unwrap();
+    while filling.write_all(&[1; 1 << 16]).is_ok() {}
+    drop(filling);
+
+    // A segment and the one ahead are allocated; what is admitted fills the first.
+    controller.hold();
+    let label = "x".repeat(6 << 20);
+    let (mut admitted, mut refused) = (Vec::new(), None);
+    while refused.is_none() && admitted.len() < 24 {
+        let request = controller.rollout("Calculate 2 + 3.").label(&label);
+        let reply = host.ask(&request).await;
+        match reply.status {
+            202 => {
+                let lease = reply.body["polling_lease_token"].as_str().unwrap().to_owned();
+                admitted.push(rollout_tests::Admitted { id: request.rollout_id().to_owned(), lease });
+            }
+            _ => refused = Some(reply),
+        }
+        // The disk is looked at by a thread of its own.
+        tokio::task::yield_now().await;
+    }
+    let refused = refused.unwrap_or_else(|| panic!("{} rollouts were admitted", admitted.len()));
+    assert_eq!(refused.status, 503, "{}", refused.text);
+    assert!(refused.text.contains("the journal's disk is full"), "{}", refused.text);
+    assert!(refused.headers.contains_key("retry-after"));
+    assert!(admitted.len() >= 8, "the first segment has room for as many: {}", admitted.len());
+
+    controller.release();
+    for rollout in &admitted {
+        assert_eq!(host.result(rollout).await["status"], "success", "what runs is finished and reported");
+    }
+    let request = controller.rollout("Calculate 2 + 3.").label("5");
+    assert_eq!(host.ask(&request).await.status, 503, "there is no more room than before");
+
+    std::fs::remove_file(&filler).unwrap();
+    let is_admitted = async || (host.ask(&request).await.status == 202).then_some(());
+    until("a rollout is admitted again", is_admitted).await;
+}
