@@ -12,8 +12,11 @@ use crate::record::{self, Kind};
 use crate::recover::{self, Reader};
 use crate::segment::{Folder, HEADER_BYTES, MAGIC};
 
+/// A target: what any bytes are given to.
+pub type Target = fn(&[u8]);
+
 /// The targets of this crate, by the names of their programs and of the directories of their corpora.
-pub const TARGETS: [(&str, fn(&[u8])); 1] = [("journal", torn)];
+pub const TARGETS: [(&str, Target); 1] = [("journal", torn)];
 
 const SEGMENT_BYTES: u64 = 16 << 10;
 
