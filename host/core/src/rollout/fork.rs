@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::host::Host;
-use super::journal::{Parent, Started, StoredRollout, TooFewTurns};
+use super::journal::{NoParent, Parent, Started, StoredRollout, TooFewTurns};
 use super::model::{ForkPoint, ModelAddress, RequestSecrets, RolloutRequest};
 use super::run::{PastOf, Resources, Resumed, Rollout};
 use super::slots::AdmitError;
@@ -69,19 +69,20 @@ impl Host {
         resources: &mut Resources,
     ) -> Result<(), ForkError> {
         let journal = self.0.runtime.journal().cloned().ok_or(ForkError::NoJournal)?;
-        let _reads = journal.readers.acquire().await;
+        let readers = journal.clone();
+        let _reads = readers.readers.acquire().await;
         // What is read goes to the journal again.
         journal.room().await;
         journal.written().await.map_err(io::Error::other)?;
-        let read = {
-            let (journal, point, model) = (journal.clone(), point.clone(), request.model.name.clone());
-            tokio::task::spawn_blocking(move || journal.parent(&point, &model))
-                .await
-                .map_err(io::Error::from)??
-        };
-        let id = &point.rollout_id;
-        let parent = read.ok_or_else(|| ForkError::Unknown(id.clone()))?;
-        let parent = parent.map_err(|few| ForkError::TooFew(id.clone(), few))?;
+        let (id, budget) = (&point.rollout_id, self.budget().clone());
+        let (point, model) = (point.clone(), request.model.name.clone());
+        let read = tokio::task::spawn_blocking(move || journal.parent(&point, &model, &budget)).await;
+        let parent = read.map_err(io::Error::from)?.map_err(|why| match why {
+            NoParent::Unknown => ForkError::Unknown(id.clone()),
+            NoParent::TooFew(few) => ForkError::TooFew(id.clone(), few),
+            NoParent::NoRoom(over) => ForkError::NoRoom(over),
+            NoParent::Unreadable(error) => ForkError::Unreadable(error),
+        })?;
         let Parent { request: of, deployment, origin, past } = parent;
         if let Some(differs) = deployment.difference(self.0.deployment.id()) {
             return Err(ForkError::OtherPlugin(id.clone(), differs));

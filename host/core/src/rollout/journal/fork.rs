@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use super::unfinished::{UnreadableRollout, read_admission};
 use super::{DeploymentId, Journal, StoredRollout, base};
+use crate::budget::{Budget, Charge, OverBudget, Use};
 use crate::id::RolloutId;
 use crate::imports::{Ancestor, ForkOrigin, ForkPoint, Role, RunEvent};
 use crate::rollout::model::{ModelAddress, RolloutRequest};
@@ -14,7 +15,33 @@ use crate::telemetry::ModelRole;
 
 /// What happened in a workflow's run up to where another rollout goes on, as it is kept.
 #[derive(Debug)]
-pub struct ForkPast(pub(super) Vec<store::Event>);
+pub struct ForkPast {
+    pub(super) events: Vec<store::Event>,
+    /// What it is charged to until it is in the other one's journal.
+    _charge: Charge,
+}
+
+/// What reading a rollout takes, in multiples of what it takes in files: as it was read, as events, and
+/// those once more where its model has another name.
+const MEMORY_FACTOR: u64 = 3;
+
+/// Why there is nothing to go on from.
+pub(in crate::rollout) enum NoParent {
+    /// There is no such rollout.
+    Unknown,
+    /// It did not get so far.
+    TooFew(TooFewTurns),
+    /// There is no room for what is read of it.
+    NoRoom(OverBudget),
+    /// It cannot be read.
+    Unreadable(io::Error),
+}
+
+impl From<io::Error> for NoParent {
+    fn from(error: io::Error) -> Self {
+        Self::Unreadable(error)
+    }
+}
 
 /// A rollout that another one goes on from.
 pub(in crate::rollout) struct Parent {
@@ -37,18 +64,20 @@ pub struct TooFewTurns {
 }
 
 impl Journal {
-    /// The last rollout of this name, as far as it is to be shared, asked of a model of this name.
-    /// Reads files, and blocks.
+    /// The last rollout of this name, as far as it is to be shared, asked of a model of this name, and
+    /// charged before it is read. Reads files, and blocks.
     pub(in crate::rollout) fn parent(
         &self,
         point: &ForkPoint,
         model: &str,
-    ) -> io::Result<Option<Result<Parent, TooFewTurns>>> {
-        let Some(found) = self.store.find(point.rollout_id.as_str())?.into_iter().next() else {
-            return Ok(None);
-        };
+        budget: &Budget,
+    ) -> Result<Parent, NoParent> {
+        let found = self.store.find(point.rollout_id.as_str())?.into_iter().next();
+        let found = found.ok_or(NoParent::Unknown)?;
+        let bytes = usize::try_from(found.bytes()?.saturating_mul(MEMORY_FACTOR)).unwrap_or(usize::MAX);
+        let mut charge = budget.charge(Use::Request, bytes).map_err(NoParent::NoRoom)?;
         // It may have been dropped since, as the oldest.
-        let Some(written) = found.read()? else { return Ok(None) };
+        let written = found.read()?.ok_or(NoParent::Unknown)?;
         let unreadable = |reason: String| UnreadableRollout::of(&written.name, reason);
         let admitted =
             written.events.first().ok_or_else(|| unreadable("nothing is known of it".to_owned()))?;
@@ -60,15 +89,15 @@ impl Journal {
         let read = read.collect::<Result<Vec<_>, _>>();
         let read = read.map_err(|error| UnreadableRollout::of(&written.name, error.to_string()))?;
         let request = line.request.into_owned();
-        let parent = shared_events(&read, point.turn).map(|count| {
-            events.truncate(count);
-            let origin = origin(&request, point.clone(), count);
-            if request.model.name != model {
-                events = read.into_iter().take(count).map(|event| of_model(event, model)).collect();
-            }
-            Parent { request, deployment: line.deployment, origin, past: ForkPast(events) }
-        });
-        Ok(Some(parent))
+        let count = shared_events(&read, point.turn).map_err(NoParent::TooFew)?;
+        events.truncate(count);
+        let origin = origin(&request, point.clone(), count);
+        if request.model.name != model {
+            events = read.into_iter().take(count).map(|event| of_model(event, model)).collect();
+        }
+        charge.shrink_to(events.iter().map(|event| size_of::<store::Event>() + event.payload.len()).sum());
+        let past = ForkPast { events, _charge: charge };
+        Ok(Parent { request, deployment: line.deployment, origin, past })
     }
 }
 

@@ -35,8 +35,8 @@ use crate::seal::Seal;
 
 use admission::AdmissionLine;
 pub use admission::{Continuation, DeploymentId, JournaledSecrets};
-pub(super) use fork::Parent;
 pub use fork::{ForkPast, TooFewTurns};
+pub(super) use fork::{NoParent, Parent};
 pub use store::{Failed, OpenError, Refused, Retention, Settings, Sync};
 pub(in crate::rollout) use stored::RanBy;
 pub use stored::{FoundRollout, StoredRollout};
@@ -64,7 +64,7 @@ mod kind {
 pub struct Journal {
     store: store::Journal,
     seal: Seal,
-    /// Who may read a whole rollout, which is charged to nobody meanwhile.
+    /// Who may read a whole rollout to go on from it: each takes a thread and some files.
     pub(super) readers: Semaphore,
 }
 
@@ -193,8 +193,8 @@ impl RolloutLog {
     }
 
     /// Keeps what the rollout has of another one.
-    pub(super) fn begins_with(&self, ForkPast(events): ForkPast) {
-        for event in events {
+    pub(super) fn begins_with(&self, past: ForkPast) {
+        for event in past.events {
             self.append(event.kind, vec![event.payload]);
         }
     }
