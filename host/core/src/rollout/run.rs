@@ -403,7 +403,11 @@ impl Rollout {
         let log = self.handle.log().cloned();
         let finished = match self.host.0.runtime.settings.artifact_root.clone() {
             Some(root) => self.write_down(root, finished).await,
-            None => finished,
+            None => {
+                // What is in the journal need not be held while what came of it is written.
+                drop(self);
+                finished
+            }
         };
         if let Some(log) = log {
             log.outcome(&finished);
