@@ -81,8 +81,10 @@ async fn what_a_run_shows_fails_the_check_of_its_name_and_says_what_to_do() {
         ("write another file", "1", "deterministic", "artifact 'looks.txt' differs", &[]),
     ] {
         let data = row(&dir, prompt, label);
+        // The time that is left goes down in steps, which are long where it is long.
+        let options = ["--data", &data, "--limit-workflow-secs-max", "4"];
 
-        let (report, code) = report(&guest("unfit"), &["--data", &data]).await;
+        let (report, code) = report(&guest("unfit"), &options).await;
 
         assert_eq!(code, Some(1), "{prompt}: {report:#}");
         assert_eq!(came(&report, failed), "failed", "{prompt}: {report:#}");
@@ -92,7 +94,7 @@ async fn what_a_run_shows_fails_the_check_of_its_name_and_says_what_to_do() {
         }
         let others = report["checks"].as_array().unwrap().iter().filter(|check| check["outcome"] == "failed");
         assert_eq!(others.count(), 1, "{prompt}: {report:#}");
-        let text = validate(&guest("unfit"), &["--data", &data]).await.stdout;
+        let text = validate(&guest("unfit"), &options).await.stdout;
         assert!(text.contains("FAILED  ") && text.contains("→ "), "{prompt}: {text}");
     }
 }

@@ -40,12 +40,13 @@ pub(super) fn logs(format: LogFormat, server: bool) {
 }
 
 /// The crates whose log lines are this program's own.
-const CRATES: [&str; 9] = [
+const CRATES: [&str; 10] = [
     "rollout_host",
     "rollout_assembly",
     "rollout_bench",
     "rollout_core",
     "rollout_eval",
+    "rollout_export",
     "rollout_fuse",
     "rollout_journal",
     "rollout_mock_model",

@@ -71,7 +71,7 @@ pub(super) async fn trajectory(
     tokio::task::spawn_blocking(move || {
         let _permit = permit;
         if let Err(refused) = give(&host, &journal, &id, sample.as_deref(), begins, chunks) {
-            tracing::debug!(rollout_id = %id, ?refused, "no trajectory is given");
+            tracing::debug!(rollout_id = %id, refused, "no trajectory is given");
         }
     });
     // One that panicked has said nothing.
