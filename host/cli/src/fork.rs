@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Args;
 use tokio::task::JoinSet;
 
 use super::model::ModelOptions;
 use super::options::HostOptions;
 use super::print::outln;
-use super::replay::{line, outcome};
+use super::replay::{is_there, line, outcome};
 use super::{Exit, OUTPUT, PluginFault, journal, setup};
 use rollout_assembly::config::RawConfig;
 use rollout_assembly::{Options, Sources};
@@ -65,9 +65,7 @@ impl Fork {
         let parent = self.parent(&dir)?;
         let kept = |digest: &String| journal::kept_component(&dir, digest);
         let plugin = self.plugin.clone().unwrap_or_else(|| kept(&parent.deployment.workflow));
-        if !plugin.exists() {
-            bail!("{} is not there; --plugin says where the component is", plugin.display());
-        }
+        is_there(&plugin, "--plugin")?;
         let grader = self.host.rollout.grader.clone().or_else(|| parent.deployment.grader.as_ref().map(kept));
         let out = self.out.as_deref().map(std::path::absolute).transpose().context("--out")?;
         let runtime = setup::runtime()?;

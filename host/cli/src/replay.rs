@@ -183,7 +183,7 @@ fn component(beside: &Path, digest: &str) -> PathBuf {
     if plain.is_file() { plain } else { kept_component(beside, digest) }
 }
 
-fn is_there(component: &Path, option: &str) -> Result<()> {
+pub(super) fn is_there(component: &Path, option: &str) -> Result<()> {
     if !component.exists() {
         bail!("{} is not there; {option} says where the component is", component.display());
     }

@@ -22,8 +22,8 @@ pub struct Past {
     forks: VecDeque<usize>,
     /// How many of these were passed.
     era: Arc<AtomicUsize>,
-    /// What the moves are charged to.
-    _charge: Option<Charge>,
+    /// What the moves are charged to while there are any.
+    charge: Option<Charge>,
 }
 
 /// What comes after a past.
@@ -102,7 +102,7 @@ impl Past {
             let what = if let Move::Asked { what, .. } = made { what.len() } else { 0 };
             let _ = charge.grow(size_of::<(usize, Move)>() + what);
         }
-        self._charge = Some(charge);
+        self.charge = Some(charge);
         for (_, arrival) in &mut self.answers {
             arrival.charge = Some(charge_of(holder, &arrival.answer));
         }
@@ -131,6 +131,9 @@ impl Past {
 
     fn pop_move(&mut self) {
         self.moves.pop_front();
+        if self.moves.is_empty() {
+            self.charge = None;
+        }
         self.passes();
     }
 

@@ -142,6 +142,15 @@ impl RunEvent {
         }
     }
 
+    /// The bytes of memory that it takes, but for its place.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Asked { what, .. } => what.len(),
+            Self::Answered { answer, .. } => answer.bytes(),
+            Self::TimedOut { .. } | Self::TimeLeft { .. } => 0,
+        }
+    }
+
     /// The same, as if a workflow's model had been asked under this name.
     pub(crate) fn of_model(self, name: &str) -> Self {
         match self {

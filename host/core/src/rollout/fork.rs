@@ -13,7 +13,6 @@ use super::journal::{NoParent, Parent, Started, StoredRollout, TooFewTurns};
 use super::model::{ForkPoint, ModelAddress, RequestSecrets, RolloutRequest};
 use super::run::{PastOf, Resources, Resumed, Rollout};
 use super::slots::AdmitError;
-use crate::budget::OverBudget;
 use crate::id::RolloutId;
 use crate::imports::Then;
 use crate::outbound::ModelEndpoint;
@@ -39,9 +38,9 @@ pub enum ForkError {
     /// The same again needs the same input.
     #[error("{0} is not that of the rollout which is forked; send the same")]
     Differs(&'static str),
-    /// There is no room for what it takes over.
+    /// The host takes no more, or has no room for what it takes over.
     #[error(transparent)]
-    NoRoom(#[from] OverBudget),
+    Refused(#[from] AdmitError),
     /// What is kept of it cannot be read.
     #[error("what is kept of the rollout cannot be read: {0}")]
     Unreadable(#[from] io::Error),
@@ -69,6 +68,8 @@ impl Host {
         resources: &mut Resources,
     ) -> Result<(), ForkError> {
         let journal = self.0.runtime.journal().cloned().ok_or(ForkError::NoJournal)?;
+        // What is not written cannot be read, and where it cannot be written that is not waited for.
+        self.may_keep()?;
         let readers = journal.clone();
         let _reads = readers.readers.acquire().await;
         // What is read goes to the journal again.
@@ -80,10 +81,10 @@ impl Host {
         let parent = read.map_err(io::Error::from)?.map_err(|why| match why {
             NoParent::Unknown => ForkError::Unknown(id.clone()),
             NoParent::TooFew(few) => ForkError::TooFew(id.clone(), few),
-            NoParent::NoRoom(over) => ForkError::NoRoom(over),
+            NoParent::NoRoom(over) => ForkError::Refused(over.into()),
             NoParent::Unreadable(error) => ForkError::Unreadable(error),
         })?;
-        let Parent { request: of, deployment, origin, past } = parent;
+        let Parent { request: of, deployment, past } = parent;
         if let Some(differs) = deployment.difference(self.0.deployment.id()) {
             return Err(ForkError::OtherPlugin(id.clone(), differs));
         }
@@ -100,9 +101,9 @@ impl Host {
         request.metadata = of.metadata;
         request.loop_options = of.loop_options;
         request.label = request.label.take().or(of.label);
-        request.fork = Some(origin);
+        request.fork = of.fork;
         if let Some(charge) = &mut resources.charge {
-            charge.grow(request.memory_bytes().saturating_sub(before))?;
+            charge.grow(request.memory_bytes().saturating_sub(before)).map_err(AdmitError::from)?;
         }
         resources.past = Some(past);
         Ok(())
@@ -119,7 +120,8 @@ impl Host {
         model: (ModelAddress, Arc<ModelEndpoint>),
     ) -> Result<Box<Rollout>, StoredForkError> {
         let (address, model) = model;
-        let (request, workflow) = stored.forked(turn, id, address)?;
+        let (mut request, workflow) = stored.forked(turn, &address.name)?;
+        (request.id, request.caller_id, request.model) = (id, None, address);
         let entered = self.enter(&request)?;
         let resources = Resources {
             model,

@@ -2,21 +2,18 @@
 
 use std::io;
 
-use rollout_journal as store;
 use serde::Deserialize;
 
-use super::unfinished::{UnreadableRollout, read_admission};
-use super::{DeploymentId, Journal, StoredRollout, base};
+use super::{DeploymentId, Journal, StoredRollout, kind, kinds};
 use crate::budget::{Budget, Charge, OverBudget, Use};
-use crate::id::RolloutId;
 use crate::imports::{Ancestor, ForkOrigin, ForkPoint, Role, RunEvent};
-use crate::rollout::model::{ModelAddress, RolloutRequest};
+use crate::rollout::model::RolloutRequest;
 use crate::telemetry::ModelRole;
 
 /// What happened in a workflow's run up to where another rollout goes on, as it is kept.
 #[derive(Debug)]
 pub struct ForkPast {
-    pub(super) events: Vec<store::Event>,
+    pub(super) events: Vec<RunEvent>,
     /// What it is charged to until it is in the other one's journal.
     _charge: Charge,
 }
@@ -45,9 +42,9 @@ impl From<io::Error> for NoParent {
 
 /// A rollout that another one goes on from.
 pub(in crate::rollout) struct Parent {
+    /// Its request, with where the other one comes from.
     pub request: RolloutRequest,
     pub deployment: DeploymentId,
-    pub origin: ForkOrigin,
     pub past: ForkPast,
 }
 
@@ -77,54 +74,34 @@ impl Journal {
         let bytes = usize::try_from(found.bytes()?.saturating_mul(MEMORY_FACTOR)).unwrap_or(usize::MAX);
         let mut charge = budget.charge(Use::Request, bytes).map_err(NoParent::NoRoom)?;
         // It may have been dropped since, as the oldest.
-        let written = found.read()?.ok_or(NoParent::Unknown)?;
-        let unreadable = |reason: String| UnreadableRollout::of(&written.name, reason);
-        let admitted =
-            written.events.first().ok_or_else(|| unreadable("nothing is known of it".to_owned()))?;
-        let (line, _sealed) = read_admission(&admitted.payload).map_err(unreadable)?;
-        let base = base(Role::Workflow);
-        let mut events = written.events;
-        events.retain(|event| (base..base + RunEvent::KINDS).contains(&event.kind));
-        let read = events.iter().map(|event| RunEvent::read(event.kind - base, &event.payload));
-        let read = read.collect::<Result<Vec<_>, _>>();
-        let read = read.map_err(|error| UnreadableRollout::of(&written.name, error.to_string()))?;
-        let request = line.request.into_owned();
-        let count = shared_events(&read, point.turn).map_err(NoParent::TooFew)?;
-        events.truncate(count);
-        let origin = origin(&request, point.clone(), count);
-        if request.model.name != model {
-            events = read.into_iter().take(count).map(|event| of_model(event, model)).collect();
-        }
-        charge.shrink_to(events.iter().map(|event| size_of::<store::Event>() + event.payload.len()).sum());
-        let past = ForkPast { events, _charge: charge };
-        Ok(Parent { request, deployment: line.deployment, origin, past })
+        let mut written = found.read()?.ok_or(NoParent::Unknown)?;
+        let of_workflow = kinds(Role::Workflow);
+        written.events.retain(|event| event.kind == kind::ADMITTED || of_workflow.contains(&event.kind));
+        let stored = StoredRollout::read(&written)?;
+        let deployment = stored.deployment.clone();
+        let (request, events) = stored.forked(point.turn, model).map_err(NoParent::TooFew)?;
+        let bytes_of = |event: &RunEvent| size_of::<RunEvent>() + event.bytes();
+        charge.shrink_to(events.iter().map(bytes_of).sum());
+        Ok(Parent { request, deployment, past: ForkPast { events, _charge: charge } })
     }
 }
 
-/// An event of a workflow's run as it is kept, with its model under this name.
-fn of_model(event: RunEvent, model: &str) -> store::Event {
-    let (kind, parts) = event.of_model(model).parts();
-    store::Event { kind: base(Role::Workflow) + kind, payload: parts.concat().into() }
-}
-
 impl StoredRollout {
-    /// The request of a rollout that goes on from this one, under another id and at this model, and
-    /// what happened in its workflow's run until then.
+    /// Its request, with where a rollout comes from that goes on from this one, and what happened in its
+    /// workflow's run until then, as if a model of this name had been asked.
     pub(in crate::rollout) fn forked(
         self,
         turn: u32,
-        id: RolloutId,
-        model: ModelAddress,
+        model: &str,
     ) -> Result<(RolloutRequest, Vec<RunEvent>), TooFewTurns> {
         let Self { mut request, mut workflow, .. } = self;
         let count = shared_events(&workflow, turn)?;
         workflow.truncate(count);
-        if request.model.name != model.name {
-            workflow = workflow.into_iter().map(|event| event.of_model(&model.name)).collect();
+        if request.model.name != model {
+            workflow = workflow.into_iter().map(|event| event.of_model(model)).collect();
         }
         let point = ForkPoint { rollout_id: request.id.clone(), turn };
         request.fork = Some(origin(&request, point, count));
-        (request.id, request.caller_id, request.model) = (id, None, model);
         Ok((request, workflow))
     }
 }

@@ -18,6 +18,7 @@ mod unfinished;
 use std::borrow::Cow;
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -30,7 +31,7 @@ use tokio::sync::Semaphore;
 
 use super::model::{Finished, HOST_VERSION, RolloutRequest};
 use crate::id::RolloutId;
-use crate::imports::{Ending, Left, Role, RunEvent, RunLog};
+use crate::imports::{Ending, Left, NoEvent, Role, RunEvent, RunLog};
 use crate::seal::Seal;
 
 use admission::AdmissionLine;
@@ -194,9 +195,8 @@ impl RolloutLog {
 
     /// Keeps what the rollout has of another one.
     pub(super) fn begins_with(&self, past: ForkPast) {
-        for event in past.events {
-            self.append(event.kind, vec![event.payload]);
-        }
+        let of_workflow = self.of_run(Role::Workflow);
+        past.events.iter().for_each(|event| of_workflow.append(event));
     }
 
     pub(super) fn cancelled(&self) {
@@ -237,12 +237,22 @@ impl RolloutLog {
 
     /// What happened in a run so far, in order. Reads files, and blocks.
     pub(super) fn run_events(&self, role: Role) -> io::Result<Vec<RunEvent>> {
-        let base = base(role);
-        let of_run = base..base + RunEvent::KINDS;
+        let of_run = kinds(role);
         let written = self.0.read(|kind| of_run.contains(&kind))?;
-        let read = |event: &store::Event| RunEvent::read(event.kind - base, &event.payload);
-        written.events.iter().map(read).collect::<Result<_, _>>().map_err(io::Error::other)
+        events_of(&written.events, role).map_err(io::Error::other)
     }
+}
+
+/// The kinds of events of this run.
+fn kinds(role: Role) -> Range<u8> {
+    base(role)..base(role) + RunEvent::KINDS
+}
+
+/// What happened in a run, among all that happened.
+fn events_of(events: &[store::Event], role: Role) -> Result<Vec<RunEvent>, NoEvent> {
+    let of_run = kinds(role);
+    let of_run = events.iter().filter(|event| of_run.contains(&event.kind));
+    of_run.map(|event| RunEvent::read(event.kind - base(role), &event.payload)).collect()
 }
 
 fn base(role: Role) -> u8 {

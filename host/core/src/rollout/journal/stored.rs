@@ -7,7 +7,7 @@ use rollout_journal as store;
 use serde_json::value::RawValue;
 
 use super::unfinished::{UnreadableRollout, read_admission, split_line};
-use super::{DeploymentId, LeftLine, base, kind};
+use super::{DeploymentId, LeftLine, events_of, kind};
 use crate::id::RolloutId;
 use crate::imports::{ArtifactFile, RecordParts, Role, RunEvent, read_log};
 use crate::rollout::model::{Finished, RolloutRequest};
@@ -98,13 +98,7 @@ impl StoredRollout {
         let admitted =
             written.events.first().ok_or_else(|| unreadable("nothing is known of it".to_owned()))?;
         let (line, _sealed) = read_admission(&admitted.payload).map_err(unreadable)?;
-        let run = |role| -> io::Result<Vec<RunEvent>> {
-            let base = base(role);
-            let of_run =
-                written.events.iter().filter(|event| (base..base + RunEvent::KINDS).contains(&event.kind));
-            let read = |event: &store::Event| RunEvent::read(event.kind - base, &event.payload);
-            of_run.map(read).collect::<Result<_, _>>().map_err(|error| unreadable(error.to_string()))
-        };
+        let run = |role| events_of(&written.events, role).map_err(|error| unreadable(error.to_string()));
         let mut stored = Self {
             workflow: run(Role::Workflow)?,
             grader: run(Role::Grader)?,

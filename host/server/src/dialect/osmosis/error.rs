@@ -59,7 +59,7 @@ impl From<AdmitError> for ApiError {
 impl From<ForkError> for ApiError {
     fn from(error: ForkError) -> Self {
         match error {
-            ForkError::NoRoom(_) => Self::NoMemory,
+            ForkError::Refused(error) => error.into(),
             ForkError::Unreadable(why) => Self::Internal(why.to_string()),
             wrong => Self::Invalid(vec![Problem::of_value("fork_of", &wrong.to_string())]),
         }

@@ -97,16 +97,16 @@ pub(super) async fn start(
 ) -> Result<Admission, ApiError> {
     let inner = &osmosis.0;
     let Polled { asked, grade } = request;
-    let asked = asked.forked(&inner.host).await?;
-    let ParsedRequest { rollout, mut resources, gradable, label, fork_of: _ } = asked;
-    let id = rollout.id.clone();
-    let token = random::token();
-    let facts = Facts { lease: Lease::of(&token), grade, gradable };
-    resources.continuation = Some(kept::continuation(kept::POLLED, &facts, None::<&()>));
+    let id = asked.rollout.id.clone();
     inner.host.may_keep()?;
     // A result that is kept keeps its id, so that no caller reads another's.
     let place =
         inner.polled.reserve(&id).inspect_err(|_| inner.host.metrics().refused(Refusal::Duplicate))?;
+    let asked = asked.forked(&inner.host).await?;
+    let ParsedRequest { rollout, mut resources, gradable, label, fork_of: _ } = asked;
+    let token = random::token();
+    let facts = Facts { lease: Lease::of(&token), grade, gradable };
+    resources.continuation = Some(kept::continuation(kept::POLLED, &facts, None::<&()>));
     let rollout = inner.host.admit(rollout, resources)?;
     rollout.traced_below(parent);
     let handle = rollout.handle();
