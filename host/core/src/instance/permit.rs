@@ -1,8 +1,7 @@
 //! The right to have an instance.
 
+use std::fmt::Debug;
 use std::sync::Arc;
-
-use tokio::sync::OwnedSemaphorePermit;
 
 /// The right to have one instance at a time. The engine's pool has room for as many instances
 /// as there are permits. A run holds its permit until its store is gone, which may be a
@@ -10,7 +9,7 @@ use tokio::sync::OwnedSemaphorePermit;
 /// room. Cheap to clone; the permit is free again with the last of it.
 #[derive(Clone, Debug)]
 pub struct Permit {
-    _counted: Option<Arc<OwnedSemaphorePermit>>,
+    _counted: Option<Arc<dyn Debug + Send + Sync>>,
 }
 
 impl Permit {
@@ -19,10 +18,9 @@ impl Permit {
     pub fn alone() -> Self {
         Self { _counted: None }
     }
-}
 
-impl From<OwnedSemaphorePermit> for Permit {
-    fn from(permit: OwnedSemaphorePermit) -> Self {
-        Self { _counted: Some(permit.into()) }
+    /// For an instance that whoever gave this counts, until it is dropped.
+    pub fn counted(by: impl Debug + Send + Sync + 'static) -> Self {
+        Self { _counted: Some(Arc::new(by)) }
     }
 }

@@ -63,7 +63,7 @@ impl Host {
     ) -> Result<Box<Rollout>, AdmitError> {
         let UnfinishedRollout { log, request, deployment, admitted_at, started, is_cancelled, .. } =
             unfinished;
-        let entered = self.0.runtime.slots.enter(&request.id, true)?;
+        let entered = self.0.runtime.slots().enter(&request.id, true)?;
         entered.handle.is_kept_in(log);
         if is_cancelled {
             // That it is to be cancelled is kept already.
@@ -102,7 +102,7 @@ impl Host {
         let StoredRollout { mut request, workflow, grader, .. } = stored;
         // They bounded what happened, which is known.
         (request.workflow_secs, request.grader_secs) = (None, None);
-        let entered = self.0.runtime.slots.enter(&request.id, true)?;
+        let entered = self.0.runtime.slots().enter(&request.id, true)?;
         let end = Arc::<OnceLock<ReplayEnd>>::default();
         let resources = Resources {
             model: Arc::new(model),

@@ -86,9 +86,10 @@ impl Host {
 
     /// Lets a rollout in, if there is room for what it will do. Its request is charged already.
     pub(super) fn enter(&self, request: &RolloutRequest) -> Result<Entered, AdmitError> {
+        self.0.runtime.check_quotas()?;
         self.budget().check_new_work(0)?;
         self.check_journal()?;
-        self.0.runtime.slots.enter(&request.id, false)
+        self.0.runtime.slots().enter(&request.id, false)
     }
 
     /// Whether what is admitted can be kept.
@@ -105,17 +106,17 @@ impl Host {
 
     /// A live rollout.
     pub fn find(&self, id: &RolloutId) -> Option<Handle> {
-        self.0.runtime.slots.find(id)
+        self.0.runtime.slots().find(id)
     }
 
     /// The ids of the live rollouts that the test holds for.
     pub fn live_ids(&self, matches: impl Fn(&RolloutId) -> bool) -> Vec<RolloutId> {
-        self.0.runtime.slots.live_ids(matches)
+        self.0.runtime.slots().live_ids(matches)
     }
 
     /// How busy it is.
     pub fn load(&self) -> Load {
-        self.0.runtime.slots.load()
+        self.0.runtime.slots().load()
     }
 
     /// What may be held for all rollouts together.
@@ -136,7 +137,7 @@ impl Host {
 
     /// Takes no more rollouts.
     pub fn close(&self) {
-        self.0.runtime.slots.close();
+        self.0.runtime.slots().close();
     }
 
     /// Where rollouts are kept, if they are.
@@ -151,6 +152,6 @@ impl Host {
 
     /// Cancels every live rollout.
     pub fn cancel_all(&self) {
-        self.0.runtime.slots.cancel_all();
+        self.0.runtime.slots().cancel_all();
     }
 }

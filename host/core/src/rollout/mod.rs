@@ -45,7 +45,9 @@ pub use model::{
 };
 pub use run::{ReplayEnd, Resources, Rollout};
 pub use runtime::{Runtime, RuntimeSettings};
-pub use slots::{AdmitError, Handle, Load};
+pub use slots::{
+    AdmitError, Allowance, Handle, Load, OverQuota, Quota, Quotas, Share, SlotPool, Slots, TenantSlots, Whose,
+};
 pub use trajectory::{
     Amendable, AmendedDocument, Amendment, Member, NoTrajectory, StepAmendment, StoredDocument,
     StoredTrajectories, TakeStep,

@@ -203,7 +203,7 @@ impl Rollout {
         let waiting = Deadline::new(asked, self.admitted_at, now, Duration::MAX / 4);
         let queue_span = self.record.trace().first_phase("queue");
         let turn = async {
-            let slot = self.host.0.runtime.slots.first().await;
+            let slot = self.host.0.runtime.slots().first().await;
             self.holder.may_start().await;
             slot
         };
@@ -211,7 +211,7 @@ impl Rollout {
         self.queued = self.admitted_at.elapsed();
         drop(queue_span);
         match slot {
-            Ok(slot) => self.slot = slot.map(Into::into),
+            Ok(slot) => self.slot = slot.map(Permit::counted),
             Err(_) => return Err(self.over_time(&waiting, Stage::Queue, self.queued)),
         }
         if self.slot.is_none() {

@@ -1,10 +1,11 @@
-//! What a process has once for all of its rollouts, of whichever deployment.
+//! What the rollouts of a plugin have in common, whichever of its deployments runs them. Much of it is
+//! what a process has once, or a tenant.
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use super::journal::Journal;
-use super::slots::Slots;
+use super::slots::{OverQuota, Quotas, Slots};
 use crate::budget::{Budget, Use};
 use crate::engine::Engine;
 use crate::outbound::{ChatClient, Transport};
@@ -26,10 +27,10 @@ pub struct RuntimeSettings {
     pub metrics: Arc<Metrics>,
     /// The bytes that may be held for all rollouts together.
     pub budget: Budget,
-    /// Rollouts that run at once.
-    pub max_concurrent: u32,
-    /// Rollouts that may wait for one of those to end.
-    pub queue_max: u32,
+    /// Who of its rollouts runs and who waits.
+    pub slots: Slots,
+    /// What they may use over time, each of which has to have room: none has no bound.
+    pub quotas: Vec<Arc<Quotas>>,
     /// Where trajectories and artifacts go; none keeps none.
     pub artifact_root: Option<PathBuf>,
     /// Where guests' events go, a file a rollout; none writes none.
@@ -38,11 +39,10 @@ pub struct RuntimeSettings {
     pub journal: Option<Arc<Journal>>,
 }
 
-/// What a process has once: engine, outbound clients, slots, budget, metrics, and where it
-/// writes.
+/// What rollouts have in common: engine, outbound clients, slots, budget, metrics, and where is
+/// written.
 pub struct Runtime {
     pub(super) settings: RuntimeSettings,
-    pub(super) slots: Slots,
     pub(super) unscored_lines: LineBudget,
     journal: OnceLock<Arc<Journal>>,
 }
@@ -50,10 +50,9 @@ pub struct Runtime {
 impl Runtime {
     /// A runtime with nothing in it.
     pub fn new(mut settings: RuntimeSettings) -> Arc<Self> {
-        let slots = Slots::new(settings.max_concurrent, settings.queue_max);
         let journal = settings.journal.take().map_or_else(OnceLock::new, OnceLock::from);
         let unscored_lines = LineBudget::new(UNSCORED_LINES_PER_SECOND);
-        Arc::new(Self { settings, slots, unscored_lines, journal })
+        Arc::new(Self { settings, unscored_lines, journal })
     }
 
     /// Keeps rollouts that are admitted from here on in this journal, where they are in none yet. For
@@ -66,6 +65,16 @@ impl Runtime {
     /// Where rollouts are kept, if they are.
     pub(super) fn journal(&self) -> Option<&Arc<Journal>> {
         self.journal.get()
+    }
+
+    /// Who of its rollouts runs and who waits.
+    pub fn slots(&self) -> &Slots {
+        &self.settings.slots
+    }
+
+    /// Whether one more rollout may be asked for, by what may be used over time.
+    pub(super) fn check_quotas(&self) -> Result<(), OverQuota> {
+        self.settings.quotas.iter().try_for_each(|quotas| quotas.check())
     }
 
     /// What compiles and runs guests.
@@ -91,7 +100,7 @@ impl Runtime {
     /// What was counted, and how busy the runtime is, in Prometheus' text format. Reads
     /// files.
     pub fn metrics_text(&self) -> String {
-        let load = self.slots.load();
+        let load = self.slots().load();
         let budget = self.budget();
         self.metrics().text(Busy {
             running: load.running,

@@ -1,11 +1,18 @@
-//! Who gets in: slots, the queue, and ids in use.
+//! Who gets in: slots, the queue, quotas, and ids in use.
+
+mod pool;
+mod quota;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio_util::sync::CancellationToken;
+
+use pool::{Line, PluginPlace, Slot, TenantPlace};
+pub use pool::{Share, SlotPool};
+pub use quota::{Allowance, OverQuota, Quota, Quotas, Whose};
 
 use super::journal::{self, RolloutLog};
 use super::model::Phase;
@@ -29,6 +36,9 @@ pub enum AdmitError {
         /// Rollouts that may wait.
         queue_max: u32,
     },
+    /// A quota is used up.
+    #[error(transparent)]
+    Quota(#[from] OverQuota),
     /// Too much is held for others; try again later.
     #[error(transparent)]
     NoMemory(#[from] OverBudget),
@@ -47,6 +57,7 @@ impl From<&AdmitError> for Refusal {
     fn from(error: &AdmitError) -> Self {
         match error {
             AdmitError::Full { .. } => Self::Full,
+            AdmitError::Quota(_) => Self::Quota,
             AdmitError::NoMemory(_) => Self::Memory,
             AdmitError::Duplicate => Self::Duplicate,
             AdmitError::NotKept(_) => Self::NotKept,
@@ -119,34 +130,118 @@ impl Handle {
     }
 }
 
-/// Slots for rollouts that run, the queue before them, and who is in either. Cheap to clone.
-#[derive(Clone)]
-pub(super) struct Slots(Arc<Inner>);
+impl SlotPool {
+    /// The part of one more tenant.
+    pub fn tenant(&self, share: Share) -> TenantSlots {
+        TenantSlots(Arc::new(OfTenant {
+            stop: self.0.stop.child_token(),
+            place: Arc::new(self.place_of_tenant(share)),
+            live: Mutex::default(),
+            live_count: watch::Sender::new(0),
+            closed: AtomicBool::new(false),
+        }))
+    }
 
-struct Inner {
-    running_max: u32,
-    queue_max: u32,
-    free: Arc<Semaphore>,
-    /// Held by the one rollout of the queue that waits for a slot, so that a rollout that had
-    /// a slot before waits behind no more than one that has not.
-    head_of_queue: tokio::sync::Mutex<()>,
-    declarations: Arc<Semaphore>,
-    live: Mutex<HashMap<RolloutId, Handle>>,
+    /// How busy all of it is.
+    pub fn load(&self) -> Load {
+        let (running, queued) = self.busy();
+        Load {
+            max_concurrent: self.0.running_max,
+            queued: count(queued),
+            running: count(running),
+            accepting: !self.0.closed.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Lets nobody in any more.
+    pub fn close(&self) {
+        self.0.closed.store(true, Ordering::SeqCst);
+    }
+
+    /// Cancels every live rollout.
+    pub fn cancel_all(&self) {
+        self.0.stop.cancel();
+    }
+}
+
+/// The part of the slots that a tenant has, and its live rollouts, whose ids are unique within it. Cheap
+/// to clone.
+#[derive(Clone, Debug)]
+pub struct TenantSlots(Arc<OfTenant>);
+
+#[derive(Debug)]
+struct OfTenant {
+    place: Arc<TenantPlace>,
+    live: Mutex<HashMap<RolloutId, Live>>,
     live_count: watch::Sender<usize>,
-    queued: AtomicUsize,
     closed: AtomicBool,
     stop: CancellationToken,
 }
 
-impl Inner {
-    fn live(&self) -> MutexGuard<'_, HashMap<RolloutId, Handle>> {
+#[derive(Debug)]
+struct Live {
+    handle: Handle,
+    /// The number of its plugin.
+    plugin: u64,
+}
+
+impl OfTenant {
+    fn live(&self) -> MutexGuard<'_, HashMap<RolloutId, Live>> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+impl TenantSlots {
+    /// The part of one more plugin.
+    pub fn plugin(&self, share: Share) -> Slots {
+        Slots(Arc::new(OfPlugin {
+            stop: self.0.stop.child_token(),
+            place: Arc::new(self.0.place.place_of_plugin(share)),
+            tenant: self.clone(),
+            closed: AtomicBool::new(false),
+        }))
+    }
+
+    /// From here on it has this part.
+    pub fn set_share(&self, share: Share) {
+        self.0.place.set_share(share);
+    }
+
+    /// Lets nobody of it in any more.
+    pub fn close(&self) {
+        // Under the lock, so that no admission that saw it open is still to be counted.
+        let _live = self.0.live();
+        self.0.closed.store(true, Ordering::Relaxed);
+    }
+
+    /// Cancels every live rollout of it.
+    pub fn cancel_all(&self) {
+        self.0.stop.cancel();
+    }
+
+    /// Waits until no rollout of it is alive.
+    pub async fn idle(&self) {
+        let mut count = self.0.live_count.subscribe();
+        // The sender is in `self`, so it cannot be gone.
+        let _ = count.wait_for(|count| *count == 0).await;
+    }
+}
+
+/// A plugin's part of the slots, the queue before them, and who of it is in either. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Slots(Arc<OfPlugin>);
+
+#[derive(Debug)]
+struct OfPlugin {
+    place: Arc<PluginPlace>,
+    tenant: TenantSlots,
+    closed: AtomicBool,
+    stop: CancellationToken,
+}
+
 /// A rollout's place among the live ones, given back when it is dropped.
 pub(super) struct SlotGuard {
-    slots: Arc<Inner>,
+    slots: Arc<OfPlugin>,
     id: RolloutId,
     waiting: bool,
 }
@@ -155,7 +250,7 @@ impl SlotGuard {
     /// It has a slot now and waits no longer.
     pub(super) fn leaves_queue(&mut self) {
         if std::mem::take(&mut self.waiting) {
-            self.slots.queued.fetch_sub(1, Ordering::Relaxed);
+            self.slots.place.leave_queue();
         }
     }
 }
@@ -163,12 +258,14 @@ impl SlotGuard {
 impl Drop for SlotGuard {
     fn drop(&mut self) {
         self.leaves_queue();
-        let count = {
-            let mut live = self.slots.live();
-            live.remove(&self.id);
-            live.len()
+        let tenant = &self.slots.tenant.0;
+        // Its handle takes a lock of its own when it goes.
+        let (_gone, live) = {
+            let mut live = tenant.live();
+            (live.remove(&self.id), live.len())
         };
-        self.slots.live_count.send_replace(count);
+        self.slots.place.leave();
+        tenant.live_count.send_replace(live);
     }
 }
 
@@ -179,106 +276,106 @@ pub(super) struct Entered {
     pub phase: watch::Sender<Phase>,
 }
 
+fn count(n: u64) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
 impl Slots {
-    /// So many for rollouts that run, and so many places to wait.
-    pub(super) fn new(running_max: u32, queue_max: u32) -> Self {
-        Self(Arc::new(Inner {
-            running_max,
-            queue_max,
-            free: Arc::new(Semaphore::new(running_max as usize)),
-            head_of_queue: tokio::sync::Mutex::default(),
-            declarations: Arc::new(Semaphore::new(DECLARATIONS_MAX)),
-            live: Mutex::default(),
-            live_count: watch::Sender::new(0),
-            queued: AtomicUsize::new(0),
-            closed: AtomicBool::new(false),
-            stop: CancellationToken::new(),
-        }))
+    /// Those of a process that has one plugin.
+    pub fn alone(running_max: u32, queue_max: u32) -> Self {
+        SlotPool::new(running_max, queue_max).tenant(Share::default()).plugin(Share::default())
+    }
+
+    /// From here on it has this part.
+    pub fn set_share(&self, share: Share) {
+        self.0.place.set_share(share);
     }
 
     /// Lets a rollout of this id into the queue, or says at once why not. One that a process before
     /// admitted has its place, however many there are.
     pub(super) fn enter(&self, id: &RolloutId, has_place: bool) -> Result<Entered, AdmitError> {
         let inner = &self.0;
+        let tenant = &inner.tenant.0;
         let (sender, phase) = watch::channel(Phase::Queued);
         let handle = Handle { cancel: inner.stop.child_token(), phase, log: Arc::default() };
-        let mut live = inner.live();
-        if inner.closed.load(Ordering::Relaxed) {
+        let mut live = tenant.live();
+        if !self.is_open() {
             return Err(AdmitError::Closed);
         }
         if live.contains_key(id) {
             return Err(AdmitError::Duplicate);
         }
-        let Inner { running_max, queue_max, .. } = **inner;
-        if !has_place && live.len() >= running_max as usize + queue_max as usize {
-            return Err(AdmitError::Full { running_max, queue_max });
-        }
-        live.insert(id.clone(), handle.clone());
-        inner.queued.fetch_add(1, Ordering::Relaxed);
-        inner.live_count.send_replace(live.len());
+        inner.place.enter(has_place)?;
+        live.insert(id.clone(), Live { handle: handle.clone(), plugin: inner.place.number() });
+        tenant.live_count.send_replace(live.len());
         drop(live);
         let place = SlotGuard { slots: inner.clone(), id: id.clone(), waiting: true };
         Ok(Entered { place, handle, phase: sender })
     }
 
-    /// Waits for a slot in the queue. None when the host is shutting down.
-    pub(super) async fn first(&self) -> Option<OwnedSemaphorePermit> {
-        let _head = self.0.head_of_queue.lock().await;
-        self.next().await
+    /// Waits for a slot in the queue.
+    pub(super) async fn first(&self) -> Option<Slot> {
+        self.0.place.slot(Line::First).await
     }
 
     /// Waits for a slot before those in the queue, for a rollout that gave its own back. That
     /// starves nobody: each has come through the queue, and comes back once.
-    pub(super) async fn next(&self) -> Option<OwnedSemaphorePermit> {
-        self.0.free.clone().acquire_owned().await.ok()
+    pub(super) async fn next(&self) -> Option<Slot> {
+        self.0.place.slot(Line::Again).await
     }
 
     /// Waits for the place of an instance that says what an agent loop offers.
     pub(super) async fn declaration(&self) -> Option<OwnedSemaphorePermit> {
-        self.0.declarations.clone().acquire_owned().await.ok()
+        self.0.place.pool().declarations.clone().acquire_owned().await.ok()
     }
 
     /// A live rollout.
     pub(super) fn find(&self, id: &RolloutId) -> Option<Handle> {
-        self.0.live().get(id).cloned()
+        let live = self.0.tenant.0.live();
+        let its = |live: &&Live| live.plugin == self.0.place.number();
+        live.get(id).filter(its).map(|live| live.handle.clone())
     }
 
     /// The ids of the live rollouts that the test holds for.
     pub(super) fn live_ids(&self, matches: impl Fn(&RolloutId) -> bool) -> Vec<RolloutId> {
-        self.0.live().keys().filter(|id| matches(id)).cloned().collect()
+        let number = self.0.place.number();
+        let live = self.0.tenant.0.live();
+        let its = live.iter().filter(|(id, live)| live.plugin == number && matches(id));
+        its.map(|(id, _)| id.clone()).collect()
+    }
+
+    fn is_open(&self) -> bool {
+        let closed = [&self.0.place.pool().closed, &self.0.tenant.0.closed, &self.0.closed];
+        closed.iter().all(|closed| !closed.load(Ordering::SeqCst))
     }
 
     /// How busy they are.
-    pub(super) fn load(&self) -> Load {
-        let live = self.0.live().len();
-        let queued = self.0.queued.load(Ordering::Relaxed).min(live);
-        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    pub fn load(&self) -> Load {
+        let (running, queued) = self.0.place.load();
         Load {
-            max_concurrent: self.0.running_max,
+            max_concurrent: self.0.place.running_max(),
             queued: count(queued),
-            running: count(live - queued),
-            accepting: !self.0.closed.load(Ordering::Relaxed),
+            running: count(running),
+            accepting: self.is_open(),
         }
     }
 
     /// Lets nobody in any more.
-    pub(super) fn close(&self) {
+    pub fn close(&self) {
         // Under the lock, so that no admission that saw it open is still to be counted.
-        let _live = self.0.live();
-        self.0.closed.store(true, Ordering::Relaxed);
+        let _live = self.0.tenant.0.live();
+        self.0.closed.store(true, Ordering::SeqCst);
     }
 
     /// Cancels every live rollout.
-    pub(super) fn cancel_all(&self) {
+    pub fn cancel_all(&self) {
         self.0.stop.cancel();
     }
 
-    /// Waits until no rollout is alive.
+    /// Waits until no rollout of the tenant is alive.
     #[cfg(test)]
     pub(super) async fn idle(&self) {
-        let mut count = self.0.live_count.subscribe();
-        // The sender is in `self`, so it cannot be gone.
-        let _ = count.wait_for(|count| *count == 0).await;
+        self.0.tenant.idle().await;
     }
 }
 
@@ -288,7 +385,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_id_is_taken_for_as_long_as_its_rollout_is_alive() {
-        let slots = Slots::new(1, 1);
+        let slots = Slots::alone(1, 1);
         let id = |text: &str| RolloutId::parse(text).unwrap();
         let mut first = slots.enter(&id("a"), false).unwrap();
         let _second = slots.enter(&id("b"), false).unwrap();
@@ -307,5 +404,121 @@ mod tests {
         assert_eq!(refused("a"), AdmitError::Closed);
         drop(_second);
         slots.idle().await;
+    }
+
+    fn share(weight: u32) -> Share {
+        Share { weight, ..Share::default() }
+    }
+
+    fn id(text: impl ToString) -> RolloutId {
+        RolloutId::parse(&text.to_string()).unwrap()
+    }
+
+    /// So many rollouts of it that wait for a slot, each with its wait.
+    fn waiting(slots: &Slots, count: usize) -> Vec<tokio::task::JoinHandle<(Slot, SlotGuard)>> {
+        let one = |n: usize| {
+            let (slots, mut entered) = (slots.clone(), slots.enter(&id(n), false).unwrap());
+            tokio::spawn(async move {
+                let slot = slots.first().await.unwrap();
+                entered.place.leaves_queue();
+                (slot, entered.place)
+            })
+        };
+        (0..count).map(one).collect()
+    }
+
+    async fn settled() {
+        for _ in 0..200 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    fn running(slots: &[&Slots]) -> Vec<u32> {
+        slots.iter().map(|slots| slots.load().running).collect()
+    }
+
+    #[tokio::test]
+    async fn whoever_is_alone_has_all_slots_and_shares_them_as_they_turn_over() {
+        let pool = SlotPool::new(8, 100);
+        let (one, two) = (pool.tenant(share(1)), pool.tenant(share(3)));
+        let (first, second) = (one.plugin(share(1)), two.plugin(share(1)));
+        let mut of_first = waiting(&first, 20);
+        settled().await;
+        assert_eq!(running(&[&first, &second]), [8, 0]);
+        let _of_second = waiting(&second, 20);
+        settled().await;
+        assert_eq!(running(&[&first, &second]), [8, 0], "what runs goes on");
+        for expected in [[7, 1], [6, 2], [5, 3], [4, 4], [3, 5], [2, 6], [2, 6]] {
+            let over = of_first.iter().position(|wait| wait.is_finished()).unwrap();
+            drop(of_first.remove(over).await.unwrap());
+            settled().await;
+            assert_eq!(running(&[&first, &second]), expected, "one to three");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_tenants_plugins_share_what_it_has_and_a_bound_is_kept() {
+        let pool = SlotPool::new(6, 100);
+        let tenant = pool.tenant(Share { running_max: 4, ..share(1) });
+        let (many, few) = (tenant.plugin(share(1)), tenant.plugin(Share { running_max: 1, ..share(1) }));
+        let _many = waiting(&many, 10);
+        // Ids are unique within a tenant.
+        assert_eq!(few.enter(&id(3), false).err(), Some(AdmitError::Duplicate));
+        let mut entered = few.enter(&id("few"), false).unwrap();
+        settled().await;
+        assert_eq!(running(&[&many, &few]), [4, 0], "the tenant may have four of six");
+        let mut first = Box::pin(few.first());
+        assert!(futures_util::future::poll_immediate(&mut first).await.is_none());
+        tenant.set_share(Share { running_max: 6, ..share(1) });
+        let slot = first.await.unwrap();
+        entered.place.leaves_queue();
+        settled().await;
+        assert_eq!(running(&[&many, &few]), [5, 1]);
+        assert!(few.find(&id(3)).is_none() && many.find(&id(3)).is_some());
+        drop((slot, entered));
+        settled().await;
+        assert_eq!(running(&[&many, &few]), [6, 0]);
+    }
+
+    #[tokio::test]
+    async fn whoever_leaves_the_line_leaves_nothing_in_it() {
+        let slots = Slots::alone(1, 100);
+        let held = slots.first().await.unwrap();
+        for _ in 0..3 {
+            assert!(futures_util::future::poll_immediate(Box::pin(slots.first())).await.is_none());
+        }
+        let mut again = Box::pin(slots.next());
+        let mut first = Box::pin(slots.first());
+        assert!(futures_util::future::poll_immediate(&mut first).await.is_none());
+        assert!(futures_util::future::poll_immediate(&mut again).await.is_none());
+        drop(held);
+        let slot = again.await.unwrap();
+        assert!(futures_util::future::poll_immediate(&mut first).await.is_none(), "it had none before");
+        drop(slot);
+        // A slot that was given to somebody who does not take it any more goes on to the next.
+        drop(first);
+        drop(slots.first().await.unwrap());
+    }
+
+    #[test]
+    fn a_tenant_that_fills_the_queue_leaves_room_for_others() {
+        let pool = SlotPool::new(2, 98);
+        let (greedy, other) = (pool.tenant(share(1)).plugin(share(1)), pool.tenant(share(1)));
+        let mut held = Vec::new();
+        let over = loop {
+            match greedy.enter(&id(held.len()), false) {
+                Ok(entered) => held.push(entered),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(held.len(), 50, "as many as are left");
+        let AdmitError::Quota(over) = over else { panic!("{over}") };
+        assert_eq!((over.quota, over.whose, over.used, over.max), (Quota::Queued, Whose::Tenant, 50, 50));
+        let other = other.plugin(Share { running_max: 3, queue_max: 1, ..share(1) });
+        let entered: Vec<_> = (0..3).map(|n| other.enter(&id(n), false).unwrap()).collect();
+        let over = other.enter(&id("one more"), false).err().unwrap();
+        assert_eq!(over.to_string(), "the quota queued of this plugin is used up: 3 of 3; try again in 5 s");
+        drop(entered);
+        assert_eq!(other.load().queued, 0);
     }
 }

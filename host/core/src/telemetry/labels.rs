@@ -42,6 +42,8 @@ labels! {
     Refusal {
         /// Every slot and every place in the queue is taken.
         Full = "full",
+        /// A quota is used up.
+        Quota = "quota",
         /// Too much memory is held for others.
         Memory = "memory",
         /// The id is in use.

@@ -10,6 +10,7 @@
 
 mod labels;
 mod lines;
+mod meter;
 mod one_line;
 mod process;
 mod series;
@@ -20,10 +21,12 @@ pub use labels::{
     CallbackOutcome, Label, Limit, LimitHits, ModelOutcome, Refusal, Step, ToolKind, ToolOutcome,
 };
 pub use lines::LineBudget;
+pub use meter::{DayUse, Meter};
 pub use one_line::OneLineFields;
 pub use traces::{InvalidOtlp, RolloutTrace, Span, TraceParent, Traces};
 pub(crate) use under_way::{Callback, ModelCall, Timing, ToolCall};
 
+use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -105,6 +108,7 @@ pub struct Metrics {
     guests: GuestSeries,
     spans: traces::SpanCounts,
     traces: OnceLock<Traces>,
+    meters: Vec<Arc<Meter>>,
 }
 
 impl Default for Metrics {
@@ -118,6 +122,16 @@ impl Metrics {
     pub fn new() -> Self {
         Self::registered(Registry::new())
             .unwrap_or_else(|error| unreachable!("names, labels and buckets are constants: {error}"))
+    }
+
+    /// Metrics that have counted nothing yet, each with these labels, and what of them is counted by the
+    /// day besides.
+    pub fn of(labels: HashMap<String, String>, meters: Vec<Arc<Meter>>) -> Self {
+        let registry = Registry::new_custom(None, Some(labels));
+        let registered = registry.and_then(Self::registered);
+        let metrics = registered
+            .unwrap_or_else(|error| unreachable!("names, labels and buckets are constants: {error}"));
+        Self { meters, ..metrics }
     }
 
     /// Begins to export traces, on the runtime that this is called in. Once in a host's
@@ -192,6 +206,7 @@ impl Metrics {
 
     /// One instance of a component's tool is over and used this.
     pub(crate) fn used_by_tool(&self, cpu: Duration, host_calls: u64) {
+        self.meters.iter().for_each(|meter| meter.add_cpu(cpu));
         self.guests.cpu.inc_by(cpu.as_secs_f64());
         self.guests.host_calls.inc_by(host_calls);
     }
@@ -203,6 +218,7 @@ impl Metrics {
 
     /// One rollout is over and its guests used this.
     pub(crate) fn used(&self, used: &Used) {
+        self.meters.iter().for_each(|meter| meter.add_cpu(used.guest_cpu));
         self.guests.cpu.inc_by(used.guest_cpu.as_secs_f64());
         self.guests.memory.observe(used.memory_bytes_peak as f64);
         self.guests.host_calls.inc_by(used.host_calls);

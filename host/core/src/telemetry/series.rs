@@ -136,6 +136,7 @@ impl Metrics {
                 )?,
             },
             traces: OnceLock::new(),
+            meters: Vec::new(),
             registry,
         })
     }

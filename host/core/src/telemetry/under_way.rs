@@ -43,6 +43,8 @@ impl ModelCall<'_> {
     pub(crate) fn used_tokens(&self, prompt: u64, completion: u64) {
         self.calls.prompt_tokens.inc_by(prompt.min(TOKENS_MAX));
         self.calls.completion_tokens.inc_by(completion.min(TOKENS_MAX));
+        let tokens = prompt.min(TOKENS_MAX) + completion.min(TOKENS_MAX);
+        self.metrics.meters.iter().for_each(|meter| meter.add_tokens(tokens));
     }
 
     /// It is over.

@@ -313,7 +313,7 @@ impl Toolbox {
             Source::Component(component) => {
                 let ToolRequest { arguments, seed, holder, .. } = &request;
                 let (name, holder) = (&function.own_name, holder.as_ref());
-                let bounds = component.bounds(deadline, turn.into());
+                let bounds = component.bounds(deadline, Permit::counted(turn));
                 component.call(name, arguments, seed, holder, &entry.limits, bounds).await
             }
             Source::Server(server, ..) => {

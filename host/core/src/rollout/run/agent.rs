@@ -11,7 +11,7 @@ use super::{Rollout, brief};
 use crate::error::Fault;
 use crate::id::SampleId;
 use crate::imports::{Boundary, Imports, Live, Role, RunContext, message_bytes};
-use crate::instance::{self, Bounds, LoopOutcome, LoopRequest, RunError, WorkflowOutcome};
+use crate::instance::{self, Bounds, LoopOutcome, LoopRequest, Permit, RunError, WorkflowOutcome};
 use crate::rollout::model::{AgentForm, Failure, FailureKind, LoopReport, Stage};
 use crate::wire;
 use crate::wire::messages::Messages;
@@ -50,14 +50,14 @@ impl Rollout {
             return Ok(Vec::new());
         }
         let inner = &self.host.0;
-        let Some(permit) = inner.runtime.slots.declaration().await else {
+        let Some(permit) = inner.runtime.slots().declaration().await else {
             return Err(Failure::host(Stage::Workflow, "the host is shutting down"));
         };
         let deadline = Some(Instant::now() + TOOLS_TIME_MAX.min(inner.deployment.limits.workflow_time_max));
         let bounds = Bounds {
             memory_bytes_max: inner.deployment.limits.memory_bytes_max,
             deadline,
-            permit: permit.into(),
+            permit: Permit::counted(permit),
         };
         let limits = inner.deployment.limits.clone();
         // Who says which tools there are rates nothing yet, and its caller reads them.

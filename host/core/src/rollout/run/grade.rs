@@ -9,7 +9,7 @@ use super::{Rollout, brief};
 use crate::error::Fault;
 use crate::id::SampleId;
 use crate::imports::{Imports, Live, Role, RunContext, SampleRecord};
-use crate::instance::{self, GuestVerdict, SampleToGrade};
+use crate::instance::{self, GuestVerdict, Permit, SampleToGrade};
 use crate::rollout::model::{AgentForm, Failure, FailureKind, Phase, Stage};
 use crate::telemetry::Step;
 
@@ -51,7 +51,7 @@ impl Rollout {
         }
         if self.slot.is_none() {
             // The grader's time begins when it has the slot.
-            self.slot = self.host.0.runtime.slots.next().await.map(Into::into);
+            self.slot = self.host.0.runtime.slots().next().await.map(Permit::counted);
             if self.slot.is_none() {
                 return Err(Failure::host(Stage::Grader, "the host is shutting down"));
             }

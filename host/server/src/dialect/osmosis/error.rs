@@ -6,10 +6,10 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::fields::Problem;
-use rollout_core::rollout::{AdmitError, ForkError};
+use rollout_core::rollout::{AdmitError, ForkError, OverQuota};
 
 /// Seconds after which a caller that was refused should come again.
-const RETRY_AFTER_SECS: &str = "5";
+const RETRY_AFTER_SECS: u64 = 5;
 
 /// Why a request was not served.
 #[derive(Debug)]
@@ -36,6 +36,8 @@ pub(super) enum ApiError {
     Registered,
     /// Every slot and place in the queue is taken.
     Full,
+    /// A quota is used up.
+    Quota(OverQuota),
     /// Too much memory is held for others.
     NoMemory,
     /// It cannot be kept: why.
@@ -48,6 +50,7 @@ impl From<AdmitError> for ApiError {
     fn from(error: AdmitError) -> Self {
         match error {
             AdmitError::Full { .. } => Self::Full,
+            AdmitError::Quota(over) => Self::Quota(over),
             AdmitError::NoMemory(_) => Self::NoMemory,
             AdmitError::Duplicate => Self::Registered,
             AdmitError::NotKept(why) => Self::NotKept(why.to_string()),
@@ -68,7 +71,11 @@ impl From<ForkError> for ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let comes_again = matches!(self, Self::Full | Self::NoMemory | Self::NotKept(_));
+        let retry_after = match &self {
+            Self::Full | Self::NoMemory | Self::NotKept(_) => Some(RETRY_AFTER_SECS),
+            Self::Quota(over) => over.retry_after.map(|time| time.as_secs_f64().ceil().max(1.0) as u64),
+            _ => None,
+        };
         let (status, detail): (_, Value) = match self {
             Self::Internal(why) => (StatusCode::INTERNAL_SERVER_ERROR, why.into()),
             Self::WrongLease => (StatusCode::FORBIDDEN, "invalid polling lease".into()),
@@ -89,12 +96,17 @@ impl IntoResponse for ApiError {
                 let why = "rollout server holds as much as its memory budget allows; retry later";
                 (StatusCode::TOO_MANY_REQUESTS, why.into())
             }
+            // No wait helps where nothing may be used.
+            Self::Quota(over) => match over.retry_after {
+                Some(_) => (StatusCode::TOO_MANY_REQUESTS, over.to_string().into()),
+                None => (StatusCode::FORBIDDEN, over.to_string().into()),
+            },
             Self::NotKept(why) => (StatusCode::SERVICE_UNAVAILABLE, why.into()),
             Self::Closed => (StatusCode::SERVICE_UNAVAILABLE, "rollout server is shutting down".into()),
         };
         let mut response = (status, Json(json!({ "detail": detail }))).into_response();
-        if comes_again {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_SECS));
+        if let Some(secs) = retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(secs));
         }
         response
     }
