@@ -40,10 +40,11 @@ pub(super) fn logs(format: LogFormat, server: bool) {
 }
 
 /// The crates whose log lines are this program's own.
-const CRATES: [&str; 10] = [
+const CRATES: [&str; 11] = [
     "rollout_host",
     "rollout_assembly",
     "rollout_bench",
+    "rollout_catalog",
     "rollout_core",
     "rollout_eval",
     "rollout_export",

@@ -14,7 +14,7 @@ const CRATES: [&[&str]; 5] = [
     &["rollout-server", "rollout-eval", "rollout-export", "rollout-bench"],
     &["rollout-assembly"],
     &["rollout-core"],
-    &["rollout-mock-model", "rollout-fuse", "rollout-journal"],
+    &["rollout-mock-model", "rollout-fuse", "rollout-journal", "rollout-catalog"],
 ];
 
 /// The modules of a crate from the top down. Modules on one line may not name each other, except

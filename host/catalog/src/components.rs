@@ -1,0 +1,345 @@
+//! Components: files by their digests, and which tenant has which.
+//!
+//! Two tenants that uploaded the same bytes share a file and know nothing of it: each uploads all of it, each
+//! is charged for all of it, and only who has a component by its own row can name it.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rusqlite::{OptionalExtension, Transaction, params};
+use sha2::{Digest as _, Sha256};
+
+use crate::Catalog;
+use crate::error::{CatalogError, QuotaExceeded, Stop, StorageError, at};
+use crate::model::TenantId;
+use crate::store::{Locked, Store, require_tenant, sync_folder};
+use crate::tenants::parsed;
+
+/// How long a component that was uploaded waits for a deployment that names it, in seconds.
+const UNUSED_SECS_MAX: i64 = 60 * 60;
+
+/// The SHA-256 of a component.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Digest([u8; 32]);
+
+/// A text is no digest.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a digest is a SHA-256 as 64 lower-case hex digits")]
+pub struct InvalidDigest;
+
+impl Digest {
+    /// The digest of the bytes.
+    pub fn of(bytes: &[u8]) -> Self {
+        Self(Sha256::digest(bytes).into())
+    }
+}
+
+impl std::str::FromStr for Digest {
+    type Err = InvalidDigest;
+
+    fn from_str(text: &str) -> Result<Self, InvalidDigest> {
+        let digit = |byte: u8| match byte {
+            b'0'..=b'9' => Ok(byte - b'0'),
+            b'a'..=b'f' => Ok(byte - b'a' + 10),
+            _ => Err(InvalidDigest),
+        };
+        let (pairs, []) = text.as_bytes().as_chunks::<2>() else { return Err(InvalidDigest) };
+        let mut digest = [0; 32];
+        if pairs.len() != digest.len() {
+            return Err(InvalidDigest);
+        }
+        for (byte, [high, low]) in digest.iter_mut().zip(pairs) {
+            *byte = digit(*high)? << 4 | digit(*low)?;
+        }
+        Ok(Self(digest))
+    }
+}
+
+impl TryFrom<String> for Digest {
+    type Error = InvalidDigest;
+
+    fn try_from(text: String) -> Result<Self, InvalidDigest> {
+        text.parse()
+    }
+}
+
+impl From<Digest> for String {
+    fn from(digest: Digest) -> Self {
+        digest.to_string()
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A component that a tenant has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Component {
+    /// Its name.
+    pub digest: Digest,
+    /// Its size.
+    pub bytes: u64,
+}
+
+/// A component that is being uploaded. Dropped before its end it leaves nothing.
+pub struct ComponentUpload {
+    catalog: Catalog,
+    tenant: TenantId,
+    expected: Digest,
+    file: File,
+    part: PathBuf,
+    hash: Sha256,
+    bytes: u64,
+    bytes_max: u64,
+    quota: Quota,
+}
+
+/// The quota `component-bytes` of a tenant, and what of it is in use.
+#[derive(Clone, Copy)]
+struct Quota {
+    limit: Option<u64>,
+    used: u64,
+}
+
+impl Quota {
+    fn check(self, asked: u64) -> Result<(), QuotaExceeded> {
+        let Self { limit, used } = self;
+        match limit {
+            Some(limit) if used.saturating_add(asked) > limit => {
+                Err(QuotaExceeded { quota: "component-bytes", limit, used, asked })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Catalog {
+    /// Begins to take a component of this digest, of at most `bytes_max` bytes and what the tenant's quota
+    /// leaves.
+    pub fn upload(
+        &self,
+        tenant: TenantId,
+        expected: Digest,
+        bytes_max: u64,
+    ) -> Result<ComponentUpload, CatalogError> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let quota = self.0.store.read(|transaction| {
+            require_tenant(transaction, tenant)?;
+            quota(transaction, tenant, expected)
+        })?;
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let part = folder(&self.0.store).join(format!("{number}.part"));
+        let file = OpenOptions::new().write(true).create_new(true).open(&part).map_err(at(&part))?;
+        Ok(ComponentUpload {
+            catalog: self.clone(),
+            tenant,
+            expected,
+            file,
+            part,
+            hash: Sha256::new(),
+            bytes: 0,
+            bytes_max,
+            quota,
+        })
+    }
+
+    /// A component that the tenant has, if it has it.
+    pub fn component(&self, tenant: TenantId, digest: Digest) -> Result<Option<Component>, CatalogError> {
+        let select = "SELECT bytes FROM components WHERE tenant = ?1 AND digest = ?2";
+        let bytes = self.0.store.read(|transaction| {
+            let bytes = transaction
+                .query_row(select, params![tenant.0, digest.to_string()], |row| row.get(0))
+                .optional()?;
+            Ok(bytes)
+        })?;
+        Ok(bytes.map(|bytes| Component { digest, bytes }))
+    }
+
+    /// The file of a component, of whoever has it.
+    pub fn component_path(&self, digest: Digest) -> PathBuf {
+        path(&self.0.store, digest)
+    }
+
+    /// The bytes of components that a tenant has.
+    pub fn component_bytes(&self, tenant: TenantId) -> Result<u64, CatalogError> {
+        self.0.store.read(|transaction| used(transaction, tenant))
+    }
+}
+
+impl ComponentUpload {
+    /// Takes the next bytes.
+    pub fn write(&mut self, chunk: &[u8]) -> Result<(), CatalogError> {
+        self.bytes = self.bytes.saturating_add(chunk.len() as u64);
+        if self.bytes > self.bytes_max {
+            return Err(CatalogError::TooLarge { bytes_max: self.bytes_max });
+        }
+        self.quota.check(self.bytes)?;
+        self.hash.update(chunk);
+        self.file.write_all(chunk).map_err(at(&self.part))?;
+        Ok(())
+    }
+
+    /// Ends: what came is the tenant's component, if it is what was announced and the quota has room.
+    pub fn finish(self) -> Result<Component, CatalogError> {
+        let found = Digest(self.hash.clone().finalize().into());
+        if found != self.expected {
+            return Err(CatalogError::OtherDigest { expected: self.expected, found });
+        }
+        self.file.sync_all().map_err(at(&self.part))?;
+        let store = &self.catalog.0.store;
+        let to = path(store, found);
+        let (tenant, bytes) = (self.tenant, self.bytes);
+        let upsert = "INSERT INTO components (tenant, digest, bytes, uploaded_at) VALUES (?1, ?2, ?3, ?4)
+            ON CONFLICT (tenant, digest) DO UPDATE SET uploaded_at = excluded.uploaded_at";
+        let mut locked = store.locked();
+        locked.write(|transaction| {
+            require_tenant(transaction, tenant)?;
+            quota(transaction, tenant, found)?.check(bytes)?;
+            let now = store.now().timestamp();
+            transaction.execute(upsert, params![tenant.0, found.to_string(), bytes, now])?;
+            put(&self.part, &to)?;
+            Ok(())
+        })?;
+        Ok(Component { digest: found, bytes })
+    }
+}
+
+impl Drop for ComponentUpload {
+    fn drop(&mut self) {
+        // It has another name where the upload ended well; where it cannot be removed, the next start does it.
+        let _ = std::fs::remove_file(&self.part);
+    }
+}
+
+/// Gives a file its name, for good.
+fn put(part: &Path, to: &Path) -> Result<(), StorageError> {
+    let Some(folder) = to.parent() else { return Ok(()) };
+    std::fs::create_dir_all(folder).map_err(at(folder))?;
+    std::fs::rename(part, to).map_err(at(to))?;
+    sync_folder(folder)?;
+    folder.parent().map_or(Ok(()), sync_folder)
+}
+
+fn folder(store: &Store) -> PathBuf {
+    store.path.join("components")
+}
+
+fn path(store: &Store, digest: Digest) -> PathBuf {
+    let digest = digest.to_string();
+    folder(store).join(&digest[..2]).join(format!("{digest}.wasm"))
+}
+
+fn used(transaction: &Transaction<'_>, tenant: TenantId) -> Result<u64, Stop> {
+    let sum = "SELECT coalesce(sum(bytes), 0) FROM components WHERE tenant = ?1";
+    Ok(transaction.query_row(sum, [tenant.0], |row| row.get(0))?)
+}
+
+/// What the tenant may have, and has of other components than this one.
+fn quota(transaction: &Transaction<'_>, tenant: TenantId, digest: Digest) -> Result<Quota, Stop> {
+    let quotas: crate::Quotas =
+        transaction
+            .query_row("SELECT quotas FROM tenants WHERE id = ?1", [tenant.0], |row| parsed(row, 0))?;
+    let sum = "SELECT coalesce(sum(bytes), 0) FROM components WHERE tenant = ?1 AND digest <> ?2";
+    let used = transaction.query_row(sum, params![tenant.0, digest.to_string()], |row| row.get(0))?;
+    Ok(Quota { limit: quotas.component_bytes, used })
+}
+
+/// The components that a tenant has.
+pub(crate) fn of_tenant(transaction: &Transaction<'_>, tenant: TenantId) -> Result<Vec<String>, Stop> {
+    let mut statement = transaction.prepare("SELECT digest FROM components WHERE tenant = ?1")?;
+    let digests = statement.query_map([tenant.0], |row| row.get(0))?;
+    Ok(digests.collect::<rusqlite::Result<_>>()?)
+}
+
+/// Takes from tenants the components that none of their deployments names and that were not uploaded just
+/// now. Gives back their digests.
+pub(crate) fn disown_unused(transaction: &Transaction<'_>, now: i64) -> Result<Vec<String>, Stop> {
+    let mut statement = transaction.prepare(
+        "DELETE FROM components AS c WHERE uploaded_at < ?1
+         AND NOT EXISTS (SELECT 1 FROM deployments d WHERE d.tenant = c.tenant AND d.component = c.digest)
+         AND NOT EXISTS (SELECT 1 FROM deployments d WHERE d.tenant = c.tenant AND d.grader = c.digest)
+         RETURNING digest",
+    )?;
+    let digests = statement.query_map([now - UNUSED_SECS_MAX], |row| row.get(0))?;
+    Ok(digests.collect::<rusqlite::Result<_>>()?)
+}
+
+/// Removes the files, of these, that are nobody's.
+pub(crate) fn remove_unowned(
+    store: &Store,
+    locked: &mut Locked<'_>,
+    digests: &[String],
+) -> Result<(), CatalogError> {
+    let unowned = locked.read(|transaction| {
+        let mut statement = transaction.prepare("SELECT 1 FROM components WHERE digest = ?1")?;
+        let mut unowned = Vec::new();
+        for digest in digests {
+            if !statement.exists([digest])? {
+                unowned.push(digest);
+            }
+        }
+        Ok(unowned)
+    })?;
+    for digest in unowned {
+        let Ok(digest) = digest.parse() else { continue };
+        remove(&path(store, digest))?;
+    }
+    Ok(())
+}
+
+fn remove(path: &Path) -> Result<(), StorageError> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(at(path)(error)),
+        _ => Ok(()),
+    }
+}
+
+/// Removes what nobody refers to: at a start, when nobody uploads.
+pub(crate) fn sweep_all(store: &Store) -> Result<(), StorageError> {
+    let folder = folder(store);
+    std::fs::create_dir_all(&folder).map_err(at(&folder))?;
+    let owned = store.write(|transaction| {
+        disown_unused(transaction, store.now().timestamp())?;
+        let mut statement = transaction.prepare("SELECT DISTINCT digest FROM components")?;
+        let digests = statement.query_map([], |row| row.get(0))?;
+        Ok(digests.collect::<rusqlite::Result<HashSet<String>>>()?)
+    });
+    let owned = owned.map_err(|error| match error {
+        CatalogError::Storage(error) => error,
+        error => StorageError::new(store.database(), error),
+    })?;
+    for entry in std::fs::read_dir(&folder).map_err(at(&folder))? {
+        let path = entry.map_err(at(&folder))?.path();
+        if path.extension().is_some_and(|ending| ending == "part") {
+            remove(&path)?;
+        } else if path.is_dir() {
+            sweep_folder(&path, &owned)?;
+        }
+    }
+    Ok(())
+}
+
+fn sweep_folder(folder: &Path, owned: &HashSet<String>) -> Result<(), StorageError> {
+    for entry in std::fs::read_dir(folder).map_err(at(folder))? {
+        let path = entry.map_err(at(folder))?.path();
+        let digest = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".wasm"));
+        if digest.is_some_and(|digest| digest.parse::<Digest>().is_ok() && !owned.contains(digest)) {
+            remove(&path)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,90 @@
+//! Names of tenants, plugins and secrets.
+
+use std::fmt;
+use std::ops::Deref;
+
+/// Names a tenant or a plugin: part of URLs, and what people type.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Name(String);
+
+/// A text is no name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "'{0}' is no name: names have 1 to 63 lower-case letters, digits and '-', and begin with a letter or digit"
+)]
+pub struct InvalidName(String);
+
+impl Name {
+    /// The longest there is, in bytes.
+    pub const LEN_MAX: usize = 63;
+
+    /// The name, if it is one.
+    pub fn new(name: impl Into<String>) -> Result<Self, InvalidName> {
+        let name = name.into();
+        let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+        let valid = name.len() <= Self::LEN_MAX
+            && name.bytes().next().is_some_and(plain)
+            && name.bytes().all(|byte| plain(byte) || byte == b'-');
+        if valid { Ok(Self(name)) } else { Err(InvalidName(shown(&name))) }
+    }
+}
+
+/// What an error repeats of a text: a line, and not all of it.
+fn shown(text: &str) -> String {
+    text.chars().take(80).flat_map(char::escape_default).collect()
+}
+
+impl TryFrom<String> for Name {
+    type Error = InvalidName;
+
+    fn try_from(name: String) -> Result<Self, InvalidName> {
+        Self::new(name)
+    }
+}
+
+impl std::str::FromStr for Name {
+    type Err = InvalidName;
+
+    fn from_str(name: &str) -> Result<Self, InvalidName> {
+        Self::new(name)
+    }
+}
+
+impl From<Name> for String {
+    fn from(name: Name) -> Self {
+        name.0
+    }
+}
+
+impl Deref for Name {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_a_label_of_a_url() {
+        for name in ["a", "7", "calc", "team-a", "a-", &"a".repeat(63)] {
+            assert_eq!(Name::new(name).as_deref(), Ok(name));
+        }
+        for text in ["", "-a", "A", "a_b", "a.b", "a/b", "ä", "a b", "..", &"a".repeat(64)] {
+            let error = Name::new(text).unwrap_err().to_string();
+            assert!(error.contains("1 to 63 lower-case letters, digits and '-'"), "{error}");
+        }
+        let error = Name::new("a\nb".repeat(1000)).unwrap_err().to_string();
+        assert!(error.starts_with("'a\\nba\\n") && error.len() < 400, "{error}");
+    }
+}

@@ -1,0 +1,115 @@
+//! Which deployment of a plugin is active, and which were.
+
+use rusqlite::{OptionalExtension, Transaction, params};
+
+use super::named;
+use crate::error::{CatalogError, Stop, What};
+use crate::model::{Activation, PluginInfo, TenantId, Time};
+use crate::store::time;
+use crate::{Catalog, LIST_MAX};
+
+impl Catalog {
+    /// Makes a version that passed its checks the active one.
+    pub fn activate(
+        &self,
+        tenant: TenantId,
+        plugin: &str,
+        version: u32,
+        by: &str,
+    ) -> Result<Activation, CatalogError> {
+        let now = self.0.store.now();
+        self.0.store.write(|transaction| {
+            let plugin = named(transaction, tenant, plugin)?;
+            activate(transaction, &plugin, version, now, by)
+        })
+    }
+
+    /// Makes active what was active before. Done twice, it is as it was.
+    pub fn rollback(&self, tenant: TenantId, plugin: &str, by: &str) -> Result<Activation, CatalogError> {
+        let now = self.0.store.now();
+        self.0.store.write(|transaction| {
+            let plugin = named(transaction, tenant, plugin)?;
+            let before = before(transaction, &plugin)?;
+            let version = before.ok_or_else(|| CatalogError::NothingBefore(plugin.name.to_string()))?;
+            activate(transaction, &plugin, version, now, by)
+        })
+    }
+
+    /// Takes an activation back, as if it had not been. Nothing changes where there was another one since.
+    pub fn undo(&self, activation: &Activation) -> Result<(), CatalogError> {
+        let newest = "SELECT max(id) FROM activations WHERE plugin = ?1";
+        self.0.store.write(|transaction| {
+            let newest: Option<i64> = transaction.query_row(newest, [activation.plugin], |row| row.get(0))?;
+            if newest == Some(activation.id) {
+                let update = "UPDATE plugins SET active = ?2 WHERE id = ?1";
+                transaction.execute(update, params![activation.plugin, activation.before])?;
+                transaction.execute("DELETE FROM activations WHERE id = ?1", [activation.id])?;
+            }
+            Ok(())
+        })
+    }
+
+    /// What was made active of a plugin and when, the newest first.
+    pub fn activations(
+        &self,
+        tenant: TenantId,
+        plugin: &str,
+        limit: u32,
+    ) -> Result<Vec<Activation>, CatalogError> {
+        let select = "SELECT id, plugin, version, before, at, by FROM activations
+            WHERE plugin = ?1 ORDER BY id DESC LIMIT ?2";
+        self.0.store.read(|transaction| {
+            let id = named(transaction, tenant, plugin)?.id;
+            let mut statement = transaction.prepare(select)?;
+            let rows = statement.query_map(params![id, limit.min(LIST_MAX)], |row| {
+                Ok(Activation {
+                    id: row.get(0)?,
+                    plugin: row.get(1)?,
+                    version: row.get(2)?,
+                    before: row.get(3)?,
+                    at: time(row.get(4)?),
+                    by: row.get(5)?,
+                })
+            })?;
+            Ok(rows.collect::<rusqlite::Result<_>>()?)
+        })
+    }
+}
+
+fn activate(
+    transaction: &Transaction<'_>,
+    plugin: &PluginInfo,
+    version: u32,
+    now: Time,
+    by: &str,
+) -> Result<Activation, Stop> {
+    let passed = transaction
+        .query_row(
+            "SELECT passed FROM deployments WHERE plugin = ?1 AND version = ?2",
+            params![plugin.id, version],
+            |row| row.get(0),
+        )
+        .optional()?;
+    match passed {
+        None => return Err(CatalogError::not_found(What::Deployment, version).into()),
+        Some(false) => {
+            return Err(CatalogError::NotPassed { plugin: plugin.name.to_string(), version }.into());
+        }
+        Some(true) => {}
+    }
+    transaction.execute("UPDATE plugins SET active = ?2 WHERE id = ?1", params![plugin.id, version])?;
+    transaction.execute(
+        "INSERT INTO activations (plugin, version, before, at, by) VALUES (?1, ?2, ?3, ?4, ?5)",
+        params![plugin.id, version, plugin.active, now.timestamp(), by],
+    )?;
+    let id = transaction.last_insert_rowid();
+    Ok(Activation { id, plugin: plugin.id, version, before: plugin.active, at: now, by: by.to_owned() })
+}
+
+/// The version that was active last before the one that is, and is still there.
+pub(super) fn before(transaction: &Transaction<'_>, plugin: &PluginInfo) -> Result<Option<u32>, Stop> {
+    let select = "SELECT a.version FROM activations a
+        JOIN deployments d ON d.plugin = a.plugin AND d.version = a.version
+        WHERE a.plugin = ?1 AND a.version IS NOT ?2 ORDER BY a.id DESC LIMIT 1";
+    Ok(transaction.query_row(select, params![plugin.id, plugin.active], |row| row.get(0)).optional()?)
+}

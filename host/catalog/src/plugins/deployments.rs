@@ -1,0 +1,159 @@
+//! Deployments of a plugin, by version.
+
+use rusqlite::{OptionalExtension, Row, Transaction, params};
+
+use super::{found_or_made, named};
+use crate::components::{self, Digest};
+use crate::error::{CatalogError, Stop, What};
+use crate::model::{Deployment, DeploymentInfo, NewDeployment, TenantId};
+use crate::name::Name;
+use crate::store::{no_value, time};
+use crate::tenants::name_of;
+use crate::{Catalog, LIST_MAX};
+
+/// How many versions of a plugin are kept, besides those that are or were active last or are in use.
+pub const VERSIONS_KEPT: u32 = 20;
+
+/// Those of one plugin.
+const SELECT: &str = "SELECT d.id, p.name, d.version, d.component, d.grader, d.passed,
+    coalesce(d.version = p.active, 0), d.created_at, d.created_by, d.config, d.report
+    FROM deployments d JOIN plugins p ON p.id = d.plugin WHERE d.plugin = ?1";
+
+impl Catalog {
+    /// Adds a deployment that was checked, as the next version of the plugin, which is made if it is new.
+    pub fn add_deployment(
+        &self,
+        tenant: TenantId,
+        plugin: &Name,
+        new: &NewDeployment,
+    ) -> Result<DeploymentInfo, CatalogError> {
+        let now = self.0.store.now();
+        self.0.store.write(|transaction| {
+            let id = found_or_made(transaction, tenant, plugin, now.timestamp())?;
+            require_component(transaction, tenant, new.component)?;
+            if let Some(grader) = new.grader {
+                require_component(transaction, tenant, grader)?;
+            }
+            let next =
+                "UPDATE plugins SET version_next = version_next + 1 WHERE id = ?1 RETURNING version_next - 1";
+            let version: u32 = transaction.query_row(next, [id], |row| row.get(0))?;
+            let created_by = new.created_by.clone();
+            transaction.execute(
+                "INSERT INTO deployments
+                 (plugin, version, tenant, component, grader, config, passed, report, created_at, created_by)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
+                params![
+                    id,
+                    version,
+                    tenant.0,
+                    new.component.to_string(),
+                    new.grader.map(|grader| grader.to_string()),
+                    new.config,
+                    new.passed,
+                    new.report,
+                    now.timestamp(),
+                    created_by,
+                ],
+            )?;
+            Ok(DeploymentInfo {
+                id: transaction.last_insert_rowid(),
+                plugin: plugin.clone(),
+                version,
+                component: new.component,
+                grader: new.grader,
+                passed: new.passed,
+                active: false,
+                created_at: now,
+                created_by,
+            })
+        })
+    }
+
+    /// The deployments of a plugin, the newest first, those older than version `before`.
+    pub fn deployments(
+        &self,
+        tenant: TenantId,
+        plugin: &str,
+        before: Option<u32>,
+        limit: u32,
+    ) -> Result<Vec<DeploymentInfo>, CatalogError> {
+        let select = format!("{SELECT} AND (?2 IS NULL OR d.version < ?2) ORDER BY d.version DESC LIMIT ?3");
+        self.0.store.read(|transaction| {
+            let id = named(transaction, tenant, plugin)?.id;
+            let mut statement = transaction.prepare(&select)?;
+            let rows = statement.query_map(params![id, before, limit.min(LIST_MAX)], info)?;
+            Ok(rows.collect::<rusqlite::Result<_>>()?)
+        })
+    }
+
+    /// A deployment, with its texts.
+    pub fn deployment(
+        &self,
+        tenant: TenantId,
+        plugin: &str,
+        version: u32,
+    ) -> Result<Deployment, CatalogError> {
+        let select = format!("{SELECT} AND d.version = ?2");
+        self.0.store.read(|transaction| {
+            let id = named(transaction, tenant, plugin)?.id;
+            let found = transaction
+                .query_row(&select, params![id, version], |row| {
+                    Ok(Deployment { info: info(row)?, config: row.get(9)?, report: row.get(10)? })
+                })
+                .optional()?;
+            found.ok_or_else(|| CatalogError::not_found(What::Deployment, version).into())
+        })
+    }
+
+    /// Removes deployments that are older than the last [`VERSIONS_KEPT`], neither active nor what was
+    /// active before, nor `in_use`; and the components that nothing else of the tenant's names. Says which
+    /// versions are gone.
+    pub fn prune(&self, tenant: TenantId, plugin: &str, in_use: &[u32]) -> Result<Vec<u32>, CatalogError> {
+        let select = "SELECT version FROM deployments WHERE plugin = ?1 ORDER BY version DESC
+            LIMIT -1 OFFSET ?2";
+        let store = &self.0.store;
+        let now = store.now().timestamp();
+        let mut locked = store.locked();
+        let (removed, disowned) = locked.write(|transaction| {
+            let plugin = named(transaction, tenant, plugin)?;
+            let before = super::activation::before(transaction, &plugin)?;
+            let mut statement = transaction.prepare(select)?;
+            let old = statement.query_map(params![plugin.id, VERSIONS_KEPT], |row| row.get(0))?;
+            let mut old = old.collect::<rusqlite::Result<Vec<u32>>>()?;
+            old.retain(|version| {
+                Some(*version) != plugin.active && Some(*version) != before && !in_use.contains(version)
+            });
+            for version in &old {
+                let delete = "DELETE FROM deployments WHERE plugin = ?1 AND version = ?2";
+                transaction.execute(delete, params![plugin.id, version])?;
+            }
+            Ok((old, components::disown_unused(transaction, now)?))
+        })?;
+        components::remove_unowned(store, &mut locked, &disowned)?;
+        Ok(removed)
+    }
+}
+
+fn require_component(transaction: &Transaction<'_>, tenant: TenantId, digest: Digest) -> Result<(), Stop> {
+    let mut statement = transaction.prepare("SELECT 1 FROM components WHERE tenant = ?1 AND digest = ?2")?;
+    if statement.exists(params![tenant.0, digest.to_string()])? {
+        Ok(())
+    } else {
+        Err(CatalogError::NoComponent(digest).into())
+    }
+}
+
+fn info(row: &Row<'_>) -> rusqlite::Result<DeploymentInfo> {
+    let digest = |text: String| text.parse::<Digest>().map_err(|error| no_value(3, error));
+    Ok(DeploymentInfo {
+        id: row.get(0)?,
+        plugin: name_of(row, 1)?,
+        version: row.get(2)?,
+        component: digest(row.get(3)?)?,
+        grader: row.get::<_, Option<String>>(4)?.map(digest).transpose()?,
+        passed: row.get(5)?,
+        active: row.get(6)?,
+        created_at: time(row.get(7)?),
+        created_by: row.get(8)?,
+    })
+}

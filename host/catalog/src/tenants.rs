@@ -1,0 +1,209 @@
+//! Tenants, and the folder that each has.
+
+use std::collections::HashSet;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rusqlite::{OptionalExtension, Row, Transaction, params};
+
+use crate::components;
+use crate::error::{CatalogError, Stop, StorageError, What, at};
+use crate::model::{NetworkRules, Quotas, Tenant, TenantId, TenantSettings};
+use crate::name::Name;
+use crate::store::{Store, no_value, sync_folder, time};
+use crate::{Catalog, LIST_MAX, noted};
+
+const SELECT: &str = "SELECT t.id, t.name, t.quotas, t.network, t.created_at, p.name
+    FROM tenants t LEFT JOIN plugins p ON p.id = t.default_plugin WHERE NOT t.deleting";
+
+impl Catalog {
+    /// Makes a tenant, and its folder.
+    pub fn create_tenant(&self, name: &Name, settings: &TenantSettings) -> Result<Tenant, CatalogError> {
+        let store = &self.0.store;
+        let now = store.now();
+        let insert = "INSERT INTO tenants (name, quotas, network, created_at) VALUES (?1, ?2, ?3, ?4)";
+        let id = store.write(|transaction| {
+            if find(transaction, name)?.is_some() {
+                return Err(CatalogError::Exists { what: What::Tenant, name: name.to_string() }.into());
+            }
+            let (quotas, network) = (json(&settings.quotas)?, json(&settings.network)?);
+            transaction.execute(insert, params![&**name, quotas, network, now.timestamp()])?;
+            let id = TenantId(transaction.last_insert_rowid());
+            // One whose transaction is not committed is removed by the next sweep.
+            let folder = folder(&store.path, id);
+            std::fs::create_dir_all(&folder).map_err(at(&folder))?;
+            sync_folder(&tenants(&store.path))?;
+            Ok(id)
+        })?;
+        let TenantSettings { quotas, network } = settings.clone();
+        Ok(Tenant { id, name: name.clone(), quotas, network, default_plugin: None, created_at: now })
+    }
+
+    /// Tenants by their names, those behind `after`.
+    pub fn tenants(&self, after: Option<&str>, limit: u32) -> Result<Vec<Tenant>, CatalogError> {
+        let select = format!("{SELECT} AND t.name > ?1 ORDER BY t.name LIMIT ?2");
+        self.0.store.read(|transaction| {
+            let mut statement = transaction.prepare(&select)?;
+            let tenants = statement.query_map(params![after.unwrap_or(""), limit.min(LIST_MAX)], tenant)?;
+            Ok(tenants.collect::<rusqlite::Result<_>>()?)
+        })
+    }
+
+    /// The tenant of this name.
+    pub fn tenant_named(&self, name: &str) -> Result<Tenant, CatalogError> {
+        self.0.store.read(|transaction| named(transaction, name))
+    }
+
+    /// The tenant of this id.
+    pub fn tenant(&self, id: TenantId) -> Result<Tenant, CatalogError> {
+        let select = format!("{SELECT} AND t.id = ?1");
+        let found = self
+            .0
+            .store
+            .read(|transaction| Ok(transaction.query_row(&select, [id.0], tenant).optional()?))?;
+        found.ok_or_else(|| CatalogError::not_found(What::Tenant, id))
+    }
+
+    /// Changes a tenant. Whoever changes it at the same time waits.
+    pub fn update_tenant(
+        &self,
+        name: &str,
+        change: impl FnOnce(&mut TenantSettings),
+    ) -> Result<Tenant, CatalogError> {
+        self.0.store.write(|transaction| {
+            let mut tenant = named(transaction, name)?;
+            let mut settings = TenantSettings { quotas: tenant.quotas, network: tenant.network };
+            change(&mut settings);
+            let (quotas, network) = (json(&settings.quotas)?, json(&settings.network)?);
+            let update = "UPDATE tenants SET quotas = ?2, network = ?3 WHERE id = ?1";
+            transaction.execute(update, params![tenant.id.0, quotas, network])?;
+            TenantSettings { quotas: tenant.quotas, network: tenant.network } = settings;
+            Ok(tenant)
+        })
+    }
+
+    /// Begins to delete a tenant: it is not listed any more, its keys are good for nothing, and its name is
+    /// free. Its rows and files are there until [`finish_deleting`](Self::finish_deleting).
+    pub fn delete_tenant(&self, name: &str) -> Result<TenantId, CatalogError> {
+        let mut locked = self.0.store.locked();
+        let id = locked.write(|transaction| {
+            let id = named(transaction, name)?.id;
+            transaction.execute("UPDATE tenants SET deleting = 1 WHERE id = ?1", [id.0])?;
+            Ok(id)
+        })?;
+        self.0.keys.retain(|identity| identity.tenant != Some(id));
+        Ok(id)
+    }
+
+    /// Tenants that are being deleted. When the catalog was opened, these are to be finished.
+    pub fn deleting(&self) -> Result<Vec<TenantId>, CatalogError> {
+        self.0.store.read(|transaction| {
+            let mut statement = transaction.prepare("SELECT id FROM tenants WHERE deleting ORDER BY id")?;
+            let ids = statement.query_map([], |row| Ok(TenantId(row.get(0)?)))?;
+            Ok(ids.collect::<rusqlite::Result<_>>()?)
+        })
+    }
+
+    /// Removes what there is of a tenant that is being deleted: first its folder, then its rows and the
+    /// components that nobody else has. Nobody may have files of the folder open any more.
+    pub fn finish_deleting(&self, id: TenantId) -> Result<(), CatalogError> {
+        let store = &self.0.store;
+        if !self.deleting()?.contains(&id) {
+            return Err(CatalogError::not_found(What::Tenant, id));
+        }
+        remove_folder(&folder(&store.path, id))?;
+        let mut locked = store.locked();
+        let digests = locked.write(|transaction| {
+            let digests = components::of_tenant(transaction, id)?;
+            // What refers to others goes first.
+            transaction.execute("UPDATE plugins SET active = NULL WHERE tenant = ?1", [id.0])?;
+            transaction.execute("DELETE FROM plugins WHERE tenant = ?1", [id.0])?;
+            transaction.execute("DELETE FROM tenants WHERE id = ?1", [id.0])?;
+            Ok(digests)
+        })?;
+        noted::forget_tenant(store, id);
+        components::remove_unowned(store, &mut locked, &digests)
+    }
+
+    /// The folder in which others keep what they have of a tenant.
+    pub fn tenant_folder(&self, id: TenantId) -> PathBuf {
+        folder(&self.0.store.path, id)
+    }
+}
+
+fn tenants(catalog: &Path) -> PathBuf {
+    catalog.join("tenants")
+}
+
+fn folder(catalog: &Path, id: TenantId) -> PathBuf {
+    tenants(catalog).join(id.to_string())
+}
+
+fn remove_folder(path: &Path) -> Result<(), StorageError> {
+    match std::fs::remove_dir_all(path) {
+        Ok(()) => path.parent().map_or(Ok(()), sync_folder),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(at(path)(error)),
+    }
+}
+
+/// Removes the folders of tenants that were never made, and makes those that are missing.
+pub(crate) fn sweep(store: &Store) -> Result<(), StorageError> {
+    let read = store.read(|transaction| {
+        let mut statement = transaction.prepare("SELECT id FROM tenants")?;
+        let ids = statement.query_map([], |row| row.get::<_, i64>(0))?;
+        Ok(ids.collect::<rusqlite::Result<HashSet<i64>>>()?)
+    });
+    let ids = read.map_err(|error| match error {
+        CatalogError::Storage(error) => error,
+        error => StorageError::new(store.database(), error),
+    })?;
+    let all = tenants(&store.path);
+    std::fs::create_dir_all(&all).map_err(at(&all))?;
+    for entry in std::fs::read_dir(&all).map_err(at(&all))? {
+        let path = entry.map_err(at(&all))?.path();
+        let id = path.file_name().and_then(|name| name.to_str()?.parse::<i64>().ok());
+        if id.is_some_and(|id| !ids.contains(&id)) {
+            remove_folder(&path)?;
+        }
+    }
+    for id in ids {
+        let folder = folder(&store.path, TenantId(id));
+        std::fs::create_dir_all(&folder).map_err(at(&folder))?;
+    }
+    sync_folder(&all)
+}
+
+fn find(transaction: &Transaction<'_>, name: &str) -> rusqlite::Result<Option<Tenant>> {
+    transaction.query_row(&format!("{SELECT} AND t.name = ?1"), [name], tenant).optional()
+}
+
+fn named(transaction: &Transaction<'_>, name: &str) -> Result<Tenant, Stop> {
+    find(transaction, name)?.ok_or_else(|| CatalogError::not_found(What::Tenant, name).into())
+}
+
+fn tenant(row: &Row<'_>) -> rusqlite::Result<Tenant> {
+    Ok(Tenant {
+        id: TenantId(row.get(0)?),
+        name: name_of(row, 1)?,
+        quotas: parsed::<Quotas>(row, 2)?,
+        network: parsed::<NetworkRules>(row, 3)?,
+        default_plugin: row.get::<_, Option<String>>(5)?.map(|_| name_of(row, 5)).transpose()?,
+        created_at: time(row.get(4)?),
+    })
+}
+
+/// A name in a column.
+pub(crate) fn name_of(row: &Row<'_>, column: usize) -> rusqlite::Result<Name> {
+    Name::new(row.get::<_, String>(column)?).map_err(|error| no_value(column, error))
+}
+
+/// What is written as JSON in a column.
+pub(crate) fn parsed<T: serde::de::DeserializeOwned>(row: &Row<'_>, column: usize) -> rusqlite::Result<T> {
+    serde_json::from_str(&row.get::<_, String>(column)?).map_err(|error| no_value(column, error))
+}
+
+/// As JSON for a column.
+pub(crate) fn json<T: serde::Serialize>(value: &T) -> rusqlite::Result<String> {
+    serde_json::to_string(value).map_err(|error| rusqlite::Error::ToSqlConversionFailure(Box::new(error)))
+}

@@ -1,0 +1,119 @@
+use std::os::unix::fs::PermissionsExt;
+
+use super::*;
+
+#[test]
+fn only_what_was_announced_becomes_a_component() {
+    let scene = Scene::new();
+    let a = scene.tenant("a");
+    let mut upload = scene.at().upload(a, Digest::of(b"announced"), 1000).unwrap();
+    upload.write(b"something else").unwrap();
+    let error = upload.finish().unwrap_err().to_string();
+    assert!(error.contains(&Digest::of(b"something else").to_string()), "{error}");
+    let mut upload = scene.at().upload(a, Digest::of(b"12345"), 4).unwrap();
+    let error = upload.write(b"12345").unwrap_err().to_string();
+    assert_eq!(error, "the component is larger than 4 bytes");
+    drop(upload);
+    drop(scene.at().upload(a, Digest::of(b""), 4).unwrap());
+    assert!(scene.component_files().is_empty());
+    let digest = scene.upload(a, b"12345").unwrap();
+    assert_eq!(std::fs::read(scene.at().component_path(digest)).unwrap(), b"12345");
+    assert_eq!(scene.at().component(a, digest).unwrap().unwrap().bytes, 5);
+    assert_eq!(scene.component_files(), [file_of(b"12345")]);
+}
+
+#[test]
+fn a_digest_is_64_lower_case_hex_digits() {
+    let text = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+    let digest: Digest = text.parse().unwrap();
+    assert_eq!((digest, digest.to_string().as_str()), (Digest::of(b"abc"), text));
+    for wrong in ["", &text[1..], &text.to_uppercase(), &text.replace('b', "g"), &format!("{text}00")] {
+        assert!(wrong.parse::<Digest>().is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn what_a_crash_left_is_cleared_away_at_the_next_start() {
+    let mut scene = Scene::new();
+    let a = scene.tenant("a");
+    scene.push(a, "calc", b"used", true);
+    scene.upload(a, b"uploaded").unwrap();
+    let components = scene.at().path().join("components");
+    std::fs::write(components.join("7.part"), b"half").unwrap();
+    std::fs::create_dir_all(components.join("ab")).unwrap();
+    std::fs::write(components.join("ab").join(format!("ab{}.wasm", "0".repeat(62))), b"nobody's").unwrap();
+    std::fs::create_dir_all(scene.at().path().join("tenants/99/journal")).unwrap();
+    std::fs::remove_dir(scene.at().tenant_folder(a)).unwrap();
+    scene.reopen();
+    let mut expected = [file_of(b"used"), file_of(b"uploaded")];
+    expected.sort();
+    assert_eq!(scene.component_files(), expected);
+    assert!(!scene.at().path().join("tenants/99").exists());
+    assert!(scene.at().tenant_folder(a).is_dir());
+    // What was uploaded for nothing goes, too, once nobody can be about to name it.
+    scene.advance(2 * 60 * 60);
+    scene.reopen();
+    assert_eq!(scene.component_files(), [file_of(b"used")]);
+}
+
+#[test]
+fn a_folder_is_one_process_s() {
+    let scene = Scene::new();
+    let error = scene.open().err().unwrap();
+    assert!(matches!(error, OpenError::Taken(_)));
+    let said = error.to_string();
+    assert!(said.contains(&scene.at().path().display().to_string()) && said.contains("another process"));
+}
+
+#[test]
+fn nobody_else_can_read_a_catalog() {
+    let scene = Scene::new();
+    let mode = std::fs::metadata(scene.at().path()).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o700);
+}
+
+/// The texts of an error and of what it came from.
+fn chain(error: &dyn std::error::Error) -> String {
+    std::iter::successors(Some(error), |error| error.source()).map(|e| format!("{e}; ")).collect()
+}
+
+#[test]
+fn a_path_that_can_be_no_catalog_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let said = chain(&Catalog::open(Settings::new(file.join("catalog"))).err().unwrap());
+    assert!(said.contains(&file.display().to_string()) && said.contains("Not a directory"), "{said}");
+    let text = folder.path().join("text");
+    std::fs::create_dir(&text).unwrap();
+    std::fs::write(text.join("catalog.db"), "this is no database, as everybody can see").unwrap();
+    let said = chain(&Catalog::open(Settings::new(&text)).err().unwrap());
+    assert!(said.contains("catalog.db") && said.contains("not a database"), "{said}");
+}
+
+#[test]
+fn a_disk_that_is_full_is_said_with_its_path_and_changes_nothing() {
+    let mut scene = Scene::new();
+    let a = scene.tenant("a");
+    let key = scene.key(Some(a), Rights::Caller);
+    // SQLite's own limit of pages stands for a full disk.
+    scene.at().0.store.read(|t| Ok(t.pragma_update(None, "max_page_count", 1)?)).unwrap();
+    let mut failed = None;
+    for n in 0..2000 {
+        let name = format!("t{n}").parse().unwrap();
+        let settings = TenantSettings { quotas: Quotas::default(), network: NetworkRules::default() };
+        if let Err(error) = scene.at().create_tenant(&name, &settings) {
+            failed = Some((name, error));
+            break;
+        }
+    }
+    let (name, error) = failed.unwrap();
+    let said = chain(&error);
+    assert!(said.contains("catalog.db cannot be read or written") && said.contains("full"), "{said}");
+    assert!(scene.at().tenant_named(&name).is_err());
+    assert!(scene.at().authenticate(&key.key).is_some());
+    // After it there is room again.
+    scene.reopen();
+    assert!(scene.at().tenant_named(&name).is_err());
+    scene.tenant(&name);
+}

@@ -1,0 +1,149 @@
+use super::*;
+
+#[test]
+fn a_version_is_active_that_passed_and_rollback_goes_to_the_one_before() {
+    let mut scene = Scene::new();
+    let a = scene.tenant("a");
+    let versions = [b"1", b"2", b"3"].map(|bytes| scene.push(a, "calc", bytes, bytes != b"3"));
+    assert_eq!(versions, [1, 2, 3]);
+    let plugin = scene.at().plugin(a, "calc").unwrap();
+    assert_eq!((plugin.active, plugin.newest), (None, Some(3)));
+    let error = scene.at().rollback(a, "calc", "k").unwrap_err();
+    assert!(error.to_string().contains("no other version active before"), "{error}");
+    assert_eq!(scene.at().activate(a, "calc", 1, "k").unwrap().before, None);
+    assert!(scene.at().rollback(a, "calc", "k").is_err());
+    assert_eq!(scene.at().activate(a, "calc", 2, "k").unwrap().before, Some(1));
+    let error = scene.at().activate(a, "calc", 3, "k").unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "version 3 of plugin 'calc' did not pass its checks and cannot be activated"
+    );
+    let error = scene.at().activate(a, "calc", 4, "k").unwrap_err();
+    assert_eq!(error.to_string(), "there is no deployment '4'");
+    assert_eq!(scene.reopen().plugin(a, "calc").unwrap().active, Some(2));
+    assert_eq!(scene.at().rollback(a, "calc", "k").unwrap().version, 1);
+    assert_eq!(scene.at().rollback(a, "calc", "k").unwrap().version, 2);
+    let history = scene.at().activations(a, "calc", 10).unwrap();
+    assert_eq!(history.iter().map(|was| was.version).collect::<Vec<_>>(), [2, 1, 2, 1]);
+    let list = scene.reopen().deployments(a, "calc", Some(3), 10).unwrap();
+    assert_eq!(list.iter().map(|d| (d.version, d.active)).collect::<Vec<_>>(), [(2, true), (1, false)]);
+    let one = scene.at().deployment(a, "calc", 2).unwrap();
+    assert_eq!((one.config.as_deref(), one.report.as_str()), (Some("[limits]\n"), "{}"));
+    assert_eq!(one.info.component, Digest::of(b"2"));
+}
+
+#[test]
+fn an_activation_is_undone_unless_there_was_another_one() {
+    let scene = Scene::new();
+    let a = scene.tenant("a");
+    scene.push(a, "calc", b"1", true);
+    scene.push(a, "calc", b"2", true);
+    let active = || scene.at().plugin(a, "calc").unwrap().active;
+    let first = scene.at().activate(a, "calc", 1, "k").unwrap();
+    scene.at().undo(&first).unwrap();
+    assert_eq!(active(), None);
+    let first = scene.at().activate(a, "calc", 1, "k").unwrap();
+    let second = scene.at().activate(a, "calc", 2, "k").unwrap();
+    scene.at().undo(&first).unwrap();
+    assert_eq!(active(), Some(2));
+    scene.at().undo(&second).unwrap();
+    assert_eq!(active(), Some(1));
+    assert!(scene.at().rollback(a, "calc", "k").is_err());
+}
+
+#[test]
+fn tenants_have_plugins_of_one_name_and_none_sees_another_s() {
+    let mut scene = Scene::new();
+    let (a, b) = (scene.tenant("a"), scene.tenant("b"));
+    scene.push(a, "calc", b"same", true);
+    assert!(matches!(scene.at().plugin(b, "calc"), Err(CatalogError::NotFound { .. })));
+    assert_eq!(scene.at().component(b, Digest::of(b"same")).unwrap(), None);
+    let new = NewDeployment {
+        component: Digest::of(b"same"),
+        grader: None,
+        config: None,
+        passed: true,
+        report: "{}".to_owned(),
+        created_by: String::new(),
+    };
+    let error = scene.at().add_deployment(b, &"calc".parse().unwrap(), &new).unwrap_err();
+    assert!(matches!(error, CatalogError::NoComponent(_)), "{error}");
+    // Not even the plugin is there that it would have made.
+    assert!(scene.at().plugins(b, None, 10).unwrap().is_empty());
+    scene.push(b, "calc", b"same", true);
+    assert_eq!(scene.component_files(), [file_of(b"same")]);
+    scene.advance(2 * 60 * 60);
+    scene.at().remove_plugin(a, "calc").unwrap();
+    assert_eq!(scene.component_files(), [file_of(b"same")]);
+    assert_eq!(scene.at().component(a, Digest::of(b"same")).unwrap(), None);
+    assert_eq!(scene.reopen().plugin(b, "calc").unwrap().newest, Some(1));
+    scene.at().remove_plugin(b, "calc").unwrap();
+    assert!(scene.component_files().is_empty());
+}
+
+#[test]
+fn quotas_of_plugins_and_components_hold_whoever_pushes_at_once() {
+    let scene = Scene::new();
+    let a = scene.tenant_with("a", r#"{"plugins":2,"component-bytes":10}"#);
+    let errors: Vec<String> = std::thread::scope(|threads| {
+        let scene = &scene;
+        let pushes: Vec<_> = (0..8_u8)
+            .map(|n| threads.spawn(move || scene.upload(a, &[n; 4]).err().map(|error| error.to_string())))
+            .collect();
+        pushes.into_iter().filter_map(|push| push.join().unwrap()).collect()
+    });
+    assert_eq!(errors.len(), 6);
+    assert_eq!(errors[0], "quota component-bytes is 10: 8 in use, 4 more asked for");
+    assert_eq!(scene.at().component_bytes(a).unwrap(), 8);
+    let there =
+        (0..8_u8).map(|n| [n; 4]).find(|bytes| scene.at().component(a, Digest::of(bytes)).unwrap().is_some());
+    // What is there already is not charged again.
+    let there = there.unwrap();
+    for plugin in ["p1", "p2", "p1"] {
+        scene.push(a, plugin, &there, true);
+    }
+    let new = NewDeployment {
+        component: Digest::of(&there),
+        grader: None,
+        config: None,
+        passed: true,
+        report: String::new(),
+        created_by: String::new(),
+    };
+    let error = scene.at().add_deployment(a, &"p3".parse().unwrap(), &new).unwrap_err();
+    assert_eq!(error.to_string(), "quota plugins is 2: 2 in use, 1 more asked for");
+}
+
+#[test]
+fn old_versions_go_with_their_components_but_for_those_that_somebody_needs() {
+    let scene = Scene::new();
+    let a = scene.tenant("a");
+    for n in 1..=30_u8 {
+        assert_eq!(scene.push(a, "calc", &[n], true), u32::from(n));
+    }
+    for version in [2, 4] {
+        scene.at().activate(a, "calc", version, "k").unwrap();
+    }
+    scene.advance(2 * 60 * 60);
+    let removed = scene.at().prune(a, "calc", &[7]).unwrap();
+    assert_eq!(removed, [10, 9, 8, 6, 5, 3, 1]);
+    assert_eq!(scene.component_files().len(), 23);
+    assert_eq!(scene.at().prune(a, "calc", &[7]).unwrap(), [0; 0]);
+    assert_eq!(scene.at().rollback(a, "calc", "k").unwrap().version, 2);
+    // A number is not given out again.
+    assert_eq!(scene.push(a, "calc", b"new", true), 31);
+}
+
+#[test]
+fn the_default_plugin_is_one_of_the_tenant_s_own() {
+    let mut scene = Scene::new();
+    let (a, b) = (scene.tenant("a"), scene.tenant("b"));
+    scene.push(a, "calc", b"1", true);
+    assert!(scene.at().set_default_plugin(b, Some("calc")).is_err());
+    scene.at().set_default_plugin(a, Some("calc")).unwrap();
+    assert_eq!(scene.reopen().tenant(a).unwrap().default_plugin.as_deref(), Some("calc"));
+    assert!(scene.at().plugin(a, "calc").unwrap().default);
+    scene.at().remove_plugin(a, "calc").unwrap();
+    assert_eq!(scene.at().tenant(a).unwrap().default_plugin, None);
+    scene.at().set_default_plugin(a, None).unwrap();
+}
