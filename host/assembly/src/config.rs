@@ -4,6 +4,7 @@ mod access;
 mod evaluator;
 mod init;
 mod journal;
+mod network;
 mod raw;
 mod reading;
 mod tools;
@@ -16,7 +17,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use rollout_core::limits::{Limits, LoadLimits};
-use rollout_core::outbound::RetryPolicy;
+use rollout_core::outbound::{NetworkRules, RetryPolicy};
 use rollout_core::toolbox::ToolSettings;
 use rollout_core::wire::params::AllowedParams;
 pub use tools::{RawAddress, RawComponent, RawServer, RawTools};
@@ -25,6 +26,7 @@ pub use access::{AllowedHost, AllowedOrigin};
 pub use evaluator::EvaluatorEnvironment;
 pub use init::{OsmosisEnvironment, OsmosisInit, RawOsmosisInit};
 pub use journal::{JournalConfig, JournalOptions, RawJournal, SyncWhen};
+pub use network::RawNetwork;
 pub use raw::{RawConfig, RawHardening, RawJudge, RawLimits, RawModel, RawOsmosis, RawRetry};
 pub use values::Assignment;
 
@@ -107,6 +109,8 @@ pub struct Config {
     pub trajectories: Option<TrajectoriesIn>,
     /// Whether a server keeps itself to the files that its settings name.
     pub landlock: bool,
+    /// Where requests that a server's callers ask for may go.
+    pub network: NetworkRules,
     /// Tools that are provided to the plugin.
     pub tools: ToolSettings,
     /// The model that judges, where there is one.
@@ -241,6 +245,7 @@ impl RawConfig {
             journal,
             trajectories: self.trajectories,
             landlock: self.hardening.landlock.unwrap_or_default(),
+            network: self.network.resolve(&mut problems),
             tools: self.tools.resolve(&mut problems),
             plugin: values::assigned(self.plugin, &self.set, "plugin", &mut problems),
             grader: values::assigned(self.grader, &[], "grader", &mut problems),

@@ -26,7 +26,7 @@ use rollout_core::imports::{HostTools, ModelAccess, Role};
 use rollout_core::instance::RunError;
 use rollout_core::limits::Limits;
 use rollout_core::outbound::{
-    ChatClient, InvalidEndpoint, ModelEndpoint, Observer, Secret, Transport, TransportError,
+    ChatClient, InvalidEndpoint, ModelEndpoint, NetworkRules, Observer, Secret, Transport, TransportError,
 };
 use rollout_core::plugin::{self, Declaration, DeclareError, InvalidSettings, Plugin};
 use rollout_core::rollout::{
@@ -273,7 +273,7 @@ pub async fn assemble(
     let chat = chat_client(config, &transport, &foundation.metrics, observer);
     let (judge, judge_stand_in) = match &config.judge {
         Some(judge) => {
-            let (access, stand_in) = judge_access(judge, judge_key, &chat).await?;
+            let (access, stand_in) = judge_access(judge, judge_key, &transport, &chat).await?;
             (Some(access), stand_in)
         }
         None => (None, None),
@@ -354,9 +354,12 @@ fn chat_client(
 async fn judge_access(
     judge: &Judge,
     key: Option<Secret>,
+    transport: &Transport,
     chat: &ChatClient,
 ) -> Result<(ModelAccess, Option<MockModel>), AssemblyError> {
-    let client = chat.for_judges(judge.retry.clone(), judge.params.clone());
+    // The operator's own address, which rules for callers do not concern.
+    let transport = transport.for_tenant(NetworkRules::open());
+    let client = chat.for_judges(judge.retry.clone(), judge.params.clone()).over(transport);
     let (url, stand_in) = match &judge.url {
         Some(url) => (url.clone(), None),
         None => {

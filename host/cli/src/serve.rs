@@ -184,6 +184,8 @@ impl Serve {
         };
         let assembled = rollout.host(&runtime, rollout.sources(&self.plugin), &config, options)?;
         let host = &assembled.host;
+        // Before anything goes on that a process before admitted under other rules.
+        host.runtime().transport().set_rules(config.network.clone());
         say_who_rates(host);
         let name = runtime.block_on(host.agent_name());
         let name =

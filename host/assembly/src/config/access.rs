@@ -67,7 +67,7 @@ impl FromStr for AllowedOrigin {
 }
 
 /// Reads a list of such texts; each that is none is a problem.
-pub(super) fn all<T: FromStr<Err = String>>(
+pub(super) fn all<T: FromStr<Err: std::fmt::Display>>(
     key: &str,
     texts: Option<Vec<String>>,
     problems: &mut Vec<String>,

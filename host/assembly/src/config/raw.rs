@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use super::{Assignment, OsmosisGeneration, RawJournal, RawOsmosisInit, RawTools, TrajectoriesIn};
+use super::{
+    Assignment, OsmosisGeneration, RawJournal, RawNetwork, RawOsmosisInit, RawTools, TrajectoriesIn,
+};
 
 /// What the operator wrote. Mirrors the file and decides nothing.
 #[derive(Clone, Debug, Default, serde::Deserialize)]
@@ -40,6 +42,8 @@ pub struct RawConfig {
     pub trajectories: Option<TrajectoriesIn>,
     /// What a server gives up.
     pub hardening: RawHardening,
+    /// Where requests that callers ask for may go.
+    pub network: RawNetwork,
     /// What one rollout may use.
     pub limits: RawLimits,
     /// How calls of the model are repeated.

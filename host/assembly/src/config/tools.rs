@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use reqwest::Method;
@@ -10,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::secs;
 use rollout_core::outbound::{
-    AllowedHost, HttpToolSettings, McpSettings, SecretText, UrlTemplate, is_variable,
+    AllowedHost, HttpToolSettings, McpSettings, NetworkRules, SecretText, UrlTemplate, is_variable,
 };
 use rollout_core::toolbox::{AddressSettings, CallLimits, ComponentSettings, ServerSettings, ToolSettings};
 use rollout_core::wire::function::FunctionTool;
@@ -220,7 +221,8 @@ impl RawServer {
                 if has_environment {
                     common.wrong("environment", "and variables are for a command; a url has headers");
                 }
-                McpSettings::Http { url, headers }
+                // The operator's own address: nothing else is closed than what always is.
+                McpSettings::Http { url, headers, network: Arc::new(NetworkRules::open()) }
             }
             (None, None) => {
                 common.wrong("command", "missing, and so is url; one of them says where the server is");
@@ -273,7 +275,10 @@ impl RawAddress {
             url,
             headers,
             hosts,
-            private_allowed: self.private_addresses.unwrap_or(false),
+            network: Arc::new(match self.private_addresses {
+                Some(true) => NetworkRules::open(),
+                Some(false) | None => NetworkRules::allow_list(Vec::new()),
+            }),
             redirects_max: self.redirects_max.unwrap_or(0),
             parameters,
         };

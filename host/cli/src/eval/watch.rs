@@ -69,7 +69,7 @@ impl Server {
         };
         self.tries_in_vain = self.tries_in_vain.saturating_add(match failure {
             ChatFailure::Unavailable { attempts, .. } => *attempts,
-            ChatFailure::Refused { .. } => 1,
+            ChatFailure::Refused { .. } | ChatFailure::Forbidden { .. } => 1,
             // The server has no part in it.
             ChatFailure::Host { .. } => 0,
         });

@@ -151,7 +151,7 @@ impl RecordState {
             Err(ChatFailure::Unavailable { attempts, .. } | ChatFailure::Host { attempts, .. }) => {
                 attempts.saturating_sub(1)
             }
-            Err(ChatFailure::Refused { .. }) => 0,
+            Err(ChatFailure::Refused { .. } | ChatFailure::Forbidden { .. }) => 0,
         };
         let (outcome, answer) = match result {
             Ok(ChatReply { completion, attempts }) => match self.charge(completion.body().len(), limits) {
@@ -175,7 +175,7 @@ impl RecordState {
 
     fn note_policy(&mut self, answer: &Result<Completion, NoAnswer>, retries: u32) {
         self.model_failed = match answer {
-            Err(NoAnswer::Failed(failure)) => Some(failure.fault()),
+            Err(NoAnswer::Failed(failure)) => Some(failure.fault(ModelRole::Policy)),
             Ok(_) | Err(NoAnswer::NotKept(_)) => None,
         };
         self.chat_retries = self.chat_retries.saturating_add(retries.into());
@@ -192,7 +192,7 @@ impl RecordState {
                 self.judge_tokens = self.judge_tokens.saturating_add(tokens);
             }
             Err(NoAnswer::Failed(failure)) => {
-                self.judge_failed(failure.fault(), said(ModelRole::Judge, failure));
+                self.judge_failed(failure.fault(ModelRole::Judge), said(ModelRole::Judge, failure));
             }
             Err(NoAnswer::NotKept(_)) => {}
         }
@@ -249,6 +249,9 @@ pub(super) fn said(asked: ModelRole, failure: &ChatFailure) -> String {
         (ModelRole::Judge, ChatFailure::Unavailable { attempts, reason }) => {
             format!("the judge's server gave no completion in {attempts} attempts: {reason}")
         }
+        (ModelRole::Judge, ChatFailure::Forbidden { reason }) => {
+            format!("the judge's server may not be asked: {reason}")
+        }
         (ModelRole::Judge, ChatFailure::Host { attempts, reason }) => {
             format!("the host could not ask the judge in {attempts} attempts: {reason}")
         }
@@ -262,7 +265,9 @@ fn told(asked: ModelRole, why: NoAnswer) -> Error {
         NoAnswer::Failed(ChatFailure::Unavailable { attempts, reason }) => {
             Error::Unavailable(format!("no completion in {attempts} attempts: {reason}"))
         }
-        NoAnswer::Failed(failure @ ChatFailure::Host { .. }) => Error::Unavailable(said(asked, &failure)),
+        NoAnswer::Failed(failure @ (ChatFailure::Forbidden { .. } | ChatFailure::Host { .. })) => {
+            Error::Unavailable(said(asked, &failure))
+        }
     }
 }
 
@@ -286,6 +291,7 @@ fn describe(span: &mut Span, result: &Result<ChatReply, ChatFailure>) {
             span.set("http.response.status_code", i64::from(*status));
             span.failed("refused", "the model's server refused");
         }
+        Err(ChatFailure::Forbidden { reason }) => span.failed("forbidden", reason),
         Err(ChatFailure::Unavailable { attempts: tries, reason }) => {
             attempts(*tries);
             span.failed("unavailable", reason);

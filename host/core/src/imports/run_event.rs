@@ -74,6 +74,7 @@ impl Answer {
             Self::Model(Err(
                 ChatFailure::Refused { body: text, .. }
                 | ChatFailure::Unavailable { reason: text, .. }
+                | ChatFailure::Forbidden { reason: text }
                 | ChatFailure::Host { reason: text, .. },
             )) => text.len(),
             Self::Tool(answer) => answer.content.len(),
@@ -111,6 +112,8 @@ enum AnswerLine<'a> {
     Refused { status: u16 },
     /// The reason follows.
     Unavailable { attempts: u32 },
+    /// The reason follows.
+    Forbidden,
     /// The reason follows.
     Host { attempts: u32 },
     /// The content follows.
@@ -223,6 +226,7 @@ fn answer_line(answer: &Answer) -> (AnswerLine<'static>, Bytes) {
         Answer::Model(Err(ChatFailure::Unavailable { attempts, reason })) => {
             (AnswerLine::Unavailable { attempts: *attempts }, text(reason))
         }
+        Answer::Model(Err(ChatFailure::Forbidden { reason })) => (AnswerLine::Forbidden, text(reason)),
         Answer::Model(Err(ChatFailure::Host { attempts, reason })) => {
             (AnswerLine::Host { attempts: *attempts }, text(reason))
         }
@@ -245,6 +249,7 @@ fn read_answer(line: AnswerLine<'_>, rest: Bytes) -> Result<Answer, String> {
         AnswerLine::Unavailable { attempts } => {
             Answer::Model(Err(ChatFailure::Unavailable { attempts, reason: text(rest)? }))
         }
+        AnswerLine::Forbidden => Answer::Model(Err(ChatFailure::Forbidden { reason: text(rest)? })),
         AnswerLine::Host { attempts } => {
             Answer::Model(Err(ChatFailure::Host { attempts, reason: text(rest)? }))
         }
@@ -281,6 +286,8 @@ mod tests {
         round(&answered(Answer::Model(Ok(ChatReply { completion, attempts: 2 }))));
         round(&answered(Answer::Model(Err(ChatFailure::Refused { status: 400, body: "no\n".to_owned() }))));
         let reason = "connection refused".to_owned();
+        let named = "its name leads nowhere".to_owned();
+        round(&answered(Answer::Model(Err(ChatFailure::Forbidden { reason: named }))));
         round(&answered(Answer::Model(Err(ChatFailure::Unavailable {
             attempts: 4,
             reason: reason.clone(),

@@ -1,35 +1,161 @@
-//! Which addresses a tool may reach: by default those of the public network, because a
-//! name that a model writes or a server answers with may lead anywhere.
+//! What an address leads to: the public network, a private one, or where no request of this host
+//! ever goes, because what answers there are the machine's own helpers and not servers.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use ipnet::{IpNet, Ipv6Net};
 
-/// Resolves names to the addresses that may be reached, and to no other. The connection
-/// goes to one of those, so a name that changes its mind changes nothing.
-#[derive(Clone, Debug)]
-pub(super) struct CheckedResolver {
-    /// Whether addresses that are not public may be reached, too.
-    pub private_allowed: bool,
+/// What is reached at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Class {
+    /// The public network.
+    Public,
+    /// Anything else that may have servers.
+    Private(Private),
+    /// Nothing that requests may go to, whatever the operator lists.
+    Closed(Closed),
 }
 
-/// Why a name leads nowhere.
-#[derive(Debug, thiserror::Error)]
-#[error("its host has no address that may be reached")]
-pub(super) struct NoAddress;
+/// Which addresses that are not public.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Private {
+    Loopback,
+    Network,
+    /// Reserved, translated or tunnelled ones, and those for documentation.
+    Special,
+}
 
-impl Resolve for CheckedResolver {
-    fn resolve(&self, name: Name) -> Resolving {
-        let private_allowed = self.private_allowed;
-        Box::pin(async move {
-            let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
-            let allowed: Vec<SocketAddr> =
-                found.filter(|address| private_allowed || is_public(address.ip())).collect();
-            if allowed.is_empty() {
-                return Err(NoAddress.into());
-            }
-            Ok(Box::new(allowed.into_iter()) as Addrs)
+/// Which addresses are closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Closed {
+    /// The machine's own link, with the metadata service of most clouds.
+    LinkLocal,
+    /// The metadata services that are elsewhere. What they answer is the machine's credentials.
+    Metadata,
+    /// `0.0.0.0` and `::`, which reach whatever listens on this machine.
+    Unspecified,
+    /// Of many, or of all.
+    Multicast,
+}
+
+impl fmt::Display for Private {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Loopback => "a loopback address",
+            Self::Network => "a private address",
+            Self::Special => "an address outside of the public network",
         })
+    }
+}
+
+impl fmt::Display for Closed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::LinkLocal => "a link-local address",
+            Self::Metadata => "the address of a cloud's metadata service",
+            Self::Unspecified => "the unspecified address, which is no server's",
+            Self::Multicast => "a multicast or broadcast address",
+        })
+    }
+}
+
+/// Metadata and other services of clouds for their machines that are not link-local: of Alibaba, of
+/// Azure (its wire server), of Oracle's first cloud.
+const METADATA_V4: [Ipv4Addr; 3] =
+    [Ipv4Addr::new(100, 100, 100, 200), Ipv4Addr::new(168, 63, 129, 16), Ipv4Addr::new(192, 0, 0, 192)];
+
+/// The same of AWS (all services of its machines), Google, Oracle, Linode and Scaleway. Each is of a
+/// private range that a random choice hardly ever gives.
+const METADATA_V6: [Ipv6Net; 5] = [
+    Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0), 32),
+    Ipv6Net::new_assert(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254), 128),
+    Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe), 128),
+    Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0xa9fe, 0xa9fe, 0, 0, 0, 0, 0), 48),
+    Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42), 128),
+];
+
+/// What is reached at this address. One that carries another one in it is closed where that is.
+pub(super) fn class(address: IpAddr) -> Class {
+    if let Some(closed) = closed(address) {
+        return Class::Closed(closed);
+    }
+    match address.to_canonical() {
+        address if is_public(address) => Class::Public,
+        address if address.is_loopback() => Class::Private(Private::Loopback),
+        IpAddr::V4(address) if address.is_private() => Class::Private(Private::Network),
+        IpAddr::V6(address) if address.is_unique_local() => Class::Private(Private::Network),
+        _ => Class::Private(Private::Special),
+    }
+}
+
+/// Whether all of these addresses are closed, and why.
+pub(super) fn closed_whole(net: IpNet) -> Option<Closed> {
+    let (first, last) = (closed(net.network())?, closed(net.broadcast())?);
+    (first == last).then_some(first)
+}
+
+fn closed(address: IpAddr) -> Option<Closed> {
+    match address {
+        IpAddr::V4(address) => closed_v4(address),
+        IpAddr::V6(address) => closed_v6(address),
+    }
+}
+
+fn closed_v4(address: Ipv4Addr) -> Option<Closed> {
+    if address.is_link_local() {
+        Some(Closed::LinkLocal)
+    } else if METADATA_V4.contains(&address) {
+        Some(Closed::Metadata)
+    } else if address.octets()[0] == 0 {
+        Some(Closed::Unspecified)
+    } else if address.is_multicast() || address.is_broadcast() {
+        Some(Closed::Multicast)
+    } else {
+        None
+    }
+}
+
+fn closed_v6(address: Ipv6Addr) -> Option<Closed> {
+    if address.is_loopback() {
+        None
+    } else if address.is_unicast_link_local() {
+        Some(Closed::LinkLocal)
+    } else if METADATA_V6.iter().any(|net| net.contains(&address)) {
+        Some(Closed::Metadata)
+    } else if address.is_unspecified() {
+        Some(Closed::Unspecified)
+    } else if address.is_multicast() {
+        Some(Closed::Multicast)
+    } else {
+        embedded(address).into_iter().flatten().find_map(closed_v4)
+    }
+}
+
+/// The addresses of the fourth version that one of the sixth carries, by each way to carry one.
+fn embedded(address: Ipv6Addr) -> [Option<Ipv4Addr>; 2] {
+    let v4 = |high: u16, low: u16| Some(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)));
+    match address.segments() {
+        // Mapped, translated without state, and compatible, as it was once.
+        [0, 0, 0, 0, 0, 0xffff | 0, high, low] => [v4(high, low), None],
+        [0, 0, 0, 0, 0xffff, 0, high, low] => [v4(high, low), None],
+        // NAT64, the prefix of everybody.
+        [0x64, 0xff9b, 0, 0, 0, 0, high, low] => [v4(high, low), None],
+        // NAT64 within a network, whose prefix has 48 bits or 96: what the one does not use is zero.
+        [0x64, 0xff9b, 1, first, second, third, high, low] => {
+            let ([_, second], [third, _]) = (second.to_be_bytes(), third.to_be_bytes());
+            let is_some = |address: &Ipv4Addr| !address.is_unspecified();
+            let short = v4(first, u16::from_be_bytes([second, third])).filter(is_some);
+            [short, v4(high, low).filter(|address| short.is_none() || is_some(address))]
+        }
+        // 6to4, and Teredo with its server and, inverted, its client.
+        [0x2002, high, low, ..] => [v4(high, low), None],
+        [0x2001, 0, server_high, server_low, _, _, high, low] => {
+            [v4(server_high, server_low), v4(!high, !low)]
+        }
+        // ISATAP, in any network.
+        [_, _, _, _, 0 | 0x200, 0x5efe, high, low] => [v4(high, low), None],
+        _ => [None, None],
     }
 }
 
@@ -80,6 +206,65 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn where_no_request_goes_it_goes_in_no_way_to_write_the_address() {
+        fn check(address: &str, expected: Option<Closed>) {
+            let class = class(address.parse().unwrap());
+            let seen = if let Class::Closed(closed) = class { Some(closed) } else { None };
+            assert_eq!(seen, expected, "{address}");
+        }
+        let closed = [
+            ("169.254.169.254", Closed::LinkLocal),
+            ("169.254.0.23", Closed::LinkLocal),
+            ("100.100.100.200", Closed::Metadata),
+            ("168.63.129.16", Closed::Metadata),
+            ("192.0.0.192", Closed::Metadata),
+            ("0.0.0.0", Closed::Unspecified),
+            ("0.1.2.3", Closed::Unspecified),
+            ("224.0.0.1", Closed::Multicast),
+            ("255.255.255.255", Closed::Multicast),
+        ];
+        for (address, why) in closed {
+            check(address, Some(why));
+            let plain: Ipv4Addr = address.parse().unwrap();
+            let [a, b, c, d] = plain.octets();
+            let inverted = Ipv4Addr::from_bits(!plain.to_bits());
+            for carried in [
+                format!("::ffff:{address}"),
+                format!("::ffff:0:{address}"),
+                format!("64:ff9b::{address}"),
+                format!("64:ff9b:1::{address}"),
+                format!("64:ff9b:1:{a:02x}{b:02x}:{c:02x}:{d:02x}00::"),
+                format!("2002:{a:02x}{b:02x}:{c:02x}{d:02x}::1"),
+                format!(
+                    "2001:0:{address_in_hex}::",
+                    address_in_hex = format_args!("{a:02x}{b:02x}:{c:02x}{d:02x}")
+                ),
+                format!("2001::{inverted}"),
+                format!("2a00:1450::5efe:{address}"),
+                format!("fd12::200:5efe:{address}"),
+            ] {
+                // A Teredo address without a server has 0.0.0.0 there.
+                let why = if carried.starts_with("2001::") { Closed::Unspecified } else { why };
+                check(&carried, Some(why));
+            }
+        }
+        check("::169.254.169.254", Some(Closed::LinkLocal));
+        check(&format!("2001:0:0101:0101::{}", Ipv4Addr::from_bits(!0xa9fe_a9fe)), Some(Closed::LinkLocal));
+        check("::", Some(Closed::Unspecified));
+        check("fe80::1", Some(Closed::LinkLocal));
+        check("ff02::1", Some(Closed::Multicast));
+        for metadata in ["fd00:ec2::254", "fd00:ec2::23", "fd20:ce::254", "fd00:c1::a9fe:a9fe", "fd00:42::42"]
+        {
+            check(metadata, Some(Closed::Metadata));
+        }
+        for open in
+            ["127.0.0.1", "::1", "10.0.0.1", "1.1.1.1", "fd00::1", "::ffff:10.0.0.1", "2606:4700::1111"]
+        {
+            check(open, None);
+        }
+    }
 
     #[test]
     fn only_addresses_of_the_public_network_are_public() {

@@ -8,6 +8,7 @@ use reqwest::Url;
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
 
 use super::endpoint::bearer;
+use super::network::NetworkRules;
 use super::retry::{Meaning, RetryPolicy, Tries};
 use super::secrets::{Secret, Secrets};
 use super::transport::{Answer, Outgoing, Target, Transport, Unanswered, Use, named};
@@ -57,6 +58,16 @@ impl CallbackClient {
         Self { transport, policy, metrics }
     }
 
+    /// The same client over another transport, for callbacks of somebody else.
+    pub fn over(self, transport: Transport) -> Self {
+        Self { transport, ..self }
+    }
+
+    /// Where callbacks may go at present, and with them all that their callers' requests are sent to.
+    pub fn rules(&self) -> Arc<NetworkRules> {
+        self.transport.rules()
+    }
+
     /// Posts the JSON body until it is taken, or finally refused. Repeated on trouble with the
     /// connection too.
     pub async fn post(
@@ -90,7 +101,12 @@ impl CallbackClient {
                     }
                     Meaning::Again => (answered(status), Some(status), retry_after),
                 },
-                Err(Missed { reason, is_hosts }) => {
+                Err(Missed::Forbidden(reason)) => {
+                    callback.ended(CallbackOutcome::Forbidden);
+                    let attempts = tries.failures() + 1;
+                    return Err(Undelivered { attempts, reason, status: None, fault });
+                }
+                Err(Missed::Unanswered { reason, is_hosts }) => {
                     fault = if is_hosts { Fault::Host } else { fault };
                     (reason, None, None)
                 }
@@ -125,19 +141,27 @@ impl CallbackClient {
             Ok(Err(Unanswered::Broken(Broken::Body { status, .. }))) => {
                 Ok(Answer { status, retry_after: None, body: Bytes::new() })
             }
-            Ok(Err(unanswered)) => Err(Missed {
+            // It stays so, and is the caller's to change.
+            Ok(Err(Unanswered::Forbidden(why))) => Err(Missed::Forbidden(why.to_string())),
+            Ok(Err(unanswered)) => Err(Missed::Unanswered {
                 is_hosts: matches!(unanswered, Unanswered::Host(_)),
                 reason: unanswered.to_string(),
             }),
-            Err(_) => Err(Missed { is_hosts: false, reason: no_answer(self.policy.attempt_time_max) }),
+            Err(_) => {
+                Err(Missed::Unanswered { is_hosts: false, reason: no_answer(self.policy.attempt_time_max) })
+            }
         }
     }
 }
 
 /// A try without an answer.
-struct Missed {
-    reason: String,
-    is_hosts: bool,
+enum Missed {
+    /// The address may not be reached.
+    Forbidden(String),
+    Unanswered {
+        reason: String,
+        is_hosts: bool,
+    },
 }
 
 fn answered(status: u16) -> String {

@@ -60,6 +60,12 @@ pub enum ChatFailure {
         /// What the last of them met.
         reason: String,
     },
+    /// It may not be asked from here; no connection was opened.
+    #[error("the model's server may not be asked: {reason}")]
+    Forbidden {
+        /// Which rule says so, without an address.
+        reason: String,
+    },
     /// The host could not ask for as long as it tried. The server has no part in it.
     #[error("the host could not ask the model in {attempts} attempts: {reason}")]
     Host {
@@ -71,11 +77,13 @@ pub enum ChatFailure {
 }
 
 impl ChatFailure {
-    /// Whose move it is.
-    pub(crate) fn fault(&self) -> Fault {
-        match self {
-            Self::Refused { .. } | Self::Unavailable { .. } => Fault::Model,
-            Self::Host { .. } => Fault::Host,
+    /// Whose move it is where this model was asked: its address is the caller's choice, and that of the
+    /// judge the operator's.
+    pub(crate) fn fault(&self, asked: ModelRole) -> Fault {
+        match (self, asked) {
+            (Self::Refused { .. } | Self::Unavailable { .. }, _) => Fault::Model,
+            (Self::Forbidden { .. }, ModelRole::Policy) => Fault::Caller,
+            (Self::Forbidden { .. }, ModelRole::Judge) | (Self::Host { .. }, _) => Fault::Host,
         }
     }
 }
@@ -132,6 +140,11 @@ impl ChatClient {
     /// The same client, for guests that may set these parameters.
     pub fn allowing(self, allowed: AllowedParams) -> Self {
         Self { allowed_params: Arc::new(allowed), ..self }
+    }
+
+    /// The same client over another transport, for requests of somebody else.
+    pub fn over(self, transport: Transport) -> Self {
+        Self { transport, ..self }
     }
 
     /// Which sampling parameters pass.
@@ -220,6 +233,7 @@ impl ChatClient {
         call.ended(match &failure {
             ChatFailure::Refused { .. } => ModelOutcome::Refused,
             ChatFailure::Unavailable { .. } => ModelOutcome::Unavailable,
+            ChatFailure::Forbidden { .. } => ModelOutcome::Forbidden,
             ChatFailure::Host { .. } => ModelOutcome::Host,
         });
         Err(failure)
@@ -279,6 +293,11 @@ impl ChatClient {
         turn.post(&endpoint.target, request, self.reply_bytes_max).await.map_err(|unanswered| {
             let is_hosts = matches!(unanswered, Unanswered::Host(_));
             match unanswered {
+                // It stays so, and what is to change is not the server.
+                Unanswered::Forbidden(why) => {
+                    tracing::debug!(origin = endpoint.target.origin(), %why, "a model's server may not be asked");
+                    Miss::Final(ChatFailure::Forbidden { reason: why.without_address() })
+                }
                 Unanswered::Broken(Broken::Body { cause, .. }) if matches!(*cause, Broken::TooLong(_)) => {
                     self.too_large()
                 }

@@ -10,19 +10,24 @@
     reason = "arguments that a schema was held against, of one call and bounded"
 )]
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION};
 use reqwest::{Client, Method, Response, StatusCode, Url};
 use serde_json::{Map, Value};
 
-use super::address::{CheckedResolver, is_public};
 use super::describe;
 use super::environment::SecretText;
+use super::network::{CheckedResolver, NetworkRules, NoAddress};
 use super::secrets::Secrets;
 use super::url_template::UrlTemplate;
 use crate::text::beginning;
 
 /// How much of an answer that is an error is shown.
 const ERROR_BYTES_SHOWN: usize = 2048;
+
+/// The port of nearly every address.
+const HTTPS_PORT: u16 = 443;
 
 /// An address to be asked, as the operator describes it.
 #[derive(Clone, Debug)]
@@ -35,8 +40,8 @@ pub struct HttpToolSettings {
     pub headers: Vec<(HeaderName, SecretText)>,
     /// The hosts that may be asked, the one in the address not among them.
     pub hosts: Vec<AllowedHost>,
-    /// Whether addresses that are not public may be reached.
-    pub private_allowed: bool,
+    /// Where those hosts may lead.
+    pub network: Arc<NetworkRules>,
     /// Redirects that are followed, each to an allowed host.
     pub redirects_max: u32,
     /// What the arguments have to be: a JSON Schema.
@@ -90,7 +95,8 @@ pub enum RemoteFailure {
 /// An address that is ready to be asked.
 #[derive(Debug)]
 pub struct HttpTool {
-    client: Client,
+    /// One for each port that was asked so far, of which the hosts that may be asked have few.
+    clients: Mutex<Vec<(u16, Client)>>,
     settings: HttpToolSettings,
     headers: HeaderMap,
     arguments: jsonschema::Validator,
@@ -119,16 +125,15 @@ impl HttpTool {
             Vec::new()
         });
         let arguments = jsonschema::draft202012::new(&settings.parameters);
-        let client = super::client_builder()
-            .dns_resolver(CheckedResolver { private_allowed: settings.private_allowed })
-            .build();
+        let client = client(&settings.network, HTTPS_PORT);
         match (arguments, client) {
             (Ok(arguments), Ok(client)) if problems.is_empty() => {
-                Ok(Self { client, settings, headers, arguments, secrets, url_secrets })
+                let clients = Mutex::new(vec![(HTTPS_PORT, client)]);
+                Ok(Self { clients, settings, headers, arguments, secrets, url_secrets })
             }
             (arguments, client) => {
                 problems.extend(arguments.err().map(|error| format!("parameters: {error}")));
-                problems.extend(client.err().map(describe));
+                problems.extend(client.err());
                 Err(problems)
             }
         }
@@ -183,7 +188,9 @@ impl HttpTool {
         let mut redirects = 0;
         loop {
             self.check(&url, asked.as_ref())?;
-            let mut request = self.client.request(method.clone(), url.clone());
+            let port = url.port_or_known_default().unwrap_or(HTTPS_PORT);
+            let client = self.client(port).map_err(|reason| self.unavailable(reason))?;
+            let mut request = client.request(method.clone(), url.clone());
             // A key must not travel to where nobody sent it.
             if url.origin() == origin {
                 request = request.headers(self.headers.clone());
@@ -238,18 +245,29 @@ impl HttpTool {
         if !asked.into_iter().chain(&self.settings.hosts).any(|host| host.allows(url)) {
             return Err(self.unavailable("its host is not among those that may be asked".to_owned()));
         }
-        let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
-        match host.parse() {
-            Ok(address) if !self.settings.private_allowed && !is_public(address) => {
-                Err(self.unavailable(super::address::NoAddress.to_string()))
-            }
-            _ => Ok(()),
+        self.settings.network.check(url).map_err(|_| self.unavailable(NoAddress.to_string()))
+    }
+
+    /// The client for a port.
+    fn client(&self, port: u16) -> Result<Client, String> {
+        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, client)) = clients.iter().find(|(of, _)| *of == port) {
+            return Ok(client.clone());
         }
+        let client = client(&self.settings.network, port)?;
+        clients.push((port, client.clone()));
+        Ok(client)
     }
 
     fn unavailable(&self, reason: String) -> RemoteFailure {
         RemoteFailure::Unavailable(self.secrets.cut_from(reason))
     }
+}
+
+/// A client that resolves names for this port. It is told no port when it does.
+fn client(rules: &Arc<NetworkRules>, port: u16) -> Result<Client, String> {
+    let resolver = CheckedResolver { rules: rules.clone(), port };
+    super::client_builder().dns_resolver(resolver).build().map_err(describe)
 }
 
 /// The body as text, up to the limit.

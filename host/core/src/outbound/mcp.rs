@@ -10,11 +10,12 @@ mod process;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::TryFutureExt;
-use reqwest::Client;
 use reqwest::header::{HeaderName, HeaderValue};
+use reqwest::{Client, Url};
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ResourceContents, Tool,
 };
@@ -29,6 +30,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::environment::{SecretText, variable};
 use super::http_tool::RemoteFailure;
+use super::network::{CheckedResolver, NetworkRules};
 use super::secrets::Secrets;
 use crate::text::beginning;
 use process::{Process, Start};
@@ -70,6 +72,8 @@ pub enum McpSettings {
         url: String,
         /// Headers of every request, perhaps with secrets.
         headers: Vec<(HeaderName, SecretText)>,
+        /// Where the address may lead.
+        network: Arc<NetworkRules>,
     },
 }
 
@@ -200,16 +204,24 @@ impl Reach {
                 }
                 Self::Process(Start { command: command.clone(), environment: set, secrets: secrets.clone() })
             }
-            McpSettings::Http { url, headers } => {
+            McpSettings::Http { url, headers, network } => {
                 let mut config = StreamableHttpClientTransportConfig::with_uri(url.as_str());
                 config.custom_headers = http_headers(headers, secrets, &mut problems);
-                let client = super::client_builder().build();
-                let client = client.map_err(|error| vec![super::describe(error)])?;
+                let client = http_client(url, network).map_err(|what| vec![format!("url: {what}")])?;
                 Self::Http { client, config }
             }
         };
         if problems.is_empty() { Ok(reach) } else { Err(problems) }
     }
+}
+
+/// A client for this address, if it may be asked.
+fn http_client(url: &str, network: &Arc<NetworkRules>) -> Result<Client, String> {
+    let url = Url::parse(url).map_err(|error| error.to_string())?;
+    network.check(&url).map_err(|why| why.to_string())?;
+    let port = url.port_or_known_default().unwrap_or_default();
+    let resolver = CheckedResolver { rules: network.clone(), port };
+    super::client_builder().dns_resolver(resolver).build().map_err(super::describe)
 }
 
 fn http_headers(

@@ -13,6 +13,7 @@ mod endpoint;
 mod environment;
 mod http_tool;
 mod mcp;
+mod network;
 mod observer;
 mod probe;
 mod retry;
@@ -27,6 +28,7 @@ pub use endpoint::{InvalidEndpoint, ModelEndpoint, RequestProfile, RoutingHeader
 pub use environment::{SecretText, is_variable};
 pub use http_tool::{AllowedHost, HttpTool, HttpToolSettings, RemoteFailure};
 pub use mcp::{McpFunction, McpServer, McpSettings};
+pub use network::{Forbidden, InvalidEntry, NetworkEntry, NetworkRules, Reach};
 pub use observer::{Observer, Retry, Watched};
 pub use probe::{Unreachable, probe};
 pub use retry::{RetryPolicy, Statuses};

@@ -10,10 +10,10 @@
 //! try again, is the business of those who ask.
 
 mod idle;
+mod scope;
 mod target;
 
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,10 +22,12 @@ use rustix::io::Errno;
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::network::{Forbidden, NetworkRules};
 use super::tls::Tls;
 use crate::budget::Charge;
 use crate::http1::{Broken, Connection};
 use idle::Idle;
+use scope::{Access, Scope};
 pub(super) use target::Target;
 
 /// Time for finding the address, connecting and, where that is asked for, encrypting.
@@ -50,6 +52,9 @@ pub(super) enum Unanswered {
     /// The host lacks what a connection takes. The other side has no part in it.
     #[error("this host cannot open a connection: {0}")]
     Host(#[source] io::Error),
+    /// It may not be asked. No connection was opened.
+    #[error(transparent)]
+    Forbidden(#[from] Forbidden),
     /// What came, or did not come, over the connection.
     #[error(transparent)]
     Broken(#[from] Broken),
@@ -70,9 +75,14 @@ pub(super) struct Answer {
     pub body: Bytes,
 }
 
-/// The connections of one host to models, judges and callback addresses.
+/// The connections of one host to models, judges and callback addresses. They have one budget, and
+/// each scope of them, somebody whose requests have rules of their own, has connections that rest
+/// for itself alone.
 #[derive(Clone, Debug)]
-pub struct Transport(Arc<Shared>);
+pub struct Transport {
+    shared: Arc<Shared>,
+    scope: Arc<Scope>,
+}
 
 #[derive(Debug)]
 struct Shared {
@@ -105,6 +115,7 @@ struct Open {
 #[derive(Debug)]
 pub(super) struct Turn {
     transport: Transport,
+    access: Arc<Access>,
     line: Line,
     _for_model: Option<OwnedSemaphorePermit>,
 }
@@ -116,16 +127,37 @@ enum Line {
 }
 
 impl Transport {
-    /// A transport that has at most so many connections open.
+    /// A transport that has at most so many connections open, for requests that go anywhere but
+    /// where none ever does.
     pub fn new(connections_max: usize) -> Result<Self, TransportError> {
         let connections_max = connections_max.clamp(2, Semaphore::MAX_PERMITS);
         let for_callbacks = (connections_max / 8).clamp(1, FOR_CALLBACKS_MAX);
-        Ok(Self(Arc::new(Shared {
+        let shared = Shared {
             tls: Tls::new().map_err(TransportError)?,
             connections: Arc::new(Semaphore::new(connections_max)),
             for_models: Arc::new(Semaphore::new(connections_max - for_callbacks)),
             idle: Arc::default(),
-        })))
+        };
+        Ok(Self { shared: Arc::new(shared), scope: Arc::new(Scope::new(NetworkRules::open())) })
+    }
+
+    /// A transport for requests that go only where these rules let them. It has its share of the same
+    /// budget, and uses none of the connections that others opened, as they use none of its.
+    #[must_use]
+    pub fn for_tenant(&self, rules: NetworkRules) -> Self {
+        Self { shared: self.shared.clone(), scope: Arc::new(Scope::new(rules)) }
+    }
+
+    /// Puts other rules in the place of this transport's, and of all its clones'. They hold from the next
+    /// request on; connections that rest are closed, and those in use once they were answered.
+    pub fn set_rules(&self, rules: NetworkRules) {
+        let before = self.scope.set(rules);
+        self.shared.idle.close_scope(before.id);
+    }
+
+    /// Where requests may go at present.
+    pub fn rules(&self) -> Arc<NetworkRules> {
+        self.scope.access().rules.clone()
     }
 
     /// Waits until a connection may be used. However long that takes, no server is to blame, so
@@ -133,39 +165,42 @@ impl Transport {
     pub(super) async fn turn(&self, target: &Target, for_what: Use) -> Turn {
         // Nobody closes the semaphores.
         let _for_model = match for_what {
-            Use::Model => self.0.for_models.clone().acquire_owned().await.ok(),
+            Use::Model => self.shared.for_models.clone().acquire_owned().await.ok(),
             Use::Callback => None,
         };
-        let line = match self.0.idle.take(target.origin()) {
+        let access = self.scope.access();
+        let line = match self.shared.idle.take(access.id, target.origin()) {
             Some(open) => Line::Resting(open),
             None => Line::New(self.permit().await),
         };
-        Turn { transport: self.clone(), line, _for_model }
+        Turn { transport: self.clone(), access, line, _for_model }
     }
 
     /// A place in the budget, that of the connection which has rested longest where there is no
     /// other.
     async fn permit(&self) -> OwnedSemaphorePermit {
-        if let Ok(permit) = self.0.connections.clone().try_acquire_owned() {
+        if let Ok(permit) = self.shared.connections.clone().try_acquire_owned() {
             return permit;
         }
         // From here on connections that come to rest are closed, so none is overlooked.
-        let _waiting = self.0.idle.wait();
-        if let Some(open) = self.0.idle.close_oldest() {
+        let _waiting = self.shared.idle.wait();
+        if let Some(open) = self.shared.idle.close_oldest() {
             return open;
         }
-        match self.0.connections.clone().acquire_owned().await {
+        match self.shared.connections.clone().acquire_owned().await {
             Ok(permit) => permit,
             Err(closed) => unreachable!("nobody closes the semaphore: {closed}"),
         }
     }
 
-    async fn open(&self, target: &Target) -> Result<Connection, Unanswered> {
+    async fn open(&self, target: &Target, rules: &NetworkRules) -> Result<Connection, Unanswered> {
         let opening = async {
-            match self.connect(target).await {
+            match self.connect(target, rules).await {
                 // Others than this transport's connections may have the descriptors; these can
                 // at least be given back.
-                Err(Unanswered::Host(_)) if self.0.idle.close_all() > 0 => self.connect(target).await,
+                Err(Unanswered::Host(_)) if self.shared.idle.close_all() > 0 => {
+                    self.connect(target, rules).await
+                }
                 connected => connected,
             }
         };
@@ -175,11 +210,11 @@ impl Transport {
         }
     }
 
-    async fn connect(&self, target: &Target) -> Result<Connection, Unanswered> {
-        let stream = connect(target.authority()).await?;
+    async fn connect(&self, target: &Target, rules: &NetworkRules) -> Result<Connection, Unanswered> {
+        let stream = connect(target, rules).await?;
         let Some(name) = target.server_name() else { return Connection::over(stream).map_err(blame) };
         stream.set_nodelay(true).map_err(blame)?;
-        let stream = self.0.tls.over(stream, name.clone()).await.map_err(blame)?;
+        let stream = self.shared.tls.over(stream, name.clone()).await.map_err(blame)?;
         Ok(Connection::over_tls(stream))
     }
 }
@@ -192,11 +227,13 @@ impl Turn {
         request: Outgoing,
         answer_bytes_max: usize,
     ) -> Result<Answer, Unanswered> {
-        let Self { transport, line, _for_model } = self;
+        let Self { transport, access, line, _for_model } = self;
         let Open { mut connection, permit } = match line {
             Line::Resting(open) => open,
             // In a box, because it is soon over and larger than the wait for an answer.
-            Line::New(permit) => Open { connection: Box::pin(transport.open(target)).await?, permit },
+            Line::New(permit) => {
+                Open { connection: Box::pin(transport.open(target, &access.rules)).await?, permit }
+            }
         };
         connection.limit_bodies(answer_bytes_max);
         connection.send(&request.bytes).await.map_err(blame)?;
@@ -204,18 +241,19 @@ impl Turn {
         drop(request);
         let message = connection.receive_response().await?;
         if !message.ends_connection() {
-            transport.0.idle.rest(target.origin(), Open { connection, permit });
+            transport.shared.idle.rest(access.id, target.origin(), Open { connection, permit });
         }
         let (status, retry_after) = (message.status()?, message.retry_after());
         Ok(Answer { status, retry_after, body: message.into_body() })
     }
 }
 
-/// Connects to the first of a name's addresses that takes the connection.
+/// Connects to the first of a name's addresses that may be connected to and takes the connection. It is
+/// resolved once: what was checked is what is connected to.
 #[expect(clippy::disallowed_methods, reason = "the room in which a rollout's connections are opened")]
-async fn connect(authority: &str) -> Result<TcpStream, Unanswered> {
-    let addresses: Vec<SocketAddr> = match tokio::net::lookup_host(authority).await {
-        Ok(addresses) => addresses.collect(),
+async fn connect(target: &Target, rules: &NetworkRules) -> Result<TcpStream, Unanswered> {
+    let found = match tokio::net::lookup_host(target.authority()).await {
+        Ok(found) => found,
         // The resolver needs a descriptor of its own, and says of one that is lacking only that
         // the name cannot be found.
         Err(error) => match std::fs::File::open("/dev/null") {
@@ -223,6 +261,7 @@ async fn connect(authority: &str) -> Result<TcpStream, Unanswered> {
             _ => return Err(blame(error)),
         },
     };
+    let addresses = rules.allowed(target.place(), found)?;
     let mut last = io::Error::new(io::ErrorKind::NotFound, "its name has no address");
     for address in addresses {
         match TcpStream::connect(address).await {
@@ -246,3 +285,6 @@ fn is_hosts(error: &io::Error) -> bool {
     let lacking = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS, Errno::ADDRNOTAVAIL];
     error.raw_os_error().is_some_and(|code| lacking.iter().any(|errno| errno.raw_os_error() == code))
 }
+
+#[cfg(test)]
+mod tests;

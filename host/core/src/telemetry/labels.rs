@@ -66,6 +66,8 @@ labels! {
         Refused = "refused",
         /// There was no completion for as long as was tried.
         Unavailable = "unavailable",
+        /// The server may not be asked from this host.
+        Forbidden = "forbidden",
         /// The host could not ask for as long as it tried.
         Host = "host",
         /// Whoever wanted it was gone before there was an answer.
@@ -82,6 +84,8 @@ labels! {
         Refused = "refused",
         /// The caller was not reached for as long as was tried.
         Unavailable = "unavailable",
+        /// The caller's address is one that this host may not reach.
+        Forbidden = "forbidden",
         /// The host could not open a connection for as long as it tried.
         Host = "host",
         /// The host stopped before there was an answer.

@@ -23,7 +23,7 @@ const CONNECTIONS_MAX: usize = 4096;
 /// The time between two looks for connections whose rest is over.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Resting connections by where they lead.
+/// Resting connections by whose they are and where they lead.
 #[derive(Debug, Default)]
 pub(super) struct Idle {
     resting: Mutex<Resting>,
@@ -33,8 +33,8 @@ pub(super) struct Idle {
 
 #[derive(Debug, Default)]
 struct Resting {
-    /// For each origin in the order in which they came to rest.
-    by_origin: HashMap<Box<str>, VecDeque<Open>>,
+    /// For each scope and origin in the order in which they came to rest.
+    by_scope: HashMap<u64, HashMap<Box<str>, VecDeque<Open>>>,
     count: usize,
     is_swept: bool,
 }
@@ -57,11 +57,11 @@ impl Idle {
         self.resting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The connection to this origin that was used last and is still good.
-    pub(super) fn take(&self, origin: &str) -> Option<Open> {
+    /// The connection of this scope to this origin that was used last and is still good.
+    pub(super) fn take(&self, scope: u64, origin: &str) -> Option<Open> {
         let mut resting = self.lock();
         loop {
-            let mut open = resting.by_origin.get_mut(origin)?.pop_back()?;
+            let mut open = resting.by_scope.get_mut(&scope)?.get_mut(origin)?.pop_back()?;
             resting.count -= 1;
             if open.connection.is_good(idle_max(origin)) {
                 return Some(open);
@@ -70,7 +70,7 @@ impl Idle {
     }
 
     /// Lets a connection rest, unless its descriptor is wanted.
-    pub(super) fn rest(self: &Arc<Self>, origin: &str, mut open: Open) {
+    pub(super) fn rest(self: &Arc<Self>, scope: u64, origin: &str, mut open: Open) {
         open.connection.rest();
         let mut resting = self.lock();
         if self.waiting.load(Ordering::SeqCst) > 0 {
@@ -79,10 +79,11 @@ impl Idle {
         if resting.count >= CONNECTIONS_MAX {
             drop(resting.take_oldest());
         }
-        match resting.by_origin.get_mut(origin) {
+        let by_origin = resting.by_scope.entry(scope).or_default();
+        match by_origin.get_mut(origin) {
             Some(connections) => connections.push_back(open),
             None => {
-                resting.by_origin.insert(origin.into(), VecDeque::from([open]));
+                by_origin.insert(origin.into(), VecDeque::from([open]));
             }
         }
         resting.count += 1;
@@ -104,10 +105,18 @@ impl Idle {
         Some(permit)
     }
 
+    /// Closes those of a scope that is no more. One that is in use may still come to rest; nobody
+    /// takes it, and its time ends.
+    pub(super) fn close_scope(&self, scope: u64) {
+        let mut resting = self.lock();
+        let closed = resting.by_scope.remove(&scope).unwrap_or_default();
+        resting.count -= closed.values().map(VecDeque::len).sum::<usize>();
+    }
+
     /// Closes all of them; says how many that were.
     pub(super) fn close_all(&self) -> usize {
         let mut resting = self.lock();
-        resting.by_origin.clear();
+        resting.by_scope.clear();
         std::mem::take(&mut resting.count)
     }
 }
@@ -115,16 +124,20 @@ impl Idle {
 impl Resting {
     fn take_oldest(&mut self) -> Option<Open> {
         let first = |connections: &VecDeque<Open>| connections.front().map(|open| open.connection.used());
-        let oldest = self
-            .by_origin
-            .iter()
-            .filter_map(|(origin, connections)| Some((first(connections)?, origin)))
-            .min()
-            .map(|(_, origin)| origin.clone())?;
-        let connections = self.by_origin.get_mut(&oldest)?;
+        let all = self.by_scope.iter().flat_map(|(scope, by_origin)| {
+            by_origin.iter().map(move |(origin, connections)| (*scope, origin, connections))
+        });
+        let oldest =
+            all.filter_map(|(scope, origin, connections)| Some((first(connections)?, scope, origin)));
+        let (scope, origin) = oldest.min().map(|(_, scope, origin)| (scope, origin.clone()))?;
+        let by_origin = self.by_scope.get_mut(&scope)?;
+        let connections = by_origin.get_mut(&origin)?;
         let open = connections.pop_front()?;
         if connections.is_empty() {
-            self.by_origin.remove(&oldest);
+            by_origin.remove(&origin);
+        }
+        if by_origin.is_empty() {
+            self.by_scope.remove(&scope);
         }
         self.count -= 1;
         Some(open)
@@ -132,12 +145,15 @@ impl Resting {
 
     /// Closes those whose rest is over and those that their servers have closed.
     fn sweep(&mut self) {
-        for (origin, connections) in &mut self.by_origin {
-            let idle_max = idle_max(origin);
-            connections.retain_mut(|open| open.connection.is_good(idle_max));
+        for by_origin in self.by_scope.values_mut() {
+            for (origin, connections) in &mut *by_origin {
+                let idle_max = idle_max(origin);
+                connections.retain_mut(|open| open.connection.is_good(idle_max));
+            }
+            by_origin.retain(|_, connections| !connections.is_empty());
         }
-        self.by_origin.retain(|_, connections| !connections.is_empty());
-        self.count = self.by_origin.values().map(VecDeque::len).sum();
+        self.by_scope.retain(|_, by_origin| !by_origin.is_empty());
+        self.count = self.by_scope.values().flat_map(HashMap::values).map(VecDeque::len).sum();
     }
 }
 

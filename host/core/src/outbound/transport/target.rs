@@ -9,6 +9,7 @@ use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use rustls::pki_types::ServerName;
 
 use super::super::USER_AGENT;
+use super::super::network::{Place, literal};
 
 /// Where requests of one kind go.
 #[derive(Clone)]
@@ -17,6 +18,9 @@ pub(in crate::outbound) struct Target {
     origin: Box<str>,
     /// Where in it host and port begin.
     authority_at: usize,
+    /// The port, and whether the host is a name and not an address.
+    port: u16,
+    is_name: bool,
     /// The name that the server has to prove, where the connection is encrypted.
     server_name: Option<ServerName<'static>>,
     /// The beginning of every request, up to the fields that differ.
@@ -50,6 +54,8 @@ impl Target {
         Some(Self {
             origin: format!("{}://{host}:{port}", url.scheme()).into(),
             authority_at: url.scheme().len() + "://".len(),
+            port,
+            is_name: literal(url).is_none(),
             server_name,
             head: format!(
                 "POST {path}{query} HTTP/1.1\r\nhost: {authority}\r\nuser-agent: {USER_AGENT}\r\naccept: */*\r\n"
@@ -66,6 +72,12 @@ impl Target {
     /// Host and port, for connecting.
     pub(crate) fn authority(&self) -> &str {
         &self.origin[self.authority_at..]
+    }
+
+    /// What rules are asked for.
+    pub(crate) fn place(&self) -> Place<'_> {
+        let host = self.authority().rsplit_once(':').map_or("", |(host, _)| host);
+        Place { name: self.is_name.then_some(host), port: self.port }
     }
 
     pub(crate) fn server_name(&self) -> Option<&ServerName<'static>> {

@@ -6,6 +6,7 @@ use axum::http::{HeaderMap, HeaderValue, header};
 use super::error::ApiError;
 use super::request::{self, StartRollout};
 pub(crate) use rollout_assembly::config::OsmosisGeneration;
+use rollout_core::outbound::NetworkRules;
 use rollout_core::wire;
 
 /// What an error may say about a request of any size, in bytes.
@@ -30,9 +31,9 @@ fn check_error(error: &ApiError) {
 
 /// `POST /rollout`, of either generation.
 pub(crate) fn start_rollout(body: &[u8]) {
-    let read = request::read(&json(), body, OsmosisGeneration::default());
+    let read = request::read(&json(), body, OsmosisGeneration::default(), &NetworkRules::open());
     assert!(
-        request::read(&HeaderMap::new(), body, OsmosisGeneration::default()).is_err(),
+        request::read(&HeaderMap::new(), body, OsmosisGeneration::default(), &NetworkRules::open()).is_err(),
         "what is not called JSON is not read as JSON"
     );
     let asked = match read {

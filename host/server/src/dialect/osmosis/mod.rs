@@ -225,7 +225,8 @@ async fn start_rollout(
     osmosis.keep_swept();
     let parent = headers.get("traceparent").and_then(|value| TraceParent::parse(value.to_str().ok()?));
     let configured = osmosis.0.generation;
-    match osmosis.read_for_rollout(body, |bytes| request::read(&headers, bytes, configured))? {
+    let rules = osmosis.0.callbacks.rules();
+    match osmosis.read_for_rollout(body, |bytes| request::read(&headers, bytes, configured, &rules))? {
         StartRollout::Polled(request) => {
             let admission = d::start(&osmosis, request, parent).await?;
             Ok((StatusCode::ACCEPTED, Json(admission)).into_response())

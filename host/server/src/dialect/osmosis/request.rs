@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::http::{HeaderMap, header};
+use reqwest::Url;
 use serde_json::value::RawValue;
 
 use super::callbacks::Form;
@@ -13,7 +14,7 @@ use super::sample;
 use crate::random;
 pub(super) use rollout_assembly::config::OsmosisGeneration;
 use rollout_core::id::RolloutId;
-use rollout_core::outbound::Secret;
+use rollout_core::outbound::{NetworkRules, Secret};
 use rollout_core::rollout::{ForkPoint, Host, LoopOptions, ModelAddress, Resources, RolloutRequest};
 use rollout_core::wire::messages::Messages;
 use rollout_core::wire::metadata::RowMetadata;
@@ -116,17 +117,18 @@ pub(super) fn read(
     headers: &HeaderMap,
     body: &[u8],
     configured: OsmosisGeneration,
+    rules: &NetworkRules,
 ) -> Result<StartRollout, ApiError> {
     if std::str::from_utf8(body).is_err() {
         return Err(ApiError::Unreadable);
     }
     let fields = Fields::of(body, is_json(headers)).map_err(ApiError::Invalid)?;
     let read = match Generation::of(&fields, configured) {
-        Generation::D => polled(fields),
-        Generation::C => called_back(fields, Form::One, SamplesRule::One),
-        Generation::B => called_back(fields, Form::Map, SamplesRule::ManyThatAsked),
-        Generation::BOrC { one_sample: true } => called_back(fields, Form::Both, SamplesRule::One),
-        Generation::BOrC { one_sample: false } => called_back(fields, Form::Both, SamplesRule::Many),
+        Generation::D => polled(fields, rules),
+        Generation::C => called_back(fields, rules, Form::One, SamplesRule::One),
+        Generation::B => called_back(fields, rules, Form::Map, SamplesRule::ManyThatAsked),
+        Generation::BOrC { one_sample: true } => called_back(fields, rules, Form::Both, SamplesRule::One),
+        Generation::BOrC { one_sample: false } => called_back(fields, rules, Form::Both, SamplesRule::Many),
     };
     read.map_err(ApiError::Invalid)
 }
@@ -138,17 +140,18 @@ pub(super) fn is_json(headers: &HeaderMap) -> bool {
     kind == "application/json" || kind.starts_with("application/") && kind.ends_with("+json")
 }
 
-fn polled(mut fields: Fields<'_>) -> Result<StartRollout, Vec<Problem>> {
+fn polled(mut fields: Fields<'_>, rules: &NetworkRules) -> Result<StartRollout, Vec<Problem>> {
     let common = Common::read(&mut fields, IdRule::Required);
     let key_rule = "llm_api_key must be omitted or a non-empty string";
     let key = api_key(&mut fields, "llm_api_key", key_rule);
     let grade = fields.flag("grade");
-    let asked = common.ask(&mut fields, key, SamplesRule::One);
+    let asked = common.ask(&mut fields, rules, key, SamplesRule::One);
     fields.finish(asked.map(|asked| StartRollout::Polled(Polled { asked, grade: grade.unwrap_or(true) })))
 }
 
 fn called_back(
     mut fields: Fields<'_>,
+    rules: &NetworkRules,
     form: Form,
     samples: SamplesRule,
 ) -> Result<StartRollout, Vec<Problem>> {
@@ -161,19 +164,28 @@ fn called_back(
     let completion_url = fields.required_text("completion_callback_url");
     let grader_url = fields.text("grader_callback_url");
     for (name, url) in [("completion_callback_url", &completion_url), ("grader_callback_url", &grader_url)] {
-        if url.as_deref().is_some_and(|url| !is_http(url)) {
-            fields.wrong(name, "must be an http or https URL");
+        match url.as_deref().map(http_url) {
+            Some(None) => fields.wrong(name, "must be an http or https URL"),
+            Some(Some(url)) => check_reach(&mut fields, name, &url, rules),
+            None => {}
         }
     }
-    let asked = common.ask(&mut fields, llm_key.or_else(|| controller_key.clone()), samples);
+    let asked = common.ask(&mut fields, rules, llm_key.or_else(|| controller_key.clone()), samples);
     let read = asked.zip(completion_url).map(|(asked, completion_url)| {
         StartRollout::CalledBack(CalledBack { asked, form, completion_url, grader_url, controller_key })
     });
     fields.finish(read)
 }
 
-fn is_http(url: &str) -> bool {
-    reqwest::Url::parse(url).is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
+fn http_url(url: &str) -> Option<Url> {
+    Url::parse(url).ok().filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
+}
+
+/// Refuses an address at once that would be refused once it is asked.
+pub(super) fn check_reach(fields: &mut Fields<'_>, name: &str, url: &Url, rules: &NetworkRules) {
+    if let Err(why) = rules.check(url) {
+        fields.wrong(name, &format!("must be where this host may send requests: {why}"));
+    }
 }
 
 fn api_key(fields: &mut Fields<'_>, name: &str, rule: &str) -> Option<Secret> {
@@ -261,9 +273,13 @@ impl Common {
     fn ask(
         self,
         fields: &mut Fields<'_>,
+        rules: &NetworkRules,
         key: Option<Secret>,
         samples: SamplesRule,
     ) -> Option<ParsedRequest> {
+        if let Some(url) = http_url(self.chat_url.as_deref()?) {
+            check_reach(fields, "chat_completions_url", &url, rules);
+        }
         let (model, secrets) = ModelAddress::split(self.chat_url.as_deref()?, MODEL, key);
         let endpoint = match secrets.endpoint(&model) {
             Ok(endpoint) => Arc::new(endpoint),
@@ -315,7 +331,9 @@ mod tests {
             body[field] = value;
             let json = "application/json".parse().unwrap();
             let headers = HeaderMap::from_iter([(header::CONTENT_TYPE, json)]);
-            let request = read(&headers, body.to_string().as_bytes(), OsmosisGeneration::C).unwrap();
+            let request =
+                read(&headers, body.to_string().as_bytes(), OsmosisGeneration::C, &NetworkRules::open())
+                    .unwrap();
             assert!(request.memory_bytes() > 1 << 20, "{field}: {}", request.memory_bytes());
         };
         let long = "x".repeat(1 << 20);

@@ -161,7 +161,8 @@ async fn init(
 ) -> Result<Response, ApiError> {
     osmosis.keep_swept();
     let inner = &osmosis.0;
-    let read = |bytes: &[u8]| request::read(&headers, bytes, &inner.init.settings, inner.host.form());
+    let rules = inner.init.completions.rules();
+    let read = |bytes: &[u8]| request::read(&headers, bytes, &inner.init.settings, inner.host.form(), &rules);
     let request = osmosis.read_for_rollout(body, read)?;
     let answer = match inner.init.records.join(&request.key, Instant::now()) {
         Part::Follower(following) => following,

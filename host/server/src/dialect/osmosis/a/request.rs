@@ -9,12 +9,12 @@ use tokio::sync::Semaphore;
 
 use super::super::error::ApiError;
 use super::super::fields::{Fields, Problem, members};
-use super::super::request::{ForRollout, MESSAGES_MAX, is_json};
+use super::super::request::{ForRollout, MESSAGES_MAX, check_reach, is_json};
 use super::super::sample;
 use rollout_assembly::config::OsmosisInit;
 use rollout_core::digest::sha256_hex;
 use rollout_core::id::RolloutId;
-use rollout_core::outbound::{InvalidEndpoint, RequestProfile, Secret};
+use rollout_core::outbound::{InvalidEndpoint, NetworkRules, RequestProfile, Secret};
 use rollout_core::rollout::{AgentForm, LoopOptions, ModelAddress, Resources, RolloutRequest};
 use rollout_core::wire::closed::{ClosedBody, Param, ToolsRule};
 use rollout_core::wire::metadata::RowMetadata;
@@ -73,18 +73,24 @@ pub(super) fn read(
     body: &[u8],
     settings: &OsmosisInit,
     form: AgentForm,
+    rules: &NetworkRules,
 ) -> Result<Init, ApiError> {
     if std::str::from_utf8(body).is_err() {
         return Err(ApiError::Unreadable);
     }
     let mut fields = Fields::of(body, is_json(headers)).map_err(ApiError::Invalid)?;
-    let init = fields_of(&mut fields, settings, form);
+    let init = fields_of(&mut fields, settings, form, rules);
     fields.finish(init).map_err(ApiError::Invalid)
 }
 
-fn fields_of(fields: &mut Fields<'_>, settings: &OsmosisInit, form: AgentForm) -> Option<Init> {
+fn fields_of(
+    fields: &mut Fields<'_>,
+    settings: &OsmosisInit,
+    form: AgentForm,
+    rules: &NetworkRules,
+) -> Option<Init> {
     let id = id(fields);
-    let server_url = server_url(fields);
+    let server_url = server_url(fields, rules);
     let messages = fields.required_objects("messages", MESSAGES_MAX);
     let completion_params = completion_params(fields);
     // Carried for others, and used by nobody here.
@@ -171,10 +177,11 @@ fn core_id(id: &str) -> Option<(RolloutId, Option<String>)> {
     Some((made, Some(id.to_owned())))
 }
 
-fn server_url(fields: &mut Fields<'_>) -> Option<String> {
+fn server_url(fields: &mut Fields<'_>, rules: &NetworkRules) -> Option<String> {
     let url = fields.required_text("server_url")?;
     match reqwest::Url::parse(&url) {
         Ok(parsed) if matches!(parsed.scheme(), "http" | "https") && parsed.has_host() => {
+            check_reach(fields, "server_url", &parsed, rules);
             Some(url.trim_end_matches('/').to_owned())
         }
         _ => {

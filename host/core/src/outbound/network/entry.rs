@@ -1,0 +1,194 @@
+//! An entry of the list of what may be reached, as an operator writes it.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use ipnet::IpNet;
+use reqwest::Url;
+
+use super::super::address::closed_whole;
+use super::Place;
+
+/// What may be reached: a name, all names below one, an address or a range of them, at any port or
+/// at one. A name that is listed may lead to any address but those that never are reached.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct NetworkEntry {
+    host: Host,
+    port: Option<u16>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Host {
+    Name(String),
+    /// All names below this one, and not itself.
+    Below(String),
+    Addresses(IpNet),
+}
+
+/// Why a text is no entry.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum InvalidEntry {
+    /// It is neither a host nor a range.
+    #[error(
+        "'{0}' is no host or range of addresses, such as model.example, *.svc.example, 10.0.0.7, 10.1.0.0/16, [::1] or 10.0.0.7:8000"
+    )]
+    NoHost(String),
+    /// It is an address to ask, and more than a host.
+    #[error("'{0}' is a URL; an entry has its host, and its port where only that is meant")]
+    Url(String),
+    /// What stands for a port is none.
+    #[error("'{entry}': '{port}' is no port")]
+    Port {
+        /// The whole text.
+        entry: String,
+        /// What should be a port.
+        port: String,
+    },
+    /// The range is longer than its prefix.
+    #[error("'{entry}' has bits beyond its prefix; {meant} is the range around it")]
+    Prefix {
+        /// The whole text.
+        entry: String,
+        /// The range that it is in.
+        meant: String,
+    },
+    /// Nothing of it can be opened.
+    #[error("'{entry}' is {closed}; no request of this host goes there, listed or not")]
+    Closed {
+        /// The whole text.
+        entry: String,
+        /// What is closed.
+        closed: String,
+    },
+}
+
+impl NetworkEntry {
+    /// Whether this address, asked for in this way, is meant.
+    pub(super) fn is_of(&self, place: Place<'_>, address: IpAddr) -> bool {
+        if self.port.is_some_and(|port| port != place.port) {
+            return false;
+        }
+        let name = || place.name.map(|name| name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase());
+        match &self.host {
+            Host::Name(listed) => name().is_some_and(|name| name == *listed),
+            Host::Below(listed) => name().is_some_and(|name| {
+                name.strip_suffix(listed)
+                    .and_then(|rest| rest.strip_suffix('.'))
+                    .is_some_and(|rest| !rest.is_empty())
+            }),
+            Host::Addresses(net) => net.contains(&address.to_canonical()),
+        }
+    }
+}
+
+impl FromStr for NetworkEntry {
+    type Err = InvalidEntry;
+
+    fn from_str(text: &str) -> Result<Self, InvalidEntry> {
+        if text.contains("://") {
+            return Err(InvalidEntry::Url(text.to_owned()));
+        }
+        let (host, port) = split(text).ok_or_else(|| InvalidEntry::NoHost(text.to_owned()))?;
+        let port = match port {
+            None => None,
+            Some(digits) => match digits.parse() {
+                Ok(port @ 1..) => Some(port),
+                _ => return Err(InvalidEntry::Port { entry: text.to_owned(), port: digits.to_owned() }),
+            },
+        };
+        let host = match addresses(host, text)? {
+            Some(net) => Host::Addresses(net),
+            None => name(host).ok_or_else(|| InvalidEntry::NoHost(text.to_owned()))?,
+        };
+        Ok(Self { host, port })
+    }
+}
+
+impl TryFrom<String> for NetworkEntry {
+    type Error = InvalidEntry;
+
+    fn try_from(text: String) -> Result<Self, InvalidEntry> {
+        text.parse()
+    }
+}
+
+impl From<NetworkEntry> for String {
+    fn from(entry: NetworkEntry) -> Self {
+        entry.to_string()
+    }
+}
+
+impl fmt::Display for NetworkEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let host = match &self.host {
+            Host::Name(name) => name.clone(),
+            Host::Below(name) => format!("*.{name}"),
+            Host::Addresses(net) => {
+                let is_one = net.prefix_len() == net.max_prefix_len();
+                let text = if is_one { net.addr().to_string() } else { net.to_string() };
+                if net.addr().is_ipv6() && self.port.is_some() { format!("[{text}]") } else { text }
+            }
+        };
+        match self.port {
+            Some(port) => write!(f, "{host}:{port}"),
+            None => f.write_str(&host),
+        }
+    }
+}
+
+/// Host and port, the host without brackets.
+fn split(text: &str) -> Option<(&str, Option<&str>)> {
+    if let Some(rest) = text.strip_prefix('[') {
+        let (host, rest) = rest.split_once(']')?;
+        let port = if rest.is_empty() { None } else { Some(rest.strip_prefix(':')?) };
+        return host.contains(':').then_some((host, port));
+    }
+    match text.split_once(':') {
+        // Several colons are those of an address.
+        Some((_, rest)) if rest.contains(':') => Some((text, None)),
+        Some((host, port)) => Some((host, Some(port))),
+        None => Some((text, None)),
+    }
+}
+
+/// The addresses that are meant, where addresses are.
+fn addresses(host: &str, entry: &str) -> Result<Option<IpNet>, InvalidEntry> {
+    let wrong = || InvalidEntry::NoHost(entry.to_owned());
+    let net = match host.parse::<IpAddr>() {
+        Ok(address) => IpNet::from(address.to_canonical()),
+        Err(_) if host.contains('/') => host.parse::<IpNet>().map_err(|_| wrong())?,
+        // Digits in a form that some take for an address, and others for a name.
+        Err(_) if host.contains(':') => return Err(wrong()),
+        Err(_) => return Ok(None),
+    };
+    if net.trunc() != net {
+        return Err(InvalidEntry::Prefix { entry: entry.to_owned(), meant: net.trunc().to_string() });
+    }
+    // Addresses are compared in the form that they have as those of the fourth version.
+    if matches!(net.addr(), IpAddr::V6(address) if address.to_ipv4_mapped().is_some()) {
+        return Err(wrong());
+    }
+    match closed_whole(net) {
+        Some(closed) => Err(InvalidEntry::Closed { entry: entry.to_owned(), closed: closed.to_string() }),
+        None => Ok(Some(net)),
+    }
+}
+
+/// A name as a URL has it after it was parsed.
+fn name(text: &str) -> Option<Host> {
+    let (is_below, bare) = match text.strip_prefix("*.") {
+        Some(bare) => (true, bare),
+        None => (false, text),
+    };
+    if bare.contains(['/', '?', '#', '@', '\\', '*', '%']) || bare.trim() != bare {
+        return None;
+    }
+    let url = Url::parse(&format!("http://{bare}/")).ok()?;
+    let name = url.domain()?;
+    let name = name.strip_suffix('.').unwrap_or(name);
+    let is_name = !name.is_empty() && name.split('.').all(|label| !label.is_empty());
+    is_name.then(|| if is_below { Host::Below(name.to_owned()) } else { Host::Name(name.to_owned()) })
+}
