@@ -56,7 +56,7 @@ pub(super) async fn trajectory(
     Path(id): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Refused> {
-    let host = server.0.host.clone();
+    let host = server.0.serving.host();
     let Some(journal) = host.journal().cloned() else {
         let how = "this server keeps no journal, and its trajectories are files; --journal DIR, or [journal] \
              in its configuration, lets it give them out";

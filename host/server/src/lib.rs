@@ -10,6 +10,7 @@ mod error;
 pub mod fuzzing;
 mod given_out;
 mod random;
+mod serving;
 mod stopping;
 mod trajectories;
 
@@ -31,6 +32,7 @@ use rollout_core::telemetry::TEXT_FORMAT;
 
 pub use access::Access;
 pub use connections::{bind, listen, serve};
+pub use serving::Serving;
 pub use stopping::Stopping;
 pub use trajectories::Trajectories;
 
@@ -41,7 +43,7 @@ use given_out::GivenOut;
 /// What a server is made of.
 pub struct Settings {
     /// Who runs the rollouts.
-    pub host: Host,
+    pub serving: Serving,
     /// The protocols that it serves.
     pub dialects: Vec<Arc<dyn Dialect>>,
     /// Who may ask.
@@ -65,7 +67,7 @@ pub struct Identity {
 pub struct Server(Arc<Inner>);
 
 struct Inner {
-    host: Host,
+    serving: Serving,
     dialects: Vec<Arc<dyn Dialect>>,
     access: Arc<Access>,
     instance_id: Option<String>,
@@ -80,13 +82,13 @@ impl Server {
         let client = |retry: &RetryPolicy| {
             CallbackClient::new(host.runtime().transport().clone(), retry.clone(), host.metrics().clone())
         };
+        let serving = Serving::new(host.clone(), agent_name);
         let osmosis = Osmosis::new(osmosis::Settings {
-            host: host.clone(),
+            serving: serving.clone(),
             callbacks: client(&config.callback),
             generation: config.osmosis_generation,
             init: osmosis::a::Settings {
                 init: config.osmosis_init.clone(),
-                agent_name,
                 completions: client(&config.osmosis_init.completed),
             },
             times: config.osmosis,
@@ -98,7 +100,7 @@ impl Server {
             allowed_origins: config.allowed_origins.clone(),
         };
         let dialects: Vec<Arc<dyn Dialect>> = vec![Arc::new(osmosis)];
-        Self::new(Settings { host: host.clone(), dialects, access, instance_id })
+        Self::new(Settings { serving, dialects, access, instance_id })
     }
 
     /// Descriptors that a live rollout of such a server holds on the side of its callers, at the
@@ -109,10 +111,17 @@ impl Server {
 
     /// A server of these protocols.
     pub fn new(settings: Settings) -> Self {
-        let Settings { host, dialects, access, instance_id } = settings;
+        let Settings { serving, dialects, access, instance_id } = settings;
         let process_id = crate::random::uuid4();
         let given_out = GivenOut::default();
-        Self(Arc::new(Inner { host, dialects, access: Arc::new(access), instance_id, process_id, given_out }))
+        Self(Arc::new(Inner {
+            serving,
+            dialects,
+            access: Arc::new(access),
+            instance_id,
+            process_id,
+            given_out,
+        }))
     }
 
     /// Goes on with what a process before admitted, before anything is answered. Gives how many
@@ -125,7 +134,7 @@ impl Server {
                 tracing::error!(rollout_id = %id, driver, "a rollout of the journal is left there: nobody here drives it");
                 continue;
             };
-            match dialect.resume(rollout) {
+            match dialect.resume(&self.0.serving.host(), rollout) {
                 Ok(()) => resumed += 1,
                 Err(why) => {
                     tracing::error!(rollout_id = %id, why, "a rollout of the journal cannot go on, and is left there");
@@ -137,7 +146,7 @@ impl Server {
 
     /// How busy it is.
     pub fn load(&self) -> Load {
-        self.0.host.load()
+        self.0.serving.host().load()
     }
 
     /// All that it answers.
@@ -164,8 +173,11 @@ impl Server {
         let keyed =
             keyed.fallback(async || Refused::NoRoute).method_not_allowed_fallback(async || Refused::NoMethod);
         // What is asked of a request's head comes before anything of its body.
-        let gate =
-            Arc::new(Gate { access: self.0.access.clone(), short, metrics: self.0.host.metrics().clone() });
+        let gate = Arc::new(Gate {
+            access: self.0.access.clone(),
+            short,
+            metrics: self.0.serving.host().metrics().clone(),
+        });
         self.asks_key(keyed, is_bearer, "unauthorized")
             .merge(open)
             .layer(middleware::from_fn_with_state(gate, access::check_names))
@@ -178,7 +190,7 @@ impl Server {
         is_given: fn(&Secret, &HeaderMap) -> bool,
         refusal: &'static str,
     ) -> Router {
-        let (access, metrics) = (self.0.access.clone(), self.0.host.metrics().clone());
+        let (access, metrics) = (self.0.access.clone(), self.0.serving.host().metrics().clone());
         router.layer(middleware::from_fn(move |request: axum::extract::Request, next: middleware::Next| {
             let refused = access.server_key.as_ref().is_some_and(|key| !is_given(key, request.headers()));
             if refused {
@@ -194,7 +206,7 @@ impl Server {
 /// Says that the host is alive, how busy it is, and which process it is.
 async fn health(State(server): State<Server>) -> Json<Map<String, Value>> {
     let inner = &server.0;
-    let load = inner.host.load();
+    let load = inner.serving.host().load();
     let mut fields = Map::new();
     for dialect in &inner.dialects {
         let Health { fields: its, is_all: _ } = dialect.health();
@@ -216,7 +228,7 @@ async fn health(State(server): State<Server>) -> Json<Map<String, Value>> {
 
 /// What the host has counted, for Prometheus.
 async fn metrics(State(server): State<Server>) -> Response {
-    let host = server.0.host.clone();
+    let host = server.0.serving.host();
     // It reads what the system says of a process that may have tens of thousands of mappings.
     match tokio::task::spawn_blocking(move || host.metrics_text()).await {
         Ok(text) => ([(header::CONTENT_TYPE, TEXT_FORMAT)], text).into_response(),

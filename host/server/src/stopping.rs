@@ -35,7 +35,7 @@ impl Server {
     /// journal: then the next process goes on with it. Says whether every caller has heard, or will
     /// hear, what came of its rollout.
     pub async fn drain(&self, stopping: &Stopping) -> bool {
-        let host = &self.0.host;
+        let host = self.0.serving.host();
         host.close();
         self.0.dialects.iter().for_each(|dialect| dialect.close());
         if !self.drained(stopping.cancels_at).await {

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use rollout_assembly::config::Config;
 use rollout_core::outbound::Secret;
-use rollout_core::rollout::UnfinishedRollout;
+use rollout_core::rollout::{Host, UnfinishedRollout};
 
 /// A protocol as a server sees it.
 pub trait Dialect: Send + Sync {
@@ -34,9 +34,12 @@ pub trait Dialect: Send + Sync {
     /// Whether rollouts of this driver are its.
     fn drives(&self, driver: &str) -> bool;
 
-    /// Goes on with a rollout of its that a process before admitted, within the runtime and before
-    /// any request is answered. The error is why that cannot be.
-    fn resume(&self, unfinished: UnfinishedRollout) -> Result<(), String>;
+    /// Goes on by this host with a rollout of its that a process before admitted, within the runtime and
+    /// before any request is answered. The error is why that cannot be.
+    fn resume(&self, host: &Host, unfinished: UnfinishedRollout) -> Result<(), String>;
+
+    /// Whether nothing of its is under way or kept for callers, so that it may be forgotten.
+    fn is_idle(&self) -> bool;
 
     /// Takes note that no rollout will be asked for again. Admissions should be closed before.
     fn close(&self);

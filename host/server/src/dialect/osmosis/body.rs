@@ -70,7 +70,7 @@ impl<const BYTES_MAX: usize> FromRequest<Osmosis> for Body<BYTES_MAX> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, osmosis: &Osmosis) -> Result<Self, ApiError> {
-        let (budget, unfinished) = (osmosis.0.host.budget(), &osmosis.0.unfinished);
+        let (budget, unfinished) = (&osmosis.0.budget, &osmosis.0.unfinished);
         let (head, body) = request.into_parts();
         // Where it is no number the protocol refused it already, and where there is none it
         // comes in chunks.

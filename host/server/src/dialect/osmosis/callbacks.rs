@@ -23,7 +23,7 @@ use rollout_core::budget::{Charge, Use};
 use rollout_core::id::RolloutId;
 use rollout_core::outbound::{Acknowledged, Secret, Undelivered};
 use rollout_core::rollout::{
-    AfterWorkflow, Ended, Failure, FailureKind, Finished, Next, Outcome, RolloutLog, Steps,
+    AfterWorkflow, Ended, Failure, FailureKind, Finished, Host, Next, Outcome, RolloutLog, Steps,
     UnfinishedRollout, drive,
 };
 use rollout_core::telemetry::{RolloutTrace, TraceParent};
@@ -151,7 +151,8 @@ pub(super) async fn start(
     parent: Option<TraceParent>,
 ) -> Result<(), ApiError> {
     let CalledBack { asked, form, completion_url, grader_url, controller_key: key } = request;
-    let asked = asked.forked(&osmosis.0.host).await?;
+    let host = osmosis.0.serving.host();
+    let asked = asked.forked(&host).await?;
     let ParsedRequest { rollout, mut resources, gradable, label, fork_of: _ } = asked;
     let id = rollout.id.clone();
     let secret = SecretFacts {
@@ -161,7 +162,7 @@ pub(super) async fn start(
     };
     let facts = Facts { form, gradable };
     resources.continuation = Some(kept::continuation(kept::CALLED_BACK, &facts, Some(&secret)));
-    let rollout = osmosis.0.host.admit(rollout, resources)?;
+    let rollout = host.admit(rollout, resources)?;
     let handle = rollout.handle();
     let log = handle.log().cloned();
     let task = Task {
@@ -173,7 +174,7 @@ pub(super) async fn start(
         completion_url,
         grader_url,
         key,
-        gradable: gradable && osmosis.0.host.grader().is_some(),
+        gradable: gradable && host.grader().is_some(),
         label,
         trace: rollout.traced_below(parent),
         log: log.clone(),
@@ -184,7 +185,7 @@ pub(super) async fn start(
 }
 
 /// Goes on with a rollout that a process before admitted, or with its callbacks.
-pub(super) fn resume(osmosis: &Osmosis, unfinished: UnfinishedRollout) -> Result<(), String> {
+pub(super) fn resume(osmosis: &Osmosis, host: &Host, unfinished: UnfinishedRollout) -> Result<(), String> {
     let inner = &osmosis.0;
     let Facts { form, gradable } = kept::facts(&unfinished)?;
     let SecretFacts { completion_url, grader_url, key } = kept::secret(&unfinished)?;
@@ -196,7 +197,7 @@ pub(super) fn resume(osmosis: &Osmosis, unfinished: UnfinishedRollout) -> Result
         taken,
         graded,
         report: report.map(|report| Reported {
-            _charge: inner.host.budget().charge_result(report.get().len()),
+            _charge: inner.budget.charge_result(report.get().len()),
             report: Report::kept(report),
         }),
     });
@@ -212,7 +213,7 @@ pub(super) fn resume(osmosis: &Osmosis, unfinished: UnfinishedRollout) -> Result
             completion_url,
             grader_url,
             key,
-            gradable: gradable && inner.host.grader().is_some(),
+            gradable: gradable && host.grader().is_some(),
             label,
             trace,
             log: Some(log),
@@ -225,7 +226,7 @@ pub(super) fn resume(osmosis: &Osmosis, unfinished: UnfinishedRollout) -> Result
             inner.tasks.spawn(task.finished(Ended::of(finished)));
         }
         None => {
-            let rollout = kept::rollout(&inner.host, unfinished, |model| model)?;
+            let rollout = kept::rollout(host, unfinished, |model| model)?;
             let task = task(inner.statuses.begins(id.clone(), rollout.handle()), rollout.traced_below(None));
             inner.tasks.spawn(drive(rollout, task));
         }
@@ -423,7 +424,7 @@ impl Task {
     fn report(&self, posted: &Result<Acknowledged, Undelivered>) -> Option<Reported> {
         let body = &posted.as_ref().ok()?.body;
         let report = Report::read(body)?;
-        match self.osmosis.0.host.budget().charge(Use::Result, body.len()) {
+        match self.osmosis.0.budget.charge(Use::Result, body.len()) {
             Ok(charge) => Some(Reported { report, _charge: charge }),
             Err(error) => {
                 tracing::warn!(%error, "the caller's report of the model's calls is left out");

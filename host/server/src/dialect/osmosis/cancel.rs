@@ -84,7 +84,8 @@ pub(super) async fn cancel(
         if at % IDS_A_TURN == IDS_A_TURN - 1 {
             tokio::task::yield_now().await;
         }
-        let found = RolloutId::parse(id.as_str()).ok().and_then(|parsed| osmosis.0.host.find(&parsed));
+        let found =
+            RolloutId::parse(id.as_str()).ok().and_then(|parsed| osmosis.0.serving.host().find(&parsed));
         let disposition = match found.as_ref().map(Handle::phase) {
             None => "not_found",
             Some(Phase::Queued) => "cancelled_queued",
@@ -111,7 +112,8 @@ pub(super) async fn cancel(
 
 /// The known rollouts that the test holds for, each once. What runs comes first.
 fn known(osmosis: &Osmosis, matches: impl Fn(&RolloutId) -> bool) -> Vec<String> {
-    let mut named: Vec<String> = osmosis.0.host.live_ids(&matches).into_iter().map(String::from).collect();
+    let mut named: Vec<String> =
+        osmosis.0.serving.host().live_ids(&matches).into_iter().map(String::from).collect();
     let live: HashSet<&str> = named.iter().map(String::as_str).collect();
     let mut over = osmosis.0.polled.ids(&matches);
     over.retain(|id| !live.contains(id.as_str()));

@@ -82,11 +82,11 @@ pub(crate) fn reported(driver: &str, notes: &[Box<RawValue>]) -> Option<Report> 
 }
 
 /// Goes on with a rollout of this protocol. The error is why that cannot be.
-pub(super) fn resume(osmosis: &Osmosis, unfinished: UnfinishedRollout) -> Result<(), String> {
+pub(super) fn resume(osmosis: &Osmosis, host: &Host, unfinished: UnfinishedRollout) -> Result<(), String> {
     osmosis.keep_swept();
     match unfinished.driver.as_str() {
-        POLLED => super::d::resume(osmosis, unfinished),
-        CALLED_BACK => super::callbacks::resume(osmosis, unfinished),
-        _ => super::a::resume(osmosis, unfinished),
+        POLLED => super::d::resume(osmosis, host, unfinished),
+        CALLED_BACK => super::callbacks::resume(osmosis, host, unfinished),
+        _ => super::a::resume(osmosis, host, unfinished),
     }
 }

@@ -39,6 +39,7 @@ use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use super::{Health, KeyRule, Routes};
+use crate::serving::Serving;
 use body::{Body, Unfinished};
 use error::ApiError;
 pub(crate) use kept::reported;
@@ -46,6 +47,7 @@ use reports::Reports;
 use request::{ForRollout, StartRollout};
 use rollout_assembly::config::Config;
 pub use rollout_assembly::config::{OsmosisGeneration, OsmosisTimes};
+use rollout_core::budget::Budget;
 use rollout_core::id::RolloutId;
 use rollout_core::outbound::CallbackClient;
 use rollout_core::rollout::{Host, UnfinishedRollout};
@@ -61,7 +63,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// What the dialect is made of.
 pub struct Settings {
     /// Who runs the rollouts.
-    pub host: Host,
+    pub serving: Serving,
     /// Who posts to callers.
     pub callbacks: CallbackClient,
     /// The generation that requests are of.
@@ -79,7 +81,8 @@ pub struct Settings {
 pub struct Osmosis(Arc<Inner>);
 
 struct Inner {
-    host: Host,
+    serving: Serving,
+    budget: Budget,
     callbacks: CallbackClient,
     generation: OsmosisGeneration,
     init: a::Server,
@@ -96,10 +99,12 @@ struct Inner {
 impl Osmosis {
     /// A server of this host.
     pub fn new(settings: Settings) -> Self {
-        let Settings { host, callbacks, generation, init, times, is_keyed } = settings;
-        let init = a::Server::new(init, host.budget().clone());
+        let Settings { serving, callbacks, generation, init, times, is_keyed } = settings;
+        let budget = serving.host().budget().clone();
+        let init = a::Server::new(init, budget.clone());
         Self(Arc::new(Inner {
-            host,
+            serving,
+            budget,
             callbacks,
             generation,
             init,
@@ -126,7 +131,8 @@ impl Osmosis {
         body: Result<Body<BODY_BYTES_MAX>, ApiError>,
         read: impl FnOnce(&[u8]) -> Result<T, ApiError>,
     ) -> Result<T, ApiError> {
-        let metrics = self.0.host.metrics();
+        let host = self.0.serving.host();
+        let metrics = host.metrics();
         let no_room = |error: &ApiError| {
             if matches!(error, ApiError::NoMemory) {
                 metrics.refused(Refusal::Memory);
@@ -162,7 +168,10 @@ impl super::Dialect for Osmosis {
     }
 
     fn health(&self) -> Health {
-        Health { fields: self.0.init.health(), is_all: self.0.init.is_alone() }
+        Health {
+            fields: self.0.init.health(&self.0.serving.now().agent_name),
+            is_all: self.0.init.is_alone(),
+        }
     }
 
     /// Whoever polls for a result has a connection open, and whoever is called back has none of
@@ -177,8 +186,13 @@ impl super::Dialect for Osmosis {
         kept::DRIVERS.contains(&driver)
     }
 
-    fn resume(&self, unfinished: UnfinishedRollout) -> Result<(), String> {
-        kept::resume(self, unfinished)
+    fn resume(&self, host: &Host, unfinished: UnfinishedRollout) -> Result<(), String> {
+        kept::resume(self, host, unfinished)
+    }
+
+    fn is_idle(&self) -> bool {
+        let inner = &self.0;
+        inner.tasks.is_empty() && inner.polled.is_empty() && inner.statuses.is_empty() && inner.init.is_idle()
     }
 
     fn close(&self) {
@@ -210,7 +224,7 @@ async fn sweep(inner: Weak<Inner>) {
     loop {
         pause.tick().await;
         let Some(inner) = inner.upgrade() else { return };
-        inner.polled.sweep(inner.host.budget());
+        inner.polled.sweep(&inner.budget);
         inner.init.sweep();
         inner.statuses.sweep();
     }

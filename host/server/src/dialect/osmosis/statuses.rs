@@ -114,6 +114,13 @@ impl Statuses {
         self.lock().forget(Instant::now());
     }
 
+    /// Whether none is known.
+    pub(crate) fn is_empty(&self) -> bool {
+        let mut inner = self.lock();
+        inner.forget(Instant::now());
+        inner.known.is_empty()
+    }
+
     /// How far a rollout is, if it is known.
     pub(crate) fn of(&self, id: &RolloutId) -> Option<Over> {
         let mut inner = self.lock();

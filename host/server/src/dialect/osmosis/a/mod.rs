@@ -42,8 +42,6 @@ use tools::WireTool;
 pub struct Settings {
     /// Times and bounds.
     pub init: OsmosisInit,
-    /// The agent's name, which its callers are told by.
-    pub agent_name: String,
     /// Who posts results.
     pub completions: CallbackClient,
 }
@@ -51,16 +49,15 @@ pub struct Settings {
 /// This generation's part of the server.
 pub(super) struct Server {
     settings: OsmosisInit,
-    agent_name: String,
     completions: CallbackClient,
     records: Arc<Records>,
 }
 
 impl Server {
     pub(crate) fn new(settings: Settings, budget: Budget) -> Self {
-        let Settings { init, agent_name, completions } = settings;
+        let Settings { init, completions } = settings;
         let records = Arc::new(Records::new(init.record_ttl, init.cleanup_interval, budget));
-        Self { settings: init, agent_name, completions, records }
+        Self { settings: init, completions, records }
     }
 
     /// Forgets what is due, and more where room is needed.
@@ -73,12 +70,17 @@ impl Server {
         self.settings.alone
     }
 
+    /// Whether nothing is under way or remembered.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.records.counts(Instant::now()) == (0, 0)
+    }
+
     /// What is reported of a host's health to callers of this generation.
-    pub(crate) fn health(&self) -> Map<String, Value> {
+    pub(crate) fn health(&self, agent_name: &str) -> Map<String, Value> {
         let (active, completed) = self.records.counts(Instant::now());
         let fields: [(&str, Value); 4] = [
             ("status", "healthy".into()),
-            ("agent_loop", self.agent_name.as_str().into()),
+            ("agent_loop", agent_name.into()),
             ("active_rollouts", active.into()),
             ("completed_rollouts", completed.into()),
         ];
@@ -149,7 +151,7 @@ async fn platform_health(State(osmosis): State<Osmosis>) -> Result<Json<Map<Stri
     if !osmosis.0.is_keyed {
         return Err(ApiError::NoRoute);
     }
-    Ok(Json(osmosis.0.init.health()))
+    Ok(Json(osmosis.0.init.health(&osmosis.0.serving.now().agent_name)))
 }
 
 /// Admits a rollout and answers with its tools. A request that came before has the
@@ -161,15 +163,16 @@ async fn init(
 ) -> Result<Response, ApiError> {
     osmosis.keep_swept();
     let inner = &osmosis.0;
+    let host = inner.serving.host();
     let rules = inner.init.completions.rules();
-    let read = |bytes: &[u8]| request::read(&headers, bytes, &inner.init.settings, inner.host.form(), &rules);
+    let read = |bytes: &[u8]| request::read(&headers, bytes, &inner.init.settings, host.form(), &rules);
     let request = osmosis.read_for_rollout(body, read)?;
     let answer = match inner.init.records.join(&request.key, Instant::now()) {
         Part::Follower(following) => following,
         Part::Leader(leading) => {
             let following = leading.following();
             // A caller that goes away does not take the rollout with it.
-            inner.tasks.spawn(lead(osmosis.clone(), request, leading));
+            inner.tasks.spawn(lead(osmosis.clone(), host, request, leading));
             following
         }
     };
@@ -216,7 +219,7 @@ enum Note<'a> {
 }
 
 /// Goes on with a rollout that a process before answered, or with its completion.
-pub(super) fn resume(osmosis: &Osmosis, unfinished: UnfinishedRollout) -> Result<(), String> {
+pub(super) fn resume(osmosis: &Osmosis, host: &Host, unfinished: UnfinishedRollout) -> Result<(), String> {
     let inner = &osmosis.0;
     let notes = unfinished.notes.iter().map(|note| serde_json::from_str(note.get()));
     let notes = notes.collect::<Result<Vec<Note<'_>>, _>>().map_err(|error| error.to_string())?;
@@ -247,7 +250,7 @@ pub(super) fn resume(osmosis: &Osmosis, unfinished: UnfinishedRollout) -> Result
         Box::new(Call {
             due: inner.reports.promise(&id),
             known,
-            grade: gradable && inner.host.grader().is_some(),
+            grade: gradable && host.grader().is_some(),
             answer: Mutex::new(Some(Answer::Given(stored))),
             osmosis: osmosis.clone(),
             id: id.clone(),
@@ -263,9 +266,9 @@ pub(super) fn resume(osmosis: &Osmosis, unfinished: UnfinishedRollout) -> Result
             inner.tasks.spawn(call.finished(Ended::of(finished)));
         }
         None => {
-            let profile = request::profile(&id, &inner.init.settings, inner.host.form());
+            let profile = request::profile(&id, &inner.init.settings, host.form());
             let profile = profile.ok_or("its id makes no request")?;
-            let rollout = kept::rollout(&inner.host, unfinished, |model| model.asked(profile))?;
+            let rollout = kept::rollout(host, unfinished, |model| model.asked(profile))?;
             let call = call(inner.statuses.begins(rollout_id, rollout.handle()));
             inner.tasks.spawn(drive(rollout, call));
         }
@@ -274,7 +277,7 @@ pub(super) fn resume(osmosis: &Osmosis, unfinished: UnfinishedRollout) -> Result
 }
 
 /// Answers a request and runs its rollout.
-async fn lead(osmosis: Osmosis, request: Init, leading: Leading) {
+async fn lead(osmosis: Osmosis, host: Host, request: Init, leading: Leading) {
     let Init { rollout, mut resources, id, completed_url, api_key, gradable, key } = request;
     let facts = Facts { id: id.as_str().into(), key: key.as_str().into(), gradable };
     let secret = SecretFacts {
@@ -282,14 +285,14 @@ async fn lead(osmosis: Osmosis, request: Init, leading: Leading) {
         api_key: api_key.as_ref().map(|key| key.expose().into()),
     };
     resources.continuation = Some(kept::continuation(kept::INIT, &facts, Some(&secret)));
-    let rollout = match osmosis.0.host.admit(rollout, resources) {
+    let rollout = match host.admit(rollout, resources) {
         Ok(rollout) => rollout,
         Err(error) => return leading.fail(Refused::Admit(error)),
     };
     let call = Box::new(Call {
         due: osmosis.0.reports.promise(&id),
         known: osmosis.0.statuses.begins(rollout.id().clone(), rollout.handle()),
-        grade: gradable && osmosis.0.host.grader().is_some(),
+        grade: gradable && host.grader().is_some(),
         answer: Mutex::new(Some(Answer::Due(leading))),
         osmosis,
         id,

@@ -25,7 +25,7 @@ use crate::random;
 use registry::{Entry, Lease, Status};
 use rollout_core::id::RolloutId;
 use rollout_core::rollout::{
-    AfterWorkflow, Ended, Failure, FailureKind, Finished, Next, Outcome, Phase, Stage, Steps,
+    AfterWorkflow, Ended, Failure, FailureKind, Finished, Host, Next, Outcome, Phase, Stage, Steps,
     UnfinishedRollout, drive,
 };
 use rollout_core::telemetry::{Refusal, TraceParent};
@@ -98,16 +98,16 @@ pub(super) async fn start(
     let inner = &osmosis.0;
     let Polled { asked, grade } = request;
     let id = asked.rollout.id.clone();
-    inner.host.may_keep()?;
+    let host = inner.serving.host();
+    host.may_keep()?;
     // A result that is kept keeps its id, so that no caller reads another's.
-    let place =
-        inner.polled.reserve(&id).inspect_err(|_| inner.host.metrics().refused(Refusal::Duplicate))?;
-    let asked = asked.forked(&inner.host).await?;
+    let place = inner.polled.reserve(&id).inspect_err(|_| host.metrics().refused(Refusal::Duplicate))?;
+    let asked = asked.forked(&host).await?;
     let ParsedRequest { rollout, mut resources, gradable, label, fork_of: _ } = asked;
     let token = random::token();
     let facts = Facts { lease: Lease::of(&token), grade, gradable };
     resources.continuation = Some(kept::continuation(kept::POLLED, &facts, None::<&()>));
-    let rollout = inner.host.admit(rollout, resources)?;
+    let rollout = host.admit(rollout, resources)?;
     rollout.traced_below(parent);
     let handle = rollout.handle();
     let log = handle.log().cloned();
@@ -121,14 +121,14 @@ pub(super) async fn start(
         polling_lease_timeout_sec: times.lease.as_secs_f64(),
     };
     let known = inner.statuses.begins(id, rollout.handle());
-    let polling = facts.polling(osmosis, entry, known, label);
+    let polling = facts.polling(osmosis, &host, entry, known, label);
     inner.tasks.spawn(drive(rollout, Box::new(polling)));
     kept::is_safe(log.as_ref()).await.inspect_err(|_| handle.cancel())?;
     Ok(admission)
 }
 
 /// Goes on with a rollout that a process before admitted, or with its result.
-pub(super) fn resume(osmosis: &Osmosis, unfinished: UnfinishedRollout) -> Result<(), String> {
+pub(super) fn resume(osmosis: &Osmosis, host: &Host, unfinished: UnfinishedRollout) -> Result<(), String> {
     let inner = &osmosis.0;
     let facts: Facts = kept::facts(&unfinished)?;
     let notes: Vec<Note> =
@@ -139,18 +139,18 @@ pub(super) fn resume(osmosis: &Osmosis, unfinished: UnfinishedRollout) -> Result
     match unfinished.outcome {
         Some(finished) => {
             let entry = place.fill(lease, Some(log));
-            let polling = facts.polling(osmosis, entry.clone(), inner.statuses.ended(id), label);
+            let polling = facts.polling(osmosis, host, entry.clone(), inner.statuses.ended(id), label);
             polling.is_expired.store(notes.contains(&Note::Expired), Ordering::Relaxed);
             let body = polling.body(Ended::of(finished));
-            inner.polled.end(&entry, body, polling.due, inner.host.budget());
+            inner.polled.end(&entry, body, polling.due, &inner.budget);
             if notes.contains(&Note::Read) {
                 inner.polled.was_read(&entry);
             }
         }
         None => {
-            let rollout = kept::rollout(&inner.host, unfinished, |model| model)?;
+            let rollout = kept::rollout(host, unfinished, |model| model)?;
             let known = inner.statuses.begins(id, rollout.handle());
-            let polling = facts.polling(osmosis, place.fill(lease, Some(log)), known, label);
+            let polling = facts.polling(osmosis, host, place.fill(lease, Some(log)), known, label);
             polling.is_expired.store(notes.contains(&Note::Expired), Ordering::Relaxed);
             inner.tasks.spawn(drive(rollout, Box::new(polling)));
         }
@@ -160,7 +160,14 @@ pub(super) fn resume(osmosis: &Osmosis, unfinished: UnfinishedRollout) -> Result
 
 impl Facts {
     /// What drives the rollout that these are of.
-    fn polling(&self, osmosis: &Osmosis, entry: Arc<Entry>, known: Known, label: Option<String>) -> Polling {
+    fn polling(
+        &self,
+        osmosis: &Osmosis,
+        host: &Host,
+        entry: Arc<Entry>,
+        known: Known,
+        label: Option<String>,
+    ) -> Polling {
         let inner = &osmosis.0;
         Polling {
             due: inner.reports.promise(entry.id().as_str()),
@@ -168,7 +175,7 @@ impl Facts {
             entry,
             known,
             grade: self.grade,
-            gradable: self.gradable && inner.host.grader().is_some(),
+            gradable: self.gradable && host.grader().is_some(),
             label,
             is_expired: AtomicBool::new(false),
         }
@@ -213,7 +220,7 @@ impl Steps for Polling {
         }
         let body = self.body(ended);
         let Self { osmosis, entry, due, .. } = *self;
-        osmosis.0.polled.end(&entry, body, due, osmosis.0.host.budget());
+        osmosis.0.polled.end(&entry, body, due, &osmosis.0.budget);
     }
 }
 

@@ -263,6 +263,11 @@ impl Registry {
         while !budget.has_room() && inner.forget_read() {}
     }
 
+    /// Whether it knows no rollout.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().entries.is_empty()
+    }
+
     /// Speaks for an id that no known rollout has.
     pub(super) fn reserve(&self, id: &RolloutId) -> Result<Reserved<'_>, ApiError> {
         let mut inner = self.lock();
