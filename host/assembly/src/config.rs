@@ -7,6 +7,7 @@ mod journal;
 mod network;
 mod raw;
 mod reading;
+mod tenant;
 mod tools;
 mod values;
 

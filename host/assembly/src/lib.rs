@@ -7,6 +7,7 @@
 pub mod config;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+mod platform;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -17,8 +18,7 @@ use bytes::Bytes;
 use serde_json::{Map, Value};
 
 use crate::config::{Config, Judge};
-use rollout_core::budget::Budget;
-use rollout_core::capacity::{Bound, GuestCost, Machine, Slots};
+use rollout_core::capacity::{Bound, Slots};
 use rollout_core::digest::sha256_hex;
 use rollout_core::engine::{Engine, EngineError, MemoryPlan};
 use rollout_core::error::Fault;
@@ -30,12 +30,14 @@ use rollout_core::outbound::{
 };
 use rollout_core::plugin::{self, Declaration, DeclareError, InvalidSettings, Plugin};
 use rollout_core::rollout::{
-    Deployment, DeploymentError, DeploymentSettings, Host, Journal, Runtime, RuntimeSettings, Started,
+    Deployment, DeploymentError, DeploymentSettings, Host, Journal, Runtime, RuntimeSettings,
 };
 use rollout_core::telemetry::Metrics;
 use rollout_core::toolbox::{ComponentSettings, Toolbox, UnusableTools};
 use rollout_mock_model as mock_model;
 use rollout_mock_model::MockModel;
+
+pub use platform::{Instances, Placed, Platform};
 
 /// What of a host is not in its configuration.
 #[derive(Default)]
@@ -177,60 +179,16 @@ pub struct Assembled {
     pub judge_stand_in: Option<MockModel>,
 }
 
-/// What is settled before any component is there: how much of the machine there is, and the
-/// engine in it.
-struct Foundation {
-    machine: Machine,
-    budget: Budget,
-    plan: MemoryPlan,
-    cost: GuestCost,
-    engine: Engine,
-    metrics: Arc<Metrics>,
-}
-
-impl Foundation {
-    fn new(config: &Config, descriptors_for_callers: u64) -> Result<Self, EngineError> {
-        let memory_budget_bytes = config.memory_budget_bytes.map(|bytes| bytes as u64);
-        let machine = Machine { memory_budget_bytes, ..Machine::read() };
-        let budget = Budget::new(usize::try_from(machine.memory_budget()).unwrap_or(usize::MAX));
-        let tools_max = config.tools.instances_max();
-        let instances_max = config.max_concurrent.saturating_add(tools_max);
-        let plan = MemoryPlan::within(instances_max, machine.guest_mappings_max());
-        // One descriptor is the rollout's own, to its model.
-        let descriptors = 1 + descriptors_for_callers;
-        let cost = GuestCost { descriptors, mappings: plan.mappings_per_instance(), memory_bytes: 0 };
-        let slots = machine.slots(config.max_concurrent, config.queue_max, cost);
-        let memory_bytes_max = config.limits.memory_bytes_max.max(config.tools.memory_bytes_max());
-        let engine = Engine::planned(plan, slots.running_max.saturating_add(tools_max), memory_bytes_max)?;
-        Ok(Self { machine, budget, plan, cost, engine, metrics: Arc::new(Metrics::new()) })
-    }
-
-    /// How many rollouts at this cost there is room for. A plugin may ask for fewer at once than
-    /// there are slots, and not for more.
-    fn room(&self, config: &Config, settings: &plugin::Settings, cost: GuestCost) -> Slots {
-        let max_concurrent = settings.max_concurrent.unwrap_or(u32::MAX).min(config.max_concurrent);
-        self.machine.slots(max_concurrent, config.queue_max, cost)
-    }
-
-    /// What a rollout of this deployment costs, found out by starting an instance of each kind.
-    async fn cost_of(&self, deployment: &Deployment) -> Result<GuestCost, AssemblyError> {
-        let started = deployment.try_start(&self.budget, &self.metrics).await;
-        let Started { memory_bytes, .. } =
-            started.map_err(|(role, why)| AssemblyError::CannotStart { role, why })?;
-        Ok(GuestCost { memory_bytes: memory_bytes as u64, ..self.cost })
-    }
-}
-
 /// The components of a deployment, with their configuration.
-struct Components {
+pub(crate) struct Components {
     workflow: Plugin,
-    settings: plugin::Settings,
+    pub settings: plugin::Settings,
     grader: Option<(Plugin, plugin::Settings)>,
 }
 
 impl Components {
     /// Brings them in and asks them what they declare.
-    async fn load(
+    pub(crate) async fn load(
         config: &Config,
         sources: Sources<'_>,
         input: Bytes,
@@ -251,6 +209,63 @@ impl Components {
         };
         Ok(Self { workflow, settings, grader })
     }
+
+    /// A deployment of them.
+    pub(crate) async fn deploy(
+        self,
+        config: &Config,
+        connections: Connections<'_>,
+        load: impl Fn(&Path) -> Result<Plugin, NotLoaded>,
+    ) -> Result<Deployed, AssemblyError> {
+        let Self { workflow, settings, grader } = self;
+        let Connections { transport, metrics, observer, judge_key, judge: to_judge } = connections;
+        let (grader, grader_settings) = grader.unzip();
+        let chat = chat_client(config, transport, metrics, observer);
+        let (judge, judge_stand_in) = match &config.judge {
+            Some(judge) => {
+                let (access, stand_in) = judge_access(judge, judge_key, to_judge, &chat).await?;
+                (Some(access), stand_in)
+            }
+            None => (None, None),
+        };
+        let (tools, tools_digest) = provided_tools(config, load, metrics).await?.unzip();
+        let deployment = Deployment::new(DeploymentSettings {
+            workflow,
+            grader,
+            limits: config.limits.clone(),
+            plugin_config: settings.to_raw(),
+            grader_config: grader_settings.as_ref().and_then(plugin::Settings::to_raw),
+            tools: tools.map(|tools| tools as Arc<dyn HostTools>),
+            judge,
+        })?;
+        Ok(Deployed { deployment, chat, settings, grader_settings, tools_digest, judge_stand_in })
+    }
+}
+
+/// What deployed components reach others by.
+pub(crate) struct Connections<'a> {
+    pub transport: &'a Transport,
+    pub metrics: &'a Arc<Metrics>,
+    pub observer: Option<Arc<dyn Observer>>,
+    pub judge_key: Option<Secret>,
+    /// Those to the judge.
+    pub judge: Transport,
+}
+
+/// A deployment, and what is known of how it came to be.
+pub struct Deployed {
+    /// The deployment.
+    pub deployment: Deployment,
+    /// The client that reaches its rollouts' models.
+    pub chat: ChatClient,
+    /// The workflow's configuration.
+    pub settings: plugin::Settings,
+    /// That of a grader which is a component of its own.
+    pub grader_settings: Option<plugin::Settings>,
+    /// A digest of all that decides on what the host-provided tools do and is known here.
+    pub tools_digest: Option<String>,
+    /// What judges in place of a model. It serves for as long as this is held.
+    pub judge_stand_in: Option<MockModel>,
 }
 
 /// Brings the components in, asks them what they declare, and makes a host of them that is known
@@ -263,41 +278,30 @@ pub async fn assemble(
 ) -> Result<Assembled, AssemblyError> {
     let Options { artifact_root, descriptors_for_callers, judge_key, observer, plugin_input, journal } =
         options;
-    let foundation = Foundation::new(config, descriptors_for_callers)?;
-    let load = |path: &Path| load(&foundation.engine, path);
-    let Components { workflow, settings, grader } =
-        Components::load(config, sources, plugin_input, load).await?;
-    let (grader, grader_settings) = grader.unzip();
-    let room = |cost| foundation.room(config, &settings, cost);
-    let transport = Transport::new(room(foundation.cost).connections.outbound_max)?;
-    let chat = chat_client(config, &transport, &foundation.metrics, observer);
-    let (judge, judge_stand_in) = match &config.judge {
-        Some(judge) => {
-            let (access, stand_in) = judge_access(judge, judge_key, &transport, &chat).await?;
-            (Some(access), stand_in)
-        }
-        None => (None, None),
-    };
-    let (tools, tools_digest) = provided_tools(config, load, &foundation.metrics).await?.unzip();
-    let deployment = Deployment::new(DeploymentSettings {
-        workflow,
-        grader,
-        limits: config.limits.clone(),
-        plugin_config: settings.to_raw(),
-        grader_config: grader_settings.as_ref().and_then(plugin::Settings::to_raw),
-        tools: tools.map(|tools| tools as Arc<dyn HostTools>),
-        judge,
-    })?;
+    let instances = Instances { tools: config.tools.instances_max(), besides: 0 };
+    let memory_bytes_max = config.limits.memory_bytes_max.max(config.tools.memory_bytes_max());
+    let platform = Platform::new(config, descriptors_for_callers, instances, memory_bytes_max)?;
+    let load = |path: &Path| load(platform.engine(), path);
+    let components = Components::load(config, sources, plugin_input, load).await?;
+    // A plugin may ask for fewer at once than there are slots, and not for more.
+    let asked = components.settings.max_concurrent.unwrap_or(u32::MAX).min(config.max_concurrent);
+    let room = |memory_bytes| platform.room(asked, config.queue_max, memory_bytes);
+    let transport = Transport::new(room(0).connections.outbound_max)?;
+    let metrics = Arc::new(Metrics::new());
+    // The operator's own address, which rules for callers do not concern.
+    let judge = transport.for_tenant(NetworkRules::open());
+    let connections = Connections { transport: &transport, metrics: &metrics, observer, judge_key, judge };
+    let deployed = components.deploy(config, connections, load).await?;
     let event_log = config.log.as_deref().map(event_log).transpose()?;
-    let slots = room(foundation.cost_of(&deployment).await?);
+    let slots = room(platform.memory_of(&deployed.deployment, &metrics).await?);
     warn_of_little_room(config, &slots);
-    let Foundation { budget, plan, engine, metrics, .. } = foundation;
+    let Deployed { deployment, chat, settings, grader_settings, tools_digest, judge_stand_in } = deployed;
     let runtime = Runtime::new(RuntimeSettings {
-        engine,
+        engine: platform.engine().clone(),
         transport,
         chat,
         metrics,
-        budget,
+        budget: platform.budget().clone(),
         slots: rollout_core::rollout::Slots::alone(slots.running_max, slots.queue_max),
         quotas: Vec::new(),
         artifact_root,
@@ -305,6 +309,7 @@ pub async fn assemble(
         journal,
     });
     let host = Host::new(runtime, Arc::new(deployment));
+    let plan = platform.plan();
     Ok(Assembled { host, slots, plan, settings, grader_settings, tools_digest, judge_stand_in })
 }
 
@@ -354,11 +359,9 @@ fn chat_client(
 async fn judge_access(
     judge: &Judge,
     key: Option<Secret>,
-    transport: &Transport,
+    transport: Transport,
     chat: &ChatClient,
 ) -> Result<(ModelAccess, Option<MockModel>), AssemblyError> {
-    // The operator's own address, which rules for callers do not concern.
-    let transport = transport.for_tenant(NetworkRules::open());
     let client = chat.for_judges(judge.retry.clone(), judge.params.clone()).over(transport);
     let (url, stand_in) = match &judge.url {
         Some(url) => (url.clone(), None),

@@ -1,6 +1,7 @@
 //! What one rollout may use, and what it may take to load a component. Every limit has a
 //! unit in its name and a default here.
 
+use std::fmt;
 use std::time::Duration;
 
 /// The limits of one rollout and of its two instances.
@@ -94,6 +95,26 @@ pub enum Amount {
     Count(u64),
     /// Of time, in seconds.
     Secs(f64),
+}
+
+impl Amount {
+    /// Whether it is more than another one of the same kind.
+    pub fn is_more_than(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Count(one), Self::Count(other)) => one > other,
+            (Self::Secs(one), Self::Secs(other)) => one > other,
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for Amount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Count(count) => count.fmt(f),
+            Self::Secs(secs) => secs.fmt(f),
+        }
+    }
 }
 
 impl From<usize> for Amount {

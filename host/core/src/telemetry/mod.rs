@@ -27,9 +27,11 @@ pub use traces::{InvalidOtlp, RolloutTrace, Span, TraceParent, Traces};
 pub(crate) use under_way::{Callback, ModelCall, Timing, ToolCall};
 
 use std::collections::HashMap;
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use prometheus::proto::MetricFamily;
 use prometheus::{Histogram, Registry, TextEncoder};
 
 use series::{BusySeries, CallbackSeries, Counters, GuestSeries, ModelSeries, RolloutSeries};
@@ -120,18 +122,39 @@ impl Default for Metrics {
 impl Metrics {
     /// Metrics that have counted nothing yet.
     pub fn new() -> Self {
-        Self::registered(Registry::new())
+        Self::registered(Registry::new(), true)
             .unwrap_or_else(|error| unreachable!("names, labels and buckets are constants: {error}"))
     }
 
-    /// Metrics that have counted nothing yet, each with these labels, and what of them is counted by the
-    /// day besides.
+    /// Metrics of a part of a process that have counted nothing yet, each with these labels, and what of
+    /// them is counted by the day besides.
     pub fn of(labels: HashMap<String, String>, meters: Vec<Arc<Meter>>) -> Self {
         let registry = Registry::new_custom(None, Some(labels));
-        let registered = registry.and_then(Self::registered);
+        let registered = registry.and_then(|registry| Self::registered(registry, false));
         let metrics = registered
             .unwrap_or_else(|error| unreachable!("names, labels and buckets are constants: {error}"));
         Self { meters, ..metrics }
+    }
+
+    /// Sends traces where these go.
+    pub fn trace_with(&self, traces: Traces) {
+        // It is said once, before anything is counted.
+        let _ = self.traces.set(traces);
+    }
+
+    /// The same text of several, each of which has labels of its own.
+    pub fn text_of(all: &[Arc<Self>]) -> String {
+        let mut families: BTreeMap<String, MetricFamily> = BTreeMap::new();
+        for family in all.iter().flat_map(|one| one.registry.gather()) {
+            match families.entry(family.name().to_owned()) {
+                Entry::Vacant(place) => drop(place.insert(family)),
+                Entry::Occupied(mut place) => {
+                    let mut family = family;
+                    place.get_mut().mut_metric().extend(family.take_metric());
+                }
+            }
+        }
+        as_text(&families.into_values().collect::<Vec<_>>())
     }
 
     /// Begins to export traces, on the runtime that this is called in. Once in a host's
@@ -237,11 +260,15 @@ impl Metrics {
             self.busy.held_bytes.with_label_values(&[use_]).set(number(bytes));
         }
         self.busy.held_bytes_max.set(number(busy.held_bytes_max));
-        TextEncoder::new().encode_to_string(&self.registry.gather()).unwrap_or_else(|error| {
-            tracing::error!(%error, "metrics could not be written as text");
-            String::new()
-        })
+        as_text(&self.registry.gather())
     }
+}
+
+fn as_text(families: &[MetricFamily]) -> String {
+    TextEncoder::new().encode_to_string(families).unwrap_or_else(|error| {
+        tracing::error!(%error, "metrics could not be written as text");
+        String::new()
+    })
 }
 
 #[cfg(test)]
@@ -290,5 +317,24 @@ mod tests {
         assert_eq!(metrics.judge.ended.at(ModelOutcome::Replied).get(), 0);
         assert_eq!(metrics.callbacks.ended.at(CallbackOutcome::Delivered).get(), 1);
         assert_eq!(metrics.model.prompt_tokens.get(), TOKENS_MAX);
+    }
+
+    #[test]
+    fn what_several_count_is_one_text_in_which_each_has_its_labels() {
+        let of = |tenant: &str| {
+            Arc::new(Metrics::of(HashMap::from([("tenant".to_owned(), tenant.to_owned())]), Vec::new()))
+        };
+        let (one, two) = (of("a"), of("b"));
+        one.accepted();
+        let text = Metrics::text_of(&[one, two]);
+        let name = "rollout_host_rollouts_accepted_total";
+        for line in [format!("{name}{{tenant=\"a\"}} 1"), format!("{name}{{tenant=\"b\"}} 0")] {
+            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+        }
+        assert_eq!(text.matches(&format!("# TYPE {name} ")).count(), 1);
+        assert!(
+            !text.contains("held_bytes") && !text.contains("process_"),
+            "of the process, and not of a tenant"
+        );
     }
 }

@@ -110,15 +110,20 @@ impl<L: Label> Counters<L> {
 }
 
 impl Metrics {
-    pub(super) fn registered(registry: Registry) -> prometheus::Result<Self> {
+    /// Without what is of the whole process, they are those of one of its tenants.
+    pub(super) fn registered(registry: Registry, is_whole: bool) -> prometheus::Result<Self> {
         let add = Add(&registry);
         let build = "Always 1; its label says what runs.";
         let build = add.gauges("rollout_host_build_info", build, "version")?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
-        registry.register(Box::new(process::Process::new()?))?;
+        if is_whole {
+            registry.register(Box::new(process::Process::new()?))?;
+        }
+        let elsewhere = Registry::new();
+        let whole = if is_whole { add } else { Add(&elsewhere) };
         Ok(Self {
             rollouts: add.rollouts()?,
-            busy: add.busy()?,
+            busy: add.busy(whole)?,
             times: Step::ALL.iter().map(|step| add.times(*step)).collect::<Result<_, _>>()?,
             model: add.calls_of("model", "rollout_host_tokens_total", Step::ModelCall)?,
             judge: add.calls_of("judge", "rollout_host_judge_tokens_total", Step::JudgeCall)?,
@@ -194,18 +199,18 @@ impl Add<'_> {
         })
     }
 
-    fn busy(self) -> prometheus::Result<BusySeries> {
+    fn busy(self, whole: Self) -> prometheus::Result<BusySeries> {
         Ok(BusySeries {
             running: self.gauge("rollout_host_rollouts_running", "Rollouts that have a slot.")?,
             queued: self.gauge("rollout_host_rollouts_queued", "Rollouts that wait for a slot.")?,
             running_max: self
                 .gauge("rollout_host_rollouts_running_max", "Slots: rollouts that run at once.")?,
-            held_bytes: self.gauges(
+            held_bytes: whole.gauges(
                 "rollout_host_held_bytes",
                 "Bytes held for callers and guests, by what for, as the memory budget counts them.",
                 "use",
             )?,
-            held_bytes_max: self.gauge(
+            held_bytes_max: whole.gauge(
                 "rollout_host_held_bytes_max",
                 "The memory budget: bytes that may be held for callers and guests.",
             )?,
