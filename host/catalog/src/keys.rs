@@ -338,6 +338,16 @@ impl Catalog {
         Ok(keys)
     }
 
+    /// What is shown of a key.
+    pub fn key(&self, key: KeyId) -> Result<KeyInfo, CatalogError> {
+        let select = format!("{SELECT} WHERE id = ?1");
+        let found = self
+            .0
+            .store
+            .read(|transaction| Ok(transaction.query_row(&select, [key.0], key_info).optional()?))?;
+        found.ok_or_else(|| CatalogError::not_found(What::Key, key))
+    }
+
     /// Revokes a key. It is refused from now on. Revoking it again changes nothing.
     pub fn revoke_key(&self, key: KeyId) -> Result<(), CatalogError> {
         let now = self.0.store.now().timestamp();

@@ -43,7 +43,7 @@ const LAYERS: [(&str, Layers); 3] = [
         "server",
         &[
             &["lib access connections error fuzzing given_out stopping trajectories"],
-            &["dialect"],
+            &["admin", "dialect"],
             &["connection", "random"],
         ],
     ),

@@ -51,7 +51,7 @@ impl Seal {
     }
 
     /// Seals a text. It can be opened for the same purpose only.
-    pub(crate) fn seal(&self, purpose: &[u8], text: &[u8]) -> io::Result<Vec<u8>> {
+    pub fn seal(&self, purpose: &[u8], text: &[u8]) -> io::Result<Vec<u8>> {
         // Random ones do not meet before some four thousand million are used.
         let nonce: [u8; NONCE_LEN] = random()?;
         let mut sealed = text.to_vec();
@@ -63,7 +63,7 @@ impl Seal {
     }
 
     /// Opens what was sealed by this key for this purpose, if it was.
-    pub(crate) fn open(&self, purpose: &[u8], sealed: &[u8]) -> Option<Vec<u8>> {
+    pub fn open(&self, purpose: &[u8], sealed: &[u8]) -> Option<Vec<u8>> {
         let (sealed, nonce) = sealed.split_last_chunk::<NONCE_LEN>()?;
         let mut text = sealed.to_vec();
         let nonce = Nonce::assume_unique_for_key(*nonce);

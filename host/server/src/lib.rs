@@ -2,6 +2,7 @@
 //! answers, and how it stops. The protocols themselves are [`Dialect`]s.
 
 mod access;
+pub mod admin;
 mod connection;
 mod connections;
 pub mod dialect;

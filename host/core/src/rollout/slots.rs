@@ -411,7 +411,7 @@ mod tests {
     }
 
     fn id(text: impl ToString) -> RolloutId {
-        RolloutId::parse(&text.to_string()).unwrap()
+        RolloutId::parse(text.to_string()).unwrap()
     }
 
     /// So many rollouts of it that wait for a slot, each with its wait.

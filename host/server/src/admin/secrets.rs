@@ -1,0 +1,85 @@
+//! `/secrets`: keys that a tenant's configurations name. They come in, and nobody reads them here again.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+
+use super::Admin;
+use super::error::ApiError;
+use super::extract::{Author, JsonBody, Path};
+use super::wire::{NewSecret, OfTenant, Secrets};
+use rollout_catalog::{Catalog, CatalogError, Name, TenantId};
+use rollout_core::outbound::Secret;
+use rollout_core::seal::Seal;
+
+/// The longest secret, in bytes.
+const SECRET_BYTES_MAX: usize = 16 << 10;
+
+/// The names of a tenant's secrets.
+#[utoipa::path(get, path = "/secrets", tag = "secrets", params(OfTenant),
+    responses((status = 200, body = Secrets)))]
+pub(super) async fn list(
+    State(admin): State<Admin>,
+    Author { tenant, .. }: Author,
+) -> Result<Json<Secrets>, ApiError> {
+    let secrets = admin.on_disk(move |catalog| catalog.secrets(tenant)).await?;
+    Ok(Json(Secrets { items: secrets.into_iter().map(|(name, _)| name.into()).collect() }))
+}
+
+/// Keeps a secret, in the place of the one that had the name.
+#[utoipa::path(put, path = "/secrets/{name}", tag = "secrets", params(("name" = String, Path), OfTenant),
+    request_body = NewSecret, responses((status = 204, description = "It is kept.")))]
+pub(super) async fn set(
+    State(admin): State<Admin>,
+    Author { tenant, .. }: Author,
+    Path(name): Path<String>,
+    body: JsonBody<NewSecret>,
+) -> Result<StatusCode, ApiError> {
+    let NewSecret { value } = body.value;
+    let name = Name::new(name).map_err(|error| ApiError::Invalid(error.to_string()))?;
+    if value.is_empty() || value.len() > SECRET_BYTES_MAX {
+        return Err(ApiError::Invalid(format!("value: a secret has 1 to {SECRET_BYTES_MAX} bytes")));
+    }
+    let sealed = admin.0.settings.seal.seal(&purpose(tenant, &name), value.as_bytes());
+    let sealed = sealed.map_err(|error| {
+        tracing::error!(%error, "a secret cannot be sealed");
+        ApiError::Internal
+    })?;
+    admin.on_disk(move |catalog| catalog.set_secret(tenant, &name, &sealed)).await?;
+    admin.0.settings.deployments.tenant_changed(tenant);
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Removes a secret.
+#[utoipa::path(delete, path = "/secrets/{name}", tag = "secrets", params(("name" = String, Path), OfTenant),
+    responses((status = 204, description = "It is not there any more.")))]
+pub(super) async fn remove(
+    State(admin): State<Admin>,
+    Author { tenant, .. }: Author,
+    Path(name): Path<String>,
+) -> Result<StatusCode, ApiError> {
+    admin.on_disk(move |catalog| catalog.remove_secret(tenant, &name)).await?;
+    admin.0.settings.deployments.tenant_changed(tenant);
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// All secrets of a tenant, opened. One that this seal does not open, since the host's key changed, is
+/// left out and said in the log. Waits for the disk.
+pub fn opened(catalog: &Catalog, seal: &Seal, tenant: TenantId) -> Result<Vec<(Name, Secret)>, CatalogError> {
+    let mut opened = Vec::new();
+    for (name, sealed) in catalog.secrets(tenant)? {
+        let text = seal.open(&purpose(tenant, &name), &sealed).and_then(|text| String::from_utf8(text).ok());
+        match text {
+            Some(text) => opened.push((name, Secret::new(text))),
+            None => {
+                tracing::error!(%tenant, secret = %name, "a secret was sealed by another key; set it again");
+            }
+        }
+    }
+    Ok(opened)
+}
+
+/// A secret is opened as what it was sealed as: this tenant's, of this name.
+fn purpose(tenant: TenantId, name: &Name) -> Vec<u8> {
+    format!("secret {tenant} {name}").into_bytes()
+}
