@@ -30,7 +30,7 @@ use rollout_core::outbound::{
 };
 use rollout_core::plugin::{self, Declaration, DeclareError, InvalidSettings, Plugin};
 use rollout_core::rollout::{
-    Deployment, DeploymentError, DeploymentSettings, Host, Journal, Runtime, RuntimeSettings,
+    Deployment, DeploymentError, DeploymentSettings, Host, Journal, Runtime, RuntimeSettings, ServedAs,
 };
 use rollout_core::telemetry::Metrics;
 use rollout_core::toolbox::{ComponentSettings, Toolbox, UnusableTools};
@@ -218,7 +218,7 @@ impl Components {
         load: impl Fn(&Path) -> Result<Plugin, NotLoaded>,
     ) -> Result<Deployed, AssemblyError> {
         let Self { workflow, settings, grader } = self;
-        let Connections { transport, metrics, observer, judge_key, judge: to_judge } = connections;
+        let Connections { transport, metrics, observer, judge_key, judge: to_judge, served_as } = connections;
         let (grader, grader_settings) = grader.unzip();
         let chat = chat_client(config, transport, metrics, observer);
         let (judge, judge_stand_in) = match &config.judge {
@@ -237,6 +237,7 @@ impl Components {
             grader_config: grader_settings.as_ref().and_then(plugin::Settings::to_raw),
             tools: tools.map(|tools| tools as Arc<dyn HostTools>),
             judge,
+            served_as,
         })?;
         Ok(Deployed { deployment, chat, settings, grader_settings, tools_digest, judge_stand_in })
     }
@@ -250,6 +251,8 @@ pub(crate) struct Connections<'a> {
     pub judge_key: Option<Secret>,
     /// Those to the judge.
     pub judge: Transport,
+    /// What the deployment is called among several.
+    pub served_as: Option<ServedAs>,
 }
 
 /// A deployment, and what is known of how it came to be.
@@ -290,7 +293,8 @@ pub async fn assemble(
     let metrics = Arc::new(Metrics::new());
     // The operator's own address, which rules for callers do not concern.
     let judge = transport.for_tenant(NetworkRules::open());
-    let connections = Connections { transport: &transport, metrics: &metrics, observer, judge_key, judge };
+    let connections =
+        Connections { transport: &transport, metrics: &metrics, observer, judge_key, judge, served_as: None };
     let deployed = components.deploy(config, connections, load).await?;
     let event_log = config.log.as_deref().map(event_log).transpose()?;
     let slots = room(platform.memory_of(&deployed.deployment, &metrics).await?);

@@ -12,7 +12,7 @@ use rollout_core::capacity::{GuestCost, Machine, Slots};
 use rollout_core::engine::{Engine, EngineError, MemoryPlan};
 use rollout_core::outbound::{Secret, Transport};
 use rollout_core::plugin::Plugin;
-use rollout_core::rollout::{Deployment, Started};
+use rollout_core::rollout::{Deployment, ServedAs, Started};
 use rollout_core::telemetry::Metrics;
 
 /// Instances that there is room for besides those of rollouts.
@@ -41,6 +41,8 @@ pub struct Placed<'a> {
     pub metrics: &'a Arc<Metrics>,
     /// The key of the judge's server.
     pub judge_key: Option<Secret>,
+    /// What it is called there.
+    pub served_as: ServedAs,
 }
 
 impl Platform {
@@ -107,11 +109,12 @@ impl Platform {
         placed: Placed<'_>,
         load: impl Fn(&Engine, &Path) -> Result<Plugin, NotLoaded>,
     ) -> Result<Deployed, AssemblyError> {
-        let Placed { transport, metrics, judge_key } = placed;
+        let Placed { transport, metrics, judge_key, served_as } = placed;
+        let served_as = Some(served_as);
         let load = |path: &Path| load(&self.engine, path);
         let components = Components::load(config, sources, Bytes::new(), load).await?;
         let judge = transport.clone();
-        let connections = Connections { transport, metrics, observer: None, judge_key, judge };
+        let connections = Connections { transport, metrics, observer: None, judge_key, judge, served_as };
         let deployed = components.deploy(config, connections, load).await?;
         self.memory_of(&deployed.deployment, metrics).await?;
         Ok(deployed)

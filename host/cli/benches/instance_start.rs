@@ -52,6 +52,7 @@ fn deployment(bytes: &[u8], instances_max: u32) -> Deployment {
     let engine = Engine::new(instances_max, limits.memory_bytes_max).expect("an engine");
     let workflow = engine.load(bytes).unwrap_or_else(|error| panic!("{error}"));
     let settings = DeploymentSettings {
+        served_as: None,
         workflow,
         grader: None,
         limits,

@@ -30,6 +30,8 @@ const SHOWN_BYTES_MAX: usize = 100;
 pub struct Access {
     /// The key that every request must carry, if there is one.
     pub server_key: Option<Secret>,
+    /// Whether every request must carry a key, this one or one of others.
+    pub is_keyed: bool,
     /// Names, besides this machine's own, under which the server may be asked. None leaves
     /// it to the key, where there is one.
     pub allowed_hosts: Option<Vec<AllowedHost>>,
@@ -59,6 +61,14 @@ pub(super) async fn check_names(State(gate): State<Arc<Gate>>, request: Request,
     next.run(request).await
 }
 
+/// The key that a request gives: after the word `Bearer` in any case, or as it is. That is how all protocols
+/// here are given theirs.
+pub(super) fn given_key(headers: &HeaderMap) -> Option<&str> {
+    let given = headers.get(AUTHORIZATION)?.to_str().ok()?.trim_ascii();
+    let (word, rest) = given.split_once(|c: char| c.is_ascii_whitespace()).unwrap_or(("", given));
+    Some(if word.eq_ignore_ascii_case("bearer") { rest.trim_ascii() } else { given })
+}
+
 /// Whether a request gives the server's key after the word `Bearer`, to the letter.
 pub(super) fn is_bearer(key: &Secret, headers: &HeaderMap) -> bool {
     let expected = format!("Bearer {}", key.expose());
@@ -67,14 +77,14 @@ pub(super) fn is_bearer(key: &Secret, headers: &HeaderMap) -> bool {
 }
 
 impl Gate {
-    fn is_short(&self, method: &Method, path: &str) -> bool {
+    pub(super) fn is_short(&self, method: &Method, path: &str) -> bool {
         self.short.iter().any(|(its, short)| its == method && *short == path)
     }
 }
 
 impl Access {
     /// Checks the names that a request gives: the server's, and the page's behind it.
-    fn names(&self, request: &Request) -> Result<(), String> {
+    pub(super) fn names(&self, request: &Request) -> Result<(), String> {
         let host = given_host(request)?;
         if let Some(host) = &host {
             self.host(host)?;
@@ -86,7 +96,7 @@ impl Access {
     /// names that every resolver keeps for the machine itself.
     fn host(&self, host: &Authority) -> Result<(), String> {
         let name = host.host();
-        let is_checked = self.server_key.is_none() || self.allowed_hosts.is_some();
+        let is_checked = !self.is_keyed || self.allowed_hosts.is_some();
         let allowed = self.allowed_hosts.iter().flatten().any(|allowed| allowed.is(name));
         if !is_checked || allowed || is_address(name) || is_this_machine(name) {
             return Ok(());
@@ -157,6 +167,7 @@ mod tests {
 
     fn access(key: bool, hosts: Option<&[&str]>, origins: &[&str]) -> Access {
         Access {
+            is_keyed: key,
             server_key: key.then(|| Secret::new("k")),
             allowed_hosts: hosts.map(|hosts| hosts.iter().map(|host| host.parse().unwrap()).collect()),
             allowed_origins: origins.iter().map(|origin| origin.parse().unwrap()).collect(),

@@ -13,6 +13,7 @@ mod given_out;
 mod random;
 mod serving;
 mod stopping;
+pub mod tenants;
 mod trajectories;
 
 use std::sync::Arc;
@@ -80,11 +81,33 @@ impl Server {
     /// A server of this host in the Osmosis protocol, as it is configured.
     pub fn of_host(host: &Host, config: &Config, identity: Identity) -> Self {
         let Identity { agent_name, instance_id, server_key } = identity;
+        let serving = Serving::new(host.clone(), agent_name);
+        let osmosis = Self::osmosis(&serving, config, server_key.is_some());
+        let access = Access {
+            is_keyed: server_key.is_some(),
+            server_key,
+            allowed_hosts: config.allowed_hosts.clone(),
+            allowed_origins: config.allowed_origins.clone(),
+        };
+        let dialects: Vec<Arc<dyn Dialect>> = vec![Arc::new(osmosis)];
+        Self::new(Settings { serving, dialects, access, instance_id })
+    }
+
+    /// A server of one plugin among many. Who may ask is found out before it is asked.
+    pub(crate) fn of_plugin(serving: Serving, config: &Config) -> Self {
+        let osmosis = Self::osmosis(&serving, config, true);
+        let access =
+            Access { server_key: None, is_keyed: true, allowed_hosts: None, allowed_origins: Vec::new() };
+        let dialects: Vec<Arc<dyn Dialect>> = vec![Arc::new(osmosis)];
+        Self::new(Settings { serving, dialects, access, instance_id: None })
+    }
+
+    fn osmosis(serving: &Serving, config: &Config, is_keyed: bool) -> Osmosis {
+        let host = serving.host();
         let client = |retry: &RetryPolicy| {
             CallbackClient::new(host.runtime().transport().clone(), retry.clone(), host.metrics().clone())
         };
-        let serving = Serving::new(host.clone(), agent_name);
-        let osmosis = Osmosis::new(osmosis::Settings {
+        Osmosis::new(osmosis::Settings {
             serving: serving.clone(),
             callbacks: client(&config.callback),
             generation: config.osmosis_generation,
@@ -93,15 +116,8 @@ impl Server {
                 completions: client(&config.osmosis_init.completed),
             },
             times: config.osmosis,
-            is_keyed: server_key.is_some(),
-        });
-        let access = Access {
-            server_key,
-            allowed_hosts: config.allowed_hosts.clone(),
-            allowed_origins: config.allowed_origins.clone(),
-        };
-        let dialects: Vec<Arc<dyn Dialect>> = vec![Arc::new(osmosis)];
-        Self::new(Settings { serving, dialects, access, instance_id })
+            is_keyed,
+        })
     }
 
     /// Descriptors that a live rollout of such a server holds on the side of its callers, at the
@@ -128,6 +144,11 @@ impl Server {
     /// Goes on with what a process before admitted, before anything is answered. Gives how many
     /// rollouts those are.
     pub fn resume(&self, unfinished: Vec<UnfinishedRollout>) -> usize {
+        self.resume_by(&self.0.serving.host(), unfinished)
+    }
+
+    /// The same by this host, where the rollouts began with another deployment than new ones get.
+    pub(crate) fn resume_by(&self, host: &Host, unfinished: Vec<UnfinishedRollout>) -> usize {
         let mut resumed = 0;
         for rollout in unfinished {
             let (id, driver) = (rollout.request.id.clone(), rollout.driver.clone());
@@ -135,7 +156,7 @@ impl Server {
                 tracing::error!(rollout_id = %id, driver, "a rollout of the journal is left there: nobody here drives it");
                 continue;
             };
-            match dialect.resume(&self.0.serving.host(), rollout) {
+            match dialect.resume(host, rollout) {
                 Ok(()) => resumed += 1,
                 Err(why) => {
                     tracing::error!(rollout_id = %id, why, "a rollout of the journal cannot go on, and is left there");
@@ -150,8 +171,41 @@ impl Server {
         self.0.serving.host().load()
     }
 
+    /// The host that new rollouts are admitted by.
+    pub(crate) fn serving(&self) -> &Serving {
+        &self.0.serving
+    }
+
+    /// From now on new rollouts are admitted by this host.
+    pub(crate) fn become_host(&self, host: Host, agent_name: String) {
+        self.0.serving.become_host(host, agent_name);
+    }
+
+    /// Whether nothing is under way or kept for callers.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.0.dialects.iter().all(|dialect| dialect.is_idle())
+    }
+
     /// All that it answers.
     pub fn router(&self) -> Router {
+        let (keyed, open, short) = self.routes();
+        // What is asked of a request's head comes before anything of its body.
+        let metrics = self.0.serving.host().metrics().clone();
+        let gate = Arc::new(Gate { access: self.0.access.clone(), short, metrics });
+        self.asks_key(keyed, is_bearer, "unauthorized")
+            .merge(open)
+            .layer(middleware::from_fn_with_state(gate, access::check_names))
+    }
+
+    /// The same for one plugin among many: names and keys were asked for.
+    pub(crate) fn plugin_router(&self) -> Router {
+        let (keyed, open, _) = self.routes();
+        keyed.merge(open)
+    }
+
+    /// What it answers: to those who give the server's key, and what asks for that in its own way or not at
+    /// all. Besides, what takes no time and has to work on a server that is full.
+    fn routes(&self) -> (Router, Router, Vec<(Method, &'static str)>) {
         let mut keyed = Router::new()
             .route("/metrics", get(metrics))
             .route("/rollout/{id}/trajectory", get(given_out::trajectory));
@@ -173,15 +227,7 @@ impl Server {
         }
         let keyed =
             keyed.fallback(async || Refused::NoRoute).method_not_allowed_fallback(async || Refused::NoMethod);
-        // What is asked of a request's head comes before anything of its body.
-        let gate = Arc::new(Gate {
-            access: self.0.access.clone(),
-            short,
-            metrics: self.0.serving.host().metrics().clone(),
-        });
-        self.asks_key(keyed, is_bearer, "unauthorized")
-            .merge(open)
-            .layer(middleware::from_fn_with_state(gate, access::check_names))
+        (keyed, open, short)
     }
 
     /// Lets no request through that does not give the server's key, if there is one.

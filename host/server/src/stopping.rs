@@ -68,6 +68,15 @@ impl Server {
         is_done
     }
 
+    /// Takes nothing more, and waits until what was cancelled is reported, or until the time is.
+    pub(crate) async fn report_cancelled(&self, until: Instant) {
+        self.0.dialects.iter().for_each(|dialect| dialect.close());
+        self.0.dialects.iter().for_each(|dialect| dialect.cancels_rest());
+        if !self.drained(until).await {
+            self.name_unreported();
+        }
+    }
+
     /// Waits until all protocols are through, or until the time is. Says whether they are.
     async fn drained(&self, until: Instant) -> bool {
         let all = self.0.dialects.iter().map(|dialect| dialect.drain(until));

@@ -93,6 +93,12 @@ struct Linked {
 }
 
 impl LinkedPlugin {
+    /// The bytes that its compiled code takes.
+    pub(crate) fn code_bytes(&self) -> u64 {
+        let image = self.0.pre.component().image_range();
+        (image.end as usize).saturating_sub(image.start as usize) as u64
+    }
+
     pub(crate) fn new(
         linker: &Linker<InstanceState>,
         component: &Component,

@@ -138,6 +138,11 @@ impl Plugin {
         &self.about
     }
 
+    /// The bytes that its compiled code takes.
+    pub fn code_bytes(&self) -> u64 {
+        self.linked.code_bytes()
+    }
+
     /// The component, ready to be started.
     pub fn linked(&self) -> &LinkedPlugin {
         &self.linked

@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::journal::DeploymentId;
+use super::journal::{DeploymentId, ServedAs};
 use super::model::AgentForm;
 use crate::budget::Budget;
 use crate::digest::{hex, sha256_parts};
@@ -34,6 +34,8 @@ pub struct DeploymentSettings {
     pub tools: Option<Arc<dyn HostTools>>,
     /// The model that judges for graders, where there is one.
     pub judge: Option<ModelAccess>,
+    /// What it is called among several, where there are.
+    pub served_as: Option<ServedAs>,
 }
 
 /// One version of a plugin with all that decides on what its rollouts do: components, settings,
@@ -86,8 +88,16 @@ pub struct Started {
 impl Deployment {
     /// A deployment of these, if they are what one needs.
     pub fn new(settings: DeploymentSettings) -> Result<Self, DeploymentError> {
-        let DeploymentSettings { workflow, grader, limits, plugin_config, grader_config, tools, judge } =
-            settings;
+        let DeploymentSettings {
+            workflow,
+            grader,
+            limits,
+            plugin_config,
+            grader_config,
+            tools,
+            judge,
+            served_as,
+        } = settings;
         if !workflow.about().workflow && !workflow.about().agent_loop {
             return Err(DeploymentError::NoWorkflow);
         }
@@ -98,6 +108,7 @@ impl Deployment {
             workflow: workflow.about().digest.clone(),
             grader: grader.as_ref().map(|grader| grader.about().digest.clone()),
             settings: settings_digest([&plugin_config, &grader_config], tools.as_deref()),
+            served_as,
         };
         Ok(Self {
             workflow,
@@ -124,6 +135,11 @@ impl Deployment {
     /// The digest of the component with the agent.
     pub fn digest(&self) -> &str {
         &self.workflow.about().digest
+    }
+
+    /// The bytes that the compiled code of its components takes.
+    pub fn code_bytes(&self) -> u64 {
+        self.workflow.code_bytes() + self.grader.as_ref().map_or(0, Plugin::code_bytes)
     }
 
     /// The digest of the component that grades, if one does.

@@ -36,7 +36,8 @@ pub use host::Host;
 pub use journal::{
     Continuation, DeploymentId, Failed, ForkPast, FoundRollout, Journal, JournaledSecrets,
     OpenError as JournalError, Refused as JournalRefused, Retention as JournalRetention, RolloutLog,
-    Settings as JournalSettings, StoredRollout, Sync as JournalSync, TooFewTurns, UnfinishedRollout,
+    ServedAs, Settings as JournalSettings, StoredRollout, Sync as JournalSync, TooFewTurns,
+    UnfinishedRollout,
 };
 pub use model::{
     AgentForm, ExtraFact, ExtraMember, Failure, FailureKind, Finished, FinishedSample, ForkOrigin, ForkPoint,

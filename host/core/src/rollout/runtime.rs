@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::journal::Journal;
 use super::slots::{OverQuota, Quotas, Slots};
-use crate::budget::{Budget, Use};
+use crate::budget::Budget;
 use crate::engine::Engine;
 use crate::outbound::{ChatClient, Transport};
 use crate::telemetry::{Busy, LineBudget, Metrics};
@@ -101,13 +101,6 @@ impl Runtime {
     /// files.
     pub fn metrics_text(&self) -> String {
         let load = self.slots().load();
-        let budget = self.budget();
-        self.metrics().text(Busy {
-            running: load.running,
-            queued: load.queued,
-            running_max: load.max_concurrent,
-            held_bytes: Use::ALL.map(|use_| (use_.as_str(), budget.used_for(use_))),
-            held_bytes_max: budget.total(),
-        })
+        self.metrics().text(Busy::now(load.running, load.queued, load.max_concurrent, self.budget()))
     }
 }

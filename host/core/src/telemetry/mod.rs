@@ -31,6 +31,7 @@ use std::collections::btree_map::{BTreeMap, Entry};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use crate::budget::{Budget, Use};
 use prometheus::proto::MetricFamily;
 use prometheus::{Histogram, Registry, TextEncoder};
 
@@ -83,6 +84,19 @@ pub(crate) struct Busy {
     pub held_bytes: [(&'static str, usize); 4],
     /// Bytes that may be held for others.
     pub held_bytes_max: usize,
+}
+
+impl Busy {
+    /// How busy it is now.
+    pub(crate) fn now(running: u32, queued: u32, running_max: u32, budget: &Budget) -> Self {
+        Self {
+            running,
+            queued,
+            running_max,
+            held_bytes: Use::ALL.map(|use_| (use_.as_str(), budget.used_for(use_))),
+            held_bytes_max: budget.total(),
+        }
+    }
 }
 
 /// Which model is asked.
@@ -140,6 +154,12 @@ impl Metrics {
     pub fn trace_with(&self, traces: Traces) {
         // It is said once, before anything is counted.
         let _ = self.traces.set(traces);
+    }
+
+    /// The text of what is counted of a process whose rollouts are counted elsewhere, by tenants.
+    pub fn text_of_process(&self, load: [u32; 3], budget: &Budget) -> String {
+        let [running, queued, running_max] = load;
+        self.text(Busy::now(running, queued, running_max, budget))
     }
 
     /// The same text of several, each of which has labels of its own.
@@ -249,12 +269,17 @@ impl Metrics {
         self.guests.log_dropped.inc_by(used.log_dropped);
     }
 
+    /// How many rollouts run and wait at present, and may run.
+    pub fn is_busy(&self, running: u32, queued: u32, running_max: u32) {
+        self.busy.running.set(running.into());
+        self.busy.queued.set(queued.into());
+        self.busy.running_max.set(running_max.into());
+    }
+
     /// All of it in Prometheus' text format, with what the system says of this process.
     /// Reads files, which takes milliseconds in a process of many mappings.
     pub(crate) fn text(&self, busy: Busy) -> String {
-        self.busy.running.set(busy.running.into());
-        self.busy.queued.set(busy.queued.into());
-        self.busy.running_max.set(busy.running_max.into());
+        self.is_busy(busy.running, busy.queued, busy.running_max);
         let number = |bytes: usize| i64::try_from(bytes).unwrap_or(i64::MAX);
         for (use_, bytes) in busy.held_bytes {
             self.busy.held_bytes.with_label_values(&[use_]).set(number(bytes));

@@ -45,6 +45,9 @@ pub use secrets::opened as opened_secrets;
 /// Where all of it is.
 const BASE: &str = "/admin/v1";
 
+/// Where its description is, which asks for no key.
+pub(crate) const DESCRIPTION: &str = "/admin/v1/openapi.json";
+
 /// A deployment that is to be checked.
 #[derive(Clone, Debug)]
 pub struct Pushed {

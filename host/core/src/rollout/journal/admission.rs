@@ -34,6 +34,18 @@ pub struct DeploymentId {
     pub grader: Option<String>,
     /// A digest of the components' configuration and of the tools that are provided.
     pub settings: String,
+    /// What it is called among several, by which it is found again. It decides on nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub served_as: Option<ServedAs>,
+}
+
+/// What a deployment is called among several.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServedAs {
+    /// The plugin.
+    pub plugin: String,
+    /// Which of its versions.
+    pub version: u32,
 }
 
 impl DeploymentId {

@@ -35,7 +35,7 @@ use crate::imports::{Ending, Left, NoEvent, Role, RunEvent, RunLog};
 use crate::seal::Seal;
 
 use admission::AdmissionLine;
-pub use admission::{Continuation, DeploymentId, JournaledSecrets};
+pub use admission::{Continuation, DeploymentId, JournaledSecrets, ServedAs};
 pub use fork::{ForkPast, TooFewTurns};
 pub(super) use fork::{NoParent, Parent};
 pub use store::{Failed, OpenError, Refused, Retention, Settings, Sync};
@@ -64,7 +64,7 @@ mod kind {
 /// The journal of a process.
 pub struct Journal {
     store: store::Journal,
-    seal: Seal,
+    seal: Arc<Seal>,
     /// Who may read a whole rollout to go on from it: each takes a thread and some files.
     pub(super) readers: Semaphore,
 }
@@ -75,10 +75,13 @@ const READERS_MAX: usize = 2;
 impl Journal {
     /// Opens the journal that these settings say, whose secrets have this seal, and gives the
     /// rollouts in it that are not over, the oldest first. Reads files.
-    pub fn open(settings: Settings, seal: Seal) -> Result<(Arc<Self>, Vec<UnfinishedRollout>), OpenError> {
+    pub fn open(
+        settings: Settings,
+        seal: impl Into<Arc<Seal>>,
+    ) -> Result<(Arc<Self>, Vec<UnfinishedRollout>), OpenError> {
         let path = settings.path.clone();
         let (store, entries) = store::Journal::open(settings)?;
-        let journal = Arc::new(Self { store, seal, readers: Semaphore::new(READERS_MAX) });
+        let journal = Arc::new(Self { store, seal: seal.into(), readers: Semaphore::new(READERS_MAX) });
         let read = |entry| {
             UnfinishedRollout::read(&journal, entry).map_err(|error| OpenError::Io(path.clone(), error))
         };

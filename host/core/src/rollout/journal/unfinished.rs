@@ -9,7 +9,7 @@ use rollout_journal as store;
 use serde_json::value::RawValue;
 
 use super::admission::{self, AdmissionLine, JournaledSecrets, VERSION};
-use super::{DeploymentId, Journal, RolloutLog, StartedLine, kind};
+use super::{DeploymentId, Journal, RolloutLog, ServedAs, StartedLine, kind};
 use crate::rollout::model::{Finished, RolloutRequest};
 
 /// See above. What happened in its runs is read when it goes on.
@@ -52,6 +52,11 @@ impl UnfinishedRollout {
     /// The rollout's journal.
     pub fn log(&self) -> &RolloutLog {
         &self.log
+    }
+
+    /// What its deployment was called among several.
+    pub fn served_as(&self) -> Option<&ServedAs> {
+        self.deployment.served_as.as_ref()
     }
 
     /// The same with all of its time: nobody waited for it while no process ran it.

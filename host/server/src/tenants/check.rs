@@ -1,0 +1,112 @@
+//! Checks of what was pushed: `validate`, in a process of its own, which compiles in another one.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::process::Command;
+
+use super::Tenants;
+use crate::admin::{CheckError, CheckReport, Pushed};
+use rollout_assembly::config::Config;
+use rollout_core::text::beginning;
+
+/// How deployments that were pushed are checked.
+#[derive(Clone, Debug)]
+pub struct Checks {
+    /// The program that has `validate`.
+    pub program: PathBuf,
+    /// Options of it that say where compiled code is kept.
+    pub cache: Vec<OsString>,
+    /// The longest that a check may take, compiling with it.
+    pub time_max: Duration,
+    /// Checks that run at once.
+    pub at_once: u32,
+}
+
+/// The bytes of what a check says in error that are logged.
+const SAID_BYTES_MAX: usize = 2000;
+
+/// The bytes that a check's process may hold for the guests that it runs.
+const MEMORY_BUDGET_BYTES: usize = 1 << 30;
+
+/// Checks a deployment that was pushed.
+pub(super) async fn check(tenants: &Tenants, pushed: Pushed) -> Result<CheckReport, CheckError> {
+    let inner = &tenants.0;
+    let text = pushed.config.as_deref().unwrap_or_default();
+    let at = format!("the configuration of {}", pushed.plugin);
+    let config = match inner.operators.for_tenant(text, &at) {
+        Ok(config) => config,
+        // That is its author's, as everything is that a check finds.
+        Err(error) => return Ok(not_passed(&pushed.plugin, "settings", &error.to_string())),
+    };
+    let Ok(_turn) = inner.checking.acquire().await else {
+        return Err(CheckError::Busy("this server ends".to_owned()));
+    };
+    let failed = |what: &str, error: std::io::Error| {
+        tracing::error!(%error, "a pushed deployment cannot be checked: {what}");
+        CheckError::Failed("this host cannot check it at present; its log says why".to_owned())
+    };
+    let file = tokio::task::spawn_blocking({
+        let text = format!("memory-budget-bytes = {MEMORY_BUDGET_BYTES}\n{text}");
+        move || {
+            let file = tempfile::Builder::new().prefix("rollout-host-check-").suffix(".toml").tempfile()?;
+            std::fs::write(file.path(), text)?;
+            Ok(file)
+        }
+    });
+    let file = file.await.unwrap_or_else(|error| Err(std::io::Error::other(error)));
+    let file = file.map_err(|error| failed("its configuration", error))?;
+    let mut command = Command::new(&inner.checks.program);
+    command.arg("validate").arg(inner.catalog.component_path(pushed.component)).arg("--json");
+    if let Some(grader) = pushed.grader {
+        command.arg("--grader").arg(inner.catalog.component_path(grader));
+    }
+    command.arg("--config").arg(file.path()).args(&inner.checks.cache).args(limits(&config));
+    // Nothing of the host's environment is the tenant's.
+    command.env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let ran = tokio::time::timeout(inner.checks.time_max, command.output()).await;
+    let Ok(ran) = ran else {
+        let secs = inner.checks.time_max.as_secs();
+        return Ok(not_passed(&pushed.plugin, "runs", &format!("its checks took more than {secs} s")));
+    };
+    let output = ran.map_err(|error| failed("its process", error))?;
+    let report = String::from_utf8_lossy(&output.stdout);
+    // Where this host keeps it is not its author's.
+    let report = [Some(pushed.component), pushed.grader]
+        .into_iter()
+        .flatten()
+        .fold(report.trim().to_owned(), |said, digest| {
+            said.replace(&*inner.catalog.component_path(digest).to_string_lossy(), &pushed.plugin)
+        });
+    match (output.status.code(), report.is_empty()) {
+        (Some(0), false) => Ok(CheckReport { passed: true, report }),
+        (Some(1), false) => Ok(CheckReport { passed: false, report }),
+        _ => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let said = beginning(said.trim(), SAID_BYTES_MAX);
+            Err(failed(
+                "its process ended otherwise",
+                std::io::Error::other(format!("{}: {said}", output.status)),
+            ))
+        }
+    }
+}
+
+/// What is reported where no check came that far.
+fn not_passed(plugin: &str, check: &str, why: &str) -> CheckReport {
+    let report = json!({
+        "plugin": plugin,
+        "valid": false,
+        "checks": [{"name": check, "outcome": "failed", "detail": why, "fault": "plugin"}],
+    });
+    CheckReport { passed: false, report: report.to_string() }
+}
+
+/// The limits that it will have, as options.
+fn limits(config: &Config) -> Vec<OsString> {
+    let all = config.limits.table().into_iter().chain(config.load_limits.table());
+    all.flat_map(|(name, max)| [format!("--limit-{name}").into(), max.to_string().into()]).collect()
+}

@@ -1,0 +1,397 @@
+//! Many tenants in one process: their plugins, each with its protocols below `/p/NAME`, on slots that they
+//! share.
+//!
+//! What there is, the catalog says; here is what of it is in use. A tenant is opened when it is first asked
+//! for, with its journal, and goes on with what a process before admitted. A plugin is brought in when it is
+//! first asked for, becomes another deployment when that is activated, and goes when nobody uses it and its
+//! room is wanted.
+//!
+//! What belongs to a tenant is below its [`Tenant`], and the tenant is found by the key of a request and by
+//! nothing else: ids, names and leases of others are not refused, they are not there.
+
+mod check;
+mod dispatch;
+mod plugin;
+mod tenant;
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use crate::access::Access;
+use crate::admin::{CheckError, CheckReport, Deployments, Pushed};
+use crate::{Server, Stopping};
+use rollout_assembly::config::{Config, RawConfig};
+use rollout_assembly::{AssemblyError, Instances, NotLoaded, Platform};
+use rollout_catalog::{Catalog, CatalogError, Name, TenantId};
+use rollout_core::capacity::Slots;
+use rollout_core::engine::{Engine, EngineError};
+use rollout_core::outbound::{Transport, TransportError};
+use rollout_core::plugin::Plugin as Component;
+use rollout_core::rollout::{JournalError, Load, SlotPool};
+use rollout_core::seal::Seal;
+use rollout_core::telemetry::{Metrics, Traces};
+
+pub use check::Checks;
+use plugin::Plugin;
+use tenant::Tenant;
+
+/// Deployments that are brought in at once. Each may compile, and has an instance of its own.
+const LOADING_MAX: u32 = 2;
+
+/// How often what was used is noted, and what nobody uses is looked for.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// How long tenants that are deleted have until their rollouts are over.
+const ENDING_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Brings a component in. Blocks for as long as that takes.
+pub type LoadComponent = dyn Fn(&Engine, &Path) -> Result<Component, NotLoaded> + Send + Sync;
+
+/// What a server of many tenants is made of.
+pub struct Settings {
+    /// Who there is, and what they have.
+    pub catalog: Catalog,
+    /// The operator's configuration as it was written, which authors' add to.
+    pub operators: RawConfig,
+    /// The same, resolved.
+    pub config: Config,
+    /// What brings components in.
+    pub load: Arc<LoadComponent>,
+    /// What seals keys on disk.
+    pub seal: Arc<Seal>,
+    /// How a component is checked that was pushed: this program, with these arguments besides.
+    pub checks: Checks,
+    /// Bytes of compiled code that plugins which nobody uses may go on having.
+    pub loaded_bytes_max: u64,
+}
+
+/// Why a server of many tenants does not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// There is no engine.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// There are no connections.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+    /// The catalog cannot be read.
+    #[error(transparent)]
+    Catalog(#[from] CatalogError),
+}
+
+/// Why something of a tenant cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unusable {
+    /// It is not there.
+    #[error("{0}")]
+    NotThere(String),
+    /// The catalog says no.
+    #[error(transparent)]
+    Catalog(CatalogError),
+    /// Its journal cannot be used.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// Its configuration is not right.
+    #[error(transparent)]
+    Config(#[from] rollout_assembly::config::InvalidConfig),
+    /// Its components cannot be brought in.
+    #[error(transparent)]
+    Assembly(#[from] AssemblyError),
+    /// Something else, in words.
+    #[error("{0}")]
+    Other(String),
+}
+
+impl From<CatalogError> for Unusable {
+    fn from(error: CatalogError) -> Self {
+        match error {
+            CatalogError::NotFound { .. } => Self::NotThere(error.to_string()),
+            error => Self::Catalog(error),
+        }
+    }
+}
+
+/// The tenants that a process serves. Cheap to clone.
+#[derive(Clone)]
+pub struct Tenants(Arc<Inner>);
+
+struct Inner {
+    catalog: Catalog,
+    platform: Platform,
+    slots: Slots,
+    pool: SlotPool,
+    transport: Transport,
+    operators: RawConfig,
+    config: Config,
+    load: Arc<LoadComponent>,
+    seal: Arc<Seal>,
+    checks: Checks,
+    loaded_bytes_max: u64,
+    loading: Semaphore,
+    checking: Semaphore,
+    access: Access,
+    metrics: Arc<Metrics>,
+    traces: std::sync::OnceLock<Traces>,
+    open: Mutex<HashMap<TenantId, Arc<tokio::sync::OnceCell<Arc<Tenant>>>>>,
+}
+
+impl Tenants {
+    /// Serves what is in this catalog. Nothing of it is brought in before it is asked for.
+    pub fn start(settings: Settings) -> Result<Self, StartError> {
+        let Settings { catalog, operators, config, load, seal, checks, loaded_bytes_max } = settings;
+        let instances = Instances { tools: 0, besides: LOADING_MAX };
+        let memory_bytes_max = config.limits.memory_bytes_max;
+        let descriptors = Server::descriptors_per_rollout(&config);
+        let platform = Platform::new(&config, descriptors, instances, memory_bytes_max)?;
+        let slots = platform.room(config.max_concurrent, config.queue_max, 0);
+        for id in catalog.deleting()? {
+            catalog.finish_deleting(id)?;
+        }
+        let checks_at_once = checks.at_once as usize;
+        let access = Access {
+            server_key: None,
+            is_keyed: true,
+            allowed_hosts: config.allowed_hosts.clone(),
+            allowed_origins: config.allowed_origins.clone(),
+        };
+        Ok(Self(Arc::new(Inner {
+            pool: SlotPool::new(slots.running_max, slots.queue_max),
+            transport: Transport::new(slots.connections.outbound_max)?,
+            catalog,
+            platform,
+            slots,
+            operators,
+            config,
+            load,
+            seal,
+            checks,
+            loaded_bytes_max,
+            loading: Semaphore::new(LOADING_MAX as usize),
+            checking: Semaphore::new(checks_at_once),
+            access,
+            metrics: Arc::new(Metrics::new()),
+            traces: std::sync::OnceLock::new(),
+            open: Mutex::default(),
+        })))
+    }
+
+    /// The catalog.
+    pub fn catalog(&self) -> &Catalog {
+        &self.0.catalog
+    }
+
+    /// How many rollouts and connections there is room for.
+    pub fn slots(&self) -> &Slots {
+        &self.0.slots
+    }
+
+    /// The bytes that may be held for all together.
+    pub fn memory_budget_bytes(&self) -> usize {
+        self.0.platform.budget().total()
+    }
+
+    /// What is counted of the process, and of what belongs to no tenant.
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.0.metrics
+    }
+
+    /// Sends traces of all rollouts there, from those on that are brought in later.
+    pub fn trace_to(&self, traces: Traces) {
+        let _ = self.0.traces.set(traces);
+    }
+
+    /// How busy all of them are.
+    pub fn load(&self) -> Load {
+        self.0.pool.load()
+    }
+
+    fn open(&self) -> MutexGuard<'_, HashMap<TenantId, Arc<tokio::sync::OnceCell<Arc<Tenant>>>>> {
+        self.0.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A tenant that is in use, opened where it was not.
+    async fn tenant(&self, id: TenantId) -> Result<Arc<Tenant>, Unusable> {
+        let place = self.open().entry(id).or_default().clone();
+        let opened = place.get_or_try_init(|| {
+            let tenants = self.clone();
+            let runtime = tokio::runtime::Handle::current();
+            let opening = tokio::task::spawn_blocking(move || Tenant::open(&tenants, id, &runtime));
+            async { opening.await.unwrap_or_else(|error| Err(Unusable::Other(error.to_string()))) }
+        });
+        let tenant = opened.await.inspect_err(|_| self.forget_if_new(id, &place))?.clone();
+        Ok(tenant)
+    }
+
+    /// A tenant that is not there leaves nothing behind.
+    fn forget_if_new(&self, id: TenantId, place: &Arc<tokio::sync::OnceCell<Arc<Tenant>>>) {
+        let mut open = self.open();
+        if open.get(&id).is_some_and(|found| Arc::ptr_eq(found, place)) && !place.initialized() {
+            open.remove(&id);
+        }
+    }
+
+    /// A tenant, if it is in use.
+    fn opened(&self, id: TenantId) -> Option<Arc<Tenant>> {
+        self.open().get(&id).and_then(|place| place.get().cloned())
+    }
+
+    /// The tenants that are in use.
+    fn all_opened(&self) -> Vec<Arc<Tenant>> {
+        self.open().values().filter_map(|place| place.get().cloned()).collect()
+    }
+
+    /// The plugins that are in use.
+    fn plugins_in_use(&self) -> Vec<Arc<Plugin>> {
+        self.all_opened().iter().flat_map(|tenant| tenant.plugins_in_use()).collect()
+    }
+
+    /// Goes on with what a process before admitted, of every tenant that has a journal, and from then on
+    /// notes what is used.
+    pub async fn go_on(&self) {
+        let tenants = self.clone();
+        let all = tokio::task::spawn_blocking(move || tenants.with_journals()).await;
+        for id in all.unwrap_or_default() {
+            if let Err(error) = self.tenant(id).await {
+                tracing::error!(tenant = %id, %error, "a tenant cannot be opened, and its rollouts do not go on");
+            }
+        }
+        let mut look = tokio::time::interval(LOOK_EVERY);
+        loop {
+            look.tick().await;
+            for tenant in self.all_opened() {
+                tenant.note_usage(&self.0.catalog);
+            }
+            let tenants = self.clone();
+            // It reads what files have, and drops what takes a while to drop.
+            let _ = tokio::task::spawn_blocking(move || tenants.look()).await;
+        }
+    }
+
+    fn look(&self) {
+        for tenant in self.all_opened() {
+            tenant.look_at_stored();
+        }
+        self.unload_beyond(self.0.loaded_bytes_max);
+    }
+
+    /// The tenants that have a journal on disk.
+    fn with_journals(&self) -> Vec<TenantId> {
+        let (mut all, mut after) = (Vec::new(), None::<String>);
+        loop {
+            let page = self.0.catalog.tenants(after.as_deref(), rollout_catalog::LIST_MAX);
+            let page = page.inspect_err(|error| tracing::error!(%error, "tenants cannot be listed"));
+            let page = page.unwrap_or_default();
+            let Some(last) = page.last() else { return all };
+            after = Some(last.name.to_string());
+            let has_one = |id: &TenantId| tenant::journal_folder(&self.0.catalog, *id).is_dir();
+            all.extend(page.iter().map(|tenant| tenant.id).filter(has_one));
+        }
+    }
+
+    /// Lets go of plugins that nobody uses, those first that were not for longest, until what is left has
+    /// no more than so many bytes of code.
+    fn unload_beyond(&self, bytes_max: u64) {
+        let mut plugins = self.plugins_in_use();
+        let mut bytes: u64 = plugins.iter().map(|plugin| plugin.code_bytes()).sum();
+        plugins.sort_by_key(|plugin| plugin.last_used());
+        for plugin in plugins {
+            if bytes <= bytes_max {
+                break;
+            }
+            let of = plugin.code_bytes();
+            if plugin.unload() {
+                bytes -= of;
+            }
+        }
+    }
+
+    /// Lets no rollout in any more, and waits until those that are there are over, as one server does.
+    pub async fn drain(&self, stopping: &Stopping) -> bool {
+        self.0.pool.close();
+        let servers: Vec<Server> = self.plugins_in_use().iter().map(|plugin| plugin.server()).collect();
+        let all = servers.iter().map(|server| server.drain(stopping));
+        futures_util::future::join_all(all).await.into_iter().all(|is_done| is_done)
+    }
+
+    /// Says which rollouts' callers have not heard what came of them.
+    pub fn name_unreported(&self) -> usize {
+        self.plugins_in_use().iter().map(|plugin| plugin.server().name_unreported()).sum()
+    }
+
+    /// Notes what is to be noted at the end of the process, and closes files.
+    pub fn close(&self) {
+        for tenant in self.all_opened() {
+            tenant.note_usage(&self.0.catalog);
+            tenant.close_journal();
+        }
+        if let Err(error) = self.0.catalog.flush() {
+            tracing::error!(%error, "the last usage is not in the catalog");
+        }
+    }
+
+    /// What was counted, of all tenants.
+    fn metrics_text(&self) -> String {
+        let load = self.load();
+        let budget = self.0.platform.budget();
+        let of_process =
+            self.0.metrics.text_of_process([load.running, load.queued, load.max_concurrent], budget);
+        of_process
+            + &Metrics::text_of(&self.plugins_in_use().iter().map(|one| one.counted()).collect::<Vec<_>>())
+    }
+}
+
+/// What changes while it serves.
+impl Deployments for Tenants {
+    fn check(&self, pushed: Pushed) -> BoxFuture<'static, Result<CheckReport, CheckError>> {
+        let tenants = self.clone();
+        Box::pin(async move { check::check(&tenants, pushed).await })
+    }
+
+    fn activate(&self, id: TenantId, plugin: &Name, version: u32) -> BoxFuture<'static, Result<(), String>> {
+        let (tenants, plugin) = (self.clone(), plugin.to_string());
+        Box::pin(async move {
+            let tenant = tenants.tenant(id).await.map_err(|error| error.to_string())?;
+            tenant.activate(&tenants, &plugin, version).await.map_err(|error| error.to_string())
+        })
+    }
+
+    fn in_use(&self, id: TenantId, plugin: &Name) -> Vec<u32> {
+        let in_use = self.opened(id).and_then(|tenant| tenant.plugin_in_use(plugin));
+        in_use.map(|plugin| plugin.versions()).unwrap_or_default()
+    }
+
+    fn plugin_removed(&self, id: TenantId, plugin: &Name) -> BoxFuture<'static, ()> {
+        let (tenant, plugin) = (self.opened(id), plugin.to_string());
+        Box::pin(async move {
+            if let Some(tenant) = tenant {
+                tenant.remove(&plugin).await;
+            }
+        })
+    }
+
+    fn tenant_changed(&self, id: TenantId) {
+        let (Some(tenant), catalog) = (self.opened(id), self.0.catalog.clone()) else { return };
+        tokio::task::spawn_blocking(move || {
+            if let Err(error) = tenant.read_again(&catalog) {
+                tracing::error!(tenant = %id, %error, "what was changed of a tenant holds from the next start on");
+            }
+        });
+    }
+
+    fn tenant_deleted(&self, id: TenantId) -> BoxFuture<'static, ()> {
+        let place = self.open().remove(&id);
+        Box::pin(async move {
+            if let Some(tenant) = place.and_then(|place| place.get().cloned()) {
+                tenant.end(Instant::now() + ENDING_TIME_MAX).await;
+            }
+        })
+    }
+}

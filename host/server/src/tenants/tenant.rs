@@ -1,0 +1,334 @@
+//! One tenant that is in use.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::runtime::Handle;
+use tokio::time::Instant;
+
+use super::plugin::Plugin;
+use super::{Inner, Tenants, Unusable};
+use crate::admin::network_rules;
+use rollout_catalog::{Catalog, Name, Quotas as CatalogQuotas, TenantId, Usage};
+use rollout_core::outbound::Transport;
+use rollout_core::rollout::{
+    Allowance, Journal, JournalSettings, Quotas, Share, TenantSlots, UnfinishedRollout, Whose,
+};
+use rollout_core::telemetry::{DayUse, Meter};
+
+/// The segments of a tenant's journal, in bytes: smaller than those of a server's own, because two of them
+/// are there ahead for each tenant.
+const SEGMENT_BYTES: u64 = 8 << 20;
+
+/// What a plugin may be besides there: in use, or about to be.
+type Place = Arc<tokio::sync::Mutex<()>>;
+
+/// See above.
+pub(super) struct Tenant {
+    pub(super) id: TenantId,
+    pub(super) name: Name,
+    pub(super) slots: TenantSlots,
+    pub(super) quotas: Arc<Quotas>,
+    pub(super) transport: Transport,
+    pub(super) journal: Option<Arc<Journal>>,
+    pub(super) artifact_root: Option<PathBuf>,
+    folder: PathBuf,
+    stored_bytes_max: Mutex<Option<u64>>,
+    default_plugin: Mutex<Option<String>>,
+    /// What of today's use is in the catalog.
+    noted: Mutex<DayUse>,
+    plugins: Mutex<HashMap<String, Arc<Plugin>>>,
+    /// Who brings a plugin in, so that it is brought in once.
+    loading: Mutex<HashMap<String, Place>>,
+}
+
+/// Where a tenant's journal is.
+pub(super) fn journal_folder(catalog: &Catalog, id: TenantId) -> PathBuf {
+    catalog.tenant_folder(id).join("journal")
+}
+
+/// What of the slots somebody has who has these quotas.
+pub(super) fn share(quotas: &CatalogQuotas) -> Share {
+    Share {
+        weight: quotas.weight(),
+        running_max: quotas.running.unwrap_or(u32::MAX),
+        queue_max: quotas.queued.unwrap_or(u32::MAX),
+    }
+}
+
+/// What somebody may use over time who has these quotas.
+pub(super) fn allowance(quotas: &CatalogQuotas) -> Allowance {
+    Allowance {
+        requests_per_second: quotas.requests_per_second.map(f64::from),
+        model_tokens_per_day: quotas.model_tokens_per_day,
+        guest_cpu_seconds_per_day: quotas.guest_cpu_seconds_per_day,
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Tenant {
+    /// Opens a tenant, and goes on with what a process before admitted. Reads files, and blocks.
+    pub(super) fn open(tenants: &Tenants, id: TenantId, runtime: &Handle) -> Result<Arc<Self>, Unusable> {
+        let inner = &tenants.0;
+        let of_catalog = inner.catalog.tenant(id)?;
+        let folder = inner.catalog.tenant_folder(id);
+        let (journal, unfinished) = open_journal(inner, id)?;
+        let meter = Arc::new(Meter::default());
+        let (_, used) = inner.catalog.usage_today(id);
+        let noted = DayUse {
+            model_tokens: used.model_tokens,
+            guest_cpu: std::time::Duration::from_nanos(used.guest_cpu_nanos),
+            ..meter.today()
+        };
+        meter.set(noted);
+        let tenant = Arc::new(Self {
+            id,
+            slots: inner.pool.tenant(share(&of_catalog.quotas)),
+            quotas: Arc::new(Quotas::new(Whose::Tenant, allowance(&of_catalog.quotas), meter)),
+            transport: inner.transport.for_tenant(network_rules(&of_catalog.network)),
+            journal,
+            artifact_root: inner.config.writes_files().then(|| folder.join("rollouts")),
+            folder,
+            stored_bytes_max: Mutex::new(of_catalog.quotas.stored_bytes),
+            default_plugin: Mutex::new(of_catalog.default_plugin.map(|name| name.to_string())),
+            noted: Mutex::new(noted),
+            plugins: Mutex::default(),
+            loading: Mutex::default(),
+            name: of_catalog.name,
+        });
+        tenant.look_at_stored();
+        tenant.resume(tenants, unfinished, runtime);
+        Ok(tenant)
+    }
+
+    /// Goes on with what a process before admitted: each rollout on the deployment that it began with.
+    fn resume(self: &Arc<Self>, tenants: &Tenants, unfinished: Vec<UnfinishedRollout>, runtime: &Handle) {
+        if unfinished.is_empty() {
+            return;
+        }
+        let mut by_plugin: HashMap<(String, u32), Vec<UnfinishedRollout>> = HashMap::new();
+        let found = unfinished.len();
+        for rollout in unfinished {
+            match rollout.served_as() {
+                Some(served) => {
+                    let served = (served.plugin.clone(), served.version);
+                    by_plugin.entry(served).or_default().push(rollout);
+                }
+                None => tracing::error!(
+                    tenant = %self.name, rollout_id = %rollout.request.id,
+                    "a rollout of the journal is left there: it does not say of which plugin it is"
+                ),
+            }
+        }
+        let mut resumed = 0;
+        for ((plugin, version), rollouts) in by_plugin {
+            match runtime.block_on(self.resume_of(tenants, &plugin, version, rollouts)) {
+                Ok(count) => resumed += count,
+                Err(error) => tracing::error!(
+                    tenant = %self.name, plugin, version, %error,
+                    "the rollouts of a plugin are left in the journal"
+                ),
+            }
+        }
+        tracing::info!(tenant = %self.name, found, resumed, "going on with the rollouts of the process before");
+    }
+
+    async fn resume_of(
+        self: &Arc<Self>,
+        tenants: &Tenants,
+        name: &str,
+        version: u32,
+        rollouts: Vec<UnfinishedRollout>,
+    ) -> Result<usize, Unusable> {
+        let plugin = self.plugin(tenants, name).await?;
+        let host = plugin.host_of(tenants, self, version).await?;
+        Ok(plugin.server().resume_by(&host, rollouts))
+    }
+
+    /// A plugin that is active, brought in where it was not.
+    pub(super) async fn plugin(
+        self: &Arc<Self>,
+        tenants: &Tenants,
+        name: &str,
+    ) -> Result<Arc<Plugin>, Unusable> {
+        if let Some(plugin) = self.in_use(name) {
+            return Ok(plugin);
+        }
+        let place = lock(&self.loading).entry(name.to_owned()).or_default().clone();
+        let _one = place.lock().await;
+        if let Some(plugin) = self.in_use(name) {
+            return Ok(plugin);
+        }
+        let loaded = Plugin::load(tenants, self, name, None).await;
+        self.keep(name, loaded, &place)
+    }
+
+    fn in_use(&self, name: &str) -> Option<Arc<Plugin>> {
+        let plugin = lock(&self.plugins).get(name).cloned()?;
+        plugin.is_used();
+        Some(plugin)
+    }
+
+    /// What was brought in is in use from now on. The place of one that nobody waits for goes.
+    fn keep(
+        &self,
+        name: &str,
+        loaded: Result<Arc<Plugin>, Unusable>,
+        place: &Place,
+    ) -> Result<Arc<Plugin>, Unusable> {
+        let mut loading = lock(&self.loading);
+        // This one, the map's, and nobody else's.
+        if Arc::strong_count(place) <= 2 {
+            loading.remove(name);
+        }
+        let plugin = loaded?;
+        lock(&self.plugins).insert(name.to_owned(), plugin.clone());
+        Ok(plugin)
+    }
+
+    /// From now on new rollouts get this version.
+    pub(super) async fn activate(
+        self: &Arc<Self>,
+        tenants: &Tenants,
+        name: &str,
+        version: u32,
+    ) -> Result<(), Unusable> {
+        let place = lock(&self.loading).entry(name.to_owned()).or_default().clone();
+        let _one = place.lock().await;
+        match self.in_use(name) {
+            Some(plugin) => plugin.become_version(tenants, self, version).await,
+            None => {
+                let loaded = Plugin::load(tenants, self, name, Some(version)).await;
+                self.keep(name, loaded, &place).map(|_| ())
+            }
+        }
+    }
+
+    /// The plugin that answers at the root.
+    pub(super) fn default_plugin(&self) -> Option<String> {
+        lock(&self.default_plugin).clone()
+    }
+
+    pub(super) fn plugin_in_use(&self, name: &str) -> Option<Arc<Plugin>> {
+        lock(&self.plugins).get(name).cloned()
+    }
+
+    pub(super) fn plugins_in_use(&self) -> Vec<Arc<Plugin>> {
+        lock(&self.plugins).values().cloned().collect()
+    }
+
+    /// Lets go of a plugin, unless somebody has just begun to use it.
+    pub(super) fn unload(&self, plugin: &Plugin, may_go: impl FnOnce() -> bool) -> bool {
+        let mut plugins = lock(&self.plugins);
+        // The map's, and that of whoever asks: a request holds it until it is answered.
+        let is_only = plugins.get(plugin.name()).is_some_and(|found| Arc::strong_count(found) <= 2);
+        let goes = is_only && may_go();
+        let gone = if goes { plugins.remove(plugin.name()) } else { None };
+        drop(plugins);
+        gone.is_some()
+    }
+
+    /// Cancels what runs of a plugin, and lets go of it.
+    pub(super) async fn remove(&self, name: &str) {
+        let plugin = lock(&self.plugins).remove(name);
+        if let Some(plugin) = plugin {
+            plugin.end(Instant::now() + super::ENDING_TIME_MAX).await;
+        }
+    }
+
+    /// Ends all of it.
+    pub(super) async fn end(&self, until: Instant) {
+        self.slots.close();
+        self.slots.cancel_all();
+        let plugins: Vec<_> = lock(&self.plugins).drain().map(|(_, plugin)| plugin).collect();
+        for plugin in &plugins {
+            plugin.end(until).await;
+        }
+        if tokio::time::timeout_at(until, self.slots.idle()).await.is_err() {
+            tracing::warn!(tenant = %self.name, "rollouts of a tenant that is deleted are not over");
+        }
+        self.close_journal();
+    }
+
+    pub(super) fn close_journal(&self) {
+        if let Some(journal) = &self.journal {
+            journal.close();
+        }
+    }
+
+    /// What was changed of it in the catalog holds from now on.
+    pub(super) fn read_again(&self, catalog: &Catalog) -> Result<(), Unusable> {
+        let now = catalog.tenant(self.id)?;
+        self.slots.set_share(share(&now.quotas));
+        self.quotas.set(allowance(&now.quotas));
+        self.transport.set_rules(network_rules(&now.network));
+        *lock(&self.stored_bytes_max) = now.quotas.stored_bytes;
+        *lock(&self.default_plugin) = now.default_plugin.map(|name| name.to_string());
+        self.look_at_stored();
+        for plugin in self.plugins_in_use() {
+            plugin.read_again(&catalog.plugin(self.id, plugin.name())?.quotas);
+        }
+        Ok(())
+    }
+
+    /// Notes in the catalog what was used since the last time.
+    pub(super) fn note_usage(&self, catalog: &Catalog) {
+        let now = self.quotas.meter().today();
+        let mut noted = lock(&self.noted);
+        let before = if noted.day == now.day { *noted } else { DayUse { day: now.day, ..DayUse::default() } };
+        let more = Usage {
+            model_tokens: now.model_tokens.saturating_sub(before.model_tokens),
+            guest_cpu_nanos: nanos(now.guest_cpu.saturating_sub(before.guest_cpu)),
+        };
+        *noted = now;
+        if more != Usage::default() {
+            catalog.add_usage(self.id, more);
+        }
+    }
+
+    /// Finds out whether its files have more than they may. Reads its folders.
+    pub(super) fn look_at_stored(&self) {
+        let max = *lock(&self.stored_bytes_max);
+        if max.is_some() {
+            self.quotas.set_stored(stored_bytes(&self.folder), max);
+        } else {
+            self.quotas.set_stored(0, None);
+        }
+    }
+}
+
+fn nanos(time: std::time::Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The bytes of the files in a folder and in those below it. What goes meanwhile is not counted.
+fn stored_bytes(folder: &std::path::Path) -> u64 {
+    let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
+    let of = |entry: std::fs::DirEntry| match entry.metadata() {
+        Ok(about) if about.is_dir() => stored_bytes(&entry.path()),
+        Ok(about) => about.len(),
+        Err(_) => 0,
+    };
+    entries.flatten().map(of).sum()
+}
+
+/// The journal of a tenant, where there is to be one, and what is to be gone on with.
+fn open_journal(
+    inner: &Inner,
+    id: TenantId,
+) -> Result<(Option<Arc<Journal>>, Vec<UnfinishedRollout>), Unusable> {
+    // Of the operator's settings only where it is is the tenant's own.
+    let Some(settings) = inner.config.journal.settings(std::path::Path::new("")) else {
+        return Ok((None, Vec::new()));
+    };
+    let path = journal_folder(&inner.catalog, id);
+    let cannot = |error: std::io::Error| Unusable::Other(format!("{}: {error}", path.display()));
+    std::fs::create_dir_all(&path).map_err(cannot)?;
+    let settings = JournalSettings { path: path.clone(), segment_bytes: SEGMENT_BYTES, ..settings };
+    let (journal, unfinished) = Journal::open(settings, inner.seal.clone())?;
+    Ok((Some(journal), unfinished))
+}
