@@ -1,17 +1,22 @@
 //! A `rollout-host serve` process, and generation D's client side of it.
 
 use std::any::Any;
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
 
 use reqwest::header::{CONTENT_TYPE, HeaderMap};
 use reqwest::{Method, RequestBuilder};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::TcpStream;
+use tokio::process::Command;
 
 use crate::{
-    Controller, Exposition, Process, Ran, Received, RolloutRequest, Start, guest, in_time, rollout_host,
-    rollout_host_with_open_files, target_dir, until,
+    Controller, Exposition, Process, Ran, Received, RolloutRequest, Start, guest, in_time, project_root,
+    rollout_host, rollout_host_with_open_files, target_dir, until,
 };
 
 /// The header that carries a lease.
@@ -26,6 +31,7 @@ pub struct Serve {
     config: String,
     open_files_max: Option<u32>,
     program: Option<PathBuf>,
+    passed: Option<Arc<TcpListener>>,
 }
 
 /// A host that serves. It ends with the test.
@@ -103,6 +109,12 @@ impl Serve {
         self
     }
 
+    /// Passes it this socket, as a service manager does that listens in its place.
+    pub fn passed(mut self, socket: &Arc<TcpListener>) -> Self {
+        self.passed = Some(socket.clone());
+        self
+    }
+
     /// Starts it, and waits until it listens.
     pub async fn start(self) -> TestHost {
         self.start_in(tempfile::tempdir().expect("a temporary directory can be made")).await
@@ -114,7 +126,7 @@ impl Serve {
         let mut command = match (self.open_files_max, &self.program) {
             (Some(max), _) => rollout_host_with_open_files(max, ["serve"]),
             (None, Some(program)) => {
-                let mut command = tokio::process::Command::new(program);
+                let mut command = Command::new(program);
                 command.arg("serve").env("XDG_CACHE_HOME", target_dir().join("test-cache"));
                 command
             }
@@ -124,7 +136,10 @@ impl Serve {
         command.arg("--artifact-root").arg(dir.path().join("kept"));
         command.arg("--config").arg(config);
         command.envs(self.environment).current_dir(dir.path());
-        let process = command.start();
+        let process = match &self.passed {
+            Some(socket) => start_with_socket(&command, socket),
+            None => command.start(),
+        };
         let url = process.line("listening on ").await;
         TestHost { running: Running::Process(Box::new(process)), url, key: None, http: client(), dir }
     }
@@ -145,6 +160,7 @@ impl TestHost {
             config: String::new(),
             open_files_max: None,
             program: None,
+            passed: None,
         }
     }
 
@@ -171,7 +187,7 @@ impl TestHost {
 
     /// Opens a connection to it, on which nothing is said yet.
     pub async fn connect(&self) -> std::io::Result<TcpStream> {
-        TcpStream::connect(self.url.trim_start_matches("http://")).await
+        TcpStream::connect(self.url.split("://").last().unwrap_or_default()).await
     }
 
     /// Where it keeps trajectories and artifacts.
@@ -368,10 +384,38 @@ impl TestHost {
 }
 
 /// A client of HTTP/1.1, without the environment's proxies.
+/// Starts a command as a service manager does that passes a socket: at its place, with variables that name
+/// the process itself.
+fn start_with_socket(command: &Command, socket: &TcpListener) -> Process {
+    let command = command.as_std();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec \"$0\" \"$@\""]);
+    shell.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    if let Some(dir) = command.get_current_dir() {
+        shell.current_dir(dir);
+    }
+    let socket = socket.try_clone().expect("a socket can be shared");
+    shell.start_with(Stdio::from(OwnedFd::from(socket)))
+}
+
+/// The authority that vouches for the certificates of tests.
+fn authority() -> reqwest::Certificate {
+    let file = project_root().join("tests/certificates/ca.pem");
+    let text = std::fs::read(file).expect("the tests have a certificate");
+    reqwest::Certificate::from_pem(&text).expect("it is one")
+}
+
 fn client() -> reqwest::Client {
     // Another test may have installed one already; they are the same.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    reqwest::Client::builder().no_proxy().http1_only().build().expect("a client can be made")
+    let builder = reqwest::Client::builder().no_proxy().http1_only().tls_certs_only([authority()]);
+    builder.build().expect("a client can be made")
 }
 
 async fn send(request: RequestBuilder) -> Reply {

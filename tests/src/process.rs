@@ -37,6 +37,9 @@ pub trait Start {
     /// Starts it with its output kept and no input.
     fn start(&mut self) -> Process;
 
+    /// Starts it with its output kept and this input.
+    fn start_with(&mut self, input: Stdio) -> Process;
+
     /// Starts it with its output kept, and with an input that is typed.
     fn start_with_input(&mut self) -> (Process, ChildStdin);
 }
@@ -75,7 +78,11 @@ pub fn rollout_host_with_open_files<A: AsRef<OsStr>>(
 
 impl Start for Command {
     fn start(&mut self) -> Process {
-        keep(self.stdin(Stdio::null()))
+        self.start_with(Stdio::null())
+    }
+
+    fn start_with(&mut self, input: Stdio) -> Process {
+        keep(self.stdin(input))
     }
 
     fn start_with_input(&mut self) -> (Process, ChildStdin) {

@@ -28,7 +28,7 @@ pub use evaluator::EvaluatorEnvironment;
 pub use init::{OsmosisEnvironment, OsmosisInit, RawOsmosisInit};
 pub use journal::{JournalConfig, JournalOptions, RawJournal, SyncWhen};
 pub use network::RawNetwork;
-pub use raw::{RawConfig, RawHardening, RawJudge, RawLimits, RawModel, RawOsmosis, RawRetry};
+pub use raw::{RawConfig, RawHardening, RawJudge, RawLimits, RawModel, RawOsmosis, RawRetry, RawTls};
 pub use values::Assignment;
 
 /// How the generation of a request to `POST /rollout` is found out.
@@ -74,6 +74,8 @@ pub struct Config {
     pub artifact_root: Option<PathBuf>,
     /// Where compiled code is kept, where the operator said.
     pub cache_dir: Option<PathBuf>,
+    /// The certificate that a server's callers are shown; without, their connections are not encrypted.
+    pub tls: Option<TlsFiles>,
     /// The environment variable with the server's key.
     pub server_key_env: Option<String>,
     /// Names under which the server may be asked, where the operator said.
@@ -121,6 +123,15 @@ pub struct Config {
     /// The operator's values for a grader that is a component of its own; where there
     /// are none, it is given the plugin's.
     pub grader: Option<Map<String, Value>>,
+}
+
+/// A certificate and its key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The file with the certificate.
+    pub certificate: PathBuf,
+    /// The file with the key.
+    pub key: PathBuf,
 }
 
 /// The model that judges.
@@ -226,6 +237,7 @@ impl RawConfig {
             memory_budget_bytes: self.memory_budget_bytes,
             artifact_root: self.artifact_root,
             cache_dir: self.cache_dir,
+            tls: self.tls.resolve(&mut problems),
             server_key_env: self.server_key_env,
             allowed_hosts: access::all("allowed-hosts", self.allowed_hosts, &mut problems),
             allowed_origins: access::all("allowed-origins", self.allowed_origins, &mut problems)

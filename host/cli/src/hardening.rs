@@ -28,10 +28,10 @@ pub(super) struct HardeningOptions {
 impl HardeningOptions {
     /// Once the address is taken, which may need a privilege, and before there are threads, a
     /// runtime or a component.
-    pub(crate) fn apply(
+    pub(crate) fn apply<'a>(
         &self,
         config: &Config,
-        read: [Option<&PathBuf>; 2],
+        read: impl IntoIterator<Item = &'a PathBuf>,
         written: [Option<PathBuf>; 3],
     ) -> Result<()> {
         if !self.keep_privileges {
@@ -56,7 +56,7 @@ impl HardeningOptions {
             );
         }
         let mut folders = Folders::default();
-        folders.read.extend(read.into_iter().flatten().cloned());
+        folders.read.extend(read.into_iter().cloned());
         folders.read.extend(config.tools.components.iter().map(|tool| tool.path.clone()));
         folders.write.extend(written.into_iter().flatten());
         folders.write.extend(config.log.clone());

@@ -13,6 +13,7 @@ mod hardening;
 mod hooks;
 mod inspect;
 mod journal;
+mod lifecycle;
 mod man;
 mod mock_model;
 mod model;

@@ -8,14 +8,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use tokio::net::TcpSocket;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::hardening::HardeningOptions;
 use super::options::{HostOptions, TraceOptions};
-use super::{Exit, OUTPUT, PluginFault, hooks, journal, setup};
+use super::{Exit, OUTPUT, PluginFault, hooks, journal, lifecycle, setup};
 use rollout_assembly::config::{
     Config, EvaluatorEnvironment, OsmosisEnvironment, OsmosisGeneration, RawJournal, TrajectoriesIn,
 };
@@ -26,7 +25,7 @@ use rollout_core::rollout::{AgentForm, Host, Journal, UnfinishedRollout};
 use rollout_core::telemetry::Traces;
 use rollout_server as server;
 use rollout_server::dialect::osmosis::a;
-use rollout_server::{Identity, Server, Stopping};
+use rollout_server::{Bound, Identity, Listening, Server, ServerTls, Stopping};
 
 /// Topics of the options.
 const REACHING: &str = "Reaching it";
@@ -73,6 +72,13 @@ pub(super) struct Serve {
     trajectories: Option<TrajectoriesIn>,
     #[command(flatten)]
     traces: TraceOptions,
+    /// The certificate that callers are shown, in PEM, with those that vouch for it behind it; without,
+    /// connections are not encrypted. Read again on SIGHUP, as is its key.
+    #[arg(long, value_name = "FILE", requires = "tls_key", help_heading = REACHING)]
+    tls_cert: Option<PathBuf>,
+    /// The certificate's key, in PEM.
+    #[arg(long, value_name = "FILE", requires = "tls_cert", help_heading = REACHING)]
+    tls_key: Option<PathBuf>,
     /// Environment variable with the key that every request must carry.
     #[arg(long, value_name = "VAR", help_heading = REACHING)]
     server_key_env: Option<String>,
@@ -109,13 +115,16 @@ pub(super) struct Serve {
 }
 
 impl Serve {
-    fn config(&self, evaluator: &EvaluatorEnvironment) -> Result<Config> {
+    fn config(&self, evaluator: &EvaluatorEnvironment, passed: Option<SocketAddr>) -> Result<Config> {
         let mut raw = self.host.raw_config()?;
         raw.mistakes.extend_from_slice(&evaluator.mistakes);
         let at = |port| SocketAddr::from(([127, 0, 0, 1], port)).to_string();
-        if let Some(listen) = self.listen.clone().or(evaluator.port.map(at)) {
+        let passed = passed.map(|address| address.to_string());
+        if let Some(listen) = passed.or_else(|| self.listen.clone()).or(evaluator.port.map(at)) {
             raw.listen = Some(listen);
         }
+        raw.tls.cert = self.tls_cert.clone().or(raw.tls.cert);
+        raw.tls.key = self.tls_key.clone().or(raw.tls.key);
         let environment = OsmosisEnvironment::read(|name| std::env::var(name).ok());
         raw.mistakes.extend_from_slice(&environment.mistakes);
         for name in &environment.without_effect {
@@ -160,14 +169,21 @@ impl Serve {
     /// with.
     pub(crate) fn run(self, start_threads: impl FnOnce()) -> Result<Exit> {
         let evaluator = EvaluatorEnvironment::read(|name| std::env::var(name).ok());
-        let config = self.config(&evaluator)?;
+        let passed = lifecycle::passed_socket()?;
+        let address = passed.as_ref().and_then(|socket| socket.local_addr().ok());
+        let config = self.config(&evaluator, address)?;
         let artifact_root = config.artifact_root.clone().unwrap_or_else(|| PathBuf::from("rollouts"));
         std::fs::create_dir_all(&artifact_root)
             .with_context(|| format!("cannot make the artifact root {}", artifact_root.display()))?;
         let server_key = self.server_key(&config)?;
-        let socket = server::bind(config.listen).with_context(|| taken(&config))?;
+        let socket = match passed {
+            Some(socket) => Bound::Passed(socket),
+            None => server::bind(config.listen).with_context(|| taken(&config))?,
+        };
         let rollout = &self.host.rollout;
-        let read = [Some(&self.plugin), rollout.grader.as_ref()];
+        let tls = config.tls.as_ref().map(|files| [&files.certificate, &files.key]);
+        let tls: Vec<PathBuf> = tls.iter().flatten().flat_map(|file| lifecycle::folders_of(file)).collect();
+        let read = [Some(&self.plugin), rollout.grader.as_ref()].into_iter().flatten().chain(&tls);
         let journal = config.journal.dir(&artifact_root);
         let written = [Some(artifact_root.clone()), rollout.plugin.load.cache_dir(&config), journal];
         self.hardening.apply(&config, read, written)?;
@@ -175,7 +191,11 @@ impl Serve {
         let (journal, unfinished) = open_journal(&config, &artifact_root)?;
         let kept = journal.clone();
         let runtime = setup::runtime()?;
-        runtime.spawn(ignore_hangups());
+        // Once it has the rights with which it will be read again.
+        let tls = config.tls.as_ref().map(|files| ServerTls::load(&files.certificate, &files.key));
+        let tls = tls.transpose().context("--tls-cert, --tls-key")?;
+        runtime.spawn(lifecycle::reload_at_hangups(tls.clone()));
+        runtime.spawn(lifecycle::keep_watchdog_quiet());
         let options = Options {
             artifact_root: config.writes_files().then(|| artifact_root.clone()),
             descriptors_for_callers: Server::descriptors_per_rollout(&config),
@@ -210,7 +230,7 @@ impl Serve {
         let traces = self.traces.begin(&runtime, host)?;
         resume(&runtime, &server, unfinished);
         let callers_max = callers_max(&assembled.slots);
-        let exit = runtime.block_on(serve(&config, &server, callers_max, socket, traces));
+        let exit = runtime.block_on(serve(&config, &server, callers_max, (socket, tls), traces));
         if let Some(journal) = kept {
             journal.close();
         }
@@ -311,27 +331,19 @@ fn file_stem(path: &Path) -> String {
     path.file_stem().map_or_else(|| "workflow".to_owned(), |stem| stem.to_string_lossy().into_owned())
 }
 
-/// A terminal that closes, or a service manager that means to reload, does not end a server.
-async fn ignore_hangups() {
-    match signal(SignalKind::hangup()) {
-        Ok(mut hangups) => {
-            while hangups.recv().await.is_some() {
-                tracing::info!("SIGHUP is ignored: the configuration is read at the start; SIGTERM stops");
-            }
-        }
-        Err(error) => tracing::warn!(%error, "SIGHUP cannot be ignored and ends this server"),
-    }
-}
-
 fn taken(config: &Config) -> String {
     format!("cannot listen on {}; --listen takes another address", config.listen)
 }
+
+/// How long callers that are connected have for another request when this process leaves the socket to
+/// the next. It is answered, and ends its connection; one that was silent for so long is closed.
+const LEAVING_TIME: Duration = Duration::from_secs(1);
 
 async fn serve(
     config: &Config,
     server: &Server,
     callers_max: usize,
-    socket: TcpSocket,
+    (socket, tls): (Bound, Option<ServerTls>),
     traces: Option<Traces>,
 ) -> Result<Exit> {
     let mut stop = setup::StopSignal::new()?;
@@ -341,22 +353,43 @@ async fn serve(
             () = stop.next() => bail!("stopped while the command on-start ran"),
         }
     }
+    // What is in a journal goes on in the next process, which has the same socket.
+    let is_handed_over = matches!(socket, Bound::Passed(_)) && server.is_kept();
+    let scheme = if tls.is_some() { "https" } else { "http" };
     let listener = server::listen(socket).with_context(|| taken(config))?;
     let address = listener.local_addr().context("cannot tell the address that is listened on")?;
-    let drained = CancellationToken::new();
-    let serving = tokio::spawn(server::serve(listener, server.router(), callers_max, drained.clone()));
-    outln!("listening on http://{address}");
+    let (leaving, drained) = (CancellationToken::new(), CancellationToken::new());
+    let listening = Listening::from(listener).with_tls(tls).until_left(leaving.clone());
+    let mut serving = tokio::spawn(server::serve(listening, server.router(), callers_max, drained.clone()));
+    outln!("listening on {scheme}://{address}");
+    lifecycle::ready(&format!("listening on {scheme}://{address}"));
 
     stop.next().await;
     let stopping = Stopping::within(config.drain);
+    lifecycle::stopping(config.drain);
     tracing::info!(
         drain_secs = config.drain.as_secs_f64(),
         running = server.load().running,
         queued = server.load().queued,
         "draining"
     );
+    let drain = async {
+        if !is_handed_over {
+            return server.drain(&stopping).await;
+        }
+        leaving.cancel();
+        server.answer_waiting();
+        let _ = tokio::time::timeout(LEAVING_TIME, &mut serving).await;
+        drained.cancel();
+        // Results are read in the next process, so that it is enough that nothing runs.
+        tokio::select! {
+            biased;
+            is_done = server.drain(&stopping) => is_done,
+            () = server.idle() => true,
+        }
+    };
     let exit = tokio::select! {
-        is_done = server.drain(&stopping) => if is_done { Exit::Done } else { Exit::NotDone },
+        is_done = drain => if is_done { Exit::Done } else { Exit::NotDone },
         () = stop.next() => {
             let load = server.load();
             tracing::warn!(running = load.running, queued = load.queued, "stopped by a second signal");
@@ -365,15 +398,11 @@ async fn serve(
         }
     };
     drained.cancel();
-    // Connections that are idle close at once; one that hangs is not waited for.
-    let closed = tokio::time::timeout_at(stopping.ends_at, serving);
     let traces_time =
         stopping.ends_at.saturating_duration_since(Instant::now()).clamp(TRACES_MIN, setup::FLUSH_TIME_MAX);
-    let (closed, ()) = tokio::join!(closed, setup::flush_within(traces_time, traces));
-    match closed {
-        Ok(joined) => joined.context("the server panicked")?,
-        Err(_) => tracing::debug!("connections still open"),
-    }
+    let (closed, ()) =
+        tokio::join!(closed(serving, stopping.ends_at), setup::flush_within(traces_time, traces));
+    closed?;
     if let Some(command) = &config.on_stop {
         tokio::select! {
             ran = hooks::run("on-stop", command) => ran?,
@@ -381,4 +410,19 @@ async fn serve(
         }
     }
     Ok(exit)
+}
+
+/// Waits until connections are closed. Those that are idle close at once; one that hangs is not waited
+/// for.
+async fn closed(serving: JoinHandle<()>, until: Instant) -> Result<()> {
+    if serving.is_finished() {
+        return Ok(());
+    }
+    match tokio::time::timeout_at(until, serving).await {
+        Ok(joined) => joined.context("the server panicked"),
+        Err(_) => {
+            tracing::debug!("connections still open");
+            Ok(())
+        }
+    }
 }

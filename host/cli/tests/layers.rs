@@ -42,9 +42,9 @@ const LAYERS: [(&str, Layers); 3] = [
     (
         "server",
         &[
-            &["lib access connections error fuzzing given_out stopping trajectories"],
+            &["lib access connections error fuzzing given_out stopping tls trajectories"],
             &["admin", "dialect"],
-            &["connection", "random"],
+            &["connection", "random", "serving"],
         ],
     ),
     ("assembly", &[&["lib fuzzing tests"], &["config"]]),

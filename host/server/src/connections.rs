@@ -9,12 +9,13 @@
 //! silent makes room for what is new, so that neither those who open connections and say
 //! nothing nor those who keep idle ones can shut a server.
 
+mod socket;
+mod stream;
 mod table;
 mod watched;
 
 use std::convert::Infallible;
 use std::io;
-use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,19 +29,18 @@ use hyper::service::Service;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::connection::{Crowded, WhenWritten};
+use crate::tls::ServerTls;
 use rollout_core::capacity::CALLERS_SPARE;
+pub use socket::{Bound, Listening, bind, listen};
+use stream::Bytes;
 use table::{Known, Stage, Table};
 use watched::{AtTheEnd, InTime, Sent, Stream};
-
-/// Connections that may wait to be accepted. A trainer opens thousands at once, and one
-/// that finds no place is tried again seconds later. The kernel caps it.
-const BACKLOG: u32 = 16_384;
 
 /// What a connection reads ahead, and with it the longest head. Callers' heads have a few
 /// hundred bytes.
@@ -52,23 +52,15 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// How long to wait where the process has no descriptor left for a connection.
 const NO_DESCRIPTOR_PAUSE: Duration = Duration::from_millis(100);
 
-/// Takes an address, for which a privilege may be needed, without listening yet.
-pub fn bind(address: SocketAddr) -> io::Result<TcpSocket> {
-    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // A restarted server takes its port over from connections that are still closing.
-    socket.set_reuseaddr(true)?;
-    socket.bind(address)?;
-    Ok(socket)
-}
-
-/// Listens on the address that was taken; within the runtime.
-pub fn listen(socket: TcpSocket) -> io::Result<TcpListener> {
-    socket.listen(BACKLOG)
-}
-
 /// Serves whoever connects, at most `callers_max` at once, until `drained`; then lets what is
-/// under way end.
-pub async fn serve(listener: TcpListener, router: Router, callers_max: usize, drained: CancellationToken) {
+/// under way end. What is listened on is left at once.
+pub async fn serve(
+    listening: impl Into<Listening>,
+    router: Router,
+    callers_max: usize,
+    drained: CancellationToken,
+) {
+    let Listening { listener, tls, leaving } = listening.into();
     let connections = TaskTracker::new();
     let table = Table::new();
     let sweeping = connections.spawn(sweep(table.clone()));
@@ -76,12 +68,18 @@ pub async fn serve(listener: TcpListener, router: Router, callers_max: usize, dr
         let accepted = tokio::select! {
             biased;
             () = drained.cancelled() => break,
+            () = leaving.cancelled() => break,
             accepted = accept(&listener, &table, callers_max) => accepted,
         };
         match accepted {
             Ok((stream, is_crowded)) => {
-                let served = Served { router: router.clone(), is_crowded, known: table.enter() };
-                connections.spawn(connection(stream, served, drained.clone()));
+                let served = Served {
+                    router: router.clone(),
+                    is_crowded,
+                    leaving: leaving.clone(),
+                    known: table.enter(),
+                };
+                connections.spawn(connection(stream, tls.clone(), served, drained.clone()));
             }
             // One caller that went away before it was accepted is nobody's problem.
             Err(error) if is_the_callers(&error) => {}
@@ -141,6 +139,7 @@ fn is_the_callers(error: &io::Error) -> bool {
 struct Served {
     router: Router,
     is_crowded: bool,
+    leaving: CancellationToken,
     known: Arc<Known>,
 }
 
@@ -148,6 +147,7 @@ struct Served {
 struct Watching {
     inner: TowerToHyperService<Router>,
     is_crowded: bool,
+    leaving: CancellationToken,
     known: Arc<Known>,
     at_the_end: Arc<AtTheEnd>,
 }
@@ -160,7 +160,7 @@ impl Service<Request<Incoming>> for Watching {
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         let (known, at_the_end) = (self.known.clone(), self.at_the_end.clone());
         // What is asked for by HEAD is sent by nobody.
-        let is_crowded = self.is_crowded;
+        let (is_crowded, leaving) = (self.is_crowded, self.leaving.clone());
         let is_told = request.method() != Method::HEAD;
         let mut request = request.map(|body| InTime::new(body, known.clone()));
         if is_crowded {
@@ -170,7 +170,7 @@ impl Service<Request<Incoming>> for Watching {
         Box::pin(async move {
             let mut response: Response<Body> = response.await?;
             let is_upgraded = response.status() == StatusCode::SWITCHING_PROTOCOLS;
-            if is_crowded && !is_upgraded {
+            if (is_crowded || leaving.is_cancelled()) && !is_upgraded {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
             let then = response.extensions_mut().remove::<WhenWritten>();
@@ -184,20 +184,54 @@ impl Service<Request<Incoming>> for Watching {
     }
 }
 
-async fn connection(tcp: TcpStream, served: Served, drained: CancellationToken) {
+/// Shakes hands with a caller, where that is asked for. As long as that takes, the connection is one whose
+/// head is to come: it has as much time and no more, and makes room for others like any.
+async fn encrypted(
+    tcp: TcpStream,
+    tls: &ServerTls,
+    known: &Known,
+    drained: &CancellationToken,
+) -> Option<Bytes> {
+    known.is_at(Stage::Head);
+    tokio::select! {
+        shaken = tls.accept(tcp) => match shaken {
+            Ok(stream) => Some(Bytes::Encrypted(Box::new(stream))),
+            Err(error) => {
+                tracing::debug!(%error, "a caller's connection was not encrypted");
+                None
+            }
+        },
+        () = known.must_close() => {
+            tracing::debug!("a caller took too long over TLS, or made room for another");
+            None
+        }
+        () = drained.cancelled() => None,
+    }
+}
+
+async fn connection(tcp: TcpStream, tls: Option<ServerTls>, served: Served, drained: CancellationToken) {
     if let Err(error) = tcp.set_nodelay(true) {
         tracing::debug!(%error, "TCP_NODELAY not set");
     }
-    let Served { router, is_crowded, known } = served;
+    let bytes = match tls {
+        None => Bytes::Plain(tcp),
+        // In a box, because every connection would have its size.
+        Some(tls) => match Box::pin(encrypted(tcp, &tls, &served.known, &drained)).await {
+            Some(bytes) => bytes,
+            None => return,
+        },
+    };
+    let Served { router, is_crowded, leaving, known } = served;
     let at_the_end = Arc::<AtTheEnd>::default();
     let service = Watching {
         inner: TowerToHyperService::new(router),
         is_crowded,
+        leaving,
         known: known.clone(),
         at_the_end: at_the_end.clone(),
     };
     let (alive, mut gone) = oneshot::channel();
-    let stream = Stream { tcp, known: known.clone(), at_the_end, linger: None, _alive: alive };
+    let stream = Stream { bytes, known: known.clone(), at_the_end, linger: None, _alive: alive };
     let mut protocol = http1::Builder::new();
     // Who is silent for too long is closed by the table, which tells a head from a pause.
     protocol.max_buf_size(READ_BYTES_MAX).header_read_timeout(None::<Duration>);

@@ -14,6 +14,7 @@ mod random;
 mod serving;
 mod stopping;
 pub mod tenants;
+mod tls;
 mod trajectories;
 
 use std::sync::Arc;
@@ -33,9 +34,10 @@ use rollout_core::rollout::{Host, Load, UnfinishedRollout};
 use rollout_core::telemetry::TEXT_FORMAT;
 
 pub use access::Access;
-pub use connections::{bind, listen, serve};
+pub use connections::{Bound, Listening, bind, listen, serve};
 pub use serving::Serving;
 pub use stopping::Stopping;
+pub use tls::{ServerTls, TlsError};
 pub use trajectories::Trajectories;
 
 use access::{Gate, is_bearer};
@@ -209,13 +211,13 @@ impl Server {
         let mut keyed = Router::new()
             .route("/metrics", get(metrics))
             .route("/rollout/{id}/trajectory", get(given_out::trajectory));
-        let mut open = Router::new();
+        let mut open = Router::new().route("/ready", get(ready)).with_state(self.clone());
         match self.0.dialects.iter().find(|dialect| dialect.health().is_all).cloned() {
             Some(alone) => open = open.route("/health", get(async move || Json(alone.health().fields))),
             None => keyed = keyed.route("/health", get(health)),
         }
         let mut keyed = keyed.with_state(self.clone());
-        let mut short = vec![(Method::GET, "/health"), (Method::GET, "/metrics")];
+        let mut short = vec![(Method::GET, "/health"), (Method::GET, "/ready"), (Method::GET, "/metrics")];
         for Routes { router, key, short: dialects } in self.0.dialects.iter().flat_map(|one| one.routes()) {
             short.extend(dialects);
             match key {
@@ -271,6 +273,20 @@ async fn health(State(server): State<Server>) -> Json<Map<String, Value>> {
         fields.extend(own);
     }
     Json(fields)
+}
+
+/// Whether rollouts are taken, for whoever sends them to one of several servers. That is said to
+/// everybody, and why not to those who have the key.
+async fn ready(State(server): State<Server>, headers: HeaderMap) -> Response {
+    let inner = &server.0;
+    let why = inner.serving.host().takes_rollouts().err();
+    let status = if why.is_none() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let mut fields = Map::from_iter([("ready".to_owned(), why.is_none().into())]);
+    let is_told = inner.access.server_key.as_ref().is_none_or(|key| is_bearer(key, &headers));
+    if let Some(why) = why.filter(|_| is_told) {
+        fields.insert("reason".to_owned(), why.to_string().into());
+    }
+    (status, Json(fields)).into_response()
 }
 
 /// What the host has counted, for Prometheus.

@@ -77,6 +77,21 @@ impl Server {
         }
     }
 
+    /// Waits until no rollout is alive.
+    pub async fn idle(&self) {
+        self.0.serving.host().idle().await;
+    }
+
+    /// Whether what is left undone here goes on in the next process.
+    pub fn is_kept(&self) -> bool {
+        self.0.serving.host().is_kept()
+    }
+
+    /// Answers everybody who waits for news that there are none yet. They come again.
+    pub fn answer_waiting(&self) {
+        self.0.dialects.iter().for_each(|dialect| dialect.answer_waiting());
+    }
+
     /// Waits until all protocols are through, or until the time is. Says whether they are.
     async fn drained(&self, until: Instant) -> bool {
         let all = self.0.dialects.iter().map(|dialect| dialect.drain(until));

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::{
-    Assignment, OsmosisGeneration, RawJournal, RawNetwork, RawOsmosisInit, RawTools, TrajectoriesIn,
+    Assignment, OsmosisGeneration, RawJournal, RawNetwork, RawOsmosisInit, RawTools, TlsFiles, TrajectoriesIn,
 };
 
 /// What the operator wrote. Mirrors the file and decides nothing.
@@ -22,6 +22,8 @@ pub struct RawConfig {
     pub artifact_root: Option<PathBuf>,
     /// Where compiled code is kept from one start to the next.
     pub cache_dir: Option<PathBuf>,
+    /// The certificate that callers are shown.
+    pub tls: RawTls,
     /// The environment variable with the key that every request must carry.
     pub server_key_env: Option<String>,
     /// Names, besides those of this machine, under which `serve` may be asked.
@@ -195,6 +197,31 @@ pub struct RawJudge {
     pub budget_secs: Option<f64>,
     /// Sampling parameters that graders may set, and no others.
     pub params: Option<Vec<String>>,
+}
+
+/// `[tls]`.
+#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct RawTls {
+    /// The file with the certificate, and those that vouch for it behind it.
+    pub cert: Option<PathBuf>,
+    /// The file with its key.
+    pub key: Option<PathBuf>,
+}
+
+impl RawTls {
+    /// The pair, where there is one.
+    pub(super) fn resolve(self, problems: &mut Vec<String>) -> Option<TlsFiles> {
+        match (self.cert, self.key) {
+            (Some(certificate), Some(key)) => Some(TlsFiles { certificate, key }),
+            (None, None) => None,
+            (cert, _) => {
+                let missing = if cert.is_none() { "cert" } else { "key" };
+                problems.push(format!("tls.{missing}: missing; a certificate and its key are needed"));
+                None
+            }
+        }
+    }
 }
 
 /// `[hardening]`.

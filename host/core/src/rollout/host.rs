@@ -92,6 +92,16 @@ impl Host {
         self.0.runtime.slots().enter(&request.id, false)
     }
 
+    /// Whether a rollout would be let in, as far as that is no matter of how many there are. Nothing is
+    /// counted by asking.
+    pub fn takes_rollouts(&self) -> Result<(), AdmitError> {
+        if !self.load().accepting {
+            return Err(AdmitError::Closed);
+        }
+        self.budget().check_new_work(0)?;
+        self.check_journal()
+    }
+
     /// Whether what is admitted can be kept.
     fn check_journal(&self) -> Result<(), AdmitError> {
         let journal = self.0.runtime.journal();
@@ -117,6 +127,11 @@ impl Host {
     /// How busy it is.
     pub fn load(&self) -> Load {
         self.0.runtime.slots().load()
+    }
+
+    /// Waits until no rollout is alive.
+    pub async fn idle(&self) {
+        self.0.runtime.slots().idle().await;
     }
 
     /// What may be held for all rollouts together.

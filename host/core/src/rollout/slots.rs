@@ -373,7 +373,6 @@ impl Slots {
     }
 
     /// Waits until no rollout of the tenant is alive.
-    #[cfg(test)]
     pub(super) async fn idle(&self) {
         self.0.tenant.idle().await;
     }

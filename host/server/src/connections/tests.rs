@@ -1,5 +1,7 @@
 //! Connections that are upgraded, through a real listener and the table.
 
+use std::net::SocketAddr;
+
 use axum::http::header::UPGRADE;
 use axum::response::IntoResponse;
 use axum::routing::get;

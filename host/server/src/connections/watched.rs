@@ -9,10 +9,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, Sleep};
 
+use super::stream;
 use super::table::{Known, Stage};
 use crate::connection::{BodyError, WhenWritten};
 
@@ -48,7 +48,7 @@ impl AtTheEnd {
 
 /// The stream of a caller.
 pub(super) struct Stream {
-    pub tcp: TcpStream,
+    pub bytes: stream::Bytes,
     pub known: Arc<Known>,
     pub at_the_end: Arc<AtTheEnd>,
     pub linger: Option<Linger>,
@@ -72,7 +72,7 @@ impl AsyncRead for Stream {
             return Poll::Ready(Ok(()));
         }
         let before = buf.filled().len();
-        let Poll::Ready(result) = Pin::new(&mut self.tcp).poll_read(cx, buf) else {
+        let Poll::Ready(result) = Pin::new(&mut self.bytes).poll_read(cx, buf) else {
             self.known.is_silent();
             return Poll::Pending;
         };
@@ -88,7 +88,7 @@ impl AsyncWrite for Stream {
         if self.known.is_hung_up(None) {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
-        let written = ready!(Pin::new(&mut self.tcp).poll_write(cx, buf));
+        let written = ready!(Pin::new(&mut self.bytes).poll_write(cx, buf));
         self.known.has_written();
         Poll::Ready(written)
     }
@@ -101,18 +101,18 @@ impl AsyncWrite for Stream {
         if self.known.is_hung_up(None) {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
-        let written = ready!(Pin::new(&mut self.tcp).poll_write_vectored(cx, bufs));
+        let written = ready!(Pin::new(&mut self.bytes).poll_write_vectored(cx, bufs));
         self.known.has_written();
         Poll::Ready(written)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.tcp.is_write_vectored()
+        self.bytes.is_write_vectored()
     }
 
     /// The protocol flushes when all that it had to write was taken, and at no other time.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(Pin::new(&mut self.tcp).poll_flush(cx))?;
+        ready!(Pin::new(&mut self.bytes).poll_flush(cx))?;
         if self.known.has_flushed()
             && let Some(then) = self.at_the_end.take()
         {
@@ -122,11 +122,11 @@ impl AsyncWrite for Stream {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let Self { tcp, known, linger, .. } = self.get_mut();
+        let Self { bytes, known, linger, .. } = self.get_mut();
         let linger = match linger {
             Some(linger) => linger,
             None => {
-                ready!(Pin::new(&mut *tcp).poll_shutdown(cx))?;
+                ready!(Pin::new(&mut *bytes).poll_shutdown(cx))?;
                 if !known.has_left_unread() {
                     return Poll::Ready(Ok(()));
                 }
@@ -138,7 +138,7 @@ impl AsyncWrite for Stream {
         while linger.left > 0 && linger.until.as_mut().poll(cx).is_pending() {
             let mut nowhere = [0; 4096];
             let mut buf = ReadBuf::new(&mut nowhere);
-            if ready!(Pin::new(&mut *tcp).poll_read(cx, &mut buf)).is_err() || buf.filled().is_empty() {
+            if ready!(Pin::new(&mut *bytes).poll_read(cx, &mut buf)).is_err() || buf.filled().is_empty() {
                 break;
             }
             linger.left = linger.left.saturating_sub(buf.filled().len());

@@ -48,6 +48,10 @@ pub trait Dialect: Send + Sync {
     /// is. Says whether all of it was done.
     fn drain(&self, until: Instant) -> BoxFuture<'_, bool>;
 
+    /// Answers at once everybody who waits for news of a rollout: there are none yet, and they come
+    /// to another process for them.
+    fn answer_waiting(&self) {}
+
     /// What still runs is about to be cancelled by the server. Its callers are owed word of that.
     fn cancels_rest(&self);
 

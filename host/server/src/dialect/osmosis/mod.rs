@@ -208,6 +208,10 @@ impl super::Dialect for Osmosis {
         Box::pin(async move { tokio::time::timeout_at(until, done).await.is_ok() })
     }
 
+    fn answer_waiting(&self) {
+        self.0.polled.answer_waiting();
+    }
+
     fn cancels_rest(&self) {
         self.0.reports.cancel_rest();
     }

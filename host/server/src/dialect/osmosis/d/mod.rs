@@ -312,7 +312,7 @@ pub(super) async fn result(
     if !entry.is_lease(lease) {
         return Err(ApiError::WrongLease);
     }
-    let (body, is_over) = match entry.news(polled.times().result_wait).await {
+    let (body, is_over) = match polled.news(&entry).await {
         Status::Ended(body) => (body, true),
         Status::Under(phase) => (ResultBody::bare(entry.id(), word(phase)).bytes(), false),
     };

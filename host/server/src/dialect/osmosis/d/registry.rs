@@ -8,6 +8,7 @@ use axum::body::Bytes;
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use super::super::error::ApiError;
 use super::super::reports::Due;
@@ -140,6 +141,8 @@ pub(in super::super) struct Registry {
     times: OsmosisTimes,
     inner: Mutex<Inner>,
     clock: Arc<RunClock>,
+    /// From here on nobody waits for news.
+    leaving: CancellationToken,
 }
 
 #[derive(Default)]
@@ -236,7 +239,20 @@ impl Drop for Reserved<'_> {
 
 impl Registry {
     pub(crate) fn new(times: OsmosisTimes) -> Self {
-        Self { times, inner: Mutex::default(), clock: RunClock::new() }
+        Self { times, inner: Mutex::default(), clock: RunClock::new(), leaving: CancellationToken::new() }
+    }
+
+    /// What is new of a rollout, as soon as something is, or its waiting time is over.
+    pub(super) async fn news(&self, entry: &Entry) -> Status {
+        tokio::select! {
+            status = entry.news(self.times.result_wait) => status,
+            () = self.leaving.cancelled() => entry.news(Duration::ZERO).await,
+        }
+    }
+
+    /// From here on nobody waits for news.
+    pub(crate) fn answer_waiting(&self) {
+        self.leaving.cancel();
     }
 
     pub(super) fn times(&self) -> &OsmosisTimes {

@@ -1,0 +1,67 @@
+//! A caller's bytes, over TLS or without.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::server::TlsStream;
+
+/// A connection's bytes.
+pub(super) enum Bytes {
+    Plain(TcpStream),
+    /// In a box, because most are not, and it is a kilobyte.
+    Encrypted(Box<TlsStream<TcpStream>>),
+}
+
+/// Does the same with either.
+macro_rules! either {
+    ($self:ident, $stream:ident => $do:expr) => {
+        match $self.get_mut() {
+            Self::Plain($stream) => {
+                let $stream = Pin::new($stream);
+                $do
+            }
+            Self::Encrypted($stream) => {
+                let $stream = Pin::new(&mut **$stream);
+                $do
+            }
+        }
+    };
+}
+
+impl AsyncRead for Bytes {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        either!(self, stream => stream.poll_read(cx, buf))
+    }
+}
+
+impl AsyncWrite for Bytes {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        either!(self, stream => stream.poll_write(cx, buf))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        either!(self, stream => stream.poll_write_vectored(cx, bufs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Self::Plain(stream) => stream.is_write_vectored(),
+            Self::Encrypted(stream) => stream.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        either!(self, stream => stream.poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        either!(self, stream => stream.poll_shutdown(cx))
+    }
+}
