@@ -106,6 +106,7 @@ async fn deployments_on_one_runtime_share_its_slots() {
     let runtime = first.host.runtime();
     let plugin = runtime.engine().load(&workflow("nop")).unwrap();
     let second = Deployment::new(DeploymentSettings {
+        served_as: None,
         workflow: plugin,
         grader: None,
         limits: Limits::default(),

@@ -12,8 +12,7 @@ use rollout_assembly::config::{Assignment, Config, RawConfig, RawJudge, RawLimit
 use rollout_assembly::{Assembled, Options, Sources};
 use rollout_core::engine::Loader;
 use rollout_core::outbound;
-use rollout_core::rollout::Host;
-use rollout_core::telemetry::Traces;
+use rollout_core::telemetry::{Metrics, Traces};
 
 /// What a configuration file says, or an empty one. What is wrong in it, `resolve` says.
 pub(super) fn raw_config(path: Option<&Path>) -> Result<RawConfig> {
@@ -192,11 +191,11 @@ pub(super) struct TraceOptions {
 }
 
 impl TraceOptions {
-    /// Begins to export the host's traces, where the operator says to where.
-    pub(crate) fn begin(&self, runtime: &Runtime, host: &Host) -> Result<Option<Traces>> {
+    /// Begins to export traces of what is counted here, where the operator says to where.
+    pub(crate) fn begin(&self, runtime: &Runtime, metrics: &Metrics) -> Result<Option<Traces>> {
         let Some(url) = &self.otlp else { return Ok(None) };
         let _runtime = runtime.enter();
-        let traces = host.metrics().trace_to(url, outbound::http_client()?).context("--otlp")?;
+        let traces = metrics.trace_to(url, outbound::http_client()?).context("--otlp")?;
         Ok(Some(traces))
     }
 }

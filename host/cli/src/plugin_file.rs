@@ -73,7 +73,7 @@ pub(super) fn default_dir() -> Option<PathBuf> {
 }
 
 /// This very program, also where its file was replaced since it was started.
-fn this_program() -> Result<PathBuf> {
+pub(super) fn this_program() -> Result<PathBuf> {
     let proc = PathBuf::from("/proc/self/exe");
     if cfg!(target_os = "linux") && proc.exists() {
         return Ok(proc);

@@ -1,4 +1,6 @@
-//! `serve`: a plugin for trainers, over HTTP.
+//! `serve`: a plugin for trainers, or those of many tenants, over HTTP.
+
+mod catalog;
 
 use crate::print::outln;
 use std::net::SocketAddr;
@@ -8,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -16,7 +19,8 @@ use super::hardening::HardeningOptions;
 use super::options::{HostOptions, TraceOptions};
 use super::{Exit, OUTPUT, PluginFault, hooks, journal, lifecycle, setup};
 use rollout_assembly::config::{
-    Config, EvaluatorEnvironment, OsmosisEnvironment, OsmosisGeneration, RawJournal, TrajectoriesIn,
+    Config, EvaluatorEnvironment, OsmosisEnvironment, OsmosisGeneration, RawConfig, RawJournal,
+    TrajectoriesIn,
 };
 use rollout_assembly::{Assembled, Options};
 use rollout_core::capacity::Slots;
@@ -25,7 +29,7 @@ use rollout_core::rollout::{AgentForm, Host, Journal, UnfinishedRollout};
 use rollout_core::telemetry::Traces;
 use rollout_server as server;
 use rollout_server::dialect::osmosis::a;
-use rollout_server::{Bound, Identity, Listening, Server, ServerTls, Stopping};
+use rollout_server::{Bound, Identity, Listening, Server, ServerTls, Serves, Stopping};
 
 /// Topics of the options.
 const REACHING: &str = "Reaching it";
@@ -43,7 +47,17 @@ const HOOKS: &str = "Start and stop";
     rollout-host serve my_agent.wasm --listen 0.0.0.0:9000 --server-key-env SERVER_KEY --config host.toml")]
 pub(super) struct Serve {
     /// The component with the workflow or agent loop.
-    plugin: PathBuf,
+    #[arg(required_unless_present = "catalog", conflicts_with = "catalog")]
+    plugin: Option<PathBuf>,
+    /// Serves the plugins of many tenants, which are in this catalog: each below /p/NAME, under keys of
+    /// its tenant's. It is made where there is none, and changed while it is served, by the commands
+    /// tenant, key, push and plugin.
+    #[arg(long, value_name = "DIR")]
+    catalog: Option<PathBuf>,
+    /// Environment variable with an operator's key of a catalog. Without, the first one is made and
+    /// printed once.
+    #[arg(long, value_name = "VAR", requires = "catalog", help_heading = REACHING)]
+    operator_key_env: Option<String>,
     /// Address to listen on; port 0 takes a free one. [default: 127.0.0.1:9000]
     #[arg(long, value_name = "ADDR", help_heading = REACHING)]
     listen: Option<String>,
@@ -115,7 +129,7 @@ pub(super) struct Serve {
 }
 
 impl Serve {
-    fn config(&self, evaluator: &EvaluatorEnvironment, passed: Option<SocketAddr>) -> Result<Config> {
+    fn raw_config(&self, evaluator: &EvaluatorEnvironment, passed: Option<SocketAddr>) -> Result<RawConfig> {
         let mut raw = self.host.raw_config()?;
         raw.mistakes.extend_from_slice(&evaluator.mistakes);
         let at = |port| SocketAddr::from(([127, 0, 0, 1], port)).to_string();
@@ -162,7 +176,7 @@ impl Serve {
         }
         raw.osmosis.generation = self.osmosis_generation.or(raw.osmosis.generation);
         raw.hardening.landlock = self.hardening.landlock.then_some(true).or(raw.hardening.landlock);
-        Ok(raw.resolve()?)
+        Ok(raw)
     }
 
     /// `start_threads` is called once this process has no privileges that threads could go on
@@ -171,38 +185,67 @@ impl Serve {
         let evaluator = EvaluatorEnvironment::read(|name| std::env::var(name).ok());
         let passed = lifecycle::passed_socket()?;
         let address = passed.as_ref().and_then(|socket| socket.local_addr().ok());
-        let config = self.config(&evaluator, address)?;
+        let mut raw = self.raw_config(&evaluator, address)?;
+        if self.catalog.is_some() {
+            catalog::refuse_options_of_one(&self)?;
+            raw = catalog::operators(raw, self.journal.as_deref());
+        }
+        let config = raw.clone().resolve()?;
         let artifact_root = config.artifact_root.clone().unwrap_or_else(|| PathBuf::from("rollouts"));
-        std::fs::create_dir_all(&artifact_root)
-            .with_context(|| format!("cannot make the artifact root {}", artifact_root.display()))?;
+        if self.catalog.is_none() {
+            std::fs::create_dir_all(&artifact_root)
+                .with_context(|| format!("cannot make the artifact root {}", artifact_root.display()))?;
+        }
         let server_key = self.server_key(&config)?;
         let socket = match passed {
             Some(socket) => Bound::Passed(socket),
             None => server::bind(config.listen).with_context(|| taken(&config))?,
         };
-        let rollout = &self.host.rollout;
-        let tls = config.tls.as_ref().map(|files| [&files.certificate, &files.key]);
-        let tls: Vec<PathBuf> = tls.iter().flatten().flat_map(|file| lifecycle::folders_of(file)).collect();
-        let read = [Some(&self.plugin), rollout.grader.as_ref()].into_iter().flatten().chain(&tls);
-        let journal = config.journal.dir(&artifact_root);
-        let written = [Some(artifact_root.clone()), rollout.plugin.load.cache_dir(&config), journal];
-        self.hardening.apply(&config, read, written)?;
+        self.harden(&config, &artifact_root)?;
         start_threads();
-        let (journal, unfinished) = open_journal(&config, &artifact_root)?;
-        let kept = journal.clone();
         let runtime = setup::runtime()?;
         // Once it has the rights with which it will be read again.
         let tls = config.tls.as_ref().map(|files| ServerTls::load(&files.certificate, &files.key));
         let tls = tls.transpose().context("--tls-cert, --tls-key")?;
         runtime.spawn(lifecycle::reload_at_hangups(tls.clone()));
         runtime.spawn(lifecycle::keep_watchdog_quiet());
+        let here = Here { evaluator, config, raw, artifact_root, server_key, at: (socket, tls) };
+        let exit = match (&self.catalog, &self.plugin) {
+            (Some(dir), _) => self.serve_many(&runtime, dir, here),
+            (None, Some(plugin)) => self.serve_one(&runtime, plugin, here),
+            (None, None) => bail!("neither a plugin nor a catalog is given"),
+        };
+        // What is left, such as a slow write, is not waited for.
+        runtime.shutdown_background();
+        exit
+    }
+
+    /// Gives up what serving does not take.
+    fn harden(&self, config: &Config, artifact_root: &Path) -> Result<()> {
+        let rollout = &self.host.rollout;
+        let tls = config.tls.as_ref().map(|files| [&files.certificate, &files.key]);
+        let tls: Vec<PathBuf> = tls.iter().flatten().flat_map(|file| lifecycle::folders_of(file)).collect();
+        let read = [self.plugin.as_ref(), rollout.grader.as_ref()].into_iter().flatten().chain(&tls);
+        let cache = rollout.plugin.load.cache_dir(config);
+        let written = match &self.catalog {
+            Some(catalog) => [Some(catalog.clone()), cache, None],
+            None => [Some(artifact_root.to_owned()), cache, config.journal.dir(artifact_root)],
+        };
+        self.hardening.apply(config, read, written)
+    }
+
+    fn serve_one(&self, runtime: &Runtime, plugin: &Path, here: Here) -> Result<Exit> {
+        let Here { evaluator, config, raw: _, artifact_root, server_key, at } = here;
+        let rollout = &self.host.rollout;
+        let (journal, unfinished) = open_journal(&config, &artifact_root)?;
+        let kept = journal.clone();
         let options = Options {
             artifact_root: config.writes_files().then(|| artifact_root.clone()),
             descriptors_for_callers: Server::descriptors_per_rollout(&config),
             journal,
             ..Options::default()
         };
-        let assembled = rollout.host(&runtime, rollout.sources(&self.plugin), &config, options)?;
+        let assembled = rollout.host(runtime, rollout.sources(plugin), &config, options)?;
         let host = &assembled.host;
         // Before anything goes on that a process before admitted under other rules.
         host.runtime().transport().set_rules(config.network.clone());
@@ -212,35 +255,56 @@ impl Serve {
             name.map_err(|error| PluginFault(format!("the agent loop does not say its name: it {error}")))?;
         setup::say_who_judges(&assembled);
         let identity = Identity {
-            agent_name: name.unwrap_or_else(|| file_stem(&self.plugin)),
+            agent_name: name.unwrap_or_else(|| file_stem(plugin)),
             instance_id: evaluator.instance_id,
             server_key,
         };
         let server = Server::of_host(host, &config, identity);
         if let Some(why) = runtime.block_on(a::cannot_carry(host)) {
             if config.osmosis_init.alone {
-                return Err(PluginFault(format!("{}: {why}", self.plugin.display())).into());
+                return Err(PluginFault(format!("{}: {why}", plugin.display())).into());
             }
             tracing::warn!(why, "generation A cannot serve this plugin; the others can");
         }
-        self.say_loaded(&assembled, &config, &artifact_root);
+        say_loaded(plugin, &assembled, &config, &artifact_root);
         if let Some(dir) = config.journal.dir(&artifact_root) {
-            journal::keep_components(&dir, host, &self.plugin, rollout.grader.as_deref())?;
+            journal::keep_components(&dir, host, plugin, rollout.grader.as_deref())?;
         }
-        let traces = self.traces.begin(&runtime, host)?;
-        resume(&runtime, &server, unfinished);
+        let traces = self.traces.begin(runtime, host.metrics())?;
+        resume(runtime, &server, unfinished);
         let callers_max = callers_max(&assembled.slots);
-        let exit = runtime.block_on(serve(&config, &server, callers_max, (socket, tls), traces));
+        let exit = runtime.block_on(serve(&config, &Serves::One(server), callers_max, at, traces));
         if let Some(journal) = kept {
             journal.close();
         }
-        // What is left, such as a slow write, is not waited for.
-        runtime.shutdown_background();
+        exit
+    }
+
+    fn serve_many(&self, runtime: &Runtime, dir: &Path, here: Here) -> Result<Exit> {
+        let Here { config, raw, at, .. } = here;
+        let (tenants, admin) = {
+            let _within = runtime.enter();
+            self.tenants(dir, raw, &config)?
+        };
+        let traces = self.traces.begin(runtime, tenants.metrics())?;
+        if let Some(traces) = &traces {
+            tenants.trace_to(traces.clone());
+        }
+        tracing::info!(limits = %limits(&config), "no rollout has limits above these");
+        let going_on = tenants.clone();
+        runtime.spawn(async move { going_on.go_on().await });
+        let callers_max = callers_max(tenants.slots());
+        let serves = Serves::Many(tenants.clone(), admin);
+        let exit = runtime.block_on(serve(&config, &serves, callers_max, at, traces));
+        tenants.close();
         exit
     }
 
     /// The key that callers have to give, if they have to.
     fn server_key(&self, config: &Config) -> Result<Option<Secret>> {
+        if self.catalog.is_some() {
+            return Ok(None);
+        }
         let key = match &self.api_key {
             Some(key) if key.is_empty() => bail!("--api-key is empty; leave it out to ask for none"),
             Some(key) => Some(Secret::new(key.as_str())),
@@ -251,24 +315,35 @@ impl Serve {
         }
         Ok(key)
     }
+}
 
-    fn say_loaded(&self, assembled: &Assembled, config: &Config, artifact_root: &Path) {
-        let Assembled { host, slots, .. } = assembled;
-        tracing::info!(
-            plugin = %self.plugin.display(),
-            name = assembled.settings.name,
-            digest = host.deployment().digest(),
-            slots = slots.running_max,
-            queue_max = slots.queue_max,
-            bound_by = %slots.bound_by,
-            memory_budget_bytes = host.budget().total(),
-            memory = assembled.plan.name(),
-            artifact_root = %artifact_root.display(),
-            trajectories = if config.writes_files() { "files" } else { "journal" },
-            "plugin loaded"
-        );
-        tracing::info!(limits = %limits(config), "every rollout has these limits");
-    }
+/// What a process that serves has settled before it knows whom.
+struct Here {
+    evaluator: EvaluatorEnvironment,
+    config: Config,
+    /// The same as it was written.
+    raw: RawConfig,
+    artifact_root: PathBuf,
+    server_key: Option<Secret>,
+    at: (Bound, Option<ServerTls>),
+}
+
+fn say_loaded(plugin: &Path, assembled: &Assembled, config: &Config, artifact_root: &Path) {
+    let Assembled { host, slots, .. } = assembled;
+    tracing::info!(
+        plugin = %plugin.display(),
+        name = assembled.settings.name,
+        digest = host.deployment().digest(),
+        slots = slots.running_max,
+        queue_max = slots.queue_max,
+        bound_by = %slots.bound_by,
+        memory_budget_bytes = host.budget().total(),
+        memory = assembled.plan.name(),
+        artifact_root = %artifact_root.display(),
+        trajectories = if config.writes_files() { "files" } else { "journal" },
+        "plugin loaded"
+    );
+    tracing::info!(limits = %limits(config), "every rollout has these limits");
 }
 
 /// The journal of this server, where there is to be one, and what is to be gone on with.
@@ -282,7 +357,7 @@ fn open_journal(
 }
 
 /// Goes on with what a process before admitted.
-fn resume(runtime: &tokio::runtime::Runtime, server: &Server, unfinished: Vec<UnfinishedRollout>) {
+fn resume(runtime: &Runtime, server: &Server, unfinished: Vec<UnfinishedRollout>) {
     if unfinished.is_empty() {
         return;
     }
@@ -341,7 +416,7 @@ const LEAVING_TIME: Duration = Duration::from_secs(1);
 
 async fn serve(
     config: &Config,
-    server: &Server,
+    server: &Serves,
     callers_max: usize,
     (socket, tls): (Bound, Option<ServerTls>),
     traces: Option<Traces>,

@@ -24,9 +24,10 @@ use rollout_core::telemetry::{OneLineFields, Traces};
 /// Sends logs to standard error. A server reports what it does; other commands speak up
 /// only where something is wrong.
 pub(super) fn logs(format: LogFormat, server: bool) {
-    // The library of tool servers reports every connection; what matters of it, the host
-    // says itself.
-    let default = if server { "info,rmcp=off" } else { "warn,rmcp=off" };
+    // The library of tool servers reports every connection, and that of the catalog's form what it did to it;
+    // what matters of it, the host says itself.
+    let default = if server { "info" } else { "warn" };
+    let default = format!("{default},rmcp=off,rusqlite_migration=warn");
     let asked = std::env::var("ROLLOUT_HOST_LOG").ok();
     let filter = asked.and_then(|asked| EnvFilter::try_new(of_each_crate(&asked)).ok());
     let filter = filter.unwrap_or_else(|| EnvFilter::new(default));

@@ -11,6 +11,7 @@ mod error;
 pub mod fuzzing;
 mod given_out;
 mod random;
+mod serves;
 mod serving;
 mod stopping;
 pub mod tenants;
@@ -35,6 +36,7 @@ use rollout_core::telemetry::TEXT_FORMAT;
 
 pub use access::Access;
 pub use connections::{Bound, Listening, bind, listen, serve};
+pub use serves::Serves;
 pub use serving::Serving;
 pub use stopping::Stopping;
 pub use tls::{ServerTls, TlsError};

@@ -178,7 +178,7 @@ impl Eval {
         let resume = Resume { retry_unscored: self.retry_unscored, fresh: self.fresh };
         let opened = Journal::open(&out, &manifest, resume)?;
         let kept = self.keep(plugin, &config, host, &opened.journal)?;
-        let traces = self.traces.begin(&runtime, host)?;
+        let traces = self.traces.begin(&runtime, host.metrics())?;
         let work = Work {
             rows: data.rows,
             runs_per_row: self.n as usize,

@@ -54,7 +54,7 @@ impl Eval {
         let manifest = self.manifest_of_regraded(dir, &config, &evaluated, &components, &assembled)?;
         let resume = Resume { retry_unscored: self.retry_unscored, fresh: self.fresh };
         let opened = Journal::open(&out, &manifest, resume)?;
-        let traces = self.traces.begin(&runtime, &assembled.host)?;
+        let traces = self.traces.begin(&runtime, assembled.host.metrics())?;
         runtime.block_on(async {
             let concurrency = config.max_concurrent.min(assembled.host.load().max_concurrent) as usize;
             let exit = self.grade(&assembled.host, &evaluated, opened, concurrency, &watch, stop, started);

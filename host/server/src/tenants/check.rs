@@ -51,8 +51,9 @@ pub(super) async fn check(tenants: &Tenants, pushed: Pushed) -> Result<CheckRepo
     };
     let file = tokio::task::spawn_blocking({
         let text = format!("memory-budget-bytes = {MEMORY_BUDGET_BYTES}\n{text}");
+        let folder = inner.catalog.path().to_owned();
         move || {
-            let file = tempfile::Builder::new().prefix("rollout-host-check-").suffix(".toml").tempfile()?;
+            let file = tempfile::Builder::new().prefix("check-").suffix(".toml").tempfile_in(folder)?;
             std::fs::write(file.path(), text)?;
             Ok(file)
         }

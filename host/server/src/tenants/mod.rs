@@ -26,9 +26,10 @@ use tokio::time::Instant;
 use crate::access::Access;
 use crate::admin::{CheckError, CheckReport, Deployments, Pushed};
 use crate::{Server, Stopping};
-use rollout_assembly::config::{Config, RawConfig};
+use rollout_assembly::config::{Config, JournalConfig, RawConfig};
 use rollout_assembly::{AssemblyError, Instances, NotLoaded, Platform};
 use rollout_catalog::{Catalog, CatalogError, Name, TenantId};
+use rollout_core::budget::Budget;
 use rollout_core::capacity::Slots;
 use rollout_core::engine::{Engine, EngineError};
 use rollout_core::outbound::{Transport, TransportError};
@@ -193,9 +194,9 @@ impl Tenants {
         &self.0.slots
     }
 
-    /// The bytes that may be held for all together.
-    pub fn memory_budget_bytes(&self) -> usize {
-        self.0.platform.budget().total()
+    /// What may be held for all together.
+    pub fn budget(&self) -> &Budget {
+        self.0.platform.budget()
     }
 
     /// What is counted of the process, and of what belongs to no tenant.
@@ -319,6 +320,23 @@ impl Tenants {
         let servers: Vec<Server> = self.plugins_in_use().iter().map(|plugin| plugin.server()).collect();
         let all = servers.iter().map(|server| server.drain(stopping));
         futures_util::future::join_all(all).await.into_iter().all(|is_done| is_done)
+    }
+
+    /// Waits until no rollout is alive.
+    pub async fn idle(&self) {
+        for tenant in self.all_opened() {
+            tenant.slots.idle().await;
+        }
+    }
+
+    /// Whether what is left undone here goes on in the next process.
+    pub fn is_kept(&self) -> bool {
+        self.0.config.journal != JournalConfig::Off
+    }
+
+    /// Answers everybody who waits for news that there are none yet. They come again.
+    pub fn answer_waiting(&self) {
+        self.plugins_in_use().iter().for_each(|plugin| plugin.server().answer_waiting());
     }
 
     /// Says which rollouts' callers have not heard what came of them.

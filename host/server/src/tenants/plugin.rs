@@ -10,9 +10,9 @@ use tokio::time::Instant;
 
 use super::tenant::{Tenant, allowance, share};
 use super::{Tenants, Unusable};
+use crate::Server;
 use crate::admin::opened_secrets;
 use crate::serving::Serving;
-use crate::Server;
 use rollout_assembly::{Deployed, Placed, Sources};
 use rollout_catalog::{Deployment, Quotas as CatalogQuotas};
 use rollout_core::outbound::Secret;
