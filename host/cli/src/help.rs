@@ -26,6 +26,12 @@ fn help_is_as_it_was_reviewed() {
         let (short, long) = (command.render_help().to_string(), command.render_long_help().to_string());
         insta::assert_snapshot!(format!("{name}-h"), short);
         insta::assert_snapshot!(format!("{name}--help"), long);
+        for mut below in command.get_subcommands().filter(|below| below.get_name() != "help").cloned() {
+            if name != "rollout-host" {
+                let long = below.render_long_help().to_string();
+                insta::assert_snapshot!(format!("{name}-{}--help", below.get_name()), long);
+            }
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The commands: arguments in, exit code out. One file a command.
 
+mod admin;
 mod bench;
 mod build;
 mod compile_component;
@@ -82,6 +83,16 @@ enum Command {
     Export(export::Export),
     /// Serves a plugin to trainers over HTTP.
     Serve(serve::Serve),
+    /// Uploads a component to a server with a catalog, which checks it, and perhaps activates it.
+    Push(admin::push::Push),
+    /// Lists, activates, rolls back and removes plugins of such a server.
+    Plugin(admin::plugin::Plugin),
+    /// Keeps secrets that plugins' configurations name.
+    Secret(admin::secret::Secret),
+    /// Makes, changes and deletes tenants.
+    Tenant(admin::tenant::Tenant),
+    /// Makes, lists and revokes keys.
+    Key(admin::key::Key),
     /// Makes a rollout of a server's journal again and says whether it is the same.
     Replay(replay::Replay),
     /// Runs new rollouts that share the first calls of one in a journal.
@@ -155,6 +166,10 @@ impl Command {
             | Self::MockModel(_)
             | Self::Build(_)
             | Self::New(_)
+            | Self::Push(_)
+            | Self::Plugin(_)
+            | Self::Secret(_)
+            | Self::Tenant(_)
             | Self::UpdateSdk(_)
             | Self::Man(_) => true,
             Self::Inspect(_)
@@ -165,6 +180,8 @@ impl Command {
             | Self::Export(_)
             | Self::Replay(_)
             | Self::Trajectory(_)
+            // A key that nobody read was made for nothing.
+            | Self::Key(_)
             | Self::Completions(_) => false,
         }
     }
@@ -236,6 +253,11 @@ impl Command {
             Self::Eval(command) => command.run(),
             Self::Export(command) => command.run(),
             Self::Serve(command) => command.run(|| {}),
+            Self::Push(command) => command.run(),
+            Self::Plugin(command) => command.run(),
+            Self::Secret(command) => command.run(),
+            Self::Tenant(command) => command.run(),
+            Self::Key(command) => command.run(),
             Self::Replay(command) => command.run(),
             Self::Fork(command) => command.run(),
             Self::Trajectory(command) => command.run(),

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use super::mock_model::script;
 use super::options::RolloutOptions;
 use super::{DATA, Exit, OUTPUT, PluginFault, plugin_file, setup};
-use report::Report;
+pub(crate) use report::Report;
 use rollout_assembly::Options;
 use rollout_assembly::config::{Config, Judge, RawConfig, RawJudge};
 use rollout_core::engine::Engine;

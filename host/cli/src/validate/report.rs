@@ -1,5 +1,6 @@
 //! What was checked, and what came of it.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 
 use serde_json::{Value, json};
@@ -9,7 +10,7 @@ use rollout_core::error::Fault;
 use rollout_core::text::printable;
 
 /// What came of one check.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Came {
     Passed,
@@ -18,27 +19,33 @@ pub(super) enum Came {
     Skipped,
 }
 
-#[derive(Debug, serde::Serialize)]
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
 struct Check {
     name: String,
     outcome: Came,
     detail: String,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    advice: &'static str,
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    advice: Cow<'static, str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     fault: Option<Fault>,
 }
 
-/// All checks of one plugin, in their order.
-#[derive(Debug, Default)]
-pub(super) struct Report {
+/// All checks of one plugin, in their order. Read, it is one that another host made.
+#[derive(Debug, Default, serde::Deserialize)]
+pub(crate) struct Report {
     checks: Vec<Check>,
 }
 
 impl Report {
     fn add(&mut self, name: &str, outcome: Came, detail: impl Into<String>, advice: &'static str) {
         let detail = printable(&detail.into());
-        self.checks.push(Check { name: name.to_owned(), outcome, detail, advice, fault: None });
+        self.checks.push(Check {
+            name: name.to_owned(),
+            outcome,
+            detail,
+            advice: advice.into(),
+            fault: None,
+        });
     }
 
     pub(super) fn passed(&mut self, name: &str, detail: impl Into<String>) {
@@ -80,7 +87,7 @@ impl Report {
         self.checks.iter().filter(|check| check.outcome == outcome).count()
     }
 
-    pub(super) fn exit(&self) -> Exit {
+    pub(crate) fn exit(&self) -> Exit {
         match self.has_failed() {
             false => Exit::Done,
             true if self.checks.iter().any(|check| check.fault == Some(Fault::Plugin)) => Exit::Plugin,
@@ -92,7 +99,7 @@ impl Report {
         json!({"plugin": plugin, "valid": !self.has_failed(), "checks": self.checks})
     }
 
-    pub(super) fn text(&self, plugin: &str) -> String {
+    pub(crate) fn text(&self, plugin: &str) -> String {
         let width = self.checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
         let margin = " ".repeat(width + 13);
         let mut out = format!("{plugin}\n\n");

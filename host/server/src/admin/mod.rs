@@ -1,7 +1,7 @@
 //! The admin API: tenants, keys, plugins and their deployments, changed while the server runs.
 //!
 //! [`Admin::router`] has all of it, below `/admin/v1`, and each route with its description in OpenAPI. Who
-//! asks is an [`Identity`] among the request's extensions, which [`identified`] puts there. What the API
+//! asks is an [`Identity`](rollout_catalog::Identity) among the request's extensions, put there by the dispatcher. What the API
 //! needs of the server that runs is [`Deployments`]; whatever else it does, it does to the catalog.
 //!
 //! A tenant that asks for what is another's is answered as if it were not there, with the same work: names
@@ -22,10 +22,6 @@ mod wire;
 
 use std::sync::Arc;
 
-use axum::extract::{Request, State};
-use axum::http::header::AUTHORIZATION;
-use axum::middleware::{self, Next};
-use axum::response::Response;
 use axum::routing::get;
 use axum::{Json, Router};
 use futures_util::future::BoxFuture;
@@ -229,20 +225,6 @@ fn documented() -> (Router<Admin>, utoipa::openapi::OpenApi) {
         OpenApiRouter::with_openapi(Description::openapi()).nest(BASE, routes).split_for_parts();
     wire::describe_refusals(&mut described);
     (router, described)
-}
-
-/// Finds out by its key who sends each request. One without a good key goes on without an identity.
-pub fn identified(catalog: &Catalog, router: Router) -> Router {
-    async fn identify(State(catalog): State<Catalog>, mut request: Request, next: Next) -> Response {
-        let given = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let key = given.and_then(|value| value.strip_prefix("Bearer "));
-        if let Some(identity) = key.and_then(|key| catalog.authenticate(key)) {
-            catalog.touch(identity.key);
-            request.extensions_mut().insert(identity);
-        }
-        next.run(request).await
-    }
-    router.layer(middleware::from_fn_with_state(catalog.clone(), identify))
 }
 
 /// A tenant's rules as connections are opened by: what is private is closed but for what is listed.

@@ -11,7 +11,7 @@ use super::Admin;
 use super::error::ApiError;
 use super::extract::{JsonBody, Operator, Params, Path};
 use super::wire::{List, NewTenant, Page, Tenant, TenantChange, TenantUsage, UsageOfDay};
-use rollout_catalog::{Name, NetworkRules, TenantSettings};
+use rollout_catalog::{Name, TenantSettings};
 use rollout_core::outbound::NetworkEntry;
 
 /// How many days of usage are shown where nothing is said.
@@ -44,7 +44,7 @@ pub(super) async fn create(
 ) -> Result<(StatusCode, Json<Tenant>), ApiError> {
     let NewTenant { name, quotas, network } = body.value;
     let name = Name::new(name).map_err(|error| ApiError::Invalid(error.to_string()))?;
-    check_network(&network)?;
+    check_list(&network.allow)?;
     let settings = TenantSettings { quotas, network };
     let tenant = admin.on_disk(move |catalog| catalog.create_tenant(&name, &settings)).await?;
     Ok((StatusCode::CREATED, Json(tenant.into())))
@@ -72,14 +72,10 @@ pub(super) async fn change(
     body: JsonBody<TenantChange>,
 ) -> Result<Json<Tenant>, ApiError> {
     let TenantChange { quotas, network } = body.value;
-    if let Some(network) = &network {
-        check_network(network)?;
-    }
+    check_list(network.allow.as_deref().unwrap_or_default())?;
     let change = move |settings: &mut TenantSettings| {
         quotas.apply(&mut settings.quotas);
-        if let Some(network) = network {
-            settings.network = network;
-        }
+        network.apply(&mut settings.network);
     };
     let tenant = admin.on_disk(move |catalog| catalog.update_tenant(&name, change)).await?;
     admin.0.settings.deployments.tenant_changed(tenant.id);
@@ -137,11 +133,11 @@ pub(super) async fn usage(
     Ok(Json(TenantUsage { component_bytes, days: days.collect() }))
 }
 
-fn check_network(rules: &NetworkRules) -> Result<(), ApiError> {
-    if rules.allow.len() > ALLOW_MAX {
+fn check_list(allow: &[String]) -> Result<(), ApiError> {
+    if allow.len() > ALLOW_MAX {
         return Err(ApiError::Invalid(format!("network.allow has more than {ALLOW_MAX} entries")));
     }
-    for entry in &rules.allow {
+    for entry in allow {
         if let Err(error) = entry.parse::<NetworkEntry>() {
             return Err(ApiError::Invalid(format!("network.allow: {error}")));
         }

@@ -3,7 +3,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::header::AUTHORIZATION;
 use axum::http::{Method, StatusCode};
+use axum::middleware::{self, Next};
+use axum::response::Response;
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use rollout_catalog::{NewKey, Quotas, Rights, TenantSettings};
@@ -172,6 +176,20 @@ impl Scene {
         let body = json!({"component": component, "config": config, "activate": activate});
         self.done(key, "POST", &format!("/plugins/{plugin}/deployments"), body).await
     }
+}
+
+/// Finds out by its key who sends each request, as the dispatcher does. One without a good key goes on without
+/// an identity.
+fn identified(catalog: &Catalog, router: Router) -> Router {
+    async fn identify(State(catalog): State<Catalog>, mut request: Request, next: Next) -> Response {
+        let given = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let key = given.and_then(|value| value.strip_prefix("Bearer "));
+        if let Some(identity) = key.and_then(|key| catalog.authenticate(key)) {
+            request.extensions_mut().insert(identity);
+        }
+        next.run(request).await
+    }
+    router.layer(middleware::from_fn_with_state(catalog.clone(), identify))
 }
 
 /// Methods and paths of the description, below the base.
@@ -450,8 +468,11 @@ async fn tenants_are_made_changed_and_deleted_with_all_that_they_have() {
     let changed = scene.done(operator, "PATCH", "/tenants/c", change).await;
     assert_eq!(changed["quotas"], json!({"plugins": 1, "weight": 3}));
     assert_eq!(changed["network"], made["network"]);
+    let change = json!({"network": {"public": "listed"}});
+    let changed = scene.done(operator, "PATCH", "/tenants/c", change).await;
+    assert_eq!(changed["network"], json!({"allow": ["10.0.0.0/8"], "public": "listed"}));
     let id = &made["id"];
-    assert_eq!(scene.fake.take(), [format!("changed {id}")]);
+    assert_eq!(scene.fake.take(), [format!("changed {id}"), format!("changed {id}")]);
     for (body, said) in [
         (json!({"name": "C"}), "lower-case letters"),
         (json!({"name": "d", "quotas": {"runing": 1}}), "unknown field `runing`"),

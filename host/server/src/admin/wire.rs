@@ -224,9 +224,26 @@ pub(super) struct NewTenant {
 pub(super) struct TenantChange {
     #[serde(default)]
     pub quotas: QuotasChange,
-    /// Takes the place of the rules there are.
-    #[schema(value_type = Option<NetworkRulesSchema>)]
-    pub network: Option<catalog::NetworkRules>,
+    #[serde(default)]
+    pub network: NetworkChange,
+}
+
+/// Network rules that change; what is left out stays.
+#[derive(Default, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct NetworkChange {
+    /// Takes the place of the list there is.
+    pub allow: Option<Vec<String>>,
+    /// `open` or `listed`.
+    #[schema(value_type = Option<String>)]
+    public: Option<catalog::Public>,
+}
+
+impl NetworkChange {
+    pub(super) fn apply(self, rules: &mut catalog::NetworkRules) {
+        rules.allow = self.allow.unwrap_or(std::mem::take(&mut rules.allow));
+        rules.public = self.public.unwrap_or(rules.public);
+    }
 }
 
 /// What a tenant has, and used.
@@ -420,7 +437,7 @@ pub(super) struct NewDeployment {
     pub component: String,
     /// That of the component with the grader, where it is another one.
     pub grader: Option<String>,
-    /// Its configuration, a TOML file as `serve --config` reads it.
+    /// Its configuration: `[plugin]`, `[grader]`, `[limits]`, `[model]` and `[judge]` of a TOML file as `serve --config` reads it.
     pub config: Option<String>,
     /// Whether it is to be active if it passes.
     #[serde(default)]

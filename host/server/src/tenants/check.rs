@@ -82,9 +82,8 @@ pub(super) async fn check(tenants: &Tenants, pushed: Pushed) -> Result<CheckRepo
         .fold(report.trim().to_owned(), |said, digest| {
             said.replace(&*inner.catalog.component_path(digest).to_string_lossy(), &pushed.plugin)
         });
-    match (output.status.code(), report.is_empty()) {
-        (Some(0), false) => Ok(CheckReport { passed: true, report }),
-        (Some(1), false) => Ok(CheckReport { passed: false, report }),
+    match judged(&report) {
+        Some(passed) if output.status.code().is_some() => Ok(CheckReport { passed, report }),
         _ => {
             let said = String::from_utf8_lossy(&output.stderr);
             let said = beginning(said.trim(), SAID_BYTES_MAX);
@@ -94,6 +93,24 @@ pub(super) async fn check(tenants: &Tenants, pushed: Pushed) -> Result<CheckRepo
             ))
         }
     }
+}
+
+/// Whether all passed, if that is what the report says: one in which this host is at fault says nothing of
+/// what was pushed.
+fn judged(report: &str) -> Option<bool> {
+    #[derive(serde::Deserialize)]
+    struct Report<'a> {
+        valid: bool,
+        #[serde(borrow)]
+        checks: Vec<Check<'a>>,
+    }
+    #[derive(serde::Deserialize)]
+    struct Check<'a> {
+        fault: Option<&'a str>,
+    }
+    let report: Report<'_> = serde_json::from_str(report).ok()?;
+    let is_ours = report.checks.iter().any(|check| check.fault == Some("host"));
+    (!is_ours).then_some(report.valid)
 }
 
 /// What is reported where no check came that far.
@@ -110,4 +127,21 @@ fn not_passed(plugin: &str, check: &str, why: &str) -> CheckReport {
 fn limits(config: &Config) -> Vec<OsString> {
     let all = config.limits.table().into_iter().chain(config.load_limits.table());
     all.flat_map(|(name, max)| [format!("--limit-{name}").into(), max.to_string().into()]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_about_what_was_pushed_unless_the_host_is_at_fault() {
+        let check = |report: &str, expected| assert_eq!(judged(report), expected, "{report}");
+        check(
+            r#"{"plugin": "p", "valid": true, "checks": [{"name": "runs", "outcome": "passed"}]}"#,
+            Some(true),
+        );
+        check(r#"{"valid": false, "checks": [{"name": "settings", "fault": "caller"}]}"#, Some(false));
+        check(r#"{"valid": false, "checks": [{"fault": "plugin"}, {"fault": "host"}]}"#, None);
+        check("", None);
+    }
 }

@@ -127,10 +127,13 @@ impl Served {
         if request.method() == Method::GET && path == "/health" {
             return Ok(Json(json!({"status": "ok"})).into_response());
         }
-        if path == admin::DESCRIPTION {
+        if path != admin::DESCRIPTION {
+            self.tenants.0.metrics.unauthorized();
+        }
+        // It refuses in its own words.
+        if path.starts_with(ADMIN) {
             return Ok(infallible(self.admin.oneshot(request).await));
         }
-        self.tenants.0.metrics.unauthorized();
         Err(Refused::Unauthorized("unauthorized"))
     }
 

@@ -1,0 +1,51 @@
+//! Lists for people: columns as wide as what is in them.
+
+use rollout_core::text::printable;
+
+/// Rows below a head.
+pub(super) struct Table<const N: usize> {
+    rows: Vec<[String; N]>,
+}
+
+impl<const N: usize> Table<N> {
+    pub(super) fn new(head: [&str; N]) -> Self {
+        Self { rows: vec![head.map(str::to_owned)] }
+    }
+
+    pub(super) fn row(&mut self, row: [String; N]) {
+        self.rows.push(row.map(|cell| if cell.is_empty() { "-".to_owned() } else { printable(&cell) }));
+    }
+
+    /// All lines, or what to say in their place.
+    pub(super) fn text(&self, if_none: &str) -> String {
+        if self.rows.len() == 1 {
+            return format!("{if_none}\n");
+        }
+        let width =
+            |column: usize| self.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
+        let widths: [usize; N] = std::array::from_fn(width);
+        let mut text = String::new();
+        for row in &self.rows {
+            let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
+            text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
+            text.push('\n');
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_what_is_in_them() {
+        let mut table = Table::new(["name", "active"]);
+        assert_eq!(table.text("there are none"), "there are none\n");
+        table.row(["a-longer-name".to_owned(), String::new()]);
+        table.row(["b\u{1b}[2J".to_owned(), "3".to_owned()]);
+        let text = table.text("");
+        assert!(text.starts_with("name           active\na-longer-name  -\n"), "{text}");
+        assert!(!text.contains('\u{1b}'));
+    }
+}

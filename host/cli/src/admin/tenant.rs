@@ -1,0 +1,208 @@
+//! `tenant`: for operators.
+
+use anyhow::{Result, bail};
+use clap::{Args, Subcommand, ValueEnum};
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use super::quota::{self, Quota};
+use super::table::Table;
+use super::{AnswerOptions, ServerOptions, moment, plain};
+use crate::Exit;
+use crate::print::{out, outln};
+
+/// Makes, changes and deletes tenants of a server with a catalog, with an operator's key.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    rollout-host tenant create team-a --quota running=16 --quota weight=2 --to https://rollouts.example\n  \
+    rollout-host tenant set team-a --quota running=none --allow 10.1.0.0/16 --allow '*.models.internal:8000'\n  \
+    rollout-host tenant show team-a")]
+pub(crate) struct Tenant {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Makes a tenant.
+    Create(Create),
+    /// Lists all tenants.
+    List(List),
+    /// Shows a tenant, and what it used in the last days.
+    Show(Show),
+    /// Changes quotas and network rules of a tenant.
+    Set(Set),
+    /// Deletes a tenant with its keys, rollouts, plugins and files.
+    Delete(Delete),
+}
+
+#[derive(Debug, Args)]
+struct Changes {
+    /// What it may have; `NAME=none` removes one. There are: running, queued, requests-per-second,
+    /// model-tokens-per-day, guest-cpu-seconds-per-day, stored-bytes, plugins, component-bytes, weight.
+    #[arg(long = "quota", value_name = "NAME=NUMBER")]
+    quotas: Vec<Quota>,
+    /// Private hosts, addresses or networks that its requests may go to, each perhaps with a port; all
+    /// that are given take the place of those there are.
+    #[arg(long, value_name = "HOST")]
+    allow: Vec<String>,
+    /// Lets its requests go to no private address.
+    #[arg(long, conflicts_with = "allow")]
+    allow_none: bool,
+    /// Whether its requests may go to all public addresses, or to those that are listed.
+    #[arg(long, value_enum)]
+    public: Option<Public>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Public {
+    Open,
+    Listed,
+}
+
+#[derive(Debug, Args)]
+struct Create {
+    /// Its name: lower-case letters, digits and '-'.
+    name: String,
+    #[command(flatten)]
+    changes: Changes,
+    #[command(flatten)]
+    server: ServerOptions,
+    #[command(flatten)]
+    answer: AnswerOptions,
+}
+
+#[derive(Debug, Args)]
+struct List {
+    #[command(flatten)]
+    server: ServerOptions,
+    #[command(flatten)]
+    answer: AnswerOptions,
+}
+
+#[derive(Debug, Args)]
+struct Show {
+    /// The tenant.
+    name: String,
+    #[command(flatten)]
+    server: ServerOptions,
+    #[command(flatten)]
+    answer: AnswerOptions,
+}
+
+#[derive(Debug, Args)]
+struct Set {
+    /// The tenant.
+    name: String,
+    #[command(flatten)]
+    changes: Changes,
+    #[command(flatten)]
+    server: ServerOptions,
+    #[command(flatten)]
+    answer: AnswerOptions,
+}
+
+#[derive(Debug, Args)]
+struct Delete {
+    /// The tenant.
+    name: String,
+    /// It is meant: nothing of it can be had again.
+    #[arg(long)]
+    yes: bool,
+    #[command(flatten)]
+    server: ServerOptions,
+}
+
+impl Changes {
+    fn network(&self) -> Value {
+        let mut network = json!({});
+        if self.allow_none || !self.allow.is_empty() {
+            network["allow"] = json!(self.allow);
+        }
+        match self.public {
+            Some(Public::Open) => network["public"] = json!("open"),
+            Some(Public::Listed) => network["public"] = json!("listed"),
+            None => {}
+        }
+        network
+    }
+
+    fn body(&self) -> Value {
+        json!({"quotas": quota::change(&self.quotas), "network": self.network()})
+    }
+}
+
+impl Tenant {
+    pub(crate) fn run(self) -> Result<Exit> {
+        match self.command {
+            Command::Create(Create { name, changes, server, answer }) => {
+                let mut body = changes.body();
+                body["name"] = json!(name);
+                let made =
+                    server.run(async |client| client.ask(Method::POST, &["tenants"], Some(body)).await)?;
+                answer.show(&made, || list(std::slice::from_ref(&made)));
+            }
+            Command::List(List { server, answer }) => {
+                let tenants = server.run(async |client| client.list(&["tenants"], &[]).await)?;
+                answer.show(&Value::Array(tenants.clone()), || list(&tenants));
+            }
+            Command::Show(Show { name, server, answer }) => {
+                let tenant = server.run(async |client| {
+                    let mut tenant = client.get(&["tenants", &name]).await?;
+                    tenant["usage"] = client.get(&["tenants", &name, "usage"]).await?;
+                    Ok(tenant)
+                })?;
+                answer.show(&tenant, || show(&tenant));
+            }
+            Command::Set(Set { name, changes, server, answer }) => {
+                let body = changes.body();
+                if body == json!({"quotas": {}, "network": {}}) {
+                    bail!("nothing is to be changed; give --quota, --allow, --allow-none or --public");
+                }
+                let path = ["tenants", &name];
+                let tenant = server.run(async |client| client.ask(Method::PATCH, &path, Some(body)).await)?;
+                answer.show(&tenant, || list(std::slice::from_ref(&tenant)));
+            }
+            Command::Delete(Delete { name, yes, server }) => {
+                if !yes {
+                    bail!(
+                        "this deletes all keys, rollouts, plugins and files of tenant '{name}'; --yes if it is meant"
+                    );
+                }
+                server.run(async |client| client.ask(Method::DELETE, &["tenants", &name], None).await)?;
+                outln!("tenant '{name}' is deleted");
+            }
+        }
+        Ok(Exit::Done)
+    }
+}
+
+fn list(tenants: &[Value]) {
+    let mut table = Table::new(["name", "default plugin", "since", "quotas", "network"]);
+    for tenant in tenants {
+        let network = &tenant["network"];
+        let listed = if network["public"] == "listed" { "listed only: " } else { "" };
+        let allow = network["allow"].as_array().into_iter().flatten();
+        let allow = allow.map(plain).collect::<Vec<_>>().join(" ");
+        table.row([
+            plain(&tenant["name"]),
+            plain(&tenant["default_plugin"]),
+            moment(&tenant["created_at"]),
+            quota::line(&tenant["quotas"]),
+            format!("{listed}{allow}"),
+        ]);
+    }
+    out!("{}", table.text("there are no tenants; `rollout-host tenant create` makes one"));
+}
+
+fn show(tenant: &Value) {
+    list(std::slice::from_ref(tenant));
+    let usage = &tenant["usage"];
+    outln!("\ncomponents: {} bytes\n", usage["component_bytes"]);
+    let mut table = Table::new(["day (UTC)", "model tokens", "guest CPU seconds"]);
+    for day in usage["days"].as_array().into_iter().flatten() {
+        let cpu = day["guest_cpu_seconds"].as_f64().unwrap_or_default();
+        table.row([plain(&day["day"]), plain(&day["model_tokens"]), format!("{cpu:.1}")]);
+    }
+    out!("{}", table.text("nothing was used in the last 30 days"));
+}
