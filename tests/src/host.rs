@@ -411,14 +411,14 @@ fn authority() -> reqwest::Certificate {
     reqwest::Certificate::from_pem(&text).expect("it is one")
 }
 
-fn client() -> reqwest::Client {
+pub(crate) fn client() -> reqwest::Client {
     // Another test may have installed one already; they are the same.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let builder = reqwest::Client::builder().no_proxy().http1_only().tls_certs_only([authority()]);
     builder.build().expect("a client can be made")
 }
 
-async fn send(request: RequestBuilder) -> Reply {
+pub(crate) async fn send(request: RequestBuilder) -> Reply {
     let exchange = async {
         let response = request.send().await.expect("the host answers");
         let (status, headers) = (response.status().as_u16(), response.headers().clone());

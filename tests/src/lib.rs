@@ -10,6 +10,7 @@
 
 #![warn(missing_docs)]
 
+mod catalog;
 mod collector;
 mod controller;
 mod evaluation;
@@ -24,6 +25,7 @@ mod process;
 mod programs;
 mod raw;
 
+pub use catalog::{ServeCatalog, TestCatalog, TestTenant};
 pub use collector::{Collector, TracedSpan};
 pub use controller::{Answer, Controller, KEY_OF_B, Received, RolloutRequest};
 pub use evaluation::{Evaluation, read_json, sums};

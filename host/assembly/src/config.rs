@@ -1,6 +1,7 @@
 //! Settings in two steps: what the operator wrote, and what the host works with.
 
 mod access;
+mod catalog;
 mod evaluator;
 mod init;
 mod journal;
@@ -24,6 +25,7 @@ use rollout_core::wire::params::AllowedParams;
 pub use tools::{RawAddress, RawComponent, RawServer, RawTools};
 
 pub use access::{AllowedHost, AllowedOrigin};
+pub use catalog::{CatalogOptions, RawCatalog};
 pub use evaluator::EvaluatorEnvironment;
 pub use init::{OsmosisEnvironment, OsmosisInit, RawOsmosisInit};
 pub use journal::{JournalConfig, JournalOptions, RawJournal, SyncWhen};
@@ -112,6 +114,8 @@ pub struct Config {
     pub trajectories: Option<TrajectoriesIn>,
     /// Whether a server keeps itself to the files that its settings name.
     pub landlock: bool,
+    /// What a server of many tenants has of each at hand.
+    pub catalog: CatalogOptions,
     /// Where requests that a server's callers ask for may go.
     pub network: NetworkRules,
     /// Tools that are provided to the plugin.
@@ -258,6 +262,7 @@ impl RawConfig {
             journal,
             trajectories: self.trajectories,
             landlock: self.hardening.landlock.unwrap_or_default(),
+            catalog: self.catalog.resolve(&mut problems),
             network: self.network.resolve(&mut problems),
             tools: self.tools.resolve(&mut problems),
             plugin: values::assigned(self.plugin, &self.set, "plugin", &mut problems),

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use super::{
-    Assignment, OsmosisGeneration, RawJournal, RawNetwork, RawOsmosisInit, RawTools, TlsFiles, TrajectoriesIn,
+    Assignment, OsmosisGeneration, RawCatalog, RawJournal, RawNetwork, RawOsmosisInit, RawTools, TlsFiles,
+    TrajectoriesIn,
 };
 
 /// What the operator wrote. Mirrors the file and decides nothing.
@@ -42,6 +43,8 @@ pub struct RawConfig {
     pub journal: RawJournal,
     /// Where the trajectories of a server's rollouts are.
     pub trajectories: Option<TrajectoriesIn>,
+    /// What a server of many tenants has of each at hand.
+    pub catalog: RawCatalog,
     /// What a server gives up.
     pub hardening: RawHardening,
     /// Where requests that callers ask for may go.

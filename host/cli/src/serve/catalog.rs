@@ -3,7 +3,6 @@
 use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
@@ -18,15 +17,6 @@ use rollout_core::error::Fault;
 use rollout_core::seal::Seal;
 use rollout_server::admin::{self, Admin};
 use rollout_server::tenants::{self, Checks, Tenants};
-
-/// The longest that the checks of a deployment may take besides compiling its components.
-const CHECK_TIME_MAX: Duration = Duration::from_secs(5 * 60);
-
-/// Deployments that are checked at once.
-const CHECKS_MAX: u32 = 2;
-
-/// The compiled code that plugins keep which nobody uses, in bytes.
-const LOADED_BYTES_MAX: u64 = 1 << 30;
 
 /// The operator's configuration, if there is nothing in it that is each plugin's.
 pub(super) fn operators(mut raw: RawConfig, journal: Option<&Path>) -> RawConfig {
@@ -100,10 +90,9 @@ impl Serve {
             checks: Checks {
                 program: plugin_file::this_program()?,
                 cache,
-                time_max: CHECK_TIME_MAX + config.load_limits.compile_time_max,
-                at_once: CHECKS_MAX,
+                time_max: config.catalog.check_time_max + config.load_limits.compile_time_max,
+                at_once: config.catalog.checks_max,
             },
-            loaded_bytes_max: LOADED_BYTES_MAX,
         })?;
         let admin = Admin::new(admin::Settings {
             catalog,

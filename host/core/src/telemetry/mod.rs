@@ -156,10 +156,10 @@ impl Metrics {
         let _ = self.traces.set(traces);
     }
 
-    /// The text of what is counted of a process whose rollouts are counted elsewhere, by tenants.
-    pub fn text_of_process(&self, load: [u32; 3], budget: &Budget) -> String {
+    /// How busy a process is at present whose rollouts are counted elsewhere, by tenants.
+    pub fn process_is_busy(&self, load: [u32; 3], budget: &Budget) {
         let [running, queued, running_max] = load;
-        self.text(Busy::now(running, queued, running_max, budget))
+        self.note(Busy::now(running, queued, running_max, budget));
     }
 
     /// The same text of several, each of which has labels of its own.
@@ -174,7 +174,7 @@ impl Metrics {
                 }
             }
         }
-        as_text(&families.into_values().collect::<Vec<_>>())
+        as_text(families.into_values().collect())
     }
 
     /// Begins to export traces, on the runtime that this is called in. Once in a host's
@@ -279,18 +279,28 @@ impl Metrics {
     /// All of it in Prometheus' text format, with what the system says of this process.
     /// Reads files, which takes milliseconds in a process of many mappings.
     pub(crate) fn text(&self, busy: Busy) -> String {
+        self.note(busy);
+        as_text(self.registry.gather())
+    }
+
+    fn note(&self, busy: Busy) {
         self.is_busy(busy.running, busy.queued, busy.running_max);
         let number = |bytes: usize| i64::try_from(bytes).unwrap_or(i64::MAX);
         for (use_, bytes) in busy.held_bytes {
             self.busy.held_bytes.with_label_values(&[use_]).set(number(bytes));
         }
         self.busy.held_bytes_max.set(number(busy.held_bytes_max));
-        as_text(&self.registry.gather())
     }
 }
 
-fn as_text(families: &[MetricFamily]) -> String {
-    TextEncoder::new().encode_to_string(families).unwrap_or_else(|error| {
+fn as_text(mut families: Vec<MetricFamily>) -> String {
+    for metric in families.iter_mut().flat_map(|family| family.mut_metric()) {
+        // Those of a registry come last, and in any order.
+        let mut labels = metric.take_label();
+        labels.sort_by(|one, other| one.name().cmp(other.name()));
+        metric.set_label(labels);
+    }
+    TextEncoder::new().encode_to_string(&families).unwrap_or_else(|error| {
         tracing::error!(%error, "metrics could not be written as text");
         String::new()
     })

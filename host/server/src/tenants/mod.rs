@@ -68,8 +68,6 @@ pub struct Settings {
     pub seal: Arc<Seal>,
     /// How a component is checked that was pushed: this program, with these arguments besides.
     pub checks: Checks,
-    /// Bytes of compiled code that plugins which nobody uses may go on having.
-    pub loaded_bytes_max: u64,
 }
 
 /// Why a server of many tenants does not start.
@@ -135,7 +133,6 @@ struct Inner {
     load: Arc<LoadComponent>,
     seal: Arc<Seal>,
     checks: Checks,
-    loaded_bytes_max: u64,
     loading: Semaphore,
     checking: Semaphore,
     access: Access,
@@ -147,7 +144,7 @@ struct Inner {
 impl Tenants {
     /// Serves what is in this catalog. Nothing of it is brought in before it is asked for.
     pub fn start(settings: Settings) -> Result<Self, StartError> {
-        let Settings { catalog, operators, config, load, seal, checks, loaded_bytes_max } = settings;
+        let Settings { catalog, operators, config, load, seal, checks } = settings;
         let instances = Instances { tools: 0, besides: LOADING_MAX };
         let memory_bytes_max = config.limits.memory_bytes_max;
         let descriptors = Server::descriptors_per_rollout(&config);
@@ -174,7 +171,6 @@ impl Tenants {
             load,
             seal,
             checks,
-            loaded_bytes_max,
             loading: Semaphore::new(LOADING_MAX as usize),
             checking: Semaphore::new(checks_at_once),
             access,
@@ -280,7 +276,7 @@ impl Tenants {
         for tenant in self.all_opened() {
             tenant.look_at_stored();
         }
-        self.unload_beyond(self.0.loaded_bytes_max);
+        self.unload_beyond(self.0.config.catalog.code_bytes_max);
     }
 
     /// The tenants that have a journal on disk.
@@ -359,10 +355,10 @@ impl Tenants {
     fn metrics_text(&self) -> String {
         let load = self.load();
         let budget = self.0.platform.budget();
-        let of_process =
-            self.0.metrics.text_of_process([load.running, load.queued, load.max_concurrent], budget);
-        of_process
-            + &Metrics::text_of(&self.plugins_in_use().iter().map(|one| one.counted()).collect::<Vec<_>>())
+        self.0.metrics.process_is_busy([load.running, load.queued, load.max_concurrent], budget);
+        let of_plugins = self.plugins_in_use();
+        let of_plugins = of_plugins.iter().map(|plugin| plugin.counted());
+        Metrics::text_of(&of_plugins.chain([self.0.metrics.clone()]).collect::<Vec<_>>())
     }
 }
 

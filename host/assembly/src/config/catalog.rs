@@ -1,0 +1,46 @@
+//! `[catalog]`: what a server of many tenants has of each at hand.
+
+use std::time::Duration;
+
+use super::secs;
+
+/// `[catalog]` as it was written.
+#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct RawCatalog {
+    /// Bytes of compiled code past which plugins that nobody uses are let go of.
+    pub code_bytes_max: Option<u64>,
+    /// Deployments that are checked at once.
+    pub checks_max: Option<u32>,
+    /// Seconds that such a check may take, besides compiling.
+    pub check_secs_max: Option<f64>,
+}
+
+/// What a server of many tenants has of each at hand.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CatalogOptions {
+    /// Bytes of compiled code past which plugins that nobody uses are let go of.
+    pub code_bytes_max: u64,
+    /// Deployments that are checked at once.
+    pub checks_max: u32,
+    /// The longest that such a check may take, besides compiling.
+    pub check_time_max: Duration,
+}
+
+const CODE_BYTES_MAX: u64 = 1 << 30;
+const CHECKS_MAX: u32 = 2;
+const CHECK_TIME_MAX: Duration = Duration::from_secs(300);
+
+impl RawCatalog {
+    pub(super) fn resolve(self, problems: &mut Vec<String>) -> CatalogOptions {
+        let Self { code_bytes_max, checks_max, check_secs_max } = self;
+        if checks_max == Some(0) {
+            problems.push("catalog.checks-max: 0, and nothing could be checked; 1 or more".to_owned());
+        }
+        CatalogOptions {
+            code_bytes_max: code_bytes_max.unwrap_or(CODE_BYTES_MAX),
+            checks_max: checks_max.unwrap_or(CHECKS_MAX),
+            check_time_max: secs("catalog.check-secs-max", check_secs_max, CHECK_TIME_MAX, problems),
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! A `rollout-host serve --catalog` process, with its tenants and plugins.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use reqwest::Method;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::{Process, Ran, Reply, Start, TestHost, guest, rollout_host};
+
+/// The operator's key of every catalog here.
+const OPERATOR: &str = "rh_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
+
+/// How a server of many tenants is started.
+#[derive(Clone, Debug, Default)]
+pub struct ServeCatalog {
+    arguments: Vec<String>,
+    config: String,
+}
+
+/// A server of many tenants. It ends with the test.
+pub struct TestCatalog {
+    process: Process,
+    at: String,
+    dir: TempDir,
+    serve: ServeCatalog,
+    http: reqwest::Client,
+}
+
+/// A tenant, with a key for each right.
+#[derive(Clone, Debug)]
+pub struct TestTenant {
+    /// Its name.
+    pub name: String,
+    /// A key that may push and activate.
+    pub author: String,
+    /// A key that may run rollouts.
+    pub caller: String,
+    /// A key that may look.
+    pub viewer: String,
+}
+
+impl ServeCatalog {
+    /// Adds an option and its value.
+    pub fn option(mut self, name: &str, value: impl ToString) -> Self {
+        self.arguments.extend([name.to_owned(), value.to_string()]);
+        self
+    }
+
+    /// Gives it a configuration file with these lines.
+    pub fn config(mut self, lines: &str) -> Self {
+        self.config.push_str(lines);
+        self
+    }
+
+    /// Starts it on a new catalog, and waits until it listens.
+    pub async fn start(self) -> TestCatalog {
+        // Started again it has to be found where it was.
+        let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+        let at = free.expect("a port is free").to_string();
+        self.start_in(tempfile::tempdir().expect("a temporary directory can be made"), at).await
+    }
+
+    async fn start_in(self, dir: TempDir, at: String) -> TestCatalog {
+        let config = dir.path().join("config.toml");
+        std::fs::write(&config, &self.config).expect("it can be written");
+        let mut command =
+            rollout_host(["serve", "--listen", &at, "--operator-key-env", "KEY_OF_THE_OPERATOR"]);
+        command.arg("--catalog").arg(dir.path().join("catalog")).arg("--config").arg(config);
+        command.args(&self.arguments).env("KEY_OF_THE_OPERATOR", OPERATOR).current_dir(dir.path());
+        let process = command.start();
+        process.line("listening on ").await;
+        TestCatalog { process, at, dir, serve: self, http: crate::host::client() }
+    }
+}
+
+impl TestCatalog {
+    /// One with defaults.
+    pub async fn start() -> Self {
+        ServeCatalog::default().start().await
+    }
+
+    /// Its base URL.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.at)
+    }
+
+    /// The folder of its catalog.
+    pub fn folder(&self) -> PathBuf {
+        self.dir.path().join("catalog")
+    }
+
+    /// Its process.
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+
+    /// Kills it where it is, and starts one in its place that finds what it left.
+    pub async fn killed(self) -> Self {
+        let Self { process, at, dir, serve, .. } = self;
+        process.kill().await;
+        serve.start_in(dir, at).await
+    }
+
+    /// Asks it to end, and waits until it has.
+    pub async fn stop(self) -> Ran {
+        self.process.terminate().await
+    }
+
+    /// Gets something without a key.
+    pub async fn get_open(&self, path: &str) -> Reply {
+        crate::host::send(self.http.get(format!("{}{path}", self.url()))).await
+    }
+
+    /// Asks with this key for something, with this body where that is not null.
+    pub async fn ask(&self, key: &str, method: Method, path: &str, body: Value) -> Reply {
+        let request = self.http.request(method, format!("{}{path}", self.url()));
+        let request = request.header("authorization", format!("Bearer {key}"));
+        crate::host::send(if body.is_null() { request } else { request.json(&body) }).await
+    }
+
+    /// The same as the operator below the administration's address; it has to be done.
+    pub async fn operate(&self, method: Method, path: &str, body: Value) -> Value {
+        let reply = self.ask(OPERATOR, method, &format!("/admin/v1{path}"), body).await;
+        assert!((200..300).contains(&reply.status), "{path}: {reply:?}");
+        reply.body
+    }
+
+    /// What it answers to the operator at this address.
+    pub async fn as_operator(&self, method: Method, path: &str, body: Value) -> Reply {
+        self.ask(OPERATOR, method, path, body).await
+    }
+
+    /// A new tenant whose requests may go to this machine, with these quotas.
+    pub async fn tenant(&self, name: &str, quotas: Value) -> TestTenant {
+        let network = json!({"allow": ["127.0.0.0/8"]});
+        self.tenant_within(name, quotas, network).await
+    }
+
+    /// A new tenant with these quotas, whose requests may go where these rules let them.
+    pub async fn tenant_within(&self, name: &str, quotas: Value, network: Value) -> TestTenant {
+        let tenant = json!({"name": name, "quotas": quotas, "network": network});
+        self.operate(Method::POST, "/tenants", tenant).await;
+        let key = async |rights: &str| self.key(name, rights).await;
+        TestTenant {
+            author: key("author").await,
+            caller: key("caller").await,
+            viewer: key("viewer").await,
+            name: name.to_owned(),
+        }
+    }
+
+    /// A new key of a tenant.
+    pub async fn key(&self, tenant: &str, rights: &str) -> String {
+        let key = json!({"tenant": tenant, "rights": rights, "name": format!("{rights} of a test")});
+        let made = self.operate(Method::POST, "/keys", key).await;
+        made["key"].as_str().expect("it is shown").to_owned()
+    }
+
+    /// Uploads a component for a tenant; gives its digest.
+    pub async fn upload(&self, tenant: &TestTenant, component: &Path) -> String {
+        let bytes = std::fs::read(component).expect("a guest can be read");
+        let digest = rollout_core::digest::sha256_hex(&bytes);
+        let request = self.http.put(format!("{}/admin/v1/components/{digest}", self.url()));
+        let request = request.header("authorization", format!("Bearer {}", tenant.author)).body(bytes);
+        let reply = crate::host::send(request).await;
+        assert!((200..300).contains(&reply.status), "{reply:?}");
+        digest
+    }
+
+    /// Pushes a component as the next version of a plugin, with this configuration, and gives what is said
+    /// of it.
+    pub async fn push(
+        &self,
+        tenant: &TestTenant,
+        plugin: &str,
+        component: &Path,
+        config: &str,
+        activate: bool,
+    ) -> Reply {
+        let digest = self.upload(tenant, component).await;
+        let deployment = json!({"component": digest, "config": config, "activate": activate});
+        let path = format!("/admin/v1/plugins/{plugin}/deployments");
+        self.ask(&tenant.author, Method::POST, &path, deployment).await
+    }
+
+    /// Pushes a guest, which has to pass, and makes it active.
+    pub async fn serve(&self, tenant: &TestTenant, plugin: &str, guest_name: &str, config: &str) {
+        let reply = self.push(tenant, plugin, &guest(guest_name), config, true).await;
+        assert!(reply.status < 300 && reply.body["active"] == true, "{}", reply.text);
+    }
+
+    /// A plugin as a caller of its tenant finds it.
+    pub fn plugin(&self, tenant: &TestTenant, plugin: &str) -> TestHost {
+        self.plugin_with(&tenant.caller, plugin)
+    }
+
+    /// A plugin as whoever has this key finds it.
+    pub fn plugin_with(&self, key: &str, plugin: &str) -> TestHost {
+        let dir = tempfile::tempdir().expect("a temporary directory can be made");
+        let url = format!("{}/p/{plugin}", self.url());
+        TestHost::in_this_process(url, dir, Box::new(Arc::new(()))).with_key(key)
+    }
+}

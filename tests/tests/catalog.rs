@@ -1,0 +1,330 @@
+//! Many tenants and plugins in one process, as operators, authors and callers find them.
+
+use reqwest::Method;
+use rollout_tests::{Controller, ServeCatalog, TestCatalog, TestTenant, guest, until};
+use serde_json::{Value, json};
+
+/// The words that `tunable` was configured with in the version which ran a rollout.
+fn greeting(result: &Value) -> String {
+    let last = result["sample"]["messages"].as_array().and_then(|all| all.last());
+    let text = last.and_then(|message| message["content"].as_str()).unwrap_or_else(|| panic!("{result:#}"));
+    let config: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
+    config["greeting"].as_str().unwrap_or_else(|| panic!("{config}")).to_owned()
+}
+
+fn greets(version: u32) -> String {
+    format!("[plugin]\ngreeting = 'v{version}'\n")
+}
+
+#[tokio::test]
+async fn two_tenants_have_plugins_and_rollouts_of_the_same_names_and_nothing_of_each_other() {
+    let controller = Controller::start().await;
+    let catalog = TestCatalog::start().await;
+    let (one, two) = (catalog.tenant("one", json!({})).await, catalog.tenant("two", json!({})).await);
+    catalog.serve(&one, "calc", "tunable", &greets(1)).await;
+    catalog.serve(&two, "calc", "tunable", &greets(2)).await;
+    let (of_one, of_two) = (catalog.plugin(&one, "calc"), catalog.plugin(&two, "calc"));
+    let request = |text: &str| controller.rollout(text).id("the-same").label("5");
+
+    let (first, second) =
+        (of_one.admit(&request("Calculate 2 + 3.")).await, of_two.admit(&request("Calculate 2 + 3.")).await);
+    let (of_first, of_second) = (of_one.result(&first).await, of_two.result(&second).await);
+
+    assert_eq!((greeting(&of_first), greeting(&of_second)), ("v1".to_owned(), "v2".to_owned()));
+    // Another tenant's lease is no better than a made up one.
+    let guessed = rollout_tests::Admitted { lease: first.lease.clone(), ..second.clone() };
+    assert_eq!(of_two.poll(&guessed).await.status, 403);
+    catalog.serve(&one, "own", "conform", "").await;
+    let (there, not_there) = (
+        catalog.plugin(&two, "own").get("/health").await,
+        catalog.plugin(&two, "never").get("/health").await,
+    );
+    assert_eq!((there.status, &there.text), (404, &not_there.text), "what is another's is not there");
+}
+
+#[tokio::test]
+async fn activating_is_one_step_in_which_no_rollout_fails() {
+    const SWAPS: u32 = 50;
+    let controller = Controller::start().await;
+    let catalog = TestCatalog::start().await;
+    let tenant = catalog.tenant("t", json!({})).await;
+    for version in 1..=2 {
+        catalog.serve(&tenant, "p", "tunable", &greets(version)).await;
+    }
+    let plugin = catalog.plugin(&tenant, "p");
+    let over = std::sync::atomic::AtomicBool::new(false);
+    let load = async || {
+        let mut seen = Vec::new();
+        while !over.load(std::sync::atomic::Ordering::Relaxed) {
+            let result = plugin.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+            assert_eq!(result["status"], "success", "{result:#}");
+            seen.push(greeting(&result));
+        }
+        seen
+    };
+    let swaps = async {
+        for swap in 0..SWAPS {
+            let path = "/admin/v1/plugins/p/activate";
+            let reply =
+                catalog.ask(&tenant.author, Method::POST, path, json!({"version": 1 + swap % 2})).await;
+            assert!(reply.status < 300, "{reply:?}");
+            // What is asked for from here on is that version's.
+            let result = plugin.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+            assert_eq!(greeting(&result), format!("v{}", 1 + swap % 2));
+        }
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+    };
+
+    let loads = futures_util::future::join_all((0..8).map(|_| load()));
+    let (loads, ()) = tokio::join!(loads, swaps);
+
+    let all: Vec<String> = loads.into_iter().flatten().collect();
+    assert!(["v1", "v2"].iter().all(|version| all.iter().any(|seen| seen == version)), "{}", all.len());
+    let back = catalog.ask(&tenant.author, Method::POST, "/admin/v1/plugins/p/rollback", Value::Null).await;
+    assert!(back.status < 300, "{back:?}");
+    let result = plugin.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    assert_eq!(greeting(&result), "v1", "the version before the last");
+}
+
+#[tokio::test]
+async fn after_a_kill_rollouts_go_on_with_the_version_that_they_began_with() {
+    let controller = Controller::start().await;
+    let catalog = TestCatalog::start().await;
+    let tenants = [catalog.tenant("a", json!({})).await, catalog.tenant("b", json!({})).await];
+    controller.hold();
+    let mut admitted = Vec::new();
+    for tenant in &tenants {
+        catalog.serve(tenant, "p", "tunable", &greets(1)).await;
+        admitted
+            .push(catalog.plugin(tenant, "p").admit(&controller.rollout("2 + 3").id("r").label("5")).await);
+    }
+    controller.chats_arrived(2).await;
+    for tenant in &tenants {
+        catalog.serve(tenant, "p", "tunable", &greets(2)).await;
+    }
+
+    let catalog = catalog.killed().await;
+    controller.release();
+
+    for (tenant, admitted) in tenants.iter().zip(&admitted) {
+        let plugin = catalog.plugin(tenant, "p");
+        assert_eq!(greeting(&plugin.result(admitted).await), "v1");
+        assert_eq!(greeting(&plugin.run(&controller.rollout("2 + 3").label("5")).await), "v2");
+        let given = plugin.given_trajectory("r").await;
+        assert_eq!(given["session_id"].is_string(), true, "{given:#}");
+    }
+}
+
+#[tokio::test]
+async fn what_fails_its_checks_cannot_be_active_and_says_why() {
+    let catalog = TestCatalog::start().await;
+    let tenant = catalog.tenant("t", json!({})).await;
+
+    let broken = catalog.push(&tenant, "p", &guest("wrong_settings"), "", true).await;
+    let unconfigured =
+        catalog.push(&tenant, "p", &guest("conform"), "[network]\nprivate = 'open'\n", true).await;
+    let too_much =
+        catalog.push(&tenant, "p", &guest("conform"), "[limits]\nsamples-max = 100000\n", true).await;
+
+    for (reply, said) in
+        [(&broken, "setting"), (&unconfigured, "network: this is the operator's"), (&too_much, "samples-max")]
+    {
+        assert!(
+            reply.status < 300 && reply.body["passed"] == false && reply.body["active"] == false,
+            "{}",
+            reply.text
+        );
+        assert!(reply.text.contains(said), "{}", reply.text);
+        let folder = catalog.folder();
+        assert!(
+            !reply.text.contains(&*folder.to_string_lossy()),
+            "where the host keeps it is its own: {}",
+            reply.text
+        );
+    }
+    let reply = catalog
+        .ask(&tenant.author, Method::POST, "/admin/v1/plugins/p/activate", json!({"version": 1}))
+        .await;
+    assert_eq!(reply.status, 409, "{reply:?}");
+    assert_eq!(catalog.plugin(&tenant, "p").get("/health").await.status, 404);
+}
+
+#[tokio::test]
+async fn a_key_does_what_its_rights_say_and_nothing_once_it_was_revoked() {
+    let controller = Controller::start().await;
+    let catalog = TestCatalog::start().await;
+    let tenant = catalog.tenant("t", json!({})).await;
+    catalog.serve(&tenant, "p", "conform", "").await;
+    let request = controller.rollout("Calculate 2 + 3.").label("5");
+
+    let viewer = catalog.plugin_with(&tenant.viewer, "p");
+    assert_eq!(viewer.get("/health").await.status, 200);
+    assert_eq!(viewer.ask(&request).await.status, 403);
+    let by_caller = catalog.ask(&tenant.caller, Method::GET, "/admin/v1/tenants", Value::Null).await;
+    assert_eq!(by_caller.status, 403, "{by_caller:?}");
+    for nobody in ["", "rh_made-up", &"rh_".repeat(40)] {
+        assert_eq!(catalog.plugin_with(nobody, "p").ask(&request).await.status, 401, "{nobody}");
+    }
+    let caller = catalog.plugin(&tenant, "p");
+    assert_eq!(caller.run(&request).await["sample"]["reward"], 1.0);
+    let keys = catalog.operate(Method::GET, "/keys?tenant=t", Value::Null).await;
+    let all = keys["items"].as_array().unwrap_or_else(|| panic!("{keys:#}"));
+    let of_caller = all.iter().find(|key| key["rights"] == "caller").unwrap_or_else(|| panic!("{keys:#}"));
+    catalog.operate(Method::DELETE, &format!("/keys/{}", of_caller["id"]), Value::Null).await;
+    assert_eq!(caller.ask(&controller.rollout("Calculate 2 + 3.")).await.status, 401);
+    let catalog = catalog.killed().await;
+    assert_eq!(catalog.plugin(&tenant, "p").get("/health").await.status, 401, "that outlives the process");
+    assert_eq!(catalog.plugin_with(&tenant.author, "p").get("/health").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_quota_that_is_used_up_is_named_with_what_is_in_use_and_when_to_come_again() {
+    let controller = Controller::start().await;
+    let catalog = TestCatalog::start().await;
+    let tenant = catalog.tenant("t", json!({"running": 1, "queued": 1})).await;
+    catalog.serve(&tenant, "p", "conform", "").await;
+    let plugin = catalog.plugin(&tenant, "p");
+    let rollout = || controller.rollout("Calculate 2 + 3.").label("5");
+    controller.hold();
+    let admitted = [plugin.admit(&rollout()).await, plugin.admit(&rollout()).await];
+
+    let over = plugin.ask(&rollout()).await;
+    assert_eq!(over.status, 429);
+    assert_eq!(over.body["detail"], "the quota queued of this tenant is used up: 2 of 2; try again in 5 s");
+    assert_eq!(over.headers["retry-after"], "5");
+    let load = plugin.health().await["concurrency"].clone();
+    assert_eq!(
+        (&load["running"], &load["queued"], &load["max_concurrent"]),
+        (&json!(1), &json!(1), &json!(1))
+    );
+
+    let change = async |quotas: Value| {
+        catalog.operate(Method::PATCH, "/tenants/t", json!({"quotas": quotas})).await;
+    };
+    change(json!({"model-tokens-per-day": 0})).await;
+    let over = until("the quota that was changed", async || {
+        Some(plugin.ask(&rollout()).await).filter(|r| r.status == 403)
+    })
+    .await;
+    assert_eq!(
+        over.body["detail"],
+        "the quota model-tokens-per-day of this tenant is used up: 0 of 0; waiting does not help, the operator can raise it"
+    );
+    change(json!({"model-tokens-per-day": null, "requests-per-second": 1})).await;
+    let mut statuses = Vec::new();
+    let limited = until("a rate", async || {
+        let reply = plugin.ask(&rollout()).await;
+        statuses.push(reply.status);
+        Some(reply).filter(|reply| reply.status == 429)
+    });
+    let limited = limited.await;
+    assert!(limited.text.contains("requests-per-second"), "{}", limited.text);
+    controller.release();
+    for admitted in &admitted {
+        assert_eq!(
+            plugin.result(admitted).await["sample"]["reward"],
+            1.0,
+            "polls are never refused for a quota"
+        );
+    }
+    let series = "rollout_host_rollouts_refused_total{plugin=\"p\",reason=\"quota\",tenant=\"t\"}";
+    let counted = plugin.metrics().await;
+    assert!(counted.get(series).is_some_and(|count| count >= 3.0), "{series}");
+}
+
+#[tokio::test]
+async fn a_tenants_requests_go_only_where_its_list_lets_them() {
+    let controller = Controller::start().await;
+    let catalog = TestCatalog::start().await;
+    let tenant = catalog.tenant_within("t", json!({}), json!({"allow": []})).await;
+    catalog.serve(&tenant, "p", "conform", "").await;
+    let plugin = catalog.plugin(&tenant, "p");
+
+    let refused = plugin.ask(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    assert_eq!(refused.status, 422, "{}", refused.text);
+    assert!(refused.text.contains("has no entry for it"), "{}", refused.text);
+    let allowed = json!({"network": {"allow": ["127.0.0.1"]}});
+    catalog.operate(Method::PATCH, "/tenants/t", allowed).await;
+    let admitted = until("the list that was changed", async || {
+        let reply = plugin.ask(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+        (reply.status == 202).then_some(reply)
+    });
+    admitted.await;
+    controller.chats_arrived(1).await;
+}
+
+#[tokio::test]
+async fn a_tenant_that_is_deleted_leaves_nothing_behind() {
+    let controller = Controller::start().await;
+    let catalog = TestCatalog::start().await;
+    let (one, two) = (catalog.tenant("one", json!({})).await, catalog.tenant("two", json!({})).await);
+    for tenant in [&one, &two] {
+        catalog.serve(tenant, "p", "conform", "").await;
+    }
+    controller.hold();
+    let of_one = catalog.plugin(&one, "p");
+    of_one.admit(&controller.rollout("2 + 3").id("r").label("5")).await;
+    let kept = catalog.plugin(&two, "p").admit(&controller.rollout("2 + 3").id("r").label("5")).await;
+    controller.chats_arrived(2).await;
+    let folders = || std::fs::read_dir(catalog.folder().join("tenants")).unwrap().count();
+    assert_eq!(folders(), 2);
+
+    catalog.operate(Method::DELETE, "/tenants/one", Value::Null).await;
+
+    assert_eq!(of_one.get("/health").await.status, 401);
+    until("its folder to be gone", async || (folders() == 1).then_some(())).await;
+    controller.release();
+    assert_eq!(catalog.plugin(&two, "p").result(&kept).await["status"], "success");
+    let made_again = catalog.tenant("one", json!({})).await;
+    assert_eq!(catalog.plugin(&made_again, "p").get("/health").await.status, 404);
+}
+
+#[tokio::test]
+async fn the_root_is_the_default_plugin_and_an_operator_says_whose() {
+    let controller = Controller::start().await;
+    let catalog = TestCatalog::start().await;
+    let tenant = catalog.tenant("t", json!({})).await;
+    catalog.serve(&tenant, "p", "conform", "").await;
+    let health = async || catalog.ask(&tenant.caller, Method::GET, "/health", Value::Null).await.status;
+    assert_eq!(health().await, 404);
+    catalog.ask(&tenant.author, Method::PATCH, "/admin/v1/plugins/p", json!({"default": true})).await;
+    until("a default plugin", async || (health().await == 200).then_some(())).await;
+    let rollout = controller.rollout("2 + 3").body();
+    let reply = catalog.ask(&tenant.caller, Method::POST, "/rollout", rollout).await;
+    assert_eq!(reply.status, 202, "{}", reply.text);
+    let without = catalog.as_operator(Method::GET, "/p/p/health", Value::Null).await;
+    assert_eq!(without.status, 403, "{}", without.text);
+    let open = catalog.get_open("/health").await;
+    assert_eq!((open.status, &*open.text), (200, "{\"status\":\"ok\"}"));
+    let all = catalog.as_operator(Method::GET, "/metrics", Value::Null).await.text;
+    assert!(all.contains("rollout_host_held_bytes_max") && all.contains("plugin=\"p\""), "{all}");
+    let own = catalog.ask(&tenant.viewer, Method::GET, "/metrics", Value::Null).await.text;
+    assert!(!own.contains("rollout_host_held_bytes") && own.contains("plugin=\"p\""), "{own}");
+}
+
+/// That is here so that the parts of a tenant are used.
+#[tokio::test]
+async fn a_plugin_that_nobody_uses_goes_and_comes_back_when_it_is_asked_for() {
+    let controller = Controller::start().await;
+    let catalog = ServeCatalog::default()
+        .config("[catalog]\ncode-bytes-max = 1\n[osmosis]\nresult-ttl-secs = 1.0\n")
+        .start()
+        .await;
+    let tenant: TestTenant = catalog.tenant("t", json!({})).await;
+    catalog.serve(&tenant, "p", "conform", "").await;
+    let plugin = catalog.plugin(&tenant, "p");
+    controller.hold();
+    let held = plugin.admit(&controller.rollout("2 + 3").label("5")).await;
+    controller.chats_arrived(1).await;
+    catalog.serve(&tenant, "q", "conform", "").await;
+    let in_use = async || {
+        let text = catalog.as_operator(Method::GET, "/metrics", Value::Null).await.text;
+        ["p", "q"].map(|plugin| text.contains(&format!("plugin=\"{plugin}\"")))
+    };
+    until("what nobody uses to go", async || (in_use().await == [true, false]).then_some(())).await;
+    controller.release();
+    assert_eq!(plugin.result(&held).await["sample"]["reward"], 1.0, "what is in use stays");
+    assert_eq!(catalog.plugin(&tenant, "q").get("/health").await.status, 200, "it is brought in again");
+    until("the other to go", async || (!in_use().await[0]).then_some(())).await;
+    assert_eq!(plugin.get("/health").await.status, 200);
+}
