@@ -8,6 +8,9 @@ use crate::model::{Activation, PluginInfo, TenantId, Time};
 use crate::store::time;
 use crate::{Catalog, LIST_MAX};
 
+/// How many activations of a plugin are remembered.
+const ACTIVATIONS_KEPT: u32 = 1000;
+
 impl Catalog {
     /// Makes a version that passed its checks the active one.
     pub fn activate(
@@ -103,6 +106,11 @@ fn activate(
         params![plugin.id, version, plugin.active, now.timestamp(), by],
     )?;
     let id = transaction.last_insert_rowid();
+    transaction.execute(
+        "DELETE FROM activations WHERE plugin = ?1 AND id <=
+         (SELECT id FROM activations WHERE plugin = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)",
+        params![plugin.id, ACTIVATIONS_KEPT],
+    )?;
     Ok(Activation { id, plugin: plugin.id, version, before: plugin.active, at: now, by: by.to_owned() })
 }
 

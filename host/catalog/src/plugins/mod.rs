@@ -15,6 +15,9 @@ use crate::{Catalog, LIST_MAX};
 
 pub use deployments::VERSIONS_KEPT;
 
+/// The plugins of a tenant, whatever its quota.
+const PLUGINS_MAX: u64 = 10_000;
+
 const SELECT: &str = "SELECT p.id, p.tenant, p.name, p.quotas, p.active, p.created_at,
     (SELECT max(version) FROM deployments d WHERE d.plugin = p.id),
     EXISTS (SELECT 1 FROM tenants t WHERE t.id = p.tenant AND t.default_plugin = p.id)
@@ -112,6 +115,9 @@ fn found_or_made(
         && used >= limit
     {
         return Err(QuotaExceeded { quota: "plugins", limit, used, asked: 1 }.into());
+    }
+    if used >= PLUGINS_MAX {
+        return Err(CatalogError::TooMany { what: What::Plugin, count_max: PLUGINS_MAX }.into());
     }
     let insert = "INSERT INTO plugins (tenant, name, quotas, created_at) VALUES (?1, ?2, '{}', ?3)";
     transaction.execute(insert, params![tenant.0, &**name, now])?;

@@ -147,3 +147,18 @@ fn the_default_plugin_is_one_of_the_tenant_s_own() {
     assert_eq!(scene.at().tenant(a).unwrap().default_plugin, None);
     scene.at().set_default_plugin(a, None).unwrap();
 }
+
+#[test]
+fn of_many_activations_the_last_thousand_are_remembered() {
+    let scene = Scene::new();
+    let a = scene.tenant("a");
+    scene.push(a, "calc", b"1", true);
+    scene.push(a, "calc", b"2", true);
+    for n in 0..1005 {
+        scene.at().activate(a, "calc", 1 + n % 2, "k").unwrap();
+    }
+    let count = "SELECT count(*) FROM activations";
+    let kept: u32 = scene.at().0.store.read(|t| Ok(t.query_row(count, [], |row| row.get(0))?)).unwrap();
+    assert_eq!(kept, 1000);
+    assert_eq!(scene.at().rollback(a, "calc", "k").unwrap().version, 2);
+}
