@@ -1,6 +1,7 @@
 //! Settings in two steps: what the operator wrote, and what the host works with.
 
 mod access;
+mod artifacts;
 mod catalog;
 mod evaluator;
 mod init;
@@ -20,11 +21,13 @@ use serde_json::{Map, Value};
 
 use rollout_core::limits::{Limits, LoadLimits};
 use rollout_core::outbound::{NetworkRules, RetryPolicy};
+use rollout_core::rollout::ArtifactBounds;
 use rollout_core::toolbox::ToolSettings;
 use rollout_core::wire::params::AllowedParams;
 pub use tools::{RawAddress, RawComponent, RawServer, RawTools};
 
 pub use access::{AllowedHost, AllowedOrigin};
+pub use artifacts::RawArtifacts;
 pub use catalog::{CatalogOptions, RawCatalog};
 pub use evaluator::EvaluatorEnvironment;
 pub use init::{OsmosisEnvironment, OsmosisInit, RawOsmosisInit};
@@ -74,6 +77,8 @@ pub struct Config {
     pub memory_budget_bytes: Option<usize>,
     /// Where trajectories and artifacts go, where the operator said.
     pub artifact_root: Option<PathBuf>,
+    /// How much of a server's rollouts' files is kept.
+    pub artifacts: ArtifactBounds,
     /// Where compiled code is kept, where the operator said.
     pub cache_dir: Option<PathBuf>,
     /// The certificate that a server's callers are shown; without, their connections are not encrypted.
@@ -240,6 +245,7 @@ impl RawConfig {
             queue_max: self.queue_max.unwrap_or(max_concurrent.saturating_mul(QUEUE_PER_SLOT)),
             memory_budget_bytes: self.memory_budget_bytes,
             artifact_root: self.artifact_root,
+            artifacts: self.artifacts.resolve(&mut problems),
             cache_dir: self.cache_dir,
             tls: self.tls.resolve(&mut problems),
             server_key_env: self.server_key_env,

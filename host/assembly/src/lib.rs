@@ -30,7 +30,8 @@ use rollout_core::outbound::{
 };
 use rollout_core::plugin::{self, Declaration, DeclareError, InvalidSettings, Plugin};
 use rollout_core::rollout::{
-    Deployment, DeploymentError, DeploymentSettings, Host, Journal, Runtime, RuntimeSettings, ServedAs,
+    ArtifactBounds, ArtifactRoot, Deployment, DeploymentError, DeploymentSettings, Host, Journal, Runtime,
+    RuntimeSettings, ServedAs,
 };
 use rollout_core::telemetry::Metrics;
 use rollout_core::toolbox::{ComponentSettings, Toolbox, UnusableTools};
@@ -44,6 +45,8 @@ pub use platform::{Instances, Placed, Platform};
 pub struct Options {
     /// Where trajectories and artifacts go; none keeps none.
     pub artifact_root: Option<PathBuf>,
+    /// How much is kept there.
+    pub artifact_bounds: ArtifactBounds,
     /// Descriptors that a rollout holds on the side of its callers, at the most.
     pub descriptors_for_callers: u64,
     /// The key of the judge's server.
@@ -279,8 +282,15 @@ pub async fn assemble(
     options: Options,
     load: impl Fn(&Engine, &Path) -> Result<Plugin, NotLoaded>,
 ) -> Result<Assembled, AssemblyError> {
-    let Options { artifact_root, descriptors_for_callers, judge_key, observer, plugin_input, journal } =
-        options;
+    let Options {
+        artifact_root,
+        artifact_bounds,
+        descriptors_for_callers,
+        judge_key,
+        observer,
+        plugin_input,
+        journal,
+    } = options;
     let instances = Instances { tools: config.tools.instances_max(), besides: 0 };
     let memory_bytes_max = config.limits.memory_bytes_max.max(config.tools.memory_bytes_max());
     let platform = Platform::new(config, descriptors_for_callers, instances, memory_bytes_max)?;
@@ -308,7 +318,7 @@ pub async fn assemble(
         budget: platform.budget().clone(),
         slots: rollout_core::rollout::Slots::alone(slots.running_max, slots.queue_max),
         quotas: Vec::new(),
-        artifact_root,
+        artifact_root: artifact_root.map(|path| ArtifactRoot::new(path, artifact_bounds)),
         event_log,
         journal,
     });

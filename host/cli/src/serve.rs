@@ -165,6 +165,8 @@ impl Serve {
         }
         raw.trajectories = self.trajectories.or(raw.trajectories);
         if evaluator.wants_files() {
+            // They are its own, to be looked at when it is over.
+            raw.artifacts.bytes_max.get_or_insert(u64::MAX);
             raw.trajectories.get_or_insert(TrajectoriesIn::Files);
         }
         raw.server_key_env = self.server_key_env.clone().or(raw.server_key_env);
@@ -241,6 +243,7 @@ impl Serve {
         let kept = journal.clone();
         let options = Options {
             artifact_root: config.writes_files().then(|| artifact_root.clone()),
+            artifact_bounds: config.artifacts,
             descriptors_for_callers: Server::descriptors_per_rollout(&config),
             journal,
             ..Options::default()

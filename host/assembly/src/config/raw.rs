@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use super::{
-    Assignment, OsmosisGeneration, RawCatalog, RawJournal, RawNetwork, RawOsmosisInit, RawTools, TlsFiles,
-    TrajectoriesIn,
+    Assignment, OsmosisGeneration, RawArtifacts, RawCatalog, RawJournal, RawNetwork, RawOsmosisInit,
+    RawTools, TlsFiles, TrajectoriesIn,
 };
 
 /// What the operator wrote. Mirrors the file and decides nothing.
@@ -21,6 +21,8 @@ pub struct RawConfig {
     pub memory_budget_bytes: Option<usize>,
     /// Where trajectories and artifacts go.
     pub artifact_root: Option<PathBuf>,
+    /// How much of rollouts' files is kept.
+    pub artifacts: RawArtifacts,
     /// Where compiled code is kept from one start to the next.
     pub cache_dir: Option<PathBuf>,
     /// The certificate that callers are shown.

@@ -50,8 +50,8 @@ pub use slots::{
     AdmitError, Allowance, Handle, Load, OverQuota, Quota, Quotas, Share, SlotPool, Slots, TenantSlots, Whose,
 };
 pub use trajectory::{
-    Amendable, AmendedDocument, Amendment, Member, NoTrajectory, StepAmendment, StoredDocument,
-    StoredTrajectories, TakeStep,
+    Amendable, AmendedDocument, Amendment, ArtifactBounds, ArtifactRoot, Member, NoTrajectory, StepAmendment,
+    StoredDocument, StoredTrajectories, TakeStep,
 };
 
 /// The fuzz target of what is written down of a conversation.

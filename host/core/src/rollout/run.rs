@@ -6,7 +6,6 @@ mod grade;
 mod past;
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +21,7 @@ use super::model::{
 };
 use super::outcome_counter::OutcomeCounter;
 use super::slots::{Entered, Handle, SlotGuard};
+use super::trajectory::AliveFolder;
 use super::{events, trajectory};
 use crate::budget::{Charge, Holder};
 use crate::error::Fault;
@@ -74,6 +74,8 @@ pub struct Rollout {
     /// Shared with its instance, which may be there a moment longer.
     slot: Option<Permit>,
     account: OutcomeCounter,
+    /// Where its files go, if they do.
+    folder: Option<AliveFolder>,
     // The rollout counts as alive until all of it above is gone, and only then is
     // whoever waits for its end told, by the closing of its phases.
     place: SlotGuard,
@@ -134,6 +136,7 @@ impl Rollout {
             own_reward: None,
             loop_report: None,
             slot: None,
+            folder: host.0.runtime.settings.artifact_root.as_ref().map(|root| root.alive(&request.id)),
             host,
             request,
             model,
@@ -401,8 +404,8 @@ impl Rollout {
             events::write(folder, finished.id.clone(), shown_id, self.record.events()).await;
         }
         let log = self.handle.log().cloned();
-        let finished = match self.host.0.runtime.settings.artifact_root.clone() {
-            Some(root) => self.write_down(root, finished).await,
+        let finished = match self.folder.take() {
+            Some(folder) => self.write_down(folder, finished).await,
             None => {
                 // What is in the journal need not be held while what came of it is written.
                 drop(self);
@@ -416,7 +419,7 @@ impl Rollout {
     }
 
     /// Writes the trajectories and gives the rollout back with them.
-    async fn write_down(mut self: Box<Self>, root: PathBuf, finished: Finished) -> Finished {
+    async fn write_down(mut self: Box<Self>, folder: AliveFolder, finished: Finished) -> Finished {
         let _timing = self.host.metrics().time(Step::TrajectoryWrite);
         let _span = self.record.trace().span("trajectory_write");
         let job = trajectory::Job {
@@ -435,7 +438,8 @@ impl Rollout {
                 grader: self.host.0.deployment.grader_digest().map(str::to_owned),
             },
         };
-        trajectory::write(root, job, finished).await
+        let metrics = self.host.metrics().clone();
+        trajectory::write(folder, job, finished, &metrics).await
     }
 
     fn outcome(&self, samples: &[FinishedSample]) -> Outcome {

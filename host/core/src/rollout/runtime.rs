@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::journal::Journal;
 use super::slots::{OverQuota, Quotas, Slots};
+use super::trajectory::ArtifactRoot;
 use crate::budget::Budget;
 use crate::engine::Engine;
 use crate::outbound::{ChatClient, Transport};
@@ -32,7 +33,7 @@ pub struct RuntimeSettings {
     /// What they may use over time, each of which has to have room: none has no bound.
     pub quotas: Vec<Arc<Quotas>>,
     /// Where trajectories and artifacts go; none keeps none.
-    pub artifact_root: Option<PathBuf>,
+    pub artifact_root: Option<Arc<ArtifactRoot>>,
     /// Where guests' events go, a file a rollout; none writes none.
     pub event_log: Option<PathBuf>,
     /// Where rollouts are kept, so that none that was admitted is lost; none keeps none.
@@ -50,6 +51,9 @@ pub struct Runtime {
 impl Runtime {
     /// A runtime with nothing in it.
     pub fn new(mut settings: RuntimeSettings) -> Arc<Self> {
+        if let Some(root) = &settings.artifact_root {
+            root.keep_bounded();
+        }
         let journal = settings.journal.take().map_or_else(OnceLock::new, OnceLock::from);
         let unscored_lines = LineBudget::new(UNSCORED_LINES_PER_SECOND);
         Arc::new(Self { settings, unscored_lines, journal })

@@ -13,6 +13,7 @@ mod fuzzing;
 mod layout;
 mod observed;
 mod replies;
+mod root;
 mod store;
 mod stored;
 #[cfg(test)]
@@ -35,6 +36,8 @@ use layout::Original;
 pub(super) use conversation::calls_made;
 pub use extra::Member;
 pub use layout::{Amendment, StepAmendment, TakeStep};
+pub(super) use root::AliveFolder;
+pub use root::{ArtifactBounds, ArtifactRoot};
 pub(super) use store::write;
 pub use stored::{NoTrajectory, StoredDocument, StoredTrajectories};
 

@@ -207,6 +207,11 @@ impl Metrics {
         self.rollouts.unauthorized.inc();
     }
 
+    /// The files of a rollout could not be written.
+    pub(crate) fn trajectory_unwritten(&self) {
+        self.rollouts.unwritten.inc();
+    }
+
     /// An accepted rollout is over.
     pub(crate) fn ended(&self, how: Ended) {
         match how {

@@ -51,6 +51,7 @@ pub(super) struct RolloutSeries {
     pub(super) ended: IntCounterVec,
     pub(super) scored: IntCounter,
     pub(super) unauthorized: IntCounter,
+    pub(super) unwritten: IntCounter,
 }
 
 /// How busy the host is.
@@ -195,6 +196,10 @@ impl Add<'_> {
             unauthorized: self.counter(
                 "rollout_host_requests_unauthorized_total",
                 "Requests of any kind without the server's key, answered 401.",
+            )?,
+            unwritten: self.counter(
+                "rollout_host_trajectories_unwritten_total",
+                "Rollouts that were reported and whose files could not be written.",
             )?,
         })
     }

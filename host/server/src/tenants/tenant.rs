@@ -13,7 +13,7 @@ use crate::admin::network_rules;
 use rollout_catalog::{Catalog, Name, Quotas as CatalogQuotas, TenantId, Usage};
 use rollout_core::outbound::Transport;
 use rollout_core::rollout::{
-    Allowance, Journal, JournalSettings, Quotas, Share, TenantSlots, UnfinishedRollout, Whose,
+    Allowance, ArtifactRoot, Journal, JournalSettings, Quotas, Share, TenantSlots, UnfinishedRollout, Whose,
 };
 use rollout_core::telemetry::{DayUse, Meter};
 
@@ -32,7 +32,7 @@ pub(super) struct Tenant {
     pub(super) quotas: Arc<Quotas>,
     pub(super) transport: Transport,
     pub(super) journal: Option<Arc<Journal>>,
-    pub(super) artifact_root: Option<PathBuf>,
+    pub(super) artifact_root: Option<Arc<ArtifactRoot>>,
     folder: PathBuf,
     stored_bytes_max: Mutex<Option<u64>>,
     default_plugin: Mutex<Option<String>>,
@@ -91,7 +91,10 @@ impl Tenant {
             quotas: Arc::new(Quotas::new(Whose::Tenant, allowance(&of_catalog.quotas), meter)),
             transport: inner.transport.for_tenant(network_rules(&of_catalog.network)),
             journal,
-            artifact_root: inner.config.writes_files().then(|| folder.join("rollouts")),
+            artifact_root: inner
+                .config
+                .writes_files()
+                .then(|| ArtifactRoot::new(folder.join("rollouts"), inner.config.artifacts)),
             folder,
             stored_bytes_max: Mutex::new(of_catalog.quotas.stored_bytes),
             default_plugin: Mutex::new(of_catalog.default_plugin.map(|name| name.to_string())),

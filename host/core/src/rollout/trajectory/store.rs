@@ -6,25 +6,39 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{Job, layout};
+use super::{AliveFolder, Job, layout};
 use crate::imports::{LogEntry, Recorded};
 use crate::rollout::model::{Finished, TrajectoryFile};
+use crate::telemetry::Metrics;
 
-/// Writes what is to be kept below `<root>/<rollout>/`, and gives the rollout back with its
-/// trajectories. A failure is the operator's to mend and never changes the outcome.
-pub(in crate::rollout) async fn write(root: PathBuf, job: Job, finished: Finished) -> Finished {
+/// Writes what is to be kept into the rollout's folder, and gives the rollout back with its
+/// trajectories. A failure is the operator's to mend, is counted, and never changes the outcome.
+pub(in crate::rollout) async fn write(
+    folder: AliveFolder,
+    job: Job,
+    finished: Finished,
+    metrics: &Metrics,
+) -> Finished {
     let finished = Arc::new(finished);
     let writing = finished.clone();
-    let folder = root.join(finished.id.dir_name());
-    let written = tokio::task::spawn_blocking(move || write_all(&folder, &job, &writing));
+    let written = tokio::task::spawn_blocking(move || {
+        let written = folder.written_by(|path| write_all(path, &job, &writing));
+        written.map_err(|error| (folder.path(), error))
+    });
     let written = written.await;
     // Whoever wrote has let go of it, however that ended.
     let mut finished = Arc::unwrap_or_clone(finished);
     match written {
-        Ok(Ok(files)) => finished.trajectories = files,
-        Ok(Err(error)) => tracing::error!(root = %root.display(), %error, "trajectory not written"),
+        Ok(Ok(files)) => {
+            finished.trajectories = files;
+            return finished;
+        }
+        Ok(Err((folder, error))) => {
+            tracing::error!(folder = %folder.display(), %error, "trajectory not written");
+        }
         Err(error) => tracing::error!(%error, "trajectory not written"),
     }
+    metrics.trajectory_unwritten();
     finished
 }
 

@@ -1,0 +1,149 @@
+use super::*;
+
+/// What a rollout's file has.
+const FILE_BYTES: usize = 100_000;
+
+fn id(name: &str) -> RolloutId {
+    RolloutId::parse(name).unwrap()
+}
+
+fn rollout(root: &Arc<ArtifactRoot>, name: &str) {
+    let alive = root.alive(&id(name));
+    let written = alive.written_by(|folder| {
+        fs::create_dir_all(folder.join("artifacts"))?;
+        fs::write(folder.join("artifacts/a"), "artifact")?;
+        fs::write(folder.join("trajectory.json"), vec![b'x'; FILE_BYTES])
+    });
+    written.unwrap();
+}
+
+/// A folder as another process left it so many seconds ago.
+fn left(dir: &Path, name: &str, file: &str, age_secs: u64) {
+    let folder = dir.join(name);
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join(file), vec![b'x'; FILE_BYTES]).unwrap();
+    let written_at = now() - Duration::from_secs(age_secs);
+    fs::File::open(&folder).unwrap().set_modified(written_at).unwrap();
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let all = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = all.filter(|name| name != REMOVING).collect();
+    names.sort();
+    names
+}
+
+fn bounds(rollouts: u64, age_secs: Option<u64>) -> ArtifactBounds {
+    let bytes_max = Some(rollouts * (FILE_BYTES as u64 + 30_000));
+    ArtifactBounds { bytes_max, age_max: age_secs.map(Duration::from_secs) }
+}
+
+#[test]
+fn the_oldest_go_where_there_is_too_much() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, age) in [("c", 30), ("a", 50), ("b", 40)] {
+        left(dir.path(), name, "trajectory.json", age);
+    }
+    let root = ArtifactRoot::new(dir.path().to_owned(), bounds(3, None));
+    root.walk();
+    assert_eq!(root.bring_within(), 0);
+    rollout(&root, "d");
+    rollout(&root, "e");
+    assert_eq!(root.bring_within(), 2);
+    assert_eq!(names(dir.path()), ["c", "d", "e"]);
+    assert_eq!(
+        root.lock().bytes,
+        names(dir.path()).iter().map(|name| bytes_of(&dir.path().join(name))).sum::<u64>()
+    );
+    assert_eq!(fs::read_dir(dir.path().join(REMOVING)).unwrap().count(), 0);
+}
+
+#[test]
+fn what_is_too_old_goes_and_what_is_no_rollouts_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    left(dir.path(), "old", "trajectory-s.json", 100);
+    left(dir.path(), "older", "log.jsonl", 200);
+    left(dir.path(), "young", "trajectory.json", 10);
+    left(dir.path(), "thesis", "chapter.tex", 1000);
+    left(dir.path(), ".journal", "segment", 1000);
+    fs::write(dir.path().join("notes"), "mine").unwrap();
+    std::os::unix::fs::symlink("/etc", dir.path().join("link")).unwrap();
+    let root =
+        ArtifactRoot::new(dir.path().to_owned(), ArtifactBounds { bytes_max: None, ..bounds(1, Some(60)) });
+    root.walk();
+    assert_eq!(root.bring_within(), 2);
+    assert_eq!(names(dir.path()), [".journal", "link", "notes", "thesis", "young"]);
+    // However full it is.
+    let root = ArtifactRoot::new(dir.path().to_owned(), bounds(0, None));
+    root.walk();
+    assert_eq!(root.bring_within(), 1);
+    assert_eq!(names(dir.path()), [".journal", "link", "notes", "thesis"]);
+}
+
+#[test]
+fn the_folder_of_a_rollout_that_is_alive_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    left(dir.path(), "a", "trajectory.json", 50);
+    left(dir.path(), "b", "trajectory.json", 40);
+    let root = ArtifactRoot::new(dir.path().to_owned(), bounds(0, None));
+    root.walk();
+    let alive = root.alive(&id("a"));
+    assert_eq!(root.bring_within(), 1);
+    assert_eq!(names(dir.path()), ["a"]);
+    drop(alive);
+    assert_eq!(root.bring_within(), 1);
+    assert_eq!(root.lock().bytes, 0);
+}
+
+#[test]
+fn a_rollout_of_the_same_id_is_counted_once_and_is_as_old_as_the_last() {
+    let dir = tempfile::tempdir().unwrap();
+    left(dir.path(), "a", "trajectory.json", 50);
+    let root = ArtifactRoot::new(dir.path().to_owned(), bounds(2, None));
+    root.walk();
+    rollout(&root, "b");
+    rollout(&root, "a");
+    assert_eq!(root.bring_within(), 0);
+    rollout(&root, "c");
+    root.bring_within();
+    assert_eq!(names(dir.path()).len(), 2);
+    assert!(names(dir.path()).contains(&"c".to_owned()));
+}
+
+#[test]
+fn what_could_not_be_written_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = ArtifactRoot::new(dir.path().to_owned(), bounds(2, None));
+    let alive = root.alive(&id("a"));
+    let written = alive.written_by(|folder| {
+        fs::create_dir_all(folder)?;
+        fs::write(folder.join("log.jsonl"), "half")?;
+        Err::<(), _>(io::Error::from(io::ErrorKind::StorageFull))
+    });
+    assert_eq!(written.unwrap_err().kind(), io::ErrorKind::StorageFull);
+    assert!(names(dir.path()).is_empty());
+    assert_eq!(root.lock().bytes, 0);
+}
+
+#[test]
+fn what_is_too_much_to_know_by_name_is_walked_through_again() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, age) in [("a", 50), ("b", 40), ("c", 30)] {
+        left(dir.path(), name, "trajectory.json", age);
+    }
+    let root = ArtifactRoot::new(dir.path().to_owned(), bounds(1, None));
+    root.walk();
+    // As if there had been room for two names.
+    {
+        let mut state = root.lock();
+        state.known.pop_last();
+        state.known.pop_last();
+        state.are_others = true;
+    }
+    assert!(!root.needs_walk());
+    assert_eq!(root.bring_within(), 1);
+    assert!(root.needs_walk());
+    root.walk();
+    assert_eq!(root.bring_within(), 1);
+    assert_eq!(names(dir.path()), ["c"]);
+}
