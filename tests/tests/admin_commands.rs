@@ -89,6 +89,8 @@ async fn a_component_is_pushed_activated_rolled_back_and_removed() {
     assert!(first.stderr.contains("uploading "), "{}", first.stderr);
     let said = done(first, &push);
     assert!(said.contains("passed") && said.ends_with("version 1 of plugin 'calc' is active\n"), "{said}");
+    let nothing = run(&["plugin", "rollback", "calc"]).await;
+    assert_eq!(nothing.code, Some(2), "{}", nothing.stderr);
     let with_config = ["push", text(&conform), "--name", "calc", "--config", text(&config), "--json"];
     let second = run(&with_config).await;
     assert!(second.stderr.contains("is at the server already"), "{}", second.stderr);

@@ -52,10 +52,9 @@ impl From<CatalogError> for ApiError {
     fn from(error: CatalogError) -> Self {
         let said = error.to_string();
         match error {
-            CatalogError::NotFound { .. } => Self::NotFound(said),
+            CatalogError::NotFound { .. } | CatalogError::NothingBefore(_) => Self::NotFound(said),
             CatalogError::Exists { .. }
             | CatalogError::NotPassed { .. }
-            | CatalogError::NothingBefore(_)
             | CatalogError::NoComponent(_)
             | CatalogError::Revoked(_) => Self::Conflict(said),
             // Waiting does not help.

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use chrono::Utc;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -63,6 +64,9 @@ pub(super) async fn create(
     body: JsonBody<NewKey>,
 ) -> Result<(StatusCode, Json<CreatedKey>), ApiError> {
     let NewKey { name, rights, tenant, expires_at } = body.value;
+    if expires_at.is_some_and(|end| end <= Utc::now()) {
+        return Err(ApiError::Invalid("expires_at: that is over already".to_owned()));
+    }
     let created = admin
         .on_disk(move |catalog| {
             let id = tenant.as_deref().map(|name| catalog.tenant_named(name)).transpose()?;

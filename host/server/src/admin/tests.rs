@@ -374,6 +374,8 @@ async fn a_push_is_checked_and_what_passed_is_activated_and_rolled_back() {
     assert_eq!(pushed["report"]["valid"], true);
     assert_eq!(pushed["created_by"], json!(author[..11]));
     assert_eq!(scene.fake.take(), ["check calc".to_owned(), format!("activate {a} calc 1")]);
+    let said = scene.refused(&author, "POST", "/plugins/calc/rollback", Value::Null, 404).await;
+    assert!(said.contains("no other version active before"), "{said}");
     let pushed = scene.push(&author, "calc", "bad", true).await;
     assert_eq!(
         (&pushed["version"], &pushed["passed"], &pushed["active"]),
@@ -535,6 +537,9 @@ async fn a_key_is_shown_once_and_listed_by_its_beginning() {
         let said = scene.refused(&scene.operator, "POST", "/keys", body, 400).await;
         assert!(said.contains("an operator's key belongs to no tenant"), "{said}");
     }
+    let body = json!({"rights": "operator", "expires_at": "2020-01-01T00:00:00Z"});
+    let said = scene.refused(&scene.operator, "POST", "/keys", body, 400).await;
+    assert_eq!(said, "expires_at: that is over already");
     let (path, missing) = (format!("/keys/{}", made["id"]), "/keys/7777");
     scene.done(&scene.operator, "DELETE", &path, Value::Null).await;
     assert_eq!(scene.catalog.authenticate(key), None);

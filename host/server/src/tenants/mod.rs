@@ -6,7 +6,7 @@
 //! first asked for, becomes another deployment when that is activated, and goes when nobody uses it and its
 //! room is wanted.
 //!
-//! What belongs to a tenant is below its [`Tenant`], and the tenant is found by the key of a request and by
+//! What belongs to a tenant is below its `Tenant`, and the tenant is found by the key of a request and by
 //! nothing else: ids, names and leases of others are not refused, they are not there.
 
 mod check;
