@@ -18,6 +18,7 @@ const OPERATOR: &str = "rh_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
 pub struct ServeCatalog {
     arguments: Vec<String>,
     config: String,
+    passed: Option<Arc<TcpListener>>,
 }
 
 /// A server of many tenants. It ends with the test.
@@ -55,10 +56,19 @@ impl ServeCatalog {
         self
     }
 
+    /// Passes it a socket that is listened on for it, as a service manager does.
+    pub fn passed(mut self) -> Self {
+        self.passed = Some(Arc::new(TcpListener::bind("127.0.0.1:0").expect("a port is free")));
+        self
+    }
+
     /// Starts it on a new catalog, and waits until it listens.
     pub async fn start(self) -> TestCatalog {
         // Started again it has to be found where it was.
-        let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+        let free = match &self.passed {
+            Some(socket) => socket.local_addr(),
+            None => TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()),
+        };
         let at = free.expect("a port is free").to_string();
         self.start_in(tempfile::tempdir().expect("a temporary directory can be made"), at).await
     }
@@ -70,7 +80,10 @@ impl ServeCatalog {
             rollout_host(["serve", "--listen", &at, "--operator-key-env", "KEY_OF_THE_OPERATOR"]);
         command.arg("--catalog").arg(dir.path().join("catalog")).arg("--config").arg(config);
         command.args(&self.arguments).env("KEY_OF_THE_OPERATOR", OPERATOR).current_dir(dir.path());
-        let process = command.start();
+        let process = match &self.passed {
+            Some(socket) => crate::host::start_with_socket(&command, socket),
+            None => command.start(),
+        };
         process.line("listening on ").await;
         TestCatalog { process, at, dir, serve: self, http: crate::host::client() }
     }
@@ -102,6 +115,13 @@ impl TestCatalog {
         let Self { process, at, dir, serve, .. } = self;
         process.kill().await;
         serve.start_in(dir, at).await
+    }
+
+    /// Asks it to end, waits until it has, and starts one in its place that finds what it left.
+    pub async fn replaced(self) -> (Ran, Self) {
+        let Self { process, at, dir, serve, .. } = self;
+        let ran = process.terminate().await;
+        (ran, serve.start_in(dir, at).await)
     }
 
     /// Asks it to end, and waits until it has.

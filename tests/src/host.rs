@@ -386,7 +386,7 @@ impl TestHost {
 /// A client of HTTP/1.1, without the environment's proxies.
 /// Starts a command as a service manager does that passes a socket: at its place, with variables that name
 /// the process itself.
-fn start_with_socket(command: &Command, socket: &TcpListener) -> Process {
+pub(crate) fn start_with_socket(command: &Command, socket: &TcpListener) -> Process {
     let command = command.as_std();
     let mut shell = Command::new("sh");
     shell.args(["-c", "exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec \"$0\" \"$@\""]);

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rollout_tests::{Controller, Serve, Start, TestHost, in_time, rollout_host, until};
+use rollout_tests::{
+    Controller, Serve, ServeCatalog, Start, TestCatalog, TestHost, in_time, rollout_host, until,
+};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
@@ -207,5 +209,61 @@ async fn ready_says_whether_rollouts_are_taken_and_why_not_to_those_with_the_key
     let http = caller(false);
     let untold: Value = http.get(format!("{}/ready", host.url())).send().await.unwrap().json().await.unwrap();
     assert_eq!(untold, json!({"ready": false}));
+    controller.release();
+}
+
+#[tokio::test]
+async fn a_server_of_many_tenants_is_replaced_and_no_request_fails() {
+    const CALLERS: usize = 6;
+    let controller = Controller::start().await;
+    let mut catalog = ServeCatalog::default().passed().start().await;
+    let tenant = catalog.tenant("t", json!({})).await;
+    catalog.serve(&tenant, "p", "conform", "").await;
+    let stop = Arc::<AtomicBool>::default();
+    let mut callers = JoinSet::new();
+    for n in 0..CALLERS {
+        let (stop, plugin) = (stop.clone(), catalog.plugin(&tenant, "p"));
+        let request = controller.rollout("Calculate 2 + 3.").label("5");
+        callers.spawn(async move {
+            let mut count = 0;
+            while !stop.load(Ordering::SeqCst) {
+                let result = plugin.run(&request.clone().id(&format!("caller-{n}-{count}"))).await;
+                assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
+                count += 1;
+            }
+            count
+        });
+    }
+    for _ in 0..2 {
+        let asked = controller.chats().len() + CALLERS * 3;
+        until("rollouts in this server", async || (controller.chats().len() >= asked).then_some(())).await;
+        let (ran, next) = catalog.replaced().await;
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        catalog = next;
+    }
+    let asked = controller.chats().len() + CALLERS;
+    until("rollouts in the last server", async || (controller.chats().len() >= asked).then_some(())).await;
+    stop.store(true, Ordering::SeqCst);
+    let counts = in_time("the last rollouts", callers.join_all()).await;
+    assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
+}
+
+#[tokio::test]
+async fn a_server_of_many_tenants_says_whether_it_is_ready() {
+    let controller = Controller::start().await;
+    controller.hold();
+    let catalog = TestCatalog::start().await;
+    let tenant = catalog.tenant("t", json!({})).await;
+    catalog.serve(&tenant, "p", "conform", "").await;
+    let ready = catalog.get_open("/ready").await;
+    assert_eq!((ready.status, &ready.body), (200, &json!({"ready": true})));
+
+    catalog.plugin(&tenant, "p").admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    controller.chats_open(1).await;
+    catalog.process().signal(Signal::TERM);
+    let draining = async || Some(catalog.get_open("/ready").await).filter(|ready| ready.status == 503);
+    assert_eq!(until("the server to drain", draining).await.body, json!({"ready": false}));
+    let told = catalog.as_operator(reqwest::Method::GET, "/ready", Value::Null).await;
+    assert_eq!(told.body["reason"], "the host is shutting down", "{}", told.text);
     controller.release();
 }

@@ -282,12 +282,15 @@ async fn health(State(server): State<Server>) -> Json<Map<String, Value>> {
 async fn ready(State(server): State<Server>, headers: HeaderMap) -> Response {
     let inner = &server.0;
     let why = inner.serving.host().takes_rollouts().err();
+    let is_told = inner.access.server_key.as_ref().is_none_or(|key| is_bearer(key, &headers));
+    readiness(why.map(|why| why.to_string()), is_told)
+}
+
+/// The answer that rollouts are taken, or why they are not.
+fn readiness(why: Option<String>, is_told: bool) -> Response {
     let status = if why.is_none() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let mut fields = Map::from_iter([("ready".to_owned(), why.is_none().into())]);
-    let is_told = inner.access.server_key.as_ref().is_none_or(|key| is_bearer(key, &headers));
-    if let Some(why) = why.filter(|_| is_told) {
-        fields.insert("reason".to_owned(), why.to_string().into());
-    }
+    fields.extend(why.filter(|_| is_told).map(|why| ("reason".to_owned(), why.into())));
     (status, Json(fields)).into_response()
 }
 

@@ -18,6 +18,7 @@ use crate::access::given_key;
 use crate::admin;
 use crate::connection::Crowded;
 use crate::error::Refused;
+use crate::readiness;
 use rollout_catalog::{Identity, Right, TenantId};
 use rollout_core::telemetry::{Metrics, TEXT_FORMAT};
 
@@ -94,6 +95,10 @@ impl Served {
             return Err(Refused::Crowded);
         }
         let identity = given_key(request.headers()).and_then(|key| inner.catalog.authenticate(key));
+        if request.method() == Method::GET && path == "/ready" {
+            let is_operators = identity.as_ref().is_some_and(|identity| identity.tenant.is_none());
+            return Ok(readiness(self.tenants.takes_none(), is_operators));
+        }
         let Some(identity) = identity else { return self.without_key(request, &path).await };
         inner.catalog.touch(identity.key);
         if path.starts_with(ADMIN) {

@@ -210,6 +210,16 @@ impl Tenants {
         self.0.pool.load()
     }
 
+    /// Why no tenant's rollouts are taken, where none are. What only one of them has too little of is no
+    /// reason.
+    pub(super) fn takes_none(&self) -> Option<String> {
+        if !self.load().accepting {
+            return Some("the host is shutting down".to_owned());
+        }
+        let room = self.0.platform.budget().check_new_work(0);
+        room.err().map(|why| why.to_string())
+    }
+
     fn open(&self) -> MutexGuard<'_, HashMap<TenantId, Arc<tokio::sync::OnceCell<Arc<Tenant>>>>> {
         self.0.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
