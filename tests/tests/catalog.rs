@@ -296,6 +296,8 @@ async fn the_root_is_the_default_plugin_and_an_operator_says_whose() {
     assert_eq!(without.status, 403, "{}", without.text);
     let open = catalog.get_open("/health").await;
     assert_eq!((open.status, &*open.text), (200, "{\"status\":\"ok\"}"));
+    let ready = catalog.get_open("/ready").await;
+    assert_eq!((ready.status, ready.body), (200, json!({"ready": true})));
     let all = catalog.as_operator(Method::GET, "/metrics", Value::Null).await.text;
     assert!(all.contains("rollout_host_held_bytes_max") && all.contains("plugin=\"p\""), "{all}");
     let own = catalog.ask(&tenant.viewer, Method::GET, "/metrics", Value::Null).await.text;

@@ -11,7 +11,8 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use rollout_tests::{
-    Answer, Controller, Ran, Start, TestHost, guest, host_program, project_root, rollout_host, target_dir,
+    Answer, Controller, Ran, ServeCatalog, Start, TestCatalog, TestHost, guest, host_program, project_root,
+    rollout_host, target_dir,
 };
 use serde_json::{Value, json};
 use tokio::process::Command;
@@ -94,6 +95,50 @@ async fn the_published_client_of_generation_d_is_served() {
     let ran = driver.start().ended_within(DRIVER).await;
 
     check_scenarios(&ran, 28);
+}
+
+/// A plugin of one of two tenants, below its own address, with a key of its tenant's.
+async fn of_a_tenant(config: &str, model: &str) -> (TestCatalog, TestHost, String) {
+    let catalog = ServeCatalog::default()
+        .option("--max-concurrent", SLOTS)
+        .option("--queue-max", FULL_AT - SLOTS)
+        .option("--trajectories", "files")
+        .config(config)
+        .start()
+        .await;
+    let tenant = catalog.tenant("t", json!({})).await;
+    catalog.serve(&tenant, "conform", "conform", model).await;
+    let plugin = catalog.plugin(&tenant, "conform");
+    (catalog, plugin, tenant.caller)
+}
+
+#[tokio::test]
+async fn a_plugin_of_a_tenant_is_driven_by_the_published_clients() {
+    let _alone = alone().await;
+    for (version, file, at_least) in
+        [("0.3.7", "drive_d.py", 28), ("0.3.2", "drive_c.py", 20), ("0.2.31", "drive_b.py", 27)]
+    {
+        let python = python(version).await;
+        // As in the tests of each of them on a server of one plugin.
+        let (config, model) = match file {
+            "drive_d.py" => {
+                ("[osmosis]\nresult-wait-secs = 1.0\nlease-secs = 4.0\n", "[model]\ndelay-base-secs = 0.1\n")
+            }
+            _ => ("", ""),
+        };
+        let (catalog, plugin, key) = of_a_tenant(config, model).await;
+        let mut driver = Command::new(python);
+        driver.arg(clients(file)).arg(plugin.url()).args(["--api-key", &key]);
+        match file {
+            "drive_b.py" => driver.arg("--artifacts").arg(catalog.folder().join("tenants/1/rollouts")),
+            "drive_c.py" => driver.args(["--full-at", &FULL_AT.to_string()]),
+            _ => driver.args(["--slots", &SLOTS.to_string(), "--full-at", &FULL_AT.to_string()]),
+        };
+
+        let ran = driver.start().ended_within(DRIVER).await;
+
+        check_scenarios(&ran, at_least);
+    }
 }
 
 #[tokio::test]

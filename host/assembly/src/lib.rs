@@ -311,6 +311,7 @@ pub async fn assemble(
     warn_of_little_room(config, &slots);
     let Deployed { deployment, chat, settings, grader_settings, tools_digest, judge_stand_in } = deployed;
     let runtime = Runtime::new(RuntimeSettings {
+        tenant: None,
         engine: platform.engine().clone(),
         transport,
         chat,

@@ -61,12 +61,9 @@ pub(super) async fn check_names(State(gate): State<Arc<Gate>>, request: Request,
     next.run(request).await
 }
 
-/// The key that a request gives: after the word `Bearer` in any case, or as it is. That is how all protocols
-/// here are given theirs.
-pub(super) fn given_key(headers: &HeaderMap) -> Option<&str> {
-    let given = headers.get(AUTHORIZATION)?.to_str().ok()?.trim_ascii();
-    let (word, rest) = given.split_once(|c: char| c.is_ascii_whitespace()).unwrap_or(("", given));
-    Some(if word.eq_ignore_ascii_case("bearer") { rest.trim_ascii() } else { given })
+/// The key that a request gives after the word `Bearer`, to the letter.
+pub(super) fn bearer_key(headers: &HeaderMap) -> Option<&str> {
+    headers.get(AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ")
 }
 
 /// Whether a request gives the server's key after the word `Bearer`, to the letter.

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::host::Host;
-use super::journal::{Continuation, ForkPast, RolloutLog};
+use super::journal::{Continuation, ForkPast, RolloutLog, ServedAs};
 use super::limits::{self, HalfTimes};
 use super::model::{
     AgentForm, Failure, FailureKind, Finished, FinishedSample, HOST_VERSION, LoopReport, Outcome, Phase,
@@ -176,7 +176,14 @@ impl Rollout {
     /// What every log line about it is written in, by its driver. An error's span,
     /// because it has to be there whichever lines are asked for.
     pub(super) fn span(&self) -> tracing::Span {
-        tracing::error_span!("rollout", rollout_id = %self.request.id)
+        let rollout_id = &self.request.id;
+        let tenant = self.host.0.runtime.settings.tenant.as_deref();
+        match (tenant, self.host.0.deployment.id().served_as.as_ref()) {
+            (Some(tenant), Some(ServedAs { plugin, version })) => {
+                tracing::error_span!("rollout", tenant, plugin, version, %rollout_id)
+            }
+            _ => tracing::error_span!("rollout", %rollout_id),
+        }
     }
 
     /// Waits for a slot and runs the workflow. The error is also kept for

@@ -18,6 +18,8 @@ const UNSCORED_LINES_PER_SECOND: u32 = 10;
 
 /// What a runtime is made of.
 pub struct RuntimeSettings {
+    /// Whose it is, for the log; none where a process has one plugin.
+    pub tenant: Option<Arc<str>>,
     /// What compiles and runs guests.
     pub engine: Engine,
     /// The connections to models, judges and callers.

@@ -7,16 +7,17 @@ use axum::Json;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::uri::PathAndQuery;
-use axum::http::{Method, Uri, header};
+use axum::http::{HeaderMap, Method, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 use tower::ServiceExt;
 
 use super::plugin::Plugin;
 use super::{Tenants, Unusable};
-use crate::access::given_key;
+use crate::access::bearer_key;
 use crate::admin;
 use crate::connection::Crowded;
+use crate::dialect::osmosis::a;
 use crate::error::Refused;
 use crate::readiness;
 use rollout_catalog::{Identity, Right, TenantId};
@@ -74,6 +75,20 @@ impl<'a> Asked<'a> {
         Self { plugin: Some(name), path: if path.is_empty() { "/" } else { path } }
     }
 
+    /// The key that a request for this gives, in the way of its protocol.
+    fn key<'h>(&self, headers: &'h HeaderMap) -> Option<&'h str> {
+        if a::has_path(self.path) {
+            std::str::from_utf8(a::given_key(headers)).ok()
+        } else {
+            bearer_key(headers)
+        }
+    }
+
+    /// What is said where there is none.
+    fn refusal(&self) -> &'static str {
+        if a::has_path(self.path) { a::KEY_REFUSAL } else { "unauthorized" }
+    }
+
     /// What somebody has to be allowed who asks this.
     fn right(&self, method: &Method) -> Right {
         let reads = method == Method::GET && !self.path.ends_with("/result");
@@ -94,12 +109,16 @@ impl Served {
         if request.extensions().get::<Crowded>().is_some() && !is_short {
             return Err(Refused::Crowded);
         }
-        let identity = given_key(request.headers()).and_then(|key| inner.catalog.authenticate(key));
+        let key = asked.key(request.headers());
+        let identity = key.and_then(|key| inner.catalog.authenticate(key));
         if request.method() == Method::GET && path == "/ready" {
             let is_operators = identity.as_ref().is_some_and(|identity| identity.tenant.is_none());
             return Ok(readiness(self.tenants.takes_none(), is_operators));
         }
-        let Some(identity) = identity else { return self.without_key(request, &path).await };
+        let Some(identity) = identity else {
+            let refusal = asked.refusal();
+            return self.without_key(request, &path, refusal).await;
+        };
         inner.catalog.touch(identity.key);
         if path.starts_with(ADMIN) {
             request.extensions_mut().insert(identity);
@@ -128,7 +147,12 @@ impl Served {
     }
 
     /// What those are answered who prove nothing.
-    async fn without_key(self, request: Request, path: &str) -> Result<Response, Refused> {
+    async fn without_key(
+        self,
+        request: Request,
+        path: &str,
+        refusal: &'static str,
+    ) -> Result<Response, Refused> {
         if request.method() == Method::GET && path == "/health" {
             return Ok(Json(json!({"status": "ok"})).into_response());
         }
@@ -139,7 +163,7 @@ impl Served {
         if path.starts_with(ADMIN) {
             return Ok(infallible(self.admin.oneshot(request).await));
         }
-        Err(Refused::Unauthorized("unauthorized"))
+        Err(Refused::Unauthorized(refusal))
     }
 
     /// The tenant whose plugins are asked for: that of the key, or the one that an operator names.

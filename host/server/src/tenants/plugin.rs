@@ -267,6 +267,7 @@ async fn deployed(
         let code_bytes = deployment.code_bytes();
         let host = Host::new(
             Runtime::new(RuntimeSettings {
+                tenant: Some(Arc::from(&*tenant.name)),
                 engine: inner.platform.engine().clone(),
                 transport: tenant.transport.clone(),
                 chat,

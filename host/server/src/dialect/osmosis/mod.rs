@@ -151,7 +151,7 @@ impl super::Dialect for Osmosis {
     fn routes(&self) -> Vec<Routes> {
         let of_a = Routes {
             router: a::router().with_state(self.clone()),
-            key: KeyRule::Own { is_given: a::is_authorised, refusal: "Invalid or missing API key" },
+            key: KeyRule::Own { is_given: a::is_authorised, refusal: a::KEY_REFUSAL },
             short: vec![(Method::GET, "/platform/health")],
         };
         if self.0.init.is_alone() {

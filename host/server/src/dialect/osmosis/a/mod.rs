@@ -111,7 +111,7 @@ pub fn asked_by(
 
 /// Its routes. Their key is asked for in this generation's way.
 pub(super) fn router() -> Router<Osmosis> {
-    Router::new().route("/v1/rollout/init", post(init)).route("/platform/health", get(platform_health))
+    Router::new().route(INIT_PATH, post(init)).route(HEALTH_PATH, get(platform_health))
 }
 
 /// Why there is no answer to a request.
@@ -138,13 +138,28 @@ impl From<Refused> for ApiError {
 /// Whether a request carries the server's key: after the word `Bearer` in any case, or
 /// as it is.
 pub(super) fn is_authorised(key: &Secret, headers: &HeaderMap) -> bool {
+    given_key(headers).ct_eq(key.expose().as_bytes()).into()
+}
+
+/// The key that a request carries in this generation's way.
+pub(crate) fn given_key(headers: &HeaderMap) -> &[u8] {
     let given = headers.get(header::AUTHORIZATION).map_or(&[][..], |value| value.as_bytes()).trim_ascii();
-    let given = match given.iter().position(u8::is_ascii_whitespace) {
+    match given.iter().position(u8::is_ascii_whitespace) {
         Some(end) if given[..end].eq_ignore_ascii_case(b"bearer") => given[end..].trim_ascii(),
         _ => given,
-    };
-    given.ct_eq(key.expose().as_bytes()).into()
+    }
 }
+
+/// Whether a path is one of this generation's.
+pub(crate) fn has_path(path: &str) -> bool {
+    [INIT_PATH, HEALTH_PATH].contains(&path)
+}
+
+const INIT_PATH: &str = "/v1/rollout/init";
+const HEALTH_PATH: &str = "/platform/health";
+
+/// What is said where the key is missing.
+pub(crate) const KEY_REFUSAL: &str = "Invalid or missing API key";
 
 /// The same as `/health`, for a platform that wants to know whether its key is right.
 async fn platform_health(State(osmosis): State<Osmosis>) -> Result<Json<Map<String, Value>>, ApiError> {
