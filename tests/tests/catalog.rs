@@ -111,7 +111,7 @@ async fn after_a_kill_rollouts_go_on_with_the_version_that_they_began_with() {
         assert_eq!(greeting(&plugin.result(admitted).await), "v1");
         assert_eq!(greeting(&plugin.run(&controller.rollout("2 + 3").label("5")).await), "v2");
         let given = plugin.given_trajectory("r").await;
-        assert_eq!(given["session_id"].is_string(), true, "{given:#}");
+        assert!(given["session_id"].is_string(), "{given:#}");
     }
 }
 

@@ -42,12 +42,12 @@ const LAYERS: [(&str, Layers); 3] = [
     (
         "server",
         &[
-            &["lib access connections error fuzzing given_out stopping tls trajectories"],
+            &["lib access connections error fuzzing given_out serves stopping tenants tls trajectories"],
             &["admin", "dialect"],
             &["connection", "random", "serving"],
         ],
     ),
-    ("assembly", &[&["lib fuzzing tests"], &["config"]]),
+    ("assembly", &[&["lib fuzzing platform tests"], &["config"]]),
 ];
 
 /// The parts of `rollout` from the top down. What is outside of it names them through `rollout`.
