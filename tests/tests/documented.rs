@@ -120,3 +120,45 @@ fn every_link_of_the_documents_leads_somewhere() {
     assert!(links > 10, "only {links} links were found");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
+
+/// All blocks of shell commands of a document, one after the other.
+fn all_commands(document: &str) -> String {
+    let path = project_root().join(document);
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let blocks =
+        text.split("```sh\n").skip(1).map(|rest| rest.split("\n```").next().unwrap_or(rest).to_owned());
+    blocks.collect::<Vec<_>>().join("\n")
+}
+
+#[tokio::test]
+async fn the_guide_for_operators_leads_to_two_tenants_line_by_line() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::copy(guest("conform"), dir.path().join("my_agent.wasm")).unwrap();
+    let free = || {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.local_addr().unwrap().port().to_string()
+    };
+    let script =
+        all_commands("docs/operating.md").replace("127.0.0.1:9000", &format!("127.0.0.1:{}", free()));
+    let script = script.replace("127.0.0.1:9100", &format!("127.0.0.1:{}", free()));
+
+    // Job control, as a reader's shell has it.
+    let ran =
+        shell(dir.path(), &format!("set -m; trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{script}"))
+            .await;
+
+    let (said, stderr) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    let log = std::fs::read_to_string(dir.path().join("server.log")).unwrap_or_default();
+    assert!(ran.status.success(), "{said}\n{stderr}\n{log}");
+    let result: Value =
+        serde_json::from_slice(&std::fs::read(dir.path().join("result.json")).unwrap()).unwrap();
+    assert_eq!(
+        (&result["status"], &result["sample"]["reward"]),
+        (&"success".into(), &1.0.into()),
+        "{result:#}"
+    );
+    let counted = "rollout_host_rollouts_accepted_total{plugin=\"calc\",tenant=\"red\"} 1";
+    assert!(said.lines().any(|line| line == counted), "{said}");
+    let left = std::fs::read_dir(dir.path().join("catalog/tenants")).unwrap().count();
+    assert_eq!(left, 1, "the tenant that was deleted leaves no files");
+}
