@@ -1,7 +1,7 @@
 //! Many tenants and plugins in one process, as operators, authors and callers find them.
 
 use reqwest::Method;
-use rollout_tests::{Controller, ServeCatalog, TestCatalog, TestTenant, guest, until};
+use rollout_tests::{Controller, InitRequest, ServeCatalog, TestCatalog, TestTenant, guest, until};
 use serde_json::{Value, json};
 
 /// The words that `tunable` was configured with in the version which ran a rollout.
@@ -304,7 +304,6 @@ async fn the_root_is_the_default_plugin_and_an_operator_says_whose() {
     assert!(!own.contains("rollout_host_held_bytes") && own.contains("plugin=\"p\""), "{own}");
 }
 
-/// That is here so that the parts of a tenant are used.
 #[tokio::test]
 async fn a_plugin_that_nobody_uses_goes_and_comes_back_when_it_is_asked_for() {
     let controller = Controller::start().await;
@@ -329,4 +328,34 @@ async fn a_plugin_that_nobody_uses_goes_and_comes_back_when_it_is_asked_for() {
     assert_eq!(catalog.plugin(&tenant, "q").get("/health").await.status, 200, "it is brought in again");
     until("the other to go", async || (!in_use().await[0]).then_some(())).await;
     assert_eq!(plugin.get("/health").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_plugin_has_quotas_within_its_tenants_and_generation_a_its_own_way_to_give_the_key() {
+    let controller = Controller::start().await;
+    let catalog = TestCatalog::start().await;
+    let tenant = catalog.tenant("t", json!({})).await;
+    catalog.serve(&tenant, "p", "conform", "").await;
+    catalog.serve(&tenant, "free", "conform", "").await;
+    let quotas = json!({"quotas": {"running": 1, "queued": 0}});
+    let set = catalog.ask(&tenant.author, Method::PATCH, "/admin/v1/plugins/p", quotas).await;
+    assert!(set.status < 300, "{set:?}");
+    let plugin = catalog.plugin(&tenant, "p");
+    until("the quota of the plugin", async || {
+        (plugin.health().await["concurrency"]["max_concurrent"] == 1).then_some(())
+    })
+    .await;
+    controller.hold();
+    let init = InitRequest::new(&controller, "Calculate 2 + 3.");
+    let admitted = plugin.post("/v1/rollout/init", &init.body()).await;
+    assert_eq!(admitted.status, 202, "{}", admitted.text);
+    let over =
+        plugin.post("/v1/rollout/init", &InitRequest::new(&controller, "Calculate 2 + 3.").body()).await;
+    assert_eq!(over.status, 429, "{}", over.text);
+    assert!(over.text.contains("of this plugin is used up: 1 of 1"), "{}", over.text);
+    let free = catalog.plugin(&tenant, "free").ask(&controller.rollout("2 + 3").label("5")).await;
+    assert_eq!(free.status, 202, "another plugin of the tenant has its own: {}", free.text);
+    let without = catalog.plugin_with("nothing", "p").post("/v1/rollout/init", &init.body()).await;
+    assert_eq!((without.status, &without.body["detail"]), (401, &json!("Invalid or missing API key")));
+    controller.release();
 }

@@ -38,7 +38,7 @@ use rollout_core::toolbox::{ComponentSettings, Toolbox, UnusableTools};
 use rollout_mock_model as mock_model;
 use rollout_mock_model::MockModel;
 
-pub use platform::{Instances, Placed, Platform};
+pub use platform::{Besides, Placed, Platform};
 
 /// What of a host is not in its configuration.
 #[derive(Default)]
@@ -291,9 +291,9 @@ pub async fn assemble(
         plugin_input,
         journal,
     } = options;
-    let instances = Instances { tools: config.tools.instances_max(), besides: 0 };
+    let besides = Besides { tools: config.tools.instances_max(), ..Besides::default() };
     let memory_bytes_max = config.limits.memory_bytes_max.max(config.tools.memory_bytes_max());
-    let platform = Platform::new(config, descriptors_for_callers, instances, memory_bytes_max)?;
+    let platform = Platform::new(config, descriptors_for_callers, besides, memory_bytes_max)?;
     let load = |path: &Path| load(platform.engine(), path);
     let components = Components::load(config, sources, plugin_input, load).await?;
     // A plugin may ask for fewer at once than there are slots, and not for more.

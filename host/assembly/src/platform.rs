@@ -15,13 +15,15 @@ use rollout_core::plugin::Plugin;
 use rollout_core::rollout::{Deployment, ServedAs, Started};
 use rollout_core::telemetry::Metrics;
 
-/// Instances that there is room for besides those of rollouts.
+/// What there is room for besides rollouts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Instances {
-    /// Those of tools.
+pub struct Besides {
+    /// Instances of tools.
     pub tools: u32,
-    /// Those of deployments that are brought in while rollouts run.
-    pub besides: u32,
+    /// Instances of deployments that are brought in while rollouts run.
+    pub loading: u32,
+    /// Open files.
+    pub descriptors: u64,
 }
 
 /// How much of the machine there is, and the engine in it. Settled before any component is there.
@@ -51,20 +53,22 @@ impl Platform {
     pub fn new(
         config: &Config,
         descriptors_for_callers: u64,
-        instances: Instances,
+        besides: Besides,
         memory_bytes_max: usize,
     ) -> Result<Self, EngineError> {
         let memory_budget_bytes = config.memory_budget_bytes.map(|bytes| bytes as u64);
-        let machine = Machine { memory_budget_bytes, ..Machine::read() };
+        let machine = Machine::read();
+        let descriptors_max = machine.descriptors_max.saturating_sub(besides.descriptors);
+        let machine = Machine { memory_budget_bytes, descriptors_max, ..machine };
         let budget = Budget::new(usize::try_from(machine.memory_budget()).unwrap_or(usize::MAX));
-        let besides = instances.tools.saturating_add(instances.besides);
-        let instances_max = config.max_concurrent.saturating_add(besides);
+        let instances = besides.tools.saturating_add(besides.loading);
+        let instances_max = config.max_concurrent.saturating_add(instances);
         let plan = MemoryPlan::within(instances_max, machine.guest_mappings_max());
         // One descriptor is the rollout's own, to its model.
         let descriptors = 1 + descriptors_for_callers;
         let cost = GuestCost { descriptors, mappings: plan.mappings_per_instance(), memory_bytes: 0 };
         let slots = machine.slots(config.max_concurrent, config.queue_max, cost);
-        let engine = Engine::planned(plan, slots.running_max.saturating_add(besides), memory_bytes_max)?;
+        let engine = Engine::planned(plan, slots.running_max.saturating_add(instances), memory_bytes_max)?;
         Ok(Self { machine, budget, plan, cost, engine })
     }
 

@@ -80,7 +80,16 @@ pub struct OverBudget {
 
 /// The process's budget. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Budget(Arc<Shared>);
+pub struct Budget {
+    shared: Arc<Shared>,
+    group: Arc<Group>,
+}
+
+/// Those who hold together, such as a tenant's rollouts.
+#[derive(Debug, Default)]
+struct Group {
+    bytes: AtomicUsize,
+}
 
 #[derive(Debug)]
 struct Shared {
@@ -103,6 +112,7 @@ struct Holders {
 #[derive(Debug)]
 struct HolderUsage {
     bytes: AtomicUsize,
+    group: Arc<Group>,
     evicted: AtomicBool,
     end: CancellationToken,
 }
@@ -122,44 +132,52 @@ fn percent(total: usize, percent: usize) -> usize {
 impl Budget {
     /// A budget of so many bytes.
     pub fn new(total: usize) -> Self {
-        Self(Arc::new(Shared {
+        let shared = Arc::new(Shared {
             total,
             used: AtomicUsize::new(0),
             by_use: Default::default(),
             holders: Mutex::default(),
             started: AtomicUsize::new(0),
             freed: Notify::new(),
-        }))
+        });
+        Self { shared, group: Arc::default() }
+    }
+
+    /// The same budget for others: where it is used up, those who hold most together are ended before those
+    /// who hold less.
+    #[must_use]
+    pub fn for_others(&self) -> Self {
+        Self { shared: self.shared.clone(), group: Arc::default() }
     }
 
     /// The bytes that there are.
     pub fn total(&self) -> usize {
-        self.0.total
+        self.shared.total
     }
 
     /// Those in use.
     pub fn used(&self) -> usize {
-        self.0.used.load(Ordering::Relaxed)
+        self.shared.used.load(Ordering::Relaxed)
     }
 
     /// Those in use for one thing.
     pub(crate) fn used_for(&self, use_: Use) -> usize {
-        self.0.by_use[use_ as usize].load(Ordering::Relaxed)
+        self.shared.by_use[use_ as usize].load(Ordering::Relaxed)
     }
 
     /// Whether there is room for new work of so many bytes.
     pub fn check_new_work(&self, bytes: usize) -> Result<(), OverBudget> {
         let used = self.used();
-        match used.saturating_add(bytes) <= percent(self.0.total, NEW_WORK_PERCENT) {
+        match used.saturating_add(bytes) <= percent(self.shared.total, NEW_WORK_PERCENT) {
             true => Ok(()),
-            false => Err(OverBudget { asked: bytes, used, total: self.0.total }),
+            false => Err(OverBudget { asked: bytes, used, total: self.shared.total }),
         }
     }
 
     /// Whether there is room for new work of any usual size. What is only kept for comfort
     /// goes where there is none.
     pub fn has_room(&self) -> bool {
-        self.check_new_work(percent(self.0.total, ROOM_PERCENT)).is_ok()
+        self.check_new_work(percent(self.shared.total, ROOM_PERCENT)).is_ok()
     }
 
     /// Charges bytes that belong to no running rollout. [`Use::Request`] is refused
@@ -186,19 +204,23 @@ impl Budget {
 
     /// A charge of nothing, which can grow.
     pub(crate) fn nothing(&self, use_: Use) -> Charge {
-        Charge { shared: self.0.clone(), account: None, use_, bytes: 0 }
+        Charge { shared: self.shared.clone(), account: None, use_, bytes: 0 }
     }
 
     /// A rollout, which is ended by this token where it holds most when all is used up.
     pub(crate) fn holder(&self, end: CancellationToken) -> Holder {
-        let account =
-            Arc::new(HolderUsage { bytes: AtomicUsize::new(0), evicted: AtomicBool::new(false), end });
-        let mut holders = self.0.holders();
+        let account = Arc::new(HolderUsage {
+            bytes: AtomicUsize::new(0),
+            group: self.group.clone(),
+            evicted: AtomicBool::new(false),
+            end,
+        });
+        let mut holders = self.shared.holders();
         let id = holders.next;
         holders.next += 1;
         holders.all.insert(id, account.clone());
         drop(holders);
-        Holder(Arc::new(Held { shared: self.0.clone(), account, id, started: AtomicBool::new(false) }))
+        Holder(Arc::new(Held { shared: self.shared.clone(), account, id, started: AtomicBool::new(false) }))
     }
 }
 
@@ -230,9 +252,9 @@ impl Shared {
             holders.all.values().filter(|held| held.evicted()).map(|held| held.bytes()).sum();
         let used = self.used.load(Ordering::Relaxed);
         if used.saturating_sub(leaving).saturating_add(bytes) > self.total {
-            let most = holders.all.values().filter(|held| !held.evicted()).max_by_key(|held| held.bytes());
+            let most = holders.all.values().filter(|held| !held.evicted()).max_by_key(|held| held.rank());
             match most {
-                Some(most) if most.bytes() > account.bytes().saturating_add(bytes) => most.evict(),
+                Some(most) if most.pays_for(account, bytes) => most.evict(),
                 _ => {
                     account.evict();
                     return Err(over(used));
@@ -255,6 +277,21 @@ impl Shared {
 impl HolderUsage {
     fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// By what those who hold most are found: what they hold together, and alone.
+    fn rank(&self) -> (usize, usize) {
+        (self.group.bytes.load(Ordering::Relaxed), self.bytes())
+    }
+
+    /// Whether this one is ended so that another one has so many bytes more.
+    fn pays_for(&self, other: &Self, bytes: usize) -> bool {
+        let others = other.group.bytes.load(Ordering::Relaxed).saturating_add(bytes);
+        if Arc::ptr_eq(&self.group, &other.group) {
+            self.bytes() > other.bytes().saturating_add(bytes)
+        } else {
+            self.rank().0 > others
+        }
     }
 
     fn evicted(&self) -> bool {
@@ -367,6 +404,7 @@ impl Charge {
         self.shared.by_use[self.use_ as usize].fetch_add(bytes, Ordering::Relaxed);
         if let Some(account) = &self.account {
             account.bytes.fetch_add(bytes, Ordering::Relaxed);
+            account.group.bytes.fetch_add(bytes, Ordering::Relaxed);
         }
     }
 
@@ -377,6 +415,7 @@ impl Charge {
         self.shared.by_use[self.use_ as usize].fetch_sub(back, Ordering::Relaxed);
         if let Some(account) = &self.account {
             account.bytes.fetch_sub(back, Ordering::Relaxed);
+            account.group.bytes.fetch_sub(back, Ordering::Relaxed);
         }
         self.shared.give_back(back);
     }
@@ -444,6 +483,27 @@ mod tests {
         assert!(small.evicted());
         drop((large_charge, small_charge));
         assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn those_who_hold_most_together_are_ended_before_one_who_holds_more_than_each_of_them() {
+        let budget = Budget::new(1000);
+        let (alone, alone_end) = holder(&budget.for_others());
+        let many = budget.for_others();
+        let mut large = alone.nothing(Use::Guest);
+        large.grow(300).unwrap();
+        let held: Vec<_> = (0..3).map(|_| holder(&many)).collect();
+        let mut charges: Vec<_> = held.iter().map(|(holder, _)| holder.nothing(Use::Guest)).collect();
+        charges.iter_mut().for_each(|charge| charge.grow(200).unwrap());
+        charges[0].grow(50).unwrap();
+        // The one who holds most of all alone is among those who hold least together.
+        large.grow(100).unwrap();
+        assert!(held[0].1.is_cancelled() && !alone_end.is_cancelled());
+        drop(charges.remove(0));
+        // Whoever holds most together pays for itself.
+        assert_eq!(budget.used(), 800);
+        assert!(charges[0].grow(250).is_err());
+        assert!(held[1].1.is_cancelled() && !alone_end.is_cancelled());
     }
 
     #[test]

@@ -207,8 +207,7 @@ impl Served {
             }
             Some(tenant) => {
                 let tenant = self.tenants.tenant(tenant).await?;
-                let all: Vec<_> = tenant.plugins_in_use().iter().map(|plugin| plugin.counted()).collect();
-                Metrics::text_of(&all)
+                Metrics::text_of(&tenant.counted())
             }
         };
         Ok(([(header::CONTENT_TYPE, TEXT_FORMAT)], text).into_response())

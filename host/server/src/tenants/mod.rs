@@ -27,7 +27,7 @@ use crate::access::Access;
 use crate::admin::{CheckError, CheckReport, Deployments, Pushed};
 use crate::{Server, Stopping};
 use rollout_assembly::config::{Config, JournalConfig, RawConfig};
-use rollout_assembly::{AssemblyError, Instances, NotLoaded, Platform};
+use rollout_assembly::{AssemblyError, Besides, NotLoaded, Platform};
 use rollout_catalog::{Catalog, CatalogError, Name, TenantId};
 use rollout_core::budget::Budget;
 use rollout_core::capacity::Slots;
@@ -44,6 +44,12 @@ use tenant::Tenant;
 
 /// Deployments that are brought in at once. Each may compile, and has an instance of its own.
 const LOADING_MAX: u32 = 2;
+
+/// Open files of a tenant: its journal's lock and two segments, and the memory of a plugin.
+const DESCRIPTORS_PER_TENANT: u64 = 4;
+
+/// Tenants that may come before the next start without those files being missing elsewhere.
+const TENANTS_TO_COME: u64 = 16;
 
 /// How often what was used is noted, and what nobody uses is looked for.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -145,10 +151,11 @@ impl Tenants {
     /// Serves what is in this catalog. Nothing of it is brought in before it is asked for.
     pub fn start(settings: Settings) -> Result<Self, StartError> {
         let Settings { catalog, operators, config, load, seal, checks } = settings;
-        let instances = Instances { tools: 0, besides: LOADING_MAX };
+        let descriptors = DESCRIPTORS_PER_TENANT * (all_tenants(&catalog).len() as u64 + TENANTS_TO_COME);
+        let besides = Besides { tools: 0, loading: LOADING_MAX, descriptors };
         let memory_bytes_max = config.limits.memory_bytes_max;
-        let descriptors = Server::descriptors_per_rollout(&config);
-        let platform = Platform::new(&config, descriptors, instances, memory_bytes_max)?;
+        let of_rollout = Server::descriptors_per_rollout(&config);
+        let platform = Platform::new(&config, of_rollout, besides, memory_bytes_max)?;
         let slots = platform.room(config.max_concurrent, config.queue_max, 0);
         for id in catalog.deleting()? {
             catalog.finish_deleting(id)?;
@@ -227,14 +234,25 @@ impl Tenants {
     /// A tenant that is in use, opened where it was not.
     async fn tenant(&self, id: TenantId) -> Result<Arc<Tenant>, Unusable> {
         let place = self.open().entry(id).or_default().clone();
-        let opened = place.get_or_try_init(|| {
-            let tenants = self.clone();
-            let runtime = tokio::runtime::Handle::current();
-            let opening = tokio::task::spawn_blocking(move || Tenant::open(&tenants, id, &runtime));
-            async { opening.await.unwrap_or_else(|error| Err(Unusable::Other(error.to_string()))) }
+        if let Some(tenant) = place.get() {
+            return Ok(tenant.clone());
+        }
+        let tenants = self.clone();
+        // Whoever asks may go away; what was opened goes on with rollouts and has files, and must be found.
+        let opening = tokio::spawn(async move {
+            let opened = place.get_or_try_init(|| tenants.clone().opening(id)).await.cloned();
+            if opened.is_err() {
+                tenants.forget_if_new(id, &place);
+            }
+            opened
         });
-        let tenant = opened.await.inspect_err(|_| self.forget_if_new(id, &place))?.clone();
-        Ok(tenant)
+        opening.await.unwrap_or_else(|error| Err(Unusable::Other(error.to_string())))
+    }
+
+    async fn opening(self, id: TenantId) -> Result<Arc<Tenant>, Unusable> {
+        let runtime = tokio::runtime::Handle::current();
+        let opened = tokio::task::spawn_blocking(move || Tenant::open(&self, id, &runtime)).await;
+        opened.unwrap_or_else(|error| Err(Unusable::Other(error.to_string())))
     }
 
     /// A tenant that is not there leaves nothing behind.
@@ -291,16 +309,8 @@ impl Tenants {
 
     /// The tenants that have a journal on disk.
     fn with_journals(&self) -> Vec<TenantId> {
-        let (mut all, mut after) = (Vec::new(), None::<String>);
-        loop {
-            let page = self.0.catalog.tenants(after.as_deref(), rollout_catalog::LIST_MAX);
-            let page = page.inspect_err(|error| tracing::error!(%error, "tenants cannot be listed"));
-            let page = page.unwrap_or_default();
-            let Some(last) = page.last() else { return all };
-            after = Some(last.name.to_string());
-            let has_one = |id: &TenantId| tenant::journal_folder(&self.0.catalog, *id).is_dir();
-            all.extend(page.iter().map(|tenant| tenant.id).filter(has_one));
-        }
+        let has_one = |id: &TenantId| tenant::journal_folder(&self.0.catalog, *id).is_dir();
+        all_tenants(&self.0.catalog).into_iter().filter(has_one).collect()
     }
 
     /// Lets go of plugins that nobody uses, those first that were not for longest, until what is left has
@@ -366,8 +376,7 @@ impl Tenants {
         let load = self.load();
         let budget = self.0.platform.budget();
         self.0.metrics.process_is_busy([load.running, load.queued, load.max_concurrent], budget);
-        let of_plugins = self.plugins_in_use();
-        let of_plugins = of_plugins.iter().map(|plugin| plugin.counted());
+        let of_plugins = self.all_opened().into_iter().flat_map(|tenant| tenant.counted());
         Metrics::text_of(&of_plugins.chain([self.0.metrics.clone()]).collect::<Vec<_>>())
     }
 }
@@ -413,9 +422,25 @@ impl Deployments for Tenants {
     fn tenant_deleted(&self, id: TenantId) -> BoxFuture<'static, ()> {
         let place = self.open().remove(&id);
         Box::pin(async move {
-            if let Some(tenant) = place.and_then(|place| place.get().cloned()) {
+            let Some(place) = place else { return };
+            // One that is being opened is waited for; it goes on with rollouts already.
+            let nobody = async || Err(());
+            if let Ok(tenant) = place.get_or_try_init(nobody).await {
                 tenant.end(Instant::now() + ENDING_TIME_MAX).await;
             }
         })
+    }
+}
+
+/// Every tenant of a catalog.
+fn all_tenants(catalog: &Catalog) -> Vec<TenantId> {
+    let (mut all, mut after) = (Vec::new(), None::<String>);
+    loop {
+        let page = catalog.tenants(after.as_deref(), rollout_catalog::LIST_MAX);
+        let page = page.inspect_err(|error| tracing::error!(%error, "tenants cannot be listed"));
+        let page = page.unwrap_or_default();
+        let Some(last) = page.last() else { return all };
+        after = Some(last.name.to_string());
+        all.extend(page.iter().map(|tenant| tenant.id));
     }
 }

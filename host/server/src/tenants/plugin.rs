@@ -272,7 +272,7 @@ async fn deployed(
                 transport: tenant.transport.clone(),
                 chat,
                 metrics,
-                budget: inner.platform.budget().clone(),
+                budget: tenant.budget.clone(),
                 slots,
                 quotas: vec![tenant.quotas.clone(), quotas],
                 artifact_root: tenant.artifact_root.clone(),

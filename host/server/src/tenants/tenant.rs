@@ -11,11 +11,13 @@ use super::plugin::Plugin;
 use super::{Inner, Tenants, Unusable};
 use crate::admin::network_rules;
 use rollout_catalog::{Catalog, Name, Quotas as CatalogQuotas, TenantId, Usage};
+use rollout_core::budget::Budget;
 use rollout_core::outbound::Transport;
 use rollout_core::rollout::{
-    Allowance, ArtifactRoot, Journal, JournalSettings, Quotas, Share, TenantSlots, UnfinishedRollout, Whose,
+    Allowance, ArtifactBounds, ArtifactRoot, Journal, JournalSettings, Quotas, Share, TenantSlots,
+    UnfinishedRollout, Whose,
 };
-use rollout_core::telemetry::{DayUse, Meter};
+use rollout_core::telemetry::{DayUse, Meter, Metrics};
 
 /// The segments of a tenant's journal, in bytes: smaller than those of a server's own, because two of them
 /// are there ahead for each tenant.
@@ -31,6 +33,7 @@ pub(super) struct Tenant {
     pub(super) slots: TenantSlots,
     pub(super) quotas: Arc<Quotas>,
     pub(super) transport: Transport,
+    pub(super) budget: Budget,
     pub(super) journal: Option<Arc<Journal>>,
     pub(super) artifact_root: Option<Arc<ArtifactRoot>>,
     folder: PathBuf,
@@ -76,7 +79,12 @@ impl Tenant {
         let inner = &tenants.0;
         let of_catalog = inner.catalog.tenant(id)?;
         let folder = inner.catalog.tenant_folder(id);
-        let (journal, unfinished) = open_journal(inner, id)?;
+        let writes_files = inner.config.writes_files();
+        let [in_journal, in_files] = kept_bytes(of_catalog.quotas.stored_bytes, writes_files);
+        let (journal, unfinished) = open_journal(inner, id, in_journal)?;
+        let artifacts = inner.config.artifacts;
+        let bytes_max = [artifacts.bytes_max, in_files].into_iter().flatten().min();
+        let artifacts = ArtifactBounds { bytes_max, ..artifacts };
         let meter = Arc::new(Meter::default());
         let (_, used) = inner.catalog.usage_today(id);
         let noted = DayUse {
@@ -90,11 +98,9 @@ impl Tenant {
             slots: inner.pool.tenant(share(&of_catalog.quotas)),
             quotas: Arc::new(Quotas::new(Whose::Tenant, allowance(&of_catalog.quotas), meter)),
             transport: inner.transport.for_tenant(network_rules(&of_catalog.network)),
+            budget: inner.platform.budget().for_others(),
             journal,
-            artifact_root: inner
-                .config
-                .writes_files()
-                .then(|| ArtifactRoot::new(folder.join("rollouts"), inner.config.artifacts)),
+            artifact_root: writes_files.then(|| ArtifactRoot::new(folder.join("rollouts"), artifacts)),
             folder,
             stored_bytes_max: Mutex::new(of_catalog.quotas.stored_bytes),
             default_plugin: Mutex::new(of_catalog.default_plugin.map(|name| name.to_string())),
@@ -220,6 +226,12 @@ impl Tenant {
         lock(&self.plugins).get(name).cloned()
     }
 
+    /// What is counted of its plugins. Nobody holds them meanwhile, which would keep them from being let go
+    /// of wherever metrics are asked for often.
+    pub(super) fn counted(&self) -> Vec<Arc<Metrics>> {
+        lock(&self.plugins).values().map(|plugin| plugin.counted()).collect()
+    }
+
     pub(super) fn plugins_in_use(&self) -> Vec<Arc<Plugin>> {
         lock(&self.plugins).values().cloned().collect()
     }
@@ -237,7 +249,13 @@ impl Tenant {
 
     /// Cancels what runs of a plugin, and lets go of it.
     pub(super) async fn remove(&self, name: &str) {
-        let plugin = lock(&self.plugins).remove(name);
+        let plugin = {
+            // Who is about to bring it in has to be through: from then on it is not in the catalog.
+            let place = lock(&self.loading).entry(name.to_owned()).or_default().clone();
+            let _one = place.lock().await;
+            lock(&self.loading).remove(name);
+            lock(&self.plugins).remove(name)
+        };
         if let Some(plugin) = plugin {
             plugin.end(Instant::now() + super::ENDING_TIME_MAX).await;
         }
@@ -319,10 +337,21 @@ fn stored_bytes(folder: &std::path::Path) -> u64 {
     entries.flatten().map(of).sum()
 }
 
-/// The journal of a tenant, where there is to be one, and what is to be gone on with.
+/// What may be kept of rollouts that are over, in a journal and in files, so that the quota is never used up
+/// by that: the oldest go before.
+fn kept_bytes(stored_bytes_max: Option<u64>, writes_files: bool) -> [Option<u64>; 2] {
+    let Some(max) = stored_bytes_max else { return [None; 2] };
+    // A journal has a segment to write and two ahead, whatever is kept.
+    let kept = max.saturating_sub(3 * SEGMENT_BYTES);
+    if writes_files { [Some(kept / 4), Some(kept / 4 * 3)] } else { [Some(kept), None] }
+}
+
+/// The journal of a tenant, where there is to be one, and what is to be gone on with. At most so many bytes
+/// are kept of rollouts that are over.
 fn open_journal(
     inner: &Inner,
     id: TenantId,
+    kept_bytes_max: Option<u64>,
 ) -> Result<(Option<Arc<Journal>>, Vec<UnfinishedRollout>), Unusable> {
     // Of the operator's settings only where it is is the tenant's own.
     let Some(settings) = inner.config.journal.settings(std::path::Path::new("")) else {
@@ -331,7 +360,26 @@ fn open_journal(
     let path = journal_folder(&inner.catalog, id);
     let cannot = |error: std::io::Error| Unusable::Other(format!("{}: {error}", path.display()));
     std::fs::create_dir_all(&path).map_err(cannot)?;
-    let settings = JournalSettings { path: path.clone(), segment_bytes: SEGMENT_BYTES, ..settings };
+    let mut settings = JournalSettings { path: path.clone(), segment_bytes: SEGMENT_BYTES, ..settings };
+    if let Some(kept_max) = kept_bytes_max {
+        settings.retention.bytes_max = settings.retention.bytes_max.min(kept_max);
+    }
     let (journal, unfinished) = Journal::open(settings, inner.seal.clone())?;
     Ok((Some(journal), unfinished))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_of_rollouts_that_are_over_leaves_room_within_the_quota() {
+        assert_eq!(kept_bytes(None, true), [None; 2]);
+        assert_eq!(kept_bytes(Some(1), false), [Some(0), None]);
+        for max in [64 << 20, 1 << 30] {
+            assert!(kept_bytes(Some(max), false)[0].unwrap() + 3 * SEGMENT_BYTES <= max);
+            let both: u64 = kept_bytes(Some(max), true).into_iter().flatten().sum();
+            assert!(both + 3 * SEGMENT_BYTES <= max && both > 0);
+        }
+    }
 }
