@@ -282,7 +282,11 @@ async fn health(State(server): State<Server>) -> Json<Map<String, Value>> {
 async fn ready(State(server): State<Server>, headers: HeaderMap) -> Response {
     let inner = &server.0;
     let why = inner.serving.host().takes_rollouts().err();
-    let is_told = inner.access.server_key.as_ref().is_none_or(|key| is_bearer(key, &headers));
+    // Among many it is the process's own trouble, and not for one of them.
+    let is_told = match &inner.access.server_key {
+        Some(key) => is_bearer(key, &headers),
+        None => !inner.access.is_keyed,
+    };
     readiness(why.map(|why| why.to_string()), is_told)
 }
 

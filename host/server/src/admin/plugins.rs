@@ -46,6 +46,11 @@ pub(super) async fn change(
     body: JsonBody<PluginChange>,
 ) -> Result<Json<Plugin>, ApiError> {
     let PluginChange { quotas, default } = body.value;
+    if quotas.has_tenants_own() {
+        let what =
+            "quotas: stored-bytes, plugins and component-bytes are a tenant's; a plugin has the others";
+        return Err(ApiError::Invalid(what.to_owned()));
+    }
     let plugin = admin
         .on_disk(move |catalog| {
             let plugin = catalog.update_plugin(tenant, &name, |of| quotas.apply(of))?;

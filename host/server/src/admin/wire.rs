@@ -150,6 +150,12 @@ fn given<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Opti
 }
 
 impl QuotasChange {
+    /// Whether something is set that is counted of a whole tenant only.
+    pub(super) fn has_tenants_own(&self) -> bool {
+        let Self { stored_bytes, plugins, component_bytes, .. } = self;
+        stored_bytes.flatten().is_some() || plugins.flatten().is_some() || component_bytes.flatten().is_some()
+    }
+
     pub(super) fn apply(self, quotas: &mut catalog::Quotas) {
         fn set<T>(quota: &mut Option<T>, change: Option<Option<T>>) {
             if let Some(value) = change {

@@ -411,9 +411,14 @@ impl Deployments for Tenants {
     }
 
     fn tenant_changed(&self, id: TenantId) {
-        let (Some(tenant), catalog) = (self.opened(id), self.0.catalog.clone()) else { return };
-        tokio::task::spawn_blocking(move || {
-            if let Err(error) = tenant.read_again(&catalog) {
+        let (place, catalog) = (self.open().get(&id).cloned(), self.0.catalog.clone());
+        let Some(place) = place else { return };
+        tokio::spawn(async move {
+            // One that is being opened may have been read before the change.
+            let nobody = async || Err(());
+            let Ok(tenant) = place.get_or_try_init(nobody).await.cloned() else { return };
+            let read = tokio::task::spawn_blocking(move || tenant.read_again(&catalog)).await;
+            if let Ok(Err(error)) = read {
                 tracing::error!(tenant = %id, %error, "what was changed of a tenant holds from the next start on");
             }
         });

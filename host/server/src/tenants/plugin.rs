@@ -16,7 +16,6 @@ use crate::serving::Serving;
 use rollout_assembly::{Deployed, Placed, Sources};
 use rollout_catalog::{Deployment, Quotas as CatalogQuotas};
 use rollout_core::outbound::Secret;
-use rollout_core::plugin;
 use rollout_core::rollout::{Host, Quotas, Runtime, RuntimeSettings, ServedAs, Share, Slots, Whose};
 use rollout_core::telemetry::{Meter, Metrics};
 
@@ -45,7 +44,7 @@ struct State {
     running_max: u32,
     quotas: CatalogQuotas,
     /// Deployments besides the active one, which are there for as long as rollouts run on them.
-    others: HashMap<u32, Weak<rollout_core::rollout::Deployment>>,
+    others: Vec<(u32, Weak<rollout_core::rollout::Deployment>)>,
 }
 
 /// A deployment as it was brought in.
@@ -54,6 +53,14 @@ struct Loaded {
     agent_name: String,
     running_max: u32,
     code_bytes: u64,
+}
+
+impl State {
+    /// Rollouts run on this deployment that new ones do not get. One version may be there several times.
+    fn leave(&mut self, version: u32, deployment: Weak<rollout_core::rollout::Deployment>) {
+        self.others.retain(|(_, deployment)| deployment.strong_count() > 0);
+        self.others.push((version, deployment));
+    }
 }
 
 /// What counts who was used last.
@@ -97,7 +104,7 @@ impl Plugin {
                 code_bytes,
                 running_max,
                 quotas: about.quotas,
-                others: HashMap::new(),
+                others: Vec::new(),
             }),
             parts,
             last_used: AtomicU64::new(CLOCK.fetch_add(1, Ordering::Relaxed)),
@@ -157,7 +164,7 @@ impl Plugin {
             (state.code_bytes, state.running_max) = (code_bytes, running_max);
             let before = std::mem::replace(&mut state.version, version);
             let left = Arc::downgrade(self.server.serving().host().deployment());
-            state.others.insert(before, left);
+            state.leave(before, left);
             self.server.become_host(host, agent_name);
             before
         };
@@ -180,15 +187,15 @@ impl Plugin {
             }
         }
         let Loaded { host, .. } = deployed(tenants, tenant, &self.parts, &self.name, version).await?;
-        self.state().others.insert(version, Arc::downgrade(host.deployment()));
+        self.state().leave(version, Arc::downgrade(host.deployment()));
         Ok(host)
     }
 
     /// The versions that new rollouts get, or that rollouts still run on.
     pub(super) fn versions(&self) -> Vec<u32> {
-        let mut state = self.state();
-        state.others.retain(|_, deployment| deployment.strong_count() > 0);
-        state.others.keys().copied().chain([state.version]).collect()
+        let state = self.state();
+        let others = state.others.iter().filter(|(_, deployment)| deployment.strong_count() > 0);
+        others.map(|(version, _)| *version).chain([state.version]).collect()
     }
 
     /// Its quotas are these now.
@@ -239,12 +246,13 @@ async fn deployed(
     version: u32,
 ) -> Result<Loaded, Unusable> {
     let closed = |_| Unusable::Other("this server ends".to_owned());
+    let _own_turn = tenant.turn.lock().await;
     let _turn = tenants.0.loading.acquire().await.map_err(closed)?;
-    let (own, tenant, metrics) = (tenants.clone(), tenant.clone(), parts.metrics.clone());
+    let (own, of_tenant, metrics) = (tenants.clone(), tenant.clone(), parts.metrics.clone());
     let (slots, quotas, name) = (parts.slots.clone(), parts.quotas.clone(), name.to_owned());
     let runtime = tokio::runtime::Handle::current();
     blocking(move || {
-        let inner = &own.0;
+        let (inner, tenant) = (&own.0, &of_tenant);
         let found = inner.catalog.deployment(tenant.id, &name, version)?;
         let Deployment { info, config, report: _ } = found;
         let at = format!("the configuration of version {version} of {name}");
@@ -257,7 +265,7 @@ async fn deployed(
         let placed = Placed {
             transport: &tenant.transport,
             metrics: &metrics,
-            judge_key: judge.map(|secret| secret_of(&own, &tenant, secret)).transpose()?,
+            judge_key: judge.map(|secret| secret_of(&own, tenant, secret)).transpose()?,
             served_as: ServedAs { plugin: name.clone(), version },
         };
         let load = inner.load.clone();
@@ -284,14 +292,10 @@ async fn deployed(
         let agent_name = runtime.block_on(host.agent_name());
         let agent_name = agent_name
             .map_err(|error| Unusable::Other(format!("the agent loop does not say its name: it {error}")))?;
-        let running_max = running_max(&settings);
+        let running_max = settings.max_concurrent.unwrap_or(u32::MAX);
         Ok(Loaded { host, agent_name: agent_name.unwrap_or(name), running_max, code_bytes })
     })
     .await
-}
-
-fn running_max(settings: &plugin::Settings) -> u32 {
-    settings.max_concurrent.unwrap_or(u32::MAX)
 }
 
 /// A key that a tenant's configuration names. It is the tenant's own, never the host's.

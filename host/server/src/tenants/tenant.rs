@@ -9,8 +9,8 @@ use tokio::time::Instant;
 
 use super::plugin::Plugin;
 use super::{Inner, Tenants, Unusable};
-use crate::admin::network_rules;
-use rollout_catalog::{Catalog, Name, Quotas as CatalogQuotas, TenantId, Usage};
+use crate::admin::{Deployments, network_rules};
+use rollout_catalog::{Catalog, CatalogError, Name, Quotas as CatalogQuotas, TenantId, Usage};
 use rollout_core::budget::Budget;
 use rollout_core::outbound::Transport;
 use rollout_core::rollout::{
@@ -37,13 +37,27 @@ pub(super) struct Tenant {
     pub(super) journal: Option<Arc<Journal>>,
     pub(super) artifact_root: Option<Arc<ArtifactRoot>>,
     folder: PathBuf,
-    stored_bytes_max: Mutex<Option<u64>>,
-    default_plugin: Mutex<Option<String>>,
+    settings: Mutex<Settings>,
     /// What of today's use is in the catalog.
     noted: Mutex<DayUse>,
     plugins: Mutex<HashMap<String, Arc<Plugin>>>,
+    /// Whose turn it is to have a deployment brought in: none keeps more than one of the process's turns.
+    pub(super) turn: tokio::sync::Mutex<()>,
     /// Who brings a plugin in, so that it is brought in once.
     loading: Mutex<HashMap<String, Place>>,
+}
+
+/// What the catalog says of a tenant, besides what others here were told of it.
+struct Settings {
+    stored_bytes_max: Option<u64>,
+    default_plugin: Option<String>,
+}
+
+impl Settings {
+    fn of(tenant: &rollout_catalog::Tenant) -> Self {
+        let default_plugin = tenant.default_plugin.as_ref().map(ToString::to_string);
+        Self { stored_bytes_max: tenant.quotas.stored_bytes, default_plugin }
+    }
 }
 
 /// Where a tenant's journal is.
@@ -102,10 +116,10 @@ impl Tenant {
             journal,
             artifact_root: writes_files.then(|| ArtifactRoot::new(folder.join("rollouts"), artifacts)),
             folder,
-            stored_bytes_max: Mutex::new(of_catalog.quotas.stored_bytes),
-            default_plugin: Mutex::new(of_catalog.default_plugin.map(|name| name.to_string())),
+            settings: Mutex::new(Settings::of(&of_catalog)),
             noted: Mutex::new(noted),
             plugins: Mutex::default(),
+            turn: tokio::sync::Mutex::default(),
             loading: Mutex::default(),
             name: of_catalog.name,
         });
@@ -173,7 +187,7 @@ impl Tenant {
             return Ok(plugin);
         }
         let loaded = Plugin::load(tenants, self, name, None).await;
-        self.keep(name, loaded, &place)
+        self.keep(tenants, name, loaded, &place)
     }
 
     fn in_use(&self, name: &str) -> Option<Arc<Plugin>> {
@@ -185,6 +199,7 @@ impl Tenant {
     /// What was brought in is in use from now on. The place of one that nobody waits for goes.
     fn keep(
         &self,
+        tenants: &Tenants,
         name: &str,
         loaded: Result<Arc<Plugin>, Unusable>,
         place: &Place,
@@ -196,6 +211,8 @@ impl Tenant {
         }
         let plugin = loaded?;
         lock(&self.plugins).insert(name.to_owned(), plugin.clone());
+        // Its quotas may have been changed since they were read.
+        tenants.tenant_changed(self.id);
         Ok(plugin)
     }
 
@@ -212,14 +229,14 @@ impl Tenant {
             Some(plugin) => plugin.become_version(tenants, self, version).await,
             None => {
                 let loaded = Plugin::load(tenants, self, name, Some(version)).await;
-                self.keep(name, loaded, &place).map(|_| ())
+                self.keep(tenants, name, loaded, &place).map(|_| ())
             }
         }
     }
 
     /// The plugin that answers at the root.
     pub(super) fn default_plugin(&self) -> Option<String> {
-        lock(&self.default_plugin).clone()
+        lock(&self.settings).default_plugin.clone()
     }
 
     pub(super) fn plugin_in_use(&self, name: &str) -> Option<Arc<Plugin>> {
@@ -283,16 +300,23 @@ impl Tenant {
 
     /// What was changed of it in the catalog holds from now on.
     pub(super) fn read_again(&self, catalog: &Catalog) -> Result<(), Unusable> {
+        // One after the other, so that what was read last is what holds.
+        let mut settings = lock(&self.settings);
         let now = catalog.tenant(self.id)?;
         self.slots.set_share(share(&now.quotas));
         self.quotas.set(allowance(&now.quotas));
         self.transport.set_rules(network_rules(&now.network));
-        *lock(&self.stored_bytes_max) = now.quotas.stored_bytes;
-        *lock(&self.default_plugin) = now.default_plugin.map(|name| name.to_string());
-        self.look_at_stored();
+        *settings = Settings::of(&now);
         for plugin in self.plugins_in_use() {
-            plugin.read_again(&catalog.plugin(self.id, plugin.name())?.quotas);
+            match catalog.plugin(self.id, plugin.name()) {
+                Ok(about) => plugin.read_again(&about.quotas),
+                // It is being removed.
+                Err(CatalogError::NotFound { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
+        drop(settings);
+        self.look_at_stored();
         Ok(())
     }
 
@@ -313,7 +337,7 @@ impl Tenant {
 
     /// Finds out whether its files have more than they may. Reads its folders.
     pub(super) fn look_at_stored(&self) {
-        let max = *lock(&self.stored_bytes_max);
+        let max = lock(&self.settings).stored_bytes_max;
         if max.is_some() {
             self.quotas.set_stored(stored_bytes(&self.folder), max);
         } else {
