@@ -31,6 +31,21 @@ async fn build(dir: &Path) -> (Ran, PathBuf) {
     (ran, made)
 }
 
+/// A rollout of a project: what its last message says, and its reward.
+async fn rolled_out(made: PathBuf, ids: &[&str]) -> Vec<(String, f64)> {
+    let controller = Controller::start().await;
+    let host = TestHost::of_component(made).start().await;
+    let mut found = Vec::new();
+    for id in ids {
+        let result = host.run(&controller.rollout("Compute.").id(id).label("0")).await;
+        let messages = result["sample"]["messages"].as_array().unwrap_or_else(|| panic!("{result:#}"));
+        let text = messages.last().and_then(|message| message["content"].as_str()).unwrap_or_default();
+        let reward = result["sample"]["reward"].as_f64().unwrap_or_else(|| panic!("{result:#}"));
+        found.push((text.to_owned(), reward));
+    }
+    found
+}
+
 const NUMPY: &str = r#"
 import numpy as np
 
@@ -79,26 +94,156 @@ class Right(Grader):
 async fn a_grader_computes_with_numpy_and_what_has_no_answer_raises() {
     let project = project("computing", "\"numpy\"", NUMPY);
     let (_, made) = build(project.path()).await;
-    let controller = Controller::start().await;
-    let host = TestHost::of_component(made).start().await;
-    let run = async |id: &str| -> (String, f64) {
-        let result = host.run(&controller.rollout("Compute.").id(id).label("0")).await;
-        let messages = result["sample"]["messages"].as_array().unwrap_or_else(|| panic!("{result:#}"));
-        let text = messages.last().and_then(|message| message["content"].as_str()).unwrap_or_default();
-        (text.to_owned(), result["sample"]["reward"].as_f64().unwrap_or_else(|| panic!("{result:#}")))
-    };
 
-    let (one, two) = (run("one").await, run("two").await);
+    let both = rolled_out(made, &["one", "two"]).await;
 
     let expected = "{'solve': [0.8, 1.4], 'eigenvalues': [1.381966, 3.618034], 'fft': [1.0, 1.0, 1.0, 1.0], \
                     'sorted': [1, 2, 3], 'text': ['A', 'B'], 'seeded': [94, 62, 68], 'quiet': 'inf', \
                     'singular': 'LinAlgError', 'indefinite': 'LinAlgError', 'not seen': 'NotImplementedError', \
                     'nor so': 'NotImplementedError'}";
-    for (text, reward) in [&one, &two] {
+    for (text, reward) in &both {
         let (_, found) = text.split_once(' ').unwrap_or_default();
         assert_eq!(found, expected);
         assert!((reward - 0.5).abs() < 1e-9, "{reward}");
     }
     // numpy's own generator is the rollout's, too.
-    assert_ne!(one.0, two.0);
+    assert_ne!(both[0].0, both[1].0);
+}
+
+const PYDANTIC: &str = r#"
+from datetime import date
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_validator
+
+from rollout_sdk import AgentWorkflow, Grader, message
+
+
+class Step(BaseModel):
+    kind: Literal["add", "stop"]
+    by: Annotated[int, Field(ge=0)] = 0
+
+
+class Answer(BaseModel):
+    value: float
+    when: date | None = None
+    steps: list[Step] = []
+
+    @field_validator("value")
+    @classmethod
+    def finite(cls, value):
+        if value != value:
+            raise ValueError("not a number")
+        return value
+
+
+def mistakes(text):
+    try:
+        Answer.model_validate_json(text)
+    except ValidationError as error:
+        return [(".".join(map(str, each["loc"])), each["type"]) for each in error.errors()]
+
+
+class Checking(AgentWorkflow):
+    async def run(self, ctx):
+        answer = Answer(value="1.5", when="2026-02-03", steps=[{"kind": "add", "by": "2"}])
+        ctx.sample.push(message.assistant(str({
+            "dumped": answer.model_dump_json(),
+            "mistakes": mistakes('{"value": NaN, "when": "soon", "steps": [{"kind": "go", "by": -1}]}'),
+            "adapted": TypeAdapter(dict[str, set[int]]).validate_python({"a": ["1", 2, 2]}),
+            "required": Answer.model_json_schema()["required"],
+        })))
+
+
+class Valid(Grader):
+    async def grade(self, ctx):
+        return Answer.model_validate({"value": "0.25"}).value
+"#;
+
+#[tokio::test]
+async fn a_rollout_checks_what_it_is_given_with_pydantic() {
+    let project = project("checking", "\"pydantic\"", PYDANTIC);
+    let (_, made) = build(project.path()).await;
+
+    let found = rolled_out(made, &["one"]).await;
+
+    let expected = "{'dumped': '{\"value\":1.5,\"when\":\"2026-02-03\",\"steps\":[{\"kind\":\"add\",\"by\":2}]}', \
+                    'mistakes': [('value', 'value_error'), ('when', 'date_from_datetime_parsing'), \
+                    ('steps.0.kind', 'literal_error'), ('steps.0.by', 'greater_than_equal')], \
+                    'adapted': {'a': {1, 2}}, 'required': ['value']}";
+    assert_eq!(found, [(expected.to_owned(), 0.25)]);
+}
+
+const TEXTS: &str = r#"
+import jiter
+import jsonschema
+import regex
+import yaml
+from rapidfuzz import fuzz, process, utils
+from rapidfuzz.distance import Hamming, Levenshtein
+from rpds import HashTrieMap
+
+from rollout_sdk import AgentWorkflow, Grader, message
+
+
+def raised(work):
+    try:
+        return f"nothing: {work()}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+TEAMS = ["Atlanta Falcons", "New York Jets", "New York Giants"]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "$defs": {}}
+
+
+class Reading(AgentWorkflow):
+    async def run(self, ctx):
+        ctx.sample.push(message.assistant(str({
+            "edits": Levenshtein.editops("kitten", "sitting").as_list(),
+            "best": process.extractOne("new york jets", TEAMS, scorer=fuzz.WRatio, processor=utils.default_process),
+            "unequal": raised(lambda: Hamming.distance("a", "ab", pad=False)),
+            "unequal of many": raised(lambda: process.extract("a", ["ab"], scorer=Hamming.distance,
+                                                               scorer_kwargs={"pad": False})).partition(":")[0],
+            "no text": raised(lambda: utils.default_process(5)),
+            "no part": raised(lambda: Levenshtein.editops("a", "b").remove_subsequence(Levenshtein.editops("c", ""))),
+            "native": [yaml.__with_libyaml__, fuzz.ratio.__module__],
+            "yaml": yaml.load("a: [1, 2.5, {b: null}]", Loader=yaml.CSafeLoader),
+            "not yaml": raised(lambda: yaml.load("a: [", Loader=yaml.CSafeLoader)),
+            "dumped": yaml.dump({"a": [1]}, Dumper=yaml.CSafeDumper),
+            "partial": jiter.from_json(b'{"a": [1, 2.5, nul', partial_mode=True),
+            "not json": raised(lambda: jiter.from_json(b'{"a')),
+            "persistent": sorted(HashTrieMap({"a": 1}).insert("b", 2).items()),
+            "schema": raised(lambda: jsonschema.validate({"a": "x"}, SCHEMA)),
+            "fuzzy": regex.fullmatch(r"(?:kitten){e<=2}", "kittn").fuzzy_counts,
+        })))
+
+
+class Alike(Grader):
+    async def grade(self, ctx):
+        return fuzz.ratio("this is a test", "this is a test!") / 100
+"#;
+
+#[tokio::test]
+async fn texts_are_read_and_compared_by_packages_with_native_code_all_in_one_component() {
+    let dependencies = "\"rapidfuzz\", \"pyyaml\", \"jiter\", \"jsonschema\", \"regex\"";
+    let project = project("reading", dependencies, TEXTS);
+    let (_, made) = build(project.path()).await;
+
+    let found = rolled_out(made, &["one"]).await;
+
+    let expected = "{'edits': [('replace', 0, 0), ('replace', 4, 4), ('insert', 6, 6)], \
+                    'best': ('New York Jets', 100.0, 1), \
+                    'unequal': 'ValueError: Sequences are not the same length.', \
+                    'unequal of many': 'NotImplementedError', \
+                    'no text': 'TypeError: sentence must be a String', \
+                    'no part': 'ValueError: subsequence is not a subsequence', \
+                    'native': [True, 'rapidfuzz.fuzz_cpp'], 'yaml': {'a': [1, 2.5, {'b': None}]}, \
+                    'not yaml': 'ParserError: while parsing a flow node', 'dumped': 'a:\\n- 1\\n', \
+                    'partial': {'a': [1, 2.5]}, 'not json': 'ValueError: EOF while parsing a string at line 1 column 3', \
+                    'persistent': [('a', 1), ('b', 2)], \
+                    'schema': \"ValidationError: 'x' is not of type 'integer'\", 'fuzzy': (1, 0, 1)}";
+    let (text, reward) = &found[0];
+    assert_eq!(text, expected);
+    assert!((reward - 28.0 / 29.0).abs() < 1e-9, "{reward}");
 }

@@ -22,11 +22,16 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import with_cargo
+import with_meson
+import with_setuptools
 from pip._internal.commands.download import DownloadCommand
 
 RECIPES = Path(__file__).resolve().parent
 TAG = "cp314-cp314-wasi_wasm32"
 SUFFIX = ".cpython-314-wasm32-wasi.so"
+
+BUILDS = {"cargo": with_cargo.build, "meson": with_meson.build, "setuptools": with_setuptools.build}
 
 # The first moment that an archive can name.
 TIME = (1980, 1, 1, 0, 0, 0)
@@ -61,7 +66,9 @@ def make(package: dict[str, Any], toolchain: Path, wheels: Path) -> None:
     name = package["name"]
     stem = re.sub(r"[-.]+", "_", name)
     wheel = wheels / f"{stem}-{package['version']}-{TAG}.whl"
-    recipe = [json.dumps(package).encode(), *(file.read_bytes() for file in made_of(name))]
+    recipe = [json.dumps(package).encode(), *(file.read_bytes() for file in made_of(package))]
+    if package["build"] == "cargo":
+        recipe.append(with_cargo.compiler())
     stamp = hashlib.sha256(b"".join(recipe)).hexdigest()
     kept = wheels / f"{stem}.stamp"
     if wheel.is_file() and kept.is_file() and kept.read_text() == stamp:
@@ -80,19 +87,19 @@ def make(package: dict[str, Any], toolchain: Path, wheels: Path) -> None:
         "SOURCE_DATE_EPOCH": "315532800",
         "PYTHONHASHSEED": "0",
     }
-    tree = {"meson": with_meson, "setuptools": with_setuptools}[package["build"]](
-        package, source, toolchain, environment
-    )
+    tree = BUILDS[package["build"]](package, source, toolchain, environment)
     # numpy writes down what it was made with.
     places = [str(toolchain), str(Path(sys.executable).parent)]
     write_wheel(wheel, tree, source / "PKG-INFO", f"{stem}-{package['version']}.dist-info", places)
     kept.write_text(stamp)
 
 
-def made_of(name: str) -> list[Path]:
+def made_of(package: dict[str, Any]) -> list[Path]:
     """What a wheel is made with, besides what is said of its package."""
-    shared = ["cc.py", "debian.txt", "float_status.c", "include/fenv.h", "make.py", "throw.c", "toolchain.py"]
-    files = [RECIPES / file for file in (*shared, "requirements.txt", f"{name}.patch")]
+    shared = ["cc.py", "debian.py", "debian.txt", "make.py", "throw.c", "toolchain.py", "requirements.txt"]
+    own = [f"with_{package['build']}.py", f"{package['name']}.patch"]
+    own += ["float_status.c", "include/fenv.h"] if "float-status" in package else []
+    files = [RECIPES / file for file in (*shared, *own)]
     return [file for file in files if file.is_file()]
 
 
@@ -122,46 +129,6 @@ def digest_of(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def with_meson(package: dict[str, Any], source: Path, toolchain: Path, environment: dict[str, str]) -> Path:
-    environment = {**environment, "WASI_FLOAT_STATUS": package.get("float-status", "")}
-    meson = [sys.executable, str(source / package["meson"])]
-    options = [f"--cross-file={toolchain / 'cross.ini'}", f"-Dpython.build_config={toolchain / 'build-details.json'}"]
-    options += ["--prefix=/usr", "-Dbuildtype=release", "-Doptimization=2", *package["options"]]
-    tree = source / "tree"
-    for command in (
-        [*meson, "setup", "made", *options],
-        ["ninja", "-C", "made", f"-j{jobs()}"],
-        [*meson, "install", "-C", "made", "--no-rebuild", "--destdir", str(tree), "--tags", "runtime,python-runtime"],
-    ):
-        done = subprocess.run(command, cwd=source, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        if done.returncode:
-            sys.exit(f"{' '.join(command)}\n{done.stdout.decode(errors='replace')[-8000:]}")
-    name: str = package["name"]
-    return next(tree.rglob(f"{name}/__init__.py")).parent.parent
-
-
-def with_setuptools(_: dict[str, Any], source: Path, toolchain: Path, environment: dict[str, str]) -> Path:
-    environment = {
-        **environment,
-        "CC": str(toolchain / "bin/wasi-cc"),
-        "CXX": str(toolchain / "bin/wasi-c++"),
-        "LDSHARED": f"{toolchain / 'bin/wasi-cc'} -shared",
-        "CPPFLAGS": f"-I{toolchain / 'python'}",
-        "PYTHONPATH": str(toolchain / "lib"),
-        "_PYTHON_SYSCONFIGDATA_NAME": "_sysconfigdata__wasi_wasm32-wasi",
-        "_PYTHON_HOST_PLATFORM": "wasi-wasm32",
-    }
-    tree = source / "tree"
-    script = "setup.py" if (source / "setup.py").is_file() else None
-    code = ["-c", "from setuptools import setup; setup()"] if script is None else [script]
-    subprocess.run([sys.executable, *code, "--quiet", "build", "--build-lib", str(tree)], cwd=source, env=environment, check=True)
-    return tree
-
-
-def jobs() -> int:
-    return int(os.environ.get("NATIVE_JOBS", os.cpu_count() or 1))
-
-
 def write_wheel(wheel: Path, tree: Path, about: Path, info: str, places: list[str]) -> None:
     """Packs a tree, in order, without times and without these places of this machine."""
     files = {file.relative_to(tree).as_posix(): file.read_bytes() for file in tree.rglob("*") if file.is_file()}
@@ -170,6 +137,7 @@ def write_wheel(wheel: Path, tree: Path, about: Path, info: str, places: list[st
         for place in sorted(places, key=len, reverse=True):
             files[name] = files[name].replace(place.encode(), b".")
     files[f"{info}/METADATA"] = about.read_bytes()
+    files |= {f"{info}/licenses/{name}": file.read_bytes() for name, file in licences(about.parent).items()}
     files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: rollout-host\nRoot-Is-Purelib: false\nTag: {TAG}\n".encode()
     record = "".join(
         f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b'=').decode()},{len(content)}\n"
@@ -181,9 +149,17 @@ def write_wheel(wheel: Path, tree: Path, about: Path, info: str, places: list[st
             archive.writestr(zipfile.ZipInfo(name, TIME), content, zipfile.ZIP_DEFLATED)
 
 
+def licences(source: Path) -> dict[str, Path]:
+    """What the sources say of how they may be used, and what those of a library say that was linked in."""
+    library = source.parent / "library"
+    places = [source, *(library.iterdir() if library.is_dir() else [])]
+    files = [each for place in places for each in place.iterdir() if re.match(r"(?i)(licen[cs]e|copying)", each.name)]
+    return {str(file.relative_to(source.parent)): file for file in files if file.is_file()}
+
+
 def is_wanted(name: str) -> bool:
     """Whether a file is of use where it is installed."""
-    return not re.search(r"(^|/)(__pycache__|tests)/|\.(pyc|a|c|h|pyx|pxd|hpp)$", name) and ".dist-info/" not in name
+    return not re.search(r"(^|/)(__pycache__|tests)/|\.(pyc|a|c|cpp|cxx|h|pyx|pxd|hpp)$", name) and ".dist-info/" not in name
 
 
 if __name__ == "__main__":

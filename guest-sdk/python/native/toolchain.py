@@ -8,7 +8,6 @@ libraries that modules are linked against: what is missing is seen now and not w
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -21,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import debian
 import zstandard
 
 RECIPES = Path(__file__).resolve().parent
@@ -53,57 +53,19 @@ def main() -> None:
 
 
 def _debian(target: Path) -> None:
-    """Fetches and unpacks Debian's packages, under lists of their own. They are those of
-    `debian.txt`, by hash: unstable moves."""
-    kept = target / "debs"
-    apt = target / "apt"
-    for directory in (kept, apt / "lists/partial", apt / "cache/archives/partial"):
-        directory.mkdir(parents=True, exist_ok=True)
+    """Fetches and unpacks Debian's packages. They are those of `debian.txt`, by hash: unstable moves."""
+    debs = target / "debs"
     lines = [line.split() for line in (RECIPES / "debian.txt").read_text().splitlines() if line and line[0] != "#"]
     wanted = {(name, version): digest for name, version, digest in lines}
-    missing = [each for each, digest in wanted.items() if not _kept(kept, digest)]
+    missing = [each for each, digest in wanted.items() if not debian.kept(debs, "*.deb", digest)]
     if missing:
-        sources = apt / "sources.list"
-        keys = "/usr/share/keyrings/debian-archive-keyring.gpg"
-        sources.write_text(f"deb [signed-by={keys}] {_archive()} sid main\n")
-        settings = {
-            "Dir::State::lists": apt / "lists",
-            "Dir::Cache": apt / "cache",
-            "Dir::Etc::sourcelist": sources,
-            "Dir::Etc::sourceparts": "/dev/null",
-            "APT::Sandbox::User": "root",
-        }
-        options = [part for name, value in settings.items() for part in ("-o", f"{name}={value}")]
-        subprocess.run(["apt-get", *options, "-qq", "update"], check=True)
-        names = [f"{name}={version}" for name, version in missing]
-        subprocess.run(["apt-get", *options, "-qq", "download", *names], check=True, cwd=kept)
+        debian.fetch(target / "apt", "deb", ["download"], [f"{name}={version}" for name, version in missing], debs)
     shutil.rmtree(target / "debian", ignore_errors=True)
     for (name, version), digest in wanted.items():
-        package = _kept(kept, digest)
+        package = debian.kept(debs, "*.deb", digest)
         if package is None:
             sys.exit(f"what was fetched as {name} {version} is not the package that recipes were tried with")
         subprocess.run(["dpkg", "-x", package, target / "debian"], check=True)
-
-
-def _archive() -> str:
-    """Where this machine has Debian's packages from."""
-    said = subprocess.run(
-        ["apt-get", "indextargets", "--format", "$(REPO_URI) $(LABEL)", "Created-By: Packages"],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    places = [line.split() for line in said.stdout.splitlines() if line]
-    # Without lists, which an image may have left out, nothing has a label.
-    named = [place[0] for place in places if place[1:] == ["Debian"] or place[0].rstrip("/").endswith("/debian")]
-    if not named:
-        sys.exit("this machine's package sources name no archive of Debian; make the wheels on a Debian, which has one")
-    return named[0]
-
-
-def _kept(directory: Path, digest: str) -> Path | None:
-    files = directory.glob("*.deb")
-    return next((file for file in files if hashlib.sha256(file.read_bytes()).hexdigest() == digest), None)
 
 
 def _libraries(target: Path, componentize: Path) -> None:
@@ -234,7 +196,7 @@ skip_sanity_check = true
     (target / "build-details.json").write_text(json.dumps(details, indent=1))
     (target / "pyo3.cfg").write_text(
         "implementation=CPython\nversion=3.14\nshared=true\nabi3=false\nlib_name=python3.14\npointer_width=32\n"
-        "build_flags=\nsuppress_build_script_link_lines=true\n"
+        "build_flags=\nsuppress_build_script_link_lines=true\next_suffix=.cpython-314-wasm32-wasi.so\n"
     )
 
 
