@@ -239,33 +239,93 @@ class Rated(Grader):
     }
 }
 
-/// The published package's names, its distribution among the dependencies, and not a line
-/// of the program changed.
-#[tokio::test]
-async fn a_program_for_the_published_package_is_built_and_runs_as_it_is() {
-    const UNCHANGED: &str = "guest-sdk/python/tests/unchanged";
-    let more = "version = \"1.0\"\ndependencies = [\"osmosis-ai[strands]>=0.3\", \"strands-agents\"]\n\
-                [tool.rollout-host]\nentry = \"strands_tool\"\n";
-    let project = project("", more);
-    for file in ["strands_tool.py", "strands_grader.py"] {
-        std::fs::copy(project_root().join(UNCHANGED).join(file), project.path().join(file)).unwrap();
-    }
-    let ran = build(project.path()).await;
-    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    let controller = Controller::start().await;
-    let host = TestHost::of_component(project.path().join("made.wasm")).start().await;
-    let call = json!({"id": "c1", "type": "function", "function": {"name": "double", "arguments": "{\"number\": 2}"}});
+const UNCHANGED: &str = "guest-sdk/python/tests/unchanged";
+
+/// What a model's server answers to have a tool called.
+fn calls(name: &str, arguments: &Value) -> Answer {
+    let function = json!({"name": name, "arguments": arguments.to_string()});
+    let call = json!({"id": format!("call-{name}"), "type": "function", "function": function});
     let message = json!({"role": "assistant", "content": null, "tool_calls": [call]});
-    let reply = json!({"choices": [{"message": message, "finish_reason": "tool_calls"}]});
-    controller.answer_chats([Answer::Status(200, reply), Answer::Say("It is #### 4")]);
+    let choice = json!({"message": message, "finish_reason": "tool_calls"});
+    let usage = json!({"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7});
+    Answer::Status(200, json!({"choices": [choice], "usage": usage}))
+}
 
-    let result = host.run(&controller.rollout("Double 2.").label("4")).await;
+/// The published packages' names, their distributions among the dependencies, and not a line of the
+/// programs changed: one of each shape.
+#[tokio::test]
+async fn programs_for_the_published_packages_are_built_and_rewarded_as_they_are() {
+    let double = || calls("double", &json!({"number": 2}));
+    for (program, answers) in [
+        ("strands_tool", vec![double(), Answer::Say("It is #### 4")]),
+        ("strands_sync", vec![double(), Answer::Say("It is #### 4")]),
+        (
+            "strands_structured",
+            vec![
+                calls("double", &json!({"number": 200})),
+                double(),
+                Answer::Say("It is 4."),
+                calls("Answer", &json!({"value": 4})),
+            ],
+        ),
+        ("openai_session", vec![double(), Answer::Say("It is #### 4")]),
+        (
+            "openai_handoff",
+            vec![
+                calls("transfer_to_sums", &json!({"reason": "a sum"})),
+                double(),
+                Answer::Say("{\"value\": 4}"),
+            ],
+        ),
+        ("config_tools", vec![double(), Answer::Say("It is #### 4")]),
+        ("loop_schemas", vec![double(), Answer::Say("It is #### 4")]),
+    ] {
+        let asked = answers.len();
+        let controller = Controller::start().await;
+        let host = TestHost::of_component(python_guest(&format!("{UNCHANGED}/{program}"))).start().await;
+        controller.answer_chats(answers);
+        let request =
+            controller.rollout("Double 2.").label("4").with("metadata", json!({"ground_truth": "4"}));
 
-    assert_eq!(result["status"], "success", "{result:#}");
+        let result = host.run(&request).await;
+
+        assert_eq!(result["status"], "success", "{program}: {result:#}");
+        assert_eq!(result["sample"]["reward"], 1.0, "{program}: {result:#}");
+        assert_eq!(controller.chats().len(), asked, "{program}");
+    }
+}
+
+#[tokio::test]
+async fn a_reward_function_of_the_published_package_grades_another_program() {
+    let (agent, reward) = ("examples/one-turn/python", format!("{UNCHANGED}/reward_function"));
+    for (said, earned) in [("so #### 4", 1.0), ("so #### 5", 0.0)] {
+        let controller = Controller::start().await;
+        let serve = TestHost::of_component(python_guest(agent));
+        let host = serve.option("--grader", python_guest(&reward).display()).start().await;
+        controller.answer_chats([Answer::Say(said)]);
+
+        let result = host.run(&controller.rollout("Double 2.").label("4")).await;
+
+        assert_eq!(result["sample"]["reward"], earned, "{result:#}");
+    }
+}
+
+#[tokio::test]
+async fn a_backend_of_the_published_package_has_its_sample_its_files_and_the_operators_judge() {
+    let (controller, judge) = (Controller::start().await, Controller::start().await);
+    let config = format!("[judge]\nmodel = 'j'\nurl = '{}'\n", judge.model_url());
+    let serve = TestHost::of_component(python_guest(&format!("{UNCHANGED}/served_backend"))).config(&config);
+    let host = serve.start().await;
+    judge.answer_chats([Answer::Say("```json\n{\"score\": 7.5, \"explanation\": \"right\"}\n```")]);
+
+    let result = host.run(&controller.rollout("Recite.").label("4")).await;
+
     assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
-    assert_eq!(result["sample"]["metrics"]["length"], 12.0, "{result:#}");
-    let tool_result = json!({"toolUseId": "c1", "status": "success", "content": [{"text": "4"}]});
-    assert_eq!(result["sample"]["messages"][2]["content"][0]["toolResult"], tool_result, "{result:#}");
+    assert_eq!(result["sample"]["messages"][1]["content"], "#### 4", "{result:#}");
+    assert_eq!(result["sample"]["metrics"]["length"], 2.0, "{result:#}");
+    let asked = judge.chats().remove(0).body;
+    assert_eq!(asked["model"], "j", "{asked:#}");
+    assert!(asked["messages"][1]["content"].as_str().unwrap().contains("Is it right?"), "{asked:#}");
 }
 
 const SAYS: &str = r#"

@@ -51,7 +51,7 @@ from rollout_sdk.agent_loop import (
     parse_tool_arguments,
     serialize_tool_result,
 )
-from rollout_sdk.openai_agents import RunContextWrapper, function_tool
+from rollout_sdk.openai_agents import RunContextWrapper, ToolContext, function_tool
 from rollout_sdk.strands import as_chat, in_blocks
 
 
@@ -273,9 +273,8 @@ class Tools(unittest.TestCase):
         self.assertEqual(list(parameters["properties"]), ["key", "least"])
         self.assertEqual(parameters["required"], ["key", "least"])
         self.assertFalse(parameters["additionalProperties"])
-        self.assertEqual(
-            asyncio.run(lookup.run('{"key": "a", "least": 1}', {"wrapper": RunContextWrapper(3)})), "aaa"
-        )
+        given = ToolContext(3, tool_name="lookup", tool_arguments='{"key": "a", "least": 1}')
+        self.assertEqual(asyncio.run(lookup.on_invoke_tool(given, given.tool_arguments)), "aaa")
 
 
 class Inner(AgentWorkflowConfig):

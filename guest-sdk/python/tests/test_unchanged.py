@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from played import played_host
-from rollout_sdk import _build, _discover, _export, _names
+from rollout_sdk import _build, _discover, _export, _names, testing
+from rollout_sdk.testing import calls
 
 PROGRAMS = Path(__file__).parent / "unchanged"
 PROMPT = [json.dumps({"role": "user", "content": "What is 2 + 2?"})]
@@ -18,17 +19,17 @@ PROMPT = [json.dumps({"role": "user", "content": "What is 2 + 2?"})]
 
 class Unchanged(unittest.TestCase):
     def setUp(self) -> None:
-        self.finders, self.modules = list(sys.meta_path), set(sys.modules)
-        sys.path.insert(0, str(PROGRAMS))
+        self.finders, self.modules, self.path = list(sys.meta_path), set(sys.modules), list(sys.path)
         _names.install()
 
     def tearDown(self) -> None:
-        sys.path.remove(str(PROGRAMS))
+        sys.path[:] = self.path
         sys.meta_path[:] = self.finders
         for name in set(sys.modules) - self.modules:
             del sys.modules[name]
 
     def found(self, program: str, **options: Any) -> tuple[Any, _discover.Found]:
+        sys.path.insert(0, str(PROGRAMS / program))
         module = importlib.import_module(program)
         return module, _discover.discover(module, **options)
 
@@ -62,7 +63,7 @@ class Unchanged(unittest.TestCase):
     def test_openai_agents_with_a_session(self) -> None:
         module, found = self.found("openai_session")
         self.run_workflow(found)
-        self.assertEqual(module.seen, [("solver", "double", "4"), "#### 4"])
+        self.assertEqual(module.seen, [("solver", "double", 4), "#### 4"])
 
     def test_a_configuration_with_tools_in_it(self) -> None:
         _, found = self.found("config_tools")
@@ -88,18 +89,43 @@ class Unchanged(unittest.TestCase):
         for label, reward in [("4", 1.0), ("5", 0.0)]:
             self.assertEqual(self.grade(found, "so #### 4", label)[0].reward, reward)
 
+    def test_a_strands_agent_with_structured_output_and_hooks(self) -> None:
+        module, found = self.found("strands_structured")
+        replies = [calls("double", number=200), calls("double", number=2), "It is 4.", calls("Answer", value=4)]
+        assert found.workflow is not None and found.grader is not None
+        run = testing.run_workflow(found.workflow, "Twice 2?", replies)
+        self.assertEqual(module.seen, ["error", "caller", "success", (module.Answer(4), 1, 9), True])
+        self.assertEqual([each["function"]["name"] for each in run.requests[-1]["tools"]], ["Answer"])
+        self.assertEqual(run.requests[-1]["tool_choice"]["function"]["name"], "Answer")
+        self.assertEqual(testing.grade(found.grader, run, "4").reward, 1.0)
+
+    def test_openai_agents_that_hand_over(self) -> None:
+        module, found = self.found("openai_handoff")
+        replies = [calls("transfer_to_sums", reason="a sum"), calls("double", number=2), '{"value": 4}']
+        assert found.workflow is not None and found.grader is not None
+        run = testing.run_workflow(found.workflow, "Twice 2?", replies)
+        self.assertEqual(module.seen, ["no_politics", "a sum", ("Front", "Sums"), "Ada", 4, 1, "Sums"])
+        self.assertEqual([each.get("tool_choice") for each in run.requests], [None, "required", None])
+        self.assertEqual(run.requests[-1]["response_format"]["json_schema"]["schema"]["required"], ["value"])
+        self.assertEqual(len(run.samples), 1)
+        self.assertEqual(testing.grade(found.grader, run, "4").reward, 1.0)
+
     def test_what_a_program_has_is_seen_in_its_source(self) -> None:
-        for program, only_grader in [
-            *((each, False) for each in ("config_tools", "loop_schemas", "openai_session", "strands_sync", "strands_tool")),
-            ("reward_function", True),
-        ]:
-            _, found = self.found(program, only_grader=only_grader)
-            project = _build.Project(PROGRAMS, program, program, PROGRAMS, [], only_grader)
+        programs = sorted(each.name for each in PROGRAMS.iterdir() if (each / "pyproject.toml").is_file())
+        self.assertEqual(len(programs), 9)
+        for program in programs:
+            project = _build.read_project(PROGRAMS / program)
+            _, found = self.found(program, only_grader=project.only_grader)
             self.assertEqual(_build.read_modules(project).exports, found.exports, program)
+
+    def test_every_name_leads_somewhere(self) -> None:
+        for module, names in _names.NAMES.items():
+            for name in names:
+                getattr(importlib.import_module(module), name)
 
     def test_what_a_name_does_not_cover_says_what_is_there_instead(self) -> None:
         for code, expected in [
-            ("from strands import AgentSkills", "no `AgentSkills`.*there are Agent, tool"),
+            ("from strands import AgentSkills", "no `AgentSkills`.*there are Agent, .*tool"),
             ("from strands.models import BedrockModel", "no module `strands.models`.*OsmosisRolloutModel"),
             ("from agents import OpenAIChatCompletionsModel", "no `OpenAIChatCompletionsModel`.*Runner"),
             ("import osmosis_ai.cli", "no module `osmosis_ai.cli`.*osmosis_ai.rollout"),

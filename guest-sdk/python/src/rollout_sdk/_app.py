@@ -91,6 +91,14 @@ def create_app(
     return App(max_concurrent or server.max_concurrent_rollouts)
 
 
+def map_initial_messages_to_content_blocks(messages: list[JsonObject]) -> list[JsonObject]:
+    """Messages with a text as their content as ones with a block of it, as agents of Strands take them."""
+    return [
+        {**each, "content": [{"text": each["content"]}]} if isinstance(each.get("content"), str) else each
+        for each in messages
+    ]
+
+
 class LocalBackend:
     """Stands where the original says what it runs. Here that is found by its class."""
 

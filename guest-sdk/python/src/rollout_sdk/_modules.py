@@ -52,9 +52,10 @@ def read(source: Path, entry: str, exports: Iterable[str]) -> Text:
             if isinstance(node, ast.ClassDef):
                 found.update(_EXPORT_OF.get(_name_of(base), "") for base in node.bases)
                 # A workflow that names its configuration.
-                found.update("settings" for base in node.bases if isinstance(base, ast.Subscript))
-            elif isinstance(node, ast.FunctionDef):
-                found.update("grader" for each in node.decorator_list if _name_of(each) == "osmosis_reward")
+                named = [_name_of(base) for base in node.bases if isinstance(base, ast.Subscript)]
+                found.update("settings" for name in named if name in _EXPORT_OF)
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                found.update("grader" for each in node.decorator_list if _name_of(each) in ("osmosis_reward", "osmosis_rubric"))
             elif isinstance(node, ast.Import):
                 todo += [each.name for each in node.names]
             elif isinstance(node, ast.ImportFrom):

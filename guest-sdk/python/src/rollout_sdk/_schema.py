@@ -114,7 +114,37 @@ def schema_of(hint: Any) -> JsonObject:
     return _container_schema(hint, origin or hint, args)
 
 
+def is_foreign_model(hint: Any) -> bool:
+    """Whether this is a class of models that says its schema and reads values itself, as
+    pydantic's do where a component has pydantic."""
+    return isinstance(hint, type) and hasattr(hint, "model_json_schema") and hasattr(hint, "model_validate")
+
+
+def inlined(schema: JsonObject) -> JsonObject:
+    """A schema with its definitions where they are referred to, so that it can be part of
+    another. Raises `Mismatch` for one that is within itself."""
+    definitions: JsonObject = schema.get("$defs", {})
+
+    def resolved(value: Any, within: tuple[str, ...]) -> Any:
+        if is_list(value):
+            return [resolved(each, within) for each in value]
+        if not is_object(value):
+            return value
+        name = str(value.get("$ref", "")).removeprefix("#/$defs/")
+        if name not in definitions:
+            return {key: resolved(each, within) for key, each in value.items()}
+        if name in within:
+            raise Mismatch(f"the schema of `{name}` is within itself, which a tool's cannot be")
+        beside = {key: each for key, each in value.items() if key != "$ref"}
+        return {**resolved(definitions[name], (*within, name)), **resolved(beside, within)}
+
+    found: JsonObject = resolved({key: each for key, each in schema.items() if key != "$defs"}, ())
+    return found
+
+
 def _container_schema(hint: Any, base: Any, args: tuple[Any, ...]) -> JsonObject:
+    if is_foreign_model(hint):
+        return inlined(hint.model_json_schema())
     if base is tuple and args and args[-1] is not Ellipsis:
         places = [schema_of(arg) for arg in args]
         return {"type": "array", "prefixItems": places, "minItems": len(places), "maxItems": len(places)}
@@ -177,6 +207,8 @@ def as_json(value: Any) -> Any:
     kind = class_of(value)
     if hasattr(kind, "__settings_fields__"):
         return value.model_dump()
+    if is_foreign_model(kind):
+        return as_json(value.model_dump(mode="json"))
     if isinstance(value, enum.Enum):
         return as_json(value.value)
     if dataclasses.is_dataclass(kind):
@@ -274,7 +306,18 @@ def _read_union(args: tuple[Any, ...], value: Any) -> Any:
     raise Mismatch("; ".join(mismatches))
 
 
+def _read_foreign(hint: Any, value: Any) -> Any:
+    if isinstance(value, hint):
+        return value
+    try:
+        return hint.model_validate(value)
+    except ValueError as error:
+        raise Mismatch(str(error)) from None
+
+
 def _read_container(hint: Any, base: Any, args: tuple[Any, ...], value: Any) -> Any:
+    if is_foreign_model(hint):
+        return _read_foreign(hint, value)
     if _is_list(base):
         return _read_list(base, args, value)
     # What the author gives in code may be made already.

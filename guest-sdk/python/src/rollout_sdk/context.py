@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from . import _host
+from . import _host, _loop
+from ._artifacts_dir import ArtifactsDir
 from ._json import JsonObject
 from .agent import TURNS_MAX, Agent
 from .config import AgentWorkflowConfig
@@ -46,6 +47,14 @@ class AgentWorkflow(ABC, Generic[ConfigT]):
         samples, as agents do. An exception leaves the rollout without a reward."""
 
 
+class SampleSource(ABC):
+    """What a sample is taken from when the workflow has ended: `get_rollout_context().set_sample_source(…)`."""
+
+    @abstractmethod
+    async def get_sample(self, *name: Any) -> Any:
+        """A `RolloutSample` with the messages. Given the name of a source that was registered under one."""
+
+
 class RolloutContext:
     """The rollout that this instance was made for."""
 
@@ -74,6 +83,33 @@ class RolloutContext:
         sample = Sample(name)
         self.samples.append(sample)
         return sample
+
+    def set_sample_source(self, source: SampleSource) -> None:
+        """Registers a sample that is taken from this when the workflow has ended."""
+        self._collect(self.open_sample(), source)
+
+    def register_sample_source(self, name: str, source: SampleSource) -> None:
+        """Registers a sample of this name that is taken from this when the workflow has ended."""
+        self._collect(self.open_sample(name), source, name)
+
+    def _collect(self, sample: Sample, source: SampleSource, *name: str) -> None:
+        def collect() -> None:
+            found = _loop.run_sync(source.get_sample(*name))
+            sample.replace(found.messages)
+            for metric, value in found.metrics.items():
+                sample.metric(metric, value)
+            for extra, value in found.extra_fields.items():
+                sample.field(extra, value)
+
+        self.at_end.append(collect)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("chat_completions_url", "api_key"):
+            raise AttributeError(
+                f"a component has no {name}: it asks the model by `ctx.sample.chat(…)`, `ctx.agent(…)` or an agent in a "
+                "framework's shape, and the host adds address and key"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
 _current: RolloutContext | None = None
@@ -119,6 +155,8 @@ class AgentWorkflowContext(Generic[ConfigT_co]):
         self._config = config
         self.metadata = metadata
         """The data set row's metadata, or None."""
+        self.artifacts_dir = ArtifactsDir()
+        """The rollout's artifacts, as places to write to and read from."""
         self._rollout = rollout
         self._sample: Sample | None = None
 

@@ -7,11 +7,13 @@ sees the label.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from . import _host
+from ._artifacts_dir import ArtifactsDir
 from ._json import JsonObject, as_number, load
 from ._metrics import Metrics
 from .answer import answer_after
@@ -36,13 +38,20 @@ class RolloutSample:
     """A sample as it comes to the grader, and what the grader says of it."""
 
     # Anything else that is set would be lost without a word.
-    __slots__ = ("_metrics", "_reward", "id", "messages", "remove_sample", "verdict_metrics")
+    __slots__ = ("_extra", "_metrics", "_reward", "id", "messages", "remove_sample", "verdict_metrics")
 
-    def __init__(self, id: str, messages: list[Message], metrics: dict[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        id: str = "",
+        messages: Sequence[Message] = (),
+        metrics: dict[str, float] | None = None,
+        extra_fields: Mapping[str, Any] | None = None,
+    ) -> None:
         self.id = id
         """The sample's id."""
-        self.messages = messages
+        self.messages = list(messages)
         """What the workflow says the conversation was."""
+        self._extra: Mapping[str, Any] = MappingProxyType(dict(extra_fields or {}))
         self._metrics = Metrics(metrics or {}, self._record_metric)
         self.verdict_metrics: dict[str, float] = {}
         """What the grader measured."""
@@ -52,6 +61,11 @@ class RolloutSample:
 
     def __repr__(self) -> str:
         return f"<sample {self.id}, reward {self._reward}>"
+
+    @property
+    def extra_fields(self) -> Mapping[str, Any]:
+        """Values beside the messages, of a sample that a `SampleSource` gives. A grader cannot add to them."""
+        return self._extra
 
     @property
     def reward(self) -> float | None:
@@ -128,6 +142,8 @@ class GraderContext:
         self._config = config
         self.metadata = metadata
         """The data set row's metadata, or None."""
+        self.artifacts_dir = ArtifactsDir()
+        """The rollout's artifacts, as places to read from and write to."""
 
     @property
     def config(self) -> Any:

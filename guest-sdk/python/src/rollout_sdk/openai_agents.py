@@ -6,64 +6,141 @@
     result = await Runner.run(agent, ctx.prompt, session=session)
 
 A session registers its sample when it is made, and its items are the sample's, in the form
-of the Responses interface: messages, `function_call` and `function_call_output`.
+of the Responses interface: messages, `function_call` and `function_call_output`. A run within a
+tool or a guardrail of another one, without a session, asks in the name of that one's sample and
+is not recorded.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import dataclasses
 import inspect
 import json
 import re
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeAlias, TypeVar, get_origin, get_type_hints, overload
+from typing import Any, Generic, Literal, TypeAlias
 
-from ._history import RecordedHistory
-from ._json import JsonObject, is_list, is_object
+from ._agents_guards import (
+    GuardrailFunctionOutput,
+    InputGuardrail,
+    InputGuardrailResult,
+    OutputGuardrail,
+    OutputGuardrailResult,
+    check_input,
+    check_output,
+    input_guardrail,
+    output_guardrail,
+)
+from ._agents_items import (
+    AgentsException,
+    ContextT,
+    HandoffCallItem,
+    HandoffOutputItem,
+    InputGuardrailTripwireTriggered,
+    Item,
+    ItemHelpers,
+    MaxTurnsExceeded,
+    MessageOutputItem,
+    ModelBehaviorError,
+    ModelResponse,
+    OutputGuardrailTripwireTriggered,
+    Raw,
+    RunContextWrapper,
+    RunItem,
+    ToolCallItem,
+    ToolCallOutputItem,
+    ToolContext,
+    Usage,
+    UserError,
+    as_chat,
+    as_items,
+    output_item,
+    reply_items,
+    usage_of,
+)
+from ._agents_sessions import Conversation, MemorySession, SessionABC, SQLiteSession
+from ._agents_tools import (
+    Enabled,
+    FunctionTool,
+    FunctionToolResult,
+    default_tool_error_function,
+    function_tool,
+    is_enabled,
+    strict,
+)
+from ._json import JsonObject, is_mapping
 from ._loop import run_sync
 from ._models import RolloutModel, params_of
-from .errors import RolloutError
+from ._schema import Mismatch
+from ._structured import Structure, text_of_output
 from .message import Message, ToolCall
-from .sample import Completion, Sample, Usage
-from .tool import Tool, explain
+from .sample import Completion
+from .tool import Tool
 
 __all__ = [
     "Agent",
+    "AgentHooks",
+    "AgentOutputSchema",
+    "AgentUpdatedStreamEvent",
+    "AgentsException",
     "FunctionTool",
+    "FunctionToolResult",
+    "GuardrailFunctionOutput",
     "Handoff",
+    "HandoffCallItem",
+    "HandoffInputData",
+    "HandoffOutputItem",
+    "InputGuardrail",
+    "InputGuardrailResult",
+    "InputGuardrailTripwireTriggered",
+    "ItemHelpers",
     "MaxTurnsExceeded",
     "MemorySession",
+    "MessageOutputItem",
+    "ModelBehaviorError",
+    "ModelResponse",
     "ModelSettings",
     "OsmosisAgent",
     "OsmosisMemorySession",
     "OsmosisRolloutModel",
+    "OutputGuardrail",
+    "OutputGuardrailResult",
+    "OutputGuardrailTripwireTriggered",
+    "RawResponsesStreamEvent",
     "RolloutModel",
     "RunConfig",
     "RunContextWrapper",
     "RunHooks",
+    "RunItem",
+    "RunItemStreamEvent",
     "RunResult",
+    "RunResultStreaming",
     "Runner",
+    "SQLiteSession",
+    "SessionABC",
+    "StopAtTools",
+    "ToolCallItem",
+    "ToolCallOutputItem",
+    "ToolContext",
+    "ToolsToFinalOutputResult",
+    "Usage",
+    "UserError",
+    "default_tool_error_function",
     "function_tool",
     "handoff",
+    "input_guardrail",
+    "output_guardrail",
     "set_tracing_disabled",
+    "strict",
     "trace",
 ]
 
-Item: TypeAlias = dict[str, Any]
-ContextT = TypeVar("ContextT")
-
 TURNS_MAX = 10
 """The most calls of the model in one run, where `max_turns` says nothing else."""
-
-# What the framework puts where the Responses interface has the server's own ids.
-_FAKE_ID = "__fake_id__"
-
-
-class MaxTurnsExceeded(RolloutError):
-    """The model was asked as often as allowed, and still called tools."""
 
 
 @dataclass
@@ -74,148 +151,201 @@ class ModelSettings:
     top_p: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    max_tokens: int | None = None
     tool_choice: str | None = None
     parallel_tool_calls: bool | None = None
+    max_tokens: int | None = None
+    reasoning: Any = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    top_logprobs: int | None = None
     extra_body: dict[str, Any] | None = None
     extra_args: dict[str, Any] | None = None
+
+    def resolve(self, override: ModelSettings | None) -> ModelSettings:
+        """These settings, with what the others say in their place."""
+        if override is None:
+            return self
+        given = {name: value for name, value in vars(override).items() if value is not None}
+        for name in ("extra_body", "extra_args"):
+            if name in given:
+                given[name] = {**(getattr(self, name) or {}), **given[name]}
+        return dataclasses.replace(self, **given)
 
     def params(self) -> dict[str, Any]:
         """The parameters as a chat request has them."""
         named = {
-            each.name: getattr(self, each.name)
-            for each in dataclasses.fields(self)
-            if not each.name.startswith("extra_") and getattr(self, each.name) is not None
+            name: value
+            for name, value in vars(self).items()
+            if value is not None and name not in ("extra_body", "extra_args", "reasoning")
         }
+        effort = self.reasoning.get("effort") if is_mapping(self.reasoning) else getattr(self.reasoning, "effort", None)
+        if effort is not None:
+            named["reasoning_effort"] = effort
+        if "top_logprobs" in named:
+            named["logprobs"] = True
         choice = named.get("tool_choice")
         if choice is not None and choice not in ("auto", "required", "none"):
             named["tool_choice"] = {"type": "function", "function": {"name": choice}}
         return {**named, **(self.extra_body or {}), **(self.extra_args or {})}
 
 
-@dataclass
-class RunContextWrapper(Generic[ContextT]):
-    """What `Runner.run` was given as `context`, for tools and instructions."""
-
-    context: ContextT
-    usage: Usage = field(default_factory=Usage)
+# Handing over.
 
 
-class FunctionTool(Tool[..., Any]):
-    """A function that the model may call, with a strict schema."""
+@dataclass(frozen=True)
+class HandoffInputData:
+    """What the agent that is handed over to is given, for who filters it."""
 
-    @property
-    def parameters(self) -> JsonObject:
-        """The JSON schema of the arguments, as strict mode wants it."""
-        return strict(super().parameters, f"{self.name}_args")
+    input_history: str | tuple[Item, ...]
+    """What there was before the run."""
+    pre_handoff_items: tuple[RunItem, ...]
+    """What the run added before this turn."""
+    new_items: tuple[RunItem, ...]
+    """What this turn added, handing over among it."""
+    run_context: RunContextWrapper[Any] | None = None
 
-    @property
-    def schema(self) -> JsonObject:
-        """What the model is told, in the form of OpenAI's function tools."""
-        schema = super().schema
-        schema["function"]["strict"] = True
-        return schema
-
-
-def strict(schema: JsonObject, title: str | None = None) -> JsonObject:
-    """The schema as strict mode wants it: every property required, no other allowed."""
-    made: JsonObject = {}
-    for key, value in schema.items():
-        if key == "properties":
-            made[key] = {name: strict(one, _title_of(name)) for name, one in value.items()}
-        elif key in ("items", "additionalProperties") and is_object(value):
-            made[key] = strict(value)
-        elif key in ("anyOf", "prefixItems"):
-            made[key] = [strict(one) for one in value]
-        elif key != "default":
-            made[key] = value
-    if "properties" in made:
-        made["required"] = list(made["properties"])
-        made["additionalProperties"] = False
-    if title is not None:
-        made["title"] = title
-    return made
-
-
-def _title_of(name: str) -> str:
-    return name.replace("_", " ").title()
-
-
-@overload
-def function_tool(function: Callable[..., Any], /) -> FunctionTool: ...
-
-
-@overload
-def function_tool(
-    *, name_override: str | None = None, description_override: str | None = None
-) -> Callable[[Callable[..., Any]], FunctionTool]: ...
-
-
-def function_tool(
-    function: Callable[..., Any] | None = None,
-    /,
-    *,
-    name_override: str | None = None,
-    description_override: str | None = None,
-) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
-    """Makes a tool of a function, `async` or not. A first parameter that is hinted as a
-    `RunContextWrapper` is given the run's context, and the model does not see it."""
-
-    def make(function: Callable[..., Any]) -> FunctionTool:
-        return FunctionTool(
-            function,
-            name=name_override,
-            description=description_override,
-            context_names=_context_names(function),
-        )
-
-    return make if function is None else make(function)
-
-
-def _context_names(function: Callable[..., Any]) -> frozenset[str]:
-    first = next(iter(inspect.signature(function).parameters), None)
-    hint = get_type_hints(function).get(first) if first is not None else None
-    if first is not None and (get_origin(hint) or hint) is RunContextWrapper:
-        return frozenset([first])
-    return frozenset()
+    def clone(self, **changes: Any) -> HandoffInputData:
+        """The same with these changes."""
+        return dataclasses.replace(self, **changes)
 
 
 @dataclass
 class Handoff:
     """A way from one agent to another, which the model takes by calling a tool."""
 
-    agent: Agent
+    agent: Agent[Any]
     tool_name: str
     tool_description: str
+    on_handoff: Callable[..., Any] | None = None
+    input_type: Any = None
+    input_filter: Callable[[HandoffInputData], Any] | None = None
+    is_enabled: Enabled = True
+
+    @property
+    def agent_name(self) -> str:
+        return self.agent.name
 
     @property
     def schema(self) -> JsonObject:
         """What the model is told."""
         parameters: JsonObject = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
+        if self.input_type is not None:
+            parameters = strict(Structure(self.input_type).schema)
         function: JsonObject = {"name": self.tool_name, "description": self.tool_description, "parameters": parameters}
         return {"type": "function", "function": {**function, "strict": True}}
 
+    async def taken(self, context: RunContextWrapper[Any], arguments: str) -> None:
+        """Tells who wants to know that it was taken."""
+        if self.on_handoff is None:
+            return
+        if self.input_type is None:
+            said: Any = self.on_handoff(context)
+        else:
+            try:
+                given = Structure(self.input_type).read_text(arguments)
+            except Mismatch as mismatch:
+                raise ModelBehaviorError(f"the model called `{self.tool_name}` wrongly: {mismatch}") from None
+            said = self.on_handoff(context, given)
+        if inspect.isawaitable(said):
+            await said
+
 
 def handoff(
-    agent: Agent, *, tool_name_override: str | None = None, tool_description_override: str | None = None
+    agent: Agent[Any],
+    *,
+    tool_name_override: str | None = None,
+    tool_description_override: str | None = None,
+    on_handoff: Callable[..., Any] | None = None,
+    input_type: Any = None,
+    input_filter: Callable[[HandoffInputData], Any] | None = None,
+    is_enabled: Enabled = True,
 ) -> Handoff:
-    """A way to this agent, under another name or description than its own."""
+    """A way to this agent, under another name or description than its own. `on_handoff` is called when it is
+    taken, with the context and what the model says as `input_type`; `input_filter` says what the agent is
+    given of the conversation."""
+    if input_type is not None and on_handoff is None:
+        raise UserError("handoff: `input_type` is for `on_handoff`, and there is none")
     name = re.sub(r"[^a-zA-Z0-9_]", "_", f"transfer_to_{agent.name}".lower())
     about = f"Handoff to the {agent.name} agent to handle the request. {agent.handoff_description or ''}"
-    return Handoff(agent, tool_name_override or name, tool_description_override or about)
+    return Handoff(
+        agent,
+        tool_name_override or name,
+        tool_description_override or about,
+        on_handoff,
+        input_type,
+        input_filter,
+        is_enabled,
+    )
+
+
+# Agents.
+
+
+class AgentOutputSchema:
+    """The type of an agent's output."""
+
+    def __init__(self, output_type: Any, strict_json_schema: bool = True) -> None:
+        self.output_type = output_type
+        self.strict_json_schema = strict_json_schema
+        self._structure = Structure(output_type)
+
+    def name(self) -> str:
+        return self._structure.name
+
+    def json_schema(self) -> JsonObject:
+        schema = self._structure.schema
+        return strict(schema) if self.strict_json_schema else schema
+
+    def validate_json(self, json_str: str) -> Any:
+        """The output that a text holds as JSON. Raises `ModelBehaviorError`."""
+        try:
+            return self._structure.read_text(json_str)
+        except Mismatch as mismatch:
+            raise ModelBehaviorError(f"the model's answer is no {self.name()}: {mismatch}") from None
+
+    @property
+    def response_format(self) -> JsonObject:
+        described = {"name": "final_output", "strict": self.strict_json_schema, "schema": self.json_schema()}
+        return {"type": "json_schema", "json_schema": described}
+
+
+class StopAtTools(dict[str, Any]):
+    """`{"stop_at_tool_names": [...]}`: calling one of these tools ends the run with its output."""
 
 
 @dataclass
-class Agent:
+class ToolsToFinalOutputResult:
+    """Whether the output of tools is the final one."""
+
+    is_final_output: bool
+    final_output: Any = None
+
+
+ToolUseBehavior: TypeAlias = "Literal['run_llm_again', 'stop_on_first_tool'] | dict[str, Any] | Callable[..., Any]"
+
+
+@dataclass
+class Agent(Generic[ContextT]):
     """An agent: instructions, tools, and other agents to hand over to."""
 
     name: str
     instructions: str | Callable[..., Any] | None = None
     handoff_description: str | None = None
-    handoffs: list[Agent | Handoff] = field(default_factory=lambda: [])
+    handoffs: list[Agent[Any] | Handoff] = field(default_factory=lambda: [])
     model: RolloutModel | None = None
     model_settings: ModelSettings = field(default_factory=ModelSettings)
     tools: list[Tool[..., Any]] = field(default_factory=list[Tool[..., Any]])
+    input_guardrails: list[InputGuardrail] = field(default_factory=list[InputGuardrail])
+    """Who looks at the input of a run that begins with this agent."""
+    output_guardrails: list[OutputGuardrail] = field(default_factory=list[OutputGuardrail])
+    """Who looks at the output of a run that ends with this agent."""
+    output_type: Any = None
+    """The type of its output; a text where it is None."""
+    hooks: AgentHooks[Any] | None = None
+    tool_use_behavior: ToolUseBehavior = "run_llm_again"
+    reset_tool_choice: bool = True
+    """Whether `tool_choice` holds only until tools were called, so that it is not called for ever."""
 
     async def get_system_prompt(self, context: RunContextWrapper[Any]) -> str | None:
         """The instructions, asked for where they are a function."""
@@ -224,49 +354,128 @@ class Agent:
             return str(await text if inspect.isawaitable(text) else text)
         return self.instructions
 
-    def ways(self) -> dict[str, Handoff]:
+    async def offered_tools(self, context: RunContextWrapper[Any]) -> dict[str, Tool[..., Any]]:
+        """The tools that are offered now."""
+        offered: dict[str, Tool[..., Any]] = {}
+        for each in self.tools:
+            if not isinstance(each, FunctionTool) or await is_enabled(each.is_enabled, context, self):
+                offered[each.name] = each
+        return offered
+
+    async def ways(self, context: RunContextWrapper[Any]) -> dict[str, Handoff]:
+        """The ways to other agents that are open now."""
         ways = [each if isinstance(each, Handoff) else handoff(each) for each in self.handoffs]
-        return {way.tool_name: way for way in ways}
+        return {way.tool_name: way for way in ways if await is_enabled(way.is_enabled, context, self)}
+
+    def output_schema(self) -> AgentOutputSchema | None:
+        """The type of its output, where that is no text."""
+        if self.output_type is None or self.output_type is str:
+            return None
+        given: Any = self.output_type
+        return given if isinstance(given, AgentOutputSchema) else AgentOutputSchema(given)
+
+    def clone(self, **changes: Any) -> Agent[ContextT]:
+        """The same with these changes."""
+        return dataclasses.replace(self, **changes)
+
+    def as_tool(
+        self,
+        tool_name: str | None,
+        tool_description: str | None,
+        custom_output_extractor: Callable[[RunResult], Awaitable[str]] | None = None,
+        is_enabled: Enabled = True,
+        max_turns: int | None = TURNS_MAX,
+        run_config: RunConfig | None = None,
+        hooks: RunHooks[Any] | None = None,
+    ) -> FunctionTool:
+        """A tool that runs this agent with a text. The run is part of the one that calls it."""
+
+        async def invoke(context: RunContextWrapper[Any], input: str) -> str:
+            result = await Runner.run(
+                self, input, context=context.context, max_turns=max_turns, run_config=run_config, hooks=hooks
+            )
+            if custom_output_extractor is not None:
+                return await custom_output_extractor(result)
+            return text_of_output(result.final_output)
+
+        invoke.__annotations__ = {"context": RunContextWrapper, "input": str}
+        name = tool_name or re.sub(r"[^a-zA-Z0-9_]", "_", self.name.lower())
+        made = function_tool(name_override=name, description_override=tool_description or "", is_enabled=is_enabled)
+        return made(invoke)
 
 
-class MemorySession:
-    """The items of one conversation, which are a sample's history."""
+# Who wants to know what a run does.
 
-    def __init__(self, name: str | None = None) -> None:
-        """Registers a sample whose id is the name, or a random one."""
-        self._history = RecordedHistory([], name, "a session")
-        self.session_id = self._history.sample.id
 
-    @property
-    def sample(self) -> Sample:
-        """The sample that holds the items."""
-        return self._history.sample
+class RunHooks(Generic[ContextT]):
+    """Who wants to know what a run does: a subclass overrides what it wants to know."""
 
-    @property
-    def history(self) -> RecordedHistory:
-        """The items with their sample."""
-        return self._history
+    async def on_agent_start(self, context: RunContextWrapper[ContextT], agent: Agent[Any]) -> None:
+        """An agent goes on."""
 
-    async def get_items(self, limit: int | None = None) -> list[Item]:
-        """The items, or the latest of them."""
-        items = self._history.messages
-        return list(items) if limit is None else items[-limit:] if limit > 0 else []
+    async def on_agent_end(self, context: RunContextWrapper[ContextT], agent: Agent[Any], output: Any) -> None:
+        """An agent ended the run."""
 
-    async def add_items(self, items: Iterable[Item]) -> None:
-        """Adds items at the end."""
-        self._history.messages.extend(items)
-        self._history.record()
+    async def on_handoff(
+        self, context: RunContextWrapper[ContextT], from_agent: Agent[Any], to_agent: Agent[Any]
+    ) -> None:
+        """An agent hands over to another."""
 
-    async def pop_item(self) -> Item | None:
-        """Takes the last item out."""
-        item = self._history.messages.pop() if self._history.messages else None
-        self._history.record()
-        return item
+    async def on_tool_start(self, context: RunContextWrapper[ContextT], agent: Agent[Any], tool: Any) -> None:
+        """A tool is about to be called."""
 
-    async def clear_session(self) -> None:
-        """Takes all items out."""
-        self._history.messages.clear()
-        self._history.record()
+    async def on_tool_end(
+        self, context: RunContextWrapper[ContextT], agent: Agent[Any], tool: Any, result: Any
+    ) -> None:
+        """A tool was called."""
+
+    async def on_llm_start(
+        self,
+        context: RunContextWrapper[ContextT],
+        agent: Agent[Any],
+        system_prompt: str | None,
+        input_items: list[Item],
+    ) -> None:
+        """The model is about to be asked."""
+
+    async def on_llm_end(self, context: RunContextWrapper[ContextT], agent: Agent[Any], response: ModelResponse) -> None:
+        """The model has answered."""
+
+
+class AgentHooks(Generic[ContextT]):
+    """Who wants to know what one agent does: a subclass overrides what it wants to know."""
+
+    async def on_start(self, context: RunContextWrapper[ContextT], agent: Agent[Any]) -> None:
+        """The agent goes on."""
+
+    async def on_end(self, context: RunContextWrapper[ContextT], agent: Agent[Any], output: Any) -> None:
+        """The agent ended the run."""
+
+    async def on_handoff(self, context: RunContextWrapper[ContextT], agent: Agent[Any], source: Agent[Any]) -> None:
+        """Another agent handed over to this one."""
+
+    async def on_tool_start(self, context: RunContextWrapper[ContextT], agent: Agent[Any], tool: Any) -> None:
+        """A tool is about to be called."""
+
+    async def on_tool_end(
+        self, context: RunContextWrapper[ContextT], agent: Agent[Any], tool: Any, result: Any
+    ) -> None:
+        """A tool was called."""
+
+    async def on_llm_start(
+        self,
+        context: RunContextWrapper[ContextT],
+        agent: Agent[Any],
+        system_prompt: str | None,
+        input_items: list[Item],
+    ) -> None:
+        """The model is about to be asked."""
+
+    async def on_llm_end(self, context: RunContextWrapper[ContextT], agent: Agent[Any], response: ModelResponse) -> None:
+        """The model has answered."""
+
+
+# Runs.
 
 
 @dataclass
@@ -275,57 +484,60 @@ class RunResult:
 
     input: str | list[Item]
     """What the run was given."""
-    new_items: list[Item]
+    new_items: list[RunItem]
     """What it added."""
-    final_output: str
-    """The text of the model's last message."""
-    last_agent: Agent
+    raw_responses: list[ModelResponse]
+    """What the model answered, each time."""
+    final_output: Any
+    """The text of the model's last message, or what the last agent's `output_type` makes of it."""
+    input_guardrail_results: list[InputGuardrailResult]
+    output_guardrail_results: list[OutputGuardrailResult]
+    context_wrapper: RunContextWrapper[Any]
+    last_agent: Agent[Any]
     """Who wrote it."""
-    usage: Usage
-    """What the run cost, as far as the server said."""
-    session: MemorySession
-    """The session that holds the conversation."""
+    session: MemorySession | None
+    """The session that holds the conversation, where it is recorded."""
+
+    @property
+    def usage(self) -> Usage:
+        """What the run cost, as far as the server said."""
+        return self.context_wrapper.usage
+
+    @property
+    def last_response_id(self) -> str | None:
+        """None: the chat interface has no such ids."""
+        return None
+
+    def final_output_as(self, cls: type[Any], raise_if_incorrect_type: bool = False) -> Any:
+        """The final output, taken for this type."""
+        if raise_if_incorrect_type and not isinstance(self.final_output, cls):
+            raise TypeError(f"the final output is {type(self.final_output).__name__}, not {cls.__name__}")
+        return self.final_output
 
     def to_input_list(self) -> list[Item]:
         """What was given and what was added, to go on from."""
-        return [*_as_items(self.input), *self.new_items]
-
-
-class RunHooks(Generic[ContextT]):
-    """Who wants to know what a run does: a subclass overrides what it wants to know."""
-
-    async def on_agent_start(self, context: RunContextWrapper[ContextT], agent: Agent) -> None:
-        """An agent goes on."""
-
-    async def on_agent_end(self, context: RunContextWrapper[ContextT], agent: Agent, output: Any) -> None:
-        """An agent ended the run."""
-
-    async def on_handoff(self, context: RunContextWrapper[ContextT], from_agent: Agent, to_agent: Agent) -> None:
-        """An agent hands over to another."""
-
-    async def on_tool_start(self, context: RunContextWrapper[ContextT], agent: Agent, tool: Any) -> None:
-        """A tool is about to be called."""
-
-    async def on_tool_end(self, context: RunContextWrapper[ContextT], agent: Agent, tool: Any, result: str) -> None:
-        """A tool was called."""
-
-    async def on_llm_start(
-        self, context: RunContextWrapper[ContextT], agent: Agent, system_prompt: str | None, input_items: list[Item]
-    ) -> None:
-        """The model is about to be asked."""
-
-    async def on_llm_end(self, context: RunContextWrapper[ContextT], agent: Agent, response: Completion) -> None:
-        """The model has answered."""
+        return [*as_items(self.input), *(each.to_input_item() for each in self.new_items)]
 
 
 @dataclass
 class RunConfig:
     """What holds for a whole run."""
 
+    model: RolloutModel | None = None
+    """In place of the agents' own."""
     model_settings: ModelSettings | None = None
     """Sampling parameters that go before the agents' own."""
+    input_guardrails: list[InputGuardrail] | None = None
+    output_guardrails: list[OutputGuardrail] | None = None
+    handoff_input_filter: Callable[[HandoffInputData], Any] | None = None
+    """For ways that have none of their own."""
+    tool_not_found_behavior: Literal["raise_error", "return_error_to_model"] = "raise_error"
     workflow_name: str = "Agent workflow"
     tracing_disabled: bool = False
+    trace_id: str | None = None
+    group_id: str | None = None
+    trace_metadata: dict[str, Any] | None = None
+    trace_include_sensitive_data: bool = True
 
 
 def set_tracing_disabled(disabled: bool) -> None:
@@ -338,49 +550,148 @@ def trace(workflow_name: str, *_: Any, **__: Any) -> Generator[None, None, None]
     yield
 
 
+@dataclass
+class RawResponsesStreamEvent:
+    """The model answers."""
+
+    data: Raw
+    type: str = "raw_response_event"
+
+
+@dataclass
+class RunItemStreamEvent:
+    """A run added an item."""
+
+    name: str
+    item: RunItem
+    type: str = "run_item_stream_event"
+
+
+@dataclass
+class AgentUpdatedStreamEvent:
+    """An agent goes on."""
+
+    new_agent: Agent[Any]
+    type: str = "agent_updated_stream_event"
+
+
+_EVENT_OF: dict[type[RunItem], str] = {
+    MessageOutputItem: "message_output_created",
+    ToolCallItem: "tool_called",
+    ToolCallOutputItem: "tool_output",
+    HandoffCallItem: "handoff_requested",
+    HandoffOutputItem: "handoff_occured",
+}
+
+
+class RunResultStreaming:
+    """A run under way. What it gives at last is there when its events are over."""
+
+    def __init__(self, agent: Agent[Any], run: Callable[[Callable[[Any], None]], Awaitable[RunResult]]) -> None:
+        self.current_agent = agent
+        self.is_complete = False
+        self._events: asyncio.Queue[Any] = asyncio.Queue()
+        self._result: RunResult | None = None
+        self._task = asyncio.ensure_future(self._run(run))
+
+    async def _run(self, run: Callable[[Callable[[Any], None]], Awaitable[RunResult]]) -> None:
+        try:
+            self._result = await run(self._events.put_nowait)
+        finally:
+            self._events.put_nowait(None)
+
+    async def stream_events(self) -> AsyncIterator[Any]:
+        """What the run does, as it does it. A reply of the model comes as a whole: the host does not stream.
+        Raises what the run raises."""
+        while (event := await self._events.get()) is not None:
+            if isinstance(event, AgentUpdatedStreamEvent):
+                self.current_agent = event.new_agent
+            yield event
+        self.is_complete = True
+        await self._task
+
+    def cancel(self) -> None:
+        """Ends the run."""
+        self._task.cancel()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in {*RunResult.__annotations__, *vars(RunResult)}:
+            raise AttributeError(f"a run under way has no `{name}`")
+        if self._result is None:
+            # What a reader finds who asks too early.
+            return [] if name in ("new_items", "raw_responses") else None
+        return getattr(self._result, name)
+
+
+_under_way: contextvars.ContextVar[Conversation | None] = contextvars.ContextVar("_under_way", default=None)
+"""The conversation of the run that this is within."""
+
+
 class Runner:
     """Runs agents."""
 
     @classmethod
-    def run_sync(cls, starting_agent: Agent, input: str | Sequence[Item], **options: Any) -> RunResult:
+    def run_sync(cls, starting_agent: Agent[Any], input: str | Sequence[Item], **options: Any) -> RunResult:
         """As `run`, for who does not await it. Other tasks stand still meanwhile."""
         return run_sync(cls.run(starting_agent, input, **options))
 
     @classmethod
+    def run_streamed(cls, starting_agent: Agent[Any], input: str | Sequence[Item], **options: Any) -> RunResultStreaming:
+        """As `run`, and gives what happens as it happens."""
+
+        async def run(tell: Callable[[Any], None]) -> RunResult:
+            return await cls._run(starting_agent, input, tell, **options)
+
+        return RunResultStreaming(starting_agent, run)
+
+    @classmethod
     async def run(
         cls,
-        starting_agent: Agent,
+        starting_agent: Agent[Any],
         input: str | Sequence[Item],
         *,
-        session: MemorySession | None = None,
+        session: SessionABC | None = None,
         context: Any = None,
-        max_turns: int = TURNS_MAX,
+        max_turns: int | None = TURNS_MAX,
         hooks: RunHooks[Any] | None = None,
         run_config: RunConfig | None = None,
     ) -> RunResult:
         """Runs an agent until the model stops. Without a session, one is made, and with it
-        a sample. Raises `MaxTurnsExceeded`."""
-        held = session or MemorySession()
-        await held.add_items(_as_items(input))
-        wrapped = RunContextWrapper(context)
-        run = _Run(held, wrapped, len(held.history.messages), hooks or RunHooks(), run_config or RunConfig())
-        agent = starting_agent
-        await run.hooks.on_agent_start(wrapped, agent)
-        for _ in range(max_turns):
-            next_agent = await run.turn(agent)
-            if next_agent is None:
-                await run.hooks.on_agent_end(wrapped, agent, run.final_output)
-                given = input if isinstance(input, str) else list(input)
-                return RunResult(given, run.new_items, run.final_output, agent, wrapped.usage, held)
-            if next_agent is not agent:
-                await run.hooks.on_handoff(wrapped, agent, next_agent)
-                await run.hooks.on_agent_start(wrapped, next_agent)
-            agent = next_agent
-        raise MaxTurnsExceeded(f"the model still called tools after {max_turns} turns")
+        a sample. Raises `MaxTurnsExceeded`, and what else the framework raises."""
+        options: JsonObject = {"session": session, "context": context, "max_turns": max_turns}
+        return await cls._run(starting_agent, input, _nobody, hooks=hooks, run_config=run_config, **options)
+
+    @classmethod
+    async def _run(
+        cls,
+        agent: Agent[Any],
+        input: str | Sequence[Item],
+        tell: Callable[[Any], None],
+        *,
+        session: SessionABC | None = None,
+        context: Any = None,
+        max_turns: int | None = TURNS_MAX,
+        hooks: RunHooks[Any] | None = None,
+        run_config: RunConfig | None = None,
+    ) -> RunResult:
+        held = await Conversation.of(session, _under_way.get())
+        token = _under_way.set(held)
+        try:
+            run = _Run(held, RunContextWrapper(context), hooks or RunHooks(), run_config or RunConfig(), tell)
+            return await run.to_its_end(agent, input, max_turns)
+        finally:
+            _under_way.reset(token)
 
 
-def _as_items(input: str | Sequence[Item]) -> list[Item]:
-    return [{"role": "user", "content": input}] if isinstance(input, str) else list(input)
+def _nobody(event: Any) -> None:
+    """Is told what a run does, where nobody wants to know."""
+
+
+class _Final:
+    """A run is over."""
+
+    def __init__(self, output: Any) -> None:
+        self.output = output
 
 
 class _Run:
@@ -388,142 +699,199 @@ class _Run:
 
     def __init__(
         self,
-        session: MemorySession,
+        held: Conversation,
         context: RunContextWrapper[Any],
-        begin: int,
         hooks: RunHooks[Any],
         config: RunConfig,
+        tell: Callable[[Any], None],
     ) -> None:
-        self._session = session
-        self.hooks = hooks
-        self._config = config
+        self._held = held
         self._context = context
-        self._begin = begin
-        self.final_output = ""
+        self._hooks = hooks
+        self._config = config
+        self._tell = tell
+        self._new: list[RunItem] = []
+        self._replies: list[ModelResponse] = []
+        # What the model is given, where that is not what is held: after a filter.
+        self._view: list[Item] | None = None
+        self._before: tuple[Item, ...] = ()
+        self._used_tools: set[str] = set()
 
-    @property
-    def new_items(self) -> list[Item]:
-        return self._session.history.messages[self._begin :]
+    async def to_its_end(self, agent: Agent[Any], input: str | Sequence[Item], max_turns: int | None) -> RunResult:
+        given = input if isinstance(input, str) else list(input)
+        guards = [*agent.input_guardrails, *(self._config.input_guardrails or ())]
+        await self._held.add(as_items(given))
+        self._before = tuple(self._held.items)
+        checked = await check_input(guards, agent, given, self._context)
+        await self._start(agent)
+        turns = 0
+        while max_turns is None or turns < max_turns:
+            turns += 1
+            following = await self._turn(agent)
+            if isinstance(following, _Final):
+                output = following.output
+                await self._hooks.on_agent_end(self._context, agent, output)
+                if agent.hooks is not None:
+                    await agent.hooks.on_end(self._context, agent, output)
+                guards_of_output = [*agent.output_guardrails, *(self._config.output_guardrails or ())]
+                results = await check_output(guards_of_output, self._context, agent, output)
+                return RunResult(
+                    given, self._new, self._replies, output, checked, results, self._context, agent, self._held.session
+                )
+            if following is not agent:
+                await self._hooks.on_handoff(self._context, agent, following)
+                if following.hooks is not None:
+                    await following.hooks.on_handoff(self._context, following, agent)
+                await self._start(following)
+            agent = following
+        raise MaxTurnsExceeded(f"the model still called tools after {max_turns} turns")
 
-    async def turn(self, agent: Agent) -> Agent | None:
-        """Asks the model once. Gives who is to go on, or None where the run is over."""
-        tools = {each.name: each for each in agent.tools}
-        ways = agent.ways()
-        schemas = [each.schema for each in tools.values()] + [way.schema for way in ways.values()]
-        params = {**params_of(agent.model), **agent.model_settings.params()}
-        if self._config.model_settings is not None:
-            params.update(self._config.model_settings.params())
-        instructions = await agent.get_system_prompt(self._context)
-        await self.hooks.on_llm_start(self._context, agent, instructions, list(self._session.history.messages))
-        reply = await self._session.history.chat(self._request(instructions), schemas, params)
-        await self.hooks.on_llm_end(self._context, agent, reply)
-        self._context.usage = self._context.usage + (reply.usage or Usage())
-        await self._session.add_items(_reply_items(reply))
+    async def _start(self, agent: Agent[Any]) -> None:
+        self._tell(AgentUpdatedStreamEvent(agent))
+        await self._hooks.on_agent_start(self._context, agent)
+        if agent.hooks is not None:
+            await agent.hooks.on_start(self._context, agent)
+
+    async def _add(self, items: Sequence[RunItem]) -> None:
+        self._new.extend(items)
+        raw = [each.raw_item for each in items]
+        if self._view is not None:
+            self._view.extend(raw)
+        await self._held.add(dict(each) for each in raw)
+        for each in items:
+            self._tell(RunItemStreamEvent(_EVENT_OF[type(each)], each))
+
+    async def _turn(self, agent: Agent[Any]) -> Agent[Any] | _Final:
+        """Asks the model once. Gives who is to go on, or what the run gives."""
+        tools, ways = await agent.offered_tools(self._context), await agent.ways(self._context)
+        reply = await self._ask(agent, tools, ways)
+        unknown = next((call for call in reply.tool_calls if call.name not in tools and call.name not in ways), None)
+        if unknown is not None and self._config.tool_not_found_behavior == "raise_error":
+            raise ModelBehaviorError(f"the model called `{unknown.name}`, and agent `{agent.name}` has no such tool")
+        begin = len(self._new)
+        await self._add([_item_of(agent, raw, ways) for raw in map(Raw, reply_items(reply))])
         if not reply.tool_calls:
-            self.final_output = reply.text
-            return None
+            schema = agent.output_schema()
+            return _Final(reply.text if schema is None else schema.validate_json(reply.text))
         way = next((ways[call.name] for call in reply.tool_calls if call.name in ways), None)
-        outputs = await asyncio.gather(*(self._answer(agent, call, tools, ways, way) for call in reply.tool_calls))
-        await self._session.add_items(
-            {"type": "function_call_output", "call_id": call.id, "output": output}
-            for call, output in zip(reply.tool_calls, outputs, strict=True)
-        )
-        return way.agent if way is not None else agent
+        called = await asyncio.gather(*(self._answer(agent, call, tools, ways, way) for call in reply.tool_calls))
+        await self._add(called)
+        if way is not None:
+            await self._filter(way, begin)
+            return way.agent
+        self._used_tools.add(agent.name)
+        results = [
+            FunctionToolResult(made, each.output, each)
+            for call, each in zip(reply.tool_calls, called, strict=True)
+            if isinstance(made := tools.get(call.name), FunctionTool) and isinstance(each, ToolCallOutputItem)
+        ]
+        return await self._after_tools(agent, results)
 
-    def _request(self, instructions: str | None) -> list[Message]:
-        system = [] if instructions is None else [{"role": "system", "content": instructions}]
-        return system + as_chat(self._session.history.messages)
+    async def _ask(
+        self, agent: Agent[Any], tools: dict[str, Tool[..., Any]], ways: dict[str, Handoff]
+    ) -> Completion:
+        schemas = [each.schema for each in tools.values()] + [way.schema for way in ways.values()]
+        settings = agent.model_settings.resolve(self._config.model_settings)
+        if agent.reset_tool_choice and agent.name in self._used_tools:
+            settings = dataclasses.replace(settings, tool_choice=None)
+        params = {**params_of(self._config.model or agent.model), **settings.params()}
+        if (schema := agent.output_schema()) is not None:
+            params["response_format"] = schema.response_format
+        instructions = await agent.get_system_prompt(self._context)
+        items = self._held.items if self._view is None else self._view
+        await self._hooks.on_llm_start(self._context, agent, instructions, list(items))
+        if agent.hooks is not None:
+            await agent.hooks.on_llm_start(self._context, agent, instructions, list(items))
+        system: list[Message] = [] if instructions is None else [{"role": "system", "content": instructions}]
+        reply = await self._held.chat(system + as_chat(items), schemas, params)
+        response = ModelResponse([Raw(each) for each in reply_items(reply)], usage_of(reply))
+        self._replies.append(response)
+        self._context.usage.add(response.usage)
+        if reply.text:
+            self._tell(RawResponsesStreamEvent(Raw(type="response.output_text.delta", delta=reply.text)))
+        completed = Raw(type="response.completed", response={"output": response.output})
+        self._tell(RawResponsesStreamEvent(completed))
+        await self._hooks.on_llm_end(self._context, agent, response)
+        if agent.hooks is not None:
+            await agent.hooks.on_llm_end(self._context, agent, response)
+        return reply
+
+    async def _after_tools(self, agent: Agent[Any], results: list[FunctionToolResult]) -> Agent[Any] | _Final:
+        """Whether what tools gave is what the run gives."""
+        behavior = agent.tool_use_behavior
+        if behavior == "run_llm_again" or not results:
+            return agent
+        if behavior == "stop_on_first_tool":
+            return _Final(results[0].output)
+        if is_mapping(behavior):
+            names = behavior.get("stop_at_tool_names", ())
+            return next((_Final(each.output) for each in results if each.tool.name in names), agent)
+        if not callable(behavior):
+            raise UserError(f"tool_use_behavior of agent `{agent.name}` is {behavior!r}")
+        said: Any = behavior(self._context, results)
+        decided = await said if inspect.isawaitable(said) else said
+        return _Final(decided.final_output) if decided.is_final_output else agent
+
+    async def _filter(self, way: Handoff, begin: int) -> None:
+        """Has who is handed over to be given what the filter leaves."""
+        chosen = way.input_filter or self._config.handoff_input_filter
+        if chosen is None:
+            return
+        given = HandoffInputData(self._before, tuple(self._new[:begin]), tuple(self._new[begin:]), self._context)
+        said: Any = chosen(given)
+        left: HandoffInputData = await said if inspect.isawaitable(said) else said
+        history = as_items(left.input_history if isinstance(left.input_history, str) else list(left.input_history))
+        added = [each.to_input_item() for each in (*left.pre_handoff_items, *left.new_items)]
+        self._view = [*history, *added]
 
     async def _answer(
         self,
-        agent: Agent,
+        agent: Agent[Any],
         call: ToolCall,
         tools: dict[str, Tool[..., Any]],
         ways: dict[str, Handoff],
         taken: Handoff | None,
-    ) -> str:
+    ) -> RunItem:
         if way := ways.get(call.name):
-            if way is taken:
-                return json.dumps({"assistant": way.agent.name})
-            return "Multiple handoffs detected, ignoring this one."
+            if way is not taken:
+                said = "Multiple handoffs detected, ignoring this one."
+                return ToolCallOutputItem(agent, Raw(output_item(call.id, said)), said)
+            await way.taken(self._context, call.arguments)
+            raw = Raw(output_item(call.id, json.dumps({"assistant": way.agent.name})))
+            return HandoffOutputItem(agent, raw, agent, way.agent)
         made = tools.get(call.name)
         if made is None:
-            return f"Tool {call.name} not found"
-        names = _context_names(made.function)
-        await self.hooks.on_tool_start(self._context, agent, made)
-        output = await self._output(made, call, names)
-        await self.hooks.on_tool_end(self._context, agent, made, output)
-        return output
+            said = f"Tool {call.name} not found"
+            return ToolCallOutputItem(agent, Raw(output_item(call.id, said)), said)
+        context: ToolContext[Any] = ToolContext(
+            self._context.context, self._context.usage, call.name, call.id, call.arguments, agent
+        )
+        await self._hooks.on_tool_start(context, agent, made)
+        if agent.hooks is not None:
+            await agent.hooks.on_tool_start(context, agent, made)
+        output = await self._output(made, call, context)
+        await self._hooks.on_tool_end(context, agent, made, output)
+        if agent.hooks is not None:
+            await agent.hooks.on_tool_end(context, agent, made, output)
+        return ToolCallOutputItem(agent, Raw(output_item(call.id, str(output))), output)
 
-    async def _output(self, made: Tool[..., Any], call: ToolCall, names: frozenset[str]) -> str:
+    async def _output(self, made: Tool[..., Any], call: ToolCall, context: ToolContext[Any]) -> Any:
+        if isinstance(made, FunctionTool):
+            return await made.on_invoke_tool(context, call.arguments)
         try:
-            return str(await made.run(call.arguments, {name: self._context for name in names}))
+            return await made.run(call.arguments)
         except Exception as error:
-            return f"An error occurred while running the tool. Please try again. Error: {explain(error)}"
+            return default_tool_error_function(context, error)
 
 
-def _reply_items(reply: Completion) -> list[Item]:
-    """The model's reply as items."""
-    items: list[Item] = []
-    if reply.text or not reply.tool_calls:
-        text: JsonObject = {"type": "output_text", "text": reply.text, "annotations": [], "logprobs": []}
-        items.append(
-            {
-                "id": _FAKE_ID,
-                "type": "message",
-                "role": "assistant",
-                "status": "completed",
-                "content": [text],
-            }
-        )
-    for call in reply.tool_calls:
-        items.append(
-            {
-                "id": _FAKE_ID,
-                "type": "function_call",
-                "call_id": call.id,
-                "name": call.name,
-                "arguments": call.arguments,
-            }
-        )
-    return items
-
-
-def as_chat(items: Iterable[Item]) -> list[Message]:
-    """The chat messages that items stand for. Calls that follow each other are one
-    message, together with the text before them."""
-    messages: list[Message] = []
-    for item in items:
-        match item.get("type"):
-            case "function_call":
-                last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
-                if last is None:
-                    last = Message(role="assistant")
-                    messages.append(last)
-                function = {"name": item["name"], "arguments": item["arguments"]}
-                call = {"id": item["call_id"], "type": "function", "function": function}
-                last.setdefault("tool_calls", []).append(call)
-            case "function_call_output":
-                message = {"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]}
-                messages.append(message)
-            case "message" | None:
-                messages.append(_chat_message(item))
-            case _:
-                # What the chat interface has no word for, such as reasoning.
-                continue
-    return messages
-
-
-def _chat_message(item: Item) -> Message:
-    content = item.get("content")
-    if item.get("type") == "message" and is_list(content):
-        content = "".join(part.get("text", "") for part in content if is_object(part))
-    rest = {key: value for key, value in item.items() if key not in ("id", "type", "status", "role", "content")}
-    return {"role": item.get("role", "user"), "content": content, **rest}
+def _item_of(agent: Agent[Any], raw: Raw, ways: dict[str, Handoff]) -> RunItem:
+    """What the model said or wants called."""
+    if raw["type"] == "message":
+        return MessageOutputItem(agent, raw)
+    return HandoffCallItem(agent, raw) if raw["name"] in ways else ToolCallItem(agent, raw)
 
 
 # The names that the Python package of the wire protocol gives these.
 OsmosisAgent = Agent
 OsmosisMemorySession = MemorySession
 OsmosisRolloutModel = RolloutModel
-

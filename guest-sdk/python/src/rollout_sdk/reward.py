@@ -4,7 +4,9 @@
     def exact(solution_str: str, ground_truth: str, extra_info: dict | None = None, **kwargs) -> float:
         return float(solution_str.strip() == ground_truth)
 
-A module with one such function, and no `Grader`, has it as its grader.
+A module with one such function, and no `Grader`, has it as its grader. Its first parameters are
+`solution_str`, the text of the model's last message, and `ground_truth`; or `messages`, all of them,
+and `ground_truth`, with the row's metadata as `metadata`.
 """
 
 from __future__ import annotations
@@ -13,45 +15,66 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from .errors import Failed
 from .grading import Grader, GraderContext
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MARK = "_rollout_reward"
 
+_METADATA_OF = {"solution_str": "extra_info", "messages": "metadata"}
+"""What the row's metadata is called beside these."""
+
 
 def osmosis_reward(function: F) -> F:
-    """Marks a function as the reward function. It takes the text of the model's last
-    message, the row's ground truth, and, where it has a parameter for it, the row's
-    metadata."""
+    """Marks a function as the reward function."""
     names = list(inspect.signature(function).parameters)
-    if names[:2] != ["solution_str", "ground_truth"]:
+    if names[:2] not in [[first, "ground_truth"] for first in _METADATA_OF]:
         raise TypeError(
             f"the reward function `{function.__name__}` takes {', '.join(names) or 'nothing'}; "
-            "its first parameters are solution_str and ground_truth"
+            "its first parameters are solution_str and ground_truth, or messages and ground_truth"
         )
     setattr(function, _MARK, True)
     return function
 
 
+def osmosis_rubric(function: F) -> F:
+    """Marks a function that has a judge as the reward function. Its parameters are `solution_str`,
+    `ground_truth`, which is None where the row has none, and `extra_info`."""
+    names = list(inspect.signature(function).parameters)
+    if names[:3] != ["solution_str", "ground_truth", "extra_info"]:
+        raise TypeError(
+            f"the rubric function `{function.__name__}` takes {', '.join(names) or 'nothing'}; "
+            "its first parameters are solution_str, ground_truth and extra_info"
+        )
+    setattr(function, _MARK, False)
+    return function
+
+
 def is_reward(value: Any) -> bool:
     """Whether this is such a function."""
-    return inspect.isfunction(value) and getattr(value, _MARK, False)
+    return inspect.isfunction(value) and hasattr(value, _MARK)
 
 
 def grader_of(function: Callable[..., Any]) -> type[Grader]:
     """The grader that a reward function is."""
     parameters = inspect.signature(function).parameters
-    takes_info = "extra_info" in parameters or any(
-        each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()
-    )
+    first = next(iter(parameters))
+    needs_label: bool = getattr(function, _MARK)
+    takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    named = _METADATA_OF[first]
 
     class Reward(Grader):
         async def grade(self, ctx: GraderContext) -> None:
             for sample in ctx.samples.values():
-                info = {"extra_info": ctx.metadata} if takes_info else {}
-                reward: Any = function(sample.text, ctx.require_label(), **info)
-                sample.reward = await reward if inspect.isawaitable(reward) else reward
+                more = {named: ctx.metadata} if named in parameters or takes_any else {}
+                given = sample.messages if first == "messages" else sample.text
+                label = ctx.require_label() if needs_label else ctx.label
+                reward: Any = function(given, label, **more)
+                reward = await reward if inspect.isawaitable(reward) else reward
+                if reward is None:
+                    raise Failed(f"the reward function `{function.__name__}` gave nothing back")
+                sample.reward = reward
 
     Reward.__name__ = Reward.__qualname__ = getattr(function, "__name__", "Reward")
     return Reward

@@ -15,30 +15,84 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from ._history import RecordedHistory
-from ._json import JsonObject, is_list, is_mapping
+from ._json import JsonObject, dump, is_list, is_mapping
 from ._loop import run_sync
 from ._models import RolloutModel, params_of
-from .errors import RolloutError
-from .message import Message, ToolCall, text_of
+from ._schema import Mismatch
+from ._strands_blocks import Block, as_chat, in_blocks, tool_result, use_of
+from ._strands_hooks import (
+    AfterInvocationEvent,
+    AfterModelCallEvent,
+    AfterToolCallEvent,
+    AgentInitializedEvent,
+    BeforeInvocationEvent,
+    BeforeModelCallEvent,
+    BeforeToolCallEvent,
+    HookCallback,
+    HookEvent,
+    HookProvider,
+    HookRegistry,
+    MessageAddedEvent,
+    StopReason,
+)
+from ._strands_managers import (
+    ContextWindowOverflowException,
+    ConversationManager,
+    NullConversationManager,
+    SlidingWindowConversationManager,
+    SummarizingConversationManager,
+)
+from ._strands_results import (
+    AgentResult,
+    AgentState,
+    CompositeCallbackHandler,
+    ConcurrencyException,
+    EventLoopMetrics,
+    MaxTokensReachedException,
+    PrintingCallbackHandler,
+    StructuredOutputException,
+    ToolMetrics,
+    null_callback_handler,
+)
+from ._strands_tools import (
+    AgentTool,
+    ConcurrentToolExecutor,
+    SequentialToolExecutor,
+    ToolContext,
+    tool,
+    tools_of,
+)
+from ._structured import Structure
+from .errors import ChatError
+from .message import Message, ToolCall
 from .sample import Completion, Sample, Usage
-from .tool import Tool, as_tool, explain, tool
+from .tool import Tool, explain
 
 __all__ = [
     "AfterInvocationEvent",
     "AfterModelCallEvent",
     "AfterToolCallEvent",
     "Agent",
+    "AgentInitializedEvent",
     "AgentResult",
+    "AgentState",
     "BeforeInvocationEvent",
     "BeforeModelCallEvent",
     "BeforeToolCallEvent",
     "Block",
+    "CompositeCallbackHandler",
+    "ConcurrencyException",
+    "ConcurrentToolExecutor",
+    "ContextWindowOverflowException",
     "ConversationManager",
+    "EventLoopMetrics",
+    "HookEvent",
     "HookProvider",
     "HookRegistry",
     "MaxTokensReachedException",
@@ -46,155 +100,78 @@ __all__ = [
     "NullConversationManager",
     "OsmosisRolloutModel",
     "OsmosisStrandsAgent",
+    "PrintingCallbackHandler",
     "RolloutModel",
+    "SequentialToolExecutor",
     "SlidingWindowConversationManager",
+    "StopReason",
+    "StructuredOutputException",
+    "SummarizingConversationManager",
+    "ToolContext",
+    "ToolMetrics",
+    "as_chat",
+    "in_blocks",
+    "null_callback_handler",
     "tool",
 ]
 
-Block: TypeAlias = dict[str, Any]
+Prompt: TypeAlias = "str | list[Block] | list[Message] | None"
+Event: TypeAlias = dict[str, Any]
 
-StopReason: TypeAlias = Literal["end_turn", "tool_use", "max_tokens"]
+
+class _DirectCalls:
+    """`agent.tool`: calls of tools that the model did not ask for."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    def __getattr__(self, name: str) -> Callable[..., JsonObject]:
+        tools = self._agent.tools
+        known = name if name in tools else next((each for each in tools if each.replace("-", "_") == name), None)
+        if known is None:
+            raise AttributeError(f"the agent has no tool `{name}`; it has {', '.join(tools) or 'none'}")
+
+        def call(user_message_override: str | None = None, **arguments: Any) -> JsonObject:
+            return run_sync(self._agent.call_tool(known, arguments, user_message_override))
+
+        return call
 
 
-class MaxTokensReachedException(RolloutError):
-    """The model's reply was cut off at its token limit."""
+# Too long for the model: what its server says then.
+_TOO_LONG = (
+    "context_length_exceeded",
+    "context length",
+    "context window",
+    "maximum context",
+    "prompt is too long",
+    "too many tokens",
+)
 
 
 @dataclass
-class AgentResult:
-    """What came of one invocation. Its text is that of the last message."""
+class _Invocation:
+    """One invocation under way."""
 
-    stop_reason: StopReason
-    message: Message
-    """The model's last message."""
+    state: JsonObject
+    structure: Structure | None
+    structure_prompt: str
+    limits: Mapping[str, int]
     usage: Usage = field(default_factory=Usage)
-    """What the invocation cost, as far as the server said."""
+    cycles: int = 0
+    forced: bool = False
+    """Whether the model was told to give its structured output, and can do nothing else."""
+    found: Any = None
 
-    def __str__(self) -> str:
-        texts = (block["text"] for block in self.message.get("content", []) if "text" in block)
-        return "".join(f"{text}\n" for text in texts)
-
-
-# Hooks: who wants to know what an agent does.
-
-
-@dataclass
-class HookEvent:
-    """Something that an agent does."""
-
-    agent: Agent
+    def limit_reached(self) -> StopReason | None:
+        reached: list[tuple[str, int, StopReason]] = [
+            ("turns", self.cycles, "limit_turns"),
+            ("total_tokens", self.usage.total_tokens, "limit_total_tokens"),
+            ("output_tokens", self.usage.completion_tokens, "limit_output_tokens"),
+        ]
+        return next((why for name, used, why in reached if name in self.limits and used >= self.limits[name]), None)
 
 
-@dataclass
-class BeforeInvocationEvent(HookEvent):
-    """An invocation begins."""
-
-
-@dataclass
-class AfterInvocationEvent(HookEvent):
-    """An invocation is over."""
-
-    result: AgentResult | None = None
-
-
-@dataclass
-class MessageAddedEvent(HookEvent):
-    """A message was added to the conversation."""
-
-    message: Message
-
-
-@dataclass
-class BeforeModelCallEvent(HookEvent):
-    """The model is about to be asked."""
-
-
-@dataclass
-class AfterModelCallEvent(HookEvent):
-    """The model has answered."""
-
-
-@dataclass
-class BeforeToolCallEvent(HookEvent):
-    """A tool is about to be called."""
-
-    selected_tool: Tool[..., Any] | None
-    tool_use: JsonObject
-
-
-@dataclass
-class AfterToolCallEvent(HookEvent):
-    """A tool was called. The result may be replaced."""
-
-    selected_tool: Tool[..., Any] | None
-    tool_use: JsonObject
-    result: JsonObject
-
-
-class HookRegistry:
-    """Who is called for which events, in the order of their registration."""
-
-    def __init__(self) -> None:
-        self._callbacks: dict[type[HookEvent], list[Callable[[Any], Any]]] = {}
-
-    def add_callback(self, event_type: type[HookEvent], callback: Callable[[Any], Any]) -> None:
-        """Has the callback called for events of this type."""
-        self._callbacks.setdefault(event_type, []).append(callback)
-
-    def add_hook(self, hook: HookProvider) -> None:
-        """Has a provider register its callbacks."""
-        hook.register_hooks(self)
-
-    async def call(self, event: HookEvent) -> None:
-        """Calls whoever wants to know of this."""
-        for callback in self._callbacks.get(type(event), ()):
-            called = callback(event)
-            if inspect.isawaitable(called):
-                await called
-
-
-class HookProvider(Protocol):
-    """Registers callbacks."""
-
-    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
-        """Registers callbacks with `registry.add_callback`."""
-
-
-# Conversation managers: how much of a conversation is kept.
-
-
-class ConversationManager(Protocol):
-    """Says how much of a conversation is kept."""
-
-    def apply_management(self, agent: Agent, **kwargs: Any) -> None:
-        """Called after every invocation; it may change the agent's messages."""
-
-
-class NullConversationManager:
-    """Keeps all of it."""
-
-    def apply_management(self, agent: Agent, **kwargs: Any) -> None:
-        """Nothing."""
-
-
-class SlidingWindowConversationManager:
-    """Keeps the last messages, beginning with one of the user's that is no tool's result."""
-
-    def __init__(self, window_size: int = 40, should_truncate_results: bool = True, **_: Any) -> None:
-        self.window_size = window_size
-
-    def apply_management(self, agent: Agent, **kwargs: Any) -> None:
-        """Takes the first messages out."""
-        messages = agent.messages
-        begin = max(len(messages) - self.window_size, 0)
-        while begin < len(messages) and not _may_begin(messages[begin]):
-            begin += 1
-        if 0 < begin < len(messages):
-            del messages[:begin]
-
-
-def _may_begin(message: Message) -> bool:
-    return message.get("role") == "user" and not any("toolResult" in block for block in message.get("content", ()))
+STRUCTURE_PROMPT = "You must format the previous response as structured output."
 
 
 class Agent:
@@ -204,38 +181,48 @@ class Agent:
         self,
         model: RolloutModel | None = None,
         messages: Iterable[Message] | None = None,
-        tools: Iterable[Tool[..., Any] | Callable[..., Any]] | None = None,
-        system_prompt: str | None = None,
-        callback_handler: Any = None,
+        tools: Iterable[Any] | None = None,
+        system_prompt: str | list[Block] | None = None,
+        structured_output_model: Any = None,
+        callback_handler: Callable[..., Any] | None = None,
         conversation_manager: ConversationManager | None = None,
+        record_direct_tool_call: bool = True,
         *,
         name: str | None = None,
         agent_id: str | None = None,
         description: str | None = None,
-        state: Mapping[str, Any] | None = None,
-        hooks: Iterable[HookProvider] | None = None,
+        state: AgentState | Mapping[str, Any] | None = None,
+        hooks: Iterable[HookProvider | HookCallback] | None = None,
+        structured_output_prompt: str | None = None,
+        tool_executor: ConcurrentToolExecutor | SequentialToolExecutor | None = None,
+        trace_attributes: Mapping[str, Any] | None = None,
     ) -> None:
         """An agent with a sample of its own, whose id is the name, the agent's id or a
-        random one. `messages` are chat messages or the framework's own.
-        `callback_handler` is there for the framework's sake; nothing calls it."""
-        del callback_handler
+        random one. `messages` are chat messages or the framework's own. Nothing is printed and
+        nothing taken out of the conversation unless a handler or a manager is given."""
+        del trace_attributes
         self.model = model
         self.name = name
         self.agent_id = agent_id
         self.description = description
-        self.state: dict[str, Any] = dict(state or {})
-        self.conversation_manager = conversation_manager
+        self.state = state if isinstance(state, AgentState) else AgentState(state)
+        self.callback_handler = callback_handler or null_callback_handler
+        self.conversation_manager = conversation_manager or NullConversationManager()
+        self.record_direct_tool_call = record_direct_tool_call
         self.hooks = HookRegistry()
         for provider in hooks or ():
             self.hooks.add_hook(provider)
         self.system_prompt = system_prompt
-        self.tools: dict[str, Tool[..., Any]] = {}
-        for item in tools or ():
-            made = as_tool(item)
-            self.tools[made.name] = made
+        self.event_loop_metrics = EventLoopMetrics()
+        self.tools: dict[str, Tool[..., Any]] = {made.name: made for made in tools_of(list(tools or ()))}
+        self._structure = structured_output_model
+        self._structure_prompt = structured_output_prompt or STRUCTURE_PROMPT
+        self._executor = tool_executor or ConcurrentToolExecutor()
         self._params = params_of(model)
+        self._at_work = False
         blocks = [in_blocks(message) for message in messages or ()]
         self._history = RecordedHistory(blocks, name or agent_id, "an agent")
+        self.hooks.call_at_once(AgentInitializedEvent(self))
 
     @property
     def messages(self) -> list[Message]:
@@ -256,52 +243,262 @@ class Agent:
         """The names of the tools that are offered to the model."""
         return list(self.tools)
 
-    def __call__(self, prompt: str | list[Block] | None = None) -> AgentResult:
-        """As `invoke_async`, for who does not await it. Other tasks stand still meanwhile."""
-        return run_sync(self.invoke_async(prompt))
+    @property
+    def tool(self) -> _DirectCalls:
+        """The tools, to be called without the model: `agent.tool.NAME(…)`."""
+        return _DirectCalls(self)
 
-    async def invoke_async(self, prompt: str | list[Block] | None = None) -> AgentResult:
+    def add_hook(
+        self, callback: HookCallback, event_type: type[HookEvent] | list[type[HookEvent]] | None = None
+    ) -> None:
+        """Has a callback called for events of this type, or of that which its parameter is hinted with."""
+        self.hooks.add_callback(event_type, callback)
+
+    def as_tool(self, name: str | None = None, description: str | None = None) -> Tool[..., Any]:
+        """A tool that invokes this agent with a text."""
+        initial = list(self.messages)
+
+        async def invoke(input: str) -> str:
+            self.messages = list(initial)
+            return str(await self.invoke_async(input))
+
+        called = name or self.name or "agent"
+        return Tool(invoke, name=called, description=description or self.description or f"Asks the agent {called}.")
+
+    def __call__(self, prompt: Prompt = None, **options: Any) -> AgentResult:
+        """As `invoke_async`, for who does not await it. Other tasks stand still meanwhile."""
+        return run_sync(self.invoke_async(prompt, **options))
+
+    async def invoke_async(
+        self,
+        prompt: Prompt = None,
+        *,
+        invocation_state: JsonObject | None = None,
+        structured_output_model: Any = None,
+        structured_output_prompt: str | None = None,
+        limits: Mapping[str, int] | None = None,
+        **state: Any,
+    ) -> AgentResult:
         """Says something, if anything, and runs the loop until the model stops."""
-        await self.hooks.call(BeforeInvocationEvent(self))
-        if prompt is not None:
-            content = [{"text": prompt}] if isinstance(prompt, str) else list(prompt)
-            await self._add({"role": "user", "content": content})
+        result: AgentResult | None = None
+        async for event in self.stream_async(
+            prompt,
+            invocation_state=invocation_state,
+            structured_output_model=structured_output_model,
+            structured_output_prompt=structured_output_prompt,
+            limits=limits,
+            **state,
+        ):
+            result = event.get("result", result)
+        assert result is not None
+        return result
+
+    async def stream_async(
+        self,
+        prompt: Prompt = None,
+        *,
+        invocation_state: JsonObject | None = None,
+        structured_output_model: Any = None,
+        structured_output_prompt: str | None = None,
+        limits: Mapping[str, int] | None = None,
+        **state: Any,
+    ) -> AsyncIterator[Event]:
+        """As `invoke_async`, and gives what happens as it happens. A reply of the model comes as a
+        whole: the host does not stream."""
+        if self._at_work:
+            raise ConcurrencyException(f"agent `{self.name or self.sample.id}` is at work already")
+        given = {} if invocation_state is None else invocation_state
+        given.update(state)
+        kind = structured_output_model or self._structure
+        self._at_work = True
+        try:
+            while True:
+                run = _Invocation(
+                    given,
+                    None if kind is None else Structure(kind),
+                    structured_output_prompt or self._structure_prompt,
+                    limits or {},
+                )
+                ended: AfterInvocationEvent | None = None
+                async for event in self._invocation(prompt, run):
+                    if isinstance(event, AfterInvocationEvent):
+                        ended = event
+                        continue
+                    self.callback_handler(**{**given, **event})
+                    yield event
+                if ended is None or ended.resume is None:
+                    return
+                prompt = ended.resume
+        finally:
+            self._at_work = False
+
+    async def _invocation(self, prompt: Prompt, run: _Invocation) -> AsyncIterator[Any]:
+        """One invocation: what happens, and at last its end."""
+        yield {"init_event_loop": True}
+        before = BeforeInvocationEvent(self, run.state, _as_messages(prompt))
+        await self.hooks.call(before)
         result: AgentResult | None = None
         try:
-            result = await self._run()
-            return result
+            for message in before.messages or ():
+                await self._add(in_blocks(message))
+            if before.cancel:
+                said = _cancelled(before.cancel, "the invocation was denied by a hook")
+                await self._add(said)
+                result = self._result(run, "end_turn", said)
+            else:
+                async for event in self._cycles(run):
+                    result = event.get("result", result)
+                    # The result is given when the invocation is over.
+                    if "result" not in event:
+                        yield event
         finally:
-            if self.conversation_manager is not None:
-                self.conversation_manager.apply_management(self)
-                self._history.record()
-            await self.hooks.call(AfterInvocationEvent(self, result))
+            self.conversation_manager.apply_management(self)
+            self._history.record()
+            after = AfterInvocationEvent(self, run.state, result)
+            await self.hooks.call(after)
+        yield {"result": result}
+        yield after
 
     async def _add(self, message: Message) -> None:
         self.messages.append(message)
         await self.hooks.call(MessageAddedEvent(self, message))
 
-    async def _run(self) -> AgentResult:
-        usage = Usage()
+    def _result(self, run: _Invocation, why: StopReason, message: Message) -> AgentResult:
+        self._history.record()
+        state = run.state.setdefault("request_state", {})
+        return AgentResult(why, message, self.event_loop_metrics, state, run.found, run.usage)
+
+    async def _cycles(self, run: _Invocation) -> AsyncIterator[Event]:
+        """Asks and runs tools until the model stops."""
+        run.state.setdefault("request_state", {})
         while True:
-            schemas = [item.schema for item in self.tools.values()]
-            await self.hooks.call(BeforeModelCallEvent(self))
-            reply = await self._history.chat(self._request(), schemas, self._params)
-            await self.hooks.call(AfterModelCallEvent(self))
-            usage += reply.usage or Usage()
-            message = self._reply_message(reply)
+            if why := run.limit_reached():
+                yield {"result": self._result(run, why, self.messages[-1])}
+                return
+            yield {"start": True}
+            yield {"start_event_loop": True}
+            reply, message = await self._reply(run)
+            run.cycles += 1
+            if text := "\n".join(_texts_of(message)):
+                yield {"data": text, "delta": {"text": text}, "complete": True}
             await self._add(message)
-            if reply.finish_reason == "length":
+            yield {"message": message}
+            if reply is not None and reply.finish_reason == "length":
                 self._history.record()
                 raise MaxTokensReachedException("the model's reply was cut off at its token limit")
-            if not reply.tool_calls:
-                self._history.record()
-                return AgentResult("end_turn", message, usage)
-            results = await asyncio.gather(*map(self._run_tool, reply.tool_calls))
-            await self._add({"role": "user", "content": [{"toolResult": result} for result in results]})
+            if reply is None or not reply.tool_calls:
+                if await self._is_over(run, message):
+                    yield {"result": self._result(run, "end_turn", message)}
+                    return
+                continue
+            for call in reply.tool_calls:
+                yield {"current_tool_use": use_of(call), "type": "tool_use_stream"}
+            results = await self._run_tools(run, reply.tool_calls)
+            answered: Message = {"role": "user", "content": [{"toolResult": result} for result in results]}
+            await self._add(answered)
+            yield {"message": answered}
+            if run.found is not None or run.state["request_state"].get("stop_event_loop"):
+                yield {"result": self._result(run, "tool_use", message)}
+                return
 
-    def _request(self) -> list[Message]:
-        system = [] if self.system_prompt is None else [{"role": "system", "content": [{"text": self.system_prompt}]}]
-        return [chat for message in [*system, *self.messages] for chat in as_chat(message)]
+    async def _is_over(self, run: _Invocation, message: Message) -> bool:
+        """Whether a reply without calls ends the invocation: not where structured output is missing."""
+        if run.structure is None:
+            return True
+        if run.forced:
+            try:
+                run.found = run.structure.read_text("".join(_texts_of(message)))
+            except Mismatch as mismatch:
+                raise StructuredOutputException(
+                    f"the model gave no {run.structure.name}, though it was told to: {mismatch}"
+                ) from None
+            return True
+        run.forced = True
+        await self._add({"role": "user", "content": [{"text": run.structure_prompt}]})
+        return False
+
+    async def _reply(self, run: _Invocation) -> tuple[Completion | None, Message]:
+        """Asks the model once, as hooks and the conversation's manager want it. There is no reply where a hook
+        stands in for it."""
+        while True:
+            self.conversation_manager.before_model_call(self)
+            before = BeforeModelCallEvent(self, run.state)
+            await self.hooks.call(before)
+            reply: Completion | None = None
+            if before.cancel:
+                message = _cancelled(before.cancel, "the call of the model was denied by a hook")
+            else:
+                try:
+                    reply = await self._history.chat(self._request(), *self._offered(run))
+                except ChatError as error:
+                    failed = AfterModelCallEvent(self, run.state, None, error)
+                    await self.hooks.call(failed)
+                    if not failed.retry:
+                        self._make_room(error)
+                    continue
+                run.usage += reply.usage or Usage()
+                self.event_loop_metrics.count(reply.usage)
+                message = self._reply_message(reply)
+            why = _stop_reason(reply)
+            after = AfterModelCallEvent(self, run.state, AfterModelCallEvent.ModelStopResponse(message, why))
+            await self.hooks.call(after)
+            if not after.retry:
+                return reply, message
+
+    def _make_room(self, error: ChatError) -> None:
+        """Has the conversation be shortened, where that is what is wrong; raises what is wrong otherwise."""
+        said = f"{error} {error.answer}".lower()
+        if error.kind != "refused" or not any(each in said for each in _TOO_LONG):
+            raise error
+        self.conversation_manager.reduce_context(self, error)
+
+    def _offered(self, run: _Invocation) -> tuple[list[JsonObject], JsonObject]:
+        """Tools, and parameters."""
+        if run.structure is None:
+            return [item.schema for item in self.tools.values()], self._params
+        function = {"name": run.structure.name, "description": run.structure.description, "parameters": run.structure.schema}
+        answer: JsonObject = {"type": "function", "function": function}
+        if not run.forced:
+            return [*(item.schema for item in self.tools.values()), answer], self._params
+        choice = {"type": "function", "function": {"name": run.structure.name}}
+        return [answer], {**self._params, "tool_choice": choice}
+
+    def _request(self, messages: Iterable[Message] | None = None, system: str | list[Block] | None = None) -> list[Message]:
+        system = self.system_prompt if system is None else system
+        blocks = [{"text": system}] if isinstance(system, str) else system
+        first = [{"role": "system", "content": blocks}] if blocks else []
+        conversation = self.messages if messages is None else messages
+        return [chat for message in [*first, *conversation] for chat in as_chat(message)]
+
+    def ask_beside(self, messages: Iterable[Message], system: str) -> str:
+        """What the model answers to this, which is no part of the conversation."""
+        asked = self._request(messages, system)
+        return run_sync(self._history.sample.chat(asked, **self._params)).text
+
+    def structured_output(self, output_model: Any, prompt: Prompt = None) -> Any:
+        """As `structured_output_async`, for who does not await it."""
+        return run_sync(self.structured_output_async(output_model, prompt))
+
+    async def structured_output_async(self, output_model: Any, prompt: Prompt = None) -> Any:
+        """The conversation, and what is said in addition, as this type; neither is kept. Raises
+        `StructuredOutputException`."""
+        asked = [*self.messages, *map(in_blocks, _as_messages(prompt))]
+        if not asked:
+            raise ValueError("there is neither a conversation nor a prompt")
+        run = _Invocation({}, Structure(output_model), "", {}, forced=True)
+        await self.hooks.call(BeforeInvocationEvent(self, run.state, None))
+        try:
+            tools, params = self._offered(run)
+            self._history.record()
+            reply = await self._history.sample.chat(self._request(asked), tools=tools, **params)
+            given = reply.tool_calls[0].arguments if reply.tool_calls else reply.text
+            assert run.structure is not None
+            try:
+                return run.structure.read_text(given)
+            except Mismatch as mismatch:
+                raise StructuredOutputException(f"the model gave no {run.structure.name}: {mismatch}") from None
+        finally:
+            await self.hooks.call(AfterInvocationEvent(self, run.state, None))
 
     def _reply_message(self, reply: Completion) -> Message:
         blocks: list[Block] = []
@@ -310,98 +507,111 @@ class Agent:
             blocks.append({"reasoningContent": {"reasoningText": {"text": reasoning}}})
         if reply.text:
             blocks.append({"text": reply.text})
-        for call in reply.tool_calls:
-            use = {"toolUseId": call.id, "name": call.name, "input": _input_of(call.arguments)}
-            blocks.append({"toolUse": use})
+        blocks += [{"toolUse": use_of(call)} for call in reply.tool_calls]
         return {"role": "assistant", "content": blocks}
 
-    async def _run_tool(self, call: ToolCall) -> JsonObject:
-        use = {"toolUseId": call.id, "name": call.name, "input": _input_of(call.arguments)}
-        await self.hooks.call(BeforeToolCallEvent(self, self.tools.get(call.name), use))
-        result = await self._tool_answer(call)
-        event = AfterToolCallEvent(self, self.tools.get(call.name), use, result)
-        await self.hooks.call(event)
-        return event.result
+    async def _run_tools(self, run: _Invocation, calls: Iterable[ToolCall]) -> list[JsonObject]:
+        if self._executor.at_once:
+            return await asyncio.gather(*(self._run_tool(run, call) for call in calls))
+        return [await self._run_tool(run, call) for call in calls]
 
-    async def _tool_answer(self, call: ToolCall) -> JsonObject:
-        made = self.tools.get(call.name)
+    async def _run_tool(self, run: _Invocation, call: ToolCall) -> JsonObject:
+        if run.structure is not None and call.name == run.structure.name:
+            return _structured(run, run.structure, call)
+        while True:
+            before = BeforeToolCallEvent(self, self.tools.get(call.name), use_of(call), run.state)
+            await self.hooks.call(before)
+            if before.cancel_tool:
+                said = before.cancel_tool if isinstance(before.cancel_tool, str) else "the call was denied by a hook"
+                denied = tool_result(before.tool_use, "error", [{"text": said}])
+                after = AfterToolCallEvent(self, None, before.tool_use, run.state, denied, None, said)
+            else:
+                result, error = await self._tool_answer(before, run.state)
+                after = AfterToolCallEvent(self, before.selected_tool, before.tool_use, run.state, result, error)
+            await self.hooks.call(after)
+            if not after.retry:
+                return after.result
+
+    async def _tool_answer(self, called: BeforeToolCallEvent, state: JsonObject) -> tuple[JsonObject, Exception | None]:
+        use, made = called.tool_use, called.selected_tool
         if made is None:
-            return _tool_result(call, "error", [{"text": f"Unknown tool: {call.name}"}])
+            return tool_result(use, "error", [{"text": f"Unknown tool: {use['name']}"}]), None
+        counted = self.event_loop_metrics.tool_metrics.setdefault(made.name, ToolMetrics())
+        counted.call_count += 1
+        started = time.monotonic()
+        given = use["input"]
+        arguments = given if isinstance(given, str) else dump(given, f"the arguments of `{made.name}`")
         try:
-            result = await made.run(call.arguments)
+            beside = made.beside(ToolContext(use, self, state)) if isinstance(made, AgentTool) else {}
+            result: Any = await made.run(arguments, beside)
+            if inspect.isasyncgen(result):
+                # What it gives on the way is for who looks on; the last is the result.
+                last: Any = None
+                async for last in result:
+                    pass
+                result = last
         except Exception as error:
-            return _tool_result(call, "error", [{"text": f"Error: {explain(error)}"}])
+            counted.error_count += 1
+            return tool_result(use, "error", [{"text": f"Error: {explain(error)}"}]), error
+        finally:
+            counted.total_time += time.monotonic() - started
+        counted.success_count += 1
         # A tool may say status and blocks itself.
         if is_mapping(result) and "status" in result and "content" in result:
-            return _tool_result(call, result["status"], list(result["content"]))
-        return _tool_result(call, "success", [{"text": str(result)}])
+            return tool_result(use, result["status"], list(result["content"])), None
+        return tool_result(use, "success", [{"text": str(result)}]), None
+
+    async def call_tool(self, name: str, arguments: JsonObject, said: str | None = None) -> JsonObject:
+        """Calls a tool that the model did not ask for, and keeps that in the conversation."""
+        use = {"toolUseId": f"tooluse_{name}_{len(self.messages)}", "name": name, "input": arguments}
+        called = BeforeToolCallEvent(self, self.tools[name], use)
+        result, _ = await self._tool_answer(called, {})
+        if self.record_direct_tool_call:
+            shown = json.dumps(arguments, default=repr)
+            about = [{"text": f"{said}\n"}] if said else []
+            about.append({"text": f"agent.tool.{name} direct tool call.\nInput parameters: {shown}\n"})
+            await self._add({"role": "user", "content": about})
+            await self._add({"role": "assistant", "content": [{"toolUse": {**use, "input": json.loads(shown)}}]})
+            await self._add({"role": "user", "content": [{"toolResult": result}]})
+            await self._add({"role": "assistant", "content": [{"text": f"agent.tool.{name} was called."}]})
+        return result
 
 
-def _tool_result(call: ToolCall, status: str, content: list[Block]) -> JsonObject:
-    return {"toolUseId": call.id, "status": status, "content": content}
+def _as_messages(prompt: Any) -> list[Message]:
+    """What a prompt says, as messages."""
+    if prompt is None:
+        return []
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": [{"text": prompt}]}]
+    if not is_list(prompt):
+        raise TypeError(f"a prompt is a text, blocks or messages, not {type(prompt).__name__}")
+    if prompt and all("role" in each for each in prompt):
+        return list(prompt)
+    return [{"role": "user", "content": list(prompt)}]
 
 
-def _input_of(arguments: str) -> Any:
-    """The arguments as the framework keeps them: an object where they are one."""
+def _cancelled(said: bool | str, otherwise: str) -> Message:
+    return {"role": "assistant", "content": [{"text": said if isinstance(said, str) else otherwise}]}
+
+
+def _stop_reason(reply: Completion | None) -> StopReason:
+    if reply is not None and reply.finish_reason == "length":
+        return "max_tokens"
+    return "tool_use" if reply is not None and reply.tool_calls else "end_turn"
+
+
+def _texts_of(message: Message) -> list[str]:
+    return [block["text"] for block in message.get("content", ()) if "text" in block]
+
+
+def _structured(run: _Invocation, structure: Structure, call: ToolCall) -> JsonObject:
+    """The result of the call that is the structured output."""
+    use = use_of(call)
     try:
-        return json.loads(arguments) if arguments.strip() else {}
-    except ValueError:
-        return arguments
-
-
-def in_blocks(message: Message) -> Message:
-    """A message in the framework's form. One that is in it already stays as it is."""
-    content = message.get("content")
-    if is_list(content) and all(is_mapping(block) and "type" not in block for block in content):
-        return message
-    if message.get("role") == "tool":
-        text = text_of(message)
-        result = {"toolUseId": message.get("tool_call_id", ""), "status": "success", "content": [{"text": text}]}
-        return {"role": "user", "content": [{"toolResult": result}]}
-    blocks: list[Block] = []
-    if text := text_of(message):
-        blocks.append({"text": text})
-    for call in message.get("tool_calls") or ():
-        function = call.get("function", {})
-        use = {
-            "toolUseId": call.get("id", ""),
-            "name": function.get("name", ""),
-            "input": _input_of(function.get("arguments") or ""),
-        }
-        blocks.append({"toolUse": use})
-    return {**{k: v for k, v in message.items() if k not in ("content", "tool_calls")}, "content": blocks}
-
-
-def as_chat(message: Message) -> list[Message]:
-    """The chat messages that a message in the framework's form stands for."""
-    parts: list[JsonObject] = []
-    calls: list[JsonObject] = []
-    results: list[Message] = []
-    for block in message.get("content", []):
-        if "text" in block:
-            parts.append({"type": "text", "text": block["text"]})
-        elif use := block.get("toolUse"):
-            given = use["input"]
-            arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-            function = {"name": use["name"], "arguments": arguments}
-            calls.append({"id": use["toolUseId"], "type": "function", "function": function})
-        elif result := block.get("toolResult"):
-            text = "\n".join(_result_text(piece) for piece in result["content"])
-            results.append({"role": "tool", "tool_call_id": result["toolUseId"], "content": text})
-    if not parts and not calls:
-        return results
-    chat: Message = {"role": message["role"]}
-    if parts:
-        chat["content"] = parts
-    if calls:
-        chat["tool_calls"] = calls
-    return [*results, chat]
-
-
-def _result_text(piece: Block) -> str:
-    if "text" in piece:
-        return str(piece["text"])
-    return json.dumps(piece.get("json", piece), ensure_ascii=False)
+        run.found = structure.read_text(call.arguments)
+    except Mismatch as mismatch:
+        return tool_result(use, "error", [{"text": f"this is no {structure.name}: {mismatch}"}])
+    return tool_result(use, "success", [{"text": f"this is a valid {structure.name}"}])
 
 
 # The names that the Python package of the wire protocol gives these.

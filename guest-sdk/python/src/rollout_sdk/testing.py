@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
-from . import _discover, _export, _host, _loop, _one_thread, context
+from . import _discover, _export, _host, _loop, _names, _one_thread, context
 from ._json import JsonObject
 from .agent_loop import RolloutAgentLoop, RolloutResult
 from .config import BaseConfig, GraderConfig
@@ -28,6 +28,10 @@ from .context import AgentWorkflow
 from .errors import ArtifactError, OpenError
 from .grading import Grader, GraderContext, RolloutSample
 from .message import Message, assistant, text_of, tool_calls_of, user
+
+# As in a component: a workflow for the published packages runs on this package's shapes, be they
+# installed on this machine or not. Import this before the workflow.
+_names.install_before_the_packages()
 
 Reply: TypeAlias = "str | Message | Exception | Callable[[JsonObject], str | Message]"
 """What the model says: a text, a whole message, an error that the call raises, or a function

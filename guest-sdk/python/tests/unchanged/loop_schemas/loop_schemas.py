@@ -45,7 +45,9 @@ class DoublingLoop(RolloutAgentLoop):
             if not reply.has_tool_calls:
                 break
             messages.extend(await execute_tool_calls(reply.tool_calls, self.execute))
-        return ctx.complete(messages)
+        said = messages[-1].get("content") or ""
+        right = said.endswith(str(ctx.request.metadata.get("ground_truth")))
+        return ctx.complete(messages, finish_reason="stop", reward=1.0 if right else 0.0)
 
     async def execute(self, call):
         call_id, name, arguments = get_tool_call_info(call)

@@ -2,7 +2,7 @@
 
 import logging
 
-from osmosis_ai.rollout import AgentWorkflow
+from osmosis_ai.rollout import AgentWorkflow, Grader, GraderContext
 from osmosis_ai.rollout.integrations.agents.strands import OsmosisRolloutModel
 from strands import Agent, tool
 from strands.agent.conversation_manager import SlidingWindowConversationManager
@@ -39,3 +39,8 @@ class Doubling(AgentWorkflow):
         )
         result = agent(ctx.prompt[-1]["content"])
         seen.append(str(result).strip())
+
+
+class SaysTheLabel(Grader):
+    async def grade(self, ctx: GraderContext):
+        ctx.set_reward(float(ctx.sample.messages[-1]["content"][0]["text"].endswith(ctx.label)))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from osmosis_ai.rollout import AgentWorkflow, AgentWorkflowConfig, AgentWorkflowContext, ConcurrencyConfig
+from osmosis_ai.rollout import AgentWorkflow, AgentWorkflowConfig, AgentWorkflowContext, ConcurrencyConfig, Grader, GraderContext
 from osmosis_ai.rollout.integrations.agents.strands import OsmosisRolloutModel, OsmosisStrandsAgent
 from strands import tool
 
@@ -27,3 +27,10 @@ class Doubling(AgentWorkflow[DoublingConfig]):
 config = DoublingConfig(
     name="doubling", concurrency=ConcurrencyConfig(max_concurrent=8), tools=[double], stops=("####",)
 )
+
+
+class SaysTheLabel(Grader):
+    async def grade(self, ctx: GraderContext):
+        for sample_id, sample in ctx.get_samples().items():
+            text = sample.messages[-1]["content"][0]["text"]
+            ctx.set_sample_reward(sample_id, 1.0 if text.endswith(ctx.label) else 0.0)

@@ -1,0 +1,165 @@
+"""Guardrails of agents in the shape of the OpenAI Agents framework: who looks at an input before
+the model is asked, and at an output before it is given back."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, overload
+
+from ._agents_items import (
+    InputGuardrailTripwireTriggered,
+    Item,
+    OutputGuardrailTripwireTriggered,
+    RunContextWrapper,
+)
+
+if TYPE_CHECKING:
+    from .openai_agents import Agent
+
+
+@dataclass
+class GuardrailFunctionOutput:
+    """What a guardrail says."""
+
+    output_info: Any
+    tripwire_triggered: bool
+    """Whether the run ends here."""
+
+
+@dataclass
+class InputGuardrailResult:
+    """What a guardrail says of an input."""
+
+    guardrail: InputGuardrail
+    output: GuardrailFunctionOutput
+
+
+@dataclass
+class OutputGuardrailResult:
+    """What a guardrail says of an output."""
+
+    guardrail: OutputGuardrail
+    agent_output: Any
+    agent: Agent[Any]
+    output: GuardrailFunctionOutput
+
+
+@dataclass
+class InputGuardrail:
+    """Looks at the input of a run, before the first agent asks the model."""
+
+    guardrail_function: Callable[..., Any]
+    """Given the context, the agent and the input."""
+    name: str | None = None
+    run_in_parallel: bool = True
+    """Whether others of its kind run at the same time."""
+
+    def get_name(self) -> str:
+        """What it is called."""
+        return self.name or self.guardrail_function.__name__
+
+    async def run(
+        self, agent: Agent[Any], input: str | list[Item], context: RunContextWrapper[Any]
+    ) -> InputGuardrailResult:
+        """Asks it."""
+        return InputGuardrailResult(self, await _said(self.guardrail_function(context, agent, input)))
+
+
+@dataclass
+class OutputGuardrail:
+    """Looks at the output of the last agent."""
+
+    guardrail_function: Callable[..., Any]
+    """Given the context, the agent and its output."""
+    name: str | None = None
+
+    def get_name(self) -> str:
+        """What it is called."""
+        return self.name or self.guardrail_function.__name__
+
+    async def run(self, context: RunContextWrapper[Any], agent: Agent[Any], output: Any) -> OutputGuardrailResult:
+        """Asks it."""
+        said = await _said(self.guardrail_function(context, agent, output))
+        return OutputGuardrailResult(self, output, agent, said)
+
+
+async def _said(given: Any) -> GuardrailFunctionOutput:
+    said: Any = await given if inspect.isawaitable(given) else given
+    if not isinstance(said, GuardrailFunctionOutput):
+        raise TypeError(f"a guardrail gave {type(said).__name__}; it gives a GuardrailFunctionOutput")
+    return said
+
+
+@overload
+def input_guardrail(function: Callable[..., Any], /) -> InputGuardrail: ...
+
+
+@overload
+def input_guardrail(
+    *, name: str | None = None, run_in_parallel: bool = True
+) -> Callable[[Callable[..., Any]], InputGuardrail]: ...
+
+
+def input_guardrail(
+    function: Callable[..., Any] | None = None, /, *, name: str | None = None, run_in_parallel: bool = True
+) -> InputGuardrail | Callable[[Callable[..., Any]], InputGuardrail]:
+    """Makes a guardrail of a function of the context, the agent and the input."""
+    if function is not None:
+        return InputGuardrail(function)
+    return lambda function: InputGuardrail(function, name, run_in_parallel)
+
+
+@overload
+def output_guardrail(function: Callable[..., Any], /) -> OutputGuardrail: ...
+
+
+@overload
+def output_guardrail(*, name: str | None = None) -> Callable[[Callable[..., Any]], OutputGuardrail]: ...
+
+
+def output_guardrail(
+    function: Callable[..., Any] | None = None, /, *, name: str | None = None
+) -> OutputGuardrail | Callable[[Callable[..., Any]], OutputGuardrail]:
+    """Makes a guardrail of a function of the context, the agent and its output."""
+    if function is not None:
+        return OutputGuardrail(function)
+    return lambda function: OutputGuardrail(function, name)
+
+
+async def check_input(
+    guardrails: Iterable[InputGuardrail],
+    agent: Agent[Any],
+    input: str | list[Item],
+    context: RunContextWrapper[Any],
+) -> list[InputGuardrailResult]:
+    """What the guardrails say of an input. Raises where one does not let it pass."""
+    listed = list(guardrails)
+    results: list[InputGuardrailResult] = []
+    for each in listed:
+        if not each.run_in_parallel:
+            results.append(await each.run(agent, input, context))
+            _pass(results)
+    together = (each.run(agent, input, context) for each in listed if each.run_in_parallel)
+    results += await asyncio.gather(*together)
+    _pass(results)
+    return results
+
+
+def _pass(results: list[InputGuardrailResult]) -> None:
+    for each in results:
+        if each.output.tripwire_triggered:
+            raise InputGuardrailTripwireTriggered(each)
+
+
+async def check_output(
+    guardrails: Iterable[OutputGuardrail], context: RunContextWrapper[Any], agent: Agent[Any], output: Any
+) -> list[OutputGuardrailResult]:
+    """What the guardrails say of an output. Raises where one does not let it pass."""
+    results = await asyncio.gather(*(each.run(context, agent, output) for each in guardrails))
+    for each in results:
+        if each.output.tripwire_triggered:
+            raise OutputGuardrailTripwireTriggered(each)
+    return results

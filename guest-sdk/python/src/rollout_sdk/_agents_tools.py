@@ -1,0 +1,171 @@
+"""Tools of agents in the shape of the OpenAI Agents framework."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_origin, get_type_hints, overload
+
+from ._agents_items import RunContextWrapper, ToolCallOutputItem, ToolContext
+from ._json import JsonObject, is_object
+from .tool import Tool, explain
+
+if TYPE_CHECKING:
+    from .openai_agents import Agent
+
+Enabled = bool | Callable[..., Any]
+"""Whether something is offered: so or so, or what a function of the context and the agent says."""
+
+
+async def is_enabled(given: Enabled, context: RunContextWrapper[Any], agent: Agent[Any]) -> bool:
+    """Whether something is offered to this agent's model."""
+    if not callable(given):
+        return given
+    said: Any = given(context, agent)
+    return bool(await said if inspect.isawaitable(said) else said)
+
+
+def default_tool_error_function(ctx: RunContextWrapper[Any], error: Exception) -> str:
+    """What the model is told of a tool that raised."""
+    return f"An error occurred while running the tool. Please try again. Error: {explain(error)}"
+
+
+class FunctionTool(Tool[..., Any]):
+    """A function that the model may call, with a strict schema. `function_tool` makes one of a
+    function; made by hand, it is given the context and the model's JSON."""
+
+    def __init__(
+        self,
+        name: str,
+        description: str,
+        params_json_schema: JsonObject,
+        on_invoke_tool: Callable[[ToolContext[Any], str], Awaitable[Any]],
+        strict_json_schema: bool = True,
+        is_enabled: Enabled = True,
+    ) -> None:
+        self.name = name
+        self.description = description
+        self.params_json_schema = strict(params_json_schema) if strict_json_schema else params_json_schema
+        self.on_invoke_tool = on_invoke_tool
+        self.strict_json_schema = strict_json_schema
+        self.is_enabled = is_enabled
+        self.function: Callable[..., Any] = on_invoke_tool
+        self.__name__ = name
+        self.__doc__ = description
+
+    @property
+    def parameters(self) -> JsonObject:
+        """The JSON schema of the arguments."""
+        return self.params_json_schema
+
+    @property
+    def schema(self) -> JsonObject:
+        """What the model is told, in the form of OpenAI's function tools."""
+        schema = super().schema
+        if self.strict_json_schema:
+            schema["function"]["strict"] = True
+        return schema
+
+    async def run(self, arguments: str, context: dict[str, Any] | None = None) -> Any:
+        """Calls it outside of a run of agents, where there is no context."""
+        given: ToolContext[Any] = ToolContext(None, tool_name=self.name, tool_arguments=arguments)
+        return await self.on_invoke_tool(given, arguments)
+
+
+@dataclass
+class FunctionToolResult:
+    """What came of one call of a tool, for who decides whether it is the final output."""
+
+    tool: FunctionTool
+    output: Any
+    run_item: ToolCallOutputItem
+
+
+def strict(schema: JsonObject, title: str | None = None) -> JsonObject:
+    """The schema as strict mode wants it: every property required, no other allowed."""
+    made: JsonObject = {}
+    for key, value in schema.items():
+        if key == "properties":
+            made[key] = {name: strict(one, _title_of(name)) for name, one in value.items()}
+        elif key in ("items", "additionalProperties") and is_object(value):
+            made[key] = strict(value)
+        elif key in ("anyOf", "prefixItems"):
+            made[key] = [strict(one) for one in value]
+        elif key == "$defs":
+            made[key] = {name: strict(one) for name, one in value.items()}
+        elif key != "default":
+            made[key] = value
+    if "properties" in made:
+        made["required"] = list(made["properties"])
+        made["additionalProperties"] = False
+    if title is not None:
+        made["title"] = title
+    return made
+
+
+def _title_of(name: str) -> str:
+    return name.replace("_", " ").title()
+
+
+@overload
+def function_tool(function: Callable[..., Any], /) -> FunctionTool: ...
+
+
+@overload
+def function_tool(
+    *,
+    name_override: str | None = None,
+    description_override: str | None = None,
+    use_docstring_info: bool = True,
+    failure_error_function: Callable[..., Any] | None = default_tool_error_function,
+    strict_mode: bool = True,
+    is_enabled: Enabled = True,
+) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+
+
+def function_tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name_override: str | None = None,
+    description_override: str | None = None,
+    use_docstring_info: bool = True,
+    failure_error_function: Callable[..., Any] | None = default_tool_error_function,
+    strict_mode: bool = True,
+    is_enabled: Enabled = True,
+) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
+    """Makes a tool of a function, `async` or not. A first parameter that is hinted as a
+    `RunContextWrapper` or a `ToolContext` is given the run's context, and the model does not see it.
+    What the function raises is told to the model in the words of `failure_error_function`, and fails
+    the run where that is None."""
+
+    def make(function: Callable[..., Any]) -> FunctionTool:
+        described = description_override if use_docstring_info else description_override or ""
+        names = _context_names(function)
+        inner = Tool(function, name=name_override, description=described, context_names=names)
+
+        async def invoke(context: ToolContext[Any], arguments: str) -> Any:
+            try:
+                return await inner.run(arguments, {name: context for name in names})
+            except Exception as error:
+                if failure_error_function is None:
+                    raise
+                said: Any = failure_error_function(context, error)
+                return await said if inspect.isawaitable(said) else said
+
+        schema = strict(inner.parameters, f"{inner.name}_args") if strict_mode else inner.parameters
+        made = FunctionTool(inner.name, inner.description, schema, invoke, strict_mode, is_enabled)
+        made.function = function
+        made.__doc__ = function.__doc__
+        return made
+
+    return make if function is None else make(function)
+
+
+def _context_names(function: Callable[..., Any]) -> frozenset[str]:
+    first = next(iter(inspect.signature(function).parameters), None)
+    hint = get_type_hints(function).get(first) if first is not None else None
+    if first is not None and (get_origin(hint) or hint) in (RunContextWrapper, ToolContext):
+        return frozenset([first])
+    return frozenset()
