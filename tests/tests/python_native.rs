@@ -3,15 +3,22 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rollout_tests::{Controller, Ran, Start, TestHost, native_wheels, python_program, rollout_host};
+use rollout_tests::{Answer, Controller, Ran, Start, TestHost, native_wheels, python_program, rollout_host};
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// How long a build may take. It installs packages.
 const BUILD: Duration = Duration::from_secs(400);
 
 fn project(name: &str, dependencies: &str, entry: &str) -> TempDir {
+    project_with(name, dependencies, "", entry)
+}
+
+fn project_with(name: &str, dependencies: &str, settings: &str, entry: &str) -> TempDir {
     let dir = TempDir::new().expect("a temporary directory can be made");
-    let about = format!("[project]\nname = \"{name}\"\ndependencies = [{dependencies}]\n");
+    let about = format!(
+        "[project]\nname = \"{name}\"\ndependencies = [{dependencies}]\n[tool.rollout-host]\n{settings}"
+    );
     std::fs::write(dir.path().join("pyproject.toml"), about).expect("a file can be written");
     std::fs::write(dir.path().join(format!("{name}.py")), entry).expect("a file can be written");
     dir
@@ -246,4 +253,140 @@ async fn texts_are_read_and_compared_by_packages_with_native_code_all_in_one_com
     let (text, reward) = &found[0];
     assert_eq!(text, expected);
     assert!((reward - 28.0 / 29.0).abs() < 1e-9, "{reward}");
+}
+
+/// What both frameworks below do: a tool is called, and the answer is a model of pydantic's.
+fn answers() -> [Answer; 4] {
+    let call = |id: &str, name: &str, arguments: Value| {
+        let function = json!({"name": name, "arguments": arguments.to_string()});
+        let call = json!({"id": id, "type": "function", "function": function});
+        let message = json!({"role": "assistant", "content": null, "tool_calls": [call]});
+        let choice = json!({"index": 0, "message": message, "finish_reason": "tool_calls"});
+        Answer::Json(json!({"choices": [choice]}).to_string())
+    };
+    [
+        call("c1", "add", json!({"a": 2, "b": 3})),
+        call("c2", "add", json!({"a": "no number"})),
+        Answer::Say("{\"total\": 5}"),
+        Answer::Say("{\"total\": 5}"),
+    ]
+}
+
+/// A rollout of a project in a published framework. The conversation in its sample is what the model was sent and said.
+async fn check_published(framework: &str, dependency: &str, refusal: &str, entry: &str) {
+    let settings = format!("published = [\"{framework}\"]\n");
+    let project = project_with("publishing", &format!("\"{dependency}\""), &settings, entry);
+    let (_, made) = build(project.path()).await;
+    let controller = Controller::start().await;
+    let host = TestHost::of_component(made).start().await;
+    let answers = answers();
+    let asked = answers.len();
+    controller.answer_chats(answers);
+
+    let result = host.run(&controller.rollout("Add 2 and 3.").label("5")).await;
+
+    assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
+    let chats = controller.chats();
+    assert_eq!(chats.len(), asked, "{result:#}");
+    let messages = result["sample"]["messages"].as_array().expect("a sample has messages");
+    let roles: Vec<_> = messages.iter().map(|message| message["role"].as_str().unwrap_or_default()).collect();
+    let turns =
+        ["system", "user", "assistant", "tool", "assistant", "tool", "assistant", "user", "assistant"];
+    assert_eq!(roles, turns, "{result:#}");
+    assert_eq!(chats[asked - 1].body["messages"].as_array(), Some(&messages[..8].to_vec()), "{result:#}");
+    assert!(messages[3]["content"].to_string().contains('5'), "{result:#}");
+    assert!(messages[5]["content"].to_string().contains(refusal), "{result:#}");
+    let first = &chats[0].body;
+    assert_eq!(first["tools"][0]["function"]["name"], "add", "{first:#}");
+    assert_eq!(first["temperature"], 0.5, "{first:#}");
+}
+
+const OPENAI_AGENTS: &str = r#"
+from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, Runner, function_tool
+from pydantic import BaseModel
+
+from rollout_sdk import AgentWorkflow, Grader
+from rollout_sdk.openai_client import HostClient
+
+
+class Sum(BaseModel):
+    total: int
+
+
+@function_tool
+def add(a: int, b: int) -> int:
+    """Adds two numbers."""
+    return a + b
+
+
+class Solve(AgentWorkflow):
+    async def run(self, ctx):
+        agent = Agent(
+            name="solver",
+            instructions="Use the tool.",
+            tools=[add],
+            output_type=Sum,
+            model=OpenAIChatCompletionsModel("host", HostClient(ctx.sample)),
+            model_settings=ModelSettings(temperature=0.5),
+        )
+        result = await Runner.run(agent, ctx.prompt[-1]["content"])
+        assert result.final_output == Sum(total=5), result.final_output
+        streamed = Runner.run_streamed(agent, [*result.to_input_list(), {"role": "user", "content": "Again."}])
+        kinds = [event.type async for event in streamed.stream_events()]
+        assert "raw_response_event" in kinds and streamed.final_output == Sum(total=5), (kinds, streamed.final_output)
+
+
+class Rate(Grader):
+    async def grade(self, ctx):
+        return float(Sum.model_validate_json(ctx.sample.text).total == int(ctx.label))
+"#;
+
+#[tokio::test]
+async fn the_published_openai_agents_runs_unchanged_and_asks_the_hosts_model() {
+    check_published(
+        "openai-agents",
+        "openai-agents==0.24.0",
+        "An error occurred while running the tool",
+        OPENAI_AGENTS,
+    )
+    .await;
+}
+
+const STRANDS: &str = r#"
+from pydantic import BaseModel
+from strands import Agent, tool
+from strands.models.openai import OpenAIModel
+
+from rollout_sdk import AgentWorkflow, Grader
+from rollout_sdk.openai_client import HostClient
+
+
+class Sum(BaseModel):
+    total: int
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Adds two numbers."""
+    return a + b
+
+
+class Solve(AgentWorkflow):
+    async def run(self, ctx):
+        model = OpenAIModel(client=HostClient(ctx.sample), model_id="host", params={"temperature": 0.5})
+        agent = Agent(model=model, tools=[add], system_prompt="Use the tool.", callback_handler=None)
+        result = await agent.invoke_async(ctx.prompt[-1]["content"])
+        assert Sum.model_validate_json(str(result)) == Sum(total=5), str(result)
+        pieces = [event["data"] async for event in agent.stream_async("Again.") if "data" in event]
+        assert Sum.model_validate_json("".join(pieces)) == Sum(total=5), pieces
+
+
+class Rate(Grader):
+    async def grade(self, ctx):
+        return float(Sum.model_validate_json(ctx.sample.text).total == int(ctx.label))
+"#;
+
+#[tokio::test]
+async fn the_published_strands_runs_unchanged_and_asks_the_hosts_model() {
+    check_published("strands-agents", "strands-agents[openai]==1.62.0", "validation error", STRANDS).await;
 }

@@ -45,6 +45,10 @@ PYTHON = "3.14"
 # Distributions that are not installed, because what is used of them is in the SDK.
 OWN = ("rollout-host", "rollout-sdk", "osmosis-ai", "strands-agents", "openai-agents")
 
+# What others require and a component goes without: it is not to be had there, and what is imported of it stands in
+# `_absent.py`.
+DONE_WITHOUT = ("cryptography",)
+
 # The worlds of the contract that go with what an entry module has. The component's own
 # world includes them: componentize-py 0.25 cannot join worlds with resources by itself.
 WORLDS = {
@@ -140,6 +144,7 @@ class Project:
     imports: list[str] = field(default_factory=list[str])
     without_native: list[str] = field(default_factory=list[str])
     leave_out: list[str] = field(default_factory=list[str])
+    published: list[str] = field(default_factory=list[str])
 
 
 def project_of(path: Path) -> Project:
@@ -168,7 +173,7 @@ def read_project(directory: Path, module: str = "") -> Project:
     project, table = said.get("project", {}), tools.get("rollout-host", {})
     if not _is_table(project) or not _is_table(table):
         at_fault(f"{file}: [project] and [{TABLE}] are tables")
-    known = {"entry", "only-grader", "imports", "without-native", "leave-out"}
+    known = {"entry", "only-grader", "imports", "without-native", "leave-out", "published"}
     if unknown := sorted(set(table) - known):
         at_fault(f"{file}: [{TABLE}] has no `{unknown[0]}`; it has {', '.join(sorted(known))}")
     name = _text_of(file, "project", project, "name", directory.resolve().name)
@@ -186,6 +191,7 @@ def read_project(directory: Path, module: str = "") -> Project:
         _texts(file, TABLE, table, "imports"),
         [canonical(each) for each in _texts(file, TABLE, table, "without-native")],
         [canonical(each) for each in _texts(file, TABLE, table, "leave-out")],
+        [canonical(each) for each in _texts(file, TABLE, table, "published")],
     )
 
 
@@ -249,14 +255,14 @@ def wanted_of(project: Project) -> list[str]:
     return [
         requirement
         for requirement in project.dependencies
-        if _required_name(requirement) not in {*OWN, *project.leave_out}
+        if _required_name(requirement) not in {*OWN, *project.leave_out} - {*project.published}
     ]
 
 
 def tag_of(project: Project, wheels: Path | None) -> str:
     """What decides on what is installed."""
     native = [] if wheels is None else sorted((each.name, each.stat().st_mtime) for each in wheels.glob("*.whl"))
-    given = [wanted_of(project), project.without_native, project.leave_out, PYTHON, sys.version_info[:2], native]
+    given = [wanted_of(project), project.without_native, project.leave_out, PYTHON, sys.version_info[:2], native, _PIP]
     return json.dumps(given)
 
 
@@ -271,7 +277,7 @@ def gather(project: Project, cache: Path, wheels: Path | None) -> Path | None:
         say(f"installing {', '.join(wanted)} for the component's Python {PYTHON}")
         fresh = kept.with_name(f"{kept.name}.{os.getpid()}")
         try:
-            _install(wanted, fresh, project.dir, wheels)
+            _install(wanted, [*DONE_WITHOUT, *project.leave_out], fresh, project.dir, wheels)
             _remove(fresh, project.leave_out)
             _refuse_native(fresh, project.without_native, wheels)
             fresh.replace(kept)
@@ -281,7 +287,8 @@ def gather(project: Project, cache: Path, wheels: Path | None) -> Path | None:
 
 
 # pip has an option for the Python that wheels are meant for, and none for the markers in
-# requirements (`; python_version < "3.13"`), which it holds against the Python it runs in.
+# requirements (`; python_version < "3.13"`), which it holds against the Python it runs in. Nor has
+# it one for what others require and is to be left out.
 _PIP = f"""
 import sys
 from pip._vendor.packaging import markers
@@ -293,6 +300,13 @@ there = {{
     "python_version": "{PYTHON}", "sys_platform": "wasi",
 }}
 markers.default_environment = lambda: {{**real(), **there}}
+from pip._internal.metadata.importlib import Distribution
+from pip._vendor.packaging.utils import canonicalize_name
+left_out = set(sys.argv.pop(1).split())
+required = Distribution.iter_dependencies
+Distribution.iter_dependencies = lambda self, extras=(): [
+    each for each in required(self, extras) if canonicalize_name(each.name) not in left_out
+]
 from pip._internal.cli.main import main
 sys.exit(main())
 """
@@ -303,7 +317,7 @@ _FOR_COMPONENTS = (
 )
 
 
-def _install(wanted: list[str], target: Path, directory: Path, wheels: Path | None) -> None:
+def _install(wanted: list[str], left_out: list[str], target: Path, directory: Path, wheels: Path | None) -> None:
     """Installs wheels for the component's Python, those of native code of our own among them;
     or, where a package has none, what the Python at hand can make of it."""
     if importlib.util.find_spec("pip") is None:
@@ -311,7 +325,8 @@ def _install(wanted: list[str], target: Path, directory: Path, wheels: Path | No
     found = () if wheels is None else ("--find-links", str(wheels))
     for options in ((*_FOR_COMPONENTS, *found), ()):
         shutil.rmtree(target, ignore_errors=True)
-        command = [sys.executable, "-I", "-c", _PIP, "install", "--quiet", "--disable-pip-version-check"]
+        command = [sys.executable, "-I", "-c", _PIP, " ".join(left_out)]
+        command += ["install", "--quiet", "--disable-pip-version-check"]
         command += ["--no-compile", "--target", str(target), *options, "--", *wanted]
         done = subprocess.run(command, cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, check=False)
