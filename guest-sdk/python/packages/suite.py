@@ -1,16 +1,25 @@
 """Runs a package's own tests in a component: pytest collects them while the component is built, and each rollout runs
 those of one file. `scripts/python-suites` puts the tests beside this module."""
 
+import collections
 import json
 from pathlib import Path
 
 import pytest
 from _pytest.config import _prepareconfig
 from _pytest.main import Session
+from _pytest.python import Package
 
 from rollout_sdk import AgentWorkflow, AgentWorkflowConfig, AgentWorkflowContext, Grader, GraderContext, Messages, message
 
 HERE = Path(__file__).parent
+
+
+def reason(report: pytest.CollectReport | pytest.TestReport) -> str:
+    """What a report says in the end, in a line."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    said = str(crash.message if crash is not None else report.longrepr).strip().splitlines()
+    return (said[0] if crash is not None else said[-1]) if said else ""
 
 
 class Reports:
@@ -23,13 +32,13 @@ class Reports:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self.broken.append(f"{report.nodeid}: {str(report.longrepr).strip().splitlines()[-1]}")
+            self.broken.append(f"{report.nodeid}: {reason(report)}")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         expected = hasattr(report, "wasxfail")
         if report.failed:
             self.found[report.nodeid] = "failed"
-            self.why[report.nodeid] = str(report.longrepr).strip().splitlines()[-1]
+            self.why[report.nodeid] = reason(report)
         elif report.skipped and not expected:
             self.found.setdefault(report.nodeid, "skipped")
         elif report.when == "call" or expected:
@@ -40,7 +49,7 @@ REPORTS = Reports()
 
 # Nothing is written, and output is the rollout's log.
 OPTIONS = ["--import-mode=importlib", "--capture=no", f"--rootdir={HERE}", f"--confcutdir={HERE}"]
-OPTIONS += [part for name in ("cacheprovider", "faulthandler", "junitxml", "logging", "terminal") for part in ("-p", f"no:{name}")]
+OPTIONS += [part for name in ("cacheprovider", "faulthandler", "inline_snapshot", "junitxml", "logging", "terminal") for part in ("-p", f"no:{name}")]
 
 
 def collected() -> Session:
@@ -53,7 +62,10 @@ def collected() -> Session:
 
 
 SESSION = collected()
-FILES = sorted({item.nodeid.split("::")[0] for item in SESSION.items})
+FILES = collections.Counter(item.nodeid.split("::")[0] for item in SESSION.items)
+
+# It would import the package once more, from files that are no longer there.
+Package.setup = lambda self: None  # type: ignore[method-assign]
 
 
 class Run(AgentWorkflow[AgentWorkflowConfig]):

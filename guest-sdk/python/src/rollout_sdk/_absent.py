@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import importlib.util
 import struct
 import sys
 from importlib.machinery import ModuleSpec
@@ -44,10 +45,9 @@ _SIZES = {
     "c_void_p": "P",
 }
 
-# Names that are imported and not used, by module: of packages that are not there, and of modules that cannot be
-# imported although they are. What is not among them is no part of the stand-in, so that an import of it fails as that
-# of a package that is not there.
-_NOT_THERE = {
+# Names that are imported and not used, by module: of a package that is not there, for one that is, and of a module that
+# cannot be imported. What is not among them is no part of the stand-in: an import of it fails as it would without.
+_FOR_MCP = {
     "cryptography": "",
     "cryptography.exceptions": "InvalidTag",
     "cryptography.hazmat": "",
@@ -58,7 +58,7 @@ _NOT_THERE = {
     "cryptography.hazmat.primitives.kdf": "",
     "cryptography.hazmat.primitives.kdf.hkdf": "HKDF",
 }
-_NOT_RUN = {
+_OF_AGENTS = {
     "agents.sandbox.sandboxes.unix_local": (
         "UnixLocalSandboxClient UnixLocalSandboxClientOptions UnixLocalSandboxSession UnixLocalSandboxSessionState"
     ),
@@ -79,12 +79,15 @@ def stand_in() -> None:
         importlib.import_module("_ssl")
     except ImportError:
         sys.modules["_ssl"] = importlib.import_module("._no_tls", __package__)
-    try:
-        importlib.import_module("fcntl")
-    except ImportError:
-        sys.modules["fcntl"] = _fcntl()
-    sys.meta_path.insert(0, _Finder(_NOT_RUN))
-    sys.meta_path.append(_Finder(_NOT_THERE))
+    if importlib.util.find_spec("mcp") is not None:
+        sys.meta_path.append(_Finder(_FOR_MCP))
+        try:
+            importlib.import_module("fcntl")
+        except ImportError:
+            sys.modules["fcntl"] = _fcntl()
+    if importlib.util.find_spec("agents") is not None:
+        # The module is there, and cannot be imported.
+        sys.meta_path.insert(0, _Finder(_OF_AGENTS))
     sys.breakpointhook = _no_debugger
 
 

@@ -262,7 +262,8 @@ def wanted_of(project: Project) -> list[str]:
 def tag_of(project: Project, wheels: Path | None) -> str:
     """What decides on what is installed."""
     native = [] if wheels is None else sorted((each.name, each.stat().st_mtime) for each in wheels.glob("*.whl"))
-    given = [wanted_of(project), project.without_native, project.leave_out, PYTHON, sys.version_info[:2], native, _PIP]
+    said = [wanted_of(project), project.without_native, project.leave_out]
+    given = [*said, DONE_WITHOUT, PYTHON, sys.version_info[:2], native, _PIP]
     return json.dumps(given)
 
 

@@ -121,7 +121,8 @@ class _Completions:
         """The reply, as the `openai` package has it; with `stream`, in pieces."""
         given = {name: value for name, value in given.items() if not _is_left_out(value)}
         params = {name: value for name, value in given.items() if name not in (*_OF_SENDING, "extra_body", "tools")}
-        reply = await self._client.ask(list(messages), list(given.get("tools") or ()), params | (given.get("extra_body") or {}))
+        params |= given.get("extra_body") or {}
+        reply = await self._client.ask(list(messages), list(given.get("tools") or ()), params)
         model = str(given.get("model", "host"))
         return _Stream(_pieces(reply, model)) if given.get("stream") else _whole(reply, model)
 
@@ -136,7 +137,8 @@ def _types() -> Any:
 
 
 def _envelope(kind: str, model: str, choices: list[JsonObject], usage: JsonObject | None) -> JsonObject:
-    return {"id": "host", "object": kind, "created": int(time.time()), "model": model, "choices": choices, "usage": usage}
+    said: JsonObject = {"model": model, "choices": choices, "usage": usage}
+    return {"id": "host", "object": kind, "created": int(time.time()), **said}
 
 
 def _usage(reply: Completion) -> JsonObject | None:
