@@ -49,7 +49,8 @@ REPORTS = Reports()
 
 # Nothing is written, and output is the rollout's log.
 OPTIONS = ["--import-mode=importlib", "--capture=no", f"--rootdir={HERE}", f"--confcutdir={HERE}"]
-OPTIONS += [part for name in ("cacheprovider", "faulthandler", "inline_snapshot", "junitxml", "logging", "terminal") for part in ("-p", f"no:{name}")]
+WITHOUT = ("cacheprovider", "faulthandler", "inline_snapshot", "junitxml", "logging", "terminal")
+OPTIONS += [part for name in WITHOUT for part in ("-p", f"no:{name}")]
 
 
 def collected() -> Session:
