@@ -223,6 +223,8 @@ class Reading(AgentWorkflow):
             "persistent": sorted(HashTrieMap({"a": 1}).insert("b", 2).items()),
             "schema": raised(lambda: jsonschema.validate({"a": "x"}, SCHEMA)),
             "fuzzy": regex.fullmatch(r"(?:kitten){e<=2}", "kittn").fuzzy_counts,
+            "named": regex.compile(r"(?P<a>.)(?P<b>.)").groupindex,
+            "captured": regex.match(r"(?P<a>.)+", "xyz").capturesdict(),
         })))
 
 
@@ -249,7 +251,8 @@ async fn texts_are_read_and_compared_by_packages_with_native_code_all_in_one_com
                     'not yaml': 'ParserError: while parsing a flow node', 'dumped': 'a:\\n- 1\\n', \
                     'partial': {'a': [1, 2.5]}, 'not json': 'ValueError: EOF while parsing a string at line 1 column 3', \
                     'persistent': [('a', 1), ('b', 2)], \
-                    'schema': \"ValidationError: 'x' is not of type 'integer'\", 'fuzzy': (1, 0, 1)}";
+                    'schema': \"ValidationError: 'x' is not of type 'integer'\", 'fuzzy': (1, 0, 1), \
+                    'named': {'a': 1, 'b': 2}, 'captured': {'a': ['x', 'y', 'z']}}";
     let (text, reward) = &found[0];
     assert_eq!(text, expected);
     assert!((reward - 28.0 / 29.0).abs() < 1e-9, "{reward}");
