@@ -18,10 +18,15 @@ from weakref import WeakSet
 _real_urandom = os.urandom
 _real_seed = random.Random.seed
 
+_of_module: Any = random
+_shared: random.Random = _of_module._inst
+"""The generator of the module's own functions."""
+
 _unseeded: WeakSet[random.Random] = WeakSet()
 """Generators that were left to the system's random numbers."""
 
 _building = False
+_begun = False
 _drawn = 0
 
 
@@ -40,13 +45,15 @@ def install() -> None:
 
 def built() -> None:
     """Ends it: from here on the system's random numbers are the rollout's."""
-    global _building
+    global _building, _begun
     random.seed(0)
-    _building = False
+    _building = _begun = False
 
 
 def begin_rollout() -> None:
     """Seeds whatever was left to the system's random numbers while the component was built."""
+    global _begun
+    _begun = True
     random.seed(int.from_bytes(_urandom(16)))
     for generator in _unseeded:
         generator.seed()
@@ -67,6 +74,9 @@ def _urandom(size: int, /) -> bytes:
 def _seed(generator: random.Random, a: Any = None, version: int = 2) -> None:
     """`Random.seed`."""
     if a is None:
+        if not _building and not _begun and generator is _shared:
+            # The bindings ask for it before each rollout, which begins with it anyway.
+            return
         _unseeded.add(generator)
         a = int.from_bytes(_urandom(16))
     else:

@@ -11,6 +11,9 @@ begins with does its work before the interpreter is there:
   its memory, and differ in every build.
 - It writes down the allocators that were there. `rollout-host build` (`python_repeat.rs`) puts
   them back in the finished memory.
+
+As a module of Python's it has one member, `memory`: the component's whole memory. What Python
+code cannot do to the interpreter while the component is built, `_memory.py` does there.
 """
 
 from __future__ import annotations
@@ -30,6 +33,23 @@ DOMAINS = 3
 
 ALLOCATOR_BYTES = 20
 """A context, and the functions that are malloc, calloc, realloc and free."""
+
+MODULE = "_rollout_environment"
+MEMBER = "memory"
+
+MEMORY_BEGIN = 8
+"""The address of the first byte of `memory`. A buffer at zero would be none."""
+
+_MEMORY_BYTES = 0x7FFF_FFF0
+_WRITABLE = 0x200
+
+# CPython's `struct PyModuleDef`, and the version of its interface for modules.
+_DEFINITION_BYTES, _DEFINITION_NAME, _INTERFACE = 52, 20, 1013
+
+# What is in the library's memory: the record, the module's definition, texts.
+_DEFINITION_AT = len(MARK) + ALLOCATOR_BYTES * (DOMAINS + 1)
+_TEXTS_AT = _DEFINITION_AT + _DEFINITION_BYTES
+_TEXTS = [*(text for pair in VARIABLES.items() for text in pair), MODULE, MEMBER]
 
 # Types and kinds, as WebAssembly's binary format numbers them.
 _I32, _FUNCTION_TYPE, _FUNCTIONS_TABLE = 0x7F, 0x60, 0x70
@@ -51,16 +71,17 @@ _IMPORTED = {
     "malloc_usable_size": (1, 1),
     "PyMem_GetAllocator": (2, 0),
     "PyMem_SetAllocator": (2, 0),
+    "PyModule_Create2": (2, 1),
+    "PyMemoryView_FromMemory": (3, 1),
+    "PyModule_AddObject": (3, 1),
 }
-_OWN = {"malloc": (2, 1), "calloc": (3, 1), "realloc": (3, 1), "free": (2, 0), "begin": (0, 0)}
+_OWN = {"malloc": (2, 1), "calloc": (3, 1), "realloc": (3, 1), "free": (2, 0), "module": (0, 1), "begin": (0, 0)}
 _SIGNATURES = sorted({*_IMPORTED.values(), *_OWN.values()})
 
 
 def library() -> bytes:
     """The library, a module that can be linked dynamically."""
-    record = MARK + bytes(ALLOCATOR_BYTES * (DOMAINS + 1))
-    texts = b"".join(text.encode() + b"\0" for pair in VARIABLES.items() for text in pair)
-    data = record + texts
+    data = MARK + bytes(_TEXTS_AT - len(MARK)) + b"".join(text.encode() + b"\0" for text in _TEXTS)
     dynamic = (
         _text("dylink.0")
         + _sized(1, _number(len(data)) + _number(2) + _number(4) + _number(0))
@@ -77,6 +98,10 @@ def library() -> bytes:
         for takes, gives in _SIGNATURES
     ]
     first = len(_IMPORTED)
+    exported = {"__wasm_call_ctors": "begin", f"PyInit_{MODULE}": "module"}
+    exports = [
+        _text(name) + bytes([_FUNCTION]) + _number(first + list(_OWN).index(own)) for name, own in exported.items()
+    ]
     element = bytes([0]) + _global(_TABLE_BASE) + _END + _vector(_number(first + number) for number in range(4))
     return b"\0asm\1\0\0\0" + b"".join(
         _sized(section, content)
@@ -85,20 +110,19 @@ def library() -> bytes:
             (_TYPES, _vector(types)),
             (_IMPORTS, _vector(imports)),
             (_FUNCTIONS, _vector(_number(_kind(kind)) for kind in _OWN.values())),
-            (_EXPORTS, _vector([_text("__wasm_call_ctors") + bytes([_FUNCTION]) + _number(first + len(_OWN) - 1)])),
+            (_EXPORTS, _vector(exports)),
             (_ELEMENTS, _vector([element])),
-            (_CODE, _vector(_function(*code) for code in (*_allocator(), (0, _begin(len(record)))))),
+            (_CODE, _vector(_function(*code) for code in (*_allocator(), _module(), (0, _begin())))),
             (_DATA, _vector([bytes([0]) + _global(_MEMORY_BASE) + _END + _number(len(data)) + data])),
         )
     )
 
 
-def _begin(texts: int) -> bytes:
-    """What the library begins with. The variables' texts are there in its memory."""
+def _begin() -> bytes:
+    """What the library begins with."""
     body = b""
     for name, value in VARIABLES.items():
-        body += _address(texts) + _address(texts + len(name) + 1) + _const(1) + _call("setenv") + _DROP
-        texts += len(name) + len(value) + 2
+        body += _text_address(name) + _text_address(value) + _const(1) + _call("setenv") + _DROP
     at = len(MARK)
     for domain in range(DOMAINS):
         body += _const(domain) + _address(at) + _call("PyMem_GetAllocator")
@@ -108,6 +132,16 @@ def _begin(texts: int) -> bytes:
     for domain in range(DOMAINS):
         body += _const(domain) + _address(at) + _call("PyMem_SetAllocator")
     return body
+
+
+def _module() -> tuple[int, bytes]:
+    """What Python makes the module with."""
+    module = 0
+    body = _address(_DEFINITION_AT + _DEFINITION_NAME) + _text_address(MODULE) + _STORE
+    body += _address(_DEFINITION_AT) + _const(_INTERFACE) + _call("PyModule_Create2") + _set(module)
+    body += _get(module) + _text_address(MEMBER)
+    body += _const(MEMORY_BEGIN) + _const(_MEMORY_BYTES) + _const(_WRITABLE) + _call("PyMemoryView_FromMemory")
+    return 1, body + _call("PyModule_AddObject") + _DROP + _get(module)
 
 
 def _allocator() -> list[tuple[int, bytes]]:
@@ -168,6 +202,12 @@ def _const(value: int) -> bytes:
 def _address(offset: int) -> bytes:
     """A place in the library's memory."""
     return _global(_MEMORY_BASE) + _const(offset) + _ADD
+
+
+def _text_address(text: str) -> bytes:
+    """A text in the library's memory."""
+    before = _TEXTS[: _TEXTS.index(text)]
+    return _address(_TEXTS_AT + sum(len(each) + 1 for each in before))
 
 
 def _number(value: int) -> bytes:

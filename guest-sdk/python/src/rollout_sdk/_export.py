@@ -76,7 +76,7 @@ def load_later(load: Callable[[], _discover.Found], stand_ins: Callable[[], list
 
 def settle() -> None:
     """The last step of building: what is there now is there in every instance."""
-    from . import _archive, _image, _rehearse
+    from . import _archive, _finalize, _image, _rehearse
 
     _archive.pack(_failure.directories())
     _failure.warn_with_authors_paths()
@@ -84,8 +84,11 @@ def settle() -> None:
     module: Any = logging
     module._startTime = 0
     _failure.forget_times()
+    _finalize.install()
+    for export in (Workflow, Grader, AgentLoop, Settings):
+        export()
     parts = _stand_ins() if _stand_ins is not None else _rehearse.parts(_plugin())
-    _image.settle(parts, _failure.is_close)
+    _image.settle(parts, _failure.is_authors, _failure.is_close, (_finalize.renew, _loop.renew))
     _chance.built()
 
 
@@ -167,7 +170,19 @@ def _config(declared: _discover.Declared | None, plain: type[BaseConfig]) -> Any
         raise Invalid(f"config: {error}") from None
 
 
-class Workflow:
+class _Exported:
+    """One instance of each, which is part of the component: the bindings make one after all else, and
+    count references to what is made then."""
+
+    _made: dict[type[Any], Any] = {}
+
+    def __new__(cls) -> Any:
+        if cls not in _Exported._made:
+            _Exported._made[cls] = object.__new__(cls)
+        return _Exported._made[cls]
+
+
+class Workflow(_Exported):
     """The contract's `workflow`."""
 
     def run(self, prompt: list[str]) -> workflow_types.Outcome:
@@ -212,7 +227,7 @@ def _take_output(output: Any, rollout: RolloutContext) -> Output:
     return None if output.messages is None else dump_messages(output.messages), metrics
 
 
-class Grader:
+class Grader(_Exported):
     """The contract's `grader`."""
 
     def grade(
@@ -249,7 +264,7 @@ def _verdict(sample: RolloutSample) -> grader_types.Verdict:
     )
 
 
-class AgentLoop:
+class AgentLoop(_Exported):
     """The contract's `agent-loop`."""
 
     def name(self) -> str:
@@ -314,7 +329,7 @@ def _run_loop(raw: agent_loop_types.Request) -> agent_loop_types.Outcome:
     )
 
 
-class Settings:
+class Settings(_Exported):
     """The contract's `settings`."""
 
     def declare(self) -> settings_types.Declaration:

@@ -53,7 +53,7 @@ def keep_sources() -> None:
     while the component is built."""
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None)
-        if path and _is_authors(path) and (lines := linecache.getlines(path)):
+        if path and is_authors(path) and (lines := linecache.getlines(path)):
             # Without a time of change, nobody looks whether the file is still the same.
             linecache.cache[path] = (sum(map(len, lines)), None, lines, path)
 
@@ -85,13 +85,13 @@ def _shown_path(path: str) -> str:
     return path
 
 
-def _is_authors(path: str) -> bool:
+def is_authors(path: str) -> bool:
     return bool(_roots) and path.startswith(_roots[0][0])
 
 
 def is_close(path: str) -> bool:
     """Whether a source file is the author's, this package's or one of its bindings."""
-    return _is_authors(path) or _INNER in path or _BINDINGS in path
+    return is_authors(path) or _INNER in path or _BINDINGS in path
 
 
 def describe(error: BaseException) -> str:
@@ -121,7 +121,7 @@ def _place(trace: TracebackType | None) -> str:
     authors = False
     for frame, line in traceback.walk_tb(trace):
         path = frame.f_code.co_filename
-        if _is_authors(path):
+        if is_authors(path):
             authors = True
         elif authors or _INNER in path or path.startswith(_LIBRARY):
             continue
@@ -143,7 +143,7 @@ def _tidy(said: traceback.TracebackException, seen: set[int]) -> None:
     seen.add(id(said))
     kept = [frame for frame in said.stack if not _is_inner(frame.filename)]
     # What calls the author's code is the same in every traceback.
-    first = next((at for at, frame in enumerate(kept) if _is_authors(frame.filename)), 0)
+    first = next((at for at, frame in enumerate(kept) if is_authors(frame.filename)), 0)
     kept = kept[first:]
     for frame in kept:
         frame.filename = _shown_path(frame.filename)

@@ -12,13 +12,15 @@ building:
   one place.
 - Whoever looks at an object counts its references up and down. An object whose count is
   high enough is not counted, because it is never freed; so is everything that is in the
-  image. Python code cannot set a count: here the objects are listed in a place that is
-  easy to find, and `rollout-host build` writes the counts into the component.
+  image. Counts are set here (`_memory.py`), so that code settles on a form that does not count;
+  what there is in the end is listed in a place that is easy to find, and `rollout-host build`
+  writes the counts of what came later into the component.
 - The collector visits every object. It is told to leave those of the image alone.
 """
 
 from __future__ import annotations
 
+import dis
 import gc
 import sys
 import types
@@ -27,6 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from ._json import class_of
+from ._memory import Memory
 
 
 # How the list of objects begins: four words of four bytes. `rollout-host build` looks for it.
@@ -53,10 +56,24 @@ _moved: Codes = {}
 _listed = array("I")
 
 
-def settle(parts: Sequence[Callable[[], None]], is_close: Callable[[str], bool]) -> None:
+def settle(
+    parts: Sequence[Callable[[], None]],
+    is_authors: Callable[[str], bool],
+    is_close: Callable[[str], bool],
+    renew: Sequence[Callable[[], None]],
+) -> None:
     """Arranges the memory around what the parts of a rollout do, and ends with them.
-    `is_close` says of a source file whether its code is likely to run in a rollout."""
-    _arrange_code(parts, is_close)
+    `is_authors` says of a source file whether it is the author's, whose code does not run here, and
+    `is_close` whether its code is likely to run in a rollout; `renew` makes objects anew that every
+    rollout writes to."""
+    memory = Memory()
+    functions = [each for each in gc.get_objects() if type(each) is types.FunctionType]
+    _forget_directories()
+    # Code that runs first settles on a form that counts what is counted by then. What is not counted, the
+    # collector forgets.
+    memory.stop_counting(_reachable())
+    _arrange_code(memory, functions, parts, is_authors, is_close, renew)
+    memory.close()
     # What the interpreter learns of code, it learns of the moved code anew; and what that
     # leaves behind is filled, too.
     _run(parts)
@@ -67,6 +84,15 @@ def settle(parts: Sequence[Callable[[], None]], is_close: Callable[[str], bool])
     gc.collect()
     _fill()
     gc.freeze()
+
+
+def _forget_directories() -> None:
+    """Has importers forget when directories were changed. They are dropped once the component is done, but
+    what is not counted stays."""
+    for importer in sys.path_importer_cache.values():
+        forget: Any = getattr(importer, "invalidate_caches", None)
+        if forget is not None:
+            forget()
 
 
 def _run(parts: Sequence[Callable[[], None]]) -> None:
@@ -100,28 +126,37 @@ def _fill() -> None:
 # Code.
 
 
-def _arrange_code(parts: Sequence[Callable[[], None]], is_close: Callable[[str], bool]) -> None:
+def _arrange_code(
+    memory: Memory,
+    functions: Sequence[types.FunctionType],
+    parts: Sequence[Callable[[], None]],
+    is_authors: Callable[[str], bool],
+    is_close: Callable[[str], bool],
+    renew: Sequence[Callable[[], None]],
+) -> None:
     """Moves what runs to where it lies together, and first what is written to as it runs."""
-    ran = [_code_run_by(part) for part in parts]
+    ran = [_code_run_by(memory, functions, part) for part in parts]
     _run(parts)
     rewritten = [_rewritten_by(part, codes) for part, codes in zip(parts, ran, strict=True)]
     _let_go()
     _reserve_list()
     _fill()
-    for codes in (*rewritten, *ran):
-        _move_code(_is_one_of(codes))
-    _move_code(lambda code: is_close(code.co_filename))
+    for each in renew:
+        each()
+    _move_code(memory, functions, lambda code: is_authors(code.co_filename))
+    for codes, of_part in zip(rewritten, ran, strict=True):
+        _move_code(memory, functions, lambda code: id(code) in codes or (id(code) in of_part and _branches(code)))
+    for codes in ran:
+        _move_code(memory, functions, lambda code: id(code) in codes)
+    _move_code(memory, functions, lambda code: is_close(code.co_filename))
 
 
-def _code_run_by(work: Callable[[], None]) -> Codes:
-    """The code of all Python functions that run meanwhile."""
-    ran: Codes = {}
-    sys.setprofile(lambda frame, event, argument: ran.update({id(frame.f_code): frame.f_code}))
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return ran
+def _code_run_by(memory: Memory, functions: Sequence[types.FunctionType], work: Callable[[], None]) -> Codes:
+    """The code of all Python functions that run meanwhile. Not by a profile: from then on the interpreter
+    would prepare each function for one when it runs first."""
+    begins = memory.forget_runs({id(each.__code__): each.__code__ for each in functions}.values())
+    work()
+    return {id(code): code for code, begin in begins if memory.has_run(begin)}
 
 
 def _rewritten_by(work: Callable[[], None], codes: Codes) -> Codes:
@@ -137,11 +172,14 @@ def _as_rewritten(code: types.CodeType) -> bytes:
     return instructions
 
 
-def _is_one_of(codes: Codes) -> Callable[[types.CodeType], bool]:
-    return lambda code: id(code) in codes
+def _branches(code: types.CodeType) -> bool:
+    """Whether the interpreter writes down which way it went in the code."""
+    return any(each.opname.startswith("POP_JUMP_IF") for each in dis.get_instructions(code))
 
 
-def _move_code(is_wanted: Callable[[types.CodeType], bool]) -> None:
+def _move_code(
+    memory: Memory, functions: Sequence[types.FunctionType], is_wanted: Callable[[types.CodeType], bool]
+) -> None:
     """Gives functions copies of their code, which come to lie beside one another."""
 
     def copy(code: types.CodeType) -> types.CodeType:
@@ -152,13 +190,13 @@ def _move_code(is_wanted: Callable[[types.CodeType], bool]) -> None:
         inner = tuple(copy(each) if isinstance(each, types.CodeType) else each for each in code.co_consts)
         copied = code.replace(co_consts=inner)
         _moved[id(code)] = _moved[id(copied)] = copied
+        memory.stop_counting([id(copied)])
         return copied
 
-    functions = [each for each in gc.get_objects() if type(each) is types.FunctionType]
     for function in functions:
         code = function.__code__
         if id(code) in _moved or is_wanted(code):
-            function.__code__ = copy(code)
+            memory.replace_code(function, copy(code))
 
 
 # The list of objects.
@@ -188,7 +226,7 @@ def _reachable() -> Iterator[int]:
     them, but for what lives only while this runs."""
     # A flag for each place where an object can be: a set would leave its numbers everywhere.
     seen = bytearray((id(bytes(1 << 20)) >> 3) + (2 << 20))
-    todo: list[Any] = gc.get_objects()
+    todo: list[Any] = [*gc.get_objects(), sys.modules]
     passing = (id(seen), id(todo))
     while todo:
         found = todo.pop()

@@ -139,7 +139,8 @@ class GuestLoop(base_events.BaseEventLoop):
                 task.cancel()
             if left:
                 self.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-            if vars(self)["_asyncgens"]:
+            inner: Any = self
+            if inner._asyncgens:
                 self.run_until_complete(self.shutdown_asyncgens())
 
 
@@ -156,6 +157,12 @@ class GuestLoop(base_events.BaseEventLoop):
 
 loop = GuestLoop()
 """This instance's loop."""
+
+
+def renew() -> None:
+    """Makes it anew, which is where memory ends now."""
+    global loop
+    loop = GuestLoop()
 
 
 def run_sync(work: Coroutine[Any, Any, T]) -> T:

@@ -8,9 +8,13 @@ workflow and a grader of nobody's a few times, with a host that is played here.
 
 from __future__ import annotations
 
+import contextlib
+import enum
+import functools
 import importlib
 import inspect
 import json
+import sys
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
     from componentize_py_types import Ok
 else:
     Ok = _host.Ok
+
+_INSTANCES = 40
 
 ANSWER = json.dumps({"role": "assistant", "content": "2 + 2 = 4\n#### 4"})
 CALL = json.dumps(
@@ -69,9 +75,14 @@ class _PlayedHost:
         here = inspect.currentframe()
         assert here is not None and here.f_back is not None
         asking = here.f_back.f_code.co_qualname
-        answer = getattr(self, asking.replace(".", "_").lower(), None)
+        # A name of its own would stay in the cache of attributes until a rollout drops it.
+        answer = getattr(self, sys.intern(asking.replace(".", "_").lower()), None)
         if answer is None:
             raise Failed(f"the rehearsal has no answer to `{asking}`")
+        for param in params:
+            if isinstance(param, enum.Enum):
+                # As the bindings read it.
+                _ = param.value
         return answer(*params)
 
     def rollout_id(self) -> str:
@@ -143,13 +154,23 @@ def parts(found: _discover.Found) -> list[Callable[[], None]]:
 
     def played(work: Callable[[], object]) -> None:
         kept = runtime["call_import"]
-        runtime["call_import"] = host.call_import
+        # As the real one it is neither a function of Python's nor a method, which the interpreter
+        # calls in other ways.
+        runtime["call_import"] = functools.partial(host.call_import)
         try:
             _export.rehearse(author, work)
         finally:
             runtime["call_import"] = kept
             context.leave_rollout()
 
+    for kind in (found.workflow, found.grader):
+        if kind is not None and inspect.getattr_static(kind, "config", None) is None:
+            # The names of attributes are written down once for all instances of a class, and with each of
+            # the first some tens of instances how many more names there may be.
+            # One that is made in another way is left alone.
+            with contextlib.suppress(TypeError, AttributeError):
+                for _ in range(_INSTANCES):
+                    object.__setattr__(object.__new__(kind), "config", None)
     wanted: list[Callable[[], None]] = []
     if found.workflow:
         wanted.append(lambda: played(lambda: _export.Workflow().run(prompt)))
@@ -158,8 +179,11 @@ def parts(found: _discover.Found) -> list[Callable[[], None]]:
         wanted.append(lambda: played(lambda: _export.run_workflow(prompt)))
     if found.grader:
         graded: Any = _host.export("grader").GradedSample
-        samples = [graded(id="rehearsed", messages=[*prompt, ANSWER], metrics=[])]
-        wanted.append(lambda: played(lambda: _export.Grader().grade("4", samples)))
+
+        def graded_samples() -> list[Any]:
+            return [graded(id="rehearsed", messages=[*prompt, ANSWER], metrics=[])]
+
+        wanted.append(lambda: played(lambda: _export.Grader().grade("4", graded_samples())))
     return wanted
 
 

@@ -45,7 +45,8 @@ class Settings:
         known = {field.name for field in fields}
         unknown = [name for name in values if name not in known]
         self._take(fields, values, unknown)
-        self.__dict__.update((name, values[name]) for name in unknown)
+        for name in unknown:
+            object.__setattr__(self, name, values[name])
 
     def _take(self, fields: list[Field], values: Mapping[str, Any], unknown: list[str]) -> None:
         if unknown and not self._extra_allowed:
@@ -56,7 +57,8 @@ class Settings:
         except Mismatch as mismatch:
             raise Invalid(str(mismatch)) from None
         # Defaults belong to the class; a change of one instance must not reach the next.
-        self.__dict__.update((name, _copied(value)) for name, value in read.items())
+        for name, value in read.items():
+            object.__setattr__(self, name, _copied(value))
 
     @classmethod
     def fields(cls) -> list[Field]:

@@ -47,6 +47,37 @@ const NEXT: u32 = 8;
 const PREVIOUS: u32 = 12;
 const CHILDREN: [u32; 2] = [16, 20];
 
+/// Where the interpreter keeps what it freed of some kinds of objects, to give it out again before it
+/// asks for memory: the first one and how many there are, for each kind, in the memory of its library.
+/// Those of the release of componentize-py that components are made with.
+const KEPT_OBJECTS_AT: u32 = 0x0028_D938;
+const KINDS: u32 = 40;
+const KEPT_OF_A_KIND_MAX: u32 = 2000;
+
+/// Takes the objects that the interpreter keeps to give them out again, which lie anywhere. Says how
+/// many they were; nothing where not every list is as long as it should be.
+pub(super) fn take_kept_objects(image: &mut Image, library: u32) -> Option<u32> {
+    let lists = || (0..KINDS).map(|kind| library + KEPT_OBJECTS_AT + 8 * kind);
+    let mut taken = 0;
+    for list in lists() {
+        let count = image.word_at(list + 4)?;
+        let mut object = image.word_at(list)?;
+        for _ in 0..count.min(KEPT_OF_A_KIND_MAX) {
+            // Each begins with the next one's address.
+            object = image.word_at(object).filter(|_| object != 0)?;
+        }
+        if object != 0 || count > KEPT_OF_A_KIND_MAX {
+            return None;
+        }
+        taken += count;
+    }
+    for list in lists() {
+        image.set_word(list, 0);
+        image.set_word(list + 4, 0);
+    }
+    Some(taken)
+}
+
 /// Takes the free places of the heap, and says how many there were; nothing where no heap
 /// was found that is understood in all its parts.
 pub(super) fn take_free(image: &mut Image) -> Option<usize> {
@@ -269,6 +300,46 @@ mod tests {
             assert_eq!(take_free(&mut image), None, "{at:#x}");
 
             assert!(image == before, "{at:#x} was touched");
+        }
+    }
+
+    const LIBRARY: u32 = 0x1000;
+
+    /// Memory in which two objects of one kind and one of another are kept.
+    fn with_kept_objects() -> Image {
+        let mut image = Image::zeroed(0x0030_0000);
+        let list = |kind: u32| LIBRARY + KEPT_OBJECTS_AT + 8 * kind;
+        for (at, word) in
+            [(list(2), 0x200), (list(2) + 4, 2), (0x200, 0x240), (list(20), 0x280), (list(20) + 4, 1)]
+        {
+            image.set_word(at, word);
+        }
+        image
+    }
+
+    #[test]
+    fn objects_that_are_kept_to_be_given_out_again_are_so_no_more() {
+        let mut image = with_kept_objects();
+
+        assert_eq!(take_kept_objects(&mut image, LIBRARY), Some(3));
+
+        assert_eq!(image.word_at(0x200), Some(0x240), "an object was touched");
+        assert_eq!(take_kept_objects(&mut image, LIBRARY), Some(0));
+    }
+
+    #[test]
+    fn kept_objects_that_are_not_as_many_as_they_should_be_are_left_alone() {
+        let first = LIBRARY + KEPT_OBJECTS_AT;
+        // One more and one less than there are, a list that leads out of the memory, and one in a circle.
+        let broken = [(first + 8 * 2 + 4, 3), (first + 8 * 2 + 4, 1), (0x240, 0x7000_0000), (0x240, 0x200)];
+        for (at, word) in broken {
+            let mut image = with_kept_objects();
+            image.set_word(at, word);
+            let before = image.clone();
+
+            assert_eq!(take_kept_objects(&mut image, LIBRARY), None, "{at:#x}: {word:#x}");
+
+            assert!(image == before, "{at:#x}: {word:#x} was touched");
         }
     }
 }

@@ -46,8 +46,11 @@ const HEADER_BYTES: usize = 8;
 /// another in the next build.
 pub(super) fn settle(component: &[u8]) -> Result<Vec<u8>> {
     with_image(component, |image, module| {
-        python_repeat::forget(image, &Places::read(module)?)?;
+        let places = Places::read(module)?;
+        python_repeat::forget(image, &places)?;
         python_heap::take_free(image);
+        let kept = python_heap::take_kept_objects(image, places.named("libpython3.14.so:memory_base")?);
+        kept.context("the component's Python is not the one that this program knows")?;
         Ok(())
     })
 }

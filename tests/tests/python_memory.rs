@@ -1,0 +1,104 @@
+//! What a rollout in Python costs in memory of its own.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::FileExt;
+
+use rollout_tests::{Controller, TestHost, python_guest, until};
+
+const PAGE_BYTES: u64 = 4096;
+
+/// How an instance's initial memory is called in a process's mappings.
+const IMAGE: &str = "memfd:wasm-memory-image";
+
+/// The most places that the engine restores by itself when an instance ends.
+const PLACES_MAX: usize = 32;
+
+fn read(host: &TestHost, file: &str) -> String {
+    let path = format!("/proc/{}/{file}", host.process().id().expect("it runs"));
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// Pages that the process had to ask the kernel for so far.
+fn faults(host: &TestHost) -> u64 {
+    let stat = read(host, "stat");
+    let (_, fields) = stat.rsplit_once(") ").expect("a name is in parentheses");
+    fields.split(' ').nth(7).and_then(|field| field.parse().ok()).expect("the tenth field counts faults")
+}
+
+/// Of each instance there ever was: pages of the component's memory that it has for itself.
+fn own_pages(host: &TestHost) -> Vec<BTreeSet<u64>> {
+    const PRESENT: u64 = 1 << 63;
+    const OF_A_FILE: u64 = 1 << 61;
+    let pagemap = format!("/proc/{}/pagemap", host.process().id().expect("it runs"));
+    let pagemap = std::fs::File::open(pagemap).expect("it is a child of this process");
+    let maps = read(host, "maps");
+    let images = maps.lines().filter(|line| line.contains(IMAGE)).map(|line| {
+        let (begin, end) = line.split(' ').next().and_then(|range| range.split_once('-')).expect("a range");
+        let page = |address| u64::from_str_radix(address, 16).expect("an address") / PAGE_BYTES;
+        let pages = page(begin)..page(end);
+        let mut entries = vec![0; usize::try_from(pages.end - pages.start).expect("it is mapped") * 8];
+        pagemap.read_exact_at(&mut entries, pages.start * 8).expect("each page has an entry");
+        let entries =
+            entries.chunks_exact(8).map(|entry| u64::from_le_bytes(entry.try_into().expect("8 bytes")));
+        let own = |entry: u64| entry & PRESENT != 0 && entry & OF_A_FILE == 0;
+        pages.zip(entries).filter(|(_, entry)| own(*entry)).map(|(page, _)| page).collect()
+    });
+    images.collect()
+}
+
+#[tokio::test]
+async fn a_rollout_in_python_that_waits_has_few_pages_of_its_own_and_in_few_places() {
+    const ROLLOUTS: usize = 6;
+    const PAGES_MAX: usize = 100;
+    let controller = Controller::start().await;
+    let host = TestHost::of_component(python_guest("examples/one-turn/python"))
+        .option("--max-concurrent", 64)
+        .start()
+        .await;
+    controller.hold();
+    let mut waiting = Vec::new();
+    for _ in 0..ROLLOUTS {
+        waiting.push(host.admit(&controller.rollout("What is 2 + 2?").label("4")).await);
+    }
+    until("all to wait for the model", async || (controller.chats().len() == ROLLOUTS).then_some(())).await;
+
+    let instances = own_pages(&host);
+
+    // The first two were asked for settings, or start anew.
+    let at_work = instances.iter().filter(|pages| pages.len() > PAGES_MAX / 2).count();
+    assert!(at_work >= ROLLOUTS, "{at_work} instances of {}", instances.len());
+    for pages in instances {
+        let places = pages.iter().filter(|page| !pages.contains(&(**page - 1))).count();
+        assert!(pages.len() <= PAGES_MAX, "{} pages", pages.len());
+        assert!(places <= PLACES_MAX, "{places} places of {} pages", pages.len());
+    }
+    controller.release();
+}
+
+#[tokio::test]
+async fn rollouts_in_python_that_follow_others_find_their_memory_there() {
+    const BEFORE: usize = 120;
+    const ROLLOUTS: u64 = 20;
+    /// It was some 500 when what an instance had written to was returned to the kernel.
+    const FAULTS_MAX: u64 = 100;
+    let controller = Controller::start().await;
+    let host = TestHost::of_component(python_guest("examples/one-turn/python"))
+        .option("--max-concurrent", 64)
+        .start()
+        .await;
+    let run = async || {
+        let result = host.run(&controller.rollout("What is 2 + 2?").label("4")).await;
+        assert_eq!(result["status"], "success", "{result:#}");
+    };
+    for _ in 0..BEFORE {
+        run().await;
+    }
+
+    let before = faults(&host);
+    for _ in 0..ROLLOUTS {
+        run().await;
+    }
+
+    let each = (faults(&host) - before) / ROLLOUTS;
+    assert!(each <= FAULTS_MAX, "{each} page faults a rollout");
+}
