@@ -502,6 +502,24 @@ async fn what_was_not_imported_while_building_is_imported_late() {
     assert_eq!(last_text(&result), expected, "{result:#}");
 }
 
+/// What would otherwise be wrong without anybody noticing.
+#[tokio::test]
+async fn what_libraries_probe_for_is_true_or_raises() {
+    let controller = Controller::start().await;
+    let host = host().await;
+    let look = "[True, True, True, True, False, ['table.txt'], ['table.txt'], 1, (True, False), \
+                'run_docstring_examples', True]";
+    let processes = "[[[1, 2], 2.0, [3], [4.0], False, 5], ['NoProcesses', 'NoProcesses', 'NoProcesses', 'OSError', \
+                     'ProcessLookupError', '[Errno 58] asyncio.create_subprocess_exec']]";
+    let elsewhere = "['Error', 'C', 'None', 'NotImplementedError', 'OSError', True, True, True, None, 'OSError', '', \
+         (True, '/nonexistent')]";
+    for (what, expected) in [("look", look), ("processes", processes), ("elsewhere", elsewhere)] {
+        let result = host.run(&asking(&controller, &format!("python: {what}"))).await;
+
+        assert_eq!(last_text(&result), expected, "{what}: {result:#}");
+    }
+}
+
 #[tokio::test]
 async fn threads_timers_and_alarms_do_their_work_in_the_one_thread() {
     let controller = Controller::start().await;

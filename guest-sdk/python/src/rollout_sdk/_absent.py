@@ -139,7 +139,7 @@ def _fcntl() -> ModuleType:
     module: Any = ModuleType("fcntl", "Locks and settings of files, which a component does not have.")
     values = {"LOCK_SH": 1, "LOCK_EX": 2, "LOCK_NB": 4, "LOCK_UN": 8, "FD_CLOEXEC": 1}
     values |= {"F_DUPFD": 0, "F_GETFD": 1, "F_SETFD": 2, "F_GETFL": 3, "F_SETFL": 4, "F_DUPFD_CLOEXEC": 1030}
-    vars(module).update(values)
+    module.__dict__.update(values)
 
     def refuse(*_: Any) -> Never:
         raise OSError(errno.ENOTSUP, "a component has no fcntl")
@@ -183,8 +183,31 @@ class _Number:
     from_buffer_copy = from_buffer
 
 
+def _no_such_library(name: str) -> None:
+    """`ctypes.util.find_library`."""
+
+
+def _no_library(name: Any = None, *_: Any, **__: Any) -> Never:
+    raise OSError(errno.ENOTSUP, f"{name}: a component loads no library: nothing native can be loaded in it")
+
+
+class _Libraries:
+    """`ctypes.cdll`: none can be loaded."""
+
+    LoadLibrary = staticmethod(_no_library)
+
+    def __getattr__(self, name: str) -> Never:
+        _no_library(name)
+
+
 def _ctypes() -> ModuleType:
     module: Any = ModuleType("ctypes", "C's numbers. There is no more of ctypes in a component.")
+    module.__path__ = []
+    util: Any = ModuleType("ctypes.util", "Finds no library.")
+    util.find_library = _no_such_library
+    module.util = sys.modules["ctypes.util"] = util
+    module.CDLL = module.PyDLL = _no_library
+    module.cdll = module.pydll = _Libraries()
     for name, code in _SIZES.items():
         setattr(module, name, type(name, (_Number,), {"_type_": code}))
 

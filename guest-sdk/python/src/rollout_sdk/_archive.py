@@ -6,32 +6,39 @@ sources of every pure module, of the project, of what it depends on and of the s
 library, and the data files of packages. Importing one then unpacks and compiles it, which
 takes some milliseconds in the rollout that does it; a module that every rollout imports is
 better named in `imports` of the build's settings. Data is read by `importlib.resources`,
-`pkgutil.get_data`, or `open` by its place beside the module.
+`pkgutil.get_data`, or `open` by its place beside the module, where `os.stat`, `os.listdir` and
+what is built on them (`os.path`, `pathlib`, `glob`) find it too.
 """
 
 from __future__ import annotations
 
 import builtins
+import contextlib
 import importlib.metadata
+import importlib.resources
 import io
 import os
 import re
+import stat
 import sys
+import tokenize
 import zlib
 from bisect import insort
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec, SourceFileLoader
 from importlib.resources.abc import Traversable, TraversableResources
 from importlib.util import spec_from_file_location
+from pathlib import Path
 from typing import IO, Any
 
+from . import _after
 from ._json import is_a
 
 LIBRARY = "/python"
 
 # Of the standard library: what wants a screen, what installs, and what tests the library.
 _NOT_OF_LIBRARY = frozenset(
-    "_pyrepl ensurepip idlelib lib2to3 pydoc_data site-packages test tests tkinter turtle.py turtledemo".split()
+    "ensurepip idlelib lib2to3 pydoc_data site-packages test tests tkinter turtle.py turtledemo".split()
 )
 
 DATA_BYTES_MAX = 1 << 20
@@ -41,34 +48,50 @@ a rollout nothing."""
 _files: dict[str, bytes] = {}
 """Compressed contents, by path."""
 
+_sizes: dict[str, int] = {}
+"""How long each is when it is unpacked."""
+
 _dirs: dict[str, list[str]] = {}
 """What is in a directory, by its path; sorted."""
+
+_roots: list[str] = []
+"""The directories that modules are imported from. What is known of distributions is in these."""
 
 _native: set[str] = set()
 """Native modules, which are part of the component and are loaded by their path."""
 
 _real_open = builtins.open
+_real_stat = os.stat
+_real_list = os.listdir
+_real_scan = os.scandir
+_real_access = os.access
 
 
 def pack(roots: Iterable[str]) -> None:
     """Takes in what is in these directories and in the standard library, and has modules
     be found there from now on."""
-    loaded = {getattr(module, "__file__", None) for module in sys.modules.values()}
-    for root in (LIBRARY, *roots):
-        _pack_directory(root, loaded, of_library=root == LIBRARY, in_package=False)
+    _roots[:] = (LIBRARY, *roots)
+    for root in _roots:
+        _pack_directory(root, of_library=root == LIBRARY, in_package=False)
     sys.path_hooks.insert(0, _Entry)
     sys.path_importer_cache.clear()
     sys.meta_path.append(_Distributions())
     for module in list(sys.modules.values()):
         _reload_from_here(module)
-    for module in (builtins, io):
-        vars(module)["open"] = _open
+    for module, name in ((builtins, "open"), (io, "open"), (tokenize, "_builtin_open")):
+        vars(module)[name] = _open
+    _after.change({"_pyio": _open_from_here})
+    as_file: Any = importlib.resources.as_file
+    as_file.register(_Place, _as_path)
+    system: Any = os
+    system.stat, system.lstat, system.access = _stat, _stat, _access
+    system.listdir, system.scandir = _list, _scan
 
 
 def add(root: str, files: Mapping[str, bytes]) -> None:
     """Takes in files of a project that comes when the component is there already."""
     for path, content in files.items():
-        _files[path] = zlib.compress(content, 1)
+        _files[path], _sizes[path] = zlib.compress(content, 1), len(content)
         while path != root:
             path, _, name = path.rpartition("/")
             inside = _dirs.setdefault(path, [])
@@ -98,7 +121,7 @@ def _reload_from_here(module: Any) -> None:
         module.__loader__ = spec.loader
 
 
-def _pack_directory(directory: str, loaded: set[str | None], *, of_library: bool, in_package: bool) -> None:
+def _pack_directory(directory: str, *, of_library: bool, in_package: bool) -> None:
     try:
         names = sorted(os.listdir(directory))
     except OSError:
@@ -114,15 +137,14 @@ def _pack_directory(directory: str, loaded: set[str | None], *, of_library: bool
         if name.startswith(".") or name == "__pycache__" or (of_library and name in _NOT_OF_LIBRARY):
             continue
         if os.path.isdir(path):
-            _pack_directory(path, loaded, of_library=of_library, in_package=in_package)
+            _pack_directory(path, of_library=of_library, in_package=in_package)
             if path not in _dirs:
                 continue
-        elif path in loaded:
-            pass
         elif name.endswith(tuple(EXTENSION_SUFFIXES)):
             _native.add(path)
         elif name.endswith(".py") or (_is_data(path, name) and (in_package or of_distribution) and not of_library):
-            _files[path] = _packed(path)
+            content = _content(path)
+            _files[path], _sizes[path] = zlib.compress(content, 6), len(content)
         else:
             continue
         kept.append(name)
@@ -134,9 +156,9 @@ def _is_data(path: str, name: str) -> bool:
     return not re.search(r"\.(pyc|pyi|pyx|pxd|c|h|cpp|dll|dylib|a|o)$", name) and os.stat(path).st_size <= DATA_BYTES_MAX
 
 
-def _packed(path: str) -> bytes:
+def _content(path: str) -> bytes:
     with _real_open(path, "rb") as file:
-        return zlib.compress(file.read(), 6)
+        return file.read()
 
 
 def _read(path: str) -> bytes | None:
@@ -254,24 +276,163 @@ class _Place(Traversable):
             return content
 
 
+@contextlib.contextmanager
+def _as_path(place: _Place) -> Generator[Path, None, None]:
+    """`importlib.resources.as_file`: `open` and `os` know the place as it is."""
+    yield Path(str(place))
+
+
+class _Sink(io.RawIOBase):
+    """`os.devnull`, which has nothing in it and takes everything."""
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return 0
+
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
 def _open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
     """`open`, which finds what is in the archive."""
     content = None
-    if not set(mode) & set("wax+") and is_a(file, str, os.PathLike):
+    if is_a(file, str, os.PathLike):
         place: os.PathLike[str] | str = file
-        content = _read(str(os.fspath(place)))
+        path = str(os.fspath(place))
+        if path == os.devnull:
+            return _opened(_Sink(), mode, *args, **kwargs)
+        if not set(mode) & set("wax+"):
+            content = _read(path)
     if content is None:
         opener: Any = _real_open
         opened: IO[Any] = opener(file, mode, *args, **kwargs)
         return opened
+    return _opened(io.BytesIO(content), mode, *args, **kwargs)
+
+
+def _open_from_here(module: Any) -> None:
+    module.open = _open
+
+
+def _opened(file: Any, mode: str, *args: Any, **kwargs: Any) -> IO[Any]:
+    """A file as `open` gives it: of bytes, or of text."""
     if "b" in mode:
-        return io.BytesIO(content)
+        of_bytes: IO[Any] = file
+        return of_bytes
     named: dict[str, Any] = dict(zip(("buffering", "encoding", "errors", "newline"), args, strict=False))
     named.update(kwargs)
     encoding = named.get("encoding")
     return io.TextIOWrapper(
-        io.BytesIO(content), "utf-8" if encoding in (None, "locale") else encoding, named.get("errors"), named.get("newline")
+        file,
+        "utf-8" if encoding in (None, "locale") else encoding,
+        named.get("errors"),
+        named.get("newline"),
+        # Into nothing there is nothing to be gathered.
+        write_through=isinstance(file, _Sink),
     )
+
+
+# Whether there is such a file or directory, and what is in it: programs look before they open.
+
+
+def _place(path: Any) -> str | None:
+    """The path of a file or directory of the archive."""
+    if not is_a(path, str, os.PathLike):
+        return None
+    given: os.PathLike[str] | str = path
+    place = os.path.normpath(os.path.join("/", str(os.fspath(given))))
+    return place if place in _files or place in _dirs else None
+
+
+def _stat(path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
+    """`os.stat` and `os.lstat`."""
+    place = _place(path)
+    if place is None:
+        kwargs.pop("follow_symlinks", None)
+        found: os.stat_result = _real_stat(path, *args, **kwargs)
+        return found
+    mode = stat.S_IFDIR | 0o555 if place in _dirs else stat.S_IFREG | 0o444
+    size = _sizes.get(place, 0)
+    return os.stat_result((mode, 0, 0, 1, 0, 0, size, 0, 0, 0))
+
+
+def _access(path: Any, mode: int, *args: Any, **kwargs: Any) -> bool:
+    """`os.access`."""
+    return not mode & os.W_OK if _place(path) is not None else _real_access(path, mode, *args, **kwargs)
+
+
+def _list(path: Any = None) -> list[Any]:
+    """`os.listdir`."""
+    place = _place(path)
+    if place is None or place not in _dirs:
+        real: Any = _real_list
+        listed: list[str] = real(path)
+        return listed
+    return list(_dirs[place])
+
+
+class _Entries:
+    """What `os.scandir` gives."""
+
+    def __init__(self, place: str, names: list[str]) -> None:
+        self._left = iter([_DirEntry(place, name) for name in names])
+
+    def __iter__(self) -> _Entries:
+        return self
+
+    def __next__(self) -> _DirEntry:
+        return next(self._left)
+
+    def __enter__(self) -> _Entries:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gives no more."""
+        self._left = iter(())
+
+
+class _DirEntry:
+    def __init__(self, place: str, name: str) -> None:
+        self.name = name
+        self.path = f"{place}/{name}"
+
+    def __fspath__(self) -> str:
+        return self.path
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        return os.path.normpath(self.path) in _dirs
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        return not self.is_dir()
+
+    def is_symlink(self) -> bool:
+        return False
+
+    def is_junction(self) -> bool:
+        return False
+
+    def inode(self) -> int:
+        return 0
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        return _stat(self.path)
+
+
+def _scan(path: Any = None) -> Any:
+    """`os.scandir`."""
+    place = _place(path)
+    if place is None or place not in _dirs:
+        return _real_scan(path)
+    given: os.PathLike[str] | str = path
+    return _Entries(str(os.fspath(given)).rstrip("/"), _dirs[place])
 
 
 # What is known of distributions.
@@ -298,7 +459,8 @@ class _Distributions(importlib.metadata.DistributionFinder):
     def find_distributions(
         self, context: importlib.metadata.DistributionFinder.Context = importlib.metadata.DistributionFinder.Context()  # noqa: B008
     ) -> Iterator[importlib.metadata.Distribution]:
-        for path in _dirs:
+        for path in (f"{root}/{name}" for root in _roots for name in _dirs.get(root, ())):
+            # A package may have another one within, which is not installed.
             if path.endswith(".dist-info"):
                 name = os.path.basename(path).removesuffix(".dist-info").rsplit("-", 1)[0]
                 if context.name is None or _same(name, context.name):

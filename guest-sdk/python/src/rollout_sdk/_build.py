@@ -18,6 +18,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -278,7 +279,7 @@ def gather(project: Project, cache: Path, wheels: Path | None) -> Path | None:
         say(f"installing {', '.join(wanted)} for the component's Python {PYTHON}")
         fresh = kept.with_name(f"{kept.name}.{os.getpid()}")
         try:
-            _install(wanted, [*DONE_WITHOUT, *project.leave_out], fresh, project.dir, wheels)
+            _install(wanted, fresh, project, wheels)
             _remove(fresh, project.leave_out)
             _refuse_native(fresh, project.without_native, wheels)
             fresh.replace(kept)
@@ -318,22 +319,78 @@ _FOR_COMPONENTS = (
 )
 
 
-def _install(wanted: list[str], left_out: list[str], target: Path, directory: Path, wheels: Path | None) -> None:
-    """Installs wheels for the component's Python, those of native code of our own among them;
-    or, where a package has none, what the Python at hand can make of it."""
+# How often what has no wheel is made into one, before the next is looked for.
+_SOURCES_MAX = 50
+
+_HAS_NO_WHEEL = re.compile(r"^ERROR: No matching distribution found for (.+)$", re.MULTILINE)
+
+
+def _install(wanted: list[str], target: Path, project: Project, wheels: Path | None) -> None:
+    """Installs wheels for the component's Python, those of native code of our own among them. Of a
+    package that has none, the Python at hand makes one, which has to be pure."""
     if importlib.util.find_spec("pip") is None:
         not_done(f"{sys.executable} has no pip, which installs dependencies; run: {sys.executable} -m ensurepip")
-    found = () if wheels is None else ("--find-links", str(wheels))
-    for options in ((*_FOR_COMPONENTS, *found), ()):
+    made = target.with_name(f"{target.name}.wheels")
+    found: tuple[str, ...] = () if wheels is None else ("--find-links", str(wheels))
+    into = ("--no-compile", "--target", str(target))
+    try:
+        for _ in range(_SOURCES_MAX):
+            shutil.rmtree(target, ignore_errors=True)
+            options = (*into, *_FOR_COMPONENTS, *found, "--find-links", str(made))
+            made.mkdir(parents=True, exist_ok=True)
+            done = _pip(project, "install", *options, "--", *wanted)
+            if done.returncode == 0:
+                return
+            without = _HAS_NO_WHEEL.search(done.stdout)
+            if without is None or not _make_wheel(without[1], project, made, wheels):
+                break
+        # Of what is no package of a registry (a directory, a repository), pip says something else.
         shutil.rmtree(target, ignore_errors=True)
-        command = [sys.executable, "-I", "-c", _PIP, " ".join(left_out)]
-        command += ["install", "--quiet", "--disable-pip-version-check"]
-        command += ["--no-compile", "--target", str(target), *options, "--", *wanted]
-        done = subprocess.run(command, cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, check=False)
-        if done.returncode == 0:
-            return
-    at_fault(f"the dependencies could not be installed: {', '.join(wanted)}\n{done.stdout.strip()}")
+        done = _pip(project, "install", *into, "--", *wanted)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    if done.returncode != 0:
+        at_fault(f"the dependencies could not be installed: {', '.join(wanted)}\n{done.stdout.strip()}")
+
+
+def _pip(project: Project, *arguments: str) -> subprocess.CompletedProcess[str]:
+    left_out = " ".join([*DONE_WITHOUT, *project.leave_out])
+    command = [sys.executable, "-I", "-c", _PIP, left_out, *arguments[:1], "--quiet", "--disable-pip-version-check"]
+    return subprocess.run([*command, *arguments[1:]], cwd=project.dir, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, check=False)
+
+
+def _make_wheel(requirement: str, project: Project, made: Path, wheels: Path | None) -> bool:
+    """Makes a wheel of a package that has none for components. Whether it is there now."""
+    before = set(made.iterdir())
+    done = _pip(project, "wheel", "--no-deps", "--wheel-dir", str(made), "--", requirement)
+    fresh = set(made.iterdir()) - before
+    for wheel in fresh:
+        if wheel.name.endswith("-none-any.whl"):
+            continue
+        if canonical(wheel.name.split("-")[0]) not in {*project.without_native, *project.leave_out}:
+            at_fault(_native_text([f"  - {requirement}"], wheels))
+        _without_native(wheel)
+    return done.returncode == 0 and bool(fresh)
+
+
+def _without_native(wheel: Path) -> None:
+    """Makes a pure wheel of one with native code, for a package that goes without it."""
+    name, version, *_ = wheel.name.split("-")
+    pure = wheel.with_name(f"{name}-{version}-py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(pure, "w") as new:
+        for each in old.infolist():
+            content = old.read(each)
+            if _is_native(each.filename):
+                continue
+            if each.filename.endswith(".dist-info/WHEEL"):
+                content = b"Wheel-Version: 1.0\nGenerator: rollout-host\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            if each.filename.endswith(".dist-info/RECORD"):
+                # Without sums: of what was changed they would be others.
+                kept = [line.rsplit(",", 2)[0] for line in content.decode().splitlines()]
+                content = "".join(f"{line},,\n" for line in kept if not _is_native(line.strip('"'))).encode()
+            new.writestr(each.filename, content)
+    wheel.unlink()
 
 
 def _distributions(target: Path) -> list[tuple[str, list[str], Path]]:
@@ -357,6 +414,11 @@ def _remove(target: Path, names: list[str]) -> None:
 
 _NATIVE = (".so", ".pyd", ".dylib", ".dll")
 
+
+def _is_native(file: str) -> bool:
+    return (file.endswith(_NATIVE) or ".so." in file) and not file.endswith(_OF_COMPONENT)
+
+
 # What a native module is called that was made for the component's Python.
 _OF_COMPONENT = f".cpython-{PYTHON.replace('.', '')}-wasm32-wasi.so"
 
@@ -366,8 +428,7 @@ def _refuse_native(target: Path, allowed: list[str], wheels: Path | None) -> Non
     quicker may go without it."""
     refused: list[str] = []
     for name, files, _ in _distributions(target):
-        native = [file for file in files if file.endswith(_NATIVE) or ".so." in file]
-        native = [file for file in native if not file.endswith(_OF_COMPONENT)]
+        native = [file for file in files if _is_native(file)]
         if not native:
             continue
         if name in allowed:
@@ -376,12 +437,16 @@ def _refuse_native(target: Path, allowed: list[str], wheels: Path | None) -> Non
         else:
             refused.append(f"  - {name} ({native[0]})")
     if refused:
-        at_fault(
-            "these dependencies are native code, which a component cannot run:\n"
-            + "\n".join(refused)
-            + f"\n{_made(wheels)}\nDepend on a package of pure Python instead. If one works without its native part, name it in "
-            f"[{TABLE}] without-native; if one that came along is not needed at run time, name it in leave-out."
-        )
+        at_fault(_native_text(refused, wheels))
+
+
+def _native_text(refused: list[str], wheels: Path | None) -> str:
+    return (
+        "these dependencies are native code, which a component cannot run:\n"
+        + "\n".join(refused)
+        + f"\n{_made(wheels)}\nDepend on a package of pure Python instead. If one works without its native part, name it in "
+        f"[{TABLE}] without-native; if one that came along is not needed at run time, name it in leave-out."
+    )
 
 
 def _made(wheels: Path | None) -> str:
@@ -430,11 +495,13 @@ from rollout_sdk import _chance
 _chance.install()
 for _name in {preloaded!r}:
     importlib.import_module(_name)
-from rollout_sdk import _absent, _loop, _names, _one_thread
+from rollout_sdk import _absent, _loop, _names, _one_thread, _processes, _system
 
 _absent.stand_in()
+_system.install()
 _names.install()
 _one_thread.install()
+_processes.install()
 _loop.install()
 
 {taking_in}

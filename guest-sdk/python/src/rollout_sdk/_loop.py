@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
-from . import _host, _one_thread
+from . import _host, _one_thread, _processes
 from ._older import Never, Runner
 from .errors import Failed
 
@@ -111,6 +111,12 @@ class GuestLoop(base_events.BaseEventLoop):
         except Exception as error:
             future.set_exception(error)
         return future
+
+    async def subprocess_exec(self, protocol_factory: Any, program: Any, *args: Any, **kwargs: Any) -> Never:
+        raise _processes.NoProcesses("asyncio.create_subprocess_exec")
+
+    async def subprocess_shell(self, protocol_factory: Any, cmd: Any, *args: Any, **kwargs: Any) -> Never:
+        raise _processes.NoProcesses("asyncio.create_subprocess_shell")
 
     async def outcome(self, call: _host.Call, finish: Callable[[_host.Call], T]) -> T:
         """Waits for a call without holding up other tasks. A task that is cancelled

@@ -101,7 +101,7 @@ class _Setting:
         context.__dict__[self.name] = value
 
 
-class _SSLContext:
+class _SSLContext:  # pyright: ignore[reportUnusedClass]  # the library's `ssl` derives from it
     def __new__(cls, protocol: int) -> Any:
         made = object.__new__(cls)
         is_client = protocol == PROTOCOL_TLS_CLIENT

@@ -14,6 +14,7 @@ still while it computes.
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import contextlib
 import contextvars
@@ -41,6 +42,8 @@ def install() -> None:
     """Puts this in the place of what would start threads."""
     thread: Any = threading.Thread
     thread.start = _start_thread
+    threads: Any = _thread
+    threads.start_new_thread = threads.start_new = _start_new_thread
     timer: Any = threading.Timer
     timer.start = _start_timer
     condition: Any = threading.Condition
@@ -288,6 +291,14 @@ def _start_thread(thread: Any) -> None:
     thread._ident = thread._native_id = threading.get_ident()
     thread._started.set()
     _run_as(thread, thread.run)
+
+
+def _start_new_thread(
+    function: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, /
+) -> int:
+    """`_thread.start_new_thread`: runs it."""
+    threading.Thread(target=function, args=args, kwargs=kwargs or {}).start()
+    return threading.get_ident()
 
 
 class _TimerHandle(_Handle):

@@ -21,7 +21,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from ._json import JsonObject
+from ._json import JsonObject, is_list, is_object
 from .context import current_rollout
 from .message import Message
 from .sample import Completion, Sample
@@ -97,9 +97,8 @@ def _is_same(old: Message, new: Message) -> bool:
 
 def _text_of(message: Message) -> str:
     content: Any = message.get("content")
-    if isinstance(content, list):
-        parts: list[Any] = content
-        return "".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in parts)
+    if is_list(content):
+        return "".join(str(part.get("text", "")) if is_object(part) else str(part) for part in content)
     return str(content or "")
 
 

@@ -14,6 +14,7 @@ macro_rules! sdk {
 const SDK: &[(&str, &str)] = sdk![
     "rollout_sdk/__init__.py",
     "rollout_sdk/_absent.py",
+    "rollout_sdk/_after.py",
     "rollout_sdk/_agents_guards.py",
     "rollout_sdk/_agents_items.py",
     "rollout_sdk/_agents_sessions.py",
@@ -42,6 +43,7 @@ const SDK: &[(&str, &str)] = sdk![
     "rollout_sdk/_no_tls.py",
     "rollout_sdk/_older.py",
     "rollout_sdk/_one_thread.py",
+    "rollout_sdk/_processes.py",
     "rollout_sdk/_quick.py",
     "rollout_sdk/_rehearse.py",
     "rollout_sdk/_rubric.py",
@@ -53,6 +55,7 @@ const SDK: &[(&str, &str)] = sdk![
     "rollout_sdk/_strands_results.py",
     "rollout_sdk/_strands_tools.py",
     "rollout_sdk/_structured.py",
+    "rollout_sdk/_system.py",
     "rollout_sdk/agent.py",
     "rollout_sdk/agent_loop.py",
     "rollout_sdk/answer.py",

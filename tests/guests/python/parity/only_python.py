@@ -1,8 +1,10 @@
 """What only a guest in Python can do, right or wrong."""
 
+import _thread
 import asyncio
 import concurrent.futures
 import gc
+import os
 import queue
 import random
 import signal
@@ -10,6 +12,7 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Callable
 
 from rollout_sdk import AgentWorkflowConfig, AgentWorkflowContext, Invalid, Messages, message
 
@@ -47,6 +50,12 @@ async def behave(what: str, ctx: AgentWorkflowContext[AgentWorkflowConfig]) -> M
             threading.Event().wait()
         case "late":
             found = late_imports()
+        case "look":
+            found = look()
+        case "processes":
+            found = await processes()
+        case "elsewhere":
+            found = elsewhere()
         case "threads":
             found = await threads()
         case "alarm":
@@ -138,6 +147,105 @@ def late_imports() -> str:
             [module.name for module in pkgutil.iter_modules(late_package.__path__)],
             "\u20ac".encode("cp1252"),
             "\u3042".encode("shift_jisx0213"),
+        ]
+    )
+
+
+def look() -> str:
+    """Whoever looks before they open finds what they could open, and nothing else."""
+    import doctest
+    import glob
+    import importlib.resources
+    from pathlib import Path
+
+    import late_package
+
+    place = Path(late_package.__file__).parent
+    table = place / "table.txt"
+    with os.scandir(place) as entries:
+        scanned = sorted(each.name for each in entries if each.is_file() and each.name.endswith(".txt"))
+    with importlib.resources.as_file(importlib.resources.files(late_package) / "table.txt") as copied:
+        pass
+    return str(
+        [
+            table.exists(),
+            os.path.isfile(table),
+            os.path.getsize(table) == len(table.read_bytes()),
+            place.is_dir(),
+            (place / "nothing.txt").exists(),
+            scanned,
+            [Path(each).name for each in glob.glob(f"{place}/*.txt")],
+            [names for _, _, names in os.walk(place)][0].count("table.txt"),
+            (os.access(table, os.R_OK), os.access(table, os.W_OK)),
+            doctest.run_docstring_examples.__name__,
+            str(copied) == str(table),
+        ]
+    )
+
+
+def said_of(work: Callable[[], object]) -> str:
+    try:
+        return repr(work())
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+async def processes() -> str:
+    """Processes are refused in the same words; pools of threads work."""
+    import multiprocessing.dummy
+    import subprocess
+    from multiprocessing.pool import ThreadPool
+
+    with ThreadPool(2) as pool:
+        done = [pool.map(abs, [-1, -2]), pool.apply_async(divide, (6, 3)).get(1), list(pool.imap(abs, [-3]))]
+        failed = pool.apply_async(divide, (1, 0))
+    done += [multiprocessing.dummy.Pool(2).starmap(divide, [(8, 2)]), failed.successful()]
+    with multiprocessing.Lock():
+        waiting: queue.Queue[int] = multiprocessing.Queue()  # type: ignore[assignment]
+        waiting.put(5)
+        done.append(waiting.get())
+    starts: list[Callable[[], object]] = [
+        lambda: multiprocessing.Pool(2),
+        multiprocessing.Process(target=print).start,
+        lambda: os.system("true"),
+        lambda: subprocess.run(["true"], check=False),
+        lambda: os.kill(os.getpid() + 1, signal.SIGTERM),
+    ]
+    refused = [said_of(start).partition(":")[0] for start in starts]
+    try:
+        await asyncio.create_subprocess_exec("true")
+    except OSError as error:
+        refused.append(str(error).partition(": ")[0])
+    return str([done, refused])
+
+
+def elsewhere() -> str:
+    """What Python has on every system does what is true here, or raises what it raises elsewhere."""
+    import ctypes.util
+    import locale
+    from pathlib import Path
+
+    def in_zone(zone: str) -> None:
+        os.environ["TZ"] = zone
+        time.tzset()
+
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        print("lost", file=nowhere)
+    begun = _thread.start_new_thread(divide, (4, 2))
+    return str(
+        [
+            said_of(lambda: locale.setlocale(locale.LC_ALL, "de_DE.UTF-8")).partition(":")[0],
+            locale.setlocale(locale.LC_ALL, locale.setlocale(locale.LC_ALL, "C")),
+            said_of(lambda: in_zone("UTC")),
+            said_of(lambda: in_zone("Europe/Berlin")).partition(":")[0],
+            said_of(os.get_terminal_size).partition(":")[0],
+            time.thread_time() >= 0,
+            begun == threading.get_native_id(),
+            signal.SIGALRM in signal.valid_signals(),
+            ctypes.util.find_library("c"),
+            said_of(lambda: ctypes.CDLL("libc.so.6")).partition(":")[0],
+            Path(os.devnull).read_text(),
+            (os.getuid() == os.geteuid(), str(Path.home())),
         ]
     )
 

@@ -1,0 +1,219 @@
+"""`multiprocessing` in a component, which starts no processes.
+
+What needs one says so, in the same words wherever it is asked for. What needs only threads works:
+`ThreadPool` and `multiprocessing.dummy` do work where it is handed in, and locks and queues are those
+of threads, because there is one process. The modules are changed when somebody imports them.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from . import _after
+from ._older import Never
+from ._one_thread import run_apart
+
+
+class NoProcesses(OSError):
+    """Something would start a process."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            errno.ENOTSUP,
+            f"{what}: a component starts no processes; do the work in place, or in threads, which run in place too",
+        )
+
+
+def refusal(what: str) -> Callable[..., Never]:
+    """A function that is not there, because it would start a process."""
+
+    def refuse(*_: Any, **__: Any) -> Never:
+        raise NoProcesses(what)
+
+    return refuse
+
+
+def install() -> None:
+    """Has the modules be changed when they are imported."""
+    _after.change({"multiprocessing.pool": _pool, "multiprocessing.context": _context})
+    # Of what Python has everywhere. What only some systems have (fork), programs look for before they use it.
+    system: Any = os
+    system.system = refusal("os.system")
+    system.pipe = refusal("os.pipe")
+    system.kill = _kill
+    system.getppid = lambda: 0
+
+
+def _kill(pid: int, number: int, /) -> None:
+    """`os.kill`: there is one process."""
+    if pid != os.getpid():
+        raise ProcessLookupError(errno.ESRCH, "No such process")
+    if number:
+        signal.raise_signal(number)
+
+
+# Pools of threads.
+
+
+class _Done:
+    """What came of work that was handed in, and is done."""
+
+    def __init__(self, work: Callable[[], Any], callback: Any, error_callback: Any) -> None:
+        self._value: Any = None
+        self._error: Exception | None = None
+        try:
+            self._value = run_apart(work)
+        except Exception as error:
+            self._error = error
+        told = callback if self._error is None else error_callback
+        if told is not None:
+            told(self._value if self._error is None else self._error)
+
+    def get(self, timeout: float | None = None) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Nothing: it is done."""
+
+    def ready(self) -> bool:
+        return True
+
+    def successful(self) -> bool:
+        return self._error is None
+
+
+class ThreadPool:
+    """`multiprocessing.pool.ThreadPool`: does what is handed in, in order."""
+
+    def __init__(
+        self, processes: int | None = None, initializer: Callable[..., Any] | None = None, initargs: Iterable[Any] = ()
+    ) -> None:
+        if processes is not None and processes < 1:
+            raise ValueError("Number of processes must be at least 1")
+        self._open = True
+        if initializer is not None:
+            initializer(*initargs)
+
+    def _check(self) -> None:
+        if not self._open:
+            raise ValueError("Pool not running")
+
+    def apply(self, func: Callable[..., Any], args: Iterable[Any] = (), kwds: dict[str, Any] | None = None) -> Any:
+        return self.apply_async(func, args, kwds).get()
+
+    def apply_async(
+        self,
+        func: Callable[..., Any],
+        args: Iterable[Any] = (),
+        kwds: dict[str, Any] | None = None,
+        callback: Any = None,
+        error_callback: Any = None,
+    ) -> _Done:
+        self._check()
+        return _Done(lambda: func(*args, **(kwds or {})), callback, error_callback)
+
+    def map(self, func: Callable[[Any], Any], iterable: Iterable[Any], chunksize: int | None = None) -> list[Any]:
+        return list(self.map_async(func, iterable, chunksize).get())
+
+    def map_async(
+        self,
+        func: Callable[[Any], Any],
+        iterable: Iterable[Any],
+        chunksize: int | None = None,
+        callback: Any = None,
+        error_callback: Any = None,
+    ) -> _Done:
+        self._check()
+        return _Done(lambda: [func(each) for each in iterable], callback, error_callback)
+
+    def starmap(
+        self, func: Callable[..., Any], iterable: Iterable[Iterable[Any]], chunksize: int | None = None
+    ) -> list[Any]:
+        return list(self.starmap_async(func, iterable, chunksize).get())
+
+    def starmap_async(
+        self,
+        func: Callable[..., Any],
+        iterable: Iterable[Iterable[Any]],
+        chunksize: int | None = None,
+        callback: Any = None,
+        error_callback: Any = None,
+    ) -> _Done:
+        self._check()
+        return _Done(lambda: [func(*each) for each in iterable], callback, error_callback)
+
+    def imap(self, func: Callable[[Any], Any], iterable: Iterable[Any], chunksize: int = 1) -> Iterator[Any]:
+        self._check()
+        return _Results(func, iterable)
+
+    imap_unordered = imap
+
+    def close(self) -> None:
+        self._open = False
+
+    terminate = close
+
+    def join(self) -> None:
+        if self._open:
+            raise ValueError("Pool is still running")
+
+    def __enter__(self) -> ThreadPool:
+        self._check()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.terminate()
+
+
+class _Results:
+    """The results of `imap`, each made when it is asked for."""
+
+    def __init__(self, func: Callable[[Any], Any], iterable: Iterable[Any]) -> None:
+        self._func = func
+        self._left = iter(iterable)
+
+    def __iter__(self) -> _Results:
+        return self
+
+    def __next__(self) -> Any:
+        return self.next()
+
+    def next(self, timeout: float | None = None) -> Any:
+        each = next(self._left)
+        return run_apart(lambda: self._func(each))
+
+
+def _pool(module: Any) -> None:
+    module.ThreadPool = ThreadPool
+    module.Pool = refusal("multiprocessing.Pool")
+
+
+# What is made by a context, as by the package itself.
+
+
+def _context(module: Any) -> None:
+    context: Any = module.BaseContext
+    for name in ("Pool", "Manager", "Pipe", "Value", "Array", "RawValue", "RawArray"):
+        setattr(context, name, refusal(f"multiprocessing.{name}"))
+    for name in ("Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Event", "Barrier"):
+        setattr(context, name, _of_context(getattr(threading, name)))
+    for name, made in (("Queue", queue.Queue), ("JoinableQueue", queue.Queue), ("SimpleQueue", queue.SimpleQueue)):
+        setattr(context, name, _of_context(made))
+    process: Any = importlib.import_module("multiprocessing.process").BaseProcess
+    process.start = refusal("multiprocessing.Process.start")
+
+
+def _of_context(make: Callable[..., Any]) -> Callable[..., Any]:
+    def made(_context: Any, *args: Any, **kwargs: Any) -> Any:
+        return make(*args, **kwargs)
+
+    return made
