@@ -77,3 +77,44 @@ async fn a_workflow_that_asks_the_judge_ends() {
     assert!(message.contains("a workflow called models for a judge, which only a grader may"), "{result:#}");
     assert_eq!(controller.chats().len(), 0);
 }
+
+/// A completion that calls the tool `echo`.
+fn echo(text: &str) -> Answer {
+    let function = json!({"name": "echo", "arguments": json!({"text": text}).to_string()});
+    let message = json!({
+        "role": "assistant",
+        "content": null,
+        "tool_calls": [{"id": text, "type": "function", "function": function}],
+    });
+    Answer::Json(json!({"choices": [{"message": message, "finish_reason": "tool_calls"}]}).to_string())
+}
+
+#[tokio::test]
+async fn an_agent_leaves_its_conversation_to_the_host_and_has_it_whole_when_it_asks() {
+    let controller = Controller::start().await;
+    let host = TestHost::start("left_to_host").await;
+    let request = controller.rollout("Say it.").label("5");
+    let said = [Answer::Say("that is all"), Answer::Say("again"), Answer::Say("#### 5")];
+    controller.answer_chats([echo("one"), echo("two")].into_iter().chain(said));
+
+    let result = host.run(&request).await;
+
+    assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
+    let chats = controller.chats();
+    let roles = |at: usize| -> Vec<&str> {
+        let messages = chats[at].body["messages"].as_array().expect("a list");
+        messages.iter().filter_map(|message| message["role"].as_str()).collect()
+    };
+    let whole = ["user", "assistant", "tool", "assistant", "tool", "assistant", "user", "assistant", "user"];
+    assert_eq!(roles(2), whole[..5]);
+    assert_eq!(roles(3), whole[..7]);
+    // The sample's history is another by then, and the agent's own is what it asks with.
+    assert_eq!(roles(4), whole);
+    let kept: Vec<&str> = result["sample"]["messages"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter_map(|m| m["content"].as_str())
+        .collect();
+    assert_eq!(kept, ["shorter still", "and now", "#### 5"]);
+}

@@ -4,6 +4,8 @@
 //! asks again, until the model stops or a limit is reached. Every message is pushed to
 //! the sample as it comes, so a rollout that is cut short still has its history.
 
+use std::cell::OnceCell;
+
 use serde_json::{Map, Value};
 
 use crate::Result;
@@ -31,8 +33,14 @@ use crate::toolbox::Toolbox;
 #[must_use = "an agent does nothing until it is run"]
 pub struct Agent {
     sample: Sample,
+    /// So many messages at the beginning are the host's alone: a long conversation is in no guest's memory.
+    left: usize,
+    /// Those after them.
     messages: Vec<Message>,
+    /// How many of all are in the sample's history.
     pushed: usize,
+    /// How often that had been replaced when it began with them.
+    epoch: u32,
     toolbox: Toolbox,
     turns_max: u32,
     params: Map<String, Value>,
@@ -47,10 +55,13 @@ impl Agent {
     /// pushed when it runs. [`Context::agent`](crate::Context::agent) starts from the
     /// prompt.
     pub fn new(sample: Sample, messages: Vec<Message>) -> Self {
+        let epoch = sample.epoch();
         Self {
             sample,
+            left: 0,
             messages,
             pushed: 0,
+            epoch,
             toolbox: Toolbox::new(),
             turns_max: Self::TURNS_MAX,
             params: Map::new(),
@@ -130,9 +141,10 @@ impl Agent {
         let mut tool_calls = 0;
         let mut usage = Usage::default();
         let stop = loop {
+            self.leave();
             let request = self.request()?.params(&self.params);
             let asked = request.tools(self.toolbox.schemas()).send();
-            self.pushed = self.messages.len();
+            self.pushed = self.left + self.messages.len();
             let reply = match asked {
                 Ok(reply) => reply,
                 Err(ChatError::BudgetSpent(_)) => break Stop::BudgetSpent,
@@ -143,7 +155,7 @@ impl Agent {
             let calls = reply.tool_calls().to_vec();
             let cut_off = reply.finish_reason() == Some("length");
             self.messages.push(reply.into_message());
-            self.pushed = self.messages.len();
+            self.pushed += 1;
             if cut_off {
                 // Tool calls in it would be cut off too.
                 break Stop::Length;
@@ -159,14 +171,38 @@ impl Agent {
             self.messages.extend(results.iter().map(|result| result.message()));
             tool_calls += calls.len();
         };
-        Ok(AgentRun { agent: self, stop, turns, tool_calls, usage })
+        Ok(AgentRun { agent: self, whole: OnceCell::new(), stop, turns, tool_calls, usage })
+    }
+
+    /// Whether the sample's history is this conversation, as far as it was pushed.
+    fn is_recorded(&self) -> bool {
+        self.sample.has_recorded(self.pushed, self.epoch)
+    }
+
+    /// Leaves to the host what it has, and takes it back once the sample's history is another.
+    fn leave(&mut self) {
+        if self.is_recorded() {
+            self.messages.drain(..self.pushed - self.left);
+            self.left = self.pushed;
+            self.sample.leave(self.left);
+        } else if self.left > 0 {
+            self.messages = self.whole();
+            self.left = 0;
+        }
+    }
+
+    /// The whole conversation.
+    fn whole(&self) -> Vec<Message> {
+        let mut whole = self.sample.left(self.left);
+        whole.extend_from_slice(&self.messages);
+        whole
     }
 
     /// A request with the whole conversation, whose reply is kept. Where the sample's history
     /// is this conversation, only what is new in it is given to the host.
     fn request(&self) -> Result<ChatRequest<'_>> {
-        let fresh = &self.messages[self.pushed..];
-        if self.sample.has_recorded(self.pushed) {
+        let fresh = &self.messages[self.pushed - self.left..];
+        if self.is_recorded() {
             return Ok(self.sample.continue_chat(fresh));
         }
         if !fresh.is_empty() {
@@ -194,6 +230,8 @@ pub enum Stop {
 #[derive(Debug)]
 pub struct AgentRun {
     agent: Agent,
+    /// The whole conversation, once somebody asked for it.
+    whole: OnceCell<Vec<Message>>,
     stop: Stop,
     turns: u32,
     tool_calls: usize,
@@ -208,12 +246,17 @@ impl AgentRun {
 
     /// The text of the model's last message, empty where it has none.
     pub fn text(&self) -> String {
-        last_assistant_text(&self.agent.messages).unwrap_or_default()
+        let here = &self.agent.messages;
+        let is_here = self.agent.left == 0 || here.iter().any(|message| message.role() == "assistant");
+        last_assistant_text(if is_here { here } else { self.messages() }).unwrap_or_default()
     }
 
-    /// The whole conversation, the prompt included.
+    /// The whole conversation, the prompt included. What of it the host alone has is asked for once.
     pub fn messages(&self) -> &[Message] {
-        &self.agent.messages
+        match self.agent.left {
+            0 => &self.agent.messages,
+            _ => self.whole.get_or_init(|| self.agent.whole()),
+        }
     }
 
     /// How often the model was asked and answered, in this run.

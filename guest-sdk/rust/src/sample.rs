@@ -3,7 +3,7 @@
 //! A [`Sample`] is registered with the host the moment it is opened, and what is pushed
 //! to it is kept even if the rollout is cut short. Chat calls are made in its name.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 
@@ -21,19 +21,28 @@ pub struct Sample {
     recorded: Rc<Recorded>,
 }
 
-/// How many messages a sample's history has, as far as that is known here.
+/// What is known here of a sample's history.
 #[derive(Debug)]
-pub(crate) struct Recorded(Cell<Option<usize>>);
+pub(crate) struct Recorded {
+    /// How many messages it has, where that is known.
+    count: Cell<Option<usize>>,
+    /// How often it was replaced.
+    epoch: Cell<u32>,
+    /// So many of its first messages are nowhere here any more.
+    left: Cell<usize>,
+    /// These, once the history that had them was replaced.
+    saved: RefCell<Vec<Message>>,
+}
 
 impl Recorded {
     /// So many more are in it.
     pub(crate) fn add(&self, count: usize) {
-        self.0.set(self.0.get().map(|known| known + count));
+        self.count.set(self.count.get().map(|known| known + count));
     }
 
     /// Nobody here can tell.
     pub(crate) fn lose_count(&self) {
-        self.0.set(None);
+        self.count.set(None);
     }
 }
 
@@ -42,7 +51,8 @@ impl Sample {
     pub(crate) fn open(name: Option<&str>) -> Result<Self, OpenError> {
         let handle = samples::Sample::open(name)?;
         let id = handle.id();
-        Ok(Self { handle, id, recorded: Rc::new(Recorded(Cell::new(Some(0)))) })
+        let (count, epoch, left) = (Cell::new(Some(0)), Cell::new(0), Cell::new(0));
+        Ok(Self { handle, id, recorded: Rc::new(Recorded { count, epoch, left, saved: RefCell::default() }) })
     }
 
     /// The id that every chat call of this sample carries.
@@ -90,9 +100,20 @@ impl Sample {
     ///
     /// If a limit of this rollout is reached; the history is as it was then.
     pub fn replace(&self, messages: &[Message]) -> Result<(), RecordError> {
+        let left = self.from_host(self.recorded.left.get());
         self.handle.replace(&message::to_json(messages))?;
-        self.recorded.0.set(Some(messages.len()));
+        self.recorded.count.set(Some(messages.len()));
+        self.recorded.epoch.set(self.recorded.epoch.get() + 1);
+        if !left.is_empty() {
+            self.recorded.left.set(0);
+            self.recorded.saved.replace(left);
+        }
         Ok(())
+    }
+
+    /// The whole history as it is now, from the host, which keeps it.
+    pub fn messages(&self) -> Vec<Message> {
+        self.from_host(usize::MAX)
     }
 
     /// Records a measurement; the last one under a name stays.
@@ -118,9 +139,36 @@ impl Sample {
         self.handle.withdraw();
     }
 
-    /// Whether its history has so many messages, none of them another's.
-    pub(crate) fn has_recorded(&self, count: usize) -> bool {
-        self.recorded.0.get() == Some(count)
+    /// The first messages of its history.
+    fn from_host(&self, count: usize) -> Vec<Message> {
+        if count == 0 {
+            return Vec::new();
+        }
+        let texts = self.handle.history(0, u32::try_from(count).unwrap_or(u32::MAX));
+        // The host takes nothing else.
+        let read = |text: &String| Message::from_json(text).expect("a history is of JSON objects");
+        texts.iter().map(read).collect()
+    }
+
+    /// Whether its history has so many messages since it was replaced so often, none of them another's.
+    pub(crate) fn has_recorded(&self, count: usize, epoch: u32) -> bool {
+        self.recorded.count.get() == Some(count) && self.recorded.epoch.get() == epoch
+    }
+
+    /// How often its history was replaced.
+    pub(crate) fn epoch(&self) -> u32 {
+        self.recorded.epoch.get()
+    }
+
+    /// From here on nobody but the host has the first messages of the history.
+    pub(crate) fn leave(&self, count: usize) {
+        self.recorded.left.set(count);
+    }
+
+    /// The messages that were left to the host, whatever became of the history since.
+    pub(crate) fn left(&self, count: usize) -> Vec<Message> {
+        let saved = self.recorded.saved.borrow();
+        if saved.is_empty() { self.from_host(count) } else { saved.clone() }
     }
 
     pub(crate) fn recorded(&self) -> &Rc<Recorded> {

@@ -41,6 +41,7 @@ impl Import {
     pub(super) const SAMPLE_ID: Self = Self::of_workflows("samples.sample.id");
     pub(super) const SAMPLE_PUSH: Self = Self::of_workflows("samples.sample.push");
     pub(super) const SAMPLE_REPLACE: Self = Self::of_workflows("samples.sample.replace");
+    pub(super) const SAMPLE_HISTORY: Self = Self::of_workflows("samples.sample.history");
     pub(super) const SAMPLE_SET_METRIC: Self = Self::of_workflows("samples.sample.set-metric");
     pub(super) const SAMPLE_SET_FIELD: Self = Self::of_workflows("samples.sample.set-field");
     pub(super) const SAMPLE_WITHDRAW: Self = Self::of_workflows("samples.sample.withdraw");

@@ -233,6 +233,17 @@ pub enum Ended {
         /// What it has.
         max: usize,
     },
+    /// It asked for more of a history than it has memory for.
+    #[error(
+        "asked for messages of {bytes} bytes of a sample's history at once, more than memory-bytes-max, {max}; \
+         ask for fewer at a time"
+    )]
+    LongHistory {
+        /// What they have.
+        bytes: usize,
+        /// What it has.
+        max: usize,
+    },
     /// It waited for more calls than can be under way.
     #[error(
         "calls.wait was given {given} calls, more than concurrent-calls-max, {max}, that can be under way at \

@@ -7,7 +7,8 @@ use wasmtime::component::Resource;
 use super::bindings::rollout::plugin::samples::{self, OpenError, RecordError};
 use super::gate::{Import, OpenRefused, RecordRefused};
 use super::record::{FIELD_BYTES, OverLimit, SampleRecord, message_bytes};
-use super::{Imports, Role, virtual_clock};
+use super::{Ended, Imports, Role, virtual_clock};
+use crate::budget::Use;
 use crate::digest::hex;
 use crate::id::SampleId;
 use crate::telemetry::Limit;
@@ -151,6 +152,31 @@ impl samples::HostSample for Imports {
     fn replace(&mut self, sample: Resource<OpenSample>, messages: Vec<String>) -> Result<(), RecordRefused> {
         self.enter(Import::SAMPLE_REPLACE)?;
         self.keep(&sample, messages, true)
+    }
+
+    fn history(
+        &mut self,
+        sample: Resource<OpenSample>,
+        first: u32,
+        count: u32,
+    ) -> wasmtime::Result<Vec<String>> {
+        self.enter(Import::SAMPLE_HISTORY)?;
+        let place = self.table.get(&sample)?.place;
+        let mut kept = self.record.lock();
+        let messages = kept.sample(place)?.messages.clone();
+        drop(kept);
+        let first = messages.len().min(first as usize);
+        let end = messages.len().min(first.saturating_add(count as usize));
+        let bytes = messages.text_bytes_of(first, end) + (end - first) * size_of::<String>();
+        let max = self.limits.memory_bytes_max;
+        if bytes > max {
+            return Err(wasmtime::Error::new(Ended::LongHistory { bytes, max }));
+        }
+        let mut charge = self.record.holder().map(|holder| holder.nothing(Use::Record));
+        if let Some(charge) = &mut charge {
+            charge.grow(bytes).map_err(wasmtime::Error::new)?;
+        }
+        Ok((first..end).filter_map(|at| messages.get(at)).map(ToOwned::to_owned).collect())
     }
 
     fn set_metric(

@@ -334,7 +334,11 @@ fn again(reason: String) -> Miss {
 
 /// A reply without the endpoint's secrets.
 async fn read(body: Bytes, endpoint: &ModelEndpoint) -> Result<Completion, String> {
-    let read = |body: Bytes, secrets: &super::Secrets| Completion::parse(&secrets.cut_from_reply(body));
+    // What is kept of it is kept for as long as the rollout, and would keep all of what was read into with it, which for
+    // a short reply is ten times as much.
+    let read = |body: Bytes, secrets: &super::Secrets| {
+        Completion::parse(&secrets.cut_from_reply(Bytes::copy_from_slice(&body)))
+    };
     if body.len() <= READ_IN_PLACE_BYTES_MAX {
         return read(body, &endpoint.secrets);
     }

@@ -11,6 +11,9 @@ use serde::ser::SerializeSeq;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
+/// Texts that are shorter double as they grow.
+const SMALL_BYTES: usize = 4 << 10;
+
 /// JSON objects in order, each as it was written. Cheap to clone.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Messages(Arc<Inner>);
@@ -23,6 +26,17 @@ struct Inner {
     ends: Vec<usize>,
 }
 
+impl Inner {
+    /// Room for this much more text. A long conversation grows by less than the half that vectors grow by, because
+    /// thousands of them wait for a model with what they have too much.
+    fn make_room(&mut self, bytes: usize) {
+        if self.text.capacity() - self.text.len() < bytes {
+            let more = if self.text.len() < SMALL_BYTES { self.text.len() } else { self.text.len() / 8 };
+            self.text.reserve_exact(bytes.max(more));
+        }
+    }
+}
+
 impl Messages {
     /// No messages yet, with room for this much text.
     pub fn with_capacity(bytes: usize) -> Self {
@@ -32,6 +46,7 @@ impl Messages {
     /// Adds one. That it is an object is for the caller to check, by [`super::object`].
     pub fn push(&mut self, message: &RawValue) {
         let inner = Arc::make_mut(&mut self.0);
+        inner.make_room(message.get().len());
         inner.text.push_str(message.get());
         inner.ends.push(inner.text.len());
     }
@@ -44,6 +59,7 @@ impl Messages {
         }
         let inner = Arc::make_mut(&mut self.0);
         let start = inner.text.len();
+        inner.make_room(other.0.text.len());
         inner.text.push_str(&other.0.text);
         inner.ends.extend(other.0.ends.iter().map(|end| start + end));
     }
@@ -188,6 +204,17 @@ mod tests {
         let text = serde_json::to_string(&all).unwrap();
         assert_eq!(serde_json::from_str::<Messages>(&text).unwrap(), all);
         assert!(serde_json::from_str::<Messages>("[1]").is_err());
+    }
+
+    #[test]
+    fn a_conversation_that_grows_has_an_eighth_too_much_at_the_most() {
+        let mut all = Messages::default();
+        let text = format!(r#"{{"role":"tool","content":"{}"}}"#, "x".repeat(1000));
+        for _ in 0..300 {
+            all.append(messages(&[&text]));
+            let spare = all.0.text.capacity() - all.0.text.len();
+            assert!(spare <= SMALL_BYTES.max(all.0.text.len() / 8), "{spare} of {}", all.0.text.len());
+        }
     }
 
     #[test]
