@@ -212,3 +212,23 @@ async fn the_example_says_what_each_turn_of_a_rollout_was_worth() {
         |tree: &Value| tree["advantages"].as_array().unwrap().iter().any(|one| one.as_f64() != Some(0.0));
     assert!(trees.iter().any(worth), "of a model that is wrong now and then a turn matters: {}", ran.stdout);
 }
+
+#[tokio::test]
+async fn a_fork_for_which_there_is_no_place_is_refused_before_anything_is_read_for_it() {
+    let controller = Controller::start().await;
+    controller.hold();
+    let serve = TestHost::of("conform").config("[journal]\ndir = 'journal'\n");
+    let host = serve.option("--max-concurrent", 1).option("--queue-max", 0).start().await;
+    host.admit(&controller.rollout("Calculate 2 + 3.")).await;
+    let fork =
+        || controller.rollout("Calculate 2 + 3.").with("fork_of", json!({"rollout_id": "nobody", "turn": 1}));
+
+    // That there is no such rollout is not found out.
+    let full = host.ask(&fork()).await;
+    assert_eq!(full.status, 429, "{}", full.text);
+
+    controller.release();
+    host.idle().await;
+    let unknown = host.ask(&fork()).await;
+    assert_eq!(unknown.status, 422, "{}", unknown.text);
+}

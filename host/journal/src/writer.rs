@@ -23,7 +23,7 @@ const SYNC_INTERVAL: Duration = Duration::from_millis(2);
 
 /// How long what nobody waits for is gathered before it is written: waking the writer for each
 /// event would cost more than writing it.
-const GATHERED: Duration = Duration::from_millis(1);
+const GATHERED: Duration = Duration::from_millis(5);
 
 /// How long a writer without room waits before it looks again.
 const NO_ROOM_PAUSE: Duration = Duration::from_millis(200);

@@ -156,8 +156,9 @@ struct State {
     at: u64,
     calls: u32,
     closed: bool,
-    arrived: VecDeque<Arrival>,
-    under_way: BTreeMap<u32, UnderWay>,
+    // Both boxed: a list has room for four of them, and a leaf of a map for eleven, and most guests wait for one.
+    arrived: VecDeque<Box<Arrival>>,
+    under_way: BTreeMap<u32, Box<UnderWay>>,
     /// Who made the calls that a guest gave up, whose answers may still be on their way.
     given_up: BTreeMap<u32, Of>,
     /// The guest's last wait that was over before anything came, where that is not kept. A guest may
@@ -264,7 +265,7 @@ impl Boundary {
         let to = match when {
             When::Until(at) | When::Within(at) => at,
         };
-        state.arrived.pop_front_if(|arrival| arrival.at <= to)
+        state.arrived.pop_front_if(|arrival| arrival.at <= to).map(|arrival| *arrival)
     }
 
     fn end_of_past(&self, state: &State) {
@@ -322,7 +323,7 @@ impl Boundary {
         let then = state.past.asked(at, call, &what)?;
         let is_live = !state.past.has_answer(call);
         let under_way = UnderWay { of: Some(of), task: None, outcome: None, charge: None };
-        state.under_way.insert(call, under_way);
+        state.under_way.insert(call, Box::new(under_way));
         match then {
             Some(then) => {
                 *time = then;
@@ -338,7 +339,8 @@ impl Boundary {
         let mut state = self.state();
         state.calls += 1;
         let call = state.calls;
-        state.under_way.insert(call, UnderWay { of: None, task: None, outcome: Some(outcome), charge });
+        let under_way = UnderWay { of: None, task: None, outcome: Some(outcome), charge };
+        state.under_way.insert(call, Box::new(under_way));
         call
     }
 
@@ -390,7 +392,7 @@ impl Boundary {
         let event = RunEvent::Answered { at, call, took, answer };
         self.keep(&mut state, &event);
         let RunEvent::Answered { answer, .. } = event else { return };
-        state.arrived.push_back(Arrival { at, call, took, answer, charge });
+        state.arrived.push_back(Box::new(Arrival { at, call, took, answer, charge }));
         drop(state);
         self.news.notify_one();
     }

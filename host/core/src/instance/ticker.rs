@@ -15,7 +15,7 @@ const QUICK_TICKS: u32 = 4;
 /// Time between two ticks where guests are at work for moments only, so that hardly any is met
 /// by a tick: each that does not matter costs as much as a guest's wake-up. The first turn of a
 /// guest that computes may be longer by as much.
-const SLOW_TICK: Duration = Duration::from_millis(4);
+const SLOW_TICK: Duration = Duration::from_millis(8);
 
 /// After so many ticks that found no guest at work the ticker sleeps. Many, so that waking
 /// it costs the guests of an almost idle host next to nothing.

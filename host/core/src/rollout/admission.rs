@@ -30,7 +30,10 @@ impl Host {
         request: RolloutRequest,
         mut resources: Resources,
     ) -> Result<Box<Rollout>, AdmitError> {
-        let entered = self.enter(&request)?;
+        let entered = match &resources.past {
+            Some(_) => self.enter_within_quotas(&request)?,
+            None => self.enter(&request)?,
+        };
         let mut resumed = None;
         let journal = self.0.runtime.journal();
         if let Some((journal, continuation)) = journal.zip(resources.continuation.take()) {

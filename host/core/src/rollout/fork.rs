@@ -68,8 +68,9 @@ impl Host {
         resources: &mut Resources,
     ) -> Result<(), ForkError> {
         let journal = self.0.runtime.journal().cloned().ok_or(ForkError::NoJournal)?;
-        // What is not written cannot be read, and where it cannot be written that is not waited for.
-        self.may_keep()?;
+        // What is not written cannot be read, and where it cannot be written that is not waited for. Nor is anything
+        // read for what would be refused after it.
+        self.check_entry(request).inspect_err(|error| self.metrics().refused(error.into()))?;
         let readers = journal.clone();
         let _reads = readers.readers.acquire().await;
         // What is read goes to the journal again.

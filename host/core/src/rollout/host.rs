@@ -87,9 +87,23 @@ impl Host {
     /// Lets a rollout in, if there is room for what it will do. Its request is charged already.
     pub(super) fn enter(&self, request: &RolloutRequest) -> Result<Entered, AdmitError> {
         self.0.runtime.check_quotas()?;
+        self.enter_within_quotas(request)
+    }
+
+    /// The same for one whose quotas were asked already: that of requests counts those that ask.
+    pub(super) fn enter_within_quotas(&self, request: &RolloutRequest) -> Result<Entered, AdmitError> {
         self.budget().check_new_work(0)?;
         self.check_journal()?;
         self.0.runtime.slots().enter(&request.id, false)
+    }
+
+    /// Whether this rollout would be let in at present, before what it begins with is read. It may still
+    /// be refused once it was.
+    pub(super) fn check_entry(&self, request: &RolloutRequest) -> Result<(), AdmitError> {
+        self.check_journal()?;
+        self.0.runtime.check_quotas()?;
+        self.budget().check_new_work(0)?;
+        self.0.runtime.slots().check(&request.id)
     }
 
     /// Whether a rollout would be let in, as far as that is no matter of how many there are. Nothing is

@@ -291,6 +291,17 @@ impl Slots {
         self.0.place.set_share(share);
     }
 
+    /// Whether a rollout of this id would be let into the queue at present.
+    pub(super) fn check(&self, id: &RolloutId) -> Result<(), AdmitError> {
+        if !self.is_open() {
+            return Err(AdmitError::Closed);
+        }
+        if self.0.tenant.0.live().contains_key(id) {
+            return Err(AdmitError::Duplicate);
+        }
+        self.0.place.check()
+    }
+
     /// Lets a rollout of this id into the queue, or says at once why not. One that a process before
     /// admitted has its place, however many there are.
     pub(super) fn enter(&self, id: &RolloutId, has_place: bool) -> Result<Entered, AdmitError> {

@@ -27,11 +27,11 @@ struct Inner {
 }
 
 impl Inner {
-    /// Room for this much more text. A long conversation grows by less than the half that vectors grow by, because
+    /// Room for this much more text. A long conversation grows by a quarter and does not double, because
     /// thousands of them wait for a model with what they have too much.
     fn make_room(&mut self, bytes: usize) {
         if self.text.capacity() - self.text.len() < bytes {
-            let more = if self.text.len() < SMALL_BYTES { self.text.len() } else { self.text.len() / 8 };
+            let more = if self.text.len() < SMALL_BYTES { self.text.len() } else { self.text.len() / 4 };
             self.text.reserve_exact(bytes.max(more));
         }
     }
@@ -207,13 +207,13 @@ mod tests {
     }
 
     #[test]
-    fn a_conversation_that_grows_has_an_eighth_too_much_at_the_most() {
+    fn a_conversation_that_grows_has_a_quarter_too_much_at_the_most() {
         let mut all = Messages::default();
         let text = format!(r#"{{"role":"tool","content":"{}"}}"#, "x".repeat(1000));
         for _ in 0..300 {
             all.append(messages(&[&text]));
             let spare = all.0.text.capacity() - all.0.text.len();
-            assert!(spare <= SMALL_BYTES.max(all.0.text.len() / 8), "{spare} of {}", all.0.text.len());
+            assert!(spare <= SMALL_BYTES.max(all.0.text.len() / 4), "{spare} of {}", all.0.text.len());
         }
     }
 

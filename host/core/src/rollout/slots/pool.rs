@@ -238,27 +238,33 @@ impl State {
         Some(waiter)
     }
 
-    /// The place of one more rollout, to wait in. `has_place` is of one that was admitted before.
-    fn enter(&mut self, pool: &Pool, place: &PluginPlace, has_place: bool) -> Result<(), AdmitError> {
+    /// Whether there is a place for one more rollout.
+    fn check(&mut self, pool: &Pool, place: &PluginPlace) -> Result<(), AdmitError> {
         let places = u64::from(pool.running_max) + u64::from(pool.queue_max);
         let left = places.saturating_sub(self.live);
         let is_alone = self.tenants.len() == 1;
         let Some((tenant, plugin)) = self.of(place) else { return Err(AdmitError::Closed) };
-        let plugin = &mut plugin.counts;
-        if !has_place {
-            tenant.check(Whose::Tenant, pool.running_max)?;
-            plugin.check(Whose::Plugin, pool.running_max)?;
-            if left == 0 {
-                return Err(AdmitError::Full { running_max: pool.running_max, queue_max: pool.queue_max });
-            }
-            // Whoever waits leaves room for others: for its weight as many places as it has.
-            let waits_max = left.saturating_mul(tenant.share.weight.max(1).into());
-            if !is_alone && tenant.queued >= waits_max {
-                let (used, max) = (tenant.queued, waits_max);
-                return Err(OverQuota::until_less(Quota::Queued, Whose::Tenant, used, max).into());
-            }
+        tenant.check(Whose::Tenant, pool.running_max)?;
+        plugin.counts.check(Whose::Plugin, pool.running_max)?;
+        if left == 0 {
+            return Err(AdmitError::Full { running_max: pool.running_max, queue_max: pool.queue_max });
         }
-        for counts in [tenant, plugin] {
+        // Whoever waits leaves room for others: for its weight as many places as it has.
+        let waits_max = left.saturating_mul(tenant.share.weight.max(1).into());
+        if !is_alone && tenant.queued >= waits_max {
+            let (used, max) = (tenant.queued, waits_max);
+            return Err(OverQuota::until_less(Quota::Queued, Whose::Tenant, used, max).into());
+        }
+        Ok(())
+    }
+
+    /// The place of one more rollout, to wait in. `has_place` is of one that was admitted before.
+    fn enter(&mut self, pool: &Pool, place: &PluginPlace, has_place: bool) -> Result<(), AdmitError> {
+        if !has_place {
+            self.check(pool, place)?;
+        }
+        let Some((tenant, plugin)) = self.of(place) else { return Err(AdmitError::Closed) };
+        for counts in [tenant, &mut plugin.counts] {
             counts.live += 1;
             counts.queued += 1;
         }
@@ -346,6 +352,11 @@ impl PluginPlace {
         state
             .of(self)
             .map_or((0, 0), |(_, plugin)| (plugin.counts.live - plugin.counts.queued, plugin.counts.queued))
+    }
+
+    /// Whether there is a place for one more rollout.
+    pub(super) fn check(&self) -> Result<(), AdmitError> {
+        self.pool().lock().check(self.pool(), self)
     }
 
     /// Takes a place for one more rollout, or says why there is none.
