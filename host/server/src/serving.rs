@@ -9,7 +9,7 @@ use rollout_core::rollout::Host;
 #[derive(Clone)]
 pub struct Serving(Arc<RwLock<Arc<Served>>>);
 
-/// A host, and what its callers are told by.
+/// A host, and what answers its callers.
 pub(crate) struct Served {
     /// The host.
     pub host: Host,

@@ -85,7 +85,7 @@ struct Inner {
 struct Close {
     word: Notify,
     /// Changed under the table's lock.
-    told: AtomicBool,
+    notified: AtomicBool,
 }
 
 impl Inner {
@@ -96,7 +96,7 @@ impl Inner {
 
     /// Asks one to close that was taken out of its stage.
     fn close(&mut self, close: &Close) {
-        close.told.store(true, Ordering::Relaxed);
+        close.notified.store(true, Ordering::Relaxed);
         close.word.notify_one();
         self.open -= 1;
         self.closing += 1;
@@ -196,7 +196,7 @@ impl Known {
             connections.remove(&(since, self.id));
         }
         // One that has to close makes room no second time.
-        if !self.close.told.load(Ordering::Relaxed)
+        if !self.close.notified.load(Ordering::Relaxed)
             && let Some(connections) = inner.at(stage)
         {
             connections.insert((now, self.id), self.close.clone());
@@ -287,7 +287,7 @@ impl Drop for Known {
     fn drop(&mut self) {
         let (stage, since) = *self.place.get_mut().unwrap_or_else(PoisonError::into_inner);
         let mut inner = self.table.lock();
-        match self.close.told.load(Ordering::Relaxed) {
+        match self.close.notified.load(Ordering::Relaxed) {
             true => inner.closing -= 1,
             false => inner.open -= 1,
         }

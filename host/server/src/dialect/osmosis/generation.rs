@@ -85,7 +85,7 @@ mod tests {
 
     use super::*;
 
-    fn told(changes: Value, configured: OsmosisGeneration) -> Generation {
+    fn recognized(changes: Value, configured: OsmosisGeneration) -> Generation {
         let mut body = json!({
             "rollout_id": "r 1",
             "chat_completions_url": "http://c/v1",
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn a_generation_is_told_by_what_only_it_sends() {
         fn check(changes: Value, expected: Generation) {
-            assert_eq!(told(changes.clone(), OsmosisGeneration::Auto), expected, "{changes}");
+            assert_eq!(recognized(changes.clone(), OsmosisGeneration::Auto), expected, "{changes}");
         }
         let either = Generation::BOrC { one_sample: false };
         let like_c = Generation::BOrC { one_sample: true };
@@ -135,8 +135,8 @@ mod tests {
             (OsmosisGeneration::C, Generation::C),
             (OsmosisGeneration::D, Generation::D),
         ] {
-            assert_eq!(told(json!({"llm_api_key": "k"}), configured), expected);
-            assert_eq!(told(json!({"completion_callback_url": "absent"}), configured), expected);
+            assert_eq!(recognized(json!({"llm_api_key": "k"}), configured), expected);
+            assert_eq!(recognized(json!({"completion_callback_url": "absent"}), configured), expected);
         }
     }
 

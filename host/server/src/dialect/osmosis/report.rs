@@ -257,7 +257,7 @@ impl<'a> SampleReport<'a> {
 
     /// What the caller says that all of it came to, or else the sums over the calls.
     fn sums(&self) -> Option<FinalMetrics<'a>> {
-        match self.final_metrics.map(|told| read_sums(told.get())) {
+        match self.final_metrics.map(|given| read_sums(given.get())) {
             Some(Ok(Some(sums))) => return Some(sums),
             Some(Err(error)) => {
                 tracing::warn!(error, "the caller's final metrics are malformed and left out");
@@ -287,7 +287,7 @@ impl<'a> SampleReport<'a> {
 }
 
 /// Sums as a caller gives them; none where it says nothing but the number of steps.
-fn read_sums(told: &str) -> Result<Option<FinalMetrics<'_>>, String> {
+fn read_sums(given: &str) -> Result<Option<FinalMetrics<'_>>, String> {
     #[derive(Deserialize)]
     struct Sums<'a> {
         #[serde(default)]
@@ -302,11 +302,11 @@ fn read_sums(told: &str) -> Result<Option<FinalMetrics<'_>>, String> {
         extra: Option<&'a RawValue>,
     }
     let mut says_more = false;
-    members(told, |name, _: IgnoredAny| {
+    members(given, |name, _: IgnoredAny| {
         says_more |= name != "total_steps";
         Ok::<(), String>(())
     })?;
-    let sums: Sums<'_> = serde_json::from_str(told).map_err(|error| error.to_string())?;
+    let sums: Sums<'_> = serde_json::from_str(given).map_err(|error| error.to_string())?;
     if sums.extra.is_some_and(|extra| !extra.get().starts_with('{')) {
         return Err("extra is no object".to_owned());
     }
@@ -430,19 +430,19 @@ mod tests {
 
     #[test]
     fn what_the_caller_says_of_the_whole_goes_before_sums() {
-        let told = |final_metrics: Value| {
+        let sums_of = |final_metrics: Value| {
             let sample = json!({"llm_call_metrics": [{"cost_usd": 0.5}, {"prompt_tokens": 3}], "final_metrics": final_metrics});
             let text = sample.to_string();
             let sample: SampleReport<'_> = serde_json::from_str(&text).unwrap();
             json!(sample.sums())
         };
         assert_eq!(
-            told(json!({"total_cost_usd": 2.0, "total_steps": 99, "extra": {"a": 1}})),
+            sums_of(json!({"total_cost_usd": 2.0, "total_steps": 99, "extra": {"a": 1}})),
             json!({"total_cost_usd": 2.0, "total_steps": 0, "extra": {"a": 1}})
         );
         let sums = json!({"total_prompt_tokens": 3, "total_cost_usd": 0.5, "total_steps": 0});
-        assert_eq!(told(json!({})), sums);
-        assert_eq!(told(json!({"total_cost_usd": "much"})), sums);
+        assert_eq!(sums_of(json!({})), sums);
+        assert_eq!(sums_of(json!({"total_cost_usd": "much"})), sums);
     }
 
     #[test]
