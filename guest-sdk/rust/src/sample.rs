@@ -100,7 +100,7 @@ impl Sample {
     ///
     /// If a limit of this rollout is reached; the history is as it was then.
     pub fn replace(&self, messages: &[Message]) -> Result<(), RecordError> {
-        let left = self.from_host(self.recorded.left.get());
+        let left = self.first_messages(self.recorded.left.get());
         self.handle.replace(&message::to_json(messages))?;
         self.recorded.count.set(Some(messages.len()));
         self.recorded.epoch.set(self.recorded.epoch.get() + 1);
@@ -113,7 +113,7 @@ impl Sample {
 
     /// The whole history as it is now, from the host, which keeps it.
     pub fn messages(&self) -> Vec<Message> {
-        self.from_host(usize::MAX)
+        self.first_messages(usize::MAX)
     }
 
     /// Records a measurement; the last one under a name stays.
@@ -140,7 +140,7 @@ impl Sample {
     }
 
     /// The first messages of its history.
-    fn from_host(&self, count: usize) -> Vec<Message> {
+    fn first_messages(&self, count: usize) -> Vec<Message> {
         if count == 0 {
             return Vec::new();
         }
@@ -168,7 +168,7 @@ impl Sample {
     /// The messages that were left to the host, whatever became of the history since.
     pub(crate) fn left(&self, count: usize) -> Vec<Message> {
         let saved = self.recorded.saved.borrow();
-        if saved.is_empty() { self.from_host(count) } else { saved.clone() }
+        if saved.is_empty() { self.first_messages(count) } else { saved.clone() }
     }
 
     pub(crate) fn recorded(&self) -> &Rc<Recorded> {

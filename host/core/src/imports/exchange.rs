@@ -7,7 +7,6 @@
 //! This module knows no guest and opens no connection.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -146,13 +145,14 @@ pub(super) struct SentOf {
 #[derive(Debug, Default)]
 pub struct ModelCalls {
     exchanges: Vec<Exchange>,
-    sent_of: BTreeMap<usize, SentOf>,
+    /// By the sample's place.
+    sent_of: Vec<SentOf>,
 }
 
 #[cfg(any(test, feature = "fuzzing"))]
 impl FromIterator<Exchange> for ModelCalls {
     fn from_iter<I: IntoIterator<Item = Exchange>>(exchanges: I) -> Self {
-        Self { exchanges: exchanges.into_iter().collect(), sent_of: BTreeMap::new() }
+        Self { exchanges: exchanges.into_iter().collect(), sent_of: Vec::new() }
     }
 }
 
@@ -189,17 +189,27 @@ impl ModelCalls {
         }
     }
 
+    /// What was sent of this sample.
+    fn sent_of_mut(&mut self, sample: usize) -> &mut SentOf {
+        if self.sent_of.len() <= sample {
+            self.sent_of.reserve_exact(sample + 1 - self.sent_of.len());
+            self.sent_of.resize_with(sample + 1, SentOf::default);
+        }
+        &mut self.sent_of[sample]
+    }
+
     /// The whole history of a sample, for the next call.
     pub(super) fn send_history(&mut self, sample: usize, count: usize) -> Sent {
-        let of = self.sent_of.entry(sample).or_default();
+        let last = self.exchanges.len();
+        let of = self.sent_of_mut(sample);
         of.carried = true;
-        of.last = Some(self.exchanges.len());
+        of.last = Some(last);
         Sent { base: Base::History { sample, epoch: of.past.len(), count }, new: Messages::default() }
     }
 
     /// A sample's history is replaced. Says whether the old one is still needed.
     pub(super) fn replaced(&mut self, sample: usize, old: &Messages) -> bool {
-        let Some(of) = self.sent_of.get_mut(&sample).filter(|of| of.carried) else { return false };
+        let Some(of) = self.sent_of.get_mut(sample).filter(|of| of.carried) else { return false };
         of.past.push(old.clone());
         of.carried = false;
         true
@@ -208,7 +218,7 @@ impl ModelCalls {
     /// How a list that a guest gave begins: like the history, or like the request before.
     pub(super) fn begin(&self, samples: &[SampleRecord], whose: Whose, given: &[String]) -> Beginning {
         let last = match whose {
-            Whose::Sample(sample) => self.sent_of.get(&sample).and_then(|of| of.last),
+            Whose::Sample(sample) => self.sent_of.get(sample).and_then(|of| of.last),
             Whose::Judge => self.exchanges.len().checked_sub(1),
         };
         let before = last.and_then(|place| Some((place, &self.exchanges.get(place)?.sent)));
@@ -218,7 +228,7 @@ impl ModelCalls {
         {
             let count = common(&[Part::all(&record.messages)], given);
             if count >= as_before {
-                let epoch = self.sent_of.get(&sample).map_or(0, |of| of.past.len());
+                let epoch = self.sent_of.get(sample).map_or(0, |of| of.past.len());
                 return Beginning(Base::History { sample, epoch, count });
             }
         }
@@ -273,8 +283,9 @@ impl ModelCalls {
     /// The list that begins so, with these after it, for the next call.
     pub(super) fn send_list(&mut self, whose: Whose, Beginning(base): Beginning, new: Messages) -> Sent {
         if let Whose::Sample(sample) = whose {
-            let of = self.sent_of.entry(sample).or_default();
-            of.last = Some(self.exchanges.len());
+            let last = self.exchanges.len();
+            let of = self.sent_of_mut(sample);
+            of.last = Some(last);
             // What a list has in common with a history is kept for it.
             let epoch_now = of.past.len();
             of.carried |=
@@ -385,7 +396,7 @@ impl<'a> Lists<'a> {
                     None => break,
                 },
                 Base::History { sample, epoch, .. } if left > 0 => {
-                    let past = self.calls.sent_of.get(&sample).and_then(|of| of.past.get(epoch));
+                    let past = self.calls.sent_of.get(sample).and_then(|of| of.past.get(epoch));
                     let of = past.or_else(|| Some(&self.samples.get(sample)?.messages));
                     parts.extend(of.map(|of| Part { of, from: 0, to: left }));
                     break;

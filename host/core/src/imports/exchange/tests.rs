@@ -1,5 +1,7 @@
 //! Requests as they are kept, and the bodies that are made of them.
 
+use std::collections::BTreeMap;
+
 use super::*;
 
 const A: &str = r#"{"role":"user","content":"a"}"#;
@@ -84,7 +86,7 @@ fn each_request_stays_what_it_was_while_the_history_grows_and_is_replaced() {
 
     assert_eq!(rollout.bodies(), [body(&[A]), body(&[A, B, C]), body(&[C])]);
     assert_eq!(rollout.repeated(), [1, 0]);
-    assert_eq!(rollout.calls.sent_of[&0].past.len(), 2, "a history that nobody sent is not kept");
+    assert_eq!(rollout.calls.sent_of[0].past.len(), 2, "a history that nobody sent is not kept");
 }
 
 #[test]
