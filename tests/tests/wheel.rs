@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rollout_tests::{Controller, TestHost, project_root, python_program, target_dir};
 use tokio::process::Command;
+use tokio::sync::Mutex;
 
 /// How long one command may take. One of them builds a component.
 const COMMAND: Duration = Duration::from_secs(300);
@@ -18,10 +19,10 @@ async fn run(command: &mut Command) -> Output {
     ran
 }
 
-/// What was downloaded of other projects' wheels.
-fn downloaded() -> PathBuf {
+/// A directory of wheels that the tests' setup made.
+fn wheels(name: &str) -> PathBuf {
     let venvs = std::env::var_os("ROLLOUT_VENVS").map_or_else(|| target_dir().join("venvs"), PathBuf::from);
-    let dir = venvs.join("wheels");
+    let dir = venvs.join(name);
     assert!(dir.is_dir(), "there is no {dir:?}; run: tests/clients/setup {}", venvs.display());
     dir
 }
@@ -50,12 +51,16 @@ async fn pythons() -> Vec<PathBuf> {
 
 /// Makes the wheel of what the tests built already: cargo has nothing to compile.
 async fn make_wheel(dir: &Path) -> PathBuf {
-    let mut maturin = Command::new(python_program("maturin"));
-    let made = maturin
+    // The script has a folder in the project for what is to lie beside the program.
+    static SCRIPT: Mutex<()> = Mutex::const_new(());
+    let _alone = SCRIPT.lock().await;
+    let mut script = Command::new(project_root().join("scripts/wheel"));
+    let made = script
         .kill_on_drop(true)
-        .args(["build", "--profile", "dev", "--no-default-features", "--out"])
         .arg(dir)
-        .current_dir(project_root());
+        .args(["--profile", "dev", "--no-default-features"])
+        .env("MATURIN", python_program("maturin"))
+        .env("ROLLOUT_WHEELS", wheels("native-wheels"));
     // Cargo says to tests of which package they are. Given the same, build scripts begin anew.
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy();
@@ -87,7 +92,7 @@ async fn install(python: &Path, wheel: &Path, dir: &Path) -> PathBuf {
         "--no-index",
         "--find-links",
     ]);
-    run(pip.arg(downloaded()).arg(wheel)).await;
+    run(pip.arg(wheels("wheels")).arg(wheel)).await;
     dir.join("bin")
 }
 
@@ -138,12 +143,40 @@ async fn the_first_page_works_in_an_environment_with_the_wheel_and_no_compiler()
         }
     }
 
+    // A package with native code is there as well, without an index and without a compiler.
+    let native = dir.path().join("native");
+    std::fs::create_dir(&native).unwrap();
+    let settings = "[project]\nname = \"native\"\nversion = \"1\"\ndependencies = [\"regex\"]\n";
+    std::fs::write(native.join("pyproject.toml"), settings).unwrap();
+    std::fs::write(native.join("native.py"), WITH_REGEX).unwrap();
+    let mut build = alone(&program, &bin, &home);
+    let build = build.env("PIP_NO_INDEX", "1").args(["build", "--output", "native.wasm"]);
+    run(build.current_dir(&native)).await;
     let controller = Controller::start().await;
+    let serve = TestHost::of_component(native.join("native.wasm")).program(program.clone());
+    let result = serve.start().await.run(&controller.rollout("What is 2 + 3?").label("5")).await;
+    assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
+
     let serve = TestHost::of_component(project.join("my_agent.wasm")).program(program.clone());
     let result = serve.start().await.run(&controller.rollout("What is 2 + 3?").label("5")).await;
     assert_eq!(result["status"], "success", "{result:#}");
     assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
 }
+
+/// A program that does nothing without the package.
+const WITH_REGEX: &str = r#"
+import regex
+from rollout_sdk import AgentWorkflow, Grader
+
+class OneTurn(AgentWorkflow):
+    async def run(self, ctx):
+        await ctx.agent().run()
+
+class Same(Grader):
+    async def grade(self, ctx):
+        found = regex.findall(r'\p{N}+', ctx.sample.answer_after('####') or '')
+        return found == [ctx.require_label()]
+"#;
 
 /// What an author's test does.
 const AUTHORS_TEST: &str = "
