@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias
 
 from ._json import JsonObject, is_list, is_object
 from .errors import RolloutError
@@ -17,10 +17,17 @@ from .message import Message
 from .sample import Completion
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
     from ._agents_guards import InputGuardrailResult, OutputGuardrailResult
     from .openai_agents import Agent
 
-ContextT = TypeVar("ContextT")
+    # Who names no context has one of any kind, as in the framework.
+    ContextT = TypeVar("ContextT", default=Any)
+else:
+    from typing import TypeVar
+
+    ContextT = TypeVar("ContextT")
 
 Item: TypeAlias = dict[str, Any]
 
