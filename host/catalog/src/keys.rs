@@ -329,12 +329,13 @@ impl Catalog {
         );
         let after = after.map_or(0, |id| id.0);
         let limit = limit.min(LIST_MAX);
+        let touches = noted::touches(&self.0.store);
         let mut keys = self.0.store.read(|transaction| {
             let mut statement = transaction.prepare(&select)?;
             let keys = statement.query_map(params![after, tenant.map(|id| id.0), limit], key_info)?;
             Ok(keys.collect::<rusqlite::Result<Vec<_>>>()?)
         })?;
-        noted::add_touches(&self.0.store, &mut keys);
+        noted::add_touches(&touches, &mut keys);
         Ok(keys)
     }
 

@@ -84,10 +84,15 @@ pub(crate) fn touch(store: &Store, key: KeyId) {
     noted(store).touched.insert(key, now);
 }
 
-pub(crate) fn add_touches(store: &Store, keys: &mut [KeyInfo]) {
-    let noted = noted(store);
+/// The last uses that are not written yet. To be asked for before the database is read: what is not here any more is
+/// there then.
+pub(crate) fn touches(store: &Store) -> HashMap<KeyId, i64> {
+    noted(store).touched.clone()
+}
+
+pub(crate) fn add_touches(touches: &HashMap<KeyId, i64>, keys: &mut [KeyInfo]) {
     for key in keys {
-        let touched = noted.touched.get(&key.id).copied().map(time);
+        let touched = touches.get(&key.id).copied().map(time);
         key.last_used_at = key.last_used_at.max(touched);
     }
 }
@@ -171,9 +176,9 @@ pub(crate) fn write(store: &Store, all: bool) -> Result<(), StorageError> {
     // Whoever writes to the database has its lock first and then this one, never the other way around.
     let mut locked = store.locked();
     let (touched, usage) = {
-        let mut noted = noted(store);
+        let noted = noted(store);
         let due = all || noted.touches_written.is_none_or(|at| at.elapsed() >= TOUCHES_EVERY);
-        let touched = if due { std::mem::take(&mut noted.touched) } else { HashMap::new() };
+        let touched = if due { noted.touched.clone() } else { HashMap::new() };
         let unwritten = noted.usage.iter().filter(|(_, used)| !used.written);
         let usage: Vec<_> = unwritten.map(|(of, used)| (*of, used.total)).collect();
         (touched, usage)
@@ -185,12 +190,11 @@ pub(crate) fn write(store: &Store, all: bool) -> Result<(), StorageError> {
     let today = number(store.now());
     let mut noted = noted(store);
     if let Err(error) = written {
-        for (key, at) in touched {
-            noted.touched.entry(key).or_insert(at);
-        }
         return Err(storage(store, error));
     }
     if !touched.is_empty() {
+        // They were known here for as long as they were not to be read there.
+        noted.touched.retain(|key, at| touched.get(key) != Some(at));
         noted.touches_written = Some(Instant::now());
     }
     for (of, total) in usage {
