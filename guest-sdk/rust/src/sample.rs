@@ -168,7 +168,11 @@ impl Sample {
     /// The messages that were left to the host, whatever became of the history since.
     pub(crate) fn left(&self, count: usize) -> Vec<Message> {
         let saved = self.recorded.saved.borrow();
-        if saved.is_empty() { self.first_messages(count) } else { saved.clone() }
+        if saved.is_empty() {
+            self.first_messages(count)
+        } else {
+            saved.iter().take(count).cloned().collect()
+        }
     }
 
     pub(crate) fn recorded(&self) -> &Rc<Recorded> {

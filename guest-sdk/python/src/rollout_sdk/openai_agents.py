@@ -407,7 +407,31 @@ class Agent(Generic[ContextT]):
 # Who wants to know what a run does.
 
 
-class RunHooks(Generic[ContextT]):
+class _ToolAndModelHooks(Generic[ContextT]):
+    """What the hooks of a run and those of one agent have in common."""
+
+    async def on_tool_start(self, context: RunContextWrapper[ContextT], agent: Agent[Any], tool: Any) -> None:
+        """A tool is about to be called."""
+
+    async def on_tool_end(
+        self, context: RunContextWrapper[ContextT], agent: Agent[Any], tool: Any, result: Any
+    ) -> None:
+        """A tool was called."""
+
+    async def on_llm_start(
+        self,
+        context: RunContextWrapper[ContextT],
+        agent: Agent[Any],
+        system_prompt: str | None,
+        input_items: list[Item],
+    ) -> None:
+        """The model is about to be asked."""
+
+    async def on_llm_end(self, context: RunContextWrapper[ContextT], agent: Agent[Any], response: ModelResponse) -> None:
+        """The model has answered."""
+
+
+class RunHooks(_ToolAndModelHooks[ContextT]):
     """Who wants to know what a run does: a subclass overrides what it wants to know."""
 
     async def on_agent_start(self, context: RunContextWrapper[ContextT], agent: Agent[Any]) -> None:
@@ -421,28 +445,8 @@ class RunHooks(Generic[ContextT]):
     ) -> None:
         """An agent hands over to another."""
 
-    async def on_tool_start(self, context: RunContextWrapper[ContextT], agent: Agent[Any], tool: Any) -> None:
-        """A tool is about to be called."""
 
-    async def on_tool_end(
-        self, context: RunContextWrapper[ContextT], agent: Agent[Any], tool: Any, result: Any
-    ) -> None:
-        """A tool was called."""
-
-    async def on_llm_start(
-        self,
-        context: RunContextWrapper[ContextT],
-        agent: Agent[Any],
-        system_prompt: str | None,
-        input_items: list[Item],
-    ) -> None:
-        """The model is about to be asked."""
-
-    async def on_llm_end(self, context: RunContextWrapper[ContextT], agent: Agent[Any], response: ModelResponse) -> None:
-        """The model has answered."""
-
-
-class AgentHooks(Generic[ContextT]):
+class AgentHooks(_ToolAndModelHooks[ContextT]):
     """Who wants to know what one agent does: a subclass overrides what it wants to know."""
 
     async def on_start(self, context: RunContextWrapper[ContextT], agent: Agent[Any]) -> None:
@@ -453,26 +457,6 @@ class AgentHooks(Generic[ContextT]):
 
     async def on_handoff(self, context: RunContextWrapper[ContextT], agent: Agent[Any], source: Agent[Any]) -> None:
         """Another agent handed over to this one."""
-
-    async def on_tool_start(self, context: RunContextWrapper[ContextT], agent: Agent[Any], tool: Any) -> None:
-        """A tool is about to be called."""
-
-    async def on_tool_end(
-        self, context: RunContextWrapper[ContextT], agent: Agent[Any], tool: Any, result: Any
-    ) -> None:
-        """A tool was called."""
-
-    async def on_llm_start(
-        self,
-        context: RunContextWrapper[ContextT],
-        agent: Agent[Any],
-        system_prompt: str | None,
-        input_items: list[Item],
-    ) -> None:
-        """The model is about to be asked."""
-
-    async def on_llm_end(self, context: RunContextWrapper[ContextT], agent: Agent[Any], response: ModelResponse) -> None:
-        """The model has answered."""
 
 
 # Runs.

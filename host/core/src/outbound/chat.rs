@@ -334,13 +334,11 @@ fn again(reason: String) -> Miss {
 
 /// A reply without the endpoint's secrets.
 async fn read(body: Bytes, endpoint: &ModelEndpoint) -> Result<Completion, String> {
-    // What is kept of it is kept for as long as the rollout, and would keep all of what was read into with it, which for
-    // a short reply is ten times as much.
-    let read = |body: Bytes, secrets: &super::Secrets| {
-        Completion::parse(&secrets.cut_from_reply(Bytes::copy_from_slice(&body)))
-    };
+    let read = |body: Bytes, secrets: &super::Secrets| Completion::parse(&secrets.cut_from_reply(body));
     if body.len() <= READ_IN_PLACE_BYTES_MAX {
-        return read(body, &endpoint.secrets);
+        // What is kept of it is kept for as long as the rollout, and would keep all of what was read into with it, which
+        // for a short reply is ten times as much. A long one would be there twice.
+        return read(Bytes::copy_from_slice(&body), &endpoint.secrets);
     }
     let secrets = endpoint.secrets.clone();
     let done = tokio::task::spawn_blocking(move || read(body, &secrets)).await;

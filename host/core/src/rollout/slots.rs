@@ -293,13 +293,16 @@ impl Slots {
 
     /// Whether a rollout of this id would be let into the queue at present.
     pub(super) fn check(&self, id: &RolloutId) -> Result<(), AdmitError> {
+        self.check_id(id, &self.0.tenant.0.live())?;
+        self.0.place.check()
+    }
+
+    /// Whether a rollout of this id may come to those that live.
+    fn check_id(&self, id: &RolloutId, live: &HashMap<RolloutId, Live>) -> Result<(), AdmitError> {
         if !self.is_open() {
             return Err(AdmitError::Closed);
         }
-        if self.0.tenant.0.live().contains_key(id) {
-            return Err(AdmitError::Duplicate);
-        }
-        self.0.place.check()
+        if live.contains_key(id) { Err(AdmitError::Duplicate) } else { Ok(()) }
     }
 
     /// Lets a rollout of this id into the queue, or says at once why not. One that a process before
@@ -310,12 +313,7 @@ impl Slots {
         let (sender, phase) = watch::channel(Phase::Queued);
         let handle = Handle { cancel: inner.stop.child_token(), phase, log: Arc::default() };
         let mut live = tenant.live();
-        if !self.is_open() {
-            return Err(AdmitError::Closed);
-        }
-        if live.contains_key(id) {
-            return Err(AdmitError::Duplicate);
-        }
+        self.check_id(id, &live)?;
         inner.place.enter(has_place)?;
         live.insert(id.clone(), Live { handle: handle.clone(), plugin: inner.place.number() });
         tenant.live_count.send_replace(live.len());
