@@ -12,7 +12,7 @@ use crate::Result;
 use crate::chat::{ChatError, ChatRequest, Usage};
 use crate::message::{Message, last_assistant_text};
 use crate::sample::Sample;
-use crate::tool::Tool;
+use crate::tool::{Tool, ToolResult};
 use crate::toolbox::Toolbox;
 
 /// The tool loop, to be set up and [run](Self::run).
@@ -140,10 +140,11 @@ impl Agent {
         let mut turns = 0;
         let mut tool_calls = 0;
         let mut usage = Usage::default();
+        let tools: Vec<String> = self.toolbox.schemas().map(Value::to_string).collect();
         let stop = loop {
             self.leave();
             let request = self.request()?.params(&self.params);
-            let asked = request.tools(self.toolbox.schemas()).send();
+            let asked = request.tools_as_json(&tools).send();
             self.pushed = self.left + self.messages.len();
             let reply = match asked {
                 Ok(reply) => reply,
@@ -168,7 +169,7 @@ impl Agent {
                 break Stop::TurnLimit;
             }
             let results = self.toolbox.execute(&calls);
-            self.messages.extend(results.iter().map(|result| result.message()));
+            self.messages.extend(results.into_iter().map(ToolResult::into_message));
             tool_calls += calls.len();
         };
         Ok(AgentRun { agent: self, whole: OnceCell::new(), stop, turns, tool_calls, usage })

@@ -63,6 +63,12 @@ impl<'a> ChatRequest<'a> {
         schemas.into_iter().fold(self, Self::tool)
     }
 
+    /// Offers several tools whose schemas were written already.
+    pub(crate) fn tools_as_json(mut self, schemas: &[String]) -> Self {
+        self.tools.extend_from_slice(schemas);
+        self
+    }
+
     /// How freely the model chooses its words; 0 for the likeliest ones.
     pub fn temperature(self, value: f64) -> Self {
         self.param("temperature", value)

@@ -7,7 +7,7 @@
 //! This module does not know where messages come from or go to.
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use crate::{Error, OrError, Result};
 
@@ -67,8 +67,8 @@ impl Message {
 
     /// The message as JSON text.
     pub fn to_json(&self) -> String {
-        // `Value`'s own writer cannot fail, unlike a serializer of arbitrary types.
-        json!(self.0).to_string()
+        // A map of values is JSON, unlike what other types may give to a serializer.
+        serde_json::to_string(&self.0).unwrap_or_default()
     }
 
     /// The same message with a field set, in place of one of that name.
@@ -181,6 +181,8 @@ fn read_tool_call(call: &Value) -> Option<ToolCall> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn message(value: Value) -> Message {

@@ -29,7 +29,12 @@ pub struct ToolResult {
 impl ToolResult {
     /// The message that tells the model.
     pub fn message(&self) -> Message {
-        Message::tool(&*self.call_id, &*self.content)
+        self.clone().into_message()
+    }
+
+    /// The message that tells the model.
+    pub fn into_message(self) -> Message {
+        Message::tool(self.call_id, self.content)
     }
 }
 

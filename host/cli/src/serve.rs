@@ -425,49 +425,27 @@ async fn serve(
     traces: Option<Traces>,
 ) -> Result<Exit> {
     let mut stop = setup::StopSignal::new()?;
-    if let Some(command) = &config.on_start {
-        tokio::select! {
-            ran = hooks::run("on-start", command) => ran?,
-            () = stop.next() => bail!("stopped while the command on-start ran"),
-        }
-    }
+    hook("on-start", config.on_start.as_deref(), &mut stop).await?;
     // What is in a journal goes on in the next process, which has the same socket.
     let is_handed_over = matches!(socket, Bound::Passed(_)) && server.is_kept();
     let scheme = if tls.is_some() { "https" } else { "http" };
     let listener = server::listen(socket).with_context(|| taken(config))?;
     let address = listener.local_addr().context("cannot tell the address that is listened on")?;
-    let (leaving, drained) = (CancellationToken::new(), CancellationToken::new());
-    let listening = Listening::from(listener).with_tls(tls).until_left(leaving.clone());
-    let mut serving = tokio::spawn(server::serve(listening, server.router(), callers_max, drained.clone()));
+    let leaving = Leaving { is_handed_over, ..Leaving::default() };
+    let listening = Listening::from(listener).with_tls(tls).until_left(leaving.left.clone());
+    let serving = server::serve(listening, server.router(), callers_max, leaving.drained.clone());
+    let mut serving = tokio::spawn(serving);
     outln!("listening on {scheme}://{address}");
     lifecycle::ready(&format!("listening on {scheme}://{address}"));
 
     stop.next().await;
     let stopping = Stopping::within(config.drain);
     lifecycle::stopping(config.drain);
-    tracing::info!(
-        drain_secs = config.drain.as_secs_f64(),
-        running = server.load().running,
-        queued = server.load().queued,
-        "draining"
-    );
-    let drain = async {
-        if !is_handed_over {
-            return server.drain(&stopping).await;
-        }
-        leaving.cancel();
-        server.answer_waiting();
-        let _ = tokio::time::timeout(LEAVING_TIME, &mut serving).await;
-        drained.cancel();
-        // Results are read in the next process, so that it is enough that nothing runs.
-        tokio::select! {
-            biased;
-            is_done = server.drain(&stopping) => is_done,
-            () = server.idle() => true,
-        }
-    };
+    let load = server.load();
+    let drain_secs = config.drain.as_secs_f64();
+    tracing::info!(drain_secs, running = load.running, queued = load.queued, "draining");
     let exit = tokio::select! {
-        is_done = drain => if is_done { Exit::Done } else { Exit::NotDone },
+        is_done = leaving.drain(server, &stopping, &mut serving) => if is_done { Exit::Done } else { Exit::NotDone },
         () = stop.next() => {
             let load = server.load();
             tracing::warn!(running = load.running, queued = load.queued, "stopped by a second signal");
@@ -475,19 +453,53 @@ async fn serve(
             return Ok(Exit::NotDone);
         }
     };
-    drained.cancel();
+    leaving.drained.cancel();
     let traces_time =
         stopping.ends_at.saturating_duration_since(Instant::now()).clamp(TRACES_MIN, setup::FLUSH_TIME_MAX);
     let (closed, ()) =
         tokio::join!(closed(serving, stopping.ends_at), setup::flush_within(traces_time, traces));
     closed?;
-    if let Some(command) = &config.on_stop {
+    hook("on-stop", config.on_stop.as_deref(), &mut stop).await?;
+    Ok(exit)
+}
+
+/// How a server stops to serve.
+#[derive(Default)]
+struct Leaving {
+    /// Whether the next process has the same socket.
+    is_handed_over: bool,
+    /// No connection is taken any more.
+    left: CancellationToken,
+    /// No request is, either.
+    drained: CancellationToken,
+}
+
+impl Leaving {
+    /// Waits for what runs, as long as there is time. Says whether all of it is done.
+    async fn drain(&self, server: &Serves, stopping: &Stopping, serving: &mut JoinHandle<()>) -> bool {
+        if !self.is_handed_over {
+            return server.drain(stopping).await;
+        }
+        self.left.cancel();
+        server.answer_waiting();
+        let _ = tokio::time::timeout(LEAVING_TIME, serving).await;
+        self.drained.cancel();
+        // Results are read in the next process, so that it is enough that nothing runs.
         tokio::select! {
-            ran = hooks::run("on-stop", command) => ran?,
-            () = stop.next() => bail!("stopped by a second signal while the command on-stop ran"),
+            biased;
+            is_done = server.drain(stopping) => is_done,
+            () = server.idle() => true,
         }
     }
-    Ok(exit)
+}
+
+/// Runs the operator's command for this moment, unless the process is to stop meanwhile.
+async fn hook(moment: &'static str, command: Option<&str>, stop: &mut setup::StopSignal) -> Result<()> {
+    let Some(command) = command else { return Ok(()) };
+    tokio::select! {
+        ran = hooks::run(moment, command) => ran,
+        () = stop.next() => bail!("stopped while the command {moment} ran"),
+    }
 }
 
 /// Waits until connections are closed. Those that are idle close at once; one that hangs is not waited

@@ -23,7 +23,7 @@ const SYNC_INTERVAL: Duration = Duration::from_millis(2);
 
 /// How long what nobody waits for is gathered before it is written: waking the writer for each
 /// event would cost more than writing it.
-const GATHERED: Duration = Duration::from_millis(5);
+const GATHERED: Duration = Duration::from_millis(20);
 
 /// How long a writer without room waits before it looks again.
 const NO_ROOM_PAUSE: Duration = Duration::from_millis(200);
@@ -144,11 +144,12 @@ impl Writer {
     fn next(&mut self) -> Option<VecDeque<Job>> {
         let shared = self.shared.clone();
         let mut queue = shared.queue();
-        let mut gathering_since = None;
+        // It looks once more by itself before it has to be woken: where there was something there is
+        // more soon, and waking it costs whoever has it.
+        let mut since = Instant::now();
         loop {
+            let left = GATHERED.saturating_sub(since.elapsed());
             if !queue.jobs.is_empty() {
-                let since = *gathering_since.get_or_insert_with(Instant::now);
-                let left = GATHERED.saturating_sub(since.elapsed());
                 let is_due = queue.is_urgent || queue.closed || queue.bytes >= BATCH_BYTES_MAX;
                 if is_due || left.is_zero() {
                     queue.is_urgent = false;
@@ -162,9 +163,15 @@ impl Writer {
                 return None;
             }
             if self.waiting.is_empty() {
+                if !left.is_zero() {
+                    let waited = shared.todo.wait_timeout(queue, left);
+                    queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+                    continue;
+                }
                 queue.is_idle = true;
                 queue = shared.todo.wait(queue).unwrap_or_else(PoisonError::into_inner);
                 queue.is_idle = false;
+                since = Instant::now();
                 continue;
             }
             let left = SYNC_INTERVAL.saturating_sub(self.synced_at.elapsed());

@@ -447,7 +447,11 @@ impl<'a> Lists<'a> {
         // Text and numbers; the messages are put in as they are.
         let mut text = serde_json::to_vec(&written).unwrap_or_default();
         text.truncate(text.len() - b"]}".len());
-        for (at, message) in parts.iter().flat_map(Part::iter).skip(shared).enumerate() {
+        let new = parts.iter().flat_map(Part::iter).skip(shared);
+        text.reserve_exact(
+            new.clone().map(|message| message.len() + b",".len()).sum::<usize>() + b"]}".len(),
+        );
+        for (at, message) in new.enumerate() {
             if at > 0 {
                 text.push(b',');
             }

@@ -6,10 +6,11 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::ops::Range;
 
 use base64::Engine;
-use base64::alphabet::{Alphabet, STANDARD, URL_SAFE};
-use base64::engine::{GeneralPurpose, general_purpose::NO_PAD};
+use base64::engine::GeneralPurpose;
+use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 use bytes::Bytes;
 use memchr::{memchr3, memmem};
 use percent_encoding::percent_decode_str;
@@ -104,9 +105,7 @@ impl Secrets {
         for secret in self.0.iter().filter(|secret| secret.expose().len() >= secret_bytes_min) {
             let secret = secret.expose().as_bytes();
             cut = without_escaped(cut.as_deref().unwrap_or(bytes), secret).or(cut);
-            for form in encoded_forms(secret) {
-                cut = without(cut.as_deref().unwrap_or(bytes), &form).or(cut);
-            }
+            cut = without_encoded(cut.as_deref().unwrap_or(bytes), secret).or(cut);
         }
         cut
     }
@@ -123,6 +122,41 @@ fn without(bytes: &[u8], form: &[u8]) -> Option<Vec<u8>> {
         from = at + form.len();
     }
     kept.map(|kept| [kept.as_slice(), &bytes[from..]].concat())
+}
+
+/// The bytes without the secret as it is within what was encoded as a whole; none where it is in none.
+fn without_encoded(bytes: &[u8], secret: &[u8]) -> Option<Vec<u8>> {
+    // Few replies have words that are long enough, and what those are compared with takes longer to make.
+    let mut words = words_of(bytes, encoded_bytes_min(secret)).peekable();
+    words.peek()?;
+    let forms = encoded_forms(secret);
+    words.find(|word| forms.iter().any(|form| memmem::find(word, form).is_some()))?;
+    let mut cut: Option<Vec<u8>> = None;
+    for form in forms {
+        cut = without(cut.as_deref().unwrap_or(bytes), &form).or(cut);
+    }
+    cut
+}
+
+/// What consists of characters of base64 or hex alone and has at least so many of them.
+fn words_of(bytes: &[u8], length_min: usize) -> impl Iterator<Item = &[u8]> {
+    let is_of_a_word = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/' | b'-' | b'_');
+    let mut from = 0;
+    std::iter::from_fn(move || {
+        loop {
+            // The last character that ends a word says where the next one may begin.
+            match bytes.get(from..from + length_min)?.iter().rposition(|byte| !is_of_a_word(byte)) {
+                Some(at) => from += at + 1,
+                None => {
+                    let rest = &bytes[from..];
+                    let word =
+                        &rest[..rest.iter().position(|byte| !is_of_a_word(byte)).unwrap_or(rest.len())];
+                    from += word.len();
+                    return Some(word);
+                }
+            }
+        }
+    })
 }
 
 /// The bytes without the secret, each byte of it as it is, escaped as in JSON (in JSON in
@@ -236,29 +270,36 @@ fn hex(digits: &[u8]) -> Option<u32> {
 
 /// How a secret looks inside of something that was encoded as a whole, such as the header of
 /// basic authentication: in base64, where it may begin at any of three places, and in hex.
-fn encoded_forms(secret: &[u8]) -> impl Iterator<Item = Vec<u8>> {
-    let forms = if secret.len() < ENCODED_SECRET_BYTES_MIN {
-        Vec::new()
-    } else {
-        let bases = (0..3).flat_map(|shift| {
-            let standard = base64_within(secret, shift, &STANDARD);
-            let url_safe = Some(base64_within(secret, shift, &URL_SAFE)).filter(|form| *form != standard);
-            [Some(standard), url_safe].into_iter().flatten()
-        });
-        let lower: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
-        let upper = Some(lower.to_uppercase()).filter(|upper| *upper != lower);
-        bases.chain([Some(lower.into_bytes()), upper.map(String::into_bytes)].into_iter().flatten()).collect()
-    };
-    forms.into_iter()
+fn encoded_forms(secret: &[u8]) -> Vec<Vec<u8>> {
+    if secret.len() < ENCODED_SECRET_BYTES_MIN {
+        return Vec::new();
+    }
+    let bases = (0..3).flat_map(|shift| {
+        let standard = base64_within(secret, shift, &STANDARD_NO_PAD);
+        let url_safe = Some(base64_within(secret, shift, &URL_SAFE_NO_PAD)).filter(|form| *form != standard);
+        [Some(standard), url_safe].into_iter().flatten()
+    });
+    let lower: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
+    let upper = Some(lower.to_uppercase()).filter(|upper| *upper != lower);
+    bases.chain([Some(lower.into_bytes()), upper.map(String::into_bytes)].into_iter().flatten()).collect()
+}
+
+/// How long the shortest of these is.
+fn encoded_bytes_min(secret: &[u8]) -> usize {
+    (0..3).map(|shift| base64_place(secret, shift).len()).min().unwrap_or_default().max(1)
 }
 
 /// The characters that are the same whatever is in front of the secret, `shift` bytes behind a
 /// multiple of three, and whatever is behind it.
-fn base64_within(secret: &[u8], shift: usize, alphabet: &Alphabet) -> Vec<u8> {
+fn base64_within(secret: &[u8], shift: usize, alphabet: &GeneralPurpose) -> Vec<u8> {
     let shifted: Cow<'_, [u8]> = [&[0; 3][..shift], secret].concat().into();
-    let text = GeneralPurpose::new(alphabet, NO_PAD).encode(&shifted);
-    let (first, end) = ((shift * 8).div_ceil(6), shifted.len() * 8 / 6);
-    text.as_bytes()[first..end].to_vec()
+    let text = alphabet.encode(&shifted);
+    text.as_bytes()[base64_place(secret, shift)].to_vec()
+}
+
+/// Where these are, counted from that multiple of three.
+fn base64_place(secret: &[u8], shift: usize) -> Range<usize> {
+    (shift * 8).div_ceil(6)..(shift + secret.len()) * 8 / 6
 }
 
 #[cfg(test)]
@@ -322,6 +363,24 @@ mod tests {
                     assert!(cut.len() <= "(secret)".len() + rest_max, "{encoded}: {cut}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn words_are_what_could_hold_an_encoded_secret() {
+        fn words(text: &str, length_min: usize) -> Vec<&str> {
+            let words = words_of(text.as_bytes(), length_min);
+            words.map(|word| std::str::from_utf8(word).unwrap()).collect()
+        }
+        assert_eq!(words("", 4), [""; 0]);
+        assert_eq!(words("abc abcd\"ab-cd_e+/=abcd", 4), ["abcd", "ab-cd_e+/", "abcd"]);
+        assert_eq!(words("abcd", 4), ["abcd"]);
+        assert_eq!(words("abcd,abc", 4), ["abcd"]);
+        assert_eq!(words("a b c d e f", 1), ["a", "b", "c", "d", "e", "f"]);
+        for length in 6..40 {
+            let secret = vec![b'k'; length];
+            let shortest = encoded_forms(&secret).iter().map(Vec::len).min();
+            assert_eq!(Some(encoded_bytes_min(&secret)), shortest, "{length}");
         }
     }
 

@@ -11,6 +11,7 @@
 
 mod idle;
 mod scope;
+mod spare;
 mod target;
 
 use std::io;
@@ -64,6 +65,12 @@ pub(super) enum Unanswered {
 pub(super) struct Outgoing {
     pub bytes: Vec<u8>,
     pub _charge: Option<Charge>,
+}
+
+impl Drop for Outgoing {
+    fn drop(&mut self) {
+        spare::give(std::mem::take(&mut self.bytes));
+    }
 }
 
 /// What a server answered.

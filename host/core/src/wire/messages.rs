@@ -87,7 +87,7 @@ impl Messages {
     }
 
     /// The bytes of their texts together.
-    pub(crate) fn text_bytes(&self) -> usize {
+    pub fn text_bytes(&self) -> usize {
         self.0.text.len()
     }
 

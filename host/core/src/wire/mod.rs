@@ -14,7 +14,17 @@ pub mod params;
 pub mod stream;
 pub mod strict;
 
+use bytes::Bytes;
+use serde::Serialize;
 use serde_json::value::RawValue;
+
+/// As JSON what is text, numbers that were checked, and JSON that was parsed before. The messages in it have
+/// so many bytes: a conversation is not copied again and again while it is written, and has no room to spare.
+pub fn json_with(value: &(impl Serialize + ?Sized), message_bytes: usize) -> Bytes {
+    const REST_BYTES: usize = 1024;
+    let mut text = Vec::with_capacity(message_bytes + message_bytes / 64 + REST_BYTES);
+    serde_json::to_writer(&mut text, value).map(|()| text.into()).unwrap_or_default()
+}
 
 /// Checks that the text is one JSON value that [all readers take](strict), and keeps it as
 /// it is, without the white space around it.

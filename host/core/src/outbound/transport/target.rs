@@ -10,6 +10,7 @@ use rustls::pki_types::ServerName;
 
 use super::super::USER_AGENT;
 use super::super::network::{Place, literal};
+use super::spare;
 
 /// Where requests of one kind go.
 #[derive(Clone)]
@@ -93,7 +94,7 @@ impl Target {
 
     /// What stands before a body of so many bytes, with room for that.
     pub(crate) fn head(&self, headers: &HeaderMap, body_bytes: usize) -> Vec<u8> {
-        let mut request = Vec::with_capacity(self.head.len() + 512 + body_bytes);
+        let mut request = spare::take(self.head.len() + 512 + body_bytes);
         request.extend_from_slice(self.head.as_bytes());
         let mut field = |name: &str, value: &HeaderValue| {
             for part in [name.as_bytes(), b": ", value.as_bytes(), b"\r\n"] {

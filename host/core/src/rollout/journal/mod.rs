@@ -33,6 +33,7 @@ use super::model::{Finished, HOST_VERSION, RolloutRequest};
 use crate::id::RolloutId;
 use crate::imports::{Ending, Left, NoEvent, Role, RunEvent, RunLog};
 use crate::seal::Seal;
+use crate::wire;
 
 use admission::AdmissionLine;
 pub use admission::{Continuation, DeploymentId, JournaledSecrets, ServedAs};
@@ -230,7 +231,8 @@ impl RolloutLog {
 
     /// Keeps what came of the rollout.
     pub(super) fn outcome(&self, finished: &Finished) {
-        self.append(kind::OUTCOME, vec![json(finished)]);
+        let messages = finished.samples.iter().map(|sample| sample.record.messages.text_bytes());
+        self.append(kind::OUTCOME, vec![wire::json_with(finished, messages.sum())]);
     }
 
     /// Where a run's events are kept.

@@ -36,6 +36,11 @@ impl<'a> WireSample<'a> {
         }
     }
 
+    /// The bytes of its messages.
+    pub(crate) fn message_bytes(&self) -> usize {
+        self.messages.text_bytes()
+    }
+
     /// The rollout's one sample, if it has just one. `label` goes back only where the
     /// workflow returned its messages itself, and the reward only where the grader
     /// succeeded and the sample counts.

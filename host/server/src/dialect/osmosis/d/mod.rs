@@ -29,6 +29,7 @@ use rollout_core::rollout::{
     UnfinishedRollout, drive,
 };
 use rollout_core::telemetry::{Refusal, TraceParent};
+use rollout_core::wire;
 
 pub(super) use registry::Registry;
 
@@ -60,8 +61,7 @@ impl<'a> ResultBody<'a> {
     }
 
     fn bytes(&self) -> Bytes {
-        // Text, numbers that were checked, and JSON that was parsed before.
-        serde_json::to_vec(self).map(Bytes::from).unwrap_or_default()
+        wire::json_with(self, self.sample.as_ref().map_or(0, WireSample::message_bytes))
     }
 
     /// The result, with the word that anybody may know.
