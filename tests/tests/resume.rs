@@ -42,6 +42,21 @@ async fn a_rollout_goes_on_under_its_lease_and_is_asked_again_only_what_was_not_
 }
 
 #[tokio::test]
+async fn a_long_result_that_was_read_is_the_same_when_it_is_read_again() {
+    let controller = Controller::start().await;
+    let host = journaled("conform").start().await;
+    let request = controller.rollout(&format!("Calculate 2 + 3.{}", " ".repeat(100_000))).label("5");
+    let admitted = host.admit(&request).await;
+    let first = host.result(&admitted).await;
+    assert_eq!(first["sample"]["reward"], 1.0, "{first:#}");
+
+    // It is in the journal alone from here on.
+    for _ in 0..3 {
+        assert_eq!(host.result(&admitted).await, first);
+    }
+}
+
+#[tokio::test]
 async fn nothing_on_disk_has_a_key_or_a_lease_in_it() {
     let controller = Controller::start().await;
     let host = journaled("conform").start().await;

@@ -81,6 +81,7 @@ impl Index {
             Kind::End => {
                 if let Some(mut records) = self.live.remove(&rollout) {
                     records.places.push(place);
+                    records.places.shrink_to_fit();
                     self.ended.push(records);
                 }
             }

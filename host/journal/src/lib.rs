@@ -38,9 +38,9 @@ pub use file::{FileError, read_file, write_file};
 pub use found::{Found, all_in, find_in};
 pub use segment::{Faults, Operation};
 
-/// What a segment has unless its operator says otherwise: deleting is by segment, and a start
-/// reads one whole.
-const SEGMENT_BYTES: u64 = 64 << 20;
+/// What a segment has unless its operator says otherwise: deleting is by segment, a start
+/// reads one whole, and where the records are that the last one has is in memory.
+const SEGMENT_BYTES: u64 = 16 << 20;
 
 /// What waits to be written before whoever writes more waits too, in bytes.
 const QUEUE_BYTES_MAX: usize = 64 << 20;

@@ -23,7 +23,9 @@ use serde_json::value::RawValue;
 pub fn json_with(value: &(impl Serialize + ?Sized), message_bytes: usize) -> Bytes {
     const REST_BYTES: usize = 1024;
     let mut text = Vec::with_capacity(message_bytes + message_bytes / 64 + REST_BYTES);
-    serde_json::to_writer(&mut text, value).map(|()| text.into()).unwrap_or_default()
+    let written = serde_json::to_writer(&mut text, value);
+    text.shrink_to_fit();
+    written.map(|()| text.into()).unwrap_or_default()
 }
 
 /// Checks that the text is one JSON value that [all readers take](strict), and keeps it as

@@ -235,6 +235,13 @@ impl RolloutLog {
         self.append(kind::OUTCOME, vec![wire::json_with(finished, messages.sum())]);
     }
 
+    /// What came of the rollout, once that is kept and while it is not [over](Self::end). Reads files, and blocks.
+    pub fn read_outcome(&self) -> io::Result<Option<Finished>> {
+        let written = self.0.read(|kind| kind == kind::OUTCOME)?;
+        let outcome = written.events.iter().rfind(|event| event.kind == kind::OUTCOME);
+        outcome.map(|event| serde_json::from_slice(&event.payload).map_err(io::Error::other)).transpose()
+    }
+
     /// Where a run's events are kept.
     pub(super) fn of_run(&self, role: Role) -> Arc<dyn RunLog> {
         Arc::new(OfRun { log: self.clone(), base: base(role) })

@@ -3,6 +3,7 @@
 mod registry;
 mod run_clock;
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -22,7 +23,7 @@ use super::statuses::{Known, Over, word};
 use super::{Osmosis, id_in_path, kept};
 use crate::connection::WhenWritten;
 use crate::random;
-use registry::{Entry, Lease, Status};
+use registry::{Entry, Journaled, Lease, Status};
 use rollout_core::id::RolloutId;
 use rollout_core::rollout::{
     AfterWorkflow, Ended, Failure, FailureKind, Finished, Host, Next, Outcome, Phase, Stage, Steps,
@@ -141,8 +142,8 @@ pub(super) fn resume(osmosis: &Osmosis, host: &Host, unfinished: UnfinishedRollo
             let entry = place.fill(lease, Some(log));
             let polling = facts.polling(osmosis, host, entry.clone(), inner.statuses.ended(id), label);
             polling.is_expired.store(notes.contains(&Note::Expired), Ordering::Relaxed);
-            let body = polling.body(Ended::of(finished));
-            inner.polled.end(&entry, body, polling.due, &inner.budget);
+            let result = polling.result(Ended::of(finished));
+            inner.polled.end(&entry, result, polling.due, &inner.budget);
             if notes.contains(&Note::Read) {
                 inner.polled.was_read(&entry);
             }
@@ -174,9 +175,8 @@ impl Facts {
             osmosis: osmosis.clone(),
             entry,
             known,
-            grade: self.grade,
             gradable: self.gradable && host.grader().is_some(),
-            label,
+            form: Form { grade: self.grade, label },
             is_expired: AtomicBool::new(false),
         }
     }
@@ -188,17 +188,24 @@ struct Polling {
     entry: Arc<Entry>,
     known: Known,
     due: Due,
-    grade: bool,
     gradable: bool,
-    label: Option<String>,
+    form: Form,
     is_expired: AtomicBool,
+}
+
+/// What a result says besides what came of its rollout.
+#[derive(Clone, Debug)]
+struct Form {
+    /// Whether a reward was asked for.
+    grade: bool,
+    label: Option<String>,
 }
 
 impl Steps for Polling {
     type End = ();
 
     fn after_workflow<'a>(&'a self, _ran: Result<(), &'a Failure>) -> AfterWorkflow<'a> {
-        AfterWorkflow::Go(Next::graded(self.grade && self.gradable))
+        AfterWorkflow::Go(Next::graded(self.form.grade && self.gradable))
     }
 
     fn entered(&self, phase: Phase) {
@@ -218,37 +225,41 @@ impl Steps for Polling {
         if !kept::may_be_reported(log).await {
             return;
         }
-        let body = self.body(ended);
+        let result = self.result(ended);
         let Self { osmosis, entry, due, .. } = *self;
-        osmosis.0.polled.end(&entry, body, due, &osmosis.0.budget);
+        osmosis.0.polled.end(&entry, result, due, &osmosis.0.budget);
     }
 }
 
 impl Polling {
-    /// The result, with the word that anybody may know.
-    fn body(&self, ended: Ended) -> Bytes {
+    /// The result, with the word that anybody may know, and how it is made where that may be done again.
+    fn result(&self, ended: Ended) -> (Bytes, Option<Form>) {
         let id = self.entry.id();
         if self.is_expired.load(Ordering::Relaxed) {
             // Nobody polls for it.
             self.due.kept();
-            return ResultBody {
+            let expired = ResultBody {
                 err_message: Some("polling lease expired"),
                 err_category: Some("lease_expired"),
                 ..ResultBody::bare(id, "failure")
-            }
-            .ended(&self.known);
+            };
+            return (expired.ended(&self.known), None);
         }
-        match ended {
-            Ended::Finished(finished) => self.body_of(&finished),
+        let finished = match ended {
+            Ended::Finished(finished) => finished,
             Ended::Cancelled(finished) => {
                 self.due.cancelled();
-                self.body_of(&finished)
+                finished
             }
-            Ended::Crashed(crashed) => failure(id, &crashed, None).ended(&self.known),
-        }
+            Ended::Crashed(crashed) => return (failure(id, &crashed, None).ended(&self.known), None),
+        };
+        (self.form.result(&finished).ended(&self.known), Some(self.form.clone()))
     }
+}
 
-    fn body_of(&self, finished: &Finished) -> Bytes {
+impl Form {
+    /// What the caller reads of this rollout.
+    fn result<'a>(&'a self, finished: &'a Finished) -> ResultBody<'a> {
         let id = &finished.id;
         let failed = match &finished.outcome {
             Outcome::Scored { .. } => None,
@@ -273,8 +284,25 @@ impl Polling {
                 _ => failure(id, reason, None),
             },
         }
-        .ended(&self.known)
     }
+}
+
+/// The body of a result that was read before and is in the journal alone.
+async fn read_again(osmosis: &Osmosis, entry: &Arc<Entry>, from: &Arc<Journaled>) -> Result<Bytes, ApiError> {
+    /// What is read, what that means, and what is made of it are there at once.
+    const COPIES: usize = 3;
+    let log = entry.log().cloned().ok_or(ApiError::UnknownRollout)?;
+    // It was reported, so that there has to be room for it: for one at a time.
+    let turn = osmosis.0.polled.reader().await;
+    let charge = osmosis.0.budget.charge_result(COPIES * from.bytes);
+    let from = from.clone();
+    let read = tokio::task::spawn_blocking(move || {
+        let _held = (turn, charge);
+        let finished = log.read_outcome()?.ok_or(io::ErrorKind::NotFound)?;
+        Ok::<_, io::Error>(from.form.result(&finished).bytes())
+    });
+    let unread = |why: String| ApiError::Internal(format!("the result cannot be read again: {why}"));
+    read.await.map_err(|error| unread(error.to_string()))?.map_err(|error| unread(error.to_string()))
 }
 
 fn failure<'a>(id: &'a RolloutId, failure: &'a Failure, sample: Option<WireSample<'a>>) -> ResultBody<'a> {
@@ -314,6 +342,7 @@ pub(super) async fn result(
     }
     let (body, is_over) = match polled.news(&entry).await {
         Status::Ended(body) => (body, true),
+        Status::Journaled(from) => (read_again(&osmosis, &entry, &from).await?, true),
         Status::Under(phase) => (ResultBody::bare(entry.id(), word(phase)).bytes(), false),
     };
     let mut response = ([(header::CONTENT_TYPE, "application/json")], body).into_response();

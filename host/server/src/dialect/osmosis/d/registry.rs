@@ -7,11 +7,12 @@ use std::time::Duration;
 use axum::body::Bytes;
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::super::error::ApiError;
 use super::super::reports::Due;
+use super::Form;
 use super::run_clock::RunClock;
 use rollout_assembly::config::OsmosisTimes;
 use rollout_core::budget::{Budget, Charge};
@@ -27,6 +28,9 @@ const READ_KEPT: Duration = Duration::from_secs(60);
 /// thousands of results a second are read, or large ones, they are kept for seconds.
 const READ_BYTES_MAX: usize = 16 << 20;
 
+/// A shorter result is kept as it is: it takes less than what it is made of.
+const JOURNALED_BYTES_MIN: usize = 4 << 10;
+
 /// What an entry takes besides its result, in bytes.
 const ENTRY_BYTES: usize = 1024;
 
@@ -37,6 +41,17 @@ pub(super) enum Status {
     Under(Phase),
     /// Over, with the body of its result.
     Ended(Bytes),
+    /// Over, and its result was read. Whoever asks for it once more gets what the journal has of it.
+    Journaled(Arc<Journaled>),
+}
+
+/// A result that the journal has, so that it need not be in memory, too.
+#[derive(Debug)]
+pub(super) struct Journaled {
+    /// How its body is made.
+    pub form: Form,
+    /// How long that is.
+    pub bytes: usize,
 }
 
 /// The digest of a lease's token, which only its holder has.
@@ -91,7 +106,7 @@ impl Entry {
     /// The bytes of its result, if it is over.
     fn result_bytes(&self) -> usize {
         match &*self.status.borrow() {
-            Status::Under(_) => 0,
+            Status::Under(_) | Status::Journaled(_) => 0,
             Status::Ended(body) => body.len(),
         }
     }
@@ -110,7 +125,7 @@ impl Entry {
         };
         let mut status = self.status.subscribe();
         let new = status.wait_for(|status| match status {
-            Status::Ended(_) => true,
+            Status::Ended(_) | Status::Journaled(_) => true,
             Status::Under(phase) => heard != Some(*phase),
         });
         // The sender is in `self`; a timeout leaves what was known before.
@@ -143,6 +158,8 @@ pub(in super::super) struct Registry {
     clock: Arc<RunClock>,
     /// From here on nobody waits for news.
     leaving: CancellationToken,
+    /// Who makes a result of what the journal has of it.
+    reader: Arc<Semaphore>,
 }
 
 #[derive(Default)]
@@ -159,8 +176,10 @@ struct Slot {
     entry: Option<Arc<Entry>>,
     /// Its result is over and was not read in full.
     due: Option<Due>,
+    /// How its result is made of what the journal has of it, where that may be.
+    form: Option<Form>,
     /// For a result that is kept.
-    _charge: Option<Charge>,
+    charge: Option<Charge>,
 }
 
 impl Inner {
@@ -176,6 +195,20 @@ impl Inner {
         self.read_bytes -= bytes;
         self.forget(&entry);
         true
+    }
+
+    /// Gives up the body of a result that the journal has, too, unless that is short.
+    fn leave_to_journal(&mut self, entry: &Arc<Entry>) {
+        let bytes = entry.result_bytes();
+        if bytes < JOURNALED_BYTES_MIN || entry.log.is_none() {
+            return;
+        }
+        let Some(slot) = self.slot(entry) else { return };
+        let Some(form) = slot.form.take() else { return };
+        if let Some(charge) = &mut slot.charge {
+            charge.shrink_to(ENTRY_BYTES);
+        }
+        entry.set(Status::Journaled(Arc::new(Journaled { form, bytes })));
     }
 
     /// A result was read, and is kept for a while.
@@ -223,7 +256,7 @@ impl Reserved<'_> {
             clock,
         });
         self.filled = true;
-        let slot = Slot { entry: Some(entry.clone()), due: None, _charge: None };
+        let slot = Slot { entry: Some(entry.clone()), due: None, form: None, charge: None };
         self.registry.lock().entries.insert(self.id.clone(), slot);
         entry
     }
@@ -239,7 +272,13 @@ impl Drop for Reserved<'_> {
 
 impl Registry {
     pub(crate) fn new(times: OsmosisTimes) -> Self {
-        Self { times, inner: Mutex::default(), clock: RunClock::new(), leaving: CancellationToken::new() }
+        Self {
+            times,
+            inner: Mutex::default(),
+            clock: RunClock::new(),
+            leaving: CancellationToken::new(),
+            reader: Arc::new(Semaphore::new(1)),
+        }
     }
 
     /// What is new of a rollout, as soon as something is, or its waiting time is over.
@@ -253,6 +292,11 @@ impl Registry {
     /// From here on nobody waits for news.
     pub(crate) fn answer_waiting(&self) {
         self.leaving.cancel();
+    }
+
+    /// Waits for the turn to make a result of what the journal has of it. Nobody closes the semaphore.
+    pub(super) async fn reader(&self) -> Option<OwnedSemaphorePermit> {
+        self.reader.clone().acquire_owned().await.ok()
     }
 
     pub(super) fn times(&self) -> &OsmosisTimes {
@@ -290,7 +334,7 @@ impl Registry {
         if inner.entries.contains_key(id) {
             return Err(ApiError::Registered);
         }
-        inner.entries.insert(id.clone(), Slot { entry: None, due: None, _charge: None });
+        inner.entries.insert(id.clone(), Slot { entry: None, due: None, form: None, charge: None });
         Ok(Reserved { registry: self, id: id.clone(), filled: false })
     }
 
@@ -303,13 +347,20 @@ impl Registry {
         self.lock().entries.keys().filter(|id| matches(id)).map(|id| id.as_str().to_owned()).collect()
     }
 
-    /// Keeps a result for as long as results are kept.
-    pub(super) fn end(&self, entry: &Arc<Entry>, body: Bytes, due: Due, budget: &Budget) {
+    /// Keeps a result for as long as results are kept, with how it is made where it may be made again.
+    pub(super) fn end(
+        &self,
+        entry: &Arc<Entry>,
+        (body, form): (Bytes, Option<Form>),
+        due: Due,
+        budget: &Budget,
+    ) {
         let charge = budget.charge_result(ENTRY_BYTES + body.len());
         let mut inner = self.lock();
         if let Some(slot) = inner.slot(entry) {
             slot.due = Some(due);
-            slot._charge = Some(charge);
+            slot.form = form;
+            slot.charge = Some(charge);
         }
         inner.ended.push_back((self.clock.now() + self.times.result_ttl, Arc::downgrade(entry)));
         drop(inner);
@@ -321,6 +372,7 @@ impl Registry {
         let mut inner = self.lock();
         let due = inner.slot(entry).and_then(|slot| slot.due.take());
         if due.is_some() {
+            inner.leave_to_journal(entry);
             let now = self.clock.now();
             inner.keep_read(now, ENTRY_BYTES + entry.result_bytes(), entry);
         }
@@ -349,7 +401,7 @@ mod tests {
                 status: watch::Sender::new(Status::Under(Phase::Queued)),
                 polled: Mutex::new(Polled { last: Duration::ZERO, heard: None }),
             });
-            let slot = Slot { entry: Some(entry.clone()), due: None, _charge: None };
+            let slot = Slot { entry: Some(entry.clone()), due: None, form: None, charge: None };
             inner.entries.insert(entry.id.clone(), slot);
             inner.keep_read(Duration::ZERO, bytes, &entry);
             let mut ids: Vec<_> = inner.entries.keys().map(|id| id.as_str().to_owned()).collect();
