@@ -498,7 +498,7 @@ async fn what_was_not_imported_while_building_is_imported_late() {
 
     let result = host().await.run(&asking(&controller, "python: late")).await;
 
-    let expected = r"[0.5, 'scheduler', 42, True, 'one\ntwo', ['inner'], b'\x80', b'\x82\xa0']";
+    let expected = r"[0.5, 'scheduler', 42, True, 'one\ntwo', ['inner'], b'\x80', b'\x82\xa0', 6]";
     assert_eq!(last_text(&result), expected, "{result:#}");
 }
 

@@ -20,6 +20,7 @@ from typing import Any
 from ._older import Never
 
 _SIZES = {
+    "c_bool": "?",
     "c_byte": "b",
     "c_char": "c",
     "c_double": "d",
@@ -151,6 +152,8 @@ def _fcntl() -> ModuleType:
 class _Number:
     """A number as C keeps it."""
 
+    # By this numpy knows what is a type of C.
+    __module__ = "_ctypes"
     _type_: str
 
     def __init__(self, value: Any = None) -> None:
@@ -165,7 +168,7 @@ class _Number:
         zero = b"\0" * struct.calcsize(self._type_)
         if value is None:
             self._bytes = zero
-        elif self._type_ in "cdf":
+        elif self._type_ in "?cdf":
             self._bytes = struct.pack(self._type_, value)
         else:
             # Too large a number is cut, as in C.
@@ -220,4 +223,8 @@ def _ctypes() -> ModuleType:
 
     module.sizeof = sizeof
     module.__getattr__ = absent
+    kinds: Any = ModuleType("_ctypes", "Kinds of C's types, of which there are none but numbers.")
+    for name in ("Array", "Structure", "Union", "_Pointer"):
+        setattr(kinds, name, type(name, (), {"__module__": "_ctypes"}))
+    sys.modules["_ctypes"] = kinds
     return module  # type: ignore[no-any-return]

@@ -65,6 +65,7 @@ _real_stat = os.stat
 _real_list = os.listdir
 _real_scan = os.scandir
 _real_access = os.access
+_real_data = SourceFileLoader.get_data
 
 
 def pack(roots: Iterable[str]) -> None:
@@ -86,6 +87,9 @@ def pack(roots: Iterable[str]) -> None:
     system: Any = os
     system.stat, system.lstat, system.access = _stat, _stat, _access
     system.listdir, system.scandir = _list, _scan
+    # What a program loads by its path has the interpreter's own loader.
+    loader: Any = SourceFileLoader
+    loader.get_data = _data
 
 
 def add(root: str, files: Mapping[str, bytes]) -> None:
@@ -170,12 +174,14 @@ def _plain(path: str) -> str:
     return os.path.normpath(path) if "/." in path or "//" in path else path
 
 
+def _data(self: SourceFileLoader, path: str) -> bytes:
+    """`SourceFileLoader.get_data`."""
+    content = _read(str(path))
+    return _real_data(self, path) if content is None else content
+
+
 class _Loader(SourceFileLoader):
     """Loads a module of the archive."""
-
-    def get_data(self, path: str) -> bytes:
-        content = _read(str(path))
-        return super().get_data(path) if content is None else content
 
     def path_stats(self, path: str) -> Any:
         # There is no compiled form beside the source to compare it with.

@@ -24,6 +24,7 @@ import dis
 import gc
 import sys
 import types
+import warnings
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
@@ -104,9 +105,11 @@ def _run(parts: Sequence[Callable[[], None]]) -> None:
 def _let_go() -> None:
     """Frees what would be freed sooner or later, while that costs no rollout anything.
     Compiling all modules leaves names in the cache of attributes."""
-    # What takes its place is no function of Python's.
+    # What takes its place is no function of Python's; and an author may have made errors of warnings.
     system: Any = sys
-    system._clear_type_cache()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        system._clear_type_cache()
     gc.collect()
 
 
@@ -232,6 +235,9 @@ def _reachable() -> Iterator[int]:
         found = todo.pop()
         address = id(found)
         kind = class_of(found)
+        if address >> 3 >= len(seen):
+            # What is large is where the memory ends, unless there was a gap for it before.
+            seen.extend(bytes((address >> 3) - len(seen) + (2 << 20)))
         if seen[address >> 3] or address in passing or kind in (types.FrameType, types.GeneratorType):
             continue
         seen[address >> 3] = 1

@@ -47,14 +47,16 @@ _ZONES = ("", "UTC", "UTC0", "GMT", "GMT0", "Etc/UTC", "Etc/GMT")
 _real_set_locale = locale.setlocale
 
 
-def _set_locale(category: int, wanted: Any = None) -> str:
+_Error = locale.Error
+
+
+def _set_locale(category: int, locale: Any = None) -> str:
     """`locale.setlocale`."""
-    if wanted is not None:
-        if not isinstance(wanted, str):
-            wanted = ".".join(each for each in wanted if each)
+    if locale is not None:
+        wanted = locale if isinstance(locale, str) else ".".join(each for each in locale if each)
         if any(each.partition("=")[2] not in _LOCALES if "=" in each else each not in _LOCALES for each in wanted.split(";")):
-            raise locale.Error(f"unsupported locale setting: a component has C and no {wanted}")
-    return _real_set_locale(category, wanted)
+            raise _Error(f"unsupported locale setting: a component has C and no {wanted}")
+    return _real_set_locale(category, locale)
 
 
 def _set_time_zone() -> None:

@@ -129,6 +129,7 @@ def late_imports() -> str:
     """Modules, codecs and data that nobody asked for while the component was built."""
     import colorsys
     import importlib.resources
+    import importlib.util
     import pkgutil
     import sched
     from pathlib import Path
@@ -137,6 +138,10 @@ def late_imports() -> str:
     from late_package import inner
 
     beside = Path(inner.__file__).with_name("table.txt").read_text()
+    spec = importlib.util.spec_from_file_location("by_path", inner.__file__)
+    assert spec is not None and spec.loader is not None
+    by_path = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(by_path)
     return str(
         [
             colorsys.rgb_to_hls(1, 0, 0)[1],
@@ -147,6 +152,7 @@ def late_imports() -> str:
             [module.name for module in pkgutil.iter_modules(late_package.__path__)],
             "\u20ac".encode("cp1252"),
             "\u3042".encode("shift_jisx0213"),
+            by_path.twice(3),
         ]
     )
 
