@@ -5,6 +5,8 @@
 //! which is no JSON, and parsers stop at some depth. Such a value is refused where it enters,
 //! and so never has to be repaired where it leaves.
 
+use memchr::memchr2;
+
 /// The deepest nesting of arrays and objects that passes. Parsers of callers stop at 128
 /// (some at more), and what they cannot read is a result lost to them.
 pub(crate) const DEPTH_MAX: usize = 100;
@@ -71,7 +73,7 @@ pub fn check(json: &str) -> Result<(), Unfit> {
 fn end_of_string(json: &str, start: usize) -> Result<usize, Unfit> {
     let bytes = json.as_bytes();
     let mut at = start + 1;
-    while let Some(skipped) = bytes[at..].iter().position(|byte| matches!(byte, b'"' | b'\\')) {
+    while let Some(skipped) = memchr2(b'"', b'\\', &bytes[at..]) {
         at += skipped;
         if bytes[at] == b'"' {
             return Ok(at + 1);
