@@ -47,6 +47,9 @@ pub struct Placed<'a> {
     pub served_as: ServedAs,
 }
 
+/// The part of the memory budget that idle instances may have besides it, for those that come after them.
+const IDLE_PART: usize = 8;
+
 impl Platform {
     /// What this configuration asks for, as far as there is room. A guest has at most so many bytes of
     /// memory.
@@ -68,7 +71,8 @@ impl Platform {
         let descriptors = 1 + descriptors_for_callers;
         let cost = GuestCost { descriptors, mappings: plan.mappings_per_instance(), memory_bytes: 0 };
         let slots = machine.slots(config.max_concurrent, config.queue_max, cost);
-        let engine = Engine::planned(plan, slots.running_max.saturating_add(instances), memory_bytes_max)?;
+        let instances = slots.running_max.saturating_add(instances);
+        let engine = Engine::planned(plan, instances, memory_bytes_max, budget.total() / IDLE_PART)?;
         Ok(Self { machine, budget, plan, cost, engine })
     }
 

@@ -45,18 +45,20 @@ pub struct EngineError {
 impl Engine {
     /// An engine for this many instances at once, each of at most this much memory.
     pub fn new(instances_max: u32, memory_bytes_max: usize) -> Result<Self, EngineError> {
-        Self::planned(MemoryPlan::for_instances(instances_max), instances_max, memory_bytes_max)
+        Self::planned(MemoryPlan::for_instances(instances_max), instances_max, memory_bytes_max, usize::MAX)
     }
 
-    /// The same, where it is settled where the memory comes from.
+    /// The same, where it is settled where the memory comes from, and how much of it idle instances may keep together,
+    /// which is charged to nobody.
     pub fn planned(
         plan: MemoryPlan,
         instances_max: u32,
         memory_bytes_max: usize,
+        idle_bytes_max: usize,
     ) -> Result<Self, EngineError> {
         let fail = |source| EngineError { instances_max, source };
-        let engine =
-            wasmtime::Engine::new(&plan::config(plan, instances_max, memory_bytes_max)).map_err(fail)?;
+        let config = plan::config(plan, instances_max, memory_bytes_max, idle_bytes_max);
+        let engine = wasmtime::Engine::new(&config).map_err(fail)?;
         let linker = crate::instance::linker(&engine).map_err(fail)?;
         let ticker = Ticker::start(&engine).map_err(|error| fail(error.into()))?;
         let busy = BusyThreads::start(ticker).map_err(|error| fail(error.into()))?;

@@ -18,8 +18,12 @@ const POOLED_MEMORIES_MAX: u64 = 18_432;
 /// being returned to the kernel. Returning pages interrupts every core that runs one of
 /// this process's threads, which at thousands of rollouts a second cost more than
 /// anything else. A Rust guest writes to less than a tenth of this, and one in Python that makes
-/// a turn to less than all of it.
+/// a turn to less than all of it. An idle slot has them, so that it is less where there are
+/// many slots for little memory.
 const KEEP_RESIDENT_BYTES: usize = 512 << 10;
+
+/// What a slot keeps in any case.
+const KEEP_RESIDENT_BYTES_MIN: usize = 64 << 10;
 
 /// The same for its tables, which are smaller.
 const KEEP_RESIDENT_TABLE_BYTES: usize = 128 << 10;
@@ -148,12 +152,19 @@ pub(super) fn code(plan: MemoryPlan) -> Config {
     config
 }
 
-/// The same code, with memory for this many instances.
-pub(super) fn config(plan: MemoryPlan, instances_max: u32, memory_bytes_max: usize) -> Config {
+/// The same code, with memory for this many instances, which keep so much of it together while they are idle.
+pub(super) fn config(
+    plan: MemoryPlan,
+    instances_max: u32,
+    memory_bytes_max: usize,
+    idle_bytes_max: usize,
+) -> Config {
     let mut config = code(plan);
     config.allocation_strategy(match plan {
         MemoryPlan::Pooled | MemoryPlan::PooledEager => {
-            InstanceAllocationStrategy::Pooling(pool(plan, instances_max, memory_bytes_max))
+            let mut pool = pool(plan, instances_max, memory_bytes_max);
+            pool.linear_memory_keep_resident(kept_by_each(instances_max, idle_bytes_max));
+            InstanceAllocationStrategy::Pooling(pool)
         }
         MemoryPlan::OnDemand => InstanceAllocationStrategy::OnDemand,
     });
@@ -163,6 +174,13 @@ pub(super) fn config(plan: MemoryPlan, instances_max: u32, memory_bytes_max: usi
 /// A rollout's grader may start before the pool has its workflow's slot back.
 fn slots(instances_max: u32) -> u32 {
     instances_max.saturating_add(instances_max / 32).saturating_add(16)
+}
+
+/// The bytes of its memory that a slot keeps, in whole pages.
+fn kept_by_each(instances_max: u32, idle_bytes_max: usize) -> usize {
+    const PAGE_BYTES: usize = 4096;
+    let each = idle_bytes_max / slots(instances_max) as usize;
+    each.clamp(KEEP_RESIDENT_BYTES_MIN, KEEP_RESIDENT_BYTES) / PAGE_BYTES * PAGE_BYTES
 }
 
 fn pool(plan: MemoryPlan, instances_max: u32, memory_bytes_max: usize) -> PoolingAllocationConfig {
@@ -182,7 +200,6 @@ fn pool(plan: MemoryPlan, instances_max: u32, memory_bytes_max: usize) -> Poolin
         .max_core_instance_size(1 << 20)
         .max_memory_size(memory_bytes_max)
         .table_elements(100_000)
-        .linear_memory_keep_resident(KEEP_RESIDENT_BYTES)
         .table_keep_resident(KEEP_RESIDENT_TABLE_BYTES)
         .pagemap_scan(Enabled::Auto)
         .decommit_batch_size(DECOMMIT_BATCH);
@@ -192,6 +209,16 @@ fn pool(plan: MemoryPlan, instances_max: u32, memory_bytes_max: usize) -> Poolin
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn idle_slots_keep_less_where_there_are_many_for_little_memory() {
+        assert_eq!(kept_by_each(64, usize::MAX), KEEP_RESIDENT_BYTES);
+        let slots = slots(1000) as usize;
+        let kept = kept_by_each(1000, 256 << 20);
+        assert!((200 << 10..256 << 10).contains(&kept) && kept % 4096 == 0, "{kept}");
+        assert!(kept * slots <= 256 << 20);
+        assert_eq!(kept_by_each(10_000, 1 << 20), KEEP_RESIDENT_BYTES_MIN);
+    }
 
     #[test]
     fn a_plan_is_known_by_its_name() {

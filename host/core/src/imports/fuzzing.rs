@@ -81,6 +81,12 @@ pub(crate) fn imports(bytes: &[u8]) {
             (Some('r'), Some(sample)) => {
                 check(&told(imports.replace(sample, vec![rest.to_owned()])));
             }
+            (Some('h'), Some(sample)) => {
+                let (first, count) = (name.parse().unwrap_or(0), value.parse().unwrap_or(u32::MAX));
+                if let Ok(texts) = imports.history(sample, first, count) {
+                    assert!(texts.len() <= count as usize && texts.iter().all(|text| wire::object(text).is_ok()));
+                }
+            }
             (Some('m'), Some(sample)) => {
                 let number = value.parse().unwrap_or(f64::NAN);
                 let taken = told(imports.set_metric(sample, name.to_owned(), number));

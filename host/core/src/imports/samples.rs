@@ -22,6 +22,9 @@ pub struct OpenSample {
     pub(super) id: SampleId,
 }
 
+/// What a text takes that is given to a guest besides its bytes: its place, and what the allocator has at the least.
+const TEXT_BYTES: usize = size_of::<String>() + 16;
+
 /// The longest name of a metric or field, in bytes.
 const NAME_BYTES_MAX: usize = 256;
 
@@ -167,7 +170,7 @@ impl samples::HostSample for Imports {
         drop(kept);
         let first = messages.len().min(first as usize);
         let end = messages.len().min(first.saturating_add(count as usize));
-        let bytes = messages.text_bytes_of(first, end) + (end - first) * size_of::<String>();
+        let bytes = messages.text_bytes_of(first, end) + (end - first) * TEXT_BYTES;
         let max = self.limits.memory_bytes_max;
         if bytes > max {
             return Err(wasmtime::Error::new(Ended::LongHistory { bytes, max }));
