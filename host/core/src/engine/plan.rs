@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(kept_by_each(64, usize::MAX), KEEP_RESIDENT_BYTES);
         let slots = slots(1000) as usize;
         let kept = kept_by_each(1000, 256 << 20);
-        assert!((200 << 10..256 << 10).contains(&kept) && kept % 4096 == 0, "{kept}");
+        assert!((200 << 10..256 << 10).contains(&kept) && kept.is_multiple_of(4096), "{kept}");
         assert!(kept * slots <= 256 << 20);
         assert_eq!(kept_by_each(10_000, 1 << 20), KEEP_RESIDENT_BYTES_MIN);
     }
