@@ -98,6 +98,7 @@ def made_of(package: dict[str, Any]) -> list[Path]:
     """What a wheel is made with, besides what is said of its package."""
     shared = ["cc.py", "debian.py", "debian.txt", "make.py", "throw.c", "toolchain.py", "requirements.txt"]
     own = [f"with_{package['build']}.py", f"{package['name']}.patch"]
+    own += ["arity.py"] if package["build"] == "meson" else []
     own += ["float_status.c", "include/fenv.h"] if "float-status" in package else []
     files = [RECIPES / file for file in (*shared, *own)]
     return [file for file in files if file.is_file()]

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import arity
+
 
 def build(package: dict[str, Any], source: Path, toolchain: Path, environment: dict[str, str]) -> Path:
     """Makes the package as it is installed, and says where it is."""
@@ -24,6 +26,9 @@ def build(package: dict[str, Any], source: Path, toolchain: Path, environment: d
         done = subprocess.run(command, cwd=source, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         if done.returncode:
             sys.exit(f"{' '.join(command)}\n{done.stdout.decode(errors='replace')[-8000:]}")
+    # WebAssembly does not forgive what other machines do.
+    if found := arity.wrong(source / "made", environment):
+        sys.exit("functions are called with others than their parameters; change them by a patch:\n" + "\n".join(found))
     name: str = package["name"]
     return next(tree.rglob(f"{name}/__init__.py")).parent.parent
 

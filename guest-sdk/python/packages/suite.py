@@ -1,48 +1,90 @@
-"""Runs a package's own tests in a component: pytest collects them while the component is built, and each rollout runs
-those of one file. `scripts/python-suites` puts the tests beside this module."""
+"""Runs a package's own tests in a component: each rollout collects those of one file with pytest and runs a part of them.
+What came of each is an event of its log, which is there even if the instance ends. `scripts/python-suites` puts the tests
+beside this module."""
 
-import collections
+import importlib
 import json
+import os
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
-from _pytest.config import _prepareconfig
+from _pytest.config import Config, _prepareconfig
 from _pytest.main import Session
-from _pytest.python import Package
 
-from rollout_sdk import AgentWorkflow, AgentWorkflowConfig, AgentWorkflowContext, Grader, GraderContext, Messages, message
+from rollout_sdk import (
+    AgentWorkflow,
+    AgentWorkflowConfig,
+    AgentWorkflowContext,
+    Grader,
+    GraderContext,
+    Messages,
+    _archive,
+    log,
+    message,
+)
 
 HERE = Path(__file__).parent
+TESTS = HERE / "tests"
+SUITE = json.loads((HERE / "suite.json").read_text())
+
+# A reason is a line, and that of a comparison of arrays is within the first ones.
+LINES = 4
+REASON_CHARS = 300
 
 
 def reason(report: pytest.CollectReport | pytest.TestReport) -> str:
     """What a report says in the end, in a line."""
+    if isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2]).removeprefix("Skipped: ")[:REASON_CHARS]
     crash = getattr(report.longrepr, "reprcrash", None)
-    said = str(crash.message if crash is not None else report.longrepr).strip().splitlines()
-    return (said[0] if crash is not None else said[-1]) if said else ""
+    said = str(crash.message if crash is not None else report.longrepr).split("\n")
+    lines = [line.strip() for line in said if line.strip()]
+    return " ".join(lines[:LINES] if crash is not None else lines[-1:])[:REASON_CHARS]
 
 
 class Reports:
-    """What came of each test. A test that is expected to fail and does counts as passed."""
+    """What came of one test. A test that is expected to fail and does counts as passed."""
 
     def __init__(self) -> None:
-        self.found: dict[str, str] = {}
-        self.why: dict[str, str] = {}
+        self.found = ""
+        self.why = ""
         self.broken: list[str] = []
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self.broken.append(f"{report.nodeid}: {reason(report)}")
+            self.broken.append(reason(report))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         expected = hasattr(report, "wasxfail")
         if report.failed:
-            self.found[report.nodeid] = "failed"
-            self.why[report.nodeid] = reason(report)
+            self.found, self.why = "failed", reason(report)
         elif report.skipped and not expected:
-            self.found.setdefault(report.nodeid, "skipped")
+            if not self.found:
+                self.found, self.why = "skipped", reason(report)
         elif report.when == "call" or expected:
-            self.found.setdefault(report.nodeid, "passed")
+            self.found = self.found or "passed"
+
+
+class Kept(type(Path())):
+    """A path in a directory of a test's own, which a component does not have: what is written as a whole is kept in memory,
+    where it can be read and imported. Anything else fails as it does in a component."""
+
+    def write_bytes(self, data: bytes) -> int:
+        _archive.add("/kept", {str(self): data})
+        return len(data)
+
+    def write_text(self, data: str, *_: object, **__: object) -> int:
+        return self.write_bytes(data.encode())
+
+
+class Places:
+    """What stands in for pytest's own fixture."""
+
+    @pytest.fixture
+    def tmp_path(self, request: pytest.FixtureRequest) -> Path:
+        return Kept(f"/kept/{abs(hash(request.node.nodeid))}")
 
 
 REPORTS = Reports()
@@ -53,35 +95,59 @@ WITHOUT = ("cacheprovider", "faulthandler", "inline_snapshot", "junitxml", "logg
 OPTIONS += [part for name in WITHOUT for part in ("-p", f"no:{name}")]
 
 
-def collected() -> Session:
-    config = _prepareconfig([*OPTIONS, "-c", str(HERE / "pytest.ini"), str(HERE / "tests")], [REPORTS])
+def beside_their_packages() -> None:
+    """Has tests that are a part of their package, and what they need beside it, be found as such."""
+    for place in TESTS.rglob("tests"):
+        package = importlib.import_module(".".join(place.parent.relative_to(TESTS).parts))
+        package.__path__.append(str(place.parent))
+
+
+def configured() -> Config:
+    os.environ.update(SUITE["environment"])
+    for name in SUITE["stand-ins"]:
+        sys.modules[name] = ModuleType(name, "Not in a component: what tests use of it fails, and they alone.")
+    if SUITE["within"]:
+        beside_their_packages()
+    for place, value in SUITE["set"].items():
+        module, _, name = place.rpartition(".")
+        setattr(importlib.import_module(module), name, value)
+    if "hypothesis" in SUITE["imports"]:
+        hypothesis = importlib.import_module("hypothesis")
+        checks = list(hypothesis.HealthCheck)
+        hypothesis.settings.register_profile(
+            "suite", database=None, deadline=None, derandomize=True, max_examples=20, suppress_health_check=checks
+        )
+        hypothesis.settings.load_profile("suite")
+    plugins = [REPORTS, Places()] if SUITE["kept"] else [REPORTS]
+    config = _prepareconfig([*OPTIONS, "-c", str(HERE / "pytest.ini"), str(TESTS)], plugins)
     config._do_configure()
-    session = Session.from_config(config)
-    config.hook.pytest_sessionstart(session=session)
-    session.perform_collect()
-    return session
+    return config
 
 
-SESSION = collected()
-FILES = collections.Counter(item.nodeid.split("::")[0] for item in SESSION.items)
-
-# It would import the package once more, from files that are no longer there.
-Package.setup = lambda self: None  # type: ignore[method-assign]
+CONFIG = configured()
 
 
 class Run(AgentWorkflow[AgentWorkflowConfig]):
     async def run(self, ctx: AgentWorkflowContext[AgentWorkflowConfig]) -> Messages:
-        wanted = message.text_of(ctx.prompt[-1])
-        if wanted == "files":
-            return [*ctx.prompt, message.assistant(json.dumps({"files": FILES, "broken": REPORTS.broken}))]
-        file, part, parts = wanted.split(" ")
-        items = [item for item in SESSION.items if item.nodeid.split("::")[0] == file][int(part) :: int(parts)]
-        for item, following in zip(items, [*items[1:], None], strict=True):
+        wanted = json.loads(message.text_of(ctx.prompt[-1]))
+        session = Session.from_config(CONFIG)
+        CONFIG.hook.pytest_sessionstart(session=session)
+        try:
+            session.perform_collect([str(HERE / wanted["file"])])
+        except session.Failed as failed:
+            REPORTS.broken.append(str(failed))
+        except pytest.UsageError as error:
+            REPORTS.broken.append(str(error))
+        log.event("collected", {"count": len(session.items), "broken": REPORTS.broken})
+        items = session.items[wanted["start"] : wanted["stop"]]
+        for number, (item, following) in enumerate(zip(items, [*items[1:], None], strict=False), wanted["start"]):
+            log.event("begins", [number, item.nodeid])
+            REPORTS.found = REPORTS.why = ""
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        counts = {each: list(REPORTS.found.values()).count(each) for each in ("passed", "failed", "skipped")}
-        return [*ctx.prompt, message.assistant(json.dumps({**counts, "why": REPORTS.why}))]
+            log.event("ends", [number, item.nodeid, REPORTS.found, REPORTS.why])
+        return [*ctx.prompt, message.assistant("done")]
 
 
 class Passed(Grader):
     async def grade(self, ctx: GraderContext) -> float:
-        return 0.0 if json.loads(ctx.sample.text).get("failed") else 1.0
+        return 1.0
