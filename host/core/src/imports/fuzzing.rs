@@ -84,7 +84,9 @@ pub(crate) fn imports(bytes: &[u8]) {
             (Some('h'), Some(sample)) => {
                 let (first, count) = (name.parse().unwrap_or(0), value.parse().unwrap_or(u32::MAX));
                 if let Ok(texts) = imports.history(sample, first, count) {
-                    assert!(texts.len() <= count as usize && texts.iter().all(|text| wire::object(text).is_ok()));
+                    assert!(
+                        texts.len() <= count as usize && texts.iter().all(|text| wire::object(text).is_ok())
+                    );
                 }
             }
             (Some('m'), Some(sample)) => {
