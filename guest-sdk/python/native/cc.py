@@ -97,8 +97,6 @@ def _module(output: str, cxx: bool) -> list[str]:
     they do not have is seen now."""
     name = Path(output).name.split(".")[0]
     flags = ["--experimental-pic", "-shared", "--no-entry", "--no-export-dynamic", "--strip-all"]
-    # Who loads it runs what makes its variables, if that is exported.
-    flags += ["--export-if-defined=__wasm_call_ctors"]
     flags += [f"--export-if-defined=PyInit_{name}", f"-L{HERE}/lib", "-lpython3.14"]
     flags += ["-lwasi-emulated-process-clocks", "-lwasi-emulated-signal", "-lwasi-emulated-mman"]
     if status := os.environ.get("WASI_FLOAT_STATUS"):

@@ -29,6 +29,11 @@ def build(package: dict[str, Any], source: Path, toolchain: Path, environment: d
     # WebAssembly does not forgive what other machines do.
     if found := arity.wrong(source / "made", environment):
         sys.exit("functions are called with others than their parameters; change them by a patch:\n" + "\n".join(found))
+    # Of C++'s variables that are made before anything runs: nobody runs what makes them.
+    made = [file for file in (source / "made").rglob("*.o") if b"_GLOBAL__sub_I" in file.read_bytes()]
+    if made:
+        sys.exit("variables are made by constructors, which do not run in a component; change it by a patch:\n"
+                 + "\n".join(file.name for file in made))
     name: str = package["name"]
     return next(tree.rglob(f"{name}/__init__.py")).parent.parent
 

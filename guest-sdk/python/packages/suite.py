@@ -112,6 +112,7 @@ def configured() -> Config:
         module, _, name = place.rpartition(".")
         setattr(importlib.import_module(module), name, value)
     if "hypothesis" in SUITE["imports"]:
+        # Some of the random cases, and the same ones each time.
         hypothesis = importlib.import_module("hypothesis")
         checks = list(hypothesis.HealthCheck)
         hypothesis.settings.register_profile(
