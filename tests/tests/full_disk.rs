@@ -29,7 +29,7 @@ async fn a_full_disk_refuses_new_rollouts_and_finishes_those_that_run() {
     while filling.write_all(&[1; 1 << 16]).is_ok() {}
     drop(filling);
 
-    // A segment and the one ahead are allocated; what is admitted fills the first.
+    // A segment and those ahead are allocated; what is admitted fills the first, and what runs is finished in the others.
     controller.hold();
     let label = "x".repeat(6 << 20);
     let (mut admitted, mut refused) = (Vec::new(), None);
@@ -50,7 +50,7 @@ async fn a_full_disk_refuses_new_rollouts_and_finishes_those_that_run() {
     assert_eq!(refused.status, 503, "{}", refused.text);
     assert!(refused.text.contains("the journal's disk is full"), "{}", refused.text);
     assert!(refused.headers.contains_key("retry-after"));
-    assert!(admitted.len() >= 8, "the first segment has room for as many: {}", admitted.len());
+    assert!(admitted.len() >= 2, "the first segment has room for as many: {}", admitted.len());
 
     controller.release();
     for rollout in &admitted {

@@ -42,6 +42,9 @@ pub use segment::{Faults, Operation};
 /// reads one whole, and where the records are that the last one has is in memory.
 const SEGMENT_BYTES: u64 = 16 << 20;
 
+/// How many are allocated ahead: on a disk that becomes full, what runs is finished in them.
+const SEGMENTS_AHEAD: u64 = 4;
+
 /// What waits to be written before whoever writes more waits too, in bytes.
 const QUEUE_BYTES_MAX: usize = 64 << 20;
 
@@ -84,6 +87,9 @@ pub struct Settings {
     pub retention: Retention,
     /// The size of a segment in bytes.
     pub segment_bytes: u64,
+    /// How many segments are allocated ahead, at least 1. New rollouts are refused once there is no room for one more;
+    /// those that run have the others.
+    pub segments_ahead: u64,
     /// For tests: operations that fail.
     pub faults: Option<Faults>,
 }
@@ -96,6 +102,7 @@ impl Settings {
             sync: Sync::default(),
             retention: Retention::default(),
             segment_bytes: SEGMENT_BYTES,
+            segments_ahead: SEGMENTS_AHEAD,
             faults: None,
         }
     }
@@ -283,7 +290,7 @@ impl Journal {
     /// Opens a journal, and gives the rollouts in it that are not over, the oldest first: where each
     /// goes on, and what [was written](Entry::read) of it. Reads files, and cuts a torn tail.
     pub fn open(settings: Settings) -> Result<(Self, Vec<Entry>), OpenError> {
-        let Settings { path, sync, retention, segment_bytes, faults } = settings;
+        let Settings { path, sync, retention, segment_bytes, segments_ahead, faults } = settings;
         let folder = Folder { path, segment_bytes, faults };
         let mut opened = recover::open(&folder)?;
         opened.tables.flushed = (opened.current.number, opened.current.end);
@@ -303,7 +310,7 @@ impl Journal {
             _lock: opened.lock,
         });
         let io = |error| OpenError::Io(shared.folder.path.clone(), error);
-        let writer = Writer::start(shared.clone(), opened.current).map_err(io)?;
+        let writer = Writer::start(shared.clone(), opened.current, segments_ahead.max(1)).map_err(io)?;
         let journal = Self(Arc::new(Open { shared, writer: Mutex::new(Some(writer)) }));
         let entry = |number| Entry { journal: journal.clone(), number };
         let unfinished = live.into_iter().map(entry).collect();

@@ -80,6 +80,7 @@ pub(crate) struct Writer {
     current: Segment,
     buffer: Vec<u8>,
     errands: mpsc::Sender<Errand>,
+    segments_ahead: u64,
     spare: mpsc::Receiver<Segment>,
     waiting: Vec<oneshot::Sender<Result<(), Failed>>>,
     synced_at: Instant,
@@ -89,18 +90,25 @@ pub(crate) struct Writer {
 
 impl Writer {
     /// Starts both threads.
-    pub(crate) fn start(shared: Arc<Shared>, current: Segment) -> io::Result<JoinHandle<()>> {
+    pub(crate) fn start(
+        shared: Arc<Shared>,
+        current: Segment,
+        segments_ahead: u64,
+    ) -> io::Result<JoinHandle<()>> {
         let (errands, todo) = mpsc::channel();
         let (made, spare) = mpsc::channel();
         let its = shared.clone();
         let helper = std::thread::Builder::new().name("journal-files".to_owned());
         let helper = helper.spawn(move || run_errands(&its, &todo, &made))?;
-        let _ = errands.send(Errand::Allocate(current.number + 1));
+        for ahead in 1..=segments_ahead {
+            let _ = errands.send(Errand::Allocate(current.number + ahead));
+        }
         let writer = Self {
             shared,
             current,
             buffer: Vec::with_capacity(BATCH_BYTES_MAX),
             errands,
+            segments_ahead,
             spare,
             waiting: Vec::new(),
             synced_at: Instant::now(),
@@ -274,7 +282,7 @@ impl Writer {
             Ok(next) => self.current = next,
             Err(_) => return self.breaks("go on", &io::Error::other("its other thread is gone")),
         }
-        let _ = self.errands.send(Errand::Allocate(self.current.number + 1));
+        let _ = self.errands.send(Errand::Allocate(self.current.number + self.segments_ahead));
     }
 
     fn breaks(&mut self, what: &'static str, error: &io::Error) {

@@ -33,7 +33,7 @@ fn read(found: Vec<Found>) -> Vec<Written> {
 }
 
 fn small(path: &Path) -> Settings {
-    Settings { segment_bytes: 4096, ..Settings::new(path) }
+    Settings { segment_bytes: 4096, segments_ahead: 1, ..Settings::new(path) }
 }
 
 /// The segments of a journal, in order.

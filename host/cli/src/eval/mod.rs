@@ -223,8 +223,10 @@ impl Eval {
     fn keep(&self, plugin: &Path, config: &Config, host: &Host, results: &Journal) -> Result<Option<Kept>> {
         let Some(settings) = config.journal.settings(results.dir()) else { return Ok(None) };
         let (retention, segment_bytes) = (JournalRetention::default(), SEGMENT_BYTES);
-        let (rollouts, left) =
-            journal::open(JournalSettings { retention, segment_bytes, ..settings }, config)?;
+        let (rollouts, left) = journal::open(
+            JournalSettings { retention, segment_bytes, segments_ahead: 1, ..settings },
+            config,
+        )?;
         let dir = results.dir().join(journal::OF_EVALUATION);
         journal::keep_components(&dir, host, plugin, self.host.rollout.grader.as_deref())?;
         host.runtime().keep_in(rollouts.clone());

@@ -384,7 +384,8 @@ fn open_journal(
     let path = journal_folder(&inner.catalog, id);
     let cannot = |error: std::io::Error| Unusable::Other(format!("{}: {error}", path.display()));
     std::fs::create_dir_all(&path).map_err(cannot)?;
-    let mut settings = JournalSettings { path: path.clone(), segment_bytes: SEGMENT_BYTES, ..settings };
+    let mut settings =
+        JournalSettings { path: path.clone(), segment_bytes: SEGMENT_BYTES, segments_ahead: 1, ..settings };
     if let Some(kept_max) = kept_bytes_max {
         settings.retention.bytes_max = settings.retention.bytes_max.min(kept_max);
     }
