@@ -105,6 +105,10 @@ impl Secrets {
         for secret in self.0.iter().filter(|secret| secret.expose().len() >= secret_bytes_min) {
             let secret = secret.expose().as_bytes();
             cut = without_escaped(cut.as_deref().unwrap_or(bytes), secret).or(cut);
+            // Of one that reads as an escape itself, what is written as it is may have been taken for one.
+            if secret.iter().any(|byte| matches!(byte, b'%' | b'\\')) {
+                cut = without(cut.as_deref().unwrap_or(bytes), secret).or(cut);
+            }
             cut = without_encoded(cut.as_deref().unwrap_or(bytes), secret).or(cut);
         }
         cut
@@ -343,6 +347,8 @@ mod tests {
         check(r"a\b", r"a\\b");
         check(r"a\b", r"a\\\\b");
         check("a\tb", r"a\tb");
+        // Its end reads as the beginning of an escape, with what is behind it.
+        assert_eq!(cut("a%2", "a%25"), "(secret)5");
     }
 
     #[test]
