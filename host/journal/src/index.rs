@@ -88,6 +88,11 @@ impl Index {
         }
     }
 
+    /// What ended in the segment that ends here. This goes on with those that are alive, which may be many.
+    pub(crate) fn take_sealed(&mut self) -> Self {
+        Self { next: self.next, ended: std::mem::take(&mut self.ended), live: HashMap::new() }
+    }
+
     /// The index of the segment that ends here. This goes on with those that are alive.
     pub(crate) fn seal(&mut self) -> Self {
         let ended = std::mem::take(&mut self.ended);

@@ -72,7 +72,7 @@ enum Errand {
     /// Allocate this segment.
     Allocate(u64),
     /// Write a sealed segment's index, then see what need not be kept.
-    Seal { number: u64, index: Arc<Index> },
+    Seal { number: u64, index: Vec<u8>, oldest_live: u64 },
 }
 
 pub(crate) struct Writer {
@@ -273,11 +273,12 @@ impl Writer {
         }
         let number = self.current.number;
         let mut tables = self.shared.tables();
-        let index = Arc::new(tables.index.seal());
-        tables.unwritten.push((number, index.clone()));
+        let (index, oldest_live) = (tables.index.write(), tables.index.oldest_live());
+        let ended = tables.index.take_sealed();
+        tables.unwritten.push((number, ended.into()));
         drop(tables);
         // Both end with the journal, and this is before that.
-        let _ = self.errands.send(Errand::Seal { number, index });
+        let _ = self.errands.send(Errand::Seal { number, index, oldest_live });
         match self.spare.recv() {
             Ok(next) => self.current = next,
             Err(_) => return self.breaks("go on", &io::Error::other("its other thread is gone")),
@@ -319,14 +320,14 @@ fn run_errands(shared: &Shared, todo: &mpsc::Receiver<Errand>, made: &mpsc::Send
                     return;
                 }
             }
-            Errand::Seal { number, index } => {
-                match folder.write_whole(&folder.index(number), &index.write()) {
+            Errand::Seal { number, index, oldest_live } => {
+                match folder.write_whole(&folder.index(number), &index) {
                     Ok(()) => shared.tables().unwritten.retain(|(unwritten, _)| *unwritten != number),
                     Err(error) => {
                         tracing::warn!(%error, number, "the index of a journal's segment is not written");
                     }
                 }
-                if let Err(error) = retain(folder, &shared.retention, number, index.oldest_live()) {
+                if let Err(error) = retain(folder, &shared.retention, number, oldest_live) {
                     tracing::warn!(%error, "old segments of the journal are not deleted");
                 }
             }

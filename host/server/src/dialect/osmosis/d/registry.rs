@@ -34,6 +34,9 @@ const JOURNALED_BYTES_MIN: usize = 4 << 10;
 /// What an entry takes besides its result, in bytes.
 const ENTRY_BYTES: usize = 1024;
 
+/// What the journal has in memory of a rollout that is not forgotten: where its records are.
+const RECORDS_BYTES: usize = 512;
+
 /// How far a rollout is.
 #[derive(Clone, Debug)]
 pub(super) enum Status {
@@ -101,6 +104,11 @@ impl Entry {
 
     pub(crate) fn set(&self, status: Status) {
         self.status.send_replace(status);
+    }
+
+    /// What it takes besides its result, in bytes.
+    fn bytes(&self) -> usize {
+        ENTRY_BYTES + if self.log.is_some() { RECORDS_BYTES } else { 0 }
     }
 
     /// The bytes of its result, if it is over.
@@ -206,7 +214,7 @@ impl Inner {
         let Some(slot) = self.slot(entry) else { return };
         let Some(form) = slot.form.take() else { return };
         if let Some(charge) = &mut slot.charge {
-            charge.shrink_to(ENTRY_BYTES);
+            charge.shrink_to(entry.bytes());
         }
         entry.set(Status::Journaled(Arc::new(Journaled { form, bytes })));
     }
@@ -355,7 +363,7 @@ impl Registry {
         due: Due,
         budget: &Budget,
     ) {
-        let charge = budget.charge_result(ENTRY_BYTES + body.len());
+        let charge = budget.charge_result(entry.bytes() + body.len());
         let mut inner = self.lock();
         if let Some(slot) = inner.slot(entry) {
             slot.due = Some(due);
@@ -374,7 +382,7 @@ impl Registry {
         if due.is_some() {
             inner.leave_to_journal(entry);
             let now = self.clock.now();
-            inner.keep_read(now, ENTRY_BYTES + entry.result_bytes(), entry);
+            inner.keep_read(now, entry.bytes() + entry.result_bytes(), entry);
         }
         drop(inner);
         if let Some(due) = &due {
