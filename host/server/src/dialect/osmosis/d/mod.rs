@@ -24,6 +24,7 @@ use super::{Osmosis, id_in_path, kept};
 use crate::connection::WhenWritten;
 use crate::random;
 use registry::{Entry, Journaled, Lease, Status};
+use rollout_core::budget::{Charge, Use};
 use rollout_core::id::RolloutId;
 use rollout_core::rollout::{
     AfterWorkflow, Ended, Failure, FailureKind, Finished, Host, Next, Outcome, Phase, Stage, Steps,
@@ -287,22 +288,31 @@ impl Form {
     }
 }
 
-/// The body of a result that was read before and is in the journal alone.
-async fn read_again(osmosis: &Osmosis, entry: &Arc<Entry>, from: &Arc<Journaled>) -> Result<Bytes, ApiError> {
-    /// What is read, what that means, and what is made of it are there at once.
-    const COPIES: usize = 3;
+/// The body of a result that was read before and is in the journal alone, charged for as long as it is sent: whoever
+/// asks for it again and again has a copy each time.
+async fn read_again(
+    osmosis: &Osmosis,
+    entry: &Arc<Entry>,
+    from: Arc<Journaled>,
+) -> Result<(Bytes, Charge), ApiError> {
+    /// What is read, and what that means, are there besides what is made of it.
+    const COPIES: usize = 2;
     let log = entry.log().cloned().ok_or(ApiError::UnknownRollout)?;
-    // It was reported, so that there has to be room for it: for one at a time.
+    let budget = &osmosis.0.budget;
+    let charge = budget.charge(Use::Result, from.bytes).map_err(|_| ApiError::NoMemory)?;
+    // One at a time.
     let turn = osmosis.0.polled.reader().await;
-    let charge = osmosis.0.budget.charge_result(COPIES * from.bytes);
-    let from = from.clone();
+    let while_made = budget.charge_result(COPIES * from.bytes);
     let read = tokio::task::spawn_blocking(move || {
-        let _held = (turn, charge);
-        let finished = log.read_outcome()?.ok_or(io::ErrorKind::NotFound)?;
-        Ok::<_, io::Error>(from.form.result(&finished).bytes())
+        let _held = (turn, while_made);
+        let finished = log.read_outcome()?;
+        Ok::<_, io::Error>(finished.map(|finished| from.form.result(&finished).bytes()))
     });
     let unread = |why: String| ApiError::Internal(format!("the result cannot be read again: {why}"));
-    read.await.map_err(|error| unread(error.to_string()))?.map_err(|error| unread(error.to_string()))
+    let read = read.await.map_err(|error| unread(error.to_string()))?;
+    // It may have been forgotten meanwhile.
+    let body = read.map_err(|error| unread(error.to_string()))?.ok_or(ApiError::UnknownRollout)?;
+    Ok((body, charge))
 }
 
 fn failure<'a>(id: &'a RolloutId, failure: &'a Failure, sample: Option<WireSample<'a>>) -> ResultBody<'a> {
@@ -340,16 +350,21 @@ pub(super) async fn result(
     if !entry.is_lease(lease) {
         return Err(ApiError::WrongLease);
     }
-    let (body, is_over) = match polled.news(&entry).await {
-        Status::Ended(body) => (body, true),
-        Status::Journaled(from) => (read_again(&osmosis, &entry, &from).await?, true),
-        Status::Under(phase) => (ResultBody::bare(entry.id(), word(phase)).bytes(), false),
+    let (body, charge, is_over) = match polled.news(&entry).await {
+        Status::Ended(body) => (body, None, true),
+        Status::Journaled(from) => {
+            let (body, charge) = read_again(&osmosis, &entry, from).await?;
+            (body, Some(charge), true)
+        }
+        Status::Under(phase) => (ResultBody::bare(entry.id(), word(phase)).bytes(), None, false),
     };
     let mut response = ([(header::CONTENT_TYPE, "application/json")], body).into_response();
     if is_over {
         // A result of which a part was read is to be read again.
         let osmosis = osmosis.clone();
         let read = WhenWritten::new(move || {
+            // It is held until then.
+            let _ = &charge;
             if osmosis.0.polled.was_read(&entry)
                 && let Some(log) = entry.log()
             {
