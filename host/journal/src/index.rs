@@ -93,12 +93,6 @@ impl Index {
         Self { next: self.next, ended: std::mem::take(&mut self.ended), live: HashMap::new() }
     }
 
-    /// The index of the segment that ends here. This goes on with those that are alive.
-    pub(crate) fn seal(&mut self) -> Self {
-        let ended = std::mem::take(&mut self.ended);
-        Self { next: self.next, ended, live: self.live.clone() }
-    }
-
     /// The oldest segment that a live rollout has records in.
     pub(crate) fn oldest_live(&self) -> u64 {
         let first = |records: &Records| records.places.first().map(|place| place.segment());

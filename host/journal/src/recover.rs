@@ -81,7 +81,8 @@ fn look(folder: &Folder) -> Result<Option<(Index, Option<(u64, u64)>)>, OpenErro
             // It was being made ahead, or was and is not begun.
             std::fs::remove_file(&path).map_err(io)?;
         } else if is_sealed {
-            folder.write_whole(&folder.index(number), &index.seal().write()).map_err(io)?;
+            folder.write_whole(&folder.index(number), &index.write()).map_err(io)?;
+            index.take_sealed();
         } else {
             last = Some((number, end));
         }
