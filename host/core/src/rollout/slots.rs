@@ -446,22 +446,56 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_is_alone_has_all_slots_and_shares_them_as_they_turn_over() {
+    async fn a_tenant_that_asks_alone_has_all_slots_but_the_reserve_and_shares_them_as_they_turn_over() {
         let pool = SlotPool::new(8, 100);
         let (one, two) = (pool.tenant(share(1)), pool.tenant(share(3)));
         let (first, second) = (one.plugin(share(1)), two.plugin(share(1)));
         let mut of_first = waiting(&first, 20);
         settled().await;
-        assert_eq!(running(&[&first, &second]), [8, 0]);
+        assert_eq!(running(&[&first, &second]), [7, 0]);
         let _of_second = waiting(&second, 20);
         settled().await;
-        assert_eq!(running(&[&first, &second]), [8, 0], "what runs goes on");
-        for expected in [[7, 1], [6, 2], [5, 3], [4, 4], [3, 5], [2, 6], [2, 6]] {
+        assert_eq!(running(&[&first, &second]), [7, 1], "the reserve is there at once, and what runs goes on");
+        for expected in [[6, 2], [5, 3], [4, 4], [3, 5], [2, 6], [2, 6]] {
             let over = of_first.iter().position(|wait| wait.is_finished()).unwrap();
             drop(of_first.remove(over).await.unwrap());
             settled().await;
             assert_eq!(running(&[&first, &second]), expected, "one to three");
         }
+    }
+
+    #[tokio::test]
+    async fn a_tenant_whose_rollouts_never_end_leaves_the_reserve_to_tenants_below_their_share() {
+        let pool = SlotPool::new(32, 1000);
+        let tenants = [(); 3].map(|()| pool.tenant(share(1)));
+        let [endless, second, third] = [&tenants[0], &tenants[1], &tenants[2]].map(|tenant| tenant.plugin(share(1)));
+        let _endless = waiting(&endless, 100);
+        settled().await;
+        assert_eq!(running(&[&endless, &second, &third]), [28, 0, 0], "an eighth is left");
+        let of_second = waiting(&second, 3);
+        settled().await;
+        assert_eq!(running(&[&endless, &second, &third]), [28, 3, 0]);
+        let _of_third = waiting(&third, 3);
+        settled().await;
+        assert_eq!(running(&[&endless, &second, &third]), [28, 3, 1]);
+        // What the one gives back of the reserve goes to the other, and not to the one above its share.
+        for wait in of_second {
+            drop(wait.await.unwrap());
+        }
+        settled().await;
+        assert_eq!(running(&[&endless, &second, &third]), [28, 0, 3]);
+    }
+
+    #[tokio::test]
+    async fn a_tenant_that_is_alone_or_left_alone_has_all_slots() {
+        let pool = SlotPool::new(8, 100);
+        let (one, two) = (pool.tenant(share(1)).plugin(share(1)), pool.tenant(share(1)));
+        let _of_one = waiting(&one, 20);
+        settled().await;
+        assert_eq!(running(&[&one]), [7]);
+        drop(two);
+        settled().await;
+        assert_eq!(running(&[&one]), [8]);
     }
 
     #[tokio::test]

@@ -1,8 +1,9 @@
 //! The slots of a process, and who gets the next one that is free.
 //!
 //! Tenants share them by weighted max-min fairness, and within a tenant its plugins do: a free slot goes to
-//! the tenant that waits and has the fewest for its weight, so that nobody waits while another one is above
-//! its share and slots turn over. Whoever is alone has all of them.
+//! the tenant that waits and has the fewest for its weight, so that no tenant waits while another one is above
+//! its share and slots turn over. A tenant above its share leaves the [reserve](RESERVE_PART) to the others, whose
+//! rollouts therefore start even where its own never end. A tenant that is alone has all slots.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
@@ -13,6 +14,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::quota::{OverQuota, Quota, Whose};
 use super::{AdmitError, DECLARATIONS_MAX};
+
+/// The reserve is one of this many slots. A tenant that has its share of all slots takes none of the reserve.
+const RESERVE_PART: u32 = 8;
 
 /// How much somebody may have of what is shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +59,8 @@ pub(super) struct Pool {
 
 #[derive(Debug, Default)]
 struct State {
+    /// All slots.
+    total: u32,
     free: u32,
     /// Rollouts that run or wait.
     live: u64,
@@ -152,7 +158,7 @@ impl SlotPool {
             declarations: Arc::new(Semaphore::new(DECLARATIONS_MAX)),
             closed: AtomicBool::new(false),
             stop: CancellationToken::new(),
-            state: Mutex::new(State { free: running_max, ..State::default() }),
+            state: Mutex::new(State { total: running_max, free: running_max, ..State::default() }),
         }))
     }
 
@@ -218,8 +224,10 @@ impl State {
     /// Whose turn it is, with a slot counted for it.
     fn take_next(&mut self) -> Option<Waiter> {
         let turn = self.number();
+        let all = AllSlots::of(self);
+        let may_have_one = |tenant: &Tenant| tenant.can_run_one() && all.may_go_to(&tenant.counts);
         let (_, tenant) =
-            self.tenants.iter_mut().filter(|(_, tenant)| tenant.can_run_one()).reduce(|first, other| {
+            self.tenants.iter_mut().filter(|(_, tenant)| may_have_one(tenant)).reduce(|first, other| {
                 if other.1.counts.goes_before(&first.1.counts) { other } else { first }
             })?;
         let (_, plugin) =
@@ -274,6 +282,30 @@ impl State {
     }
 }
 
+/// What decides whether a free slot may go to a tenant.
+#[derive(Clone, Copy, Debug)]
+struct AllSlots {
+    total: u32,
+    /// Whether no more than the reserve is free.
+    only_reserve: bool,
+    /// The weights of all tenants together; 0 where there is but one tenant, to which no reserve applies.
+    weights: u64,
+}
+
+impl AllSlots {
+    fn of(state: &State) -> Self {
+        let weights = state.tenants.values().map(|tenant| u64::from(tenant.counts.share.weight.max(1))).sum();
+        let only_reserve = state.free <= state.total / RESERVE_PART;
+        Self { total: state.total, only_reserve, weights: if state.tenants.len() > 1 { weights } else { 0 } }
+    }
+
+    /// Whether a free slot may go to this tenant: one of the reserve only while it has less than its share.
+    fn may_go_to(self, tenant: &Counts) -> bool {
+        let share = u64::from(self.total) * u64::from(tenant.share.weight.max(1));
+        !self.only_reserve || u64::from(tenant.running) * self.weights < share
+    }
+}
+
 impl Counts {
     /// Whether one more may run or wait.
     fn check(&self, whose: Whose, running_max: u32) -> Result<(), AdmitError> {
@@ -316,7 +348,8 @@ impl TenantPlace {
 
 impl Drop for TenantPlace {
     fn drop(&mut self) {
-        self.pool.lock().tenants.remove(&self.number);
+        // Those that are left have larger shares.
+        self.pool.change(|state| state.tenants.remove(&self.number));
     }
 }
 
