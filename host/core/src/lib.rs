@@ -9,6 +9,7 @@
 
 pub mod budget;
 pub mod capacity;
+pub mod child;
 pub mod digest;
 pub mod engine;
 pub mod error;

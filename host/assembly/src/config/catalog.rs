@@ -29,7 +29,7 @@ pub struct CatalogOptions {
 
 const CODE_BYTES_MAX: u64 = 1 << 30;
 const CHECKS_MAX: u32 = 2;
-const CHECK_TIME_MAX: Duration = Duration::from_secs(300);
+const CHECK_TIME_MAX: Duration = Duration::from_secs(60);
 
 impl RawCatalog {
     pub(super) fn resolve(self, problems: &mut Vec<String>) -> CatalogOptions {

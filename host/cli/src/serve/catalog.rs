@@ -90,7 +90,8 @@ impl Serve {
             checks: Checks {
                 program: plugin_file::this_program()?,
                 cache,
-                time_max: config.catalog.check_time_max + config.load_limits.compile_time_max,
+                time_max: config.catalog.check_time_max,
+                compile_time_max: config.load_limits.compile_time_max,
                 at_once: config.catalog.checks_max,
             },
         })?;

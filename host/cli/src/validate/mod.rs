@@ -69,12 +69,20 @@ pub(super) struct Validate {
     /// Writes one JSON object.
     #[arg(long, help_heading = OUTPUT)]
     json: bool,
+    /// Seconds that the checks may take once the component is compiled. A server sets this for what is pushed.
+    #[arg(long, value_name = "SECS", hide = true)]
+    secs_max: Option<f64>,
     #[command(flatten)]
     rollout: RolloutOptions,
 }
 
 impl Validate {
     pub(crate) fn run(self) -> Result<Exit> {
+        if self.secs_max.is_some() {
+            // Where memory runs out, the kernel ends this process before the server that started it. Where the file is not
+            // there, there is nothing to say.
+            let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
+        }
         let config = self.config()?;
         let row = self.row()?;
         let script = self.script.as_deref().map(script).transpose()?;
@@ -120,10 +128,14 @@ impl Validate {
         report: &mut Report,
     ) -> Result<()> {
         let Some(plugin) = self.component(config, report)? else { return Ok(()) };
+        let deadline = Deadline::new(self.secs_max);
         self.settings(runtime, config, &plugin, report)?;
         let about = plugin.about();
         if about.tool {
-            runtime.block_on(described(&plugin, config, report));
+            deadline.block_on(runtime, report, async |report| {
+                described(&plugin, config, report).await;
+                Ok(())
+            })?;
         }
         if report.has_failed() {
             for name in ["starts", "runs", "sample", "reward", "deterministic"] {
@@ -132,9 +144,11 @@ impl Validate {
             return Ok(());
         }
         if about.workflow || about.agent_loop {
-            self.agent(runtime, config, row, script, report)
+            self.agent(runtime, &deadline, config, row, script, report)
         } else if about.grader {
-            runtime.block_on(lone_grader::check(&plugin, config, row, report))
+            deadline.block_on(runtime, report, async |report| {
+                lone_grader::check(&plugin, config, row, report).await
+            })
         } else {
             report.skipped("runs", "there is no agent and no grader in it");
             Ok(())
@@ -205,6 +219,7 @@ impl Validate {
     fn agent(
         &self,
         runtime: &Runtime,
+        deadline: &Deadline,
         config: &Config,
         row: &Row,
         script: Option<Script>,
@@ -228,9 +243,43 @@ impl Validate {
             }
         };
         report.passed("starts", "an instance starts");
-        runtime.block_on(async {
+        deadline.block_on(runtime, report, async |report| {
             agent_loop(&assembled.host, row, script.clone(), report).await?;
             twice(&assembled.host, row, script, &recorder, &scratch, report).await
+        })
+    }
+}
+
+/// When checks have to be done, if they have to be by a time.
+struct Deadline {
+    secs_max: f64,
+    at: Option<Instant>,
+}
+
+impl Deadline {
+    #[expect(clippy::disallowed_methods, reason = "from here the time of the checks counts")]
+    fn new(secs_max: Option<f64>) -> Self {
+        let time = secs_max.and_then(|secs| Duration::try_from_secs_f64(secs).ok());
+        Self { secs_max: secs_max.unwrap_or(0.0), at: time.and_then(|time| Instant::now().checked_add(time)) }
+    }
+
+    /// Does some of the checks. What they found is in the report when time is up, which fails the plugin.
+    fn block_on(
+        &self,
+        runtime: &Runtime,
+        report: &mut Report,
+        checks: impl AsyncFnOnce(&mut Report) -> Result<()>,
+    ) -> Result<()> {
+        let Some(at) = self.at else { return runtime.block_on(checks(report)) };
+        let done = runtime.block_on(async { tokio::time::timeout_at(at, checks(report)).await });
+        done.unwrap_or_else(|_| {
+            let why = format!("it did not end: its checks may take {} s", self.secs_max);
+            report.failed(
+                "runs",
+                why,
+                "a rollout with answers that come at once has to end within that time",
+            );
+            Ok(())
         })
     }
 }

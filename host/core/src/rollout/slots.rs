@@ -455,7 +455,11 @@ mod tests {
         assert_eq!(running(&[&first, &second]), [7, 0]);
         let _of_second = waiting(&second, 20);
         settled().await;
-        assert_eq!(running(&[&first, &second]), [7, 1], "the reserve is there at once, and what runs goes on");
+        assert_eq!(
+            running(&[&first, &second]),
+            [7, 1],
+            "the reserve is there at once, and what runs goes on"
+        );
         for expected in [[6, 2], [5, 3], [4, 4], [3, 5], [2, 6], [2, 6]] {
             let over = of_first.iter().position(|wait| wait.is_finished()).unwrap();
             drop(of_first.remove(over).await.unwrap());
@@ -468,7 +472,8 @@ mod tests {
     async fn a_tenant_whose_rollouts_never_end_leaves_the_reserve_to_tenants_below_their_share() {
         let pool = SlotPool::new(32, 1000);
         let tenants = [(); 3].map(|()| pool.tenant(share(1)));
-        let [endless, second, third] = [&tenants[0], &tenants[1], &tenants[2]].map(|tenant| tenant.plugin(share(1)));
+        let [endless, second, third] =
+            [&tenants[0], &tenants[1], &tenants[2]].map(|tenant| tenant.plugin(share(1)));
         let _endless = waiting(&endless, 100);
         settled().await;
         assert_eq!(running(&[&endless, &second, &third]), [28, 0, 0], "an eighth is left");

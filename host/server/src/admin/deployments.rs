@@ -1,7 +1,7 @@
 //! `/plugins/{name}/deployments`: the versions of a plugin.
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{FromRequest, Request, State};
 use axum::http::StatusCode;
 use serde_json::value::RawValue;
 
@@ -52,17 +52,24 @@ pub(super) async fn push(
     State(admin): State<Admin>,
     author: Author,
     Path(name): Path<String>,
-    body: JsonBody<NewDeployment>,
+    request: Request,
 ) -> Result<(StatusCode, Json<PushedDeployment>), ApiError> {
     let invalid = |error: String| ApiError::Invalid(error);
-    let NewDeployment { component, grader, config, activate } = body.value;
+    let place = admin.0.pushes.begin(author.tenant)?;
+    let JsonBody { value, charge } = JsonBody::from_request(request, &admin).await?;
+    let NewDeployment { component, grader, config, activate } = value;
     let plugin = Name::new(name).map_err(|error| invalid(error.to_string()))?;
     let component = component.parse().map_err(|error| invalid(format!("component: {error}")))?;
     let grader = grader.map(|grader| grader.parse()).transpose();
     let grader = grader.map_err(|error| invalid(format!("grader: {error}")))?;
     let Author { tenant, key } = author;
     let pushed = Pushed { tenant, plugin, component, grader, config };
-    let done = Admin::to_the_end(async move { admin.pushed(pushed, key, activate).await }).await?;
+    let done = Admin::to_the_end(async move {
+        // The push goes on where its caller leaves, and so do its place and its charge.
+        let _held = (place, charge);
+        admin.pushed(pushed, key, activate).await
+    });
+    let done = done.await?;
     Ok((StatusCode::CREATED, Json(done)))
 }
 

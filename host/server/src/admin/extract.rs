@@ -123,10 +123,10 @@ impl<T: DeserializeOwned + Send> FromRequestParts<Admin> for Path<T> {
     }
 }
 
-/// A body of JSON, and the charge for it.
+/// A body of JSON, and the charge for it, which has to live as long as what is made of the body.
 pub(super) struct JsonBody<T> {
     pub value: T,
-    _charge: Charge,
+    pub charge: Charge,
 }
 
 impl<T: DeserializeOwned> FromRequest<Admin> for JsonBody<T> {
@@ -147,7 +147,7 @@ impl<T: DeserializeOwned> FromRequest<Admin> for JsonBody<T> {
         }
         let value = serde_json::from_slice(&bytes)
             .map_err(|error| ApiError::Invalid(format!("the body is not as it should be: {error}")))?;
-        Ok(Self { value, _charge: charge })
+        Ok(Self { value, charge })
     }
 }
 

@@ -12,6 +12,7 @@ mod deployments;
 mod error;
 mod extract;
 mod keys;
+mod places;
 mod plugins;
 mod secrets;
 mod tenants;
@@ -30,6 +31,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use error::ApiError;
+use places::Places;
 use rollout_catalog::{Catalog, CatalogError, Digest, KeyId, Name, TenantId};
 use rollout_core::budget::Budget;
 use rollout_core::outbound::{NetworkRules, Reach};
@@ -58,6 +60,18 @@ pub struct Pushed {
     /// Its configuration, as it was written.
     pub config: Option<String>,
 }
+
+/// Uploads of a tenant at once, and of all tenants: what they bring is on the disk before a quota knows of it.
+const UPLOADS_MAX: usize = 4;
+const UPLOADS_OF_ALL_MAX: usize = 64;
+
+/// Pushes of a tenant that are checked or wait for that, and those of all tenants. Each holds its configuration.
+const PUSHES_MAX: usize = 8;
+const PUSHES_OF_ALL_MAX: usize = 64;
+
+/// Activations and removals of a tenant's plugins that are under way or wait for their turn, and those of all tenants.
+const CHANGES_MAX: usize = 16;
+const CHANGES_OF_ALL_MAX: usize = 256;
 
 /// What checks found.
 #[derive(Clone, Debug)]
@@ -133,7 +147,9 @@ struct Inner {
     activations: Turns<(TenantId, String)>,
     /// Whose turn it is to have a deployment checked: one of a tenant's at a time.
     checks: Turns<TenantId>,
-    uploads: components::Uploads,
+    uploads: Places,
+    pushes: Places,
+    changes: Places,
 }
 
 /// What the description says before any route.
@@ -157,7 +173,9 @@ impl Admin {
             settings,
             activations: Turns::default(),
             checks: Turns::default(),
-            uploads: components::Uploads::default(),
+            uploads: Places::new("uploads of components", UPLOADS_MAX, UPLOADS_OF_ALL_MAX),
+            pushes: Places::new("pushes", PUSHES_MAX, PUSHES_OF_ALL_MAX),
+            changes: Places::new("changes of plugins", CHANGES_MAX, CHANGES_OF_ALL_MAX),
         }))
     }
 

@@ -75,7 +75,9 @@ pub(super) async fn remove(
     Path(name): Path<String>,
 ) -> Result<StatusCode, ApiError> {
     let name = known(name)?;
+    let place = admin.0.changes.begin(tenant)?;
     Admin::to_the_end(async move {
+        let _place = place;
         let _turn = admin.0.activations.take((tenant, name.to_string())).await;
         let removed = name.clone();
         admin.on_disk(move |catalog| catalog.remove_plugin(tenant, &removed)).await?;
@@ -97,7 +99,7 @@ pub(super) async fn activate(
 ) -> Result<Json<Activation>, ApiError> {
     let (name, by) = (known(name)?, admin.prefix_of(key).await?);
     let which = Which::Version(body.value.version);
-    Admin::to_the_end(async move { admin.made_active(tenant, name, which, by).await.map(Json) }).await
+    admin.activated(tenant, name, which, by).await
 }
 
 /// Makes active what was active before. Done twice, it is as it was.
@@ -109,7 +111,25 @@ pub(super) async fn rollback(
     Path(name): Path<String>,
 ) -> Result<Json<Activation>, ApiError> {
     let (name, by) = (known(name)?, admin.prefix_of(key).await?);
-    Admin::to_the_end(async move { admin.made_active(tenant, name, Which::Before, by).await.map(Json) }).await
+    admin.activated(tenant, name, Which::Before, by).await
+}
+
+impl Admin {
+    /// Makes a version active, to the end even where the caller leaves.
+    async fn activated(
+        self,
+        tenant: TenantId,
+        name: Name,
+        which: Which,
+        by: String,
+    ) -> Result<Json<Activation>, ApiError> {
+        let place = self.0.changes.begin(tenant)?;
+        Self::to_the_end(async move {
+            let _place = place;
+            self.made_active(tenant, name, which, by).await.map(Json)
+        })
+        .await
+    }
 }
 
 /// A name that may be a plugin's. Another one is none's.

@@ -6,11 +6,13 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use serde_json::json;
+use tokio::io::AsyncReadExt;
 use tokio::process::Command;
 
 use super::Tenants;
 use crate::admin::{CheckError, CheckReport, Pushed};
 use rollout_assembly::config::Config;
+use rollout_core::child::OwnedChild;
 use rollout_core::text::beginning;
 
 /// How deployments that were pushed are checked.
@@ -20,8 +22,10 @@ pub struct Checks {
     pub program: PathBuf,
     /// Options of it that say where compiled code is kept.
     pub cache: Vec<OsString>,
-    /// The longest that a check may take, compiling with it.
+    /// The longest that a check may take once the component is compiled.
     pub time_max: Duration,
+    /// The longest that compiling may take.
+    pub compile_time_max: Duration,
     /// Checks that run at once.
     pub at_once: u32,
 }
@@ -66,11 +70,12 @@ pub(super) async fn check(tenants: &Tenants, pushed: Pushed) -> Result<CheckRepo
         command.arg("--grader").arg(inner.catalog.component_path(grader));
     }
     command.arg("--config").arg(file.path()).args(&inner.checks.cache).args(limits(&config));
+    command.arg("--secs-max").arg(inner.checks.time_max.as_secs_f64().to_string());
     // Nothing of the host's environment is the tenant's.
-    command.env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-    let ran = tokio::time::timeout(inner.checks.time_max, command.output()).await;
+    command.env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let ran = tokio::time::timeout(inner.checks.ended_after(), output_of(command)).await;
     let Ok(ran) = ran else {
-        let secs = inner.checks.time_max.as_secs();
+        let secs = inner.checks.ended_after().as_secs();
         return Ok(not_passed(&pushed.plugin, "runs", &format!("its checks took more than {secs} s")));
     };
     let output = ran.map_err(|error| failed("its process", error))?;
@@ -93,6 +98,28 @@ pub(super) async fn check(tenants: &Tenants, pushed: Pushed) -> Result<CheckRepo
             ))
         }
     }
+}
+
+impl Checks {
+    /// The time after which a check is ended that did not end by itself.
+    fn ended_after(&self) -> Duration {
+        const STARTING: Duration = Duration::from_secs(5);
+        self.time_max.saturating_add(self.compile_time_max).saturating_add(STARTING)
+    }
+}
+
+/// Runs a process that ends with this one, and gives all that it wrote.
+async fn output_of(command: Command) -> std::io::Result<std::process::Output> {
+    let mut owned = OwnedChild::start(command).await?;
+    let gone = || std::io::Error::other("its pipes cannot be had");
+    let mut stdout = owned.child.stdout.take().ok_or_else(gone)?;
+    let mut stderr = owned.child.stderr.take().ok_or_else(gone)?;
+    let (mut written, mut said) = (Vec::new(), Vec::new());
+    let (written_to_the_end, said_to_the_end, status) =
+        tokio::join!(stdout.read_to_end(&mut written), stderr.read_to_end(&mut said), owned.child.wait());
+    written_to_the_end?;
+    said_to_the_end?;
+    Ok(std::process::Output { status: status?, stdout: written, stderr: said })
 }
 
 /// Whether all passed, if that is what the report says: one in which this host is at fault says nothing of

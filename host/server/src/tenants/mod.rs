@@ -11,6 +11,7 @@
 
 mod check;
 mod dispatch;
+mod loading;
 mod plugin;
 mod tenant;
 
@@ -20,6 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use futures_util::stream::{self, StreamExt};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
@@ -39,11 +41,18 @@ use rollout_core::seal::Seal;
 use rollout_core::telemetry::{Metrics, Traces};
 
 pub use check::Checks;
+use loading::LoadTurns;
 use plugin::Plugin;
 use tenant::Tenant;
 
-/// Deployments that are brought in at once. Each may compile, and has an instance of its own.
+/// Components that are loaded at once, each of which may be compiled.
 const LOADING_MAX: u32 = 2;
+
+/// Deployments that are brought in at once, of as many tenants: each has an instance of its own, whose start may wait.
+const STARTING_MAX: u32 = 8;
+
+/// Tenants that are opened at once at the start of a process, each by a thread. More than may wait for their plugins.
+const OPENING_MAX: usize = 16;
 
 /// Open files of a tenant: its journal's lock and two segments, and the memory of a plugin.
 const DESCRIPTORS_PER_TENANT: u64 = 4;
@@ -139,7 +148,8 @@ struct Inner {
     load: Arc<LoadComponent>,
     seal: Arc<Seal>,
     checks: Checks,
-    loading: Semaphore,
+    loading: LoadTurns,
+    starting: Semaphore,
     checking: Semaphore,
     access: Access,
     metrics: Arc<Metrics>,
@@ -152,7 +162,7 @@ impl Tenants {
     pub fn start(settings: Settings) -> Result<Self, StartError> {
         let Settings { catalog, operators, config, load, seal, checks } = settings;
         let descriptors = DESCRIPTORS_PER_TENANT * (all_tenants(&catalog).len() as u64 + TENANTS_TO_COME);
-        let besides = Besides { tools: 0, loading: LOADING_MAX, descriptors };
+        let besides = Besides { tools: 0, loading: STARTING_MAX, descriptors };
         let memory_bytes_max = config.limits.memory_bytes_max;
         let of_rollout = Server::descriptors_per_rollout(&config);
         let platform = Platform::new(&config, of_rollout, besides, memory_bytes_max)?;
@@ -178,7 +188,8 @@ impl Tenants {
             load,
             seal,
             checks,
-            loading: Semaphore::new(LOADING_MAX as usize),
+            loading: LoadTurns::new(LOADING_MAX),
+            starting: Semaphore::new(STARTING_MAX as usize),
             checking: Semaphore::new(checks_at_once),
             access,
             metrics: Arc::new(Metrics::new()),
@@ -283,11 +294,13 @@ impl Tenants {
     pub async fn go_on(&self) {
         let tenants = self.clone();
         let all = tokio::task::spawn_blocking(move || tenants.with_journals()).await;
-        for id in all.unwrap_or_default() {
+        // Side by side, so that a tenant whose plugins are slow to start delays no other one.
+        let opening = stream::iter(all.unwrap_or_default()).for_each_concurrent(OPENING_MAX, |id| async move {
             if let Err(error) = self.tenant(id).await {
                 tracing::error!(tenant = %id, %error, "a tenant cannot be opened, and its rollouts do not go on");
             }
-        }
+        });
+        opening.await;
         let mut look = tokio::time::interval(LOOK_EVERY);
         loop {
             look.tick().await;

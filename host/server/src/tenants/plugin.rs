@@ -247,7 +247,7 @@ async fn deployed(
 ) -> Result<Loaded, Unusable> {
     let closed = |_| Unusable::Other("this server ends".to_owned());
     let _own_turn = tenant.turn.lock().await;
-    let _turn = tenants.0.loading.acquire().await.map_err(closed)?;
+    let _turn = tenants.0.starting.acquire().await.map_err(closed)?;
     let (own, of_tenant, metrics) = (tenants.clone(), tenant.clone(), parts.metrics.clone());
     let (slots, quotas, name) = (parts.slots.clone(), parts.quotas.clone(), name.to_owned());
     let runtime = tokio::runtime::Handle::current();
@@ -268,9 +268,11 @@ async fn deployed(
             judge_key: judge.map(|secret| secret_of(&own, tenant, secret)).transpose()?,
             served_as: ServedAs { plugin: name.clone(), version },
         };
-        let load = inner.load.clone();
-        let deploying =
-            inner.platform.deploy(&config, sources, placed, move |engine, path| load(engine, path));
+        let deploying = inner.platform.deploy(&config, sources, placed, |engine, path| {
+            // Only what is loaded takes this turn. A guest that is started after that, and waits, holds up no loading.
+            let _turn = inner.loading.take();
+            (inner.load)(engine, path)
+        });
         let Deployed { deployment, chat, settings, .. } = runtime.block_on(deploying)?;
         let code_bytes = deployment.code_bytes();
         let host = Host::new(

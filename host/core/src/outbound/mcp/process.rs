@@ -2,17 +2,16 @@
 //! nothing else, and it ends with the host, however the host ends.
 
 use std::process::Stdio;
-use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::AsyncReadExt;
-use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
-use tokio::sync::oneshot;
+use tokio::process::{ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::child::OwnedChild;
 use crate::outbound::Secrets;
 use crate::text::printable;
 
@@ -38,12 +37,10 @@ pub(super) struct Start {
 
 /// A server's process with all that it started. Dropping this ends them.
 pub(super) struct Process {
-    child: Child,
+    owned: OwnedChild,
     group: Option<Pid>,
     last_words: Arc<Mutex<String>>,
     listening: AbortOnDropHandle<()>,
-    // The thread that started it waits for this to be dropped.
-    _parent: mpsc::Sender<()>,
 }
 
 impl Process {
@@ -60,14 +57,9 @@ impl Process {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            .kill_on_drop(true)
             .process_group(0);
-        // SAFETY: what runs between fork and exec is one system call, which neither
-        // allocates nor takes a lock.
-        unsafe {
-            command.pre_exec(|| set_parent_process_death_signal(Some(Signal::KILL)).map_err(Into::into));
-        }
-        let (parent, mut child) = start_in_thread(command).await?;
+        let mut owned = OwnedChild::start(command).await?;
+        let child = &mut owned.child;
         let group = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
         let gone = || std::io::Error::other("its pipes cannot be had");
         let stdin = child.stdin.take().ok_or_else(gone)?;
@@ -77,12 +69,12 @@ impl Process {
         let listening =
             tokio::spawn(listen(stderr, about.to_owned(), last_words.clone(), start.secrets.clone()));
         let listening = AbortOnDropHandle::new(listening);
-        Ok((Self { child, group, last_words, listening, _parent: parent }, stdin, stdout))
+        Ok((Self { owned, group, last_words, listening }, stdin, stdout))
     }
 
     /// Waits until it ends; says how.
     pub(super) async fn ended(&mut self) -> String {
-        match self.child.wait().await {
+        match self.owned.child.wait().await {
             Ok(status) => format!("its process ended: {status}"),
             Err(error) => format!("its process cannot be waited for: {error}"),
         }
@@ -108,30 +100,10 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         // The group is there for as long as the child was not waited for.
-        if let Some(group) = self.group.filter(|_| self.child.id().is_some()) {
+        if let Some(group) = self.group.filter(|_| self.owned.child.id().is_some()) {
             let _ = kill_process_group(group, Signal::KILL);
         }
     }
-}
-
-/// Starts the process from a thread of its own. A child is notified of the death of the thread
-/// that started it, not of the process, and the runtime's threads come and go.
-async fn start_in_thread(mut command: Command) -> std::io::Result<(mpsc::Sender<()>, Child)> {
-    let (parent, until_dropped) = mpsc::channel::<()>();
-    let (started, starting) = oneshot::channel();
-    let runtime = tokio::runtime::Handle::current();
-    std::thread::Builder::new().name("tool-server".to_owned()).spawn(move || {
-        let child = {
-            let _runtime = runtime.enter();
-            command.spawn()
-        };
-        // If nobody waits any more, the child is dropped and so ended.
-        if started.send(child).is_ok() {
-            let _ = until_dropped.recv();
-        }
-    })?;
-    let child = starting.await.map_err(|_| std::io::Error::other("the thread that starts it ended"))??;
-    Ok((parent, child))
 }
 
 /// Passes on to the log what a server writes on standard error, line by line, so that no secret
