@@ -7,14 +7,11 @@ use anyhow::{Context, Result, bail};
 
 use super::setup;
 use rollout_assembly::config::Config;
-use rollout_core::rollout::{Host, Journal, JournalSettings, UnfinishedRollout};
+use rollout_core::rollout::{Host, Journal, JournalSettings, Unfinished};
 use rollout_core::seal::Seal;
 
 /// Opens a journal, and gives what is to be gone on with.
-pub(super) fn open(
-    settings: JournalSettings,
-    config: &Config,
-) -> Result<(Arc<Journal>, Vec<UnfinishedRollout>)> {
+pub(super) fn open(settings: JournalSettings, config: &Config) -> Result<(Arc<Journal>, Unfinished)> {
     let dir = settings.path.clone();
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot make the journal {}", dir.display()))?;
     let seal = match setup::key_from_env("journal.key-env", config.journal.key_env())? {
@@ -25,7 +22,7 @@ pub(super) fn open(
                 .with_context(|| format!("cannot use the journal's key {}", path.display()))?
         }
     };
-    Ok(Journal::open(settings, seal)?)
+    Ok(Journal::open(settings, seal, config.osmosis.result_ttl)?)
 }
 
 /// Keeps in a journal what its rollouts run, so that they can be made again.
@@ -43,18 +40,31 @@ pub(super) fn keep_components(
     }
 }
 
-/// The components that a journal keeps, by their digests.
+/// Finds the component of this digest that a journal keeps. That of a tenant, CATALOG/tenants/TENANT/journal, has its
+/// components in the catalog.
 pub(super) fn kept_component(journal: &Path, digest: &str) -> PathBuf {
-    journal.join("components").join(format!("{digest}.wasm"))
+    let name = format!("{digest}.wasm");
+    let own = journal.join(COMPONENTS).join(&name);
+    if own.exists() {
+        return own;
+    }
+    let of_catalog = std::fs::canonicalize(journal).ok().and_then(|journal| {
+        let tenants = journal.parent()?.parent().filter(|tenants| tenants.ends_with("tenants"))?;
+        Some(tenants.parent()?.join(COMPONENTS).join(digest.get(..2)?).join(name))
+    });
+    of_catalog.filter(|component| component.exists()).unwrap_or(own)
 }
+
+/// The folder of components in a journal, and in a catalog, which has one more below it for the digest's first two digits.
+const COMPONENTS: &str = "components";
 
 /// Keeps a component in a journal, where it is not there already.
 fn keep_component(journal: &Path, digest: &str, from: &Path) -> Result<()> {
-    let to = kept_component(journal, digest);
+    let folder = journal.join(COMPONENTS);
+    let to = folder.join(format!("{digest}.wasm"));
     if to.exists() {
         return Ok(());
     }
-    let folder = journal.join("components");
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     // Whole or not at all, whatever happens meanwhile.
     let part = to.with_extension("part");

@@ -25,7 +25,7 @@ use rollout_assembly::config::{
 use rollout_assembly::{Assembled, Options};
 use rollout_core::capacity::Slots;
 use rollout_core::outbound::Secret;
-use rollout_core::rollout::{AgentForm, Host, Journal, UnfinishedRollout};
+use rollout_core::rollout::{AgentForm, Host, Journal, Unfinished};
 use rollout_core::telemetry::Traces;
 use rollout_server as server;
 use rollout_server::dialect::osmosis::a;
@@ -274,7 +274,7 @@ impl Serve {
             journal::keep_components(&dir, host, plugin, rollout.grader.as_deref())?;
         }
         let traces = self.traces.begin(runtime, host.metrics())?;
-        resume(runtime, &server, unfinished);
+        resume(runtime, &server, unfinished)?;
         let callers_max = callers_max(&assembled.slots);
         let exit = runtime.block_on(serve(&config, &Serves::One(server), callers_max, at, traces));
         if let Some(journal) = kept {
@@ -350,24 +350,20 @@ fn say_loaded(plugin: &Path, assembled: &Assembled, config: &Config, artifact_ro
 }
 
 /// The journal of this server, where there is to be one, and what is to be gone on with.
-fn open_journal(
-    config: &Config,
-    artifact_root: &Path,
-) -> Result<(Option<Arc<Journal>>, Vec<UnfinishedRollout>)> {
-    let Some(settings) = config.journal.settings(artifact_root) else { return Ok((None, Vec::new())) };
+fn open_journal(config: &Config, artifact_root: &Path) -> Result<(Option<Arc<Journal>>, Option<Unfinished>)> {
+    let Some(settings) = config.journal.settings(artifact_root) else { return Ok((None, None)) };
     let (journal, unfinished) = journal::open(settings, config)?;
-    Ok((Some(journal), unfinished))
+    Ok((Some(journal), Some(unfinished)))
 }
 
 /// Goes on with what a process before admitted.
-fn resume(runtime: &Runtime, server: &Server, unfinished: Vec<UnfinishedRollout>) {
-    if unfinished.is_empty() {
-        return;
-    }
-    let found = unfinished.len();
+fn resume(runtime: &Runtime, server: &Server, unfinished: Option<Unfinished>) -> Result<()> {
+    let Some(unfinished) = unfinished.filter(|unfinished| unfinished.count_max() > 0) else { return Ok(()) };
+    let found = unfinished.count_max();
     let _within = runtime.enter();
-    let resumed = server.resume(unfinished);
+    let resumed = server.resume(unfinished).context("a rollout of the journal cannot be read")?;
     tracing::info!(found, resumed, "going on with the rollouts of the process before");
+    Ok(())
 }
 
 /// Where rewards come from, as far as that may surprise.

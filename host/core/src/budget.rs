@@ -31,6 +31,17 @@ const ROOM_PERCENT: usize = 6;
 /// Of the total, how much may be in use for a further guest to start beside others.
 const START_PERCENT: usize = 87;
 
+/// Of the total, what results of one group among several may take before it gets no new work.
+const RESULTS_PERCENT: usize = 20;
+
+/// Of the total, what results take that are in a journal, too: those of all, and those of a group.
+const COPIES_PERCENT: usize = 10;
+const OWN_COPIES_PERCENT: usize = 3;
+
+/// Of the total, what results may take that are read for their callers: those of all, and those of a group.
+const READ_PERCENT: usize = 35;
+const OWN_READ_PERCENT: usize = 15;
+
 /// How far past the total running rollouts may get, while those that were ended give
 /// theirs back.
 const OVERDRAFT_PERCENT: usize = 12;
@@ -89,6 +100,10 @@ pub struct Budget {
 #[derive(Debug, Default)]
 struct Group {
     bytes: AtomicUsize,
+    /// Of these, those of results.
+    results: AtomicUsize,
+    /// Whether it is one among several, so that it has a share of what may be held of results.
+    is_one_of_several: bool,
 }
 
 #[derive(Debug)]
@@ -147,7 +162,8 @@ impl Budget {
     /// who hold less.
     #[must_use]
     pub fn for_others(&self) -> Self {
-        Self { shared: self.shared.clone(), group: Arc::default() }
+        let group = Group { is_one_of_several: true, ..Group::default() };
+        Self { shared: self.shared.clone(), group: Arc::new(group) }
     }
 
     /// The bytes that there are.
@@ -168,6 +184,7 @@ impl Budget {
     /// Whether there is room for new work of so many bytes.
     pub fn check_new_work(&self, bytes: usize) -> Result<(), OverBudget> {
         let used = self.used();
+        self.check_results(bytes)?;
         match used.saturating_add(bytes) <= percent(self.shared.total, NEW_WORK_PERCENT) {
             true => Ok(()),
             false => Err(OverBudget { asked: bytes, used, total: self.shared.total }),
@@ -183,6 +200,9 @@ impl Budget {
     /// Charges bytes that belong to no running rollout. [`Use::Request`] is refused
     /// first; the others may use the whole.
     pub fn charge(&self, use_: Use, bytes: usize) -> Result<Charge, OverBudget> {
+        if use_ == Use::Request {
+            self.check_results(bytes)?;
+        }
         let mut charge = self.nothing(use_);
         charge.grow(bytes)?;
         Ok(charge)
@@ -204,7 +224,47 @@ impl Budget {
 
     /// A charge of nothing, which can grow.
     pub(crate) fn nothing(&self, use_: Use) -> Charge {
-        Charge { shared: self.shared.clone(), account: None, use_, bytes: 0 }
+        let group = (use_ == Use::Result).then(|| self.group.clone());
+        Charge { shared: self.shared.clone(), account: None, group, use_, bytes: 0 }
+    }
+
+    /// Whether these who hold together may have new work: not while their results take more than their share, so that
+    /// nobody else's work is refused for them.
+    fn check_results(&self, asked: usize) -> Result<(), OverBudget> {
+        let (used, total) = (self.results(), percent(self.shared.total, RESULTS_PERCENT));
+        match !self.group.is_one_of_several || used <= total {
+            true => Ok(()),
+            false => Err(OverBudget { asked, used, total }),
+        }
+    }
+
+    /// The bytes of results that those hold together who have this budget.
+    fn results(&self) -> usize {
+        self.group.results.load(Ordering::Relaxed)
+    }
+
+    /// Charges a result that the journal has, too, and that is in memory so that it need not be read: none where results
+    /// take much already, of these who hold together or of all.
+    pub fn charge_copy(&self, bytes: usize) -> Option<Charge> {
+        let of_all = self.used_for(Use::Result).saturating_add(bytes);
+        let is_little = of_all <= percent(self.shared.total, COPIES_PERCENT)
+            && self.results().saturating_add(bytes) <= percent(self.shared.total, OWN_COPIES_PERCENT);
+        is_little.then(|| self.charge_result(bytes))
+    }
+
+    /// Charges a result that is read for its caller. Those who hold together have a share of what is read at once; one
+    /// result there is room for in any case, unless those of all take too much.
+    pub fn charge_read(&self, bytes: usize) -> Result<Charge, OverBudget> {
+        let (own, all) = (self.results(), self.used_for(Use::Result));
+        let share = percent(self.shared.total, OWN_READ_PERCENT);
+        if self.group.is_one_of_several && own > share / 2 && own.saturating_add(bytes) > share {
+            return Err(OverBudget { asked: bytes, used: own, total: share });
+        }
+        let most = percent(self.shared.total, READ_PERCENT);
+        if all > most / 2 && all.saturating_add(bytes) > most {
+            return Err(OverBudget { asked: bytes, used: all, total: most });
+        }
+        self.charge(Use::Result, bytes)
     }
 
     /// A rollout, which is ended by this token where it holds most when all is used up.
@@ -319,7 +379,8 @@ struct Held {
 impl Holder {
     /// A charge of nothing, which can grow at the cost of whoever holds most.
     pub(crate) fn nothing(&self, use_: Use) -> Charge {
-        Charge { shared: self.0.shared.clone(), account: Some(self.0.account.clone()), use_, bytes: 0 }
+        let account = Some(self.0.account.clone());
+        Charge { shared: self.0.shared.clone(), account, group: None, use_, bytes: 0 }
     }
 
     /// Whether it was ended because all was used up.
@@ -370,6 +431,8 @@ impl Drop for Held {
 pub struct Charge {
     shared: Arc<Shared>,
     account: Option<Arc<HolderUsage>>,
+    /// Those whose result it is.
+    group: Option<Arc<Group>>,
     use_: Use,
     bytes: usize,
 }
@@ -394,7 +457,7 @@ impl Charge {
     }
 
     /// Charges so many more, whatever is in use.
-    fn add(&mut self, bytes: usize) {
+    pub(crate) fn add(&mut self, bytes: usize) {
         self.shared.used.fetch_add(bytes, Ordering::Relaxed);
         self.note(bytes);
     }
@@ -406,6 +469,10 @@ impl Charge {
             account.bytes.fetch_add(bytes, Ordering::Relaxed);
             account.group.bytes.fetch_add(bytes, Ordering::Relaxed);
         }
+        if let Some(group) = &self.group {
+            group.bytes.fetch_add(bytes, Ordering::Relaxed);
+            group.results.fetch_add(bytes, Ordering::Relaxed);
+        }
     }
 
     /// Gives back all but so many.
@@ -416,6 +483,10 @@ impl Charge {
         if let Some(account) = &self.account {
             account.bytes.fetch_sub(back, Ordering::Relaxed);
             account.group.bytes.fetch_sub(back, Ordering::Relaxed);
+        }
+        if let Some(group) = &self.group {
+            group.bytes.fetch_sub(back, Ordering::Relaxed);
+            group.results.fetch_sub(back, Ordering::Relaxed);
         }
         self.shared.give_back(back);
     }

@@ -6,13 +6,16 @@
 //! journal, or it can go on.
 
 use std::collections::HashMap;
+use std::io;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::results;
-use rollout_core::rollout::{Continuation, Finished, Journal, Outcome, RolloutLog, UnfinishedRollout};
+use rollout_core::rollout::{
+    Continuation, Finished, Journal, Outcome, RolloutLog, Unfinished, UnfinishedRollout,
+};
 
 /// Who drives the rollouts of an evaluation.
 const DRIVER: &str = "eval";
@@ -39,7 +42,6 @@ impl Attempt {
 /// A rollout that was over, and is not in the results.
 pub(crate) struct Unreported {
     pub attempt: Attempt,
-    pub finished: Box<Finished>,
     pub log: RolloutLog,
 }
 
@@ -55,12 +57,13 @@ impl Kept {
     /// without a reward are to be run again where that is said, and are over, too.
     pub fn new(
         journal: Arc<Journal>,
-        left: Vec<UnfinishedRollout>,
+        left: Unfinished,
         results: &results::Journal,
         retry_unscored: bool,
-    ) -> Self {
+    ) -> io::Result<Self> {
         let mut kept = Self { journal, unfinished: HashMap::new(), unreported: Vec::new() };
-        for mut rollout in left {
+        for rollout in left {
+            let rollout = rollout?;
             let facts = serde_json::from_str::<Attempt>(rollout.facts.get());
             let (DRIVER, Ok(attempt)) = (rollout.driver.as_str(), facts) else {
                 let id = rollout.request.id.as_str();
@@ -71,16 +74,19 @@ impl Kept {
                 rollout.log().end();
                 continue;
             }
-            match rollout.outcome.take() {
-                Some(finished) if is_to_be_run_again(&finished, retry_unscored) => rollout.log().end(),
-                Some(finished) => {
-                    let log = rollout.log().clone();
-                    kept.unreported.push(Unreported { attempt, finished, log });
-                }
-                None => drop(kept.unfinished.insert(attempt, rollout)),
+            if !rollout.is_over {
+                kept.unfinished.insert(attempt, rollout);
+                continue;
+            }
+            let log = rollout.log().clone();
+            // It is read once more when its row is written: not all of them are in memory at once.
+            if retry_unscored && is_unscored(&outcome(&log)?) {
+                log.end();
+            } else {
+                kept.unreported.push(Unreported { attempt, log });
             }
         }
-        kept
+        Ok(kept)
     }
 
     /// Rollouts that go on inside.
@@ -106,7 +112,11 @@ impl Kept {
     }
 }
 
-/// What has no reward, where that is to be run again.
-fn is_to_be_run_again(finished: &Finished, retry_unscored: bool) -> bool {
-    retry_unscored && matches!(finished.outcome, Outcome::Unscored(_))
+/// What came of a rollout that was over. Reads files.
+pub(crate) fn outcome(log: &RolloutLog) -> io::Result<Finished> {
+    log.read_outcome()?.ok_or_else(|| io::Error::other("an outcome of the journal is not there"))
+}
+
+fn is_unscored(finished: &Finished) -> bool {
+    matches!(finished.outcome, Outcome::Unscored(_))
 }

@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::kept::{Attempt, Kept, Unreported};
+use super::kept::{self, Attempt, Kept, Unreported};
 use super::results::{
     Journal, JournalError, LimitLine, Outcome as Scored, ResultLine, SampleLine, TEXT_BYTES_MAX,
 };
@@ -243,10 +243,15 @@ impl<S: FnMut(&Tally)> Results<'_, S> {
     fn add_unreported(&mut self, kept: &mut Kept) -> Result<(), JournalError> {
         let places: HashMap<usize, usize> =
             self.rows.iter().enumerate().map(|(at, row)| (row.index, at)).collect();
-        for Unreported { attempt: Attempt { row, run }, finished, log } in kept.unreported() {
+        for Unreported { attempt: Attempt { row, run }, log } in kept.unreported() {
             // Rows are only ever added to an evaluation.
             if let Some(at) = places.get(&row).copied() {
-                self.add(Over { at, run, finished, log: Some(log) })?;
+                let finished = kept::outcome(&log).map_err(|source| JournalError::Io {
+                    action: "read an outcome of the journal beside",
+                    path: self.root.clone(),
+                    source,
+                })?;
+                self.add(Over { at, run, finished: Box::new(finished), log: Some(log) })?;
             }
         }
         Ok(())

@@ -11,7 +11,7 @@ use crate::index::{self, Index};
 use crate::record::Kind;
 use crate::recover::{self, Reader};
 use crate::segment::Folder;
-use crate::{Location, SEGMENT_BYTES, Written};
+use crate::{Event, Location, SEGMENT_BYTES, Written};
 
 /// A rollout that is in a journal, of which only the name was read.
 pub struct Found {
@@ -53,6 +53,28 @@ impl Found {
     /// All that was written of it; none where a part is no longer kept. Reads files.
     pub fn read(&self) -> io::Result<Option<Written>> {
         kept(Reader::new(&self.folder).read_any(&self.places))
+    }
+}
+
+impl Found {
+    /// Those of its records that have events of these kinds.
+    fn only(&self, wanted: impl Fn(u8) -> bool) -> Self {
+        let is_wanted = |place: &&Location| match place.kind() {
+            Kind::Event(kind) => wanted(kind),
+            Kind::Begin | Kind::End => false,
+        };
+        let places = self.places.iter().filter(is_wanted).copied().collect();
+        Self { folder: self.folder.clone(), places, name: self.name.clone() }
+    }
+
+    /// The bytes of its events of these kinds. Reads files.
+    pub fn bytes_of(&self, wanted: impl Fn(u8) -> bool) -> io::Result<u64> {
+        self.only(wanted).bytes()
+    }
+
+    /// Its events of these kinds; none where a part is no longer kept. Reads files.
+    pub fn events(&self, wanted: impl Fn(u8) -> bool) -> io::Result<Option<Vec<Event>>> {
+        Ok(self.only(wanted).read()?.map(|written| written.events))
     }
 }
 

@@ -8,6 +8,7 @@
 //!
 //! What events say is their owner's business. This crate knows bytes, files and numbers.
 
+mod ended;
 mod file;
 mod found;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -34,6 +35,7 @@ use record::{Kind, PAYLOAD_BYTES_MAX};
 use segment::Folder;
 use writer::{Job, Level, Queue, Tables, Writer};
 
+pub use ended::{Ended, name_hash};
 pub use file::{FileError, read_file, write_file};
 pub use found::{Found, all_in, find_in};
 pub use segment::{Faults, Operation};
@@ -216,6 +218,8 @@ pub(crate) struct Shared {
     tables: Mutex<Tables>,
     state: Mutex<State>,
     next: AtomicU64,
+    /// What is kept from this segment on, whatever the retention says.
+    held_from: AtomicU64,
     /// Held for as long as the journal is open.
     _lock: File,
 }
@@ -307,6 +311,7 @@ impl Journal {
             tables: Mutex::new(opened.tables),
             state: Mutex::default(),
             next,
+            held_from: AtomicU64::new(u64::MAX),
             _lock: opened.lock,
         });
         let io = |error| OpenError::Io(shared.folder.path.clone(), error);
@@ -321,10 +326,14 @@ impl Journal {
     /// [`Entry::admitted`] says so.
     pub fn begin(&self, name: &str) -> Result<Entry, Refused> {
         self.check()?;
+        Ok(self.start(name))
+    }
+
+    fn start(&self, name: &str) -> Entry {
         let number = self.0.shared.next.fetch_add(1, Ordering::Relaxed);
         let entry = Entry { journal: self.clone(), number };
         entry.push(Kind::Begin, vec![Bytes::copy_from_slice(name.as_bytes())]);
-        Ok(entry)
+        entry
     }
 
     /// Closes it at the end of its process: what was appended is written, which this waits for. What

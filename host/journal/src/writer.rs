@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
@@ -327,7 +328,12 @@ fn run_errands(shared: &Shared, todo: &mpsc::Receiver<Errand>, made: &mpsc::Send
                         tracing::warn!(%error, number, "the index of a journal's segment is not written");
                     }
                 }
-                if let Err(error) = retain(folder, &shared.retention, number, oldest_live) {
+                if let Err(error) = retain(
+                    folder,
+                    &shared.retention,
+                    number,
+                    oldest_live.min(shared.held_from.load(Ordering::Relaxed)),
+                ) {
                     tracing::warn!(%error, "old segments of the journal are not deleted");
                 }
             }

@@ -2,21 +2,26 @@
 //! came by.
 //!
 //! Files are read, and a document made, on a thread that may block, for a few callers at a time, and
-//! what that takes is charged before it is read. The document goes out while it is written.
+//! what that takes is charged before it is read. The document is sent when all of it is made: a caller that reads slowly
+//! holds its bytes, of which its tenant has a share, and no turn of anybody else.
 
+use std::collections::VecDeque;
+use std::future::Future;
 use std::io::{self, Write};
 use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, RawQuery, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::Semaphore;
 
 use super::{Server, Trajectories};
 use crate::error::Refused;
-use rollout_core::budget::{Budget, Use};
+use rollout_core::budget::{Budget, Charge};
 use rollout_core::id::{RolloutId, SampleId};
 use rollout_core::rollout::{Host, Journal, NoTrajectory, StoredDocument};
 use rollout_core::text::{beginning, printable};
@@ -25,15 +30,18 @@ use rollout_core::text::{beginning, printable};
 const AT_ONCE: usize = 4;
 
 /// What a rollout takes while its documents are made, in multiples of what it takes in files: its
-/// events as they were read, the record that is made of them, and one document where its caller
+/// events as they were read, the record that is made of them, the documents, and one more where its caller
 /// reported something that goes into it.
-const MEMORY_FACTOR: u64 = 6;
+const MEMORY_FACTOR: u64 = 7;
 
 /// What is sent at once.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// Chunks that wait to be sent.
-const CHUNKS_WAITING: usize = 2;
+/// How long a caller has to read what it asked for, whatever that takes.
+const READING_TIME_MIN: Duration = Duration::from_secs(60);
+
+/// How many bytes a second a caller has to read beyond that time.
+const READ_BYTES_PER_SEC: usize = 64 << 10;
 
 /// The longest part of a name that is repeated.
 const NAME_BYTES_SHOWN: usize = 100;
@@ -46,9 +54,6 @@ impl Default for GivenOut {
         Self(Arc::new(Semaphore::new(AT_ONCE)))
     }
 }
-
-/// A part of the document, or why there is no more.
-type Chunk = io::Result<Bytes>;
 
 /// Gives the documents of a rollout: an array where there are several and none is chosen.
 pub(super) async fn trajectory(
@@ -66,18 +71,13 @@ pub(super) async fn trajectory(
     let sample = chosen_sample(query.as_deref().unwrap_or_default());
     let closed = |_| Refused::Unreadable;
     let permit = server.0.given_out.0.clone().acquire_owned().await.map_err(closed)?;
-    let (begins, begun) = oneshot::channel();
-    let (chunks, mut sent) = mpsc::channel::<Chunk>(CHUNKS_WAITING);
-    tokio::task::spawn_blocking(move || {
+    let made = tokio::task::spawn_blocking(move || {
         let _permit = permit;
-        if let Err(refused) = give(&host, &journal, &id, sample.as_deref(), begins, chunks) {
-            tracing::debug!(rollout_id = %id, refused, "no trajectory is given");
-        }
+        make(&host, &journal, &id, sample.as_deref())
     });
     // One that panicked has said nothing.
-    begun.await.unwrap_or(Err(Refused::Unreadable))?;
-    let body = stream::poll_fn(move |context| sent.poll_recv(context));
-    Ok(([(CONTENT_TYPE, "application/json")], Body::from_stream(body)).into_response())
+    let made = made.await.unwrap_or(Err(Refused::Unreadable))?;
+    Ok(([(CONTENT_TYPE, "application/json")], made.into_body(READING_TIME_MIN)).into_response())
 }
 
 /// The sample that is chosen, if one is.
@@ -87,40 +87,53 @@ fn chosen_sample(query: &str) -> Option<String> {
     chosen.map(|(_, sample)| sample.into_owned())
 }
 
-/// Says whether there is something, then gives it part by part.
-fn give(
-    host: &Host,
-    journal: &Journal,
-    id: &RolloutId,
-    sample: Option<&str>,
-    begins: oneshot::Sender<Result<(), Refused>>,
-    chunks: mpsc::Sender<Chunk>,
-) -> Result<(), &'static str> {
-    let (trajectories, _charge) = match read(host, journal, id) {
-        Ok(read) => read,
-        Err(refused) => return begins.send(Err(refused)).map_err(|_| "nobody waits for it"),
-    };
+/// Documents that were made, charged until they are sent.
+struct Made {
+    chunks: VecDeque<Bytes>,
+    bytes: usize,
+    charge: Charge,
+}
+
+impl Made {
+    /// The body of an answer, which breaks off where its reader takes longer than this and its share for each byte.
+    fn into_body(self, time_min: Duration) -> Body {
+        let Self { mut chunks, bytes, mut charge } = self;
+        let time = time_min + Duration::from_secs((bytes / READ_BYTES_PER_SEC) as u64);
+        let mut slow = Box::pin(tokio::time::sleep(time));
+        let body = stream::poll_fn(move |context| {
+            let Some(chunk) = chunks.pop_front() else { return Poll::Ready(None) };
+            if slow.as_mut().poll(context).is_ready() {
+                chunks.clear();
+                charge.shrink_to(0);
+                return Poll::Ready(Some(Err(io::Error::from(io::ErrorKind::TimedOut))));
+            }
+            // What is sent is in the connection's buffers a moment longer.
+            charge.shrink_to(chunks.iter().map(Bytes::len).sum::<usize>() + chunk.len());
+            Poll::Ready(Some(Ok(chunk)))
+        });
+        Body::from_stream(body)
+    }
+}
+
+/// Makes the documents of a rollout. Reads files.
+fn make(host: &Host, journal: &Journal, id: &RolloutId, sample: Option<&str>) -> Result<Made, Refused> {
+    let (trajectories, mut charge) = read(host, journal, id)?;
     let documents = trajectories.documents();
-    let places = match places(&documents, sample) {
-        Ok(places) => places,
-        Err(refused) => return begins.send(Err(refused)).map_err(|_| "nobody waits for it"),
-    };
-    begins.send(Ok(())).map_err(|_| "nobody waits for it")?;
-    let mut to = Sending { chunks, gathered: Vec::with_capacity(CHUNK_BYTES) };
-    let written = trajectories.write_places(&documents, &places, &mut to);
-    written.and_then(|()| to.flush()).map_err(|error| {
-        // Whoever reads it sees that it breaks off.
-        let _ = to.chunks.blocking_send(Err(error));
-        "it broke off"
-    })
+    let places = places(&documents, sample)?;
+    let mut to = Chunks { chunks: VecDeque::new(), gathered: Vec::with_capacity(CHUNK_BYTES), bytes: 0 };
+    let written = trajectories.write_places(&documents, &places, &mut to).and_then(|()| to.flush());
+    written.map_err(|error| {
+        tracing::error!(rollout_id = %id, %error, "a trajectory cannot be made of a rollout of the journal");
+        Refused::Unreadable
+    })?;
+    drop(documents);
+    drop(trajectories);
+    charge.shrink_to(to.bytes);
+    Ok(Made { chunks: to.chunks, bytes: to.bytes, charge })
 }
 
 /// The trajectories of a rollout, with a charge for what they take.
-fn read(
-    host: &Host,
-    journal: &Journal,
-    id: &RolloutId,
-) -> Result<(Trajectories, rollout_core::budget::Charge), Refused> {
+fn read(host: &Host, journal: &Journal, id: &RolloutId) -> Result<(Trajectories, Charge), Refused> {
     let name = || printable(&beginning(id.as_str(), NAME_BYTES_SHOWN));
     let not_over = || Refused::NotNow(format!("rollout '{}' is not over; ask again when it is", name()));
     let unreadable = |error: io::Error| {
@@ -149,14 +162,14 @@ fn read(
     Ok((trajectories, charge))
 }
 
-fn charged(budget: &Budget, bytes_in_files: u64) -> Result<rollout_core::budget::Charge, Refused> {
+fn charged(budget: &Budget, bytes_in_files: u64) -> Result<Charge, Refused> {
     let bytes = usize::try_from(bytes_in_files.saturating_mul(MEMORY_FACTOR)).unwrap_or(usize::MAX);
     let no_room = |error: &dyn std::error::Error| {
         let instead = "retry later, or read the journal with 'rollout-host trajectory'";
         Refused::NoRoom(format!("{error}; {instead}"))
     };
     budget.check_new_work(bytes).map_err(|error| no_room(&error))?;
-    budget.charge(Use::Request, bytes).map_err(|error| no_room(&error))
+    budget.charge_read(bytes).map_err(|error| no_room(&error))
 }
 
 /// Which of the documents are to be given.
@@ -175,14 +188,14 @@ fn places(documents: &[StoredDocument<'_>], sample: Option<&str>) -> Result<Vec<
     })
 }
 
-/// What is written, on its way to the caller. Where the caller is slow, writing waits; its connection
-/// is closed where it reads nothing at all.
-struct Sending {
-    chunks: mpsc::Sender<Chunk>,
+/// What is written, in parts that are given back one by one as they are sent.
+struct Chunks {
+    chunks: VecDeque<Bytes>,
     gathered: Vec<u8>,
+    bytes: usize,
 }
 
-impl Write for Sending {
+impl Write for Chunks {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.gathered.len() + bytes.len() > CHUNK_BYTES {
             self.flush()?;
@@ -194,10 +207,31 @@ impl Write for Sending {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        if self.gathered.is_empty() {
-            return Ok(());
+        if !self.gathered.is_empty() {
+            self.bytes += self.gathered.len();
+            self.chunks.push_back(Bytes::copy_from_slice(&self.gathered));
+            self.gathered.clear();
         }
-        let chunk = std::mem::replace(&mut self.gathered, Vec::with_capacity(CHUNK_BYTES));
-        self.chunks.blocking_send(Ok(chunk.into())).map_err(|_| io::ErrorKind::BrokenPipe.into())
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::StreamExt;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_that_takes_too_long_gets_no_more_and_holds_nothing() {
+        let budget = Budget::new(1 << 20);
+        let chunks = VecDeque::from([Bytes::from_static(b"one"), Bytes::from_static(b"two")]);
+        let charge = budget.charge_read(6).unwrap();
+        let body = Made { chunks, bytes: 6, charge }.into_body(Duration::from_secs(2));
+        let mut parts = body.into_data_stream();
+        assert_eq!(parts.next().await.unwrap().unwrap(), "one");
+        tokio::time::advance(Duration::from_secs(3)).await;
+        assert!(parts.next().await.unwrap().is_err());
+        assert_eq!(budget.used(), 0);
     }
 }

@@ -18,6 +18,7 @@ pub mod tenants;
 mod tls;
 mod trajectories;
 
+use std::io;
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -31,7 +32,7 @@ use crate::dialect::osmosis::{self, Osmosis};
 use crate::dialect::{Dialect, Health, KeyRule, Routes};
 use rollout_assembly::config::Config;
 use rollout_core::outbound::{CallbackClient, RetryPolicy, Secret};
-use rollout_core::rollout::{Host, Load, UnfinishedRollout};
+use rollout_core::rollout::{Host, Load, Unfinished, UnfinishedRollout};
 use rollout_core::telemetry::TEXT_FORMAT;
 
 pub use access::Access;
@@ -146,28 +147,28 @@ impl Server {
     }
 
     /// Goes on with what a process before admitted, before anything is answered. Gives how many
-    /// rollouts those are.
-    pub fn resume(&self, unfinished: Vec<UnfinishedRollout>) -> usize {
-        self.resume_by(&self.0.serving.host(), unfinished)
-    }
-
-    /// The same by this host, where the rollouts began with another deployment than new ones get.
-    pub(crate) fn resume_by(&self, host: &Host, unfinished: Vec<UnfinishedRollout>) -> usize {
+    /// rollouts those are. Reads them one after the other.
+    pub fn resume(&self, unfinished: Unfinished) -> io::Result<usize> {
+        let host = self.0.serving.host();
         let mut resumed = 0;
         for rollout in unfinished {
-            let (id, driver) = (rollout.request.id.clone(), rollout.driver.clone());
-            let Some(dialect) = self.0.dialects.iter().find(|dialect| dialect.drives(&driver)) else {
-                tracing::error!(rollout_id = %id, driver, "a rollout of the journal is left there: nobody here drives it");
-                continue;
-            };
-            match dialect.resume(host, rollout) {
-                Ok(()) => resumed += 1,
-                Err(why) => {
-                    tracing::error!(rollout_id = %id, why, "a rollout of the journal cannot go on, and is left there");
-                }
-            }
+            resumed += usize::from(self.resume_by(&host, rollout?));
         }
-        resumed
+        Ok(resumed)
+    }
+
+    /// The same of one, by this host, where it began with another deployment than new ones get. Says whether it goes on.
+    pub(crate) fn resume_by(&self, host: &Host, rollout: UnfinishedRollout) -> bool {
+        let (id, driver) = (rollout.request.id.clone(), rollout.driver.clone());
+        let Some(dialect) = self.0.dialects.iter().find(|dialect| dialect.drives(&driver)) else {
+            tracing::error!(rollout_id = %id, driver, "a rollout of the journal is left there: nobody here drives it");
+            return false;
+        };
+        let resumed = dialect.resume(host, rollout);
+        if let Err(why) = &resumed {
+            tracing::error!(rollout_id = %id, why, "a rollout of the journal cannot go on, and is left there");
+        }
+        resumed.is_ok()
     }
 
     /// How busy it is.

@@ -230,7 +230,8 @@ impl Eval {
         let dir = results.dir().join(journal::OF_EVALUATION);
         journal::keep_components(&dir, host, plugin, self.host.rollout.grader.as_deref())?;
         host.runtime().keep_in(rollouts.clone());
-        Ok(Some(Kept::new(rollouts, left, results, self.retry_unscored)))
+        let kept = Kept::new(rollouts, left, results, self.retry_unscored);
+        Ok(Some(kept.with_context(|| format!("cannot read the journal {}", dir.display()))?))
     }
 
     async fn evaluate(

@@ -14,8 +14,8 @@ use rollout_catalog::{Catalog, CatalogError, Name, Quotas as CatalogQuotas, Tena
 use rollout_core::budget::Budget;
 use rollout_core::outbound::Transport;
 use rollout_core::rollout::{
-    Allowance, ArtifactBounds, ArtifactRoot, Journal, JournalSettings, Quotas, Share, TenantSlots,
-    UnfinishedRollout, Whose,
+    Allowance, ArtifactBounds, ArtifactRoot, Host, Journal, JournalSettings, Quotas, Share, TenantSlots,
+    Unfinished, Whose,
 };
 use rollout_core::telemetry::{DayUse, Meter, Metrics};
 
@@ -124,52 +124,64 @@ impl Tenant {
             name: of_catalog.name,
         });
         tenant.look_at_stored();
-        tenant.resume(tenants, unfinished, runtime);
+        if let Some(unfinished) = unfinished {
+            tenant.resume(tenants, unfinished, runtime)?;
+        }
         Ok(tenant)
     }
 
-    /// Goes on with what a process before admitted: each rollout on the deployment that it began with.
-    fn resume(self: &Arc<Self>, tenants: &Tenants, unfinished: Vec<UnfinishedRollout>, runtime: &Handle) {
-        if unfinished.is_empty() {
-            return;
-        }
-        let mut by_plugin: HashMap<(String, u32), Vec<UnfinishedRollout>> = HashMap::new();
-        let found = unfinished.len();
+    /// Goes on with what a process before admitted: each rollout on the deployment that it began with. They are read one
+    /// after the other.
+    fn resume(
+        self: &Arc<Self>,
+        tenants: &Tenants,
+        unfinished: Unfinished,
+        runtime: &Handle,
+    ) -> Result<(), Unusable> {
+        /// Who goes on with rollouts of a deployment; none where it cannot be brought in.
+        type Resumes = HashMap<(String, u32), Option<(Arc<Plugin>, Host)>>;
+        let mut by_deployment: Resumes = HashMap::new();
+        let (mut found, mut resumed) = (0, 0);
+        let _within = runtime.enter();
         for rollout in unfinished {
-            match rollout.served_as() {
-                Some(served) => {
-                    let served = (served.plugin.clone(), served.version);
-                    by_plugin.entry(served).or_default().push(rollout);
-                }
-                None => tracing::error!(
+            let rollout = rollout.map_err(|error| Unusable::Other(error.to_string()))?;
+            found += 1;
+            let Some(served) = rollout.served_as() else {
+                tracing::error!(
                     tenant = %self.name, rollout_id = %rollout.request.id,
                     "a rollout of the journal is left there: it does not say of which plugin it is"
-                ),
-            }
+                );
+                continue;
+            };
+            let (plugin, version) = (served.plugin.clone(), served.version);
+            let by = by_deployment.entry((plugin, version)).or_insert_with_key(|(plugin, version)| {
+                let by = runtime.block_on(self.deployment(tenants, plugin, *version));
+                by.inspect_err(|error| {
+                    tracing::error!(
+                        tenant = %self.name, plugin, version, %error,
+                        "the rollouts of a plugin are left in the journal"
+                    );
+                })
+                .ok()
+            });
+            let by = by.as_ref().is_some_and(|(plugin, host)| plugin.server().resume_by(host, rollout));
+            resumed += usize::from(by);
         }
-        let mut resumed = 0;
-        for ((plugin, version), rollouts) in by_plugin {
-            match runtime.block_on(self.resume_of(tenants, &plugin, version, rollouts)) {
-                Ok(count) => resumed += count,
-                Err(error) => tracing::error!(
-                    tenant = %self.name, plugin, version, %error,
-                    "the rollouts of a plugin are left in the journal"
-                ),
-            }
+        if found > 0 {
+            tracing::info!(tenant = %self.name, found, resumed, "going on with the rollouts of the process before");
         }
-        tracing::info!(tenant = %self.name, found, resumed, "going on with the rollouts of the process before");
+        Ok(())
     }
 
-    async fn resume_of(
+    async fn deployment(
         self: &Arc<Self>,
         tenants: &Tenants,
         name: &str,
         version: u32,
-        rollouts: Vec<UnfinishedRollout>,
-    ) -> Result<usize, Unusable> {
+    ) -> Result<(Arc<Plugin>, Host), Unusable> {
         let plugin = self.plugin(tenants, name).await?;
         let host = plugin.host_of(tenants, self, version).await?;
-        Ok(plugin.server().resume_by(&host, rollouts))
+        Ok((plugin, host))
     }
 
     /// A plugin that is active, brought in where it was not.
@@ -376,10 +388,10 @@ fn open_journal(
     inner: &Inner,
     id: TenantId,
     kept_bytes_max: Option<u64>,
-) -> Result<(Option<Arc<Journal>>, Vec<UnfinishedRollout>), Unusable> {
+) -> Result<(Option<Arc<Journal>>, Option<Unfinished>), Unusable> {
     // Of the operator's settings only where it is is the tenant's own.
     let Some(settings) = inner.config.journal.settings(std::path::Path::new("")) else {
-        return Ok((None, Vec::new()));
+        return Ok((None, None));
     };
     let path = journal_folder(&inner.catalog, id);
     let cannot = |error: std::io::Error| Unusable::Other(format!("{}: {error}", path.display()));
@@ -389,8 +401,9 @@ fn open_journal(
     if let Some(kept_max) = kept_bytes_max {
         settings.retention.bytes_max = settings.retention.bytes_max.min(kept_max);
     }
-    let (journal, unfinished) = Journal::open(settings, inner.seal.clone())?;
-    Ok((Some(journal), unfinished))
+    let results_ttl = inner.config.osmosis.result_ttl;
+    let (journal, unfinished) = Journal::open(settings, inner.seal.clone(), results_ttl)?;
+    Ok((Some(journal), Some(unfinished)))
 }
 
 #[cfg(test)]

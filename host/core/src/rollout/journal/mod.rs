@@ -12,6 +12,8 @@
 mod admission;
 mod file;
 mod fork;
+mod kept;
+mod run_clock;
 mod stored;
 mod unfinished;
 
@@ -20,7 +22,7 @@ use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use futures_util::FutureExt;
@@ -39,11 +41,13 @@ use admission::AdmissionLine;
 pub use admission::{Continuation, DeploymentId, JournaledSecrets, ServedAs};
 pub use fork::{ForkPast, TooFewTurns};
 pub(super) use fork::{NoParent, Parent};
+pub use kept::{KeptOutcome, KeptResult, KeptResults, ResultOf};
+pub use run_clock::RunClock;
 pub use store::{Failed, OpenError, Refused, Retention, Settings, Sync};
 pub(in crate::rollout) use stored::RanBy;
 pub use stored::{FoundRollout, StoredRollout};
 pub(super) use unfinished::Started;
-pub use unfinished::UnfinishedRollout;
+pub use unfinished::{Unfinished, UnfinishedRollout};
 
 /// The kinds of events. Those of runs come last, so that all others can be read without them.
 mod kind {
@@ -56,6 +60,12 @@ mod kind {
     pub(super) const LOGGED: u8 = 7;
     pub(super) const LEFT: u8 = 8;
     pub(super) const REFUSED_CALL: u8 = 9;
+    /// What a result is given again by, in a note of its own; see [`kept`](super::kept).
+    pub(super) const KEPT: u8 = 10;
+    /// Results that were read, in a note of its own.
+    pub(super) const READ: u8 = 11;
+    /// Results that are forgotten, in a note of its own.
+    pub(super) const RELEASED: u8 = 12;
     /// From here on, [`RunEvent::KINDS`](crate::imports::RunEvent::KINDS) of the workflow's run.
     pub(super) const OF_WORKFLOW: u8 = 16;
     /// From here on, as many of the grader's.
@@ -66,6 +76,7 @@ mod kind {
 pub struct Journal {
     store: store::Journal,
     seal: Arc<Seal>,
+    results: KeptResults,
     /// Who may read a whole rollout to go on from it: each takes a thread and some files.
     pub(super) readers: Semaphore,
 }
@@ -75,19 +86,20 @@ const READERS_MAX: usize = 2;
 
 impl Journal {
     /// Opens the journal that these settings say, whose secrets have this seal, and gives the
-    /// rollouts in it that are not over, the oldest first. Reads files.
+    /// rollouts in it that are not over, to be read one after the other. Results that an earlier process kept are
+    /// kept for this time. Reads files.
     pub fn open(
         settings: Settings,
         seal: impl Into<Arc<Seal>>,
-    ) -> Result<(Arc<Self>, Vec<UnfinishedRollout>), OpenError> {
+        results_ttl: Duration,
+    ) -> Result<(Arc<Self>, Unfinished), OpenError> {
         let path = settings.path.clone();
         let (store, entries) = store::Journal::open(settings)?;
-        let journal = Arc::new(Self { store, seal: seal.into(), readers: Semaphore::new(READERS_MAX) });
-        let read = |entry| {
-            UnfinishedRollout::read(&journal, entry).map_err(|error| OpenError::Io(path.clone(), error))
-        };
-        let unfinished = entries.into_iter().filter_map(|entry| read(entry).transpose());
-        let unfinished = unfinished.collect::<Result<Vec<_>, _>>()?;
+        let results = KeptResults::find(&store, &path, results_ttl);
+        let results = results.map_err(|error| OpenError::Io(path, error))?;
+        let readers = Semaphore::new(READERS_MAX);
+        let journal = Arc::new(Self { store, seal: seal.into(), results, readers });
+        let unfinished = Unfinished::new(journal.clone(), entries);
         Ok((journal, unfinished))
     }
 
@@ -233,6 +245,11 @@ impl RolloutLog {
     pub(super) fn outcome(&self, finished: &Finished) {
         let messages = finished.samples.iter().map(|sample| sample.record.messages.text_bytes());
         self.append(kind::OUTCOME, vec![wire::json_with(finished, messages.sum())]);
+    }
+
+    /// The bytes that what came of the rollout takes in files. Reads files, and blocks.
+    pub fn outcome_bytes(&self) -> io::Result<u64> {
+        self.0.bytes_of(|kind| kind == kind::OUTCOME)
     }
 
     /// What came of the rollout, once that is kept and while it is not [over](Self::end). Reads files, and blocks.

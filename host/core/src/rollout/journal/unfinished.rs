@@ -10,9 +10,37 @@ use serde_json::value::RawValue;
 
 use super::admission::{self, AdmissionLine, JournaledSecrets, VERSION};
 use super::{DeploymentId, Journal, RolloutLog, ServedAs, StartedLine, kind};
-use crate::rollout::model::{Finished, RolloutRequest};
+use crate::rollout::model::RolloutRequest;
 
-/// See above. What happened in its runs is read when it goes on.
+/// The rollouts that a process before did not come to the end with, the oldest first. Each is read when it is asked for,
+/// so that no more of them is in memory than is gone on with.
+pub struct Unfinished {
+    journal: Arc<Journal>,
+    entries: std::vec::IntoIter<store::Entry>,
+}
+
+impl Unfinished {
+    pub(super) fn new(journal: Arc<Journal>, entries: Vec<store::Entry>) -> Self {
+        Self { journal, entries: entries.into_iter() }
+    }
+
+    /// How many there may be: of some the admission was never answered.
+    pub fn count_max(&self) -> usize {
+        self.entries.len()
+    }
+}
+
+impl Iterator for Unfinished {
+    type Item = io::Result<UnfinishedRollout>;
+
+    /// Reads files.
+    fn next(&mut self) -> Option<Self::Item> {
+        self.entries.find_map(|entry| UnfinishedRollout::read(&self.journal, entry).transpose())
+    }
+}
+
+/// A rollout that a process before did not come to the end with. What happened in its runs, and what came of it, is read
+/// when it goes on.
 pub struct UnfinishedRollout {
     pub(in crate::rollout) log: RolloutLog,
     /// What was asked for.
@@ -25,8 +53,8 @@ pub struct UnfinishedRollout {
     pub facts: Box<RawValue>,
     /// What its driver noted since, in order.
     pub notes: Vec<Box<RawValue>>,
-    /// What came of it, where it was over.
-    pub outcome: Option<Box<Finished>>,
+    /// Whether it is known what came of it, which its [log](RolloutLog::read_outcome) has.
+    pub is_over: bool,
     pub(in crate::rollout) deployment: DeploymentId,
     pub(in crate::rollout) admitted_at: SystemTime,
     pub(in crate::rollout) started: Started,
@@ -66,7 +94,7 @@ impl UnfinishedRollout {
     }
 
     pub(super) fn read(journal: &Journal, entry: store::Entry) -> io::Result<Option<Self>> {
-        let written = entry.read(|kind| kind < kind::OF_WORKFLOW)?;
+        let written = entry.read(Self::is_needed)?;
         let Some((admitted, events)) = written.events.split_first() else {
             // Its admission was never answered.
             entry.end();
@@ -78,6 +106,7 @@ impl UnfinishedRollout {
         let secrets = JournaledSecrets::open(&journal.seal, &written.name, &sealed).ok_or_else(|| {
             unreadable("its keys were sealed with another key than this journal's now".to_owned())
         })?;
+        let is_over = entry.kinds().contains(&kind::OUTCOME);
         let mut unfinished = Self {
             log: RolloutLog(Arc::new(entry)),
             request: request.into_owned(),
@@ -85,7 +114,7 @@ impl UnfinishedRollout {
             driver: driver.into_owned(),
             facts,
             notes: Vec::new(),
-            outcome: None,
+            is_over,
             deployment,
             admitted_at: admission::time(nanos),
             started: Started::default(),
@@ -97,6 +126,11 @@ impl UnfinishedRollout {
         Ok(Some(unfinished))
     }
 
+    /// The kinds of events that are needed to go on, but for those of runs: what they take is as much as a request.
+    fn is_needed(kind: u8) -> bool {
+        matches!(kind, kind::ADMITTED | kind::STARTED | kind::CANCELLED | kind::NOTED)
+    }
+
     fn add(&mut self, event: &store::Event) -> Result<(), serde_json::Error> {
         match event.kind {
             kind::STARTED => {
@@ -106,7 +140,6 @@ impl UnfinishedRollout {
             }
             kind::CANCELLED => self.is_cancelled = true,
             kind::NOTED => self.notes.push(serde_json::from_slice(&event.payload)?),
-            kind::OUTCOME => self.outcome = Some(serde_json::from_slice(&event.payload)?),
             // They are there to be read back, and not to go on with.
             _ => {}
         }

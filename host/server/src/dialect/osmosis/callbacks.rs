@@ -220,12 +220,17 @@ pub(super) fn resume(osmosis: &Osmosis, host: &Host, unfinished: UnfinishedRollo
             completed: completed.unwrap_or_default().into(),
         })
     };
-    match unfinished.outcome {
-        Some(finished) => {
+    match unfinished.is_over {
+        true => {
+            let (osmosis, log) = (osmosis.clone(), unfinished.log().clone());
             let task = task(inner.statuses.ended(id.clone()), RolloutTrace::default());
-            inner.tasks.spawn(task.finished(Ended::of(finished)));
+            inner.tasks.spawn(async move {
+                if let Some((ended, _held)) = kept::outcome(&osmosis, &task.id, &log).await {
+                    task.finished(ended).await;
+                }
+            });
         }
-        None => {
+        false => {
             let rollout = kept::rollout(host, unfinished, |model| model)?;
             let task = task(inner.statuses.begins(id.clone(), rollout.handle()), rollout.traced_below(None));
             inner.tasks.spawn(drive(rollout, task));

@@ -1,16 +1,20 @@
 //! What is kept of this protocol's rollouts besides what is kept of every one, so that another
 //! process goes on with them and their callers notice nothing.
 
+use std::io;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::Osmosis;
 use super::error::ApiError;
 use super::report::Report;
+use rollout_core::budget::{Budget, Charge};
+use rollout_core::id::RolloutId;
 use rollout_core::outbound::{ModelEndpoint, Secret};
-use rollout_core::rollout::{Continuation, Host, Rollout, RolloutLog, UnfinishedRollout};
+use rollout_core::rollout::{Continuation, Ended, Host, Rollout, RolloutLog, UnfinishedRollout};
 
 /// Who drives a rollout that is polled for.
 pub(super) const POLLED: &str = "osmosis-polled";
@@ -73,6 +77,67 @@ pub(super) fn rollout(
     let secrets = &unfinished.secrets.request;
     let model = secrets.endpoint(&unfinished.request.model).map_err(|error| error.to_string())?;
     host.resume(unfinished, Arc::new(asked(model))).map_err(|error| error.to_string())
+}
+
+/// What an earlier process's outcomes take of the memory budget at once, at the most: a part of it, and so many bytes.
+const OUTCOMES_PART: usize = 16;
+const OUTCOMES_BYTES_MAX: usize = 64 << 20;
+
+/// What turns are counted in, in bytes.
+const TURN_BYTES: usize = 1 << 10;
+
+/// The turns in which outcomes of an earlier process are read and reported.
+pub(super) struct OutcomeTurns {
+    turns: Arc<Semaphore>,
+    count: usize,
+}
+
+impl OutcomeTurns {
+    pub(super) fn of(budget: &Budget) -> Self {
+        let count = ((budget.total() / OUTCOMES_PART).min(OUTCOMES_BYTES_MAX) / TURN_BYTES).max(1);
+        Self { turns: Arc::new(Semaphore::new(count)), count }
+    }
+}
+
+/// What an outcome holds while it is reported.
+pub(super) struct OutcomeTurn {
+    _turn: Option<OwnedSemaphorePermit>,
+    _charge: Charge,
+}
+
+/// How a rollout ended that an earlier process came to the end with, once it is its turn: outcomes of a few bytes are read
+/// together, long ones one after the other.
+pub(super) async fn outcome(
+    osmosis: &Osmosis,
+    id: &RolloutId,
+    log: &RolloutLog,
+) -> Option<(Ended, OutcomeTurn)> {
+    /// What is read, and what that means.
+    const COPIES: usize = 2;
+    let inner = &osmosis.0;
+    let read = async {
+        let of = log.clone();
+        let bytes =
+            tokio::task::spawn_blocking(move || of.outcome_bytes()).await.map_err(io::Error::other)??;
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX).saturating_mul(COPIES);
+        let turns = &inner.outcomes;
+        let count = (bytes / TURN_BYTES).clamp(1, turns.count);
+        let turn =
+            turns.turns.clone().acquire_many_owned(u32::try_from(count).unwrap_or(u32::MAX)).await.ok();
+        let held = OutcomeTurn { _turn: turn, _charge: inner.budget.charge_result(bytes) };
+        let of = log.clone();
+        let finished =
+            tokio::task::spawn_blocking(move || of.read_outcome()).await.map_err(io::Error::other)??;
+        let finished = finished.ok_or_else(|| io::Error::other("it is not there"))?;
+        Ok::<_, io::Error>((Ended::of(Box::new(finished)), held))
+    };
+    match read.await {
+        Ok(read) => Some(read),
+        Err(error) => {
+            tracing::error!(rollout_id = %id, %error, "an outcome of the journal cannot be read, and is left there");
+            None
+        }
+    }
 }
 
 /// What the caller of a rollout that this driver drove reported of the model's calls, by what was

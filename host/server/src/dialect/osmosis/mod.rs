@@ -93,6 +93,7 @@ struct Inner {
     tasks: TaskTracker,
     reports: Arc<Reports>,
     unfinished: Unfinished,
+    outcomes: kept::OutcomeTurns,
     sweeping: Once,
 }
 
@@ -100,9 +101,11 @@ impl Osmosis {
     /// A server of this host.
     pub fn new(settings: Settings) -> Self {
         let Settings { serving, callbacks, generation, init, times, is_keyed } = settings;
-        let budget = serving.host().budget().clone();
+        let host = serving.host();
+        let budget = host.budget().clone();
         let init = a::Server::new(init, budget.clone());
         Self(Arc::new(Inner {
+            outcomes: kept::OutcomeTurns::of(&budget),
             serving,
             budget,
             callbacks,
@@ -110,7 +113,7 @@ impl Osmosis {
             init,
             is_keyed,
             statuses: Arc::new(Statuses::new(times.result_ttl)),
-            polled: d::Registry::new(times),
+            polled: d::Registry::new(times, &host),
             tasks: TaskTracker::new(),
             reports: Arc::default(),
             unfinished: Unfinished::default(),
@@ -121,7 +124,10 @@ impl Osmosis {
     /// Begins to forget what is due, within the runtime. Before the first request there is
     /// nothing to forget.
     fn keep_swept(&self) {
-        self.0.sweeping.call_once(|| drop(tokio::spawn(sweep(Arc::downgrade(&self.0)))));
+        self.0.sweeping.call_once(|| {
+            self.0.polled.starts();
+            drop(tokio::spawn(sweep(Arc::downgrade(&self.0))));
+        });
     }
 
     /// Makes of a body the request for a rollout that it is, with a charge for what that takes.
@@ -204,6 +210,10 @@ impl super::Dialect for Osmosis {
         let done = async {
             self.0.tasks.wait().await;
             self.0.reports.all_kept().await;
+            // Where the server cancels what is left, what the journal keeps is not waited for.
+            if !self.0.reports.is_cancelling() {
+                self.0.polled.all_read().await;
+            }
         };
         Box::pin(async move { tokio::time::timeout_at(until, done).await.is_ok() })
     }

@@ -60,6 +60,11 @@ impl Reports {
         self.is_cancelling.store(true, Ordering::Relaxed);
     }
 
+    /// Whether what is cancelled is cancelled by the server.
+    pub(crate) fn is_cancelling(&self) -> bool {
+        self.is_cancelling.load(Ordering::Relaxed)
+    }
+
     /// Waits until every promise was kept.
     pub(crate) async fn all_kept(&self) {
         // The sender is in `self`, so it cannot be gone.
@@ -91,11 +96,13 @@ impl Due {
     }
 
     /// The rollout was cancelled. Whoever cancels wants to hear nothing more, unless that is
-    /// the server itself.
-    pub(crate) fn cancelled(&self) {
-        if !self.reports.is_cancelling.load(Ordering::Relaxed) {
+    /// the server itself. Says whether the caller is still to hear of it.
+    pub(crate) fn cancelled(&self) -> bool {
+        let is_to_hear = self.reports.is_cancelling.load(Ordering::Relaxed);
+        if !is_to_hear {
             self.kept();
         }
+        is_to_hear
     }
 }
 

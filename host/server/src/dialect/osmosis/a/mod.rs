@@ -275,12 +275,17 @@ pub(super) fn resume(osmosis: &Osmosis, host: &Host, unfinished: UnfinishedRollo
         })
     };
     let rollout_id = unfinished.request.id.clone();
-    match unfinished.outcome {
-        Some(finished) => {
-            let call = call(inner.statuses.ended(rollout_id));
-            inner.tasks.spawn(call.finished(Ended::of(finished)));
+    match unfinished.is_over {
+        true => {
+            let (osmosis, log) = (osmosis.clone(), unfinished.log().clone());
+            let call = call(inner.statuses.ended(rollout_id.clone()));
+            inner.tasks.spawn(async move {
+                if let Some((ended, _held)) = kept::outcome(&osmosis, &rollout_id, &log).await {
+                    call.finished(ended).await;
+                }
+            });
         }
-        None => {
+        false => {
             let profile = request::profile(&id, &inner.init.settings, host.form());
             let profile = profile.ok_or("its id makes no request")?;
             let rollout = kept::rollout(host, unfinished, |model| model.asked(profile))?;
@@ -391,7 +396,8 @@ impl Steps for Call {
             Ended::Cancelled(_) => {
                 self.known.ends(Over::word("cancelled"));
                 self.is_completed();
-                return self.due.cancelled();
+                self.due.cancelled();
+                return;
             }
             Ended::Finished(finished) => self.completed(&finished),
             Ended::Crashed(crashed) => {

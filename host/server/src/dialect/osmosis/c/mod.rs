@@ -13,7 +13,13 @@ use super::{Osmosis, id_in_path};
 /// Says how far a rollout is, or what came of it; always answered, an unknown id among others.
 pub(super) async fn status(State(osmosis): State<Osmosis>, path: Path<String>) -> Json<Value> {
     let asked = path.0.clone();
-    let known = id_in_path(path).and_then(|id| osmosis.0.statuses.of(&id));
+    let id = id_in_path(path);
+    let known = id.as_ref().and_then(|id| osmosis.0.statuses.of(id));
+    let kept = match (&known, &id) {
+        (None, Some(id)) => super::d::kept_word(&osmosis, id).await,
+        _ => None,
+    };
     let Over { status, reward, err_message } = known.unwrap_or_else(|| Over::word("unknown"));
+    let status = kept.as_deref().unwrap_or(status);
     Json(json!({"rollout_id": asked, "status": status, "reward": reward, "err_message": err_message}))
 }

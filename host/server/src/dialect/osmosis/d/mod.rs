@@ -1,7 +1,6 @@
 //! Generation D: the caller polls for the result under a lease.
 
 mod registry;
-mod run_clock;
 
 use std::io;
 use std::sync::Arc;
@@ -23,12 +22,11 @@ use super::statuses::{Known, Over, word};
 use super::{Osmosis, id_in_path, kept};
 use crate::connection::WhenWritten;
 use crate::random;
-use registry::{Entry, Journaled, Lease, Status};
-use rollout_core::budget::{Charge, Use};
+use registry::{Entry, Lease, ResultCopy, Status};
 use rollout_core::id::RolloutId;
 use rollout_core::rollout::{
-    AfterWorkflow, Ended, Failure, FailureKind, Finished, Host, Next, Outcome, Phase, Stage, Steps,
-    UnfinishedRollout, drive,
+    AfterWorkflow, Ended, Failed, Failure, FailureKind, Finished, Host, Journal, KeptResult, Next, Outcome,
+    Phase, Stage, Steps, UnfinishedRollout, drive,
 };
 use rollout_core::telemetry::{Refusal, TraceParent};
 use rollout_core::wire;
@@ -66,6 +64,11 @@ impl<'a> ResultBody<'a> {
         wire::json_with(self, self.sample.as_ref().map_or(0, WireSample::message_bytes))
     }
 
+    /// About what its bytes take.
+    fn memory_bytes(&self) -> usize {
+        self.sample.as_ref().map_or(0, WireSample::message_bytes)
+    }
+
     /// The result, with the word that anybody may know.
     fn ended(&self, known: &Known) -> Bytes {
         known.ends(Over::word(self.status));
@@ -87,8 +90,17 @@ struct Facts {
 enum Note {
     /// Its lease ran out.
     Expired,
-    /// Its result was read.
+    /// Its result was read, as earlier versions noted it.
     Read,
+}
+
+/// What is kept with a result, so that it can be given again.
+#[derive(Serialize, Deserialize)]
+struct KeptFacts {
+    lease: Lease,
+    form: Form,
+    /// The word that anybody may know.
+    status: String,
 }
 
 /// Admits a rollout and leaves it to a task of its own.
@@ -136,27 +148,26 @@ pub(super) fn resume(osmosis: &Osmosis, host: &Host, unfinished: UnfinishedRollo
     let notes: Vec<Note> =
         unfinished.notes.iter().filter_map(|note| serde_json::from_str(note.get()).ok()).collect();
     let (id, label) = (unfinished.request.id.clone(), unfinished.request.label.clone());
-    let place = inner.polled.reserve(&id).map_err(|_| "its id is taken")?;
+    let place = inner.polled.reserve_anyway(&id).map_err(|_| "its id is taken")?;
     let (log, lease) = (unfinished.log().clone(), facts.lease.clone());
-    match unfinished.outcome {
-        Some(finished) => {
-            let entry = place.fill(lease, Some(log));
-            let polling = facts.polling(osmosis, host, entry.clone(), inner.statuses.ended(id), label);
-            polling.is_expired.store(notes.contains(&Note::Expired), Ordering::Relaxed);
-            let result = polling.result(Ended::of(finished));
-            inner.polled.end(&entry, result, polling.due, &inner.budget);
-            if notes.contains(&Note::Read) {
-                inner.polled.was_read(&entry);
+    let is_expired = notes.contains(&Note::Expired);
+    if unfinished.is_over {
+        // It died before its end was noted. A result that is kept already is this one.
+        let entry = place.fill(lease, Some(log.clone()));
+        let polling = facts.polling(osmosis, host, entry, inner.statuses.ended(id), label);
+        polling.is_expired.store(is_expired, Ordering::Relaxed);
+        inner.tasks.spawn(async move {
+            if let Some((ended, _held)) = kept::outcome(&polling.osmosis, polling.entry.id(), &log).await {
+                Box::new(polling).finished(ended).await;
             }
-        }
-        None => {
-            let rollout = kept::rollout(host, unfinished, |model| model)?;
-            let known = inner.statuses.begins(id, rollout.handle());
-            let polling = facts.polling(osmosis, host, place.fill(lease, Some(log)), known, label);
-            polling.is_expired.store(notes.contains(&Note::Expired), Ordering::Relaxed);
-            inner.tasks.spawn(drive(rollout, Box::new(polling)));
-        }
+        });
+        return Ok(());
     }
+    let rollout = kept::rollout(host, unfinished, |model| model)?;
+    let known = inner.statuses.begins(id, rollout.handle());
+    let polling = facts.polling(osmosis, host, place.fill(lease, Some(log)), known, label);
+    polling.is_expired.store(is_expired, Ordering::Relaxed);
+    inner.tasks.spawn(drive(rollout, Box::new(polling)));
     Ok(())
 }
 
@@ -177,7 +188,7 @@ impl Facts {
             entry,
             known,
             gradable: self.gradable && host.grader().is_some(),
-            form: Form { grade: self.grade, label },
+            form: Form { grade: self.grade, is_expired: false, label },
             is_expired: AtomicBool::new(false),
         }
     }
@@ -195,10 +206,12 @@ struct Polling {
 }
 
 /// What a result says besides what came of its rollout.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Form {
     /// Whether a reward was asked for.
     grade: bool,
+    /// Whether the lease ran out, so that nobody polls for it.
+    is_expired: bool,
     label: Option<String>,
 }
 
@@ -219,49 +232,69 @@ impl Steps for Polling {
     }
 
     async fn finished(self: Box<Self>, ended: Ended) {
-        let log = self.entry.log();
-        if let Some(log) = log.filter(|_| self.is_expired.load(Ordering::Relaxed)) {
+        let is_expired = self.is_expired.load(Ordering::Relaxed);
+        if let Some(log) = self.entry.log().filter(|_| is_expired) {
             log.note(&Note::Expired);
         }
-        if !kept::may_be_reported(log).await {
-            return;
+        let Self { osmosis, entry, due, known, mut form, .. } = *self;
+        let inner = &osmosis.0;
+        form.is_expired = is_expired;
+        let is_awaited = match &ended {
+            Ended::Finished(_) | Ended::Crashed(_) if !is_expired => true,
+            Ended::Cancelled(_) if !is_expired => due.cancelled(),
+            // Nobody polls for it.
+            _ => false,
+        };
+        let finished = match ended {
+            Ended::Finished(finished) | Ended::Cancelled(finished) => finished,
+            Ended::Crashed(crashed) => {
+                if !kept::may_be_reported(entry.log()).await {
+                    return;
+                }
+                let body = failure(entry.id(), &crashed, None).ended(&known);
+                return inner.polled.end(&entry, body, due, &inner.budget);
+            }
+        };
+        let result = form.result(&finished);
+        let Some((journal, log)) = inner.polled.journal().zip(entry.log()) else {
+            if !is_awaited {
+                due.kept();
+            }
+            let body = result.ended(&known);
+            return inner.polled.end(&entry, body, due, &inner.budget);
+        };
+        let facts =
+            KeptFacts { lease: entry.lease().clone(), form: form.clone(), status: result.status.to_owned() };
+        let (of, ttl) = (inner.polled.result_of(entry.id()), inner.polled.times().result_ttl);
+        let copy = inner.polled.copy_charge(result.memory_bytes(), &inner.budget);
+        let copy = copy.map(|charge| (result.bytes(), charge));
+        match journal.keep_result(log, of, &facts, (ttl, is_awaited)).await {
+            Ok(kept) => {
+                known.ends(Over::word(result.status));
+                inner.polled.end_kept(&entry, kept, copy);
+                // From here on the journal knows who has not heard.
+                due.kept();
+            }
+            Err(error) => not_kept(&error),
         }
-        let result = self.result(ended);
-        let Self { osmosis, entry, due, .. } = *self;
-        osmosis.0.polled.end(&entry, result, due, &osmosis.0.budget);
     }
 }
 
-impl Polling {
-    /// The result, with the word that anybody may know, and how it is made where that may be done again.
-    fn result(&self, ended: Ended) -> (Bytes, Option<Form>) {
-        let id = self.entry.id();
-        if self.is_expired.load(Ordering::Relaxed) {
-            // Nobody polls for it.
-            self.due.kept();
-            let expired = ResultBody {
-                err_message: Some("polling lease expired"),
-                err_category: Some("lease_expired"),
-                ..ResultBody::bare(id, "failure")
-            };
-            return (expired.ended(&self.known), None);
-        }
-        let finished = match ended {
-            Ended::Finished(finished) => finished,
-            Ended::Cancelled(finished) => {
-                self.due.cancelled();
-                finished
-            }
-            Ended::Crashed(crashed) => return (failure(id, &crashed, None).ended(&self.known), None),
-        };
-        (self.form.result(&finished).ended(&self.known), Some(self.form.clone()))
-    }
+fn not_kept(error: &Failed) {
+    tracing::error!(%error, "a result is not reported, because it cannot be kept");
 }
 
 impl Form {
     /// What the caller reads of this rollout.
     fn result<'a>(&'a self, finished: &'a Finished) -> ResultBody<'a> {
         let id = &finished.id;
+        if self.is_expired {
+            return ResultBody {
+                err_message: Some("polling lease expired"),
+                err_category: Some("lease_expired"),
+                ..ResultBody::bare(id, "failure")
+            };
+        }
         let failed = match &finished.outcome {
             Outcome::Scored { .. } => None,
             Outcome::Unscored(failure) => Some(failure),
@@ -288,31 +321,67 @@ impl Form {
     }
 }
 
-/// The body of a result that was read before and is in the journal alone, charged for as long as it is sent: whoever
-/// asks for it again and again has a copy each time.
-async fn read_again(
+/// A result of the journal for whoever has this lease, charged before it is read and until it is sent. A few are read at
+/// a time, apart from what answers others.
+async fn read_kept(
     osmosis: &Osmosis,
-    entry: &Arc<Entry>,
-    from: Arc<Journaled>,
-) -> Result<(Bytes, Charge), ApiError> {
-    /// What is read, and what that means, are there besides what is made of it.
-    const COPIES: usize = 2;
-    let log = entry.log().cloned().ok_or(ApiError::UnknownRollout)?;
-    let budget = &osmosis.0.budget;
-    let charge = budget.charge(Use::Result, from.bytes).map_err(|_| ApiError::NoMemory)?;
-    // One at a time.
+    journal: &Arc<Journal>,
+    kept: KeptResult,
+    (id, lease): (&RolloutId, Lease),
+) -> Result<ResultCopy, ApiError> {
     let turn = osmosis.0.polled.reader().await;
-    let while_made = budget.charge_result(COPIES * from.bytes);
+    let (osmosis, journal, id) = (osmosis.clone(), journal.clone(), id.clone());
     let read = tokio::task::spawn_blocking(move || {
-        let _held = (turn, while_made);
-        let finished = log.read_outcome()?;
-        Ok::<_, io::Error>(finished.map(|finished| from.form.result(&finished).bytes()))
+        let _turn = turn;
+        read_kept_blocking(&osmosis, &journal, kept, (&id, &lease))
     });
-    let unread = |why: String| ApiError::Internal(format!("the result cannot be read again: {why}"));
-    let read = read.await.map_err(|error| unread(error.to_string()))?;
-    // It may have been forgotten meanwhile.
-    let body = read.map_err(|error| unread(error.to_string()))?.ok_or(ApiError::UnknownRollout)?;
-    Ok((body, charge))
+    read.await.unwrap_or_else(|error| Err(unreadable(&error)))
+}
+
+fn unreadable(why: &dyn std::fmt::Display) -> ApiError {
+    tracing::error!(%why, "a result of the journal cannot be read");
+    ApiError::Internal(format!("the result cannot be read: {why}"))
+}
+
+fn read_kept_blocking(
+    osmosis: &Osmosis,
+    journal: &Journal,
+    kept: KeptResult,
+    (id, lease): (&RolloutId, &Lease),
+) -> Result<ResultCopy, ApiError> {
+    /// What is read, and what that means, are there besides what is made of it.
+    const COPIES: usize = 3;
+    let inner = &osmosis.0;
+    let unreadable = |error: io::Error| unreadable(&error);
+    let found = journal.read_kept(kept, inner.polled.result_of(id)).map_err(unreadable)?;
+    let found = found.ok_or(ApiError::UnknownRollout)?;
+    let facts: KeptFacts =
+        serde_json::from_slice(&found.facts).map_err(|error| unreadable(io::Error::other(error)))?;
+    if !facts.lease.is(lease) {
+        return Err(ApiError::WrongLease);
+    }
+    let bytes = usize::try_from(found.bytes().map_err(unreadable)?).unwrap_or(usize::MAX);
+    let charge = inner.budget.charge_read(bytes.saturating_mul(COPIES));
+    let mut charge = charge.map_err(|_| ApiError::NoMemory)?;
+    let finished = found.read().map_err(unreadable)?;
+    let body = facts.form.result(&finished).bytes();
+    drop((finished, found));
+    charge.shrink_to(body.len());
+    Ok(ResultCopy::new(body, charge))
+}
+
+/// The word for a rollout whose result the journal keeps.
+pub(super) async fn kept_word(osmosis: &Osmosis, id: &RolloutId) -> Option<String> {
+    let polled = &osmosis.0.polled;
+    let (journal, kept) = polled.journal().cloned().zip(polled.kept(id))?;
+    let turn = polled.reader().await;
+    let (osmosis, id) = (osmosis.clone(), id.clone());
+    let read = tokio::task::spawn_blocking(move || {
+        let _turn = turn;
+        let found = journal.read_kept(kept, osmosis.0.polled.result_of(&id)).ok()??;
+        serde_json::from_slice::<KeptFacts>(&found.facts).ok()
+    });
+    Some(read.await.ok()??.status)
 }
 
 fn failure<'a>(id: &'a RolloutId, failure: &'a Failure, sample: Option<WireSample<'a>>) -> ResultBody<'a> {
@@ -346,32 +415,50 @@ pub(super) async fn result(
         }
         Some(lease) => lease,
     };
-    let entry = id_in_path(path).and_then(|id| polled.find(&id)).ok_or(ApiError::UnknownRollout)?;
-    if !entry.is_lease(lease) {
-        return Err(ApiError::WrongLease);
-    }
-    let (body, charge, is_over) = match polled.news(&entry).await {
-        Status::Ended(body) => (body, None, true),
-        Status::Journaled(from) => {
-            let (body, charge) = read_again(&osmosis, &entry, from).await?;
-            (body, Some(charge), true)
+    let id = id_in_path(path).ok_or(ApiError::UnknownRollout)?;
+    let entry = polled.find(&id);
+    if let Some(entry) = &entry {
+        if !entry.is_lease(lease) {
+            return Err(ApiError::WrongLease);
         }
-        Status::Under(phase) => (ResultBody::bare(entry.id(), word(phase)).bytes(), None, false),
-    };
-    let mut response = ([(header::CONTENT_TYPE, "application/json")], body).into_response();
-    if is_over {
-        // A result of which a part was read is to be read again.
-        let osmosis = osmosis.clone();
-        let read = WhenWritten::new(move || {
-            // It is held until then.
-            let _ = &charge;
-            if osmosis.0.polled.was_read(&entry)
-                && let Some(log) = entry.log()
-            {
-                log.note(&Note::Read);
+        match polled.news(entry).await {
+            Status::Ended(copy) => return Ok(given(&osmosis, Read::Here(entry.clone()), copy)),
+            Status::Under(phase) => {
+                let body = ResultBody::bare(entry.id(), word(phase)).bytes();
+                return Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response());
             }
-        });
-        response.extensions_mut().insert(read);
+            Status::Journaled => {}
+        }
     }
-    Ok(response)
+    let kept = polled.journal().zip(entry.and_then(|entry| entry.kept()).or_else(|| polled.kept(&id)));
+    let (journal, kept) = kept.ok_or(ApiError::UnknownRollout)?;
+    let copy = read_kept(&osmosis, journal, kept, (&id, Lease::of(lease))).await?;
+    Ok(given(&osmosis, Read::Journaled(kept), Arc::new(copy)))
+}
+
+/// Whose result is read.
+enum Read {
+    /// One of which a copy is here.
+    Here(Arc<Entry>),
+    /// One that is in the journal alone.
+    Journaled(KeptResult),
+}
+
+/// The answer with a result, which counts as read when all of it was written.
+fn given(osmosis: &Osmosis, read: Read, copy: Arc<ResultCopy>) -> Response {
+    let body = copy.body.clone();
+    let mut response = ([(header::CONTENT_TYPE, "application/json")], body).into_response();
+    // A result of which a part was read is to be read again.
+    let osmosis = osmosis.clone();
+    let when_written = WhenWritten::new(move || {
+        // It is charged until then.
+        let _ = &copy;
+        let polled = &osmosis.0.polled;
+        match &read {
+            Read::Here(entry) => polled.was_read(entry),
+            Read::Journaled(kept) => drop(polled.journal().map(|journal| journal.was_read(*kept))),
+        }
+    });
+    response.extensions_mut().insert(when_written);
+    response
 }

@@ -1,7 +1,11 @@
 //! The rollouts that callers poll for, alive or over, each under its lease.
+//!
+//! Where there is a journal, a result is in it from the rollout's end on, and found there when it is asked for. What is
+//! here of it is a copy that saves reading it, as long as copies take little; see `rollout::KeptResults`. Without a
+//! journal results are here alone.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -12,13 +16,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::super::error::ApiError;
 use super::super::reports::Due;
-use super::Form;
-use super::run_clock::RunClock;
 use rollout_assembly::config::OsmosisTimes;
 use rollout_core::budget::{Budget, Charge};
 use rollout_core::digest::sha256_hex;
 use rollout_core::id::RolloutId;
-use rollout_core::rollout::{Phase, RolloutLog};
+use rollout_core::rollout::{Host, Journal, KeptResult, Phase, ResultOf, RolloutLog, RunClock};
 
 /// How long a result is kept that was read, for a caller that lost it on its way. Where the
 /// host has no room for new work it goes sooner, the oldest first.
@@ -28,33 +30,40 @@ const READ_KEPT: Duration = Duration::from_secs(60);
 /// thousands of results a second are read, or large ones, they are kept for seconds.
 const READ_BYTES_MAX: usize = 16 << 20;
 
-/// A shorter result is kept as it is: it takes less than what it is made of.
-const JOURNALED_BYTES_MIN: usize = 4 << 10;
+/// A shorter result that was read is left here: it takes less than what it is made of.
+const LEFT_BYTES_MIN: usize = 4 << 10;
+
+/// What copies of results that the journal has take together, in bytes.
+const COPIES_BYTES_MAX: usize = 32 << 20;
 
 /// What an entry takes besides its result, in bytes.
 const ENTRY_BYTES: usize = 1024;
 
-/// What the journal has in memory of a rollout that is not forgotten: where its records are.
-const RECORDS_BYTES: usize = 512;
+/// Who reads results of the journal at once: each takes a thread.
+const READERS_MAX: usize = 2;
 
 /// How far a rollout is.
 #[derive(Clone, Debug)]
 pub(super) enum Status {
     /// Alive.
     Under(Phase),
-    /// Over, with the body of its result.
-    Ended(Bytes),
-    /// Over, and its result was read. Whoever asks for it once more gets what the journal has of it.
-    Journaled(Arc<Journaled>),
+    /// Over, with its result.
+    Ended(Arc<ResultCopy>),
+    /// Over, and its result is in the journal alone.
+    Journaled,
 }
 
-/// A result that the journal has, so that it need not be in memory, too.
+/// The body of a result, charged for as long as anybody has it.
 #[derive(Debug)]
-pub(super) struct Journaled {
-    /// How its body is made.
-    pub form: Form,
-    /// How long that is.
-    pub bytes: usize,
+pub(super) struct ResultCopy {
+    pub body: Bytes,
+    _charge: Charge,
+}
+
+impl ResultCopy {
+    pub(super) fn new(body: Bytes, charge: Charge) -> Self {
+        Self { body, _charge: charge }
+    }
 }
 
 /// The digest of a lease's token, which only its holder has.
@@ -64,6 +73,11 @@ pub(super) struct Lease(String);
 impl Lease {
     pub(crate) fn of(token: &str) -> Self {
         Self(sha256_hex(token.as_bytes()))
+    }
+
+    /// Compared in constant time.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        bool::from(self.0.as_bytes().ct_eq(other.0.as_bytes()))
     }
 }
 
@@ -77,6 +91,8 @@ pub(super) struct Entry {
     clock: Arc<RunClock>,
     status: watch::Sender<Status>,
     polled: Mutex<Polled>,
+    /// Its result in the journal, once it is kept there.
+    kept: OnceLock<KeptResult>,
 }
 
 struct Polled {
@@ -97,25 +113,28 @@ impl Entry {
         self.log.as_ref()
     }
 
-    /// Compared in constant time.
     pub(crate) fn is_lease(&self, token: &str) -> bool {
-        bool::from(self.lease.0.as_bytes().ct_eq(Lease::of(token).0.as_bytes()))
+        self.lease.is(&Lease::of(token))
+    }
+
+    pub(crate) fn lease(&self) -> &Lease {
+        &self.lease
     }
 
     pub(crate) fn set(&self, status: Status) {
         self.status.send_replace(status);
     }
 
-    /// What it takes besides its result, in bytes.
-    fn bytes(&self) -> usize {
-        ENTRY_BYTES + if self.log.is_some() { RECORDS_BYTES } else { 0 }
+    /// Its result in the journal, if it is kept there.
+    pub(crate) fn kept(&self) -> Option<KeptResult> {
+        self.kept.get().copied()
     }
 
-    /// The bytes of its result, if it is over.
+    /// The bytes of its result, if it is over and here.
     fn result_bytes(&self) -> usize {
         match &*self.status.borrow() {
-            Status::Under(_) | Status::Journaled(_) => 0,
-            Status::Ended(body) => body.len(),
+            Status::Under(_) | Status::Journaled => 0,
+            Status::Ended(copy) => copy.body.len(),
         }
     }
 
@@ -133,7 +152,7 @@ impl Entry {
         };
         let mut status = self.status.subscribe();
         let new = status.wait_for(|status| match status {
-            Status::Ended(_) | Status::Journaled(_) => true,
+            Status::Ended(_) | Status::Journaled => true,
             Status::Under(phase) => heard != Some(*phase),
         });
         // The sender is in `self`; a timeout leaves what was known before.
@@ -163,31 +182,34 @@ impl Entry {
 pub(in super::super) struct Registry {
     times: OsmosisTimes,
     inner: Mutex<Inner>,
+    /// Where results are kept, if they are.
+    journal: Option<Arc<Journal>>,
+    /// The plugin whose they are, where there are several.
+    plugin: Option<String>,
     clock: Arc<RunClock>,
     /// From here on nobody waits for news.
     leaving: CancellationToken,
     /// Who makes a result of what the journal has of it.
-    reader: Arc<Semaphore>,
+    readers: Arc<Semaphore>,
 }
 
 #[derive(Default)]
 struct Inner {
     entries: HashMap<RolloutId, Slot>,
-    /// Results in the order in which they are to be forgotten.
+    /// Results that are here alone, in the order in which they are to be forgotten.
     ended: VecDeque<(Duration, Weak<Entry>)>,
     /// Those that were read, by when they first were, with their bytes.
     read: VecDeque<(Duration, usize, Weak<Entry>)>,
     read_bytes: usize,
+    /// Copies of results that the journal has, the oldest first, with their bytes.
+    copies: VecDeque<(usize, Weak<Entry>)>,
+    copies_bytes: usize,
 }
 
 struct Slot {
     entry: Option<Arc<Entry>>,
-    /// Its result is over and was not read in full.
+    /// Its result is over, here alone, and was not read in full.
     due: Option<Due>,
-    /// How its result is made of what the journal has of it, where that may be.
-    form: Option<Form>,
-    /// For a result that is kept.
-    charge: Option<Charge>,
 }
 
 impl Inner {
@@ -203,20 +225,6 @@ impl Inner {
         self.read_bytes -= bytes;
         self.forget(&entry);
         true
-    }
-
-    /// Gives up the body of a result that the journal has, too, unless that is short.
-    fn leave_to_journal(&mut self, entry: &Arc<Entry>) {
-        let bytes = entry.result_bytes();
-        if bytes < JOURNALED_BYTES_MIN || entry.log.is_none() {
-            return;
-        }
-        let Some(slot) = self.slot(entry) else { return };
-        let Some(form) = slot.form.take() else { return };
-        if let Some(charge) = &mut slot.charge {
-            charge.shrink_to(entry.bytes());
-        }
-        entry.set(Status::Journaled(Arc::new(Journaled { form, bytes })));
     }
 
     /// A result was read, and is kept for a while.
@@ -240,6 +248,32 @@ impl Inner {
             log.end();
         }
     }
+
+    /// Keeps a copy of a result that the journal has. Others go for it, the oldest first.
+    fn keep_copy(&mut self, bytes: usize, entry: &Arc<Entry>) {
+        self.copies.push_back((bytes, Arc::downgrade(entry)));
+        self.copies_bytes += bytes;
+        while self.copies_bytes > COPIES_BYTES_MAX && self.drop_copy() {}
+    }
+
+    /// Gives up the oldest copy of a result that the journal has.
+    fn drop_copy(&mut self) -> bool {
+        let Some((bytes, entry)) = self.copies.pop_front() else { return false };
+        self.copies_bytes -= bytes;
+        if let Some(entry) = entry.upgrade() {
+            self.leave(&entry);
+        }
+        true
+    }
+
+    /// Leaves a result to the journal.
+    fn leave(&mut self, entry: &Arc<Entry>) {
+        if self.slot(entry).is_some() {
+            self.entries.remove(&entry.id);
+        }
+        // Who waits for it has it still, and nobody else.
+        entry.set(Status::Journaled);
+    }
 }
 
 /// An id that is spoken for. Dropped unfilled, it is free again.
@@ -261,10 +295,11 @@ impl Reserved<'_> {
             lease_time: self.registry.times.lease,
             status: watch::Sender::new(Status::Under(Phase::Queued)),
             polled: Mutex::new(Polled { last: clock.now(), heard: Some(Phase::Queued) }),
+            kept: OnceLock::new(),
             clock,
         });
         self.filled = true;
-        let slot = Slot { entry: Some(entry.clone()), due: None, form: None, charge: None };
+        let slot = Slot { entry: Some(entry.clone()), due: None };
         self.registry.lock().entries.insert(self.id.clone(), slot);
         entry
     }
@@ -279,13 +314,50 @@ impl Drop for Reserved<'_> {
 }
 
 impl Registry {
-    pub(crate) fn new(times: OsmosisTimes) -> Self {
+    /// The registry of a host's rollouts, by its journal if it has one.
+    pub(crate) fn new(times: OsmosisTimes, host: &Host) -> Self {
+        let journal = host.journal().cloned();
+        if let Some(journal) = &journal {
+            journal.results().charge_to(host.budget());
+        }
+        let clock = journal.as_ref().map_or_else(RunClock::new, |journal| journal.results().clock().clone());
         Self {
             times,
             inner: Mutex::default(),
-            clock: RunClock::new(),
+            journal,
+            plugin: host.deployment().id().served_as.as_ref().map(|served| served.plugin.clone()),
+            clock,
             leaving: CancellationToken::new(),
-            reader: Arc::new(Semaphore::new(1)),
+            readers: Arc::new(Semaphore::new(READERS_MAX)),
+        }
+    }
+
+    /// Begins to measure time, within the runtime.
+    pub(crate) fn starts(&self) {
+        self.clock.start();
+    }
+
+    /// Where results are kept, if they are.
+    pub(super) fn journal(&self) -> Option<&Arc<Journal>> {
+        self.journal.as_ref()
+    }
+
+    /// Whose result it is.
+    pub(super) fn result_of<'a>(&'a self, id: &'a RolloutId) -> ResultOf<'a> {
+        ResultOf { id, plugin: self.plugin.as_deref() }
+    }
+
+    /// The result of this rollout in the journal, if one is kept there.
+    pub(super) fn kept(&self, id: &RolloutId) -> Option<KeptResult> {
+        let journal = self.journal.as_ref()?;
+        journal.forget_results();
+        journal.results().of(self.result_of(id))
+    }
+
+    /// Waits until every result that the journal keeps was read.
+    pub(crate) async fn all_read(&self) {
+        if let Some(journal) = &self.journal {
+            journal.results().all_read().await;
         }
     }
 
@@ -304,7 +376,7 @@ impl Registry {
 
     /// Waits for the turn to make a result of what the journal has of it. Nobody closes the semaphore.
     pub(super) async fn reader(&self) -> Option<OwnedSemaphorePermit> {
-        self.reader.clone().acquire_owned().await.ok()
+        self.readers.clone().acquire_owned().await.ok()
     }
 
     pub(super) fn times(&self) -> &OsmosisTimes {
@@ -324,11 +396,22 @@ impl Registry {
         inner
     }
 
-    /// Forgets what is due, and where the host has no room for new work, results that were
-    /// read, the oldest first, until it has.
+    /// Forgets what is due, and where the host has no room for new work, copies of results that the journal has, and
+    /// results that were read, the oldest first, until it has.
     pub(crate) fn sweep(&self, budget: &Budget) {
         let mut inner = self.lock();
-        while !budget.has_room() && inner.forget_read() {}
+        while !budget.has_room() && (inner.drop_copy() || inner.forget_read()) {}
+        drop(inner);
+        let Some(journal) = self.journal.clone() else { return };
+        journal.forget_results();
+        let mut inner = self.lock();
+        let is_kept = |slot: &Slot| {
+            let kept = slot.entry.as_ref().and_then(|entry| entry.kept());
+            kept.is_none_or(|kept| journal.results().has(kept))
+        };
+        inner.entries.retain(|_, slot| is_kept(slot));
+        drop(inner);
+        tokio::task::spawn_blocking(move || journal.note_results());
     }
 
     /// Whether it knows no rollout.
@@ -336,18 +419,34 @@ impl Registry {
         self.lock().entries.is_empty()
     }
 
-    /// Speaks for an id that no known rollout has.
+    /// Speaks for an id that no known rollout has, and of which no result is kept.
     pub(super) fn reserve(&self, id: &RolloutId) -> Result<Reserved<'_>, ApiError> {
-        let mut inner = self.lock();
-        if inner.entries.contains_key(id) {
+        if self.kept(id).is_some() {
             return Err(ApiError::Registered);
         }
-        inner.entries.insert(id.clone(), Slot { entry: None, due: None, form: None, charge: None });
+        self.reserve_anyway(id)
+    }
+
+    /// The same where the result in the journal is this rollout's own.
+    pub(super) fn reserve_anyway(&self, id: &RolloutId) -> Result<Reserved<'_>, ApiError> {
+        let mut inner = self.lock();
+        // What is forgotten in the journal is forgotten here.
+        let is_forgotten = |slot: &Slot| {
+            let kept = slot.entry.as_ref().and_then(|entry| entry.kept());
+            kept.zip(self.journal.as_ref()).is_some_and(|(kept, journal)| !journal.results().has(kept))
+        };
+        if inner.entries.get(id).is_some_and(|slot| !is_forgotten(slot)) {
+            return Err(ApiError::Registered);
+        }
+        inner.entries.insert(id.clone(), Slot { entry: None, due: None });
         Ok(Reserved { registry: self, id: id.clone(), filled: false })
     }
 
+    /// A rollout that is alive, or whose result is here.
     pub(super) fn find(&self, id: &RolloutId) -> Option<Arc<Entry>> {
-        self.lock().entries.get(id)?.entry.clone()
+        let entry = self.lock().entries.get(id)?.entry.clone()?;
+        let kept = entry.kept().zip(self.journal.as_ref());
+        kept.is_none_or(|(kept, journal)| journal.results().has(kept)).then_some(entry)
     }
 
     /// The known ids that the test holds for.
@@ -355,40 +454,56 @@ impl Registry {
         self.lock().entries.keys().filter(|id| matches(id)).map(|id| id.as_str().to_owned()).collect()
     }
 
-    /// Keeps a result for as long as results are kept, with how it is made where it may be made again.
-    pub(super) fn end(
-        &self,
-        entry: &Arc<Entry>,
-        (body, form): (Bytes, Option<Form>),
-        due: Due,
-        budget: &Budget,
-    ) {
-        let charge = budget.charge_result(entry.bytes() + body.len());
+    /// Keeps a result that is here alone for as long as results are kept.
+    pub(super) fn end(&self, entry: &Arc<Entry>, body: Bytes, due: Due, budget: &Budget) {
+        let charge = budget.charge_result(ENTRY_BYTES + body.len());
         let mut inner = self.lock();
         if let Some(slot) = inner.slot(entry) {
             slot.due = Some(due);
-            slot.form = form;
-            slot.charge = Some(charge);
         }
         inner.ended.push_back((self.clock.now() + self.times.result_ttl, Arc::downgrade(entry)));
         drop(inner);
-        entry.set(Status::Ended(body));
+        entry.set(Status::Ended(Arc::new(ResultCopy { body, _charge: charge })));
     }
 
-    /// Notes that a caller has read a result in full; says whether it is the first time.
-    pub(super) fn was_read(&self, entry: &Arc<Entry>) -> bool {
+    /// A result is in the journal. A copy stays here where copies take little.
+    pub(super) fn end_kept(&self, entry: &Arc<Entry>, kept: KeptResult, copy: Option<(Bytes, Charge)>) {
+        let _ = entry.kept.set(kept);
+        let mut inner = self.lock();
+        let Some((body, charge)) = copy else { return inner.leave(entry) };
+        let bytes = charge.bytes();
+        entry.set(Status::Ended(Arc::new(ResultCopy { body, _charge: charge })));
+        inner.keep_copy(bytes, entry);
+    }
+
+    /// A charge for a copy of a result of so many bytes, if it may stay here.
+    pub(super) fn copy_charge(&self, bytes: usize, budget: &Budget) -> Option<Charge> {
+        let bytes = ENTRY_BYTES + bytes;
+        if bytes > COPIES_BYTES_MAX / 2 {
+            return None;
+        }
+        budget.charge_copy(bytes)
+    }
+
+    /// Notes that a caller has read a result in full.
+    pub(super) fn was_read(&self, entry: &Arc<Entry>) {
+        let bytes = entry.result_bytes();
+        if let Some((kept, journal)) = entry.kept().zip(self.journal.as_ref()) {
+            if journal.was_read(kept) && bytes >= LEFT_BYTES_MIN {
+                self.lock().leave(entry);
+            }
+            return;
+        }
         let mut inner = self.lock();
         let due = inner.slot(entry).and_then(|slot| slot.due.take());
         if due.is_some() {
-            inner.leave_to_journal(entry);
             let now = self.clock.now();
-            inner.keep_read(now, entry.bytes() + entry.result_bytes(), entry);
+            inner.keep_read(now, ENTRY_BYTES + bytes, entry);
         }
         drop(inner);
         if let Some(due) = &due {
             due.kept();
         }
-        due.is_some()
     }
 }
 
@@ -408,8 +523,9 @@ mod tests {
                 clock: RunClock::new(),
                 status: watch::Sender::new(Status::Under(Phase::Queued)),
                 polled: Mutex::new(Polled { last: Duration::ZERO, heard: None }),
+                kept: OnceLock::new(),
             });
-            let slot = Slot { entry: Some(entry.clone()), due: None, form: None, charge: None };
+            let slot = Slot { entry: Some(entry.clone()), due: None };
             inner.entries.insert(entry.id.clone(), slot);
             inner.keep_read(Duration::ZERO, bytes, &entry);
             let mut ids: Vec<_> = inner.entries.keys().map(|id| id.as_str().to_owned()).collect();

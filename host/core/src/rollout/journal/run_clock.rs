@@ -17,7 +17,7 @@ const TICK: Duration = Duration::from_millis(500);
 const LATE: Duration = Duration::from_secs(2);
 
 /// See above. It ticks from the first time it is [started](RunClock::start).
-pub(super) struct RunClock {
+pub struct RunClock {
     began: Instant,
     ticks: Mutex<Ticks>,
     started: Once,
@@ -37,14 +37,16 @@ impl Ticks {
 }
 
 impl RunClock {
-    pub(crate) fn new() -> Arc<Self> {
+    /// A clock that has not begun to tick.
+    #[expect(clippy::new_ret_no_self, reason = "it is shared with the task that ticks")]
+    pub fn new() -> Arc<Self> {
         let now = Instant::now();
         let ticks = Mutex::new(Ticks { last: now, stood: Duration::ZERO });
         Arc::new(Self { began: now, ticks, started: Once::new() })
     }
 
     /// Begins to tick, within the runtime. Until then nothing is measured that could be lost.
-    pub(crate) fn start(self: &Arc<Self>) {
+    pub fn start(self: &Arc<Self>) {
         self.started.call_once(|| {
             self.tick(Instant::now(), true);
             let clock = Arc::downgrade(self);
@@ -67,7 +69,7 @@ impl RunClock {
     }
 
     /// The time that the process has run.
-    pub(crate) fn now(&self) -> Duration {
+    pub fn now(&self) -> Duration {
         self.at(Instant::now())
     }
 

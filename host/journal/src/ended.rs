@@ -1,0 +1,156 @@
+//! Looks at rollouts that ended without holding their records: what its owner keeps of them is found again by these.
+
+use std::fs::File;
+use std::io;
+use std::ops::RangeInclusive;
+use std::sync::atomic::Ordering;
+
+use crate::index::{self, Index, Records};
+use crate::record::Kind;
+use crate::recover::{self, Reader};
+use crate::{Entry, Event, Found, Journal, Location, found};
+
+/// Hashes a rollout's name, as [`Ended`] has it.
+pub fn name_hash(name: &str) -> u64 {
+    index::hash(name.as_bytes())
+}
+
+/// A rollout that ended, by what the index says of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// The [hash](name_hash) of its name.
+    pub name: u64,
+    /// The kind of its first event, if it has one.
+    pub first_event: Option<u8>,
+    /// The segment in which it began.
+    pub first_segment: u64,
+    /// The segment in which it ended.
+    pub last_segment: u64,
+}
+
+impl Ended {
+    fn of(records: &Records) -> Option<Self> {
+        let (first, last) = (records.places.first()?, records.places.last()?);
+        let event = |place: &Location| match place.kind() {
+            Kind::Event(kind) => Some(kind),
+            Kind::Begin | Kind::End => None,
+        };
+        Some(Self {
+            name: records.name,
+            first_event: records.places.iter().find_map(event),
+            first_segment: first.segment(),
+            last_segment: last.segment(),
+        })
+    }
+}
+
+impl Journal {
+    /// Begins a rollout whether there is room for new ones or not: it is a note on one that was admitted.
+    pub fn begin_note(&self, name: &str) -> Entry {
+        self.start(name)
+    }
+
+    /// The segment that was written to last.
+    pub fn position(&self) -> u64 {
+        self.0.shared.tables().flushed.0
+    }
+
+    /// Keeps this segment and those after it, whatever the journal's retention says.
+    pub fn hold_from(&self, segment: u64) {
+        self.0.shared.held_from.store(segment, Ordering::Relaxed);
+    }
+
+    /// Calls a function with each rollout that ended in this segment or a later one, in the order in which
+    /// they ended, and with the events of those that are wanted. Reads the indexes of sealed segments, one after
+    /// the other.
+    pub fn for_each_ended(
+        &self,
+        from: u64,
+        wanted: impl Fn(&Ended) -> bool,
+        mut each: impl FnMut(Ended, Vec<Event>),
+    ) -> io::Result<()> {
+        let shared = &self.0.shared;
+        let mut give = |records: &[Records]| -> io::Result<()> {
+            for records in records {
+                let Some(ended) = Ended::of(records) else { continue };
+                let events = match wanted(&ended) {
+                    true => Reader::new(&shared.folder).read_any(&records.places)?.events,
+                    false => Vec::new(),
+                };
+                each(ended, events);
+            }
+            Ok(())
+        };
+        for number in shared.folder.numbers()?.into_iter().filter(|number| *number >= from) {
+            match std::fs::read(shared.folder.index(number)) {
+                Ok(bytes) => match Index::read_whole(&bytes) {
+                    Some(index) => give(&index.ended)?,
+                    None => {
+                        let mut index = Index::default();
+                        recover::scan_unsealed(&shared.folder, number, &[], &mut index)?;
+                        give(&index.ended)?;
+                    }
+                },
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let in_memory: Vec<Records> = {
+            let tables = shared.tables();
+            let sealed = tables.unwritten.iter().flat_map(|(_, index)| index.ended.iter());
+            sealed.chain(&tables.index.ended).cloned().collect()
+        };
+        give(&in_memory)
+    }
+
+    /// Finds the rollout of this name that ended last in these segments. Reads files.
+    pub fn find_ended(&self, name: &str, segments: RangeInclusive<u64>) -> io::Result<Option<Found>> {
+        let shared = &self.0.shared;
+        let hash = name_hash(name);
+        let is_it = |records: &&Records| records.name == hash;
+        let in_memory: Vec<Vec<Location>> = {
+            let tables = shared.tables();
+            let sealed = tables.unwritten.iter().rev().map(|(_, index)| &**index);
+            let all = std::iter::once(&tables.index).chain(sealed).flat_map(|index| index.ended.iter().rev());
+            all.filter(is_it).map(|records| tables.readable(&records.places)).collect()
+        };
+        if let Some(found) = found::named(&shared.folder, in_memory, name)?.into_iter().next() {
+            return Ok(Some(found));
+        }
+        for number in segments.rev() {
+            let places = match File::open(shared.folder.index(number)) {
+                Ok(file) => index::find(&file, hash)?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(error),
+            };
+            if let Some(found) = found::named(&shared.folder, places, name)?.into_iter().next() {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Entry {
+    /// The first segment that it has records in, while it is not over.
+    pub fn first_segment(&self) -> Option<u64> {
+        let tables = self.journal.0.shared.tables();
+        tables.index.live.get(&self.number)?.places.first().map(|place| place.segment())
+    }
+
+    /// The bytes of its events of these kinds, while it is not over. Reads files.
+    pub fn bytes_of(&self, wanted: impl Fn(u8) -> bool) -> io::Result<u64> {
+        let shared = &self.journal.0.shared;
+        let places: Vec<Location> = {
+            let tables = shared.tables();
+            let records = tables.index.live.get(&self.number);
+            let places = records.map_or(&[][..], |records| &records.places).iter();
+            places
+                .filter(|place| matches!(place.kind(), Kind::Event(kind) if wanted(kind)))
+                .copied()
+                .collect()
+        };
+        let mut reader = Reader::new(&shared.folder);
+        places.into_iter().map(|place| reader.bytes_at(place)).sum()
+    }
+}

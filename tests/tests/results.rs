@@ -1,0 +1,173 @@
+//! Results that wait for their callers: in the journal, found again after a start, and in nobody else's way.
+
+use std::time::Duration;
+
+use rollout_tests::{Admitted, Controller, Serve, ServeCatalog, Start, TestHost, in_time, rollout_host, until};
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+
+/// A journal beside the artifacts.
+const JOURNAL: &str = "[journal]\ndir = 'journal'\n";
+
+/// A prompt of so many bytes, which a result repeats.
+fn long_prompt(bytes: usize) -> String {
+    format!("Calculate 2 + 3.{}", " ".repeat(bytes))
+}
+
+fn journaled() -> Serve {
+    TestHost::of("conform").config(JOURNAL)
+}
+
+/// Runs rollouts with long results to their ends, and reads none.
+async fn unread(host: &TestHost, controller: &Controller, count: usize, bytes: usize) -> Vec<Admitted> {
+    let mut admitted = Vec::new();
+    for number in 0..count {
+        let request = controller.rollout(&long_prompt(bytes)).label("5").id(&format!("long-{number}"));
+        admitted.push(host.admit(&request).await);
+        // One after the other, so that what they take while they run is not what is measured.
+        host.idle().await;
+    }
+    admitted
+}
+
+#[tokio::test]
+async fn unread_results_are_left_to_the_journal_and_are_the_same_after_a_start() {
+    const COUNT: usize = 16;
+    const BYTES: usize = 4 << 20;
+    let controller = Controller::start().await;
+    let serve = journaled().config("memory-budget-bytes = 536870912\n");
+    let host = serve.clone().start().await;
+    let all = unread(&host, &controller, COUNT, BYTES).await;
+    let held = host.metric("rollout_host_held_bytes", "use=\"result\"").await;
+    assert!(held < 2.0 * BYTES as f64, "{held} bytes of {COUNT} unread results are in memory");
+    let first = host.result(&all[0]).await;
+    assert_eq!(first["sample"]["reward"], 1.0);
+
+    let host = host.killed(&serve).await;
+
+    let rss = host.rss_bytes();
+    assert!(rss < 160 << 20, "{} MiB after a start with {COUNT} results", rss >> 20);
+    for (number, admitted) in all.iter().enumerate() {
+        let request = controller.rollout("Calculate 2 + 3.").label("5").id(&format!("long-{number}"));
+        assert_eq!(host.ask(&request).await.status, 409, "its id is taken");
+        let wrong = Admitted { lease: "another".to_owned(), ..admitted.clone() };
+        assert_eq!(host.poll(&wrong).await.status, 403);
+        let result = host.result(admitted).await;
+        assert_eq!(result["sample"]["reward"], 1.0);
+        if number == 0 {
+            assert_eq!(result, first, "what was reported once is reported the same");
+        }
+    }
+    assert_eq!(controller.chats().len(), COUNT, "nothing ran again");
+}
+
+#[tokio::test]
+async fn a_result_of_an_earlier_process_is_forgotten_after_its_time_and_the_id_is_free_for_good() {
+    let controller = Controller::start().await;
+    let serve = journaled().config("[osmosis]\nresult-ttl-secs = 3.0\n");
+    let host = serve.clone().start().await;
+    let request = controller.rollout("Calculate 2 + 3.").label("5");
+    let admitted = host.admit(&request).await;
+    host.idle().await;
+    let host = host.killed(&serve).await;
+    assert_eq!(host.ask(&request).await.status, 409);
+    assert_eq!(host.poll(&admitted).await.status, 200);
+
+    let gone = async || (host.poll(&admitted).await.status == 404).then_some(());
+    until("the result to be forgotten", gone).await;
+    let again = host.admit(&request).await;
+    assert_eq!(host.result(&again).await["sample"]["reward"], 1.0);
+
+    let host = host.killed(&serve).await;
+    assert_eq!(host.poll(&admitted).await.status, 403, "it is another's by now");
+    assert_eq!(host.result(&again).await["sample"]["reward"], 1.0);
+}
+
+#[tokio::test]
+async fn unread_results_of_one_tenant_refuse_nothing_of_another() {
+    const BYTES: usize = 6 << 20;
+    let controller = Controller::start().await;
+    let catalog = ServeCatalog::default().config("memory-budget-bytes = 268435456\n").start().await;
+    let (hoards, works) = (catalog.tenant("hoards", json!({})).await, catalog.tenant("works", json!({})).await);
+    for tenant in [&hoards, &works] {
+        catalog.serve(tenant, "p", "conform", "").await;
+    }
+    let (of_hoards, of_works) = (catalog.plugin(&hoards, "p"), catalog.plugin(&works, "p"));
+    let mut left = Vec::new();
+    // More than the whole budget.
+    for _ in 0..48 {
+        let request = controller.rollout(&long_prompt(BYTES)).label("5");
+        let admitted = of_hoards.admit(&request).await;
+        let over = async || {
+            let status = of_hoards.get(&format!("/rollout/{}/status", admitted.id)).await;
+            (status.body["status"] == "success").then_some(())
+        };
+        until("the rollout to be over", over).await;
+        left.push(admitted);
+    }
+
+    for _ in 0..30 {
+        let result = of_works.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+        assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
+    }
+    let last = left.pop().expect("there are some");
+    assert_eq!(of_hoards.result(&last).await["sample"]["reward"], 1.0);
+    assert_eq!(of_hoards.result(&left[0]).await["sample"]["reward"], 1.0);
+}
+
+#[tokio::test]
+async fn a_rollout_of_a_tenant_is_replayed_with_the_component_of_the_catalog() {
+    let controller = Controller::start().await;
+    let catalog = ServeCatalog::default().start().await;
+    let tenant = catalog.tenant("t", json!({})).await;
+    catalog.serve(&tenant, "p", "conform", "").await;
+    let plugin = catalog.plugin(&tenant, "p");
+    let admitted = plugin.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    assert_eq!(plugin.result(&admitted).await["sample"]["reward"], 1.0);
+    let mut tenants = std::fs::read_dir(catalog.folder().join("tenants")).expect("it is there");
+    let journal = tenants.next().expect("one tenant").expect("it can be read").path().join("journal");
+
+    let mut replay = rollout_host(["replay", &admitted.id, "--journal"]);
+    let ran = replay.arg(&journal).start().ended().await;
+
+    assert_eq!(ran.code, Some(0), "{}\n{}", ran.stdout, ran.stderr);
+    assert!(ran.stdout.contains("the same: reward 1"), "{}", ran.stdout);
+    let saved = catalog.folder().join("saved");
+    let mut save = rollout_host(["replay", &admitted.id, "--save"]);
+    let ran = save.arg(&saved).arg("--journal").arg(&journal).start().ended().await;
+    let component = ran.stdout.split_whitespace().find(|word| word.ends_with(".wasm")).expect("it is named");
+    assert!(std::path::Path::new(component).is_file(), "{}", ran.stdout);
+}
+
+#[tokio::test]
+async fn slow_readers_of_trajectories_hold_up_nobody() {
+    let controller = Controller::start().await;
+    let host = journaled().start().await;
+    let long = host.admit(&controller.rollout(&long_prompt(6 << 20)).label("5")).await;
+    host.result(&long).await;
+    let short = host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    host.result(&short).await;
+    let at = host.url().trim_start_matches("http://").to_owned();
+    let mut slow = JoinSet::new();
+    for _ in 0..6 {
+        let (at, id) = (at.clone(), long.id.clone());
+        slow.spawn(async move {
+            let mut stream = TcpStream::connect(&at).await.expect("it listens");
+            let asked = format!("GET /rollout/{id}/trajectory HTTP/1.1\r\nhost: {at}\r\n\r\n");
+            stream.write_all(asked.as_bytes()).await.expect("it is sent");
+            let mut begins = [0; 64];
+            stream.read_exact(&mut begins).await.expect("it is answered");
+            assert!(begins.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&begins));
+            // It reads nothing more for as long as the test runs.
+            stream
+        });
+    }
+    let held = in_time("their beginnings", slow.join_all()).await;
+
+    let given = tokio::time::timeout(Duration::from_secs(10), host.get(&format!("/rollout/{}/trajectory", short.id)));
+
+    assert_eq!(given.await.expect("nobody is in its way").status, 200);
+    drop(held);
+}
