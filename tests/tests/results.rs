@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use rollout_tests::{Admitted, Controller, Serve, ServeCatalog, Start, TestHost, in_time, rollout_host, until};
+use rollout_tests::{
+    Admitted, Controller, Serve, ServeCatalog, Start, TestHost, in_time, rollout_host, until,
+};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -90,7 +92,8 @@ async fn unread_results_of_one_tenant_refuse_nothing_of_another() {
     const BYTES: usize = 6 << 20;
     let controller = Controller::start().await;
     let catalog = ServeCatalog::default().config("memory-budget-bytes = 268435456\n").start().await;
-    let (hoards, works) = (catalog.tenant("hoards", json!({})).await, catalog.tenant("works", json!({})).await);
+    let (hoards, works) =
+        (catalog.tenant("hoards", json!({})).await, catalog.tenant("works", json!({})).await);
     for tenant in [&hoards, &works] {
         catalog.serve(tenant, "p", "conform", "").await;
     }
@@ -166,7 +169,8 @@ async fn slow_readers_of_trajectories_hold_up_nobody() {
     }
     let held = in_time("their beginnings", slow.join_all()).await;
 
-    let given = tokio::time::timeout(Duration::from_secs(10), host.get(&format!("/rollout/{}/trajectory", short.id)));
+    let given =
+        tokio::time::timeout(Duration::from_secs(10), host.get(&format!("/rollout/{}/trajectory", short.id)));
 
     assert_eq!(given.await.expect("nobody is in its way").status, 200);
     drop(held);

@@ -13,6 +13,11 @@
 //! 3. What the ended ones still hold is overdraft for a moment. It has an end of its
 //!    own, `OVERDRAFT_PERCENT`, past which whoever asks is ended.
 //!
+//! Tenants are groups of one budget. A group that holds less than its share, which is the total divided by the number of
+//! groups, is refused nothing because of what other groups hold: the first line does not apply to it, and where the total
+//! is used up, its request is made room for as the growth of a rollout is. Requests of all groups together have a ceiling,
+//! `REQUESTS_PERCENT`, of which each group leaves as much to the others as it has.
+//!
 //! This module knows bytes, and nothing of rollouts: it is handed a token that ends one.
 
 use std::collections::HashMap;
@@ -30,6 +35,9 @@ const ROOM_PERCENT: usize = 6;
 
 /// Of the total, how much may be in use for a further guest to start beside others.
 const START_PERCENT: usize = 87;
+
+/// Of the total, what requests of several groups may take together: less than what keeps new work out.
+const REQUESTS_PERCENT: usize = 50;
 
 /// Of the total, what results of one group among several may take before it gets no new work.
 const RESULTS_PERCENT: usize = 20;
@@ -102,8 +110,49 @@ struct Group {
     bytes: AtomicUsize,
     /// Of these, those of results.
     results: AtomicUsize,
-    /// Whether it is one among several, so that it has a share of what may be held of results.
-    is_one_of_several: bool,
+    /// Of these, those of requests.
+    requests: AtomicUsize,
+    /// Number of groups that share the budget, this one among them; none for the budget's own group.
+    several: Option<Arc<AtomicUsize>>,
+}
+
+impl Group {
+    /// One of several groups, counted here for as long as it is there.
+    fn one_of(several: &Arc<AtomicUsize>) -> Self {
+        several.fetch_add(1, Ordering::Relaxed);
+        let mut group = Self::default();
+        group.several = Some(several.clone());
+        group
+    }
+
+    /// The count of what is held for this, where that is counted apart.
+    fn of_use(&self, use_: Use) -> Option<&AtomicUsize> {
+        match use_ {
+            Use::Request => Some(&self.requests),
+            Use::Result => Some(&self.results),
+            Use::Record | Use::Guest => None,
+        }
+    }
+
+    /// Number of groups, where there are several.
+    fn count(&self) -> Option<usize> {
+        let count = self.several.as_ref()?.load(Ordering::Relaxed);
+        (count > 1).then_some(count)
+    }
+
+    /// Whether it is one of several groups, and has no more than its share of the total with so many bytes more.
+    fn is_within_share(&self, bytes: usize, total: usize) -> bool {
+        self.count()
+            .is_some_and(|count| self.bytes.load(Ordering::Relaxed).saturating_add(bytes) <= total / count)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Some(several) = &self.several {
+            several.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -115,6 +164,8 @@ struct Shared {
     /// Rollouts whose guest was started and is not gone.
     started: AtomicUsize,
     freed: Notify,
+    /// Number of groups besides the budget's own.
+    groups: Arc<AtomicUsize>,
 }
 
 #[derive(Debug, Default)]
@@ -154,6 +205,7 @@ impl Budget {
             holders: Mutex::default(),
             started: AtomicUsize::new(0),
             freed: Notify::new(),
+            groups: Arc::default(),
         });
         Self { shared, group: Arc::default() }
     }
@@ -162,8 +214,7 @@ impl Budget {
     /// who hold less.
     #[must_use]
     pub fn for_others(&self) -> Self {
-        let group = Group { is_one_of_several: true, ..Group::default() };
-        Self { shared: self.shared.clone(), group: Arc::new(group) }
+        Self { shared: self.shared.clone(), group: Arc::new(Group::one_of(&self.shared.groups)) }
     }
 
     /// The bytes that there are.
@@ -183,8 +234,25 @@ impl Budget {
 
     /// Whether there is room for new work of so many bytes.
     pub fn check_new_work(&self, bytes: usize) -> Result<(), OverBudget> {
-        let used = self.used();
         self.check_results(bytes)?;
+        match self.group.is_within_share(bytes, self.shared.total) {
+            true => Ok(()),
+            false => self.check_total(bytes),
+        }
+    }
+
+    /// Whether new work of no group is taken, because even what each may have is used up.
+    pub fn check_any_group(&self) -> Result<(), OverBudget> {
+        let used = self.used();
+        match self.shared.groups.load(Ordering::Relaxed) > 1 && used <= self.shared.total {
+            true => Ok(()),
+            false => self.check_total(0),
+        }
+    }
+
+    /// Whether so little is in use together that new work of so many bytes has room, whoever asks.
+    fn check_total(&self, bytes: usize) -> Result<(), OverBudget> {
+        let used = self.used();
         match used.saturating_add(bytes) <= percent(self.shared.total, NEW_WORK_PERCENT) {
             true => Ok(()),
             false => Err(OverBudget { asked: bytes, used, total: self.shared.total }),
@@ -194,7 +262,7 @@ impl Budget {
     /// Whether there is room for new work of any usual size. What is only kept for comfort
     /// goes where there is none.
     pub fn has_room(&self) -> bool {
-        self.check_new_work(percent(self.shared.total, ROOM_PERCENT)).is_ok()
+        self.check_total(percent(self.shared.total, ROOM_PERCENT)).is_ok()
     }
 
     /// Charges bytes that belong to no running rollout. [`Use::Request`] is refused
@@ -224,7 +292,7 @@ impl Budget {
 
     /// A charge of nothing, which can grow.
     pub(crate) fn nothing(&self, use_: Use) -> Charge {
-        let group = (use_ == Use::Result).then(|| self.group.clone());
+        let group = Some(self.group.clone());
         Charge { shared: self.shared.clone(), account: None, group, use_, bytes: 0 }
     }
 
@@ -232,7 +300,7 @@ impl Budget {
     /// nobody else's work is refused for them.
     fn check_results(&self, asked: usize) -> Result<(), OverBudget> {
         let (used, total) = (self.results(), percent(self.shared.total, RESULTS_PERCENT));
-        match !self.group.is_one_of_several || used <= total {
+        match self.group.count().is_none() || used <= total {
             true => Ok(()),
             false => Err(OverBudget { asked, used, total }),
         }
@@ -257,7 +325,7 @@ impl Budget {
     pub fn charge_read(&self, bytes: usize) -> Result<Charge, OverBudget> {
         let (own, all) = (self.results(), self.used_for(Use::Result));
         let share = percent(self.shared.total, OWN_READ_PERCENT);
-        if self.group.is_one_of_several && own > share / 2 && own.saturating_add(bytes) > share {
+        if self.group.count().is_some() && own > share / 2 && own.saturating_add(bytes) > share {
             return Err(OverBudget { asked: bytes, used: own, total: share });
         }
         let most = percent(self.shared.total, READ_PERCENT);
@@ -324,6 +392,38 @@ impl Shared {
         drop(holders);
         let overdraft = percent(self.total, OVERDRAFT_PERCENT);
         self.take(bytes, self.total.saturating_add(overdraft)).inspect_err(|_| account.evict())
+    }
+
+    /// Takes bytes for a request of a group.
+    fn take_for_request(&self, bytes: usize, group: &Arc<Group>) -> Result<(), OverBudget> {
+        if group.count().is_some() {
+            let most = percent(self.total, REQUESTS_PERCENT);
+            let all = self.by_use[Use::Request as usize].load(Ordering::Relaxed);
+            let own = group.requests.load(Ordering::Relaxed);
+            // As much as it has is left to others.
+            let left = most.saturating_sub(all.saturating_add(bytes));
+            if own.saturating_add(bytes) > left {
+                return Err(OverBudget { asked: bytes, used: all, total: most });
+            }
+        }
+        if !group.is_within_share(bytes, self.total) {
+            return self.take(bytes, percent(self.total, NEW_WORK_PERCENT));
+        }
+        if self.take(bytes, self.total).is_ok() {
+            return Ok(());
+        }
+        let holders = self.holders();
+        let leaving: usize =
+            holders.all.values().filter(|held| held.evicted()).map(|held| held.bytes()).sum();
+        let used = self.used.load(Ordering::Relaxed);
+        if used.saturating_sub(leaving).saturating_add(bytes) > self.total {
+            let is_over =
+                |held: &&Arc<HolderUsage>| !held.evicted() && !held.group.is_within_share(0, self.total);
+            let most = holders.all.values().filter(is_over).max_by_key(|held| held.rank());
+            most.ok_or(OverBudget { asked: bytes, used, total: self.total })?.evict();
+        }
+        drop(holders);
+        self.take(bytes, self.total.saturating_add(percent(self.total, OVERDRAFT_PERCENT)))
     }
 
     fn give_back(&self, bytes: usize) {
@@ -403,7 +503,8 @@ impl Holder {
         let shared = &self.0.shared;
         loop {
             let freed = shared.freed.notified();
-            let roomy = shared.used.load(Ordering::Relaxed) <= percent(shared.total, START_PERCENT);
+            let roomy = shared.used.load(Ordering::Relaxed) <= percent(shared.total, START_PERCENT)
+                || self.0.account.group.is_within_share(0, shared.total);
             // Where nobody runs nobody would give anything back.
             if roomy || shared.started.load(Ordering::Relaxed) == 0 {
                 break;
@@ -431,7 +532,7 @@ impl Drop for Held {
 pub struct Charge {
     shared: Arc<Shared>,
     account: Option<Arc<HolderUsage>>,
-    /// Those whose result it is.
+    /// The group whose request or result it is.
     group: Option<Arc<Group>>,
     use_: Use,
     bytes: usize,
@@ -445,12 +546,10 @@ impl Charge {
 
     /// Charges so many more, or changes nothing.
     pub fn grow(&mut self, bytes: usize) -> Result<(), OverBudget> {
-        match &self.account {
-            Some(account) => self.shared.take_for(bytes, account)?,
-            None if self.use_ == Use::Request => {
-                self.shared.take(bytes, percent(self.shared.total, NEW_WORK_PERCENT))?;
-            }
-            None => self.shared.take(bytes, self.shared.total)?,
+        match (&self.account, &self.group) {
+            (Some(account), _) => self.shared.take_for(bytes, account)?,
+            (None, Some(group)) if self.use_ == Use::Request => self.shared.take_for_request(bytes, group)?,
+            (None, _) => self.shared.take(bytes, self.shared.total)?,
         }
         self.note(bytes);
         Ok(())
@@ -471,7 +570,9 @@ impl Charge {
         }
         if let Some(group) = &self.group {
             group.bytes.fetch_add(bytes, Ordering::Relaxed);
-            group.results.fetch_add(bytes, Ordering::Relaxed);
+            if let Some(of_use) = group.of_use(self.use_) {
+                of_use.fetch_add(bytes, Ordering::Relaxed);
+            }
         }
     }
 
@@ -486,7 +587,9 @@ impl Charge {
         }
         if let Some(group) = &self.group {
             group.bytes.fetch_sub(back, Ordering::Relaxed);
-            group.results.fetch_sub(back, Ordering::Relaxed);
+            if let Some(of_use) = group.of_use(self.use_) {
+                of_use.fetch_sub(back, Ordering::Relaxed);
+            }
         }
         self.shared.give_back(back);
     }
@@ -575,6 +678,55 @@ mod tests {
         assert_eq!(budget.used(), 800);
         assert!(charges[0].grow(250).is_err());
         assert!(held[1].1.is_cancelled() && !alone_end.is_cancelled());
+    }
+
+    #[test]
+    fn requests_of_one_group_leave_as_much_to_others_as_it_has() {
+        let budget = Budget::new(1000);
+        let (greedy, other) = (budget.for_others(), budget.for_others());
+        let held: Vec<_> = std::iter::from_fn(|| greedy.charge(Use::Request, 10).ok()).collect();
+        assert_eq!(held.len(), 25, "half of what requests may take together");
+        let refused = greedy.charge(Use::Request, 10).unwrap_err();
+        assert_eq!(refused, OverBudget { asked: 10, used: 250, total: 500 });
+        let of_other: Vec<_> = std::iter::from_fn(|| other.charge(Use::Request, 10).ok()).collect();
+        assert_eq!(of_other.len(), 12, "half of what is left");
+        assert!(greedy.check_new_work(0).is_ok() && other.check_new_work(0).is_ok());
+    }
+
+    #[test]
+    fn a_group_within_its_share_is_refused_nothing_for_what_another_one_holds() {
+        let budget = Budget::new(1000);
+        let (large, small) = (budget.for_others(), budget.for_others());
+        let (holder, end) = holder(&large);
+        let mut guest = holder.nothing(Use::Guest);
+        guest.grow(1000).unwrap();
+        assert!(large.check_new_work(1).is_err() && large.charge(Use::Request, 1).is_err());
+        assert!(small.check_new_work(100).is_ok() && budget.check_any_group().is_ok());
+        let request = small.charge(Use::Request, 100).unwrap();
+        assert!(end.is_cancelled(), "the one above its share makes room");
+        assert_eq!(budget.used(), 1100, "until what it holds is given back");
+        drop((guest, holder, large));
+        drop(request);
+        // A group that is alone is refused at the line for all.
+        let (_last, _) = self::holder(&small);
+        let result = small.charge_result(760);
+        assert!(small.check_new_work(0).is_err());
+        drop(result);
+    }
+
+    #[tokio::test]
+    async fn a_group_within_its_share_starts_guests_beside_one_that_holds_nearly_all() {
+        let budget = Budget::new(1000);
+        let (large, small) = (budget.for_others(), budget.for_others());
+        let (first, _) = holder(&large);
+        first.may_start().await;
+        let mut guest = first.nothing(Use::Guest);
+        guest.grow(950).unwrap();
+        let (own, _) = holder(&large);
+        let mut started = Box::pin(own.may_start());
+        assert!(futures_util::future::poll_immediate(&mut started).await.is_none());
+        let (other, _) = holder(&small);
+        other.may_start().await;
     }
 
     #[test]

@@ -45,9 +45,10 @@ mod tests {
     fn a_turn_that_is_over_goes_to_a_thread_that_waits() {
         let turns = LoadTurns::new(2);
         let (first, _second) = (turns.take(), turns.take());
+        let (taken, third) = mpsc::channel();
         std::thread::scope(|scope| {
-            let (taken, third) = mpsc::channel();
-            scope.spawn(|| {
+            let turns = &turns;
+            scope.spawn(move || {
                 let _turn = turns.take();
                 taken.send(()).unwrap();
             });

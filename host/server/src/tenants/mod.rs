@@ -234,7 +234,7 @@ impl Tenants {
         if !self.load().accepting {
             return Some("the host is shutting down".to_owned());
         }
-        let room = self.0.platform.budget().check_new_work(0);
+        let room = self.0.platform.budget().check_any_group();
         room.err().map(|why| why.to_string())
     }
 
