@@ -6,7 +6,6 @@
 //! holds its bytes, of which its tenant has a share, and no turn of anybody else.
 
 use std::collections::VecDeque;
-use std::future::Future;
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::task::Poll;
@@ -18,6 +17,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
 use super::{Server, Trajectories};
 use crate::error::Refused;
@@ -99,10 +99,10 @@ impl Made {
     fn into_body(self, time_min: Duration) -> Body {
         let Self { mut chunks, bytes, mut charge } = self;
         let time = time_min + Duration::from_secs((bytes / READ_BYTES_PER_SEC) as u64);
-        let mut slow = Box::pin(tokio::time::sleep(time));
-        let body = stream::poll_fn(move |context| {
+        let until = Instant::now() + time;
+        let body = stream::poll_fn(move |_| {
             let Some(chunk) = chunks.pop_front() else { return Poll::Ready(None) };
-            if slow.as_mut().poll(context).is_ready() {
+            if Instant::now() >= until {
                 chunks.clear();
                 charge.shrink_to(0);
                 return Poll::Ready(Some(Err(io::Error::from(io::ErrorKind::TimedOut))));
@@ -218,20 +218,22 @@ impl Write for Chunks {
 
 #[cfg(test)]
 mod tests {
-    use futures_util::StreamExt;
+    use futures_util::{StreamExt, TryStreamExt};
 
     use super::*;
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_reader_that_takes_too_long_gets_no_more_and_holds_nothing() {
         let budget = Budget::new(1 << 20);
-        let chunks = VecDeque::from([Bytes::from_static(b"one"), Bytes::from_static(b"two")]);
-        let charge = budget.charge_read(6).unwrap();
-        let body = Made { chunks, bytes: 6, charge }.into_body(Duration::from_secs(2));
-        let mut parts = body.into_data_stream();
-        assert_eq!(parts.next().await.unwrap().unwrap(), "one");
-        tokio::time::advance(Duration::from_secs(3)).await;
-        assert!(parts.next().await.unwrap().is_err());
+        let made = || Made {
+            chunks: VecDeque::from([Bytes::from_static(b"one"), Bytes::from_static(b"two")]),
+            bytes: 6,
+            charge: budget.charge_read(6).unwrap(),
+        };
+        let in_time = made().into_body(READING_TIME_MIN).into_data_stream();
+        assert_eq!(in_time.try_collect::<Vec<_>>().await.unwrap(), ["one", "two"]);
+        let mut late = made().into_body(Duration::ZERO).into_data_stream();
+        assert!(late.next().await.unwrap().is_err());
         assert_eq!(budget.used(), 0);
     }
 }

@@ -207,7 +207,8 @@ impl KeptResults {
         let is_batch = |ended: &store::Ended| {
             ended.name == batch && matches!(ended.first_event, Some(kind::READ | kind::RELEASED))
         };
-        store.for_each_ended(from, is_batch, |ended, events| match ended.first_event {
+        let is_note = |kind| matches!(kind, kind::KEPT | kind::READ | kind::RELEASED);
+        store.for_each_ended(from, is_note, is_batch, |ended, events| match ended.first_event {
             Some(kind::KEPT) => {
                 let (first, last) = (small(from), small(ended.last_segment));
                 // One of the same name before it was forgotten.
@@ -441,5 +442,159 @@ impl Journal {
             let _ = note.append(kind, vec![keys.into()]);
             note.end();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::outbound::Secret;
+    use crate::seal::Seal;
+    use rollout_journal::Settings;
+
+    const TTL: Duration = Duration::from_secs(900);
+
+    fn open(dir: &Path) -> Arc<Journal> {
+        let settings = Settings { segment_bytes: 1 << 20, ..Settings::new(dir) };
+        Journal::open(settings, Seal::of_secret(&Secret::new("secret")), TTL).unwrap().0
+    }
+
+    /// A rollout with an outcome, of as many events as a short one has.
+    fn over(journal: &Journal, id: &RolloutId) -> RolloutLog {
+        let log = RolloutLog(Arc::new(journal.store.begin(id.as_str()).unwrap()));
+        for event in 0..8 {
+            log.append(kind::OF_WORKFLOW + event % 4, vec![Bytes::from_static(&[b'x'; 300])]);
+        }
+        log.append(kind::OUTCOME, vec![Bytes::from_static(b"{}")]);
+        log
+    }
+
+    async fn keep(journal: &Journal, id: &RolloutId) -> KeptResult {
+        let of = ResultOf { id, plugin: None };
+        journal.keep_result(&over(journal, id), of, &"facts", (TTL, true)).await.unwrap()
+    }
+
+    fn id(text: impl Into<String>) -> RolloutId {
+        RolloutId::parse(text).unwrap()
+    }
+
+    /// What this process takes of memory, in bytes.
+    fn rss() -> i64 {
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        pages.split(' ').nth(1).unwrap().parse::<i64>().unwrap() * 4096
+    }
+
+    #[tokio::test]
+    async fn a_kept_result_is_found_by_every_process_after_until_it_is_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = open(dir.path());
+        let [one, two, three, four] = ["one", "two", "three", "four"].map(id);
+        for id in [&one, &two, &three] {
+            keep(&journal, id).await;
+        }
+        let of = |id| ResultOf { id, plugin: None };
+        let found = |journal: &Journal, id| {
+            let kept = journal.results().of(ResultOf { id, plugin: None })?;
+            let found = journal.read_kept(kept, ResultOf { id, plugin: None }).unwrap()?;
+            assert_eq!(
+                (found.facts, found.outcome.name()),
+                (Bytes::from_static(b"\"facts\""), id.as_str().as_bytes())
+            );
+            Some(())
+        };
+        assert!(found(&journal, &one).is_some() && journal.results().of(of(&four)).is_none());
+        assert!(journal.results().of(ResultOf { id: &one, plugin: Some("p") }).is_none(), "another plugin's");
+        assert!(journal.was_read(journal.results().of(of(&two)).unwrap()));
+        assert!(!journal.was_read(journal.results().of(of(&two)).unwrap()), "not for the first time");
+        {
+            let mut table = journal.results.table();
+            let key = store::name_hash(&of(&three).name());
+            table.remove(key);
+            table.released.insert(key);
+        }
+        journal.note_results();
+        // The name is another rollout's from here on.
+        keep(&journal, &three).await;
+        drop(journal);
+        for awaited in [2, 1] {
+            let journal = open(dir.path());
+            assert_eq!(journal.results.table().awaited, awaited);
+            assert!([&one, &two, &three].into_iter().all(|id| found(&journal, id).is_some()));
+            journal.was_read(journal.results().of(of(&three)).unwrap());
+            journal.note_results();
+            journal.close();
+        }
+    }
+
+    #[tokio::test]
+    async fn an_unread_result_keeps_its_segments_and_one_that_was_read_does_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut settings = Settings { segment_bytes: 64 << 10, ..Settings::new(dir.path()) };
+        settings.retention.bytes_max = 0;
+        let journal = Journal::open(settings, Seal::of_secret(&Secret::new("secret")), TTL).unwrap().0;
+        let kept = keep(&journal, &id("kept")).await;
+        let first = dir.path().join("00000000000000000001.seg");
+        let fill = async |from: usize| {
+            for number in from..from + 200 {
+                over(&journal, &id(format!("r-{number}"))).end();
+            }
+            journal.written().await.unwrap();
+        };
+        fill(0).await;
+        assert!(first.exists() && journal.store.position() > 4);
+        let of = id("kept");
+        assert!(journal.read_kept(kept, ResultOf { id: &of, plugin: None }).unwrap().is_some());
+        journal.was_read(kept);
+        fill(200).await;
+        let gone = async {
+            while first.exists() {
+                fill(400).await
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), gone).await.unwrap();
+        assert!(journal.read_kept(kept, ResultOf { id: &of, plugin: None }).unwrap().is_none());
+    }
+
+    /// How many results the test below has. `docs/performance.md` says what a million take.
+    fn count() -> usize {
+        std::env::var("KEPT_RESULTS").map_or(5_000, |count| count.parse().unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_start_takes_a_few_bytes_and_microseconds_for_each_kept_result() {
+        let count = count();
+        let own = tempfile::tempdir().unwrap();
+        // Measured in a process that wrote none of it: run twice, with a directory that is empty the first time.
+        let dir = std::env::var_os("KEPT_RESULTS_IN").map_or(own.path().to_owned(), PathBuf::from);
+        if std::fs::read_dir(&dir).is_ok_and(|mut files| files.next().is_none()) {
+            let settings = Settings { sync: store::Sync::Never, ..Settings::new(&dir) };
+            let journal = Journal::open(settings, Seal::of_secret(&Secret::new("secret")), TTL).unwrap().0;
+            for from in (0..count).step_by(1_000) {
+                let ids: Vec<RolloutId> = (from..count.min(from + 1_000))
+                    .map(|number| id(format!("rollout-{number:08}")))
+                    .collect();
+                futures_util::future::join_all(ids.iter().map(|id| keep(&journal, id))).await;
+            }
+            journal.close();
+        }
+        let (before, began) = (rss(), Instant::now());
+        let settings = Settings::new(&dir);
+        let (journal, unfinished) =
+            Journal::open(settings, Seal::of_secret(&Secret::new("secret")), TTL).unwrap();
+        let opened = began.elapsed();
+        let last = id(format!("rollout-{:08}", count - 1));
+        let kept = journal.results().of(ResultOf { id: &last, plugin: None }).unwrap();
+        let found = journal.read_kept(kept, ResultOf { id: &last, plugin: None }).unwrap().unwrap();
+        let (answered, more) = (began.elapsed(), rss() - before);
+        let mib = more >> 20;
+        println!(
+            "{count} kept results: opened in {opened:?}, first found after {answered:?}, {mib} MiB more"
+        );
+        assert_eq!((found.bytes().unwrap() > 0, unfinished.count_max()), (true, 0));
+        assert_eq!(journal.results.table().awaited, count);
+        let allowed = (16 << 20) + 48 * i64::try_from(count).unwrap();
+        assert!(more < allowed, "{mib} MiB more");
     }
 }
