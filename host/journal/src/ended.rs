@@ -60,20 +60,24 @@ impl Journal {
         self.0.shared.held_from.store(segment, Ordering::Relaxed);
     }
 
-    /// Calls a function with each rollout that ended in this segment or a later one, in the order in which
-    /// they ended, and with the events of those that are wanted. Reads the indexes of sealed segments, one after
-    /// the other.
+    /// Calls a function with each rollout that ended in this segment or a later one and whose first event is of a wanted
+    /// kind, in the order in which they ended, and with the events of those to be read. Reads the indexes of
+    /// sealed segments, one after the other.
     pub fn for_each_ended(
         &self,
         from: u64,
-        wanted: impl Fn(&Ended) -> bool,
+        wanted: impl Fn(u8) -> bool,
+        is_read: impl Fn(&Ended) -> bool,
         mut each: impl FnMut(Ended, Vec<Event>),
     ) -> io::Result<()> {
         let shared = &self.0.shared;
         let mut give = |records: &[Records]| -> io::Result<()> {
             for records in records {
                 let Some(ended) = Ended::of(records) else { continue };
-                let events = match wanted(&ended) {
+                if !ended.first_event.is_some_and(&wanted) {
+                    continue;
+                }
+                let events = match is_read(&ended) {
                     true => Reader::new(&shared.folder).read_any(&records.places)?.events,
                     false => Vec::new(),
                 };
@@ -83,8 +87,9 @@ impl Journal {
         };
         for number in shared.folder.numbers()?.into_iter().filter(|number| *number >= from) {
             match std::fs::read(shared.folder.index(number)) {
-                Ok(bytes) => match Index::read_whole(&bytes) {
-                    Some(index) => give(&index.ended)?,
+                Ok(bytes) => match Index::read_ended(&bytes, &wanted) {
+                    Some(ended) => give(&ended)?,
+                    // What ended in it is found by its records.
                     None => {
                         let mut index = Index::default();
                         recover::scan_unsealed(&shared.folder, number, &[], &mut index)?;

@@ -154,6 +154,28 @@ impl Index {
         Some(Self { ended, ..Self::read(bytes)? })
     }
 
+    /// The rollouts that ended whose first event is of such a kind, in the order in which they did; none where this is no
+    /// index. What it holds besides is not taken apart.
+    pub(crate) fn read_ended(bytes: &[u8], wanted: impl Fn(u8) -> bool) -> Option<Vec<Records>> {
+        let (table, of_ended, ..) = Self::parts(bytes)?;
+        let (rows, _) = table.as_chunks::<{ ROW_BYTES as usize }>();
+        let mut ended = Vec::new();
+        for row in rows {
+            let mut row = Words(row);
+            let (name, first, count) = (row.next()?, row.next()?, row.next()?);
+            let mut places = Words(of_ended);
+            places.skip(first.checked_mul(PLACE_BYTES)?)?;
+            let mut second = Words(places.0);
+            second.skip(PLACE_BYTES)?;
+            let kind = Location::of_words([second.next()?, second.next()?]).kind();
+            if matches!(kind, Kind::Event(kind) if wanted(kind)) {
+                ended.push(Records { name, places: places.places(count)? });
+            }
+        }
+        ended.sort_by_key(|records| records.places.last().map(|end| (end.segment(), end.offset)));
+        Some(ended)
+    }
+
     /// The table of what ended, where its records are, what follows, and the next number.
     fn parts(bytes: &[u8]) -> Option<(&[u8], &[u8], Words<'_>, u64)> {
         let (body, checksum) = bytes.split_last_chunk::<8>()?;
