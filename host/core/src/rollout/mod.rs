@@ -34,10 +34,11 @@ pub use drive::{AfterWorkflow, Ended, Next, Steps, drive};
 pub use fork::{ForkError, StoredForkError};
 pub use host::Host;
 pub use journal::{
-    Continuation, DeploymentId, Failed, ForkPast, FoundRollout, Journal, JournaledSecrets,
-    OpenError as JournalError, Refused as JournalRefused, Retention as JournalRetention, RolloutLog,
-    ServedAs, Settings as JournalSettings, StoredRollout, Sync as JournalSync, TooFewTurns,
-    UnfinishedRollout,
+    Continuation, Damage as JournalDamage, DeploymentId, Failed, ForkPast, FoundRollout, Journal,
+    JournaledSecrets, OpenError as JournalError, Refused as JournalRefused,
+    RepairError as JournalRepairError, Repaired as RepairedJournal, Retention as JournalRetention,
+    RolloutLog, ServedAs, Settings as JournalSettings, StoredRollout, Sync as JournalSync, TooFewTurns,
+    UnfinishedRollout, repair as repair_journal,
 };
 pub use model::{
     AgentForm, ExtraFact, ExtraMember, Failure, FailureKind, Finished, FinishedSample, ForkOrigin, ForkPoint,
