@@ -270,3 +270,49 @@ async fn of_an_evaluation_without_trajectories_the_journal_has_the_rows() {
     let row: Value = serde_json::from_str(&ran.stdout).unwrap();
     assert_eq!((&row["rollout_id"], &row["mask"]), (&json!("row-00000-run-0"), &json!([0, 1])));
 }
+
+#[tokio::test]
+async fn one_flipped_bit_of_a_journal_is_refused_by_all_that_read_it_and_a_repair_keeps_the_rest() {
+    let controller = Controller::start().await;
+    let dir = tempfile::tempdir().unwrap();
+    let journal = dir.path().join("journal");
+    let serve = TestHost::of("conform").config(&format!("[journal]\ndir = '{}'\n", journal.display()));
+    let host = serve.clone().start().await;
+    for _ in 0..10 {
+        let result = host.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+        assert_eq!(result["status"], "success", "{result:#}");
+    }
+    host.kill().await;
+    let segment = journal.join("00000000000000000001.seg");
+    let mut bytes = std::fs::read(&segment).unwrap();
+    let written = bytes.iter().rposition(|byte| *byte != 0).unwrap();
+    bytes[written / 10] ^= 0x10;
+    std::fs::write(&segment, &bytes).unwrap();
+
+    let rows = export(dir.path(), &["journal"]).await;
+    let skipping = export(dir.path(), &["journal", "--skip-unreadable"]).await;
+    let all = rollout_host(["trajectory", "--all", "--journal", "journal", "--out", "out"]);
+    let all = { all }.current_dir(dir.path()).start().ended().await;
+    let mut refused = rollout_host(["serve"]);
+    refused.arg(rollout_tests::guest("conform")).args(["--listen", "127.0.0.1:0", "--journal", "journal"]);
+    let refused = refused.current_dir(dir.path()).start().ended().await;
+    for ran in [rows, skipping, all, refused] {
+        assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+        assert!(ran.stderr.contains("00000000000000000001.seg is damaged at byte "), "{}", ran.stderr);
+        assert!(ran.stderr.contains("`rollout-host journal repair`"), "{}", ran.stderr);
+    }
+
+    let repair =
+        async || rollout_host(["journal", "repair", "journal"]).current_dir(dir.path()).start().ended().await;
+    let repaired = repair().await;
+    assert_eq!(repaired.code, Some(0), "{}", repaired.stderr);
+    assert!(repaired.stdout.contains("00000000000000000001.seg: bytes "), "{}", repaired.stdout);
+    assert!(repaired.stdout.contains(" lost records and is left out"), "{}", repaired.stdout);
+    assert_eq!(std::fs::read(journal.join("00000000000000000001.seg.damaged")).unwrap(), bytes);
+    assert_eq!(repair().await.stdout, "the journal is whole\n");
+    let rows = export(dir.path(), &["journal"]).await;
+    assert_eq!((rows.code, rows.stdout.lines().count()), (Some(0), 9), "{}", rows.stderr);
+    let host = serve.start().await;
+    let again = host.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    assert_eq!(again["status"], "success", "{again:#}");
+}

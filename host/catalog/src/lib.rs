@@ -101,7 +101,7 @@ impl Catalog {
         &self.0.store.path
     }
 
-    /// Writes what is noted in memory: when keys were last used, and usage. Done every few seconds and at
+    /// Writes what is noted in memory: when keys were last used, and usage. Done every second and at
     /// the end anyway.
     pub fn flush(&self) -> Result<(), StorageError> {
         noted::write(&self.0.store, true)

@@ -18,7 +18,7 @@ use crate::store::{Store, time};
 use crate::{Catalog, LIST_MAX};
 
 /// How often usage is written, where there was some.
-const WRITE_EVERY: Duration = Duration::from_secs(5);
+const WRITE_EVERY: Duration = Duration::from_secs(1);
 
 /// How often the last uses of keys are written.
 const TOUCHES_EVERY: Duration = Duration::from_secs(60);

@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::print::{self, errln};
 use super::{Exit, OUTPUT, journal};
-use rollout_core::rollout::{NoTrajectory, StoredRollout};
+use rollout_core::rollout::{JournalError, NoTrajectory, StoredRollout};
 use rollout_core::text::printable;
 use rollout_export::source::{self, Trajectories};
 use rollout_export::{Condition, Format, Output, OutputError, Row};
@@ -177,6 +177,10 @@ impl Rows {
         for stored in StoredRollout::all(dir).with_context(unreadable)? {
             let stored = match stored {
                 Ok(stored) => stored,
+                // The journal is damaged, and not one rollout: others may be missing, too.
+                Err(error) if error.get_ref().is_some_and(|inner| inner.is::<JournalError>()) => {
+                    return Err(error).with_context(unreadable);
+                }
                 Err(error) => {
                     self.unreadable("a rollout", &error);
                     continue;

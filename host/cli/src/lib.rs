@@ -14,6 +14,7 @@ mod hardening;
 mod hooks;
 mod inspect;
 mod journal;
+mod journal_command;
 mod lifecycle;
 mod man;
 mod mock_model;
@@ -99,6 +100,8 @@ enum Command {
     Fork(fork::Fork),
     /// Writes the trajectory of a rollout of a journal, or of all that are over.
     Trajectory(trajectory::Trajectory),
+    /// Repairs a journal that is damaged.
+    Journal(journal_command::Journal),
     /// Drives a running server with load and measures it, perhaps beside another.
     Bench(bench::Bench),
     /// Serves an OpenAI-compatible endpoint that stands in for a model.
@@ -180,6 +183,7 @@ impl Command {
             | Self::Export(_)
             | Self::Replay(_)
             | Self::Trajectory(_)
+            | Self::Journal(_)
             // A key that nobody read was made for nothing.
             | Self::Key(_)
             | Self::Completions(_) => false,
@@ -261,6 +265,7 @@ impl Command {
             Self::Replay(command) => command.run(),
             Self::Fork(command) => command.run(),
             Self::Trajectory(command) => command.run(),
+            Self::Journal(command) => command.run(),
             Self::Bench(command) => command.run(),
             Self::MockModel(command) => command.run(),
             Self::UpdateSdk(command) => command.run(),

@@ -9,23 +9,26 @@ use bytes::Bytes;
 
 use crate::index::{self, Index};
 use crate::record::Kind;
-use crate::recover::{self, Reader};
+use crate::recover::{self, Lies, Reader};
 use crate::segment::Folder;
-use crate::{Event, Location, SEGMENT_BYTES, Written};
+use crate::{Event, Location, Written};
 
 /// A rollout that is in a journal, of which only the name was read.
 pub struct Found {
     folder: Folder,
-    places: Vec<Location>,
+    lies: Lies,
     name: Bytes,
 }
 
 impl Found {
     /// The rollout whose records are at these places; none where the first of them is no longer kept.
-    fn at(folder: &Folder, places: Vec<Location>) -> io::Result<Option<Self>> {
-        let first = places.get(..1).unwrap_or_default();
-        let began = kept(Reader::new(folder).read_any(first))?;
-        Ok(began.map(|began| Self { folder: folder.clone(), places, name: began.name }))
+    fn at(folder: &Folder, lies: Lies) -> io::Result<Option<Self>> {
+        let first = |lies: &Lies| {
+            let first = lies.places.get(..1).unwrap_or_default();
+            Ok((Reader::new(folder).read_any(first)?.name, lies.clone()))
+        };
+        let began = with_places(folder, &lies, first)?;
+        Ok(began.map(|(name, lies)| Self { folder: folder.clone(), lies, name }))
     }
 
     /// Its name, as it began.
@@ -35,47 +38,73 @@ impl Found {
 
     /// Whether it has an event of this kind.
     pub fn has(&self, kind: u8) -> bool {
-        self.places.iter().any(|place| place.kind() == Kind::Event(kind))
+        self.lies.places.iter().any(|place| place.kind() == Kind::Event(kind))
     }
 
     /// Whether it ended.
     pub fn has_ended(&self) -> bool {
-        self.places.last().is_some_and(|last| last.kind() == Kind::End)
+        self.lies.places.last().is_some_and(|last| last.kind() == Kind::End)
     }
 
     /// The bytes of its records, which is what it takes once it is read. Reads files.
     pub fn bytes(&self) -> io::Result<u64> {
-        let mut reader = Reader::new(&self.folder);
-        let lengths = self.places.iter().map(|place| reader.bytes_at(*place));
-        Ok(kept(lengths.sum())?.unwrap_or(0))
+        let lengths = |lies: &Lies| {
+            let mut reader = Reader::new(&self.folder);
+            lies.places.iter().map(|place| reader.bytes_at(*place)).sum()
+        };
+        Ok(with_places(&self.folder, &self.lies, lengths)?.unwrap_or(0))
     }
 
     /// All that was written of it; none where a part is no longer kept. Reads files.
     pub fn read(&self) -> io::Result<Option<Written>> {
-        kept(Reader::new(&self.folder).read_any(&self.places))
+        with_places(&self.folder, &self.lies, |lies| Reader::new(&self.folder).read_any(&lies.places))
+    }
+}
+
+/// What is read of a rollout at its places; none where it is in a segment that is no longer kept. The records of a
+/// rollout that was alive may be copied to another segment meanwhile, where it is looked for once more.
+fn with_places<T>(
+    folder: &Folder,
+    lies: &Lies,
+    read: impl Fn(&Lies) -> io::Result<T>,
+) -> io::Result<Option<T>> {
+    let mut lies = lies.clone();
+    loop {
+        if let Some(read) = kept(read(&lies))? {
+            return Ok(Some(read));
+        }
+        let Some(live) = lies.live else { return Ok(None) };
+        match recover::find_again(folder, live)? {
+            Some(places) if places != lies.places => lies.places = places,
+            Some(_) | None => return Ok(None),
+        }
     }
 }
 
 impl Found {
-    /// Those of its records that have events of these kinds.
-    fn only(&self, wanted: impl Fn(u8) -> bool) -> Self {
-        let is_wanted = |place: &&Location| match place.kind() {
-            Kind::Event(kind) => wanted(kind),
-            Kind::Begin | Kind::End => false,
-        };
-        let places = self.places.iter().filter(is_wanted).copied().collect();
-        Self { folder: self.folder.clone(), places, name: self.name.clone() }
-    }
-
     /// The bytes of its events of these kinds. Reads files.
     pub fn bytes_of(&self, wanted: impl Fn(u8) -> bool) -> io::Result<u64> {
-        self.only(wanted).bytes()
+        let lengths = |lies: &Lies| {
+            let mut reader = Reader::new(&self.folder);
+            events_of(lies, &wanted).map(|place| reader.bytes_at(place)).sum()
+        };
+        Ok(with_places(&self.folder, &self.lies, lengths)?.unwrap_or(0))
     }
 
     /// Its events of these kinds; none where a part is no longer kept. Reads files.
     pub fn events(&self, wanted: impl Fn(u8) -> bool) -> io::Result<Option<Vec<Event>>> {
-        Ok(self.only(wanted).read()?.map(|written| written.events))
+        let read = |lies: &Lies| {
+            let places: Vec<Location> = events_of(lies, &wanted).collect();
+            Ok(Reader::new(&self.folder).read_any(&places)?.events)
+        };
+        with_places(&self.folder, &self.lies, read)
     }
+}
+
+/// Where its events of these kinds are.
+fn events_of(lies: &Lies, wanted: impl Fn(u8) -> bool) -> impl Iterator<Item = Location> {
+    let is_wanted = move |place: &&Location| matches!(place.kind(), Kind::Event(kind) if wanted(kind));
+    lies.places.iter().filter(is_wanted).copied()
 }
 
 /// What was read; none where it was in a segment that is no longer kept.
@@ -88,8 +117,8 @@ fn kept<T>(read: io::Result<T>) -> io::Result<Option<T>> {
 }
 
 /// Those of the rollouts at these places that have this name. Others may have the same hash.
-pub(crate) fn named(folder: &Folder, places: Vec<Vec<Location>>, name: &str) -> io::Result<Vec<Found>> {
-    let found = places.into_iter().map(|places| Found::at(folder, places));
+pub(crate) fn named(folder: &Folder, all: Vec<Lies>, name: &str) -> io::Result<Vec<Found>> {
+    let found = all.into_iter().map(|lies| Found::at(folder, lies));
     let found = found.filter_map(Result::transpose);
     found.filter(|found| found.as_ref().map_or(true, |found| found.name() == name.as_bytes())).collect()
 }
@@ -97,7 +126,7 @@ pub(crate) fn named(folder: &Folder, places: Vec<Vec<Location>>, name: &str) -> 
 /// The rollouts of this name in the journal in a directory, the last one first, whoever has it open:
 /// what was written by now. Reads files, and changes none.
 pub fn find_in(path: &Path, name: &str) -> io::Result<Vec<Found>> {
-    let folder = unopened(path);
+    let folder = recover::unopened(path);
     let places = recover::find_unopened(&folder, index::hash(name.as_bytes()))?;
     named(&folder, places, name)
 }
@@ -106,14 +135,10 @@ pub fn find_in(path: &Path, name: &str) -> io::Result<Vec<Found>> {
 /// the order in which they ended, then those that are not. What is written meanwhile may be
 /// among them. Reads files as it goes, one segment's index at a time, and changes none.
 pub fn all_in(path: &Path) -> io::Result<impl Iterator<Item = io::Result<Found>> + use<>> {
-    let folder = unopened(path);
+    let folder = recover::unopened(path);
     let segments = folder.numbers()?.into();
-    let all = All { folder, segments, known: Index::default(), places: VecDeque::new(), is_over: false };
+    let all = All { folder, segments, known: Index::default(), found: VecDeque::new(), is_over: false };
     Ok(all.filter_map(Result::transpose))
-}
-
-fn unopened(path: &Path) -> Folder {
-    Folder { path: path.to_owned(), segment_bytes: SEGMENT_BYTES, faults: None }
 }
 
 /// See [`all_in`].
@@ -124,7 +149,7 @@ struct All {
     /// What is known at the end of those before.
     known: Index,
     /// Where rollouts are that were found.
-    places: VecDeque<Vec<Location>>,
+    found: VecDeque<Lies>,
     is_over: bool,
 }
 
@@ -133,7 +158,10 @@ impl All {
     fn look(&mut self) -> io::Result<()> {
         let Some(number) = self.segments.pop_front() else {
             self.is_over = true;
-            self.places = self.known.take_live().into();
+            let live = self.known.take_live().into_iter();
+            let live = live
+                .map(|(number, records)| Lies { places: records.places, live: Some((number, records.name)) });
+            self.found = live.collect();
             return Ok(());
         };
         match kept(std::fs::read(self.folder.index(number)))?.and_then(|bytes| Index::read_whole(&bytes)) {
@@ -145,7 +173,7 @@ impl All {
                 }
             }
         }
-        self.places = self.known.take_ended().into();
+        self.found = self.known.take_ended().into_iter().map(Lies::ended).collect();
         Ok(())
     }
 }
@@ -155,8 +183,8 @@ impl Iterator for All {
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            if let Some(places) = self.places.pop_front() {
-                return Some(Found::at(&self.folder, places));
+            if let Some(lies) = self.found.pop_front() {
+                return Some(Found::at(&self.folder, lies));
             }
             if self.is_over {
                 return None;

@@ -2,7 +2,7 @@
 //! found by name, and those that were alive at its end, from which a start goes on.
 //!
 //! ```text
-//! magic | next number | count | count × (hash of name, first place, places) | count | all places of these
+//! magic | bytes of the file | next number | count | check of these | count × (hash of name, first place, places, check) | count | all places of these
 //!       | count | count × (number, hash of name, places, its places) | CRC-32
 //! ```
 //!
@@ -19,13 +19,13 @@ use std::os::unix::fs::FileExt;
 use crate::Location;
 use crate::record::Kind;
 
-const MAGIC: &[u8; 8] = b"ROLLIDX2";
+const MAGIC: &[u8; 8] = b"ROLLIDX3";
 
-/// Magic, next number, count of the table.
-const TABLE_AT: u64 = 24;
+/// Magic, bytes, next number, count of the table, check.
+const TABLE_AT: u64 = 40;
 
 /// One row of the table.
-const ROW_BYTES: u64 = 24;
+const ROW_BYTES: u64 = 32;
 
 const PLACE_BYTES: u64 = 16;
 
@@ -36,6 +36,28 @@ pub(crate) struct Records {
     pub(crate) name: u64,
     /// Where its records are, in order.
     pub places: Vec<Location>,
+}
+
+impl Records {
+    /// Whether it is known where all of them are. A rollout of which segments were deleted is not complete, and neither is
+    /// one that lost records by damage.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.places.iter().all(|place| *place != Location::MISSING)
+    }
+
+    /// Whether it is known where all records are before this one.
+    pub(crate) fn is_before(&self, sequence: u32) -> bool {
+        self.places.len() == sequence as usize && self.is_complete()
+    }
+
+    /// The record that has this place among the rollout's is here: it was written, or copied.
+    fn put(&mut self, sequence: u32, place: Location) {
+        let at = sequence as usize;
+        if at >= self.places.len() {
+            self.places.resize(at + 1, Location::MISSING);
+        }
+        self.places[at] = place;
+    }
 }
 
 /// What is known at the end of a segment.
@@ -55,6 +77,11 @@ pub(crate) fn hash(name: &[u8]) -> u64 {
     name.iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
+/// The hash of a rollout's name, in a record that begins it; nothing in others.
+pub(crate) fn hash_of(kind: Kind, payload: &[u8]) -> u64 {
+    if kind == Kind::Begin { hash(payload) } else { 0 }
+}
+
 fn word(bytes: &mut Vec<u8>, word: u64) {
     bytes.extend_from_slice(&word.to_le_bytes());
 }
@@ -66,26 +93,43 @@ fn places(bytes: &mut Vec<u8>, places: &[Location]) {
 }
 
 impl Index {
-    /// A record was placed.
-    pub(crate) fn note(&mut self, rollout: u64, kind: Kind, name: &[u8], place: Location) {
+    /// A record was placed. It may be a copy of one that was placed before, of a rollout that is alive.
+    pub(crate) fn note(&mut self, rollout: u64, sequence: u32, kind: Kind, name: u64, place: Location) {
         self.next = self.next.max(rollout + 1);
-        match kind {
-            Kind::Begin => {
-                self.live.insert(rollout, Records { name: hash(name), places: vec![place] });
-            }
-            Kind::Event(_) => {
-                if let Some(records) = self.live.get_mut(&rollout) {
-                    records.places.push(place);
-                }
-            }
-            Kind::End => {
-                if let Some(mut records) = self.live.remove(&rollout) {
-                    records.places.push(place);
-                    records.places.shrink_to_fit();
+        if kind == Kind::End {
+            if let Some(mut records) = self.live.remove(&rollout) {
+                records.put(sequence, place);
+                records.places.shrink_to_fit();
+                // Of what is not complete a part is no longer kept.
+                if records.is_complete() {
                     self.ended.push(records);
                 }
             }
+            return;
         }
+        // What it began with may be a copy that lies behind this.
+        let records = self.live.entry(rollout).or_default();
+        if kind == Kind::Begin {
+            records.name = name;
+        }
+        records.put(sequence, place);
+    }
+
+    /// A live rollout's record was copied.
+    pub(crate) fn moved(&mut self, rollout: u64, sequence: u32, from: Location, to: Location) {
+        let places = self.live.get_mut(&rollout).map(|records| &mut records.places);
+        if let Some(place) = places.and_then(|places| places.get_mut(sequence as usize))
+            && *place == from
+        {
+            *place = to;
+        }
+    }
+
+    /// Leaves out rollouts that lost records, and gives how many there were.
+    pub(crate) fn drop_incomplete(&mut self) -> usize {
+        let before = self.live.len();
+        self.live.retain(|_, records| records.is_complete());
+        before - self.live.len()
     }
 
     /// What ended in the segment that ends here. This goes on with those that are alive, which may be many.
@@ -93,24 +137,23 @@ impl Index {
         Self { next: self.next, ended: std::mem::take(&mut self.ended), live: HashMap::new() }
     }
 
-    /// The oldest segment that a live rollout has records in.
-    pub(crate) fn oldest_live(&self) -> u64 {
-        let first = |records: &Records| records.places.first().map(|place| place.segment());
-        self.live.values().filter_map(first).min().unwrap_or(u64::MAX)
-    }
-
     pub(crate) fn write(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         // The order of equal names is that in which they ended.
         let mut ended: Vec<&Records> = self.ended.iter().collect();
         ended.sort_by_key(|records| records.name);
+        word(&mut bytes, 0);
         word(&mut bytes, self.next);
         word(&mut bytes, ended.len() as u64);
+        word(&mut bytes, 0);
         let mut first = 0;
         for records in &ended {
+            let row = bytes.len();
             word(&mut bytes, records.name);
             word(&mut bytes, first);
             word(&mut bytes, records.places.len() as u64);
+            let check = hash(&bytes[row..]);
+            word(&mut bytes, check);
             first += records.places.len() as u64;
         }
         word(&mut bytes, first);
@@ -124,6 +167,10 @@ impl Index {
             word(&mut bytes, records.places.len() as u64);
             places(&mut bytes, &records.places);
         }
+        let length = bytes.len() as u64 + 8;
+        bytes[8..16].copy_from_slice(&length.to_le_bytes());
+        let check = hash(&bytes[..32]);
+        bytes[32..40].copy_from_slice(&check.to_le_bytes());
         let checksum = crc32fast::hash(&bytes);
         word(&mut bytes, checksum.into());
         bytes
@@ -183,8 +230,10 @@ impl Index {
             return None;
         }
         let mut words = Words(body.strip_prefix(MAGIC)?);
+        let _length = words.next()?;
         let next = words.next()?;
         let rows = words.next()?;
+        let _check = words.next()?;
         let table = words.skip(rows.checked_mul(ROW_BYTES)?)?;
         let of_ended = words.next()?;
         let places = words.skip(of_ended.checked_mul(PLACE_BYTES)?)?;
@@ -196,29 +245,43 @@ impl Index {
         std::mem::take(&mut self.ended).into_iter().map(|records| records.places).collect()
     }
 
-    /// Where those are that did not, the oldest first.
-    pub(crate) fn take_live(&mut self) -> Vec<Vec<Location>> {
+    /// Those that did not, by number, the oldest first.
+    pub(crate) fn take_live(&mut self) -> Vec<(u64, Records)> {
+        self.drop_incomplete();
         let mut live: Vec<_> = std::mem::take(&mut self.live).into_iter().collect();
         live.sort_unstable_by_key(|(number, _)| *number);
-        live.into_iter().map(|(_, records)| records.places).collect()
+        live
     }
+}
+
+/// Whether a file is as long as its beginning says. Writing it is not synced, so that after the machine's end it may be
+/// shorter.
+pub(crate) fn is_whole(index: &File) -> bool {
+    let mut head = [0; 16];
+    let read = index.read_exact_at(&mut head, 0).and_then(|()| index.metadata());
+    let length = u64::from_le_bytes(head[8..].try_into().unwrap_or_default());
+    head.starts_with(MAGIC) && read.is_ok_and(|about| about.len() == length)
 }
 
 /// Where the records of a rollout are that ended in a segment, by the hash of its name: those
 /// of the last one first, for different rollouts may have the same name or hash. A journal may have
 /// hundreds of such files, so that no more of each is read than is looked at.
 pub(crate) fn find(index: &File, name: u64) -> io::Result<Vec<Vec<Location>>> {
+    let wrong = || io::Error::new(io::ErrorKind::InvalidData, "the index of a journal's segment is damaged");
     let mut head = [0; TABLE_AT as usize];
     index.read_exact_at(&mut head, 0)?;
-    let rows = u64::from_le_bytes(head[16..24].try_into().unwrap_or_default());
-    if !head.starts_with(MAGIC) || rows.saturating_mul(ROW_BYTES) > index.metadata()?.len() {
-        return Err(io::ErrorKind::InvalidData.into());
+    let mut words = Words(&head[24..]);
+    let (rows, check) = (words.next().unwrap_or(0), words.next());
+    if !head.starts_with(MAGIC) || check != Some(hash(&head[..32])) {
+        return Err(wrong());
     }
+    // A row that is wrong is not taken for one of another name.
     let row_at = |at: u64| -> io::Result<[u64; 3]> {
         let mut row = [0; ROW_BYTES as usize];
         index.read_exact_at(&mut row, TABLE_AT + at * ROW_BYTES)?;
         let mut words = Words(&row);
-        Ok([0; 3].map(|_| words.next().unwrap_or(0)))
+        let parts = [0; 3].map(|_| words.next().unwrap_or(0));
+        if words.next() == Some(hash(&row[..24])) { Ok(parts) } else { Err(wrong()) }
     };
     let (mut from, mut to) = (0, rows);
     while from < to {

@@ -11,12 +11,16 @@
 mod ended;
 mod file;
 mod found;
+mod frame;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod index;
 mod record;
 mod recover;
+mod repair;
+mod retain;
 mod segment;
+mod sync;
 mod writer;
 
 use std::fs::File;
@@ -32,12 +36,15 @@ use tokio::sync::{Notify, oneshot};
 
 use index::Records;
 use record::{Kind, PAYLOAD_BYTES_MAX};
+use recover::Lies;
 use segment::Folder;
+use sync::{Syncs, Waiting};
 use writer::{Job, Level, Queue, Tables, Writer};
 
 pub use ended::{Ended, name_hash};
 pub use file::{FileError, read_file, write_file};
 pub use found::{Found, all_in, find_in};
+pub use repair::{Damage, RepairError, Repaired, repair};
 pub use segment::{Faults, Operation};
 
 /// What a segment has unless its operator says otherwise: deleting is by segment, a start
@@ -121,12 +128,28 @@ pub enum OpenError {
     #[error("the journal in {} cannot be opened", .0.display())]
     Io(PathBuf, #[source] io::Error),
     /// A part of it is not what was written, and not at its end.
-    #[error("{} is damaged at byte {at}: its records were whole once. Move it away to go on without them", .path.display())]
+    #[error(
+        "{} is damaged at byte {at}: what was written there was whole once. `rollout-host journal repair` keeps what \
+         is readable of the journal and lists what is not",
+        .path.display()
+    )]
     Damaged {
         /// The segment.
         path: PathBuf,
         /// Where.
         at: u64,
+    },
+    /// Another version of the host wrote it.
+    #[error(
+        "{} is of version '{}', and this host reads '{}': let the host that wrote it finish its rollouts, then begin \
+         with an empty directory",
+        path.display(), char::from(*version), char::from(segment::VERSION)
+    )]
+    Version {
+        /// The segment.
+        path: PathBuf,
+        /// Its version.
+        version: u8,
     },
 }
 
@@ -164,6 +187,9 @@ pub(crate) struct Location {
 
 impl Location {
     const KIND_AT: u32 = 56;
+
+    /// Stands for a record that was not found.
+    pub(crate) const MISSING: Self = Self { kind_and_segment: u64::MAX, offset: u64::MAX };
 
     pub(crate) fn new(segment: u64, kind: Kind, offset: u64) -> Self {
         Self { kind_and_segment: u64::from(kind.byte()) << Self::KIND_AT | segment, offset }
@@ -215,7 +241,13 @@ pub(crate) struct Shared {
     queue: Mutex<Queue>,
     todo: Condvar,
     room: Notify,
+    syncs: Mutex<Syncs>,
+    to_sync: Condvar,
     tables: Mutex<Tables>,
+    /// What sealed segments and their indexes take on disk.
+    sealed_bytes: AtomicU64,
+    /// What is allocated ahead.
+    ahead_bytes: u64,
     state: Mutex<State>,
     next: AtomicU64,
     /// What is kept from this segment on, whatever the retention says.
@@ -244,8 +276,42 @@ impl Shared {
         locked(&self.tables)
     }
 
+    fn syncs(&self) -> MutexGuard<'_, Syncs> {
+        locked(&self.syncs)
+    }
+
     fn is_closed(&self) -> bool {
         self.queue().closed
+    }
+
+    /// Adds to what is to be written, and wakes the writer where that is due.
+    fn add(&self, jobs: impl IntoIterator<Item = Job>) {
+        let mut queue = self.queue();
+        let mut became_urgent = false;
+        for job in jobs {
+            became_urgent |= job.is_urgent() && !std::mem::replace(&mut queue.is_urgent, true);
+            queue.bytes += job.bytes();
+            queue.jobs.push_back(job);
+        }
+        let was_idle = std::mem::take(&mut queue.is_idle);
+        let wakes = became_urgent || was_idle || queue.bytes >= writer::BATCH_BYTES_MAX;
+        drop(queue);
+        if wakes {
+            self.todo.notify_one();
+        }
+    }
+
+    /// Why nothing is written any more.
+    fn broken(&self) -> Option<Failed> {
+        locked(&self.state).broken.clone()
+    }
+
+    /// What cannot be done any more, which is final.
+    fn breaks(&self, what: &'static str, error: &io::Error) -> Failed {
+        let failed = Failed(format!("the journal cannot {what}: {error}").into());
+        tracing::error!(%error, "the journal cannot {what}; no rollout is admitted any more");
+        self.set_broken(failed.clone());
+        failed
     }
 
     fn set_full(&self, why: Option<String>) {
@@ -295,12 +361,15 @@ impl Journal {
     /// goes on, and what [was written](Entry::read) of it. Reads files, and cuts a torn tail.
     pub fn open(settings: Settings) -> Result<(Self, Vec<Entry>), OpenError> {
         let Settings { path, sync, retention, segment_bytes, segments_ahead, faults } = settings;
-        let folder = Folder { path, segment_bytes, faults };
-        let mut opened = recover::open(&folder)?;
+        let mut folder = Folder { path, segment_bytes, faults, salt: 0, boot: segment::boot() };
+        let mut opened = recover::open(&mut folder)?;
         opened.tables.flushed = (opened.current.number, opened.current.end);
         let next = AtomicU64::new(opened.tables.index.next);
         let mut live: Vec<u64> = opened.tables.index.live.keys().copied().collect();
         live.sort_unstable();
+        let segments_ahead = segments_ahead.max(1);
+        let sealed = retain::sealed_bytes(&folder, opened.current.number);
+        let sealed = sealed.map_err(|error| OpenError::Io(folder.path.clone(), error))?;
         let shared = Arc::new(Shared {
             folder,
             sync,
@@ -308,14 +377,18 @@ impl Journal {
             queue: Mutex::default(),
             todo: Condvar::new(),
             room: Notify::new(),
+            syncs: Mutex::new(Syncs::of(&opened.current)),
+            to_sync: Condvar::new(),
             tables: Mutex::new(opened.tables),
+            sealed_bytes: AtomicU64::new(sealed),
+            ahead_bytes: segments_ahead * segment_bytes,
             state: Mutex::default(),
             next,
             held_from: AtomicU64::new(u64::MAX),
             _lock: opened.lock,
         });
         let io = |error| OpenError::Io(shared.folder.path.clone(), error);
-        let writer = Writer::start(shared.clone(), opened.current, segments_ahead.max(1)).map_err(io)?;
+        let writer = Writer::start(shared.clone(), opened.current, segments_ahead).map_err(io)?;
         let journal = Self(Arc::new(Open { shared, writer: Mutex::new(Some(writer)) }));
         let entry = |number| Entry { journal: journal.clone(), number };
         let unfinished = live.into_iter().map(entry).collect();
@@ -342,23 +415,9 @@ impl Journal {
         self.0.close();
     }
 
-    fn add(&self, job: Job) {
-        let shared = &self.0.shared;
-        let mut queue = shared.queue();
-        let became_urgent = matches!(job, Job::Tell(..)) && !std::mem::replace(&mut queue.is_urgent, true);
-        queue.bytes += job.bytes();
-        queue.jobs.push_back(job);
-        let was_idle = std::mem::take(&mut queue.is_idle);
-        let wakes = became_urgent || was_idle || queue.bytes >= writer::BATCH_BYTES_MAX;
-        drop(queue);
-        if wakes {
-            shared.todo.notify_one();
-        }
-    }
-
     async fn reaches(&self, level: Level) -> Result<(), Failed> {
         let (tell, told) = oneshot::channel();
-        self.add(Job::Tell(level, tell));
+        self.0.shared.add([Job::Tell(level, Waiting::Caller(tell))]);
         let gone = |_| Failed("the journal is closed".into());
         told.await.map_err(gone)?
     }
@@ -380,6 +439,13 @@ impl Journal {
         }
     }
 
+    /// What the journal takes on disk, those segments among it that are allocated ahead: as of what was written by now.
+    pub fn bytes(&self) -> u64 {
+        let shared = &self.0.shared;
+        let current = shared.tables().flushed.1.max(shared.folder.segment_bytes);
+        shared.sealed_bytes.load(Ordering::Relaxed) + current + shared.ahead_bytes
+    }
+
     /// Whether rollouts can begin.
     pub fn check(&self) -> Result<(), Refused> {
         let state = locked(&self.0.shared.state);
@@ -393,23 +459,27 @@ impl Journal {
     pub fn find(&self, name: &str) -> io::Result<Vec<Found>> {
         let shared = &self.0.shared;
         let hash = index::hash(name.as_bytes());
-        let mut found: Vec<Vec<Location>> = Vec::new();
+        let mut found: Vec<Lies> = Vec::new();
         {
             let tables = shared.tables();
             let is_it = |records: &&Records| records.name == hash;
             let mut live: Vec<_> = tables.index.live.iter().filter(|(_, records)| is_it(records)).collect();
             live.sort_unstable_by_key(|(number, _)| std::cmp::Reverse(**number));
-            found.extend(live.into_iter().map(|(_, records)| tables.readable(&records.places)));
+            let readable = |(number, records): (&u64, &Records)| Lies {
+                places: tables.readable(&records.places),
+                live: Some((*number, hash)),
+            };
+            found.extend(live.into_iter().map(readable));
             let sealed = tables.unwritten.iter().rev().map(|(_, index)| &**index);
             let ended =
                 std::iter::once(&tables.index).chain(sealed).flat_map(|index| index.ended.iter().rev());
-            found.extend(ended.filter(is_it).map(|records| tables.readable(&records.places)));
-            found.retain(|places| !places.is_empty());
+            found.extend(ended.filter(is_it).map(|records| Lies::ended(tables.readable(&records.places))));
+            found.retain(|lies| !lies.places.is_empty());
         }
         for places in recover::find_sealed(&shared.folder, hash)? {
             // An index may have come to be in its file meanwhile.
-            if !found.contains(&places) {
-                found.push(places);
+            if !found.iter().any(|known| known.places == places) {
+                found.push(Lies::ended(places));
             }
         }
         found::named(&shared.folder, found, name)
@@ -448,13 +518,20 @@ impl Entry {
     /// What was written of it, while it is not over: its events of these kinds. Reads files.
     pub fn read(&self, wanted: impl Fn(u8) -> bool) -> io::Result<Written> {
         let shared = &self.journal.0.shared;
-        let places = shared.tables().index.live.get(&self.number).map(|records| records.places.clone());
         let is_wanted = |place: &Location| match place.kind() {
             Kind::Event(kind) => wanted(kind),
             Kind::Begin | Kind::End => true,
         };
-        let places: Vec<Location> = places.unwrap_or_default().into_iter().filter(is_wanted).collect();
-        recover::Reader::new(&shared.folder).read(self.number, &places)
+        let mut before = Vec::new();
+        loop {
+            let places = shared.tables().index.live.get(&self.number).map(|records| records.places.clone());
+            let places: Vec<Location> = places.unwrap_or_default().into_iter().filter(is_wanted).collect();
+            match recover::Reader::new(&shared.folder).read(self.number, &places) {
+                // They were copied to another segment meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::NotFound && places != before => before = places,
+                read => return read,
+            }
+        }
     }
 
     /// Adds an event, of a kind from 1 to 254, in as many parts as there are. It is written soon;
@@ -475,7 +552,7 @@ impl Entry {
     }
 
     fn push(&self, kind: Kind, payload: Vec<Bytes>) {
-        self.journal.add(Job::Append { rollout: self.number, kind, payload });
+        self.journal.0.shared.add([Job::Append { rollout: self.number, kind, payload }]);
     }
 
     /// Waits until the rollout's beginning is as safe as an admission has to be.

@@ -1,4 +1,4 @@
-//! One record in a segment: its length, a checksum, and what it says.
+//! One record: its length, a checksum, and what it says. In a segment it has a [frame](crate::frame) instead of these.
 //!
 //! ```text
 //! u32 length of the rest after the checksum | u32 CRC-32 of it | u64 rollout | u8 kind | payload
@@ -51,6 +51,7 @@ impl Kind {
 }
 
 /// The bytes that a record with such a payload takes.
+#[cfg(test)]
 pub(crate) fn framed_bytes(payload: usize) -> usize {
     FRAME_BYTES + HEAD_BYTES + payload
 }

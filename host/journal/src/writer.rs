@@ -1,38 +1,48 @@
-//! The one thread that writes, and one beside it that does what may take long: allocating the
-//! next segment, writing indexes, deleting what nobody keeps.
+//! The one thread that writes. Another one syncs, so that what happens meanwhile is written all the same.
 
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, mpsc};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tokio::sync::oneshot;
 
-use crate::index::Index;
-use crate::record::{self, Kind, framed_bytes};
-use crate::segment::{Folder, Segment};
-use crate::{Failed, Location, Retention, Shared, Sync};
+use crate::frame::framed_bytes;
+use crate::index::{self, Index};
+use crate::record::Kind;
+use crate::retain::{self, Errand, NO_ROOM_PAUSE};
+use crate::segment::{HEADER_BYTES, Segment};
+use crate::sync::{self, Waiting};
+use crate::{Failed, Location, Shared, Sync};
 
 /// What is written at once, at the most, in bytes.
 pub(crate) const BATCH_BYTES_MAX: usize = 2 << 20;
-
-/// Two syncs are this far apart at least, so that those who come between share one.
-const SYNC_INTERVAL: Duration = Duration::from_millis(2);
 
 /// How long what nobody waits for is gathered before it is written: waking the writer for each
 /// event would cost more than writing it.
 const GATHERED: Duration = Duration::from_millis(20);
 
-/// How long a writer without room waits before it looks again.
-const NO_ROOM_PAUSE: Duration = Duration::from_millis(200);
+/// A write to the kernel's memory that takes longer is said: for as long, a kill loses what happens.
+const SLOW_WRITE: Duration = Duration::from_millis(50);
 
 /// What a writer is to do, in order.
 pub(crate) enum Job {
-    Append { rollout: u64, kind: Kind, payload: Vec<Bytes> },
-    Tell(Level, oneshot::Sender<Result<(), Failed>>),
+    Append {
+        rollout: u64,
+        kind: Kind,
+        payload: Vec<Bytes>,
+    },
+    /// Write a live rollout's record once more, which is at this place: that is to go.
+    Copy {
+        rollout: u64,
+        sequence: u32,
+        kind: Kind,
+        payload: Bytes,
+        from: Location,
+    },
+    Tell(Level, Waiting),
 }
 
 impl Job {
@@ -40,9 +50,15 @@ impl Job {
     pub(crate) fn bytes(&self) -> usize {
         let payload = match self {
             Self::Append { payload, .. } => framed_bytes(payload.iter().map(Bytes::len).sum()),
+            Self::Copy { payload, .. } => framed_bytes(payload.len()),
             Self::Tell(..) => 0,
         };
         size_of::<Self>() + payload
+    }
+
+    /// Whether a caller waits for it.
+    pub(crate) fn is_urgent(&self) -> bool {
+        matches!(self, Self::Tell(_, Waiting::Caller(_)))
     }
 }
 
@@ -68,29 +84,30 @@ pub(crate) struct Queue {
     pub closed: bool,
 }
 
-/// What is left to the thread beside the writer.
-enum Errand {
-    /// Allocate this segment.
-    Allocate(u64),
-    /// Write a sealed segment's index, then see what need not be kept.
-    Seal { number: u64, index: Vec<u8>, oldest_live: u64 },
+/// A record that was copied.
+struct Copied {
+    rollout: u64,
+    sequence: u32,
+    from: Location,
+    to: Location,
 }
 
 pub(crate) struct Writer {
     shared: Arc<Shared>,
     current: Segment,
     buffer: Vec<u8>,
+    /// What of the buffer are copies. They are read where they were until it is written.
+    copied: Vec<Copied>,
     errands: mpsc::Sender<Errand>,
     segments_ahead: u64,
     spare: mpsc::Receiver<Segment>,
-    waiting: Vec<oneshot::Sender<Result<(), Failed>>>,
-    synced_at: Instant,
     broken: Option<Failed>,
-    helper: JoinHandle<()>,
+    files: JoinHandle<()>,
+    syncs: JoinHandle<()>,
 }
 
 impl Writer {
-    /// Starts both threads.
+    /// Starts all threads.
     pub(crate) fn start(
         shared: Arc<Shared>,
         current: Segment,
@@ -98,9 +115,12 @@ impl Writer {
     ) -> io::Result<JoinHandle<()>> {
         let (errands, todo) = mpsc::channel();
         let (made, spare) = mpsc::channel();
-        let its = shared.clone();
-        let helper = std::thread::Builder::new().name("journal-files".to_owned());
-        let helper = helper.spawn(move || run_errands(&its, &todo, &made))?;
+        let thread = |name: &str| std::thread::Builder::new().name(name.to_owned());
+        let (its, sealed) = (shared.clone(), current.number - 1);
+        let files = thread("journal-files").spawn(move || retain::run(&its, sealed, &todo, &made))?;
+        let (its, its_errands) = (shared.clone(), errands.clone());
+        let syncs = thread("journal-sync").spawn(move || sync::run(&its, &its_errands));
+        let syncs = syncs?;
         for ahead in 1..=segments_ahead {
             let _ = errands.send(Errand::Allocate(current.number + ahead));
         }
@@ -108,15 +128,15 @@ impl Writer {
             shared,
             current,
             buffer: Vec::with_capacity(BATCH_BYTES_MAX),
+            copied: Vec::new(),
             errands,
             segments_ahead,
             spare,
-            waiting: Vec::new(),
-            synced_at: Instant::now(),
             broken: None,
-            helper,
+            files,
+            syncs,
         };
-        std::thread::Builder::new().name("journal-writer".to_owned()).spawn(move || writer.run())
+        thread("journal-writer").spawn(move || writer.run())
     }
 
     fn run(mut self) {
@@ -125,31 +145,29 @@ impl Writer {
             for job in jobs {
                 match job {
                     Job::Append { rollout, kind, payload } => self.append(rollout, kind, &payload),
+                    Job::Copy { rollout, sequence, kind, payload, from } => {
+                        self.copy(rollout, (sequence, kind), payload, from);
+                    }
                     Job::Tell(level, who) => self.tell(level, who),
                 }
             }
             self.flush();
             self.shared.queue().bytes -= bytes;
             self.shared.room.notify_waiters();
-            if !self.waiting.is_empty() && self.synced_at.elapsed() >= SYNC_INTERVAL {
-                self.sync();
-            }
         }
         self.flush();
-        self.sync();
+        self.shared.syncs().close(self.current.end);
+        self.shared.to_sync.notify_all();
+        // What was allocated ahead in the current segment is given back with the last sync.
+        let _ = self.syncs.join();
         drop(self.errands);
-        let _ = self.helper.join();
-        // What was allocated ahead is given back. Where that fails it is merely larger.
-        if self.broken.is_none() {
-            let _ = self.current.shrink();
-        }
+        let _ = self.files.join();
         for ahead in self.spare.try_iter() {
             let _ = std::fs::remove_file(self.shared.folder.segment(ahead.number));
         }
     }
 
-    /// What there is to do; nothing more once the journal is closed. While somebody waits for a
-    /// sync, no longer than until that is due.
+    /// What there is to do; nothing more once the journal is closed.
     fn next(&mut self) -> Option<VecDeque<Job>> {
         let shared = self.shared.clone();
         let mut queue = shared.queue();
@@ -158,37 +176,20 @@ impl Writer {
         let mut since = Instant::now();
         loop {
             let left = GATHERED.saturating_sub(since.elapsed());
-            if !queue.jobs.is_empty() {
-                let is_due = queue.is_urgent || queue.closed || queue.bytes >= BATCH_BYTES_MAX;
-                if is_due || left.is_zero() {
-                    queue.is_urgent = false;
-                    return Some(std::mem::take(&mut queue.jobs));
+            if queue.jobs.is_empty() {
+                if queue.closed {
+                    return None;
                 }
-                let waited = shared.todo.wait_timeout(queue, left);
-                queue = waited.unwrap_or_else(PoisonError::into_inner).0;
-                continue;
-            }
-            if queue.closed {
-                return None;
-            }
-            if self.waiting.is_empty() {
-                if !left.is_zero() {
-                    let waited = shared.todo.wait_timeout(queue, left);
-                    queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+                if left.is_zero() {
+                    queue.is_idle = true;
+                    queue = shared.todo.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                    queue.is_idle = false;
+                    since = Instant::now();
                     continue;
                 }
-                queue.is_idle = true;
-                queue = shared.todo.wait(queue).unwrap_or_else(PoisonError::into_inner);
-                queue.is_idle = false;
-                since = Instant::now();
-                continue;
-            }
-            let left = SYNC_INTERVAL.saturating_sub(self.synced_at.elapsed());
-            if left.is_zero() {
-                drop(queue);
-                self.sync();
-                queue = shared.queue();
-                continue;
+            } else if queue.is_urgent || queue.closed || queue.bytes >= BATCH_BYTES_MAX || left.is_zero() {
+                queue.is_urgent = false;
+                return Some(std::mem::take(&mut queue.jobs));
             }
             let waited = shared.todo.wait_timeout(queue, left);
             queue = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -196,38 +197,75 @@ impl Writer {
     }
 
     fn append(&mut self, rollout: u64, kind: Kind, payload: &[Bytes]) {
+        let sequence = match kind {
+            Kind::Begin => Some(0),
+            Kind::Event(_) | Kind::End => {
+                self.shared.tables().index.live.get(&rollout).map(|records| records.places.len())
+            }
+        };
+        // Nothing is added to what is over.
+        let Some(sequence) = sequence.and_then(|places| u32::try_from(places).ok()) else { return };
+        let place = self.put((rollout, sequence, kind), payload);
+        let name = payload.first().map_or(0, |name| index::hash_of(kind, name));
+        self.shared.tables().index.note(rollout, sequence, kind, name, place);
+        self.flush_if_full();
+    }
+
+    /// Writes a record again, unless its rollout is over.
+    fn copy(&mut self, rollout: u64, (sequence, kind): (u32, Kind), payload: Bytes, from: Location) {
+        let is_there = {
+            let tables = self.shared.tables();
+            let places = tables.index.live.get(&rollout).map(|records| &records.places);
+            places.is_some_and(|places| places.get(sequence as usize) == Some(&from))
+        };
+        if is_there {
+            let to = self.put((rollout, sequence, kind), &[payload]);
+            self.copied.push(Copied { rollout, sequence, from, to });
+            self.flush_if_full();
+        }
+    }
+
+    /// Puts a record behind what is gathered, in the next segment where this one has no room.
+    fn put(&mut self, record: (u64, u32, Kind), payload: &[Bytes]) -> Location {
         let bytes = framed_bytes(payload.iter().map(Bytes::len).sum());
-        let is_fresh = self.current.end == crate::segment::HEADER_BYTES && self.buffer.is_empty();
+        let is_fresh = self.current.end == HEADER_BYTES && self.buffer.is_empty();
         // A record that no segment has room for makes one of its own longer.
         if self.current.end + (self.buffer.len() + bytes) as u64 > self.current.capacity && !is_fresh {
             self.flush();
             self.roll();
         }
         let offset = self.current.end + self.buffer.len() as u64;
-        record::write(&mut self.buffer, rollout, kind, payload);
-        let place = Location::new(self.current.number, kind, offset);
-        let mut tables = self.shared.tables();
-        tables.index.note(rollout, kind, payload.first().map_or(&[][..], |name| name), place);
-        drop(tables);
+        self.current.stamp.write(&mut self.buffer, offset, record, payload);
+        Location::new(self.current.number, record.2, offset)
+    }
+
+    fn flush_if_full(&mut self) {
         if self.buffer.len() >= BATCH_BYTES_MAX {
             self.flush();
         }
     }
 
-    fn tell(&mut self, level: Level, who: oneshot::Sender<Result<(), Failed>>) {
+    fn tell(&mut self, level: Level, who: Waiting) {
         self.flush();
         match (level, &self.broken) {
-            (_, Some(failed)) => drop(who.send(Err(failed.clone()))),
-            (Level::Written, None) => drop(who.send(Ok(()))),
-            (Level::Synced, None) => self.waiting.push(who),
+            (_, Some(failed)) => who.hears(Err(failed.clone()), &self.errands),
+            (Level::Written, None) => who.hears(Ok(()), &self.errands),
+            (Level::Synced, None) => {
+                self.shared.syncs().wait_for(self.current.end, who);
+                self.shared.to_sync.notify_one();
+            }
         }
     }
 
     /// Writes what is gathered, as soon as there is room for it.
     fn flush(&mut self) {
+        if self.broken.is_none() {
+            self.broken = self.shared.broken();
+        }
         if self.buffer.is_empty() {
             return;
         }
+        let began = Instant::now();
         while self.broken.is_none() {
             match self.current.write(&self.buffer) {
                 Ok(()) => break,
@@ -236,133 +274,62 @@ impl Writer {
                     self.shared.set_full(Some(error.to_string()));
                     std::thread::sleep(NO_ROOM_PAUSE);
                 }
-                Err(error) => self.breaks("write", &error),
+                Err(error) => self.broken = Some(self.shared.breaks("write", &error)),
             }
         }
         if self.broken.is_some() {
             // Places go on, so that what is noted of them stays in order.
             self.current.end += self.buffer.len() as u64;
         } else {
-            self.shared.tables().flushed = (self.current.number, self.current.end);
+            let mut tables = self.shared.tables();
+            tables.flushed = (self.current.number, self.current.end);
+            for Copied { rollout, sequence, from, to } in self.copied.drain(..) {
+                tables.index.moved(rollout, sequence, from, to);
+            }
         }
+        let took = began.elapsed();
+        if took >= SLOW_WRITE {
+            tracing::warn!(
+                ?took,
+                bytes = self.buffer.len(),
+                "the system took long to take what the journal writes"
+            );
+        }
+        self.copied.clear();
         self.buffer.clear();
     }
 
-    fn sync(&mut self) {
-        // A sync that failed is final: the kernel may have forgotten what it could not write.
-        if self.broken.is_none()
-            && !self.waiting.is_empty()
-            && let Err(error) = self.current.sync()
-        {
-            self.breaks("sync", &error);
-        }
-        self.synced_at = Instant::now();
-        let told = self.broken.clone().map_or(Ok(()), Err);
-        for who in self.waiting.drain(..) {
-            let _ = who.send(told.clone());
-        }
-    }
-
-    /// Goes on in the next segment. Whoever waits for a sync is notified before.
+    /// Goes on in the next segment. This one is synced and sealed meanwhile.
     fn roll(&mut self) {
-        self.sync();
         if self.broken.is_some() {
             return;
         }
-        if let Err(error) = self.current.seal() {
-            return self.breaks("seal", &error);
-        }
-        let number = self.current.number;
+        let (number, end) = (self.current.number, self.current.end);
         let mut tables = self.shared.tables();
-        let (index, oldest_live) = (tables.index.write(), tables.index.oldest_live());
+        let index = tables.index.write();
         let ended = tables.index.take_sealed();
         tables.unwritten.push((number, ended.into()));
         drop(tables);
-        // Both end with the journal, and this is before that.
-        let _ = self.errands.send(Errand::Seal { number, index, oldest_live });
-        match self.spare.recv() {
+        self.shared.sealed_bytes.fetch_add(end, Ordering::Relaxed);
+        self.shared.syncs().seal(end, index);
+        self.shared.to_sync.notify_one();
+        let begun = self.spare.recv().map_err(|_| io::Error::other("its other thread is gone"));
+        let begun = begun.and_then(|mut next| next.begin(end).map(|()| next));
+        match begun {
             Ok(next) => self.current = next,
-            Err(_) => return self.breaks("go on", &io::Error::other("its other thread is gone")),
+            Err(error) => {
+                self.broken = Some(self.shared.breaks("go on", &error));
+                return;
+            }
         }
+        self.shared.syncs().begin(&self.current);
+        // It ends with the journal, and this is before that.
         let _ = self.errands.send(Errand::Allocate(self.current.number + self.segments_ahead));
-    }
-
-    fn breaks(&mut self, what: &'static str, error: &io::Error) {
-        let failed = Failed(format!("the journal cannot {what}: {error}").into());
-        tracing::error!(%error, "the journal cannot {what}; no rollout is admitted any more");
-        self.shared.set_broken(failed.clone());
-        self.broken = Some(failed);
     }
 }
 
 fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-}
-
-fn run_errands(shared: &Shared, todo: &mpsc::Receiver<Errand>, made: &mpsc::Sender<Segment>) {
-    let folder = &shared.folder;
-    for errand in todo {
-        match errand {
-            Errand::Allocate(number) => {
-                let segment = loop {
-                    match folder.create(number) {
-                        Ok(segment) => break segment,
-                        Err(error) => {
-                            shared.set_full(Some(format!("no room for the next segment: {error}")));
-                            std::thread::sleep(NO_ROOM_PAUSE);
-                        }
-                    }
-                    if shared.is_closed() {
-                        return;
-                    }
-                };
-                shared.set_full(None);
-                if made.send(segment).is_err() {
-                    return;
-                }
-            }
-            Errand::Seal { number, index, oldest_live } => {
-                match folder.write_whole(&folder.index(number), &index) {
-                    Ok(()) => shared.tables().unwritten.retain(|(unwritten, _)| *unwritten != number),
-                    Err(error) => {
-                        tracing::warn!(%error, number, "the index of a journal's segment is not written");
-                    }
-                }
-                if let Err(error) = retain(
-                    folder,
-                    &shared.retention,
-                    number,
-                    oldest_live.min(shared.held_from.load(Ordering::Relaxed)),
-                ) {
-                    tracing::warn!(%error, "old segments of the journal are not deleted");
-                }
-            }
-        }
-    }
-}
-
-/// Deletes segments that need not be kept, the oldest first, and none that has records of a live
-/// rollout.
-fn retain(folder: &Folder, keep: &Retention, sealed: u64, oldest_live: u64) -> io::Result<()> {
-    let mut segments = Vec::new();
-    for number in folder.numbers()?.into_iter().filter(|number| *number <= sealed) {
-        let about = std::fs::metadata(folder.segment(number))?;
-        segments.push((number, about.len(), about.modified()?));
-    }
-    let mut bytes: u64 = segments.iter().map(|(_, bytes, _)| bytes).sum();
-    let now = SystemTime::now();
-    for (number, of_it, modified) in segments {
-        let age = now.duration_since(modified).unwrap_or_default();
-        let is_kept = bytes <= keep.bytes_max && age <= keep.age_max;
-        if is_kept || number >= oldest_live {
-            break;
-        }
-        // Without the records the index is nothing.
-        std::fs::remove_file(folder.segment(number))?;
-        let _ = std::fs::remove_file(folder.index(number));
-        bytes -= of_it;
-    }
-    Ok(())
 }
 
 /// What is known of rollouts while records are written.

@@ -32,6 +32,12 @@ fn read(found: Vec<Found>) -> Vec<Written> {
     found.into_iter().map(|found| found.read().unwrap().unwrap()).collect()
 }
 
+/// The bytes of a segment's header.
+const HEADER: usize = 64;
+
+/// What a record takes besides its payload.
+const FRAME: usize = 29;
+
 fn small(path: &Path) -> Settings {
     Settings { segment_bytes: 4096, segments_ahead: 1, ..Settings::new(path) }
 }
@@ -76,7 +82,7 @@ async fn a_tail_that_is_cut_anywhere_costs_only_what_was_behind_it() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("whole");
     let (journal, _) = Journal::open(small(&path)).unwrap();
-    let mut ends = vec![16];
+    let mut ends = vec![HEADER];
     let a = journal.begin("a").unwrap();
     let mut events = Vec::new();
     for n in 0..6_u8 {
@@ -87,16 +93,18 @@ async fn a_tail_that_is_cut_anywhere_costs_only_what_was_behind_it() {
     a.written().await.unwrap();
     drop((a, journal));
     let segment = segments(&path).remove(0);
-    let bytes = std::fs::read(&segment).unwrap();
-    ends.push(16 + 17 + 1);
+    let mut bytes = std::fs::read(&segment).unwrap();
+    // As if the process had been killed before anything was synced.
+    bytes[32..HEADER].fill(0);
+    ends.push(HEADER + FRAME + 1);
     for event in &events {
-        ends.push(ends.last().unwrap() + 17 + event.payload.len());
+        ends.push(ends.last().unwrap() + FRAME + event.payload.len());
     }
     let end = *ends.last().unwrap();
     assert!(bytes[end..].iter().all(|byte| *byte == 0), "the records end where they should");
 
     let cut = dir.path().join("cut");
-    for at in 16..=end {
+    for at in HEADER..=end {
         for garbage in [&b""[..], &[0; 64], &[0xa5; 64]] {
             let _ = std::fs::remove_dir_all(&cut);
             std::fs::create_dir(&cut).unwrap();
@@ -143,8 +151,7 @@ async fn rollouts_are_found_over_many_segments_and_old_ones_go() {
     let keep = Retention { bytes_max: 10_000, age_max: Duration::MAX };
     let settings = || Settings { retention: keep, ..small(dir.path()) };
     let (journal, mut unfinished) = Journal::open(settings()).unwrap();
-    assert_eq!(what(&unfinished), [of_long]);
-    assert_eq!(found(&journal, "r7").len(), 1);
+    assert_eq!(what(&unfinished), std::slice::from_ref(&of_long));
     let long = unfinished.remove(0);
     let fill = async |from: u32| {
         for n in from..from + 20 {
@@ -155,15 +162,16 @@ async fn rollouts_are_found_over_many_segments_and_old_ones_go() {
         }
     };
     fill(0).await;
-    assert_eq!(found(&journal, "r0").len(), 1, "a rollout that is not over keeps what is behind it");
+    assert_eq!(found(&journal, "long"), [of_long], "a rollout that is not over is kept, wherever it began");
     long.end();
     fill(20).await;
+    fill(40).await;
     drop((long, unfinished, journal));
     let (journal, unfinished) = Journal::open(settings()).unwrap();
     assert!(unfinished.is_empty());
     assert!(found(&journal, "r0").is_empty(), "too old");
     assert!(found(&journal, "long").is_empty(), "what it began with is gone");
-    assert_eq!(found(&journal, "s39").len(), 1);
+    assert_eq!(found(&journal, "s59").len(), 1);
     let bytes: u64 = segments(dir.path()).iter().map(|path| path.metadata().unwrap().len()).sum();
     assert!(bytes < 30_000, "{bytes}");
 }
@@ -501,4 +509,246 @@ async fn a_journal_in_which_much_ended_long_ago_is_gone_through_without_what_is_
     assert!((20..40).contains(&names.len()), "{names:?}");
     assert!(!names.contains(&"long".to_owned()), "what it began with is gone");
     assert!(names.ends_with(&["r38".to_owned(), "r39".to_owned()]), "{names:?}");
+}
+
+/// Syncs that wait until they are let go on, each told of as it begins.
+struct Gate {
+    begun: std::sync::mpsc::Receiver<()>,
+    go_on: std::sync::mpsc::Sender<()>,
+    is_closed: Arc<AtomicBool>,
+}
+
+impl Gate {
+    fn new() -> (Self, rollout_journal::Faults) {
+        let (tell, begun) = std::sync::mpsc::channel();
+        let (go_on, wait) = std::sync::mpsc::channel();
+        let wait = std::sync::Mutex::new(wait);
+        let is_closed = Arc::new(AtomicBool::new(true));
+        let its = is_closed.clone();
+        let faults = move |operation| {
+            if operation == Operation::Sync && its.load(Ordering::SeqCst) {
+                let _ = tell.send(());
+                let _ = wait.lock().unwrap().recv();
+            }
+            Ok(())
+        };
+        (Self { begun, go_on, is_closed }, Arc::new(faults))
+    }
+
+    /// Lets everything through from here on.
+    fn open(&self) {
+        self.is_closed.store(false, Ordering::SeqCst);
+        let _ = self.go_on.send(());
+    }
+}
+
+#[tokio::test]
+async fn what_happens_while_a_sync_runs_is_written_at_once_over_segments_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let (gate, faults) = Gate::new();
+    let (journal, _) = Journal::open(Settings { faults: Some(faults), ..small(dir.path()) }).unwrap();
+    let first = journal.begin("first").unwrap();
+    let mut admitted = Box::pin(first.admitted());
+    assert!(futures_poll(&mut admitted).await.is_pending());
+    gate.begun.recv().unwrap();
+    // The sync has begun and does not end. Twelve thousand bytes are three segments.
+    let second = journal.begin("second").unwrap();
+    for n in 0..20_u8 {
+        first.append(1, vec![Bytes::from(vec![n; 600])]).unwrap();
+        first.written().await.unwrap();
+    }
+    let mut later = Box::pin(second.admitted());
+    assert!(futures_poll(&mut later).await.is_pending());
+    let copy = tempfile::tempdir().unwrap();
+    copy_to(dir.path(), copy.path());
+    gate.go_on.send(()).unwrap();
+    admitted.await.unwrap();
+    // What was written after that sync began is not told by it.
+    gate.begun.recv().unwrap();
+    assert!(futures_poll(&mut later).await.is_pending());
+    gate.open();
+    later.await.unwrap();
+    drop((first, second, journal));
+
+    // As a process finds it that was killed while the first sync ran.
+    let (_, unfinished) = Journal::open(small(copy.path())).unwrap();
+    let names: Vec<Bytes> = what(&unfinished).into_iter().map(|written| written.name).collect();
+    assert_eq!(names, ["first", "second"]);
+    assert_eq!(what(&unfinished)[0].events.len(), 20);
+}
+
+/// A poll of a future that is not over yet.
+async fn futures_poll<F: Future + Unpin>(future: &mut F) -> std::task::Poll<F::Output> {
+    std::future::poll_fn(|context| std::task::Poll::Ready(std::pin::Pin::new(&mut *future).poll(context)))
+        .await
+}
+
+fn copy_to(from: &Path, to: &Path) {
+    let _ = std::fs::remove_dir_all(to);
+    std::fs::create_dir(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn live_records_are_copied_out_of_old_segments_and_a_kill_at_any_byte_of_that_loses_and_doubles_nothing()
+ {
+    let dir = tempfile::tempdir().unwrap();
+    let (journal, _) = Journal::open(small(dir.path())).unwrap();
+    let long = journal.begin("long").unwrap();
+    let mut events = Vec::new();
+    for n in 0..6 {
+        long.append(2, vec![Bytes::from(format!("event {n}"))]).unwrap();
+        events.push(event(2, &format!("event {n}")));
+        let entry = journal.begin(&format!("r{n}")).unwrap();
+        entry.append(1, vec![Bytes::from(vec![b'x'; 2500])]).unwrap();
+        entry.end();
+    }
+    long.written().await.unwrap();
+    drop((long, journal));
+    let before = segments(dir.path());
+    assert!(before.len() > 5);
+    let last_end = |path: &Path| std::fs::metadata(segments(path).last().unwrap()).unwrap().len() as usize;
+    let begins = last_end(dir.path());
+
+    let (gate, faults) = Gate::new();
+    let keep = Retention { bytes_max: 1, age_max: Duration::MAX };
+    let settings = Settings { retention: keep, faults: Some(faults), ..small(dir.path()) };
+    let (journal, unfinished) = Journal::open(settings).unwrap();
+    // Copies are written, and their sync begins: what they are of is still there.
+    gate.begun.recv().unwrap();
+    assert!(before.iter().all(|path| path.exists()));
+    let (copied, cut) = (dir.path().join("copied"), dir.path().join("cut"));
+    std::fs::create_dir(&copied).unwrap();
+    for path in before.iter().chain(segments(dir.path()).last()) {
+        std::fs::copy(path, copied.join(path.file_name().unwrap())).unwrap();
+    }
+    let of_copies =
+        segments(&copied).into_iter().find(|path| path.metadata().unwrap().len() == 4096).unwrap();
+    let bytes = std::fs::read(&of_copies).unwrap();
+    let end = bytes.iter().rposition(|byte| *byte != 0).unwrap() + 1;
+    assert!(end > begins, "something was copied");
+    for at in begins..=end {
+        copy_to(&copied, &cut);
+        std::fs::write(cut.join(of_copies.file_name().unwrap()), &bytes[..at]).unwrap();
+        let (_, unfinished) = Journal::open(small(&cut)).unwrap();
+        assert_eq!(what(&unfinished), [written("long", &events, false)], "cut at {at}");
+    }
+    gate.open();
+    let mut pause = tokio::time::interval(Duration::from_millis(2));
+    while before[..before.len() - 1].iter().any(|path| path.exists()) {
+        pause.tick().await;
+    }
+    // It is read where it is now, and goes on from there.
+    assert_eq!(what(&unfinished), [written("long", &events, false)]);
+    assert_eq!(found(&journal, "long"), [written("long", &events, false)]);
+    assert_eq!(
+        read(rollout_journal::find_in(dir.path(), "long").unwrap()),
+        [written("long", &events, false)]
+    );
+    unfinished[0].append(3, vec![]).unwrap();
+    unfinished[0].written().await.unwrap();
+    events.push(event(3, ""));
+    drop((unfinished, journal));
+    let (_, unfinished) = Journal::open(small(dir.path())).unwrap();
+    assert_eq!(what(&unfinished), [written("long", &events, false)]);
+}
+
+#[tokio::test]
+async fn a_rollout_that_waits_does_not_keep_what_others_wrote() {
+    let dir = tempfile::tempdir().unwrap();
+    let keep = Retention { bytes_max: 64 << 10, age_max: Duration::MAX };
+    let (journal, _) = Journal::open(Settings { retention: keep, ..small(dir.path()) }).unwrap();
+    let waiting = journal.begin("waits").unwrap();
+    waiting.append(1, vec![Bytes::from_static(b"its beginning")]).unwrap();
+    let mut most = 0;
+    for n in 0..1000 {
+        let entry = journal.begin(&format!("r{n}")).unwrap();
+        entry.append(1, vec![Bytes::from(vec![b'x'; 1500])]).unwrap();
+        entry.end();
+        entry.admitted().await.unwrap();
+        let on_disk = |ending: &str| {
+            let files = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path());
+            files
+                .filter(|path| path.extension().is_some_and(|it| it == ending))
+                .filter_map(|path| Some(path.metadata().ok()?.len()))
+                .sum::<u64>()
+        };
+        most = most.max(on_disk("seg"));
+        let (said, is) = (journal.bytes(), on_disk("seg") + on_disk("idx"));
+        assert!(said.abs_diff(is) <= 8 * 4096, "{said} is said and {is} is there");
+    }
+    // A megabyte and a half was written.
+    assert!(most < 128 << 10, "{most} bytes were kept");
+    waiting.append(2, vec![]).unwrap();
+    waiting.end();
+    waiting.written().await.unwrap();
+    let all = [event(1, "its beginning"), event(2, "")];
+    assert_eq!(found(&journal, "waits"), [written("waits", &all, true)]);
+}
+
+#[tokio::test]
+async fn one_flipped_bit_of_what_was_accepted_is_refused_wherever_it_is_and_a_repair_keeps_the_rest() {
+    let dir = tempfile::tempdir().unwrap();
+    let (journal, _) = Journal::open(Settings::new(dir.path())).unwrap();
+    for n in 0..100 {
+        let entry = journal.begin(&format!("r{n}")).unwrap();
+        entry.append(1, vec![Bytes::from(vec![b'x'; 200])]).unwrap();
+        entry.admitted().await.unwrap();
+    }
+    let (was, killed) = (dir.path().join("was"), dir.path().join("killed"));
+    copy_segments(dir.path(), &was);
+    copy_segments(&was, &killed);
+    drop(journal);
+    let segment = segments(&killed).remove(0);
+    let bytes = std::fs::read(&segment).unwrap();
+    let end = bytes.iter().rposition(|byte| *byte != 0).unwrap() + 1;
+    for (at, expected) in [(3, 0), (10, 0), (20, 0), (end / 10, HEADER), (end / 2, HEADER), (end - 1, HEADER)]
+    {
+        let mut flipped = bytes.clone();
+        flipped[at] ^= 4;
+        std::fs::write(&segment, flipped).unwrap();
+        let Err(OpenError::Damaged { path, at: said }) = Journal::open(Settings::new(&killed)) else {
+            panic!("a flip at {at} is not noticed")
+        };
+        assert!(path == segment && (expected as u64..=at as u64).contains(&said), "{said}, not {at}");
+        let error = rollout_journal::all_in(&killed).unwrap().find_map(Result::err).unwrap();
+        assert!(error.to_string().contains("is damaged at byte"), "{error}");
+        assert!(rollout_journal::find_in(&killed, "r99").is_err());
+        let repaired = rollout_journal::repair(&killed).unwrap();
+        assert_eq!(repaired.damage.len(), 1, "{repaired:?}");
+        let (journal, unfinished) = Journal::open(Settings::new(&killed)).unwrap();
+        let lost = usize::from(!repaired.left_out.is_empty());
+        assert_eq!(unfinished.len() + lost, 100, "a flip at {at}: {repaired:?}");
+        drop((journal, unfinished));
+        copy_segments(&was, &killed);
+    }
+    // Behind the end there is nothing to lose.
+    let mut flipped = bytes.clone();
+    flipped[end + 700] ^= 4;
+    std::fs::write(&segment, flipped).unwrap();
+    assert_eq!(Journal::open(Settings::new(&killed)).unwrap().1.len(), 100);
+}
+
+fn copy_segments(from: &Path, to: &Path) {
+    let _ = std::fs::remove_dir_all(to);
+    std::fs::create_dir(to).unwrap();
+    for path in segments(from) {
+        std::fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
+    }
+}
+
+#[test]
+fn a_journal_of_another_version_is_refused_with_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let old = [&b"ROLLSEG1\x01\0\0\0\0\0\0\0"[..], &[9; 200]].concat();
+    std::fs::write(dir.path().join("00000000000000000001.seg"), old).unwrap();
+    let Err(refused) = Journal::open(small(dir.path())) else { panic!("it was opened") };
+    let text = refused.to_string();
+    assert!(
+        text.contains("is of version '1', and this host reads '2'") && text.contains("empty directory"),
+        "{text}"
+    );
 }

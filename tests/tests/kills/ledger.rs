@@ -87,6 +87,11 @@ impl Ledger {
 }
 
 impl Kill {
+    /// How long before this kill something was, if it was before it.
+    pub(super) fn age_of(&self, at: Instant) -> Option<Duration> {
+        self.begins.checked_duration_since(at)
+    }
+
     pub(super) fn has_kept(&self, at: Instant) -> bool {
         self.kept.as_ref().is_some_and(|kept| kept.contains(&at))
     }

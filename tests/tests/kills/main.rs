@@ -2,9 +2,12 @@
 //! random times, again and again, and a trainer that counts finds nothing missing, nothing changed and
 //! nothing done twice.
 //!
+//! The same server on a disk that takes 300 ms for each sync: what was answered is kept within 50 ms all the same.
+//!
 //! `ROLLOUT_TEST_KILLS` says how often, `ROLLOUT_TEST_SEED` which random times.
 
 mod ledger;
+mod slow_disk;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -45,6 +48,9 @@ const READ_AGAIN: usize = 12;
 
 /// Of these last ones: those that were read long ago are forgotten in the end.
 const READ_AGAIN_OF: usize = 500;
+
+/// One test at a time: each needs the processors for its server.
+static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// A trainer that has many rollouts in flight at one server after another.
 struct Trainer {
@@ -269,6 +275,12 @@ async fn callback(
 struct Random(u64);
 
 impl Random {
+    fn of_env() -> Self {
+        let seed = from_env("ROLLOUT_TEST_SEED").unwrap_or_else(|| u64::from(std::process::id()) << 16 | 1);
+        println!("ROLLOUT_TEST_SEED={seed}");
+        Self(seed)
+    }
+
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -353,9 +365,8 @@ const HELD: [(&str, bool); 2] = [("held-d", true), ("held-c", false)];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_lost_or_changed_or_done_twice_however_often_the_server_is_killed() {
-    let seed = from_env("ROLLOUT_TEST_SEED").unwrap_or_else(|| u64::from(std::process::id()) << 16 | 1);
-    println!("ROLLOUT_TEST_SEED={seed}");
-    let mut random = Random(seed);
+    let _alone = ALONE.lock().await;
+    let mut random = Random::of_env();
     let trainer = Trainer::start().await;
     let journal = tempfile::tempdir().unwrap();
     let serve = long_way(&trainer.oracle.url(), journal.path());
@@ -387,7 +398,7 @@ async fn nothing_is_lost_or_changed_or_done_twice_however_often_the_server_is_ki
     let ran = host.kill().await;
     check_log(&ran.stderr);
 
-    check_results(&trainer);
+    check_results(&trainer, IN_FLIGHT);
     check_callbacks(&trainer.ledger());
     check_calls(&trainer.ledger(), &trainer.oracle.asked());
     let undisturbed = run_undisturbed(&trainer).await;
@@ -402,9 +413,9 @@ fn check_log(stderr: &str) {
 }
 
 /// Whatever was admitted came to an end, and a good one.
-fn check_results(trainer: &Trainer) {
+fn check_results(trainer: &Trainer, more_than: usize) {
     let ids: Vec<String> = trainer.ledger().admitted.keys().cloned().collect();
-    assert!(ids.len() > IN_FLIGHT, "{} rollouts are too few to mean anything", ids.len());
+    assert!(ids.len() > more_than, "{} rollouts are too few to mean anything", ids.len());
     for id in &ids {
         let heard = trainer.heard(id).unwrap_or_else(|| panic!("{id} was admitted and is lost"));
         for body in heard.iter().filter(|body| !body.is_empty()) {

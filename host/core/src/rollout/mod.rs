@@ -34,10 +34,11 @@ pub use drive::{AfterWorkflow, Ended, Next, Steps, drive};
 pub use fork::{ForkError, StoredForkError};
 pub use host::Host;
 pub use journal::{
-    Continuation, DeploymentId, Failed, ForkPast, FoundRollout, Journal, JournaledSecrets, KeptOutcome,
-    KeptResult, KeptResults, OpenError as JournalError, Refused as JournalRefused, ResultOf,
-    Retention as JournalRetention, RolloutLog, RunClock, ServedAs, Settings as JournalSettings,
-    StoredRollout, Sync as JournalSync, TooFewTurns, Unfinished, UnfinishedRollout,
+    Continuation, Damage as JournalDamage, DeploymentId, Failed, ForkPast, FoundRollout, Journal,
+    JournaledSecrets, KeptOutcome, KeptResult, KeptResults, OpenError as JournalError,
+    Refused as JournalRefused, RepairError as JournalRepairError, Repaired as RepairedJournal, ResultOf,
+    Retention as JournalRetention, RolloutLog, RunClock, ServedAs, Settings as JournalSettings, StoredRollout,
+    Sync as JournalSync, TooFewTurns, Unfinished, UnfinishedRollout, repair as repair_journal,
 };
 pub use model::{
     AgentForm, ExtraFact, ExtraMember, Failure, FailureKind, Finished, FinishedSample, ForkOrigin, ForkPoint,

@@ -60,8 +60,11 @@ const DESCRIPTORS_PER_TENANT: u64 = 4;
 /// Tenants that may come before the next start without those files being missing elsewhere.
 const TENANTS_TO_COME: u64 = 16;
 
-/// How often what was used is noted, and what nobody uses is looked for.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// How often what was used is noted. The catalog writes it within another second.
+const NOTE_EVERY: Duration = Duration::from_secs(1);
+
+/// How often files are counted and what nobody uses is looked for, in times that usage is noted.
+const LOOK_EVERY: u32 = 5;
 
 /// How long tenants that are deleted have until their rollouts are over.
 const ENDING_TIME_MAX: Duration = Duration::from_secs(10);
@@ -301,11 +304,14 @@ impl Tenants {
             }
         });
         opening.await;
-        let mut look = tokio::time::interval(LOOK_EVERY);
-        loop {
-            look.tick().await;
+        let mut note = tokio::time::interval(NOTE_EVERY);
+        for times in (0..LOOK_EVERY).cycle() {
+            note.tick().await;
             for tenant in self.all_opened() {
                 tenant.note_usage(&self.0.catalog);
+            }
+            if times > 0 {
+                continue;
             }
             let tenants = self.clone();
             // It reads what files have, and drops what takes a while to drop.

@@ -351,9 +351,11 @@ impl Tenant {
     pub(super) fn look_at_stored(&self) {
         let max = lock(&self.settings).stored_bytes_max;
         if max.is_some() {
-            self.quotas.set_stored(stored_bytes(&self.folder), max);
+            // Before files are counted: what is written meanwhile is counted twice rather than not at all.
+            let journal = self.journal.as_ref().map(|journal| (journal, journal.bytes()));
+            self.quotas.set_stored(stored_bytes(&self.folder), max, journal);
         } else {
-            self.quotas.set_stored(0, None);
+            self.quotas.set_stored(0, None, None);
         }
     }
 }

@@ -43,7 +43,9 @@ pub use fork::{ForkPast, TooFewTurns};
 pub(super) use fork::{NoParent, Parent};
 pub use kept::{KeptOutcome, KeptResult, KeptResults, ResultOf};
 pub use run_clock::RunClock;
-pub use store::{Failed, OpenError, Refused, Retention, Settings, Sync};
+pub use store::{
+    Damage, Failed, OpenError, Refused, RepairError, Repaired, Retention, Settings, Sync, repair,
+};
 pub(in crate::rollout) use stored::RanBy;
 pub use stored::{FoundRollout, StoredRollout};
 pub(super) use unfinished::Started;
@@ -112,6 +114,11 @@ impl Journal {
     /// The last rollout of this id that is in it, as far as it is in files. Reads these, and blocks.
     pub fn find(&self, id: &RolloutId) -> io::Result<Option<FoundRollout>> {
         Ok(self.store.find(id.as_str())?.into_iter().next().map(FoundRollout))
+    }
+
+    /// What it takes on disk, as of what was written by now.
+    pub fn bytes(&self) -> u64 {
+        self.store.bytes()
     }
 
     /// Whether rollouts can be admitted.

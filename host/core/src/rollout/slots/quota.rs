@@ -6,6 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
+use crate::rollout::journal::Journal;
 use crate::telemetry::Meter;
 
 /// What of something is bounded.
@@ -119,7 +120,28 @@ struct State {
     /// Requests that may come now, and when that was so.
     tokens: f64,
     at: Instant,
-    stored: Option<OverQuota>,
+    stored: Option<Stored>,
+}
+
+/// What is on disk, as it was counted last.
+struct Stored {
+    used: u64,
+    max: u64,
+    /// The journal that is among it, and what it had then.
+    journal: Option<(Arc<Journal>, u64)>,
+}
+
+impl Stored {
+    fn now(&self) -> u64 {
+        let Some((journal, then)) = &self.journal else { return self.used };
+        self.used.saturating_sub(*then).saturating_add(journal.bytes())
+    }
+}
+
+impl fmt::Debug for Stored {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stored").field("used", &self.now()).field("max", &self.max).finish()
+    }
 }
 
 impl Quotas {
@@ -149,16 +171,11 @@ impl Quotas {
         state.tokens = state.tokens.min(burst(&allowance));
     }
 
-    /// More is on disk than may be, or no longer so.
-    pub fn set_stored(&self, used: u64, max: Option<u64>) {
-        let over = max.filter(|max| used >= *max).map(|max| OverQuota {
-            quota: Quota::StoredBytes,
-            whose: self.whose,
-            used,
-            max,
-            retry_after: None,
-        });
-        self.lock().stored = over;
+    /// So much is on disk and may be, of which the journal had so much then. What that has by now is counted when a
+    /// rollout is asked for.
+    pub fn set_stored(&self, used: u64, max: Option<u64>, journal: Option<(&Arc<Journal>, u64)>) {
+        let journal = journal.map(|(journal, then)| (journal.clone(), then));
+        self.lock().stored = max.map(|max| Stored { used, max, journal });
     }
 
     /// Whether one more rollout may be asked for.
@@ -168,8 +185,12 @@ impl Quotas {
 
     fn check_at(&self, now: Instant, now_secs: u64) -> Result<(), OverQuota> {
         let mut state = self.lock();
-        if let Some(over) = state.stored {
-            return Err(over);
+        if let Some(stored) = &state.stored
+            && stored.now() >= stored.max
+        {
+            let (used, max) = (stored.now(), stored.max);
+            let quota = Quota::StoredBytes;
+            return Err(OverQuota { quota, whose: self.whose, used, max, retry_after: None });
         }
         let used = self.meter.of_day(now_secs / DAY_SECS);
         let tomorrow = Duration::from_secs(DAY_SECS - now_secs % DAY_SECS);
@@ -215,6 +236,9 @@ fn now_secs() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::outbound::Secret;
+    use crate::rollout::JournalSettings;
+    use crate::seal::Seal;
     use crate::telemetry::DayUse;
 
     fn quotas(allowance: Allowance) -> Quotas {
@@ -271,9 +295,22 @@ mod tests {
         assert_eq!(over.retry_after, None);
         assert!(over.to_string().ends_with("waiting does not help, the operator can raise it"), "{over}");
         let quotas = quotas(Allowance::default());
-        quotas.set_stored(5, Some(5));
+        quotas.set_stored(5, Some(5), None);
         assert_eq!(quotas.check().unwrap_err().quota, Quota::StoredBytes);
-        quotas.set_stored(4, Some(5));
+        quotas.set_stored(4, Some(5), None);
         quotas.check().unwrap();
+        // What the journal has since is counted when it is asked for.
+        let dir = tempfile::tempdir().unwrap();
+        let settings =
+            JournalSettings { segment_bytes: 4096, segments_ahead: 1, ..JournalSettings::new(dir.path()) };
+        let (journal, _) = Journal::open(settings, Seal::of_secret(&Secret::new("key"))).unwrap();
+        quotas.set_stored(journal.bytes() + 4, Some(journal.bytes() + 5), Some((&journal, journal.bytes())));
+        quotas.check().unwrap();
+        quotas.set_stored(
+            journal.bytes() + 4,
+            Some(journal.bytes() + 5),
+            Some((&journal, journal.bytes() - 1)),
+        );
+        assert_eq!(quotas.check().unwrap_err().quota, Quota::StoredBytes);
     }
 }

@@ -1,0 +1,236 @@
+//! Repairs a damaged journal: what is readable stays where it is, and what is not is listed.
+//!
+//! A damaged range of a segment is covered by a record of the journal's own, so that all others keep their offsets. The
+//! segment as it was is kept beside it, under the same name with `.damaged`. Indexes from there on are made again when
+//! the journal is opened. A rollout that lost a record before its last one is left out then.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+
+use crate::frame::{Found, OF_JOURNAL, Stamp, framed_bytes};
+use crate::index::{self, Index};
+use crate::record::Kind;
+use crate::recover::{self, Later, Reader, Verdict};
+use crate::segment::{self, Folder, HEADER_BYTES, Header, NotOurs, Progress, Tail};
+use crate::{Location, OpenError};
+
+/// A range of a segment that was not readable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damage {
+    /// The segment.
+    pub segment: PathBuf,
+    /// Its first byte.
+    pub from: u64,
+    /// The first byte behind it.
+    pub to: u64,
+}
+
+/// What was found wrong with a journal. It is as if this had never been written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Repaired {
+    /// What could not be read, in order. Nothing where the journal is whole.
+    pub damage: Vec<Damage>,
+    /// Rollouts that lost records and are left out: their names, or numbers where the name is lost, too.
+    pub left_out: Vec<String>,
+}
+
+/// Why a journal was not repaired.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RepairError {
+    /// It is another process's, or another version's.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// Its files cannot be read or written.
+    #[error("the journal in {} cannot be repaired", .0.display())]
+    Io(PathBuf, #[source] io::Error),
+}
+
+/// Repairs the journal in a directory, which no process may have open. Does nothing to one that is whole.
+pub fn repair(path: &Path) -> Result<Repaired, RepairError> {
+    let folder = Folder { boot: segment::boot(), ..recover::unopened(path) };
+    let _lock = recover::lock(&folder)?;
+    let mut repair = Repair { folder: &folder, salts: Vec::new(), damage: Vec::new() };
+    let first = repair.all()?;
+    let damage = repair.damage;
+    let io = |error| RepairError::Io(path.to_owned(), error);
+    let left_out = first.map(|first| left_out(&folder, first)).transpose().map_err(io)?;
+    Ok(Repaired { damage, left_out: left_out.unwrap_or_default() })
+}
+
+struct Repair<'a> {
+    folder: &'a Folder,
+    /// Salts of whole headers, for those that are not.
+    salts: Vec<u64>,
+    damage: Vec<Damage>,
+}
+
+impl Repair<'_> {
+    /// Repairs all segments, and gives the first one that was damaged.
+    fn all(&mut self) -> Result<Option<u64>, RepairError> {
+        let folder = self.folder;
+        let io = |error| RepairError::Io(folder.path.clone(), error);
+        let numbers = folder.numbers().map_err(io)?;
+        let known = numbers.iter().filter_map(|number| folder.look_at(*number));
+        self.salts = known.map(|(header, _)| header.stamp.salt).filter(|salt| *salt != 0).collect();
+        self.salts.dedup();
+        let indexed = numbers.iter().copied().filter(|number| folder.index(*number).exists());
+        let sealed_to = indexed.max().unwrap_or(0);
+        let mut first = None;
+        for (at, number) in numbers.iter().copied().enumerate() {
+            let later = Later::of(folder, number, &numbers[at + 1..], sealed_to);
+            if self.one(number, &later)? {
+                first.get_or_insert(number);
+            }
+        }
+        if let Some(first) = first {
+            for number in numbers.into_iter().filter(|number| *number >= first) {
+                match std::fs::remove_file(folder.index(number)) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io(error)),
+                    Ok(()) | Err(_) => {}
+                }
+            }
+            folder.sync_names().map_err(io)?;
+        }
+        Ok(first)
+    }
+
+    /// Repairs a segment. Says whether it was damaged.
+    fn one(&mut self, number: u64, later: &Later) -> Result<bool, RepairError> {
+        let path = self.folder.segment(number);
+        let io = |error| RepairError::Io(path.clone(), error);
+        let mut bytes = std::fs::read(&path).map_err(io)?;
+        let was = self.damage.len();
+        let header = match segment::header(&bytes, number) {
+            Ok(header) => header,
+            Err(NotOurs::Version(version)) => return Err(OpenError::Version { path, version }.into()),
+            Err(NotOurs::Empty) if !later.is_begun => return Ok(false),
+            Err(NotOurs::Empty | NotOurs::Damaged) => {
+                let salts = self.salts.iter().copied().chain(segment::salts_in(&bytes));
+                let mut stamps = salts.map(|salt| Stamp { salt, segment: number });
+                let found = stamps.find(|stamp| stamp.find(&bytes, HEADER_BYTES as usize).is_some());
+                let Some(stamp) = found else {
+                    self.adds(&path, 0, bytes.len());
+                    std::fs::rename(&path, damaged_name(&path)).map_err(io)?;
+                    return Ok(true);
+                };
+                self.adds(&path, 0, HEADER_BYTES as usize);
+                Header { stamp, progress: None }
+            }
+        };
+        let end = self.cover(&mut bytes, &path, (&header, later));
+        if self.damage.len() == was {
+            return Ok(false);
+        }
+        std::fs::copy(&path, damaged_name(&path)).map_err(io)?;
+        bytes.truncate(end);
+        let progress = Progress { synced: end as u64, previous_end: 0, boot: self.folder.boot };
+        let head = [segment::stamp_bytes(header.stamp), segment::progress_bytes(progress)].concat();
+        bytes[..HEADER_BYTES as usize].copy_from_slice(&head);
+        let new = path.with_extension("new");
+        let write = || -> io::Result<()> {
+            let mut file = File::create(&new)?;
+            file.write_all(&bytes)?;
+            file.sync_all()?;
+            std::fs::rename(&new, &path)
+        };
+        write().map_err(io)?;
+        Ok(true)
+    }
+
+    fn adds(&mut self, path: &Path, from: usize, to: usize) {
+        self.damage.push(Damage { segment: path.to_owned(), from: from as u64, to: to as u64 });
+    }
+
+    /// Covers what is not readable, and gives where the records end.
+    fn cover(&mut self, bytes: &mut Vec<u8>, path: &Path, (header, later): (&Header, &Later)) -> usize {
+        let stamp = header.stamp;
+        let mut at = HEADER_BYTES as usize;
+        loop {
+            while let Found::Record(_, length) = stamp.read(&bytes[at.min(bytes.len())..], at as u64) {
+                at += length;
+            }
+            let next = stamp.find(bytes, at + 1);
+            let Some(next) = next.filter(|next| next - at >= framed_bytes(0)) else { break };
+            self.adds(path, at, next);
+            cover(bytes, stamp, at, next);
+            at = next;
+        }
+        let rest = bytes.get(at..).unwrap_or_default();
+        let written = rest.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+        let tail = if written == 0 { Tail::Clean } else { Tail::Torn };
+        if recover::verdict(header, (at as u64, tail), later) == Verdict::Missing {
+            let promised = later.end.unwrap_or(0).max(header.synced()) as usize;
+            let to = (at + written).max(promised);
+            self.adds(path, at, to.max(at + 1));
+            // What follows goes on where this was to end.
+            if let Some(end) = later.end.map(|end| end as usize).filter(|end| *end >= at + framed_bytes(0)) {
+                bytes.resize(end.max(bytes.len()), 0);
+                cover(bytes, stamp, at, end);
+                return end;
+            }
+        }
+        at
+    }
+}
+
+/// Puts a record of the journal's own over a range.
+fn cover(bytes: &mut [u8], stamp: Stamp, from: usize, to: usize) {
+    let payload = Bytes::from(vec![0; to - from - framed_bytes(0)]);
+    let mut cover = Vec::new();
+    stamp.write(&mut cover, from as u64, (OF_JOURNAL, 0, Kind::Event(1)), &[payload]);
+    bytes[from..to].copy_from_slice(&cover);
+}
+
+fn damaged_name(path: &Path) -> PathBuf {
+    path.with_extension("seg.damaged")
+}
+
+/// The rollouts that lost records, in segments from this one on.
+fn left_out(folder: &Folder, first: u64) -> io::Result<Vec<String>> {
+    let numbers = folder.numbers()?;
+    let before = numbers.iter().rev().find(|number| **number < first && folder.index(**number).exists());
+    let known = before.map(|number| std::fs::read(folder.index(*number))).transpose()?;
+    let known = known.and_then(|bytes| Index::read(&bytes));
+    let (mut index, known) = (known.clone().unwrap_or_default(), known.is_some());
+    let first_number = numbers.first().copied();
+    let mut lost: Vec<(u64, Vec<Location>)> = Vec::new();
+    let from = before.copied().unwrap_or(0);
+    for number in numbers.into_iter().filter(|number| *number > from) {
+        let bytes = std::fs::read(folder.segment(number))?;
+        let Ok(header) = segment::header(&bytes, number) else { continue };
+        segment::scan(&bytes, header.stamp, |record, offset| {
+            let place = Location::new(number, record.kind, offset);
+            let name = index::hash_of(record.kind, record.payload);
+            if record.kind == Kind::End {
+                let records = index.live.get(&record.rollout).cloned().unwrap_or_default();
+                if !records.is_before(record.sequence) {
+                    lost.push((record.rollout, records.places));
+                }
+            }
+            index.note(record.rollout, record.sequence, record.kind, name, place);
+        });
+    }
+    let live = index.live.iter().filter(|(_, records)| !records.is_complete());
+    lost.extend(live.map(|(number, records)| (*number, records.places.clone())));
+    // Where nothing is known of what was before, a rollout without its beginning may merely be old.
+    let is_known = known || first_number == Some(1);
+    let has_begun = |places: &[Location]| places.first().is_some_and(|first| *first != Location::MISSING);
+    lost.retain(|(_, places)| is_known || has_begun(places));
+    lost.sort_unstable_by_key(|(number, _)| *number);
+    let mut seen = HashSet::new();
+    lost.retain(|(number, _)| seen.insert(*number));
+    let mut reader = Reader::new(folder);
+    let mut name = |(number, places): (u64, Vec<Location>)| {
+        let first = places.first().filter(|first| **first != Location::MISSING);
+        match first.map(|first| reader.record(*first)) {
+            Some(Ok((_, Kind::Begin, name))) => String::from_utf8_lossy(&name).into_owned(),
+            _ => format!("number {number}"),
+        }
+    };
+    Ok(lost.into_iter().map(&mut name).collect())
+}

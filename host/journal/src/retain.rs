@@ -1,0 +1,293 @@
+//! The thread that does what the writer need not wait for: it allocates the next segment, writes indexes, and deletes
+//! what is no longer kept.
+//!
+//! A rollout that is alive keeps its records, not the segments that they are in: from a segment that is to go, and of
+//! which at most half is of live rollouts, their records are copied to the end of the journal. It is deleted once the
+//! copies are on the disk. So a journal takes at most what it may, twice what its live rollouts have, and what is
+//! ahead; and copying writes at most as much as it frees.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, SystemTime};
+
+use crate::recover::Reader;
+use crate::segment::{Folder, Segment};
+use crate::sync::Waiting;
+use crate::writer::{Job, Level};
+use crate::{Location, Shared};
+
+/// How long to wait for room before looking again.
+pub(crate) const NO_ROOM_PAUSE: Duration = Duration::from_millis(200);
+
+/// What is copied at once, in bytes: what is written meanwhile waits behind it.
+const COPIED_BYTES: u64 = 1 << 20;
+
+/// What is to be done beside the writer.
+pub(crate) enum Errand {
+    /// Allocate this segment.
+    Allocate(u64),
+    /// Write a sealed segment's index, then see what need not be kept.
+    Sealed { number: u64, index: Vec<u8> },
+    /// What was copied is written: go on.
+    Copied,
+    /// All that led to this is on the disk: these segments have no record of a live rollout.
+    Delete(Vec<u64>),
+}
+
+/// A live rollout's record that is to be copied.
+struct Live {
+    rollout: u64,
+    sequence: u32,
+    place: Location,
+}
+
+/// The segment that is being emptied.
+struct Emptying {
+    number: u64,
+    todo: VecDeque<Live>,
+}
+
+struct Files<'a> {
+    shared: &'a Shared,
+    made: &'a mpsc::Sender<Segment>,
+    /// Segments that are to be allocated.
+    wanted: VecDeque<u64>,
+    /// The last sealed one.
+    sealed: u64,
+    /// What goes on: at most one segment is emptied at a time.
+    emptying: Option<Emptying>,
+    is_deleting: bool,
+}
+
+/// What sealed segments and their indexes take on disk: all before this one.
+pub(crate) fn sealed_bytes(folder: &Folder, current: u64) -> io::Result<u64> {
+    let mut bytes = 0;
+    for number in folder.numbers()?.into_iter().filter(|number| *number < current) {
+        bytes += bytes_of(folder, number);
+    }
+    Ok(bytes)
+}
+
+/// What a segment and its index take.
+fn bytes_of(folder: &Folder, number: u64) -> u64 {
+    let bytes = |path| std::fs::metadata(path).map_or(0, |about: std::fs::Metadata| about.len());
+    bytes(folder.segment(number)) + bytes(folder.index(number))
+}
+
+/// Does what there is to do until the journal is closed.
+pub(crate) fn run(shared: &Shared, sealed: u64, todo: &mpsc::Receiver<Errand>, made: &mpsc::Sender<Segment>) {
+    let mut files =
+        Files { shared, made, wanted: VecDeque::new(), sealed, emptying: None, is_deleting: false };
+    files.retain();
+    loop {
+        let errand = if files.wanted.is_empty() {
+            todo.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        } else {
+            todo.recv_timeout(NO_ROOM_PAUSE)
+        };
+        match errand {
+            Ok(Errand::Allocate(number)) => files.wanted.push_back(number),
+            Ok(Errand::Sealed { number, index }) => files.sealed(number, &index),
+            Ok(Errand::Copied) => files.copy(),
+            Ok(Errand::Delete(numbers)) => files.delete(&numbers),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+        files.allocate();
+    }
+    files.close();
+}
+
+impl Files<'_> {
+    /// Allocates what is wanted, as far as there is room.
+    fn allocate(&mut self) {
+        while let Some(number) = self.wanted.front().copied() {
+            match self.shared.folder.create(number) {
+                Ok(segment) => {
+                    self.shared.set_full(None);
+                    self.wanted.pop_front();
+                    let _ = self.made.send(segment);
+                }
+                Err(error) => {
+                    self.shared.set_full(Some(format!("no room for the next segment: {error}")));
+                    return;
+                }
+            }
+        }
+    }
+
+    fn sealed(&mut self, number: u64, index: &[u8]) {
+        self.sealed = number;
+        match self.shared.folder.write_index(number, index) {
+            Ok(()) => {
+                self.shared.sealed_bytes.fetch_add(index.len() as u64, Ordering::Relaxed);
+                self.shared.tables().unwritten.retain(|(unwritten, _)| *unwritten != number);
+            }
+            Err(error) => {
+                tracing::warn!(%error, number, "the index of a journal's segment is not written");
+            }
+        }
+        self.retain();
+    }
+
+    /// Begins to delete what need not be kept.
+    fn retain(&mut self) {
+        if self.emptying.is_some() || self.is_deleting {
+            return;
+        }
+        if let Err(error) = self.begin_to_delete() {
+            tracing::warn!(%error, "old segments of the journal are not deleted");
+        }
+    }
+
+    fn begin_to_delete(&mut self) -> io::Result<()> {
+        let due = self.due()?;
+        if due.is_empty() {
+            return Ok(());
+        }
+        let mut live = self.live_in(&due);
+        let free: Vec<u64> =
+            due.iter().filter(|(number, _)| !live.contains_key(number)).map(|(number, _)| *number).collect();
+        if !free.is_empty() {
+            // That their rollouts are over may be written and not synced yet.
+            self.is_deleting = true;
+            self.shared.add([Job::Tell(Level::Synced, Waiting::Errand(Errand::Delete(free)))]);
+            return Ok(());
+        }
+        for (number, bytes) in due {
+            let todo = live.remove(&number).unwrap_or_default();
+            if self.bytes_up_to(&todo, bytes / 2)? {
+                self.emptying = Some(Emptying { number, todo: todo.into() });
+                self.copy();
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// The segments that need not be kept, the oldest first, with their bytes.
+    fn due(&self) -> io::Result<Vec<(u64, u64)>> {
+        let (folder, keep) = (&self.shared.folder, &self.shared.retention);
+        let mut segments = Vec::new();
+        for number in folder.numbers()?.into_iter().filter(|number| *number <= self.sealed) {
+            let about = std::fs::metadata(folder.segment(number))?;
+            segments.push((number, about.len(), about.modified()?));
+        }
+        let mut bytes: u64 = segments.iter().map(|(_, bytes, _)| bytes).sum();
+        let now = SystemTime::now();
+        let mut due = Vec::new();
+        let held_from = self.shared.held_from.load(Ordering::Relaxed);
+        for (number, of_it, modified) in segments {
+            let age = now.duration_since(modified).unwrap_or_default();
+            let is_kept = bytes <= keep.bytes_max && age <= keep.age_max;
+            if is_kept || number >= held_from {
+                break;
+            }
+            due.push((number, of_it));
+            bytes -= of_it;
+        }
+        Ok(due)
+    }
+
+    /// The records of live rollouts in these segments.
+    fn live_in(&self, segments: &[(u64, u64)]) -> HashMap<u64, Vec<Live>> {
+        let mut found: HashMap<u64, Vec<Live>> = HashMap::new();
+        let tables = self.shared.tables();
+        for (rollout, records) in &tables.index.live {
+            for (sequence, place) in records.places.iter().enumerate() {
+                if segments.binary_search_by_key(&place.segment(), |(number, _)| *number).is_ok() {
+                    let sequence = u32::try_from(sequence).unwrap_or(u32::MAX);
+                    found.entry(place.segment()).or_default().push(Live {
+                        rollout: *rollout,
+                        sequence,
+                        place: *place,
+                    });
+                }
+            }
+        }
+        found
+    }
+
+    /// Whether these records take at most so many bytes.
+    fn bytes_up_to(&self, records: &[Live], max: u64) -> io::Result<bool> {
+        let mut reader = Reader::new(&self.shared.folder);
+        let mut bytes = 0;
+        for record in records {
+            bytes += reader.bytes_at(record.place)?;
+            if bytes > max {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Has the next records copied of the segment that is being emptied; after the last ones it goes.
+    fn copy(&mut self) {
+        let Some(emptying) = &mut self.emptying else { return };
+        let mut reader = Reader::new(&self.shared.folder);
+        let (mut jobs, mut bytes) = (Vec::new(), 0);
+        while bytes < COPIED_BYTES
+            && let Some(Live { rollout, sequence, place }) = emptying.todo.pop_front()
+        {
+            match reader.record(place) {
+                Ok((_, kind, payload)) => {
+                    bytes += payload.len() as u64;
+                    jobs.push(Job::Copy { rollout, sequence, kind, payload, from: place });
+                }
+                Err(error) => {
+                    // It stays where it is, with all that is in this segment.
+                    tracing::error!(%error, "a live rollout's record cannot be copied");
+                    self.emptying = None;
+                    return;
+                }
+            }
+        }
+        let then = if emptying.todo.is_empty() {
+            let number = emptying.number;
+            self.emptying = None;
+            self.is_deleting = true;
+            Job::Tell(Level::Synced, Waiting::Errand(Errand::Delete(vec![number])))
+        } else {
+            Job::Tell(Level::Written, Waiting::Errand(Errand::Copied))
+        };
+        jobs.push(then);
+        self.shared.add(jobs);
+    }
+
+    fn delete(&mut self, numbers: &[u64]) {
+        self.is_deleting = false;
+        let all: Vec<(u64, u64)> = numbers.iter().map(|number| (*number, 0)).collect();
+        let live = self.live_in(&all);
+        for number in numbers.iter().filter(|number| !live.contains_key(number)) {
+            if let Err(error) = self.delete_one(*number) {
+                tracing::warn!(%error, number, "a segment of the journal is not deleted");
+                return;
+            }
+        }
+        self.retain();
+    }
+
+    fn delete_one(&self, number: u64) -> io::Result<()> {
+        let folder = &self.shared.folder;
+        let bytes = bytes_of(folder, number);
+        // Without the records the index is nothing.
+        std::fs::remove_file(folder.segment(number))?;
+        let _ = std::fs::remove_file(folder.index(number));
+        self.shared.sealed_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Everything is on the disk, and nothing is written any more: what need not be kept and is nobody's goes.
+    fn close(&self) {
+        if self.shared.broken().is_some() {
+            return;
+        }
+        let Ok(due) = self.due() else { return };
+        let live = self.live_in(&due);
+        for (number, _) in due.iter().filter(|(number, _)| !live.contains_key(number)) {
+            let _ = self.delete_one(*number);
+        }
+    }
+}

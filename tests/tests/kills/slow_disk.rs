@@ -1,0 +1,155 @@
+//! What a disk that syncs slowly costs: nothing that was answered.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use rollout_tests::{Asked, Serve};
+use tokio::task::JoinSet;
+
+use super::{ALONE, Random, Trainer, check_log, check_results, from_env, long_way, until_free};
+
+/// Kills, unless the environment says how many.
+const KILLS: u64 = 10;
+
+/// Rollouts that are in flight: few, so that it is the disk that is slow.
+const IN_FLIGHT: usize = 24;
+
+/// Turns of a rollout, which take some second.
+const TURNS: u64 = 30;
+
+/// How long a server lives at least, and how much longer at most: a few syncs.
+const LIFE: [Duration; 2] = [Duration::from_millis(500), Duration::from_millis(700)];
+
+/// A call that was answered so long before a kill, and whose answer the guest had, is not made again.
+const KEPT_AFTER: Duration = Duration::from_millis(50);
+
+/// Makes every sync of a process that is started with it take 300 ms longer.
+const SLOW_SYNC: &str = r"
+#define _GNU_SOURCE
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+static void wait_for_the_disk(void) {
+    struct timespec left = {0, 300 * 1000 * 1000};
+    while (nanosleep(&left, &left) != 0) {}
+}
+int fdatasync(int fd) { wait_for_the_disk(); return syscall(SYS_fdatasync, fd); }
+int fsync(int fd) { wait_for_the_disk(); return syscall(SYS_fsync, fd); }
+";
+
+/// Compiles that, with the compiler that the host itself needs.
+fn slow_sync(dir: &Path) -> PathBuf {
+    let (source, library) = (dir.join("slow_sync.c"), dir.join("slow_sync.so"));
+    std::fs::write(&source, SLOW_SYNC).unwrap();
+    let compiled =
+        Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(&source).status();
+    assert!(compiled.expect("there is a C compiler").success());
+    library
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_is_kept_within_50_ms_however_slowly_the_disk_syncs() {
+    let _alone = ALONE.lock().await;
+    let mut random = Random::of_env();
+    let dir = tempfile::tempdir().unwrap();
+    let journal = dir.path().join("journal");
+    let library = slow_sync(dir.path());
+    let trainer = Trainer::start().await;
+    let serve = long_way(&trainer.oracle.url(), &journal).variable("LD_PRELOAD", library.to_str().unwrap());
+    let mut workers = JoinSet::new();
+    for _ in 0..IN_FLIGHT {
+        workers.spawn(keep_busy(trainer.clone()));
+    }
+    for _ in 0..from_env("ROLLOUT_TEST_KILLS").unwrap_or(KILLS) {
+        let life = LIFE[0] + random.time_below(LIFE[1]);
+        live_and_die(&trainer, &serve, &journal, life).await;
+        while let Some(worker) = workers.try_join_next() {
+            worker.expect("a worker goes on");
+        }
+    }
+    let host = serve.clone().start().await;
+    trainer.server.send_replace(Some(host.url().to_owned()));
+    trainer.stops.store(true, Ordering::Relaxed);
+    while let Some(worker) = workers.join_next().await {
+        worker.expect("a worker comes to its end");
+    }
+    check_log(&host.stop().await.stderr);
+    check_results(&trainer, IN_FLIGHT / 3);
+    check_ages(&trainer);
+}
+
+/// Has rollouts run, one after the other, until there is to be an end of it.
+async fn keep_busy(trainer: Arc<Trainer>) {
+    while !trainer.stops.load(Ordering::Relaxed) {
+        let number = trainer.next.fetch_add(1, Ordering::Relaxed);
+        let (id, is_polled) = (format!("k{number}"), number.is_multiple_of(2));
+        let is_known = trainer.admit(&id, &format!("{TURNS} steady {id}"), is_polled).await;
+        // The lease of one that is polled may be lost with the answer to its admission.
+        if is_known || !is_polled {
+            trainer.end(&id, is_polled).await;
+        }
+    }
+}
+
+async fn live_and_die(trainer: &Trainer, serve: &Serve, journal: &Path, life: Duration) {
+    let host = serve.clone().start().await;
+    trainer.server.send_replace(Some(host.url().to_owned()));
+    tokio::time::sleep(life).await;
+    trainer.server.send_replace(None);
+    let begins = Instant::now();
+    let ran = host.kill().await;
+    trainer.ledger().killed(begins);
+    check_log(&ran.stderr);
+    for line in ran.stderr.lines().filter(|line| line.contains("took long")) {
+        println!("{line}");
+    }
+    until_free(journal).await;
+}
+
+/// Of the calls that were made again, none was answered long before the kill.
+fn check_ages(trainer: &Trainer) {
+    let (asked, ledger) = (trainer.oracle.asked(), trainer.ledger());
+    let mut calls: HashMap<(&str, &str), Vec<&Asked>> = HashMap::new();
+    // One whose admission was not heard of may have been over when it was asked for again, and ran twice.
+    let runs_once = |one: &&Asked| {
+        let id = one.path.strip_prefix("/rollouts/").and_then(|rest| rest.split('/').next());
+        id.is_some_and(|id| !ledger.asked_again.contains(id))
+    };
+    for one in asked.iter().filter(runs_once) {
+        calls.entry((&one.path, &one.messages)).or_default().push(one);
+    }
+    let (mut ages, mut old) = (Vec::new(), Vec::new());
+    for pair in calls.values().flat_map(|of_one| of_one.windows(2)) {
+        let [before, after] = pair else { continue };
+        let Some(answered) = before.answered else { continue };
+        // What the guest did next shows that the server had the answer: a busy one may have had it late.
+        let turns = |one: &Asked| one.messages.matches("\"role\"").count();
+        let next =
+            asked.iter().filter(|one| one.path == before.path && one.at > answered && one.at < after.at);
+        let had = next.filter(|one| turns(one) > turns(before)).map(|one| one.at).min();
+        // The model may have answered a server that was gone.
+        let Some(kill) = ledger.kills.iter().find(|kill| kill.age_of(before.at).is_some()) else { continue };
+        let Some(age) = kill.age_of(answered).filter(|_| kill.age_of(after.at).is_none()) else { continue };
+        ages.push(age);
+        let since_had = had.and_then(|had| kill.age_of(had));
+        if since_had.is_some_and(|age| age > KEPT_AFTER) {
+            old.push((before.path.clone(), age));
+        }
+    }
+    ages.sort_unstable();
+    let strictly = ages.iter().filter(|age| **age > KEPT_AFTER).count();
+    println!(
+        "{} calls, {} answered ones made again, {strictly} of them answered more than {KEPT_AFTER:?} before a kill; \
+         the oldest {:?}",
+        asked.len(),
+        ages.len(),
+        ages.last()
+    );
+    assert!(!ages.is_empty(), "no call was made again, of {}", asked.len());
+    assert!(old.is_empty(), "answered long before a kill, and asked again: {old:?}");
+}
