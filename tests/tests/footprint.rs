@@ -36,10 +36,53 @@ fn component(dir: &Path, module: &str) -> PathBuf {
 }
 
 fn resident_bytes(host: &TestHost) -> usize {
+    status_bytes(host, "VmRSS:")
+}
+
+fn status_bytes(host: &TestHost, figure: &str) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{}/status", host.process().id().expect("it runs")));
     let status = status.expect("this is a Linux");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a process has memory");
+    let line = status.lines().find_map(|line| line.strip_prefix(figure)).expect("a process has memory");
     line.trim_end_matches("kB").trim().parse::<usize>().expect("it is a number") << 10
+}
+
+/// Calls itself until 300 KiB or more of its stack are written to.
+const DEEP: &str = "(drop (call $deep (i32.const 6000)))";
+const DEEP_FUNCTION: &str = r#"
+    (func $deep (param i32) (result i32) (local $a i64) (local $b i64)
+        (if (i32.eqz (local.get 0)) (then (return (i32.const 0))))
+        (local.set $a (i64.extend_i32_u (call $deep (i32.sub (local.get 0) (i32.const 1)))))
+        (i32.wrap_i64 (i64.add (local.get $a) (i64.const 1))))
+"#;
+
+#[tokio::test]
+async fn stacks_that_guests_were_deep_in_are_the_kernels_again() {
+    const GUESTS: usize = 32;
+    const KEPT_BYTES_MAX: usize = 48 << 10;
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    let component = made(dir.path(), DEEP, DEEP_FUNCTION);
+    let controller = Controller::start().await;
+    let host = TestHost::of_component(component).option("--max-concurrent", 64).start().await;
+    let anonymous = || anonymous_bytes(&host);
+    let before = anonymous();
+    let mut guests = Vec::new();
+    for _ in 0..GUESTS {
+        guests.push(host.admit(&controller.rollout("misbehave")).await);
+    }
+
+    let deep = GUESTS * (128 << 10);
+    until("all of them to be deep", async || (anonymous() > before + deep).then_some(())).await;
+    for guest in &guests {
+        host.cancel(&guest.id).await;
+    }
+
+    let kept = GUESTS * (KEPT_BYTES_MAX + (64 << 10));
+    until("it to be given back", async || (anonymous() < before + kept).then_some(())).await;
+}
+
+/// Memory that is the process's own.
+fn anonymous_bytes(host: &TestHost) -> usize {
+    status_bytes(host, "RssAnon:")
 }
 
 /// The memory that one more instance of a component takes.

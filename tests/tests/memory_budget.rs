@@ -67,6 +67,37 @@ async fn where_memory_is_used_up_the_rollout_that_holds_most_ends_and_the_host_i
     assert_eq!(metrics.get("rollout_host_limit_hits_total{limit=\"memory-budget-bytes\"}"), Some(2.0));
 }
 
+/// A figure of the host's process in `/proc/PID/status`, in bytes.
+fn status_bytes(host: &TestHost, figure: &str) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", host.process().id().expect("it runs")));
+    let status = status.expect("this is a Linux");
+    let line = status.lines().find_map(|line| line.strip_prefix(figure)).expect("a process has memory");
+    line.trim_end_matches("kB").trim_start_matches(':').trim().parse::<usize>().expect("a number") << 10
+}
+
+#[tokio::test]
+async fn a_guests_memory_is_the_kernels_again_when_it_is_given_back() {
+    const GUEST_MIB: usize = 120;
+    const BUDGET_MIB: usize = 256;
+    /// Of the process itself; a guest that was not returned would be more.
+    const REST_BYTES_MAX: usize = 100 * MIB;
+    // A number of slots for each plan of memory.
+    for slots in [64, 9000, 19_000] {
+        let controller = Controller::start().await;
+        let host = host_with_budget(BUDGET_MIB).option("--max-concurrent", slots).start().await;
+        for number in 0..14 {
+            let result = host.run(&controller.rollout(&GUEST_MIB.to_string()).label("5")).await;
+            assert_eq!(result["status"], "success", "{slots} slots: {result:#}");
+            nothing_held(&host).await;
+            let resident = status_bytes(&host, "VmRSS");
+            assert!(resident < REST_BYTES_MAX, "{slots} slots: {} MiB after guest {number}", resident / MIB);
+        }
+        let most = status_bytes(&host, "VmHWM");
+        let bound = BUDGET_MIB * MIB / 10 * 11 + 64 * MIB;
+        assert!(most < bound, "{slots} slots: {} MiB at the most", most / MIB);
+    }
+}
+
 #[tokio::test]
 async fn new_rollouts_are_refused_before_a_running_one_is_ended() {
     let controller = Controller::start().await;

@@ -47,8 +47,9 @@ pub struct Placed<'a> {
     pub served_as: ServedAs,
 }
 
-/// The part of the memory budget that idle instances may have besides it, for those that come after them.
-const IDLE_PART: usize = 8;
+/// The part of the memory budget that idle instances may have besides it, for those that come after them. With
+/// what the process has for itself it stays below a tenth of the budget and 64 MiB.
+const IDLE_PART: usize = 16;
 
 impl Platform {
     /// What this configuration asks for, as far as there is room. A guest has at most so many bytes of

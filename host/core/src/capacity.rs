@@ -5,6 +5,8 @@
 //! host starts and become a number of slots; whoever comes when all of them are taken
 //! is asked to come again.
 
+mod control_groups;
+
 use std::fmt;
 use std::fs;
 
@@ -53,6 +55,8 @@ pub struct Machine {
     pub mappings_max: u64,
     /// Bytes of memory that can be had without pushing anybody out.
     pub memory_bytes_free: u64,
+    /// The limit of the control group that leaves no more than that, in bytes, where it is not the machine.
+    pub memory_group_bytes_max: Option<u64>,
     /// Bytes of it that may be held for others, where the operator said.
     pub memory_budget_bytes: Option<u64>,
 }
@@ -105,6 +109,8 @@ pub enum Bound {
     Memory {
         /// What was free when the host started, in bytes.
         free_bytes: u64,
+        /// The limit of the control group that leaves no more, in bytes.
+        group_bytes_max: Option<u64>,
     },
 }
 
@@ -121,12 +127,14 @@ impl fmt::Display for Bound {
             Self::MemoryBudget { bytes } => {
                 write!(f, "{} MiB of memory-budget-bytes; raise it for more", bytes >> 20)
             }
-            Self::Memory { free_bytes } => {
-                write!(
-                    f,
-                    "{} MiB of free memory; a larger machine or memory limit gives more",
-                    free_bytes >> 20
-                )
+            Self::Memory { free_bytes, group_bytes_max: Some(max) } => write!(
+                f,
+                "{} MiB that a control group's memory limit of {} MiB leaves; a larger limit gives more",
+                free_bytes >> 20,
+                max >> 20
+            ),
+            Self::Memory { free_bytes, group_bytes_max: None } => {
+                write!(f, "{} MiB of free memory; a larger machine gives more", free_bytes >> 20)
             }
         }
     }
@@ -148,10 +156,22 @@ impl Machine {
     /// Reads what there is, and raises the limit of open files to the most that this
     /// process may have.
     pub fn read() -> Self {
+        let machine = fs::read_to_string("/proc/meminfo").ok().as_deref().and_then(available_in);
+        let machine = machine.unwrap_or(u64::MAX);
+        let group = control_groups::tightest().filter(|group| group.free_bytes < machine);
+        if let Some(group) = &group {
+            tracing::info!(
+                limit = %group.limit_file.display(),
+                limit_bytes = group.limit_bytes,
+                free_bytes = group.free_bytes,
+                "a control group limits this process's memory"
+            );
+        }
         Self {
             descriptors_max: raise_descriptors(),
             mappings_max: number_in("/proc/sys/vm/max_map_count").unwrap_or(u64::MAX),
-            memory_bytes_free: free_memory().unwrap_or(u64::MAX),
+            memory_bytes_free: group.as_ref().map_or(machine, |group| group.free_bytes),
+            memory_group_bytes_max: group.map(|group| group.limit_bytes),
             memory_budget_bytes: None,
         }
     }
@@ -178,7 +198,10 @@ impl Machine {
                 memory / cost.memory_bytes.saturating_add(BYTES_PER_ROLLOUT),
                 match self.memory_budget_bytes {
                     Some(bytes) => Bound::MemoryBudget { bytes },
-                    None => Bound::Memory { free_bytes: self.memory_bytes_free },
+                    None => Bound::Memory {
+                        free_bytes: self.memory_bytes_free,
+                        group_bytes_max: self.memory_group_bytes_max,
+                    },
                 },
             ),
         ];
@@ -247,26 +270,6 @@ fn number_in(path: &str) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// What the machine has, or what the control groups around this process leave of it.
-fn free_memory() -> Option<u64> {
-    let machine = available_in(&fs::read_to_string("/proc/meminfo").ok()?)?;
-    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let group = groups.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
-    let mut free = machine;
-    // A limit may be on any group that this one is in.
-    let mut path = std::path::PathBuf::from("/sys/fs/cgroup").join(group.trim_start_matches('/'));
-    while path.starts_with("/sys/fs/cgroup") {
-        let read = |name: &str| number_in(path.join(name).to_str()?);
-        if let (Some(max), Some(used)) = (read("memory.max"), read("memory.current")) {
-            free = free.min(max.saturating_sub(used));
-        }
-        if !path.pop() {
-            break;
-        }
-    }
-    Some(free)
-}
-
 fn available_in(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
@@ -281,6 +284,7 @@ mod tests {
         descriptors_max: 1 << 20,
         mappings_max: 1 << 20,
         memory_bytes_free: 1 << 40,
+        memory_group_bytes_max: None,
         memory_budget_bytes: None,
     };
     const COST: GuestCost = GuestCost { descriptors: 2, mappings: 4, memory_bytes: 64 << 10 };
@@ -301,6 +305,15 @@ mod tests {
         check(few_mappings, 20_000, 0, 15_358, 0, "vm.max_map_count=262120");
         let little_memory = Machine { memory_bytes_free: 200 << 20, ..ROOMY };
         check(little_memory, 20_000, 0, 951, 0, "200 MiB of free memory");
+        let small_group = Machine { memory_group_bytes_max: Some(300 << 20), ..little_memory };
+        check(
+            small_group,
+            20_000,
+            0,
+            951,
+            0,
+            "200 MiB that a control group's memory limit of 300 MiB leaves",
+        );
         let little_budget = Machine { memory_budget_bytes: Some(140 << 20), ..ROOMY };
         check(little_budget, 20_000, 0, 951, 0, "140 MiB of memory-budget-bytes");
         check(Machine { descriptors_max: 10, ..ROOMY }, 5, 5, 1, 0, "open files");

@@ -4,6 +4,10 @@
 use std::fmt;
 use std::time::Duration;
 
+/// Wall time of an instance that belongs to no rollout: one that is started to see that it starts, or that
+/// is asked what its plugin is.
+pub const DECLARE_TIME_MAX: Duration = Duration::from_secs(10);
+
 /// The limits of one rollout and of its two instances.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limits {

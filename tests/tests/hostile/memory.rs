@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use rollout_tests::component_text;
+
 use super::made::{component, serve};
 use super::*;
 
@@ -57,6 +59,30 @@ async fn many_memories_are_refused_before_they_are_served() {
 
         assert_eq!(ran.code, Some(1), "{}", ran.stderr);
         assert!(ran.stderr.contains("memor"), "{}", ran.stderr);
+    }
+}
+
+#[tokio::test]
+async fn memories_of_several_modules_are_counted_together_and_named() {
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    let module = r#"
+        (memory (export "memory") 1)
+        (func (export "realloc") (param i32 i32 i32 i32) (result i32) (i32.const 4096))
+        (func (export "run") (param i32 i32) (result i32) (i32.const 16))
+        (func (export "post") (param i32))
+    "#;
+    let path = component(dir.path(), module);
+    let more = "(core module $more (memory 1)) (core instance (instantiate $more))
+        (core instance (instantiate $more)) (core instance (instantiate $more))";
+    let text =
+        component_text(module, "I say #### 5").replacen("(component", &format!("(component {more}"), 1);
+    std::fs::write(&path, wat::parse_str(text).unwrap_or_else(|error| panic!("{error}"))).expect("written");
+    for slots in ["8", "3000"] {
+        let ran = serve(&path, &["--max-concurrent", slots]).await;
+
+        assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+        assert!(ran.stderr.contains("has more parts than this host gives one component"), "{}", ran.stderr);
+        assert!(ran.stderr.contains("linear memories"), "{}", ran.stderr);
     }
 }
 

@@ -29,6 +29,7 @@ use rollout_core::error::Fault;
 use rollout_core::id::RolloutId;
 use rollout_core::imports::{Imports, Live, Role, RunContext};
 use rollout_core::instance::{self, Bounds, Permit};
+use rollout_core::limits::DECLARE_TIME_MAX;
 use rollout_core::plugin::{self, Description, Plugin, Problem};
 use rollout_core::rollout::{Failure, FailureKind, Finished, Host, Outcome, Stage};
 use rollout_core::telemetry::Metrics;
@@ -479,7 +480,8 @@ fn bounds(config: &Config) -> Bounds {
 
 /// The tools that a component has for others.
 async fn described(plugin: &Plugin, config: &Config, report: &mut Report) {
-    let (limits, bounds) = (Arc::new(config.limits.clone()), bounds(config));
+    let deadline = Some(Instant::now() + DECLARE_TIME_MAX);
+    let (limits, bounds) = (Arc::new(config.limits.clone()), Bounds { deadline, ..bounds(config) });
     let Ok(id) = RolloutId::parse("validate") else { return };
     let run = Arc::new(RunContext::of_no_rollout(id, None, Arc::new(Metrics::new())));
     let outside = Live::until(bounds.deadline);

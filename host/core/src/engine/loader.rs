@@ -9,7 +9,7 @@ use wasmtime::component::Component;
 
 use super::cache::{CodeCache, Key};
 use super::compile::{CompileError, Compiler};
-use super::{Engine, plan, source};
+use super::{Engine, MemoryPlan, plan, source};
 use crate::digest::hex;
 use crate::error::Fault;
 use crate::plugin::{self, Description, LoadError, Plugin, Source};
@@ -82,7 +82,7 @@ impl Loader {
         // through a pipe that nobody else holds. Of the component, it depends on what
         // the compiler made of it, as it would had we compiled here.
         let component = unsafe { Component::deserialize(&engine.engine, &code) };
-        let component = component.map_err(unfit)?;
+        let component = component.map_err(|error| refused(engine.plan, &code, error))?;
         tracing::info!(digest, elapsed_ms = millis(started), code_bytes = code.len(), "component compiled");
         if let Some(cache) = &self.cache
             && let Err(error) = cache.put(&key, &code)
@@ -110,13 +110,15 @@ impl Loader {
     }
 }
 
-/// Why compiled code does not load. The pool's measures are the plugin's to keep to, and
-/// the engine has no type for this error.
-fn unfit(error: wasmtime::Error) -> LoaderError {
-    if format!("{error:#}").contains("pooling allocator requirements") {
-        return LoadError::TooManyParts(error).into();
+/// Returns why compiled code does not load. The engine has no type for this error: what loads where no
+/// memory is set aside is too large for the pool, whose measures are the plugin's to keep to.
+fn refused(plan: MemoryPlan, code: &[u8], error: wasmtime::Error) -> LoaderError {
+    // SAFETY: the code is this program's own, as it was where it did not load.
+    let loads = |engine: wasmtime::Engine| unsafe { Component::deserialize(&engine, code) }.is_ok();
+    match wasmtime::Engine::new(&plan::code(plan)).is_ok_and(loads) {
+        true => LoadError::TooManyParts(error).into(),
+        false => LoaderError::Unfit(error),
     }
-    LoaderError::Unfit(error)
 }
 
 /// Tells engines apart whose code is not interchangeable.

@@ -22,14 +22,16 @@ const POOLED_MEMORIES_MAX: u64 = 18_432;
 /// many slots for little memory.
 const KEEP_RESIDENT_BYTES: usize = 512 << 10;
 
-/// What a slot keeps in any case.
-const KEEP_RESIDENT_BYTES_MIN: usize = 64 << 10;
-
-/// The same for its tables, which are smaller.
+/// The same for each of its tables, which are smaller.
 const KEEP_RESIDENT_TABLE_BYTES: usize = 128 << 10;
 
-/// Slots whose remaining pages are returned to the kernel together.
-const DECOMMIT_BATCH: usize = 16;
+/// The same for its stack. A guest that waits uses 12 to 20 KiB of it.
+const KEEP_RESIDENT_STACK_BYTES: usize = 32 << 10;
+
+/// Slots whose remaining pages are returned to the kernel together: each by itself, before its store
+/// is gone. What waits for others would be resident and charged to nobody, and a slot may have hundreds
+/// of MiB. A guest that wrote to no more than its slot keeps has nothing to return.
+const DECOMMIT_BATCH: usize = 1;
 
 /// Bytes up to which a component's initial memory is mapped into its instances however
 /// little of it is set. Beyond, one that is mostly zero is written into each instance. A
@@ -160,10 +162,15 @@ pub(super) fn config(
     idle_bytes_max: usize,
 ) -> Config {
     let mut config = code(plan);
+    // A stack is not wiped for what is on it, which no guest can read, but for its pages.
+    config.async_stack_zeroing(true);
     config.allocation_strategy(match plan {
         MemoryPlan::Pooled | MemoryPlan::PooledEager => {
             let mut pool = pool(plan, instances_max, memory_bytes_max);
-            pool.linear_memory_keep_resident(kept_by_each(instances_max, idle_bytes_max));
+            let kept = Kept::by_each(instances_max, idle_bytes_max);
+            pool.linear_memory_keep_resident(kept.memory)
+                .table_keep_resident(kept.table)
+                .async_stack_keep_resident(kept.stack);
             InstanceAllocationStrategy::Pooling(pool)
         }
         MemoryPlan::OnDemand => InstanceAllocationStrategy::OnDemand,
@@ -176,11 +183,28 @@ fn slots(instances_max: u32) -> u32 {
     instances_max.saturating_add(instances_max / 32).saturating_add(16)
 }
 
-/// The bytes of its memory that a slot keeps, in whole pages.
-fn kept_by_each(instances_max: u32, idle_bytes_max: usize) -> usize {
-    const PAGE_BYTES: usize = 4096;
-    let each = idle_bytes_max / slots(instances_max) as usize;
-    each.clamp(KEEP_RESIDENT_BYTES_MIN, KEEP_RESIDENT_BYTES) / PAGE_BYTES * PAGE_BYTES
+/// Bytes that a slot keeps resident while it is idle, in whole pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Kept {
+    memory: usize,
+    /// Of each of its tables.
+    table: usize,
+    stack: usize,
+}
+
+impl Kept {
+    /// Shares out what all slots may keep together: half of it is memory's, a third the tables', an eighth
+    /// the stacks'.
+    fn by_each(instances_max: u32, idle_bytes_max: usize) -> Self {
+        const PAGE_BYTES: usize = 4096;
+        let each = idle_bytes_max / slots(instances_max) as usize;
+        let pages = |bytes: usize, max: usize| bytes.min(max) / PAGE_BYTES * PAGE_BYTES;
+        Self {
+            memory: pages(each / 2, KEEP_RESIDENT_BYTES),
+            table: pages(each / 3 / TABLES_MAX as usize, KEEP_RESIDENT_TABLE_BYTES),
+            stack: pages(each / 8, KEEP_RESIDENT_STACK_BYTES),
+        }
+    }
 }
 
 fn pool(plan: MemoryPlan, instances_max: u32, memory_bytes_max: usize) -> PoolingAllocationConfig {
@@ -200,7 +224,6 @@ fn pool(plan: MemoryPlan, instances_max: u32, memory_bytes_max: usize) -> Poolin
         .max_core_instance_size(1 << 20)
         .max_memory_size(memory_bytes_max)
         .table_elements(100_000)
-        .table_keep_resident(KEEP_RESIDENT_TABLE_BYTES)
         .pagemap_scan(Enabled::Auto)
         .decommit_batch_size(DECOMMIT_BATCH);
     pool
@@ -212,12 +235,23 @@ mod tests {
 
     #[test]
     fn idle_slots_keep_less_where_there_are_many_for_little_memory() {
-        assert_eq!(kept_by_each(64, usize::MAX), KEEP_RESIDENT_BYTES);
-        let slots = slots(1000) as usize;
-        let kept = kept_by_each(1000, 256 << 20);
-        assert!((200 << 10..256 << 10).contains(&kept) && kept.is_multiple_of(4096), "{kept}");
-        assert!(kept * slots <= 256 << 20);
-        assert_eq!(kept_by_each(10_000, 1 << 20), KEEP_RESIDENT_BYTES_MIN);
+        let all = Kept {
+            memory: KEEP_RESIDENT_BYTES,
+            table: KEEP_RESIDENT_TABLE_BYTES,
+            stack: KEEP_RESIDENT_STACK_BYTES,
+        };
+        assert_eq!(Kept::by_each(64, usize::MAX), all);
+        for (instances, idle) in [(1000, 256 << 20), (64, 8 << 20), (10_000, 1 << 30), (10_000, 1 << 20)] {
+            let Kept { memory, table, stack } = Kept::by_each(instances, idle);
+            let each = memory + table * TABLES_MAX as usize + stack;
+            assert!(each * slots(instances) as usize <= idle, "{instances} in {idle}: {each}");
+            assert!([memory, table, stack].iter().all(|bytes| bytes.is_multiple_of(4096)));
+        }
+        // What a Rust guest that makes a turn writes to is kept, where ten thousand of them have a gibibyte.
+        assert_eq!(
+            Kept::by_each(10_000, 1 << 30),
+            Kept { memory: 48 << 10, table: 4 << 10, stack: 12 << 10 }
+        );
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! The memory of one store: all its linear memories and tables together.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use wasmtime::ResourceLimiter;
 
-use crate::budget::{Charge, Use};
+use crate::budget::{Charge, OverBudget, Use};
 use crate::imports::Record;
 use crate::telemetry::Limit;
 
@@ -23,19 +23,36 @@ pub(crate) const MEMORIES_MAX: u32 = 2;
 /// Tables of one store.
 pub(crate) const TABLES_MAX: u32 = 8;
 
+/// The charge for the memory of one store, given back with the last clone.
+///
+/// A store drops its data before it returns its pages to the kernel, which takes some 30 ms for 256 MiB.
+/// So a run keeps a clone until its store is gone, and what is given back is not resident any more.
+#[derive(Clone)]
+pub(super) struct MemoryCharge(Option<Arc<Mutex<Charge>>>);
+
+impl MemoryCharge {
+    /// A charge of nothing, to the holder of the record, if it has one.
+    pub(super) fn new(record: &Record) -> Self {
+        Self(record.holder().map(|holder| Arc::new(Mutex::new(holder.nothing(Use::Guest)))))
+    }
+
+    fn grow(&self, bytes: usize) -> Result<(), OverBudget> {
+        let Some(charge) = &self.0 else { return Ok(()) };
+        charge.lock().unwrap_or_else(PoisonError::into_inner).grow(bytes)
+    }
+}
+
 /// Counts what a store's guests grow and refuses what is over the limit.
 pub(super) struct MemoryLimit {
     bytes_max: usize,
     bytes: usize,
-    /// What the host holds for it, where that is charged.
-    charge: Option<Charge>,
+    charge: MemoryCharge,
     refused: bool,
     record: Arc<Record>,
 }
 
 impl MemoryLimit {
-    pub(super) fn new(bytes_max: usize, record: Arc<Record>) -> Self {
-        let charge = record.holder().map(|holder| holder.nothing(Use::Guest));
+    pub(super) fn new(bytes_max: usize, record: Arc<Record>, charge: MemoryCharge) -> Self {
         Self { bytes_max, bytes: 0, charge, refused: false, record }
     }
 
@@ -60,9 +77,7 @@ impl MemoryLimit {
             self.record.note_asked(Limit::Memory, total);
             return false;
         }
-        if let Some(charge) = &mut self.charge
-            && let Err(over) = charge.grow(total - self.bytes)
-        {
+        if let Err(over) = self.charge.grow(total - self.bytes) {
             // Its rollout was ended with that, whatever the guest makes of the refusal.
             self.record.note_asked(Limit::MemoryBudget, over.used.saturating_add(over.asked));
             return false;

@@ -36,8 +36,8 @@ pub(crate) use busy::BusyThreads;
 use cpu::CpuMeter;
 pub use error::RunError;
 use error::{host_failed, running, starting};
-use memory::MemoryLimit;
 pub(crate) use memory::{CORE_INSTANCES_MAX, MEMORIES_MAX, TABLES_MAX};
+use memory::{MemoryCharge, MemoryLimit};
 pub use permit::Permit;
 pub(crate) use ticker::Ticker;
 pub use workflow::WorkflowOutcome;
@@ -173,10 +173,11 @@ macro_rules! in_guest {
         let linked = $plugin.0.clone();
         let kept = $imports.kept();
         let Bounds { memory_bytes_max, deadline, permit } = $bounds;
-        let starting = Box::pin(start(linked.clone(), $imports, memory_bytes_max));
+        let charge = MemoryCharge::new($imports.record());
+        let starting = Box::pin(start(linked.clone(), $imports, memory_bytes_max, charge.clone()));
         let run = Box::pin(async move {
-            // Comes first, so that it is dropped last, after the store.
-            let _permit = permit;
+            // Come first, so that they are dropped last, after the store.
+            let _held = (charge, permit);
             let indices = linked.$form.as_ref().ok_or(RunError::Missing($missing))?;
             let (mut $store, instance) = starting.await?;
             let $guest = indices.load(&mut $store, &instance).map_err(host_failed)?;
@@ -305,10 +306,11 @@ pub(crate) async fn try_start(
     let linked = plugin.0.clone();
     let kept = imports.kept();
     let Bounds { memory_bytes_max, deadline, permit } = bounds;
+    let charge = MemoryCharge::new(imports.record());
     let run = Box::pin(async move {
-        let _permit = permit;
+        let _held = (charge.clone(), permit);
         let started = std::time::Instant::now();
-        let (mut store, instance) = make(&linked, imports, memory_bytes_max).await?;
+        let (mut store, instance) = make(&linked, imports, memory_bytes_max, charge).await?;
         let elapsed = started.elapsed();
         linked.check_exports(&mut store, &instance)?;
         Ok(elapsed)
@@ -338,17 +340,19 @@ async fn start(
     plugin: Arc<Linked>,
     imports: Imports,
     memory_bytes_max: usize,
+    charge: MemoryCharge,
 ) -> Result<(Store<InstanceState>, Instance), RunError> {
     let _timing = imports.time_start();
-    make(&plugin, imports, memory_bytes_max).await
+    make(&plugin, imports, memory_bytes_max, charge).await
 }
 
 async fn make(
     plugin: &Linked,
     imports: Imports,
     memory_bytes_max: usize,
+    charge: MemoryCharge,
 ) -> Result<(Store<InstanceState>, Instance), RunError> {
-    let mut store = store(plugin, imports, memory_bytes_max);
+    let mut store = store(plugin, imports, memory_bytes_max, charge);
     if !store.data_mut().memory.charge(plugin.kept_bytes) {
         return Err(RunError::Memory { max: memory_bytes_max });
     }
@@ -389,9 +393,14 @@ async fn within<R: Send + 'static>(
     }
 }
 
-fn store(plugin: &Linked, imports: Imports, memory_bytes_max: usize) -> Store<InstanceState> {
+fn store(
+    plugin: &Linked,
+    imports: Imports,
+    memory_bytes_max: usize,
+    charge: MemoryCharge,
+) -> Store<InstanceState> {
     let wasi = imports.wasi(plugin.input.clone());
-    let memory = MemoryLimit::new(memory_bytes_max, imports.record().clone());
+    let memory = MemoryLimit::new(memory_bytes_max, imports.record().clone(), charge);
     let limits = imports.limits().clone();
     let state = InstanceState { imports, wasi, memory };
     let mut store = Store::new(plugin.pre.engine(), state);

@@ -14,7 +14,7 @@ use crate::digest::{hex, sha256_parts};
 use crate::id::RolloutId;
 use crate::imports::{HostTools, Imports, Live, ModelAccess, Record, Role, RunContext};
 use crate::instance::{self, Bounds, Permit, RunError};
-use crate::limits::Limits;
+use crate::limits::{DECLARE_TIME_MAX, Limits};
 use crate::plugin::Plugin;
 use crate::telemetry::Metrics;
 
@@ -194,7 +194,7 @@ impl Deployment {
     ) -> Result<(Imports, Bounds), RunError> {
         let id = RolloutId::parse(id).map_err(|error| RunError::Host(error.to_string()))?;
         let run = RunContext::of_no_rollout(id, self.plugin_config.clone(), metrics.clone());
-        let deadline = Some(Instant::now() + self.limits.workflow_time_max);
+        let deadline = Some(Instant::now() + self.limits.workflow_time_max.min(DECLARE_TIME_MAX));
         // They belong to no rollout and so have no slot.
         let permit = Permit::alone();
         let bounds = Bounds { memory_bytes_max: self.limits.memory_bytes_max, deadline, permit };

@@ -16,7 +16,6 @@ mod schema;
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use jsonschema::{Draft, PatternOptions, Validator};
 use serde_json::value::RawValue;
@@ -27,7 +26,7 @@ use super::Plugin;
 use crate::id::RolloutId;
 use crate::imports::{Imports, Live, Role, RunContext};
 use crate::instance::{self, Bounds, Permit, RunError};
-use crate::limits::Limits;
+use crate::limits::{DECLARE_TIME_MAX, Limits};
 use crate::telemetry::Metrics;
 use crate::wire;
 
@@ -35,9 +34,6 @@ pub use schema::Field;
 
 /// The most that a schema may take, and as much again for the defaults, in bytes.
 const DECLARED_BYTES_MAX: usize = 256 << 10;
-
-/// The time that a declaration may take. A language's runtime starts within it.
-const DECLARE_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// The most that one compiled pattern of a schema may take, in bytes.
 const PATTERN_BYTES_MAX: usize = 1 << 20;
