@@ -401,6 +401,12 @@ impl Deployments for Tenants {
         in_use.map(|plugin| plugin.versions()).unwrap_or_default()
     }
 
+    fn note_usage(&self, id: TenantId) {
+        if let Some(tenant) = self.opened(id) {
+            tenant.note_usage(&self.0.catalog);
+        }
+    }
+
     fn plugin_removed(&self, id: TenantId, plugin: &Name) -> BoxFuture<'static, ()> {
         let (tenant, plugin) = (self.opened(id), plugin.to_string());
         Box::pin(async move {

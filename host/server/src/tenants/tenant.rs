@@ -322,8 +322,9 @@ impl Tenant {
 
     /// Notes in the catalog what was used since the last time.
     pub(super) fn note_usage(&self, catalog: &Catalog) {
-        let now = self.quotas.meter().today();
+        // One at a time, so that nothing is noted twice.
         let mut noted = lock(&self.noted);
+        let now = self.quotas.meter().today();
         let before = if noted.day == now.day { *noted } else { DayUse { day: now.day, ..DayUse::default() } };
         let more = Usage {
             model_tokens: now.model_tokens.saturating_sub(before.model_tokens),
