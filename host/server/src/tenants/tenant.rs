@@ -264,6 +264,13 @@ impl Tenant {
         gone.is_some()
     }
 
+    /// Unloads the plugin that has been idle for longest, if one is idle.
+    pub(super) fn unload_idlest(&self) -> bool {
+        let mut plugins = self.plugins_in_use();
+        plugins.sort_by_key(|plugin| plugin.last_used());
+        plugins.into_iter().any(|plugin| plugin.unload())
+    }
+
     /// Cancels what runs of a plugin, and lets go of it.
     pub(super) async fn remove(&self, name: &str) {
         let plugin = {
