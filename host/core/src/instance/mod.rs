@@ -16,6 +16,7 @@ mod permit;
 mod ticker;
 mod workflow;
 
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -82,6 +83,8 @@ pub struct LinkedPlugin(Arc<Linked>);
 struct Linked {
     /// What its instances find on standard input.
     input: Bytes,
+    /// What was taken for it, given back when it is gone.
+    _held: Option<Arc<dyn Any + Send + Sync>>,
     busy: BusyThreads,
     /// What the engine keeps for an instance beside its memories and tables.
     kept_bytes: usize,
@@ -100,6 +103,12 @@ impl LinkedPlugin {
         (image.end as usize).saturating_sub(image.start as usize) as u64
     }
 
+    /// The memories that an instance has. Each may have an open file, with what is in it at the start.
+    pub(crate) fn memories(&self) -> u64 {
+        let required = self.0.pre.component().resources_required();
+        required.map_or(1, |required| required.num_memories.into())
+    }
+
     pub(crate) fn new(
         linker: &Linker<InstanceState>,
         component: &Component,
@@ -110,6 +119,7 @@ impl LinkedPlugin {
         let pre = linker.instantiate_pre(component)?;
         Ok(Self(Arc::new(Linked {
             input: Bytes::new(),
+            _held: None,
             busy,
             kept_bytes: usize::try_from(kept_bytes).unwrap_or(usize::MAX),
             workflow: forms.workflow.then(|| workflow_export::GuestIndices::new(&pre)).transpose()?,
@@ -119,6 +129,11 @@ impl LinkedPlugin {
             settings: forms.settings.then(|| settings::GuestIndices::new(&pre)).transpose()?,
             pre,
         })))
+    }
+
+    /// The same, which holds something for as long as it is there.
+    pub(crate) fn holding(&self, held: Arc<dyn Any + Send + Sync>) -> Self {
+        Self(Arc::new(Linked { _held: Some(held), ..(*self.0).clone() }))
     }
 
     /// The same, whose instances find this on standard input.

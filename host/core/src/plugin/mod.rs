@@ -7,6 +7,9 @@
 mod contract;
 mod settings;
 
+use std::any::Any;
+use std::sync::Arc;
+
 use bytes::Bytes;
 use wasmtime::component::types::ComponentItem;
 use wasmtime::component::{Component, Linker};
@@ -141,6 +144,16 @@ impl Plugin {
     /// The bytes that its compiled code takes.
     pub fn code_bytes(&self) -> u64 {
         self.linked.code_bytes()
+    }
+
+    /// The memories that an instance has. Each may have an open file for as long as the component is there.
+    pub fn memories(&self) -> u64 {
+        self.linked.memories()
+    }
+
+    /// The same, which holds something for as long as it is there.
+    pub fn holding(&self, held: Arc<dyn Any + Send + Sync>) -> Self {
+        Self { about: self.about.clone(), linked: self.linked.holding(held) }
     }
 
     /// The component, ready to be started.

@@ -112,6 +112,9 @@ pub trait Deployments: Send + Sync + 'static {
     /// The versions of a plugin that rollouts still run on, or would go on with after a restart.
     fn in_use(&self, tenant: TenantId, plugin: &Name) -> Vec<u32>;
 
+    /// Notes in the catalog what a tenant used until now.
+    fn note_usage(&self, tenant: TenantId);
+
     /// A plugin was removed from the catalog.
     fn plugin_removed(&self, tenant: TenantId, plugin: &Name) -> BoxFuture<'static, ()>;
 

@@ -73,6 +73,8 @@ impl Deployments for Shared {
         Vec::new()
     }
 
+    fn note_usage(&self, _: TenantId) {}
+
     fn plugin_removed(&self, tenant: TenantId, plugin: &Name) -> BoxFuture<'static, ()> {
         self.0.note(format!("removed {tenant} {plugin}"));
         Box::pin(async {})

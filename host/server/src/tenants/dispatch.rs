@@ -225,6 +225,7 @@ impl From<Unusable> for Refused {
         match why {
             Unusable::NotThere(_) => Self::NoRoute,
             Unusable::Config(error) => Self::NoRoom(error.to_string()),
+            Unusable::NoRoom(why) => Self::NoRoom(why),
             why => {
                 tracing::error!(error = %why, "a plugin cannot be used");
                 Self::NoRoom("this plugin cannot be used at present; the operator's log says why".to_owned())

@@ -10,6 +10,7 @@
 //! nothing else: ids, names and leases of others are not refused, they are not there.
 
 mod check;
+mod descriptors;
 mod dispatch;
 mod loading;
 mod plugin;
@@ -32,7 +33,7 @@ use rollout_assembly::config::{Config, JournalConfig, RawConfig};
 use rollout_assembly::{AssemblyError, Besides, NotLoaded, Platform};
 use rollout_catalog::{Catalog, CatalogError, Name, TenantId};
 use rollout_core::budget::Budget;
-use rollout_core::capacity::Slots;
+use rollout_core::capacity::{Slots, raise_descriptors};
 use rollout_core::engine::{Engine, EngineError};
 use rollout_core::outbound::{Transport, TransportError};
 use rollout_core::plugin::Plugin as Component;
@@ -41,6 +42,7 @@ use rollout_core::seal::Seal;
 use rollout_core::telemetry::{Metrics, Traces};
 
 pub use check::Checks;
+use descriptors::{HeldFiles, NoFiles, PluginFiles};
 use loading::LoadTurns;
 use plugin::Plugin;
 use tenant::Tenant;
@@ -54,8 +56,12 @@ const STARTING_MAX: u32 = 8;
 /// Tenants that are opened at once at the start of a process, each by a thread. More than may wait for their plugins.
 const OPENING_MAX: usize = 16;
 
-/// Open files of a tenant: its journal's lock and two segments, and the memory of a plugin.
-const DESCRIPTORS_PER_TENANT: u64 = 4;
+/// Open files of a tenant: its journal's lock and two segments.
+const DESCRIPTORS_PER_TENANT: u64 = 3;
+
+/// Of all open files, those for the memories of plugins in use: one of so many, and at the most.
+const PLUGIN_FILES_PART: u64 = 8;
+const PLUGIN_FILES_MAX: u64 = 16 << 10;
 
 /// Tenants that may come before the next start without those files being missing elsewhere.
 const TENANTS_TO_COME: u64 = 16;
@@ -122,6 +128,9 @@ pub enum Unusable {
     /// Its components cannot be brought in.
     #[error(transparent)]
     Assembly(#[from] AssemblyError),
+    /// Plugins in use take all open files that there are for them.
+    #[error("{0}")]
+    NoRoom(String),
     /// Something else, in words.
     #[error("{0}")]
     Other(String),
@@ -154,6 +163,7 @@ struct Inner {
     loading: LoadTurns,
     starting: Semaphore,
     checking: Semaphore,
+    plugin_files: PluginFiles,
     access: Access,
     metrics: Arc<Metrics>,
     traces: std::sync::OnceLock<Traces>,
@@ -164,7 +174,10 @@ impl Tenants {
     /// Serves what is in this catalog. Nothing of it is brought in before it is asked for.
     pub fn start(settings: Settings) -> Result<Self, StartError> {
         let Settings { catalog, operators, config, load, seal, checks } = settings;
-        let descriptors = DESCRIPTORS_PER_TENANT * (all_tenants(&catalog).len() as u64 + TENANTS_TO_COME);
+        let tenants = all_tenants(&catalog).len() as u64 + TENANTS_TO_COME;
+        // Each tenant has a plugin in use, however few there are.
+        let plugin_files = (raise_descriptors() / PLUGIN_FILES_PART).min(PLUGIN_FILES_MAX).max(tenants);
+        let descriptors = DESCRIPTORS_PER_TENANT * tenants + plugin_files;
         let besides = Besides { tools: 0, loading: STARTING_MAX, descriptors };
         let memory_bytes_max = config.limits.memory_bytes_max;
         let of_rollout = Server::descriptors_per_rollout(&config);
@@ -194,6 +207,7 @@ impl Tenants {
             loading: LoadTurns::new(LOADING_MAX),
             starting: Semaphore::new(STARTING_MAX as usize),
             checking: Semaphore::new(checks_at_once),
+            plugin_files: PluginFiles::new(plugin_files),
             access,
             metrics: Arc::new(Metrics::new()),
             traces: std::sync::OnceLock::new(),
@@ -332,19 +346,41 @@ impl Tenants {
         all_tenants(&self.0.catalog).into_iter().filter(has_one).collect()
     }
 
-    /// Lets go of plugins that nobody uses, those first that were not for longest, until what is left has
-    /// no more than so many bytes of code.
+    /// Unloads plugins that are idle until what is left has no more than so many bytes of code: of the tenant that
+    /// has most, the one that was idle for longest. So no tenant's plugins go for those of one that has more.
     fn unload_beyond(&self, bytes_max: u64) {
-        let mut plugins = self.plugins_in_use();
-        let mut bytes: u64 = plugins.iter().map(|plugin| plugin.code_bytes()).sum();
-        plugins.sort_by_key(|plugin| plugin.last_used());
-        for plugin in plugins {
-            if bytes <= bytes_max {
-                break;
-            }
+        let mut by_tenant: Vec<(u64, Vec<Arc<Plugin>>)> = Vec::new();
+        for tenant in self.all_opened() {
+            let mut plugins = tenant.plugins_in_use();
+            plugins.sort_by_key(|plugin| std::cmp::Reverse(plugin.last_used()));
+            by_tenant.push((plugins.iter().map(|plugin| plugin.code_bytes()).sum(), plugins));
+        }
+        let mut bytes: u64 = by_tenant.iter().map(|(bytes, _)| bytes).sum();
+        while bytes > bytes_max {
+            let some_left = by_tenant.iter_mut().filter(|(_, plugins)| !plugins.is_empty());
+            let Some((own, plugins)) = some_left.max_by_key(|(own, _)| *own) else { return };
+            let Some(plugin) = plugins.pop() else { return };
             let of = plugin.code_bytes();
             if plugin.unload() {
-                bytes -= of;
+                (*own, bytes) = (own.saturating_sub(of), bytes.saturating_sub(of));
+            }
+        }
+    }
+
+    /// Takes open files for a component of a tenant. Where there are too few, plugins that are idle are unloaded, of
+    /// tenants that have more than this one before its own.
+    fn take_plugin_files(&self, id: TenantId, count: u64) -> Result<HeldFiles, NoFiles> {
+        let files = &self.0.plugin_files;
+        loop {
+            let over = match files.take(id, count) {
+                Ok(held) => return Ok(held),
+                Err(over) => over,
+            };
+            let mut tenants = self.all_opened();
+            tenants.retain(|tenant| tenant.id == id || files.of(tenant.id) > over.own);
+            tenants.sort_by_key(|tenant| std::cmp::Reverse((files.of(tenant.id), tenant.id != id)));
+            if !tenants.iter().any(|tenant| tenant.unload_idlest()) {
+                return Err(over);
             }
         }
     }
@@ -418,6 +454,12 @@ impl Deployments for Tenants {
     fn in_use(&self, id: TenantId, plugin: &Name) -> Vec<u32> {
         let in_use = self.opened(id).and_then(|tenant| tenant.plugin_in_use(plugin));
         in_use.map(|plugin| plugin.versions()).unwrap_or_default()
+    }
+
+    fn note_usage(&self, id: TenantId) {
+        if let Some(tenant) = self.opened(id) {
+            tenant.note_usage(&self.0.catalog);
+        }
     }
 
     fn plugin_removed(&self, id: TenantId, plugin: &Name) -> BoxFuture<'static, ()> {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use axum::Router;
 use tokio::time::Instant;
@@ -13,8 +13,9 @@ use super::{Tenants, Unusable};
 use crate::Server;
 use crate::admin::opened_secrets;
 use crate::serving::Serving;
-use rollout_assembly::{Deployed, Placed, Sources};
+use rollout_assembly::{Deployed, NotLoaded, Placed, Sources};
 use rollout_catalog::{Deployment, Quotas as CatalogQuotas};
+use rollout_core::error::Fault;
 use rollout_core::outbound::Secret;
 use rollout_core::rollout::{Host, Quotas, Runtime, RuntimeSettings, ServedAs, Share, Slots, Whose};
 use rollout_core::telemetry::{Meter, Metrics};
@@ -268,12 +269,24 @@ async fn deployed(
             judge_key: judge.map(|secret| secret_of(&own, tenant, secret)).transpose()?,
             served_as: ServedAs { plugin: name.clone(), version },
         };
+        let no_files = OnceLock::new();
         let deploying = inner.platform.deploy(&config, sources, placed, |engine, path| {
-            // Only what is loaded takes this turn. A guest that is started after that, and waits, holds up no loading.
-            let _turn = inner.loading.take();
-            (inner.load)(engine, path)
+            let component = {
+                // Only what is loaded takes this turn. A guest that is started after that, and waits, holds up no loading.
+                let _turn = inner.loading.take();
+                (inner.load)(engine, path)?
+            };
+            let held = own.take_plugin_files(tenant.id, component.memories()).map_err(|why| {
+                let reason = no_files.get_or_init(|| why).to_string();
+                NotLoaded { fault: Fault::Host, reason }
+            })?;
+            Ok(component.holding(Arc::new(held)))
         });
-        let Deployed { deployment, chat, settings, .. } = runtime.block_on(deploying)?;
+        let deployed = runtime.block_on(deploying);
+        let Deployed { deployment, chat, settings, .. } = match no_files.get() {
+            Some(why) => return Err(Unusable::NoRoom(why.to_string())),
+            None => deployed?,
+        };
         let code_bytes = deployment.code_bytes();
         let host = Host::new(
             Runtime::new(RuntimeSettings {

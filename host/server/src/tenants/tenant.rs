@@ -276,6 +276,13 @@ impl Tenant {
         gone.is_some()
     }
 
+    /// Unloads the plugin that has been idle for longest, if one is idle.
+    pub(super) fn unload_idlest(&self) -> bool {
+        let mut plugins = self.plugins_in_use();
+        plugins.sort_by_key(|plugin| plugin.last_used());
+        plugins.into_iter().any(|plugin| plugin.unload())
+    }
+
     /// Cancels what runs of a plugin, and lets go of it.
     pub(super) async fn remove(&self, name: &str) {
         let plugin = {
@@ -334,8 +341,9 @@ impl Tenant {
 
     /// Notes in the catalog what was used since the last time.
     pub(super) fn note_usage(&self, catalog: &Catalog) {
-        let now = self.quotas.meter().today();
+        // One at a time, so that nothing is noted twice.
         let mut noted = lock(&self.noted);
+        let now = self.quotas.meter().today();
         let before = if noted.day == now.day { *noted } else { DayUse { day: now.day, ..DayUse::default() } };
         let more = Usage {
             model_tokens: now.model_tokens.saturating_sub(before.model_tokens),
