@@ -403,7 +403,8 @@ impl Rollout {
             queued: self.queued,
             trajectories: Vec::new(),
         };
-        self.account.settle(&finished.outcome);
+        let is_replay_cut = self.resumed.as_ref().is_some_and(|resumed| resumed.past.is_cut());
+        self.account.settle(&finished.outcome, is_replay_cut);
         // The guests are gone; others may run while this one is written down.
         drop(self.slot.take());
         if let Some(folder) = self.host.0.runtime.settings.event_log.clone() {
