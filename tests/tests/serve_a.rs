@@ -142,6 +142,30 @@ async fn the_callers_parameters_reach_loop_and_model_as_far_as_they_have_a_place
 }
 
 #[tokio::test]
+async fn a_loop_may_pass_the_callers_parameters_on_whatever_their_names_are() {
+    let params = json!({
+        "temperature": 0.25, "top_p": 0.5, "max_tokens": 64, "stop": "END", "logprobs": false, "model": "policy-7",
+        "seed": 3, "tools": [{}], "n": 2, "stream": true, "api_base": "http://127.0.0.1:9",
+    });
+    for config in ["", "[model]\nparams = ['temperature']\n"] {
+        let controller = Controller::start().await;
+        let host = TestHost::of("agent_loop").config(config).start().await;
+        let request =
+            InitRequest::new(&controller, "pass the parameters on").with("completion_params", params.clone());
+
+        let completed = completion(host, &controller, &request).await;
+
+        assert_eq!(completed["status"], "COMPLETED", "{completed:#}");
+        let expected = json!({
+            "model": "policy-7", "messages": [{"role": "user", "content": "pass the parameters on"}],
+            "rollout_id": request.id(), "temperature": 0.25, "top_p": 0.5, "max_tokens": 64, "stop": ["END"],
+            "logprobs": false,
+        });
+        assert_eq!(controller.chats()[0].body, expected);
+    }
+}
+
+#[tokio::test]
 async fn trap_5_nulls_are_told_in_tool_schemas_and_left_out_of_completions() {
     let controller = Controller::start().await;
     let host = TestHost::start("agent_loop").await;
