@@ -305,6 +305,29 @@ async fn health_counts_what_runs_and_what_is_over() {
 }
 
 #[tokio::test]
+async fn health_counts_rollouts_of_other_generations_too() {
+    let controller = Controller::start().await;
+    controller.hold();
+    let host = TestHost::start("agent_loop").await;
+    let polled =
+        host.admit(&controller.rollout("2 + 3").with("metadata", json!({"ground_truth": "5"}))).await;
+    let called_back = controller.rollout("2 + 3").with_callbacks("k");
+    assert_eq!(host.ask(&called_back).await.status, 202);
+    controller.chats_open(2).await;
+    let counts = async || {
+        let health = host.health().await;
+        (health["active_rollouts"].clone(), health["completed_rollouts"].clone())
+    };
+    assert_eq!(counts().await, (json!(2), json!(0)));
+
+    controller.release();
+    host.result(&polled).await;
+    until("both to be over", async || (counts().await == (json!(0), json!(2))).then_some(())).await;
+    host.admit(&controller.rollout("2 + 3")).await;
+    until("one more", async || (counts().await == (json!(0), json!(3))).then_some(())).await;
+}
+
+#[tokio::test]
 async fn what_is_wrong_with_a_request_is_told_field_by_field() {
     let controller = Controller::start().await;
     let host = TestHost::start("agent_loop").await;

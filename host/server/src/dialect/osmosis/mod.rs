@@ -101,6 +101,7 @@ impl Osmosis {
     pub fn new(settings: Settings) -> Self {
         let Settings { serving, callbacks, generation, init, times, is_keyed } = settings;
         let budget = serving.host().budget().clone();
+        let statuses = Arc::new(Statuses::new(times.result_ttl, init.init.record_ttl));
         let init = a::Server::new(init, budget.clone());
         Self(Arc::new(Inner {
             serving,
@@ -109,7 +110,7 @@ impl Osmosis {
             generation,
             init,
             is_keyed,
-            statuses: Arc::new(Statuses::new(times.result_ttl)),
+            statuses,
             polled: d::Registry::new(times),
             tasks: TaskTracker::new(),
             reports: Arc::default(),
@@ -122,6 +123,11 @@ impl Osmosis {
     /// nothing to forget.
     fn keep_swept(&self) {
         self.0.sweeping.call_once(|| drop(tokio::spawn(sweep(Arc::downgrade(&self.0)))));
+    }
+
+    /// What `/health` reports of rollouts, in generation A's words.
+    fn rollout_health(&self) -> serde_json::Map<String, serde_json::Value> {
+        self.0.init.health(&self.0.serving.now().agent_name, &self.0.statuses)
     }
 
     /// Makes of a body the request for a rollout that it is, with a charge for what that takes.
@@ -168,10 +174,7 @@ impl super::Dialect for Osmosis {
     }
 
     fn health(&self) -> Health {
-        Health {
-            fields: self.0.init.health(&self.0.serving.now().agent_name),
-            is_all: self.0.init.is_alone(),
-        }
+        Health { fields: self.rollout_health(), is_all: self.0.init.is_alone() }
     }
 
     /// Whoever polls for a result has a connection open, and whoever is called back has none of

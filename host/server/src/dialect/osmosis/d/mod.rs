@@ -19,7 +19,7 @@ use super::fields::Problem;
 use super::reports::Due;
 use super::request::{ParsedRequest, Polled};
 use super::sample::{WireSample, category};
-use super::statuses::{Known, Over, word};
+use super::statuses::{CountedBy, Known, Over, word};
 use super::{Osmosis, id_in_path, kept};
 use crate::connection::WhenWritten;
 use crate::random;
@@ -122,7 +122,7 @@ pub(super) async fn start(
         result_wait_timeout_sec: times.result_wait.as_secs_f64(),
         polling_lease_timeout_sec: times.lease.as_secs_f64(),
     };
-    let known = inner.statuses.begins(id, rollout.handle());
+    let known = inner.statuses.begins(id, rollout.handle(), CountedBy::Statuses);
     let polling = facts.polling(osmosis, &host, entry, known, label);
     inner.tasks.spawn(drive(rollout, Box::new(polling)));
     kept::is_safe(log.as_ref()).await.inspect_err(|_| handle.cancel())?;
@@ -141,7 +141,13 @@ pub(super) fn resume(osmosis: &Osmosis, host: &Host, unfinished: UnfinishedRollo
     match unfinished.outcome {
         Some(finished) => {
             let entry = place.fill(lease, Some(log));
-            let polling = facts.polling(osmosis, host, entry.clone(), inner.statuses.ended(id), label);
+            let polling = facts.polling(
+                osmosis,
+                host,
+                entry.clone(),
+                inner.statuses.ended(id, CountedBy::Statuses),
+                label,
+            );
             polling.is_expired.store(notes.contains(&Note::Expired), Ordering::Relaxed);
             let result = polling.result(Ended::of(finished));
             inner.polled.end(&entry, result, polling.due, &inner.budget);
@@ -151,7 +157,7 @@ pub(super) fn resume(osmosis: &Osmosis, host: &Host, unfinished: UnfinishedRollo
         }
         None => {
             let rollout = kept::rollout(host, unfinished, |model| model)?;
-            let known = inner.statuses.begins(id, rollout.handle());
+            let known = inner.statuses.begins(id, rollout.handle(), CountedBy::Statuses);
             let polling = facts.polling(osmosis, host, place.fill(lease, Some(log)), known, label);
             polling.is_expired.store(notes.contains(&Note::Expired), Ordering::Relaxed);
             inner.tasks.spawn(drive(rollout, Box::new(polling)));
