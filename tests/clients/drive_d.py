@@ -478,7 +478,11 @@ async def server_key(drive: Drive) -> dict[str, Any]:
     detail = {}
     for what, key in {"wrong": "not-" + drive.args.api_key, "none": None}.items():
         client = drive.other_client(api_key=key)
-        await expect_refused(client.health(), 401)
+        if key is None and "/p/" in drive.base_url:
+            # Of a server with many plugins, whose health takes no key.
+            expect("health without a key", await client.health(), {"status": "ok"})
+        else:
+            await expect_refused(client.health(), 401)
         await expect_refused(client.cancel_rollout("nobody"), 401)
         detail[what] = await expect_refused(
             client.run_rollout_async(

@@ -118,6 +118,23 @@ async fn a_component_is_pushed_activated_rolled_back_and_removed() {
 }
 
 #[tokio::test]
+async fn a_name_that_new_takes_is_a_plugins_and_another_is_refused_before_anything_is_sent() {
+    let server = Server::start().await;
+    let author = server.author("team_a").await;
+    let conform = guest("conform");
+
+    let wrong = server.run_as(&author, &["push", text(&conform), "--name", "My.Agent"]).await;
+    let push = ["push", text(&conform), "--name", "my_agent", "--activate"];
+    let pushed = server.run_as(&author, &push).await;
+
+    assert_eq!(wrong.code, Some(2), "{}", wrong.stdout);
+    assert!(wrong.stderr.contains("'My.Agent' is no name"), "{}", wrong.stderr);
+    assert!(pushed.stderr.contains("uploading "), "it was not there yet: {}", pushed.stderr);
+    let said = done(pushed, &push);
+    assert!(said.ends_with("version 1 of plugin 'my_agent' is active\n"), "{said}");
+}
+
+#[tokio::test]
 async fn a_plugin_at_fault_is_exit_1_with_the_report_that_validate_shows() {
     let server = Server::start().await;
     let author = server.author("team-a").await;

@@ -357,5 +357,11 @@ async fn a_plugin_has_quotas_within_its_tenants_and_generation_a_its_own_way_to_
     assert_eq!(free.status, 202, "another plugin of the tenant has its own: {}", free.text);
     let without = catalog.plugin_with("nothing", "p").post("/v1/rollout/init", &init.body()).await;
     assert_eq!((without.status, &without.body["detail"]), (401, &json!("Invalid or missing API key")));
+    for open in ["/health", "/p/p/health", "/p/nobody-has-it/health"] {
+        let health = catalog.get_open(open).await;
+        assert_eq!((health.status, health.body), (200, json!({"status": "ok"})), "{open}");
+    }
+    assert_eq!(catalog.plugin_with("nothing", "p").get("/health").await.status, 401, "a wrong key is told");
+    assert_eq!(catalog.get_open("/p/p/platform/health").await.status, 401);
     controller.release();
 }

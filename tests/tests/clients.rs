@@ -159,6 +159,41 @@ async fn the_published_driver_of_generation_c_is_served() {
 }
 
 #[tokio::test]
+async fn clients_that_know_no_server_key_are_given_one_by_the_url() {
+    const KEY: &str = "secret-of-the-server";
+    let _alone = alone().await;
+    let keyed = |generation: &str| {
+        let serve = TestHost::of("conform").option("--osmosis-generation", generation);
+        serve.variable("KEY_OF_THE_SERVER", KEY).option("--server-key-env", "KEY_OF_THE_SERVER").start()
+    };
+    let catalog = TestCatalog::start().await;
+    let tenant = catalog.tenant("t", json!({})).await;
+    catalog.serve(&tenant, "my_agent", "conform", "").await;
+    let (b, c) = (keyed("b").await, keyed("c").await);
+    let plugin = format!("{}/p/my_agent", catalog.url());
+    for (version, file, url, key, scenarios) in [
+        ("0.3.2", "drive_c.py", c.url(), KEY, &["happy", "controller-cancels", "health"][..]),
+        ("0.3.2", "drive_c.py", &plugin, tenant.caller.as_str(), &["happy", "controller-cancels", "health"]),
+        ("0.2.31", "drive_b.py", b.url(), KEY, &["happy", "several-samples", "health"]),
+        ("0.2.31", "drive_b.py", &plugin, tenant.caller.as_str(), &["happy", "health"]),
+    ] {
+        for (key, scenarios, succeeds) in [(key, scenarios, true), ("not-the-key", &["health"], false)] {
+            let mut driver = Command::new(python(version).await);
+            let url = url.replace("http://", &format!("http://trainer:{key}@"));
+            driver.arg(clients(file)).arg(url);
+            driver.args(scenarios.iter().flat_map(|scenario| ["--scenario", scenario]));
+
+            let ran = driver.start().ended_within(DRIVER).await;
+
+            match succeeds {
+                true => check_scenarios(&ran, scenarios.len()),
+                false => assert!(!ran.stdout.contains("\"ok\": true"), "{}", ran.stdout),
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_controller_of_generation_b_is_served() {
     let _alone = alone().await;
     let python = python("0.2.31").await;

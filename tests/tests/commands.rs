@@ -95,6 +95,10 @@ async fn inspect_names_what_keeps_a_component_from_being_served() {
         let served = run("serve", &path, &["--listen", "127.0.0.1:0"]).await;
         assert_eq!(served.code, Some(1), "{text}: {}", served.stderr);
         assert!(served.stderr.contains(named), "{text}: {}", served.stderr);
+        if named.starts_with("wasi:http") {
+            let hint = "a plugin has no network, and reaches its model through rollout:plugin/models";
+            assert!(served.stderr.contains(hint), "{}", served.stderr);
+        }
     }
 }
 

@@ -66,6 +66,7 @@ async fn it_can_end_before_a_call() {
     assert_eq!(ran.code, Some(0), "{}\n{}", ran.stdout, ran.stderr);
     assert!(ran.stdout.contains("the same up to call 4"), "{}", ran.stdout);
     assert!(ran.stdout.contains("workflow call 3,") && !ran.stdout.contains("call 4,"), "{}", ran.stdout);
+    assert!(!ran.stderr.contains("WARN") && !ran.stderr.contains("unscored"), "{}", ran.stderr);
 }
 
 #[tokio::test]

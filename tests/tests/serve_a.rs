@@ -142,6 +142,30 @@ async fn the_callers_parameters_reach_loop_and_model_as_far_as_they_have_a_place
 }
 
 #[tokio::test]
+async fn a_loop_may_pass_the_callers_parameters_on_whatever_their_names_are() {
+    let params = json!({
+        "temperature": 0.25, "top_p": 0.5, "max_tokens": 64, "stop": "END", "logprobs": false, "model": "policy-7",
+        "seed": 3, "tools": [{}], "n": 2, "stream": true, "api_base": "http://127.0.0.1:9",
+    });
+    for config in ["", "[model]\nparams = ['temperature']\n"] {
+        let controller = Controller::start().await;
+        let host = TestHost::of("agent_loop").config(config).start().await;
+        let request =
+            InitRequest::new(&controller, "pass the parameters on").with("completion_params", params.clone());
+
+        let completed = completion(host, &controller, &request).await;
+
+        assert_eq!(completed["status"], "COMPLETED", "{completed:#}");
+        let expected = json!({
+            "model": "policy-7", "messages": [{"role": "user", "content": "pass the parameters on"}],
+            "rollout_id": request.id(), "temperature": 0.25, "top_p": 0.5, "max_tokens": 64, "stop": ["END"],
+            "logprobs": false,
+        });
+        assert_eq!(controller.chats()[0].body, expected);
+    }
+}
+
+#[tokio::test]
 async fn trap_5_nulls_are_told_in_tool_schemas_and_left_out_of_completions() {
     let controller = Controller::start().await;
     let host = TestHost::start("agent_loop").await;
@@ -278,6 +302,29 @@ async fn health_counts_what_runs_and_what_is_over() {
     assert_eq!(counts().await, (json!(2), json!(0)), "one that waits for a slot is active");
     controller.release();
     until("both to be over", async || (counts().await == (json!(0), json!(2))).then_some(())).await;
+}
+
+#[tokio::test]
+async fn health_counts_rollouts_of_other_generations_too() {
+    let controller = Controller::start().await;
+    controller.hold();
+    let host = TestHost::start("agent_loop").await;
+    let polled =
+        host.admit(&controller.rollout("2 + 3").with("metadata", json!({"ground_truth": "5"}))).await;
+    let called_back = controller.rollout("2 + 3").with_callbacks("k");
+    assert_eq!(host.ask(&called_back).await.status, 202);
+    controller.chats_open(2).await;
+    let counts = async || {
+        let health = host.health().await;
+        (health["active_rollouts"].clone(), health["completed_rollouts"].clone())
+    };
+    assert_eq!(counts().await, (json!(2), json!(0)));
+
+    controller.release();
+    host.result(&polled).await;
+    until("both to be over", async || (counts().await == (json!(0), json!(2))).then_some(())).await;
+    host.admit(&controller.rollout("2 + 3")).await;
+    until("one more", async || (counts().await == (json!(0), json!(3))).then_some(())).await;
 }
 
 #[tokio::test]

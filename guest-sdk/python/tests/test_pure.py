@@ -515,6 +515,18 @@ class LoopHelpers(unittest.TestCase):
             with self.assertRaises(ToolArgumentError, msg=arguments):
                 parse_tool_arguments({"function": {"arguments": arguments}})
 
+    def test_arguments_are_read_and_refused_as_the_published_package_does(self) -> None:
+        self.assertEqual(parse_tool_arguments('{"a": 1}'), {"a": 1})
+        self.assertEqual(parse_tool_arguments({"function": "f"}), {"function": "f"})
+        for arguments, text in [
+            ("[1]", "Expected dict from JSON, got list"),
+            (3, "Expected str or dict arguments, got int"),
+            ("{", "Invalid JSON arguments: Expecting property name enclosed in double quotes"),
+        ]:
+            with self.assertRaises(ToolArgumentError) as raised:
+                parse_tool_arguments(arguments)  # type: ignore[arg-type]
+            self.assertTrue(str(raised.exception).startswith(text), raised.exception)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -1,9 +1,15 @@
 """What authors test their own code with."""
 
 import asyncio
+import json
 import unittest
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
+from played import played_host
+
+from rollout_sdk import _discover, _export
 from rollout_sdk import AgentWorkflow, AgentWorkflowConfig, ChatError, Grader, artifact, log, same_number, tool
 from rollout_sdk.agent_loop import RolloutAgentLoop
 from rollout_sdk.testing import calls, grade, run_agent_loop, run_workflow
@@ -47,6 +53,20 @@ class Loop(RolloutAgentLoop):
         return ctx.complete([*ctx.request.messages, reply.message], reward=0.5)
 
 
+class Passing(Loop):
+    """A loop that asks as those of the published package do."""
+
+    async def run(self, ctx: Any) -> Any:
+        params = {"model": "policy-7", "tools": [{}], "n": 4, "keep_reply": True, "temperature": 0.5}
+        reply = await ctx.chat(ctx.request.messages, **params)
+        return ctx.complete([*ctx.request.messages, reply.message])
+
+
+class Failing(Loop):
+    async def run(self, ctx: Any) -> Any:
+        raise KeyError("x") if len(ctx.request.messages[0]["content"]) > 1 else AssertionError
+
+
 class Testing(unittest.TestCase):
     def test_a_workflow_runs_against_a_script_and_is_graded(self) -> None:
         run = run_workflow(Adding, "What is 2 + 2?", [calls("add", a=2, b=2), "#### 4"], config={"greeting": "Hi."})
@@ -74,6 +94,24 @@ class Testing(unittest.TestCase):
 
         run = asyncio.run(main())
         self.assertEqual((run.result.reward, run.requests[0]["tools"][0]["function"]["name"]), (0.5, "add"))
+
+    def test_a_loop_may_pass_parameters_of_any_names_on(self) -> None:
+        run = run_agent_loop(Passing, "Hello", ["Hi."])
+        request = run.requests[0]
+        self.assertEqual((request["temperature"], request["n"], request["keep_reply"]), (0.5, 4, True))
+        result: Any = run.result
+        self.assertEqual(len(result.final_messages), 2)
+
+    def test_an_exception_of_a_loop_is_reported_by_its_own_text(self) -> None:
+        loop = _export.AgentLoop()
+        for prompt, expected in [("Hello", "'x'"), ("?", "AssertionError (")]:
+            message = json.dumps({"role": "user", "content": prompt})
+            request: Any = SimpleNamespace(messages=[message], max_turns=3, max_tokens_total=9, completion_params="{}")
+            found = _discover.Found(None, Failing, None, None, None)
+            told = patch.object(_export, "_as_failure", lambda _sort, text: text)
+            with played_host(), told, patch.object(_export.log, "error"), self.assertRaises(_export.Err) as raised:
+                _export.rehearse(found, lambda: loop.run(request))
+            self.assertTrue(str(raised.exception).startswith(expected), raised.exception)
 
 
 if __name__ == "__main__":

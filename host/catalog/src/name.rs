@@ -11,13 +11,13 @@ pub struct Name(String);
 /// A text is no name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "'{0}' is no name: names have 1 to 63 lower-case letters, digits and '-', and begin with a letter or digit"
+    "'{0}' is no name: names have 1 to 64 lower-case letters, digits, '-' and '_', and begin with a letter or digit"
 )]
 pub struct InvalidName(String);
 
 impl Name {
     /// The longest there is, in bytes.
-    pub const LEN_MAX: usize = 63;
+    pub const LEN_MAX: usize = 64;
 
     /// The name, if it is one.
     pub fn new(name: impl Into<String>) -> Result<Self, InvalidName> {
@@ -25,7 +25,7 @@ impl Name {
         let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
         let valid = name.len() <= Self::LEN_MAX
             && name.bytes().next().is_some_and(plain)
-            && name.bytes().all(|byte| plain(byte) || byte == b'-');
+            && name.bytes().all(|byte| plain(byte) || matches!(byte, b'-' | b'_'));
         if valid { Ok(Self(name)) } else { Err(InvalidName(shown(&name))) }
     }
 }
@@ -77,12 +77,12 @@ mod tests {
 
     #[test]
     fn a_name_is_a_label_of_a_url() {
-        for name in ["a", "7", "calc", "team-a", "a-", &"a".repeat(63)] {
+        for name in ["a", "7", "calc", "team-a", "a-", "my_agent", "a_", &"a".repeat(64)] {
             assert_eq!(Name::new(name).as_deref(), Ok(name));
         }
-        for text in ["", "-a", "A", "a_b", "a.b", "a/b", "ä", "a b", "..", &"a".repeat(64)] {
+        for text in ["", "-a", "_a", "A", "a.b", "a/b", "ä", "a b", "..", &"a".repeat(65)] {
             let error = Name::new(text).unwrap_err().to_string();
-            assert!(error.contains("1 to 63 lower-case letters, digits and '-'"), "{error}");
+            assert!(error.contains("1 to 64 lower-case letters, digits, '-' and '_'"), "{error}");
         }
         let error = Name::new("a\nb".repeat(1000)).unwrap_err().to_string();
         assert!(error.starts_with("'a\\nba\\n") && error.len() < 400, "{error}");

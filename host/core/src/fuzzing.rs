@@ -52,10 +52,10 @@ fn chat_request(bytes: &[u8]) {
     let mut lines = text.split('\n').map(str::to_owned);
     let params = lines.next().filter(|line| !line.is_empty());
     let (tools, messages): (Vec<String>, Vec<String>) = lines.partition(|line| line.starts_with("{\"type\""));
-    let (defaults, allowed) = (openai::Params::new(), openai::AllowedParams::default());
+    let (caller, allowed) = (openai::CallerParams::default(), openai::AllowedParams::default());
     let messages: Vec<&str> =
         messages.iter().filter_map(|text| Some(crate::wire::object(text).ok()?.get())).collect();
-    match openai::request_frame("a-model", &tools, params.as_deref(), &defaults, &allowed) {
+    match openai::request_frame("a-model", &tools, params.as_deref(), &caller, &allowed) {
         Ok(frame) => {
             let body = frame.around(messages.iter().copied(), 0);
             let sent = std::str::from_utf8(&body).expect("a body is text");

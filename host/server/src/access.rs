@@ -5,6 +5,7 @@
 //! the answers. Both follow from `Origin` and `Host`, which pages cannot choose. And whether it
 //! carries the server's key, where there is one.
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -14,6 +15,7 @@ use axum::http::uri::Authority;
 use axum::http::{HeaderMap, Method};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use base64::prelude::{BASE64_STANDARD, Engine};
 use subtle::ConstantTimeEq;
 
 use super::error::Refused;
@@ -61,16 +63,25 @@ pub(super) async fn check_names(State(gate): State<Arc<Gate>>, request: Request,
     next.run(request).await
 }
 
-/// The key that a request gives after the word `Bearer`, to the letter.
-pub(super) fn bearer_key(headers: &HeaderMap) -> Option<&str> {
-    headers.get(AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ")
+/// The key that a request gives: after the word `Bearer`, to the letter, or as the password of `Basic`
+/// credentials, whatever their user is called.
+///
+/// HTTP clients send the latter where a URL has a password, `https://rollout:KEY@host`. So the clients
+/// that were published for generations B and C, which know no server key, can be given one.
+pub(super) fn given_key(headers: &HeaderMap) -> Option<Cow<'_, str>> {
+    let given = headers.get(AUTHORIZATION)?.to_str().ok()?;
+    if let Some(key) = given.strip_prefix("Bearer ") {
+        return Some(Cow::Borrowed(key));
+    }
+    let credentials = BASE64_STANDARD.decode(given.strip_prefix("Basic ")?).ok()?;
+    let credentials = String::from_utf8(credentials).ok()?;
+    let (_, password) = credentials.split_once(':')?;
+    Some(Cow::Owned(password.to_owned()))
 }
 
-/// Whether a request gives the server's key after the word `Bearer`, to the letter.
-pub(super) fn is_bearer(key: &Secret, headers: &HeaderMap) -> bool {
-    let expected = format!("Bearer {}", key.expose());
-    let given = headers.get(AUTHORIZATION).map_or(&[][..], |value| value.as_bytes());
-    given.ct_eq(expected.as_bytes()).into()
+/// Whether a request gives the server's key.
+pub(super) fn is_given(key: &Secret, headers: &HeaderMap) -> bool {
+    given_key(headers).is_some_and(|given| given.as_bytes().ct_eq(key.expose().as_bytes()).into())
 }
 
 impl Gate {
@@ -208,6 +219,28 @@ mod tests {
         }
         assert_eq!(asked(&open, &[]), Ok(()), "no browser leaves it out");
         assert!(asked(&open, &[("host", "localhost"), ("host", "evil.example")]).is_err());
+    }
+
+    #[test]
+    fn a_key_is_given_after_bearer_or_as_a_password() {
+        let check = |given: &str, expected: Option<&str>| {
+            let headers = HeaderMap::from_iter([(AUTHORIZATION, given.parse().unwrap())]);
+            assert_eq!(given_key(&headers).as_deref(), expected, "{given}");
+            assert_eq!(is_given(&Secret::new("k"), &headers), expected == Some("k"), "{given}");
+        };
+        let basic = |credentials: &str| format!("Basic {}", BASE64_STANDARD.encode(credentials));
+        check("Bearer k", Some("k"));
+        check("Bearer  k", Some(" k"));
+        check("bearer k", None);
+        check("k", None);
+        check(&basic("anybody:k"), Some("k"));
+        check(&basic(":k"), Some("k"));
+        check(&basic("anybody:k:l"), Some("k:l"));
+        check(&basic("k:"), Some(""));
+        check(&basic("k"), None);
+        check("Basic k", None);
+        check("Basic k:k", None);
+        assert_eq!(given_key(&HeaderMap::new()), None);
     }
 
     #[test]

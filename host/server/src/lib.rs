@@ -43,7 +43,7 @@ pub use stopping::Stopping;
 pub use tls::{ServerTls, TlsError};
 pub use trajectories::Trajectories;
 
-use access::{Gate, is_bearer};
+use access::{Gate, is_given};
 use error::Refused;
 use given_out::GivenOut;
 
@@ -197,7 +197,7 @@ impl Server {
         // What is asked of a request's head comes before anything of its body.
         let metrics = self.0.serving.host().metrics().clone();
         let gate = Arc::new(Gate { access: self.0.access.clone(), short, metrics });
-        self.asks_key(keyed, is_bearer, "unauthorized")
+        self.asks_key(keyed, is_given, "unauthorized")
             .merge(open)
             .layer(middleware::from_fn_with_state(gate, access::check_names))
     }
@@ -285,7 +285,7 @@ async fn ready(State(server): State<Server>, headers: HeaderMap) -> Response {
     let why = inner.serving.host().takes_rollouts().err();
     // Among many it is the process's own trouble, and not for one of them.
     let is_told = match &inner.access.server_key {
-        Some(key) => is_bearer(key, &headers),
+        Some(key) => is_given(key, &headers),
         None => !inner.access.is_keyed,
     };
     readiness(why.map(|why| why.to_string()), is_told)

@@ -65,7 +65,13 @@ impl AgentLoop for Looping {
         let mut turns = 0;
         let finish_reason = loop {
             ctx.log_event("pre_llm", json!({"turn": turns, "messages": messages.len()}));
-            let reply = ctx.chat(&messages).send()?.into_message();
+            let mut chat = ctx.chat(&messages);
+            if asked(&request) == "pass the parameters on" {
+                for (name, value) in request.completion_params() {
+                    chat = chat.param(name, value.clone());
+                }
+            }
+            let reply = chat.send()?.into_message();
             let calls = reply.raw_tool_calls().to_vec();
             messages.push(reply);
             turns += 1;

@@ -126,18 +126,18 @@ def _plugin() -> _discover.Found:
     return _found
 
 
-def _guarded(work: Callable[[], T]) -> T:
+def _guarded(work: Callable[[], T], text_of: Callable[[BaseException], str] = _failure.describe) -> T:
     """Runs the author's code, and tells the host what it raises."""
     try:
         _take_in()
         _chance.begin_rollout()
         return work()
     except BaseException as error:
-        _tell(error)
+        _tell(error, text_of(error))
 
 
-def _tell(error: BaseException) -> Never:
-    text = _host.text(_failure.describe(error))
+def _tell(error: BaseException, said: str) -> Never:
+    text = _host.text(said)
     for line in _failure.lines(error):
         log.error(line)
     raise Err(_as_failure(_failure.sort_of(error), text)) from None
@@ -277,7 +277,7 @@ class AgentLoop(_Exported):
         return _guarded(lambda: _loop_tools(request))
 
     def run(self, request: agent_loop_types.Request) -> agent_loop_types.Outcome:
-        return _guarded(lambda: _run_loop(request))
+        return _guarded(lambda: _run_loop(request), _failure.text_of)
 
 
 def _loop_request(request: agent_loop_types.Request) -> RolloutRequest:

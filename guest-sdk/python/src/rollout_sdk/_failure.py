@@ -101,6 +101,12 @@ def describe(error: BaseException) -> str:
     return f"{text} ({place})" if place else text
 
 
+def text_of(error: BaseException) -> str:
+    """The exception's own text, as loops of the published package are reported. Of one that has none,
+    or that is no error, what and where."""
+    return (str(error) if isinstance(error, Exception) else "") or describe(error)
+
+
 def _text(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"called sys.exit({error.code!r}) instead of returning"

@@ -23,7 +23,7 @@ from . import log
 from ._json import JsonObject, as_number, dump, is_a, is_mapping, is_object
 from .errors import RolloutError
 from .message import Message
-from .sample import Completion, Sample, Usage
+from .sample import Completion, Sample, Usage, chat_with
 from .tool import Tool, as_tool
 
 
@@ -39,7 +39,8 @@ class RolloutRequest:
     max_tokens_total: int = 8192
     """The tokens that the caller has in mind; advice, enforced by nobody."""
     completion_params: JsonObject = field(default_factory=dict[str, Any])
-    """Sampling parameters, which the host puts into every chat request."""
+    """The caller's parameters. The host puts the sampling parameters among them into every chat request,
+    so that `ctx.chat(messages, **ctx.request.completion_params)` asks for the same as `ctx.chat(messages)`."""
     metadata: JsonObject = field(default_factory=dict[str, Any])
     """The data set row's metadata."""
 
@@ -104,8 +105,8 @@ class RolloutContext:
 
     async def chat(self, messages: Iterable[Message], **params: Any) -> CompletionsResult:
         """Asks the model, with the loop's tools. `params` are sampling parameters, in
-        place of those of the request."""
-        reply: Completion = await self.sample.chat(messages, tools=self.tools, **params)
+        place of those of the request. Those of the request may be passed on, whatever their names are."""
+        reply: Completion = await chat_with(self.sample, messages, self.tools, params)
         usage = reply.usage or Usage()
         self.metrics.num_llm_calls += 1
         self.metrics.prompt_tokens += usage.prompt_tokens
@@ -146,7 +147,8 @@ class RolloutAgentLoop(ABC):
 
     @abstractmethod
     async def run(self, ctx: RolloutContext) -> RolloutResult:
-        """Runs one rollout. An exception leaves it without a reward."""
+        """Runs one rollout. An exception leaves it without a reward. Its text, `str(exception)`, is
+        reported as it is; the traceback is in the rollout's log."""
 
 
 def tool_schemas(loop: RolloutAgentLoop, request: RolloutRequest) -> list[JsonObject]:
@@ -204,23 +206,27 @@ def dump_readably(value: Any) -> str:
     return json.dumps(value)
 
 
-def parse_tool_arguments(call: Mapping[str, Any]) -> JsonObject:
-    """The arguments of a tool call as an object. Raises `ToolArgumentError`."""
-    call_id, name, arguments = get_tool_call_info_raw(call)
-    return _parse_arguments(arguments, call_id, name)
+def parse_tool_arguments(arguments: str | Mapping[str, Any]) -> JsonObject:
+    """The arguments of a tool call as an object: JSON text is read, an object is given back. A whole
+    tool call is taken too. Raises `ToolArgumentError`."""
+    if is_mapping(arguments) and is_mapping(arguments.get("function")) and "arguments" in arguments["function"]:
+        call_id, name, arguments = get_tool_call_info_raw(arguments)
+        return _parse_arguments(arguments, call_id, name)
+    return _parse_arguments(arguments, "", "")
 
 
 def _parse_arguments(arguments: Any, call_id: str, name: str) -> JsonObject:
+    # The texts are the published package's: loops give them to the model.
     if is_object(arguments):
         return arguments
     if not isinstance(arguments, str):
-        raise ToolArgumentError(f"arguments are {type(arguments).__name__}, not JSON text", call_id, name)
+        raise ToolArgumentError(f"Expected str or dict arguments, got {type(arguments).__name__}", call_id, name)
     try:
         parsed = json.loads(arguments)
     except ValueError as error:
-        raise ToolArgumentError(f"arguments are not valid JSON: {error}", call_id, name) from None
+        raise ToolArgumentError(f"Invalid JSON arguments: {error}", call_id, name) from error
     if not is_object(parsed):
-        raise ToolArgumentError(f"arguments are a JSON {type(parsed).__name__}, not an object", call_id, name)
+        raise ToolArgumentError(f"Expected dict from JSON, got {type(parsed).__name__}", call_id, name)
     return parsed
 
 

@@ -181,6 +181,13 @@ class Sample:
         self._handle.withdraw()
 
 
+async def chat_with(
+    sample: Sample, messages: Iterable[Message], tools: Iterable[Mapping[str, Any]], params: dict[str, Any]
+) -> Completion:
+    """Asks the model as `Sample.chat` does, with parameters of any names."""
+    return await sample._ask(dump_messages(messages), tools, params, after_history=False, keep_reply=False)
+
+
 def _completion(raw: _host.RawCompletion) -> Completion:
     message: JsonObject = load(raw.message, "the model's reply")
     return Completion(

@@ -18,6 +18,7 @@ use super::{AnswerOptions, TenantServerOptions};
 use crate::print::{errln, out, outln};
 use crate::validate::Report;
 use crate::{Exit, PluginFault};
+use rollout_catalog::Name;
 use rollout_core::digest::sha256_hex;
 
 /// Uploads a component to a server, which checks it as `validate` does, and adds it as the next
@@ -37,7 +38,7 @@ pub(crate) struct Push {
     file: PathBuf,
     /// The plugin that it is a version of, which is made if it is new.
     #[arg(long, value_name = "NAME")]
-    name: String,
+    name: Name,
     /// Its configuration: [plugin], [grader], [limits], [model] and [judge] of a file as for serve.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,

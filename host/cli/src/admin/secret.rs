@@ -40,7 +40,7 @@ enum Command {
 
 #[derive(Debug, Args)]
 struct Set {
-    /// Its name: lower-case letters, digits and '-'.
+    /// Its name: lower-case letters, digits, '-' and '_'.
     name: String,
     /// Environment variable with the secret. [default: it is read from standard input]
     #[arg(long, value_name = "VAR")]

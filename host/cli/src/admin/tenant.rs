@@ -62,7 +62,7 @@ enum Public {
 
 #[derive(Debug, Args)]
 struct Create {
-    /// Its name: lower-case letters, digits and '-'.
+    /// Its name: lower-case letters, digits, '-' and '_'.
     name: String,
     #[command(flatten)]
     changes: Changes,

@@ -21,7 +21,7 @@ use super::build::python;
 #[command(after_help = "Examples:\n  rollout-host new my-agent\n  \
     rollout-host new my-agent --lang python --template tools")]
 pub(super) struct New {
-    /// The project's name: lower-case letters, digits and dashes, beginning with a letter.
+    /// The project's name: lower-case letters, digits, '-' and '_', beginning with a letter.
     name: String,
     /// What to begin with.
     #[arg(long, value_enum, default_value_t = Template::OneTurn)]
@@ -261,7 +261,7 @@ fn check_name(name: &str, lang: Language) -> Result<()> {
     let word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
     if name.len() > 64 || !name.starts_with(|c: char| c.is_ascii_lowercase()) || !name.chars().all(word) {
         bail!(
-            "'{}' is no name for a project: lower-case letters, digits and dashes, beginning with a letter, 64 at the \
+            "'{}' is no name for a project: lower-case letters, digits, '-' and '_', beginning with a letter, 64 at the \
              most; --dir says where it goes",
             rollout_core::text::printable(name)
         );
@@ -301,8 +301,9 @@ mod tests {
 
     #[test]
     fn a_name_is_one_that_cargo_takes() {
-        for good in ["a", "my-agent", "agent_2"] {
+        for good in ["a", "my-agent", "agent_2", &"a".repeat(64)] {
             assert!(check_name(good, Language::Rust).is_ok(), "{good}");
+            assert!(rollout_catalog::Name::new(good).is_ok(), "`push` takes it: {good}");
         }
         for bad in ["", "My", "2a", "-a", "a b", "a/b", "../a", "é", &"a".repeat(65)] {
             for lang in [Language::Rust, Language::Python] {

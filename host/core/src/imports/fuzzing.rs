@@ -11,7 +11,7 @@ use crate::id::RolloutId;
 use crate::limits::Limits;
 use crate::telemetry::Metrics;
 use crate::wire;
-use crate::wire::openai::Params;
+use crate::wire::openai::CallerParams;
 
 /// What an error may say about a text of any size, in bytes.
 const ERROR_BYTES_MAX: usize = 4096;
@@ -52,7 +52,7 @@ pub(crate) fn imports(bytes: &[u8]) {
         config: None,
         metadata: None,
         samples_max: 4,
-        chat_defaults: Params::new(),
+        caller_params: CallerParams::default(),
         fork: None,
         metrics: metrics(),
     };

@@ -80,7 +80,7 @@ use wasmtime_wasi::{WasiCtx, WasiCtxBuilder};
 use crate::id::RolloutId;
 use crate::limits::Limits;
 use crate::telemetry::{Metrics, Span, Step, Timing};
-use crate::wire::openai::Params;
+use crate::wire::openai::CallerParams;
 
 use virtual_clock::GuestClock;
 
@@ -141,7 +141,7 @@ pub struct RunContext {
     /// Samples that the caller takes.
     pub samples_max: u32,
     /// The caller's sampling parameters, for requests that do not say otherwise.
-    pub chat_defaults: Params,
+    pub caller_params: CallerParams,
     /// Where the rollout comes from, if it is a fork.
     pub fork: Option<Arc<ForkOrigin>>,
     /// What the host counts. No guest sees it.
@@ -163,7 +163,7 @@ impl RunContext {
             config,
             metadata: None,
             samples_max: 0,
-            chat_defaults: Params::new(),
+            caller_params: CallerParams::default(),
             fork: None,
             metrics,
         }

@@ -151,16 +151,16 @@ impl Imports {
         params: Option<&str>,
     ) -> Result<(Frame, usize), AskRefused> {
         let ModelFacts { name, allowed, body } = question.facts;
-        let none = openai::Params::new();
-        let defaults = match question.asked {
-            ModelRole::Policy => &self.run.chat_defaults,
+        let none = openai::CallerParams::default();
+        let caller = match question.asked {
+            ModelRole::Policy => &self.run.caller_params,
             ModelRole::Judge => &none,
         };
         let given = tools.iter().map(String::len).chain(params.map(str::len)).fold(0, usize::saturating_add);
         self.record.lock().charge(given, &self.limits).map_err(|over| Error::BudgetSpent(over.0))?;
         let frame = match body {
-            None => openai::request_frame(name, tools, params, defaults, allowed),
-            Some(body) => body.frame(name, tools, params, defaults, allowed),
+            None => openai::request_frame(name, tools, params, caller, allowed),
+            Some(body) => body.frame(name, tools, params, caller, allowed),
         };
         let mut kept = self.record.lock();
         kept.release(given);

@@ -23,6 +23,9 @@ const CUT: &[u8] = b"(secret)";
 /// `test` protects nothing, and a reply is what a model is trained on.
 const REPLY_SECRET_BYTES_MIN: usize = 8;
 
+/// Shorter than this a secret is not searched for reversed or in another case, where it may be a word.
+const RESPELLED_SECRET_BYTES_MIN: usize = 8;
+
 /// Shorter than this a secret has no form in base64 or hex that means it and nothing else.
 const ENCODED_SECRET_BYTES_MIN: usize = 6;
 
@@ -109,10 +112,34 @@ impl Secrets {
             if secret.iter().any(|byte| matches!(byte, b'%' | b'\\')) {
                 cut = without(cut.as_deref().unwrap_or(bytes), secret).or(cut);
             }
+            for form in respelled_forms(secret) {
+                cut = without(cut.as_deref().unwrap_or(bytes), &form).or(cut);
+            }
             cut = without_encoded(cut.as_deref().unwrap_or(bytes), secret).or(cut);
         }
         cut
     }
+}
+
+/// How a secret looks reversed, or where all of its letters were given one case.
+fn respelled_forms(secret: &[u8]) -> Vec<Vec<u8>> {
+    if secret.len() < RESPELLED_SECRET_BYTES_MIN {
+        return Vec::new();
+    }
+    // Characters that take several bytes are reversed as characters.
+    let reversed = match std::str::from_utf8(secret) {
+        Ok(text) => text.chars().rev().collect::<String>().into_bytes(),
+        Err(_) => secret.iter().rev().copied().collect(),
+    };
+    let mut forms = Vec::with_capacity(5);
+    for form in [secret, &reversed] {
+        for form in [form.to_vec(), form.to_ascii_uppercase(), form.to_ascii_lowercase()] {
+            if form != secret && !forms.contains(&form) {
+                forms.push(form);
+            }
+        }
+    }
+    forms
 }
 
 /// The bytes without this; none where it is not in them.
@@ -370,6 +397,16 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_secret_is_found_reversed_and_in_one_case() {
+        let key = "sk-Key/1+2=é";
+        for text in ["SK-KEY/1+2=é", "sk-key/1+2=é", "é=2+1/yeK-ks", "é=2+1/YEK-KS", "é=2+1/yek-ks"] {
+            assert_eq!(cut(key, &format!("<{text}>{text}")), "<(secret)>(secret)", "{text}");
+        }
+        assert_eq!(cut("test", "TEST tset"), "TEST tset", "it may be a word");
+        assert_eq!(respelled_forms(b"12344321").len(), 0, "it is the same in every way");
     }
 
     #[test]

@@ -125,7 +125,7 @@ impl fmt::Display for Problem {
             Self::UnknownImport { name } => {
                 write!(f, "it imports '{name}', which this host does not give")?;
                 if name.starts_with("wasi:http") || name.starts_with("wasi:sockets") {
-                    write!(f, "; a plugin has no network, and reaches its model through {PACKAGE}chat")?;
+                    write!(f, "; a plugin has no network, and reaches its model through {PACKAGE}models")?;
                 }
                 Ok(())
             }

@@ -36,10 +36,13 @@ impl OutcomeCounter {
     }
 
     /// The rollout is over and this came of it. Before the record is emptied.
-    pub(super) fn settle(&mut self, outcome: &Outcome) {
+    ///
+    /// A replay that was cut, where its past ended or where it did something else, is reported to
+    /// who asked for it and failed in no way that an operator could mend.
+    pub(super) fn settle(&mut self, outcome: &Outcome, is_replay_cut: bool) {
         self.settled = true;
         self.count(outcome);
-        self.log(outcome, self.admitted_at.elapsed());
+        self.log(outcome, self.admitted_at.elapsed(), is_replay_cut);
     }
 
     fn count(&self, outcome: &Outcome) {
@@ -86,7 +89,7 @@ impl OutcomeCounter {
 
     /// A reward is the usual, and a caller knows what it cancelled: those are for whoever
     /// looks closely. What failed is reported to the operator, as often as can be read.
-    fn log(&self, outcome: &Outcome, time: Duration) {
+    fn log(&self, outcome: &Outcome, time: Duration, is_replay_cut: bool) {
         let secs = time.as_secs_f64();
         let failure = match outcome {
             Outcome::Scored { reward } => return tracing::debug!(reward, secs, "rollout scored"),
@@ -94,6 +97,7 @@ impl OutcomeCounter {
         };
         let (stage, kind, fault) = (failure.stage.as_str(), failure.kind.as_str(), failure.fault.as_str());
         let line = match failure.fault {
+            _ if is_replay_cut => None,
             Fault::Caller => None,
             Fault::Plugin | Fault::Model | Fault::Host => self.host.0.runtime.unscored_lines.take(),
         };

@@ -31,7 +31,7 @@ use crate::instance::{Bounds, Permit, RunError};
 use crate::moments::Moments;
 use crate::outbound::ModelEndpoint;
 use crate::telemetry::{Limit, RolloutTrace, Step, TraceParent};
-use crate::wire::openai::{Params, caller_params};
+use crate::wire::openai::CallerParams;
 
 use deadline::Deadline;
 pub use past::ReplayEnd;
@@ -108,11 +108,11 @@ impl Rollout {
                 false => metadata.public().clone(),
             }),
             samples_max: request.samples_max.min(host.0.deployment.limits.samples_max),
-            chat_defaults: request
+            caller_params: request
                 .loop_options
                 .completion_params
                 .as_deref()
-                .map_or_else(Params::new, caller_params),
+                .map_or_else(CallerParams::default, CallerParams::read),
             fork: request.fork.clone().map(Arc::new),
             metrics: host.metrics().clone(),
         };
@@ -403,7 +403,8 @@ impl Rollout {
             queued: self.queued,
             trajectories: Vec::new(),
         };
-        self.account.settle(&finished.outcome);
+        let is_replay_cut = self.resumed.as_ref().is_some_and(|resumed| resumed.past.is_cut());
+        self.account.settle(&finished.outcome, is_replay_cut);
         // The guests are gone; others may run while this one is written down.
         drop(self.slot.take());
         if let Some(folder) = self.host.0.runtime.settings.event_log.clone() {

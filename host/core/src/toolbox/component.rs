@@ -15,7 +15,7 @@ use crate::instance::{self, Bounds, Permit, RunError};
 use crate::limits::Limits;
 use crate::plugin::Plugin;
 use crate::telemetry::{Limit, Metrics};
-use crate::wire::openai::Params;
+use crate::wire::openai::CallerParams;
 
 /// Log entries of one call, and their bytes. They go to the host's own log.
 const LOG_LINES_MAX: usize = 100;
@@ -111,7 +111,7 @@ impl ComponentTools {
             config: self.config.clone(),
             metadata: None,
             samples_max: 0,
-            chat_defaults: Params::new(),
+            caller_params: CallerParams::default(),
             fork: None,
             metrics: self.metrics.clone(),
         };

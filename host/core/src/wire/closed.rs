@@ -10,7 +10,7 @@ use serde_json::value::{RawValue, to_raw_value};
 
 use super::kind;
 use super::openai::{Frame, InvalidRequest};
-use super::params::{AllowedParams, Params, read_params};
+use super::params::{AllowedParams, CallerParams, read_params};
 
 /// The most texts of a parameter that is a list of them. Servers take four or so.
 const TEXTS_MAX: usize = 256;
@@ -57,16 +57,16 @@ impl ClosedBody {
         model: &str,
         tools: &[String],
         params: Option<&str>,
-        defaults: &Params,
+        caller: &CallerParams,
         allowed: &AllowedParams,
     ) -> Result<Frame, InvalidRequest> {
         if !tools.is_empty() && self.tools == ToolsRule::Unknown {
             return Err(InvalidRequest::ToolsNotTaken);
         }
-        let asked = read_params(params, allowed)?;
+        let asked = read_params(params, allowed, caller)?;
         let mut given = Vec::with_capacity(self.params.len());
         for (name, param) in &self.params {
-            let value = asked.get(*name).copied().or_else(|| defaults.get(*name).map(AsRef::as_ref));
+            let value = asked.get(*name).copied().or_else(|| caller.default_of(name));
             if let Some(value) = param.read(name, value)? {
                 given.push((*name, value));
             }
@@ -173,7 +173,6 @@ impl Serialize for Fields<'_> {
 mod tests {
     use super::*;
     use crate::wire::object;
-    use crate::wire::params::caller_params;
 
     fn form(tools: ToolsRule) -> ClosedBody {
         ClosedBody {
@@ -190,7 +189,7 @@ mod tests {
 
     fn build(tools: &[&str], params: &str, caller: &str) -> Result<String, String> {
         let tools: Vec<String> = tools.iter().map(|tool| (*tool).to_owned()).collect();
-        let caller = caller_params(object(caller).unwrap());
+        let caller = CallerParams::read(object(caller).unwrap());
         let form = form(ToolsRule::Known);
         let frame = form.frame("m", &tools, Some(params), &caller, &AllowedParams::default());
         let messages = || [r#"{"role":"user","x":1.10}"#].into_iter();
@@ -225,6 +224,8 @@ mod tests {
             r#""temperature":1.0,"max_tokens":512,"stop":["a","1"],"logprobs":true"#,
         );
         check(r#"{"stop":7}"#, "{}", usual);
+        let caller = r#"{"model":"p","tools":[{}],"n":2,"temperature":1.0}"#;
+        check(caller, caller, usual);
     }
 
     #[test]
@@ -243,7 +244,7 @@ mod tests {
     fn tools_that_the_server_does_not_know_are_refused() {
         let tools = ["{}".to_owned()];
         let allowed = AllowedParams::default();
-        let frame = form(ToolsRule::Unknown).frame("m", &tools, None, &Params::new(), &allowed);
+        let frame = form(ToolsRule::Unknown).frame("m", &tools, None, &CallerParams::default(), &allowed);
         assert_eq!(frame, Err(InvalidRequest::ToolsNotTaken));
     }
 }

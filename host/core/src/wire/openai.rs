@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 
 use super::object;
 use super::params::read_params;
-pub use super::params::{AllowedParams, Params, caller_params};
+pub use super::params::{AllowedParams, CallerParams};
 use super::stream::{First, Text, each, text};
 use crate::text::beginning;
 
@@ -150,13 +150,13 @@ impl WrittenFrame<'_> {
     }
 }
 
-/// Builds a request but for its messages. Tools and parameters go in as they are; defaults
-/// where the parameters do not have them.
+/// Builds a request but for its messages. Tools and parameters go in as they are, and the
+/// caller's parameters where the guest does not set them.
 pub(crate) fn request_frame(
     model: &str,
     tools: &[String],
     params: Option<&str>,
-    defaults: &Params,
+    caller: &CallerParams,
     allowed: &AllowedParams,
 ) -> Result<Frame, InvalidRequest> {
     #[derive(Serialize)]
@@ -170,9 +170,9 @@ pub(crate) fn request_frame(
     }
 
     let tools = read_objects(tools, InvalidRequest::Tool)?;
-    let mut params = read_params(params, allowed)?;
-    for (name, value) in defaults {
-        params.entry(name.as_str().into()).or_insert(value);
+    let mut params = read_params(params, allowed, caller)?;
+    for (name, value) in caller.defaults() {
+        params.entry(name.into()).or_insert(value);
     }
     Frame::new(model, &Fields { tools, stream: false, params })
 }
@@ -439,7 +439,7 @@ mod tests {
             "osmosis-rollout",
             &strings(&[r#"{"type":"function"}"#]),
             Some(r#"{"temperature":0.70,"seed":12345678901234567890123}"#),
-            &Params::new(),
+            &CallerParams::default(),
             &AllowedParams::default(),
         );
         assert_eq!(
@@ -451,9 +451,9 @@ mod tests {
     #[test]
     fn the_callers_parameters_hold_where_the_request_says_nothing_else() {
         let caller = r#"{"temperature":0.1,"top_p":0.90,"model":"x","stream":true,"n":4}"#;
-        let defaults = caller_params(serde_json::from_str(caller).unwrap());
+        let caller = CallerParams::read(serde_json::from_str(caller).unwrap());
         let allowed = AllowedParams::default();
-        let frame = request_frame("m", &[], Some(r#"{"temperature":0.7}"#), &defaults, &allowed).unwrap();
+        let frame = request_frame("m", &[], Some(r#"{"temperature":0.7}"#), &caller, &allowed).unwrap();
         assert_eq!(
             body(&frame, &[r#"{"role":"user"}"#, "{}"]),
             r#"{"model":"m","messages":[{"role":"user"},{}],"stream":false,"temperature":0.7,"top_p":0.90}"#
@@ -464,7 +464,7 @@ mod tests {
     fn a_wrong_request_is_refused_with_the_place() {
         fn check(tools: &[&str], params: Option<&str>, expected: &str) {
             let (tools, allowed) = (strings(tools), AllowedParams::default());
-            let error = request_frame("m", &tools, params, &Params::new(), &allowed).unwrap_err();
+            let error = request_frame("m", &tools, params, &CallerParams::default(), &allowed).unwrap_err();
             assert!(error.to_string().starts_with(expected), "{error} / {expected}");
         }
         check(&["3"], None, "tools[0] is not a JSON object but a number");

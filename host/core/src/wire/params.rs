@@ -11,14 +11,26 @@ use serde_json::value::RawValue;
 
 use super::object;
 use super::openai::InvalidRequest;
-use super::stream::members;
+use super::stream::{members, text};
 
 /// The most sampling parameters of one request. One that says nothing costs the host some
 /// hundred bytes where the guest spends four on it.
 pub(crate) const PARAMS_MAX: usize = 256;
 
-/// Sampling parameters by name, each as it was written. At most `PARAMS_MAX`.
-pub type Params = BTreeMap<String, Box<RawValue>>;
+/// The parameter that names the model.
+const MODEL: &str = "model";
+
+/// Sampling parameters by name, each as it was written.
+type Params = BTreeMap<String, Box<RawValue>>;
+
+/// A caller's sampling parameters for all requests of a rollout. At most `PARAMS_MAX`.
+#[derive(Clone, Debug, Default)]
+pub struct CallerParams {
+    /// Parameters that a request gets where it does not set them.
+    defaults: Params,
+    /// Parameters that no request gets, because the host decides them.
+    left_out: Params,
+}
 
 /// Parameters that are no guest's to set, as [`normalized`] writes them.
 ///
@@ -26,7 +38,7 @@ pub type Params = BTreeMap<String, Box<RawValue>>;
 /// chat request beyond sampling.
 const RESERVED: [&str; 99] = [
     // The request itself. `n` is among them because one reply is read.
-    "model",
+    MODEL,
     "models",
     "messages",
     "tools",
@@ -208,29 +220,56 @@ fn shown(name: &str) -> String {
     crate::text::printable(&crate::text::beginning(name, NAME_BYTES_MAX))
 }
 
-/// A caller's parameters for all requests of a rollout, without those that the host
-/// decides. What is no object has none, and neither has what has too many members.
-pub fn caller_params(params: &RawValue) -> Params {
-    let mut kept = Params::new();
-    let read = members(params.get(), |name, value: &RawValue| {
-        if kept.len() > PARAMS_MAX {
-            return Err(format!("more than {PARAMS_MAX} members"));
+impl CallerParams {
+    /// Reads a caller's parameters and sorts out those that the host decides. A value that is no
+    /// object has none, and neither has an object of too many members.
+    pub fn read(params: &RawValue) -> Self {
+        let mut given = Params::new();
+        let read = members(params.get(), |name, value: &RawValue| {
+            if given.len() > PARAMS_MAX {
+                return Err(format!("more than {PARAMS_MAX} members"));
+            }
+            given.insert(name.into_owned(), value.to_owned());
+            Ok(())
+        });
+        if let Err(error) = read.map_err(String::from) {
+            tracing::warn!(error, "the caller's sampling parameters are left out");
+            return Self::default();
         }
-        kept.insert(name.into_owned(), value.to_owned());
-        Ok(())
-    });
-    if let Err(error) = read.map_err(String::from) {
-        tracing::warn!(error, "the caller's sampling parameters are left out");
-        return Params::new();
+        let (defaults, left_out) =
+            given.into_iter().partition(|(name, _)| is_name(name) && !is_reserved(name));
+        Self { defaults, left_out }
     }
-    kept.retain(|name, _| is_name(name) && !is_reserved(name));
-    kept
+
+    /// Parameters that a request gets where it does not set them.
+    pub(super) fn defaults(&self) -> impl Iterator<Item = (&str, &RawValue)> {
+        self.defaults.iter().map(|(name, value)| (name.as_str(), &**value))
+    }
+
+    /// The value of a parameter that a request gets where it does not set it.
+    pub(super) fn default_of(&self, name: &str) -> Option<&RawValue> {
+        self.defaults.get(name).map(AsRef::as_ref)
+    }
+
+    /// Whether a guest that may not set a parameter only hands the caller's own back.
+    ///
+    /// An agent loop is given the caller's parameters and passes them on with each request, which
+    /// changes nothing: the request has the caller's parameters in any case. Of parameters that
+    /// no request gets only `model` has a meaning, so that its value has to be the caller's.
+    fn are_handed_back(&self, name: &str, value: &RawValue) -> bool {
+        match self.left_out.get(name) {
+            Some(theirs) => name != MODEL || is_same_json(theirs.get(), value.get()),
+            None => self.default_of(name).is_some_and(|theirs| is_same_json(theirs.get(), value.get())),
+        }
+    }
 }
 
-/// A guest's parameters, if it may set all of them.
+/// A guest's parameters, if it may set all of them. Those that it may not set, and that are the
+/// caller's, are left out.
 pub(super) fn read_params<'a>(
     params: Option<&'a str>,
     allowed: &AllowedParams,
+    caller: &CallerParams,
 ) -> Result<BTreeMap<Cow<'a, str>, &'a RawValue>, InvalidRequest> {
     let Some(text) = params else { return Ok(BTreeMap::new()) };
     let raw = object(text).map_err(InvalidRequest::Params)?;
@@ -243,18 +282,79 @@ pub(super) fn read_params<'a>(
         Ok(())
     });
     read.map_err(|stopped| InvalidRequest::Params(stopped.into()))?;
-    for name in params.keys() {
-        if !is_name(name) {
-            return Err(InvalidRequest::ParamName(shown(name)));
-        }
-        if is_reserved(name) {
-            return Err(InvalidRequest::Reserved(name.to_string()));
-        }
-        if !allowed.allows(name) {
-            return Err(InvalidRequest::NotAllowed(name.to_string()));
+    let mut taken = BTreeMap::new();
+    for (name, value) in params {
+        match check_param(&name, allowed) {
+            Ok(()) => drop(taken.insert(name, value)),
+            Err(_) if caller.are_handed_back(&name, value) => {}
+            Err(refused) => return Err(refused),
         }
     }
-    Ok(params)
+    Ok(taken)
+}
+
+fn check_param(name: &str, allowed: &AllowedParams) -> Result<(), InvalidRequest> {
+    if !is_name(name) {
+        return Err(InvalidRequest::ParamName(shown(name)));
+    }
+    if is_reserved(name) {
+        return Err(InvalidRequest::Reserved(name.to_owned()));
+    }
+    if !allowed.allows(name) {
+        return Err(InvalidRequest::NotAllowed(name.to_owned()));
+    }
+    Ok(())
+}
+
+/// Whether two JSON texts mean the same, members in the same order. Neither becomes a tree.
+fn is_same_json(one: &str, other: &str) -> bool {
+    let (mut one, mut other) = (one, other);
+    loop {
+        match (next_token(&mut one), next_token(&mut other)) {
+            (None, None) => return true,
+            (Some(one), Some(other)) if is_same_token(one, other) => {}
+            _ => return false,
+        }
+    }
+}
+
+/// Takes the string, number or other character that valid JSON begins with.
+fn next_token<'a>(json: &mut &'a str) -> Option<&'a str> {
+    *json = json.trim_ascii_start();
+    let bytes = json.as_bytes();
+    let length = match bytes.first()? {
+        b'"' => {
+            let mut is_escaped = false;
+            let end = bytes[1..].iter().position(|byte| {
+                let ends = *byte == b'"' && !is_escaped;
+                is_escaped = *byte == b'\\' && !is_escaped;
+                ends
+            });
+            end.map_or(bytes.len(), |end| end + 2)
+        }
+        b'-' | b'0'..=b'9' => {
+            let is_part = |byte: &u8| matches!(byte, b'-' | b'+' | b'.' | b'e' | b'E' | b'0'..=b'9');
+            bytes.iter().position(|byte| !is_part(byte)).unwrap_or(bytes.len())
+        }
+        _ => 1,
+    };
+    let (token, rest) = json.split_at_checked(length)?;
+    *json = rest;
+    Some(token)
+}
+
+fn is_same_token(one: &str, other: &str) -> bool {
+    if one == other {
+        return true;
+    }
+    match (one.as_bytes().first(), other.as_bytes().first()) {
+        (Some(b'"'), Some(b'"')) => text(one).is_some_and(|one| Some(one) == text(other)),
+        (Some(b'-' | b'0'..=b'9'), Some(b'-' | b'0'..=b'9')) => {
+            let number = |text: &str| text.parse::<f64>().ok();
+            number(one).is_some_and(|one| Some(one) == number(other))
+        }
+        _ => false,
+    }
 }
 
 #[cfg(test)]
@@ -262,7 +362,8 @@ mod tests {
     use super::*;
 
     fn read(params: &str, allowed: &AllowedParams) -> Result<usize, String> {
-        read_params(Some(params), allowed).map(|params| params.len()).map_err(|error| error.to_string())
+        let read = read_params(Some(params), allowed, &CallerParams::default());
+        read.map(|params| params.len()).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -387,9 +488,51 @@ mod tests {
         assert!(AllowedParams::of(Some(&names(&["a b"]))).unwrap_err().contains("no name of a parameter"));
     }
 
+    fn caller(params: &str) -> CallerParams {
+        CallerParams::read(serde_json::from_str(params).unwrap())
+    }
+
     #[test]
     fn a_caller_sets_what_a_guest_may_set() {
-        let params = serde_json::from_str(r#"{"temperature":0.1,"Model":"x","api_base":"y","n":4}"#).unwrap();
-        assert_eq!(caller_params(params).into_keys().collect::<Vec<_>>(), ["temperature"]);
+        let params = caller(r#"{"temperature":0.1,"Model":"x","api_base":"y","n":4}"#);
+        assert_eq!(params.defaults().map(|(name, _)| name).collect::<Vec<_>>(), ["temperature"]);
+    }
+
+    #[test]
+    fn a_guest_may_hand_the_callers_parameters_back() {
+        let caller = caller(r#"{"model":"p\u006f","n":4,"tools":[{}],"a b":1,"seed":3.0,"temperature":1}"#);
+        let only = AllowedParams::of(Some(&["temperature".to_owned()])).unwrap();
+        let check = |params: &str, expected: Result<&[&str], &str>| {
+            let read = read_params(Some(params), &only, &caller);
+            match (read, expected) {
+                (Ok(read), Ok(names)) => assert!(read.keys().eq(names), "{params}: {read:?}"),
+                (Err(error), Err(text)) => assert!(error.to_string().starts_with(text), "{params}: {error}"),
+                (read, _) => panic!("{params}: {read:?}"),
+            }
+        };
+        check(r#"{"model":"po","n":4,"tools":[],"a b":1,"seed":3,"temperature":0.5}"#, Ok(&["temperature"]));
+        check(r#"{"model":"another"}"#, Err("params sets 'model', which the host decides"));
+        check(r#"{"Model":"po"}"#, Err("params sets 'Model', which the host decides"));
+        check(r#"{"api_base":"x"}"#, Err("params sets 'api_base', which the host decides"));
+        check(r#"{"seed":4}"#, Err("params sets 'seed', which the operator does not let through"));
+        check(r#"{"top_p":1}"#, Err("params sets 'top_p', which the operator does not let through"));
+    }
+
+    #[test]
+    fn json_is_the_same_however_it_is_written() {
+        let check = |one: &str, other: &str, expected: bool| {
+            assert_eq!(is_same_json(one, other), expected, "{one} and {other}");
+            assert_eq!(is_same_json(other, one), expected, "{other} and {one}");
+        };
+        check("null", "null", true);
+        check("true", "false", false);
+        check("1", "1.0", true);
+        check("1e3", "1000.0", true);
+        check("1", "12", false);
+        check(r#""a\"b""#, r#""a\u0022b""#, true);
+        check(r#""a""#, r#""b""#, false);
+        check(r#"{"a":[1,"x"]}"#, "{ \"a\" :\n[1.0, \"x\"] }", true);
+        check("[1]", "[1,2]", false);
+        check(r#"["a"]"#, r#""a""#, false);
     }
 }

@@ -6,11 +6,11 @@ use axum::http::StatusCode;
 use serde_json::value::RawValue;
 
 use super::error::ApiError;
-use super::extract::{Author, JsonBody, Params, Path, Viewer};
+use super::extract::{Author, JsonBody, NewName, Params, Path, Viewer};
 use super::plugins::Which;
 use super::wire::{Deployment, List, NewDeployment, OfTenant, Page, PushedDeployment, WholeDeployment};
 use super::{Admin, CheckReport, Pushed};
-use rollout_catalog::{self as catalog, CatalogError, Digest, KeyId, Name, TenantId};
+use rollout_catalog::{self as catalog, CatalogError, Digest, KeyId, TenantId};
 
 /// The deployments of a plugin, the newest first.
 #[utoipa::path(get, path = "/plugins/{name}/deployments", tag = "deployments",
@@ -51,14 +51,13 @@ pub(super) async fn show(
 pub(super) async fn push(
     State(admin): State<Admin>,
     author: Author,
-    Path(name): Path<String>,
+    NewName(plugin): NewName,
     request: Request,
 ) -> Result<(StatusCode, Json<PushedDeployment>), ApiError> {
     let invalid = |error: String| ApiError::Invalid(error);
     let place = admin.0.pushes.begin(author.tenant)?;
     let JsonBody { value, charge } = JsonBody::from_request(request, &admin).await?;
     let NewDeployment { component, grader, config, activate } = value;
-    let plugin = Name::new(name).map_err(|error| invalid(error.to_string()))?;
     let component = component.parse().map_err(|error| invalid(format!("component: {error}")))?;
     let grader = grader.map(|grader| grader.parse()).transpose();
     let grader = grader.map_err(|error| invalid(format!("grader: {error}")))?;

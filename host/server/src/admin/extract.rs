@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use super::Admin;
 use super::error::ApiError;
 use crate::connection::BodyError;
-use rollout_catalog::{Identity, KeyId, Right, TenantId, What};
+use rollout_catalog::{Identity, KeyId, Name, Right, TenantId, What};
 use rollout_core::budget::{Charge, Use};
 
 /// The largest body of JSON.
@@ -120,6 +120,18 @@ impl<T: DeserializeOwned + Send> FromRequestParts<Admin> for Path<T> {
         let read = axum::extract::Path::from_request_parts(parts, admin).await;
         read.map(|axum::extract::Path(given)| Self(given))
             .map_err(|error| ApiError::Invalid(error.body_text()))
+    }
+}
+
+/// The name in the path of what is to be made. It is checked before the body is read.
+pub(super) struct NewName(pub Name);
+
+impl FromRequestParts<Admin> for NewName {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, admin: &Admin) -> Result<Self, ApiError> {
+        let Path(name) = Path::<String>::from_request_parts(parts, admin).await?;
+        Name::new(name).map(Self).map_err(|error| ApiError::Invalid(error.to_string()))
     }
 }
 

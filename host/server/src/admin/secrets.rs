@@ -6,7 +6,7 @@ use axum::http::StatusCode;
 
 use super::Admin;
 use super::error::ApiError;
-use super::extract::{Author, JsonBody, Path};
+use super::extract::{Author, JsonBody, NewName, Path};
 use super::wire::{NewSecret, OfTenant, Secrets};
 use rollout_catalog::{Catalog, CatalogError, Name, TenantId};
 use rollout_core::outbound::Secret;
@@ -32,11 +32,10 @@ pub(super) async fn list(
 pub(super) async fn set(
     State(admin): State<Admin>,
     Author { tenant, .. }: Author,
-    Path(name): Path<String>,
+    NewName(name): NewName,
     body: JsonBody<NewSecret>,
 ) -> Result<StatusCode, ApiError> {
     let NewSecret { value } = body.value;
-    let name = Name::new(name).map_err(|error| ApiError::Invalid(error.to_string()))?;
     if value.is_empty() || value.len() > SECRET_BYTES_MAX {
         return Err(ApiError::Invalid(format!("value: a secret has 1 to {SECRET_BYTES_MAX} bytes")));
     }

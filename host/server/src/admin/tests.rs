@@ -244,6 +244,18 @@ fn filled(path: &str) -> String {
 }
 
 #[tokio::test]
+async fn a_name_is_checked_before_the_body_is_read() {
+    let scene = Scene::new();
+    let author = scene.key(Some("a"), Rights::Author);
+    for (method, path) in [("POST", "/plugins/My.Agent/deployments"), ("PUT", "/secrets/My.Key")] {
+        let (status, answer) = scene.bytes(&author, method, path, b"no JSON".to_vec()).await;
+        assert_eq!(status, 400, "{path}: {answer}");
+        let said = answer["error"]["message"].as_str().unwrap();
+        assert!(said.contains("is no name"), "{path}: {said}");
+    }
+}
+
+#[tokio::test]
 async fn the_description_and_the_routes_are_the_same() {
     let scene = Scene::new();
     let (status, api) = scene.bytes("", "GET", "/openapi.json", Vec::new()).await;

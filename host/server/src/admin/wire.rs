@@ -214,7 +214,7 @@ impl From<catalog::Tenant> for Tenant {
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NewTenant {
-    /// 1 to 63 lower-case letters, digits and `-`.
+    /// 1 to 64 lower-case letters, digits, `-` and `_`, a letter or digit first.
     pub name: String,
     #[serde(default)]
     #[schema(value_type = Option<QuotasSchema>)]

@@ -72,7 +72,7 @@ pub struct Routes {
 /// How a request gives the server's key, where the server has one.
 #[derive(Clone, Copy)]
 pub enum KeyRule {
-    /// As `Authorization: Bearer KEY`, to the letter.
+    /// As `Authorization: Bearer KEY`, to the letter, or as the password of `Basic` credentials.
     Bearer,
     /// In a way of the protocol's own.
     Own {

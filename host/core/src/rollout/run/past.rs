@@ -37,6 +37,16 @@ pub(in crate::rollout) enum PastOf {
     },
 }
 
+impl PastOf {
+    /// Whether this is a replay that did not come to an end of its own.
+    pub(super) fn is_cut(&self) -> bool {
+        match self {
+            Self::Journal => false,
+            Self::Here { end, .. } => end.get().is_some(),
+        }
+    }
+}
+
 /// Why a rollout that was made again did not come to an end of its own.
 #[derive(Clone, Debug)]
 pub enum ReplayEnd {

@@ -17,7 +17,7 @@ use super::report::{Report, Trajectories};
 use super::reports::Due;
 use super::request::{CalledBack, ParsedRequest};
 use super::sample::{WireSample, category};
-use super::statuses::{Known, Over};
+use super::statuses::{CountedBy, Known, Over};
 use super::{Osmosis, kept};
 use rollout_core::budget::{Charge, Use};
 use rollout_core::id::RolloutId;
@@ -166,7 +166,7 @@ pub(super) async fn start(
     let handle = rollout.handle();
     let log = handle.log().cloned();
     let task = Task {
-        known: osmosis.0.statuses.begins(id.clone(), rollout.handle()),
+        known: osmosis.0.statuses.begins(id.clone(), rollout.handle(), CountedBy::Statuses),
         due: osmosis.0.reports.promise(id.as_str()),
         osmosis: osmosis.clone(),
         id,
@@ -223,7 +223,7 @@ pub(super) fn resume(osmosis: &Osmosis, host: &Host, unfinished: UnfinishedRollo
     match unfinished.is_over {
         true => {
             let (osmosis, log) = (osmosis.clone(), unfinished.log().clone());
-            let task = task(inner.statuses.ended(id.clone()), RolloutTrace::default());
+            let task = task(inner.statuses.ended(id.clone(), CountedBy::Statuses), RolloutTrace::default());
             inner.tasks.spawn(async move {
                 if let Some((ended, _held)) = kept::outcome(&osmosis, &task.id, &log).await {
                     task.finished(ended).await;
@@ -232,7 +232,10 @@ pub(super) fn resume(osmosis: &Osmosis, host: &Host, unfinished: UnfinishedRollo
         }
         false => {
             let rollout = kept::rollout(host, unfinished, |model| model)?;
-            let task = task(inner.statuses.begins(id.clone(), rollout.handle()), rollout.traced_below(None));
+            let task = task(
+                inner.statuses.begins(id.clone(), rollout.handle(), CountedBy::Statuses),
+                rollout.traced_below(None),
+            );
             inner.tasks.spawn(drive(rollout, task));
         }
     }

@@ -103,6 +103,7 @@ impl Osmosis {
         let Settings { serving, callbacks, generation, init, times, is_keyed } = settings;
         let host = serving.host();
         let budget = host.budget().clone();
+        let statuses = Arc::new(Statuses::new(times.result_ttl, init.init.record_ttl));
         let init = a::Server::new(init, budget.clone());
         Self(Arc::new(Inner {
             outcomes: kept::OutcomeTurns::of(&budget),
@@ -112,7 +113,7 @@ impl Osmosis {
             generation,
             init,
             is_keyed,
-            statuses: Arc::new(Statuses::new(times.result_ttl)),
+            statuses,
             polled: d::Registry::new(times, &host),
             tasks: TaskTracker::new(),
             reports: Arc::default(),
@@ -128,6 +129,11 @@ impl Osmosis {
             self.0.polled.starts();
             drop(tokio::spawn(sweep(Arc::downgrade(&self.0))));
         });
+    }
+
+    /// What `/health` reports of rollouts, in generation A's words.
+    fn rollout_health(&self) -> serde_json::Map<String, serde_json::Value> {
+        self.0.init.health(&self.0.serving.now().agent_name, &self.0.statuses)
     }
 
     /// Makes of a body the request for a rollout that it is, with a charge for what that takes.
@@ -174,10 +180,7 @@ impl super::Dialect for Osmosis {
     }
 
     fn health(&self) -> Health {
-        Health {
-            fields: self.0.init.health(&self.0.serving.now().agent_name),
-            is_all: self.0.init.is_alone(),
-        }
+        Health { fields: self.rollout_health(), is_all: self.0.init.is_alone() }
     }
 
     /// Whoever polls for a result has a connection open, and whoever is called back has none of

@@ -4,6 +4,7 @@
 //! [`OVER_MAX`] of them. It is a word and a line; results are elsewhere.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -49,14 +50,28 @@ impl Over {
     }
 }
 
+/// Parts of the time for which completed rollouts are counted. Each is forgotten as a whole.
+const PARTS_OF_COUNT: u32 = 60;
+
+/// Who counts a rollout for `/health`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CountedBy {
+    /// The statuses do.
+    Statuses,
+    /// The records of generation A do.
+    Records,
+}
+
 /// All rollouts that are known.
 pub(super) struct Statuses {
     time_to_live: Duration,
     inner: Mutex<Inner>,
 }
 
-#[derive(Default)]
 struct Inner {
+    /// Rollouts that began and are not over.
+    active: usize,
+    completed: RecentCount,
     /// By id the newest rollout of that id, with its number.
     known: HashMap<RolloutId, (u64, Status)>,
     /// Those that are over, in the order in which they are forgotten.
@@ -81,8 +96,24 @@ pub(super) fn word(phase: Phase) -> &'static str {
 }
 
 impl Statuses {
-    pub(crate) fn new(time_to_live: Duration) -> Self {
-        Self { time_to_live, inner: Mutex::default() }
+    /// Statuses of rollouts that are over are kept for `time_to_live`, and such rollouts are
+    /// counted for `counted`.
+    pub(crate) fn new(time_to_live: Duration, counted: Duration) -> Self {
+        let inner = Inner {
+            active: 0,
+            completed: RecentCount::new(counted),
+            known: HashMap::new(),
+            over: VecDeque::new(),
+            numbers: 0,
+        };
+        Self { time_to_live, inner: Mutex::new(inner) }
+    }
+
+    /// Rollouts that began and are not over, and those that were over lately, of those that are
+    /// [counted](CountedBy) here.
+    pub(crate) fn counts(&self, now: Instant) -> (usize, u64) {
+        let mut inner = self.lock();
+        (inner.active, inner.completed.count(now))
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -91,22 +122,24 @@ impl Statuses {
 
     /// Makes a rollout known. It is forgotten when what is given back is dropped, unless it
     /// [ends](Known::ends) before.
-    pub(crate) fn begins(self: &Arc<Self>, id: RolloutId, handle: Handle) -> Known {
-        let mut inner = self.lock();
-        inner.numbers += 1;
-        let number = inner.numbers;
-        inner.known.insert(id.clone(), (number, Status::Alive(handle)));
-        Known { statuses: self.clone(), number, id }
+    pub(crate) fn begins(self: &Arc<Self>, id: RolloutId, handle: Handle, by: CountedBy) -> Known {
+        self.add(id, Status::Alive(handle), by)
     }
 
     /// A rollout was over before this process began; what came of it is still to be
     /// [said](Known::ends).
-    pub(crate) fn ended(self: &Arc<Self>, id: RolloutId) -> Known {
+    pub(crate) fn ended(self: &Arc<Self>, id: RolloutId, by: CountedBy) -> Known {
+        self.add(id, Status::Ending, by)
+    }
+
+    fn add(self: &Arc<Self>, id: RolloutId, status: Status, by: CountedBy) -> Known {
         let mut inner = self.lock();
         inner.numbers += 1;
         let number = inner.numbers;
-        inner.known.insert(id.clone(), (number, Status::Ending));
-        Known { statuses: self.clone(), number, id }
+        inner.known.insert(id.clone(), (number, status));
+        let is_active = by == CountedBy::Statuses;
+        inner.active += usize::from(is_active);
+        Known { statuses: self.clone(), number, id, is_active: AtomicBool::new(is_active) }
     }
 
     /// Forgets what is due.
@@ -154,12 +187,18 @@ pub(super) struct Known {
     statuses: Arc<Statuses>,
     number: u64,
     id: RolloutId,
+    /// Whether it is counted as one that is not over.
+    is_active: AtomicBool,
 }
 
 impl Known {
     /// Keeps what came of it.
     pub(crate) fn ends(&self, over: Over) {
         let mut inner = self.statuses.lock();
+        if self.is_active.swap(false, Ordering::Relaxed) {
+            inner.active -= 1;
+            inner.completed.add(Instant::now());
+        }
         let Some((number, status)) = inner.known.get_mut(&self.id) else { return };
         if *number != self.number || matches!(status, Status::Over(_)) {
             return;
@@ -174,10 +213,85 @@ impl Known {
 impl Drop for Known {
     fn drop(&mut self) {
         let mut inner = self.statuses.lock();
+        if *self.is_active.get_mut() {
+            inner.active -= 1;
+        }
         if let Some((number, Status::Alive(_) | Status::Ending)) = inner.known.get(&self.id)
             && *number == self.number
         {
             inner.known.remove(&self.id);
         }
+    }
+}
+
+/// Counts what happened within a time.
+struct RecentCount {
+    time: Duration,
+    /// When each part of the time began, and what happened in it.
+    parts: VecDeque<(Instant, u64)>,
+}
+
+impl RecentCount {
+    fn new(time: Duration) -> Self {
+        Self { time, parts: VecDeque::new() }
+    }
+
+    fn add(&mut self, now: Instant) {
+        self.forget(now);
+        match self.parts.back_mut() {
+            Some((began, count)) if now.saturating_duration_since(*began) < self.time / PARTS_OF_COUNT => {
+                *count += 1;
+            }
+            _ => self.parts.push_back((now, 1)),
+        }
+    }
+
+    fn count(&mut self, now: Instant) -> u64 {
+        self.forget(now);
+        self.parts.iter().map(|(_, count)| count).sum()
+    }
+
+    fn forget(&mut self, now: Instant) {
+        let is_due = |began: &Instant| now.saturating_duration_since(*began) >= self.time;
+        while self.parts.front().is_some_and(|(began, _)| is_due(began)) {
+            self.parts.pop_front();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_happened_is_counted_for_its_time_in_few_parts() {
+        let (start, secs) = (Instant::now(), Duration::from_secs);
+        let mut count = RecentCount::new(secs(60));
+        for at in 0..120 {
+            count.add(start + secs(at) / 2);
+        }
+        assert_eq!(count.count(start + secs(59)), 120);
+        assert_eq!(count.parts.len(), 60);
+        assert_eq!(count.count(start + secs(60)), 118, "the first second is over");
+        assert_eq!(count.count(start + secs(90)), 58);
+        assert_eq!(count.count(start + secs(200)), 0);
+        assert!(count.parts.is_empty());
+    }
+
+    #[test]
+    fn a_rollout_is_active_until_it_ends_and_completed_then_once() {
+        let statuses = Arc::new(Statuses::new(Duration::from_secs(60), Duration::from_secs(60)));
+        let id = || RolloutId::parse("r").unwrap();
+        let first = statuses.ended(id(), CountedBy::Statuses);
+        let second = statuses.ended(id(), CountedBy::Statuses);
+        let counted_elsewhere = statuses.ended(id(), CountedBy::Records);
+        assert_eq!(statuses.counts(Instant::now()), (2, 0));
+
+        first.ends(Over::word("success"));
+        first.ends(Over::word("failure"));
+        counted_elsewhere.ends(Over::word("success"));
+        assert_eq!(statuses.counts(Instant::now()), (1, 1), "a later one of the same id is another");
+        drop((first, second, counted_elsewhere));
+        assert_eq!(statuses.counts(Instant::now()), (0, 1), "one without an outcome was not completed");
     }
 }

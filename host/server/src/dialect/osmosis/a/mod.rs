@@ -24,7 +24,7 @@ use tokio::time::Instant;
 use super::body::Body;
 use super::error::ApiError;
 use super::reports::Due;
-use super::statuses::{Known, Over};
+use super::statuses::{CountedBy, Known, Over, Statuses};
 use super::{BODY_BYTES_MAX, Osmosis, kept};
 use records::{Leading, Part, Records, StoredRecord};
 use request::Init;
@@ -75,9 +75,13 @@ impl Server {
         self.records.counts(Instant::now()) == (0, 0)
     }
 
-    /// What is reported of a host's health to callers of this generation.
-    pub(crate) fn health(&self, agent_name: &str) -> Map<String, Value> {
-        let (active, completed) = self.records.counts(Instant::now());
+    /// What is reported of a host's health to callers of this generation. The rollouts of all
+    /// generations count.
+    pub(crate) fn health(&self, agent_name: &str, others: &Statuses) -> Map<String, Value> {
+        let now = Instant::now();
+        let ((active, completed), (others_active, others_completed)) =
+            (self.records.counts(now), others.counts(now));
+        let (active, completed) = (active + others_active, completed as u64 + others_completed);
         let fields: [(&str, Value); 4] = [
             ("status", "healthy".into()),
             ("agent_loop", agent_name.into()),
@@ -166,7 +170,7 @@ async fn platform_health(State(osmosis): State<Osmosis>) -> Result<Json<Map<Stri
     if !osmosis.0.is_keyed {
         return Err(ApiError::NoRoute);
     }
-    Ok(Json(osmosis.0.init.health(&osmosis.0.serving.now().agent_name)))
+    Ok(Json(osmosis.rollout_health()))
 }
 
 /// Admits a rollout and answers with its tools. A request that came before has the
@@ -278,7 +282,7 @@ pub(super) fn resume(osmosis: &Osmosis, host: &Host, unfinished: UnfinishedRollo
     match unfinished.is_over {
         true => {
             let (osmosis, log) = (osmosis.clone(), unfinished.log().clone());
-            let call = call(inner.statuses.ended(rollout_id.clone()));
+            let call = call(inner.statuses.ended(rollout_id.clone(), CountedBy::Records));
             inner.tasks.spawn(async move {
                 if let Some((ended, _held)) = kept::outcome(&osmosis, &rollout_id, &log).await {
                     call.finished(ended).await;
@@ -289,7 +293,7 @@ pub(super) fn resume(osmosis: &Osmosis, host: &Host, unfinished: UnfinishedRollo
             let profile = request::profile(&id, &inner.init.settings, host.form());
             let profile = profile.ok_or("its id makes no request")?;
             let rollout = kept::rollout(host, unfinished, |model| model.asked(profile))?;
-            let call = call(inner.statuses.begins(rollout_id, rollout.handle()));
+            let call = call(inner.statuses.begins(rollout_id, rollout.handle(), CountedBy::Records));
             inner.tasks.spawn(drive(rollout, call));
         }
     }
@@ -311,7 +315,7 @@ async fn lead(osmosis: Osmosis, host: Host, request: Init, leading: Leading) {
     };
     let call = Box::new(Call {
         due: osmosis.0.reports.promise(&id),
-        known: osmosis.0.statuses.begins(rollout.id().clone(), rollout.handle()),
+        known: osmosis.0.statuses.begins(rollout.id().clone(), rollout.handle(), CountedBy::Records),
         grade: gradable && host.grader().is_some(),
         answer: Mutex::new(Some(Answer::Due(leading))),
         osmosis,

@@ -18,7 +18,7 @@ use super::fields::Problem;
 use super::reports::Due;
 use super::request::{ParsedRequest, Polled};
 use super::sample::{WireSample, category};
-use super::statuses::{Known, Over, word};
+use super::statuses::{CountedBy, Known, Over, word};
 use super::{Osmosis, id_in_path, kept};
 use crate::connection::WhenWritten;
 use crate::random;
@@ -134,7 +134,7 @@ pub(super) async fn start(
         result_wait_timeout_sec: times.result_wait.as_secs_f64(),
         polling_lease_timeout_sec: times.lease.as_secs_f64(),
     };
-    let known = inner.statuses.begins(id, rollout.handle());
+    let known = inner.statuses.begins(id, rollout.handle(), CountedBy::Statuses);
     let polling = facts.polling(osmosis, &host, entry, known, label);
     inner.tasks.spawn(drive(rollout, Box::new(polling)));
     kept::is_safe(log.as_ref()).await.inspect_err(|_| handle.cancel())?;
@@ -154,7 +154,7 @@ pub(super) fn resume(osmosis: &Osmosis, host: &Host, unfinished: UnfinishedRollo
     if unfinished.is_over {
         // It died before its end was noted. A result that is kept already is this one.
         let entry = place.fill(lease, Some(log.clone()));
-        let polling = facts.polling(osmosis, host, entry, inner.statuses.ended(id), label);
+        let polling = facts.polling(osmosis, host, entry, inner.statuses.ended(id, CountedBy::Statuses), label);
         polling.is_expired.store(is_expired, Ordering::Relaxed);
         inner.tasks.spawn(async move {
             if let Some((ended, _held)) = kept::outcome(&polling.osmosis, polling.entry.id(), &log).await {
@@ -164,7 +164,7 @@ pub(super) fn resume(osmosis: &Osmosis, host: &Host, unfinished: UnfinishedRollo
         return Ok(());
     }
     let rollout = kept::rollout(host, unfinished, |model| model)?;
-    let known = inner.statuses.begins(id, rollout.handle());
+    let known = inner.statuses.begins(id, rollout.handle(), CountedBy::Statuses);
     let polling = facts.polling(osmosis, host, place.fill(lease, Some(log)), known, label);
     polling.is_expired.store(is_expired, Ordering::Relaxed);
     inner.tasks.spawn(drive(rollout, Box::new(polling)));
