@@ -31,6 +31,11 @@ FILES_BYTES_MAX = 32 << 20
 def build(of: Any, arguments: argparse.Namespace, tools: Tools) -> None:
     """Writes the project's files, and makes the component unless there is one. `of` is `_build`."""
     project: Project = of.project_of(arguments.project)
+    if project.only_grader:
+        of.at_fault(
+            f"{arguments.project} only grades, and the quick way runs an agent: `rollout-host build` it, and give the "
+            "component by --grader to a test of an agent"
+        )
     tools.bundled = of.gather(project, arguments.cache, arguments.wheels)
     text: Text = of.read_modules(project)
     files = text.files if arguments.project.is_file() and not of.has_file(project) else _files(of, project)

@@ -54,9 +54,10 @@ def prepare(*, exports: list[str], imports: list[str], roots: list[tuple[str, st
 def stand_ins() -> list[Callable[[], None]]:
     """What is rehearsed in place of the author's parts."""
     exports = _exports or []
-    agent = _rehearse.OwnWorkflow if {"workflow", "agent-loop"} & set(exports) else None
+    workflow = _rehearse.OwnWorkflow if "workflow" in exports else None
+    agent_loop = _rehearse.OwnLoop if "agent-loop" in exports else None
     grader = _rehearse.OwnGrader if "grader" in exports else None
-    return _rehearse.parts(_discover.Found(agent, None, grader, None, None))
+    return _rehearse.parts(_discover.Found(workflow, agent_loop, grader, None, None))
 
 
 def load() -> _discover.Found:

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import _discover, _export, _host, context
 from ._json import dump
+from .agent_loop import RolloutAgentLoop, RolloutRequest, RolloutResult
+from .agent_loop import RolloutContext as LoopContext
 from .config import AgentWorkflowConfig
 from .context import AgentWorkflow, AgentWorkflowContext
 from .errors import Failed, RolloutError
@@ -56,6 +58,18 @@ class OwnWorkflow(AgentWorkflow[AgentWorkflowConfig]):
     async def run(self, ctx: AgentWorkflowContext[AgentWorkflowConfig]) -> None:
         run = await ctx.agent("Be brief.", tools=[double], temperature=0.5).run()
         run.sample.metric("turns", run.turns)
+
+
+class OwnLoop(RolloutAgentLoop):
+    """Stands where the author has an agent loop. What is rehearsed for it is `OwnWorkflow`."""
+
+    name = "rehearsal"
+
+    def get_tools(self, request: RolloutRequest) -> list[Any]:
+        return [double]
+
+    async def run(self, ctx: LoopContext) -> RolloutResult:
+        return ctx.complete([])
 
 
 class OwnGrader(Grader):
