@@ -89,6 +89,28 @@ async fn an_edit_is_tried_without_building_anything() {
     assert_eq!(again.code, Some(0), "{}{}", again.stdout, again.stderr);
     assert!(again.stdout.contains("reward     0.75\n"), "{}", again.stdout);
     assert!(!again.stderr.contains("preparing"), "{}", again.stderr);
+
+    // A setting that nobody declared, on the command line and in a file.
+    write(dir.path(), "c.toml", "[plugin]\ntime = 3\n");
+    for option in [["--set", "time=3"], ["--config", "c.toml"]] {
+        let refused = test(dir.path(), ".").args(option).start().ended_within(COMMAND).await;
+
+        assert_eq!(refused.code, Some(2), "{}{}", refused.stdout, refused.stderr);
+        let said = "time: there is no such setting; did you mean times?";
+        assert!(refused.stderr.contains(said), "{}", refused.stderr);
+    }
+}
+
+#[tokio::test]
+async fn values_that_nobody_declared_are_warned_of() {
+    prepared().await;
+    let dir = project(AGENT);
+
+    let ran = test(dir.path(), "agent.py").args(["--set", "max_turn=6"]).start().ended_within(COMMAND).await;
+
+    assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
+    assert!(ran.stderr.contains("declares no settings"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("max_turn"), "{}", ran.stderr);
 }
 
 #[tokio::test]

@@ -162,10 +162,14 @@ def _metadata() -> JsonObject | None:
     return None if text is None else load_object(text, "metadata")
 
 
-def _config(declared: _discover.Declared | None, plain: type[BaseConfig]) -> Any:
+def _config(
+    declared: _discover.Declared | None, plain: type[BaseConfig], other: _discover.Declared | None
+) -> Any:
     values = load_object(_host.config(), "config")
     try:
-        return (declared or _discover.Declared(plain)).with_values(values)
+        own = declared or _discover.Declared(plain)
+        # An operator writes one configuration for both parts of a component.
+        return own.with_values(own.kind.own_of(values, other.kind if other is not None else None))
     except Invalid as error:
         raise Invalid(f"config: {error}") from None
 
@@ -200,7 +204,7 @@ def run_workflow(prompt: list[str]) -> Output:
     kind = _plugin().workflow
     assert kind is not None
     messages = load_messages(prompt, "prompt")
-    config = _config(_plugin().workflow_config, AgentWorkflowConfig)
+    config = _config(_plugin().workflow_config, AgentWorkflowConfig, _plugin().grader_config)
     ctx = AgentWorkflowContext(messages, config, _metadata(), rollout)
     output = _run(kind(config).run(ctx))
     for finish in rollout.at_end:
@@ -247,7 +251,7 @@ def run_grader(label: str | None, samples: list[grader_types.GradedSample]) -> l
         )
         for sample in samples
     ]
-    config = _config(_plugin().grader_config, GraderConfig)
+    config = _config(_plugin().grader_config, GraderConfig, _plugin().workflow_config)
     ctx = GraderContext(label, read, config, _metadata())
     reward: Any = _run(kind(config).grade(ctx))
     if reward is not None:
@@ -329,11 +333,15 @@ def _run_loop(raw: agent_loop_types.Request) -> agent_loop_types.Outcome:
     )
 
 
+ANY: JsonObject = {"type": "object", "additionalProperties": True}
+"""The schema of a configuration that nobody declared."""
+
+
 class Settings(_Exported):
     """The contract's `settings`."""
 
     def declare(self) -> settings_types.Declaration:
-        schema, defaults = declaration(_plugin()) if _has_settings() else ({"type": "object"}, {})
+        schema, defaults = declaration(_plugin()) if _has_settings() else (ANY, {})
         return settings_types.Declaration(
             schema=dump(schema, "the schema of the configuration"),
             defaults=dump(defaults, "the defaults of the configuration"),
@@ -345,14 +353,15 @@ def declaration(found: _discover.Found) -> tuple[JsonObject, JsonObject]:
     together, because an operator writes one."""
     schema: JsonObject = {"type": "object", "properties": {}}
     defaults: JsonObject = {}
-    extra = True
+    allowed, forbidden = False, False
     for declared in (found.grader_config, found.workflow_config):
         if declared is None:
             continue
         one = declared.kind.schema()
         schema["properties"].update(one["properties"])
         defaults.update(declared.defaults())
-        extra = extra and one["additionalProperties"]
+        allowed = allowed or one["additionalProperties"]
+        forbidden = forbidden or declared.kind.is_closed()
     agent = found.workflow or found.agent_loop or found.grader
     if agent is not None and not defaults.get("name"):
         defaults["name"] = agent.__name__
@@ -366,5 +375,8 @@ def declaration(found: _discover.Found) -> tuple[JsonObject, JsonObject]:
     ]
     if required:
         schema["required"] = sorted(set(required))
-    schema["additionalProperties"] = extra
+    # What the author's own values have besides is declared by that.
+    for name in defaults:
+        schema["properties"].setdefault(name, {})
+    schema["additionalProperties"] = allowed and not forbidden
     return schema, defaults
