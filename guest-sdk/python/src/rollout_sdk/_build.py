@@ -495,7 +495,7 @@ from rollout_sdk import _chance
 _chance.install()
 for _name in {preloaded!r}:
     importlib.import_module(_name)
-from rollout_sdk import _absent, _loop, _names, _one_thread, _processes, _system
+from rollout_sdk import _absent, _loop, _names, _one_thread, _processes, _refused, _system, _unawaited
 
 _absent.stand_in()
 _system.install()
@@ -503,6 +503,8 @@ _names.install()
 _one_thread.install()
 _processes.install()
 _loop.install()
+_refused.refuse_network()
+_unawaited.install()
 
 {taking_in}
 
@@ -522,8 +524,9 @@ def __getattr__(name):
 
 def taking_in(project: Project, exports: list[str]) -> str:
     """What imports the author's module while the component is built."""
-    return f'''from rollout_sdk import _said
+    return f'''from rollout_sdk import _failure, _said
 
+_failure.set_roots({[("/0/", shown_source(project)), *ROOTS]!r})
 with _said.kept("/1"):
     _entry = importlib.import_module({project.entry!r})
 from rollout_sdk import _export

@@ -8,12 +8,13 @@ types, and this is the only place where an exception becomes what the host is to
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 from collections.abc import Callable, Coroutine
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from . import _chance, _discover, _failure, _host, _loop, log
+from . import _chance, _discover, _failure, _host, _loop, _one_thread, _refused, _unawaited, log
 from ._json import JsonObject, as_number, dump, dump_messages, is_a, load_messages, load_object
 from ._older import Never
 from .agent_loop import RolloutAgentLoop, RolloutRequest, RolloutResult, tool_schemas
@@ -128,12 +129,18 @@ def _plugin() -> _discover.Found:
 
 def _guarded(work: Callable[[], T]) -> T:
     """Runs the author's code, and tells the host what it raises."""
+    _refused.begin()
     try:
         _take_in()
         _chance.begin_rollout()
-        return work()
+        done = work()
+        _unawaited.check()
+        _one_thread.note_timers()
+        return done
     except BaseException as error:
         _tell(error)
+    finally:
+        _refused.end()
 
 
 def _tell(error: BaseException) -> Never:
@@ -155,6 +162,12 @@ def _as_failure(sort: _failure.Sort, text: str) -> Any:
 
 def _run(main: Coroutine[Any, Any, T]) -> T:
     return _loop.loop.run_main(main)
+
+
+def _coroutine(given: Any, name: str) -> Coroutine[Any, Any, Any]:
+    if not inspect.iscoroutine(given):
+        raise Failed(f"`{name}` is called and awaited: write `async def`; it gave {type(given).__name__} at once")
+    return given
 
 
 def _metadata() -> JsonObject | None:
@@ -206,7 +219,7 @@ def run_workflow(prompt: list[str]) -> Output:
     messages = load_messages(prompt, "prompt")
     config = _config(_plugin().workflow_config, AgentWorkflowConfig, _plugin().grader_config)
     ctx = AgentWorkflowContext(messages, config, _metadata(), rollout)
-    output = _run(kind(config).run(ctx))
+    output = _run(_coroutine(kind(config).run(ctx), f"{kind.__name__}.run"))
     for finish in rollout.at_end:
         finish()
     return _take_output(output, rollout)
@@ -253,7 +266,7 @@ def run_grader(label: str | None, samples: list[grader_types.GradedSample]) -> l
     ]
     config = _config(_plugin().grader_config, GraderConfig, _plugin().workflow_config)
     ctx = GraderContext(label, read, config, _metadata())
-    reward: Any = _run(kind(config).grade(ctx))
+    reward: Any = _run(_coroutine(kind(config).grade(ctx), f"{kind.__name__}.grade"))
     if reward is not None:
         ctx.set_reward(reward)
     return [_verdict(sample) for sample in read if sample.is_rated]
@@ -309,7 +322,7 @@ def run_loop(raw: agent_loop_types.Request) -> tuple[LoopContext, RolloutResult]
     request = _loop_request(raw)
     loop = kind()
     ctx = LoopContext(request, tool_schemas(loop, request), rollout.open_sample("main"))
-    result: Any = _run(loop.run(ctx))
+    result: Any = _run(_coroutine(loop.run(ctx), f"{kind.__name__}.run"))
     if not isinstance(result, RolloutResult):
         raise Failed(f"`run` gave back {type(result).__name__}; give back ctx.complete(…) or ctx.error(…)")
     return ctx, result

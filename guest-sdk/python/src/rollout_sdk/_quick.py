@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from . import _archive, _discover, _export, _failure, _rehearse
+from . import _archive, _discover, _export, _failure, _refused, _rehearse
 from .errors import Failed
 
 AUTHORS = "/0"
@@ -74,7 +74,9 @@ def load() -> _discover.Found:
         begin += size
     _archive.add(AUTHORS, files)
     _failure.set_roots([(f"{AUTHORS}/", said["shown"]), *_failure.roots()[1:]])
+    _refused.importing(True)
     module = importlib.import_module(said["entry"])
+    _refused.importing(False)
     found = _discover.discover(module, only_grader=said["only_grader"])
     # Whether there are settings is no question here: a component of this kind always asks.
     declared = [export for export in found.exports if export != "settings"]

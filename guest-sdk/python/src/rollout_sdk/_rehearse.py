@@ -99,6 +99,9 @@ class _PlayedHost:
                 _ = param.value
         return answer(*params)
 
+    def refused(self, *_: Any) -> None:
+        """Nobody is told: nothing was refused but while modules were imported."""
+
     def rollout_id(self) -> str:
         return "rehearsal"
 

@@ -25,6 +25,7 @@ mod models;
 mod outside;
 mod past;
 mod record;
+mod refused;
 mod run_event;
 mod samples;
 mod stdio;
@@ -96,6 +97,7 @@ pub use record::{
     ArtifactFile, JudgeFailure, LogEntry, LogLevel, Record, Recorded, RolloutUsage, SampleRecord, ToolUse,
     message_bytes,
 };
+pub use refused::{RefusedKind, RefusedUse, RefusedUses};
 pub use run_event::{Answer, NoEvent, RunEvent};
 pub use tools::WrittenToolCall;
 
