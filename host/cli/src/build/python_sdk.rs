@@ -47,6 +47,7 @@ const SDK: &[(&str, &str)] = sdk![
     "rollout_sdk/_quick.py",
     "rollout_sdk/_refused.py",
     "rollout_sdk/_rehearse.py",
+    "rollout_sdk/_resolve.py",
     "rollout_sdk/_rubric.py",
     "rollout_sdk/_said.py",
     "rollout_sdk/_schema.py",
