@@ -83,7 +83,9 @@ async fn check(mistake: Mistake) -> Option<String> {
     let ran = mistake.made(dir.path()).await;
     let seen = format!("{}{}", ran.stdout, ran.stderr);
     let missing = mistake.seen.iter().find(|text| !seen.contains(*text));
-    let is_silent = ran.code == Some(0) && !ran.stdout.contains("warning ");
+    // Each is seen beside the reward or in place of it.
+    let is_silent = ran.code == Some(0)
+        && !["warning ", "log  ", "the clock begins"].iter().any(|text| ran.stdout.contains(text));
     (ran.code != Some(mistake.exit) || missing.is_some() || is_silent).then(|| {
         format!("{}: exit {:?}, missing {missing:?}, silent {is_silent}:\n{seen}", mistake.title, ran.code)
     })

@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 
 use super::prompt::{Command, Prompt};
 use super::style::{Part, Style};
-use rollout_core::imports::RefusedUse;
+use rollout_core::imports::{CLOCK_BEGINS, LogEntry, LogLevel, RefusedUse};
 use rollout_core::outbound::{ChatFailure, Observer, Retry, Watched};
 use rollout_core::rollout::{FailureKind, Finished, Outcome};
 use rollout_core::telemetry::ModelRole;
@@ -68,6 +68,18 @@ impl Transcript {
     pub(crate) fn begin(&self, plugin: &Path, data: &Path, row: usize, model: &str) {
         let line = format!("{}, row {row} of {}, model {model}", plugin.display(), data.display());
         outln!("{}", self.note(&line));
+        outln!("{}", self.note(&format!("the clock begins at {CLOCK_BEGINS} and passes by waiting alone")));
+    }
+
+    /// Shows a line that the plugin printed, logged or warned of.
+    pub(crate) fn logged(&self, entry: &LogEntry) {
+        match entry {
+            LogEntry::Line { level: LogLevel::Warn | LogLevel::Error, text } => {
+                outln!("{}{}", self.role("log"), self.style.paint(Part::Bad, &indented(text)));
+            }
+            LogEntry::Line { text, .. } => outln!("{}{}", self.role("log"), self.note(&indented(text))),
+            LogEntry::Event { .. } => {}
+        }
     }
 
     /// Says what came of it, and answers questions about it if somebody asks.

@@ -176,7 +176,8 @@ impl Validate {
         let declared = match declared {
             Ok(declared) => declared,
             Err(error) => {
-                let advice = "the schema and the defaults come from the type in `export!(…, settings = …)`";
+                let advice =
+                    "the schema and the defaults come from the type that the plugin names as its settings";
                 report.failed("settings", error.to_string(), advice);
                 return Ok(());
             }

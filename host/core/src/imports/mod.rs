@@ -83,6 +83,7 @@ use crate::limits::Limits;
 use crate::telemetry::{Metrics, Span, Step, Timing};
 use crate::wire::openai::Params;
 
+pub use virtual_clock::CLOCK_BEGINS;
 use virtual_clock::GuestClock;
 
 pub use again::{Ending, Left, RecordParts, read_log};

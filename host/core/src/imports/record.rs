@@ -228,6 +228,16 @@ pub struct Record {
     holder: Option<Holder>,
 }
 
+/// Shows each log entry when it is kept.
+#[derive(Default)]
+struct LogWatch(Option<Box<dyn Fn(&LogEntry) + Send + Sync>>);
+
+impl std::fmt::Debug for LogWatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("LogWatch").field(&self.0.is_some()).finish()
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct RecordState {
     pub samples: Vec<SampleRecord>,
@@ -241,6 +251,7 @@ pub(super) struct RecordState {
     pub log: Vec<LogEntry>,
     log_bytes: usize,
     log_dropped: u64,
+    log_watch: LogWatch,
     refused: RefusedUses,
     /// Messages, fields and exchanges, in bytes.
     bytes: usize,
@@ -348,6 +359,9 @@ impl RecordState {
             return;
         }
         self.log_bytes += bytes;
+        if let Some(show) = &self.log_watch.0 {
+            show(&entry);
+        }
         self.log.push(entry);
     }
 
@@ -574,6 +588,11 @@ impl Record {
     pub fn limits_hit(&self) -> (LimitHits, u64) {
         let kept = self.read();
         (kept.hits, kept.log_dropped)
+    }
+
+    /// Has each log entry be shown when it is kept. Guests wait meanwhile.
+    pub fn watch_log(&self, show: impl Fn(&LogEntry) + Send + Sync + 'static) {
+        self.lock().log_watch = LogWatch(Some(Box::new(show)));
     }
 
     /// The uses that the guests' own runtimes refused so far.

@@ -26,7 +26,9 @@ use super::{events, trajectory};
 use crate::budget::{Charge, Holder};
 use crate::error::Fault;
 use crate::id::{RolloutId, SampleId};
-use crate::imports::{Imports, JudgeFailure, Live, ModelAccess, Record, Role, RunContext, SampleRecord};
+use crate::imports::{
+    Imports, JudgeFailure, Live, LogEntry, ModelAccess, Record, Role, RunContext, SampleRecord,
+};
 use crate::instance::{Bounds, Permit, RunError};
 use crate::moments::Moments;
 use crate::outbound::ModelEndpoint;
@@ -156,6 +158,11 @@ impl Rollout {
     /// Where it is kept, if it is.
     pub fn log(&self) -> Option<&RolloutLog> {
         self.handle.log()
+    }
+
+    /// Has each entry of its log be shown when it is kept. Before it runs.
+    pub fn watch_log(&self, show: impl Fn(&LogEntry) + Send + Sync + 'static) {
+        self.record.watch_log(show);
     }
 
     /// A view of it for others.
