@@ -7,7 +7,7 @@ use rollout_tests::{Controller, Ran, Start, TestHost, guest, rollout_host};
 use serde_json::{Value, json};
 
 /// The limits of a rollout, by their names in `[limits]`.
-const OF_A_ROLLOUT: [&str; 22] = [
+const OF_A_ROLLOUT: [&str; 23] = [
     "memory-bytes-max",
     "guest-cpu-secs-max",
     "workflow-secs-max",
@@ -28,6 +28,7 @@ const OF_A_ROLLOUT: [&str; 22] = [
     "artifact-bytes-max",
     "log-lines-max",
     "log-bytes-max",
+    "refused-uses-max",
     "random-bytes-max",
     "reply-bytes-max",
 ];

@@ -89,6 +89,28 @@ async fn an_edit_is_tried_without_building_anything() {
     assert_eq!(again.code, Some(0), "{}{}", again.stdout, again.stderr);
     assert!(again.stdout.contains("reward     0.75\n"), "{}", again.stdout);
     assert!(!again.stderr.contains("preparing"), "{}", again.stderr);
+
+    // A setting that nobody declared, on the command line and in a file.
+    write(dir.path(), "c.toml", "[plugin]\ntime = 3\n");
+    for option in [["--set", "time=3"], ["--config", "c.toml"]] {
+        let refused = test(dir.path(), ".").args(option).start().ended_within(COMMAND).await;
+
+        assert_eq!(refused.code, Some(2), "{}{}", refused.stdout, refused.stderr);
+        let said = "time: there is no such setting; did you mean times?";
+        assert!(refused.stderr.contains(said), "{}", refused.stderr);
+    }
+}
+
+#[tokio::test]
+async fn values_that_nobody_declared_are_warned_of() {
+    prepared().await;
+    let dir = project(AGENT);
+
+    let ran = test(dir.path(), "agent.py").args(["--set", "max_turn=6"]).start().ended_within(COMMAND).await;
+
+    assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
+    assert!(ran.stderr.contains("declares no settings"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("max_turn"), "{}", ran.stderr);
 }
 
 #[tokio::test]
@@ -120,6 +142,70 @@ async fn what_is_wrong_is_said_as_a_build_says_it() {
             assert!(ran.stdout.contains(text), "{entry}: {}{}", ran.stdout, ran.stderr);
         }
     }
+}
+
+/// Runs the first row of a project's data, from the project's directory.
+async fn tried(dir: &Path, what: &str, rows: &Path) -> Ran {
+    let mut command = rollout_host(["test"]);
+    command.arg(what).arg("--data").arg(rows).args(["--model", "mock"]).current_dir(dir);
+    command.arg("--componentize-py").arg(python_program("componentize-py"));
+    command.start().ended_within(COMMAND).await
+}
+
+#[tokio::test]
+async fn each_template_in_python_runs_the_quick_way() {
+    for (template, reward) in
+        [("one-turn", Some("1")), ("tools", Some("1")), ("agent-loop", Some("1")), ("grader", None)]
+    {
+        let dir = tempfile::tempdir().expect("a temporary directory can be made");
+        let mut new = rollout_host(["new", "made", "--lang", "python", "--template", template]);
+        let made = new.current_dir(dir.path()).start().ended().await;
+        assert_eq!(made.code, Some(0), "{template}: {}", made.stderr);
+        let project = dir.path().join("made");
+        // Both by the directory and by the entry module in it.
+        for what in [".", "made.py"] {
+            let ran = tried(&project, what, &project_root().join("examples/one-turn/rows.jsonl")).await;
+
+            match reward {
+                Some(reward) => {
+                    assert_eq!(ran.code, Some(0), "{template}, {what}: {}{}", ran.stdout, ran.stderr);
+                    assert!(
+                        ran.stdout.contains(&format!("reward     {reward}\n")),
+                        "{template}: {}",
+                        ran.stdout
+                    );
+                }
+                None => {
+                    assert_eq!(ran.code, Some(1), "{template}, {what}: {}{}", ran.stdout, ran.stderr);
+                    assert!(ran.stderr.contains("only grades"), "{template}: {}", ran.stderr);
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn each_example_in_python_runs_the_quick_way() {
+    let mut tried_examples = 0;
+    for example in std::fs::read_dir(project_root().join("examples")).expect("there are examples") {
+        let example = example.expect("a directory can be read").path();
+        let project = example.join("python");
+        if !project.is_dir() {
+            continue;
+        }
+        tried_examples += 1;
+        let rows = match example.ends_with("agent-loop") {
+            // The loop rates itself by its metadata.
+            true => example.join("rows.jsonl"),
+            false => project_root().join("examples/one-turn/rows.jsonl"),
+        };
+
+        let ran = tried(&project, ".", &rows).await;
+
+        assert_eq!(ran.code, Some(0), "{}: {}{}", example.display(), ran.stdout, ran.stderr);
+        assert!(ran.stdout.contains("reward     1\n"), "{}: {}", example.display(), ran.stdout);
+    }
+    assert!(tried_examples >= 7, "only {tried_examples} examples were found");
 }
 
 #[tokio::test]

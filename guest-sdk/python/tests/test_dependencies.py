@@ -3,6 +3,8 @@
 import contextlib
 import io
 import os
+import platform
+import sys
 import tarfile
 import tempfile
 import unittest
@@ -11,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
-from rollout_sdk import _build
+from rollout_sdk import _build, _resolve
 
 # What builds a package, which is the package's own: nothing is to be fetched for it.
 BACKEND = '''
@@ -95,6 +97,87 @@ class Dependencies(unittest.TestCase):
             with zipfile.ZipFile(pure) as kept:
                 self.assertNotIn("late_thing/_quick.cpython-312.so", kept.namelist())
                 self.assertEqual(kept.read("late_thing-1.0.dist-info/RECORD"), b"late_thing/__init__.py,,\n")
+
+
+def wheel(directory: Path, name: str, version: str, *requires: str, tag: str = "py3-none-any") -> None:
+    """Makes a wheel of one module."""
+    info = f"{name}-{version}.dist-info"
+    files = {
+        f"{name}/__init__.py": f"VERSION = {version!r}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
+        + "".join(f"Requires-Dist: {each}\n" for each in requires),
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: {tag}\n",
+    }
+    files[f"{info}/RECORD"] = "".join(f"{each},,\n" for each in (*files, f"{info}/RECORD"))
+    with zipfile.ZipFile(directory / f"{name}-{version}-{tag}.whl", "w") as made:
+        for each, text in files.items():
+            made.writestr(each, text)
+
+
+HERE = f"cp{sys.version_info.major}{sys.version_info.minor}-abi3-linux_{platform.machine()}"
+
+
+class Releases(unittest.TestCase):
+    """Which releases are taken of an index that is a directory."""
+
+    def setUp(self) -> None:
+        place = tempfile.TemporaryDirectory()
+        self.addCleanup(place.cleanup)
+        self.index, self.project, self.cache, self.made = (Path(place.name, each) for each in ("index", "project", "cache", "made"))
+        for each in (self.index, self.project, self.cache, self.made):
+            each.mkdir()
+        index = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.index)}
+        for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
+            index[name] = ""
+        patched = mock.patch.dict(os.environ, index)
+        patched.start()
+        self.addCleanup(patched.stop)
+
+    def gathered(self, *wanted: str) -> dict[str, str]:
+        """What is installed, and what is said, of a project with these dependencies."""
+        project = _build.Project(self.project, "p", "p", self.project, list(wanted))
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            kept = _build.gather(project, self.cache, self.made)
+        self.said = said.getvalue()
+        assert kept is not None
+        return dict(info.name.removesuffix(".dist-info").rsplit("-", 1) for info in kept.glob("*.dist-info"))
+
+    def test_an_old_pure_release_is_not_taken_in_a_native_ones_place_and_what_is_in_the_way_is_named(self) -> None:
+        wheel(self.index, "top", "1.0", "middle")
+        wheel(self.index, "middle", "3.0", "thing>=1")
+        wheel(self.index, "thing", "1.0")
+        wheel(self.index, "thing", "2.0", tag=HERE)
+        wheel(self.index, "fast", "1.0", tag=HERE)
+        wheel(self.made, "fast", "1.0", tag="cp314-cp314-wasi_wasm32")
+        with self.assertRaises(_build.BuildError) as refused:
+            self.gathered("top", "fast")
+        text = str(refused.exception)
+        self.assertIn("thing 2.0: top 1.0 requires middle 3.0 requires thing 2.0", text)
+        # What was made for components is in nobody's way.
+        self.assertNotIn("fast", text)
+        # An author who asks for the old one has it.
+        self.assertEqual(self.gathered("top", "thing<2"), {"top": "1.0", "middle": "3.0", "thing": "1.0"})
+
+    def test_what_was_made_for_components_bounds_the_release_that_is_taken(self) -> None:
+        wheel(self.index, "fast", "1.0", tag=HERE)
+        wheel(self.index, "fast", "2.0", tag=HERE)
+        wheel(self.made, "fast", "1.0", tag="cp314-cp314-wasi_wasm32")
+        self.assertEqual(self.gathered("fast"), {"fast": "1.0"})
+
+    def test_a_later_build_takes_the_releases_of_the_lock_file_until_the_dependencies_change(self) -> None:
+        wheel(self.index, "thing", "1.0")
+        self.assertEqual(self.gathered("thing"), {"thing": "1.0"})
+        self.assertIn("resolved: thing 1.0", self.said)
+        lock = self.project / _resolve.LOCK
+        wheel(self.index, "thing", "2.0")
+        self.cache = self.cache / "another"
+        self.assertEqual(self.gathered("thing"), {"thing": "1.0"})
+        self.assertIn(_resolve.LOCK, self.said)
+        self.assertEqual(self.gathered("thing>=1"), {"thing": "2.0"})
+        lock.unlink()
+        self.assertEqual(self.gathered("thing"), {"thing": "2.0"})
+        self.assertIn("thing==2.0", lock.read_text())
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from rollout_sdk import (
     ChatError,
     Failed,
     Grader,
+    GraderConfig,
     GraderContext,
     Invalid,
     OutsideOfHost,
@@ -306,6 +307,41 @@ class Configuration(unittest.TestCase):
         self.assertEqual((made.name, made.turns, vars(made)["tools"]), ("mine", 5, [print]))
         self.assertEqual(instance.turns, 2)
         self.assertNotIn("tools", instance.plain_values())
+
+    def test_what_nobody_declared_is_for_the_host_to_refuse_unless_the_class_allows_it(self) -> None:
+        class Open(AgentWorkflowConfig, extra="allow"):
+            depth: int = 1
+
+        class OpenAsPydantic(AgentWorkflowConfig):
+            model_config = {"extra": "allow"}  # noqa: RUF012
+
+        class Marked(GraderConfig, extra="forbid"):
+            marker: str = "####"
+
+        class Rated(Grader):
+            async def grade(self, ctx: Any) -> float:
+                return 1.0
+
+        def declared(config: Any, *more: Any) -> Any:
+            class Work(AgentWorkflow[Any]):
+                async def run(self, ctx: Any) -> None: ...
+
+            module = types.ModuleType("made")
+            vars(module).update({"Work": Work, "config": config, **dict(more)})
+            return _export.declaration(_discover.discover(module))
+
+        schema, _ = declared(Inner(tools=[1]))
+        self.assertFalse(schema["additionalProperties"])
+        # A value that the author gives is declared by that.
+        self.assertEqual(schema["properties"]["tools"], {})
+        self.assertTrue(declared(Open())[0]["additionalProperties"])
+        self.assertTrue(declared(OpenAsPydantic())[0]["additionalProperties"])
+        both = declared(Inner(), ("Rated", Rated), ("of_grader", Marked()))[0]
+        self.assertFalse(both["additionalProperties"])
+        self.assertLessEqual({"turns", "marker"}, set(both["properties"]))
+        # A class that is closed is given what is its own, and not what the other part declares.
+        self.assertEqual(Marked.own_of({"marker": "=", "turns": 3}, Inner), {"marker": "="})
+        self.assertEqual(Inner.own_of({"marker": "=", "turns": 3}, Marked), {"marker": "=", "turns": 3})
 
     def test_values_that_are_no_json_stay_the_authors(self) -> None:
         lock = threading.Lock()

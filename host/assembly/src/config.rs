@@ -345,6 +345,7 @@ impl RawLimits {
             artifact_bytes_max: self.artifact_bytes_max.unwrap_or(default.artifact_bytes_max),
             log_lines_max: self.log_lines_max.unwrap_or(default.log_lines_max),
             log_bytes_max: self.log_bytes_max.unwrap_or(default.log_bytes_max),
+            refused_uses_max: self.refused_uses_max.unwrap_or(default.refused_uses_max),
             random_bytes_max: self.random_bytes_max.unwrap_or(default.random_bytes_max),
             reply_bytes_max: self.reply_bytes_max.unwrap_or(default.reply_bytes_max),
         }

@@ -203,8 +203,11 @@ impl Components {
         let (_, settings) = settings(sources.shown, &workflow, &config.limits, plugin).await?;
         let grader = match (grader, sources.grader) {
             (Some(grader), Some(path)) => {
-                let given = config.grader.as_ref().or(plugin);
-                let (_, settings) = self::settings(path, &grader, &config.limits, given).await?;
+                let given = match &config.grader {
+                    Some(own) => Given::Own(Some(own)),
+                    None => Given::Shared(plugin),
+                };
+                let (_, settings) = given_settings(path, &grader, &config.limits, given).await?;
                 Some((grader, settings))
             }
             _ if config.grader.is_some() => return Err(AssemblyError::NoGraderToConfigure),
@@ -347,9 +350,44 @@ pub async fn settings(
     limits: &Limits,
     given: Option<&Map<String, Value>>,
 ) -> Result<(Option<Declaration>, plugin::Settings), AssemblyError> {
+    given_settings(path, plugin, limits, Given::Own(given)).await
+}
+
+/// An operator's values for a component.
+#[derive(Clone, Copy)]
+enum Given<'a> {
+    /// Values for this component: a key that it does not have is a mistake.
+    Own(Option<&'a Map<String, Value>>),
+    /// Values for another component, of which this one takes the keys that it has.
+    Shared(Option<&'a Map<String, Value>>),
+}
+
+async fn given_settings(
+    path: &Path,
+    plugin: &Plugin,
+    limits: &Limits,
+    given: Given<'_>,
+) -> Result<(Option<Declaration>, plugin::Settings), AssemblyError> {
     let path = || path.to_owned();
     let declared = plugin.declaration(limits, &Arc::new(Metrics::new())).await;
     let declared = declared.map_err(|why| AssemblyError::Declares { path: path(), why })?;
+    let own = match (given, &declared) {
+        (Given::Shared(Some(shared)), Some(declared)) => Some(declared.own_of(shared)),
+        _ => None,
+    };
+    let (Given::Own(given) | Given::Shared(given)) = given;
+    let given = own.as_ref().or(given);
+    if let Some(given) = given
+        && !given.is_empty()
+        && declared.as_ref().is_none_or(Declaration::declares_nothing)
+    {
+        let keys: Vec<&str> = given.keys().map(String::as_str).collect();
+        tracing::warn!(
+            component = %path().display(),
+            keys = keys.join(", "),
+            "the component declares no settings: its configuration is not checked, and a misspelt key goes unnoticed"
+        );
+    }
     let resolved = plugin::resolve(declared.as_ref(), given);
     let resolved = resolved.map_err(|why| AssemblyError::Settings { path: path(), why })?;
     Ok((declared, resolved))

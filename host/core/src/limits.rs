@@ -55,6 +55,9 @@ pub struct Limits {
     pub log_lines_max: usize,
     /// Log lines and events of one rollout together, in bytes.
     pub log_bytes_max: usize,
+    /// Uses that the guest's own runtime may refuse in one rollout; alarms are not counted. 0 leaves
+    /// every rollout without a reward that swallowed one.
+    pub refused_uses_max: u64,
     /// Random bytes that a guest may ask for in one call.
     pub random_bytes_max: u64,
     /// A reply of the model's server, in bytes.
@@ -85,6 +88,7 @@ impl Default for Limits {
             artifact_bytes_max: 16 * MIB,
             log_lines_max: 10_000,
             log_bytes_max: MIB,
+            refused_uses_max: 1_000_000,
             random_bytes_max: 64 << 10,
             reply_bytes_max: 32 * MIB,
         }
@@ -147,7 +151,7 @@ impl From<Duration> for Amount {
 
 impl Limits {
     /// Every limit under its name in `[limits]`.
-    pub fn table(&self) -> [(&'static str, Amount); 22] {
+    pub fn table(&self) -> [(&'static str, Amount); 23] {
         // Taken apart, so that a limit that is added cannot be left out here.
         let Self {
             memory_bytes_max,
@@ -170,6 +174,7 @@ impl Limits {
             artifact_bytes_max,
             log_lines_max,
             log_bytes_max,
+            refused_uses_max,
             random_bytes_max,
             reply_bytes_max,
         } = *self;
@@ -194,6 +199,7 @@ impl Limits {
             ("artifact-bytes-max", artifact_bytes_max.into()),
             ("log-lines-max", log_lines_max.into()),
             ("log-bytes-max", log_bytes_max.into()),
+            ("refused-uses-max", refused_uses_max.into()),
             ("random-bytes-max", random_bytes_max.into()),
             ("reply-bytes-max", reply_bytes_max.into()),
         ]

@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use super::manifest::{self, Changed, Manifest};
 use super::rewards::Rewards;
 use super::stats::Summary;
+use rollout_core::imports::RefusedUses;
 use rollout_core::limits::Amount;
 
 mod files;
@@ -126,6 +127,12 @@ pub struct ResultLine {
     /// The limits that were hit, by their names in `[limits]`. The manifest has all of them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub limits_hit: BTreeMap<String, LimitLine>,
+    /// What the guests' own runtimes refused, by kind.
+    #[serde(default, skip_serializing_if = "RefusedUses::is_empty")]
+    pub refused_uses: RefusedUses,
+    /// Samples without a reply of the model.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub samples_unanswered: usize,
     /// Wall time, with that in the queue, ms, finite.
     pub duration_ms: f64,
     /// Wall time in the queue, in milliseconds.
@@ -134,6 +141,10 @@ pub struct ResultLine {
     /// Where the trajectory is, relative to the journal's directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trajectory: Option<String>,
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 /// A limit that were hit.

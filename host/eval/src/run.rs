@@ -377,6 +377,8 @@ pub(crate) fn line(subject: Subject, finished: &Finished, root: &Path) -> Result
         waited_ms: millis(finished.usage.waited()),
         model_ms: millis(finished.usage.model_time),
         limits_hit: finished.limits.iter().filter(|limit| limit.hits > 0).map(hits).collect(),
+        refused_uses: finished.refused_uses.clone(),
+        samples_unanswered: finished.samples.iter().filter(|sample| sample.lacks_reply()).count(),
         duration_ms: millis(finished.duration),
         queued_ms: millis(finished.queued),
         trajectory: finished

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::results::{Outcome, ResultLine};
+use rollout_core::imports::RefusedKind;
 use rollout_core::moments::{Moments, clustered_error};
 
 /// The kind under which an unscored attempt is counted that names none.
@@ -43,6 +44,12 @@ pub struct Summary {
     pub unscored: usize,
     /// The same, by kind of failure; `KIND_UNKNOWN` where a result names none.
     pub unscored_by_kind: BTreeMap<String, UnscoredKind>,
+    /// Rollouts in which the guests' own runtimes refused something, by what that was.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub refused_uses: BTreeMap<RefusedKind, Suspects>,
+    /// Rollouts with a sample without a reply of the model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub samples_unanswered: Option<Suspects>,
     /// The least reward that counts as a pass.
     pub pass_threshold: f64,
     /// By k; see `ks`.
@@ -127,6 +134,28 @@ pub struct UnscoredKind {
     pub first_rollout: Option<String>,
 }
 
+/// Rollouts whose rewards may mean nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Suspects {
+    /// How many.
+    pub rollouts: usize,
+    /// Where it was in the first of them, in a guest's words, where that is known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub first: String,
+    /// The id of that one.
+    pub first_rollout: String,
+}
+
+impl Suspects {
+    fn add(&mut self, place: &str, line: &ResultLine) {
+        if self.rollouts == 0 {
+            place.clone_into(&mut self.first);
+            line.rollout_id.clone_into(&mut self.first_rollout);
+        }
+        self.rollouts += 1;
+    }
+}
+
 /// Spread of the rewards.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RewardStats {
@@ -180,6 +209,8 @@ pub struct Tally {
     passed: usize,
     by_row: BTreeMap<usize, RowTally>,
     unscored_by_kind: BTreeMap<String, UnscoredKind>,
+    refused_uses: BTreeMap<RefusedKind, Suspects>,
+    samples_unanswered: Option<Suspects>,
     metrics: BTreeMap<String, Moments>,
     chat_calls: u64,
     chat_retries: u64,
@@ -209,6 +240,8 @@ impl Tally {
             passed: 0,
             by_row: BTreeMap::new(),
             unscored_by_kind: BTreeMap::new(),
+            refused_uses: BTreeMap::new(),
+            samples_unanswered: None,
             metrics: BTreeMap::new(),
             chat_calls: 0,
             chat_retries: 0,
@@ -240,6 +273,12 @@ impl Tally {
             }
             // A score without a reward cannot come from a journal, and is no score.
             (Outcome::Scored | Outcome::Unscored, _) => self.add_unscored(line),
+        }
+        for (kind, uses) in line.refused_uses.iter() {
+            self.refused_uses.entry(kind).or_default().add(&uses.first, line);
+        }
+        if line.samples_unanswered > 0 {
+            self.samples_unanswered.get_or_insert_default().add("", line);
         }
         for (name, &value) in &line.metrics {
             self.metrics.entry(name.clone()).or_default().add(value);
@@ -301,6 +340,8 @@ impl Tally {
             passed: self.passed,
             unscored: self.unscored(),
             unscored_by_kind: self.unscored_by_kind.clone(),
+            refused_uses: self.refused_uses.clone(),
+            samples_unanswered: self.samples_unanswered.clone(),
             pass_threshold: self.pass_threshold,
             pass_at_k: self.pass_at_k(),
             reward: reward_stats(&self.rewards_by_row()),

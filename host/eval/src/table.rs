@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use super::stats::{Estimate, PassAtK, RewardStats, Summary, UnscoredKind};
+use super::stats::{Estimate, PassAtK, RewardStats, Summary, Suspects, UnscoredKind};
 
 /// Characters in a line where nobody says how many there may be.
 pub const WIDTH: usize = 80;
@@ -43,6 +43,7 @@ pub fn render(summary: &Summary, width: usize) -> String {
         reward(&mut table, summary);
         pass_at_k(&mut table, summary);
         outcomes(&mut table, summary);
+        warnings(&mut table, summary);
         metrics(&mut table, summary);
         tokens(&mut table, summary);
         time(&mut table, summary);
@@ -204,6 +205,31 @@ fn outcomes(table: &mut Table, summary: &Summary) {
     }
     lines.extend(more(kinds.len(), "kind"));
     table.section("Outcomes", &lines);
+}
+
+/// Rollouts whose rewards may mean nothing, and why.
+fn warnings(table: &mut Table, summary: &Summary) {
+    let mut lines = Vec::new();
+    let mut warn = |what: &str, Suspects { rollouts, first, first_rollout }: &Suspects| {
+        let of = counted(summary.rollouts, "rollout");
+        lines.extend(table.folded("", &format!("{} of {of} {what}", thousands(*rollouts as u64))));
+        let place = if first.is_empty() { String::new() } else { format!("{first}, ") };
+        lines.extend(table.folded("    e.g. ", &format!("{place}{first_rollout}")));
+    };
+    for (kind, suspects) in &summary.refused_uses {
+        let (what, its) = (kind.what(), if suspects.rollouts == 1 { "its reward" } else { "their rewards" });
+        match kind.is_failure() {
+            true => warn(&format!("{what}; {its} may mean nothing"), suspects),
+            false => warn(what, suspects),
+        }
+    }
+    if let Some(suspects) = &summary.samples_unanswered {
+        let have = have(suspects.rollouts);
+        warn(&format!("{have} a sample without a reply of the model"), suspects);
+    }
+    if !lines.is_empty() {
+        table.section("Warnings", &lines);
+    }
 }
 
 /// Whose fault the failures of one kind were, most first.

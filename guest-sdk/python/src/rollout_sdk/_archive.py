@@ -31,7 +31,7 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 from typing import IO, Any
 
-from . import _after
+from . import _after, _refused
 from ._json import is_a
 
 LIBRARY = "/python"
@@ -77,6 +77,7 @@ def pack(roots: Iterable[str]) -> None:
     sys.path_hooks.insert(0, _Entry)
     sys.path_importer_cache.clear()
     sys.meta_path.append(_Distributions())
+    sys.meta_path.append(_refused.Missing())
     for module in list(sys.modules.values()):
         _reload_from_here(module)
     for module, name in ((builtins, "open"), (io, "open"), (tokenize, "_builtin_open")):
@@ -87,6 +88,9 @@ def pack(roots: Iterable[str]) -> None:
     system: Any = os
     system.stat, system.lstat, system.access = _stat, _stat, _access
     system.listdir, system.scandir = _list, _scan
+    for name in ("link", "mkdir", "open", "rename", "replace", "symlink", "truncate"):
+        if hasattr(system, name):
+            setattr(system, name, _reported(getattr(system, name), f"os.{name}"))
     # What a program loads by its path has the interpreter's own loader.
     loader: Any = SourceFileLoader
     loader.get_data = _data
@@ -316,9 +320,27 @@ def _open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
             content = _read(path)
     if content is None:
         opener: Any = _real_open
-        opened: IO[Any] = opener(file, mode, *args, **kwargs)
+        try:
+            opened: IO[Any] = opener(file, mode, *args, **kwargs)
+        except OSError:
+            if set(mode) & set("wax+") or _refused.is_of_the_caller():
+                _refused.note("file", "open")
+            raise
         return opened
     return _opened(io.BytesIO(content), mode, *args, **kwargs)
+
+
+def _reported(real: Any, what: str) -> Any:
+    """A function that makes or changes files, of whose refusal the host is told."""
+
+    def reported(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return real(*args, **kwargs)
+        except OSError:
+            _refused.note("file", what)
+            raise
+
+    return reported
 
 
 def _open_from_here(module: Any) -> None:

@@ -264,7 +264,8 @@ def tag_of(project: Project, wheels: Path | None) -> str:
     """What decides on what is installed."""
     native = [] if wheels is None else sorted((each.name, each.stat().st_mtime) for each in wheels.glob("*.whl"))
     said = [wanted_of(project), project.without_native, project.leave_out]
-    given = [*said, DONE_WITHOUT, PYTHON, sys.version_info[:2], native, _PIP]
+    locked = _beside("_resolve").locked(project.dir, wanted_of(project))
+    given = [*said, DONE_WITHOUT, PYTHON, sys.version_info[:2], native, _PIP, locked]
     return json.dumps(given)
 
 
@@ -276,16 +277,82 @@ def gather(project: Project, cache: Path, wheels: Path | None) -> Path | None:
         return None
     kept = cache / "python" / hashlib.sha256(tag_of(project, wheels).encode()).hexdigest()[:32]
     if not kept.is_dir():
-        say(f"installing {', '.join(wanted)} for the component's Python {PYTHON}")
+        if importlib.util.find_spec("pip") is None:
+            not_done(f"{sys.executable} has no pip, which installs dependencies; run: {sys.executable} -m ensurepip")
         fresh = kept.with_name(f"{kept.name}.{os.getpid()}")
         try:
-            _install(wanted, fresh, project, wheels)
+            fresh.parent.mkdir(parents=True, exist_ok=True)
+            pins, releases = _pins(wanted, fresh, project, wheels)
+            say(f"installing {', '.join(wanted)} for the component's Python {PYTHON}")
+            _install(wanted, fresh, project, wheels, pins)
             _remove(fresh, project.leave_out)
             _refuse_native(fresh, project.without_native, wheels)
+            _say_installed(fresh, project, wanted, releases)
+            # By the lock file that there is now.
+            kept = cache / "python" / hashlib.sha256(tag_of(project, wheels).encode()).hexdigest()[:32]
+            shutil.rmtree(kept, ignore_errors=True)
             fresh.replace(kept)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
     return kept
+
+
+def _pins(wanted: list[str], target: Path, project: Project, wheels: Path | None) -> tuple[list[str], Any]:
+    """The releases to be installed, as requirements: those of the lock file, or those that the author's own Python
+    would take. With what is known of them where they were looked for."""
+    resolve = _beside("_resolve")
+    pins = resolve.locked(project.dir, wanted)
+    if pins is not None:
+        say(f"taking the releases of {resolve.LOCK}")
+        return pins, None
+    made: dict[str, str] = resolve.made_for_components(wheels)
+    say(f"looking for the releases of {', '.join(wanted)}")
+    report, most = target.with_name(f"{target.name}.json"), target.with_name(f"{target.name}.most.txt")
+    try:
+        # No newer than what was made for components.
+        most.write_text("".join(f"{name}<={version}\n" for name, version in made.items()))
+        done = _pip(project, "install", "--dry-run", "--ignore-installed", "--report", str(report), "--constraint", str(most),
+                    "--", *wanted)
+        if done.returncode != 0:
+            at_fault(f"the dependencies could not be resolved: {', '.join(wanted)}\n{done.stdout.strip()}")
+        releases = resolve.read_report(json.loads(report.read_text()))
+    finally:
+        report.unlink(missing_ok=True)
+        most.unlink(missing_ok=True)
+    goes_without = {*project.without_native, *project.leave_out}
+    culprits = resolve.in_the_way(
+        {name: each for name, each in releases.items() if name not in goes_without},
+        made,
+        lambda release: _has_pure(release, project, target),
+    )
+    if culprits:
+        at_fault(resolve.why_not(culprits, [_required_name(each) for each in wanted], releases, TABLE))
+    pins = [f"{each.name}=={each.version}" for each in releases.values() if each.is_pinnable]
+    return pins, releases
+
+
+def _has_pure(release: Any, project: Project, target: Path) -> bool:
+    """Whether there is a wheel of the same release that is for every machine."""
+    place = target.with_name(f"{target.name}.pure")
+    try:
+        done = _pip(project, "download", "--no-deps", "--dest", str(place), *_FOR_COMPONENTS, "--",
+                    f"{release.name}=={release.version}")
+        return done.returncode == 0
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _say_installed(target: Path, project: Project, wanted: list[str], releases: Any) -> None:
+    """Says which releases there are, and writes them to the lock file."""
+    there = [info.name.removesuffix(".dist-info").rsplit("-", 1) for _, _, info in _distributions(target)]
+    print(f"resolved: {', '.join(' '.join(each) for each in there)}", file=sys.stderr)
+    if releases is None:
+        return
+    resolve = _beside("_resolve")
+    installed = {canonical(name) for name, _ in there}
+    kept = {name: each for name, each in releases.items() if name in installed}
+    if not resolve.lock(project.dir, wanted, kept):
+        print(f"{project.dir / resolve.LOCK} cannot be written: a later build may take other releases", file=sys.stderr)
 
 
 # pip has an option for the Python that wheels are meant for, and none for the markers in
@@ -325,20 +392,21 @@ _SOURCES_MAX = 50
 _HAS_NO_WHEEL = re.compile(r"^ERROR: No matching distribution found for (.+)$", re.MULTILINE)
 
 
-def _install(wanted: list[str], target: Path, project: Project, wheels: Path | None) -> None:
+def _install(wanted: list[str], target: Path, project: Project, wheels: Path | None, pins: list[str]) -> None:
     """Installs wheels for the component's Python, those of native code of our own among them. Of a
     package that has none, the Python at hand makes one, which has to be pure."""
-    if importlib.util.find_spec("pip") is None:
-        not_done(f"{sys.executable} has no pip, which installs dependencies; run: {sys.executable} -m ensurepip")
     made = target.with_name(f"{target.name}.wheels")
     found: tuple[str, ...] = () if wheels is None else ("--find-links", str(wheels))
+    # All releases are known, but for what has no version: a directory, a repository, a file.
+    of_registry = {_required_name(pin) for pin in pins}
+    exactly = [*pins, *(each for each in wanted if _required_name(each) not in of_registry)]
     into = ("--no-compile", "--target", str(target))
     try:
         for _ in range(_SOURCES_MAX):
             shutil.rmtree(target, ignore_errors=True)
             options = (*into, *_FOR_COMPONENTS, *found, "--find-links", str(made))
             made.mkdir(parents=True, exist_ok=True)
-            done = _pip(project, "install", *options, "--", *wanted)
+            done = _pip(project, "install", "--no-deps", *options, "--", *exactly)
             if done.returncode == 0:
                 return
             without = _HAS_NO_WHEEL.search(done.stdout)
@@ -369,7 +437,7 @@ def _make_wheel(requirement: str, project: Project, made: Path, wheels: Path | N
         if wheel.name.endswith("-none-any.whl"):
             continue
         if canonical(wheel.name.split("-")[0]) not in {*project.without_native, *project.leave_out}:
-            at_fault(_native_text([f"  - {requirement}"], wheels))
+            at_fault(_native_text([f"  - {requirement.partition('==')[0]}"], wheels))
         _without_native(wheel)
     return done.returncode == 0 and bool(fresh)
 
@@ -426,7 +494,7 @@ _OF_COMPONENT = f".cpython-{PYTHON.replace('.', '')}-wasm32-wasi.so"
 def _refuse_native(target: Path, allowed: list[str], wheels: Path | None) -> None:
     """Names what a component cannot run. Packages whose native code only makes them
     quicker may go without it."""
-    refused: list[str] = []
+    refused: dict[str, str] = {}
     for name, files, _ in _distributions(target):
         native = [file for file in files if _is_native(file)]
         if not native:
@@ -435,9 +503,12 @@ def _refuse_native(target: Path, allowed: list[str], wheels: Path | None) -> Non
             for file in native:
                 (target / file).unlink(missing_ok=True)
         else:
-            refused.append(f"  - {name} ({native[0]})")
+            refused[name] = f"  - {name} ({native[0]})"
     if refused:
-        at_fault(_native_text(refused, wheels))
+        # What was made for components came as something else only because of the others.
+        made = _beside("_resolve").made_for_components(wheels)
+        culprits = [line for name, line in refused.items() if name not in made] or list(refused.values())
+        at_fault(_native_text(culprits, wheels))
 
 
 def _native_text(refused: list[str], wheels: Path | None) -> str:
@@ -495,7 +566,7 @@ from rollout_sdk import _chance
 _chance.install()
 for _name in {preloaded!r}:
     importlib.import_module(_name)
-from rollout_sdk import _absent, _loop, _names, _one_thread, _processes, _system
+from rollout_sdk import _absent, _loop, _names, _one_thread, _processes, _refused, _system, _unawaited
 
 _absent.stand_in()
 _system.install()
@@ -503,6 +574,8 @@ _names.install()
 _one_thread.install()
 _processes.install()
 _loop.install()
+_refused.refuse_network()
+_unawaited.install()
 
 {taking_in}
 
@@ -522,8 +595,9 @@ def __getattr__(name):
 
 def taking_in(project: Project, exports: list[str]) -> str:
     """What imports the author's module while the component is built."""
-    return f'''from rollout_sdk import _said
+    return f'''from rollout_sdk import _failure, _said
 
+_failure.set_roots({[("/0/", shown_source(project)), *ROOTS]!r})
 with _said.kept("/1"):
     _entry = importlib.import_module({project.entry!r})
 from rollout_sdk import _export

@@ -31,8 +31,18 @@ FILES_BYTES_MAX = 32 << 20
 def build(of: Any, arguments: argparse.Namespace, tools: Tools) -> None:
     """Writes the project's files, and makes the component unless there is one. `of` is `_build`."""
     project: Project = of.project_of(arguments.project)
+    if project.only_grader:
+        of.at_fault(
+            f"{arguments.project} only grades, and the quick way runs an agent: `rollout-host build` it, and give the "
+            "component by --grader to a test of an agent"
+        )
     tools.bundled = of.gather(project, arguments.cache, arguments.wheels)
     text: Text = of.read_modules(project)
+    if not {"workflow", "agent-loop"} & set(text.exports):
+        nearly = f": `{text.with_run[0]}` has `run` and is no subclass of `AgentWorkflow`" if text.with_run else (
+            ": write one class that derives from `AgentWorkflow` and has `async def run(self, ctx)`"
+        )
+        of.at_fault(f"module `{project.entry}` has no workflow{nearly}; for a component that only grades, set `only-grader = true`")
     files = text.files if arguments.project.is_file() and not of.has_file(project) else _files(of, project)
     arguments.quick.write_bytes(_packed(of, project, files))
     exports = [export for export in of.WORLDS if export in {*text.exports, "settings"}]

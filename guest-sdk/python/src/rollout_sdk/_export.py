@@ -8,12 +8,13 @@ types, and this is the only place where an exception becomes what the host is to
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 from collections.abc import Callable, Coroutine
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from . import _chance, _discover, _failure, _host, _loop, log
+from . import _chance, _discover, _failure, _host, _loop, _one_thread, _refused, _unawaited, log
 from ._json import JsonObject, as_number, dump, dump_messages, is_a, load_messages, load_object
 from ._older import Never
 from .agent_loop import RolloutAgentLoop, RolloutRequest, RolloutResult, tool_schemas
@@ -128,12 +129,18 @@ def _plugin() -> _discover.Found:
 
 def _guarded(work: Callable[[], T], text_of: Callable[[BaseException], str] = _failure.describe) -> T:
     """Runs the author's code, and tells the host what it raises."""
+    _refused.begin()
     try:
         _take_in()
         _chance.begin_rollout()
-        return work()
+        done = work()
+        _unawaited.check()
+        _one_thread.note_timers()
+        return done
     except BaseException as error:
         _tell(error, text_of(error))
+    finally:
+        _refused.end()
 
 
 def _tell(error: BaseException, said: str) -> Never:
@@ -157,15 +164,25 @@ def _run(main: Coroutine[Any, Any, T]) -> T:
     return _loop.loop.run_main(main)
 
 
+def _coroutine(given: Any, name: str) -> Coroutine[Any, Any, Any]:
+    if not inspect.iscoroutine(given):
+        raise Failed(f"`{name}` is called and awaited: write `async def`; it gave {type(given).__name__} at once")
+    return given
+
+
 def _metadata() -> JsonObject | None:
     text = _host.metadata()
     return None if text is None else load_object(text, "metadata")
 
 
-def _config(declared: _discover.Declared | None, plain: type[BaseConfig]) -> Any:
+def _config(
+    declared: _discover.Declared | None, plain: type[BaseConfig], other: _discover.Declared | None
+) -> Any:
     values = load_object(_host.config(), "config")
     try:
-        return (declared or _discover.Declared(plain)).with_values(values)
+        own = declared or _discover.Declared(plain)
+        # An operator writes one configuration for both parts of a component.
+        return own.with_values(own.kind.own_of(values, other.kind if other is not None else None))
     except Invalid as error:
         raise Invalid(f"config: {error}") from None
 
@@ -200,9 +217,9 @@ def run_workflow(prompt: list[str]) -> Output:
     kind = _plugin().workflow
     assert kind is not None
     messages = load_messages(prompt, "prompt")
-    config = _config(_plugin().workflow_config, AgentWorkflowConfig)
+    config = _config(_plugin().workflow_config, AgentWorkflowConfig, _plugin().grader_config)
     ctx = AgentWorkflowContext(messages, config, _metadata(), rollout)
-    output = _run(kind(config).run(ctx))
+    output = _run(_coroutine(kind(config).run(ctx), f"{kind.__name__}.run"))
     for finish in rollout.at_end:
         finish()
     return _take_output(output, rollout)
@@ -247,9 +264,9 @@ def run_grader(label: str | None, samples: list[grader_types.GradedSample]) -> l
         )
         for sample in samples
     ]
-    config = _config(_plugin().grader_config, GraderConfig)
+    config = _config(_plugin().grader_config, GraderConfig, _plugin().workflow_config)
     ctx = GraderContext(label, read, config, _metadata())
-    reward: Any = _run(kind(config).grade(ctx))
+    reward: Any = _run(_coroutine(kind(config).grade(ctx), f"{kind.__name__}.grade"))
     if reward is not None:
         ctx.set_reward(reward)
     return [_verdict(sample) for sample in read if sample.is_rated]
@@ -305,7 +322,7 @@ def run_loop(raw: agent_loop_types.Request) -> tuple[LoopContext, RolloutResult]
     request = _loop_request(raw)
     loop = kind()
     ctx = LoopContext(request, tool_schemas(loop, request), rollout.open_sample("main"))
-    result: Any = _run(loop.run(ctx))
+    result: Any = _run(_coroutine(loop.run(ctx), f"{kind.__name__}.run"))
     if not isinstance(result, RolloutResult):
         raise Failed(f"`run` gave back {type(result).__name__}; give back ctx.complete(…) or ctx.error(…)")
     return ctx, result
@@ -329,11 +346,15 @@ def _run_loop(raw: agent_loop_types.Request) -> agent_loop_types.Outcome:
     )
 
 
+ANY: JsonObject = {"type": "object", "additionalProperties": True}
+"""The schema of a configuration that nobody declared."""
+
+
 class Settings(_Exported):
     """The contract's `settings`."""
 
     def declare(self) -> settings_types.Declaration:
-        schema, defaults = declaration(_plugin()) if _has_settings() else ({"type": "object"}, {})
+        schema, defaults = declaration(_plugin()) if _has_settings() else (ANY, {})
         return settings_types.Declaration(
             schema=dump(schema, "the schema of the configuration"),
             defaults=dump(defaults, "the defaults of the configuration"),
@@ -345,14 +366,15 @@ def declaration(found: _discover.Found) -> tuple[JsonObject, JsonObject]:
     together, because an operator writes one."""
     schema: JsonObject = {"type": "object", "properties": {}}
     defaults: JsonObject = {}
-    extra = True
+    allowed, forbidden = False, False
     for declared in (found.grader_config, found.workflow_config):
         if declared is None:
             continue
         one = declared.kind.schema()
         schema["properties"].update(one["properties"])
         defaults.update(declared.defaults())
-        extra = extra and one["additionalProperties"]
+        allowed = allowed or one["additionalProperties"]
+        forbidden = forbidden or declared.kind.is_closed()
     agent = found.workflow or found.agent_loop or found.grader
     if agent is not None and not defaults.get("name"):
         defaults["name"] = agent.__name__
@@ -366,5 +388,8 @@ def declaration(found: _discover.Found) -> tuple[JsonObject, JsonObject]:
     ]
     if required:
         schema["required"] = sorted(set(required))
-    schema["additionalProperties"] = extra
+    # What the author's own values have besides is declared by that.
+    for name in defaults:
+        schema["properties"].setdefault(name, {})
+    schema["additionalProperties"] = allowed and not forbidden
     return schema, defaults

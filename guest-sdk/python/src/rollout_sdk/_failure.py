@@ -31,6 +31,9 @@ _MISSING = (
     "; it is neither in the project nor among what it depends on, and not in the standard library of a component"
 )
 
+_NO_FILE = "; a component has the files that it was built with, and none can be written: read data while modules are imported"
+_NO_ZONES = "; a component has no time zones of its own: add `tzdata` to the project's dependencies"
+
 
 def set_roots(roots: list[tuple[str, str]]) -> None:
     """Says what directories are to be called in texts: pairs of a prefix and what takes
@@ -72,13 +75,14 @@ def warn_with_authors_paths() -> None:
         if line is None:
             # Read by the path that the module has here.
             line = linecache.getline(filename, lineno)
-        return original(message, category, _shown_path(filename), lineno, line)
+        return original(message, category, shown_path(filename), lineno, line)
 
     module: Any = warnings
     module.formatwarning = written
 
 
-def _shown_path(path: str) -> str:
+def shown_path(path: str) -> str:
+    """What a file is called in texts."""
     for prefix, shown in _roots:
         if path.startswith(prefix):
             return shown + path[len(prefix) :]
@@ -118,6 +122,14 @@ def _text(error: BaseException) -> str:
         return text
     if isinstance(error, ModuleNotFoundError):
         text += _MISSING
+    elif isinstance(error, FileNotFoundError):
+        text += _NO_FILE
+    elif type(error).__name__ == "ZoneInfoNotFoundError":
+        text += _NO_ZONES
+    elif isinstance(error, EOFError) and text.startswith("EOF when reading a line"):
+        text += "; a component has no standard input"
+    elif isinstance(error, SyntaxError) and error.filename:
+        text = f"{error.msg} ({shown_path(error.filename)}:{error.lineno})"
     return f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
 
 
@@ -129,9 +141,9 @@ def _place(trace: TracebackType | None) -> str:
         path = frame.f_code.co_filename
         if is_authors(path):
             authors = True
-        elif authors or _INNER in path or path.startswith(_LIBRARY):
+        elif authors or _INNER in path or path.startswith((_LIBRARY, "<frozen ")):
             continue
-        place = f"{_shown_path(path)}:{line}, in {frame.f_code.co_name}"
+        place = f"{shown_path(path)}:{line}, in {frame.f_code.co_name}"
     return place
 
 
@@ -152,7 +164,7 @@ def _tidy(said: traceback.TracebackException, seen: set[int]) -> None:
     first = next((at for at, frame in enumerate(kept) if is_authors(frame.filename)), 0)
     kept = kept[first:]
     for frame in kept:
-        frame.filename = _shown_path(frame.filename)
+        frame.filename = shown_path(frame.filename)
     said.stack[:] = kept
     for inner in (said.__cause__, said.__context__, *(said.exceptions or ())):
         if inner is not None:

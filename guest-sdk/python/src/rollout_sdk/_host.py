@@ -326,6 +326,11 @@ def log_event(name: str, data: str) -> None:
     log.event(text(name), data)
 
 
+def refused(kind: str, count: int, place: str) -> None:
+    """Tells of uses that a component refuses."""
+    log.refused(log.RefusedUse[kind.upper()], min(count, 0xFFFF_FFFF), text(place))
+
+
 # What the host saw.
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
-from . import _host, _one_thread, _processes
+from . import _host, _one_thread, _processes, _unawaited
 from ._older import Never, Runner
 from .errors import Failed
 
@@ -141,6 +141,7 @@ class GuestLoop(base_events.BaseEventLoop):
             raise self._give_up(task) from None
         finally:
             left = asyncio.all_tasks(self)
+            _unawaited.warn_of_tasks(left)
             for task in left:
                 task.cancel()
             if left:

@@ -22,6 +22,8 @@ class Text:
     """What the entry module is likely to have. Discovery in the component says what is so."""
     imports: list[str] = field(default_factory=list[str])
     """What the modules import that is not the project's."""
+    with_run: list[str] = field(default_factory=list[str])
+    """Classes of the entry module that have a `run`, whatever they derive from."""
 
 
 def read(source: Path, entry: str, exports: Iterable[str]) -> Text:
@@ -50,6 +52,9 @@ def read(source: Path, entry: str, exports: Iterable[str]) -> Text:
             continue
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
+                inner = [each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+                if name == entry and "run" in inner:
+                    text.with_run.append(node.name)
                 found.update(_EXPORT_OF.get(_name_of(base), "") for base in node.bases)
                 # A workflow that names its configuration.
                 named = [_name_of(base) for base in node.bases if isinstance(base, ast.Subscript)]

@@ -30,7 +30,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import thread as pool
 from typing import Any, TypeVar
 
-from . import _host
+from . import _host, _refused
 from .errors import OutsideOfHost
 
 T = TypeVar("T")
@@ -72,6 +72,7 @@ class Deadlock(RuntimeError):
     """Something waits for another thread."""
 
     def __init__(self) -> None:
+        _refused.note("thread", "waiting")
         super().__init__(
             "waits for another thread, and a component has one: a thread runs where it is started, so "
             "whatever this waits for can no longer happen"
@@ -183,12 +184,16 @@ _never = {1: _Alarm(signal.SIGVTALRM), 2: _Alarm(signal.SIGPROF)}
 
 def alarm(seconds: int) -> int:
     """`signal.alarm`."""
+    if seconds > 0:
+        _refused.note("alarm", "signal.alarm")
     left, _ = _real.set(seconds, 0.0)
     return int(left + 0.999999)
 
 
 def set_timer(which: int, seconds: float, interval: float = 0.0) -> tuple[float, float]:
     """`signal.setitimer`."""
+    if seconds > 0:
+        _refused.note("alarm", "signal.setitimer")
     if which in _never:
         return 0.0, 0.0
     if which != 0 or seconds < 0 or interval < 0:
@@ -307,7 +312,13 @@ class _TimerHandle(_Handle):
     def __init__(self, timer: Any) -> None:
         super().__init__()
         self._timer = timer
+        self.place = _refused.place_of("threading.Timer.start")
         self._due = _Due(timer.interval, self._ring)
+        _timers.append(self)
+
+    def never_came(self) -> bool:
+        """Whether somebody waits for it still."""
+        return not self.is_done() and not self._timer.daemon
 
     def _ring(self) -> None:
         timer = self._timer
@@ -325,6 +336,16 @@ class _TimerHandle(_Handle):
             return
         left = max(self._due.left(), 0.0)
         sleep(left if timeout is None else min(timeout, left))
+
+
+_timers: list[_TimerHandle] = []
+
+
+def note_timers() -> None:
+    """Reports timers whose time has not come when the rollout is over: elsewhere a program waits for them."""
+    for each in _timers:
+        if each.never_came():
+            _refused.note("thread", "", each.place)
 
 
 def _start_timer(timer: Any) -> None:
@@ -384,6 +405,9 @@ class Lock:
 def wait_for_others(timeout: float | None) -> None:
     """Waits for what another thread would do."""
     if threading.current_thread() is not threading.main_thread() and threading.current_thread().daemon:
+        if timeout is None:
+            # One that looks now and then goes on without; what this waits for never comes.
+            _refused.note("thread", "waiting in a daemon thread")
         raise _Parked
     if timeout is None:
         # A timer or an alarm may do it.

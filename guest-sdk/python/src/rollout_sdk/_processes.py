@@ -7,27 +7,33 @@ of threads, because there is one process. The modules are changed when somebody 
 
 from __future__ import annotations
 
+import concurrent.futures
 import errno
 import importlib
 import os
 import queue
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from . import _after
+from . import _after, _refused
 from ._older import Never
 from ._one_thread import run_apart
+
+
+NO_PROCESSES = "a component starts no processes; do the work in place, or in threads, which run in place too"
 
 
 class NoProcesses(OSError):
     """Something would start a process."""
 
     def __init__(self, what: str) -> None:
+        _refused.note("process", what)
         super().__init__(
             errno.ENOTSUP,
-            f"{what}: a component starts no processes; do the work in place, or in threads, which run in place too",
+            f"{what}: {NO_PROCESSES}",
         )
 
 
@@ -43,12 +49,33 @@ def refusal(what: str) -> Callable[..., Never]:
 def install() -> None:
     """Has the modules be changed when they are imported."""
     _after.change({"multiprocessing.pool": _pool, "multiprocessing.context": _context})
+    _change_subprocess()
+    futures: Any = concurrent.futures
+    futures.ProcessPoolExecutor = NoProcessPool
     # Of what Python has everywhere. What only some systems have (fork), programs look for before they use it.
     system: Any = os
     system.system = refusal("os.system")
     system.pipe = refusal("os.pipe")
     system.kill = _kill
     system.getppid = lambda: 0
+
+
+class NoProcessPool:
+    """`concurrent.futures.ProcessPoolExecutor`."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise NoProcesses("concurrent.futures.ProcessPoolExecutor")
+
+
+def _change_subprocess() -> None:
+    """Has `subprocess` refuse in the same words. `asyncio` imports it, so it is there already."""
+
+    def refuse(*_: Any, **__: Any) -> Never:
+        _refused.note("process", "subprocess.Popen")
+        raise OSError(errno.ENOTSUP, f"subprocess: {NO_PROCESSES}")
+
+    opened: Any = subprocess.Popen
+    opened.__init__ = refuse
 
 
 def _kill(pid: int, number: int, /) -> None:

@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from . import _archive, _discover, _export, _failure, _rehearse
+from . import _archive, _discover, _export, _failure, _refused, _rehearse
 from .errors import Failed
 
 AUTHORS = "/0"
@@ -54,9 +54,10 @@ def prepare(*, exports: list[str], imports: list[str], roots: list[tuple[str, st
 def stand_ins() -> list[Callable[[], None]]:
     """What is rehearsed in place of the author's parts."""
     exports = _exports or []
-    agent = _rehearse.OwnWorkflow if {"workflow", "agent-loop"} & set(exports) else None
+    workflow = _rehearse.OwnWorkflow if "workflow" in exports else None
+    agent_loop = _rehearse.OwnLoop if "agent-loop" in exports else None
     grader = _rehearse.OwnGrader if "grader" in exports else None
-    return _rehearse.parts(_discover.Found(agent, None, grader, None, None))
+    return _rehearse.parts(_discover.Found(workflow, agent_loop, grader, None, None))
 
 
 def load() -> _discover.Found:
@@ -73,7 +74,9 @@ def load() -> _discover.Found:
         begin += size
     _archive.add(AUTHORS, files)
     _failure.set_roots([(f"{AUTHORS}/", said["shown"]), *_failure.roots()[1:]])
+    _refused.importing(True)
     module = importlib.import_module(said["entry"])
+    _refused.importing(False)
     found = _discover.discover(module, only_grader=said["only_grader"])
     # Whether there are settings is no question here: a component of this kind always asks.
     declared = [export for export in found.exports if export != "settings"]

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import _discover, _export, _host, context
 from ._json import dump
+from .agent_loop import RolloutAgentLoop, RolloutRequest, RolloutResult
+from .agent_loop import RolloutContext as LoopContext
 from .config import AgentWorkflowConfig
 from .context import AgentWorkflow, AgentWorkflowContext
 from .errors import Failed, RolloutError
@@ -58,6 +60,18 @@ class OwnWorkflow(AgentWorkflow[AgentWorkflowConfig]):
         run.sample.metric("turns", run.turns)
 
 
+class OwnLoop(RolloutAgentLoop):
+    """Stands where the author has an agent loop. What is rehearsed for it is `OwnWorkflow`."""
+
+    name = "rehearsal"
+
+    def get_tools(self, request: RolloutRequest) -> list[Any]:
+        return [double]
+
+    async def run(self, ctx: LoopContext) -> RolloutResult:
+        return ctx.complete([])
+
+
 class OwnGrader(Grader):
     async def grade(self, ctx: GraderContext) -> float:
         return ctx.sample.answer_after("####") == ctx.require_label()
@@ -84,6 +98,9 @@ class _PlayedHost:
                 # As the bindings read it.
                 _ = param.value
         return answer(*params)
+
+    def refused(self, *_: Any) -> None:
+        """Nobody is told: nothing was refused but while modules were imported."""
 
     def rollout_id(self) -> str:
         return "rehearsal"

@@ -5,9 +5,9 @@
         '''The most calls of the model.'''
 
 A text below a value says what it is for, and `rollout-host config` shows it. The operator's
-values take the place of the defaults. Values are checked against the
-hints; names that no hint has are kept as attributes, unless the class is declared with
-`extra="forbid"`.
+values take the place of the defaults, and are checked against the hints. A name that no
+hint has is refused with the nearest one, unless the class is declared with `extra="allow"`, which
+keeps it as an attribute. `extra="forbid"` refuses it in the author's own code, too.
 """
 
 from __future__ import annotations
@@ -30,15 +30,20 @@ from .errors import Invalid
 class Settings:
     """A class of named values, made of its type hints."""
 
-    _extra_allowed: ClassVar[bool] = True
+    _extra: ClassVar[str | None] = None
     _fields: ClassVar[list[Field] | None] = None
 
     def __init_subclass__(cls, *, extra: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        # As models of Pydantic say it.
+        model_config: Any = cls.__dict__.get("model_config")
+        if extra is None and isinstance(model_config, dict):
+            extra = model_config.get("extra")
+            extra = None if extra == "ignore" else extra
         if extra is not None:
             if extra not in ("allow", "forbid"):
                 raise TypeError(f"extra is 'allow' or 'forbid', not {extra!r}")
-            cls._extra_allowed = extra == "allow"
+            cls._extra = extra
 
     def __init__(self, **values: Any) -> None:
         fields = self.fields()
@@ -49,7 +54,7 @@ class Settings:
             object.__setattr__(self, name, values[name])
 
     def _take(self, fields: list[Field], values: Mapping[str, Any], unknown: list[str]) -> None:
-        if unknown and not self._extra_allowed:
+        if unknown and self._extra == "forbid":
             known = ", ".join(f"`{field.name}`" for field in self.fields())
             raise Invalid(f"unknown field `{unknown[0]}`, expected one of {known}")
         try:
@@ -81,7 +86,20 @@ class Settings:
     @classmethod
     def schema(cls) -> JsonObject:
         """The JSON schema of what an operator may set."""
-        return schema_of_fields(cls.fields(), extra=cls._extra_allowed)
+        return schema_of_fields(cls.fields(), extra=cls._extra == "allow")
+
+    @classmethod
+    def is_closed(cls) -> bool:
+        """Whether the class says that there are no other values."""
+        return cls._extra == "forbid"
+
+    @classmethod
+    def own_of(cls, values: Mapping[str, Any], others: type[Settings] | None) -> Mapping[str, Any]:
+        """The values that this class takes, of those that it shares with another one."""
+        if others is None or not cls.is_closed():
+            return values
+        own, theirs = ({field.name for field in kind.fields()} for kind in (cls, others))
+        return {name: value for name, value in values.items() if name in own or name not in theirs}
 
     @classmethod
     def default_values(cls) -> JsonObject:

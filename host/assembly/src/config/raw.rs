@@ -137,6 +137,9 @@ raw_limits! {
     log_lines_max: usize, "limit-log-lines-max", "N";
     /// Log lines and events together. [default: 1 MiB]
     log_bytes_max: usize, "limit-log-bytes-max", "BYTES";
+    /// Uses that a guest's own runtime refuses (processes, files, network, threads); 0 fails every rollout with
+    /// one. [default: 1000000]
+    refused_uses_max: u64, "limit-refused-uses-max", "N";
     /// Random bytes in one call. [default: 64 KiB]
     random_bytes_max: u64, "limit-random-bytes-max", "BYTES";
     /// One reply of the model's server. [default: 32 MiB]

@@ -130,10 +130,12 @@ impl Test {
         host: &Host,
         row: Row,
         model: Model,
-        transcript: &Transcript,
+        transcript: &Arc<Transcript>,
         quit: CancellationToken,
     ) -> Result<Exit> {
         let rollout = eval::run::admit(host, &row, 0, &model)?;
+        let shown = transcript.clone();
+        rollout.watch_log(move |entry| shown.logged(entry));
         let handle = rollout.handle();
         let mut signals = setup::StopSignal::new()?;
         let stopper = tokio::spawn(async move {

@@ -17,6 +17,7 @@ use serde_json::{Map, Value, json};
 
 use super::prompt::{Command, Prompt};
 use super::style::{Part, Style};
+use rollout_core::imports::{CLOCK_BEGINS, LogEntry, LogLevel, RefusedUse};
 use rollout_core::outbound::{ChatFailure, Observer, Retry, Watched};
 use rollout_core::rollout::{FailureKind, Finished, Outcome};
 use rollout_core::telemetry::ModelRole;
@@ -67,6 +68,18 @@ impl Transcript {
     pub(crate) fn begin(&self, plugin: &Path, data: &Path, row: usize, model: &str) {
         let line = format!("{}, row {row} of {}, model {model}", plugin.display(), data.display());
         outln!("{}", self.note(&line));
+        outln!("{}", self.note(&format!("the clock begins at {CLOCK_BEGINS} and passes by waiting alone")));
+    }
+
+    /// Shows a line that the plugin printed, logged or warned of.
+    pub(crate) fn logged(&self, entry: &LogEntry) {
+        match entry {
+            LogEntry::Line { level: LogLevel::Warn | LogLevel::Error, text } => {
+                outln!("{}{}", self.role("log"), self.style.paint(Part::Bad, &indented(text)));
+            }
+            LogEntry::Line { text, .. } => outln!("{}{}", self.role("log"), self.note(&indented(text))),
+            LogEntry::Event { .. } => {}
+        }
     }
 
     /// Says what came of it, and answers questions about it if somebody asks.
@@ -123,6 +136,17 @@ impl Transcript {
                 "sample",
                 &format!("{id}: {} messages, {reward}{withdrawn}{metrics}", sample.record.messages.len()),
             );
+        }
+        for (kind, RefusedUse { count, first }) in finished.refused_uses.iter() {
+            let times = if *count == 1 { String::new() } else { format!(", {count} times") };
+            let said = printable(&format!("it {}{times}: {first}", kind.what()));
+            line("warning", &self.style.paint(Part::Bad, &said));
+        }
+        if finished.refused_uses.failures() > 0 && matches!(finished.outcome, Outcome::Scored { .. }) {
+            line("", &self.note("a component can do none of this; where the plugin swallowed it, the reward may mean nothing"));
+        }
+        if finished.samples.iter().any(rollout_core::rollout::FinishedSample::lacks_reply) {
+            line("warning", &self.style.paint(Part::Bad, "there is a sample without a reply of the model"));
         }
         let usage = &finished.usage;
         let judged = match usage.judge_calls {

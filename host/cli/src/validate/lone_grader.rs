@@ -7,10 +7,10 @@ use anyhow::Result;
 use serde_json::json;
 
 use super::report::Report;
-use super::{ANSWER, bounds, stand_in};
+use super::{ANSWER, bounds, refused_uses, stand_in};
 use rollout_assembly::config::Config;
 use rollout_core::id::RolloutId;
-use rollout_core::imports::{Imports, Live, ModelAccess, Role, RunContext};
+use rollout_core::imports::{Imports, Live, ModelAccess, Record, RefusedUses, Role, RunContext};
 use rollout_core::instance::{self, GuestVerdict, RunError, SampleToGrade};
 use rollout_core::outbound::{ChatClient, Transport};
 use rollout_core::plugin::{self, Plugin};
@@ -32,7 +32,7 @@ type Rating = Result<Vec<GuestVerdict>, RunError>;
 pub(super) async fn check(plugin: &Plugin, config: &Config, row: &Row, report: &mut Report) -> Result<()> {
     let grader = LoneGrader::new(plugin, config, row).await?;
     report.skipped("sample", "there is no agent in it; a conversation was made up for it");
-    let (first, second) = (grader.rate().await?, grader.rate().await?);
+    let ((first, refused), (second, _)) = (grader.rate().await?, grader.rate().await?);
     match &first {
         Err(error) => {
             let advice = "if it needs another row than a sum, --data FILE gives one";
@@ -40,6 +40,7 @@ pub(super) async fn check(plugin: &Plugin, config: &Config, row: &Row, report: &
         }
         Ok(verdicts) => reward(verdicts, report),
     }
+    refused_uses(&refused, report);
     let (first, second) = (shown(&first), shown(&second));
     if first == second {
         report.passed("deterministic", "two runs gave the same verdict");
@@ -82,7 +83,7 @@ impl<'a> LoneGrader<'a> {
     }
 
     /// One run, in an instance of its own.
-    async fn rate(&self) -> Result<Rating> {
+    async fn rate(&self) -> Result<(Rating, RefusedUses)> {
         let settings = self.settings.to_raw().map(Into::into);
         let run = RunContext {
             metadata: self.row.metadata.clone().map(Into::into),
@@ -91,9 +92,11 @@ impl<'a> LoneGrader<'a> {
         let bounds = bounds(self.config);
         let outside = Live { judge: Some(self.judge.clone()), ..Live::until(bounds.deadline) };
         let limits = Arc::new(self.config.limits.clone());
-        let imports = Imports::new(Role::Grader, Arc::new(run), limits, outside, Arc::default());
+        let record = Arc::new(Record::default());
+        let imports = Imports::new(Role::Grader, Arc::new(run), limits, outside, record.clone());
         let (label, samples) = (self.row.label.as_deref(), vec![self.sample()]);
-        Ok(instance::run_grader(self.plugin.linked(), imports, bounds, label, samples).await)
+        let rating = instance::run_grader(self.plugin.linked(), imports, bounds, label, samples).await;
+        Ok((rating, record.refused_uses()))
     }
 
     /// The row's prompt, and the truth as its answer.

@@ -27,7 +27,7 @@ use rollout_assembly::config::{Config, Judge, RawConfig, RawJudge};
 use rollout_core::engine::Engine;
 use rollout_core::error::Fault;
 use rollout_core::id::RolloutId;
-use rollout_core::imports::{Imports, Live, Role, RunContext};
+use rollout_core::imports::{Imports, Live, RefusedKind, RefusedUse, RefusedUses, Role, RunContext};
 use rollout_core::instance::{self, Bounds, Permit};
 use rollout_core::limits::DECLARE_TIME_MAX;
 use rollout_core::plugin::{self, Description, Plugin, Problem};
@@ -191,7 +191,8 @@ impl Validate {
         let declared = match declared {
             Ok(declared) => declared,
             Err(error) => {
-                let advice = "the schema and the defaults come from the type in `export!(…, settings = …)`";
+                let advice =
+                    "the schema and the defaults come from the type that the plugin names as its settings";
                 report.failed("settings", error.to_string(), advice);
                 return Ok(());
             }
@@ -374,6 +375,7 @@ async fn twice(
         tools::check(report, "tools", &run::offered(&requests));
     }
     came_of_it(&finished, host.grader().is_some(), report);
+    refused_uses(&finished.refused_uses, report);
     let (_mock, model) = stand_in(script, SECOND_LATENCY).await?;
     let again = run::rollout(host, row, &model).await?;
     let second = Trace::of(&recorder.take(), &again, scratch.path());
@@ -449,7 +451,40 @@ fn ran(finished: &Finished, report: &mut Report) {
     let messages: Vec<String> =
         finished.samples.iter().map(|sample| sample.record.messages.len().to_string()).collect();
     let samples = if messages.len() == 1 { "one".to_owned() } else { messages.len().to_string() };
-    report.passed("sample", format!("{samples}, with {} messages", messages.join(" and ")));
+    let detail = format!("{samples}, with {} messages", messages.join(" and "));
+    if finished.samples.iter().all(|sample| !sample.lacks_reply()) {
+        report.passed("sample", detail);
+    } else {
+        report.warned(
+            "sample",
+            format!("{detail}, and without a reply of the model"),
+            "an agent has to be awaited before `run` returns; what the model did not write says nothing of it",
+        );
+    }
+}
+
+/// What the guests' own runtimes refused: programs swallow it, and their rewards mean nothing then.
+fn refused_uses(refused: &RefusedUses, report: &mut Report) {
+    for (kind, RefusedUse { count, first }) in refused.iter() {
+        let times = if *count == 1 { String::new() } else { format!(", {count} times") };
+        let advice = match kind {
+            RefusedKind::Process => {
+                "run code in place, or by a tool of the host; a component starts no processes"
+            }
+            RefusedKind::File => "read data while modules are imported, and keep what is made in memory",
+            RefusedKind::Network => {
+                "ask the model, the judge or a tool of the host; a component has no network"
+            }
+            RefusedKind::Thread => {
+                "a thread runs where it is started, to its end: hand it all that it needs before"
+            }
+            RefusedKind::Module => {
+                "name the package in the project's dependencies, or grade code that needs it elsewhere"
+            }
+            RefusedKind::Alarm => "the host's limit of CPU time ends a computation that takes too long",
+        };
+        report.warned("refused", format!("it {}{times}: {first}", kind.what()), advice);
+    }
 }
 
 fn calls(count: u64) -> String {

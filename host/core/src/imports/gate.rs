@@ -64,6 +64,8 @@ impl Import {
     pub(super) const LOG_LINE: Self = Self::of_all("log.line");
     pub(super) const LOG_EVENT: Self = Self::of_all("log.event");
 
+    pub(super) const LOG_REFUSED: Self = Self::of_all("log.refused");
+
     pub(super) const OBSERVE: Self = Self::of_graders("observations.exchanges");
 }
 

@@ -3,7 +3,7 @@
 use serde_json::value::RawValue;
 
 use super::Imports;
-use super::bindings::rollout::plugin::log::{self, Level};
+use super::bindings::rollout::plugin::log::{self, Level, RefusedUse};
 use super::gate::Import;
 use super::record::{LogEntry, LogLevel};
 use crate::text::printable;
@@ -40,6 +40,12 @@ impl log::Host for Imports {
         let bytes = name.len().saturating_add(data.len());
         let entry = || LogEntry::Event { event: printable(&name), data: event_data(&data) };
         self.record.lock().log(bytes, &self.limits, entry);
+        Ok(())
+    }
+
+    fn refused(&mut self, kind: RefusedUse, count: u32, place: String) -> wasmtime::Result<()> {
+        self.enter(Import::LOG_REFUSED)?;
+        self.record.lock().refused(kind.into(), count, &place);
         Ok(())
     }
 }

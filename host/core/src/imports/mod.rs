@@ -25,6 +25,7 @@ mod models;
 mod outside;
 mod past;
 mod record;
+mod refused;
 mod run_event;
 mod samples;
 mod stdio;
@@ -82,6 +83,7 @@ use crate::limits::Limits;
 use crate::telemetry::{Metrics, Span, Step, Timing};
 use crate::wire::openai::CallerParams;
 
+pub use virtual_clock::CLOCK_BEGINS;
 use virtual_clock::GuestClock;
 
 pub use again::{Ending, Left, RecordParts, read_log};
@@ -96,6 +98,7 @@ pub use record::{
     ArtifactFile, JudgeFailure, LogEntry, LogLevel, Record, Recorded, RolloutUsage, SampleRecord, ToolUse,
     message_bytes,
 };
+pub use refused::{RefusedKind, RefusedUse, RefusedUses};
 pub use run_event::{Answer, NoEvent, RunEvent};
 pub use tools::WrittenToolCall;
 

@@ -13,6 +13,7 @@ use super::Ended;
 use super::again::Left;
 use super::exchange::ModelCalls;
 use super::meter::Meter;
+use super::refused::{KIND_BYTES, RefusedKind, RefusedUses};
 use crate::budget::{Charge, Holder, Use};
 use crate::error::Fault;
 use crate::id::SampleId;
@@ -202,6 +203,9 @@ pub struct RolloutUsage {
     pub log_lines: usize,
     /// Bytes of log entries kept.
     pub log_bytes: usize,
+    /// Uses that the guests' own runtimes refused, but for alarms.
+    #[serde(default)]
+    pub refused_uses: u64,
 }
 
 impl RolloutUsage {
@@ -224,6 +228,16 @@ pub struct Record {
     holder: Option<Holder>,
 }
 
+/// Shows each log entry when it is kept.
+#[derive(Default)]
+struct LogWatch(Option<Box<dyn Fn(&LogEntry) + Send + Sync>>);
+
+impl std::fmt::Debug for LogWatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("LogWatch").field(&self.0.is_some()).finish()
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct RecordState {
     pub samples: Vec<SampleRecord>,
@@ -237,6 +251,8 @@ pub(super) struct RecordState {
     pub log: Vec<LogEntry>,
     log_bytes: usize,
     log_dropped: u64,
+    log_watch: LogWatch,
+    refused: RefusedUses,
     /// Messages, fields and exchanges, in bytes.
     bytes: usize,
     /// All that is kept, artifacts and log among it, where it is charged.
@@ -343,7 +359,20 @@ impl RecordState {
             return;
         }
         self.log_bytes += bytes;
+        if let Some(show) = &self.log_watch.0 {
+            show(&entry);
+        }
         self.log.push(entry);
+    }
+
+    /// Counts uses that a guest's own runtime refused. Where there is no memory for a place, the count
+    /// goes without one.
+    pub(super) fn refused(&mut self, kind: RefusedKind, count: u32, place: &str) {
+        if self.closed || count == 0 {
+            return;
+        }
+        let has_room = self.refused.has(kind) || self.hold(KIND_BYTES).is_ok();
+        self.refused.add(kind, count, if has_room { place } else { "" });
     }
 
     /// Log entries that were dropped at the limit.
@@ -435,6 +464,7 @@ impl Record {
             artifact_bytes: kept.artifact_bytes,
             log_lines: kept.log.len(),
             log_bytes: kept.log_bytes,
+            refused_uses: kept.refused.failures(),
             ..RolloutUsage::default()
         };
         for exchange in kept.policy.exchanges() {
@@ -497,6 +527,13 @@ impl Record {
         self.read().policy.exchanges().iter().filter_map(|exchange| exchange.sample.clone()).collect()
     }
 
+    /// The samples that the model replied to.
+    pub fn replied(&self) -> HashSet<SampleId> {
+        let kept = self.read();
+        let replied = kept.policy.exchanges().iter().filter(|exchange| exchange.completion().is_some());
+        replied.filter_map(|exchange| exchange.sample.clone()).collect()
+    }
+
     /// A keyed hash of the id of each call of a host-provided tool.
     pub fn tool_call_ids(&self, hasher: &impl BuildHasher) -> Vec<u64> {
         self.read().tool_uses.iter().map(|call| hasher.hash_one(call.call_id.as_str())).collect()
@@ -551,6 +588,16 @@ impl Record {
     pub fn limits_hit(&self) -> (LimitHits, u64) {
         let kept = self.read();
         (kept.hits, kept.log_dropped)
+    }
+
+    /// Has each log entry be shown when it is kept. Guests wait meanwhile.
+    pub fn watch_log(&self, show: impl Fn(&LogEntry) + Send + Sync + 'static) {
+        self.lock().log_watch = LogWatch(Some(Box::new(show)));
+    }
+
+    /// The uses that the guests' own runtimes refused so far.
+    pub fn refused_uses(&self) -> RefusedUses {
+        self.read().refused.clone()
     }
 
     /// Shows what is left behind at the end.

@@ -80,6 +80,9 @@ impl TryRng for Source {
 /// The day on which every run begins: 2025-01-01T00:00:00Z.
 const EPOCH: Duration = Duration::from_secs(1_735_689_600);
 
+/// The same day for a person.
+pub const CLOCK_BEGINS: &str = "2025-01-01 00:00 UTC";
+
 /// What a look at the clock takes, so that a guest that waits in a loop gets on.
 const LOOK: Duration = Duration::from_micros(1);
 

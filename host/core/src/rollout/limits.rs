@@ -59,6 +59,7 @@ fn used(limit: Limit, usage: &RolloutUsage, times: HalfTimes) -> Option<Amount> 
         Limit::ArtifactBytes => usage.artifact_bytes.into(),
         Limit::LogLines => usage.log_lines.into(),
         Limit::LogBytes => usage.log_bytes.into(),
+        Limit::RefusedUses => usage.refused_uses.into(),
         Limit::MemoryBudget
         | Limit::CallerTime
         | Limit::HostCallBytes

@@ -26,7 +26,9 @@ use super::{events, trajectory};
 use crate::budget::{Charge, Holder};
 use crate::error::Fault;
 use crate::id::{RolloutId, SampleId};
-use crate::imports::{Imports, JudgeFailure, Live, ModelAccess, Record, Role, RunContext, SampleRecord};
+use crate::imports::{
+    Imports, JudgeFailure, Live, LogEntry, ModelAccess, Record, Role, RunContext, SampleRecord,
+};
 use crate::instance::{Bounds, Permit, RunError};
 use crate::moments::Moments;
 use crate::outbound::ModelEndpoint;
@@ -158,6 +160,11 @@ impl Rollout {
         self.handle.log()
     }
 
+    /// Has each entry of its log be shown when it is kept. Before it runs.
+    pub fn watch_log(&self, show: impl Fn(&LogEntry) + Send + Sync + 'static) {
+        self.record.watch_log(show);
+    }
+
     /// A view of it for others.
     pub fn handle(&self) -> Handle {
         self.handle.clone()
@@ -198,9 +205,19 @@ impl Rollout {
         self.workflow_time = self.record.meter().wall();
         let stage = if self.slot.is_some() { Stage::Workflow } else { Stage::Queue };
         let result = result.map_err(|failure| failure.unwrap_or_else(|| Failure::cancelled(stage)));
-        let result = self.unless_evicted(stage, result);
+        let result = self.unless_evicted(stage, result).and_then(|()| self.check_refused_uses(stage));
         self.failure = result.clone().err();
         result
+    }
+
+    /// Fails where the guests' own runtimes refused more than the operator allows, whatever the guests made of it.
+    fn check_refused_uses(&self, stage: Stage) -> Result<(), Failure> {
+        let max = self.host.0.deployment.limits.refused_uses_max;
+        let refused = self.record.refused_uses();
+        let Some(first) = refused.first_failure().filter(|_| refused.failures() > max) else { return Ok(()) };
+        self.record.limit_hit(Limit::RefusedUses);
+        let reason = format!("{} {first}; refused-uses-max is {max}", stage.as_str());
+        Err(Failure::new(stage, FailureKind::Limit, Fault::Plugin, reason))
     }
 
     async fn wait_and_run(&mut self) -> Result<(), Failure> {
@@ -369,10 +386,11 @@ impl Rollout {
     async fn settle_and_write(mut self: Box<Self>) -> Finished {
         self.record.seal();
         self.take_own_reward();
-        let asked = self.record.asked();
+        let (asked, replied) = (self.record.asked(), self.record.replied());
         let finished_sample = |record: SampleRecord| FinishedSample {
             reward: self.rewards.get(&record.id).copied(),
             asked: asked.contains(&record.id),
+            replied: replied.contains(&record.id),
             record,
         };
         let samples: Vec<FinishedSample> = self.record.samples().into_iter().map(finished_sample).collect();
@@ -398,6 +416,7 @@ impl Rollout {
             returned_messages: self.returned_messages,
             loop_report: self.loop_report.take(),
             usage,
+            refused_uses: self.record.refused_uses(),
             limits: limits::table(&self.host.0.deployment.limits, self.run.samples_max, &usage, times, &hits),
             duration: self.admitted_at.elapsed(),
             queued: self.queued,

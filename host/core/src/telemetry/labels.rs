@@ -194,6 +194,8 @@ labels! {
         LogLines = "log-lines-max",
         /// Log entries in bytes.
         LogBytes = "log-bytes-max",
+        /// Uses that the guest's own runtime refused.
+        RefusedUses = "refused-uses-max",
         /// Random bytes asked for in one call.
         RandomBytes = "random-bytes-max",
         /// A reply of the model's server.

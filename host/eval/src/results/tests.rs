@@ -29,6 +29,8 @@ pub(in super::super) fn scored(row: usize, run: usize, reward: f64) -> ResultLin
         waited_ms: 0.0,
         model_ms: 0.0,
         limits_hit: BTreeMap::new(),
+        refused_uses: RefusedUses::default(),
+        samples_unanswered: 0,
         memory_bytes_peak: 65_536,
         host_calls: 7,
         duration_ms: 250.0,

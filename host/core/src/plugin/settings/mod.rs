@@ -38,10 +38,15 @@ const DECLARED_BYTES_MAX: usize = 256 << 10;
 /// The most that one compiled pattern of a schema may take, in bytes.
 const PATTERN_BYTES_MAX: usize = 1 << 20;
 
+/// The fields of a configuration that the host reads.
+const HOSTS_FIELDS: [&str; 3] = ["name", "description", "concurrency"];
+
 /// What a plugin declares of its configuration, checked.
 #[derive(Debug)]
 pub struct Declaration {
     schema: Value,
+    /// The schema that values are held against: what the declared one says nothing of is refused.
+    closed: Value,
     defaults: Map<String, Value>,
     validator: Validator,
 }
@@ -147,10 +152,13 @@ impl Declaration {
             return Err(DeclareError::Wrong(problems));
         }
         let wrong = |reason: String| DeclareError::Wrong(vec![format!("schema: {reason}")]);
-        let schema = schema::expanded(Value::Object(schema)).map_err(wrong)?;
+        let mut schema = schema::expanded(Value::Object(schema)).map_err(wrong)?;
         if !schema::allows_objects(&schema) {
             return Err(wrong("a configuration is an object, and it allows none".to_owned()));
         }
+        // A key that nothing reads is a mistake of the operator's, unless the schema says otherwise.
+        let declared = schema.clone();
+        schema::close(&mut schema, &HOSTS_FIELDS);
         // A pattern is the guest's and is held against the operator's values here, so it
         // may not be one that takes for ever.
         let patterns = PatternOptions::regex().size_limit(PATTERN_BYTES_MAX);
@@ -160,7 +168,7 @@ impl Declaration {
             .offline()
             .build(&schema)
             .map_err(|error| wrong(schema::shown(&error.to_string())))?;
-        let declaration = Self { schema, defaults, validator };
+        let declaration = Self { schema: declared, closed: schema, defaults, validator };
         let unfit = declaration.mistakes(&declaration.defaults, Missing::IsLeftToTheOperator);
         if unfit.is_empty() {
             return Ok(declaration);
@@ -183,11 +191,34 @@ impl Declaration {
         schema::fields(&self.schema, &self.defaults)
     }
 
+    /// Whether an operator may set what is not declared.
+    pub fn allows_others(&self) -> bool {
+        schema::allows_others(&self.closed)
+    }
+
+    /// Whether it says no more than that any value will do.
+    pub fn declares_nothing(&self) -> bool {
+        let named = self.schema.get("properties").and_then(Value::as_object);
+        self.allows_others() && named.is_none_or(Map::is_empty)
+    }
+
+    /// The values that are this plugin's own, of those that it shares with another one.
+    pub fn own_of(&self, shared: &Map<String, Value>) -> Map<String, Value> {
+        let named = self.closed.get("properties").and_then(Value::as_object);
+        let is_own =
+            |key: &String| self.allows_others() || named.is_some_and(|named| named.contains_key(key));
+        shared
+            .iter()
+            .filter(|(key, _)| is_own(key))
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect()
+    }
+
     fn mistakes(&self, values: &Map<String, Value>, missing: Missing) -> Vec<String> {
         let values = Value::Object(values.clone());
         let mut found = Vec::new();
         for error in self.validator.iter_errors(&values) {
-            for mistake in schema::mistakes(&self.schema, &error) {
+            for mistake in schema::mistakes(&self.closed, &error) {
                 if !found.contains(&mistake) {
                     found.push(mistake);
                 }
@@ -358,6 +389,55 @@ mod tests {
                 "search.depth: the array [1], and it has to be number",
             ]
         );
+    }
+
+    #[test]
+    fn a_key_that_nobody_declared_is_refused_unless_the_schema_allows_others() {
+        fn check(schema: Value, given: Value, expected: &[&str]) {
+            let declaration = Declaration::new(&schema.to_string(), "{}").unwrap();
+            let given = given.as_object().cloned().unwrap();
+            let mistakes = resolve(Some(&declaration), Some(&given)).err().map(|error| error.0);
+            assert_eq!(mistakes.unwrap_or_default(), expected);
+        }
+        let properties = json!({"max_turns": {"type": "integer"}, "search": {"properties": {"depth": {}}}});
+        let silent = json!({"type": "object", "properties": properties});
+        check(
+            silent.clone(),
+            json!({"max_turn": 6}),
+            &["max_turn: there is no such setting; did you mean max_turns?"],
+        );
+        check(
+            silent.clone(),
+            json!({"search": {"dept": 6}}),
+            &["search.dept: there is no such setting; did you mean depth?"],
+        );
+        check(silent, json!({"name": "n", "concurrency": {"max_concurrent": 2}}), &[]);
+        let open = json!({"type": "object", "properties": properties, "additionalProperties": true});
+        check(open, json!({"max_turn": 6}), &[]);
+        let nothing = json!({"type": "object"});
+        check(
+            nothing,
+            json!({"depth": 1}),
+            &["depth: there is no such setting; there are: name, description, concurrency"],
+        );
+        let split = json!({"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]});
+        check(split.clone(), json!({"a": 1, "b": 1}), &[]);
+        check(
+            split,
+            json!({"a": 1, "c": 1}),
+            &["c: there is no such setting; there are: name, description, concurrency"],
+        );
+    }
+
+    #[test]
+    fn of_values_that_are_shared_a_plugin_has_its_own() {
+        let shared = json!({"max_turns": 1, "marker": "####", "name": "n"});
+        let own = |schema: Value| {
+            let declaration = Declaration::new(&schema.to_string(), "{}").unwrap();
+            Value::from(declaration.own_of(shared.as_object().unwrap()))
+        };
+        assert_eq!(own(json!({"properties": {"marker": {}}})), json!({"marker": "####", "name": "n"}));
+        assert_eq!(own(json!({"additionalProperties": true})), shared);
     }
 
     #[test]

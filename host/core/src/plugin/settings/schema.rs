@@ -116,6 +116,70 @@ fn join(target: Value, own: Map<String, Value>) -> Value {
     }
 }
 
+/// Keywords that say which properties an object may have besides those of `properties`.
+const OTHERS: [&str; 3] = ["additionalProperties", "patternProperties", "unevaluatedProperties"];
+
+/// Keywords whose schemas hold for the same object.
+const IN_PLACE: [&str; 7] = ["allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas"];
+
+/// Refuses properties that the schema of a configuration does not name, wherever it does not say itself whether
+/// there may be others. The fields that the host reads are always named.
+pub(super) fn close(schema: &mut Value, hosts_fields: &[&str]) {
+    let Some(fields) = schema.as_object_mut() else { return };
+    if !OTHERS.iter().any(|keyword| fields.contains_key(*keyword)) {
+        let properties = fields.entry("properties").or_insert_with(|| Value::Object(Map::new()));
+        if let Some(properties) = properties.as_object_mut() {
+            for field in hosts_fields {
+                properties.entry(*field).or_insert(Value::Bool(true));
+            }
+        }
+        // What is named by schemas in place counts as evaluated, and not as a property of this one.
+        let is_split = IN_PLACE.iter().any(|keyword| fields.contains_key(*keyword));
+        let keyword = if is_split { "unevaluatedProperties" } else { "additionalProperties" };
+        fields.insert(keyword.to_owned(), Value::Bool(false));
+    }
+    close_below(fields);
+}
+
+/// Closes the schemas of an object's properties and of an array's items.
+fn close_below(fields: &mut Map<String, Value>) {
+    for property in
+        fields.get_mut("properties").and_then(Value::as_object_mut).into_iter().flat_map(Map::values_mut)
+    {
+        close_inner(property);
+    }
+    for keyword in ["items", "additionalProperties"] {
+        fields.get_mut(keyword).into_iter().for_each(close_inner);
+    }
+    for item in fields.get_mut("prefixItems").and_then(Value::as_array_mut).into_iter().flatten() {
+        close_inner(item);
+    }
+}
+
+fn close_inner(schema: &mut Value) {
+    let Some(fields) = schema.as_object_mut() else { return };
+    let is_split = IN_PLACE.iter().any(|keyword| fields.contains_key(*keyword));
+    let is_open = OTHERS.iter().any(|keyword| fields.contains_key(*keyword));
+    if fields.get("properties").is_some_and(Value::is_object) {
+        if !is_split && !is_open {
+            fields.insert("additionalProperties".to_owned(), Value::Bool(false));
+        }
+    } else {
+        // One of several forms, each of which says all of the object.
+        for keyword in ["anyOf", "oneOf"] {
+            for form in fields.get_mut(keyword).and_then(Value::as_array_mut).into_iter().flatten() {
+                close_inner(form);
+            }
+        }
+    }
+    close_below(fields);
+}
+
+/// Whether the schema lets an operator set what it does not name.
+pub(super) fn allows_others(schema: &Value) -> bool {
+    OTHERS.iter().any(|keyword| schema.get(keyword).is_some_and(|others| *others != Value::Bool(false)))
+}
+
 /// Whether an object can fit at all.
 pub(super) fn allows_objects(schema: &Value) -> bool {
     match schema.get("type") {
@@ -318,6 +382,37 @@ mod tests {
         check(json!({"oneOf": [{"const": "x"}, {"const": "y"}]}), "\"x\" or \"y\"");
         check(json!({}), "anything");
         check(json!(true), "anything");
+    }
+
+    #[test]
+    fn a_schema_that_says_nothing_of_other_properties_is_closed() {
+        fn check(mut schema: Value, expected: &Value) {
+            close(&mut schema, &["name"]);
+            assert_eq!(&schema, expected);
+        }
+        let open = json!({"properties": {"a": {}}, "additionalProperties": true});
+        check(open.clone(), &open);
+        check(
+            json!({"properties": {"a": {"anyOf": [{"properties": {"b": {}}}, {"type": "null"}]}}}),
+            &json!({
+                "properties": {
+                    "a": {"anyOf": [{"properties": {"b": {}}, "additionalProperties": false}, {"type": "null"}]},
+                    "name": true,
+                },
+                "additionalProperties": false,
+            }),
+        );
+        check(
+            json!({"properties": {"a": {"properties": {}, "additionalProperties": {"type": "string"}}}, "oneOf": [{}]}),
+            &json!({
+                "properties": {
+                    "a": {"properties": {}, "additionalProperties": {"type": "string"}},
+                    "name": true,
+                },
+                "oneOf": [{}],
+                "unevaluatedProperties": false,
+            }),
+        );
     }
 
     #[test]

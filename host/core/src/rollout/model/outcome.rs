@@ -11,7 +11,7 @@ use super::failure::Failure;
 use super::limits::{LimitUse, by_name};
 use super::trajectory::TrajectoryFile;
 use crate::id::RolloutId;
-use crate::imports::{RolloutUsage, SampleRecord};
+use crate::imports::{RefusedUses, RolloutUsage, SampleRecord};
 use crate::moments::Moments;
 use crate::wire::data::{exact, exact_option};
 
@@ -39,9 +39,31 @@ pub struct FinishedSample {
     pub reward: Option<f64>,
     /// Whether the model was asked for it at least once.
     pub asked: bool,
+    /// Whether it replied at least once. A sample without a reply is nothing that it did.
+    #[serde(default = "yes")]
+    pub replied: bool,
+}
+
+/// Of a rollout that an older host wrote down it is not known.
+fn yes() -> bool {
+    true
 }
 
 impl FinishedSample {
+    /// Whether the model has no word in it: nobody asked it, it did not reply, or its reply was dropped. What
+    /// such a sample earns says nothing of the model.
+    pub fn lacks_reply(&self) -> bool {
+        #[derive(Deserialize)]
+        struct Said<'a> {
+            #[serde(borrow)]
+            role: std::borrow::Cow<'a, str>,
+        }
+        let is_models = |message: &str| {
+            serde_json::from_str::<Said<'_>>(message).is_ok_and(|said| said.role == "assistant")
+        };
+        !self.replied || !self.record.messages.iter().any(is_models)
+    }
+
     /// The reward that leaves the host: none for a withdrawn sample.
     pub fn public_reward(&self) -> Option<f64> {
         self.reward.filter(|_| !self.record.withdrawn)
@@ -63,6 +85,10 @@ pub struct Finished {
     pub loop_report: Option<LoopReport>,
     /// What it used.
     pub usage: RolloutUsage,
+    /// What its guests' own runtimes refused, by kind. A guest may have swallowed it, and then its reward
+    /// may mean nothing.
+    #[serde(default, skip_serializing_if = "RefusedUses::is_empty")]
+    pub refused_uses: RefusedUses,
     /// Every limit it ran under, with what it used of it and whether it was hit.
     #[serde(with = "by_name")]
     pub limits: Vec<LimitUse>,
@@ -124,7 +150,7 @@ mod tests {
         Finished {
             id: RolloutId::parse("r 1").unwrap(),
             outcome,
-            samples: vec![FinishedSample { record, reward: Some(1.0 / 3.0), asked: true }],
+            samples: vec![FinishedSample { record, reward: Some(1.0 / 3.0), asked: true, replied: true }],
             returned_messages: true,
             loop_report: Some(LoopReport {
                 finish_reason: "stop".to_owned(),
@@ -136,6 +162,7 @@ mod tests {
                 guest_cpu: Duration::from_nanos(7),
                 ..RolloutUsage::default()
             },
+            refused_uses: RefusedUses::default(),
             limits: vec![
                 LimitUse {
                     name: "z-max".into(),

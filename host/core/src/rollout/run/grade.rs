@@ -35,6 +35,7 @@ impl Rollout {
             result = self.run_grader() => result,
         };
         let result = self.unless_evicted(Stage::Grader, result);
+        let result = result.and_then(|()| self.check_refused_uses(Stage::Grader));
         let result = result.inspect_err(|failure| span.failed(failure.kind.as_str(), &failure.reason));
         drop(span);
         self.graded = self.host.grader().is_some();

@@ -186,6 +186,9 @@ impl Serialize for Ours<'_> {
         }
         ours.serialize_entry("outcome", &outcome(&finished.outcome))?;
         ours.serialize_entry("usage", &Usage::of(finished, !job.recorded.judge.exchanges().is_empty()))?;
+        if !finished.refused_uses.is_empty() {
+            ours.serialize_entry("refused_uses", &finished.refused_uses)?;
+        }
         ours.serialize_entry("limits", &Limits(finished))?;
         if let Some(sample) = sample {
             ours.serialize_entry("sample_id", sample.record.id.as_str())?;

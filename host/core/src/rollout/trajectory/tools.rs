@@ -62,7 +62,7 @@ mod tests {
             fields: Arc::default(),
             withdrawn: false,
         };
-        FinishedSample { reward: None, asked: false, record }
+        FinishedSample { reward: None, asked: false, replied: false, record }
     }
 
     fn asking(sample: &str, call_id: &str) -> Exchange {

@@ -1,0 +1,183 @@
+"""What a component refuses to do: start processes, reach files of the machine or the network, wait for other threads,
+interrupt a computation.
+
+Programs swallow what is raised then (`try: … except Exception: return False`), and a reward of 0 looks like a
+result. So each refusal is reported to the host, by kind, with the place of the first one in the author's code; an
+outcome, `rollout-host test`, `validate` and `eval` show them beside the reward.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+from . import _failure, _host
+
+NO_NETWORK = "there is no network in a component; ask the model, the judge or a tool of the host"
+
+# Modules of the standard library that open what their callers name. The others look for files of their own, and
+# go on without them.
+_OPENERS = (
+    *("_pyio", "bz2", "codecs", "configparser", "csv", "fileinput", "gzip", "io", "logging.handlers", "lzma", "os"),
+    *("pathlib", "pathlib._local", "runpy", "shelve", "shutil", "tarfile", "tempfile", "xml.etree.ElementTree", "zipfile"),
+)
+
+_LIBRARY = "/python/"
+_INNER = "/rollout_sdk/"
+
+_runs = False
+"""Whether a rollout runs, so that the host can be told."""
+
+_counts: dict[str, int] = {}
+"""Refused uses that the host does not know of yet, by kind."""
+
+_places: dict[str, str] = {}
+
+_at_import: dict[str, tuple[int, str]] = {}
+"""What was refused while the component was built: how often, and where first."""
+
+
+def begin() -> None:
+    """A rollout begins. What was refused while modules were imported concerns each of them."""
+    global _runs
+    _runs = True
+    for kind, (count, place) in _at_import.items():
+        _host.refused(kind, count, place)
+        _counts[kind] = 0
+
+
+def end() -> None:
+    """It is over: the host is told of what was counted since."""
+    global _runs
+    _runs = False
+    for kind, count in _counts.items():
+        if count:
+            _host.refused(kind, count, _places.get(kind, ""))
+    _counts.clear()
+    _places.clear()
+
+
+def note(kind: str, what: str, place: str | None = None) -> None:
+    """Counts a refused use. `what` is the function where the author's code calls it itself."""
+    if not _runs:
+        count, first = _at_import.get(kind, (0, ""))
+        if not count:
+            first = f"{place or place_of(what)}, while it was imported"
+            print(f"warning: {first}: {_AT_IMPORT[kind]}", file=sys.stderr)
+        _at_import[kind] = (count + 1, first)
+        return
+    if kind in _counts:
+        _counts[kind] += 1
+        return
+    # The first is told at once: a rollout may be stopped before its end.
+    _counts[kind] = 0
+    _places[kind] = place or place_of(what)
+    _host.refused(kind, 1, _places[kind])
+
+
+_AT_IMPORT = {
+    "process": "a component starts no processes",
+    "file": "a component has no such file",
+    "network": NO_NETWORK,
+    "thread": "a component has one thread",
+    "alarm": "an alarm interrupts no computation in a component",
+}
+
+
+class Missing:
+    """The last of the finders: what comes to it is not in the component. Only what the author's code imports late, or
+    code that came with the rollout, is reported: packages try for modules that they can do without."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if _runs and not _imports:
+            at: FrameType | None = sys._getframe(1)
+            while at is not None and at.f_code.co_filename.startswith(("<frozen ", "/python/importlib/")):
+                at = at.f_back
+            if at is not None and (_failure.is_authors(at.f_code.co_filename) or at.f_code.co_filename[:1] == "<"):
+                note("module", f"import {name}")
+
+
+_imports = False
+"""Whether the author's modules are being imported, which may try for modules, too."""
+
+
+def importing(now: bool) -> None:
+    """Says whether the author's modules are being imported."""
+    global _imports
+    _imports = now
+
+
+
+def place_of(what: str) -> str:
+    """Where the author's code is now, or else a dependency's, and what it called there."""
+    called, frame = what, sys._getframe(1)
+    other = ""
+    at: FrameType | None = frame
+    while at is not None:
+        path = at.f_code.co_filename
+        if _failure.is_authors(path):
+            return _written(at, called)
+        if not _is_inner(path):
+            if not path.startswith(_LIBRARY) and not other:
+                other = _written(at, called)
+            # Code that came with the rollout is in no module.
+            if path[:1] != "<":
+                module = at.f_globals.get("__name__", "")
+                called = f"{module}.{at.f_code.co_qualname}".removesuffix(".__init__")
+        at = at.f_back
+    return other or what
+
+
+def is_of_the_caller() -> bool:
+    """Whether a file that is looked for was named by the author or a dependency, and is not one that the standard
+    library would have for itself."""
+    at: FrameType | None = sys._getframe(1)
+    while at is not None:
+        path = at.f_code.co_filename
+        if not _is_inner(path):
+            if not path.startswith(_LIBRARY):
+                return True
+            if at.f_globals.get("__name__") not in _OPENERS:
+                return False
+        at = at.f_back
+    return False
+
+
+def _is_inner(path: str) -> bool:
+    return _INNER in path or path.startswith("<frozen ")
+
+
+def _written(frame: FrameType, called: str) -> str:
+    code = frame.f_code
+    return f"{_failure.shown_path(code.co_filename)}:{frame.f_lineno}, in {code.co_name}: {called}"
+
+
+# The network.
+
+
+def refuse_network() -> None:
+    """Has the functions of `socket` say what there is in place of a network."""
+    import socket
+
+    module: Any = socket
+    for name in ("getaddrinfo", "gethostbyname", "gethostbyname_ex", "gethostbyaddr"):
+        if hasattr(module, name):
+            setattr(module, name, _without_network(getattr(module, name), f"socket.{name}"))
+    for name in ("bind", "connect", "connect_ex", "sendto"):
+        if hasattr(module.socket, name):
+            setattr(module.socket, name, _without_network(getattr(module.socket, name), f"socket.socket.{name}"))
+
+
+def _without_network(real: Any, what: str) -> Any:
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        try:
+            found = real(*args, **kwargs)
+        except OSError as error:
+            note("network", what)
+            raise type(error)(error.errno, NO_NETWORK) from None
+        if what.endswith("connect_ex") and found:
+            note("network", what)
+        return found
+
+    return refused

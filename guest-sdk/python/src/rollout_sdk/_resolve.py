@@ -1,0 +1,138 @@
+"""Which releases of its dependencies a project is built with. Part of `_build.py`.
+
+A release without a wheel for components is not what an author asks for by leaving the version open: a registry has
+releases of ten years, and some old one is nearly always pure. So the releases are those that the same resolution takes on
+the author's own Python, no newer than the native packages that were made for components. What of them
+a component cannot have is an error that says which dependency is in the way, and what requires it.
+
+The releases are written to a lock file beside the project, which later builds use.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+LOCK = "rollout-host.lock"
+
+_HEAD = "# Releases that `rollout-host build` takes. Remove the file, or a line, to have newer ones looked for.\n"
+_FOR = "# for: "
+
+
+def canonical(name: str) -> str:
+    """A distribution's name in the form in which names are compared."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@dataclass
+class Release:
+    """A release that a resolution took."""
+
+    name: str
+    version: str
+    file: str
+    """The name of the file that it comes as."""
+    requires: list[str] = field(default_factory=list[str])
+    """The distributions that it requires."""
+    is_pinnable: bool = True
+    """Whether its version finds it again, and not an address."""
+
+    @property
+    def is_native(self) -> bool:
+        """Whether it is a wheel for one kind of machine."""
+        return self.file.endswith(".whl") and not self.file.endswith("-none-any.whl")
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+def read_report(report: Mapping[str, Any]) -> dict[str, Release]:
+    """The releases of a report of pip, by their names."""
+    found: dict[str, Release] = {}
+    for each in report["install"]:
+        about = each["metadata"]
+        info = each["download_info"]
+        requires = [one for one in about.get("requires_dist") or [] if "extra ==" not in one and "extra==" not in one]
+        release = Release(
+            canonical(about["name"]),
+            about["version"],
+            info["url"].partition("#")[0].rpartition("/")[2],
+            [canonical(re.split(r"[\s\[<>=!~;@(]", one.strip(), maxsplit=1)[0]) for one in requires],
+            not each.get("is_direct", False),
+        )
+        found[release.name] = release
+    return found
+
+
+def chain_to(name: str, roots: Iterable[str], releases: Mapping[str, Release]) -> list[str]:
+    """The shortest way from what the project requires to a release, each of which requires the next."""
+    ways = [[root] for root in roots if root in releases]
+    seen = set(roots)
+    for way in ways:
+        if way[-1] == name:
+            return way
+        for following in releases[way[-1]].requires:
+            if following in releases and following not in seen:
+                seen.add(following)
+                ways.append([*way, following])
+    return [name]
+
+
+def made_for_components(wheels: Path | None) -> dict[str, str]:
+    """The versions of native packages that there are for components."""
+    files = [] if wheels is None else sorted(wheels.glob("*.whl"))
+    return {canonical(name): version for name, version, *_ in (each.name.split("-") for each in files)}
+
+
+def in_the_way(releases: Mapping[str, Release], made: Mapping[str, str], has_pure: Callable[[Release], bool]) -> list[Release]:
+    """The releases that a component cannot have."""
+    return [
+        each
+        for each in releases.values()
+        if each.is_native and made.get(each.name) != each.version and not has_pure(each)
+    ]
+
+
+def why_not(culprits: Iterable[Release], roots: Iterable[str], releases: Mapping[str, Release], table: str) -> str:
+    """The error for a person."""
+    wanted = list(roots)
+    lines: list[str] = []
+    for each in culprits:
+        way = chain_to(each.name, wanted, releases)
+        through = " requires ".join(str(releases[one]) for one in way)
+        lines.append(f"  - {each}: {through}" if len(way) > 1 else f"  - {each}: the project depends on it")
+    return (
+        "these dependencies are native code, which a component cannot run, and were not made for components:\n"
+        + "\n".join(lines)
+        + "\nDepend on a package of pure Python instead, or name an older release of what requires them, if one goes without. "
+        f"If a package works without its native part, name it in [{table}] without-native; if it is not needed at run "
+        "time, name it in leave-out."
+    )
+
+
+# The lock file.
+
+
+def locked(directory: Path, wanted: list[str]) -> list[str] | None:
+    """The releases of the lock file, as requirements; none where it is of other dependencies or not there."""
+    try:
+        lines = (directory / LOCK).read_text().splitlines()
+    except OSError:
+        return None
+    if f"{_FOR}{json.dumps(wanted)}" not in lines:
+        return None
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def lock(directory: Path, wanted: list[str], releases: Mapping[str, Release]) -> bool:
+    """Writes the lock file. Whether it could be written."""
+    pins = [f"{each.name}=={each.version}\n" for each in sorted(releases.values(), key=str) if each.is_pinnable]
+    try:
+        (directory / LOCK).write_text(f"{_HEAD}{_FOR}{json.dumps(wanted)}\n{''.join(pins)}")
+    except OSError:
+        return False
+    return True

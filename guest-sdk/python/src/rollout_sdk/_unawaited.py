@@ -1,0 +1,63 @@
+"""Coroutines that nobody awaited.
+
+`agent.run()` without `await` does nothing, and a rollout that goes on without it is graded for what never happened.
+Python warns of it in the log, where nobody looks; here it fails the rollout, with the line that made the coroutine.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+from . import _failure, log
+from .errors import Failed
+
+# How far up the author's code is looked for from where a coroutine is made.
+_DEPTH = 6
+
+_found: list[str] = []
+
+
+def install() -> None:
+    """Has Python write down where coroutines are made, and say here which nobody awaited."""
+    sys.set_coroutine_origin_tracking_depth(_DEPTH)
+    module: Any = warnings
+    module._warn_unawaited_coroutine = _note
+
+
+def _note(coroutine: Any) -> None:
+    text = f"coroutine `{coroutine.__qualname__}` was never awaited"
+    place = _made_at(coroutine)
+    if place:
+        _found.append(f"{text}: write `await` before it ({place})")
+    else:
+        # A dependency's own.
+        warnings.warn(text, category=RuntimeWarning, stacklevel=2, source=coroutine)
+
+
+def _made_at(coroutine: Any) -> str:
+    """Where the author's code made it."""
+    for path, line, function in coroutine.cr_origin or ():
+        if _failure.is_authors(path):
+            return f"{_failure.shown_path(path)}:{line}, in {function}"
+    return ""
+
+
+def check() -> None:
+    """Raises what was found so far."""
+    if _found:
+        found, count = _found[0], len(_found)
+        _found.clear()
+        raise Failed(found if count == 1 else f"{found}; and {count - 1} more")
+
+
+def warn_of_tasks(tasks: Iterable[Any]) -> None:
+    """Warns of tasks that are left at the end and never began."""
+    for task in tasks:
+        coroutine = task.get_coro()
+        if inspect.iscoroutine(coroutine) and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+            place = _made_at(coroutine)
+            log.warn(f"a task was left behind that never began: `{coroutine.__qualname__}`{f' ({place})' if place else ''}")

@@ -1,0 +1,79 @@
+//! What guests' own runtimes refuse is counted beside the reward, however often they report it.
+
+use rollout_tests::{Evaluation, Start, guest, read_json, rollout_host};
+use serde_json::{Value, json};
+
+/// Two rollouts: one that reports half a million uses and more, and one that reports an alarm.
+fn evaluation() -> Evaluation {
+    let rows = [
+        json!({"user_prompt": "misbehave", "ground_truth": "5"}),
+        json!({"user_prompt": "2 + 3", "ground_truth": "5"}),
+    ];
+    let grader = guest("noisy");
+    Evaluation::of("refused_uses", &rows).options([
+        "--model",
+        "mock",
+        "--grader",
+        &grader.display().to_string(),
+    ])
+}
+
+/// What the trajectory of the first rollout says was refused.
+fn of_trajectory(path: std::path::PathBuf) -> Value {
+    read_json(&path)["extra"]["rollout_host"]["refused_uses"].clone()
+}
+
+#[tokio::test]
+async fn refused_uses_are_counted_by_kind_with_the_first_place_in_results_figures_and_trajectories() {
+    let evaluation = evaluation();
+
+    let ran = evaluation.run().await;
+
+    assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
+    for text in [
+        "1 of 2 rollouts tried to start a process; its reward may mean nothing",
+        "e.g. made.py:0, in grade: subprocess.run, row-00000-run-0",
+        "2 of 2 rollouts set an alarm",
+        "2 of 2 rollouts have a sample without a reply of the model",
+    ] {
+        // A line may be folded.
+        let stdout = ran.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(stdout.contains(text), "{text}: {}", ran.stdout);
+    }
+    let results = evaluation.results();
+    let refused = &results[0]["refused_uses"];
+    let process = json!({"count": 500_000, "first": "made.py:0, in grade: subprocess.run"});
+    assert_eq!(refused["process"], process);
+    assert_eq!(refused["network"], json!({"count": 70_000, "first": ""}));
+    assert_eq!(refused.get("thread"), None, "none were reported: {refused:#}");
+    let first = refused["file"]["first"].as_str().expect("a place is a text");
+    assert!(first.len() < 400 && !first.contains('\u{1b}'), "{first}");
+    assert_eq!(results[1]["refused_uses"].as_object().map(serde_json::Map::len), Some(1), "{}", results[1]);
+    let summary = evaluation.summary();
+    assert_eq!(summary["refused_uses"]["process"]["rollouts"], 1, "{summary:#}");
+    assert_eq!(summary["refused_uses"]["alarm"]["rollouts"], 2, "{summary:#}");
+
+    let written = of_trajectory(evaluation.path("out/rollouts/row-00000-run-0/trajectory.json"));
+    assert_eq!(&written, refused);
+    // The journal, which no guest runs for, has the same.
+    let mut again = rollout_host(["trajectory", "--all", "--journal", "out/journal", "--out", "again"]);
+    let again = again.current_dir(evaluation.path(".")).start().ended().await;
+    assert_eq!(again.code, Some(0), "{}", again.stderr);
+    assert_eq!(of_trajectory(evaluation.path("again/row-00000-run-0/trajectory.json")), written);
+}
+
+#[tokio::test]
+async fn a_limit_of_none_leaves_a_rollout_with_a_refused_use_without_a_reward_and_counts_no_alarm() {
+    let evaluation = evaluation().options(["--limit-refused-uses-max", "0"]);
+
+    let ran = evaluation.run().await;
+
+    assert_eq!(ran.code, Some(1), "{}{}", ran.stdout, ran.stderr);
+    let results = evaluation.results();
+    assert_eq!((&results[0]["outcome"], &results[0]["kind"]), (&json!("unscored"), &json!("limit")));
+    assert_eq!((&results[0]["stage"], &results[0]["fault"]), (&json!("workflow"), &json!("plugin")));
+    let reason = results[0]["reason"].as_str().unwrap_or_default();
+    assert!(reason.contains("tried to start a process (made.py:0, in grade: subprocess.run)"), "{reason}");
+    assert!(results[0]["limits_hit"].get("refused-uses-max").is_some(), "{}", results[0]);
+    assert_eq!(results[1]["outcome"], "scored", "{}", results[1]);
+}
