@@ -228,9 +228,11 @@ pub struct Record {
     holder: Option<Holder>,
 }
 
+type ShowEntry = dyn Fn(&LogEntry) + Send + Sync;
+
 /// Shows each log entry when it is kept.
 #[derive(Default)]
-struct LogWatch(Option<Box<dyn Fn(&LogEntry) + Send + Sync>>);
+struct LogWatch(Option<Box<ShowEntry>>);
 
 impl std::fmt::Debug for LogWatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
