@@ -449,14 +449,14 @@ impl Scene {
 }
 
 /// Does the same again and again until this is over.
-fn again<F: Future<Output = ()> + Send>(
+fn again<F>(
     tasks: &mut JoinSet<()>,
     over: &CancellationToken,
     scene: &Arc<Scene>,
     count: usize,
     does: impl Fn(Arc<Scene>) -> F + Clone + Send + Sync + 'static,
 ) where
-    F: 'static,
+    F: Future<Output = ()> + Send + 'static,
 {
     for _ in 0..count {
         let (scene, over, does) = (scene.clone(), over.clone(), does.clone());

@@ -259,7 +259,6 @@ struct Deadline {
 }
 
 impl Deadline {
-    #[expect(clippy::disallowed_methods, reason = "from here the time of the checks counts")]
     fn new(secs_max: Option<f64>) -> Self {
         let time = secs_max.and_then(|secs| Duration::try_from_secs_f64(secs).ok());
         Self { secs_max: secs_max.unwrap_or(0.0), at: time.and_then(|time| Instant::now().checked_add(time)) }

@@ -37,8 +37,8 @@ pub use journal::{
     Continuation, Damage as JournalDamage, DeploymentId, Failed, ForkPast, FoundRollout, Journal,
     JournaledSecrets, KeptOutcome, KeptResult, KeptResults, OpenError as JournalError,
     Refused as JournalRefused, RepairError as JournalRepairError, Repaired as RepairedJournal, ResultOf,
-    Retention as JournalRetention, RolloutLog, RunClock, ServedAs, Settings as JournalSettings, StoredRollout,
-    Sync as JournalSync, TooFewTurns, Unfinished, UnfinishedRollout, repair as repair_journal,
+    Retention as JournalRetention, RolloutLog, RunClock, ServedAs, Settings as JournalSettings,
+    StoredRollout, Sync as JournalSync, TooFewTurns, Unfinished, UnfinishedRollout, repair as repair_journal,
 };
 pub use model::{
     AgentForm, ExtraFact, ExtraMember, Failure, FailureKind, Finished, FinishedSample, ForkOrigin, ForkPoint,

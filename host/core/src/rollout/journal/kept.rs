@@ -550,7 +550,7 @@ mod tests {
         fill(200).await;
         let gone = async {
             while first.exists() {
-                fill(400).await
+                fill(400).await;
             }
         };
         tokio::time::timeout(Duration::from_secs(20), gone).await.unwrap();
@@ -558,11 +558,13 @@ mod tests {
     }
 
     /// How many results the test below has. `docs/performance.md` says what a million take.
+    #[expect(clippy::disallowed_methods, reason = "a test that somebody runs with more")]
     fn count() -> usize {
         std::env::var("KEPT_RESULTS").map_or(5_000, |count| count.parse().unwrap())
     }
 
     #[tokio::test]
+    #[expect(clippy::disallowed_methods, reason = "a test that somebody runs in two processes")]
     async fn a_start_takes_a_few_bytes_and_microseconds_for_each_kept_result() {
         let count = count();
         let own = tempfile::tempdir().unwrap();

@@ -38,7 +38,6 @@ impl Ticks {
 
 impl RunClock {
     /// A clock that has not begun to tick.
-    #[expect(clippy::new_ret_no_self, reason = "it is shared with the task that ticks")]
     pub fn new() -> Arc<Self> {
         let now = Instant::now();
         let ticks = Mutex::new(Ticks { last: now, stood: Duration::ZERO });

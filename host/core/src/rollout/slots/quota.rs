@@ -303,7 +303,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let settings =
             JournalSettings { segment_bytes: 4096, segments_ahead: 1, ..JournalSettings::new(dir.path()) };
-        let (journal, _) = Journal::open(settings, Seal::of_secret(&Secret::new("key"))).unwrap();
+        let (journal, _) =
+            Journal::open(settings, Seal::of_secret(&Secret::new("key")), Duration::ZERO).unwrap();
         quotas.set_stored(journal.bytes() + 4, Some(journal.bytes() + 5), Some((&journal, journal.bytes())));
         quotas.check().unwrap();
         quotas.set_stored(

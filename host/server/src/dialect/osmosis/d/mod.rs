@@ -154,7 +154,8 @@ pub(super) fn resume(osmosis: &Osmosis, host: &Host, unfinished: UnfinishedRollo
     if unfinished.is_over {
         // It died before its end was noted. A result that is kept already is this one.
         let entry = place.fill(lease, Some(log.clone()));
-        let polling = facts.polling(osmosis, host, entry, inner.statuses.ended(id, CountedBy::Statuses), label);
+        let polling =
+            facts.polling(osmosis, host, entry, inner.statuses.ended(id, CountedBy::Statuses), label);
         polling.is_expired.store(is_expired, Ordering::Relaxed);
         inner.tasks.spawn(async move {
             if let Some((ended, _held)) = kept::outcome(&polling.osmosis, polling.entry.id(), &log).await {
