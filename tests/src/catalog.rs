@@ -8,7 +8,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{Process, Ran, Reply, Start, TestHost, guest, rollout_host};
+use crate::{MemoryGroup, Process, Ran, Reply, Start, TestHost, guest, rollout_host};
 
 /// The operator's key of every catalog here.
 const OPERATOR: &str = "rh_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
@@ -19,6 +19,8 @@ pub struct ServeCatalog {
     arguments: Vec<String>,
     config: String,
     passed: Option<Arc<TcpListener>>,
+    open_files_max: Option<u32>,
+    memory_group: Option<Arc<MemoryGroup>>,
 }
 
 /// A server of many tenants. It ends with the test.
@@ -62,6 +64,26 @@ impl ServeCatalog {
         self
     }
 
+    /// Lets its process have so many open files.
+    pub fn open_files_max(mut self, max: u32) -> Self {
+        self.open_files_max = Some(max);
+        self
+    }
+
+    /// Starts its process in this control group.
+    pub fn memory_group(mut self, group: Arc<MemoryGroup>) -> Self {
+        self.memory_group = Some(group);
+        self
+    }
+
+    /// What the shell does to the process before it becomes the server, if anything.
+    fn confinement(&self) -> Option<String> {
+        let files = self.open_files_max.map(|max| format!("ulimit -n {max}"));
+        let enters = |group: &Arc<MemoryGroup>| format!("echo $$ > {}", group.processes_file().display());
+        let steps: Vec<String> = files.into_iter().chain(self.memory_group.as_ref().map(enters)).collect();
+        (!steps.is_empty()).then(|| steps.join(" && "))
+    }
+
     /// Starts it on a new catalog, and waits until it listens.
     pub async fn start(self) -> TestCatalog {
         // Started again it has to be found where it was.
@@ -80,6 +102,9 @@ impl ServeCatalog {
             rollout_host(["serve", "--listen", &at, "--operator-key-env", "KEY_OF_THE_OPERATOR"]);
         command.arg("--catalog").arg(dir.path().join("catalog")).arg("--config").arg(config);
         command.args(&self.arguments).env("KEY_OF_THE_OPERATOR", OPERATOR).current_dir(dir.path());
+        if let Some(by) = self.confinement() {
+            command = crate::process::confined(command, &by);
+        }
         let process = match &self.passed {
             Some(socket) => crate::host::start_with_socket(&command, socket),
             None => command.start(),

@@ -72,6 +72,15 @@ pub struct Admitted {
     pub lease: String,
 }
 
+impl Reply {
+    /// The rollout that it admits, which it has to.
+    pub fn admitted(&self) -> Admitted {
+        assert_eq!(self.status, 202, "{:?}", self.body);
+        let text = |field: &str| self.body[field].as_str().expect("an admission has it").to_owned();
+        Admitted { id: text("rollout_id"), lease: text("polling_lease_token") }
+    }
+}
+
 impl Serve {
     /// Adds an option and its value.
     pub fn option(mut self, name: &str, value: impl ToString) -> Self {
@@ -293,10 +302,7 @@ impl TestHost {
 
     /// Asks for a rollout in generation D, which has to be admitted.
     pub async fn admit(&self, request: &RolloutRequest) -> Admitted {
-        let reply = self.ask(request).await;
-        assert_eq!(reply.status, 202, "{:?}", reply.body);
-        let text = |field: &str| reply.body[field].as_str().expect("an admission has it").to_owned();
-        Admitted { id: text("rollout_id"), lease: text("polling_lease_token") }
+        self.ask(request).await.admitted()
     }
 
     /// Asks once for the result of a rollout, which may take as long as it changes nothing.

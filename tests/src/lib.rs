@@ -20,6 +20,7 @@ mod host_tools;
 mod in_process;
 mod init;
 mod made;
+mod memory_group;
 mod oracle;
 mod process;
 mod programs;
@@ -35,6 +36,7 @@ pub use host_tools::{Called, call, call_as, providing};
 pub use in_process::InProcess;
 pub use init::{InitRequest, check_chat, check_completed};
 pub use made::component_text;
+pub use memory_group::MemoryGroup;
 pub use oracle::{Answers, Asked, Oracle};
 pub use process::{Process, Ran, Start, rollout_host, rollout_host_with_open_files};
 pub use programs::{

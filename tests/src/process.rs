@@ -63,15 +63,22 @@ pub fn rollout_host_with_open_files<A: AsRef<OsStr>>(
     max: u32,
     arguments: impl IntoIterator<Item = A>,
 ) -> Command {
-    let plain = rollout_host(arguments);
+    confined(rollout_host(arguments), &format!("ulimit -n {max}"))
+}
+
+/// Runs a command after the shell has done this to the process that becomes it.
+pub(crate) fn confined(plain: Command, by: &str) -> Command {
     let mut command = Command::new("sh");
-    command.args(["-c", &format!("ulimit -n {max} && exec \"$0\" \"$@\"")]);
+    command.args(["-c", &format!("{by} && exec \"$0\" \"$@\"")]);
     command.arg(plain.as_std().get_program()).args(plain.as_std().get_args());
     for (name, value) in plain.as_std().get_envs() {
         match value {
             Some(value) => command.env(name, value),
             None => command.env_remove(name),
         };
+    }
+    if let Some(dir) = plain.as_std().get_current_dir() {
+        command.current_dir(dir);
     }
     command
 }
