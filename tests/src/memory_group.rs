@@ -39,10 +39,8 @@ impl MemoryGroup {
     pub fn new(bytes: u64) -> Result<Self, String> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("rollout-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let places = [
-            (Path::new("/sys/fs/cgroup/memory"), Version::V1),
-            (Path::new("/sys/fs/cgroup"), Version::V2),
-        ];
+        let places =
+            [(Path::new("/sys/fs/cgroup/memory"), Version::V1), (Path::new("/sys/fs/cgroup"), Version::V2)];
         let mut reasons = Vec::new();
         for (place, version) in places {
             let path = place.join(&name);

@@ -94,7 +94,8 @@ impl Attacks {
     fn rows(&self) -> String {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let row = |(attack, answers): (&&str, &BTreeMap<String, usize>)| {
-            let answers: Vec<_> = answers.iter().map(|(answer, count)| format!("{answer} × {count}")).collect();
+            let answers: Vec<_> =
+                answers.iter().map(|(answer, count)| format!("{answer} × {count}")).collect();
             format!("  {attack:<34} {}\n", answers.join(", "))
         };
         all.iter().map(row).collect()
@@ -209,7 +210,8 @@ impl Caller {
     async fn ask_with(&self, request: &RolloutRequest, field: &str) -> Answered {
         let body = request.body().to_string();
         let body = format!("{{{field},{}", body.strip_prefix('{').expect("it is an object"));
-        let request = self.http.post(format!("{}/rollout", self.base)).header("content-type", "application/json");
+        let request =
+            self.http.post(format!("{}/rollout", self.base)).header("content-type", "application/json");
         self.send(request.body(body)).await
     }
 
@@ -220,7 +222,8 @@ impl Caller {
         loop {
             let poll = self.http.get(&url).header("x-osmosis-rollout-lease", text("polling_lease_token"));
             let answered = self.send(poll).await;
-            let is_over = ["success", "failure", "cancelled"].iter().any(|end| answered.body["status"] == *end);
+            let is_over =
+                ["success", "failure", "cancelled"].iter().any(|end| answered.body["status"] == *end);
             if is_over || answered.status != 200 {
                 return answered;
             }
@@ -402,7 +405,9 @@ impl Scene {
         let pushing = author.send(author.http.post(url).json(&deployment));
         let answered = tokio::time::timeout(Duration::from_secs(20), pushing).await;
         match answered {
-            Ok(answered) if answered.status >= 300 => self.refused("pushes whose guests wait", answered.status).await,
+            Ok(answered) if answered.status >= 300 => {
+                self.refused("pushes whose guests wait", answered.status).await
+            }
             Ok(answered) => self.attacks.note("pushes whose guests wait", answered.status.to_string()),
             Err(_) => self.attacks.note("pushes whose guests wait", "no answer in 20 s"),
         }
@@ -585,7 +590,9 @@ async fn a_tenant_beside_one_that_does_everything_keeps_its_rollouts() {
     drop(watch);
 
     // What it leaves behind does not keep the next process from serving.
-    let Ok(Scene { catalog, controller, model, steady, hostile, waits, long_field, attacks, rollouts }) = Arc::try_unwrap(scene) else {
+    let Ok(Scene { catalog, controller, model, steady, hostile, waits, long_field, attacks, rollouts }) =
+        Arc::try_unwrap(scene)
+    else {
         panic!("every task has ended");
     };
     let killed = Instant::now();

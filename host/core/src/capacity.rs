@@ -26,6 +26,11 @@ const DESCRIPTORS_FOR_CALLBACKS: u64 = 16;
 /// and `/rollout/cancel` work on a server that has no room for more.
 pub const CALLERS_SPARE: usize = 16;
 
+/// Of the open files, the part that plugins of many tenants may take together, and the most that are
+/// planned for them.
+const PLUGINS_PART: u64 = 8;
+const DESCRIPTORS_FOR_PLUGINS_MAX: u64 = 4096;
+
 /// Mappings that the process has for itself: its code, its threads, its allocator.
 const MAPPINGS_KEPT: u64 = 4096;
 
@@ -234,6 +239,11 @@ fn bounded(count: u64) -> usize {
     usize::try_from(count).unwrap_or(PERMITS_MAX).min(PERMITS_MAX)
 }
 
+/// Open files that the plugins of so many tenants may take together: one for each tenant at least.
+pub fn descriptors_for_plugins(descriptors_max: u64, tenants: u64) -> u64 {
+    (descriptors_max / PLUGINS_PART).min(DESCRIPTORS_FOR_PLUGINS_MAX).max(tenants)
+}
+
 /// Raises the limit of open files as far as it goes. Gives what it is then.
 pub fn raise_descriptors() -> u64 {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
@@ -327,6 +337,13 @@ mod tests {
         let little = Machine { descriptors_max: 1128, memory_bytes_free: 2 << 20, ..ROOMY };
         let slots = little.slots(400, 4096, COST);
         assert_eq!((slots.running_max, slots.queue_max), (9, 591));
+    }
+
+    #[test]
+    fn plugins_have_a_part_of_the_open_files_and_each_tenant_one() {
+        assert_eq!(descriptors_for_plugins(400, 18), 50);
+        assert_eq!(descriptors_for_plugins(400, 60), 60);
+        assert_eq!(descriptors_for_plugins(1 << 20, 60), 4096);
     }
 
     #[test]

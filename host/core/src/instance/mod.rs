@@ -100,6 +100,12 @@ impl LinkedPlugin {
         (image.end as usize).saturating_sub(image.start as usize) as u64
     }
 
+    /// The open files that it takes: one for each memory, whose beginning is kept in it.
+    pub(crate) fn descriptors(&self) -> u64 {
+        let required = self.0.pre.component().resources_required();
+        required.map_or(1, |required| u64::from(required.num_memories))
+    }
+
     pub(crate) fn new(
         linker: &Linker<InstanceState>,
         component: &Component,

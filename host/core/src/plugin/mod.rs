@@ -143,6 +143,11 @@ impl Plugin {
         self.linked.code_bytes()
     }
 
+    /// The open files that it takes.
+    pub fn descriptors(&self) -> u64 {
+        self.linked.descriptors()
+    }
+
     /// The component, ready to be started.
     pub fn linked(&self) -> &LinkedPlugin {
         &self.linked

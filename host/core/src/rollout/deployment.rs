@@ -142,6 +142,11 @@ impl Deployment {
         self.workflow.code_bytes() + self.grader.as_ref().map_or(0, Plugin::code_bytes)
     }
 
+    /// The open files that its components take.
+    pub fn descriptors(&self) -> u64 {
+        self.workflow.descriptors() + self.grader.as_ref().map_or(0, Plugin::descriptors)
+    }
+
     /// The digest of the component that grades, if one does.
     pub fn grader_digest(&self) -> Option<&str> {
         self.grader().map(|grader| grader.about().digest.as_str())

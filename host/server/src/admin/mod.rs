@@ -104,6 +104,9 @@ pub trait Deployments: Send + Sync + 'static {
     /// Quotas, network rules, the default plugin or secrets of a tenant changed in the catalog.
     fn tenant_changed(&self, tenant: TenantId);
 
+    /// Notes in the catalog what a tenant has used until now.
+    fn note_usage(&self, tenant: TenantId);
+
     /// A tenant is being deleted: ends all of its rollouts and closes its files. Its folder is removed after
     /// this.
     fn tenant_deleted(&self, tenant: TenantId) -> BoxFuture<'static, ()>;

@@ -117,9 +117,11 @@ pub(super) async fn usage(
     Params(Since { days }): Params<Since>,
 ) -> Result<Json<TenantUsage>, ApiError> {
     let before = Days::new(u64::from(days.unwrap_or(DAYS_DEFAULT).clamp(1, 400) - 1));
+    let deployments = admin.0.settings.deployments.clone();
     let (component_bytes, days) = admin
         .on_disk(move |catalog| {
             let id = catalog.tenant_named(&name)?.id;
+            deployments.note_usage(id);
             let (today, _) = catalog.usage_today(id);
             let since = today.checked_sub_days(before).unwrap_or(today);
             Ok((catalog.component_bytes(id)?, catalog.usage_since(id, since)?))

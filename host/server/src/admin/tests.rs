@@ -82,6 +82,8 @@ impl Deployments for Shared {
         self.0.note(format!("changed {tenant}"));
     }
 
+    fn note_usage(&self, _: TenantId) {}
+
     fn tenant_deleted(&self, tenant: TenantId) -> BoxFuture<'static, ()> {
         self.0.note(format!("deleted {tenant}"));
         Box::pin(async {})

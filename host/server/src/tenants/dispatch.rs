@@ -16,7 +16,7 @@ use super::plugin::Plugin;
 use super::{Tenants, Unusable};
 use crate::access::bearer_key;
 use crate::admin;
-use crate::connection::Crowded;
+use crate::connection::{Caller, Crowded, Owner};
 use crate::dialect::osmosis::a;
 use crate::error::Refused;
 use crate::readiness;
@@ -119,6 +119,9 @@ impl Served {
             let refusal = asked.refusal();
             return self.without_key(request, &path, refusal).await;
         };
+        if let Some(caller) = request.extensions().get::<Caller>() {
+            caller.belongs_to(identity.tenant.map_or(Owner::Operators, |tenant| Owner::Tenant(tenant.0)));
+        }
         inner.catalog.touch(identity.key);
         if path.starts_with(ADMIN) {
             request.extensions_mut().insert(identity);
@@ -225,6 +228,7 @@ impl From<Unusable> for Refused {
         match why {
             Unusable::NotThere(_) => Self::NoRoute,
             Unusable::Config(error) => Self::NoRoom(error.to_string()),
+            Unusable::NoRoom(why) => Self::NoRoom(why),
             why => {
                 tracing::error!(error = %why, "a plugin cannot be used");
                 Self::NoRoom("this plugin cannot be used at present; the operator's log says why".to_owned())

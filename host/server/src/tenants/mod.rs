@@ -10,6 +10,7 @@
 //! nothing else: ids, names and leases of others are not refused, they are not there.
 
 mod check;
+mod descriptors;
 mod dispatch;
 mod plugin;
 mod tenant;
@@ -30,7 +31,7 @@ use rollout_assembly::config::{Config, JournalConfig, RawConfig};
 use rollout_assembly::{AssemblyError, Besides, NotLoaded, Platform};
 use rollout_catalog::{Catalog, CatalogError, Name, TenantId};
 use rollout_core::budget::Budget;
-use rollout_core::capacity::Slots;
+use rollout_core::capacity::{Slots, descriptors_for_plugins, raise_descriptors};
 use rollout_core::engine::{Engine, EngineError};
 use rollout_core::outbound::{Transport, TransportError};
 use rollout_core::plugin::Plugin as Component;
@@ -39,14 +40,15 @@ use rollout_core::seal::Seal;
 use rollout_core::telemetry::{Metrics, Traces};
 
 pub use check::Checks;
+use descriptors::{Descriptors, Permit};
 use plugin::Plugin;
 use tenant::Tenant;
 
 /// Deployments that are brought in at once. Each may compile, and has an instance of its own.
 const LOADING_MAX: u32 = 2;
 
-/// Open files of a tenant: its journal's lock and two segments, and the memory of a plugin.
-const DESCRIPTORS_PER_TENANT: u64 = 4;
+/// Open files of a tenant: its journal's lock and two segments.
+const DESCRIPTORS_PER_TENANT: u64 = 3;
 
 /// Tenants that may come before the next start without those files being missing elsewhere.
 const TENANTS_TO_COME: u64 = 16;
@@ -110,6 +112,9 @@ pub enum Unusable {
     /// Its components cannot be brought in.
     #[error(transparent)]
     Assembly(#[from] AssemblyError),
+    /// There is no room for it at present: why.
+    #[error("{0}")]
+    NoRoom(String),
     /// Something else, in words.
     #[error("{0}")]
     Other(String),
@@ -139,6 +144,7 @@ struct Inner {
     load: Arc<LoadComponent>,
     seal: Arc<Seal>,
     checks: Checks,
+    descriptors: Arc<Descriptors>,
     loading: Semaphore,
     checking: Semaphore,
     access: Access,
@@ -151,7 +157,9 @@ impl Tenants {
     /// Serves what is in this catalog. Nothing of it is brought in before it is asked for.
     pub fn start(settings: Settings) -> Result<Self, StartError> {
         let Settings { catalog, operators, config, load, seal, checks } = settings;
-        let descriptors = DESCRIPTORS_PER_TENANT * (all_tenants(&catalog).len() as u64 + TENANTS_TO_COME);
+        let tenants = all_tenants(&catalog).len() as u64 + TENANTS_TO_COME;
+        let for_plugins = descriptors_for_plugins(raise_descriptors(), tenants);
+        let descriptors = DESCRIPTORS_PER_TENANT * tenants + for_plugins;
         let besides = Besides { tools: 0, loading: LOADING_MAX, descriptors };
         let memory_bytes_max = config.limits.memory_bytes_max;
         let of_rollout = Server::descriptors_per_rollout(&config);
@@ -178,6 +186,7 @@ impl Tenants {
             load,
             seal,
             checks,
+            descriptors: Descriptors::new(for_plugins),
             loading: Semaphore::new(LOADING_MAX as usize),
             checking: Semaphore::new(checks_at_once),
             access,
@@ -330,6 +339,34 @@ impl Tenants {
         }
     }
 
+    /// Takes open files for a tenant's plugin. Where there are none, unloads plugins that nobody uses: the
+    /// tenant's own, and those of tenants that have more.
+    fn take_descriptors(&self, tenant: TenantId, count: u64) -> Result<Permit, Unusable> {
+        loop {
+            match self.0.descriptors.take(tenant, count) {
+                Ok(permit) => return Ok(permit),
+                Err(_) if self.unload_for(tenant) => {}
+                Err(why) => return Err(Unusable::NoRoom(why.to_string())),
+            }
+        }
+    }
+
+    /// Unloads the plugin that nobody used for longest, of this tenant or of one that has more open files.
+    fn unload_for(&self, tenant: TenantId) -> bool {
+        let own = self.0.descriptors.of(tenant);
+        let mut tenants = self.all_opened();
+        tenants.retain(|other| other.id == tenant || self.0.descriptors.of(other.id) > own);
+        tenants.sort_by_key(|other| std::cmp::Reverse(self.0.descriptors.of(other.id)));
+        let mut is_released = false;
+        for of in tenants {
+            let mut plugins = of.plugins_in_use();
+            plugins.sort_by_key(|plugin| plugin.last_used());
+            is_released = is_released || plugins.iter().any(|plugin| plugin.release_ended());
+            is_released = is_released || plugins.iter().any(|plugin| plugin.unload());
+        }
+        is_released
+    }
+
     /// Lets no rollout in any more, and waits until those that are there are over, as one server does.
     pub async fn drain(&self, stopping: &Stopping) -> bool {
         self.0.pool.close();
@@ -422,6 +459,12 @@ impl Deployments for Tenants {
                 tracing::error!(tenant = %id, %error, "what was changed of a tenant holds from the next start on");
             }
         });
+    }
+
+    fn note_usage(&self, id: TenantId) {
+        if let Some(tenant) = self.opened(id) {
+            tenant.note_usage(&self.0.catalog);
+        }
     }
 
     fn tenant_deleted(&self, id: TenantId) -> BoxFuture<'static, ()> {

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use axum::Router;
 use tokio::time::Instant;
 
+use super::descriptors::Permit;
 use super::tenant::{Tenant, allowance, share};
 use super::{Tenants, Unusable};
 use crate::Server;
@@ -43,8 +44,20 @@ struct State {
     /// What the active deployment says of how many run at once.
     running_max: u32,
     quotas: CatalogQuotas,
-    /// Deployments besides the active one, which are there for as long as rollouts run on them.
-    others: Vec<(u32, Weak<rollout_core::rollout::Deployment>)>,
+    /// The open files of the active one.
+    descriptors: Permit,
+    /// Deployments besides the active one, which are there for as long as rollouts run on them, with their open
+    /// files.
+    others: Vec<(u32, Weak<rollout_core::rollout::Deployment>, Permit)>,
+}
+
+/// Why a deployment is brought in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum For {
+    /// New rollouts, for which there may be no room.
+    NewRollouts,
+    /// Rollouts that were admitted before, for which there was room.
+    Admitted,
 }
 
 /// A deployment as it was brought in.
@@ -53,13 +66,26 @@ struct Loaded {
     agent_name: String,
     running_max: u32,
     code_bytes: u64,
+    descriptors: Permit,
 }
 
 impl State {
     /// Rollouts run on this deployment that new ones do not get. One version may be there several times.
-    fn leave(&mut self, version: u32, deployment: Weak<rollout_core::rollout::Deployment>) {
-        self.others.retain(|(_, deployment)| deployment.strong_count() > 0);
-        self.others.push((version, deployment));
+    fn leave(
+        &mut self,
+        version: u32,
+        deployment: Weak<rollout_core::rollout::Deployment>,
+        descriptors: Permit,
+    ) {
+        self.release_ended();
+        self.others.push((version, deployment, descriptors));
+    }
+
+    /// Releases the open files of deployments that no rollout runs on. Returns whether there were any.
+    fn release_ended(&mut self) -> bool {
+        let before = self.others.len();
+        self.others.retain(|(_, deployment, _)| deployment.strong_count() > 0);
+        self.others.len() < before
     }
 }
 
@@ -73,6 +99,7 @@ impl Plugin {
         tenant: &Arc<Tenant>,
         name: &str,
         version: Option<u32>,
+        reason: For,
     ) -> Result<Arc<Self>, Unusable> {
         let (catalog, id, asked) = (tenants.0.catalog.clone(), tenant.id, name.to_owned());
         let about = blocking(move || Ok(catalog.plugin(id, &asked)?)).await?;
@@ -91,8 +118,8 @@ impl Plugin {
         if let Some(traces) = tenants.0.traces.get() {
             parts.metrics.trace_with(traces.clone());
         }
-        let Loaded { host, agent_name, running_max, code_bytes } =
-            deployed(tenants, tenant, &parts, name, version).await?;
+        let Loaded { host, agent_name, running_max, code_bytes, descriptors } =
+            deployed(tenants, tenant, &parts, name, version, reason).await?;
         let server = Server::of_plugin(Serving::new(host, agent_name), &tenants.0.config);
         let plugin = Self {
             name: name.to_owned(),
@@ -104,6 +131,7 @@ impl Plugin {
                 code_bytes,
                 running_max,
                 quotas: about.quotas,
+                descriptors,
                 others: Vec::new(),
             }),
             parts,
@@ -157,14 +185,15 @@ impl Plugin {
         tenant: &Arc<Tenant>,
         version: u32,
     ) -> Result<(), Unusable> {
-        let Loaded { host, agent_name, running_max, code_bytes } =
-            deployed(tenants, tenant, &self.parts, &self.name, version).await?;
+        let Loaded { host, agent_name, running_max, code_bytes, descriptors } =
+            deployed(tenants, tenant, &self.parts, &self.name, version, For::NewRollouts).await?;
         let before = {
             let mut state = self.state();
             (state.code_bytes, state.running_max) = (code_bytes, running_max);
             let before = std::mem::replace(&mut state.version, version);
             let left = Arc::downgrade(self.server.serving().host().deployment());
-            state.leave(before, left);
+            let descriptors = std::mem::replace(&mut state.descriptors, descriptors);
+            state.leave(before, left, descriptors);
             self.server.become_host(host, agent_name);
             before
         };
@@ -186,16 +215,22 @@ impl Plugin {
                 return Ok(self.server.serving().host());
             }
         }
-        let Loaded { host, .. } = deployed(tenants, tenant, &self.parts, &self.name, version).await?;
-        self.state().leave(version, Arc::downgrade(host.deployment()));
+        let Loaded { host, descriptors, .. } =
+            deployed(tenants, tenant, &self.parts, &self.name, version, For::Admitted).await?;
+        self.state().leave(version, Arc::downgrade(host.deployment()), descriptors);
         Ok(host)
     }
 
     /// The versions that new rollouts get, or that rollouts still run on.
     pub(super) fn versions(&self) -> Vec<u32> {
         let state = self.state();
-        let others = state.others.iter().filter(|(_, deployment)| deployment.strong_count() > 0);
-        others.map(|(version, _)| *version).chain([state.version]).collect()
+        let others = state.others.iter().filter(|(_, deployment, _)| deployment.strong_count() > 0);
+        others.map(|(version, ..)| *version).chain([state.version]).collect()
+    }
+
+    /// Releases the open files of deployments that no rollout runs on. Returns whether there were any.
+    pub(super) fn release_ended(&self) -> bool {
+        self.state().release_ended()
     }
 
     /// Its quotas are these now.
@@ -244,6 +279,7 @@ async fn deployed(
     parts: &Parts,
     name: &str,
     version: u32,
+    reason: For,
 ) -> Result<Loaded, Unusable> {
     let closed = |_| Unusable::Other("this server ends".to_owned());
     let _own_turn = tenant.turn.lock().await;
@@ -253,6 +289,12 @@ async fn deployed(
     let runtime = tokio::runtime::Handle::current();
     blocking(move || {
         let (inner, tenant) = (&own.0, &of_tenant);
+        let take = |count| match reason {
+            For::NewRollouts => own.take_descriptors(tenant.id, count),
+            For::Admitted => Ok(inner.descriptors.take_always(tenant.id, count)),
+        };
+        // Before it is known how many it takes, which is one for nearly all.
+        let first = take(1)?;
         let found = inner.catalog.deployment(tenant.id, &name, version)?;
         let Deployment { info, config, report: _ } = found;
         let at = format!("the configuration of version {version} of {name}");
@@ -273,6 +315,8 @@ async fn deployed(
             inner.platform.deploy(&config, sources, placed, move |engine, path| load(engine, path));
         let Deployed { deployment, chat, settings, .. } = runtime.block_on(deploying)?;
         let code_bytes = deployment.code_bytes();
+        drop(first);
+        let descriptors = take(deployment.descriptors().max(1))?;
         let host = Host::new(
             Runtime::new(RuntimeSettings {
                 tenant: Some(Arc::from(&*tenant.name)),
@@ -293,7 +337,7 @@ async fn deployed(
         let agent_name = agent_name
             .map_err(|error| Unusable::Other(format!("the agent loop does not say its name: it {error}")))?;
         let running_max = settings.max_concurrent.unwrap_or(u32::MAX);
-        Ok(Loaded { host, agent_name: agent_name.unwrap_or(name), running_max, code_bytes })
+        Ok(Loaded { host, agent_name: agent_name.unwrap_or(name), running_max, code_bytes, descriptors })
     })
     .await
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::plugin::Plugin;
+use super::plugin::{For, Plugin};
 use super::{Inner, Tenants, Unusable};
 use crate::admin::{Deployments, network_rules};
 use rollout_catalog::{Catalog, CatalogError, Name, Quotas as CatalogQuotas, TenantId, Usage};
@@ -167,7 +167,7 @@ impl Tenant {
         version: u32,
         rollouts: Vec<UnfinishedRollout>,
     ) -> Result<usize, Unusable> {
-        let plugin = self.plugin(tenants, name).await?;
+        let plugin = self.plugin_for(tenants, name, For::Admitted).await?;
         let host = plugin.host_of(tenants, self, version).await?;
         Ok(plugin.server().resume_by(&host, rollouts))
     }
@@ -178,6 +178,15 @@ impl Tenant {
         tenants: &Tenants,
         name: &str,
     ) -> Result<Arc<Plugin>, Unusable> {
+        self.plugin_for(tenants, name, For::NewRollouts).await
+    }
+
+    async fn plugin_for(
+        self: &Arc<Self>,
+        tenants: &Tenants,
+        name: &str,
+        reason: For,
+    ) -> Result<Arc<Plugin>, Unusable> {
         if let Some(plugin) = self.in_use(name) {
             return Ok(plugin);
         }
@@ -186,7 +195,7 @@ impl Tenant {
         if let Some(plugin) = self.in_use(name) {
             return Ok(plugin);
         }
-        let loaded = Plugin::load(tenants, self, name, None).await;
+        let loaded = Plugin::load(tenants, self, name, None, reason).await;
         self.keep(tenants, name, loaded, &place)
     }
 
@@ -228,7 +237,7 @@ impl Tenant {
         match self.in_use(name) {
             Some(plugin) => plugin.become_version(tenants, self, version).await,
             None => {
-                let loaded = Plugin::load(tenants, self, name, Some(version)).await;
+                let loaded = Plugin::load(tenants, self, name, Some(version), For::NewRollouts).await;
                 self.keep(tenants, name, loaded, &place).map(|_| ())
             }
         }

@@ -7,6 +7,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use axum::Extension;
 use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, header};
@@ -21,7 +22,7 @@ use super::request::{ParsedRequest, Polled};
 use super::sample::{WireSample, category};
 use super::statuses::{Known, Over, word};
 use super::{Osmosis, id_in_path, kept};
-use crate::connection::WhenWritten;
+use crate::connection::{Caller, WhenWritten};
 use crate::random;
 use registry::{Entry, Journaled, Lease, Status};
 use rollout_core::budget::{Charge, Use};
@@ -325,6 +326,7 @@ fn failure<'a>(id: &'a RolloutId, failure: &'a Failure, sample: Option<WireSampl
 pub(super) async fn result(
     State(osmosis): State<Osmosis>,
     path: Path<String>,
+    caller: Option<Extension<Caller>>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let polled = &osmosis.0.polled;
@@ -350,7 +352,7 @@ pub(super) async fn result(
     if !entry.is_lease(lease) {
         return Err(ApiError::WrongLease);
     }
-    let (body, charge, is_over) = match polled.news(&entry).await {
+    let (body, charge, is_over) = match polled.news(&entry, caller.as_deref()).await {
         Status::Ended(body) => (body, None, true),
         Status::Journaled(from) => {
             let (body, charge) = read_again(&osmosis, &entry, from).await?;
