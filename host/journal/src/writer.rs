@@ -290,7 +290,7 @@ impl Writer {
         let took = began.elapsed();
         if took >= SLOW_WRITE {
             tracing::warn!(
-                ?took,
+                took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
                 bytes = self.buffer.len(),
                 "the system took long to take what the journal writes"
             );

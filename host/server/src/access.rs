@@ -69,7 +69,8 @@ pub(super) async fn check_names(State(gate): State<Arc<Gate>>, request: Request,
 /// HTTP clients send the latter where a URL has a password, `https://rollout:KEY@host`. So the clients
 /// that were published for generations B and C, which know no server key, can be given one.
 pub(super) fn given_key(headers: &HeaderMap) -> Option<Cow<'_, str>> {
-    let given = headers.get(AUTHORIZATION)?.to_str().ok()?;
+    // A key may have any text, and a header's own reading takes ASCII alone.
+    let given = std::str::from_utf8(headers.get(AUTHORIZATION)?.as_bytes()).ok()?;
     if let Some(key) = given.strip_prefix("Bearer ") {
         return Some(Cow::Borrowed(key));
     }
@@ -230,6 +231,7 @@ mod tests {
         };
         let basic = |credentials: &str| format!("Basic {}", BASE64_STANDARD.encode(credentials));
         check("Bearer k", Some("k"));
+        check("Bearer é", Some("é"));
         check("Bearer  k", Some(" k"));
         check("bearer k", None);
         check("k", None);

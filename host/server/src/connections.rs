@@ -7,7 +7,8 @@
 //!
 //! There are as many connections as there are descriptors for ([`rollout_core::capacity`]). What is
 //! silent makes room for what is new, so that neither those who open connections and say
-//! nothing nor those who keep idle ones can shut a server.
+//! nothing nor those who keep idle ones can shut a server. Among many tenants the one with the most
+//! connections makes room, and its polls are answered early ([`table`]).
 
 mod socket;
 mod stream;
@@ -34,7 +35,7 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::connection::{Crowded, WhenWritten};
+use crate::connection::{Caller, Crowded, WhenWritten};
 use crate::tls::ServerTls;
 use rollout_core::capacity::CALLERS_SPARE;
 pub use socket::{Bound, Listening, bind, listen};
@@ -49,6 +50,9 @@ const READ_BYTES_MAX: usize = 32 << 10;
 /// How often connections are looked at that have been silent for too long.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
+/// How often connections that are closing are hurried where there is no descriptor before one ends.
+const HURRY_INTERVAL: Duration = Duration::from_millis(50);
+
 /// How long to wait where the process has no descriptor left for a connection.
 const NO_DESCRIPTOR_PAUSE: Duration = Duration::from_millis(100);
 
@@ -62,7 +66,7 @@ pub async fn serve(
 ) {
     let Listening { listener, tls, leaving } = listening.into();
     let connections = TaskTracker::new();
-    let table = Table::new();
+    let table = Table::new(callers_max);
     let sweeping = connections.spawn(sweep(table.clone()));
     loop {
         let accepted = tokio::select! {
@@ -114,8 +118,11 @@ async fn accept(
     // The one that goes may take a moment, in which it has its descriptor still. Nobody is sent
     // away before there is somebody to make room for.
     while table.descriptors() >= callers_max + CALLERS_SPARE {
-        table.make_room();
-        table.left().await;
+        if table.open() >= callers_max {
+            table.make_room();
+        }
+        table.hurry();
+        let _ = tokio::time::timeout(HURRY_INTERVAL, table.left()).await;
     }
     let is_crowded = table.open() >= callers_max;
     Ok((stream, is_crowded))
@@ -160,17 +167,20 @@ impl Service<Request<Incoming>> for Watching {
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         let (known, at_the_end) = (self.known.clone(), self.at_the_end.clone());
         // What is asked for by HEAD is sent by nobody.
-        let (is_crowded, leaving) = (self.is_crowded, self.leaving.clone());
+        let leaving = self.leaving.clone();
+        // One that was to make room does so before long work, where there is no room for that.
+        let is_crowded = self.is_crowded && known.is_table_crowded() || known.is_closing_late();
         let is_told = request.method() != Method::HEAD;
         let mut request = request.map(|body| InTime::new(body, known.clone()));
         if is_crowded {
             request.extensions_mut().insert(Crowded);
         }
+        request.extensions_mut().insert(Caller::new(known.clone()));
         let response = self.inner.call(request);
         Box::pin(async move {
             let mut response: Response<Body> = response.await?;
             let is_upgraded = response.status() == StatusCode::SWITCHING_PROTOCOLS;
-            if (is_crowded || leaving.is_cancelled()) && !is_upgraded {
+            if (is_crowded || leaving.is_cancelled() || known.ends_after_answer()) && !is_upgraded {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
             let then = response.extensions_mut().remove::<WhenWritten>();
@@ -243,8 +253,8 @@ async fn connection(tcp: TcpStream, tls: Option<ServerTls>, served: Served, drai
             ended = served.as_mut() => break ended,
             () = drained.cancelled(), if !is_ending => is_ending = true,
             () = known.must_close() => {
-                // A request that came in the last moment is served.
-                if known.stage() != Stage::Working {
+                // A request that came in the last moment is served, and a poll answered.
+                if !known.is_worked_for() {
                     tracing::debug!("a caller's connection was silent for too long, or made room for another");
                     return;
                 }

@@ -70,8 +70,9 @@ pub(super) struct Validate {
     /// Writes one JSON object.
     #[arg(long, help_heading = OUTPUT)]
     json: bool,
-    /// Seconds that the checks may take once the component is compiled. A server sets this for what is pushed.
-    #[arg(long, value_name = "SECS", hide = true)]
+    /// Seconds that the checks may take once the component is compiled; past them they have failed. A server
+    /// gives them to what is pushed. [default: no limit]
+    #[arg(long, value_name = "SECS")]
     secs_max: Option<f64>,
     #[command(flatten)]
     rollout: RolloutOptions,

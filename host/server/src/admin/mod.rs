@@ -70,7 +70,7 @@ const PUSHES_MAX: usize = 8;
 const PUSHES_OF_ALL_MAX: usize = 64;
 
 /// Activations and removals of a tenant's plugins that are under way or wait for their turn, and those of all tenants.
-const CHANGES_MAX: usize = 16;
+const CHANGES_MAX: usize = 32;
 const CHANGES_OF_ALL_MAX: usize = 256;
 
 /// What checks found.

@@ -80,3 +80,34 @@ async fn an_upgraded_connection_makes_room_for_nobody_and_ends_with_the_server()
     let stopped = tokio::time::timeout(Duration::from_secs(60), server).await;
     stopped.expect("no connection holds the server up").unwrap();
 }
+
+#[tokio::test]
+async fn where_every_connection_is_worked_for_a_new_one_is_crowded_until_one_ends() {
+    const CALLERS_MAX: usize = 4;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (arrived, mut arrivals) = tokio::sync::mpsc::unbounded_channel();
+    let wait = async move || {
+        let _ = arrived.send(());
+        std::future::pending::<()>().await;
+    };
+    let plain = async |request: axum::extract::Request| match request.extensions().get::<Crowded>() {
+        Some(Crowded) => StatusCode::SERVICE_UNAVAILABLE,
+        None => StatusCode::OK,
+    };
+    let router = Router::new().route("/wait", get(wait)).route("/plain", get(plain));
+    let server = tokio::spawn(serve(listener, router, CALLERS_MAX, CancellationToken::new()));
+    let mut waiting = Vec::new();
+    for _ in 0..CALLERS_MAX {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
+        arrivals.recv().await.unwrap();
+        waiting.push(stream);
+    }
+
+    assert_eq!(status_of(address).await, "HTTP/1.1 503 Service Unavailable");
+    waiting.clear();
+    let free = async { while status_of(address).await != "HTTP/1.1 200 OK" {} };
+    tokio::time::timeout(Duration::from_secs(60), free).await.unwrap();
+    server.abort();
+}

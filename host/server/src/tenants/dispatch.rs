@@ -17,7 +17,7 @@ use super::plugin::Plugin;
 use super::{Tenants, Unusable};
 use crate::access::given_key;
 use crate::admin;
-use crate::connection::Crowded;
+use crate::connection::{Caller, Crowded, Owner};
 use crate::dialect::osmosis::a;
 use crate::error::Refused;
 use crate::readiness;
@@ -119,6 +119,9 @@ impl Served {
         let Some(identity) = identity else {
             return self.without_key(request, &asked).await;
         };
+        if let Some(caller) = request.extensions().get::<Caller>() {
+            caller.belongs_to(identity.tenant.map_or(Owner::Operators, |tenant| Owner::Tenant(tenant.0)));
+        }
         inner.catalog.touch(identity.key);
         if path.starts_with(ADMIN) {
             request.extensions_mut().insert(identity);

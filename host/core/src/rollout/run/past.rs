@@ -38,10 +38,10 @@ pub(in crate::rollout) enum PastOf {
 }
 
 impl PastOf {
-    /// Whether this is a replay that did not come to an end of its own.
+    /// Whether this is a replay that did not come to an end of its own. A fork goes on after its past, and is none.
     pub(super) fn is_cut(&self) -> bool {
         match self {
-            Self::Journal => false,
+            Self::Journal | Self::Here { then: [Then::GoesOn, _], .. } => false,
             Self::Here { end, .. } => end.get().is_some(),
         }
     }

@@ -42,6 +42,8 @@ pub(super) enum ApiError {
     NoMemory,
     /// It cannot be kept: why.
     NotKept(String),
+    /// Its connection is wanted for another caller.
+    Crowded,
     /// The host is shutting down.
     Closed,
 }
@@ -72,7 +74,7 @@ impl From<ForkError> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let retry_after = match &self {
-            Self::Full | Self::NoMemory | Self::NotKept(_) => Some(RETRY_AFTER_SECS),
+            Self::Full | Self::NoMemory | Self::NotKept(_) | Self::Crowded => Some(RETRY_AFTER_SECS),
             Self::Quota(over) => over.retry_after.map(|time| time.as_secs_f64().ceil().max(1.0) as u64),
             _ => None,
         };
@@ -102,6 +104,9 @@ impl IntoResponse for ApiError {
                 None => (StatusCode::FORBIDDEN, over.to_string().into()),
             },
             Self::NotKept(why) => (StatusCode::SERVICE_UNAVAILABLE, why.into()),
+            Self::Crowded => {
+                (StatusCode::SERVICE_UNAVAILABLE, "every connection is in use; retry later".into())
+            }
             Self::Closed => (StatusCode::SERVICE_UNAVAILABLE, "rollout server is shutting down".into()),
         };
         let mut response = (status, Json(json!({ "detail": detail }))).into_response();

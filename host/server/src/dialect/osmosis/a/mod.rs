@@ -9,6 +9,7 @@ use std::borrow::Cow;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use axum::Extension;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -26,6 +27,7 @@ use super::error::ApiError;
 use super::reports::Due;
 use super::statuses::{CountedBy, Known, Over, Statuses};
 use super::{BODY_BYTES_MAX, Osmosis, kept};
+use crate::connection::Caller;
 use records::{Leading, Part, Records, StoredRecord};
 use request::Init;
 use rollout_assembly::config::OsmosisInit;
@@ -177,6 +179,7 @@ async fn platform_health(State(osmosis): State<Osmosis>) -> Result<Json<Map<Stri
 /// answer that it had.
 async fn init(
     State(osmosis): State<Osmosis>,
+    caller: Option<Extension<Caller>>,
     headers: HeaderMap,
     body: Result<Body<BODY_BYTES_MAX>, ApiError>,
 ) -> Result<Response, ApiError> {
@@ -195,7 +198,11 @@ async fn init(
             following
         }
     };
-    let body = answer.answer().await?;
+    // One that is answered early comes again, and finds the rollout.
+    let body = match &caller {
+        Some(Extension(caller)) => caller.wait(answer.answer()).await.ok_or(ApiError::Crowded)??,
+        None => answer.answer().await?,
+    };
     Ok((StatusCode::ACCEPTED, [(header::CONTENT_TYPE, "application/json")], body).into_response())
 }
 

@@ -6,6 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use axum::Extension;
 use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, header};
@@ -20,7 +21,7 @@ use super::request::{ParsedRequest, Polled};
 use super::sample::{WireSample, category};
 use super::statuses::{CountedBy, Known, Over, word};
 use super::{Osmosis, id_in_path, kept};
-use crate::connection::WhenWritten;
+use crate::connection::{Caller, WhenWritten};
 use crate::random;
 use registry::{Entry, Lease, ResultCopy, Status};
 use rollout_core::id::RolloutId;
@@ -395,6 +396,7 @@ fn failure<'a>(id: &'a RolloutId, failure: &'a Failure, sample: Option<WireSampl
 pub(super) async fn result(
     State(osmosis): State<Osmosis>,
     path: Path<String>,
+    caller: Option<Extension<Caller>>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let polled = &osmosis.0.polled;
@@ -422,7 +424,7 @@ pub(super) async fn result(
         if !entry.is_lease(lease) {
             return Err(ApiError::WrongLease);
         }
-        match polled.news(entry).await {
+        match polled.news(entry, caller.as_deref()).await {
             Status::Ended(copy) => return Ok(given(&osmosis, Read::Here(entry.clone()), copy)),
             Status::Under(phase) => {
                 let body = ResultBody::bare(entry.id(), word(phase)).bytes();

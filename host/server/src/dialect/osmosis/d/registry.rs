@@ -11,11 +11,12 @@ use std::time::Duration;
 use axum::body::Bytes;
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::super::error::ApiError;
 use super::super::reports::Due;
+use crate::connection::Caller;
 use rollout_assembly::config::OsmosisTimes;
 use rollout_core::budget::{Budget, Charge};
 use rollout_core::digest::sha256_hex;
@@ -101,6 +102,8 @@ struct Polled {
     /// The last phase that the lease's holder heard of; it was told "queued" on
     /// admission.
     heard: Option<Phase>,
+    /// The poll that waits: dropped, it is answered.
+    waiting: Option<oneshot::Sender<()>>,
 }
 
 impl Entry {
@@ -143,11 +146,14 @@ impl Entry {
     }
 
     /// Renews the lease, waits until there is something that its holder has not
-    /// heard, or until the time is over, and gives how far the rollout is.
+    /// heard, or until the time is over, and gives how far the rollout is. One poll waits: the next
+    /// one answers it, because its caller is most likely gone, and each holds a connection.
     pub(crate) async fn news(&self, wait: Duration) -> Status {
+        let (waiting, next_poll) = oneshot::channel();
         let heard = {
             let mut polled = self.polled();
             polled.last = self.clock.now();
+            polled.waiting = Some(waiting);
             polled.heard
         };
         let mut status = self.status.subscribe();
@@ -156,7 +162,10 @@ impl Entry {
             Status::Under(phase) => heard != Some(*phase),
         });
         // The sender is in `self`; a timeout leaves what was known before.
-        let _ = tokio::time::timeout(wait, new).await;
+        tokio::select! {
+            _ = tokio::time::timeout(wait, new) => {}
+            _ = next_poll => {}
+        }
         let status = self.status.borrow().clone();
         let mut polled = self.polled();
         polled.last = self.clock.now();
@@ -294,7 +303,7 @@ impl Reserved<'_> {
             log,
             lease_time: self.registry.times.lease,
             status: watch::Sender::new(Status::Under(Phase::Queued)),
-            polled: Mutex::new(Polled { last: clock.now(), heard: Some(Phase::Queued) }),
+            polled: Mutex::new(Polled { last: clock.now(), heard: Some(Phase::Queued), waiting: None }),
             kept: OnceLock::new(),
             clock,
         });
@@ -361,11 +370,23 @@ impl Registry {
         }
     }
 
-    /// What is new of a rollout, as soon as something is, or its waiting time is over.
-    pub(super) async fn news(&self, entry: &Entry) -> Status {
-        tokio::select! {
-            status = entry.news(self.times.result_wait) => status,
-            () = self.leaving.cancelled() => entry.news(Duration::ZERO).await,
+    /// What is new of a rollout, as soon as something is, its waiting time is over, or its connection
+    /// is wanted for another caller.
+    pub(super) async fn news(&self, entry: &Entry, caller: Option<&Caller>) -> Status {
+        let news = entry.news(self.times.result_wait);
+        let news = async {
+            match caller {
+                Some(caller) => caller.wait(news).await,
+                None => Some(news.await),
+            }
+        };
+        let news = tokio::select! {
+            news = news => news,
+            () = self.leaving.cancelled() => None,
+        };
+        match news {
+            Some(status) => status,
+            None => entry.news(Duration::ZERO).await,
         }
     }
 
@@ -522,7 +543,7 @@ mod tests {
                 lease_time: Duration::ZERO,
                 clock: RunClock::new(),
                 status: watch::Sender::new(Status::Under(Phase::Queued)),
-                polled: Mutex::new(Polled { last: Duration::ZERO, heard: None }),
+                polled: Mutex::new(Polled { last: Duration::ZERO, heard: None, waiting: None }),
                 kept: OnceLock::new(),
             });
             let slot = Slot { entry: Some(entry.clone()), due: None };
