@@ -285,8 +285,10 @@ async fn one_flipped_bit_of_a_journal_is_refused_by_all_that_read_it_and_a_repai
     host.kill().await;
     let segment = journal.join("00000000000000000001.seg");
     let mut bytes = std::fs::read(&segment).unwrap();
-    let written = bytes.iter().rposition(|byte| *byte != 0).unwrap();
-    bytes[written / 10] ^= 0x10;
+    // In what the first rollout was admitted with.
+    let prompt = b"Calculate 2 + 3.";
+    let place = bytes.windows(prompt.len()).position(|window| window == prompt).unwrap();
+    bytes[place] ^= 0x10;
     std::fs::write(&segment, &bytes).unwrap();
 
     let rows = export(dir.path(), &["journal"]).await;

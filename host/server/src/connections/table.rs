@@ -584,7 +584,7 @@ mod tests {
 
     #[test]
     fn the_owner_with_the_most_connections_makes_room_by_its_longest_poll() {
-        let table = Table::new(20);
+        let table = Table::new(21);
         let idle = table.enter();
         idle.belongs_to(B);
         idle.is_at(Stage::Idle);
@@ -592,13 +592,13 @@ mod tests {
         let unknown = table.enter();
         unknown.is_silent();
         let of_a = polls(&table, A, 17);
-        for next in &of_a[..10] {
+        for next in &of_a[..9] {
             assert!(table.make_room());
             assert!(is_closing(next) && next.must_answer().now_or_never().is_some());
         }
-        assert!(table.make_room() && is_closing(&unknown), "nobody has more than a share of 7 now");
+        assert!(table.make_room() && is_closing(&unknown), "nobody has more than a share of 8 now");
         assert!(table.make_room() && is_closing(&idle), "that makes room before a poll does");
-        assert!(!table.make_room() && !is_closing(&poll) && !is_closing(&of_a[10]));
+        assert!(!table.make_room() && !is_closing(&poll) && !is_closing(&of_a[9]));
     }
 
     #[test]
