@@ -320,10 +320,12 @@ def _pins(wanted: list[str], target: Path, project: Project, wheels: Path | None
         report.unlink(missing_ok=True)
         most.unlink(missing_ok=True)
     goes_without = {*project.without_native, *project.leave_out}
+
+    def has_pure(release: Any) -> bool:
+        return _has_pure(release, project, target)
+
     culprits = resolve.in_the_way(
-        {name: each for name, each in releases.items() if name not in goes_without},
-        made,
-        lambda release: _has_pure(release, project, target),
+        {name: each for name, each in releases.items() if name not in goes_without}, made, has_pure
     )
     if culprits:
         at_fault(resolve.why_not(culprits, [_required_name(each) for each in wanted], releases, TABLE))

@@ -182,7 +182,7 @@ def _config(
     try:
         own = declared or _discover.Declared(plain)
         # An operator writes one configuration for both parts of a component.
-        return own.with_values(own.kind.own_of(values, other.kind if other is not None else None))
+        return own.with_values(dict(own.kind.own_of(values, other.kind if other is not None else None)))
     except Invalid as error:
         raise Invalid(f"config: {error}") from None
 

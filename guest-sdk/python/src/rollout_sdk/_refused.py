@@ -91,7 +91,7 @@ class Missing:
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if _runs and not _imports:
-            at: FrameType | None = sys._getframe(1)
+            at: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
             while at is not None and at.f_code.co_filename.startswith(("<frozen ", "/python/importlib/")):
                 at = at.f_back
             if at is not None and (_failure.is_authors(at.f_code.co_filename) or at.f_code.co_filename[:1] == "<"):
@@ -111,7 +111,7 @@ def importing(now: bool) -> None:
 
 def place_of(what: str) -> str:
     """Where the author's code is now, or else a dependency's, and what it called there."""
-    called, frame = what, sys._getframe(1)
+    called, frame = what, sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     other = ""
     at: FrameType | None = frame
     while at is not None:
@@ -132,7 +132,7 @@ def place_of(what: str) -> str:
 def is_of_the_caller() -> bool:
     """Whether a file that is looked for was named by the author or a dependency, and is not one that the standard
     library would have for itself."""
-    at: FrameType | None = sys._getframe(1)
+    at: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while at is not None:
         path = at.f_code.co_filename
         if not _is_inner(path):

@@ -56,7 +56,8 @@ def read_report(report: Mapping[str, Any]) -> dict[str, Release]:
     for each in report["install"]:
         about = each["metadata"]
         info = each["download_info"]
-        requires = [one for one in about.get("requires_dist") or [] if "extra ==" not in one and "extra==" not in one]
+        named: list[str] = about.get("requires_dist") or []
+        requires = [one for one in named if "extra ==" not in one and "extra==" not in one]
         release = Release(
             canonical(about["name"]),
             about["version"],

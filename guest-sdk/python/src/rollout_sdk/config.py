@@ -18,7 +18,7 @@ import inspect
 import textwrap
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, ClassVar, get_origin, get_type_hints
+from typing import Any, ClassVar, cast, get_origin, get_type_hints
 
 from ._json import JsonObject
 from ._schema import MISSING, Field, Mismatch, as_json, is_plain, read_fields, schema_of_fields
@@ -38,7 +38,7 @@ class Settings:
         # As models of Pydantic say it.
         model_config: Any = cls.__dict__.get("model_config")
         if extra is None and isinstance(model_config, dict):
-            extra = model_config.get("extra")
+            extra = cast("dict[str, Any]", model_config).get("extra")
             extra = None if extra == "ignore" else extra
         if extra is not None:
             if extra not in ("allow", "forbid"):

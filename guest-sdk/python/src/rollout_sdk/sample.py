@@ -185,7 +185,9 @@ async def chat_with(
     sample: Sample, messages: Iterable[Message], tools: Iterable[Mapping[str, Any]], params: dict[str, Any]
 ) -> Completion:
     """Asks the model as `Sample.chat` does, with parameters of any names."""
-    return await sample._ask(dump_messages(messages), tools, params, after_history=False, keep_reply=False)
+    return await sample._ask(  # pyright: ignore[reportPrivateUsage]
+        dump_messages(messages), tools, params, after_history=False, keep_reply=False
+    )
 
 
 def _completion(raw: _host.RawCompletion) -> Completion:
