@@ -313,6 +313,11 @@ def _pins(wanted: list[str], target: Path, project: Project, wheels: Path | None
         most.write_text("".join(f"{name}<={version}\n" for name, version in made.items()))
         done = _pip(project, "install", "--dry-run", "--ignore-installed", "--report", str(report), "--constraint", str(most),
                     "--", *wanted)
+        named = [canonical(each.strip()) for each in wanted]
+        if done.returncode != 0 and all(name in made for name in named):
+            # Where no index has them there is no newer release to fall behind.
+            say(f"pip finds no release for {sys.executable}; taking those that were made for components")
+            return [f"{name}=={made[name]}" for name in named], None
         if done.returncode != 0:
             at_fault(f"the dependencies could not be resolved: {', '.join(wanted)}\n{done.stdout.strip()}")
         releases = resolve.read_report(json.loads(report.read_text()))
