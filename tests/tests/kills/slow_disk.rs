@@ -12,9 +12,8 @@ use tokio::task::JoinSet;
 
 use super::{ALONE, Random, Trainer, check_log, check_results, from_env, long_way, until_free};
 
-/// Kills, unless the environment says how many, and at the most.
+/// Kills, unless `ROLLOUT_TEST_SLOW_KILLS` says how many.
 const KILLS: u64 = 10;
-const KILLS_MAX: u64 = 25;
 
 /// Rollouts that are in flight: few, so that it is the disk that is slow.
 const IN_FLIGHT: usize = 24;
@@ -67,7 +66,7 @@ async fn a_slow_sync_does_not_decide_which_answers_are_kept() {
     for _ in 0..IN_FLIGHT {
         workers.spawn(keep_busy(trainer.clone()));
     }
-    for _ in 0..from_env("ROLLOUT_TEST_KILLS").unwrap_or(KILLS).min(KILLS_MAX) {
+    for _ in 0..from_env("ROLLOUT_TEST_SLOW_KILLS").unwrap_or(KILLS) {
         let life = LIFE[0] + random.time_below(LIFE[1]);
         live_and_die(&trainer, &serve, &journal, life).await;
         while let Some(worker) = workers.try_join_next() {
