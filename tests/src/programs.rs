@@ -64,10 +64,10 @@ pub fn guest(name: &str) -> PathBuf {
 pub fn example(package: &str) -> PathBuf {
     let file = format!("{}.wasm", package.replace('-', "_"));
     let path = match env::var_os("ROLLOUT_GUESTS_DIR") {
-        // Cargo puts it beside the directory of the guests.
-        Some(dir) => PathBuf::from(dir).with_file_name(file),
+        // Cargo puts the examples, which have a profile of their own, beside the profile of the guests.
+        Some(dir) => PathBuf::from(dir).join("../../guest").join(file),
         None => {
-            let built = cargo_build(&["--release", "--target", "wasm32-wasip2", "-p", package, "--lib"]);
+            let built = cargo_build(&["--profile", "guest", "--target", "wasm32-wasip2", "-p", package, "--lib"]);
             let files = built.iter().filter_map(|artifact| artifact["filenames"].as_array()).flatten();
             let mut files = files.filter_map(Value::as_str).map(PathBuf::from);
             files.find(|path| path.ends_with(&file)).unwrap_or_default()

@@ -115,6 +115,34 @@ async fn after_a_kill_rollouts_go_on_with_the_version_that_they_began_with() {
     }
 }
 
+/// The tokens and the guests' CPU seconds that a tenant used today, as the operator sees them.
+async fn usage(catalog: &TestCatalog, tenant: &str) -> (u64, f64) {
+    let usage = catalog.operate(Method::GET, &format!("/tenants/{tenant}/usage"), Value::Null).await;
+    let today = &usage["days"][0];
+    (today["model_tokens"].as_u64().unwrap_or_default(), today["guest_cpu_seconds"].as_f64().unwrap_or_default())
+}
+
+#[tokio::test]
+async fn a_kill_loses_no_usage_of_rollouts_that_ended_a_moment_before() {
+    let controller = Controller::start().await;
+    let catalog = TestCatalog::start().await;
+    let tenant = catalog.tenant("t", json!({})).await;
+    catalog.serve(&tenant, "p", "tunable", &greets(1)).await;
+    let plugin = catalog.plugin(&tenant, "p");
+    plugin.run(&controller.rollout("2 + 3").label("5")).await;
+    let (tokens, cpu) = usage(&catalog, "t").await;
+    assert!(tokens > 0 && cpu > 0.0, "{tokens} tokens, {cpu} s");
+    let seen = tokio::time::Instant::now();
+    while seen.elapsed() < std::time::Duration::from_millis(300) {
+        plugin.run(&controller.rollout("2 + 3").label("5")).await;
+    }
+
+    let catalog = catalog.killed().await;
+
+    let (tokens_after, cpu_after) = usage(&catalog, "t").await;
+    assert!(tokens_after >= tokens && cpu_after >= cpu, "{tokens_after} of {tokens} tokens, {cpu_after} of {cpu} s");
+}
+
 #[tokio::test]
 async fn what_fails_its_checks_cannot_be_active_and_says_why() {
     let catalog = TestCatalog::start().await;

@@ -4,7 +4,7 @@
 //! waiting for the disk at each rollout; nobody was answered by it.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -17,8 +17,11 @@ use crate::model::{TenantId, Time};
 use crate::store::{Store, time};
 use crate::{Catalog, LIST_MAX};
 
-/// How often usage is written, where there was some.
-const WRITE_EVERY: Duration = Duration::from_secs(1);
+/// Time between two writes of usage. A kill loses at most what was used in that time.
+const WRITE_EVERY: Duration = Duration::from_millis(50);
+
+/// Time between two looks for last uses of keys that are due, and between two attempts of a write that failed.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// How often the last uses of keys are written.
 const TOUCHES_EVERY: Duration = Duration::from_secs(60);
@@ -53,6 +56,10 @@ pub(crate) struct Noted {
     touches_written: Option<Instant>,
     /// What was used in a day in all, of today and of days that are not written yet.
     usage: BTreeMap<(i64, TenantId), Used>,
+    /// Whether usage was added since the last write began.
+    has_new_usage: bool,
+    /// Whether the catalog is being closed.
+    is_closing: bool,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -102,13 +109,16 @@ pub(crate) fn forget_tenant(store: &Store, tenant: TenantId) {
 }
 
 impl Catalog {
-    /// Notes what a tenant used today. Written within some seconds.
+    /// Adds to what a tenant used today. It is written within 50 ms.
     pub fn add_usage(&self, tenant: TenantId, usage: Usage) {
         let today = number(self.0.store.now());
         let mut noted = noted(&self.0.store);
         let used = noted.usage.entry((today, tenant)).or_default();
         used.total.add(usage);
         used.written = false;
+        noted.has_new_usage = true;
+        drop(noted);
+        self.0.store.noted_changed.notify_one();
     }
 
     /// What a tenant used today, and which day that is. Nothing is read from the disk.
@@ -176,7 +186,8 @@ pub(crate) fn write(store: &Store, all: bool) -> Result<(), StorageError> {
     // Whoever writes to the database has its lock first and then this one, never the other way around.
     let mut locked = store.locked();
     let (touched, usage) = {
-        let noted = noted(store);
+        let mut noted = noted(store);
+        noted.has_new_usage = false;
         let due = all || noted.touches_written.is_none_or(|at| at.elapsed() >= TOUCHES_EVERY);
         let touched = if due { noted.touched.clone() } else { HashMap::new() };
         let unwritten = noted.usage.iter().filter(|(_, used)| !used.written);
@@ -186,7 +197,9 @@ pub(crate) fn write(store: &Store, all: bool) -> Result<(), StorageError> {
     if touched.is_empty() && usage.is_empty() {
         return Ok(());
     }
-    let written = locked.write(|transaction| write_all(transaction, &touched, &usage));
+    let write = |transaction: &Transaction<'_>| write_all(transaction, &touched, &usage);
+    // A process that is killed leaves what it wrote to the kernel. Only a machine that stops may lose the last usage.
+    let written = if all { locked.write(write) } else { locked.write_without_sync(write) };
     let today = number(store.now());
     let mut noted = noted(store);
     if let Err(error) = written {
@@ -229,46 +242,57 @@ fn write_all(
 
 /// The thread that writes. Dropping it writes the rest.
 pub(crate) struct Writer {
-    stop: Arc<(Mutex<bool>, Condvar)>,
+    store: Arc<Store>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Writer {
     pub(crate) fn start(store: Arc<Store>) -> Result<Self, StorageError> {
-        let stop = Arc::new((Mutex::new(false), Condvar::new()));
         let path = store.path.clone();
-        let stopping = Arc::clone(&stop);
+        let writing = Arc::clone(&store);
         let thread = std::thread::Builder::new().name("catalog".to_owned());
-        let thread = thread.spawn(move || run(&store, &stopping)).map_err(crate::error::at(&path))?;
-        Ok(Self { stop, thread: Some(thread) })
+        let thread = thread.spawn(move || run(&writing)).map_err(crate::error::at(&path))?;
+        Ok(Self { store, thread: Some(thread) })
     }
 }
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        *self.stop.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.stop.1.notify_all();
+        noted(&self.store).is_closing = true;
+        self.store.noted_changed.notify_all();
         if let Some(thread) = self.thread.take() {
-            // It says itself what went wrong.
+            // The thread logs its own errors.
             let _ = thread.join();
         }
     }
 }
 
-fn run(store: &Store, (stop, changed): &(Mutex<bool>, Condvar)) {
-    let mut stopped = stop.lock().unwrap_or_else(PoisonError::into_inner);
-    loop {
-        let last = *stopped;
-        if let Err(error) = write(store, last) {
+/// Waits until there is new usage or the catalog is being closed, but no longer than `LOOK_EVERY`.
+fn wait_for_usage(store: &Store) {
+    let is_idle = |noted: &mut Noted| !noted.is_closing && !noted.has_new_usage;
+    drop(store.noted_changed.wait_timeout_while(noted(store), LOOK_EVERY, is_idle));
+}
+
+/// Waits for this time, or until the catalog is being closed. Returns whether it is.
+fn pause(store: &Store, time: Duration) -> bool {
+    let waited = store.noted_changed.wait_timeout_while(noted(store), time, |noted| !noted.is_closing);
+    waited.unwrap_or_else(PoisonError::into_inner).0.is_closing
+}
+
+fn run(store: &Store) {
+    let mut is_closing = false;
+    while !is_closing {
+        wait_for_usage(store);
+        let mut time = WRITE_EVERY;
+        if let Err(error) = write(store, false) {
             let reason = std::error::Error::source(&error).map(ToString::to_string);
             tracing::error!(%error, reason, "usage and last uses of keys are not written");
+            time = LOOK_EVERY;
         }
-        if last {
-            return;
-        }
-        stopped = changed
-            .wait_timeout_while(stopped, WRITE_EVERY, |stop| !*stop)
-            .unwrap_or_else(PoisonError::into_inner)
-            .0;
+        is_closing = pause(store, time);
+    }
+    if let Err(error) = write(store, true) {
+        let reason = std::error::Error::source(&error).map(ToString::to_string);
+        tracing::error!(%error, reason, "the last usage and last uses of keys are not written");
     }
 }

@@ -3,7 +3,7 @@
 use std::fs::{DirBuilder, File};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use chrono::DateTime;
@@ -23,6 +23,8 @@ const BUSY_TIME_MAX: Duration = Duration::from_secs(10);
 pub(crate) struct Store {
     pub path: PathBuf,
     pub noted: Mutex<Noted>,
+    /// Signalled when there is usage to write, and when the catalog is being closed.
+    pub noted_changed: Condvar,
     clock: Clock,
     connection: Mutex<Connection>,
     _lock: File,
@@ -45,7 +47,8 @@ impl Store {
         })?;
         sync_folder(&path)?;
         let connection = Mutex::new(connection);
-        Ok(Self { path, noted: Mutex::default(), clock: settings.clock, connection, _lock: lock })
+        let (noted, noted_changed) = Default::default();
+        Ok(Self { path, noted, noted_changed, clock: settings.clock, connection, _lock: lock })
     }
 
     /// The time, to the second, as all of the catalog is.
@@ -99,6 +102,19 @@ impl Locked<'_> {
         change: impl FnOnce(&Transaction<'_>) -> Result<T, Stop>,
     ) -> Result<T, CatalogError> {
         self.transact(TransactionBehavior::Immediate, change)
+    }
+
+    /// Changes the catalog in one transaction that outlives the process, but maybe not a crash of the machine.
+    pub(crate) fn write_without_sync<T>(
+        &mut self,
+        change: impl FnOnce(&Transaction<'_>) -> Result<T, Stop>,
+    ) -> Result<T, CatalogError> {
+        let sql = |error| StorageError::new(self.store.database(), error);
+        self.connection.pragma_update(None, "synchronous", "normal").map_err(sql)?;
+        let written = self.write(change);
+        let sql = |error| StorageError::new(self.store.database(), error);
+        self.connection.pragma_update(None, "synchronous", "full").map_err(sql)?;
+        written
     }
 
     fn transact<T>(

@@ -44,13 +44,58 @@ fn check_target(dir: &Path) -> Result<()> {
     bail!("the compilation target {TARGET} is not installed; run: rustup target add {TARGET}")
 }
 
+/// The part of an author's `Cargo.toml` that this program reads.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Manifest {
+    package: Package,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Package {
+    metadata: Metadata,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Metadata {
+    rollout: BuildSettings,
+}
+
+/// `[package.metadata.rollout]`.
+#[derive(Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct BuildSettings {
+    /// The profile to build with.
+    profile: String,
+}
+
+impl Default for BuildSettings {
+    fn default() -> Self {
+        Self { profile: "release".to_owned() }
+    }
+}
+
+/// Reads the build settings of a project. Cargo reports what is wrong with the rest of the file.
+fn build_settings(manifest: &Path) -> Result<BuildSettings> {
+    let text = std::fs::read_to_string(manifest)
+        .with_context(|| format!("cannot read {}", manifest.display()))?;
+    match toml::from_str::<Manifest>(&text) {
+        Ok(manifest) => Ok(manifest.package.metadata.rollout),
+        Err(error) => Err(PluginFault(format!("{} is not right: {error}", manifest.display())).into()),
+    }
+}
+
 /// Runs cargo and gives what it made of the library.
 pub(super) fn compile(dir: &Path) -> Result<Built> {
     let manifest = dir.join("Cargo.toml");
     let manifest = manifest.canonicalize().with_context(|| format!("cannot read {}", manifest.display()))?;
     check_target(dir)?;
+    let BuildSettings { profile } = build_settings(&manifest)?;
     let mut cargo = Command::new("cargo")
-        .args(["build", "--release", "--lib", "--target", TARGET, "--message-format=json-render-diagnostics"])
+        .args(["build", "--profile", &profile, "--lib", "--target", TARGET])
+        .arg("--message-format=json-render-diagnostics")
         .current_dir(dir)
         .stdout(Stdio::piped())
         .spawn()

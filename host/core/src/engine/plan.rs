@@ -134,6 +134,10 @@ pub(super) fn code(plan: MemoryPlan) -> Config {
         .max_wasm_stack(WASM_STACK_BYTES)
         .async_stack_size(ASYNC_STACK_BYTES)
         .memory_guaranteed_dense_image_size(IMAGE_BYTES_MAX)
+        // Names of functions are reported, addresses are not, and no debugger unwinds guests. The tables for both
+        // are a third of a Python component's code.
+        .generate_address_map(false)
+        .native_unwind_info(false)
         // NaN bits are the one thing in core wasm that depends on the machine.
         .cranelift_nan_canonicalization(true)
         .wasm_features(WasmFeatures::all().difference(FEATURES), false)
