@@ -75,6 +75,27 @@ async fn unread_results_are_left_to_the_journal_and_are_the_same_after_a_start()
 }
 
 #[tokio::test]
+async fn the_journal_has_a_message_once_besides_the_prompt_of_its_admission() {
+    const WORD: &str = "quinquagesima";
+    let journal = tempfile::tempdir().unwrap();
+    let controller = Controller::start().await;
+    let serve = TestHost::of("conform").config(&format!("[journal]\ndir = '{}'\n", journal.path().display()));
+    let host = serve.clone().start().await;
+    let prompt = format!("Calculate 2 + 3. {WORD}{}", " ".repeat(4 << 10));
+    let admitted = host.admit(&controller.rollout(&prompt).label("5")).await;
+    let result = host.result(&admitted).await;
+    let reported = result.to_string();
+    assert!(reported.contains(WORD), "{reported}");
+
+    let host = host.killed(&serve).await;
+
+    assert_eq!(host.result(&admitted).await, result);
+    let segment = std::fs::read(journal.path().join("00000000000000000001.seg")).unwrap();
+    let found = segment.windows(WORD.len()).filter(|bytes| *bytes == WORD.as_bytes()).count();
+    assert_eq!(found, 2, "the admission and the request have it, and the outcome does not");
+}
+
+#[tokio::test]
 async fn a_result_of_an_earlier_process_is_forgotten_after_its_time_and_the_id_is_free_for_good() {
     let controller = Controller::start().await;
     let serve = journaled().config("[osmosis]\nresult-ttl-secs = 3.0\n");

@@ -328,7 +328,7 @@ pub struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
-    fn all(of: &'a Messages) -> Self {
+    pub(super) fn all(of: &'a Messages) -> Self {
         Self { of, from: 0, to: of.len() }
     }
 

@@ -167,6 +167,9 @@ impl RunEvent {
     /// How many kinds there are.
     pub const KINDS: u8 = 4;
 
+    /// The kind of [`Self::Asked`].
+    pub const ASKED: u8 = ASKED;
+
     /// The event as it is written: its kind, below [`Self::KINDS`], and its parts.
     pub fn parts(&self) -> (u8, [Bytes; 2]) {
         let none = Line { at: 0, call: None, nanos: None, answer: None };

@@ -399,10 +399,14 @@ impl Rollout {
         let conversations = samples.iter().map(|sample| &sample.record.messages);
         let counted = |hasher: &_| self.record.tool_call_ids(hasher);
         usage.tool_calls = trajectory::calls_made(conversations, &self.request.prompt, counted);
+        let mut carried = Vec::new();
         if let Some(log) = self.handle.log() {
             let deployment = &self.host.0.deployment;
             let plugins = [Some(deployment.digest()), deployment.grader_digest()];
-            self.record.with_left(|left| log.left(left, plugins));
+            self.record.with_left(|left| {
+                log.left(left, plugins);
+                carried = left.carried();
+            });
         }
         let times = HalfTimes {
             workflow: self.workflow_time,
@@ -440,7 +444,7 @@ impl Rollout {
             }
         };
         if let Some(log) = log {
-            log.outcome(&finished);
+            log.outcome(&finished, &carried);
         }
         finished
     }

@@ -64,6 +64,23 @@ impl Messages {
         inner.ends.extend(other.0.ends.iter().map(|end| start + end));
     }
 
+    /// Adds messages that were taken out of other lists.
+    pub(crate) fn push_texts<'a>(&mut self, texts: impl Iterator<Item = &'a str>) {
+        let inner = Arc::make_mut(&mut self.0);
+        for text in texts {
+            inner.make_room(text.len());
+            inner.text.push_str(text);
+            inner.ends.push(inner.text.len());
+        }
+    }
+
+    /// The messages from this one on, as a list of its own.
+    pub(crate) fn tail(&self, from: usize) -> Self {
+        let mut tail = Self::with_capacity(self.text_bytes_of(from, self.len()));
+        tail.push_texts(self.iter().skip(from));
+        tail
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         self.0.ends.len()

@@ -23,7 +23,7 @@ use serde::Serialize;
 use tokio::sync::watch;
 
 use super::run_clock::RunClock;
-use super::{Failed, Journal, RolloutLog, json, kind};
+use super::{Failed, Journal, RolloutLog, json, kind, outcome};
 use crate::budget::{Budget, Charge};
 use crate::id::RolloutId;
 use crate::rollout::model::Finished;
@@ -279,17 +279,16 @@ pub struct KeptOutcome {
 }
 
 impl KeptOutcome {
-    /// The bytes that the outcome takes in files. Reads files.
+    /// The bytes of the outcome in files, with the requests that it refers to. Reads files.
     pub fn bytes(&self) -> io::Result<u64> {
-        self.outcome.bytes_of(|kind| kind == kind::OUTCOME)
+        self.outcome.bytes_of(outcome::is_part)
     }
 
     /// What came of the rollout. Reads files.
     pub fn read(&self) -> io::Result<Finished> {
-        let events = self.outcome.events(|kind| kind == kind::OUTCOME)?;
+        let events = self.outcome.events(outcome::is_part)?;
         let events = events.ok_or(io::ErrorKind::NotFound)?;
-        let outcome = events.last().ok_or_else(|| io::Error::other("a kept result has no outcome"))?;
-        serde_json::from_slice(&outcome.payload).map_err(io::Error::other)
+        outcome::read(&events)?.ok_or_else(|| io::Error::other("a kept result has no outcome"))
     }
 }
 
@@ -467,7 +466,7 @@ mod tests {
         for event in 0..8 {
             log.append(kind::OF_WORKFLOW + event % 4, vec![Bytes::from_static(&[b'x'; 300])]);
         }
-        log.append(kind::OUTCOME, vec![Bytes::from_static(b"{}")]);
+        log.append(kind::OUTCOME, vec![Bytes::from_static(b"[]\n{}")]);
         log
     }
 

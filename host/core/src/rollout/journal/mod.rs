@@ -13,6 +13,7 @@ mod admission;
 mod file;
 mod fork;
 mod kept;
+mod outcome;
 mod run_clock;
 mod stored;
 mod unfinished;
@@ -33,9 +34,8 @@ use tokio::sync::Semaphore;
 
 use super::model::{Finished, HOST_VERSION, RolloutRequest};
 use crate::id::RolloutId;
-use crate::imports::{Ending, Left, NoEvent, Role, RunEvent, RunLog};
+use crate::imports::{Carried, Ending, Left, NoEvent, Role, RunEvent, RunLog};
 use crate::seal::Seal;
-use crate::wire;
 
 use admission::AdmissionLine;
 pub use admission::{Continuation, DeploymentId, JournaledSecrets, ServedAs};
@@ -248,22 +248,19 @@ impl RolloutLog {
         }
     }
 
-    /// Keeps what came of the rollout.
-    pub(super) fn outcome(&self, finished: &Finished) {
-        let messages = finished.samples.iter().map(|sample| sample.record.messages.text_bytes());
-        self.append(kind::OUTCOME, vec![wire::json_with(finished, messages.sum())]);
+    /// Appends the outcome of the rollout, with the conversations that requests carried.
+    pub(super) fn outcome(&self, finished: &Finished, carried: &[Option<Carried>]) {
+        self.append(kind::OUTCOME, outcome::written(finished, carried));
     }
 
-    /// The bytes that what came of the rollout takes in files. Reads files, and blocks.
+    /// The bytes of the outcome in files, with the requests that it refers to. Reads files, and blocks.
     pub fn outcome_bytes(&self) -> io::Result<u64> {
-        self.0.bytes_of(|kind| kind == kind::OUTCOME)
+        self.0.bytes_of(outcome::is_part)
     }
 
     /// What came of the rollout, once that is kept and while it is not [over](Self::end). Reads files, and blocks.
     pub fn read_outcome(&self) -> io::Result<Option<Finished>> {
-        let written = self.0.read(|kind| kind == kind::OUTCOME)?;
-        let outcome = written.events.iter().rfind(|event| event.kind == kind::OUTCOME);
-        outcome.map(|event| serde_json::from_slice(&event.payload).map_err(io::Error::other)).transpose()
+        outcome::read(&self.0.read(outcome::is_part)?.events)
     }
 
     /// Where a run's events are kept.

@@ -7,7 +7,7 @@ use rollout_journal as store;
 use serde_json::value::RawValue;
 
 use super::unfinished::{UnreadableRollout, read_admission, split_line};
-use super::{DeploymentId, LeftLine, events_of, kind};
+use super::{DeploymentId, LeftLine, events_of, kind, outcome};
 use crate::id::RolloutId;
 use crate::imports::{ArtifactFile, RecordParts, Role, RunEvent, read_log};
 use crate::rollout::model::{Finished, RolloutRequest};
@@ -102,7 +102,7 @@ impl StoredRollout {
         let mut stored = Self {
             workflow: run(Role::Workflow)?,
             grader: run(Role::Grader)?,
-            outcome: None,
+            outcome: outcome::read(&written.events).map_err(|error| unreadable(error.to_string()))?.map(Box::new),
             request: line.request.into_owned(),
             deployment: line.deployment,
             driver: line.driver.into_owned(),
@@ -120,7 +120,6 @@ impl StoredRollout {
         let payload = &event.payload;
         match event.kind {
             kind::NOTED => self.notes.push(serde_json::from_slice(payload)?),
-            kind::OUTCOME => self.outcome = Some(serde_json::from_slice(payload)?),
             // What a process before left when it died between this and the outcome is left again.
             kind::LEFT => {
                 let LeftLine { host, workflow, grader, record } = serde_json::from_slice(payload)?;
@@ -135,7 +134,7 @@ impl StoredRollout {
             }
             kind::LOGGED => self.left.log = read_log(payload)?,
             kind::REFUSED_CALL => self.left.refused.push(payload.clone()),
-            // Its beginning was read, and what happened in its runs.
+            // Its beginning was read, what happened in its runs, and its outcome.
             _ => {}
         }
         Ok(())

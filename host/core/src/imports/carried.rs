@@ -1,0 +1,91 @@
+//! Conversations that a request carried already.
+//!
+//! A request of a workflow carries a sample's conversation up to the reply that it asks for. The journal has the request,
+//! so an outcome need not have those messages again: it says which request has them, and how many.
+
+use serde::{Deserialize, Serialize};
+
+use super::again::Left;
+use super::exchange::{ModelCalls, Part, WrittenRequest, in_common};
+use super::record::SampleRecord;
+use super::run_event::RunEvent;
+use super::tools::WrittenToolCall;
+use crate::telemetry::ModelRole;
+use crate::wire::messages::Messages;
+
+/// Bytes of text from which on a conversation is referred to. A shorter one is written out, so that most outcomes of one turn
+/// are read without their requests.
+const BYTES_MIN: usize = 1 << 10;
+
+/// The beginning of a sample's conversation, as a request carried it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Carried {
+    /// The request's place among those of the workflow to its model, from 0.
+    request: usize,
+    /// Number of messages that the request and the conversation have in common.
+    count: usize,
+}
+
+impl Left<'_> {
+    /// The beginnings of the samples' conversations that requests carried, by sample.
+    pub fn carried(&self) -> Vec<Option<Carried>> {
+        let (samples, policy) = (&self.0.samples, &self.0.policy);
+        samples.iter().map(|sample| Carried::find(sample, samples, policy)).collect()
+    }
+}
+
+impl Carried {
+    /// Finds the last request of a sample, and what it carried of the sample's conversation.
+    fn find(sample: &SampleRecord, samples: &[SampleRecord], policy: &ModelCalls) -> Option<Self> {
+        let exchanges = policy.exchanges();
+        let request = exchanges.iter().rposition(|exchange| exchange.sample.as_ref() == Some(&sample.id))?;
+        let sent = policy.among(samples).messages(&exchanges[request]);
+        let count = in_common(&sent, &[Part::all(&sample.messages)]);
+        (sample.messages.text_bytes_of(0, count) >= BYTES_MIN).then_some(Self { request, count })
+    }
+
+    /// The rest of the sample's conversation.
+    pub fn rest(self, messages: &Messages) -> Messages {
+        messages.tail(self.count)
+    }
+}
+
+/// The requests of a workflow to its model, read from the events of its run.
+#[derive(Debug, Default)]
+pub struct CarriedRequests(ModelCalls);
+
+impl CarriedRequests {
+    /// Reads them. The error says what of them cannot be read.
+    pub fn read(workflow: &[RunEvent]) -> Result<Self, String> {
+        let mut policy = ModelCalls::default();
+        for event in workflow {
+            let RunEvent::Asked { time, what, .. } = event else { continue };
+            if serde_json::from_slice::<WrittenToolCall<'_>>(what).is_ok() {
+                continue;
+            }
+            let request: WrittenRequest<'_> = serde_json::from_slice(what)
+                .map_err(|error| format!("a request cannot be read: {error}"))?;
+            if request.asked == ModelRole::Policy {
+                policy.add_written(request, *time)?;
+            }
+        }
+        Ok(Self(policy))
+    }
+
+    /// Puts a conversation together of what a request carried and the rest. The error says what is missing.
+    pub fn whole(&self, carried: Carried, rest: &Messages) -> Result<Messages, String> {
+        let Carried { request, count } = carried;
+        let exchange = self.0.exchanges().get(request);
+        let exchange = exchange.ok_or_else(|| format!("request {request} of the workflow is missing"))?;
+        let lists = self.0.among(&[]);
+        let sent = lists.messages(exchange);
+        let mut whole = Messages::default();
+        whole.push_texts(sent.iter().flat_map(Part::iter).take(count));
+        if whole.len() < count {
+            return Err(format!("request {request} of the workflow has {} of {count} messages", whole.len()));
+        }
+        whole.push_texts(rest.iter());
+        whole.shrink();
+        Ok(whole)
+    }
+}
