@@ -7,7 +7,7 @@ use rollout_tests::{
 };
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::TcpSocket;
 use tokio::task::JoinSet;
 
 /// A journal beside the artifacts.
@@ -185,7 +185,11 @@ async fn slow_readers_of_trajectories_hold_up_nobody() {
     for _ in 0..6 {
         let (at, id) = (at.clone(), long.id.clone());
         slow.spawn(async move {
-            let mut stream = TcpStream::connect(&at).await.expect("it listens");
+            // Without room of its own in the kernel, so that the server has to wait.
+            let socket = TcpSocket::new_v4().expect("there is a socket");
+            socket.set_recv_buffer_size(4 << 10).expect("it has a size");
+            let at_once = at.parse().expect("it is an address");
+            let mut stream = socket.connect(at_once).await.expect("it listens");
             let asked = format!("GET /rollout/{id}/trajectory HTTP/1.1\r\nhost: {at}\r\n\r\n");
             stream.write_all(asked.as_bytes()).await.expect("it is sent");
             let mut begins = [0; 64];

@@ -134,16 +134,28 @@ fn uncount(counts: &mut BTreeMap<u32, u32>, segment: u32) {
 }
 
 impl Table {
-    /// Adds a result. One of the same name makes room.
+    /// Adds a result, in place of one of the same name. Looks the name up once, because a start adds a million.
     fn add(&mut self, key: u64, place: Place) {
-        self.remove(key);
         count(&mut self.begins, place.first);
         if place.is_awaited {
             count(&mut self.pins, place.first);
             self.awaited += 1;
         }
         self.found += usize::from(place.serial == 0);
-        self.places.insert(key, place);
+        if let Some(replaced) = self.places.insert(key, place) {
+            self.removed(replaced);
+        }
+    }
+
+    /// Counts a result that is not in the table any more, and returns whether it was awaited.
+    fn removed(&mut self, place: Place) -> bool {
+        uncount(&mut self.begins, place.first);
+        self.found -= usize::from(place.serial == 0);
+        if place.is_awaited {
+            self.awaited -= 1;
+            uncount(&mut self.pins, place.first);
+        }
+        place.is_awaited
     }
 
     /// The result is not awaited any more. Says whether it was.
@@ -157,14 +169,9 @@ impl Table {
         was_awaited
     }
 
-    /// Removes a result, and says whether it was awaited.
+    /// Removes a result, and returns whether it was awaited.
     fn remove(&mut self, key: u64) -> bool {
-        let was_awaited = self.settle(key);
-        if let Some(place) = self.places.remove(&key) {
-            uncount(&mut self.begins, place.first);
-            self.found -= usize::from(place.serial == 0);
-        }
-        was_awaited
+        self.places.remove(&key).is_some_and(|place| self.removed(place))
     }
 
     /// The segment from which results are awaited.
