@@ -372,6 +372,24 @@ impl Shared {
         if account.evicted.load(Ordering::Relaxed) {
             return Err(over(self.used.load(Ordering::Relaxed)));
         }
+        let evict = |holders: &Holders, used| {
+            let most = holders.all.values().filter(|held| !held.evicted()).max_by_key(|held| held.rank());
+            match most {
+                Some(most) if most.pays_for(account, bytes) => most.evict(),
+                _ => return Err(over(used)),
+            }
+            Ok(())
+        };
+        self.take_by_eviction(bytes, evict).inspect_err(|_| account.evict())
+    }
+
+    /// Takes bytes that there may be no room for. Where what evicted rollouts still hold is not enough, one more is
+    /// evicted. The bytes are taken at once, and the budget may be overdrawn until those of the evicted are back.
+    fn take_by_eviction(
+        &self,
+        bytes: usize,
+        evict: impl FnOnce(&Holders, usize) -> Result<(), OverBudget>,
+    ) -> Result<(), OverBudget> {
         if self.take(bytes, self.total).is_ok() {
             return Ok(());
         }
@@ -380,18 +398,10 @@ impl Shared {
             holders.all.values().filter(|held| held.evicted()).map(|held| held.bytes()).sum();
         let used = self.used.load(Ordering::Relaxed);
         if used.saturating_sub(leaving).saturating_add(bytes) > self.total {
-            let most = holders.all.values().filter(|held| !held.evicted()).max_by_key(|held| held.rank());
-            match most {
-                Some(most) if most.pays_for(account, bytes) => most.evict(),
-                _ => {
-                    account.evict();
-                    return Err(over(used));
-                }
-            }
+            evict(&holders, used)?;
         }
         drop(holders);
-        let overdraft = percent(self.total, OVERDRAFT_PERCENT);
-        self.take(bytes, self.total.saturating_add(overdraft)).inspect_err(|_| account.evict())
+        self.take(bytes, self.total.saturating_add(percent(self.total, OVERDRAFT_PERCENT)))
     }
 
     /// Takes bytes for a request of a group.
@@ -409,21 +419,13 @@ impl Shared {
         if !group.is_within_share(bytes, self.total) {
             return self.take(bytes, percent(self.total, NEW_WORK_PERCENT));
         }
-        if self.take(bytes, self.total).is_ok() {
-            return Ok(());
-        }
-        let holders = self.holders();
-        let leaving: usize =
-            holders.all.values().filter(|held| held.evicted()).map(|held| held.bytes()).sum();
-        let used = self.used.load(Ordering::Relaxed);
-        if used.saturating_sub(leaving).saturating_add(bytes) > self.total {
+        self.take_by_eviction(bytes, |holders, used| {
             let is_over =
                 |held: &&Arc<HolderUsage>| !held.evicted() && !held.group.is_within_share(0, self.total);
             let most = holders.all.values().filter(is_over).max_by_key(|held| held.rank());
             most.ok_or(OverBudget { asked: bytes, used, total: self.total })?.evict();
-        }
-        drop(holders);
-        self.take(bytes, self.total.saturating_add(percent(self.total, OVERDRAFT_PERCENT)))
+            Ok(())
+        })
     }
 
     fn give_back(&self, bytes: usize) {
