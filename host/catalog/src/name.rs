@@ -85,6 +85,6 @@ mod tests {
             assert!(error.contains("1 to 64 lower-case letters, digits, '-' and '_'"), "{error}");
         }
         let error = Name::new("a\nb".repeat(1000)).unwrap_err().to_string();
-        assert!(error.starts_with("'a\\nba\\n") && error.len() < 400, "{error}");
+        assert!(error.starts_with("invalid name 'a\\nba\\n") && error.len() < 400, "{error}");
     }
 }

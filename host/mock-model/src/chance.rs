@@ -8,8 +8,8 @@ use std::hash::Hash;
 
 use sha2::{Digest, Sha256};
 
-/// Number of counters in each of two generations. A rollout makes its calls within seconds of each other; after
-/// 50,000 calls of others it is over.
+/// Number of counters in each of two generations. A rollout makes its calls within seconds of each other;
+/// after 50,000 calls of others it is over.
 const GENERATION: usize = 50_000;
 
 /// Four random words for one question.

@@ -2,8 +2,8 @@
 //!
 //! The mock evaluates arithmetic. It calls a calculator tool if the request offers one and answers with
 //! seeded mistakes, so that a demonstration shows real tool calls and mixed rewards. If a schema asks for a
-//! score with an explanation, the mock answers as a judge. For tests it plays a script. Every response has the
-//! header `x-rollout-host-mock`, and every completion names the mock in `system_fingerprint`.
+//! score with an explanation, the mock answers as a judge. For tests it plays a script. Every response has
+//! the header `x-rollout-host-mock`, and every completion names the mock in `system_fingerprint`.
 //!
 //! | file | contents |
 //! |---|---|
@@ -54,8 +54,8 @@ const DRAIN_MAX: Duration = Duration::from_secs(5);
 pub struct MockModelSettings {
     /// Delay before each chat call is answered.
     pub latency: Duration,
-    /// Probability of a mistake in a reply, 0 to 1. The same seed, rollout id, sample id and question give the
-    /// same mistakes.
+    /// Probability of a mistake in a reply, 0 to 1. The same seed, rollout id, sample id and question give
+    /// the same mistakes.
     pub error_rate: f64,
     /// Probability that a chat call fails with 503 and `Retry-After`, 0 to 1.
     pub failure_rate: f64,

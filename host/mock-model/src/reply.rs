@@ -122,8 +122,8 @@ fn off_by_a_little(result: &str, size: u64) -> Option<String> {
     Some(value.plus(Rational::whole(amount)).ok()?.to_string())
 }
 
-/// Extracts the number from a tool's result: the whole result, one of its fields, or the last word of its text.
-/// Returns `None` if the tool reports an error.
+/// Extracts the number from a tool's result: the whole result, one of its fields, or the last word of its
+/// text. Returns `None` if the tool reports an error.
 fn read_result(result: &str) -> Option<String> {
     let result = result.trim();
     match serde_json::from_str(result) {

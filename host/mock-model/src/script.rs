@@ -1,8 +1,8 @@
 //! Scripted replies for tests: JSON Lines, one object a line.
 //!
-//! A line states when it applies (`when`), how often (`times`) and what happens. Lines are tried in order; the
-//! first one that applies is played. Empty lines are skipped. Parsing reports all mistakes at once, each with
-//! its line number.
+//! A line states when it applies (`when`), how often (`times`) and what happens. Lines are tried in order;
+//! the first one that applies is played. Empty lines are skipped. Parsing reports all mistakes at once, each
+//! with its line number.
 //!
 //! This module selects the line and knows no HTTP connection.
 
@@ -120,8 +120,8 @@ impl Script {
     ///  "headers": {"retry-after": "0"}}
     /// ```
     ///
-    /// `call` is the number of the call within its rollout id and sample id, from 1. `times` counts per rollout
-    /// id. `delay_ms` replaces the latency. The action is exactly one of
+    /// `call` is the number of the call within its rollout id and sample id, from 1. `times` counts per
+    /// rollout id. `delay_ms` replaces the latency. The action is exactly one of
     ///
     /// - `message`: an assistant message, optionally with `finish_reason`, `usage` and `status`,
     /// - `body`: JSON that is sent verbatim,

@@ -91,8 +91,8 @@ fn quotas_of_plugins_and_components_hold_under_concurrent_pushes() {
     });
     assert_eq!(errors.len(), 6);
     // An upload arrives in two pieces; concurrent uploads decide which piece is rejected.
-    let refused = [3, 4]
-        .map(|requested| format!("quota component-bytes is 10: 8 in use, {requested} more requested for"));
+    let refused =
+        [3, 4].map(|requested| format!("quota component-bytes is 10: 8 in use, {requested} more requested"));
     assert!(errors.iter().all(|error| refused.contains(error)), "{errors:?}");
     assert_eq!(scene.at().component_bytes(a).unwrap(), 8);
     let existing =
@@ -111,7 +111,7 @@ fn quotas_of_plugins_and_components_hold_under_concurrent_pushes() {
         created_by: String::new(),
     };
     let error = scene.at().add_deployment(a, &"p3".parse().unwrap(), &new).unwrap_err();
-    assert_eq!(error.to_string(), "quota plugins is 2: 2 in use, 1 more requested for");
+    assert_eq!(error.to_string(), "quota plugins is 2: 2 in use, 1 more requested");
 }
 
 #[test]
