@@ -198,7 +198,7 @@ async fn a_catalog_is_one_server_s_at_a_time() {
     let first = Server::start(&catalog).await;
     let second = serve(&catalog).env("OPERATOR", &first.operator).start().ended().await;
     assert_eq!(second.code, Some(2), "{}", second.stderr);
-    let said = format!("the catalog in {} is another process's", catalog.display());
+    let said = format!("the catalog in {} is locked by another process", catalog.display());
     assert!(second.stderr.contains(&said), "{}", second.stderr);
     assert_eq!(first.asking(&first.operator).get("/tenants").await.0, 200);
 }

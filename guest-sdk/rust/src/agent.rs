@@ -1,8 +1,8 @@
 //! The ready-made tool loop.
 //!
-//! An [`Agent`] asks the model, runs the tools that it calls, appends the results and
-//! asks again, until the model stops or a limit is reached. Every message is pushed to
-//! the sample as it comes, so a rollout that is cut short still has its history.
+//! An [`Agent`] calls the model, runs the requested tools, appends the results and repeats until the model
+//! stops or a limit is reached. Every message is pushed to the sample as it arrives, so an aborted rollout
+//! still has its history.
 
 use std::cell::OnceCell;
 
@@ -15,7 +15,7 @@ use crate::sample::Sample;
 use crate::tool::{Tool, ToolResult};
 use crate::toolbox::Toolbox;
 
-/// The tool loop, to be set up and [run](Self::run).
+/// A tool loop to be configured and [run](Self::run).
 ///
 /// ```no_run
 /// # use rollout_sdk::{Context, Result, Tool};
@@ -33,13 +33,13 @@ use crate::toolbox::Toolbox;
 #[must_use = "an agent does nothing until it is run"]
 pub struct Agent {
     sample: Sample,
-    /// So many messages at the beginning are the host's alone: a long conversation is in no guest's memory.
+    /// Number of messages at the beginning that only the host stores, to save memory of the guest.
     left: usize,
-    /// Those after them.
+    /// The messages after those.
     messages: Vec<Message>,
-    /// How many of all are in the sample's history.
+    /// Number of messages that were pushed to the sample's history.
     pushed: usize,
-    /// How often that had been replaced when it began with them.
+    /// Number of replacements of the sample's history when the agent started to push.
     epoch: u32,
     toolbox: Toolbox,
     turns_max: u32,
@@ -47,13 +47,11 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// The most calls of the model in one run, where [`max_turns`](Self::max_turns)
-    /// says nothing else.
+    /// Maximum number of model calls in a run, unless [`max_turns`](Self::max_turns) sets another.
     pub const TURNS_MAX: u32 = 16;
 
-    /// An agent that records in this sample and starts from these messages, which are
-    /// pushed when it runs. [`Context::agent`](crate::Context::agent) starts from the
-    /// prompt.
+    /// Creates an agent that records into this sample and starts from these messages, which are pushed when
+    /// it runs. [`Context::agent`](crate::Context::agent) starts from the prompt.
     pub fn new(sample: Sample, messages: Vec<Message>) -> Self {
         let epoch = sample.epoch();
         Self {
@@ -68,9 +66,8 @@ impl Agent {
         }
     }
 
-    /// Gives the model instructions: after those that the conversation starts with, or
-    /// as a first message where it has none. Instructions that were recorded already
-    /// stay as they are; these become a message at the end then.
+    /// Adds instructions for the model: after the system message at the start of the conversation, or as a
+    /// new first message. If the start was recorded already, the instructions are appended as a message.
     pub fn system(mut self, text: impl Into<String>) -> Self {
         let text = text.into();
         match self.messages.first_mut() {
@@ -84,58 +81,56 @@ impl Agent {
         self
     }
 
-    /// Adds what the user says next.
+    /// Appends a user message.
     pub fn user(self, text: impl Into<String>) -> Self {
         self.message(Message::user(text))
     }
 
-    /// Adds any message.
+    /// Appends a message.
     pub fn message(mut self, message: Message) -> Self {
         self.messages.push(message);
         self
     }
 
-    /// Offers a tool, in place of one of the same name.
+    /// Offers a tool, replacing an earlier one of this name.
     pub fn tool(mut self, tool: Tool) -> Self {
         self.toolbox.add(tool);
         self
     }
 
-    /// Offers the tools that the operator provides as well.
+    /// Offers the tools that the operator provides.
     pub fn with_host_tools(mut self) -> Self {
         self.toolbox.add_host_tools();
         self
     }
 
-    /// The most calls of the model in one run, at least 1.
+    /// Limits the number of model calls in one run, at least 1.
     pub fn max_turns(mut self, count: u32) -> Self {
         self.turns_max = count.max(1);
         self
     }
 
-    /// How freely the model chooses its words; 0 for the likeliest ones.
+    /// Sets the sampling temperature; 0 selects the most likely tokens.
     pub fn temperature(self, value: f64) -> Self {
         self.param("temperature", value)
     }
 
-    /// The most tokens of each reply.
+    /// Limits the number of tokens in each reply.
     pub fn max_tokens(self, count: u32) -> Self {
         self.param("max_tokens", count)
     }
 
-    /// Any other sampling parameter, as for
-    /// [`ChatRequest::param`](crate::ChatRequest::param).
+    /// Sets any other sampling parameter, see [`ChatRequest::param`](crate::ChatRequest::param).
     pub fn param(mut self, name: impl Into<String>, value: impl Into<Value>) -> Self {
         self.params.insert(name.into(), value.into());
         self
     }
 
-    /// Runs the loop. A budget that is spent ends it like any other stop; the history
-    /// is complete then up to that point.
+    /// Runs the loop. A spent budget ends it like any other limit; the history is complete up to that point.
     ///
     /// # Errors
     ///
-    /// If the model cannot be asked, or the sample takes no more messages.
+    /// Fails if the model cannot be called or the sample accepts no more messages.
     pub fn run(mut self) -> Result<AgentRun> {
         let mut turns = 0;
         let mut tool_calls = 0;
@@ -158,14 +153,14 @@ impl Agent {
             self.messages.push(reply.into_message());
             self.pushed += 1;
             if cut_off {
-                // Tool calls in it would be cut off too.
+                // Tool calls in a truncated reply would be truncated too.
                 break Stop::Length;
             }
             if calls.is_empty() {
                 break Stop::Stopped;
             }
             if turns == self.turns_max {
-                // Nobody would read the results.
+                // The turns are used up, so the results would not be read.
                 break Stop::TurnLimit;
             }
             let results = self.toolbox.execute(&calls);
@@ -175,12 +170,12 @@ impl Agent {
         Ok(AgentRun { agent: self, whole: OnceCell::new(), stop, turns, tool_calls, usage })
     }
 
-    /// Whether the sample's history is this conversation, as far as it was pushed.
+    /// Returns whether the sample's history equals the pushed part of this conversation.
     fn is_recorded(&self) -> bool {
         self.sample.has_recorded(self.pushed, self.epoch)
     }
 
-    /// Leaves to the host what it has, and takes it back once the sample's history is another.
+    /// Drops messages that the host stores, and restores them if the sample's history has been replaced.
     fn leave(&mut self) {
         if self.is_recorded() {
             self.messages.drain(..self.pushed - self.left);
@@ -192,15 +187,15 @@ impl Agent {
         }
     }
 
-    /// The whole conversation.
+    /// Returns the whole conversation.
     fn whole(&self) -> Vec<Message> {
         let mut whole = self.sample.left(self.left);
         whole.extend_from_slice(&self.messages);
         whole
     }
 
-    /// A request with the whole conversation, whose reply is kept. Where the sample's history
-    /// is this conversation, only what is new in it is given to the host.
+    /// Returns a request with the whole conversation whose reply is pushed. If the sample's history equals
+    /// this conversation, only the new messages are sent to the host.
     fn request(&self) -> Result<ChatRequest<'_>> {
         let fresh = &self.messages[self.pushed - self.left..];
         if self.is_recorded() {
@@ -213,25 +208,25 @@ impl Agent {
     }
 }
 
-/// Why an agent stopped.
+/// Reason why an agent stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Stop {
-    /// The model wrote an answer and called no more tools.
+    /// The model answered without further tool calls.
     Stopped,
-    /// The model was asked as often as allowed, and still called tools.
+    /// The limit on model calls was reached while the model still called tools.
     TurnLimit,
-    /// The model's reply was cut off at its token limit.
+    /// The model's reply was truncated at its token limit.
     Length,
     /// A budget of this rollout is spent.
     BudgetSpent,
 }
 
-/// What an agent did.
+/// Result of an agent's run.
 #[derive(Debug)]
 pub struct AgentRun {
     agent: Agent,
-    /// The whole conversation, once somebody asked for it.
+    /// The whole conversation, fetched at the first request.
     whole: OnceCell<Vec<Message>>,
     stop: Stop,
     turns: u32,
@@ -240,19 +235,19 @@ pub struct AgentRun {
 }
 
 impl AgentRun {
-    /// Why the agent stopped.
+    /// Returns the reason why the agent stopped.
     pub fn stop(&self) -> Stop {
         self.stop
     }
 
-    /// The text of the model's last message, empty where it has none.
+    /// Returns the text of the model's last message, empty if there is none.
     pub fn text(&self) -> String {
         let here = &self.agent.messages;
         let is_here = self.agent.left == 0 || here.iter().any(|message| message.role() == "assistant");
         last_assistant_text(if is_here { here } else { self.messages() }).unwrap_or_default()
     }
 
-    /// The whole conversation, the prompt included. What of it the host alone has is asked for once.
+    /// Returns the whole conversation including the prompt. Fetches messages that only the host stores once.
     pub fn messages(&self) -> &[Message] {
         match self.agent.left {
             0 => &self.agent.messages,
@@ -260,27 +255,27 @@ impl AgentRun {
         }
     }
 
-    /// How often the model was asked and answered, in this run.
+    /// Returns the number of model calls in this run.
     pub fn turns(&self) -> u32 {
         self.turns
     }
 
-    /// How many tool calls were made, in this run.
+    /// Returns the number of tool calls in this run.
     pub fn tool_calls(&self) -> usize {
         self.tool_calls
     }
 
-    /// What this run cost, as far as the server said.
+    /// Returns the token usage of this run, as far as the server reported it.
     pub fn usage(&self) -> Usage {
         self.usage
     }
 
-    /// The sample that holds the conversation.
+    /// Returns the sample with the conversation.
     pub fn sample(&self) -> &Sample {
         &self.agent.sample
     }
 
-    /// The agent, to say more to it and run it again with the limits it had.
+    /// Returns the agent with the same limits, to continue the conversation.
     pub fn resume(self) -> Agent {
         self.agent
     }

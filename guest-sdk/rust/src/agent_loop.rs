@@ -1,6 +1,5 @@
-//! Agent loops: agents that say which tools they offer before they run, are told how far
-//! they may go, and give back their final messages, with a reward of their own if they
-//! have one.
+//! Agent loops: agents that report their tools before they run, run within advisory limits, and return their
+//! final messages, optionally with a reward.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -15,10 +14,10 @@ use crate::message::{self, Message, parse_messages};
 use crate::sample::Sample;
 use crate::{Result, context, log, settings};
 
-/// The id of the one sample that an agent loop makes its chat calls for.
+/// Id of the only sample of an agent loop.
 const SAMPLE: &str = "main";
 
-/// An agent that says which tools it offers before it runs.
+/// An agent that reports its tools before it runs.
 ///
 /// `C` is the type of the operator's configuration, as for
 /// [`Workflow`](crate::Workflow).
@@ -42,17 +41,16 @@ const SAMPLE: &str = "main";
 /// }
 /// ```
 pub trait AgentLoop<C: DeserializeOwned = ()> {
-    /// The loop's name, the same every time.
+    /// Returns the loop's name, always the same.
     fn name() -> String;
 
-    /// The tools of this rollout in OpenAI's form, as
-    /// [`Tool::schema`](crate::Tool::schema) gives them; none by default. Called before
-    /// the rollout runs, without a model, and again when it does: it has to say the
-    /// same both times.
+    /// Returns the tools of this rollout in OpenAI's form, as [`Tool::schema`](crate::Tool::schema) does;
+    /// none by default. Called before the rollout runs, without a model, and again when it runs. Both calls
+    /// must return the same tools.
     ///
     /// # Errors
     ///
-    /// An error keeps the rollout from starting.
+    /// An error prevents the rollout from starting.
     fn get_tools(request: &LoopRequest, config: &C) -> Result<Vec<Value>> {
         let _ = (request, config);
         Ok(Vec::new())
@@ -62,12 +60,12 @@ pub trait AgentLoop<C: DeserializeOwned = ()> {
     ///
     /// # Errors
     ///
-    /// An error leaves the rollout without a reward, as [`LoopContext::error`] does with
-    /// the messages so far.
+    /// An error leaves the rollout without a reward; [`LoopContext::error`] does the same and records the
+    /// messages so far.
     fn run(ctx: LoopContext<C>) -> Result<LoopOutput>;
 }
 
-/// What a rollout asks of an agent loop.
+/// Parameters of a run.
 #[derive(Clone, Debug)]
 pub struct LoopRequest {
     messages: Vec<Message>,
@@ -87,53 +85,52 @@ impl LoopRequest {
         })
     }
 
-    /// The prompt.
+    /// Returns the prompt.
     pub fn messages(&self) -> &[Message] {
         &self.messages
     }
 
-    /// The turns that the caller has in mind. Nobody enforces it but the loop.
+    /// Returns the number of turns that the caller intends. The host does not enforce it.
     pub fn max_turns(&self) -> u32 {
         self.max_turns
     }
 
-    /// The tokens that the caller has in mind. Nobody enforces it but the loop.
+    /// Returns the number of tokens that the caller intends. The host does not enforce it.
     pub fn max_tokens_total(&self) -> u32 {
         self.max_tokens_total
     }
 
-    /// The caller's sampling parameters. The host puts them into every chat request that
-    /// does not say otherwise; a loop need not.
+    /// Returns the caller's sampling parameters. The host adds them to every chat request that does not set
+    /// them, so the loop need not.
     pub fn completion_params(&self) -> &Map<String, Value> {
         &self.completion_params
     }
 
-    /// The caller's metadata, read into a type. No metadata is read as an object without
-    /// fields.
+    /// Deserializes the caller's metadata. Missing metadata counts as an object without fields.
     ///
     /// # Errors
     ///
-    /// An invalid one, if the metadata does not fit the type.
+    /// Returns an invalid-input error if the metadata does not fit the type.
     pub fn metadata<T: DeserializeOwned>(&self) -> Result<T> {
         context::metadata()
     }
 
-    /// The caller's metadata as it is, or `None`.
+    /// Returns the caller's metadata, if there is any.
     ///
     /// # Errors
     ///
-    /// An invalid one, if it is not JSON.
+    /// Returns an invalid-input error if the metadata is not JSON.
     pub fn metadata_json(&self) -> Result<Option<Value>> {
         context::metadata_json()
     }
 
-    /// The rollout's id, as the caller chose it.
+    /// Returns the rollout's id, which the caller chose.
     pub fn rollout_id(&self) -> String {
         host::rollout_id()
     }
 }
 
-/// The rollout that an agent loop runs.
+/// The current rollout.
 #[derive(Debug)]
 pub struct LoopContext<C = ()> {
     request: LoopRequest,
@@ -150,54 +147,52 @@ impl<C> LoopContext<C> {
         Ok(Self { request, config, tools, sample, tool_calls: Cell::default(), tool_time: Cell::default() })
     }
 
-    /// What is asked for.
+    /// Returns the parameters of the run.
     pub fn request(&self) -> &LoopRequest {
         &self.request
     }
 
-    /// The operator's configuration of this plugin.
+    /// Returns the operator's configuration of this plugin.
     pub fn config(&self) -> &C {
         &self.config
     }
 
-    /// The tools that [`AgentLoop::get_tools`] offers.
+    /// Returns the tools from [`AgentLoop::get_tools`].
     pub fn tools(&self) -> &[Value] {
         &self.tools
     }
 
-    /// Prepares a request to the model, with the loop's tools. The host adds the
-    /// caller's sampling parameters where the request does not set them, and leaves the
-    /// tools out where the caller has them from the start of the rollout.
+    /// Creates a request to the model with the loop's tools. The host adds sampling parameters that the
+    /// request does not set, and omits the tools if the caller has had them since the start of the rollout.
     pub fn chat(&self, messages: &[Message]) -> ChatRequest<'_> {
         self.sample.chat(messages).tools(&self.tools)
     }
 
-    /// The sample that the chat calls are made for, for measurements beside the
-    /// messages, or to push messages to while the loop runs.
+    /// Returns the sample of the chat calls, for additional measurements or for pushing messages while the
+    /// loop runs.
     pub fn sample(&self) -> &Sample {
         &self.sample
     }
 
-    /// Counts a tool call and the time that it took.
+    /// Counts a tool call and its duration.
     pub fn record_tool_call(&self, time: Duration) {
         self.tool_calls.set(self.tool_calls.get().saturating_add(1));
         self.tool_time.set(self.tool_time.get().saturating_add(time));
     }
 
-    /// Writes an event for whoever debugs this rollout. Customary names are `pre_llm`,
-    /// `llm_response`, `tool_results` and `rollout_complete`.
+    /// Logs an event for debugging this rollout. Customary names are `pre_llm`, `llm_response`,
+    /// `tool_results` and `rollout_complete`.
     pub fn log_event(&self, name: &str, data: impl Into<Value>) {
         log::event(name, data);
     }
 
-    /// The loop did its work. The finish reason is `stop` unless
-    /// [`LoopOutput::finish_reason`] says otherwise.
+    /// Returns the output of a successful loop. The finish reason is `stop` unless
+    /// [`LoopOutput::finish_reason`] sets another.
     pub fn complete(&self, messages: Vec<Message>) -> LoopOutput {
         self.output(None, messages, "stop")
     }
 
-    /// The loop could not do its work: why, and the messages so far. There is no reward
-    /// then.
+    /// Returns the output of a failed loop: the reason and the messages so far. The rollout has no reward.
     pub fn error(&self, why: impl Into<String>, messages: Vec<Message>) -> LoopOutput {
         self.output(Some(why.into()), messages, "error")
     }
@@ -214,19 +209,18 @@ impl<C> LoopContext<C> {
         }
     }
 
-    /// 1 for the first try, one more each time the rollout is started over.
+    /// Returns the number of the attempt: 1 at first, one more each time the rollout restarts.
     pub fn attempt(&self) -> u32 {
         host::attempt()
     }
 
-    /// Time until the host ends this run; `None` where it has no deadline.
+    /// Returns the time until the host ends this run, or `None` without a deadline.
     pub fn time_left(&self) -> Option<Duration> {
         context::time_left()
     }
 }
 
-/// What an agent loop gives back, made by [`LoopContext::complete`] and
-/// [`LoopContext::error`].
+/// Output of an agent loop, created by [`LoopContext::complete`] and [`LoopContext::error`].
 #[derive(Clone, Debug)]
 #[must_use = "an output says nothing until it is returned"]
 pub struct LoopOutput {
@@ -240,21 +234,20 @@ pub struct LoopOutput {
 }
 
 impl LoopOutput {
-    /// Why the loop stopped: by custom `stop`, `tool_calls`, `length`, `max_turns`,
-    /// `max_tokens` or `error`.
+    /// Sets the finish reason: by convention `stop`, `tool_calls`, `length`, `max_turns`, `max_tokens` or
+    /// `error`.
     pub fn finish_reason(mut self, reason: impl Into<String>) -> Self {
         self.finish_reason = reason.into();
         self
     }
 
-    /// What the loop itself finds it worth. A grader, where one is run, has the last
-    /// word.
+    /// Sets the loop's own reward. If a grader runs, its reward takes precedence.
     pub fn reward(mut self, reward: f64) -> Self {
         self.reward = Some(reward);
         self
     }
 
-    /// A finite measurement.
+    /// Adds a finite measurement.
     pub fn metric(mut self, name: impl Into<String>, value: f64) -> Self {
         self.metrics.push((name.into(), value));
         self

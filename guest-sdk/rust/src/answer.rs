@@ -1,10 +1,10 @@
-//! Reading answers out of what a model wrote.
+//! Extraction of answers from a model's text.
 //!
-//! Pure functions over text. What cannot be read for certain is `None`: a grader that
-//! guesses trains the wrong thing.
+//! All functions are pure. An ambiguous text gives `None`, because a grader that guesses trains the wrong
+//! behaviour.
 
-/// What follows the last `marker` on its line, without surrounding white space; `None`
-/// where the marker is missing or nothing follows it.
+/// Returns the text after the last `marker` on its line, trimmed. Returns `None` if there is no marker or
+/// nothing follows it.
 ///
 /// ```
 /// use rollout_sdk::answer_after;
@@ -18,10 +18,9 @@ pub fn answer_after<'a>(text: &'a str, marker: &str) -> Option<&'a str> {
     Some(line).filter(|line| !line.is_empty())
 }
 
-/// The number that a text is, whatever the formatting: surrounding white space, `*`,
-/// `` ` `` and `$`, thousands set apart by commas or spaces, a full stop at the end,
-/// the sign before or after the `$`. `None` for anything else, an infinite number
-/// included.
+/// Parses a number and ignores its formatting: surrounding white space, `*`, `` ` `` and `$`, commas or
+/// spaces as separators of thousands, a full stop at the end, and the sign before or after the `$`. Returns
+/// `None` for any other text and for infinite numbers.
 ///
 /// ```
 /// use rollout_sdk::parse_number;
@@ -38,15 +37,15 @@ pub fn parse_number(text: &str) -> Option<f64> {
         None => (false, text.strip_prefix('+').unwrap_or(text)),
     };
     let digits = join_thousands(digits.trim_start_matches(around))?;
-    // `f64` reads words such as `inf` too, which are no answers.
+    // `f64` also parses words such as `inf`, which are not answers.
     let plain = digits.starts_with(|c: char| c.is_ascii_digit() || c == '.')
         && digits.chars().all(|c| c.is_ascii_digit() || matches!(c, '.' | 'e' | 'E' | '+' | '-'));
     let value: f64 = plain.then(|| digits.parse().ok())??;
     value.is_finite().then_some(if negative { -value } else { value })
 }
 
-/// Whether two texts are the same number, up to formatting and to the rounding of
-/// double precision. A text that is no number is the same as nothing.
+/// Returns whether two texts are the same number, up to formatting and the rounding of double precision. A
+/// text that is not a number equals nothing.
 pub fn same_number(a: &str, b: &str) -> bool {
     let (Some(a), Some(b)) = (parse_number(a), parse_number(b)) else {
         return false;
@@ -54,8 +53,8 @@ pub fn same_number(a: &str, b: &str) -> bool {
     (a - b).abs() <= 1e-9 * a.abs().max(b.abs())
 }
 
-/// Takes out the separators of thousands. `None` where a comma or a space stands
-/// elsewhere, because `1, 2` is not 12 and `1,5` may mean one and a half.
+/// Removes separators of thousands. Returns `None` if a comma or a space occurs elsewhere, because `1, 2` is
+/// not 12 and `1,5` may mean one and a half.
 fn join_thousands(text: &str) -> Option<String> {
     let separator = |c: char| matches!(c, ',' | ' ' | '\u{a0}' | '\u{2009}' | '\u{202f}');
     let (whole, rest) = match text.find(['.', 'e', 'E']) {
@@ -81,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_answer_is_what_follows_the_last_marker_on_its_line() {
+    fn the_answer_follows_the_last_marker_on_its_line() {
         let check = |text: &str, expected: Option<&str>| {
             assert_eq!(answer_after(text, "####"), expected, "{text:?}");
         };
@@ -95,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_read_through_their_formatting_or_not_at_all() {
+    fn numbers_are_parsed_whatever_their_formatting() {
         let check = |text: &str, expected: Option<f64>| {
             assert_eq!(parse_number(text), expected, "{text:?}");
         };

@@ -1,17 +1,17 @@
-//! Named files that are kept with the rollout.
+//! Named files that are stored with the rollout.
 //!
-//! A workflow writes them, and its grader can read them. A name is one or more path
-//! segments of letters, digits, `.`, `_` and `-`, joined by `/`.
+//! A workflow writes files, and its grader can read them. A name has one or more path segments of letters,
+//! digits, `.`, `_` and `-`, joined by `/`.
 
 use std::fmt;
 
 use crate::bindings::imports::artifacts;
 
-/// Keeps a file, in place of one of the same name.
+/// Stores a file, replacing an earlier one of this name.
 ///
 /// # Errors
 ///
-/// If the name is not one, or a limit of this rollout is reached.
+/// Fails if the name is invalid or a limit of this rollout is reached.
 pub fn write(name: &str, content: impl AsRef<[u8]>) -> Result<(), ArtifactError> {
     Ok(artifacts::write(name, content.as_ref())?)
 }
@@ -20,23 +20,23 @@ pub fn write(name: &str, content: impl AsRef<[u8]>) -> Result<(), ArtifactError>
 ///
 /// # Errors
 ///
-/// If the name is not one, or there is no file of this name.
+/// Fails if the name is invalid or no file has it.
 pub fn read(name: &str) -> Result<Vec<u8>, ArtifactError> {
     Ok(artifacts::read(name)?)
 }
 
-/// The names of this rollout's files, sorted.
+/// Returns the sorted names of this rollout's files.
 pub fn names() -> Vec<String> {
     artifacts::names()
 }
 
-/// Why a file was not written or read.
+/// Error of writing or reading a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ArtifactError {
-    /// The name is not one: the reason.
+    /// The name is invalid, for this reason.
     InvalidName(String),
-    /// There is no file of this name.
+    /// No file has this name.
     NotFound,
     /// A limit of this rollout is reached: which, and its value.
     OverLimit(String),

@@ -1,16 +1,13 @@
-//! The contract, as generated code.
+//! Generated bindings of the contract.
 //!
-//! Several worlds are generated instead of one, so that a component exports what its
-//! author named and nothing else: one with every import, shared by workflows and
-//! graders, and one for each export. Imports that a component does not use are left
-//! out of it when it is linked.
+//! There are several worlds instead of one, so that a component exports only what its author names: one world
+//! with every import, for workflows and graders, and one for each export. The linker drops unused imports.
 //!
-//! Nothing here is for users. It is reachable because [`export!`](crate::export)
-//! expands in their crates.
+//! This module is public only because [`export!`](crate::export) expands in the crates of users.
 
 #![allow(missing_docs, unreachable_pub, clippy::all, reason = "generated, and named by a macro")]
 
-/// Everything that a plugin may import.
+/// World with every import of a plugin.
 pub mod imports {
     wit_bindgen::generate!({
         path: "wit",
@@ -34,7 +31,7 @@ pub mod imports {
     pub use rollout::plugin::*;
 }
 
-/// The export of a workflow.
+/// World with the export of a workflow.
 pub mod workflow {
     wit_bindgen::generate!({
         path: "wit",
@@ -51,7 +48,7 @@ pub mod workflow {
     pub use exports::rollout::plugin::workflow::{Guest, Outcome};
 }
 
-/// The export of an agent loop.
+/// World with the export of an agent loop.
 pub mod agent_loop {
     wit_bindgen::generate!({
         path: "wit",
@@ -68,7 +65,7 @@ pub mod agent_loop {
     pub use exports::rollout::plugin::agent_loop::{Guest, Outcome, Request, Status};
 }
 
-/// The export of a grader.
+/// World with the export of a grader.
 pub mod grader {
     wit_bindgen::generate!({
         path: "wit",
@@ -85,7 +82,7 @@ pub mod grader {
     pub use exports::rollout::plugin::grader::{GradedSample, Guest, Verdict};
 }
 
-/// The export of tools for others.
+/// World with the export of tools.
 pub mod tool {
     wit_bindgen::generate!({
         path: "wit",
@@ -102,7 +99,7 @@ pub mod tool {
     pub use exports::rollout::plugin::tool::Guest;
 }
 
-/// The export of a plugin that declares its configuration.
+/// World with the export of a declaration of the configuration.
 pub mod settings {
     wit_bindgen::generate!({
         path: "wit",

@@ -1,15 +1,14 @@
-//! Waiting for calls under way, of the model and of tools.
+//! Waiting for calls of models and tools in progress.
 //!
-//! [`ChatRequest::start`](crate::ChatRequest::start) and
-//! [`host_tools::start`](crate::host_tools::start) go on at once and give a handle; these functions
-//! wait for any of several. So does [`JudgeRequest::start`](crate::JudgeRequest::start) in a
-//! grader.
+//! [`ChatRequest::start`](crate::ChatRequest::start), [`host_tools::start`](crate::host_tools::start) and, in
+//! a grader, [`JudgeRequest::start`](crate::JudgeRequest::start) return a handle at once. The functions here
+//! wait for any of several handles.
 
 use std::time::Duration;
 
 use crate::bindings::imports::calls;
 
-/// A call that was started and is not finished. Implemented by this crate only.
+/// A call in progress. Only this crate implements the trait.
 pub trait UnderWay {
     #[doc(hidden)]
     fn call(&self) -> &calls::Call;
@@ -21,11 +20,10 @@ impl<C: UnderWay + ?Sized> UnderWay for &C {
     }
 }
 
-/// Waits until at least one of the calls can be finished without waiting, and gives the
-/// places in the list of those that can, in order. Empty if the time was over first, or
-/// if there was nothing to wait for.
+/// Waits until at least one of the calls is ready and returns the indices of the ready calls, in order. The
+/// result is empty if the timeout passes first or there are no calls.
 ///
-/// Calls of different kinds go in one list as `&[&a as &dyn UnderWay, &b]`.
+/// Calls of different types are passed together as `&[&a as &dyn UnderWay, &b]`.
 pub fn wait_any<C: UnderWay>(under_way: &[C], timeout: Option<Duration>) -> Vec<usize> {
     if under_way.is_empty() {
         return Vec::new();
@@ -37,12 +35,12 @@ pub fn wait_any<C: UnderWay>(under_way: &[C], timeout: Option<Duration>) -> Vec<
     ready
 }
 
-/// Waits, at no cost to the host.
+/// Waits without blocking a thread of the host.
 pub fn sleep(duration: Duration) {
     calls::wait(&[], Some(millis(duration)));
 }
 
 fn millis(duration: Duration) -> u64 {
-    // Rounded up, so that a wait is never shorter than was asked for.
+    // Rounded up, so that a wait is never too short.
     duration.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(u64::MAX)
 }

@@ -1,8 +1,7 @@
-//! Asking the model, once or several times at once.
+//! Calls of the model, one or several at once.
 //!
-//! The host adds the model's name, the endpoint and the key, tries again where that
-//! helps, and counts the cost. This module knows nothing of tools beyond their schema;
-//! the loop that runs them is [`Agent`](crate::Agent).
+//! The host adds the model's name, the endpoint and the key, retries where that helps, and counts the cost.
+//! This module knows only the schemas of tools; the loop that runs them is [`Agent`](crate::Agent).
 
 use std::fmt;
 use std::rc::Rc;
@@ -15,14 +14,14 @@ use crate::calls::UnderWay;
 use crate::message::{self, Message, ToolCall};
 use crate::sample::{Recorded, Sample};
 
-/// A request to the model, made by [`Sample::chat`] or [`Sample::continue_chat`] and sent by
+/// A request to the model, created by [`Sample::chat`] or [`Sample::continue_chat`] and sent with
 /// [`send`](Self::send), [`start`](Self::start) or [`chat_all`].
 #[derive(Debug)]
 #[must_use = "a request does nothing until it is sent"]
 pub struct ChatRequest<'a> {
     sample: &'a Sample,
     messages: Vec<String>,
-    /// Whether they come after the history.
+    /// Whether the messages follow the history.
     after_history: bool,
     keep_reply: bool,
     tools: Vec<String>,
@@ -45,14 +44,13 @@ impl<'a> ChatRequest<'a> {
         Self { after_history: true, keep_reply: true, ..Self::explicit(sample, messages) }
     }
 
-    /// Whether the reply is pushed to the sample's history when it is given.
+    /// Sets whether the reply is pushed to the sample's history when it is received.
     pub fn keep_reply(self, keep: bool) -> Self {
         Self { keep_reply: keep, ..self }
     }
 
-    /// Offers a tool by its schema in OpenAI's form, as
-    /// [`Tool::schema`](crate::Tool::schema) and [`host_tools::available`](crate::host_tools::available)
-    /// give it.
+    /// Offers a tool by its schema in OpenAI's form, as [`Tool::schema`](crate::Tool::schema) and
+    /// [`host_tools::available`](crate::host_tools::available) return it.
     pub fn tool(mut self, schema: &Value) -> Self {
         self.tools.push(schema.to_string());
         self
@@ -63,24 +61,24 @@ impl<'a> ChatRequest<'a> {
         schemas.into_iter().fold(self, Self::tool)
     }
 
-    /// Offers several tools whose schemas were written already.
+    /// Offers several tools whose schemas are JSON text already.
     pub(crate) fn tools_as_json(mut self, schemas: &[String]) -> Self {
         self.tools.extend_from_slice(schemas);
         self
     }
 
-    /// How freely the model chooses its words; 0 for the likeliest ones.
+    /// Sets the sampling temperature; 0 selects the most likely tokens.
     pub fn temperature(self, value: f64) -> Self {
         self.param("temperature", value)
     }
 
-    /// The most tokens of the reply.
+    /// Limits the number of tokens in the reply.
     pub fn max_tokens(self, count: u32) -> Self {
         self.param("max_tokens", count)
     }
 
-    /// Any other sampling parameter, sent as it is. Refused: `model`, `messages`,
-    /// `tools`, `stream`, `stream_options` and `n`.
+    /// Sets any other sampling parameter, which is sent unchanged. Not allowed: `model`, `messages`, `tools`,
+    /// `stream`, `stream_options` and `n`.
     pub fn param(mut self, name: impl Into<String>, value: impl Into<Value>) -> Self {
         self.params.insert(name.into(), value.into());
         self
@@ -91,7 +89,7 @@ impl<'a> ChatRequest<'a> {
         self
     }
 
-    /// Asks the model and waits.
+    /// Calls the model and waits for the reply.
     ///
     /// # Errors
     ///
@@ -103,12 +101,12 @@ impl<'a> ChatRequest<'a> {
         read(outcome, &kept)
     }
 
-    /// Asks the model and goes on.
+    /// Starts a call of the model without waiting.
     ///
     /// # Errors
     ///
-    /// If the request is wrong or a budget is spent; what the model's server does is
-    /// known when the call is finished.
+    /// Fails if the request is invalid or a budget is spent. Errors of the model's server are reported by
+    /// [`Pending::wait`].
     pub fn start(self) -> Result<Pending, ChatError> {
         let (sample, request, kept) = self.into_request();
         let started = models::start(Role::Policy, Some(sample.handle()), &request);
@@ -130,7 +128,7 @@ impl<'a> ChatRequest<'a> {
     }
 }
 
-/// What a request adds to its sample's history.
+/// Effect of a request on its sample's history.
 #[derive(Debug)]
 struct HistoryState {
     recorded: Rc<Recorded>,
@@ -139,8 +137,8 @@ struct HistoryState {
 }
 
 impl HistoryState {
-    /// The messages were pushed, unless the request was wrong; where a budget is spent, it may
-    /// be the one for messages.
+    /// Records that the messages were pushed, unless the request was invalid. If a budget was spent, it may
+    /// have been the budget of messages.
     fn note_request(&self, error: Option<&models::Error>) {
         match error {
             _ if self.pushed == 0 => {}
@@ -152,17 +150,17 @@ impl HistoryState {
     }
 }
 
-/// Asks for all of the requests at once and waits for every reply. Replies come in the
-/// order of the requests; one that fails leaves the others alone.
+/// Sends all requests at once and waits for every reply. Replies have the order of the requests; a failed
+/// request does not affect the others.
 pub fn chat_all<'a>(
     requests: impl IntoIterator<Item = ChatRequest<'a>>,
 ) -> Vec<Result<Completion, ChatError>> {
-    // Collected first, because each has to be under way before the first is waited for.
+    // Collected first, because each request must be started before the first is waited for.
     let started: Vec<_> = requests.into_iter().map(ChatRequest::start).collect();
     started.into_iter().map(|call| call?.wait()).collect()
 }
 
-/// A chat call under way. Dropping it abandons the call.
+/// A chat call in progress. Dropping it abandons the call.
 #[derive(Debug)]
 pub struct Pending {
     call: calls::Call,
@@ -197,44 +195,44 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// The assistant's message, to be kept as it is.
+    /// Returns the assistant's message, to be stored unchanged.
     pub fn message(&self) -> &Message {
         &self.message
     }
 
-    /// The assistant's message, to be kept as it is.
+    /// Returns the assistant's message, to be stored unchanged.
     pub fn into_message(self) -> Message {
         self.message
     }
 
-    /// The reply's text, empty where it has none.
+    /// Returns the reply's text, empty if there is none.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// The tool calls that the model wants made, in order.
+    /// Returns the tool calls that the model requests, in order.
     pub fn tool_calls(&self) -> &[ToolCall] {
         &self.tool_calls
     }
 
-    /// Why the model stopped: `stop`, `tool_calls`, `length` or other words; `None`
-    /// where the server did not say.
+    /// Returns the reason why the model stopped, such as `stop`, `tool_calls` or `length`, if the server
+    /// reported one.
     pub fn finish_reason(&self) -> Option<&str> {
         self.finish_reason.as_deref()
     }
 
-    /// What the call cost, where the server said.
+    /// Returns the number of tokens, if the server reported it.
     pub fn usage(&self) -> Option<Usage> {
         self.usage
     }
 }
 
-/// Tokens that chat calls cost, as the model's server counted them.
+/// Tokens of chat calls, as counted by the model's server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Tokens of the request.
+    /// Tokens of the requests.
     pub prompt_tokens: u64,
-    /// Tokens of the reply.
+    /// Tokens of the replies.
     pub completion_tokens: u64,
 }
 
@@ -245,23 +243,23 @@ impl std::ops::AddAssign for Usage {
     }
 }
 
-/// Why there is no reply.
+/// Error of a call of the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ChatError {
-    /// The request is wrong: what and where. Sending it again will not help.
+    /// The request is invalid: what and where. Sending it again does not help.
     InvalidRequest(String),
-    /// A budget of this rollout is spent: which. Stop, and return what there is.
+    /// A budget of this rollout is spent: which. Stop and return the results so far.
     BudgetSpent(String),
-    /// The model's server refused.
+    /// The model's server rejected the request.
     Refused {
-        /// Its HTTP status code.
+        /// HTTP status code.
         status: u16,
-        /// The beginning of its answer.
+        /// Beginning of the server's answer.
         answer: String,
     },
-    /// The model's server stayed out of reach, or answered with something that is no
-    /// chat completion, for as long as the host tried.
+    /// The model's server was unreachable, or answered with something other than a chat completion, until the
+    /// host gave up retrying.
     Unavailable(String),
 }
 

@@ -1,4 +1,4 @@
-//! What a workflow is given, and what it gives back.
+//! Input and output of a workflow.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use crate::message::Message;
 use crate::sample::{OpenError, Sample};
 use crate::{OrError, Result, settings};
 
-/// An agent that registers what it did as samples.
+/// An agent that records its conversations as samples.
 ///
-/// `C` is the type of the operator's configuration, `()` for none. It is read like a
-/// configuration file: unknown fields are left alone unless the type denies them, and
-/// a missing field without a default is an invalid configuration that names it.
+/// `C` is the type of the operator's configuration, `()` for none. It is deserialized like a configuration
+/// file: unknown fields are ignored unless the type denies them, and a missing field without a default is
+/// reported by name.
 ///
 /// ```
 /// use rollout_sdk::{Context, Output, Result, Workflow};
@@ -33,13 +33,12 @@ pub trait Workflow<C: DeserializeOwned = ()> {
     ///
     /// # Errors
     ///
-    /// An error leaves the rollout without a reward. Samples that were registered are
-    /// kept for whoever looks into it.
+    /// An error leaves the rollout without a reward. The recorded samples are stored for inspection.
     fn run(ctx: Context<C>) -> Result<Output>;
 }
 
-/// What a workflow gives back: the messages of its only sample, or nothing where it
-/// registered its samples, as an [`Agent`] does.
+/// Output of a workflow: the messages of its only sample, or nothing if it recorded samples itself, as an
+/// [`Agent`] does.
 #[derive(Debug, Default)]
 pub struct Output {
     pub(crate) messages: Option<Vec<Message>>,
@@ -47,7 +46,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// The same, with a measurement of the rollout's only sample.
+    /// Adds a measurement of the rollout's only sample.
     pub fn metric(mut self, name: impl Into<String>, value: f64) -> Self {
         self.metrics.push((name.into(), value));
         self
@@ -67,14 +66,14 @@ impl From<AgentRun> for Output {
 }
 
 impl From<Vec<Message>> for Output {
-    /// The history of the rollout's only sample. It takes the place of what was pushed
-    /// to that; with several samples open it is a failure.
+    /// Uses these messages as the history of the rollout's only sample, replacing the recorded one. With
+    /// several open samples the rollout fails.
     fn from(messages: Vec<Message>) -> Self {
         Self { messages: Some(messages), metrics: Vec::new() }
     }
 }
 
-/// The rollout that a workflow runs.
+/// The current rollout.
 #[derive(Debug)]
 pub struct Context<C = ()> {
     prompt: Vec<Message>,
@@ -89,80 +88,78 @@ impl<C: DeserializeOwned> Context<C> {
 }
 
 impl<C> Context<C> {
-    /// The rollout's id, as the caller chose it.
+    /// Returns the rollout's id, which the caller chose.
     pub fn rollout_id(&self) -> String {
         host::rollout_id()
     }
 
-    /// 1 for the first try, one more each time the rollout is started over.
+    /// Returns the number of the attempt: 1 at first, one more each time the rollout restarts.
     pub fn attempt(&self) -> u32 {
         host::attempt()
     }
 
-    /// The messages to start from.
+    /// Returns the messages of the prompt.
     pub fn prompt(&self) -> &[Message] {
         &self.prompt
     }
 
-    /// The operator's configuration of this plugin.
+    /// Returns the operator's configuration of this plugin.
     pub fn config(&self) -> &C {
         &self.config
     }
 
-    /// The data set row's metadata, read into a type. A row without metadata is read as
-    /// an object without fields.
+    /// Deserializes the metadata of the data set's row. A row without metadata counts as an object without
+    /// fields.
     ///
     /// # Errors
     ///
-    /// An invalid one, if the metadata does not fit the type.
+    /// Returns an invalid-input error if the metadata does not fit the type.
     pub fn metadata<T: DeserializeOwned>(&self) -> Result<T> {
         metadata()
     }
 
-    /// The data set row's metadata as it is, or `None`.
+    /// Returns the metadata of the data set's row, if there is any.
     ///
     /// # Errors
     ///
-    /// An invalid one, if it is not JSON.
+    /// Returns an invalid-input error if the metadata is not JSON.
     pub fn metadata_json(&self) -> Result<Option<Value>> {
         metadata_json()
     }
 
-    /// Time until the host ends this run; `None` where it has no deadline.
+    /// Returns the time until the host ends this run, or `None` without a deadline.
     pub fn time_left(&self) -> Option<Duration> {
         time_left()
     }
 
-    /// The most samples that this rollout's caller takes. Some callers take one.
+    /// Returns the maximum number of samples that this rollout's caller accepts, which may be 1.
     pub fn samples_max(&self) -> u32 {
         samples::limit()
     }
 
-    /// Registers a sample with a random id.
+    /// Opens a sample with a random id.
     ///
     /// # Errors
     ///
-    /// If this rollout's caller takes no more samples.
+    /// Fails if this rollout's caller accepts no more samples.
     pub fn sample(&self) -> Result<Sample, OpenError> {
         Sample::open(None)
     }
 
-    /// Registers a sample whose id is this name: 1 to 128 visible ASCII characters,
-    /// used once in a rollout.
+    /// Opens a sample with this name as its id: 1 to 128 visible ASCII characters, unique within the rollout.
     ///
     /// # Errors
     ///
-    /// If the name is not one or is taken, or this rollout's caller takes no more
-    /// samples.
+    /// Fails if the name is invalid or taken, or if this rollout's caller accepts no more samples.
     pub fn sample_named(&self, name: &str) -> Result<Sample, OpenError> {
         Sample::open(Some(name))
     }
 
-    /// An agent that starts from the prompt and records in a sample of its own.
+    /// Returns an agent that starts from the prompt and records into a new sample.
     ///
     /// # Errors
     ///
-    /// If this rollout's caller takes no more samples.
+    /// Fails if this rollout's caller accepts no more samples.
     pub fn agent(&self) -> Result<Agent, OpenError> {
         Ok(Agent::new(self.sample()?, self.prompt.clone()))
     }

@@ -1,70 +1,68 @@
-//! What can go wrong in a plugin, and whose move it is.
+//! Errors of a plugin, by who must act.
 //!
-//! [`Error`] is what a workflow or a grader gives up with. Any standard error turns
-//! into one with `?`, so the narrower errors of this crate, such as
-//! [`ChatError`](crate::ChatError), are matched where a reaction exists and passed on
-//! where none does.
+//! [`Error`] ends a workflow or a grader. `?` converts any standard error to one, so the narrower errors of
+//! this crate, such as [`ChatError`](crate::ChatError), are matched by code that can react and propagated by
+//! code that cannot.
 //!
-//! This module does not know how the host is told; that is `export`'s.
+//! This module does not know how errors reach the host; that is the module `export`.
 
 use std::error::Error as StdError;
 use std::fmt;
 
-/// What everything fallible in a plugin returns.
+/// Result of a fallible function in a plugin.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a workflow or a grader gives up.
+/// Error that ends a workflow or a grader.
 ///
-/// It does not implement [`std::error::Error`], because it is made from any type that
-/// does: `?` works on all of them.
+/// It does not implement [`std::error::Error`], because it converts from every type that does: `?` works on
+/// all of them.
 pub struct Error {
     kind: ErrorKind,
     text: String,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
-/// Whose move it is after an [`Error`].
+/// Kind of an [`Error`], by who must act.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
     /// The plugin could not do its work.
     Failed,
-    /// What the plugin was given is wrong: prompt, configuration, metadata or label.
+    /// An input is invalid: prompt, configuration, metadata or label.
     Invalid,
-    /// A time limit that the plugin set itself passed.
+    /// A time limit of the plugin's own passed.
     TimedOut,
 }
 
 impl Error {
-    /// The plugin could not do its work. The text should say what and where.
+    /// Creates the error of a plugin that could not do its work. The text should say what and where.
     pub fn failed(text: impl fmt::Display) -> Self {
         Self { kind: ErrorKind::Failed, text: text.to_string(), source: None }
     }
 
-    /// What the plugin was given is wrong. The text should say what and where.
+    /// Creates the error of an invalid input. The text should say what and where.
     pub fn invalid(text: impl fmt::Display) -> Self {
         Self { kind: ErrorKind::Invalid, ..Self::failed(text) }
     }
 
-    /// A time limit that the plugin set itself passed. The text should say what took
-    /// too long.
+    /// Creates the error of a time limit of the plugin's own. The text should say what took too long.
     pub fn timed_out(text: impl fmt::Display) -> Self {
         Self { kind: ErrorKind::TimedOut, ..Self::failed(text) }
     }
 
-    /// Whose move it is.
+    /// Returns the kind of the error.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// The same error, with what was being done put before its text.
+    /// Prepends the failed operation to the error's text.
     pub fn context(mut self, doing: impl fmt::Display) -> Self {
         self.text = format!("{doing}: {}", self.text);
         self
     }
 
-    /// The error that this one was made from, if it was a `T`.
+    /// Returns the original error if it was a `T`.
     ///
-    /// `error.downcast_ref::<ChatError>()` tells whether the model was the reason.
+    /// `error.downcast_ref::<ChatError>()` shows whether the model was the cause.
     pub fn downcast_ref<T: StdError + 'static>(&self) -> Option<&T> {
         self.source.as_deref()?.downcast_ref()
     }
@@ -88,13 +86,12 @@ impl fmt::Debug for Error {
     }
 }
 
-/// Turns what is missing or went wrong into an [`Error`] that says what was being done.
+/// Converts a missing value or an error to an [`Error`] that names the failed operation.
 pub trait OrError<T> {
-    /// Puts what was being done before the error's text. On an `Option`, the text is
-    /// the whole error.
+    /// Prepends the failed operation to the error's text. On an `Option`, the text is the whole error.
     fn context(self, doing: impl fmt::Display) -> Result<T>;
 
-    /// As [`context`](Self::context), and says that what the plugin was given is wrong.
+    /// Like [`context`](Self::context), for an invalid input.
     fn or_invalid(self, doing: impl fmt::Display) -> Result<T>;
 }
 
@@ -118,7 +115,7 @@ impl<T> OrError<T> for Option<T> {
     }
 }
 
-/// Returns with [`Error::failed`] and a text, written as for [`format!`].
+/// Returns [`Error::failed`] from the function, with a text formatted as by [`format!`].
 #[macro_export]
 macro_rules! bail {
     ($($text:tt)+) => {
@@ -126,7 +123,7 @@ macro_rules! bail {
     };
 }
 
-/// The error's text and the texts of its causes, in one line.
+/// Joins the error's text and the texts of its sources in one line.
 fn with_causes(error: &dyn StdError) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -146,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_standard_error_turns_into_a_failure_and_can_be_found_again() {
+    fn a_standard_error_becomes_a_failure_and_can_be_downcast() {
         let error = number("x").context("reading the limit").unwrap_err();
 
         assert_eq!(error.kind(), ErrorKind::Failed);
@@ -155,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_can_be_called_invalid() {
+    fn a_missing_value_can_be_an_invalid_input() {
         let error = None::<u32>.or_invalid("the prompt is empty").unwrap_err();
 
         assert_eq!(error.kind(), ErrorKind::Invalid);

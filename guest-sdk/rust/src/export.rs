@@ -1,6 +1,6 @@
-//! From the contract's functions to the author's, and back.
+//! Adapters between the functions of the contract and those of the author.
 //!
-//! The only place where an [`Error`] becomes what the host is told.
+//! Only this module converts an [`Error`] to the host's error type.
 
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
@@ -15,9 +15,8 @@ use crate::{
     Tool, ToolPlugin, Value, Workflow, context, settings,
 };
 
-/// Makes this crate a plugin: names the agent (a workflow or an agent loop), the grader or
-/// both that it exports, and perhaps its configuration. Once in a crate, whose type is
-/// `cdylib`.
+/// Exports a plugin: the agent (a workflow or an agent loop), the grader or both, and optionally the
+/// declaration of its configuration. Used once in a crate, whose type is `cdylib`.
 ///
 /// ```
 /// # use rollout_sdk::{Context, GradeContext, Grader, Output, Result, Verdicts, Workflow};
@@ -33,13 +32,12 @@ use crate::{
 /// ```
 ///
 /// A component that exports only one of them is `export!(workflow = MyWorkflow);` or
-/// `export!(grader = MyGrader);`. One type may be both. An
-/// [`AgentLoop`](crate::AgentLoop) is exported in place of a workflow, by
-/// `agent_loop = MyLoop`. Tools for others are exported by `tool = MyTools`, see
-/// [`ToolPlugin`](crate::ToolPlugin).
+/// `export!(grader = MyGrader);`. One type may implement both. An [`AgentLoop`](crate::AgentLoop) is exported
+/// instead of a workflow with `agent_loop = MyLoop`. Tools for other plugins are exported with
+/// `tool = MyTools`, see [`ToolPlugin`](crate::ToolPlugin).
 ///
-/// `settings = MyConfig` declares the configuration besides, so that the host checks it
-/// when the plugin is loaded and can say what there is to configure:
+/// `settings = MyConfig` also declares the configuration, so that the host checks it when it loads the plugin
+/// and can list the available settings:
 ///
 /// ```
 /// # use rollout_sdk::*;
@@ -50,7 +48,7 @@ use crate::{
 /// #[derive(serde::Deserialize, schemars::JsonSchema)]
 /// #[serde(default, deny_unknown_fields)]
 /// struct MyConfig {
-///     /// The most calls of the model.
+/// Maximum number of model calls.
 ///     max_turns: u32,
 /// }
 ///
@@ -63,10 +61,9 @@ use crate::{
 /// export!(workflow = MyWorkflow, settings = MyConfig);
 /// ```
 ///
-/// Everything is read from the type: names and types of the fields, doc comments as
-/// descriptions, and the defaults that `serde` would use, here those of [`Default`]. A
-/// field without a default has to be configured. A field whose type is a structure of
-/// one's own shows its default where that type implements `Serialize`.
+/// The declaration is derived from the type: names and types of the fields, doc comments as descriptions, and
+/// the defaults that `serde` uses, here those of [`Default`]. A field without a default is required. The
+/// default of a field with a structure of the plugin's own is shown if that type implements `Serialize`.
 #[macro_export]
 macro_rules! export {
     ($($part:ident = $of:ty),+ $(,)?) => {
@@ -122,8 +119,8 @@ macro_rules! __export_workflow {
                 Exported with_types_in $crate::__private::workflow
             );
 
-            // Elsewhere the contract's names are no symbols that a linker takes. This
-            // keeps the compiler from calling the author's code unused.
+            // On other targets the contract's names are not valid symbols. This keeps the compiler from
+            // reporting the author's code as unused.
             #[cfg(not(target_family = "wasm"))]
             #[used]
             static USED: fn() = $crate::__private::used_workflow::<Exported>;
@@ -262,7 +259,7 @@ macro_rules! __export_settings {
     };
 }
 
-/// Runs the author's workflow on what the host gave.
+/// Runs the author's workflow.
 pub fn run_workflow<W, C>(prompt: Vec<String>) -> Result<workflow::Outcome, Failure>
 where
     W: Workflow<C>,
@@ -277,7 +274,7 @@ where
     Ok(workflow::Outcome { messages: messages.map(|messages| message::to_json(&messages)), metrics })
 }
 
-/// The name of the author's agent loop.
+/// Returns the name of the author's agent loop.
 pub fn agent_loop_name<L, C>() -> String
 where
     L: AgentLoop<C>,
@@ -286,7 +283,7 @@ where
     L::name()
 }
 
-/// Asks the author's agent loop which tools it offers.
+/// Returns the tools of the author's agent loop.
 pub fn agent_loop_tools<L, C>(request: agent_loop::Request) -> Result<Vec<String>, Failure>
 where
     L: AgentLoop<C>,
@@ -296,7 +293,7 @@ where
     Ok(tools().map_err(tell)?.iter().map(Value::to_string).collect())
 }
 
-/// Runs the author's agent loop on what the host gave.
+/// Runs the author's agent loop.
 pub fn run_agent_loop<L, C>(request: agent_loop::Request) -> Result<agent_loop::Outcome, Failure>
 where
     L: AgentLoop<C>,
@@ -311,7 +308,7 @@ where
     run().map(Into::into).map_err(tell)
 }
 
-/// Runs the author's grader on what the host gave.
+/// Runs the author's grader.
 pub fn run_grader<G, C>(label: Option<String>, samples: Vec<GradedSample>) -> Result<Vec<Verdict>, Failure>
 where
     G: Grader<C>,
@@ -322,8 +319,8 @@ where
     grade().map_err(tell)
 }
 
-/// Describes the author's tools. Without them there is nothing to describe, so what is
-/// wrong ends the instance; the host reports the last words.
+/// Describes the author's tools. The contract has no error for this, so an error traps the instance, and the
+/// host reports the panic message.
 pub fn describe_tools<T, C>() -> Vec<String>
 where
     T: ToolPlugin<C>,
@@ -356,25 +353,25 @@ where
     T::tools(context::config()?)
 }
 
-/// Stands for the export of tools where there are no components.
+/// Marks the exported tools as used on targets without components.
 pub fn used_tool<E: crate::bindings::tool::Guest>() {}
 
-/// What the author's configuration type says of itself.
+/// Returns the declaration of the author's configuration type.
 pub fn declare_settings<C: DeserializeOwned + JsonSchema>() -> Declaration {
     let (schema, defaults) = settings::declared::<C>();
     Declaration { schema: schema.to_string(), defaults: defaults.to_string() }
 }
 
-/// Stands for the declaration of settings where there are no components.
+/// Marks the declaration of settings as used on targets without components.
 pub fn used_settings<E: crate::bindings::settings::Guest>() {}
 
-/// Stands for the export of a workflow where there are no components.
+/// Marks the exported workflow as used on targets without components.
 pub fn used_workflow<E: crate::bindings::workflow::Guest>() {}
 
-/// Stands for the export of an agent loop where there are no components.
+/// Marks the exported agent loop as used on targets without components.
 pub fn used_agent_loop<E: agent_loop::Guest>() {}
 
-/// Stands for the export of a grader where there are no components.
+/// Marks the exported grader as used on targets without components.
 pub fn used_grader<E: crate::bindings::grader::Guest>() {}
 
 fn tell(error: Error) -> Failure {

@@ -1,8 +1,8 @@
-//! What a grader is given, and what it says.
+//! Input and output of a grader.
 //!
-//! A grader runs after the workflow, in an instance of its own, and is the only place
-//! that sees the label. It runs no tools, and asks no model but a judge
-//! ([`rubric`](crate::rubric()), [`JudgeRequest`](crate::JudgeRequest)).
+//! A grader runs after the workflow, in an instance of its own, and is the only code that sees the label. It
+//! runs no tools and calls no model but a judge ([`rubric`](crate::rubric()),
+//! [`JudgeRequest`](crate::JudgeRequest)).
 
 use std::time::Duration;
 
@@ -36,12 +36,12 @@ pub trait Grader<C: DeserializeOwned = ()> {
     ///
     /// # Errors
     ///
-    /// An error leaves the rollout without a reward. It is for a grader that cannot
-    /// tell, not for a wrong answer, which has a reward of its own.
+    /// An error leaves the rollout without a reward. It is meant for a grader that cannot decide; a wrong
+    /// answer should get a low reward instead.
     fn grade(ctx: GradeContext<C>) -> Result<Verdicts>;
 }
 
-/// The rollout that a grader rates.
+/// The rollout to be graded.
 #[derive(Debug)]
 pub struct GradeContext<C = ()> {
     label: Option<String>,
@@ -58,30 +58,30 @@ impl<C: DeserializeOwned> GradeContext<C> {
 }
 
 impl<C> GradeContext<C> {
-    /// The data set row's ground truth, or `None`.
+    /// Returns the ground truth in the data set's row, if there is one.
     pub fn label(&self) -> Option<&str> {
         self.label.as_deref()
     }
 
-    /// The data set row's ground truth.
+    /// Returns the ground truth in the data set's row.
     ///
     /// # Errors
     ///
-    /// An invalid one, if the row has none.
+    /// Returns an invalid-input error if the row has none.
     pub fn require_label(&self) -> Result<&str> {
         self.label().or_invalid("the row has no ground truth")
     }
 
-    /// Every sample of the rollout.
+    /// Returns all samples of the rollout.
     pub fn samples(&self) -> &[GradedSample] {
         &self.samples
     }
 
-    /// The only sample of the rollout.
+    /// Returns the only sample of the rollout.
     ///
     /// # Errors
     ///
-    /// If there is none or more than one.
+    /// Fails if there is not exactly one.
     pub fn sample(&self) -> Result<&GradedSample> {
         match &*self.samples {
             [sample] => Ok(sample),
@@ -92,12 +92,12 @@ impl<C> GradeContext<C> {
         }
     }
 
-    /// Rates the only sample by a reward function, as [`reward`](crate::reward()) does. The
-    /// truth is the label, and the extra information the row's metadata.
+    /// Rates the only sample with a reward function, as [`reward`](crate::reward()) does. The truth is the
+    /// label, and the extra information is the row's metadata.
     ///
     /// # Errors
     ///
-    /// If there is no label, not one sample, or the function fails.
+    /// Fails if there is no label, not exactly one sample, or the function fails.
     pub fn reward_by(
         &self,
         function: impl FnOnce(&str, &str, Option<&Value>) -> Result<f64>,
@@ -107,47 +107,47 @@ impl<C> GradeContext<C> {
         Ok(crate::reward(messages, self.require_label()?, extra_info.as_ref(), function)?.into())
     }
 
-    /// The operator's configuration of this plugin.
+    /// Returns the operator's configuration of this plugin.
     pub fn config(&self) -> &C {
         &self.config
     }
 
-    /// The data set row's metadata, read into a type. A row without metadata is read as
-    /// an object without fields.
+    /// Deserializes the metadata of the data set's row. A row without metadata counts as an object without
+    /// fields.
     ///
     /// # Errors
     ///
-    /// An invalid one, if the metadata does not fit the type.
+    /// Returns an invalid-input error if the metadata does not fit the type.
     pub fn metadata<T: DeserializeOwned>(&self) -> Result<T> {
         context::metadata()
     }
 
-    /// The data set row's metadata as it is, or `None`.
+    /// Returns the metadata of the data set's row, if there is any.
     ///
     /// # Errors
     ///
-    /// An invalid one, if it is not JSON.
+    /// Returns an invalid-input error if the metadata is not JSON.
     pub fn metadata_json(&self) -> Result<Option<Value>> {
         context::metadata_json()
     }
 
-    /// The rollout's id, as the caller chose it.
+    /// Returns the rollout's id, which the caller chose.
     pub fn rollout_id(&self) -> String {
         host::rollout_id()
     }
 
-    /// 1 for the first try, one more each time the rollout is started over.
+    /// Returns the number of the attempt: 1 at first, one more each time the rollout restarts.
     pub fn attempt(&self) -> u32 {
         host::attempt()
     }
 
-    /// Time until the host ends this run; `None` where it has no deadline.
+    /// Returns the time until the host ends this run, or `None` without a deadline.
     pub fn time_left(&self) -> Option<Duration> {
         context::time_left()
     }
 }
 
-/// A sample as it comes to the grader.
+/// A sample to be graded.
 #[derive(Clone, Debug)]
 pub struct GradedSample {
     id: String,
@@ -163,65 +163,65 @@ impl GradedSample {
         Ok(Self { id, messages, metrics })
     }
 
-    /// The sample's id.
+    /// Returns the sample's id.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// What the workflow says the conversation was.
+    /// Returns the conversation as the workflow recorded it.
     pub fn messages(&self) -> &[Message] {
         &self.messages
     }
 
-    /// The text of the model's last message, empty where there is none.
+    /// Returns the text of the model's last message, empty if there is none.
     pub fn text(&self) -> String {
         last_assistant_text(&self.messages).unwrap_or_default()
     }
 
-    /// What follows the marker in the model's last message, as
-    /// [`answer_after`](crate::answer_after) reads it.
+    /// Returns the text after the marker in the model's last message, see
+    /// [`answer_after`](crate::answer_after).
     pub fn answer_after(&self, marker: &str) -> Option<String> {
         answer::answer_after(&self.text(), marker).map(str::to_owned)
     }
 
-    /// What the workflow measured: names and values.
+    /// Returns the workflow's measurements.
     pub fn metrics(&self) -> &[(String, f64)] {
         &self.metrics
     }
 
-    /// What the workflow measured under this name.
+    /// Returns the workflow's measurement of this name.
     pub fn metric(&self, name: &str) -> Option<f64> {
         let named = self.metrics.iter().find(|metric| metric.0 == name)?;
         Some(named.1)
     }
 
-    /// Every call of the model that the host saw for this sample, in order, whatever
-    /// the workflow says of it.
+    /// Returns every model call of this sample as the host recorded it, in order, independently of the
+    /// workflow's record.
     ///
     /// # Errors
     ///
-    /// If the host gives something that is not JSON.
+    /// Fails if the host returns invalid JSON.
     pub fn observed(&self) -> Result<Vec<Exchange>> {
         observations::exchanges(&self.id).into_iter().map(Exchange::read).collect()
     }
 
-    /// The verdict that this sample earns a reward, which has to be finite.
+    /// Returns a verdict with a finite reward for this sample.
     pub fn reward(&self, reward: impl Into<Reward>) -> Verdict {
         Verdict { sample_id: Some(self.id.clone()), ..Verdict::reward(reward) }
     }
 
-    /// The verdict that leaves this sample without a reward.
+    /// Returns a verdict that leaves this sample without a reward.
     pub fn no_reward(&self) -> Verdict {
         Verdict { sample_id: Some(self.id.clone()), ..Verdict::no_reward() }
     }
 }
 
-/// One call of the model, as the host saw it.
+/// One call of the model, as the host recorded it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exchange {
     /// The request's body as it was sent.
     pub request: Value,
-    /// The body of the reply, or why there was none.
+    /// The reply's body, or the reason why there was none.
     pub reply: Result<Value, String>,
 }
 
@@ -254,7 +254,7 @@ impl From<bool> for Reward {
     }
 }
 
-/// What a grader says of one sample.
+/// Rating of one sample.
 #[derive(Clone, Debug, PartialEq)]
 #[must_use = "a verdict counts only if it is returned"]
 pub struct Verdict {
@@ -265,36 +265,36 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// The rollout's only sample earns this reward, which has to be finite. Among
-    /// several samples, say which by [`GradedSample::reward`].
+    /// Returns a verdict with a finite reward for the rollout's only sample. With several samples use
+    /// [`GradedSample::reward`].
     pub fn reward(reward: impl Into<Reward>) -> Self {
         Self { reward: Some(reward.into().0), ..Self::no_reward() }
     }
 
-    /// The rollout's only sample is left without a reward.
+    /// Returns a verdict that leaves the rollout's only sample without a reward.
     pub fn no_reward() -> Self {
         Self { sample_id: None, reward: None, metrics: Vec::new(), withdraw: false }
     }
 
-    /// Adds a measurement, which has to be finite, to those of the workflow.
+    /// Adds a finite measurement to those of the workflow.
     pub fn metric(mut self, name: impl Into<String>, value: f64) -> Self {
         self.metrics.push((name.into(), value));
         self
     }
 
-    /// Asks that the sample not be trained on.
+    /// Requests that the sample not be trained on.
     pub fn withdraw(mut self) -> Self {
         self.withdraw = true;
         self
     }
 }
 
-/// What a grader says of a rollout: one verdict a sample at the most.
+/// Ratings of a rollout: at most one verdict per sample.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Verdicts(Vec<Verdict>);
 
 impl Verdicts {
-    /// The verdicts as the host takes them, each for one of these samples.
+    /// Encodes the verdicts for the host, each for one of these samples.
     pub(crate) fn resolve(self, sample_ids: &[String]) -> Result<Vec<contract::Verdict>> {
         let resolve = |verdict: Verdict| {
             let sample_id = match (verdict.sample_id, sample_ids) {
@@ -338,14 +338,14 @@ impl FromIterator<Verdict> for Verdicts {
 }
 
 impl From<f64> for Verdicts {
-    /// The reward of the rollout's only sample.
+    /// Rates the rollout's only sample with this reward.
     fn from(reward: f64) -> Self {
         Verdict::reward(reward).into()
     }
 }
 
 impl From<bool> for Verdicts {
-    /// The reward of the rollout's only sample: 1 for `true`, 0 for `false`.
+    /// Rates the rollout's only sample: 1 for `true`, 0 for `false`.
     fn from(right: bool) -> Self {
         Verdict::reward(right).into()
     }
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bare_reward_among_several_samples_is_refused() {
+    fn a_bare_reward_among_several_samples_is_rejected() {
         for samples in [&["a", "b"][..], &[]] {
             let error = Verdicts::from(0.5).resolve(&ids(samples)).unwrap_err();
             assert_eq!(error.kind(), crate::ErrorKind::Failed);
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_carries_what_it_was_given() {
+    fn a_verdict_contains_all_its_parts() {
         let sample = GradedSample {
             id: "b".into(),
             messages: vec![Message::assistant("#### 7")],

@@ -1,7 +1,7 @@
-//! Tools that the operator provides this plugin, run by the host. For workflows only.
+//! Tools that the operator provides to this plugin and the host runs. For workflows only.
 //!
-//! [`Agent::with_host_tools`](crate::Agent::with_host_tools) offers them in the
-//! ready-made loop; these functions are for a loop of one's own.
+//! [`Agent::with_host_tools`](crate::Agent::with_host_tools) offers them in the ready-made loop. The
+//! functions here are for custom loops.
 
 use serde_json::Value;
 
@@ -10,26 +10,25 @@ use crate::calls::UnderWay;
 use crate::message::ToolCall;
 use crate::tool::ToolResult;
 
-/// The schemas of the host-provided tools, in the form of OpenAI's function tools; empty where
-/// nothing is provided.
+/// Returns the schemas of the provided tools, in the form of OpenAI's function tools.
 pub fn available() -> Vec<Value> {
     let parse = |text: String| serde_json::from_str(&text).ok();
     tools::available().into_iter().filter_map(parse).collect()
 }
 
-/// Makes the calls side by side and waits for all; results come in the order of the
-/// calls. A tool that is not provided gives a result that says so.
+/// Makes the calls concurrently, waits for all and returns the results in the order of the calls. The result
+/// of an unknown tool says so.
 pub fn execute(calls: &[ToolCall]) -> Vec<ToolResult> {
     let calls: Vec<types::ToolCall> = calls.iter().map(Into::into).collect();
     tools::execute(&calls).into_iter().map(Into::into).collect()
 }
 
-/// Makes a call and goes on.
+/// Starts a call without waiting.
 pub fn start(call: &ToolCall) -> PendingTool {
     PendingTool { call: tools::start(&call.into()) }
 }
 
-/// A tool call under way. Dropping it abandons the call.
+/// A tool call in progress. Dropping it abandons the call.
 #[derive(Debug)]
 pub struct PendingTool {
     call: calls::Call,

@@ -1,8 +1,7 @@
-//! Asking the judge, a model that the operator provides to graders.
+//! Calls of the judge, a model that the operator provides to graders.
 //!
-//! The judge has a server, a key and a budget of its own and nothing to do with the model
-//! that is trained. [`rubric`](crate::rubric()) asks it for a score; a [`JudgeRequest`] asks
-//! it anything.
+//! The judge has its own server, key and budget, separate from the trained model. [`rubric`](crate::rubric())
+//! asks it for a score; a [`JudgeRequest`] sends it any messages.
 
 use std::fmt;
 
@@ -33,29 +32,29 @@ pub struct JudgeRequest {
 }
 
 impl JudgeRequest {
-    /// A request with these messages.
+    /// Creates a request with these messages.
     pub fn new(messages: &[Message]) -> Self {
         Self { messages: message::to_json(messages), params: Map::new() }
     }
 
-    /// How freely the judge chooses its words; 0 for the likeliest ones.
+    /// Sets the sampling temperature; 0 selects the most likely tokens.
     pub fn temperature(self, value: f64) -> Self {
         self.param("temperature", value)
     }
 
-    /// The most tokens of the reply.
+    /// Limits the number of tokens in the reply.
     pub fn max_tokens(self, count: u32) -> Self {
         self.param("max_tokens", count)
     }
 
-    /// Any other parameter, such as `response_format`, sent as it is. Refused: `model`,
+    /// Sets any other parameter, such as `response_format`, which is sent unchanged. Not allowed: `model`,
     /// `messages`, `tools`, `stream`, `stream_options` and `n`.
     pub fn param(mut self, name: impl Into<String>, value: impl Into<Value>) -> Self {
         self.params.insert(name.into(), value.into());
         self
     }
 
-    /// Asks the judge and waits.
+    /// Calls the judge and waits for the reply.
     ///
     /// # Errors
     ///
@@ -64,12 +63,12 @@ impl JudgeRequest {
         read(models::complete(Role::Judge, None, &self.into_request()))
     }
 
-    /// Asks the judge and goes on.
+    /// Starts a call of the judge without waiting.
     ///
     /// # Errors
     ///
-    /// If there is no judge, the request is wrong or a budget is spent; what the judge's
-    /// server does is known when the call is finished.
+    /// Fails if there is no judge, the request is invalid or a budget is spent. Errors of the judge's server
+    /// are reported by [`PendingJudge::wait`].
     pub fn start(self) -> Result<PendingJudge, JudgeError> {
         Ok(PendingJudge { call: models::start(Role::Judge, None, &self.into_request())? })
     }
@@ -83,7 +82,7 @@ impl JudgeRequest {
     }
 }
 
-/// A call of the judge under way. Dropping it abandons the call.
+/// A call of the judge in progress. Dropping it abandons the call.
 #[derive(Debug)]
 pub struct PendingJudge {
     call: calls::Call,
@@ -121,48 +120,46 @@ impl JudgeReply {
         Self { message: Message::assistant(text), text: text.to_owned(), finish_reason: None, usage: None }
     }
 
-    /// The assistant's message.
+    /// Returns the assistant's message.
     pub fn message(&self) -> &Message {
         &self.message
     }
 
-    /// The reply's text, empty where it has none.
+    /// Returns the reply's text, empty if there is none.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// Why the judge stopped: `stop`, `length` or other words; `None` where its server did
-    /// not say.
+    /// Returns the reason why the judge stopped, such as `stop` or `length`, if its server reported one.
     pub fn finish_reason(&self) -> Option<&str> {
         self.finish_reason.as_deref()
     }
 
-    /// What the call cost, where the server said.
+    /// Returns the number of tokens, if the server reported it.
     pub fn usage(&self) -> Option<Usage> {
         self.usage
     }
 }
 
-/// Why there is no reply of the judge. Passed on by `?`, it leaves the rollout without a
-/// reward.
+/// Error of a call of the judge. If a grader returns it with `?`, the rollout has no reward.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum JudgeError {
     /// The operator provides no judge.
     NotProvided,
-    /// The request is wrong: what and where. Sending it again will not help.
+    /// The request is invalid: what and where. Sending it again does not help.
     InvalidRequest(String),
     /// The judge's budget for this rollout is spent: which.
     BudgetSpent(String),
-    /// The judge's server refused.
+    /// The judge's server rejected the request.
     Refused {
-        /// Its HTTP status code.
+        /// HTTP status code.
         status: u16,
-        /// The beginning of its answer.
+        /// Beginning of the server's answer.
         answer: String,
     },
-    /// The judge's server stayed out of reach, or answered with something that is no chat
-    /// completion, for as long as the host tried.
+    /// The judge's server was unreachable, or answered with something other than a chat completion, until the
+    /// host gave up retrying.
     Unavailable(String),
 }
 

@@ -1,10 +1,8 @@
-//! Write workflows, agent loops and graders for rollout-host in Rust.
+//! Workflows, agent loops and graders for rollout-host in Rust.
 //!
-//! A *workflow* runs the agent: it is given a prompt, asks the model, runs tools and
-//! registers what it did as samples. A *grader* is a reward function: it is given the
-//! samples and the label, and says what they are worth. Both are compiled to one
-//! WebAssembly component, which the host runs in an instance of its own for each
-//! rollout.
+//! A *workflow* runs the agent: it takes a prompt, calls the model, runs tools and records the conversation
+//! as samples. A *grader* is a reward function: it takes the samples and the label and returns rewards. Both
+//! are compiled into one WebAssembly component, and the host runs each rollout in an instance of its own.
 //!
 //! ```
 //! use rollout_sdk::*;
@@ -27,15 +25,14 @@
 //! export!(workflow = Arithmetic, grader = Arithmetic);
 //! ```
 //!
-//! An [`AgentLoop`] takes the place of a workflow where the caller has to know the tools
-//! before the rollout runs, or the agent rates itself.
+//! An [`AgentLoop`] replaces the workflow if the caller must know the tools before the rollout runs, or if
+//! the agent rates itself.
 //!
-//! A plugin is a library crate of type `cdylib`, built for `wasm32-wasip2`. Waiting for
-//! the model costs nothing: a call parks the instance. To have several calls under way,
-//! see [`chat_all`] and [`wait_any`].
+//! A plugin is a library crate of type `cdylib`, built for `wasm32-wasip2`. A call of the model suspends the
+//! instance and blocks no thread. For concurrent calls see [`chat_all`] and [`wait_any`].
 //!
-//! Functions that reach the host panic outside of it, in a native test for example. What
-//! is pure, such as [`Tool::call`] and [`answer_after`], runs anywhere.
+//! Functions that call the host panic outside of it, for example in a native test. Pure functions, such as
+//! [`Tool::call`] and [`answer_after`], run anywhere.
 
 #![warn(missing_docs)]
 
@@ -66,7 +63,7 @@ pub use tool_call::{
 };
 pub use toolbox::Toolbox;
 
-// So that an author's types can be derived with the versions that this crate reads.
+// Re-exported so that an author derives types with the versions that this crate uses.
 pub use {schemars, serde, serde_json};
 
 mod agent;
@@ -90,7 +87,7 @@ mod tool;
 mod tool_call;
 mod toolbox;
 
-/// What [`export!`] expands to. Not for use by hand.
+/// Expansion of [`export!`]. Not for direct use.
 #[doc(hidden)]
 pub mod __private {
     pub use crate::bindings::imports::types::Failure;

@@ -1,6 +1,7 @@
-//! Lines and events for whoever debugs this rollout.
+//! Log lines and events for debugging a rollout.
 //!
-//! Bounded by the host: past the limit they are counted and dropped. With arguments,
+//! The host limits their number; it counts and drops the rest. Formatted text is passed as
+//! `log::info(format_args!("{turns} turns"))`.
 //! `log::info(format_args!("{turns} turns"))`.
 
 use std::fmt::Display;
@@ -9,27 +10,27 @@ use serde_json::Value;
 
 use crate::bindings::imports::log::{self, Level};
 
-/// A line that only matters to who looks for it.
+/// Logs a detail for debugging.
 pub fn debug(text: impl Display) {
     log::line(Level::Debug, &text.to_string());
 }
 
-/// A line about what goes on.
+/// Logs normal progress.
 pub fn info(text: impl Display) {
     log::line(Level::Info, &text.to_string());
 }
 
-/// A line about something unexpected that was dealt with.
+/// Logs an unexpected event that was handled.
 pub fn warn(text: impl Display) {
     log::line(Level::Warn, &text.to_string());
 }
 
-/// A line about something that went wrong.
+/// Logs a failure.
 pub fn error(text: impl Display) {
     log::line(Level::Error, &text.to_string());
 }
 
-/// A named event with a JSON value, for programs to read.
+/// Logs a named event with a JSON value, for programs.
 pub fn event(name: &str, data: impl Into<Value>) {
     log::event(name, &data.into().to_string());
 }

@@ -1,8 +1,7 @@
 //! Chat messages.
 //!
-//! A [`Message`] is the JSON object that travels, with readers and constructors. It
-//! keeps fields that nobody here has heard of, because they belong to the user and to
-//! the model's server.
+//! A [`Message`] wraps the JSON object of a message with accessors and constructors. It preserves unknown
+//! fields, because they belong to the user and to the model's server.
 //!
 //! This module does not know where messages come from or go to.
 
@@ -11,24 +10,24 @@ use serde_json::{Map, Value};
 
 use crate::{Error, OrError, Result};
 
-/// One chat message in the form of OpenAI's chat completions: a JSON object.
+/// One chat message of OpenAI's chat completions API: a JSON object.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Message(Map<String, Value>);
 
-/// A call that the model wants made.
+/// A tool call that the model requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolCall {
-    /// The id that the result has to carry.
+    /// The id that the result must carry.
     pub id: String,
     /// The function's name.
     pub name: String,
-    /// JSON text as the model wrote it, which may not be valid JSON.
+    /// Arguments as JSON text. The model wrote it, so it may be invalid JSON.
     pub arguments: String,
 }
 
 impl Message {
-    /// A message of any role.
+    /// Creates a message of any role.
     pub fn new(role: impl Into<String>, content: impl Into<Value>) -> Self {
         let mut fields = Map::new();
         fields.insert("role".into(), Value::String(role.into()));
@@ -36,74 +35,74 @@ impl Message {
         Self(fields)
     }
 
-    /// Instructions for the model.
+    /// Creates a system message with instructions for the model.
     pub fn system(text: impl Into<String>) -> Self {
         Self::new("system", text.into())
     }
 
-    /// What the user says.
+    /// Creates a user message.
     pub fn user(text: impl Into<String>) -> Self {
         Self::new("user", text.into())
     }
 
-    /// What the model says.
+    /// Creates an assistant message.
     pub fn assistant(text: impl Into<String>) -> Self {
         Self::new("assistant", text.into())
     }
 
-    /// The result of the tool call with this id.
+    /// Creates the message with the result of the tool call with this id.
     pub fn tool(call_id: impl Into<String>, text: impl Into<String>) -> Self {
         Self::new("tool", text.into()).with("tool_call_id", call_id.into())
     }
 
-    /// The message that this JSON text holds.
+    /// Parses a message from JSON text.
     ///
     /// # Errors
     ///
-    /// If the text is not one JSON object.
+    /// Fails if the text is not one JSON object.
     pub fn from_json(text: &str) -> Result<Self> {
         serde_json::from_str(text).context("the message is not a JSON object")
     }
 
-    /// The message as JSON text.
+    /// Returns the message as JSON text.
     pub fn to_json(&self) -> String {
-        // A map of values is JSON, unlike what other types may give to a serializer.
+        // A map of JSON values always serializes.
         serde_json::to_string(&self.0).unwrap_or_default()
     }
 
-    /// The same message with a field set, in place of one of that name.
+    /// Returns the message with a field set, replacing an earlier value.
     pub fn with(mut self, field: impl Into<String>, value: impl Into<Value>) -> Self {
         self.set(field, value);
         self
     }
 
-    /// Sets a field, in place of one of that name.
+    /// Sets a field, replacing an earlier value.
     pub fn set(&mut self, field: impl Into<String>, value: impl Into<Value>) {
         self.0.insert(field.into(), value.into());
     }
 
-    /// A field's value.
+    /// Returns a field's value.
     pub fn get(&self, field: &str) -> Option<&Value> {
         self.0.get(field)
     }
 
-    /// All fields, unknown ones included.
+    /// Returns all fields, including unknown ones.
     pub fn fields(&self) -> &Map<String, Value> {
         &self.0
     }
 
-    /// All fields, unknown ones included.
+    /// Returns all fields, including unknown ones.
     pub fn into_fields(self) -> Map<String, Value> {
         self.0
     }
 
-    /// `system`, `user`, `assistant`, `tool` or another word; empty where it is missing.
+    /// Returns the role, such as `system`, `user`, `assistant` or `tool`; empty if it is missing.
     pub fn role(&self) -> &str {
         self.get("role").and_then(Value::as_str).unwrap_or("")
     }
 
-    /// The text: the content, or the text parts of it joined by line breaks. Empty
-    /// where the message has none, as in a message that only calls tools.
+    /// Returns the content, or its text parts joined by line breaks. Returns an empty text if the message has
+    /// none, such as a message that only calls tools.
     pub fn text(&self) -> String {
         match self.get("content") {
             Some(Value::String(text)) => text.clone(),
@@ -115,15 +114,15 @@ impl Message {
         }
     }
 
-    /// The tool calls in the message as they were written, for
+    /// Returns the tool calls as the model wrote them, for
     /// [`get_tool_call_info`](crate::get_tool_call_info) and
     /// [`execute_tool_calls`](crate::execute_tool_calls).
     pub fn raw_tool_calls(&self) -> &[Value] {
         self.get("tool_calls").and_then(Value::as_array).map_or(&[], Vec::as_slice)
     }
 
-    /// The tool calls in the message, in order. A call without a function's name is
-    /// left out; a missing id or missing arguments are read as empty.
+    /// Returns the tool calls of the message, in order. Skips a call without a function name; a missing id
+    /// and missing arguments become empty texts.
     pub fn tool_calls(&self) -> Vec<ToolCall> {
         let Some(Value::Array(calls)) = self.get("tool_calls") else {
             return Vec::new();
@@ -144,14 +143,13 @@ impl TryFrom<Value> for Message {
     }
 }
 
-/// The text of the last message that the model wrote, or `None` where it wrote none or
-/// wrote no text there.
+/// Returns the text of the model's last message, or `None` if it wrote no message or no text in it.
 pub fn last_assistant_text(messages: &[Message]) -> Option<String> {
     let last = messages.iter().rfind(|message| message.role() == "assistant")?;
     Some(last.text()).filter(|text| !text.is_empty())
 }
 
-/// The messages that came from the host, which is where a wrong one is the caller's.
+/// Parses messages from the host. A malformed one is an error of the caller.
 pub(crate) fn parse_messages(what: &str, texts: &[String]) -> Result<Vec<Message>> {
     let parse = |(place, text): (usize, &String)| {
         Message::from_json(text).or_invalid(format_args!("{what} message {place}"))
@@ -159,7 +157,7 @@ pub(crate) fn parse_messages(what: &str, texts: &[String]) -> Result<Vec<Message
     texts.iter().enumerate().map(parse).collect()
 }
 
-/// The messages as the host takes them.
+/// Encodes messages for the host.
 pub(crate) fn to_json(messages: &[Message]) -> Vec<String> {
     messages.iter().map(Message::to_json).collect()
 }
@@ -169,7 +167,7 @@ fn read_tool_call(call: &Value) -> Option<ToolCall> {
     let text = |value: Option<&Value>| match value {
         Some(Value::String(text)) => text.clone(),
         None | Some(Value::Null) => String::new(),
-        // Some servers give the arguments as an object.
+        // Some servers send the arguments as an object.
         Some(value) => value.to_string(),
     };
     Some(ToolCall {
@@ -190,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_fields_and_their_order_are_kept() {
+    fn unknown_fields_and_their_order_are_preserved() {
         let text = r#"{"zeta":1,"role":"assistant","content":null,"alpha":{"b":[1.5],"a":2}}"#;
 
         assert_eq!(Message::from_json(text).unwrap().to_json(), text);
@@ -240,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_that_is_no_object_is_called_invalid_with_its_place() {
+    fn a_prompt_message_that_is_not_an_object_is_reported_with_its_index() {
         let texts = ["{}".to_owned(), "[]".to_owned()];
 
         let error = parse_messages("prompt", &texts).unwrap_err();

@@ -1,12 +1,12 @@
-//! Reward functions in the classic form: a solution, the truth, and whatever else is known.
+//! Reward functions of the classic form: solution, ground truth and extra information.
 
 use serde_json::Value;
 
 use crate::message::{Message, last_assistant_text};
 use crate::{Error, Result};
 
-/// What a reward function gives for a conversation. The solution is the text of the last
-/// message that the model wrote, empty where it wrote none.
+/// Calls a reward function on a conversation. The solution is the text of the model's last message, or empty
+/// if it wrote none.
 ///
 /// ```
 /// use rollout_sdk::*;
@@ -21,7 +21,7 @@ use crate::{Error, Result};
 ///
 /// # Errors
 ///
-/// The function's own, and one for a reward that is no finite number.
+/// Returns the function's own error, or an error if the reward is not finite.
 pub fn reward(
     messages: &[Message],
     ground_truth: &str,
@@ -43,7 +43,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_reward_function_is_given_the_last_answer_the_truth_and_the_rest() {
+    fn a_reward_function_gets_the_last_answer_the_truth_and_the_extra_information() {
         let messages =
             [Message::assistant("first"), Message::assistant("second"), Message::tool("1", "result")];
         let extra = json!({"row": 3});
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reward_that_is_no_number_is_an_error_and_no_reward() {
+    fn a_reward_that_is_not_finite_is_an_error() {
         let error = reward(&[], "", None, |_, _, _| Ok(f64::NAN)).unwrap_err();
         assert_eq!(error.to_string(), "the reward function gave NaN, which is not a finite number");
     }

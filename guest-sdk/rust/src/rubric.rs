@@ -1,9 +1,8 @@
-//! A score from a judge, by a rubric in words.
+//! Ratings by a judge according to a rubric in words.
 //!
-//! One call at temperature 0. What the judge is to rate comes from a model that would like
-//! a good score, so it is fenced off from the instructions, and what looks like a fence in
-//! it is escaped. The reply is read strictly: a judge that does not give a score has failed,
-//! and a failure is an error, never a low score.
+//! A rating is one call at temperature 0. The candidate comes from a model that is rewarded for a good score,
+//! so it is fenced off from the instructions, and fences within it are escaped. The reply is parsed strictly:
+//! a reply without a score is an error, never a low score.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -13,7 +12,7 @@ use serde_json::{Value, json};
 use crate::judge::{JudgeError, JudgeReply, JudgeRequest};
 use crate::message::Message;
 
-/// A rating by a rubric, to be set up and [asked for](Self::rate).
+/// A rating by a rubric, to be configured and [requested](Self::rate).
 ///
 /// ```no_run
 /// use rollout_sdk::{GradeContext, Grader, Result, Verdicts, rubric};
@@ -42,16 +41,16 @@ pub struct Rubric {
     instructions: Option<String>,
 }
 
-/// What a judge says of a candidate.
+/// Rating of a candidate by the judge.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rating {
     /// The score, within the rubric's range.
     pub score: f64,
-    /// Why, in the judge's words; not empty.
+    /// The judge's reason, which is not empty.
     pub explanation: String,
 }
 
-/// Begins a rating by this rubric, with scores from 0 to 1.
+/// Creates a rating by this rubric, with scores from 0 to 1.
 pub fn rubric(rubric: impl Into<String>) -> Rubric {
     Rubric {
         rubric: rubric.into(),
@@ -64,32 +63,32 @@ pub fn rubric(rubric: impl Into<String>) -> Rubric {
 }
 
 impl Rubric {
-    /// The lowest score and the highest.
+    /// Sets the lowest and the highest score.
     pub fn range(mut self, range: RangeInclusive<f64>) -> Self {
         self.range = range;
         self
     }
 
-    /// What a right answer is.
+    /// Sets the right answer.
     pub fn truth(mut self, truth: impl Into<String>) -> Self {
         self.truth = Some(truth.into());
         self
     }
 
-    /// What the candidate answers: the task or the conversation before it.
+    /// Sets the input that the candidate answers: the task or the preceding conversation.
     pub fn input(mut self, input: impl Into<String>) -> Self {
         self.input = Some(input.into());
         self
     }
 
-    /// Whatever else the judge should know, as JSON.
+    /// Sets additional information for the judge, as JSON.
     pub fn metadata(mut self, metadata: impl Into<Value>) -> Self {
         self.metadata = Some(metadata.into());
         self
     }
 
-    /// Instructions in place of those that this crate gives the judge. What shape the reply
-    /// has to have is said besides.
+    /// Replaces the default instructions for the judge. The form of the reply is always described in
+    /// addition.
     pub fn instructions(mut self, text: impl Into<String>) -> Self {
         self.instructions = Some(text.into());
         self
@@ -99,12 +98,12 @@ impl Rubric {
     ///
     /// # Errors
     ///
-    /// If the judge fails, or does not give a score and a reason. Passed on by `?`, it
-    /// leaves the rollout without a reward.
+    /// Fails if the judge fails or returns no score or no reason. If a grader returns the error with `?`, the
+    /// rollout has no reward.
     pub fn rate(&self, candidate: &str) -> Result<Rating, RubricError> {
         self.check()?;
         let reply = match self.request(candidate, self.schema()).send() {
-            // Not every server knows schemas; every one knows JSON.
+            // Not every server supports schemas, but every server supports JSON.
             Err(JudgeError::Refused { status: 400 | 422, answer }) if names_the_format(&answer) => {
                 self.request(candidate, json!({"type": "json_object"})).send()?
             }
@@ -182,26 +181,26 @@ impl Rubric {
     }
 }
 
-/// Why there is no rating.
+/// Error of a rating.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum RubricError {
-    /// The range is none: the lowest score has to be below the highest, both finite.
+    /// The range is invalid: the lowest score must be below the highest, and both must be finite.
     Range {
         /// The lowest score.
         low: f64,
         /// The highest score.
         high: f64,
     },
-    /// The judge did not answer.
+    /// The call of the judge failed.
     Judge(JudgeError),
-    /// The judge's reply is no rating.
+    /// The judge's reply is not a rating.
     Reply {
-        /// What is wrong with it.
+        /// Mistake in the reply.
         what: String,
-        /// Its beginning.
+        /// Beginning of the reply.
         text: String,
-        /// Whether it was cut off at a token limit.
+        /// Whether the reply was truncated at a token limit.
         cut_off: bool,
     },
 }
@@ -230,18 +229,18 @@ impl From<JudgeError> for RubricError {
     }
 }
 
-/// Whether a refusal is about the form that the reply was to have.
+/// Returns whether a rejection is about the requested form of the reply.
 fn names_the_format(answer: &str) -> bool {
     ["response_format", "json_schema"].iter().any(|word| answer.contains(word))
 }
 
-/// The text between two lines that nothing in it can be taken for.
+/// Fences a text with markers that cannot occur in it.
 fn fenced(name: &str, text: &str) -> String {
     let text = text.replace("```", "\\`\\`\\`").replace("<<<", "\\<\\<\\<").replace(">>>", "\\>\\>\\>");
     format!("<<<BEGIN_{name}>>>\n{text}\n<<<END_{name}>>>")
 }
 
-/// Reads a rating, in a code fence or not, after the judge's thoughts or not.
+/// Parses a rating, with or without a code fence or preceding reasoning.
 fn read(text: &str) -> Result<Rating, String> {
     let text = match text.rsplit_once("</think>") {
         Some((_, after)) => after,
@@ -266,7 +265,7 @@ fn read(text: &str) -> Result<Rating, String> {
     Ok(Rating { score, explanation })
 }
 
-/// What is in the first code fence, where there is one around the object.
+/// Returns the contents of the first code fence, if it is around the object.
 fn unfenced(text: &str) -> &str {
     if text.starts_with('{') {
         return text;
@@ -293,7 +292,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rating_is_read_bare_fenced_or_after_thoughts() {
+    fn a_rating_is_parsed_bare_fenced_or_after_reasoning() {
         let expected = Rating { score: 0.5, explanation: "so so".into() };
         for text in [
             r#"{"score": 0.5, "explanation": "so so"}"#,
@@ -308,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_no_rating_is_an_error_and_never_a_score() {
+    fn a_reply_that_is_not_a_rating_is_an_error() {
         let check = |text: &str, expected: &str| {
             let what = read(text).unwrap_err();
             assert!(what.contains(expected), "{text}: {what}");
@@ -330,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_score_outside_of_the_range_is_put_at_its_end() {
+    fn a_score_outside_of_the_range_is_clamped() {
         let reply = |score: &str| {
             let text = format!(r#"{{"score": {score}, "explanation": "x"}}"#);
             JudgeReply::of_text(&text)
@@ -361,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_that_is_none_is_an_error_before_the_judge_is_asked() {
+    fn an_invalid_range_is_an_error_before_the_judge_is_called() {
         for range in [1.0..=1.0, 2.0..=1.0, 0.0..=f64::INFINITY, f64::NAN..=1.0] {
             let error = rubric("r").range(range).rate("c").unwrap_err();
             assert!(matches!(error, RubricError::Range { .. }), "{error}");

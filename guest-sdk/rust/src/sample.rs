@@ -1,7 +1,7 @@
 //! Samples: conversations that are graded and trained on.
 //!
-//! A [`Sample`] is registered with the host the moment it is opened, and what is pushed
-//! to it is kept even if the rollout is cut short. Chat calls are made in its name.
+//! A [`Sample`] is registered with the host as soon as it is opened, and its messages are stored even if the
+//! rollout is aborted. Chat calls belong to a sample.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -13,7 +13,7 @@ use crate::bindings::imports::samples;
 use crate::chat::ChatRequest;
 use crate::message::{self, Message};
 
-/// One conversation, registered with the host. Dropping it does not take it back.
+/// One conversation, registered with the host. Dropping it does not withdraw it.
 #[derive(Debug)]
 pub struct Sample {
     handle: samples::Sample,
@@ -21,33 +21,33 @@ pub struct Sample {
     recorded: Rc<Recorded>,
 }
 
-/// What is known here of a sample's history.
+/// The guest's knowledge of a sample's history.
 #[derive(Debug)]
 pub(crate) struct Recorded {
-    /// How many messages it has, where that is known.
+    /// Number of messages, if it is known.
     count: Cell<Option<usize>>,
-    /// How often it was replaced.
+    /// Number of replacements of the history.
     epoch: Cell<u32>,
-    /// So many of its first messages are nowhere here any more.
+    /// Number of messages at the beginning that the guest no longer stores.
     left: Cell<usize>,
-    /// These, once the history that had them was replaced.
+    /// The dropped messages, fetched when the history that had them was replaced.
     saved: RefCell<Vec<Message>>,
 }
 
 impl Recorded {
-    /// So many more are in it.
+    /// Adds messages to the known number.
     pub(crate) fn add(&self, count: usize) {
         self.count.set(self.count.get().map(|known| known + count));
     }
 
-    /// Nobody here can tell.
+    /// Marks the number of messages as unknown.
     pub(crate) fn lose_count(&self) {
         self.count.set(None);
     }
 }
 
 impl Sample {
-    /// Registers a sample. Its id is the name, or a random one.
+    /// Opens a sample. Its id is the name, or random without a name.
     pub(crate) fn open(name: Option<&str>) -> Result<Self, OpenError> {
         let handle = samples::Sample::open(name)?;
         let id = handle.id();
@@ -55,50 +55,49 @@ impl Sample {
         Ok(Self { handle, id, recorded: Rc::new(Recorded { count, epoch, left, saved: RefCell::default() }) })
     }
 
-    /// The id that every chat call of this sample carries.
+    /// Returns the id, which every chat call of this sample carries.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// Prepares a request to the model. The messages are sent as they are and are not
-    /// pushed: what belongs to the history is the workflow's choice.
+    /// Creates a request to the model with these messages. They are not pushed: the workflow decides what
+    /// belongs to the history.
     pub fn chat(&self, messages: &[Message]) -> ChatRequest<'_> {
         ChatRequest::explicit(self, messages)
     }
 
-    /// Prepares a request with the whole history and these messages at its end, which are
-    /// pushed when it is sent. So is the reply when it is given, unless
-    /// [`keep_reply`](ChatRequest::keep_reply) says otherwise. The tenth turn of a conversation
-    /// costs no more than the first.
+    /// Creates a request with the whole history followed by these messages, which are pushed when it is sent.
+    /// The reply is pushed when it is received, unless [`keep_reply`](ChatRequest::keep_reply) prevents that.
+    /// Guest and host transfer only the new messages, so a late turn costs no more than the first.
     pub fn continue_chat(&self, messages: &[Message]) -> ChatRequest<'_> {
         ChatRequest::history(self, messages)
     }
 
-    /// Adds a message at the end of the history.
+    /// Appends a message to the history.
     ///
     /// # Errors
     ///
-    /// If a limit of this rollout is reached; nothing was added then.
+    /// Fails if a limit of this rollout is reached; then nothing was appended.
     pub fn push(&self, message: &Message) -> Result<(), RecordError> {
         self.push_all(std::slice::from_ref(message))
     }
 
-    /// Adds messages at the end of the history, all of them or none.
+    /// Appends messages to the history, all of them or none.
     ///
     /// # Errors
     ///
-    /// If a limit of this rollout is reached; nothing was added then.
+    /// Fails if a limit of this rollout is reached; then nothing was appended.
     pub fn push_all(&self, messages: &[Message]) -> Result<(), RecordError> {
         self.handle.push(&message::to_json(messages))?;
         self.recorded.add(messages.len());
         Ok(())
     }
 
-    /// Puts these messages in place of the whole history.
+    /// Replaces the whole history with these messages.
     ///
     /// # Errors
     ///
-    /// If a limit of this rollout is reached; the history is as it was then.
+    /// Fails if a limit of this rollout is reached; then the history is unchanged.
     pub fn replace(&self, messages: &[Message]) -> Result<(), RecordError> {
         let left = self.first_messages(self.recorded.left.get());
         self.handle.replace(&message::to_json(messages))?;
@@ -111,61 +110,62 @@ impl Sample {
         Ok(())
     }
 
-    /// The whole history as it is now, from the host, which keeps it.
+    /// Fetches the whole history from the host.
     pub fn messages(&self) -> Vec<Message> {
         self.first_messages(usize::MAX)
     }
 
-    /// Records a measurement; the last one under a name stays.
+    /// Records a measurement, replacing an earlier one of this name.
     ///
     /// # Errors
     ///
-    /// If the value is not finite, or a limit of this rollout is reached.
+    /// Fails if the value is not finite or a limit of this rollout is reached.
     pub fn metric(&self, name: &str, value: f64) -> Result<(), RecordError> {
         Ok(self.handle.set_metric(name, value)?)
     }
 
-    /// Records a JSON value beside the messages; the last one under a name stays.
+    /// Records a JSON value, replacing an earlier one of this name.
     ///
     /// # Errors
     ///
-    /// If a limit of this rollout is reached.
+    /// Fails if a limit of this rollout is reached.
     pub fn field(&self, name: &str, value: impl Into<Value>) -> Result<(), RecordError> {
         Ok(self.handle.set_field(name, &value.into().to_string())?)
     }
 
-    /// Asks that this sample be graded but not trained on.
+    /// Requests that this sample be graded but not trained on.
     pub fn withdraw(&self) {
         self.handle.withdraw();
     }
 
-    /// The first messages of its history.
+    /// Fetches the first messages of the history.
     fn first_messages(&self, count: usize) -> Vec<Message> {
         if count == 0 {
             return Vec::new();
         }
         let texts = self.handle.history(0, u32::try_from(count).unwrap_or(u32::MAX));
-        // The host takes nothing else.
+        // The host accepts only JSON objects.
         let read = |text: &String| Message::from_json(text).expect("a history is of JSON objects");
         texts.iter().map(read).collect()
     }
 
-    /// Whether its history has so many messages since it was replaced so often, none of them another's.
+    /// Returns whether the history has this number of messages after this number of replacements, all pushed
+    /// by the caller.
     pub(crate) fn has_recorded(&self, count: usize, epoch: u32) -> bool {
         self.recorded.count.get() == Some(count) && self.recorded.epoch.get() == epoch
     }
 
-    /// How often its history was replaced.
+    /// Returns the number of replacements of the history.
     pub(crate) fn epoch(&self) -> u32 {
         self.recorded.epoch.get()
     }
 
-    /// From here on nobody but the host has the first messages of the history.
+    /// Marks the first messages of the history as stored by the host alone.
     pub(crate) fn leave(&self, count: usize) {
         self.recorded.left.set(count);
     }
 
-    /// The messages that were left to the host, whatever became of the history since.
+    /// Returns the messages that the host alone stores, even if the history has been replaced since.
     pub(crate) fn left(&self, count: usize) -> Vec<Message> {
         let saved = self.recorded.saved.borrow();
         if saved.is_empty() {
@@ -184,15 +184,15 @@ impl Sample {
     }
 }
 
-/// Why a sample was not opened.
+/// Error of opening a sample.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// This rollout's caller takes no more samples than this number.
+    /// The caller of this rollout accepts at most this number of samples.
     TooMany(u32),
-    /// This name was used already by a sample of this rollout.
+    /// Another sample of this rollout has this name.
     Taken(String),
-    /// The name is not 1 to 128 visible ASCII characters: the reason.
+    /// The name is not 1 to 128 visible ASCII characters, for this reason.
     Invalid(String),
 }
 
@@ -221,11 +221,11 @@ impl From<samples::OpenError> for OpenError {
     }
 }
 
-/// Why something was not recorded in a sample.
+/// Error of recording data in a sample.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RecordError {
-    /// It is not what it has to be: which, and why.
+    /// A value is invalid: which, and why.
     Invalid(String),
     /// A limit of this rollout is reached: which, and its value.
     OverLimit(String),

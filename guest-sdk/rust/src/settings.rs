@@ -1,9 +1,8 @@
-//! Reading configuration, metadata and tool arguments into the types of a plugin's
-//! author, and saying what a configuration type declares.
+//! Deserialization of configuration, metadata and tool arguments, and the declaration of a configuration
+//! type.
 //!
-//! Nothing is read as an object without fields, so a type whose fields have
-//! defaults needs none given, and one with a required field names it. `()` takes
-//! anything.
+//! A missing value counts as an object without fields: a type whose fields have defaults accepts it, and a
+//! type with a required field reports the field by name. `()` accepts anything.
 
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
@@ -13,8 +12,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{Error, OrError, Result};
 
-/// Reads one JSON object, or nothing. `what` names it in the error, which is an invalid
-/// one.
+/// Deserializes one optional JSON object. `what` names it in the error, which is an invalid-input error.
 pub(crate) fn read<T: DeserializeOwned>(what: &str, text: Option<&str>) -> Result<T> {
     let fields = match text.map(serde_json::from_str).transpose() {
         Ok(Some(Value::Object(fields))) => Some(fields),
@@ -27,8 +25,8 @@ pub(crate) fn read<T: DeserializeOwned>(what: &str, text: Option<&str>) -> Resul
     T::deserialize(Settings(fields)).or_invalid(what)
 }
 
-/// How many rollouts of a plugin may run at once, as the host reads it from a
-/// configuration's field `concurrency`.
+/// Limit on concurrent rollouts of a plugin, which the host reads from the configuration's field
+/// `concurrency`.
 ///
 /// ```
 /// use rollout_sdk::Concurrency;
@@ -44,13 +42,13 @@ pub(crate) fn read<T: DeserializeOwned>(what: &str, text: Option<&str>) -> Resul
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Concurrency {
-    /// Rollouts of this plugin that run at once; null leaves it to the host.
+    /// Maximum number of concurrent rollouts of this plugin; null leaves the limit to the host.
     #[schemars(range(min = 1))]
     pub max_concurrent: Option<u32>,
 }
 
-/// The JSON Schema of a configuration type, and the defaults that `serde` would use. What
-/// is not an object with fields declares nothing.
+/// Returns the JSON Schema of a configuration type and its defaults according to `serde`. A type without
+/// fields declares nothing.
 pub(crate) fn declared<C: JsonSchema>() -> (Value, Value) {
     let settings = SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
     let schema = settings.into_generator().into_root_schema_for::<C>().to_value();
@@ -61,7 +59,7 @@ pub(crate) fn declared<C: JsonSchema>() -> (Value, Value) {
     (schema, defaults)
 }
 
-/// The defaults of an object's fields; none where there are none.
+/// Returns the defaults of an object's fields.
 fn defaults_in(schema: &Value) -> Option<Value> {
     let fields = schema.get("properties")?.as_object()?;
     let default_of = |schema: &Value| schema.get("default").cloned().or_else(|| defaults_in(schema));
@@ -122,8 +120,8 @@ impl<'de> Deserializer<'de> for Settings {
     }
 }
 
-/// The fields of an object. A wrong value is reported with its field's name, which
-/// `serde_json`'s own reader leaves out.
+/// Fields of an object. Reports an invalid value with its field's name, which `serde_json`'s own deserializer
+/// omits.
 struct Fields {
     left: serde_json::map::IntoIter,
     current: Option<(String, Value)>,
@@ -180,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_type_declares_its_fields_and_the_defaults_that_serde_would_use() {
+    fn a_type_declares_its_fields_and_their_serde_defaults() {
         let (schema, defaults) = declared::<Declared>();
 
         assert_eq!(defaults, json!({"turns": 8, "name": null, "concurrency": {"max_concurrent": 2}}));
@@ -193,7 +191,7 @@ mod tests {
     #[test]
     fn a_field_without_a_default_is_required() {
         #[derive(serde::Deserialize, JsonSchema)]
-        #[expect(dead_code, reason = "only what the type says of itself is looked at")]
+        #[expect(dead_code, reason = "only the type's declaration is used")]
         struct Bare {
             answer: u32,
             #[serde(default)]
@@ -212,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn no_configuration_is_enough_for_types_with_defaults() {
+    fn a_missing_configuration_is_enough_for_types_with_defaults() {
         assert_eq!(read_config::<()>(None), Ok(()));
         assert_eq!(read_config(None), Ok(Defaults { turns: 0 }));
         assert_eq!(read_config(None), Ok(None::<Required>));
@@ -220,13 +218,13 @@ mod tests {
     }
 
     #[test]
-    fn unknown_fields_are_left_alone() {
+    fn unknown_fields_are_ignored() {
         assert_eq!(read_config::<()>(Some(r#"{"x": 1}"#)), Ok(()));
         assert_eq!(read_config(Some(r#"{"x": 1, "turns": 2}"#)), Ok(Some(Required { turns: 2 })));
     }
 
     #[test]
-    fn a_mistake_is_reported_with_the_fields_name() {
+    fn a_mistake_is_reported_with_the_field_name() {
         let check = |text: Option<&str>, expected: &str| {
             let error = read_config::<Required>(text).unwrap_err();
             assert!(error.starts_with(expected), "{error}");

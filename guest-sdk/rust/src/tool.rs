@@ -1,8 +1,7 @@
 //! Tools: functions that the model may call.
 //!
-//! A [`Tool`] is a plain Rust function with a name and a description; what the model is
-//! told of its arguments is derived from their type. Whatever is wrong with a call is
-//! text for the model to read and never fails the rollout.
+//! A [`Tool`] is a Rust function with a name and a description. The schema of its parameters is derived from
+//! the type of its argument. An error of a call is reported to the model and never fails the rollout.
 //!
 //! Tools that the operator provides are in [`host_tools`](crate::host_tools).
 
@@ -15,30 +14,30 @@ use serde_json::{Value, json};
 use crate::message::{Message, ToolCall};
 use crate::{Result, settings};
 
-/// What came of a tool call.
+/// Result of a tool call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolResult {
-    /// The id of the call that this answers.
+    /// Id of the call.
     pub call_id: String,
-    /// What the model is to read.
+    /// Text for the model.
     pub content: String,
     /// Whether the call failed.
     pub is_error: bool,
 }
 
 impl ToolResult {
-    /// The message that tells the model.
+    /// Returns the message with the result.
     pub fn message(&self) -> Message {
         self.clone().into_message()
     }
 
-    /// The message that tells the model.
+    /// Returns the message with the result.
     pub fn into_message(self) -> Message {
         Message::tool(self.call_id, self.content)
     }
 }
 
-/// From the arguments as the model wrote them to what it is to read.
+/// Function from the arguments, as the model wrote them, to the text of the result.
 type Run = dyn FnMut(&str) -> Result<String, String>;
 
 /// A function that the model may call.
@@ -49,19 +48,18 @@ pub struct Tool {
 }
 
 impl Tool {
-    /// Makes a tool of a function, which takes one argument: a type whose fields are
-    /// the tool's parameters, or `()` for none. Doc comments on the fields become their
-    /// descriptions.
+    /// Creates a tool from a function with one argument: a type whose fields are the tool's parameters, or
+    /// `()` for none. Doc comments on the fields become their descriptions.
     ///
-    /// A returned string is given to the model as it is, anything else as JSON. An
-    /// error is given to the model as `error: …`, as are arguments that do not fit.
+    /// The model receives a returned string verbatim and any other value as JSON. It receives errors,
+    /// including those of invalid arguments, as `error: …`.
     ///
     /// ```
     /// use rollout_sdk::{Result, Tool};
     ///
     /// #[derive(serde::Deserialize, schemars::JsonSchema)]
     /// struct Sum {
-    ///     /// What to add up.
+    /// Numbers to add.
     ///     numbers: Vec<f64>,
     /// }
     ///
@@ -69,7 +67,7 @@ impl Tool {
     ///     Ok(args.numbers.iter().sum())
     /// }
     ///
-    /// let sum = Tool::new("sum", "Adds numbers up.", sum);
+    /// let sum = Tool::new("sum", "Adds numbers.", sum);
     /// assert_eq!(sum.name(), "sum");
     /// ```
     pub fn new<A, R, F>(name: impl Into<String>, description: &str, mut function: F) -> Self
@@ -98,17 +96,17 @@ impl Tool {
         Self { name, schema, run: Box::new(run) }
     }
 
-    /// The name that the model calls.
+    /// Returns the name by which the model calls the tool.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What the model is told, in the form of OpenAI's function tools.
+    /// Returns the tool's schema in the form of OpenAI's function tools.
     pub fn schema(&self) -> &Value {
         &self.schema
     }
 
-    /// Runs the function; the error is told to the model.
+    /// Runs the function. The model receives the error.
     pub(crate) fn run(&mut self, arguments: &str) -> Result<String, String> {
         (self.run)(arguments)
     }
@@ -122,10 +120,9 @@ impl Tool {
     }
 }
 
-/// A component whose tools others may call: the operator provides it to workflows, which may
-/// be written by people who have never heard of it. Each call comes to an instance of its
-/// own, which has no model, no samples and nothing of the rollout that asks; what one call
-/// leaves behind, no other finds.
+/// A component whose tools other workflows may call. The operator provides it to them, and neither side needs
+/// to know the other. Each call runs in an instance of its own, which has no model, no samples, no access to
+/// the calling rollout and no state of earlier calls.
 ///
 /// `C` is the type of the operator's configuration of this component, as for a
 /// [`Workflow`](crate::Workflow).
@@ -154,12 +151,12 @@ impl Tool {
 /// rollout_sdk::export!(tool = Texts);
 /// ```
 pub trait ToolPlugin<C: DeserializeOwned = ()> {
-    /// The tools, the same every time.
+    /// Returns the tools, always the same.
     ///
     /// # Errors
     ///
-    /// An error, such as a configuration that is wrong, keeps the tools from being provided;
-    /// within a call it is told to the model.
+    /// An error, such as an invalid configuration, prevents the tools from being provided. During a call the
+    /// model receives the error.
     fn tools(config: C) -> Result<Vec<Tool>>;
 }
 
@@ -169,9 +166,9 @@ impl std::fmt::Debug for Tool {
     }
 }
 
-/// Makes a [`Tool`] of a function, under the function's own name.
+/// Creates a [`Tool`] from a function, under the function's name.
 ///
-/// `tool!(sum, "Adds numbers up.")` is `Tool::new("sum", "Adds numbers up.", sum)`.
+/// `tool!(sum, "Adds numbers.")` is `Tool::new("sum", "Adds numbers.", sum)`.
 #[macro_export]
 macro_rules! tool {
     ($function:ident, $description:expr $(,)?) => {
@@ -179,19 +176,19 @@ macro_rules! tool {
     };
 }
 
-/// The result of a call that failed.
+/// Returns the result of a failed call.
 pub(crate) fn failed(call: &ToolCall, error: &str) -> ToolResult {
     ToolResult { call_id: call.id.clone(), content: format!("error: {error}"), is_error: true }
 }
 
 fn read_arguments<A: DeserializeOwned>(text: &str) -> Result<A, String> {
-    // Nothing is what models write for a function without parameters.
+    // Models send empty arguments to a function without parameters.
     let text = Some(text).filter(|text| !text.trim().is_empty());
     settings::read("the arguments", text).map_err(|error| error.to_string())
 }
 
-/// The JSON schema of a type, with everything in place and nothing that a model's
-/// server might stumble over.
+/// Returns the JSON schema of a type with all references resolved and without keywords that model servers may
+/// reject.
 fn parameters_of<A: JsonSchema>() -> Value {
     let settings = SchemaSettings::draft2020_12().with(|settings| {
         settings.meta_schema = None;
@@ -204,7 +201,7 @@ fn parameters_of<A: JsonSchema>() -> Value {
     match schema.get("type").and_then(Value::as_str) {
         Some("null") => no_fields,
         Some("object") if schema.get("properties").is_none() => {
-            // Some servers refuse an object schema without `properties`.
+            // Some servers reject an object schema without `properties`.
             schema["properties"] = json!({});
             schema
         }
@@ -219,9 +216,9 @@ mod tests {
 
     #[derive(serde::Deserialize, JsonSchema)]
     struct Range {
-        /// Where to begin.
+        /// Left end.
         from: Point,
-        /// Where to end.
+        /// Right end.
         to: Option<Point>,
     }
 
@@ -246,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn the_schema_is_the_argument_types_without_noise() {
+    fn the_schema_has_the_argument_types_and_no_noise() {
         let tool = tool!(width, "Measures.");
 
         let schema = tool.schema();
@@ -265,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tool_without_parameters_takes_an_empty_object_and_nothing() {
+    fn a_tool_without_parameters_accepts_an_empty_object_and_empty_arguments() {
         let empty = json!({"type": "object", "properties": {}});
         let mut unit = Tool::new("now", "Tells the time.", |(): ()| Ok("noon"));
         let mut fields = Tool::new("now", "Tells the time.", |_: Nothing| Ok("noon"));
@@ -279,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn strings_are_given_as_they_are_and_the_rest_as_json() {
+    fn strings_are_returned_verbatim_and_other_values_as_json() {
         let mut text = Tool::new("a", "", |(): ()| Ok("a \"b\"".to_owned()));
         let mut list = Tool::new("b", "", |(): ()| Ok(vec![1, 2]));
 
@@ -288,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_wrong_with_a_call_is_told_to_the_model() {
+    fn errors_of_a_call_are_reported_to_the_model() {
         let mut tool = tool!(width, "Measures.");
         let mut check = |arguments: &str, expected: &str| {
             let (content, is_error) = call(&mut tool, arguments);
@@ -304,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tool_can_keep_state() {
+    fn a_tool_can_have_state() {
         let mut calls = 0;
         let mut count = Tool::new("count", "", move |(): ()| {
             calls += 1;

@@ -1,7 +1,7 @@
-//! Helpers for a loop that runs its tools itself: reading a call, making its result.
+//! Helpers for loops that run their tools themselves: parsing of calls and creation of results.
 //!
-//! They work on calls as the model's message has them, and what they make is the same
-//! byte for byte wherever it is made, because it is trained on.
+//! They take calls as they are in the model's message. Their results are training data, so every SDK creates
+//! them with the same bytes.
 
 use std::fmt;
 
@@ -12,26 +12,26 @@ use crate::host_tools::PendingTool;
 use crate::message::Message;
 use crate::{Error, Result};
 
-/// A tool call, read.
+/// A parsed tool call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ToolCallInfo {
-    /// The id that the result has to carry; `unknown` where the call has none.
+    /// The id that the result must carry; `unknown` if the call has none.
     pub id: String,
-    /// The function's name, empty where the call has none.
+    /// The function's name, empty if the call has none.
     pub name: String,
-    /// Its arguments; none where the call has none.
+    /// The arguments, empty if the call has none.
     pub arguments: Map<String, Value>,
 }
 
-/// The arguments of a call are no JSON object. To be told to the model:
+/// Error of a call whose arguments are not a JSON object. Report it to the model with
 /// `create_tool_error_result(&error.id, &error.reason)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolArgumentError {
-    /// The call's id; `unknown` where it has none.
+    /// The call's id; `unknown` if it has none.
     pub id: String,
-    /// The function's name, empty where the call has none.
+    /// The function's name, empty if the call has none.
     pub name: String,
-    /// What is wrong with the arguments.
+    /// Mistake in the arguments.
     pub reason: String,
 }
 
@@ -43,11 +43,11 @@ impl fmt::Display for ToolArgumentError {
 
 impl std::error::Error for ToolArgumentError {}
 
-/// Reads a call of a message's `tool_calls`.
+/// Parses a call of a message's `tool_calls`.
 ///
 /// # Errors
 ///
-/// If the arguments are there and are no JSON object; an empty text is none.
+/// Fails if the arguments are neither missing, nor empty, nor a JSON object.
 pub fn get_tool_call_info(call: &Value) -> Result<ToolCallInfo, ToolArgumentError> {
     let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(ToOwned::to_owned);
     let function = &call["function"];
@@ -63,11 +63,11 @@ pub fn get_tool_call_info(call: &Value) -> Result<ToolCallInfo, ToolArgumentErro
     }
 }
 
-/// Reads arguments: an object as it is, a text as the JSON object that it holds.
+/// Parses arguments, which are an object or the JSON text of one.
 ///
 /// # Errors
 ///
-/// What is wrong, for anything else.
+/// Returns the mistake in any other value.
 pub fn parse_tool_arguments(arguments: &Value) -> Result<Map<String, Value>, String> {
     let object = |value: Value| match value {
         Value::Object(fields) => Ok(fields),
@@ -82,18 +82,18 @@ pub fn parse_tool_arguments(arguments: &Value) -> Result<Map<String, Value>, Str
     }
 }
 
-/// The message that gives a call's result to the model.
+/// Creates the message that reports a call's result to the model.
 pub fn create_tool_result(call_id: &str, content: impl Into<String>) -> Message {
     Message::tool(call_id, content)
 }
 
-/// The message that tells the model what went wrong with a call.
+/// Creates the message that reports a call's error to the model.
 pub fn create_tool_error_result(call_id: &str, error: &str) -> Message {
     create_tool_result(call_id, format!("Error: {error}"))
 }
 
-/// A tool's result as the text that the model reads: a text as it is, a number or a truth
-/// value in words, anything else as JSON. `3.0` stays `3.0`.
+/// Formats a tool's result as text for the model: a string verbatim, a number or boolean in words, anything
+/// else as JSON. `3.0` stays `3.0`.
 pub fn serialize_tool_result(result: impl Into<Value>) -> String {
     match result.into() {
         Value::String(text) => text,
@@ -105,11 +105,11 @@ pub fn serialize_tool_result(result: impl Into<Value>) -> String {
     }
 }
 
-/// What making a call came to: a result, or something that is under way.
+/// State of a call: finished or in progress.
 pub enum ToolWork {
-    /// The result's text.
+    /// Text of the result.
     Done(String),
-    /// What waits for the result's text.
+    /// Function that waits for the text of the result.
     UnderWay(Box<dyn FnOnce() -> Result<String>>),
 }
 
@@ -129,29 +129,27 @@ impl From<String> for ToolWork {
 }
 
 impl From<PendingTool> for ToolWork {
-    /// A host-provided tool's result; a failure is its text, for the model to read.
+    /// Waits for a host-provided tool. The model receives a failure as text.
     fn from(pending: PendingTool) -> Self {
         Self::UnderWay(Box::new(move || Ok(pending.wait().content)))
     }
 }
 
 impl From<Pending> for ToolWork {
-    /// The text of the model's reply.
+    /// Waits for a model's reply and uses its text.
     fn from(pending: Pending) -> Self {
         Self::UnderWay(Box::new(move || Ok(pending.wait()?.text().to_owned())))
     }
 }
 
-/// Makes all the calls: each is begun before the first is waited for, so that host-provided tools
-/// and calls of the model run side by side, and the results come in the order of the
-/// calls. Arguments that are no object become an error result; the function is not
-/// called for those.
+/// Makes all the calls and returns their results in the order of the calls. Every call is started before the
+/// first is waited for, so host-provided tools and model calls run concurrently. Arguments that are not an
+/// object give an error result without a call of the function.
 ///
 /// # Errors
 ///
-/// The first of the function's; the batch has no results then, and what is under way is
-/// abandoned. A mistake that the model is to hear of is no error but a text:
-/// `Ok(format!("Error: …").into())`.
+/// Returns the first error of the function. The batch then has no results, and calls in progress are
+/// abandoned. To report a mistake to the model, return a text instead: `Ok(format!("Error: …").into())`.
 pub fn execute_tool_calls(
     calls: &[Value],
     mut begin: impl FnMut(&ToolCallInfo) -> Result<ToolWork>,
@@ -188,8 +186,8 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// A float with the fewest digits that tell it apart, a point or an exponent in it
-/// always: the exponent below 1e-4 and from 1e16 on, with a sign and two digits.
+/// Formats a float with the fewest digits that identify it, always with a point or an exponent. The exponent
+/// is used below 1e-4 and from 1e16 on, with a sign and two digits.
 fn float_text(float: f64) -> String {
     let magnitude = float.abs();
     if magnitude != 0.0 && !(1e-4..1e16).contains(&magnitude) {
@@ -214,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_read_and_what_is_missing_has_a_stand_in() {
+    fn missing_parts_of_a_call_have_placeholders() {
         let check = |call: Value, id: &str, name: &str, arguments: Value| {
             let info = get_tool_call_info(&call).unwrap();
             let read = (info.id.as_str(), info.name.as_str(), Value::Object(info.arguments));
@@ -228,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_that_are_no_object_are_an_error_that_says_why() {
+    fn arguments_that_are_not_an_object_are_an_error_with_the_reason() {
         let check = |arguments: Value, expected: &str| {
             let error = get_tool_call_info(&call("7", arguments)).unwrap_err();
             assert_eq!((&*error.id, &*error.name), ("7", "add"));
@@ -243,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn results_have_their_fields_in_one_order() {
+    fn fields_of_results_have_a_fixed_order() {
         assert_eq!(
             create_tool_result("1", "5").to_json(),
             r#"{"role":"tool","content":"5","tool_call_id":"1"}"#
@@ -255,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_is_told_as_text() {
+    fn results_are_formatted_as_text() {
         let check = |result: Value, expected: &str| assert_eq!(serialize_tool_result(result), expected);
         check(json!(true), "true");
         check(json!(false), "false");
@@ -275,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_are_all_begun_before_one_is_waited_for_and_results_keep_their_order() {
+    fn all_calls_start_before_one_is_waited_for_and_results_keep_their_order() {
         use std::cell::RefCell;
         use std::rc::Rc;
         let order = Rc::new(RefCell::new(Vec::new()));
@@ -303,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn one_call_that_fails_fails_the_batch() {
+    fn one_failed_call_fails_the_batch() {
         let calls = [call("1", json!({})), call("2", json!({}))];
         let error = execute_tool_calls(&calls, |info| match info.id.as_str() {
             "2" => Err(Error::failed("out of paper")),

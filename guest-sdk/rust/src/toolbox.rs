@@ -1,4 +1,4 @@
-//! The tools of one conversation, and who runs which call.
+//! The tools of one conversation and the dispatch of calls to them.
 
 use serde_json::Value;
 
@@ -6,10 +6,10 @@ use crate::host_tools;
 use crate::message::ToolCall;
 use crate::tool::{self, Tool, ToolResult};
 
-/// The tools that are offered to the model in one conversation: a plugin's own and, if
-/// asked for, those that the operator provides.
+/// The tools that a conversation offers to the model: the plugin's own and optionally those that the operator
+/// provides.
 ///
-/// [`Agent`](crate::Agent) has one inside; it is for a loop of one's own.
+/// An [`Agent`](crate::Agent) contains a toolbox; this type is for custom loops.
 #[derive(Debug, Default)]
 pub struct Toolbox {
     own: Vec<Tool>,
@@ -19,39 +19,37 @@ pub struct Toolbox {
 #[derive(Debug)]
 struct OfHost {
     schemas: Vec<Value>,
-    // A pointer, so that a plugin that asks for no host-provided tools does not import them.
+    // A function pointer, so that a plugin without host-provided tools does not import them.
     execute: fn(&[ToolCall]) -> Vec<ToolResult>,
 }
 
 impl Toolbox {
-    /// A box without tools.
+    /// Creates an empty toolbox.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a tool, in place of one of the same name.
+    /// Adds a tool, replacing an earlier one of this name.
     pub fn add(&mut self, tool: Tool) {
         self.own.retain(|own| own.name() != tool.name());
         self.own.push(tool);
     }
 
-    /// Adds the tools that the operator provides, except those with the name of a tool of
-    /// the plugin's own.
+    /// Adds the tools that the operator provides, except those with the name of one of the plugin's own
+    /// tools.
     pub fn add_host_tools(&mut self) {
         self.of_host = Some(OfHost { schemas: host_tools::available(), execute: host_tools::execute });
     }
 
-    /// What the model is told of the tools, for
-    /// [`ChatRequest::tools`](crate::ChatRequest::tools).
+    /// Returns the schemas of the tools, for [`ChatRequest::tools`](crate::ChatRequest::tools).
     pub fn schemas(&self) -> impl Iterator<Item = &Value> {
         let of_host = self.of_host.iter().flat_map(|of_host| &of_host.schemas);
         let of_host = of_host.filter(|schema| !self.own.iter().any(|own| own.name() == name_in(schema)));
         self.own.iter().map(Tool::schema).chain(of_host)
     }
 
-    /// Makes the calls; results come in the order of the calls. Host-provided tools run side by
-    /// side, before the plugin's own. A tool that is not here gives a result that says
-    /// so.
+    /// Makes the calls and returns the results in the order of the calls. Host-provided tools run
+    /// concurrently and before the plugin's own. The result of an unknown tool says so.
     pub fn execute(&mut self, calls: &[ToolCall]) -> Vec<ToolResult> {
         let mut host_results = self.execute_on_host(calls).into_iter();
         let mut results = Vec::with_capacity(calls.len());
@@ -126,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn results_come_in_the_order_of_the_calls_and_own_tools_go_first() {
+    fn results_keep_the_order_of_the_calls_and_own_tools_take_precedence() {
         let calls = [
             call("1", "theirs"),
             call("2", "mine"),
@@ -150,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn no_name_is_offered_twice() {
+    fn every_name_is_offered_once() {
         let mut toolbox = toolbox();
         toolbox.add(named("mine"));
 

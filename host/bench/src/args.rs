@@ -9,81 +9,81 @@ const SERVER: &str = "The server";
 const SECOND: &str = "A second server";
 const MODEL: &str = "The stub model";
 
-/// What is measured, and how. The caller adds where the report goes.
+/// Options of the measurement. The caller adds the options of the report.
 #[derive(Clone, Debug, clap::Args)]
-#[command(next_help_heading = "What is measured")]
+#[command(next_help_heading = "Measurement")]
 pub struct Args {
-    /// The server to measure, as http://HOST:PORT
+    /// URL of the server to measure, as http://HOST:PORT
     #[arg(required_unless_present = "command", conflicts_with = "command")]
     pub url: Option<String>,
-    /// Start the server by this shell command instead; it must print 'listening on http://HOST:PORT'
+    /// Start the server with this shell command instead; it must print 'listening on http://HOST:PORT'
     #[arg(long, value_name = "COMMAND", help_heading = SERVER)]
     pub command: Option<String>,
-    /// The server's process on this machine, to report its CPU and memory
+    /// Process ID of the server on this machine, to report its CPU and memory
     #[arg(long, requires = "url", help_heading = SERVER)]
     pub pid: Option<u32>,
-    /// What the report calls the server
+    /// Name of the server in the report
     #[arg(long, default_value = "server", help_heading = SERVER)]
     pub name: String,
 
-    /// A second server, measured in turn with the first and compared
+    /// URL of a second server to compare with; the servers are measured in turn
     #[arg(long, value_name = "URL", conflicts_with = "vs_command", help_heading = SECOND)]
     pub vs: Option<String>,
-    /// Start the second server by this shell command
+    /// Start the second server with this shell command
     #[arg(long, value_name = "COMMAND", help_heading = SECOND)]
     pub vs_command: Option<String>,
-    /// The second server's process
+    /// Process ID of the second server
     #[arg(long, value_name = "PID", requires = "vs", help_heading = SECOND)]
     pub vs_pid: Option<u32>,
-    /// What the report calls the second server
+    /// Name of the second server in the report
     #[arg(long, value_name = "NAME", default_value = "other", help_heading = SECOND)]
     pub vs_name: String,
 
-    /// Measure the server that a command starts beside the same that keeps no journal
+    /// Compare the command's server with the same server without a journal
     #[arg(long, requires = "command", conflicts_with_all = ["vs", "vs_command", "background"])]
     pub journal_off: bool,
 
-    /// Measure the server beside so many rollouts that go on all the time, and alone, in turn
+    /// Compare the server with and without N rollouts that run in the background
     #[arg(long, value_name = "N", requires = "background_prompt", conflicts_with_all = ["vs", "vs_command"])]
     pub background: Option<usize>,
-    /// What the user says in these, which must make the guest go on until it is cancelled
+    /// User message of the background rollouts; it must keep the guest busy until it is cancelled
     #[arg(long, value_name = "TEXT", requires = "background")]
     pub background_prompt: Option<String>,
 
-    /// The generation of the protocol that the servers speak
+    /// Generation of the Osmosis protocol to speak
     #[arg(long, value_enum, ignore_case = true, value_name = "G", default_value = "d")]
     pub osmosis_generation: Generation,
-    /// Rollouts under way at a time; several numbers are measured one after another
+    /// Number of concurrent rollouts; several numbers are measured one after another
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,64,512")]
     pub in_flight: Vec<usize>,
-    /// End each measurement after so many rollouts
+    /// End each measurement after this many rollouts
     #[arg(long, value_name = "N")]
     pub rollouts: Option<usize>,
-    /// End each measurement after so many seconds [default: 5, unless --rollouts is given]
+    /// End each measurement after this many seconds [default: 5, unless --rollouts is given]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub seconds: Option<Duration>,
-    /// How often each is measured; medians are quoted
+    /// Number of rounds; the report has their medians
     #[arg(long, value_name = "N", default_value = "2")]
     pub rounds: usize,
-    /// What the stub model waits before each answer, in milliseconds
+    /// Delay before each answer of the stub model, in milliseconds
     #[arg(long, value_name = "MS", default_value = "0", help_heading = MODEL)]
     pub model_latency: u64,
-    /// Chat calls after which the stub model gives its final answer; until then it calls a tool
+    /// Number of chat calls per rollout; the stub model calls a tool in all but the last
     #[arg(long, value_name = "N", default_value = "1", help_heading = MODEL)]
     pub turns: u32,
-    /// What the tool is asked for in its argument 'bytes', for results of that length
+    /// Value of the tool's argument 'bytes', for tools that return a result of that length
     #[arg(long, value_name = "BYTES", help_heading = MODEL)]
     pub tool_bytes: Option<usize>,
-    /// Begin all rollouts in flight together, instead of each when one has ended
+    /// Start the next rollouts together when all have ended, instead of one by one
     #[arg(long)]
     pub wave: bool,
-    /// After so many seconds a rollout counts as lost
+    /// Count a rollout as lost after this many seconds
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "60")]
     pub rollout_timeout: Duration,
-    /// The servers' key
+    /// API key of the servers
     #[arg(long, value_name = "KEY", env = "ROLLOUT_BENCH_API_KEY", hide_env_values = true, help_heading = SERVER)]
     pub api_key: Option<String>,
-    /// Where the stub model listens; the servers must reach it by this address
+    /// Address of the stub model, which the servers must be able to reach
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0", help_heading = MODEL)]
     pub model_listen: SocketAddr,
 }
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_becomes_settings() {
+    fn a_command_line_becomes_settings() {
         let one =
             settings("http://h:1 --pid 7 --seconds 0.5 --in-flight 1,2 --osmosis-generation C").unwrap();
         let source = ServerSource::Running { url: "http://h:1".to_owned(), pid: Some(7) };
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_refused_together() {
+    fn all_mistakes_are_reported_together() {
         fn check(line: &str, parts: &[&str]) {
             let error = settings(line).unwrap_err();
             parts.iter().for_each(|part| assert!(error.contains(part), "{line}: {error}"));
@@ -188,14 +188,14 @@ mod tests {
             "http://h --in-flight 0 --rounds 0 --turns 0 --model-listen 0.0.0.0:0",
             &["in flight", "one round", "one turn", "0.0.0.0"],
         );
-        check("http://h --in-flight 64 --rollouts 10", &["fewer rollouts"]);
+        check("http://h --in-flight 64 --rollouts 10", &["exceeds the number of rollouts"]);
         check("http://h --tool-bytes 9", &["--turns"]);
         check("http://h --background 4", &["--background-prompt"]);
         check("http://h --background-prompt spin", &["--background"]);
         check("http://h --vs http://i --background 4 --background-prompt spin", &["cannot be used with"]);
         check(
             "http://h --osmosis-generation c --background 0 --background-prompt spin",
-            &["generation D is measured", "nothing to compare"],
+            &["need generation D", "cannot be 0"],
         );
         check("http://h --in-flight 90000000", &["ulimit -n"]);
     }

@@ -1,4 +1,4 @@
-//! Rollouts that go on beside those that are measured, such as guests that compute for ever.
+//! Rollouts that run in the background of a measurement, such as guests that compute forever.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use super::outcome::{ErrorKind, Failure};
 use super::trainer::{TrainerContext, Worker};
 use super::{Background, BenchError};
 
-/// Rollouts under way. They are to be ended: a server goes on with those that are forgotten
-/// until their lease is over.
+/// Running background rollouts. They must be cancelled with [`end`](Self::end): the server runs forgotten
+/// ones until their lease expires.
 #[must_use]
-pub(super) struct Company {
+pub(super) struct BackgroundRollouts {
     worker: Worker,
     ids: Vec<String>,
 }
@@ -22,28 +22,28 @@ struct Cancelled {
     dispositions: HashMap<String, String>,
 }
 
-impl Company {
-    /// Has the server begin them all.
+impl BackgroundRollouts {
+    /// Starts all background rollouts.
     pub(super) async fn begin(
         context: &Arc<TrainerContext>,
         background: &Background,
     ) -> Result<Self, BenchError> {
-        let mut company =
+        let mut background_rollouts =
             Self { worker: Worker::with_prompt(context.clone(), &background.prompt), ids: Vec::new() };
         for _ in 0..background.rollouts {
-            match company.worker.begin().await {
-                Ok(id) => company.ids.push(id),
+            match background_rollouts.worker.begin().await {
+                Ok(id) => background_rollouts.ids.push(id),
                 Err(failure) => {
-                    let _ = company.cancel().await;
+                    let _ = background_rollouts.cancel().await;
                     return Err(refused(failure));
                 }
             }
         }
-        Ok(company)
+        Ok(background_rollouts)
     }
 
-    /// Cancels them all. An error if one had ended by itself: what was measured then was not
-    /// measured beside it.
+    /// Cancels all background rollouts. Fails if one ended earlier, because the measurement then ran without
+    /// it.
     pub(super) async fn end(mut self) -> Result<(), BenchError> {
         let cancelled = self.cancel().await.map_err(refused)?;
         let went_on =
@@ -51,7 +51,7 @@ impl Company {
         let rollouts = self.ids.len();
         match rollouts - self.ids.iter().filter(went_on).count() {
             0 => Ok(()),
-            ended => Err(BenchError::BesideEnded { ended, rollouts }),
+            ended => Err(BenchError::BackgroundEnded { ended, rollouts }),
         }
     }
 

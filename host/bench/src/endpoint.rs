@@ -1,9 +1,8 @@
-//! The side that the server under test calls: a model that costs nothing, and the receiver of
-//! generation C's callbacks.
+//! The endpoint that the measured server calls: a stub model and the receiver of generation C's callbacks.
 //!
-//! Every chat call gets the same bytes, made once, after the latency that was asked for. The
-//! call's body is not looked at (unless several turns are wanted), its key is. Streaming is not
-//! offered: a workflow that asks for a stream gets a plain body all the same.
+//! Every chat call gets the same prepared bytes after the configured latency. The call's key is checked; its
+//! body is read only if there are several turns. Streaming is not supported: a workflow that requests a
+//! stream gets a plain body.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -22,19 +21,19 @@ use tokio::task::{AbortHandle, JoinSet};
 use super::outcome::{ErrorKind, Failure, Judgement, judge};
 use rollout_core::http1::{Connection, Message};
 
-/// What the model is to be called with.
+/// API key of the stub model.
 pub(super) const MODEL_KEY: &str = "bench-model-key";
-/// What callbacks are to be sent with.
+/// API key of the callbacks.
 pub(super) const CALLBACK_KEY: &str = "bench-callback-key";
-/// Connections that may wait to be accepted; the system may allow less.
+/// Size of the accept queue; the system may limit it further.
 const BACKLOG: u32 = 16 << 10;
-/// How long nothing is accepted after accepting failed, mostly for want of descriptors.
+/// Pause after a failure to accept, which is mostly a lack of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
 const ANSWER: &str = "The result is 5.\n#### 5";
 const ROUTES: &str = "/v1/rollouts/";
 
-/// The listening endpoint. Dropped, it is closed, with all its connections.
+/// The listening endpoint. Dropping it closes the listener and all connections.
 #[derive(Debug)]
 pub(super) struct Endpoint {
     address: SocketAddr,
@@ -42,12 +41,12 @@ pub(super) struct Endpoint {
     accepting: AbortHandle,
 }
 
-/// What the model says.
+/// Behaviour of the stub model.
 #[derive(Clone, Debug)]
 pub(super) struct Script {
-    /// Calls after which it gives its final answer.
+    /// Number of calls including the final answer.
     turns: u32,
-    /// The arguments of the calls of a tool before that: JSON text.
+    /// Arguments of the tool calls before that, as JSON text.
     arguments: String,
 }
 
@@ -61,13 +60,13 @@ impl Script {
     }
 }
 
-/// What all connections share.
+/// State that all connections share.
 #[derive(Debug)]
 struct Shared {
     latency: Duration,
     script: Script,
     replies: Replies,
-    /// Begins every id of this run.
+    /// Prefix of every id of this run.
     prefix: String,
     ids: AtomicU64,
     model_calls: AtomicU64,
@@ -76,7 +75,7 @@ struct Shared {
     callbacks: Mutex<Callbacks>,
 }
 
-/// Whole responses, heads included.
+/// Complete responses with their heads.
 #[derive(Debug)]
 struct Replies {
     answer: Vec<u8>,
@@ -85,11 +84,11 @@ struct Replies {
     unknown: Vec<u8>,
 }
 
-/// Rollouts of generation C that have not ended.
+/// Unfinished rollouts of generation C.
 #[derive(Debug, Default)]
 struct Callbacks {
     waiting: HashMap<String, Waiting>,
-    /// Given up. One late result for each of them is not a second one.
+    /// Abandoned rollouts. One late result for each of them is not an error.
     lost: HashSet<String>,
 }
 
@@ -99,7 +98,7 @@ struct Waiting {
     ended: oneshot::Sender<Result<(), Failure>>,
 }
 
-/// The wait for one rollout's grader callback. Dropped early, the rollout counts as lost.
+/// Receiver of one rollout's grader callback. Dropping it counts the rollout as lost.
 #[derive(Debug)]
 pub(super) struct Ending {
     shared: Arc<Shared>,
@@ -107,11 +106,11 @@ pub(super) struct Ending {
     ended: oneshot::Receiver<Result<(), Failure>>,
 }
 
-/// What was counted so far.
+/// Counters of the endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Counts {
     pub(super) model_calls: u64,
-    /// Model calls that did not carry the key that their rollout was given.
+    /// Model calls without the key of their rollout.
     pub(super) without_key: u64,
     /// Second results.
     pub(super) doubled: u64,
@@ -139,19 +138,18 @@ impl Endpoint {
         Ok(Self { address, shared, accepting })
     }
 
-    /// An id that no other rollout has or had.
+    /// Returns a unique id for a rollout.
     pub(super) fn next_id(&self) -> String {
         let number = self.shared.ids.fetch_add(1, Ordering::Relaxed);
         format!("{}{number}", self.shared.prefix)
     }
 
-    /// What the URLs of a rollout begin with; `/chat/completions`, `/completion` and `/grader`
-    /// go after it.
+    /// Returns the URL of a rollout, to which `/chat/completions`, `/completion` and `/grader` are appended.
     pub(super) fn url(&self, id: &str) -> String {
         format!("http://{}{ROUTES}{id}", self.address)
     }
 
-    /// Waits for the callbacks of a rollout, from now on.
+    /// Registers a rollout whose callbacks are expected from now on.
     pub(super) fn expect(&self, id: &str) -> Ending {
         let (sender, ended) = oneshot::channel();
         let waiting = Waiting { completed: false, ended: sender };
@@ -204,7 +202,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-/// Answers one connection until it ends. A broken one ends; its calls fail on the other side.
+/// Serves one connection until it ends. If the connection breaks, the caller's requests fail.
 async fn serve(stream: TcpStream, shared: Arc<Shared>) {
     let Ok(mut connection) = Connection::over(stream) else { return };
     while let Ok(Some(request)) = connection.receive_request().await {
@@ -263,7 +261,7 @@ impl Shared {
         }
     }
 
-    /// Whether the rollout is one of this run.
+    /// Handles a grader callback. Returns whether the rollout belongs to this run.
     fn graded(&self, id: &str, body: &[u8]) -> bool {
         let mut callbacks = self.callbacks();
         let Some(Waiting { completed, ended }) = callbacks.waiting.remove(id) else {
@@ -277,17 +275,17 @@ impl Shared {
         let outcome = match judge(body, id) {
             Ok(Judgement::Right) if !completed => Err(Failure::of_body(ErrorKind::OutOfOrder, body)),
             Ok(Judgement::Right) => Ok(()),
-            // A grader callback is the end; "not yet" has no place in it.
+            // A grader callback must have a final status.
             Ok(Judgement::NotYet) => Err(Failure::of_body(ErrorKind::Malformed, body)),
             Err(failure) => Err(failure),
         };
-        // Nobody listens any more if the time of the rollout ended in this moment.
+        // The receiver is closed if the rollout's time ended at this moment.
         let _ = ended.send(outcome);
         true
     }
 
     fn callbacks(&self) -> MutexGuard<'_, Callbacks> {
-        // Whole after every step, so a panic elsewhere does not spoil it.
+        // The maps are consistent after every step, so a poisoned lock is safe to use.
         self.callbacks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -307,17 +305,17 @@ fn carries(request: &Message, key: &str) -> bool {
     request.authorization().and_then(|value| value.strip_prefix("Bearer ")) == Some(key)
 }
 
-/// A tool call until the last turn, by the tool results in the conversation; nothing for the
-/// last turn, and for a call that offers no tool.
+/// Returns a tool call until the last turn, which it detects by the number of tool results. Returns `None` in
+/// the last turn and if the call offers no tool.
 fn turn(body: &[u8], script: &Script) -> Option<Vec<u8>> {
     #[derive(Deserialize)]
     struct Request<'a> {
         #[serde(borrow)]
-        messages: Vec<Said<'a>>,
+        messages: Vec<ChatMessage<'a>>,
         tools: Option<Vec<Tool>>,
     }
     #[derive(Deserialize)]
-    struct Said<'a> {
+    struct ChatMessage<'a> {
         role: std::borrow::Cow<'a, str>,
     }
     #[derive(Deserialize)]
@@ -329,7 +327,7 @@ fn turn(body: &[u8], script: &Script) -> Option<Vec<u8>> {
         name: String,
     }
     let request: Request<'_> = serde_json::from_slice(body).ok()?;
-    let results = request.messages.iter().filter(|said| said.role == "tool").count();
+    let results = request.messages.iter().filter(|message| message.role == "tool").count();
     let tool = request.tools?.into_iter().next()?.function.name;
     if results + 1 >= script.turns as usize {
         return None;

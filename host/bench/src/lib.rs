@@ -1,15 +1,14 @@
 //! A load generator: trainer, model endpoint and callback receiver in one process.
 //!
-//! `run` drives any server that speaks generation C or D of the Osmosis protocol, by URL, and
-//! says how many rollouts a second it finished, how long they took, what they cost and what
-//! went wrong. Two servers are measured in turn (A B A B), so that what else the machine does
-//! falls on both; so is one server beside rollouts that never stop, and alone. Every result is
-//! checked against the one right answer.
+//! `run` drives any server that speaks generation C or D of the Osmosis protocol and reports throughput,
+//! latency, cost and errors. Two servers are measured in turn (A B A B), so that other load of the machine
+//! affects both alike; a single server can be measured with and without rollouts in the background. Every
+//! result is checked against the only right answer.
 //!
-//! The bench must cost less than what it measures. It speaks HTTP by itself (`http1`), and
-//! wants one thread: [`run_blocking`] gives it a runtime of its own with just that.
+//! The bench must cost less than the server it measures. It has its own HTTP client (`http1`) and needs one
+//! thread: [`run_blocking`] creates a runtime with exactly that.
 //!
-//! It knows nothing of plugins, instances or this host: whatever answers is measured.
+//! The bench knows neither plugins nor instances nor this host; it measures any server.
 
 mod args;
 mod background;
@@ -33,7 +32,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use background::Company;
+use background::BackgroundRollouts;
 use endpoint::{Endpoint, Script};
 use load::Workers;
 use server::Server;
@@ -47,149 +46,149 @@ pub use report::{
 };
 pub use server::StartError;
 pub use settings::{Background, BenchSettings, Generation, ServerSource, Target};
-pub use soak::{Growth, Look, SoakReport};
+pub use soak::{Growth, Reading, SoakReport};
 
-/// Why there is no report. What goes wrong in single rollouts is in the report instead.
+/// Error that prevents a report. Failures of single rollouts are part of the report instead.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BenchError {
-    /// Settings that make no sense; all of them.
+    /// The settings contradict each other; all contradictions are listed.
     #[error("{}", .0.join("; "))]
     Invalid(Vec<String>),
-    /// So many in flight need more descriptors than this process may have.
-    #[error("{wanted} open files are needed and {max} allowed; run 'ulimit -n {wanted}' first")]
+    /// The process may not open enough descriptors.
+    #[error("{wanted} open files are needed but only {max} allowed; run 'ulimit -n {wanted}' first")]
     Descriptors {
-        /// For all connections.
+        /// Number needed for all connections.
         wanted: u64,
         /// The limit.
         max: u64,
     },
-    /// A server's address cannot be used.
-    #[error("'{url}' is not of the form http://HOST[:PORT][/BASE] (TLS is not measured)")]
+    /// A server's URL has an unsupported form.
+    #[error("'{url}' is not of the form http://HOST[:PORT][/BASE] (TLS is not supported)")]
     Url {
-        /// As given.
+        /// The URL.
         url: String,
     },
-    /// A server's name is not known.
-    #[error("cannot find the host of '{url}'")]
+    /// A server's host name cannot be resolved.
+    #[error("cannot resolve the host of '{url}'")]
     Resolve {
-        /// As given.
+        /// The URL.
         url: String,
-        /// What the resolver said.
+        /// Error of the resolver.
         source: io::Error,
     },
     /// The stub model cannot listen.
     #[error("cannot listen on {listen} for chat calls and callbacks")]
     Listen {
-        /// As given.
+        /// The requested address.
         listen: SocketAddr,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A server was not started.
+    /// A server cannot be started.
     #[error("cannot start {name}")]
     Start {
         /// The target's name.
         name: String,
-        /// Why.
+        /// Cause.
         source: StartError,
     },
-    /// The first rollout, before anything is measured, did not end right.
-    #[error("{name} did not do a first rollout right ({kind}): {detail}")]
+    /// The first rollout failed, before any measurement.
+    #[error("the first rollout of {name} failed ({kind}): {detail}")]
     FirstRollout {
         /// The target's name.
         name: String,
-        /// In what way.
+        /// Kind of the failure.
         kind: ErrorKind,
-        /// What was seen.
+        /// Observation, for people.
         detail: String,
     },
-    /// The rollouts to go on beside those measured were not begun, or not cancelled.
-    #[error("the rollouts beside those measured: {kind}: {detail}")]
+    /// The background rollouts cannot be started or cancelled.
+    #[error("cannot start or cancel the background rollouts ({kind}): {detail}")]
     Background {
-        /// In what way.
+        /// Kind of the failure.
         kind: ErrorKind,
-        /// What was seen.
+        /// Observation, for people.
         detail: String,
     },
-    /// Rollouts that were to go on did not.
+    /// Background rollouts ended before they were cancelled.
     #[error(
-        "{ended} of the {rollouts} rollouts beside those measured ended by themselves; their prompt must make \
-         the guest go on, and the server's limits must let it"
+        "{ended} of the {rollouts} background rollouts ended by themselves; their prompt must keep \
+         the guest busy, and the server's limits must allow that"
     )]
-    BesideEnded {
-        /// How many.
+    BackgroundEnded {
+        /// Number of rollouts that ended.
         ended: usize,
-        /// Of how many.
+        /// Number of background rollouts.
         rollouts: usize,
     },
-    /// A server's process could not be looked at; it may have ended.
-    #[error("cannot measure the process of {name}")]
+    /// A server's process cannot be read; it may have ended.
+    #[error("cannot read the process of {name}")]
     Process {
         /// The target's name.
         name: String,
-        /// Why.
+        /// Cause.
         source: ProcError,
     },
-    /// The report cannot be drawn.
+    /// The chart cannot be drawn.
     #[error("cannot draw the report: {0}")]
     Plot(String),
-    /// The runtime did not start.
+    /// The runtime cannot be started.
     #[error("cannot start a runtime for the bench")]
     Runtime(#[source] io::Error),
-    /// SIGINT or SIGTERM.
+    /// SIGINT or SIGTERM was received.
     #[error("interrupted")]
     Interrupted,
 }
 
-/// What goes on, for a person who waits. `Display` gives one line.
+/// Progress of a bench. `Display` formats it as one line.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Progress {
-    /// A command is run.
+    /// A command starts.
     Starting {
         /// The target's name.
         name: String,
     },
-    /// A server answered a first rollout right.
+    /// A server finished its first rollout.
     Ready {
         /// The target.
         target: TargetSeen,
     },
-    /// A measurement begins.
+    /// A measurement starts.
     Measuring {
         /// The target's name.
         name: String,
-        /// Rollouts under way at a time.
+        /// Number of concurrent rollouts.
         in_flight: usize,
-        /// Which measurement of all, from 1.
+        /// Number of this measurement, from 1.
         step: usize,
-        /// All measurements.
+        /// Number of measurements.
         steps: usize,
     },
     /// A measurement ended.
     Measured {
         /// The target's name.
         name: String,
-        /// Rollouts under way at a time.
+        /// Number of concurrent rollouts.
         in_flight: usize,
-        /// Which measurement of all, from 1.
+        /// Number of this measurement, from 1.
         step: usize,
-        /// All measurements.
+        /// Number of measurements.
         steps: usize,
-        /// What it gave.
+        /// Result of the measurement.
         figures: Box<Figures>,
     },
-    /// A soak looked at the server's process.
+    /// A soak test read the server's process.
     Soaking {
-        /// Rollouts that ended.
+        /// Number of rollouts that ended.
         done: usize,
-        /// Rollouts in all.
+        /// Number of all rollouts.
         rollouts: usize,
-        /// Seconds since the first look.
+        /// Seconds since the first reading.
         secs: f64,
-        /// What was seen.
-        look: Look,
+        /// The reading.
+        look: Reading,
     },
 }
 
@@ -202,7 +201,7 @@ impl fmt::Display for Progress {
                 write!(f, "[{step}/{steps}] {name}, {in_flight} in flight")
             }
             Self::Soaking { done, rollouts, secs, look } => {
-                let Look { rss_mib, mappings, fds, .. } = look;
+                let Reading { rss_mib, mappings, fds, .. } = look;
                 let rate = *done as f64 / secs.max(f64::EPSILON);
                 write!(
                     f,
@@ -224,13 +223,13 @@ impl fmt::Display for Progress {
     }
 }
 
-/// `run` in a runtime of its own, with one thread, ended by SIGINT and SIGTERM. Not to be
-/// called from asynchronous code.
+/// Runs the bench in a runtime with one thread until it ends or SIGINT or SIGTERM arrives. Must not be called
+/// from asynchronous code.
 pub fn run_blocking(settings: BenchSettings, progress: impl FnMut(Progress)) -> Result<Report, BenchError> {
     blocking(run(settings, progress))
 }
 
-/// `soak` likewise.
+/// Runs a soak test in the same way.
 pub fn soak_blocking(
     settings: BenchSettings,
     rollouts: usize,
@@ -239,7 +238,7 @@ pub fn soak_blocking(
     blocking(soak(settings, rollouts, progress))
 }
 
-/// The report as an SVG document.
+/// Draws the report as an SVG document.
 pub fn plot(report: &Report) -> Result<String, BenchError> {
     plot::svg(report).map_err(|error| BenchError::Plot(error.to_string()))
 }
@@ -259,9 +258,8 @@ fn blocking<T>(work: impl Future<Output = Result<T, BenchError>>) -> Result<T, B
     })
 }
 
-/// Starts what is to be started, measures, and ends what was started, also on an error and
-/// when the future is dropped. In a runtime with more than one thread it works as well, and
-/// costs more.
+/// Starts servers, measures, and stops the servers, also after an error and when the future is dropped. A
+/// runtime with more threads works too, at a higher cost.
 pub(crate) async fn run(
     settings: BenchSettings,
     mut progress: impl FnMut(Progress),
@@ -275,8 +273,7 @@ pub(crate) async fn run(
     outcome
 }
 
-/// Runs so many rollouts at one number in flight on one server, and sees whether it grows.
-/// Starts and ends what [`run`] does.
+/// Runs rollouts at one number in flight on one server and measures whether its process grows.
 pub(crate) async fn soak(
     settings: BenchSettings,
     rollouts: usize,
@@ -285,18 +282,18 @@ pub(crate) async fn soak(
     settings.check()?;
     let ([_], [in_flight]) = (settings.targets.as_slice(), settings.in_flight.as_slice()) else {
         return Err(BenchError::Invalid(vec![
-            "a soak is of one server at one number in flight, such as --in-flight 64".to_owned(),
+            "a soak test takes one server and one number in flight, such as --in-flight 64".to_owned(),
         ]));
     };
     if rollouts < *in_flight {
         return Err(BenchError::Invalid(vec![
-            "a soak of fewer rollouts than are to be in flight".to_owned(),
+            "a soak test needs at least as many rollouts as are in flight".to_owned(),
         ]));
     }
     let mut servers = Vec::new();
     let outcome = async {
-        let mut stands = prepare(&settings, &mut servers, &mut progress).await?;
-        let Stand { seen, context, .. } = stands.remove(0);
+        let mut prepared = prepare(&settings, &mut servers, &mut progress).await?;
+        let PreparedServer { seen, context, .. } = prepared.remove(0);
         soak::soak(seen, &context, *in_flight, rollouts, &mut progress).await
     }
     .await;
@@ -306,9 +303,9 @@ pub(crate) async fn soak(
     outcome
 }
 
-/// A server that is ready to be measured, and in what company.
+/// A server that is ready to be measured, with its background rollouts.
 #[derive(Clone)]
-struct Stand {
+struct PreparedServer {
     seen: TargetSeen,
     context: Arc<TrainerContext>,
     background: Option<Background>,
@@ -319,15 +316,15 @@ async fn prepare_and_measure(
     servers: &mut Vec<Server>,
     progress: &mut impl FnMut(Progress),
 ) -> Result<Report, BenchError> {
-    let mut stands = prepare(settings, servers, progress).await?;
-    if let (Some(background), [only]) = (&settings.background, stands.as_mut_slice()) {
+    let mut prepared = prepare(settings, servers, progress).await?;
+    if let (Some(background), [only]) = (&settings.background, prepared.as_mut_slice()) {
         let mut alone = only.clone();
         "alone".clone_into(&mut alone.seen.name);
         only.seen.name = format!("with {} in background", background.rollouts);
         only.background = Some(background.clone());
-        stands.push(alone);
+        prepared.push(alone);
     }
-    let levels = measure_all(settings, &stands, progress).await?;
+    let levels = measure_all(settings, &prepared, progress).await?;
     Ok(Report {
         generation: settings.generation,
         model_latency_ms: settings.model_latency.as_secs_f64() * 1e3,
@@ -336,22 +333,22 @@ async fn prepare_and_measure(
         wave: settings.wave,
         rounds: settings.rounds,
         cores: std::thread::available_parallelism().map_or(1, usize::from),
-        targets: stands.into_iter().map(|stand| stand.seen).collect(),
+        targets: prepared.into_iter().map(|server| server.seen).collect(),
         levels,
     })
 }
 
-/// Starts the stub model and what is to be started, and has each server do one rollout.
+/// Starts the stub model and the servers, and runs one rollout on each server.
 async fn prepare(
     settings: &BenchSettings,
     servers: &mut Vec<Server>,
     progress: &mut impl FnMut(Progress),
-) -> Result<Vec<Stand>, BenchError> {
+) -> Result<Vec<PreparedServer>, BenchError> {
     let listen = settings.listen;
     let endpoint = Endpoint::start(listen, settings.model_latency, Script::of(settings))
         .map_err(|source| BenchError::Listen { listen, source })?;
     let endpoint = Arc::new(endpoint);
-    let mut stands = Vec::new();
+    let mut prepared = Vec::new();
     for target in &settings.targets {
         let seen = find(target, servers, progress).await?;
         let context = Arc::new(TrainerContext {
@@ -368,9 +365,9 @@ async fn prepare(
             detail: failure.detail,
         })?;
         progress(Progress::Ready { target: seen.clone() });
-        stands.push(Stand { seen, context, background: None });
+        prepared.push(PreparedServer { seen, context, background: None });
     }
-    Ok(stands)
+    Ok(prepared)
 }
 
 async fn find(
@@ -394,32 +391,32 @@ async fn find(
     }
 }
 
-/// A B A B at one number in flight, then the next.
+/// Measures all servers in turn (A B A B) at one number in flight, then at the next.
 async fn measure_all(
     settings: &BenchSettings,
-    stands: &[Stand],
+    servers: &[PreparedServer],
     progress: &mut impl FnMut(Progress),
 ) -> Result<Vec<Level>, BenchError> {
-    let steps = settings.in_flight.len() * settings.rounds * stands.len();
+    let steps = settings.in_flight.len() * settings.rounds * servers.len();
     let mut step = 0;
     let mut levels = Vec::new();
     for &in_flight in &settings.in_flight {
         let (warm_up, amount) = settings.amounts(in_flight);
-        let mut rounds = vec![Vec::new(); stands.len()];
+        let mut rounds = vec![Vec::new(); servers.len()];
         for _ in 0..settings.rounds {
-            for (Stand { seen, context, background }, rounds) in stands.iter().zip(&mut rounds) {
+            for (PreparedServer { seen, context, background }, rounds) in servers.iter().zip(&mut rounds) {
                 step += 1;
                 let name = seen.name.clone();
                 progress(Progress::Measuring { name: name.clone(), in_flight, step, steps });
-                // New connections each time: the server closes them while the other one is measured.
+                // Each round opens new connections, because the server closes idle ones meanwhile.
                 let mut workers = Workers::new(context, in_flight, settings.wave);
-                let company = match background {
-                    Some(background) => Some(Company::begin(context, background).await?),
+                let background_rollouts = match background {
+                    Some(background) => Some(BackgroundRollouts::begin(context, background).await?),
                     None => None,
                 };
                 let measured = measure::measure(context, seen.pid, &mut workers, warm_up, amount).await;
-                if let Some(company) = company {
-                    company.end().await?;
+                if let Some(background_rollouts) = background_rollouts {
+                    background_rollouts.end().await?;
                 }
                 let figures =
                     measured.map_err(|source| BenchError::Process { name: name.clone(), source })?;

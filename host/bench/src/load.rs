@@ -1,4 +1,4 @@
-//! How many rollouts, how many at a time, and what they came to.
+//! Workers that run a number of rollouts concurrently, and the tally of their outcomes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,24 +10,24 @@ use tokio::task::JoinSet;
 use super::outcome::{ErrorKind, Failure};
 use super::trainer::{TrainerContext, Worker};
 
-/// After so many failures in a row, and one of every worker, a server is taken for broken.
+/// Number of failures in a row, plus one per worker, after which a server is considered broken.
 const FAILURES_IN_A_ROW_MAX: usize = 100;
 
-/// What some rollouts came to.
+/// Tally of some rollouts.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
-    /// Of the right ones, from the first attempt at admission to the result.
+    /// Latencies of right rollouts, from the first attempt at admission to the result.
     pub(super) latencies: Vec<Duration>,
     pub(super) errors: Errors,
-    /// Answers 429. Each was waited out, and none is an error.
+    /// Number of 429 answers. Each was retried after a wait and is not an error.
     pub(super) refused: u64,
-    /// Reads of a result.
+    /// Number of reads of a result.
     pub(super) polls: u64,
-    /// Whether it ended early because nothing worked any more.
+    /// Whether the run ended early because every rollout failed.
     pub(super) gave_up: bool,
 }
 
-/// Errors by kind: how many, and what the first one looked like.
+/// Errors by kind: their number and the first example.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Errors(pub(super) BTreeMap<ErrorKind, (u64, String)>);
 
@@ -52,18 +52,18 @@ impl Tally {
     }
 }
 
-/// How long rollouts are begun. Those that were begun are always ended.
+/// Amount of rollouts to start. Rollouts that were started are always completed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Amount {
-    /// So many at any rate.
+    /// Minimum number.
     pub(super) at_least: usize,
-    /// So many and no more.
+    /// Maximum number.
     pub(super) at_most: usize,
-    /// Between the two, while this lasts.
+    /// Time during which rollouts beyond the minimum are started.
     pub(super) time: Duration,
 }
 
-/// The workers of one measurement, with their open connections.
+/// The workers of one measurement with their open connections.
 #[derive(Debug)]
 pub(super) struct Workers {
     workers: Vec<Worker>,
@@ -75,13 +75,13 @@ impl Workers {
         Self { workers: (0..in_flight).map(|_| Worker::new(context.clone())).collect(), wave }
     }
 
-    /// Runs `amount` rollouts: each worker begins its next one when its last ended (steady), or
-    /// all begin together when all have ended (wave).
+    /// Runs `amount` rollouts. Each worker starts its next rollout when its last one ended (steady), or all
+    /// workers start together when all have ended (wave).
     pub(super) async fn run(&mut self, amount: Amount) -> Tally {
         let budget = Arc::new(Budget::new(amount, self.workers.len()));
         loop {
             let mut running = JoinSet::new();
-            // Who goes along is settled before anyone goes, so that a wave is whole.
+            // All workers are admitted before any starts, so that a wave is complete.
             for mut worker in self.workers.drain(..) {
                 let (budget, again) = (budget.clone(), !self.wave);
                 let takes_part = self.wave && budget.take();
@@ -111,7 +111,7 @@ impl Workers {
     }
 }
 
-/// What is left to begin.
+/// The rollouts that remain to be started.
 #[derive(Debug)]
 struct Budget {
     amount: Amount,
@@ -132,9 +132,9 @@ impl Budget {
         }
     }
 
-    /// Whether one more may begin; if so, it counts as begun.
+    /// Takes one rollout from the budget. Returns whether there was one.
     fn take(&self) -> bool {
-        // May count past the end, which is_open does not mind.
+        // The counter may exceed the maximum, which `is_open` handles.
         self.is_open() && self.begun.fetch_add(1, Ordering::Relaxed) < self.amount.at_most
     }
 
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_budget_ends_by_number_or_time_or_despair() {
+    fn a_budget_ends_by_number_or_time_or_repeated_failure() {
         fn check(at_least: usize, at_most: usize, time: Duration, expected: usize) {
             let budget = Budget::new(Amount { at_least, at_most, time }, 1);
             let begun = (0..50).filter(|_| budget.take()).count();
@@ -177,7 +177,7 @@ mod tests {
 
         let budget = Budget::new(Amount { at_least: 0, at_most: usize::MAX, time: hour }, 1);
         (0..FAILURES_IN_A_ROW_MAX).for_each(|_| budget.note(false));
-        assert!(budget.take(), "one more may still turn it");
+        assert!(budget.take(), "one more rollout may still succeed");
         budget.note(true);
         (0..=FAILURES_IN_A_ROW_MAX).for_each(|_| budget.note(false));
         assert!(!budget.take());

@@ -1,4 +1,4 @@
-//! One measurement: a server, a number in flight, and what came of it.
+//! One measurement of a server at one number in flight.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,11 +14,10 @@ use super::report::{Errors, Figures, ServerFigures};
 use super::stats::percentile;
 use super::trainer::{TrainerContext, Worker};
 
-/// How often the server's memory is looked at. Listing the mappings of a server with tens of
-/// thousands takes milliseconds, so not oftener.
+/// Interval of reading the server's memory. Listing tens of thousands of mappings takes milliseconds.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// One rollout, to see that the server answers as it should at all.
+/// Runs a single rollout to check that the server works.
 pub(super) async fn try_one(context: &Arc<TrainerContext>) -> Result<(), Failure> {
     let mut worker = Worker::new(context.clone());
     worker.rollout().await;
@@ -28,7 +27,7 @@ pub(super) async fn try_one(context: &Arc<TrainerContext>) -> Result<(), Failure
     }
 }
 
-/// Warms up, then measures. Processor time is taken over the same span as the rollouts.
+/// Warms up, then measures. CPU time and rollouts cover the same period.
 pub(super) async fn measure(
     context: &Arc<TrainerContext>,
     pid: Option<u32>,
@@ -51,7 +50,7 @@ struct Reading {
     at: Instant,
     counts: Counts,
     server_cpu_secs: Option<f64>,
-    /// Nothing where it cannot be read.
+    /// `None` if it cannot be read.
     bench_cpu_secs: Option<f64>,
 }
 
@@ -66,7 +65,7 @@ impl Reading {
     }
 }
 
-/// Looks at a process now and then, and keeps the greatest of what it sees.
+/// Background task that reads a process regularly and records the maximum.
 struct Watch {
     pid: u32,
     greatest: Arc<Mutex<Option<Footprint>>>,
@@ -76,22 +75,22 @@ struct Watch {
 impl Watch {
     fn start(pid: u32) -> Self {
         let greatest = Arc::new(Mutex::new(None));
-        let kept = greatest.clone();
+        let shared = greatest.clone();
         let looking = tokio::spawn(async move {
             loop {
                 sleep(LOOK_EVERY).await;
-                // On another thread: the kernel may take its time, and rollouts must not wait.
+                // Runs on another thread because the kernel may be slow.
                 let seen = tokio::task::spawn_blocking(move || Footprint::read(pid)).await;
                 // A process that cannot be read is reported at the end.
                 let Ok(Ok(seen)) = seen else { return };
-                keep(&kept, seen);
+                record_max(&shared, seen);
             }
         });
         Self { pid, greatest, looking: looking.abort_handle() }
     }
 
     fn end(self) -> Result<Footprint, ProcError> {
-        Ok(keep(&self.greatest, Footprint::read(self.pid)?))
+        Ok(record_max(&self.greatest, Footprint::read(self.pid)?))
     }
 }
 
@@ -101,7 +100,7 @@ impl Drop for Watch {
     }
 }
 
-fn keep(greatest: &Mutex<Option<Footprint>>, seen: Footprint) -> Footprint {
+fn record_max(greatest: &Mutex<Option<Footprint>>, seen: Footprint) -> Footprint {
     let mut greatest = greatest.lock().unwrap_or_else(PoisonError::into_inner);
     let all = greatest.map_or(seen, |before| before.max(seen));
     *greatest.insert(all)
@@ -110,11 +109,11 @@ fn keep(greatest: &Mutex<Option<Footprint>>, seen: Footprint) -> Footprint {
 fn figures(tally: &mut Tally, before: &Reading, after: &Reading, footprint: Option<Footprint>) -> Figures {
     let elapsed_secs = (after.at - before.at).as_secs_f64();
     let scored = tally.latencies.len() as u64;
-    // Those that went wrong cost something too.
+    // Failed rollouts have a cost too.
     let ended = scored + tally.errors.count();
     let doubled = after.counts.doubled - before.counts.doubled;
     for _ in 0..doubled {
-        let detail = "a grader callback came for a rollout that had ended";
+        let detail = "a grader callback arrived for a rollout that had ended";
         tally.errors.add(Failure::new(ErrorKind::Doubled, detail));
     }
     tally.latencies.sort_unstable();

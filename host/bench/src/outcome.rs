@@ -1,8 +1,7 @@
-//! What a rollout came to, judged by the one right answer.
+//! Classification of a rollout's outcome.
 //!
-//! Every rollout of a bench has the same prompt, the same scripted reply and the same label,
-//! so exactly one result is right: success with a reward of 1. Everything else is counted
-//! under an [`ErrorKind`].
+//! Every rollout of a bench has the same prompt, scripted reply and label, so only success with a reward of 1
+//! is right. Every other outcome is counted under an [`ErrorKind`].
 
 use std::fmt;
 
@@ -12,32 +11,32 @@ use rollout_core::http1::Broken;
 
 /// The reward of a right result.
 const REWARD: f64 = 1.0;
-/// How much of a body is kept to explain an error, in characters.
+/// Number of characters of a body that an error quotes.
 const EXCERPT_CHARS_MAX: usize = 160;
 
-/// In what way a rollout did not end well. Each is counted apart.
+/// Kind of a failed rollout.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The admission was answered with this status, which is neither 202 nor 429.
+    /// Admission was answered with this status, which is neither 202 nor 429.
     Admission(u16),
     /// A read of the result was answered with this status, which is not 200.
     Result(u16),
-    /// A connection failed, ended early, or spoke something else than HTTP.
+    /// A connection failed, closed early, or carried something other than HTTP.
     Transport,
-    /// A body is not what the protocol says.
+    /// A body violates the protocol.
     Malformed,
-    /// The rollout ended, but not in success.
+    /// The rollout ended without success.
     Unscored,
     /// Success without a reward of 1.
     WrongReward,
     /// The result names another rollout.
     WrongId,
-    /// A result before the workflow was reported complete (generation C).
+    /// The result arrived before the workflow was reported complete (generation C).
     OutOfOrder,
-    /// Not ended within the time of a rollout.
+    /// The rollout did not end within its time.
     Lost,
-    /// A second result for a rollout that had ended (generation C).
+    /// A second result arrived for a rollout that had ended (generation C).
     Doubled,
 }
 
@@ -58,11 +57,11 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-/// One rollout that did not end well.
+/// A failed rollout.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Failure {
     pub(super) kind: ErrorKind,
-    /// What was seen, for a person.
+    /// Observation, for people.
     pub(super) detail: String,
 }
 
@@ -71,7 +70,7 @@ impl Failure {
         Self { kind, detail: detail.into() }
     }
 
-    /// `body` is what came instead of the thing that was asked for.
+    /// Returns a failure that quotes the unexpected body.
     pub(super) fn of_body(kind: ErrorKind, body: &[u8]) -> Self {
         Self::new(kind, excerpt(body))
     }
@@ -83,7 +82,7 @@ impl From<Broken> for Failure {
     }
 }
 
-/// The body of a result (D) and of a grader callback (C).
+/// The body of a result (D) or of a grader callback (C).
 #[derive(Debug, Deserialize)]
 struct ResultBody<'a> {
     #[serde(borrow)]
@@ -98,7 +97,7 @@ struct Sample {
     reward: Option<f64>,
 }
 
-/// Whether the result of rollout `id` is there, and right.
+/// Classifies the result of rollout `id`.
 pub(super) fn judge(body: &[u8], id: &str) -> Result<Judgement, Failure> {
     let wrong = |kind| Err(Failure::of_body(kind, body));
     let Ok(result) = serde_json::from_slice::<ResultBody<'_>>(body) else {
@@ -118,14 +117,14 @@ pub(super) fn judge(body: &[u8], id: &str) -> Result<Judgement, Failure> {
     }
 }
 
-/// Of a result that is not wrong.
+/// Classification of a result that is not wrong.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Judgement {
     NotYet,
     Right,
 }
 
-/// One line of what a body says.
+/// Returns the beginning of a body as one line.
 fn excerpt(body: &[u8]) -> String {
     if body.is_empty() {
         return "an empty body".to_owned();

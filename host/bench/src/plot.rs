@@ -1,4 +1,4 @@
-//! A report as a picture: rollouts a second and latencies over the numbers in flight.
+//! The report as a chart: throughput and latency by number in flight.
 
 use plotters::coord::Shift;
 use plotters::drawing::DrawingAreaErrorKind;
@@ -8,10 +8,10 @@ use super::report::{Figures, Report};
 
 const SIZE: (u32, u32) = (1100, 480);
 
-/// One colour a server, told apart also by those who see no red and green.
+/// One colour for each server, also distinguishable for people with red-green colour blindness.
 const COLOURS: [RGBColor; 2] = [RGBColor(0, 90, 181), RGBColor(220, 110, 20)];
 
-/// A percentile: its name, how wide its line is, and where it is in the figures.
+/// A percentile: its name, the width of its line and its value.
 type Percentile = (&'static str, u32, fn(&Figures) -> Option<f64>);
 
 const PERCENTILES: [Percentile; 3] =
@@ -19,8 +19,8 @@ const PERCENTILES: [Percentile; 3] =
 
 type Panel<'a, 'b> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// Why there is no picture.
-pub(super) type NotDrawn = DrawingAreaErrorKind<std::io::Error>;
+/// Error of drawing the chart.
+pub(super) type PlotError = DrawingAreaErrorKind<std::io::Error>;
 
 /// A line of a panel.
 struct Line {
@@ -30,8 +30,8 @@ struct Line {
     points: Vec<(f64, f64)>,
 }
 
-/// The report as an SVG document.
-pub(super) fn svg(report: &Report) -> Result<String, NotDrawn> {
+/// Draws the report as an SVG document.
+pub(super) fn svg(report: &Report) -> Result<String, PlotError> {
     let mut text = String::new();
     {
         let root = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
@@ -79,8 +79,8 @@ fn names(report: &Report) -> Vec<String> {
     report.targets.iter().map(|target| target.name.clone()).collect()
 }
 
-/// A figure of one server over the numbers in flight. What is not above zero has no place
-/// on an axis of powers.
+/// Returns the points of one server's figure. Values that are not positive cannot be drawn on a logarithmic
+/// axis.
 fn points(report: &Report, server: usize, figure: fn(&Figures) -> Option<f64>) -> Vec<(f64, f64)> {
     let point = |level: &super::report::Level| {
         let value = figure(&level.servers.get(server)?.median).filter(|value| *value > 0.0)?;
@@ -91,14 +91,14 @@ fn points(report: &Report, server: usize, figure: fn(&Figures) -> Option<f64>) -
     points
 }
 
-/// From the least to the greatest, with room around them.
+/// Returns the range of the values with a margin.
 fn range(values: impl Iterator<Item = f64>) -> std::ops::Range<f64> {
     let (least, greatest) = values
         .fold((f64::INFINITY, 0.0_f64), |(least, greatest), value| (least.min(value), greatest.max(value)));
     if greatest <= 0.0 { 1.0..10.0 } else { least / 1.5..greatest * 1.5 }
 }
 
-fn panel(area: &Panel<'_, '_>, title: &str, lines: Vec<Line>) -> Result<(), NotDrawn> {
+fn panel(area: &Panel<'_, '_>, title: &str, lines: Vec<Line>) -> Result<(), PlotError> {
     let all = || lines.iter().flat_map(|line| line.points.iter().copied());
     let across = range(all().map(|(x, _)| x));
     let up = range(all().map(|(_, y)| y));
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_axis_is_labelled_in_numbers_that_people_read() {
+    fn axis_labels_are_rounded_for_people() {
         fn check(value: f64, expected: &str) {
             assert_eq!(number(value), expected);
         }
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_has_room_and_is_never_empty() {
+    fn a_range_has_a_margin_and_is_never_empty() {
         assert_eq!(range([].into_iter()), 1.0..10.0);
         let one = range([3.0].into_iter());
         assert!(one.start < 3.0 && one.end > 3.0);

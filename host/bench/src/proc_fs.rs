@@ -1,44 +1,44 @@
-//! What Linux says about a process: processor time, memory, mappings, descriptors, and which
-//! process listens on a port.
+//! Readings from `/proc`: CPU time, memory, mappings and descriptors of a process, and the process that
+//! listens on a port.
 //!
-//! The parsing works on text and is tested on text. Nothing here changes anything.
+//! The parsers take text and are tested on text. This module only reads.
 
 use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why a process cannot be looked at.
+/// Error of reading the figures of a process.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProcError {
-    /// There is no `/proc` of Linux's kind here.
-    #[error("figures of a process (CPU, memory) can be read on Linux only; measure by URL, without a pid")]
+    /// The system has no `/proc` of Linux.
+    #[error("CPU and memory of a process can be read on Linux only; measure by URL, without a pid")]
     NotLinux,
-    /// A file is missing or not ours to read: the process ended, or belongs to somebody else.
-    #[error("cannot read {path}; has the process ended, or is it another user's?")]
+    /// A file is missing or cannot be read.
+    #[error("cannot read {path}; the process may have ended or belong to another user")]
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A file does not say what it should.
-    #[error("{path} does not give {what}")]
+    /// A file lacks a value.
+    #[error("{path} does not contain {what}")]
     Unexpected {
         /// The file.
         path: PathBuf,
-        /// What was looked for.
+        /// The missing value.
         what: &'static str,
     },
 }
 
-/// Memory and descriptors of one process at one moment, or the greatest of several moments.
+/// Memory and descriptors of a process at one moment, or the maximum of several moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Footprint {
     /// Resident memory, in KiB.
     pub(super) rss_kib: u64,
-    /// The most that was ever resident since the process began, in KiB.
+    /// Peak resident memory since the process started, in KiB.
     pub(super) rss_peak_kib: u64,
     pub(super) mappings: u64,
     pub(super) fds: u64,
@@ -69,7 +69,7 @@ impl Footprint {
     }
 }
 
-/// Processor time (user and system, all threads, ended ones too) of one process, in seconds.
+/// Returns the CPU time of a process in seconds: user and system time of all threads, including ended ones.
 /// Its children are not in it. The kernel counts in ticks, usually of 10 ms.
 pub(super) fn cpu_secs(pid: u32) -> Result<f64, ProcError> {
     let path = file(pid, "stat")?;
@@ -77,19 +77,19 @@ pub(super) fn cpu_secs(pid: u32) -> Result<f64, ProcError> {
     Ok(stat.cpu_ticks as f64 / ticks_per_sec())
 }
 
-/// The process that listens on a TCP port of this machine, one of `group` (a process group)
-/// rather than another; of several, the one with the least number.
+/// Returns the process that listens on a TCP port of this machine. Among several, prefers one in the process
+/// group `group`, then the lowest process ID.
 pub(super) fn listener_on(port: u16, group: u32) -> Result<Option<u32>, ProcError> {
     let mut sockets = HashSet::new();
     for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
-        // A machine without IPv6 has no second table.
+        // Without IPv6 the second table is missing.
         sockets.extend(listening_inodes(&fs::read_to_string(table).unwrap_or_default(), port));
     }
     let holders = pids()?.filter(|&pid| holds_any(pid, &sockets));
     Ok(holders.min_by_key(|&pid| (stat_of(pid).is_none_or(|stat| stat.group != group), pid)))
 }
 
-/// Whether a process of this group runs. Ended ones that nobody has waited for do not count.
+/// Returns whether a process of this group is running. Zombies do not count.
 pub(super) fn group_lives(group: u32) -> bool {
     pids().is_ok_and(|mut pids| pids.any(|pid| stat_of(pid).is_some_and(|it| it.group == group && it.runs)))
 }
@@ -102,7 +102,7 @@ fn pids() -> Result<impl Iterator<Item = u32>, ProcError> {
 }
 
 fn holds_any(pid: u32, sockets: &HashSet<u64>) -> bool {
-    // What cannot be read belongs to somebody else, or has ended.
+    // An unreadable process belongs to another user or has ended.
     let Ok(fds) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
     fds.flatten().filter_map(|entry| fs::read_link(entry.path()).ok()).any(|target| {
         let inode = target.to_str().and_then(socket_inode);
@@ -124,7 +124,7 @@ fn file(pid: u32, name: &str) -> Result<PathBuf, ProcError> {
 }
 
 fn read(path: &Path) -> Result<String, ProcError> {
-    // A path in a mapping need not be UTF-8.
+    // Paths of mappings need not be UTF-8.
     let bytes = fs::read(path).map_err(|source| ProcError::Read { path: path.to_owned(), source })?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
@@ -135,14 +135,14 @@ fn unexpected(path: &Path, what: &'static str) -> ProcError {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Stat {
-    /// Not a zombie, and not about to be gone.
+    /// Whether the process is neither a zombie nor dead.
     runs: bool,
     group: u32,
     cpu_ticks: u64,
 }
 
 impl Stat {
-    /// The name, in parentheses, may hold spaces and parentheses itself.
+    /// Parses a stat line. The name, in parentheses, may itself contain spaces and parentheses.
     fn parse(text: &str) -> Option<Self> {
         let fields: Vec<&str> = text.rsplit_once(')')?.1.split_ascii_whitespace().collect();
         // `fields[0]` is the third field of the manual page.
@@ -176,12 +176,12 @@ fn socket_inode(link: &str) -> Option<u64> {
 }
 
 fn ticks_per_sec() -> f64 {
-    // Without an entry: what every Linux that this runs on uses.
+    // Default of every Linux platform that this program supports.
     let auxv = fs::read("/proc/self/auxv").ok();
     auxv.and_then(|bytes| clock_ticks(&bytes)).map_or(100.0, |ticks| ticks as f64)
 }
 
-/// `AT_CLKTCK` in an auxiliary vector of pairs of machine words.
+/// Returns the value of `AT_CLKTCK` in an auxiliary vector.
 fn clock_ticks(auxv: &[u8]) -> Option<usize> {
     const AT_CLKTCK: usize = 17;
     const WORD: usize = size_of::<usize>();
@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stat_line_is_read_past_any_name() {
+    fn a_stat_line_is_parsed_whatever_the_process_name() {
         fn check(text: &str, expected: Option<(bool, u32, u64)>) {
             let expected = expected.map(|(runs, group, cpu_ticks)| Stat { runs, group, cpu_ticks });
             assert_eq!(Stat::parse(text), expected, "{text:?}");
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_and_limits_are_found_by_their_names() {
+    fn memory_values_are_found_by_name() {
         fn check(got: Option<u64>, expected: Option<u64>) {
             assert_eq!(got, expected);
         }
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn listening_sockets_are_told_from_connected_ones() {
+    fn listening_sockets_are_distinguished_from_connected_ones() {
         let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
             \x20  0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 111 1 0\n\
             \x20  1: 0100007F:1F90 0100007F:C000 01 00000000:00000000 00:00000000 00000000     0        0 222 1 0\n\
@@ -240,7 +240,7 @@ mod tests {
     fn clock_ticks_are_found_among_other_entries() {
         let vector = |words: &[usize]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<u8>>();
         assert_eq!(clock_ticks(&vector(&[17, 250, 0, 0])), Some(250));
-        // A 17 that is a value and no key.
+        // 17 as a value, not as a key.
         assert_eq!(clock_ticks(&vector(&[6, 17, 17, 100, 0, 0])), Some(100));
         assert_eq!(clock_ticks(&vector(&[0, 0])), None);
         assert_eq!(clock_ticks(b"odd"), None);
@@ -248,7 +248,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn this_process_can_be_looked_at_and_its_listener_found() {
+    fn this_process_can_be_read_and_its_listener_found() {
         let here = std::process::id();
         let footprint = Footprint::read(here).unwrap();
         assert!(footprint.rss_kib > 100 && footprint.rss_peak_kib >= footprint.rss_kib, "{footprint:?}");

@@ -1,4 +1,4 @@
-//! What a bench found, for a program (serde) and for a person ([`Report::render`]).
+//! The report of a bench, for programs (serde) and for people ([`Report::render`]).
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -9,120 +9,120 @@ use super::Generation;
 use super::outcome::ErrorKind;
 use super::stats::median;
 
-/// Above this part of one processor, the bench may be what is slow.
+/// CPU use of the bench, in cores, above which the bench itself may be the bottleneck.
 const BENCH_CORES_SUSPECT: f64 = 0.9;
 
-/// Everything that was measured.
+/// All results of a bench.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Report {
-    /// The generation that was spoken.
+    /// Generation of the protocol.
     pub generation: Generation,
-    /// What the stub model waited before each answer, in milliseconds.
+    /// Delay before each answer of the stub model, in milliseconds.
     pub model_latency_ms: f64,
-    /// Chat calls after which the stub model gives its final answer.
+    /// Number of chat calls per rollout.
     pub turns: u32,
-    /// How long a result the tool is asked for, in bytes, where that is said.
+    /// Length of a tool result that was requested, in bytes.
     pub tool_bytes: Option<usize>,
-    /// Whether all in flight began together, instead of one after another.
+    /// Whether rollouts started in waves, instead of one by one.
     pub wave: bool,
-    /// How often each server was measured at each number in flight, in turn with the other.
+    /// Number of measurements of each server at each number in flight.
     pub rounds: usize,
-    /// Processors that the bench may use; the servers usually share them.
+    /// Number of processors available to the bench, usually shared with the servers.
     pub cores: usize,
-    /// The servers, in the order of the figures.
+    /// The servers, in the order of the results.
     pub targets: Vec<TargetSeen>,
-    /// The figures, by number in flight.
+    /// Results by number in flight.
     pub levels: Vec<Level>,
 }
 
-/// A server that was measured.
+/// A measured server.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TargetSeen {
-    /// As given.
+    /// Name from the settings.
     pub name: String,
-    /// Where it answered.
+    /// Actual URL.
     pub url: String,
-    /// Whose processor time and memory were read.
+    /// Process that CPU time and memory belong to.
     pub pid: Option<u32>,
-    /// What started it, if the bench did.
+    /// Command that started the server, if the bench did.
     pub command: Option<String>,
 }
 
-/// What was found at one number in flight.
+/// Results at one number in flight.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Level {
-    /// Rollouts under way at a time.
+    /// Number of concurrent rollouts.
     pub in_flight: usize,
-    /// One for each server.
+    /// Results of each server.
     pub servers: Vec<ServerLevel>,
-    /// The first server's medians divided by the second's, where there are two.
+    /// Ratios of the first server's medians to the second's, if there are two servers.
     pub ratios: Option<Ratios>,
 }
 
-/// One server at one number in flight.
+/// Results of one server at one number in flight.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ServerLevel {
-    /// Medians of the rounds; counts are added up.
+    /// Medians of the rounds, and sums of counts.
     pub median: Figures,
-    /// Each round.
+    /// Results of each round.
     pub rounds: Vec<Figures>,
 }
 
-/// What one measurement gave. Where nothing ended, there is nothing to divide by.
+/// Results of one measurement. Per-rollout figures are `None` if no rollout ended.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Figures {
-    /// Rollouts that ended with the right reward.
+    /// Number of rollouts that ended with the right reward.
     pub scored: u64,
-    /// From the first rollout's beginning to the last one's end, in seconds.
+    /// Time from the start of the first rollout to the end of the last, in seconds.
     pub elapsed_secs: f64,
     /// `scored` divided by `elapsed_secs`.
     pub rollouts_per_sec: f64,
-    /// Half of the scored rollouts took no longer, in milliseconds, from the first attempt at
-    /// admission (waits after a 429 included) to the result.
+    /// Median latency of the scored rollouts in milliseconds, from the first attempt at admission to the
+    /// result. Waits after a 429 are included.
     pub p50_ms: Option<f64>,
-    /// 95 of 100 took no longer, in milliseconds.
+    /// 95th percentile of the latency, in milliseconds.
     pub p95_ms: Option<f64>,
-    /// 99 of 100 took no longer, in milliseconds.
+    /// 99th percentile of the latency, in milliseconds.
     pub p99_ms: Option<f64>,
-    /// Rollouts that did not end right.
+    /// Rollouts that failed.
     pub errors: Errors,
-    /// Answers 429, each waited out; not errors.
+    /// Number of 429 answers. Each was retried after a wait and is not an error.
     pub refused: u64,
-    /// Whether it stopped early, after failures only.
+    /// Whether the measurement stopped early because every rollout failed.
     pub gave_up: bool,
-    /// Reads of the result (generation D) per rollout that ended.
+    /// Reads of the result (generation D) per ended rollout.
     pub polls_per_rollout: Option<f64>,
-    /// Chat calls received per rollout that ended.
+    /// Chat calls per ended rollout.
     pub model_calls_per_rollout: Option<f64>,
-    /// Chat calls that did not carry the key given for them.
+    /// Number of chat calls without the key of their rollout.
     pub model_calls_without_key: u64,
-    /// Processor time of the bench itself per rollout that ended, in milliseconds.
+    /// CPU time of the bench itself per ended rollout, in milliseconds.
     pub bench_cpu_ms_per_rollout: Option<f64>,
-    /// Processors that the bench kept busy.
+    /// CPU use of the bench itself, in cores.
     pub bench_cpu_cores: Option<f64>,
-    /// Of the server's process, if it is known.
+    /// Figures of the server's process, if it is known.
     pub server: Option<ServerFigures>,
 }
 
-/// What a server's process used. Its children are not in it.
+/// Figures of a server's process, without its children.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ServerFigures {
-    /// Processor time (user and system, all threads) per rollout that ended, in milliseconds.
+    /// CPU time (user and system, all threads) per ended rollout, in milliseconds.
     pub cpu_ms_per_rollout: Option<f64>,
-    /// Processors that it kept busy.
+    /// CPU use, in cores.
     pub cpu_cores: f64,
-    /// The most resident memory that was seen during the measurement, in MiB.
+    /// Maximum resident memory during the measurement, in MiB.
     pub rss_mib: f64,
-    /// The most that was ever resident since the process began, in MiB.
+    /// Peak resident memory since the process started, in MiB.
     pub rss_peak_mib: f64,
-    /// The most memory mappings seen.
+    /// Maximum number of memory mappings.
     pub mappings: f64,
-    /// The most open descriptors seen.
+    /// Maximum number of open descriptors.
     pub fds: f64,
 }
 
-/// The first server's figures divided by the second's.
+/// Ratios of the first server's figures to the second's.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Ratios {
     /// Above 1, the first is faster.
@@ -147,9 +147,9 @@ pub struct Errors(pub BTreeMap<String, ErrorCount>);
 /// Errors of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ErrorCount {
-    /// How many.
+    /// Number of errors.
     pub count: u64,
-    /// What was seen with the first.
+    /// Observation of the first error.
     pub first: String,
 }
 
@@ -161,7 +161,7 @@ impl Errors {
         Self(errors.iter().map(named).collect())
     }
 
-    /// Errors of all kinds.
+    /// Returns the number of errors of all kinds.
     #[must_use]
     pub(crate) fn count(&self) -> u64 {
         self.0.values().map(|error| error.count).sum()
@@ -169,7 +169,7 @@ impl Errors {
 }
 
 impl Level {
-    /// `rounds` of each server.
+    /// Combines the rounds of each server.
     pub(super) fn new(in_flight: usize, rounds: Vec<Vec<Figures>>) -> Self {
         let servers = rounds.into_iter().map(|rounds| ServerLevel { median: medians(&rounds), rounds });
         let servers: Vec<ServerLevel> = servers.collect();
@@ -198,7 +198,7 @@ impl Ratios {
     }
 }
 
-/// Medians of what can have one; counts are sums, peaks the greatest.
+/// Returns the medians of the rounds, with sums of counts and maxima of peaks.
 fn medians(rounds: &[Figures]) -> Figures {
     let middle = |figure: fn(&Figures) -> Option<f64>| median(rounds.iter().filter_map(figure));
     let sum = |count: fn(&Figures) -> u64| rounds.iter().map(count).sum();
@@ -240,7 +240,7 @@ fn medians(rounds: &[Figures]) -> Figures {
 }
 
 impl Report {
-    /// The table that a person reads, and what there is to say about it. Ends with a line break.
+    /// Formats the report as a table with remarks for people. Ends with a line break.
     #[must_use]
     pub fn render(&self) -> String {
         let mut text = String::new();
@@ -251,7 +251,7 @@ impl Report {
         text
     }
 
-    /// Whether every rollout that was begun ended with the right reward.
+    /// Returns whether every rollout ended with the right reward.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         let figures = || self.levels.iter().flat_map(|level| &level.servers).map(|server| &server.median);
@@ -310,7 +310,7 @@ impl Report {
         for row in &rows {
             let mut out = String::new();
             for (column, (cell, width)) in row.iter().zip(widths).enumerate() {
-                // Names to the left, numbers to the right.
+                // Names are aligned to the left, numbers to the right.
                 let cell =
                     if column == 1 { format!("{cell:<width$}  ") } else { format!("{cell:>width$}  ") };
                 out.push_str(&cell);
@@ -343,7 +343,7 @@ impl Report {
             if figures.model_calls_without_key > 0 {
                 let calls = figures.model_calls_without_key;
                 remarks.push(format!(
-                    "{name} at {in_flight}: {calls} chat calls without the key given for them"
+                    "{name} at {in_flight}: {calls} chat calls without the key of their rollout"
                 ));
             }
             let per_rollout = figures.model_calls_per_rollout;
@@ -355,7 +355,7 @@ impl Report {
             }
             if let Some(cores) = figures.bench_cpu_cores.filter(|cores| *cores > BENCH_CORES_SUSPECT) {
                 remarks.push(format!(
-                    "{name} at {in_flight}: the bench itself kept {cores:.2} cores busy, so it may be what is slow"
+                    "{name} at {in_flight}: the bench itself used {cores:.2} cores and may be the bottleneck"
                 ));
             }
         }
@@ -412,7 +412,7 @@ fn cell(value: Option<f64>, show: impl Fn(f64) -> String) -> String {
     value.map_or("-".to_owned(), show)
 }
 
-/// Three digits that count, and all before the point.
+/// Formats three significant digits, and all digits before the point.
 fn number(value: f64) -> String {
     let value = value + 0.0;
     let decimals = match value.abs() {
@@ -425,7 +425,7 @@ fn number(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
-/// How many times as much, or as little: three digits count in both.
+/// Formats a ratio with three significant digits.
 fn times(ratio: f64) -> String {
     if ratio >= 1.0 || ratio <= 0.0 {
         format!("×{}", number(ratio))
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn two_servers_read_like_this() {
+    fn a_report_on_two_servers_reads_like_this() {
         let ours = vec![figures(4000.0, 15.0, Some(0.2)), figures(4400.0, 13.0, Some(0.3))];
         let theirs = vec![figures(100.0, 500.0, Some(8.0)), figures(110.0, 480.0, Some(7.0))];
         let targets = vec![target("ours", Some(7)), target("python", Some(8))];
@@ -511,7 +511,7 @@ in flight  server          rollouts/s  p50 ms  p95 ms  p99 ms  errors  429s  CPU
     }
 
     #[test]
-    fn what_went_wrong_is_said_below_the_table() {
+    fn errors_and_remarks_follow_the_table() {
         let mut bad = figures(10.0, 1.0, None);
         let lost = ErrorCount { count: 3, first: "not ended\nafter 60s".to_owned() };
         bad.errors.0.insert("lost".to_owned(), lost);
@@ -526,9 +526,9 @@ in flight  server          rollouts/s  p50 ms  p95 ms  p99 ms  errors  429s  CPU
             "pid not given",
             "a [2J at 8: 3 lost, first: not ended after 60s",
             "stopped early",
-            "2 chat calls without the key",
+            "2 chat calls without the key of their rollout",
             "1.50 chat calls a rollout, not 1",
-            "0.97 cores busy",
+            "used 0.97 cores",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
@@ -538,7 +538,7 @@ in flight  server          rollouts/s  p50 ms  p95 ms  p99 ms  errors  429s  CPU
     }
 
     #[test]
-    fn numbers_have_three_digits_that_count() {
+    fn numbers_have_three_significant_digits() {
         fn check(value: f64, expected: &str) {
             assert_eq!(number(value), expected);
         }
@@ -558,7 +558,7 @@ in flight  server          rollouts/s  p50 ms  p95 ms  p99 ms  errors  429s  CPU
     }
 
     #[test]
-    fn rounds_become_medians_sums_and_greatest() {
+    fn rounds_are_combined_to_medians_sums_and_maxima() {
         let mut first = figures(1.0, 10.0, Some(1.0));
         let mut second = figures(3.0, 30.0, Some(2.0));
         first.refused = 2;

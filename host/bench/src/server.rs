@@ -1,4 +1,4 @@
-//! A server that the bench starts itself, and ends: on success, on error and when dropped.
+//! A server that the bench starts and stops.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,60 +14,60 @@ use tokio::time::{sleep, timeout};
 
 use super::proc_fs::{self, ProcError};
 
-/// A server may compile its plugin first, which takes half a minute for the largest.
+/// Maximum time to start. A server may compile its plugin first, which takes half a minute for the largest.
 const START_TIMEOUT: Duration = Duration::from_secs(180);
-/// A server that says that it listens does so by then.
+/// Maximum time between the line about listening and the listening socket.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time to end after SIGTERM; servers drain for up to 10 s.
+/// Maximum time to stop after SIGTERM. Servers drain for up to 10 s.
 const STOP_TIMEOUT: Duration = Duration::from_secs(12);
-/// How often it is looked whether a process did what it was asked.
+/// Interval of polling the state of a process.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Of what the server prints, the last lines are kept to explain an error.
-const LINES_KEPT: usize = 12;
+/// Number of last lines of output that are quoted in an error.
+const TAIL_LINES_MAX: usize = 12;
 const LINE_BYTES_MAX: usize = 1000;
 const READY: &str = "listening on http://";
 
-/// Why a command did not become a server.
+/// Error of starting a server with a command.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// No shell to run it with.
+    /// The shell cannot be started.
     #[error("cannot run a shell for the command")]
     Spawn(#[source] io::Error),
-    /// It ended.
-    #[error("the command ended before it said '{READY}…'; it printed:\n{0}")]
+    /// The command ended.
+    #[error("the command ended without printing '{READY}…'; its output:\n{0}")]
     Ended(String),
-    /// It goes on, but does not say that it listens.
-    #[error("the command has not said '{READY}…' after {time}; it printed:\n{0}", time = rollout_core::text::time(START_TIMEOUT))]
+    /// The command runs without reporting an address.
+    #[error("the command did not print '{READY}…' within {time}; its output:\n{0}", time = rollout_core::text::time(START_TIMEOUT))]
     Silent(String),
-    /// Its process is not known.
-    #[error("no process of this machine listens on port {0}, which the command named")]
+    /// The listening process was not found.
+    #[error("no process of this machine listens on port {0}, which the command printed")]
     NoListener(u16),
-    /// It said where it listens, without a port.
-    #[error("the command says that it listens on {0}, where no port is named")]
+    /// The printed address has no port.
+    #[error("the command printed the address {0}, which has no port")]
     NoPort(String),
-    /// The processes of this machine cannot be read.
+    /// `/proc` cannot be read.
     #[error(transparent)]
     Proc(#[from] ProcError),
 }
 
-/// A server, and all that its command started. Dropped, it is killed.
+/// A running server and the processes that its command started. Dropping it kills them.
 #[derive(Debug)]
 pub(super) struct Server {
     child: Child,
-    /// The process group: the shell's, and of all that it starts.
+    /// Process group of the shell and everything it starts.
     group: u32,
     readers: Vec<AbortHandle>,
     stopped: bool,
     pub(super) url: String,
-    /// The process that listens, which need not be the one that was started.
+    /// The process that listens, which may be a child of the command.
     pub(super) pid: u32,
 }
 
 type Tail = Arc<Mutex<VecDeque<String>>>;
 
 impl Server {
-    /// Runs `command` in a shell and waits until it says where it listens, on either stream.
+    /// Runs `command` in a shell and waits until it prints its address to stdout or stderr.
     pub(super) async fn start(command: &str) -> Result<Self, StartError> {
         let mut shell = Command::new("/bin/sh");
         shell.arg("-c").arg(command).process_group(0).kill_on_drop(true);
@@ -75,15 +75,15 @@ impl Server {
         let mut child = shell.spawn().map_err(StartError::Spawn)?;
         let group = child.id().ok_or_else(|| StartError::Spawn(io::ErrorKind::NotFound.into()))?;
         let tail = Tail::default();
-        let (said, mut ready) = mpsc::channel(1);
+        let (ready_sender, mut ready) = mpsc::channel(1);
         let mut readers = Vec::new();
         if let Some(stream) = child.stdout.take() {
-            readers.push(tokio::spawn(read(stream, tail.clone(), said.clone())).abort_handle());
+            readers.push(tokio::spawn(read(stream, tail.clone(), ready_sender.clone())).abort_handle());
         }
         if let Some(stream) = child.stderr.take() {
-            readers.push(tokio::spawn(read(stream, tail.clone(), said)).abort_handle());
+            readers.push(tokio::spawn(read(stream, tail.clone(), ready_sender)).abort_handle());
         }
-        // From here on an early return kills what was started.
+        // From here on an early return kills the process group.
         let mut server = Self { child, group, readers, stopped: false, url: String::new(), pid: group };
         server.url = match timeout(START_TIMEOUT, ready.recv()).await {
             Ok(Some(url)) => url,
@@ -106,7 +106,7 @@ impl Server {
         }
     }
 
-    /// Asks the whole group to end and, if it does not, ends it.
+    /// Stops the process group, first with SIGTERM, then with SIGKILL.
     pub(super) async fn stop(mut self) {
         signal("TERM", self.group);
         let ended = async {
@@ -117,7 +117,7 @@ impl Server {
         if timeout(STOP_TIMEOUT, ended).await.is_err() {
             signal("KILL", self.group);
         }
-        // Only now may the number of the group be given to another.
+        // From here on the system may reuse the number of the group.
         let _ = timeout(STOP_TIMEOUT, self.child.wait()).await;
         self.stopped = true;
     }
@@ -132,18 +132,18 @@ impl Drop for Server {
     }
 }
 
-/// By the shell, for there is no safe call for it in the standard library. A group that has
-/// ended already is no error.
+/// Sends a signal by running `kill` in a shell, because the standard library has no safe call for it. Ignores
+/// a group that has ended already.
 fn signal(name: &str, group: u32) {
     let mut shell = SyncCommand::new("/bin/sh");
     shell.arg("-c").arg(format!("kill -s {name} -- -{group}"));
     let _ = shell.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
 }
 
-/// Reads a stream to its end, so that the server never waits for a reader.
-async fn read(mut stream: impl AsyncRead + Unpin, tail: Tail, said: mpsc::Sender<String>) {
-    // Kept until the end of the stream only if the server is not ready before.
-    let mut said = Some(said);
+/// Reads a stream to its end, so that the server never blocks on a full pipe.
+async fn read(mut stream: impl AsyncRead + Unpin, tail: Tail, ready_sender: mpsc::Sender<String>) {
+    // Dropped at the end of the stream, so that the receiver notices an early end.
+    let mut ready_sender = Some(ready_sender);
     let mut line = Vec::new();
     let mut bytes = [0; 4096];
     while let Ok(length @ 1..) = stream.read(&mut bytes).await {
@@ -156,21 +156,21 @@ async fn read(mut stream: impl AsyncRead + Unpin, tail: Tail, said: mpsc::Sender
             }
             let text = String::from_utf8_lossy(&line).into_owned();
             line.clear();
-            if let Some(url) = said.as_ref().and_then(|_| ready_url(&text)) {
-                // Nobody listens any more if the other stream said it first.
-                let _ = said.take().map(|said| said.try_send(url));
+            if let Some(url) = ready_sender.as_ref().and_then(|_| ready_url(&text)) {
+                // The receiver is closed if the other stream reported first.
+                let _ = ready_sender.take().map(|ready_sender| ready_sender.try_send(url));
             }
-            keep(&tail, text);
+            append(&tail, text);
         }
     }
     if !line.is_empty() {
-        keep(&tail, String::from_utf8_lossy(&line).into_owned());
+        append(&tail, String::from_utf8_lossy(&line).into_owned());
     }
 }
 
-fn keep(tail: &Tail, line: String) {
+fn append(tail: &Tail, line: String) {
     let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
-    if tail.len() == LINES_KEPT {
+    if tail.len() == TAIL_LINES_MAX {
         tail.pop_front();
     }
     tail.push_back(line);
@@ -185,7 +185,7 @@ fn printed(tail: &Tail) -> String {
     tail.iter().map(clean).collect::<Vec<_>>().join("\n")
 }
 
-/// The URL in a line that says where the server listens.
+/// Extracts the URL from a line that reports the listening address.
 fn ready_url(line: &str) -> Option<String> {
     let begin = line.find(READY)? + READY.len();
     let ends = |c: char| c.is_whitespace() || c.is_control() || "\"'<>,;".contains(c);
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_may_be_a_log_line() {
+    fn the_address_may_be_part_of_a_log_line() {
         fn check(line: &str, expected: Option<&str>) {
             assert_eq!(ready_url(line).as_deref(), expected, "{line:?}");
         }
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_command_that_ends_is_quoted() {
+    async fn the_output_of_a_command_that_ends_early_is_quoted() {
         let error = Server::start("echo hello; echo trouble >&2; exit 3").await.unwrap_err();
         let StartError::Ended(printed) = error else { panic!("{error}") };
         assert!(printed.contains("hello") && printed.contains("trouble"), "{printed}");
@@ -227,8 +227,8 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[tokio::test]
-    async fn a_started_group_ends_with_its_server() {
-        // A shell with a child; this process listens for it.
+    async fn stopping_a_server_stops_its_process_group() {
+        // The shell has a child; this process listens in its place.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let command = format!("sleep 1000 & echo 'listening on {url}'; wait");

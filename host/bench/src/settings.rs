@@ -1,4 +1,4 @@
-//! What is measured, and how.
+//! Settings of a measurement.
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::load::Amount;
 use super::{BenchError, trainer};
 
-/// The generation to speak.
+/// Generation of the Osmosis protocol.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, clap::ValueEnum)]
 pub enum Generation {
     /// Callbacks, one sample.
@@ -32,75 +32,74 @@ impl fmt::Display for Generation {
 /// A server to measure.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Target {
-    /// What the report calls it.
+    /// Name in the report.
     pub name: String,
-    /// Where it is, or how to start it.
+    /// Address of the server or command to start it.
     pub source: ServerSource,
 }
 
-/// Where a server is.
+/// Address of a server or command to start it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ServerSource {
-    /// It runs already.
+    /// The server is already running.
     Running {
         /// `http://HOST[:PORT][/BASE]`.
         url: String,
-        /// Its process on this machine, for processor time and memory (Linux only).
+        /// Its process on this machine, for CPU time and memory (Linux only).
         pid: Option<u32>,
     },
-    /// The bench starts it by this shell command, in a process group of its own, and ends the
-    /// group when it is done. It must print `listening on http://HOST:PORT` on a line. The
-    /// process that listens there is the one that is measured (Linux only).
+    /// Shell command that starts the server in its own process group, which the bench stops at the end. The
+    /// command must print `listening on http://HOST:PORT` on a line. The process that listens there is
+    /// measured (Linux only).
     Command(String),
 }
 
-/// Rollouts that go on while others are measured, until the bench cancels them.
+/// Rollouts that run in the background of a measurement until the bench cancels them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Background {
-    /// How many.
+    /// Number of rollouts.
     pub rollouts: usize,
-    /// What the user says in them, which is to keep the guest busy for as long as it may run.
+    /// User message, which must keep the guest busy until it is cancelled.
     pub prompt: String,
 }
 
-/// What to measure, and how.
+/// Settings of a measurement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BenchSettings {
-    /// One server, or two that are measured in turn and compared.
+    /// One server, or two servers to compare.
     pub targets: Vec<Target>,
-    /// Measures the one server twice, in turn: beside these rollouts, and alone.
+    /// Measures the server with and without these rollouts in the background.
     pub background: Option<Background>,
-    /// What they speak.
+    /// Generation that the servers speak.
     pub generation: Generation,
-    /// Rollouts under way at a time; one measurement for each.
+    /// Numbers of concurrent rollouts, each measured separately.
     pub in_flight: Vec<usize>,
-    /// Ends a measurement after so many rollouts.
+    /// Ends a measurement after this many rollouts.
     pub rollouts: Option<usize>,
-    /// Ends a measurement after this time; rollouts under way are finished. With `rollouts`,
-    /// whichever is first; without either, 5 s.
+    /// Ends a measurement after this time; unfinished rollouts are completed. With `rollouts`, the first
+    /// limit applies; without either, the time is 5 s.
     pub time: Option<Duration>,
-    /// What the stub model waits before each answer, to the millisecond.
+    /// Delay before each answer of the stub model, to the millisecond.
     pub model_latency: Duration,
-    /// Chat calls after which the stub model gives its final answer. Until then it calls the
-    /// first tool that it is offered.
+    /// Number of chat calls per rollout. The stub model calls the first offered tool in all but the last.
     pub turns: u32,
-    /// How long a result the tool is asked for, in bytes; none asks for no length.
+    /// Length of a tool result that is requested, in bytes; `None` requests none.
     pub tool_bytes: Option<usize>,
-    /// All in flight begin together, when all have ended, instead of each on its own.
+    /// Starts the next rollouts together when all have ended, instead of one by one.
     pub wave: bool,
-    /// How often each server is measured at each number in flight. Medians are quoted.
+    /// Number of measurements of each server at each number in flight. The report has their medians.
     pub rounds: usize,
-    /// The servers' key, sent as `Authorization: Bearer`.
+    /// API key of the servers, sent as `Authorization: Bearer`.
     pub api_key: Option<String>,
-    /// After this a rollout counts as lost, and is cancelled.
+    /// Time after which a rollout counts as lost and is cancelled.
     pub rollout_timeout: Duration,
-    /// Where the stub model and the callbacks are received. The servers must reach it by this
-    /// address, so it cannot be `0.0.0.0`. Port 0 picks a free one.
+    /// Address of the stub model and the callback receiver. The servers must be able to reach it, so it
+    /// cannot be `0.0.0.0`. Port 0 means any free port.
     pub listen: SocketAddr,
 }
 
 impl BenchSettings {
-    /// The measurement that is made when nothing else is said.
+    /// Returns the default settings.
     #[must_use]
     pub(crate) fn new(targets: Vec<Target>) -> Self {
         Self {
@@ -122,42 +121,42 @@ impl BenchSettings {
     }
 
     pub(crate) fn check(&self) -> Result<(), BenchError> {
-        let mut wrong = Vec::new();
-        let mut demand = |holds: bool, what: &str| {
+        let mut mistakes = Vec::new();
+        let mut require = |holds: bool, mistake: &str| {
             if !holds {
-                wrong.push(what.to_owned());
+                mistakes.push(mistake.to_owned());
             }
         };
         let most = self.in_flight.iter().copied().max().unwrap_or(0);
-        demand(matches!(self.targets.len(), 1 | 2), "give one server, or two to compare");
+        require(matches!(self.targets.len(), 1 | 2), "give one server, or two to compare");
         if let Some(background) = &self.background {
-            demand(self.targets.len() == 1, "beside other rollouts one server is measured, not two");
-            demand(self.generation == Generation::D, "beside other rollouts generation D is measured");
-            demand(background.rollouts > 0, "beside no rollouts there is nothing to compare");
+            require(self.targets.len() == 1, "background rollouts need a single server to measure");
+            require(self.generation == Generation::D, "background rollouts need generation D");
+            require(background.rollouts > 0, "the number of background rollouts cannot be 0");
         }
-        demand(
+        require(
             most > 0 && !self.in_flight.contains(&0),
             "give at least one number in flight, none of them 0",
         );
-        demand(
+        require(
             self.rollouts.is_none_or(|rollouts| rollouts >= most),
-            "fewer rollouts than are to be in flight: that number would never be reached",
+            "the number in flight exceeds the number of rollouts, so it would never be reached",
         );
-        demand(self.rounds > 0, "at least one round must be measured");
-        demand(self.turns > 0, "a rollout has at least one turn");
-        demand(
+        require(self.rounds > 0, "at least one round must be measured");
+        require(self.turns > 0, "a rollout has at least one turn");
+        require(
             self.tool_bytes.is_none() || self.turns > 1,
-            "in one turn no tool is called: --tool-bytes wants more --turns",
+            "a single turn calls no tool: --tool-bytes needs more --turns",
         );
-        demand(!self.rollout_timeout.is_zero(), "the rollout timeout cannot be zero");
-        demand(!self.listen.ip().is_unspecified(), "the servers need an address to call, not 0.0.0.0 or ::");
+        require(!self.rollout_timeout.is_zero(), "the rollout timeout cannot be zero");
+        require(!self.listen.ip().is_unspecified(), "the servers need an address to call, not 0.0.0.0 or ::");
         let fits = |key: &String| !key.is_empty() && key.bytes().all(|b| b.is_ascii_graphic());
-        demand(self.api_key.as_ref().is_none_or(fits), "the server key must be printable, without spaces");
-        if !wrong.is_empty() {
-            return Err(BenchError::Invalid(wrong));
+        require(self.api_key.as_ref().is_none_or(fits), "the server key must be printable, without spaces");
+        if !mistakes.is_empty() {
+            return Err(BenchError::Invalid(mistakes));
         }
-        // A connection in for each, and one out where a request waits for its rollout; else
-        // as many as a trainer has and the callbacks that come at once.
+        // Each rollout in flight has one incoming connection, and one outgoing if its request blocks until it
+        // ends. Otherwise there are as many outgoing ones as a trainer has, plus concurrent callbacks.
         let out = match self.generation {
             Generation::D => most as u64,
             Generation::C => trainer::REQUESTS_AT_ONCE_C as u64 + most as u64 / 4,
@@ -167,7 +166,7 @@ impl BenchSettings {
         if max < wanted { Err(BenchError::Descriptors { wanted, max }) } else { Ok(()) }
     }
 
-    /// Of a measurement, and of the warm-up before it, in which every connection is opened.
+    /// Returns the amounts of a measurement and of its warm-up, which opens every connection.
     pub(crate) fn amounts(&self, in_flight: usize) -> (Amount, Amount) {
         const TIME: Duration = Duration::from_secs(5);
         const WARM_UP_MAX: Duration = Duration::from_secs(1);

@@ -1,5 +1,5 @@
-//! Whether a server grows: many rollouts at one number in flight, and now and then a look
-//! at the memory, mappings and descriptors of its process.
+//! Soak test: many rollouts at one number in flight, with regular readings of the server's memory, mappings
+//! and descriptors, to see whether they grow.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -15,57 +15,57 @@ use super::stats::median;
 use super::trainer::TrainerContext;
 use super::{BenchError, Progress};
 
-/// Looks at the process, each after as many rollouts.
+/// Number of readings, at equal numbers of rollouts.
 const LOOKS: usize = 100;
 
-/// What may be more in the last tenth than in the first: this part of it, or a floor below
-/// which it is the allocator's and the runtime's coming and going.
+/// Maximum growth between the first and the last tenth of the readings, as a share. Growth below the floors
+/// is normal fluctuation of the allocator and the runtime.
 const GROWTH_MAX: f64 = 0.05;
 const RSS_MIB_FLOOR: f64 = 16.0;
 const MAPPINGS_FLOOR: f64 = 200.0;
 const FDS_FLOOR: f64 = 16.0;
 
-/// What was seen of a process at one moment.
+/// A reading of the server's process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Look {
-    /// Rollouts that had ended since the first look.
+pub struct Reading {
+    /// Number of rollouts that ended since the first reading.
     pub rollouts: usize,
     /// Resident memory, in MiB.
     pub rss_mib: f64,
-    /// Memory mappings.
+    /// Number of memory mappings.
     pub mappings: f64,
-    /// Open descriptors.
+    /// Number of open descriptors.
     pub fds: f64,
 }
 
-/// One figure at the beginning and at the end.
+/// Growth of one figure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Growth {
-    /// The median of the first tenth of the looks.
+    /// Median of the first tenth of the readings.
     pub first: f64,
-    /// The median of the last tenth.
+    /// Median of the last tenth of the readings.
     pub last: f64,
-    /// What a straight line through all looks rises in 100,000 rollouts.
+    /// Slope of a regression line through all readings, per 100,000 rollouts.
     pub per_100_000: f64,
-    /// Whether it is more than what comes and goes.
+    /// Whether the growth exceeds normal fluctuation.
     pub grows: bool,
 }
 
-/// What a soak found.
+/// Result of a soak test.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct SoakReport {
     /// The server.
     pub target: TargetSeen,
-    /// Rollouts under way at a time.
+    /// Number of concurrent rollouts.
     pub in_flight: usize,
-    /// Rollouts that ended, those before the first look left out.
+    /// Number of rollouts that ended since the first reading.
     pub rollouts: usize,
-    /// From the first look to the last, in seconds.
+    /// Time between the first and the last reading, in seconds.
     pub elapsed_secs: f64,
-    /// Rollouts that did not end right.
+    /// Rollouts that failed.
     pub errors: Errors,
-    /// Whether it stopped early, after failures only.
+    /// Whether the test stopped early because every rollout failed.
     pub gave_up: bool,
     /// Resident memory, in MiB.
     pub rss_mib: Growth,
@@ -73,24 +73,24 @@ pub struct SoakReport {
     pub mappings: Growth,
     /// Open descriptors.
     pub fds: Growth,
-    /// Everything that was seen.
-    pub looks: Vec<Look>,
+    /// All readings.
+    pub looks: Vec<Reading>,
 }
 
 impl SoakReport {
-    /// Whether nothing grew and nothing went wrong.
+    /// Returns whether no figure grew and no rollout failed.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         let grows = [&self.rss_mib, &self.mappings, &self.fds].iter().any(|growth| growth.grows);
         !grows && !self.gave_up && self.errors.count() == 0
     }
 
-    /// The report for a person.
+    /// Formats the report for people.
     #[must_use]
     pub fn render(&self) -> String {
         let mut text = String::new();
         let rate = self.rollouts as f64 / self.elapsed_secs.max(f64::EPSILON);
-        // Writing to a text does not fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(
             text,
             "{}: {} rollouts, {} in flight, {:.0} s, {rate:.0} rollouts/s, {} errors\n",
@@ -117,8 +117,8 @@ impl SoakReport {
     }
 }
 
-/// Runs the rollouts and looks. One tenth more run before the first look, in which pools,
-/// caches and connections come to the size that they keep.
+/// Runs the soak test. A tenth of the rollouts runs before the first reading, so that pools, caches and
+/// connections reach their stable size.
 pub(super) async fn soak(
     target: TargetSeen,
     context: &Arc<TrainerContext>,
@@ -129,7 +129,7 @@ pub(super) async fn soak(
     let failed = |source| BenchError::Process { name: target.name.clone(), source };
     let Some(pid) = target.pid else {
         return Err(BenchError::Invalid(vec![
-            "a soak needs the server's process: --pid PID, or --command".to_owned(),
+            "a soak test needs the server's process: --pid PID, or --command".to_owned(),
         ]));
     };
     let exactly = |count: usize| Amount { at_least: count, at_most: count, time: std::time::Duration::ZERO };
@@ -143,10 +143,10 @@ pub(super) async fn soak(
         done += tally.latencies.len() + usize::try_from(tally.errors.count()).unwrap_or(usize::MAX);
         gave_up = tally.gave_up;
         errors.push(tally.errors.0);
-        // On another thread, because the kernel may take its time with many mappings.
+        // Runs on another thread because the kernel may be slow with many mappings.
         let seen = tokio::task::spawn_blocking(move || Footprint::read(pid)).await;
         let seen = seen.map_err(|error| BenchError::Runtime(error.into()))?.map_err(failed)?;
-        let look = Look {
+        let look = Reading {
             rollouts: done,
             rss_mib: seen.rss_kib as f64 / 1024.0,
             mappings: seen.mappings as f64,
@@ -169,7 +169,7 @@ pub(super) async fn soak(
     })
 }
 
-/// Errors by kind, as a tally has them.
+/// Errors by kind, with the first example.
 type KindsSeen = std::collections::BTreeMap<ErrorKind, (u64, String)>;
 
 fn added_up(chunks: Vec<KindsSeen>) -> Errors {
@@ -180,18 +180,18 @@ fn added_up(chunks: Vec<KindsSeen>) -> Errors {
     Errors::of(&all)
 }
 
-fn growth(looks: &[Look], figure: fn(&Look) -> f64, floor: f64) -> Growth {
+fn growth(looks: &[Reading], figure: fn(&Reading) -> f64, floor: f64) -> Growth {
     let tenth = looks.len().div_ceil(10);
-    let of = |part: &[Look]| median(part.iter().map(figure)).unwrap_or_default();
+    let of = |part: &[Reading]| median(part.iter().map(figure)).unwrap_or_default();
     let (first, last) = (of(&looks[..tenth]), of(&looks[looks.len() - tenth..]));
     let grows = last - first > floor.max(first * GROWTH_MAX);
     Growth { first, last, per_100_000: slope(looks, figure) * 100_000.0, grows }
 }
 
-/// The slope of the straight line that lies best: of least squares.
-fn slope(looks: &[Look], figure: fn(&Look) -> f64) -> f64 {
+/// Returns the slope of the least-squares line.
+fn slope(looks: &[Reading], figure: fn(&Reading) -> f64) -> f64 {
     let count = looks.len() as f64;
-    let mean = |value: &dyn Fn(&Look) -> f64| looks.iter().map(value).sum::<f64>() / count;
+    let mean = |value: &dyn Fn(&Reading) -> f64| looks.iter().map(value).sum::<f64>() / count;
     let (x_mean, y_mean) = (mean(&|look| look.rollouts as f64), mean(&figure));
     let (mut xy, mut xx) = (0.0, 0.0);
     for look in looks {
@@ -206,14 +206,14 @@ fn slope(looks: &[Look], figure: fn(&Look) -> f64) -> f64 {
 mod tests {
     use super::*;
 
-    fn looks(memory: impl Fn(usize) -> f64) -> Vec<Look> {
+    fn looks(memory: impl Fn(usize) -> f64) -> Vec<Reading> {
         (1..=100)
-            .map(|at| Look { rollouts: at * 1000, rss_mib: memory(at), mappings: 50.0, fds: 20.0 })
+            .map(|at| Reading { rollouts: at * 1000, rss_mib: memory(at), mappings: 50.0, fds: 20.0 })
             .collect()
     }
 
     #[test]
-    fn what_rises_is_told_from_what_comes_and_goes() {
+    fn growth_is_distinguished_from_fluctuation() {
         fn check(memory: impl Fn(usize) -> f64, per_100_000: f64, grows: bool) {
             let growth = growth(&looks(memory), |look| look.rss_mib, RSS_MIB_FLOOR);
             assert_eq!(growth.grows, grows, "{growth:?}");
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn one_look_is_no_growth() {
+    fn a_single_reading_has_no_growth() {
         let one = &looks(|_| 100.0)[..1];
         assert_eq!(growth(one, |look| look.rss_mib, RSS_MIB_FLOOR).per_100_000, 0.0);
     }

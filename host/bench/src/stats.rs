@@ -1,13 +1,13 @@
-//! Percentiles and medians, and nothing else.
+//! Percentiles and medians.
 
-/// The value below or at which `share` (0 to 1) of the sorted values are, by nearest rank.
-/// Nothing for no values.
+/// Returns a percentile of sorted values by nearest rank, with `share` from 0 to 1. Returns `None` for an
+/// empty list.
 pub(super) fn percentile<T: Copy>(sorted: &[T], share: f64) -> Option<T> {
     let rank = (share * sorted.len() as f64).ceil() as usize;
     sorted.get(rank.clamp(1, sorted.len().max(1)) - 1).copied()
 }
 
-/// The middle value, or the mean of the two in the middle. Nothing for no values.
+/// Returns the median, or `None` for an empty list.
 pub(super) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
@@ -24,7 +24,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_percentile_is_a_value_that_was_seen() {
+    fn a_percentile_is_one_of_the_values() {
         fn check(sorted: &[u32], share: f64, expected: Option<u32>) {
             assert_eq!(percentile(sorted, share), expected, "{share} of {sorted:?}");
         }
@@ -43,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn a_median_is_the_middle_whatever_the_order() {
+    fn a_median_does_not_depend_on_the_order() {
         fn check(values: &[f64], expected: Option<f64>) {
             assert_eq!(median(values.iter().copied()), expected, "{values:?}");
         }

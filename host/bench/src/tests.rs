@@ -1,4 +1,4 @@
-//! The bench against servers on real sockets that do one thing wrong each.
+//! Tests against servers on real sockets, each with one fault.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,52 +18,51 @@ use super::*;
 
 const KEY: &str = "server-key";
 
-/// What a server does with a rollout, counted from 1 in the order of admission.
-type Habits = HashMap<usize, Habit>;
+/// Faults of a server by rollout, counted from 1 in the order of admission.
+type Faults = HashMap<usize, Fault>;
 
 #[derive(Clone, Copy, PartialEq)]
-enum Habit {
-    /// 429 once, with a wait.
+enum Fault {
+    /// Answers 429 once, with a wait.
     Refuse,
-    /// 500 at once.
+    /// Answers 500.
     Break,
-    /// A reward of 0.5.
+    /// Returns a reward of 0.5.
     RewardHalf,
-    /// Nothing terminal, ever.
+    /// Never reports an end.
     Lose,
-    /// The result of another rollout.
+    /// Returns the result of another rollout.
     Confuse,
-    /// Failure.
+    /// Reports failure.
     Fail,
-    /// Two terminal callbacks.
+    /// Sends the final callback twice.
     Double,
-    /// The grader's callback first.
+    /// Sends the grader's callback first.
     Disorder,
-    /// No key with the chat call.
+    /// Omits the key of the chat call.
     ForgetKey,
 }
 
-/// A server that does every rollout right but for its habits. Its chat calls and callbacks are
-/// real.
+/// A server that completes every rollout except for its faults. It makes real chat calls and callbacks.
 #[derive(Clone, Default)]
 struct Fake {
-    habits: Arc<Habits>,
+    faults: Arc<Faults>,
     admitted: Arc<AtomicUsize>,
-    /// Number and chat URL of the rollouts admitted.
+    /// Number and chat URL of the admitted rollouts.
     rollouts: Arc<Mutex<HashMap<String, (usize, String)>>>,
     cancelled: Arc<Mutex<Vec<String>>>,
-    /// Rollouts that were asked to go on.
+    /// Number of background rollouts that were admitted.
     going_on: Arc<Mutex<BTreeSet<String>>>,
-    /// How many of these there were when one was admitted that was not.
+    /// Number of background rollouts at the admission of each other rollout.
     background: Arc<Mutex<Vec<usize>>>,
 }
 
 const GO_ON: &str = "Go on, \"for ever\".";
 
 impl Fake {
-    /// Serves until the runtime ends; the URL.
-    async fn start(habits: impl IntoIterator<Item = (usize, Habit)>) -> (Self, String) {
-        let fake = Self { habits: Arc::new(habits.into_iter().collect()), ..Self::default() };
+    /// Starts the server, which runs until the runtime ends. Returns its URL.
+    async fn start(faults: impl IntoIterator<Item = (usize, Fault)>) -> (Self, String) {
+        let fake = Self { faults: Arc::new(faults.into_iter().collect()), ..Self::default() };
         let routes = Router::new()
             .route("/base/rollout", post(admit))
             .route("/base/rollout/{id}/result", get(result))
@@ -75,8 +74,8 @@ impl Fake {
         (fake, url)
     }
 
-    fn does(&self, number: usize, habit: Habit) -> bool {
-        self.habits.get(&number) == Some(&habit)
+    fn does(&self, number: usize, fault: Fault) -> bool {
+        self.faults.get(&number) == Some(&fault)
     }
 }
 
@@ -90,15 +89,15 @@ async fn admit(State(fake): State<Fake>, headers: HeaderMap, body: Bytes) -> Res
     }
     assert_eq!(request["label"], "5");
     let number = fake.admitted.fetch_add(1, Ordering::Relaxed) + 1;
-    if fake.does(number, Habit::Refuse) {
+    if fake.does(number, Fault::Refuse) {
         return (StatusCode::TOO_MANY_REQUESTS, [("retry-after", "0.05")]).into_response();
     }
-    if fake.does(number, Habit::Break) {
+    if fake.does(number, Fault::Break) {
         return (StatusCode::INTERNAL_SERVER_ERROR, "it broke").into_response();
     }
     let id = request["rollout_id"].as_str().unwrap().to_owned();
     let chat = request["chat_completions_url"].as_str().unwrap().to_owned();
-    if goes_on && !fake.does(number, Habit::Fail) {
+    if goes_on && !fake.does(number, Fault::Fail) {
         fake.going_on.lock().unwrap().insert(id.clone());
     }
     if request.get("completion_callback_url").is_some() {
@@ -114,10 +113,10 @@ async fn admit(State(fake): State<Fake>, headers: HeaderMap, body: Bytes) -> Res
 async fn result(State(fake): State<Fake>, Path(id): Path<String>, headers: HeaderMap) -> Response {
     assert_eq!(headers["x-osmosis-rollout-lease"], format!("lease-{id}"));
     let (number, chat) = fake.rollouts.lock().unwrap()[&id].clone();
-    if fake.does(number, Habit::Lose) {
+    if fake.does(number, Fault::Lose) {
         std::future::pending::<()>().await;
     }
-    let key = (!fake.does(number, Habit::ForgetKey)).then_some("bench-model-key");
+    let key = (!fake.does(number, Fault::ForgetKey)).then_some("bench-model-key");
     let reply = call(&format!("{chat}/chat/completions"), key, "{\"messages\":[]}").await;
     assert!(reply["choices"][0]["message"]["content"].as_str().unwrap().ends_with("#### 5"));
     axum::Json(graded(&fake, number, &id)).into_response()
@@ -140,28 +139,28 @@ async fn call_back(fake: Fake, number: usize, id: String, request: Value) {
         let key = request["controller_api_key"].as_str();
         call(request[what].as_str().unwrap(), key, &body.to_string()).await
     };
-    if fake.does(number, Habit::Lose) {
+    if fake.does(number, Fault::Lose) {
         return;
     }
-    if !fake.does(number, Habit::Disorder) {
+    if !fake.does(number, Fault::Disorder) {
         send("completion_callback_url", json!({"rollout_id": id, "status": "success"})).await;
     }
     send("grader_callback_url", graded(&fake, number, &id)).await;
-    if fake.does(number, Habit::Double) {
+    if fake.does(number, Fault::Double) {
         send("grader_callback_url", graded(&fake, number, &id)).await;
     }
 }
 
 fn graded(fake: &Fake, number: usize, id: &str) -> Value {
-    let reward = if fake.does(number, Habit::RewardHalf) { 0.5 } else { 1.0 };
-    let id = if fake.does(number, Habit::Confuse) { "another" } else { id };
-    if fake.does(number, Habit::Fail) {
+    let reward = if fake.does(number, Fault::RewardHalf) { 0.5 } else { 1.0 };
+    let id = if fake.does(number, Fault::Confuse) { "another" } else { id };
+    if fake.does(number, Fault::Fail) {
         return json!({"rollout_id": id, "status": "failure", "sample": null, "err_message": "no luck"});
     }
     json!({"rollout_id": id, "status": "success", "sample": {"messages": [], "reward": reward}})
 }
 
-/// Posts, and reads the JSON answer.
+/// Sends a POST request and parses the JSON response.
 async fn call(url: &str, key: Option<&str>, body: &str) -> Value {
     let (host, path) = url.strip_prefix("http://").unwrap().split_once('/').unwrap();
     let key = key.map_or(String::new(), |key| format!("authorization: Bearer {key}\r\n"));
@@ -180,7 +179,7 @@ fn at(name: &str, url: &str) -> Target {
     Target { name: name.to_owned(), source }
 }
 
-/// Few rollouts, with a key and little time each.
+/// Returns settings for few, short rollouts.
 fn small(targets: Vec<Target>) -> BenchSettings {
     BenchSettings {
         in_flight: vec![1],
@@ -197,16 +196,16 @@ fn errors(figures: &Figures) -> Vec<(&str, u64)> {
 }
 
 #[tokio::test]
-async fn in_generation_d_each_wrong_result_is_counted_under_its_kind() {
-    // The first is the trial, the second the warm-up.
+async fn in_generation_d_each_wrong_result_is_counted_by_kind() {
+    // Rollout 1 is the trial, rollout 2 the warm-up.
     let (fake, url) = Fake::start([
-        (3, Habit::RewardHalf),
-        (4, Habit::Lose),
-        (5, Habit::Refuse),
-        (7, Habit::Break),
-        (8, Habit::Confuse),
-        (9, Habit::Fail),
-        (10, Habit::ForgetKey),
+        (3, Fault::RewardHalf),
+        (4, Fault::Lose),
+        (5, Fault::Refuse),
+        (7, Fault::Break),
+        (8, Fault::Confuse),
+        (9, Fault::Fail),
+        (10, Fault::ForgetKey),
     ])
     .await;
 
@@ -217,7 +216,7 @@ async fn in_generation_d_each_wrong_result_is_counted_under_its_kind() {
     assert_eq!(errors(figures), expected);
     assert_eq!((figures.scored, figures.refused, figures.gave_up), (7, 1, false));
     assert_eq!(figures.model_calls_without_key, 1);
-    // All but the one that broke and the one that was lost.
+    // All but the one that failed at admission and the one that was lost.
     assert_eq!(figures.model_calls_per_rollout, Some(10.0 / 12.0));
     assert_eq!(figures.errors.0["admission 500"].first, "it broke");
     assert_eq!(fake.cancelled.lock().unwrap().len(), 1);
@@ -229,9 +228,9 @@ async fn in_generation_d_each_wrong_result_is_counted_under_its_kind() {
 }
 
 #[tokio::test]
-async fn in_generation_c_a_second_result_and_one_out_of_order_are_seen() {
+async fn in_generation_c_duplicate_and_reordered_callbacks_are_detected() {
     let (fake, url) =
-        Fake::start([(3, Habit::Double), (4, Habit::Lose), (5, Habit::Disorder), (6, Habit::RewardHalf)])
+        Fake::start([(3, Fault::Double), (4, Fault::Lose), (5, Fault::Disorder), (6, Fault::RewardHalf)])
             .await;
     let settings = BenchSettings { generation: Generation::C, ..small(vec![at("fake", &url)]) };
 
@@ -250,7 +249,7 @@ fn background(rollouts: usize, url: &str) -> BenchSettings {
 }
 
 #[tokio::test]
-async fn a_server_is_measured_beside_other_rollouts_and_alone_in_turn() {
+async fn a_server_is_measured_with_and_without_background_rollouts_in_turn() {
     let (fake, url) = Fake::start([]).await;
     let mut order = Vec::new();
 
@@ -265,7 +264,7 @@ async fn a_server_is_measured_beside_other_rollouts_and_alone_in_turn() {
     assert_eq!(order, ["with 3 in background", "alone", "with 3 in background", "alone"]);
     assert!(report.is_clean(), "{}", report.render());
     assert!(report.levels[0].ratios.as_ref().unwrap().p99.unwrap() > 0.0);
-    // The trial, and each time a warm-up of one and twelve.
+    // The trial, and in each round one rollout of warm-up and twelve of measurement.
     let each = [[0].as_slice(), &[3; 13], &[0; 13], &[3; 13], &[0; 13]].concat();
     assert_eq!(*fake.background.lock().unwrap(), each);
     assert_eq!(fake.cancelled.lock().unwrap().len(), 6);
@@ -273,16 +272,16 @@ async fn a_server_is_measured_beside_other_rollouts_and_alone_in_turn() {
 }
 
 #[tokio::test]
-async fn rollouts_that_do_not_go_on_are_an_error() {
-    // The first is the trial.
-    let (fake, url) = Fake::start([(3, Habit::Fail)]).await;
+async fn background_rollouts_that_end_early_are_an_error() {
+    // Rollout 1 is the trial.
+    let (fake, url) = Fake::start([(3, Fault::Fail)]).await;
     let error = run(background(3, &url), |_| ()).await.unwrap_err().to_string();
-    assert!(error.starts_with("1 of the 3 rollouts beside those measured ended by themselves"), "{error}");
+    assert!(error.starts_with("1 of the 3 background rollouts ended by themselves"), "{error}");
     assert_eq!(*fake.going_on.lock().unwrap(), BTreeSet::new());
 
-    let (fake, url) = Fake::start([(3, Habit::Break)]).await;
+    let (fake, url) = Fake::start([(3, Fault::Break)]).await;
     let error = run(background(3, &url), |_| ()).await.unwrap_err().to_string();
-    assert_eq!(error, "the rollouts beside those measured: admission 500: it broke");
+    assert_eq!(error, "cannot start or cancel the background rollouts (admission 500): it broke");
     assert_eq!(fake.cancelled.lock().unwrap().len(), 1);
 }
 
@@ -319,8 +318,8 @@ async fn two_servers_are_measured_in_turn_and_compared() {
 }
 
 #[tokio::test]
-async fn a_server_that_does_nothing_right_is_refused_before_it_is_measured() {
-    let (_, url) = Fake::start([(1, Habit::Fail)]).await;
+async fn a_server_whose_first_rollout_fails_is_not_measured() {
+    let (_, url) = Fake::start([(1, Fault::Fail)]).await;
     let error = run(small(vec![at("fake", &url)]), |_| ()).await.unwrap_err();
     let BenchError::FirstRollout { kind, detail, .. } = error else { panic!("{error}") };
     assert_eq!(kind, ErrorKind::Unscored);
@@ -332,8 +331,8 @@ async fn a_server_that_does_nothing_right_is_refused_before_it_is_measured() {
 }
 
 #[tokio::test]
-async fn a_server_that_breaks_for_good_is_given_up() {
-    let (_, url) = Fake::start((3..10_000).map(|number| (number, Habit::Break))).await;
+async fn a_measurement_stops_early_if_every_rollout_fails() {
+    let (_, url) = Fake::start((3..10_000).map(|number| (number, Fault::Break))).await;
     let settings = BenchSettings { rollouts: Some(5000), ..small(vec![at("fake", &url)]) };
     let report = run(settings, |_| ()).await.unwrap();
     let figures = &report.levels[0].servers[0].median;

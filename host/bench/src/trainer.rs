@@ -1,8 +1,7 @@
-//! The side that calls the server under test: one worker, one rollout at a time.
+//! The client of the measured server: each worker runs one rollout at a time.
 //!
-//! In generation D a worker asks for the rollout and then for its result; in generation C it
-//! asks, and waits for the endpoint to be called. Connections are shared: one is a worker's for
-//! as long as its request is under way.
+//! In generation D a worker starts a rollout and reads its result; in generation C it starts a rollout and
+//! waits for the callback. Connections are pooled: a worker owns one while its request is in flight.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -19,31 +18,31 @@ use super::outcome::{ErrorKind, Failure, Judgement, judge};
 use super::{BenchError, Generation};
 use rollout_core::http1::{Connection, Message};
 
-/// The wait after a 429 that names none, and the bounds of one that is named: those of the
-/// package's own driver.
+/// Wait after a 429 without `Retry-After`, and bounds of a `Retry-After`, as in the published package's
+/// driver.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 const RETRY_AFTER_MIN: Duration = Duration::from_millis(50);
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
-/// Requests under way at once in generation C, whose answers do not wait for a rollout: what a
-/// trainer's own pool of connections would let through.
+/// Maximum number of concurrent requests in generation C, where responses do not wait for the rollout. Equals
+/// the connection limit of a trainer's own pool.
 pub(super) const REQUESTS_AT_ONCE_C: usize = 256;
-/// Connections kept open for the next request.
+/// Maximum number of idle connections.
 const IDLE_CONNECTIONS_MAX: usize = 1024;
-/// How long a cancellation may take.
+/// Maximum time of a cancellation.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A server under test, as the workers see it.
+/// Address of a measured server.
 #[derive(Clone, Debug)]
 pub(super) struct Address {
     socket: SocketAddr,
-    /// The host header's value.
+    /// Value of the host header.
     host: String,
-    /// What every path begins with; empty, or with a slash before it and none after it.
+    /// Prefix of every path: empty, or with a leading and without a trailing slash.
     base: String,
 }
 
 impl Address {
-    /// Takes `http://HOST[:PORT][/BASE]` apart and resolves the host.
+    /// Parses `http://HOST[:PORT][/BASE]` and resolves the host.
     pub(super) async fn resolve(url: &str) -> Result<Self, BenchError> {
         let invalid = || BenchError::Url { url: url.to_owned() };
         let (host, base) = split_url(url).ok_or_else(invalid)?;
@@ -58,7 +57,7 @@ impl Address {
     }
 }
 
-/// Host with port, and base path without a slash at its end.
+/// Splits a URL into host with port, and base path without a trailing slash.
 fn split_url(url: &str) -> Option<(&str, &str)> {
     let rest = url.strip_prefix("http://")?;
     let (host, base) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
@@ -67,7 +66,7 @@ fn split_url(url: &str) -> Option<(&str, &str)> {
         .then(|| (host, base.trim_end_matches('/')))
 }
 
-/// The connections to the server under test.
+/// Connection pool to the measured server.
 #[derive(Debug)]
 pub(super) struct Connections {
     idle: Mutex<Vec<Connection>>,
@@ -87,7 +86,7 @@ impl Connections {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The one that was used last, if it is still good.
+    /// Returns the most recently used idle connection that is still usable.
     fn take(&self) -> Option<Connection> {
         self.idle().pop().filter(Connection::is_fresh)
     }
@@ -100,7 +99,7 @@ impl Connections {
     }
 }
 
-/// What all workers of one measurement share.
+/// State that all workers of a measurement share.
 #[derive(Debug)]
 pub(super) struct TrainerContext {
     pub(super) connections: Connections,
@@ -111,13 +110,13 @@ pub(super) struct TrainerContext {
     pub(super) endpoint: Arc<Endpoint>,
 }
 
-/// One of the rollouts in flight, again and again.
+/// A worker, which runs one rollout after another.
 #[derive(Debug)]
 pub(super) struct Worker {
     context: Arc<TrainerContext>,
-    /// What the user says, as JSON.
+    /// User message, as JSON.
     prompt: String,
-    /// The bytes of the request under way. Kept for its memory.
+    /// Buffer of the current request, reused between requests.
     request: Vec<u8>,
     pub(super) tally: Tally,
 }
@@ -140,14 +139,14 @@ impl Worker {
         Self { context, prompt, request: Vec::new(), tally: Tally::default() }
     }
 
-    /// Has the server begin a rollout of generation D, whose result nobody asks for. Its id.
+    /// Starts a rollout of generation D without reading its result. Returns its id.
     pub(super) async fn begin(&mut self) -> Result<String, Failure> {
         let id = self.context.endpoint.next_id();
         self.admit_under_lease(&id).await?;
         Ok(id)
     }
 
-    /// Runs one rollout to its end and counts what it came to. Whether it was right.
+    /// Runs one rollout and adds its outcome to the tally. Returns whether it was right.
     pub(super) async fn rollout(&mut self) -> bool {
         let begun = Instant::now();
         let id = self.context.endpoint.next_id();
@@ -155,7 +154,7 @@ impl Worker {
         let outcome = match timeout(rollout_timeout, self.attempt(&id)).await {
             Ok(outcome) => outcome,
             Err(_) => {
-                // The answer is of no use.
+                // The response to the cancellation does not matter.
                 let _ = self.cancel(std::slice::from_ref(&id)).await;
                 Err(Failure::new(
                     ErrorKind::Lost,
@@ -187,12 +186,12 @@ impl Worker {
         }
     }
 
-    /// Asks for a rollout of generation D until the server has room. The lease.
+    /// Starts a rollout of generation D, retrying while the server is full. Returns the lease.
     async fn admit_under_lease(&mut self, id: &str) -> Result<String, Failure> {
         lease(self.admit(id).await?.body(), id)
     }
 
-    /// Asks until the server has room.
+    /// Sends the admission, retrying while the server is full.
     async fn admit(&mut self, id: &str) -> Result<Message, Failure> {
         loop {
             self.write_admission(id);
@@ -209,7 +208,7 @@ impl Worker {
         }
     }
 
-    /// Reads the result until it is there. The server holds each read back until it has news.
+    /// Reads the result until it is final. The server blocks each read until there is progress.
     async fn poll(&mut self, id: &str, lease: &str) -> Result<(), Failure> {
         loop {
             self.write_head("GET", &["/rollout/", id, "/result"]);
@@ -227,7 +226,7 @@ impl Worker {
         }
     }
 
-    /// Frees what the server holds for rollouts that nobody waits for.
+    /// Cancels rollouts, so that the server frees their resources.
     pub(super) async fn cancel(&mut self, ids: &[String]) -> Result<Message, Failure> {
         self.write_head("POST", &["/rollout/cancel"]);
         let body = serde_json::json!({ "ids": ids }).to_string();
@@ -241,7 +240,7 @@ impl Worker {
         timeout(CANCEL_TIMEOUT, self.exchange()).await.map_err(late)?
     }
 
-    /// Sends the request that was written, and reads the response.
+    /// Sends the prepared request and reads the response.
     async fn exchange(&mut self) -> Result<Message, Failure> {
         let connections = &self.context.connections;
         let closed = |_| Failure::new(ErrorKind::Transport, "the bench is ending");
@@ -278,7 +277,7 @@ impl Worker {
         self.body(&body);
     }
 
-    /// Begins a request, with what every request carries.
+    /// Writes the head of a request with the headers of every request.
     fn write_head(&mut self, method: &str, path: &[&str]) {
         let context = &self.context;
         self.request.clear();
@@ -294,7 +293,7 @@ impl Worker {
         push(&mut self.request, &[name, ": ", value, "\r\n"]);
     }
 
-    /// Ends a request with a JSON body.
+    /// Completes a request with a JSON body.
     fn body(&mut self, body: &[u8]) {
         self.header("content-type", "application/json");
         write!(self.request, "content-length: {}\r\n\r\n", body.len()).expect("memory can be written to");
@@ -302,14 +301,14 @@ impl Worker {
     }
 }
 
-/// The lease in an admission of rollout `id`.
+/// Extracts the lease from the admission of rollout `id`.
 fn lease(body: &[u8], id: &str) -> Result<String, Failure> {
     let wrong = |kind| Failure::of_body(kind, body);
     let admission: Admission<'_> = serde_json::from_slice(body).map_err(|_| wrong(ErrorKind::Malformed))?;
     if admission.rollout_id != id {
         return Err(wrong(ErrorKind::WrongId));
     }
-    // It goes into a header.
+    // The lease is sent as a header.
     let token = admission.polling_lease_token;
     if token.is_empty() || !token.bytes().all(|b| b.is_ascii_graphic()) {
         return Err(wrong(ErrorKind::Malformed));
@@ -345,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_must_be_there_and_fit_a_header() {
+    fn a_lease_must_exist_and_fit_in_a_header() {
         fn check(body: &str, expected: Result<&str, ErrorKind>) {
             let got = lease(body.as_bytes(), "r").map_err(|failure| failure.kind);
             assert_eq!(got, expected.map(str::to_owned), "{body}");

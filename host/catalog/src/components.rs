@@ -1,7 +1,7 @@
-//! Components: files by their digests, and which tenant has which.
+//! Component files, addressed by digest, and their owners.
 //!
-//! Two tenants that uploaded the same bytes share a file and know nothing of it: each uploads all of it, each
-//! is charged for all of it, and only who has a component by its own row can name it.
+//! Two tenants that upload the same bytes share a file without knowing it: each uploads and is charged for
+//! all of the bytes, and each can refer to the component only through a row of its own.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -14,26 +14,26 @@ use rusqlite::{OptionalExtension, Transaction, params};
 use sha2::{Digest as _, Sha256};
 
 use crate::Catalog;
-use crate::error::{CatalogError, QuotaExceeded, Stop, StorageError, at};
+use crate::error::{Abort, CatalogError, QuotaExceeded, StorageError, at};
 use crate::model::TenantId;
 use crate::store::{Locked, Store, require_tenant, sync_folder};
 use crate::tenants::parsed;
 
-/// How long a component that was uploaded waits for a deployment that names it, in seconds.
+/// Time for which an uploaded component waits for a deployment that refers to it, in seconds.
 const UNUSED_SECS_MAX: i64 = 60 * 60;
 
-/// The SHA-256 of a component.
+/// SHA-256 of a component.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Digest([u8; 32]);
 
-/// A text is no digest.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a digest is a SHA-256 as 64 lower-case hex digits")]
+/// Error of parsing a digest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("malformed digest: expected a SHA-256 as 64 lower-case hex digits")]
 pub struct InvalidDigest;
 
 impl Digest {
-    /// The digest of the bytes.
+    /// Computes the digest of `bytes`.
     pub fn of(bytes: &[u8]) -> Self {
         Self(Sha256::digest(bytes).into())
     }
@@ -86,16 +86,16 @@ impl fmt::Debug for Digest {
     }
 }
 
-/// A component that a tenant has.
+/// A component of a tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Component {
-    /// Its name.
+    /// SHA-256 of the file.
     pub digest: Digest,
-    /// Its size.
+    /// Size of the file.
     pub bytes: u64,
 }
 
-/// A component that is being uploaded. Dropped before its end it leaves nothing.
+/// An upload in progress. Dropping it before [`finish`](Self::finish) removes what was written.
 pub struct ComponentUpload {
     catalog: Catalog,
     tenant: TenantId,
@@ -108,7 +108,7 @@ pub struct ComponentUpload {
     quota: Quota,
 }
 
-/// The quota `component-bytes` of a tenant, and what of it is in use.
+/// The quota `component-bytes` of a tenant and the part in use.
 #[derive(Clone, Copy)]
 struct Quota {
     limit: Option<u64>,
@@ -116,11 +116,11 @@ struct Quota {
 }
 
 impl Quota {
-    fn check(self, asked: u64) -> Result<(), QuotaExceeded> {
+    fn check(self, requested: u64) -> Result<(), QuotaExceeded> {
         let Self { limit, used } = self;
         match limit {
-            Some(limit) if used.saturating_add(asked) > limit => {
-                Err(QuotaExceeded { quota: "component-bytes", limit, used, asked })
+            Some(limit) if used.saturating_add(requested) > limit => {
+                Err(QuotaExceeded { quota: "component-bytes", limit, used, requested })
             }
             _ => Ok(()),
         }
@@ -128,8 +128,8 @@ impl Quota {
 }
 
 impl Catalog {
-    /// Begins to take a component of this digest, of at most `bytes_max` bytes and what the tenant's quota
-    /// leaves.
+    /// Begins the upload of the component with digest `expected`. The upload fails once it exceeds
+    /// `bytes_max` bytes or the tenant's quota.
     pub fn upload(
         &self,
         tenant: TenantId,
@@ -157,7 +157,7 @@ impl Catalog {
         })
     }
 
-    /// A component that the tenant has, if it has it.
+    /// Returns a component if the tenant has it.
     pub fn component(&self, tenant: TenantId, digest: Digest) -> Result<Option<Component>, CatalogError> {
         let select = "SELECT bytes FROM components WHERE tenant = ?1 AND digest = ?2";
         let bytes = self.0.store.read(|transaction| {
@@ -169,19 +169,19 @@ impl Catalog {
         Ok(bytes.map(|bytes| Component { digest, bytes }))
     }
 
-    /// The file of a component, of whoever has it.
+    /// Returns the path of a component's file, whichever tenant owns the component.
     pub fn component_path(&self, digest: Digest) -> PathBuf {
         path(&self.0.store, digest)
     }
 
-    /// The bytes of components that a tenant has.
+    /// Returns the total size of a tenant's components.
     pub fn component_bytes(&self, tenant: TenantId) -> Result<u64, CatalogError> {
         self.0.store.read(|transaction| used(transaction, tenant))
     }
 }
 
 impl ComponentUpload {
-    /// Takes the next bytes.
+    /// Appends the next bytes.
     pub fn write(&mut self, chunk: &[u8]) -> Result<(), CatalogError> {
         self.bytes = self.bytes.saturating_add(chunk.len() as u64);
         if self.bytes > self.bytes_max {
@@ -193,11 +193,11 @@ impl ComponentUpload {
         Ok(())
     }
 
-    /// Ends: what came is the tenant's component, if it is what was announced and the quota has room.
+    /// Finishes the upload: the tenant owns the component if the digest and the quota hold.
     pub fn finish(self) -> Result<Component, CatalogError> {
         let found = Digest(self.hash.clone().finalize().into());
         if found != self.expected {
-            return Err(CatalogError::OtherDigest { expected: self.expected, found });
+            return Err(CatalogError::DigestMismatch { expected: self.expected, found });
         }
         self.file.sync_all().map_err(at(&self.part))?;
         let store = &self.catalog.0.store;
@@ -220,12 +220,12 @@ impl ComponentUpload {
 
 impl Drop for ComponentUpload {
     fn drop(&mut self) {
-        // It has another name where the upload ended well; where it cannot be removed, the next start does it.
+        // A finished upload has another name. If removal fails, the next start tries again.
         let _ = std::fs::remove_file(&self.part);
     }
 }
 
-/// Gives a file its name, for good.
+/// Renames an uploaded file and syncs its folders.
 fn put(part: &Path, to: &Path) -> Result<(), StorageError> {
     let Some(folder) = to.parent() else { return Ok(()) };
     std::fs::create_dir_all(folder).map_err(at(folder))?;
@@ -243,13 +243,13 @@ fn path(store: &Store, digest: Digest) -> PathBuf {
     folder(store).join(&digest[..2]).join(format!("{digest}.wasm"))
 }
 
-fn used(transaction: &Transaction<'_>, tenant: TenantId) -> Result<u64, Stop> {
+fn used(transaction: &Transaction<'_>, tenant: TenantId) -> Result<u64, Abort> {
     let sum = "SELECT coalesce(sum(bytes), 0) FROM components WHERE tenant = ?1";
     Ok(transaction.query_row(sum, [tenant.0], |row| row.get(0))?)
 }
 
-/// What the tenant may have, and has of other components than this one.
-fn quota(transaction: &Transaction<'_>, tenant: TenantId, digest: Digest) -> Result<Quota, Stop> {
+/// Returns the tenant's quota and the size of its components other than `digest`.
+fn quota(transaction: &Transaction<'_>, tenant: TenantId, digest: Digest) -> Result<Quota, Abort> {
     let quotas: crate::Quotas =
         transaction
             .query_row("SELECT quotas FROM tenants WHERE id = ?1", [tenant.0], |row| parsed(row, 0))?;
@@ -258,16 +258,16 @@ fn quota(transaction: &Transaction<'_>, tenant: TenantId, digest: Digest) -> Res
     Ok(Quota { limit: quotas.component_bytes, used })
 }
 
-/// The components that a tenant has.
-pub(crate) fn of_tenant(transaction: &Transaction<'_>, tenant: TenantId) -> Result<Vec<String>, Stop> {
+/// Returns the digests of a tenant's components.
+pub(crate) fn of_tenant(transaction: &Transaction<'_>, tenant: TenantId) -> Result<Vec<String>, Abort> {
     let mut statement = transaction.prepare("SELECT digest FROM components WHERE tenant = ?1")?;
     let digests = statement.query_map([tenant.0], |row| row.get(0))?;
     Ok(digests.collect::<rusqlite::Result<_>>()?)
 }
 
-/// Takes from tenants the components that none of their deployments names and that were not uploaded just
-/// now. Gives back their digests.
-pub(crate) fn disown_unused(transaction: &Transaction<'_>, now: i64) -> Result<Vec<String>, Stop> {
+/// Removes from tenants the components that none of their deployments refers to and that were uploaded
+/// more than [`UNUSED_SECS_MAX`] ago. Returns the digests.
+pub(crate) fn disown_unused(transaction: &Transaction<'_>, now: i64) -> Result<Vec<String>, Abort> {
     let mut statement = transaction.prepare(
         "DELETE FROM components AS c WHERE uploaded_at < ?1
          AND NOT EXISTS (SELECT 1 FROM deployments d WHERE d.tenant = c.tenant AND d.component = c.digest)
@@ -278,7 +278,7 @@ pub(crate) fn disown_unused(transaction: &Transaction<'_>, now: i64) -> Result<V
     Ok(digests.collect::<rusqlite::Result<_>>()?)
 }
 
-/// Removes the files, of these, that are nobody's.
+/// Removes those of the files that have no owner.
 pub(crate) fn remove_unowned(
     store: &Store,
     locked: &mut Locked<'_>,
@@ -308,7 +308,7 @@ fn remove(path: &Path) -> Result<(), StorageError> {
     }
 }
 
-/// Removes what nobody refers to: at a start, when nobody uploads.
+/// Removes files without an owner. Called at start, when there are no uploads.
 pub(crate) fn sweep_all(store: &Store) -> Result<(), StorageError> {
     let folder = folder(store);
     std::fs::create_dir_all(&folder).map_err(at(&folder))?;

@@ -1,31 +1,31 @@
-//! Why the catalog does not do what it is asked.
+//! Errors of the catalog.
 
 use std::path::{Path, PathBuf};
 
 use crate::components::Digest;
 
-/// Why there is no catalog.
+/// Error of opening a catalog.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// Another process has it.
-    #[error("the catalog in {} is another process's; stop that one, or name another folder", .0.display())]
-    Taken(PathBuf),
-    /// A later host wrote it.
-    #[error("the catalog in {} was written by a later version of this program; use that one", .0.display())]
+    /// Another process has locked the catalog.
+    #[error("the catalog in {} is locked by another process; stop it or choose another folder", .0.display())]
+    Locked(PathBuf),
+    /// A later version of this program wrote the catalog.
+    #[error("the catalog in {} was written by a later version of this program; use that version", .0.display())]
     Newer(PathBuf),
-    /// Its files cannot be read or made.
+    /// A file of the catalog cannot be read or created.
     #[error(transparent)]
     Storage(#[from] StorageError),
 }
 
-/// A file of the catalog could not be read or written.
+/// Error of reading or writing a file of the catalog.
 #[derive(Debug, thiserror::Error)]
 #[error("{} cannot be read or written", .path.display())]
 pub struct StorageError {
     /// The file.
     pub path: PathBuf,
-    /// What the system or the database says.
+    /// Error of the operating system or of the database.
     source: Box<dyn std::error::Error + Send + Sync>,
 }
 
@@ -38,7 +38,7 @@ impl StorageError {
     }
 }
 
-/// For `map_err`: an error of this path.
+/// Returns a function for `map_err` that turns any error into a [`StorageError`] of `path`.
 pub(crate) fn at<E>(path: &Path) -> impl FnOnce(E) -> StorageError + use<'_, E>
 where
     E: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -46,10 +46,10 @@ where
     move |source| StorageError::new(path, source)
 }
 
-/// What is looked for by a name.
+/// A kind of resource in the catalog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each is the word that it displays")]
-pub enum What {
+pub enum ResourceKind {
     Tenant,
     Key,
     Plugin,
@@ -57,7 +57,7 @@ pub enum What {
     Secret,
 }
 
-impl std::fmt::Display for What {
+impl std::fmt::Display for ResourceKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Tenant => "tenant",
@@ -69,125 +69,125 @@ impl std::fmt::Display for What {
     }
 }
 
-/// A quota of a tenant would be exceeded.
+/// Error of an operation that would exceed a quota of the tenant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("quota {quota} is {limit}: {used} in use, {asked} more asked for")]
+#[error("quota {quota} is {limit}: {used} in use, {requested} more requested")]
 pub struct QuotaExceeded {
-    /// Its name, as in [`Quotas`](crate::Quotas).
+    /// The quota's name, as in [`Quotas`](crate::Quotas).
     pub quota: &'static str,
-    /// What it allows.
+    /// The quota's value.
     pub limit: u64,
-    /// What is in use.
+    /// Amount in use.
     pub used: u64,
-    /// What would have been added.
-    pub asked: u64,
+    /// Amount that the operation would have added.
+    pub requested: u64,
 }
 
-/// Why an operation was not done. Nothing has changed then.
+/// Error of an operation on the catalog. A failed operation has changed nothing.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CatalogError {
-    /// It is not there, or not this tenant's, which is the same to who asks.
-    #[error("there is no {what} '{name}'")]
+    /// The resource does not exist or belongs to another tenant; the caller cannot tell which.
+    #[error("there is no {kind} '{name}'")]
     NotFound {
-        /// What was looked for.
-        what: What,
-        /// By which name.
+        /// Kind of the resource.
+        kind: ResourceKind,
+        /// Name that was looked up.
         name: String,
     },
     /// The name is in use.
-    #[error("there is a {what} '{name}' already")]
+    #[error("a {kind} '{name}' exists already")]
     Exists {
-        /// What has the name.
-        what: What,
+        /// Kind of the resource that has the name.
+        kind: ResourceKind,
         /// The name.
         name: String,
     },
-    /// A quota of the tenant's.
+    /// A quota of the tenant is exceeded.
     #[error(transparent)]
     Quota(#[from] QuotaExceeded),
-    /// A limit of every catalog, which waiting does not change.
-    #[error("there are {count_max} {what}s, which is as many as there may be; remove one first")]
+    /// A fixed limit of the catalog is reached. Retrying later does not help.
+    #[error("there are {count_max} {kind}s, which is the maximum; remove one first")]
     TooMany {
-        /// Of what.
-        what: What,
-        /// How many there may be.
+        /// Kind of the resource.
+        kind: ResourceKind,
+        /// The limit.
         count_max: u64,
     },
     /// The deployment failed its checks.
-    #[error("version {version} of plugin '{plugin}' did not pass its checks and cannot be activated")]
-    NotPassed {
+    #[error("version {version} of plugin '{plugin}' failed its checks and cannot be activated")]
+    ChecksFailed {
         /// The plugin.
         plugin: String,
         /// The version.
         version: u32,
     },
-    /// There is nothing to go back to.
-    #[error("plugin '{0}' had no other version active before; activate one by its number")]
-    NothingBefore(String),
+    /// The plugin has no earlier active version.
+    #[error("plugin '{0}' has no earlier active version; activate a version by its number")]
+    NoEarlierVersion(String),
     /// A deployment names a component that the tenant has not uploaded.
     #[error("component {0} was not uploaded")]
-    NoComponent(Digest),
-    /// What was uploaded is something else.
-    #[error("the component has the digest {found}, and {expected} was announced")]
-    OtherDigest {
-        /// What was announced.
+    UnknownComponent(Digest),
+    /// The uploaded bytes do not have the announced digest.
+    #[error("the uploaded component has digest {found}, not the announced {expected}")]
+    DigestMismatch {
+        /// Announced digest.
         expected: Digest,
-        /// What came.
+        /// Digest of the uploaded bytes.
         found: Digest,
     },
-    /// What is uploaded is larger than a component may be.
+    /// The upload is larger than a component may be.
     #[error("the component is larger than {bytes_max} bytes")]
     TooLarge {
         /// The limit.
         bytes_max: u64,
     },
-    /// A key that an operator brought along is none.
-    #[error("a key is rh_ and 43 characters of base64url, which are 32 random bytes")]
-    NoKey,
-    /// A key that an operator brought along was revoked.
+    /// A key that an operator supplied is malformed.
+    #[error("malformed key: expected rh_ followed by 43 characters of base64url (32 random bytes)")]
+    MalformedKey,
+    /// A key that an operator supplied has been revoked.
     #[error("key {0} was revoked; use another one")]
     Revoked(String),
-    /// A key's rights and its tenant do not go together.
-    #[error("an operator's key belongs to no tenant, every other key to one")]
-    RightsAndTenant,
-    /// The disk.
+    /// The tenant does not fit the key's rights.
+    #[error("a key for an operator must have no tenant, and any other key must have one")]
+    TenantMismatch,
+    /// Storage failed.
     #[error(transparent)]
     Storage(#[from] StorageError),
 }
 
 impl CatalogError {
-    pub(crate) fn not_found(what: What, name: impl ToString) -> Self {
-        Self::NotFound { what, name: name.to_string() }
+    pub(crate) fn not_found(kind: ResourceKind, name: impl ToString) -> Self {
+        Self::NotFound { kind, name: name.to_string() }
     }
 }
 
-/// Why a transaction is not committed: the database's reason, or ours.
-pub(crate) enum Stop {
+/// Reason to roll back a transaction: an error of the database or of the catalog.
+pub(crate) enum Abort {
     Sql(rusqlite::Error),
-    Refused(CatalogError),
+    Catalog(CatalogError),
 }
 
-impl From<rusqlite::Error> for Stop {
+impl From<rusqlite::Error> for Abort {
     fn from(error: rusqlite::Error) -> Self {
         Self::Sql(error)
     }
 }
 
-impl From<CatalogError> for Stop {
+impl From<CatalogError> for Abort {
     fn from(error: CatalogError) -> Self {
-        Self::Refused(error)
+        Self::Catalog(error)
     }
 }
 
-impl From<QuotaExceeded> for Stop {
+impl From<QuotaExceeded> for Abort {
     fn from(error: QuotaExceeded) -> Self {
-        Self::Refused(error.into())
+        Self::Catalog(error.into())
     }
 }
 
-impl From<StorageError> for Stop {
+impl From<StorageError> for Abort {
     fn from(error: StorageError) -> Self {
-        Self::Refused(error.into())
+        Self::Catalog(error.into())
     }
 }

@@ -1,11 +1,11 @@
-//! Keys: who may do what.
+//! API keys.
 //!
-//! A key is 32 random bytes, and what is stored of it is its SHA-256. Nothing slower is needed: a slow hash
-//! protects what people make up and what can be guessed, and nobody guesses 256 random bits. That is why
-//! a key that an operator brings along has to be of the same form.
+//! A key is 32 random bytes. The catalog stores its SHA-256. A slow hash would protect secrets that can be
+//! guessed, and 256 random bits cannot be. A key that an operator supplies must therefore have the same
+//! form.
 //!
-//! Keys are looked up by their digests in memory. How long that takes depends on digests of what was sent,
-//! which say nothing about the digests that are there.
+//! Keys are looked up in memory by their digests. The time of a lookup depends on the digest of the presented
+//! key and reveals nothing about the stored digests.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,30 +17,31 @@ use rusqlite::{OptionalExtension, Row, Transaction, params};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::error::{CatalogError, Stop, StorageError, What};
+use crate::error::{Abort, CatalogError, ResourceKind, StorageError};
 use crate::model::{TenantId, Time};
 use crate::store::{Store, require_tenant, time};
-use crate::{Catalog, LIST_MAX, noted};
+use crate::{Catalog, LIST_MAX, write_behind};
 
-/// What every key begins with, so that one that got somewhere is known as such.
+/// Prefix of every key, by which scanners recognise a leaked one.
 const KEY_PREFIX: &str = "rh_";
 
-/// The random bytes of a key.
+/// Number of random bytes in a key.
 const KEY_BYTES: usize = 32;
 
-/// What is shown of a key, in characters.
+/// Number of leading characters that are shown of a key.
 const SHOWN_CHARS: usize = 11;
 
-/// The keys of a tenant, or of operators. Those that are over count for [`OVER_DAYS_KEPT`] days.
+/// Maximum number of keys of a tenant, or of operators. Expired and revoked keys count for
+/// [`INACTIVE_DAYS_MAX`] days.
 const KEYS_MAX: u64 = 10_000;
 
-/// How long keys that were revoked, or expired, are listed, in days.
-const OVER_DAYS_KEPT: i64 = 90;
+/// Number of days for which revoked and expired keys are listed.
+const INACTIVE_DAYS_MAX: i64 = 90;
 
-/// Longer names of keys are cut.
+/// Maximum length of a key's name; longer names are truncated.
 const NAME_CHARS_MAX: usize = 100;
 
-/// Names a key, for as long as there is a catalog.
+/// Id of a key. Ids are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct KeyId(pub i64);
@@ -51,35 +52,35 @@ impl fmt::Display for KeyId {
     }
 }
 
-/// What a key is for.
+/// Rights of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Rights {
-    /// Everything, for every tenant.
+    /// Full access to every tenant.
     Operator,
-    /// To push and activate plugins of a tenant, and what a caller may.
+    /// May push and activate plugins of one tenant, and do everything that a caller may.
     Author,
-    /// To run rollouts of a tenant, and what a viewer may.
+    /// May run rollouts of one tenant, and do everything that a viewer may.
     Caller,
-    /// To read what a tenant has.
+    /// May read the data of one tenant.
     Viewer,
 }
 
-/// What somebody is about to do.
+/// Right that an operation requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Right {
-    /// Tenants, keys, quotas.
+    /// To manage tenants, keys and quotas.
     Operate,
-    /// Plugins of a tenant.
+    /// To manage plugins of a tenant.
     Author,
-    /// Rollouts of a tenant.
+    /// To run rollouts of a tenant.
     Call,
-    /// To look.
+    /// To read.
     View,
 }
 
 impl Rights {
-    /// Whether a key with these rights is enough.
+    /// Returns whether these rights include `right`.
     pub fn allows(self, right: Right) -> bool {
         match right {
             Right::Operate => self == Self::Operator,
@@ -89,7 +90,7 @@ impl Rights {
         }
     }
 
-    /// Its name.
+    /// Returns the name of the rights.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Operator => "operator",
@@ -99,7 +100,7 @@ impl Rights {
         }
     }
 
-    fn of(name: &str) -> Option<Self> {
+    fn from_name(name: &str) -> Option<Self> {
         [Self::Operator, Self::Author, Self::Caller, Self::Viewer].into_iter().find(|r| r.as_str() == name)
     }
 }
@@ -110,69 +111,69 @@ impl fmt::Display for Rights {
     }
 }
 
-/// What a key proves.
+/// Identity that a key proves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// The key.
+    /// The key's id.
     pub key: KeyId,
-    /// The tenant that it belongs to; an operator's belongs to none.
+    /// The tenant that the key belongs to; `None` for an operator.
     pub tenant: Option<TenantId>,
-    /// What it may.
+    /// The key's rights.
     pub rights: Rights,
 }
 
-/// A key to be made.
+/// Parameters of a new key.
 #[derive(Clone, Debug)]
 pub struct NewKey {
-    /// What it is called, for people.
+    /// Name for people.
     pub name: String,
-    /// What it may.
+    /// The key's rights.
     pub rights: Rights,
-    /// The tenant that it belongs to; an operator's belongs to none.
+    /// The tenant that the key belongs to; `None` for an operator.
     pub tenant: Option<TenantId>,
-    /// When it ends, if ever.
+    /// Time at which the key expires, if it does.
     pub expires_at: Option<Time>,
 }
 
-/// What is shown of a key.
+/// Public data of a key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct KeyInfo {
-    /// What it is revoked by.
+    /// Id by which the key is revoked.
     pub id: KeyId,
-    /// Its first characters.
+    /// The key's first characters.
     pub prefix: String,
-    /// What it is called.
+    /// Name for people.
     pub name: String,
-    /// What it may.
+    /// The key's rights.
     pub rights: Rights,
-    /// The tenant that it belongs to.
+    /// The tenant that the key belongs to; `None` for an operator.
     #[serde(skip)]
     pub tenant: Option<TenantId>,
-    /// When it was made.
+    /// Time of creation.
     pub created_at: Time,
-    /// When it ends, if ever.
+    /// Time at which the key expires, if it does.
     pub expires_at: Option<Time>,
-    /// When it was revoked, if it was.
+    /// Time of revocation, if the key was revoked.
     pub revoked_at: Option<Time>,
-    /// When it was last used, if it was.
+    /// Time of the last use, if the key was used.
     pub last_used_at: Option<Time>,
 }
 
-/// A key that was made.
+/// A key that has just been created.
 #[derive(Clone, Debug)]
 pub struct CreatedKey {
-    /// The key itself, which is nowhere else.
+    /// The key itself, which is stored nowhere.
     pub key: String,
-    /// What is shown of it.
+    /// The key's public data.
     pub info: KeyInfo,
 }
 
-/// The keys that are good, by the digests of their texts.
+/// Valid keys by the digests of their texts.
 #[derive(Default)]
-pub(crate) struct Keys(RwLock<HashMap<[u8; 32], Good>>);
+pub(crate) struct Keys(RwLock<HashMap<[u8; 32], ValidKey>>);
 
 #[derive(Clone, Copy)]
-struct Good {
+struct ValidKey {
     identity: Identity,
     expires_at: Option<i64>,
 }
@@ -190,7 +191,7 @@ impl Keys {
                     tenant: row.get::<_, Option<i64>>(2)?.map(TenantId),
                     rights: rights_of(row, 3)?,
                 };
-                Ok((row.get(0)?, Good { identity, expires_at: row.get(4)? }))
+                Ok((row.get(0)?, ValidKey { identity, expires_at: row.get(4)? }))
             })?;
             Ok(keys.collect::<rusqlite::Result<HashMap<_, _>>>()?)
         });
@@ -201,11 +202,11 @@ impl Keys {
         }
     }
 
-    fn find(&self, digest: &[u8; 32]) -> Option<Good> {
+    fn find(&self, digest: &[u8; 32]) -> Option<ValidKey> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).get(digest).copied()
     }
 
-    fn add(&self, digest: [u8; 32], good: Good) {
+    fn add(&self, digest: [u8; 32], good: ValidKey) {
         self.0.write().unwrap_or_else(PoisonError::into_inner).insert(digest, good);
     }
 
@@ -215,19 +216,19 @@ impl Keys {
 }
 
 impl Catalog {
-    /// Who has this key, if it is good now. Nothing is read from the disk.
+    /// Returns the identity that a key proves, if the key is valid now. Reads nothing from the disk.
     pub fn authenticate(&self, key: &str) -> Option<Identity> {
         let good = self.0.keys.find(&digest(key))?;
         let expired = good.expires_at.is_some_and(|end| end <= self.0.store.now().timestamp());
         (!expired).then_some(good.identity)
     }
 
-    /// Notes that a key was used. Written later.
+    /// Records in memory that a key was used. The time is written later.
     pub fn touch(&self, key: KeyId) {
-        noted::touch(&self.0.store, key);
+        write_behind::touch(&self.0.store, key);
     }
 
-    /// Makes a key.
+    /// Creates a key.
     pub fn create_key(&self, new: NewKey) -> Result<CreatedKey, CatalogError> {
         let mut bytes = [0; KEY_BYTES];
         getrandom::fill(&mut bytes)
@@ -237,11 +238,11 @@ impl Catalog {
         Ok(CreatedKey { key, info })
     }
 
-    /// Sees to it that this key, which an operator brought along, is an operator's.
+    /// Creates the operator key that an operator supplied, unless it exists already.
     pub fn ensure_operator_key(&self, key: &str, name: &str) -> Result<KeyInfo, CatalogError> {
         let random = key.strip_prefix(KEY_PREFIX).and_then(|key| URL_SAFE_NO_PAD.decode(key).ok());
         if random.is_none_or(|bytes| bytes.len() != KEY_BYTES) {
-            return Err(CatalogError::NoKey);
+            return Err(CatalogError::MalformedKey);
         }
         let select = format!("{SELECT} WHERE digest = ?1 AND rights = 'operator'");
         let found = self
@@ -258,7 +259,7 @@ impl Catalog {
         }
     }
 
-    /// Whether there is an operator's key that is good now.
+    /// Returns whether an operator key is valid now.
     pub fn has_operator_key(&self) -> bool {
         let now = self.0.store.now().timestamp();
         let keys = self.0.keys.0.read().unwrap_or_else(PoisonError::into_inner);
@@ -269,7 +270,7 @@ impl Catalog {
 
     fn add_key(&self, key: &str, new: NewKey) -> Result<KeyInfo, CatalogError> {
         if (new.rights == Rights::Operator) != new.tenant.is_none() {
-            return Err(CatalogError::RightsAndTenant);
+            return Err(CatalogError::TenantMismatch);
         }
         let digest = digest(key);
         let now = self.0.store.now();
@@ -280,7 +281,7 @@ impl Catalog {
             if let Some(tenant) = new.tenant {
                 require_tenant(transaction, tenant)?;
             }
-            forget_old(transaction, now)?;
+            delete_expired(transaction, now)?;
             require_room(transaction, new.tenant)?;
             transaction.execute(
                 "INSERT INTO keys (tenant, rights, digest, prefix, name, created_at, expires_at)
@@ -299,8 +300,8 @@ impl Catalog {
         })?;
         let identity = Identity { key: id, tenant: new.tenant, rights: new.rights };
         let expires_at = new.expires_at.map(|end| end.timestamp());
-        // Still locked: nobody can have deleted the tenant in between.
-        self.0.keys.add(digest, Good { identity, expires_at });
+        // The lock is still held, so the tenant cannot have been deleted in between.
+        self.0.keys.add(digest, ValidKey { identity, expires_at });
         drop(locked);
         Ok(KeyInfo {
             id,
@@ -315,7 +316,7 @@ impl Catalog {
         })
     }
 
-    /// Keys in the order in which they were made, those behind `after`: a tenant's, or all of them.
+    /// Lists keys of a tenant, or all keys, in order of creation, starting after `after`.
     pub fn keys(
         &self,
         tenant: Option<TenantId>,
@@ -329,34 +330,34 @@ impl Catalog {
         );
         let after = after.map_or(0, |id| id.0);
         let limit = limit.min(LIST_MAX);
-        let touches = noted::touches(&self.0.store);
+        let touches = write_behind::touches(&self.0.store);
         let mut keys = self.0.store.read(|transaction| {
             let mut statement = transaction.prepare(&select)?;
             let keys = statement.query_map(params![after, tenant.map(|id| id.0), limit], key_info)?;
             Ok(keys.collect::<rusqlite::Result<Vec<_>>>()?)
         })?;
-        noted::add_touches(&touches, &mut keys);
+        write_behind::add_touches(&touches, &mut keys);
         Ok(keys)
     }
 
-    /// What is shown of a key.
+    /// Returns the public data of a key.
     pub fn key(&self, key: KeyId) -> Result<KeyInfo, CatalogError> {
         let select = format!("{SELECT} WHERE id = ?1");
         let found = self
             .0
             .store
             .read(|transaction| Ok(transaction.query_row(&select, [key.0], key_info).optional()?))?;
-        found.ok_or_else(|| CatalogError::not_found(What::Key, key))
+        found.ok_or_else(|| CatalogError::not_found(ResourceKind::Key, key))
     }
 
-    /// Revokes a key. It is refused from now on. Revoking it again changes nothing.
+    /// Revokes a key. From now on the key is rejected. Revoking it again changes nothing.
     pub fn revoke_key(&self, key: KeyId) -> Result<(), CatalogError> {
         let now = self.0.store.now().timestamp();
         let update = "UPDATE keys SET revoked_at = coalesce(revoked_at, ?2) WHERE id = ?1
             AND NOT EXISTS (SELECT 1 FROM tenants t WHERE t.id = tenant AND t.deleting)";
         let mut locked = self.0.store.locked();
         locked.write(|transaction| match transaction.execute(update, params![key.0, now])? {
-            0 => Err(CatalogError::not_found(What::Key, key).into()),
+            0 => Err(CatalogError::not_found(ResourceKind::Key, key).into()),
             _ => Ok(()),
         })?;
         self.0.keys.retain(|identity| identity.key != key);
@@ -385,24 +386,24 @@ fn key_info(row: &Row<'_>) -> rusqlite::Result<KeyInfo> {
 
 fn rights_of(row: &Row<'_>, column: usize) -> rusqlite::Result<Rights> {
     let name: String = row.get(column)?;
-    Rights::of(&name).ok_or_else(|| {
-        let what = std::io::Error::other(format!("'{name}' are no rights"));
-        crate::store::no_value(column, what)
+    Rights::from_name(&name).ok_or_else(|| {
+        let error = std::io::Error::other(format!("unknown rights '{name}'"));
+        crate::store::no_value(column, error)
     })
 }
 
-/// Removes keys that have been over for long.
-fn forget_old(transaction: &Transaction<'_>, now: Time) -> Result<(), Stop> {
-    let before = now.timestamp() - OVER_DAYS_KEPT * 24 * 60 * 60;
+/// Deletes keys that were revoked or expired more than [`INACTIVE_DAYS_MAX`] days ago.
+fn delete_expired(transaction: &Transaction<'_>, now: Time) -> Result<(), Abort> {
+    let before = now.timestamp() - INACTIVE_DAYS_MAX * 24 * 60 * 60;
     transaction.execute("DELETE FROM keys WHERE coalesce(revoked_at, expires_at) < ?1", [before])?;
     Ok(())
 }
 
-fn require_room(transaction: &Transaction<'_>, tenant: Option<TenantId>) -> Result<(), Stop> {
+fn require_room(transaction: &Transaction<'_>, tenant: Option<TenantId>) -> Result<(), Abort> {
     let count = "SELECT count(*) FROM keys WHERE tenant IS ?1";
     let count: u64 = transaction.query_row(count, [tenant.map(|id| id.0)], |row| row.get(0))?;
     if count >= KEYS_MAX {
-        return Err(CatalogError::TooMany { what: What::Key, count_max: KEYS_MAX }.into());
+        return Err(CatalogError::TooMany { kind: ResourceKind::Key, count_max: KEYS_MAX }.into());
     }
     Ok(())
 }

@@ -1,20 +1,20 @@
-//! Tenants, their keys, quotas, plugins and components, on disk before anybody is answered.
+//! A durable store of tenants with their keys, quotas, plugins and components.
 //!
 //! A catalog is a folder: a database, components by their digests, and a folder for each tenant.
 //!
 //! ```text
 //! DIR/catalog.db                    everything but files
-//! DIR/components/ab/<sha256>.wasm   what was uploaded, once whoever uploaded it
-//! DIR/tenants/<id>/                 what others keep for a tenant; made and removed here
-//! DIR/lock                          held by the process that has the catalog
+//! DIR/components/ab/<sha256>.wasm   uploaded components, each stored once
+//! DIR/tenants/<id>/                 a tenant's files, written by other crates; created and removed here
+//! DIR/lock                          held by the process that has opened the catalog
 //! ```
 //!
-//! What an operation has returned survives the death of the process and of the machine. Who may do what
-//! is asked of [`Catalog::authenticate`], in memory; it knows of a key that was revoked before
+//! A change survives a crash of the process and of the machine once the operation has returned.
+//! [`Catalog::authenticate`] checks a key in memory; it rejects a revoked key before
 //! [`Catalog::revoke_key`] returns.
 //!
-//! This crate knows SQL and files. What a component is, how a deployment is checked and who asks, it does
-//! not know. Everything here waits for the disk, except [`authenticate`](Catalog::authenticate),
+//! This crate knows SQL and files. It knows neither the contents of components, nor the checks of a
+//! deployment, nor HTTP. All operations block on the disk, except [`authenticate`](Catalog::authenticate),
 //! [`touch`](Catalog::touch), [`add_usage`](Catalog::add_usage) and [`usage_today`](Catalog::usage_today).
 
 mod components;
@@ -22,7 +22,6 @@ mod error;
 mod keys;
 mod model;
 mod name;
-mod noted;
 mod plugins;
 mod schema;
 mod secrets;
@@ -30,6 +29,7 @@ mod store;
 mod tenants;
 #[cfg(test)]
 mod tests;
+mod write_behind;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -38,72 +38,72 @@ use keys::Keys;
 use store::Store;
 
 pub use components::{Component, ComponentUpload, Digest, InvalidDigest};
-pub use error::{CatalogError, OpenError, QuotaExceeded, StorageError, What};
+pub use error::{CatalogError, OpenError, QuotaExceeded, ResourceKind, StorageError};
 pub use keys::{CreatedKey, Identity, KeyId, KeyInfo, NewKey, Right, Rights};
 pub use model::{
     Activation, Deployment, DeploymentInfo, NetworkRules, NewDeployment, PluginInfo, Public, Quotas, Tenant,
     TenantId, TenantSettings, Time,
 };
 pub use name::{InvalidName, Name};
-pub use noted::{Day, Usage};
-pub use plugins::VERSIONS_KEPT;
+pub use plugins::VERSIONS_MAX;
 pub use secrets::SECRET_NAME_BYTES_MAX;
+pub use write_behind::{Day, TenantUsage};
 
-/// What one list has at most. The next one goes on behind its last element.
+/// Maximum length of a list. The next list starts after the last element.
 pub const LIST_MAX: u32 = 1000;
 
-/// Says what time it is.
+/// Returns the current time.
 pub type Clock = Arc<dyn Fn() -> Time + Send + Sync>;
 
-/// Where a catalog is.
+/// Settings of a catalog.
 #[derive(Clone)]
-pub struct Settings {
-    /// Its folder, made where there is none.
+pub struct CatalogSettings {
+    /// The catalog's folder, created if it does not exist.
     pub path: PathBuf,
-    /// What time it is; for tests another time.
+    /// Source of the current time; tests replace it.
     pub clock: Clock,
 }
 
-impl Settings {
-    /// A catalog in this folder.
+impl CatalogSettings {
+    /// Returns the settings for a catalog in this folder.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), clock: Arc::new(chrono::Utc::now) }
     }
 }
 
-/// A catalog that is open. Clones are the same catalog, which is closed when the last one is dropped.
+/// An open catalog. Clones share it; dropping the last clone closes it.
 #[derive(Clone)]
 pub struct Catalog(Arc<Inner>);
 
 struct Inner {
     keys: Keys,
     store: Arc<Store>,
-    // Dropped last of all that writes: it ends the thread and lets go of the lock.
-    _writer: noted::Writer,
+    // Dropped last: ends the writer thread, which has another reference to the store and its lock.
+    _writer: write_behind::Writer,
 }
 
 impl Catalog {
-    /// Opens the catalog in a folder, or makes one there. What a process that died left half done is
-    /// cleared away; tenants that it was deleting are [`deleting`](Self::deleting), and their deletion is
-    /// the caller's to finish.
-    pub fn open(settings: Settings) -> Result<Self, OpenError> {
+    /// Opens the catalog in a folder, creating it if necessary. Cleans up after a process that was killed.
+    /// Tenants that the earlier process was deleting are listed by
+    /// [`tenants_being_deleted`](Self::tenants_being_deleted); the caller must finish their deletion.
+    pub fn open(settings: CatalogSettings) -> Result<Self, OpenError> {
         let store = Arc::new(Store::open(settings)?);
         let keys = Keys::load(&store)?;
-        noted::load(&store)?;
+        write_behind::load(&store)?;
         tenants::sweep(&store)?;
         components::sweep_all(&store)?;
-        let writer = noted::Writer::start(Arc::clone(&store))?;
+        let writer = write_behind::Writer::start(Arc::clone(&store))?;
         Ok(Self(Arc::new(Inner { keys, store, _writer: writer })))
     }
 
-    /// Its folder.
+    /// Returns the catalog's folder.
     pub fn path(&self) -> &Path {
         &self.0.store.path
     }
 
-    /// Writes what is noted in memory: when keys were last used, and usage. Done every second and at
-    /// the end anyway.
+    /// Writes the updates in memory: last uses of keys and usage. A background thread does the same every
+    /// second and when the catalog closes.
     pub fn flush(&self) -> Result<(), StorageError> {
-        noted::write(&self.0.store, true)
+        write_behind::write(&self.0.store, true)
     }
 }

@@ -1,4 +1,4 @@
-//! What the catalog knows, as data.
+//! Data types of the catalog.
 
 use std::fmt;
 use std::num::NonZeroU16;
@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use crate::components::Digest;
 use crate::name::Name;
 
-/// A moment, to the second.
+/// A time, truncated to seconds.
 pub type Time = DateTime<Utc>;
 
-/// Names a tenant for as long as there is a catalog: one that was deleted does not come back with another.
+/// Id of a tenant. Ids are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct TenantId(pub i64);
@@ -23,7 +23,7 @@ impl fmt::Display for TenantId {
     }
 }
 
-/// What a tenant, or a plugin within it, may have. What is not given is unlimited.
+/// Quotas of a tenant, or of a plugin within a tenant. A missing quota means unlimited.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 #[expect(missing_docs, reason = "each is named as the operator writes it, with its unit")]
@@ -44,152 +44,152 @@ pub struct Quotas {
     pub plugins: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub component_bytes: Option<u64>,
-    /// The share of slots, against those of others.
+    /// Weight in the sharing of execution slots.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<NonZeroU16>,
 }
 
 impl Quotas {
-    /// The share of slots; 1 unless it was given.
+    /// Returns the weight in the sharing of execution slots, by default 1.
     pub fn weight(&self) -> u32 {
         self.weight.map_or(1, |weight| u32::from(weight.get()))
     }
 }
 
-/// Where a tenant's requests may go besides public addresses. Whoever writes it checks the texts.
+/// Destinations that a tenant's requests may reach. The caller validates the texts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct NetworkRules {
     /// Hosts and networks.
     pub allow: Vec<String>,
-    /// Whether public addresses are open without being listed.
+    /// Access to public addresses.
     pub public: Public,
 }
 
-/// Whether public addresses are open.
+/// Access to public addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Public {
-    /// Each of them.
+    /// All public addresses are reachable.
     #[default]
     Open,
-    /// Only those that are listed.
+    /// Only listed addresses are reachable.
     Listed,
 }
 
-/// A tenant: whose plugins, keys, quotas, rollouts and files these are.
+/// A tenant: the owner of plugins, keys, quotas, rollouts and files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Tenant {
-    /// What names it in files.
+    /// Id, which names the tenant's files.
     pub id: TenantId,
-    /// What people call it.
+    /// Name for people and URLs.
     pub name: Name,
-    /// What it may have.
+    /// Quotas of the tenant.
     pub quotas: Quotas,
-    /// Where its requests may go.
+    /// Destinations that the tenant's requests may reach.
     pub network: NetworkRules,
-    /// The plugin that answers at the root.
+    /// The plugin that answers at the root URL.
     pub default_plugin: Option<Name>,
-    /// Since when it is there.
+    /// Time of creation.
     pub created_at: Time,
 }
 
-/// What of a tenant can be changed.
+/// The part of a tenant that can be changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantSettings {
-    /// What it may have.
+    /// Quotas of the tenant.
     pub quotas: Quotas,
-    /// Where its requests may go.
+    /// Destinations that the tenant's requests may reach.
     pub network: NetworkRules,
 }
 
-/// A plugin: a tenant's name for a sequence of deployments.
+/// A plugin: a name within a tenant for a sequence of deployments.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PluginInfo {
-    /// Never that of another plugin, not even of one by the same name later.
+    /// Id of the plugin. Ids are never reused, not even by a plugin with the same name.
     pub id: i64,
-    /// Whose it is.
+    /// The tenant that owns the plugin.
     #[serde(skip)]
     pub tenant: TenantId,
-    /// Its name within the tenant.
+    /// Name within the tenant.
     pub name: Name,
-    /// What it may have of what the tenant has.
+    /// Quotas within those of the tenant.
     pub quotas: Quotas,
-    /// The version that new rollouts get.
+    /// Version that runs new rollouts.
     pub active: Option<u32>,
-    /// The newest version there is, if all have not been removed.
+    /// Newest version, unless all were removed.
     pub newest: Option<u32>,
-    /// Whether it answers at the tenant's root.
+    /// Whether the plugin answers at the tenant's root URL.
     pub default: bool,
-    /// Since when it is there.
+    /// Time of creation.
     pub created_at: Time,
 }
 
-/// A deployment: one version of a plugin, which never changes.
+/// A deployment: one immutable version of a plugin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DeploymentInfo {
-    /// Never that of another deployment.
+    /// Id of the deployment. Ids are never reused.
     pub id: i64,
-    /// The plugin.
+    /// The plugin's name.
     pub plugin: Name,
-    /// Its number within the plugin, from 1.
+    /// Version number within the plugin, from 1.
     pub version: u32,
     /// The component with the workflow.
     pub component: Digest,
-    /// The component with the grader, where it is another one.
+    /// The component with the grader, if it is a separate one.
     pub grader: Option<Digest>,
-    /// Whether it passed its checks, and so may be active.
+    /// Whether the deployment passed its checks, which activation requires.
     pub passed: bool,
-    /// Whether it is active.
+    /// Whether this is the active version.
     pub active: bool,
-    /// Since when it is there.
+    /// Time of creation.
     pub created_at: Time,
-    /// The beginning of the key that it was pushed with.
+    /// First characters of the key that pushed the deployment.
     pub created_by: String,
 }
 
-/// A deployment with its texts.
+/// A deployment with its configuration and its report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Deployment {
-    /// All but the texts.
+    /// Summary of the deployment.
     pub info: DeploymentInfo,
-    /// Its configuration, as it was written.
+    /// Configuration file, verbatim.
     pub config: Option<String>,
-    /// What its checks found, as JSON.
+    /// Report of the checks, as JSON.
     pub report: String,
 }
 
-/// A deployment that was checked.
+/// A checked deployment to be added.
 #[derive(Clone, Debug)]
 pub struct NewDeployment {
-    /// The component with the workflow, which the tenant has uploaded.
+    /// The component with the workflow, uploaded by the tenant.
     pub component: Digest,
-    /// The component with the grader, where it is another one.
+    /// The component with the grader, if it is a separate one.
     pub grader: Option<Digest>,
-    /// Its configuration, as it was written.
+    /// Configuration file, verbatim.
     pub config: Option<String>,
-    /// Whether it passed its checks.
+    /// Whether the deployment passed its checks.
     pub passed: bool,
-    /// What its checks found, as JSON.
+    /// Report of the checks, as JSON.
     pub report: String,
-    /// The beginning of the key that it was pushed with.
+    /// First characters of the key that pushes the deployment.
     pub created_by: String,
 }
 
-/// A deployment was made active.
+/// An activation of a deployment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Activation {
-    /// Never that of another activation.
+    /// Id of the activation. Ids are never reused.
     pub id: i64,
-    /// The plugin's id.
+    /// Id of the plugin.
     pub plugin: i64,
-    /// What is active now.
+    /// Version that became active.
     pub version: u32,
-    /// What was active until then.
+    /// Version that was active before.
     pub before: Option<u32>,
-    /// When.
+    /// Time of the activation.
     pub at: Time,
-    /// The beginning of the key that asked for it.
+    /// First characters of the key that requested the activation.
     pub by: String,
 }
 
@@ -198,18 +198,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quotas_are_written_as_they_are_read_and_refuse_what_they_do_not_know() {
+    fn quotas_round_trip_through_json_and_reject_unknown_fields() {
         let text = r#"{"running":8,"model-tokens-per-day":5000000000,"weight":3}"#;
         let quotas: Quotas = serde_json::from_str(text).unwrap();
         assert_eq!(serde_json::to_string(&quotas).unwrap(), text);
         assert_eq!((quotas.weight(), Quotas::default().weight()), (3, 1));
-        for (wrong, said) in [
+        for (wrong, expected) in [
             (r#"{"runing":8}"#, "unknown field `runing`"),
             (r#"{"weight":0}"#, "nonzero"),
             (r#"{"running":-1}"#, "-1"),
         ] {
             let error = serde_json::from_str::<Quotas>(wrong).unwrap_err().to_string();
-            assert!(error.contains(said), "{error}");
+            assert!(error.contains(expected), "{error}");
         }
     }
 }

@@ -3,35 +3,35 @@
 use std::fmt;
 use std::ops::Deref;
 
-/// Names a tenant or a plugin: part of URLs, and what people type.
+/// Name of a tenant, plugin or secret: a part of URLs that people type.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Name(String);
 
-/// A text is no name.
+/// Error of parsing a name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "'{0}' is no name: names have 1 to 64 lower-case letters, digits, '-' and '_', and begin with a letter or digit"
+    "invalid name '{0}': a name has 1 to 64 lower-case letters, digits, '-' and '_' and begins with a letter or digit"
 )]
 pub struct InvalidName(String);
 
 impl Name {
-    /// The longest there is, in bytes.
+    /// Maximum length, in bytes.
     pub const LEN_MAX: usize = 64;
 
-    /// The name, if it is one.
+    /// Parses a name.
     pub fn new(name: impl Into<String>) -> Result<Self, InvalidName> {
         let name = name.into();
         let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
         let valid = name.len() <= Self::LEN_MAX
             && name.bytes().next().is_some_and(plain)
             && name.bytes().all(|byte| plain(byte) || matches!(byte, b'-' | b'_'));
-        if valid { Ok(Self(name)) } else { Err(InvalidName(shown(&name))) }
+        if valid { Ok(Self(name)) } else { Err(InvalidName(quoted(&name))) }
     }
 }
 
-/// What an error repeats of a text: a line, and not all of it.
-fn shown(text: &str) -> String {
+/// Returns the text as an error message quotes it: escaped and truncated.
+fn quoted(text: &str) -> String {
     text.chars().take(80).flat_map(char::escape_default).collect()
 }
 
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_a_label_of_a_url() {
+    fn a_name_has_only_characters_that_urls_take_unescaped() {
         for name in ["a", "7", "calc", "team-a", "a-", "my_agent", "a_", &"a".repeat(64)] {
             assert_eq!(Name::new(name).as_deref(), Ok(name));
         }
@@ -85,6 +85,6 @@ mod tests {
             assert!(error.contains("1 to 64 lower-case letters, digits, '-' and '_'"), "{error}");
         }
         let error = Name::new("a\nb".repeat(1000)).unwrap_err().to_string();
-        assert!(error.starts_with("'a\\nba\\n") && error.len() < 400, "{error}");
+        assert!(error.starts_with("invalid name 'a\\nba\\n") && error.len() < 400, "{error}");
     }
 }

@@ -1,13 +1,13 @@
-//! The tables, version by version. A version that was released is never changed: another one follows it.
+//! Database tables, version by version. A released version never changes; a later version migrates it.
 
 use rusqlite_migration::{M, Migrations};
 
-/// What brings a catalog of any earlier version to this one.
+/// Returns the migrations from every earlier version to the current one.
 pub(crate) fn migrations() -> Migrations<'static> {
     Migrations::new(vec![M::up(VERSION_1)])
 }
 
-/// Times are seconds since 1970, days are those since 1970, digests 64 hex digits.
+/// Times are seconds since 1970, days are counted from 1970, digests are 64 hex digits.
 pub(crate) const VERSION_1: &str = "
 CREATE TABLE tenants (
     id INTEGER PRIMARY KEY AUTOINCREMENT,

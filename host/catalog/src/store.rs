@@ -11,29 +11,29 @@ use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior};
 use rusqlite_migration::{Error as MigrationError, MigrationDefinitionError};
 use rustix::fs::{FlockOperation, flock};
 
-use crate::error::{CatalogError, OpenError, Stop, StorageError, What, at};
+use crate::error::{Abort, CatalogError, OpenError, ResourceKind, StorageError, at};
 use crate::model::{TenantId, Time};
-use crate::noted::Noted;
-use crate::{Clock, Settings, schema};
+use crate::write_behind::PendingUpdates;
+use crate::{CatalogSettings, Clock, schema};
 
-/// How long a statement waits for somebody else who reads the database, who makes a copy of it for instance.
+/// Longest wait of a statement for another reader, such as a backup.
 const BUSY_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// The database, and what there is one of in a catalog.
+/// The database, its lock and the state that exists once per catalog.
 pub(crate) struct Store {
     pub path: PathBuf,
-    pub noted: Mutex<Noted>,
+    pub pending: Mutex<PendingUpdates>,
     /// Signalled when there is usage to write, and when the catalog is being closed.
-    pub noted_changed: Condvar,
+    pub pending_changed: Condvar,
     clock: Clock,
     connection: Mutex<Connection>,
     _lock: File,
 }
 
 impl Store {
-    pub(crate) fn open(settings: Settings) -> Result<Self, OpenError> {
+    pub(crate) fn open(settings: CatalogSettings) -> Result<Self, OpenError> {
         let path = settings.path;
-        // Nobody else has a reason to look into it.
+        // Only this process has a reason to read the folder.
         DirBuilder::new().recursive(true).mode(0o700).create(&path).map_err(at(&path))?;
         let lock = lock(&path)?;
         let file = path.join("catalog.db");
@@ -47,11 +47,11 @@ impl Store {
         })?;
         sync_folder(&path)?;
         let connection = Mutex::new(connection);
-        let (noted, noted_changed) = Default::default();
-        Ok(Self { path, noted, noted_changed, clock: settings.clock, connection, _lock: lock })
+        let (pending, pending_changed) = Default::default();
+        Ok(Self { path, pending, pending_changed, clock: settings.clock, connection, _lock: lock })
     }
 
-    /// The time, to the second, as all of the catalog is.
+    /// Returns the current time, truncated to seconds like every time in the catalog.
     pub(crate) fn now(&self) -> Time {
         DateTime::from_timestamp((self.clock)().timestamp(), 0).unwrap_or_default()
     }
@@ -63,27 +63,27 @@ impl Store {
     /// Reads in one transaction.
     pub(crate) fn read<T>(
         &self,
-        read: impl FnOnce(&Transaction<'_>) -> Result<T, Stop>,
+        read: impl FnOnce(&Transaction<'_>) -> Result<T, Abort>,
     ) -> Result<T, CatalogError> {
         self.locked().read(read)
     }
 
-    /// Changes the catalog in one transaction. What was changed is on the disk when this returns.
+    /// Changes the catalog in one transaction. The change is on disk when this function returns.
     pub(crate) fn write<T>(
         &self,
-        change: impl FnOnce(&Transaction<'_>) -> Result<T, Stop>,
+        change: impl FnOnce(&Transaction<'_>) -> Result<T, Abort>,
     ) -> Result<T, CatalogError> {
         self.locked().write(change)
     }
 
-    /// Nobody else writes until what is returned is dropped, neither the database nor files.
+    /// Locks the database and the files against other writers until the guard is dropped.
     pub(crate) fn locked(&self) -> Locked<'_> {
         let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
         Locked { store: self, connection }
     }
 }
 
-/// The one who writes.
+/// Guard of the writer's lock.
 pub(crate) struct Locked<'a> {
     store: &'a Store,
     connection: MutexGuard<'a, Connection>,
@@ -92,14 +92,14 @@ pub(crate) struct Locked<'a> {
 impl Locked<'_> {
     pub(crate) fn read<T>(
         &mut self,
-        read: impl FnOnce(&Transaction<'_>) -> Result<T, Stop>,
+        read: impl FnOnce(&Transaction<'_>) -> Result<T, Abort>,
     ) -> Result<T, CatalogError> {
         self.transact(TransactionBehavior::Deferred, read)
     }
 
     pub(crate) fn write<T>(
         &mut self,
-        change: impl FnOnce(&Transaction<'_>) -> Result<T, Stop>,
+        change: impl FnOnce(&Transaction<'_>) -> Result<T, Abort>,
     ) -> Result<T, CatalogError> {
         self.transact(TransactionBehavior::Immediate, change)
     }
@@ -107,7 +107,7 @@ impl Locked<'_> {
     /// Changes the catalog in one transaction that outlives the process, but maybe not a crash of the machine.
     pub(crate) fn write_without_sync<T>(
         &mut self,
-        change: impl FnOnce(&Transaction<'_>) -> Result<T, Stop>,
+        change: impl FnOnce(&Transaction<'_>) -> Result<T, Abort>,
     ) -> Result<T, CatalogError> {
         let sql = |error| StorageError::new(self.store.database(), error);
         self.connection.pragma_update(None, "synchronous", "normal").map_err(sql)?;
@@ -120,13 +120,13 @@ impl Locked<'_> {
     fn transact<T>(
         &mut self,
         behavior: TransactionBehavior,
-        work: impl FnOnce(&Transaction<'_>) -> Result<T, Stop>,
+        work: impl FnOnce(&Transaction<'_>) -> Result<T, Abort>,
     ) -> Result<T, CatalogError> {
         let sql = |error| CatalogError::from(StorageError::new(self.store.database(), error));
         let transaction = self.connection.transaction_with_behavior(behavior).map_err(sql)?;
         let done = work(&transaction).map_err(|stop| match stop {
-            Stop::Sql(error) => sql(error),
-            Stop::Refused(error) => error,
+            Abort::Sql(error) => sql(error),
+            Abort::Catalog(error) => error,
         })?;
         transaction.commit().map_err(sql)?;
         Ok(done)
@@ -136,7 +136,7 @@ impl Locked<'_> {
 fn prepare(connection: &Connection) -> rusqlite::Result<()> {
     connection.busy_timeout(BUSY_TIME_MAX)?;
     connection.pragma_update(None, "journal_mode", "wal")?;
-    // The log is synced with each transaction: what was answered outlives the machine.
+    // The log is synced with each transaction, so that a reported change survives a crash of the machine.
     connection.pragma_update(None, "synchronous", "full")?;
     connection.pragma_update(None, "foreign_keys", true)?;
     connection.pragma_update(None, "trusted_schema", false)
@@ -147,17 +147,17 @@ fn lock(folder: &Path) -> Result<File, OpenError> {
     let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(at(&path))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(OpenError::Taken(folder.to_owned())),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(OpenError::Locked(folder.to_owned())),
         Err(error) => Err(at(&path)(std::io::Error::from(error)).into()),
     }
 }
 
-/// Brings names in a folder to the disk.
+/// Syncs a folder, so that the names in it survive a crash.
 pub(crate) fn sync_folder(path: &Path) -> Result<(), StorageError> {
     File::open(path).and_then(|folder| folder.sync_all()).map_err(at(path))
 }
 
-/// Names what was in a column.
+/// Returns the error for a column whose value cannot be parsed.
 pub(crate) fn no_value(
     column: usize,
     error: impl std::error::Error + Send + Sync + 'static,
@@ -165,15 +165,15 @@ pub(crate) fn no_value(
     rusqlite::Error::FromSqlConversionFailure(column, rusqlite::types::Type::Text, Box::new(error))
 }
 
-/// A moment of a column.
+/// Converts the seconds in a column to a time.
 pub(crate) fn time(seconds: i64) -> Time {
     DateTime::from_timestamp(seconds, 0).unwrap_or_default()
 }
 
-/// Whether the tenant is there, and not being deleted.
-pub(crate) fn require_tenant(transaction: &Transaction<'_>, tenant: TenantId) -> Result<(), Stop> {
+/// Fails unless the tenant exists and is not being deleted.
+pub(crate) fn require_tenant(transaction: &Transaction<'_>, tenant: TenantId) -> Result<(), Abort> {
     let found = transaction
         .query_row("SELECT 1 FROM tenants WHERE id = ?1 AND NOT deleting", [tenant.0], |_| Ok(()))
         .optional()?;
-    found.ok_or_else(|| CatalogError::not_found(What::Tenant, tenant).into())
+    found.ok_or_else(|| CatalogError::not_found(ResourceKind::Tenant, tenant).into())
 }

@@ -1,4 +1,4 @@
-//! Tenants, and the folder that each has.
+//! Tenants and their folders.
 
 use std::collections::HashSet;
 use std::io;
@@ -7,29 +7,31 @@ use std::path::{Path, PathBuf};
 use rusqlite::{OptionalExtension, Row, Transaction, params};
 
 use crate::components;
-use crate::error::{CatalogError, Stop, StorageError, What, at};
+use crate::error::{Abort, CatalogError, ResourceKind, StorageError, at};
 use crate::model::{NetworkRules, Quotas, Tenant, TenantId, TenantSettings};
 use crate::name::Name;
 use crate::store::{Store, no_value, sync_folder, time};
-use crate::{Catalog, LIST_MAX, noted};
+use crate::{Catalog, LIST_MAX, write_behind};
 
 const SELECT: &str = "SELECT t.id, t.name, t.quotas, t.network, t.created_at, p.name
     FROM tenants t LEFT JOIN plugins p ON p.id = t.default_plugin WHERE NOT t.deleting";
 
 impl Catalog {
-    /// Makes a tenant, and its folder.
+    /// Creates a tenant and its folder.
     pub fn create_tenant(&self, name: &Name, settings: &TenantSettings) -> Result<Tenant, CatalogError> {
         let store = &self.0.store;
         let now = store.now();
         let insert = "INSERT INTO tenants (name, quotas, network, created_at) VALUES (?1, ?2, ?3, ?4)";
         let id = store.write(|transaction| {
             if find(transaction, name)?.is_some() {
-                return Err(CatalogError::Exists { what: What::Tenant, name: name.to_string() }.into());
+                return Err(
+                    CatalogError::Exists { kind: ResourceKind::Tenant, name: name.to_string() }.into()
+                );
             }
             let (quotas, network) = (json(&settings.quotas)?, json(&settings.network)?);
             transaction.execute(insert, params![&**name, quotas, network, now.timestamp()])?;
             let id = TenantId(transaction.last_insert_rowid());
-            // One whose transaction is not committed is removed by the next sweep.
+            // If the transaction is not committed, the next sweep removes the folder.
             let folder = folder(&store.path, id);
             std::fs::create_dir_all(&folder).map_err(at(&folder))?;
             sync_folder(&tenants(&store.path))?;
@@ -39,7 +41,7 @@ impl Catalog {
         Ok(Tenant { id, name: name.clone(), quotas, network, default_plugin: None, created_at: now })
     }
 
-    /// Tenants by their names, those behind `after`.
+    /// Lists tenants by name, starting after `after`.
     pub fn tenants(&self, after: Option<&str>, limit: u32) -> Result<Vec<Tenant>, CatalogError> {
         let select = format!("{SELECT} AND t.name > ?1 ORDER BY t.name LIMIT ?2");
         self.0.store.read(|transaction| {
@@ -49,22 +51,22 @@ impl Catalog {
         })
     }
 
-    /// The tenant of this name.
+    /// Returns the tenant with this name.
     pub fn tenant_named(&self, name: &str) -> Result<Tenant, CatalogError> {
         self.0.store.read(|transaction| named(transaction, name))
     }
 
-    /// The tenant of this id.
+    /// Returns the tenant with this id.
     pub fn tenant(&self, id: TenantId) -> Result<Tenant, CatalogError> {
         let select = format!("{SELECT} AND t.id = ?1");
         let found = self
             .0
             .store
             .read(|transaction| Ok(transaction.query_row(&select, [id.0], tenant).optional()?))?;
-        found.ok_or_else(|| CatalogError::not_found(What::Tenant, id))
+        found.ok_or_else(|| CatalogError::not_found(ResourceKind::Tenant, id))
     }
 
-    /// Changes a tenant. Whoever changes it at the same time waits.
+    /// Changes a tenant. Concurrent changes wait for each other.
     pub fn update_tenant(
         &self,
         name: &str,
@@ -82,8 +84,8 @@ impl Catalog {
         })
     }
 
-    /// Begins to delete a tenant: it is not listed any more, its keys are good for nothing, and its name is
-    /// free. Its rows and files are there until [`finish_deleting`](Self::finish_deleting).
+    /// Begins to delete a tenant: the tenant is no longer listed, its keys are invalid and its name is free.
+    /// Its rows and files stay until [`finish_deleting`](Self::finish_deleting).
     pub fn delete_tenant(&self, name: &str) -> Result<TenantId, CatalogError> {
         let mut locked = self.0.store.locked();
         let id = locked.write(|transaction| {
@@ -95,8 +97,8 @@ impl Catalog {
         Ok(id)
     }
 
-    /// Tenants that are being deleted. When the catalog was opened, these are to be finished.
-    pub fn deleting(&self) -> Result<Vec<TenantId>, CatalogError> {
+    /// Returns the tenants that are being deleted. After opening a catalog, the caller must finish them.
+    pub fn tenants_being_deleted(&self) -> Result<Vec<TenantId>, CatalogError> {
         self.0.store.read(|transaction| {
             let mut statement = transaction.prepare("SELECT id FROM tenants WHERE deleting ORDER BY id")?;
             let ids = statement.query_map([], |row| Ok(TenantId(row.get(0)?)))?;
@@ -104,28 +106,28 @@ impl Catalog {
         })
     }
 
-    /// Removes what there is of a tenant that is being deleted: first its folder, then its rows and the
-    /// components that nobody else has. Nobody may have files of the folder open any more.
+    /// Deletes the data of a tenant that is being deleted: first its folder, then its rows and the
+    /// components that no other tenant has. All files in the folder must be closed.
     pub fn finish_deleting(&self, id: TenantId) -> Result<(), CatalogError> {
         let store = &self.0.store;
-        if !self.deleting()?.contains(&id) {
-            return Err(CatalogError::not_found(What::Tenant, id));
+        if !self.tenants_being_deleted()?.contains(&id) {
+            return Err(CatalogError::not_found(ResourceKind::Tenant, id));
         }
         remove_folder(&folder(&store.path, id))?;
         let mut locked = store.locked();
         let digests = locked.write(|transaction| {
             let digests = components::of_tenant(transaction, id)?;
-            // What refers to others goes first.
+            // Rows that refer to other rows go first.
             transaction.execute("UPDATE plugins SET active = NULL WHERE tenant = ?1", [id.0])?;
             transaction.execute("DELETE FROM plugins WHERE tenant = ?1", [id.0])?;
             transaction.execute("DELETE FROM tenants WHERE id = ?1", [id.0])?;
             Ok(digests)
         })?;
-        noted::forget_tenant(store, id);
+        write_behind::forget_tenant(store, id);
         components::remove_unowned(store, &mut locked, &digests)
     }
 
-    /// The folder in which others keep what they have of a tenant.
+    /// Returns the folder for the tenant's files, which other crates write.
     pub fn tenant_folder(&self, id: TenantId) -> PathBuf {
         folder(&self.0.store.path, id)
     }
@@ -147,7 +149,7 @@ fn remove_folder(path: &Path) -> Result<(), StorageError> {
     }
 }
 
-/// Removes the folders of tenants that were never made, and makes those that are missing.
+/// Removes folders of tenants that do not exist, and creates missing folders of those that do.
 pub(crate) fn sweep(store: &Store) -> Result<(), StorageError> {
     let read = store.read(|transaction| {
         let mut statement = transaction.prepare("SELECT id FROM tenants")?;
@@ -178,8 +180,8 @@ fn find(transaction: &Transaction<'_>, name: &str) -> rusqlite::Result<Option<Te
     transaction.query_row(&format!("{SELECT} AND t.name = ?1"), [name], tenant).optional()
 }
 
-fn named(transaction: &Transaction<'_>, name: &str) -> Result<Tenant, Stop> {
-    find(transaction, name)?.ok_or_else(|| CatalogError::not_found(What::Tenant, name).into())
+fn named(transaction: &Transaction<'_>, name: &str) -> Result<Tenant, Abort> {
+    find(transaction, name)?.ok_or_else(|| CatalogError::not_found(ResourceKind::Tenant, name).into())
 }
 
 fn tenant(row: &Row<'_>) -> rusqlite::Result<Tenant> {
@@ -193,17 +195,17 @@ fn tenant(row: &Row<'_>) -> rusqlite::Result<Tenant> {
     })
 }
 
-/// A name in a column.
+/// Parses the name in a column.
 pub(crate) fn name_of(row: &Row<'_>, column: usize) -> rusqlite::Result<Name> {
     Name::new(row.get::<_, String>(column)?).map_err(|error| no_value(column, error))
 }
 
-/// What is written as JSON in a column.
+/// Parses the JSON in a column.
 pub(crate) fn parsed<T: serde::de::DeserializeOwned>(row: &Row<'_>, column: usize) -> rusqlite::Result<T> {
     serde_json::from_str(&row.get::<_, String>(column)?).map_err(|error| no_value(column, error))
 }
 
-/// As JSON for a column.
+/// Encodes a value as JSON for a column.
 pub(crate) fn json<T: serde::Serialize>(value: &T) -> rusqlite::Result<String> {
     serde_json::to_string(value).map_err(|error| rusqlite::Error::ToSqlConversionFailure(Box::new(error)))
 }

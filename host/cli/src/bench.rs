@@ -1,4 +1,4 @@
-//! `bench`: load for a server, and what it makes of it.
+//! The command `bench`, which load-tests a server.
 
 use crate::print::{err, out, outln};
 use std::io::IsTerminal;
@@ -10,29 +10,29 @@ use clap::Args;
 use super::{Exit, OUTPUT};
 use rollout_bench as bench;
 
-/// Drives a server with load and measures it, perhaps beside another.
+/// Load-tests a server, or compares two.
 ///
-/// One process plays trainer, model and callback receiver, so the server is all that
-/// costs. It speaks generation D or C and checks every result. Two servers are
-/// measured in turn, A B A B, and compared by the medians.
+/// The command is trainer, stub model and callback receiver in one cheap process. It speaks generation D or C of
+/// the Osmosis protocol and checks every result. Two servers are measured in turn (A B A B) and compared by
+/// their medians.
 #[derive(Debug, Args)]
-#[command(after_help = "Example, our server beside the Python package's own:\n  rollout-host bench \
+#[command(after_help = "Example, a comparison with the Python package's own server:\n  rollout-host bench \
     --command 'rollout-host serve one-turn.wasm --listen 127.0.0.1:0' \\\n    --vs-command 'python \
     tests/clients/baseline_d.py --port 0 --max-concurrent 64'")]
 pub(super) struct Bench {
     #[command(flatten)]
     args: bench::Args,
-    /// Writes one JSON object in place of the table.
+    /// Prints one JSON object instead of the table.
     #[arg(long, help_heading = OUTPUT)]
     json: bool,
-    /// Draws rollouts a second and latencies over the numbers in flight, as SVG.
+    /// Draws throughput and latency by number in flight, as SVG.
     #[arg(long, value_name = "FILE.svg", conflicts_with = "soak", help_heading = OUTPUT)]
     plot: Option<PathBuf>,
-    /// Runs so many rollouts at one --in-flight, and says whether the server's process grows.
+    /// Runs a soak test of N rollouts at one --in-flight and reports whether the server's process grows.
     ///
-    /// Generation D keeps results for `osmosis.result-ttl-secs`: give the server a short
-    /// one, or the memory that they take is all that is seen.
-    #[arg(long, value_name = "N", help_heading = "What is measured", conflicts_with_all = ["vs", "vs_command", "background", "rollouts", "seconds", "rounds", "wave"])]
+    /// In generation D the server stores results for `osmosis.result-ttl-secs`; configure a short time, or the
+    /// growth is that of the stored results.
+    #[arg(long, value_name = "N", help_heading = "Measurement", conflicts_with_all = ["vs", "vs_command", "background", "rollouts", "seconds", "rounds", "wave"])]
     soak: Option<usize>,
 }
 
@@ -68,7 +68,7 @@ impl Bench {
 
     fn show(&self, report: &impl serde::Serialize, table: &str, is_clean: bool) -> Result<Exit> {
         if self.json {
-            outln!("{}", serde_json::to_string_pretty(report).context("the report is no JSON")?);
+            outln!("{}", serde_json::to_string_pretty(report).context("cannot encode the report as JSON")?);
         } else {
             out!("{table}");
         }

@@ -1,7 +1,7 @@
-//! Functions' code: what it names, and the same code with other numbers.
+//! Function bodies: their references, and their rewriting with new indices.
 //!
-//! These are all instructions that name something of their module, of those that
-//! [`crate::FEATURES`] allows: a memory has no number, because there is one.
+//! The rewriting covers every instruction of [`crate::FEATURES`] that refers to an index of its module.
+//! Memory indices need no rewriting because there is a single memory.
 
 use wasm_encoder::{BlockType, Encode, Instruction};
 use wasmparser::{FunctionBody, Operator};
@@ -9,16 +9,16 @@ use wasmparser::{FunctionBody, Operator};
 use crate::Result;
 use crate::link::{Linked, Value};
 
-/// What a function names, by the numbers of its module.
+/// References of a function, as indices of its module.
 #[derive(Default)]
 pub(crate) struct Survey {
-    /// Functions that it calls or refers to.
+    /// Functions that the function calls or refers to.
     pub functions: Vec<u32>,
     pub globals_set: Vec<u32>,
     pub tables_written: Vec<u32>,
 }
 
-/// Looks through a function.
+/// Collects the references of a function.
 pub(crate) fn survey(body: &FunctionBody<'_>) -> Result<Survey> {
     let mut survey = Survey::default();
     let mut operators = body.get_operators_reader()?;
@@ -39,15 +39,15 @@ pub(crate) fn survey(body: &FunctionBody<'_>) -> Result<Survey> {
     Ok(survey)
 }
 
-/// A call of what is at a fixed place of a table.
-pub(crate) struct Detour {
+/// Target of a trampoline: a constant entry of a table.
+pub(crate) struct Trampoline {
     pub table: u32,
     pub entry: u32,
     pub kind: u32,
 }
 
-/// Whether a function does nothing but hand its parameters to what is in a table.
-pub(crate) fn detour(body: &FunctionBody<'_>, parameters: usize) -> Result<Option<Detour>> {
+/// Returns the target if the function only passes its parameters to a table entry.
+pub(crate) fn trampoline(body: &FunctionBody<'_>, parameters: usize) -> Result<Option<Trampoline>> {
     let mut operators = body.get_operators_reader()?;
     for parameter in 0..parameters {
         match operators.read()? {
@@ -58,31 +58,31 @@ pub(crate) fn detour(body: &FunctionBody<'_>, parameters: usize) -> Result<Optio
     let Operator::I32Const { value } = operators.read()? else { return Ok(None) };
     let Operator::CallIndirect { type_index, table_index } = operators.read()? else { return Ok(None) };
     let Operator::End = operators.read()? else { return Ok(None) };
-    let detour = Detour { table: table_index, entry: value.cast_unsigned(), kind: type_index };
-    Ok(operators.eof().then_some(detour))
+    let trampoline = Trampoline { table: table_index, entry: value.cast_unsigned(), kind: type_index };
+    Ok(operators.eof().then_some(trampoline))
 }
 
-/// A member's function with the numbers of the one module.
+/// Rewrites a member's function with the indices of the merged module.
 pub(crate) fn rewrite(linked: &Linked<'_, '_>, member: usize, body: &FunctionBody<'_>) -> Result<Vec<u8>> {
     let bytes = body.as_bytes();
     let begin = body.range().start;
-    let mut made = Vec::with_capacity(bytes.len() + bytes.len() / 8);
+    let mut code = Vec::with_capacity(bytes.len() + bytes.len() / 8);
     let mut copied = 0;
     let mut operators = body.get_operators_reader()?;
     while !operators.eof() {
         let at = operators.original_position() - begin;
         let operator = operators.read()?;
         if let Some(instruction) = renumber(linked, member, &operator) {
-            made.extend_from_slice(&bytes[copied..at]);
+            code.extend_from_slice(&bytes[copied..at]);
             match instruction {
-                Renumbered::Instruction(instruction) => instruction.encode(&mut made),
-                Renumbered::Bytes(bytes) => made.extend_from_slice(&bytes),
+                Renumbered::Instruction(instruction) => instruction.encode(&mut code),
+                Renumbered::Bytes(bytes) => code.extend_from_slice(&bytes),
             }
             copied = operators.original_position() - begin;
         }
     }
-    made.extend_from_slice(&bytes[copied..]);
-    Ok(made)
+    code.extend_from_slice(&bytes[copied..]);
+    Ok(code)
 }
 
 enum Renumbered {
@@ -90,7 +90,7 @@ enum Renumbered {
     Bytes(Vec<u8>),
 }
 
-/// An instruction with other numbers, if it has any.
+/// Returns the instruction with new indices, if it has any.
 fn renumber(linked: &Linked<'_, '_>, member: usize, operator: &Operator<'_>) -> Option<Renumbered> {
     let map = &linked.maps[member];
     let function = |index: &u32| linked.function(map.funcs[*index as usize]);

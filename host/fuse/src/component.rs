@@ -1,7 +1,7 @@
-//! A component as a list of what it defines, in order.
+//! A parsed component: its definitions in order.
 //!
-//! Only what has to do with core instances is taken apart. Everything else is kept as the
-//! bytes that it came as, because it has numbers of its own that do not change.
+//! Only definitions that refer to core instances are parsed. All others are copied verbatim, because they
+//! have index spaces of their own that do not change.
 
 use std::collections::HashMap;
 
@@ -11,9 +11,9 @@ use wasmparser::{
     Payload, SectionLimited,
 };
 
-use crate::{Result, left_alone};
+use crate::{Result, unsupported};
 
-/// Numbers that the binary format gives to a component's sections.
+/// Section ids of the binary format.
 pub(crate) mod section {
     pub(crate) const CUSTOM: u8 = 0;
     pub(crate) const CORE_MODULE: u8 = 1;
@@ -27,11 +27,10 @@ pub(crate) mod section {
     pub(crate) const EXPORT: u8 = 11;
 }
 
-/// Bytes before a component's first section.
+/// Length of the preamble of a component.
 pub(crate) const HEADER_BYTES: usize = 8;
 
-/// Kinds of things that core instances export and import, and the instances themselves.
-/// Each kind is numbered for itself.
+/// Core index spaces of a component that are rewritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Space {
     Instance,
@@ -42,63 +41,63 @@ pub(crate) enum Space {
 }
 
 impl Space {
-    pub(crate) fn of(kind: ExternalKind) -> Result<Self> {
+    pub(crate) fn from_kind(kind: ExternalKind) -> Result<Self> {
         Ok(match kind {
             ExternalKind::Func => Self::Func,
             ExternalKind::Table => Self::Table,
             ExternalKind::Memory => Self::Memory,
             ExternalKind::Global => Self::Global,
-            other => left_alone!("a module has something of the kind {other:?}"),
+            other => unsupported!("a module has an import or export of kind {other:?}"),
         })
     }
 }
 
-/// Something in a component that has to do with core instances.
+/// A definition in a core index space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Core {
     pub space: Space,
     pub index: u32,
 }
 
-/// One definition of a component.
+/// A definition of a component.
 pub(crate) enum Item<'a> {
     /// A core module.
     Module,
     /// A core instance.
     Instance(Instance<'a>),
-    /// A name for what a core instance exports.
+    /// An alias of a core instance's export.
     Alias { space: Space, instance: u32, name: &'a str },
-    /// A function for the core that the component model defines.
+    /// A core function that the component model defines.
     Canonical(CanonicalFunction),
-    /// A function for the outside that a core function implements.
+    /// A component function that a core function implements.
     Lift(CanonicalFunction),
-    /// An element of a section in which others may name something of the core.
+    /// An element of a section whose other elements may refer to core definitions.
     Element { section: u8, bytes: &'a [u8] },
-    /// A section in which nothing of the core is named.
+    /// A section that does not refer to core definitions.
     Section { section: u8, bytes: &'a [u8] },
 }
 
-/// Where something that a module imports comes from.
+/// Origin of a module's import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source<'a> {
-    /// A core instance that is made of a module exports it by this name.
+    /// An export of a core instance that instantiates a module.
     Instance { instance: u32, name: &'a str },
-    /// The component model defines it.
+    /// A function that the component model defines.
     Canonical(Core),
 }
 
-/// A component that was read.
+/// A parsed component.
 pub(crate) struct Component<'a> {
     pub items: Vec<Item<'a>>,
-    /// The core modules' bytes.
+    /// Bytes of the core modules.
     pub modules: Vec<&'a [u8]>,
-    /// Which item defines what.
+    /// Index of the item that makes each definition.
     definitions: HashMap<Core, usize>,
     counts: HashMap<Space, u32>,
 }
 
 impl<'a> Component<'a> {
-    /// Reads a component that was validated.
+    /// Parses a validated component.
     pub(crate) fn read(bytes: &'a [u8]) -> Result<Self> {
         let mut component = Self {
             items: Vec::new(),
@@ -108,7 +107,7 @@ impl<'a> Component<'a> {
         };
         let mut reader = BinaryReader::new(bytes, 0);
         if !Parser::is_component(bytes) {
-            left_alone!("it is a module and no component");
+            unsupported!("the bytes are a module, not a component");
         }
         reader.read_bytes(HEADER_BYTES)?;
         while !reader.eof() {
@@ -141,7 +140,7 @@ impl<'a> Component<'a> {
                     self.read_canonical(function?.0)?;
                 }
             }
-            // Its names are of numbers that change.
+            // The section refers to indices that change.
             section::CUSTOM if BinaryReader::new(bytes, 0).read_string()? == "component-name" => {}
             _ => {
                 check_section(id, bytes)?;
@@ -154,12 +153,12 @@ impl<'a> Component<'a> {
     fn read_alias(&mut self, (alias, bytes): (ComponentAlias<'a>, &'a [u8])) -> Result<()> {
         match alias {
             ComponentAlias::CoreInstanceExport { kind, instance_index, name } => {
-                let space = Space::of(kind)?;
+                let space = Space::from_kind(kind)?;
                 self.define(space, Item::Alias { space, instance: instance_index, name });
             }
             ComponentAlias::InstanceExport { kind: ComponentExternalKind::Module, .. }
             | ComponentAlias::Outer { kind: ComponentOuterAliasKind::CoreModule, .. } => {
-                left_alone!("a module comes from elsewhere than the component");
+                unsupported!("a core module is an alias from outside the component");
             }
             _ => self.items.push(Item::Element { section: section::ALIAS, bytes }),
         }
@@ -179,7 +178,7 @@ impl<'a> Component<'a> {
             CanonicalFunction::ResourceNew { .. }
             | CanonicalFunction::ResourceDrop { .. }
             | CanonicalFunction::ResourceRep { .. } => self.define(Space::Func, Item::Canonical(function)),
-            other => left_alone!("it has an asynchronous function or a thread: {other:?}"),
+            other => unsupported!("the component uses asynchronous functions or threads: {other:?}"),
         }
         Ok(())
     }
@@ -191,12 +190,12 @@ impl<'a> Component<'a> {
         self.items.push(item);
     }
 
-    /// Which item defines this.
+    /// Returns the index of the item that makes a definition.
     pub(crate) fn definition(&self, core: Core) -> usize {
         self.definitions[&core]
     }
 
-    /// What a core instance is made of.
+    /// Returns a core instance.
     pub(crate) fn instance(&self, index: u32) -> &Instance<'a> {
         match &self.items[self.definition(Core { space: Space::Instance, index })] {
             Item::Instance(instance) => instance,
@@ -204,22 +203,22 @@ impl<'a> Component<'a> {
         }
     }
 
-    /// Where what an instance exports comes from.
+    /// Returns the origin of an instance's export.
     pub(crate) fn export(&self, instance: u32, space: Space, name: &'a str) -> Result<Source<'a>> {
         match self.instance(instance) {
             Instance::Instantiate { .. } => Ok(Source::Instance { instance, name }),
             Instance::FromExports(exports) => {
                 for export in exports {
-                    if export.name == name && Space::of(export.kind)? == space {
+                    if export.name == name && Space::from_kind(export.kind)? == space {
                         return self.source(Core { space, index: export.index });
                     }
                 }
-                left_alone!("an instance does not have the export {name:?}")
+                unsupported!("an instance has no export {name:?}")
             }
         }
     }
 
-    /// Where something comes from.
+    /// Returns the origin of a definition.
     pub(crate) fn source(&self, core: Core) -> Result<Source<'a>> {
         match self.items[self.definition(core)] {
             Item::Alias { space, instance, name } => self.export(instance, space, name),
@@ -229,18 +228,18 @@ impl<'a> Component<'a> {
 }
 
 impl Item<'_> {
-    /// What of the core this names.
+    /// Returns the core definitions that this item refers to.
     pub(crate) fn uses(&self) -> Result<Vec<Core>> {
-        let of = |space: Space| move |index: u32| Core { space, index };
+        let core = |space: Space| move |index: u32| Core { space, index };
         Ok(match self {
             Self::Instance(Instance::Instantiate { args, .. }) => {
-                args.iter().map(|argument| of(Space::Instance)(argument.index)).collect()
+                args.iter().map(|argument| core(Space::Instance)(argument.index)).collect()
             }
             Self::Instance(Instance::FromExports(exports)) => exports
                 .iter()
-                .map(|export| Ok(of(Space::of(export.kind)?)(export.index)))
+                .map(|export| Ok(core(Space::from_kind(export.kind)?)(export.index)))
                 .collect::<Result<_>>()?,
-            Self::Alias { instance, .. } => vec![of(Space::Instance)(*instance)],
+            Self::Alias { instance, .. } => vec![core(Space::Instance)(*instance)],
             Self::Canonical(function) | Self::Lift(function) => uses(function),
             Self::Module | Self::Element { .. } | Self::Section { .. } => Vec::new(),
         })
@@ -273,13 +272,13 @@ fn check_options(options: &[CanonicalOption]) -> Result<()> {
             | CanonicalOption::Memory(_)
             | CanonicalOption::Realloc(_)
             | CanonicalOption::PostReturn(_) => {}
-            other => left_alone!("a function is converted in a way that is not known here: {other:?}"),
+            other => unsupported!("a function has an unknown conversion option: {other:?}"),
         }
     }
     Ok(())
 }
 
-/// Elements of a section with the bytes that each was read from.
+/// Parses the elements of a section together with the bytes of each.
 fn elements<'a, T: FromReader<'a>>(bytes: &'a [u8]) -> Result<impl Iterator<Item = Result<(T, &'a [u8])>>> {
     let mut reader = BinaryReader::new(bytes, 0);
     let count = reader.read_var_u32()?;
@@ -290,7 +289,7 @@ fn elements<'a, T: FromReader<'a>>(bytes: &'a [u8]) -> Result<impl Iterator<Item
     }))
 }
 
-/// That a section which is kept as it is names nothing of the core.
+/// Checks that a section that is copied verbatim refers to no core definition.
 fn check_section(id: u8, bytes: &[u8]) -> Result<()> {
     let reader = BinaryReader::new(bytes, 0);
     match id {
@@ -299,28 +298,28 @@ fn check_section(id: u8, bytes: &[u8]) -> Result<()> {
             for instance in SectionLimited::<wasmparser::ComponentInstance>::new(reader)? {
                 let wasmparser::ComponentInstance::Instantiate { args, .. } = instance? else { continue };
                 if args.iter().any(|argument| argument.kind == ComponentExternalKind::Module) {
-                    left_alone!("a module is handed to a component");
+                    unsupported!("a core module is passed to a nested component");
                 }
             }
         }
         section::TYPE => {
             for kind in SectionLimited::<ComponentType>::new(reader)? {
                 if let ComponentType::Resource { dtor: Some(_), .. } = kind? {
-                    left_alone!("it has a resource with a destructor");
+                    unsupported!("the component has a resource with a destructor");
                 }
             }
         }
         section::IMPORT => {
             for import in SectionLimited::<wasmparser::ComponentImport>::new(reader)? {
                 if let ComponentTypeRef::Module(_) = import?.ty {
-                    left_alone!("it imports a module");
+                    unsupported!("the component imports a core module");
                 }
             }
         }
         section::EXPORT => {
             for export in SectionLimited::<wasmparser::ComponentExport>::new(reader)? {
                 if export?.kind == ComponentExternalKind::Module {
-                    left_alone!("it exports a module");
+                    unsupported!("the component exports a core module");
                 }
             }
         }
@@ -329,13 +328,13 @@ fn check_section(id: u8, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// That a component within the component takes no module from it.
+/// Checks that a nested component uses no module of the outer component.
 fn check_inner(bytes: &[u8]) -> Result<()> {
     for payload in Parser::new(0).parse_all(bytes) {
         let Payload::ComponentAliasSection(aliases) = payload? else { continue };
         for alias in aliases {
             if let ComponentAlias::Outer { kind: ComponentOuterAliasKind::CoreModule, .. } = alias? {
-                left_alone!("a component within it takes a module from outside");
+                unsupported!("a nested component uses a core module of the outer component");
             }
         }
     }

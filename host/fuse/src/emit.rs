@@ -1,4 +1,4 @@
-//! The component around the one module.
+//! Encoding of the component around the merged module.
 
 use std::collections::HashMap;
 
@@ -8,9 +8,9 @@ use wasmparser::{CanonicalFunction, ExternalKind, Instance};
 use crate::component::{Component, Core, HEADER_BYTES, Item, Space, section};
 use crate::group::Group;
 use crate::link::{Linked, number};
-use crate::output::{IMPORTS, Made};
+use crate::output::{EncodedModule, IMPORTS};
 
-/// Sections, of which neighbours of the same kind become one.
+/// Encoder of sections that joins adjacent sections of the same kind.
 #[derive(Default)]
 struct Sections {
     bytes: Vec<u8>,
@@ -24,7 +24,7 @@ impl Sections {
         contents.encode(&mut self.bytes);
     }
 
-    /// Adds an element to a section of elements, which `write` encodes.
+    /// Adds an element, which `write` encodes, to a section of elements.
     fn element(&mut self, id: u8, write: impl FnOnce(&mut Vec<u8>)) {
         if self.open.as_ref().is_some_and(|(open, ..)| *open != id) {
             self.close();
@@ -44,7 +44,7 @@ impl Sections {
     }
 }
 
-/// Writes a component anew, where things of the core have other numbers.
+/// Encoder of a component with changed core indices.
 struct Emitter<'c, 'a, 'm> {
     component: &'c Component<'a>,
     group: &'c Group,
@@ -52,19 +52,19 @@ struct Emitter<'c, 'a, 'm> {
     sections: Sections,
     numbers: HashMap<Core, u32>,
     counts: HashMap<Space, u32>,
-    /// Numbers of the modules that are still there.
+    /// New indices of the modules that remain.
     modules: HashMap<usize, u32>,
     modules_count: u32,
-    /// The number of the one instance.
-    one: u32,
+    /// Index of the merged instance.
+    merged: u32,
 }
 
-/// The component with the one module.
+/// Encodes the component with the merged module.
 pub(crate) fn component(
     component: &Component<'_>,
     group: &Group,
     linked: &Linked<'_, '_>,
-    made: &Made,
+    encoded: &EncodedModule,
 ) -> Vec<u8> {
     let mut emitter = Emitter {
         component,
@@ -75,9 +75,9 @@ pub(crate) fn component(
         counts: HashMap::new(),
         modules: HashMap::new(),
         modules_count: 0,
-        one: 0,
+        merged: 0,
     };
-    emitter.run(made);
+    emitter.run(encoded);
     emitter.sections.close();
     let mut bytes = wasm_encoder::Component::HEADER.to_vec();
     debug_assert_eq!(bytes.len(), HEADER_BYTES);
@@ -86,7 +86,7 @@ pub(crate) fn component(
 }
 
 impl Emitter<'_, '_, '_> {
-    fn run(&mut self, made: &Made) {
+    fn run(&mut self, encoded: &EncodedModule) {
         let defined = self.defined_cores();
         let imported: Vec<usize> =
             self.linked.imported().map(|import| self.component.definition(import.core)).collect();
@@ -96,13 +96,13 @@ impl Emitter<'_, '_, '_> {
             if let Item::Module = item {
                 self.keep_module(module);
                 module += 1;
-            } else if at == self.group.place {
-                self.instantiate(made);
+            } else if at == self.group.position {
+                self.instantiate(encoded);
                 for (item, core) in std::mem::take(&mut waiting) {
                     self.item(item, core);
                 }
             } else if self.group.is_member(at) || !(self.group.live[at] || imported.contains(&at)) {
-            } else if self.group.dependent[at] && at < self.group.place {
+            } else if self.group.dependent[at] && at < self.group.position {
                 waiting.push((item, defined[at]));
             } else {
                 self.item(item, defined[at]);
@@ -110,7 +110,7 @@ impl Emitter<'_, '_, '_> {
         }
     }
 
-    /// By item, what of the core it defines.
+    /// Returns for each item the core definition that it makes.
     fn defined_cores(&self) -> Vec<Option<Core>> {
         let mut counts: HashMap<Space, u32> = HashMap::new();
         let mut next = |space| {
@@ -148,11 +148,11 @@ impl Emitter<'_, '_, '_> {
         *count - 1
     }
 
-    /// The one module, what it imports, and its instance.
-    fn instantiate(&mut self, made: &Made) {
+    /// Emits the merged module, its imports and its instance.
+    fn instantiate(&mut self, encoded: &EncodedModule) {
         let module = self.modules_count;
-        self.module(&made.bytes);
-        let imports: Vec<(&String, u32)> = made
+        self.module(&encoded.bytes);
+        let imports: Vec<(&String, u32)> = encoded
             .import_names
             .iter()
             .zip(self.linked.imported())
@@ -167,16 +167,16 @@ impl Emitter<'_, '_, '_> {
                 function.encode(bytes);
             }
         });
-        let given = self.next(Space::Instance);
+        let options = self.next(Space::Instance);
         self.sections.element(section::CORE_INSTANCE, |bytes| {
             bytes.push(INSTANTIATE);
             module.encode(bytes);
             1_u32.encode(bytes);
             IMPORTS.encode(bytes);
             bytes.push(sort(Space::Instance));
-            given.encode(bytes);
+            options.encode(bytes);
         });
-        self.one = self.next(Space::Instance);
+        self.merged = self.next(Space::Instance);
     }
 
     fn item(&mut self, item: &Item<'_>, defines: Option<Core>) {
@@ -224,7 +224,7 @@ impl Emitter<'_, '_, '_> {
 
     fn alias(&mut self, space: Space, instance: u32, name: &str) {
         let (instance, name) = match self.group.member(instance) {
-            Some(_) => (self.one, self.linked.export_name(instance, space, name)),
+            Some(_) => (self.merged, self.linked.export_name(instance, space, name)),
             None => (self.numbers[&Core { space: Space::Instance, index: instance }], name),
         };
         self.sections.element(section::ALIAS, |bytes| {
@@ -246,16 +246,16 @@ impl Emitter<'_, '_, '_> {
                 wasmparser::CanonicalOption::Memory(index) => CanonicalOption::Memory(memory(*index)),
                 wasmparser::CanonicalOption::Realloc(index) => CanonicalOption::Realloc(func(*index)),
                 wasmparser::CanonicalOption::PostReturn(index) => CanonicalOption::PostReturn(func(*index)),
-                other => unreachable!("{other:?} is no option of a component that was read"),
+                other => unreachable!("{other:?} is rejected when the component is parsed"),
             };
             options.iter().map(option).collect()
         };
         match function {
-            CanonicalFunction::Lift { core_func_index, type_index, options: given } => {
-                section.lift(func(*core_func_index), *type_index, options(given));
+            CanonicalFunction::Lift { core_func_index, type_index, options: lifted } => {
+                section.lift(func(*core_func_index), *type_index, options(lifted));
             }
-            CanonicalFunction::Lower { func_index, options: given } => {
-                section.lower(*func_index, options(given));
+            CanonicalFunction::Lower { func_index, options: lifted } => {
+                section.lower(*func_index, options(lifted));
             }
             CanonicalFunction::ResourceNew { resource } => {
                 section.resource_new(*resource);
@@ -266,9 +266,9 @@ impl Emitter<'_, '_, '_> {
             CanonicalFunction::ResourceRep { resource } => {
                 section.resource_rep(*resource);
             }
-            other => unreachable!("{other:?} is no function of a component that was read"),
+            other => unreachable!("{other:?} is rejected when the component is parsed"),
         }
-        // One element, after the section's size and the count of one.
+        // The section has one element, after its size and its count.
         let mut encoded = Vec::new();
         section.encode(&mut encoded);
         let element = element_of(&encoded);
@@ -276,10 +276,10 @@ impl Emitter<'_, '_, '_> {
     }
 }
 
-/// The one element of an encoded section.
+/// Returns the only element of an encoded section.
 fn element_of(section: &[u8]) -> &[u8] {
     let mut reader = wasmparser::BinaryReader::new(section, 0);
-    // What was just encoded can be read.
+    // The section was encoded above, so it can be parsed.
     let _ = reader.read_var_u32();
     let _ = reader.read_var_u32();
     &section[reader.original_position()..]
@@ -290,7 +290,7 @@ const FROM_EXPORTS: u8 = 0x01;
 const CORE_SORT: u8 = 0x00;
 const CORE_EXPORT: u8 = 0x01;
 
-/// What the binary format writes for a kind of thing.
+/// Returns the binary format's code of an index space.
 fn sort(space: Space) -> u8 {
     match space {
         Space::Func => 0x00,

@@ -1,10 +1,9 @@
-//! Which of a component's core instances become one, and in whose place.
+//! Selection of the core instances that are merged, and of the position of the merged instance.
 //!
-//! An instance joins if all that it imports comes from the others of the group or can be
-//! had before any of them: a function that the component model defines without memory of
-//! the group. The last one's place is where the one instance comes. What needs the group
-//! (functions converted by way of its memory, the module that puts those into a table)
-//! comes after it.
+//! An instance joins the group if all its imports come from the group or are available before it: functions
+//! of the component model that do not use the group's memory. The merged instance takes the position of the
+//! last member. Items that depend on the group (functions converted through its memory, the module that puts
+//! them into a table) follow it.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,39 +11,39 @@ use wasmparser::{ElementKind, Instance};
 
 use crate::component::{Component, Item, Source, Space};
 use crate::module::{Module, space_of};
-use crate::{Result, left_alone};
+use crate::{Result, unsupported};
 
-/// One core instance of the group.
+/// A core instance of the group.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Member {
     pub instance: u32,
     pub module: usize,
-    /// Its place among the component's items.
+    /// Index among the component's items.
     pub item: usize,
 }
 
-/// Instances that become one.
+/// The instances that are merged.
 pub(crate) struct Group {
-    /// In the order of their instantiation.
+    /// Members in the order of their instantiation.
     pub members: Vec<Member>,
     by_instance: HashMap<u32, usize>,
-    /// By item, whether it is a member or needs one.
+    /// For each item, whether it is a member or depends on one.
     pub dependent: Vec<bool>,
-    /// By item, whether what remains of the component needs it.
+    /// For each item, whether the merged component needs it.
     pub live: Vec<bool>,
-    /// The item in whose place the one instance comes.
-    pub place: usize,
+    /// Index of the item that the merged instance replaces.
+    pub position: usize,
 }
 
 impl Group {
-    /// Finds the group, and checks that it can be one instance.
+    /// Finds the group and checks that it can be merged.
     pub(crate) fn find(component: &Component<'_>, modules: &[Module<'_>]) -> Result<Self> {
         let mut group = Self {
             members: Vec::new(),
             by_instance: HashMap::new(),
             dependent: Vec::new(),
             live: Vec::new(),
-            place: 0,
+            position: 0,
         };
         group.gather(component, modules)?;
         group.check_members(modules)?;
@@ -53,12 +52,12 @@ impl Group {
         Ok(group)
     }
 
-    /// Which member a core instance is, if it is one.
+    /// Returns the member of a core instance.
     pub(crate) fn member(&self, instance: u32) -> Option<usize> {
         self.by_instance.get(&instance).copied()
     }
 
-    /// Whether an item is a member.
+    /// Returns whether an item is a member.
     pub(crate) fn is_member(&self, item: usize) -> bool {
         self.members.iter().any(|member| member.item == item)
     }
@@ -75,11 +74,11 @@ impl Group {
             let uses = item.uses()?;
             let needs = uses.iter().any(|used| self.dependent[component.definition(*used)]);
             self.dependent.push(joins || needs);
-            if let Item::Instance(made) = item {
-                if let (true, Instance::Instantiate { module_index, .. }) = (joins, made) {
+            if let Item::Instance(definition) = item {
+                if let (true, Instance::Instantiate { module_index, .. }) = (joins, definition) {
                     self.by_instance.insert(instance, self.members.len());
                     self.members.push(Member { instance, module: *module_index as usize, item: at });
-                    self.place = at;
+                    self.position = at;
                 }
                 instance += 1;
             }
@@ -106,31 +105,31 @@ impl Group {
         for member in &self.members {
             let module = &modules[member.module];
             if !seen.insert(member.module) {
-                left_alone!("a module is instantiated more than once");
+                unsupported!("a module is instantiated more than once");
             }
             if module.has_start {
-                left_alone!("a module runs a function when it is instantiated");
+                unsupported!("a module has a start function");
             }
             let memories = module.memories.len() + module.imported(Space::Memory);
             with_memory += usize::from(memories > 0);
         }
         if with_memory < 2 {
-            left_alone!("its modules share no memory");
+            unsupported!("the modules share no memory");
         }
         Ok(())
     }
 
-    /// That what is instantiated between members does the same when it comes after them.
+    /// Checks that instances between the members behave the same when they are instantiated later.
     fn check_others(&self, component: &Component<'_>, modules: &[Module<'_>]) -> Result<()> {
         let mut instance = 0;
-        for (at, item) in component.items[..self.place].iter().enumerate() {
+        for (at, item) in component.items[..self.position].iter().enumerate() {
             if let Item::Lift(_) = item
                 && self.dependent[at]
             {
-                left_alone!("it exports a function before its modules are all instantiated");
+                unsupported!("the component exports a function before all its modules are instantiated");
             }
-            let Item::Instance(made) = item else { continue };
-            if let Instance::Instantiate { module_index, .. } = made
+            let Item::Instance(definition) = item else { continue };
+            if let Instance::Instantiate { module_index, .. } = definition
                 && self.member(instance).is_none()
             {
                 self.check_other(component, modules, instance, &modules[*module_index as usize], at)?;
@@ -149,20 +148,20 @@ impl Group {
         at: usize,
     ) -> Result<()> {
         if module.has_start || !module.data.is_empty() {
-            left_alone!("between the modules is one that runs or writes into memory");
+            unsupported!("a module in between has a start function or writes to memory");
         }
         let written = written_tables(component, modules, instance, module)?;
         for later in self.members.iter().filter(|member| member.item > at) {
             let tables = written_tables(component, modules, later.instance, &modules[later.module])?;
             if !written.is_disjoint(&tables) {
-                left_alone!("between the modules is one that writes into a table of theirs");
+                unsupported!("a module in between writes to a table of the merged modules");
             }
         }
         Ok(())
     }
 
-    /// What remains: functions for the outside, instances that are no members, and all that
-    /// these need. Members' imports are added when it is known which are called.
+    /// Finds the items that remain: exported functions, instances outside of the group, and their
+    /// dependencies. Imports of members are added later, when the reachable functions are known.
     fn find_live(&mut self, component: &Component<'_>) -> Result<()> {
         self.live = vec![false; component.items.len()];
         for (at, item) in component.items.iter().enumerate().rev() {
@@ -170,7 +169,7 @@ impl Group {
             let root = match item {
                 Item::Instance(Instance::Instantiate { args, .. }) => {
                     if !is_member && args.iter().any(|argument| self.member(argument.index).is_some()) {
-                        left_alone!("a module outside of the group is given a whole instance of it");
+                        unsupported!("a module outside of the group imports a whole instance of the group");
                     }
                     !is_member
                 }
@@ -188,26 +187,26 @@ impl Group {
     }
 }
 
-/// Where an instance's import comes from.
+/// Returns the definition of an instance's import.
 pub(crate) fn import_source<'a>(
     component: &Component<'a>,
     import: &wasmparser::Import<'a>,
     instance: u32,
 ) -> Result<Source<'a>> {
-    let Some(space) = space_of(import) else { left_alone!("a module imports a thing of an unknown kind") };
+    let Some(space) = space_of(import) else { unsupported!("a module has an import of an unknown kind") };
     let Instance::Instantiate { args, .. } = component.instance(instance) else {
-        left_alone!("an instance without a module imports something")
+        unsupported!("an instance without a module has imports")
     };
     match args.iter().find(|argument| argument.name == import.module) {
         Some(argument) => component.export(argument.index, space, import.name),
-        None => left_alone!("an instance is not given {:?}", import.module),
+        None => unsupported!("an instance lacks the import {:?}", import.module),
     }
 }
 
-/// A table, by the instance that it belongs to and its number there.
+/// A table, as its instance and its index there.
 type TableOf = (u32, u32);
 
-/// The tables that an instance writes into when it is made.
+/// Returns the tables that an instance writes to during instantiation.
 fn written_tables(
     component: &Component<'_>,
     modules: &[Module<'_>],
@@ -223,7 +222,7 @@ fn written_tables(
     Ok(written)
 }
 
-/// The table that has this number in an instance.
+/// Returns the table with an index in an instance.
 fn table_of(
     component: &Component<'_>,
     modules: &[Module<'_>],
@@ -235,7 +234,7 @@ fn table_of(
         let mut imported = module.imports.iter().filter(|import| space_of(import) == Some(Space::Table));
         let Some(import) = imported.nth(table as usize) else { return Ok((instance, table)) };
         let Source::Instance { instance: from, name } = import_source(component, import, instance)? else {
-            left_alone!("a table is no module's")
+            unsupported!("a table belongs to no module")
         };
         table = module_of(component, modules, from)?.export(Space::Table, name)?;
         instance = from;
@@ -249,6 +248,6 @@ fn module_of<'m, 'a>(
 ) -> Result<&'m Module<'a>> {
     match component.instance(instance) {
         Instance::Instantiate { module_index, .. } => Ok(&modules[*module_index as usize]),
-        Instance::FromExports(_) => left_alone!("an instance has no module"),
+        Instance::FromExports(_) => unsupported!("an instance has no module"),
     }
 }

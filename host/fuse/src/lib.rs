@@ -1,19 +1,16 @@
-//! Makes one core module of those in a component that share a memory and a table.
+//! Merges the core modules of a component that share a memory and a table into one.
 //!
-//! A component of libraries that are linked dynamically, which is what componentize-py
-//! makes, has a dozen core modules. At each instantiation the engine hands each module what
-//! the others export, and writes each function that a table refers to into that table,
-//! because the table belongs to another module. When they are one module, calls between
-//! libraries are direct, addresses that the linker had left open are constants, and the
-//! engine fills a table entry when it is first used, because it knows at compile time what
-//! belongs there.
+//! A component of dynamically linked libraries, such as componentize-py builds, has a dozen core modules. At
+//! each instantiation the engine links their imports and exports and writes each function of a shared table
+//! into it, because the table belongs to another module. In a single module calls between libraries are
+//! direct, addresses that the linker left open are constants, and the engine fills table entries lazily
+//! because it knows their contents at compile time.
 //!
-//! [`fuse`] takes a component whose initialisation is over: its memory is in data segments
-//! at constant addresses and no module has a start function. The component's own imports,
-//! exports and conversions stay what they were. Of anything else it gives back the reason
-//! why it was left alone; nothing is guessed. The same component gives the same bytes.
+//! [`fuse`] takes a component whose initialisation has already run: its memory is in data segments at
+//! constant addresses, and no module has a start function. The component's own imports, exports and
+//! conversions do not change. Any other component is rejected with a reason. The result is deterministic.
 //!
-//! This crate knows WebAssembly's binary format, and neither Python nor the host.
+//! This crate knows WebAssembly's binary format, but neither Python nor the host.
 
 mod bodies;
 mod component;
@@ -26,83 +23,82 @@ mod output;
 
 use wasmparser::{BinaryReaderError, Validator, WasmFeatures};
 
-/// What components may be made of: what is here read and written. Each instruction of these
-/// that names something of its module is in `bodies.rs`; a proposal that adds another has
-/// to be added there first.
+/// WebAssembly features that a component may use. `bodies.rs` rewrites every instruction of these features
+/// that refers to an index of its module; a further proposal must be added there first.
 const FEATURES: WasmFeatures = WasmFeatures::WASM2
     .difference(WasmFeatures::GC_TYPES)
     .union(WasmFeatures::EXTENDED_CONST)
     .union(WasmFeatures::TAIL_CALL)
     .union(WasmFeatures::COMPONENT_MODEL);
 
-/// A component with one module in place of several.
+/// A component whose modules were merged.
 #[derive(Debug)]
 pub struct Fused {
-    /// The component.
+    /// The component, encoded.
     pub bytes: Vec<u8>,
-    /// How many modules became one.
+    /// Number of modules that were merged.
     pub modules: usize,
-    /// Functions that the modules had, and that the one has: some could not be reached.
+    /// Number of functions; unreachable ones are removed.
     pub functions: Change,
-    /// What the modules imported, and what the one imports.
+    /// Number of imports.
     pub imports: Change,
 }
 
-/// A number before and after.
+/// A number before and after the merge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// In the component that was given.
+    /// Number in the original component.
     pub before: usize,
-    /// In the one that was made.
+    /// Number in the merged component.
     pub after: usize,
 }
 
-/// Why a component is left as it is.
+/// Reason why a component cannot be merged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum NotFused {
-    /// It is no component, or made of more than is known here.
-    #[error("it is no component of the kind that can be fused")]
-    Unknown(#[source] BinaryReaderError),
-    /// It can do something whose order or place one module could not keep.
+pub enum FuseError {
+    /// The bytes are not a component, or use other features of WebAssembly.
+    #[error("the component uses features that cannot be merged")]
+    InvalidInput(#[source] BinaryReaderError),
+    /// A single module could not preserve the component's order of effects or its structure.
     #[error("{0}")]
-    Shape(String),
-    /// What was made of it does not hold together, which is a mistake in this crate.
-    #[error("what was made of it is not valid")]
-    Broken(#[source] BinaryReaderError),
+    Unsupported(String),
+    /// The merged component is invalid, which is a bug in this crate.
+    #[error("the merged component is invalid")]
+    InvalidOutput(#[source] BinaryReaderError),
 }
 
-impl From<BinaryReaderError> for NotFused {
+impl From<BinaryReaderError> for FuseError {
     fn from(error: BinaryReaderError) -> Self {
-        Self::Unknown(error)
+        Self::InvalidInput(error)
     }
 }
 
-type Result<T, E = NotFused> = std::result::Result<T, E>;
+type Result<T, E = FuseError> = std::result::Result<T, E>;
 
-/// Ends with the reason why a component is left as it is.
-macro_rules! left_alone {
+/// Returns from the function with the reason why the component cannot be merged.
+macro_rules! unsupported {
     ($($reason:tt)*) => {
-        return Err(crate::NotFused::Shape(format!($($reason)*)))
+        return Err(crate::FuseError::Unsupported(format!($($reason)*)))
     };
 }
-use left_alone;
+use unsupported;
 
-/// Makes one core module of those in this component that share a memory.
+/// Merges the core modules of a component that share a memory.
 ///
 /// # Errors
 ///
-/// The component is to be used as it is, for the reason given.
+/// Fails with the reason if the component cannot be merged; the caller then uses the component as it is.
 pub fn fuse(component: &[u8]) -> Result<Fused> {
-    validate(component).map_err(NotFused::Unknown)?;
+    validate(component).map_err(FuseError::InvalidInput)?;
     let component = component::Component::read(component)?;
     let modules =
         component.modules.iter().map(|bytes| module::Module::read(bytes)).collect::<Result<Vec<_>>>()?;
     let group = group::Group::find(&component, &modules)?;
     let linked = link::link(&component, &modules, &group)?;
-    let made = output::module(&linked)?;
-    let bytes = emit::component(&component, &group, &linked, &made);
-    validate(&bytes).map_err(NotFused::Broken)?;
+    let merged = output::module(&linked)?;
+    let bytes = emit::component(&component, &group, &linked, &merged);
+    validate(&bytes).map_err(FuseError::InvalidOutput)?;
     let members = || group.members.iter().map(|member| &modules[member.module]);
     Ok(Fused {
         bytes,

@@ -1,4 +1,4 @@
-//! What each member's numbers mean in the one module, and which of its functions are needed.
+//! Linking: the mapping of the members' indices to the merged module, and the reachable functions.
 
 use std::collections::HashMap;
 
@@ -13,79 +13,79 @@ use crate::component::{Component, Core, Item, Source, Space};
 use crate::group::{Group, import_source};
 use crate::module::{Module, space_of};
 use crate::names::Names;
-use crate::{Result, left_alone};
+use crate::{Result, unsupported};
 
-/// A function of the one module, before it has a number there.
+/// A function of the merged module, before its index is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Func {
-    /// One that the component model defines.
+    /// A function that the component model defines.
     Imported(usize),
-    /// A member's, by the number of its body there.
+    /// A function of a member, as member and index of the body.
     Defined { member: usize, body: usize },
 }
 
-/// What a global or an element is at the beginning.
+/// Initial value of a global or of a table element.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Value {
     I32(i32),
     I64(i64),
-    /// An instruction that gives it, as it is encoded.
+    /// An encoded instruction that computes the value.
     Other(Vec<u8>),
     Null,
     Func(Func),
 }
 
-/// A global variable of some member.
+/// A global of a member.
 pub(crate) struct Global {
     pub kind: GlobalType,
     pub value: Value,
-    /// Somebody may write to it or read it from outside, so it is a variable.
-    varies: bool,
-    /// Its number in the one module, if it has one.
+    /// Whether the global can be written, or read from outside, so that it stays a variable.
+    is_variable: bool,
+    /// Index in the merged module, if the global is still needed.
     pub number: Option<u32>,
 }
 
-/// A table of some member.
+/// A table of a member.
 pub(crate) struct Table {
     pub kind: TableType,
-    /// Nobody writes to it after it was filled.
-    fixed: bool,
+    /// Whether the table never changes after instantiation.
+    is_fixed: bool,
     contents: HashMap<u32, Option<Func>>,
 }
 
-/// Where a segment of elements goes.
+/// Mode of an element segment.
 pub(crate) enum Mode {
     Active { table: u32, offset: i32 },
     Passive,
     Declared,
 }
 
-/// A segment of elements.
+/// An element segment.
 pub(crate) struct Segment {
     pub mode: Mode,
     pub functions: Vec<Option<Func>>,
 }
 
-/// A segment of data: where it goes if somewhere, and its bytes.
+/// A data segment; `offset` is `None` for a passive one.
 pub(crate) struct Data<'a> {
     pub offset: Option<i32>,
     pub bytes: &'a [u8],
 }
 
-/// What a member's numbers mean.
+/// Mapping of a member's indices to the merged module.
 #[derive(Default)]
-pub(crate) struct Map {
+pub(crate) struct IndexMap {
     pub types: Vec<u32>,
     pub funcs: Vec<Func>,
     pub tables: Vec<u32>,
     memories: Vec<u32>,
     pub globals: Vec<usize>,
-    /// The numbers of its first segments of elements and of data.
+    /// Indices of the member's first element segment and first data segment.
     pub elements: u32,
     pub data: u32,
 }
 
-/// A function that the one module imports.
+/// A function that the merged module imports.
 pub(crate) struct Import<'a> {
     pub core: Core,
     pub module: &'a str,
@@ -93,7 +93,7 @@ pub(crate) struct Import<'a> {
     pub kind: u32,
 }
 
-/// Something that the one module exports, by the name that it has there.
+/// An export of the merged module.
 pub(crate) struct Export {
     pub space: Space,
     pub name: String,
@@ -103,14 +103,14 @@ pub(crate) struct Export {
 #[derive(Clone, Copy)]
 pub(crate) enum Exported {
     Func(Func),
-    /// A table, memory or global, by its number among those of all members.
+    /// A table, memory or global, by its index among those of all members.
     Other(usize),
 }
 
-/// All of the one module.
+/// The linked module, before it is encoded.
 pub(crate) struct Linked<'a, 'm> {
     pub modules: Vec<&'m Module<'a>>,
-    pub maps: Vec<Map>,
+    pub maps: Vec<IndexMap>,
     pub types: Vec<FuncType>,
     pub imports: Vec<Import<'a>>,
     pub tables: Vec<Table>,
@@ -119,11 +119,11 @@ pub(crate) struct Linked<'a, 'm> {
     pub elements: Vec<Segment>,
     pub data: Vec<Data<'a>>,
     pub exports: Vec<Export>,
-    /// Names of exports by what is named outside: instance, kind and the member's own name.
+    /// Indices into `exports` by instance, index space and the member's own name.
     exported: HashMap<(u32, Space, &'a str), usize>,
-    /// Functions that do nothing but call another by way of a table, and that other.
-    instead: HashMap<Func, Func>,
-    /// Functions that are needed, in the order of their numbers.
+    /// Trampolines, which only call another function through a table, with that function.
+    trampolines: HashMap<Func, Func>,
+    /// The reachable functions in the order of their indices.
     numbered: Vec<Func>,
     numbers: HashMap<Func, u32>,
 }
@@ -146,7 +146,7 @@ pub(crate) fn link<'a, 'm>(
         data: Vec::new(),
         exports: Vec::new(),
         exported: HashMap::new(),
-        instead: HashMap::new(),
+        trampolines: HashMap::new(),
         numbered: Vec::new(),
         numbers: HashMap::new(),
     };
@@ -154,22 +154,22 @@ pub(crate) fn link<'a, 'm>(
         linked.add_member(component, group, member)?;
     }
     if linked.memories.len() != 1 {
-        left_alone!("its modules have {} memories", linked.memories.len());
+        unsupported!("the modules have {} memories", linked.memories.len());
     }
     linked.add_exports(component, group)?;
     let surveys = linked.survey()?;
-    linked.find_detours()?;
+    linked.find_trampolines()?;
     linked.number(&surveys);
     Ok(linked)
 }
 
 impl<'a> Linked<'a, '_> {
-    /// A function's number in the one module. Only of those that are needed.
+    /// Returns the index of a reachable function in the merged module.
     pub(crate) fn function(&self, func: Func) -> u32 {
-        self.numbers[&self.settle(func)]
+        self.numbers[&self.resolve(func)]
     }
 
-    /// The functions that it imports, in the order of their numbers.
+    /// Returns the imported functions in the order of their indices.
     pub(crate) fn imported(&self) -> impl Iterator<Item = &Import<'a>> {
         self.numbered.iter().filter_map(|func| match func {
             Func::Imported(at) => Some(&self.imports[*at]),
@@ -177,7 +177,7 @@ impl<'a> Linked<'a, '_> {
         })
     }
 
-    /// The functions that it defines, in the order of their numbers: member, and body there.
+    /// Returns the defined functions in the order of their indices, as member and index of the body.
     pub(crate) fn defined(&self) -> impl Iterator<Item = (usize, usize)> {
         self.numbered.iter().filter_map(|func| match func {
             Func::Imported(_) => None,
@@ -193,12 +193,12 @@ impl<'a> Linked<'a, '_> {
         self.defined().count()
     }
 
-    /// By what name it exports what a member exports by this one.
+    /// Returns the name under which the merged module exports an export of a member.
     pub(crate) fn export_name(&self, instance: u32, space: Space, name: &str) -> &str {
         &self.exports[self.exported[&(instance, space, name)]].name
     }
 
-    /// The type of a function that is defined, by its number in the one module.
+    /// Returns the type of a defined function, by its index in the merged module.
     pub(crate) fn type_of(&self, member: usize, body: usize) -> u32 {
         self.maps[member].types[self.modules[member].functions[body] as usize]
     }
@@ -206,19 +206,19 @@ impl<'a> Linked<'a, '_> {
     fn add_member(&mut self, component: &Component<'a>, group: &Group, member: usize) -> Result<()> {
         let module = self.modules[member];
         let types = module.types.iter().map(|kind| self.type_number(kind)).collect();
-        self.maps.push(Map { types, ..Map::default() });
+        self.maps.push(IndexMap { types, ..IndexMap::default() });
         for import in &module.imports {
             self.add_import(component, group, member, import)?;
         }
         let funcs = (0..module.functions.len()).map(|body| Func::Defined { member, body });
         self.maps[member].funcs.extend(funcs);
         for table in &module.tables {
-            let TableInit::RefNull = table.init else { left_alone!("a table is filled when it is made") };
+            let TableInit::RefNull = table.init else { unsupported!("a table has an initial value") };
             if !table.ty.element_type.is_func_ref() {
-                left_alone!("a table has no functions in it");
+                unsupported!("a table does not hold functions");
             }
             self.maps[member].tables.push(number(self.tables.len()));
-            self.tables.push(Table { kind: table.ty, fixed: true, contents: HashMap::new() });
+            self.tables.push(Table { kind: table.ty, is_fixed: true, contents: HashMap::new() });
         }
         for memory in &module.memories {
             self.maps[member].memories.push(number(self.memories.len()));
@@ -227,7 +227,7 @@ impl<'a> Linked<'a, '_> {
         for global in &module.globals {
             let value = self.evaluate(member, &global.init_expr)?;
             self.maps[member].globals.push(self.globals.len());
-            self.globals.push(Global { kind: global.ty, value, varies: false, number: None });
+            self.globals.push(Global { kind: global.ty, value, is_variable: false, number: None });
         }
         self.maps[member].elements = number(self.elements.len());
         self.maps[member].data = number(self.data.len());
@@ -252,10 +252,12 @@ impl<'a> Linked<'a, '_> {
                 });
                 self.maps[member].funcs.push(Func::Imported(at));
             }
-            (Source::Canonical(_), _) => left_alone!("a module imports what is no module's"),
+            (Source::Canonical(_), _) => {
+                unsupported!("a module imports a memory, table or global that belongs to no module")
+            }
             (Source::Instance { instance, name }, _) => {
                 let (Some(from), Some(space)) = (group.member(instance), space_of(import)) else {
-                    left_alone!("a module imports from one that is not of the group")
+                    unsupported!("a module imports from a module outside of the group")
                 };
                 let index = self.modules[from].export(space, name)? as usize;
                 let (theirs, ours) = self.pair(from, member);
@@ -271,8 +273,8 @@ impl<'a> Linked<'a, '_> {
         Ok(())
     }
 
-    /// The map of an earlier member, and that of a later one.
-    fn pair(&mut self, earlier: usize, later: usize) -> (&Map, &mut Map) {
+    /// Returns the mapping of an earlier member, and that of a later one for writing.
+    fn pair(&mut self, earlier: usize, later: usize) -> (&IndexMap, &mut IndexMap) {
         let (before, after) = self.maps.split_at_mut(later);
         (&before[earlier], &mut after[0])
     }
@@ -286,7 +288,7 @@ impl<'a> Linked<'a, '_> {
                 ElementKind::Declared => Mode::Declared,
                 ElementKind::Active { table_index, offset_expr } => {
                     let table = self.maps[member].tables[table_index.unwrap_or(0) as usize];
-                    let offset = self.place(member, offset_expr)?;
+                    let offset = self.offset(member, offset_expr)?;
                     let places = (offset.cast_unsigned()..).zip(&functions);
                     self.tables[table as usize].contents.extend(places.map(|(at, func)| (at, *func)));
                     Mode::Active { table, offset }
@@ -297,7 +299,7 @@ impl<'a> Linked<'a, '_> {
         for segment in &module.data {
             let offset = match &segment.kind {
                 wasmparser::DataKind::Passive => None,
-                wasmparser::DataKind::Active { offset_expr, .. } => Some(self.place(member, offset_expr)?),
+                wasmparser::DataKind::Active { offset_expr, .. } => Some(self.offset(member, offset_expr)?),
             };
             self.data.push(Data { offset, bytes: segment.data });
         }
@@ -316,24 +318,24 @@ impl<'a> Linked<'a, '_> {
                     functions.push(match self.evaluate(member, &expression?)? {
                         Value::Func(func) => Some(func),
                         Value::Null => None,
-                        _ => left_alone!("an element is no function"),
+                        _ => unsupported!("an element is not a function"),
                     });
                 }
                 Ok(functions)
             }
-            ElementItems::Expressions(..) => left_alone!("a segment has no functions in it"),
+            ElementItems::Expressions(..) => unsupported!("a segment does not hold functions"),
         }
     }
 
-    /// Where an active segment goes.
-    fn place(&self, member: usize, expression: &ConstExpr<'_>) -> Result<i32> {
+    /// Returns the offset of an active segment.
+    fn offset(&self, member: usize, expression: &ConstExpr<'_>) -> Result<i32> {
         match self.evaluate(member, expression)? {
             Value::I32(offset) => Ok(offset),
-            _ => left_alone!("a segment's place is no number of 32 bits"),
+            _ => unsupported!("a segment's offset is not a 32-bit number"),
         }
     }
 
-    /// What a constant expression gives.
+    /// Evaluates a constant expression.
     fn evaluate(&self, member: usize, expression: &ConstExpr<'_>) -> Result<Value> {
         let map = &self.maps[member];
         let mut stack: Vec<Value> = Vec::new();
@@ -348,7 +350,7 @@ impl<'a> Linked<'a, '_> {
                 Operator::V128Const { value } => other(&Instruction::V128Const(value.i128())),
                 Operator::RefNull { .. } => Value::Null,
                 Operator::RefFunc { function_index } => Value::Func(map.funcs[function_index as usize]),
-                // The validator saw that it never changes.
+                // The validator checked that the global is immutable.
                 Operator::GlobalGet { global_index } => {
                     self.globals[map.globals[global_index as usize]].value.clone()
                 }
@@ -371,19 +373,19 @@ impl<'a> Linked<'a, '_> {
                     (Operator::I64Mul, Some(Value::I64(b)), Some(Value::I64(a))) => {
                         Value::I64(a.wrapping_mul(b))
                     }
-                    (operator, ..) => left_alone!("a constant is made by {operator:?}"),
+                    (operator, ..) => unsupported!("a constant expression uses {operator:?}"),
                 },
             };
             stack.push(value);
         }
         match stack.pop() {
             Some(value) => Ok(value),
-            None => left_alone!("a constant is made of nothing"),
+            None => unsupported!("a constant expression is empty"),
         }
     }
 
     fn type_number(&mut self, kind: &FuncType) -> u32 {
-        // A member has at most a few hundred.
+        // A member has at most a few hundred types.
         let known = self.types.iter().position(|known| known == kind);
         number(known.unwrap_or_else(|| {
             self.types.push(kind.clone());
@@ -391,7 +393,7 @@ impl<'a> Linked<'a, '_> {
         }))
     }
 
-    /// What the rest of the component names of the members.
+    /// Adds the exports of members that the rest of the component refers to.
     fn add_exports(&mut self, component: &Component<'a>, group: &Group) -> Result<()> {
         let mut names = Names::default();
         for (item, live) in component.items.iter().zip(&group.live) {
@@ -411,8 +413,8 @@ impl<'a> Linked<'a, '_> {
                 Space::Instance => continue,
             };
             match (space, what) {
-                (Space::Table, Exported::Other(table)) => self.tables[table].fixed = false,
-                (Space::Global, Exported::Other(global)) => self.globals[global].varies = true,
+                (Space::Table, Exported::Other(table)) => self.tables[table].is_fixed = false,
+                (Space::Global, Exported::Other(global)) => self.globals[global].is_variable = true,
                 _ => {}
             }
             self.exported.insert(key, self.exports.len());
@@ -421,7 +423,7 @@ impl<'a> Linked<'a, '_> {
         Ok(())
     }
 
-    /// Looks through all code for what it names and what it changes.
+    /// Collects the references and the writes in all function bodies.
     fn survey(&mut self) -> Result<Vec<Vec<Survey>>> {
         let mut surveys = Vec::new();
         for (module, map) in self.modules.iter().zip(&self.maps) {
@@ -429,10 +431,10 @@ impl<'a> Linked<'a, '_> {
             for body in &module.bodies {
                 let survey = bodies::survey(body)?;
                 for global in &survey.globals_set {
-                    self.globals[map.globals[*global as usize]].varies = true;
+                    self.globals[map.globals[*global as usize]].is_variable = true;
                 }
                 for table in &survey.tables_written {
-                    self.tables[map.tables[*table as usize] as usize].fixed = false;
+                    self.tables[map.tables[*table as usize] as usize].is_fixed = false;
                 }
                 of_member.push(survey);
             }
@@ -440,9 +442,9 @@ impl<'a> Linked<'a, '_> {
         }
         let mut next = 0;
         for global in &mut self.globals {
-            // A reference to a function is a constant that code cannot write.
+            // A global with a function reference is immutable.
             let is_number = !matches!(global.value, Value::Func(_) | Value::Null);
-            if global.varies || !is_number {
+            if global.is_variable || !is_number {
                 global.number = Some(next);
                 next += 1;
             }
@@ -450,22 +452,22 @@ impl<'a> Linked<'a, '_> {
         Ok(surveys)
     }
 
-    /// Finds the functions that only call what is at a fixed place of a table: how a linker
-    /// lets a library call one that is instantiated later.
-    fn find_detours(&mut self) -> Result<()> {
+    /// Finds the trampolines: functions that only call a constant entry of a table. A linker uses them to let
+    /// a library call one that is instantiated later.
+    fn find_trampolines(&mut self) -> Result<()> {
         for (member, module) in self.modules.iter().enumerate() {
             let map = &self.maps[member];
             for (body, function) in module.bodies.iter().enumerate() {
                 let kind = &module.types[module.functions[body] as usize];
-                let Some(detour) = bodies::detour(function, kind.params().len())? else { continue };
-                let table = &self.tables[map.tables[detour.table as usize] as usize];
-                if !table.fixed {
+                let Some(trampoline) = bodies::trampoline(function, kind.params().len())? else { continue };
+                let table = &self.tables[map.tables[trampoline.table as usize] as usize];
+                if !table.is_fixed {
                     continue;
                 }
-                let Some(Some(target)) = table.contents.get(&detour.entry) else { continue };
-                let called = map.types[detour.kind as usize];
+                let Some(Some(target)) = table.contents.get(&trampoline.entry) else { continue };
+                let called = map.types[trampoline.kind as usize];
                 if called == self.type_of(member, body) && called == self.type_of_func(*target) {
-                    self.instead.insert(Func::Defined { member, body }, *target);
+                    self.trampolines.insert(Func::Defined { member, body }, *target);
                 }
             }
         }
@@ -479,20 +481,20 @@ impl<'a> Linked<'a, '_> {
         }
     }
 
-    /// The function that is called in the end when this one is.
-    fn settle(&self, func: Func) -> Func {
+    /// Follows trampolines to the function that is eventually called.
+    fn resolve(&self, func: Func) -> Func {
         let mut settled = func;
-        for _ in 0..self.instead.len() {
-            match self.instead.get(&settled) {
+        for _ in 0..self.trampolines.len() {
+            match self.trampolines.get(&settled) {
                 Some(next) => settled = *next,
                 None => return settled,
             }
         }
-        // Round in a circle: then it is as it was written.
-        if self.instead.contains_key(&settled) { func } else { settled }
+        // The trampolines form a cycle, so the call stays as it is.
+        if self.trampolines.contains_key(&settled) { func } else { settled }
     }
 
-    /// Gives numbers to the functions that can be reached.
+    /// Assigns indices to the reachable functions.
     fn number(&mut self, surveys: &[Vec<Survey>]) {
         let mut reached: HashMap<Func, ()> = HashMap::new();
         let mut to_do: Vec<Func> = Vec::new();
@@ -506,7 +508,7 @@ impl<'a> Linked<'a, '_> {
             _ => None,
         }));
         while let Some(func) = to_do.pop() {
-            let func = self.settle(func);
+            let func = self.resolve(func);
             if reached.insert(func, ()).is_some() {
                 continue;
             }
@@ -529,8 +531,7 @@ fn other(instruction: &Instruction<'_>) -> Value {
     Value::Other(bytes)
 }
 
-/// A number in a module: the binary format has 32 bits for it, and so the validator
-/// counted what the members have together.
+/// Converts a count to an index. The validator has limited the counts to 32 bits.
 pub(crate) fn number(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }

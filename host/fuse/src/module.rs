@@ -1,4 +1,4 @@
-//! A core module as the lists that it consists of.
+//! A parsed core module.
 
 use std::collections::HashMap;
 
@@ -8,14 +8,14 @@ use wasmparser::{
 };
 
 use crate::component::Space;
-use crate::{Result, left_alone};
+use crate::{Result, unsupported};
 
-/// A core module that was read.
+/// A parsed core module.
 #[derive(Default)]
 pub(crate) struct Module<'a> {
     pub types: Vec<FuncType>,
     pub imports: Vec<Import<'a>>,
-    /// The types of the functions that it defines, by number.
+    /// Type index of each function that the module defines.
     pub functions: Vec<u32>,
     pub tables: Vec<Table<'a>>,
     pub memories: Vec<MemoryType>,
@@ -25,12 +25,12 @@ pub(crate) struct Module<'a> {
     pub elements: Vec<Element<'a>>,
     pub data: Vec<Data<'a>>,
     pub bodies: Vec<FunctionBody<'a>>,
-    /// Names of functions, by number.
+    /// Names of functions by index.
     pub names: HashMap<u32, &'a str>,
 }
 
 impl<'a> Module<'a> {
-    /// Reads a module that was validated.
+    /// Parses a validated module.
     pub(crate) fn read(bytes: &'a [u8]) -> Result<Self> {
         let mut module = Self::default();
         for payload in Parser::new(0).parse_all(bytes) {
@@ -71,10 +71,10 @@ impl<'a> Module<'a> {
             }
             Payload::DataSection(section) => self.data = section.into_iter().collect::<Result<_, _>>()?,
             Payload::CodeSectionEntry(body) => self.bodies.push(body),
-            Payload::TagSection(_) => left_alone!("a module has exceptions"),
+            Payload::TagSection(_) => unsupported!("a module uses exceptions"),
             Payload::CustomSection(section) => {
                 if let KnownCustom::Name(names) = section.as_known() {
-                    // Names are for people; a section that is wrong names nothing.
+                    // Names only help people, so a malformed name section is ignored.
                     let _ = self.read_names(names);
                 }
             }
@@ -97,21 +97,21 @@ impl<'a> Module<'a> {
         Ok(())
     }
 
-    /// What it exports by this name.
+    /// Returns the index of an export.
     pub(crate) fn export(&self, space: Space, name: &str) -> Result<u32> {
         match self.exports.get(name) {
-            Some(export) if Space::of(export.kind)? == space => Ok(export.index),
-            _ => left_alone!("a module does not export {name:?}"),
+            Some(export) if Space::from_kind(export.kind)? == space => Ok(export.index),
+            _ => unsupported!("a module has no export {name:?}"),
         }
     }
 
-    /// How many things of a kind it imports.
+    /// Returns the number of imports in an index space.
     pub(crate) fn imported(&self, space: Space) -> usize {
         self.imports.iter().filter(|import| space_of(import) == Some(space)).count()
     }
 }
 
-/// What kind of thing is imported.
+/// Returns the index space of an import.
 pub(crate) fn space_of(import: &Import<'_>) -> Option<Space> {
     match import.ty {
         wasmparser::TypeRef::Func(_) => Some(Space::Func),

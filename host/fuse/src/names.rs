@@ -1,13 +1,13 @@
-//! Names that are there once.
+//! Unique names.
 
 use std::collections::HashSet;
 
-/// Names that were given.
+/// The names in use.
 #[derive(Default)]
 pub(crate) struct Names(HashSet<String>);
 
 impl Names {
-    /// This name, or if it was given before, one like it.
+    /// Returns the name, or a variant of it if the name is in use.
     pub(crate) fn unique(&mut self, name: &str) -> String {
         let mut unique = name.to_owned();
         let mut more = 1;

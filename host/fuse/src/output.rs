@@ -1,4 +1,4 @@
-//! The one module's bytes.
+//! Encoding of the merged module.
 
 use wasm_encoder::{
     CodeSection, ConstExpr, DataCountSection, DataSection, DataSegment, DataSegmentMode, ElementMode,
@@ -10,20 +10,20 @@ use wasm_encoder::{
 use crate::component::Space;
 use crate::link::{Exported, Linked, Mode, Value, number};
 use crate::names::Names;
-use crate::{Result, bodies, left_alone};
+use crate::{Result, bodies, unsupported};
 
-/// The name of the imports' one module.
+/// Module name of all imports.
 pub(crate) const IMPORTS: &str = "component";
 
-/// The one module, and by what names it imports what.
-pub(crate) struct Made {
+/// The encoded module and the names of its imports.
+pub(crate) struct EncodedModule {
     pub bytes: Vec<u8>,
-    /// In the order of [`Linked::imported`].
+    /// Names in the order of [`Linked::imported`].
     pub import_names: Vec<String>,
 }
 
-/// Encodes the one module.
-pub(crate) fn module(linked: &Linked<'_, '_>) -> Result<Made> {
+/// Encodes the merged module.
+pub(crate) fn module(linked: &Linked<'_, '_>) -> Result<EncodedModule> {
     let mut names = Names::default();
     let import_names: Vec<String> =
         linked.imported().map(|import| names.unique(&format!("{}#{}", import.module, import.name))).collect();
@@ -37,13 +37,13 @@ pub(crate) fn module(linked: &Linked<'_, '_>) -> Result<Made> {
         functions.function(linked.type_of(member, body));
         code.raw(&bodies::rewrite(linked, member, &linked.modules[member].bodies[body])?);
     }
-    let mut made = wasm_encoder::Module::new();
-    made.section(&types(linked)?).section(&imports).section(&functions);
-    made.section(&tables(linked)?).section(&memories(linked)).section(&globals(linked)?);
-    made.section(&exports(linked)).section(&elements(linked));
-    made.section(&DataCountSection { count: number(linked.data.len()) });
-    made.section(&code).section(&data(linked)).section(&function_names(linked));
-    Ok(Made { bytes: made.finish(), import_names })
+    let mut encoded = wasm_encoder::Module::new();
+    encoded.section(&types(linked)?).section(&imports).section(&functions);
+    encoded.section(&tables(linked)?).section(&memories(linked)).section(&globals(linked)?);
+    encoded.section(&exports(linked)).section(&elements(linked));
+    encoded.section(&DataCountSection { count: number(linked.data.len()) });
+    encoded.section(&code).section(&data(linked)).section(&function_names(linked));
+    Ok(EncodedModule { bytes: encoded.finish(), import_names })
 }
 
 fn types(linked: &Linked<'_, '_>) -> Result<TypeSection> {
@@ -64,7 +64,7 @@ fn value(kind: wasmparser::ValType) -> Result<ValType> {
         wasmparser::ValType::F64 => ValType::F64,
         wasmparser::ValType::V128 => ValType::V128,
         wasmparser::ValType::Ref(kind) if kind.is_func_ref() => ValType::Ref(RefType::FUNCREF),
-        other => left_alone!("a value is of the type {other}"),
+        other => unsupported!("a value has the type {other}"),
     })
 }
 
@@ -72,7 +72,7 @@ fn tables(linked: &Linked<'_, '_>) -> Result<TableSection> {
     let mut section = TableSection::new();
     for table in &linked.tables {
         if table.kind.table64 || table.kind.shared {
-            left_alone!("a table is shared or too large");
+            unsupported!("a table is shared or too large");
         }
         section.table(TableType {
             element_type: RefType::FUNCREF,
@@ -144,7 +144,7 @@ fn elements(linked: &Linked<'_, '_>) -> ElementSection {
         let functions: Option<Vec<u32>> =
             segment.functions.iter().map(|func| func.map(|func| linked.function(func))).collect();
         let expressions: Vec<ConstExpr> = match &functions {
-            // The engine fills tables lazily from lists of functions only.
+            // The engine fills tables lazily only from lists of functions.
             Some(_) => Vec::new(),
             None => segment.functions.iter().map(|func| expression(linked, *func)).collect(),
         };
@@ -154,8 +154,8 @@ fn elements(linked: &Linked<'_, '_>) -> ElementSection {
         };
         let offset;
         let mode = match &segment.mode {
-            Mode::Active { table, offset: place } => {
-                offset = ConstExpr::i32_const(*place);
+            Mode::Active { table, offset: start } => {
+                offset = ConstExpr::i32_const(*start);
                 ElementMode::Active { table: (*table > 0).then_some(*table), offset: &offset }
             }
             Mode::Passive => ElementMode::Passive,
@@ -179,8 +179,8 @@ fn data(linked: &Linked<'_, '_>) -> DataSection {
         let bytes = segment.bytes.iter().copied();
         let offset;
         let mode = match segment.offset {
-            Some(place) => {
-                offset = ConstExpr::i32_const(place);
+            Some(start) => {
+                offset = ConstExpr::i32_const(start);
                 DataSegmentMode::Active { memory_index: 0, offset: &offset }
             }
             None => DataSegmentMode::Passive,
@@ -190,7 +190,7 @@ fn data(linked: &Linked<'_, '_>) -> DataSection {
     section
 }
 
-/// What the engine calls functions in a trap's backtrace.
+/// Names functions for the backtraces of traps.
 fn function_names(linked: &Linked<'_, '_>) -> NameSection {
     let mut names = NameMap::new();
     let first = number(linked.import_count());

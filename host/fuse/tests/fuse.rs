@@ -1,7 +1,7 @@
-//! What is made of small components: their shape, and why some are left as they are.
-//! That they do the same is checked where there is an engine, in `host/core/tests/fused.rs`.
+//! Tests of the structure of merged components and of the reasons for rejection. `host/core/tests/fused.rs`
+//! runs merged components in an engine.
 
-use rollout_fuse::{Change, NotFused, fuse};
+use rollout_fuse::{Change, FuseError, fuse};
 use wasmparser::{ElementItems, ElementKind, Operator, Parser, Payload, TypeRef};
 
 const LIBRARIES: &str = include_str!("libraries.wat");
@@ -10,7 +10,7 @@ fn fused(text: &str) -> Vec<u8> {
     fuse(&wat::parse_str(text).unwrap()).unwrap().bytes
 }
 
-/// The payloads of a component's modules.
+/// Returns the payloads of a component's modules.
 fn modules(component: &[u8]) -> Vec<Vec<Payload<'_>>> {
     let mut modules: Vec<Vec<Payload<'_>>> = Vec::new();
     let mut inside = false;
@@ -29,15 +29,15 @@ fn modules(component: &[u8]) -> Vec<Vec<Payload<'_>>> {
 }
 
 #[test]
-fn libraries_become_one_module_that_has_memory_and_tables_of_its_own() {
-    let made = fuse(&wat::parse_str(LIBRARIES).unwrap()).unwrap();
+fn libraries_become_one_module_that_owns_memory_and_tables() {
+    let fused = fuse(&wat::parse_str(LIBRARIES).unwrap()).unwrap();
 
-    assert_eq!(made.modules, 5);
-    // Without what nobody calls: the detours to libraries, and functions for the linker's sake.
-    assert_eq!(made.functions, Change { before: 15, after: 10 });
-    assert_eq!(made.imports, Change { before: 21, after: 1 });
-    let modules = modules(&made.bytes);
-    assert_eq!(modules.len(), 2, "the one, and the one that knows the converted imports");
+    assert_eq!(fused.modules, 5);
+    // Unreachable functions are gone: trampolines to libraries, and functions for the linker.
+    assert_eq!(fused.functions, Change { before: 15, after: 10 });
+    assert_eq!(fused.imports, Change { before: 21, after: 1 });
+    let modules = modules(&fused.bytes);
+    assert_eq!(modules.len(), 2, "the merged module, and the one for the converted imports");
     let one = modules.iter().find(|module| has_memory(module)).unwrap();
     for payload in one {
         match payload {
@@ -47,7 +47,7 @@ fn libraries_become_one_module_that_has_memory_and_tables_of_its_own() {
                 }
             }
             Payload::TableSection(tables) => assert_eq!(tables.count(), 2),
-            // The stack pointer. All that the linker had left open is constant.
+            // Only the stack pointer remains. The other globals were open addresses and are constant now.
             Payload::GlobalSection(globals) => assert_eq!(globals.count(), 1),
             _ => {}
         }
@@ -59,10 +59,10 @@ fn has_memory(module: &[Payload<'_>]) -> bool {
 }
 
 #[test]
-fn tables_are_filled_from_lists_of_functions_at_constant_places() {
-    let made = fused(LIBRARIES);
+fn tables_are_filled_from_lists_of_functions_at_constant_offsets() {
+    let fused = fused(LIBRARIES);
     let mut places = Vec::new();
-    for payload in modules(&made).into_iter().find(|module| has_memory(module)).unwrap() {
+    for payload in modules(&fused).into_iter().find(|module| has_memory(module)).unwrap() {
         let Payload::ElementSection(segments) = payload else { continue };
         for segment in segments {
             let segment = segment.unwrap();
@@ -79,9 +79,9 @@ fn tables_are_filled_from_lists_of_functions_at_constant_places() {
 
 #[test]
 fn calls_between_libraries_are_direct() {
-    let made = fused(LIBRARIES);
+    let fused = fused(LIBRARIES);
     let mut indirect = 0;
-    for payload in modules(&made).into_iter().find(|module| has_memory(module)).unwrap() {
+    for payload in modules(&fused).into_iter().find(|module| has_memory(module)).unwrap() {
         let Payload::CodeSectionEntry(body) = payload else { continue };
         let operators = body.get_operators_reader().unwrap();
         indirect += operators
@@ -89,15 +89,15 @@ fn calls_between_libraries_are_direct() {
             .filter(|operator| matches!(operator, Ok(Operator::CallIndirect { .. })))
             .count();
     }
-    // Two that the library itself makes, and the shim's one that is needed.
+    // The library makes two itself, and one goes through the shim.
     assert_eq!(indirect, 3);
 }
 
 #[test]
 fn functions_keep_their_names() {
-    let made = fused(LIBRARIES);
+    let fused = fused(LIBRARIES);
     let mut names = Vec::new();
-    for payload in modules(&made).into_iter().flatten() {
+    for payload in modules(&fused).into_iter().flatten() {
         let Payload::CustomSection(section) = payload else { continue };
         let wasmparser::KnownCustom::Name(sections) = section.as_known() else { continue };
         for section in sections {
@@ -120,17 +120,17 @@ fn the_same_component_gives_the_same_bytes() {
 }
 
 #[test]
-fn what_was_fused_has_nothing_more_to_fuse() {
+fn a_merged_component_cannot_be_merged_again() {
     let again = fuse(&fused(LIBRARIES)).unwrap_err();
 
     assert!(again.to_string().contains("share no memory"), "{again}");
 }
 
 #[test]
-fn what_one_module_could_not_keep_is_left_alone_and_said() {
+fn a_component_that_cannot_be_merged_is_rejected_with_the_reason() {
     fn check(text: &str, reason: &str) {
         let error = fuse(&wat::parse_str(text).unwrap()).unwrap_err();
-        assert!(matches!(error, NotFused::Shape(_)), "{error:?}");
+        assert!(matches!(error, FuseError::Unsupported(_)), "{error:?}");
         assert!(error.to_string().contains(reason), "{error}, not {reason}");
     }
     fn changed(from: &str, to: &str, reason: &str) {
@@ -148,13 +148,13 @@ fn what_one_module_could_not_keep_is_left_alone_and_said() {
         )
     };
     check("(component)", "share no memory");
-    check("(module)", "a module and no component");
-    check(&user("(func $start) (start $start)"), "runs a function");
+    check("(module)", "a module, not a component");
+    check(&user("(func $start) (start $start)"), "has a start function");
     check(&user("(memory 1)").replace("(import \"m\" \"memory\" (memory 1))", ""), "2 memories");
     changed(
         "(elem (i32.const 0) func $say)",
         "(func $f) (elem (i32.const 0) func $say) (start $f)",
-        "one that runs",
+        "in between has a start function",
     );
     changed(
         r#"(core instance (instantiate $init (with "env" (instance $main)) (with "b" (instance $b))))"#,
@@ -168,7 +168,7 @@ fn what_one_module_could_not_keep_is_left_alone_and_said() {
             r#"(import "" "$imports" (table 2 funcref))"#,
         )
         .replace(r#"(export "$imports" (table $imports)))"#, r#"(export "$imports" (table $table)))"#);
-    check(&into_their_table, "writes into a table of theirs");
+    check(&into_their_table, "writes to a table of the merged modules");
     changed(
         "(core instance $shim (instantiate $shim))",
         r#"(core instance $shim (instantiate $shim))
@@ -179,13 +179,13 @@ fn what_one_module_could_not_keep_is_left_alone_and_said() {
     changed(
         "(core instance $shim (instantiate $shim))",
         r#"(component (alias outer 1 $a (core module $taken))) (core instance $shim (instantiate $shim))"#,
-        "takes a module from outside",
+        "a nested component uses a core module",
     );
     changed(
         "(core instance (instantiate $fixup",
         r#"(core module $taker (import "m" "memory" (memory 1)) (import "" "0" (func (param i32 i32))))
            (core instance (instantiate $taker (with "m" (instance $main)) (with "" (instance $fixups))))
            (core instance (instantiate $fixup"#,
-        "a whole instance of it",
+        "a whole instance of the group",
     );
 }

@@ -1,22 +1,22 @@
-//! Finds an arithmetic expression in prose, and works it out exactly.
+//! Finds an arithmetic expression in prose and evaluates it exactly.
 //!
-//! Numbers are fractions of two `i128`; what does not fit is refused, never rounded.
-//! Only the printed decimal of a fraction that is not whole is rounded.
+//! Numbers are fractions of two `i128`; an overflow is an error, never rounded. Only the printed decimal of a
+//! fraction is rounded.
 //!
-//! This module knows no chat and no mistakes, except how to spoil an expression.
+//! This module knows no chat. [`corrupted`] introduces the mistakes that others ask for.
 
 use std::fmt;
 
-/// Brackets and signs inside one another; a prompt is not allowed to use up our stack.
+/// Maximum nesting of brackets and signs, so that a prompt cannot overflow the stack.
 const DEPTH_MAX: u32 = 100;
-/// Largest denominator: a decimal digit is found by multiplying a remainder by ten.
+/// Maximum denominator: a decimal digit is computed by multiplying a remainder by ten.
 const DENOMINATOR_MAX: i128 = i128::MAX / 10;
-/// Decimals printed of a fraction that is not whole.
+/// Number of decimals printed of a fraction.
 const DECIMALS: u32 = 10;
 
-/// Why an expression has no value.
+/// Reason why an expression has no value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Trouble {
+pub(super) enum EvalError {
     #[error("not an arithmetic expression")]
     Syntax,
     #[error("division by zero")]
@@ -37,47 +37,47 @@ impl Rational {
         Self { numerator, denominator: 1 }
     }
 
-    fn new(numerator: i128, denominator: i128) -> Result<Self, Trouble> {
+    fn new(numerator: i128, denominator: i128) -> Result<Self, EvalError> {
         if denominator == 0 {
-            return Err(Trouble::DivisionByZero);
+            return Err(EvalError::DivisionByZero);
         }
-        // The divisor divides the denominator, so only the denominator i128::MIN does not fit.
+        // The divisor divides the denominator, so only a denominator of i128::MIN overflows.
         let divisor = gcd(numerator.unsigned_abs(), denominator.unsigned_abs());
-        let divisor = i128::try_from(divisor).map_err(|_| Trouble::Overflow)?;
+        let divisor = i128::try_from(divisor).map_err(|_| EvalError::Overflow)?;
         let (mut numerator, mut denominator) = (numerator / divisor, denominator / divisor);
         if denominator < 0 {
-            numerator = numerator.checked_neg().ok_or(Trouble::Overflow)?;
-            denominator = denominator.checked_neg().ok_or(Trouble::Overflow)?;
+            numerator = numerator.checked_neg().ok_or(EvalError::Overflow)?;
+            denominator = denominator.checked_neg().ok_or(EvalError::Overflow)?;
         }
         if denominator > DENOMINATOR_MAX {
-            return Err(Trouble::Overflow);
+            return Err(EvalError::Overflow);
         }
         Ok(Self { numerator, denominator })
     }
 
-    pub(super) fn plus(self, other: Self) -> Result<Self, Trouble> {
+    pub(super) fn plus(self, other: Self) -> Result<Self, EvalError> {
         let left = times(self.numerator, other.denominator)?;
         let right = times(other.numerator, self.denominator)?;
-        let sum = left.checked_add(right).ok_or(Trouble::Overflow)?;
+        let sum = left.checked_add(right).ok_or(EvalError::Overflow)?;
         Self::new(sum, times(self.denominator, other.denominator)?)
     }
 
-    fn negated(self) -> Result<Self, Trouble> {
-        let numerator = self.numerator.checked_neg().ok_or(Trouble::Overflow)?;
+    fn negated(self) -> Result<Self, EvalError> {
+        let numerator = self.numerator.checked_neg().ok_or(EvalError::Overflow)?;
         Ok(Self { numerator, ..self })
     }
 
-    fn multiplied(self, other: Self) -> Result<Self, Trouble> {
+    fn multiplied(self, other: Self) -> Result<Self, EvalError> {
         Self::new(times(self.numerator, other.numerator)?, times(self.denominator, other.denominator)?)
     }
 
-    fn divided(self, other: Self) -> Result<Self, Trouble> {
+    fn divided(self, other: Self) -> Result<Self, EvalError> {
         Self::new(times(self.numerator, other.denominator)?, times(self.denominator, other.numerator)?)
     }
 }
 
 impl fmt::Display for Rational {
-    /// A whole number as it is, any other as a decimal rounded half away from zero.
+    /// Formats a whole number as it is and any other as a decimal, rounded half away from zero.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let denominator = self.denominator.unsigned_abs();
         let mut whole = self.numerator.unsigned_abs() / denominator;
@@ -107,16 +107,16 @@ impl fmt::Display for Rational {
     }
 }
 
-/// An expression found in prose, in plain ASCII, with what it comes to.
+/// An expression found in prose, in plain ASCII, with its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Expression {
     pub(super) text: String,
-    pub(super) value: Result<Rational, Trouble>,
+    pub(super) value: Result<Rational, EvalError>,
 }
 
-/// Finds the expression with the most operators; of equals, the last.
+/// Finds the expression with the most operators; among equals, the last one.
 ///
-/// A number alone is not an expression: prose is full of numbers.
+/// A single number is not an expression, because prose is full of numbers.
 pub(super) fn find(prose: &str) -> Option<Expression> {
     let mut best: Option<(usize, Expression)> = None;
     let mut consider = |run: &str| {
@@ -141,14 +141,14 @@ pub(super) fn find(prose: &str) -> Option<Expression> {
     best.map(|(_, expression)| expression)
 }
 
-/// Works out a text that is one expression and nothing else.
-pub(super) fn evaluate(text: &str) -> Result<Rational, Trouble> {
+/// Evaluates a text that consists of one expression.
+pub(super) fn evaluate(text: &str) -> Result<Rational, EvalError> {
     parse(text).0
 }
 
-/// The same expression with one operator changed, or a small number added, so that it
-/// comes to something else. `choice` picks which.
-pub(super) fn spoiled(expression: &Expression, choice: u64) -> String {
+/// Returns the expression with one operator changed or a small number added, so that its value differs.
+/// `choice` selects the change.
+pub(super) fn corrupted(expression: &Expression, choice: u64) -> String {
     let text = &expression.text;
     let operators = binary_operators(text);
     if !operators.is_empty() {
@@ -168,19 +168,18 @@ pub(super) fn spoiled(expression: &Expression, choice: u64) -> String {
     format!("{text} + {}", 1 + choice % 9)
 }
 
-/// Counts operators and works out one run of expression characters, with the punctuation
-/// of the sentence around it taken off.
+/// Evaluates a run of expression characters, without the punctuation around it, and counts its operators.
 fn read_run(run: &str) -> Option<(usize, Expression)> {
     let read = |text: &str| {
         let text = without_punctuation(text);
         let (value, operators) = parse(text);
-        (operators > 0 && value != Err(Trouble::Syntax)).then(|| {
+        (operators > 0 && value != Err(EvalError::Syntax)).then(|| {
             let text = text.to_owned();
             (operators, Expression { text, value })
         })
     };
     read(run).or_else(|| {
-        // One sentence may end in a number and the next begin with one.
+        // A sentence may end with a number and the next one begin with one.
         let sentences = run.contains(". ").then(|| run.split(". ").filter_map(read));
         sentences.and_then(|found| found.max_by_key(|(operators, _)| *operators))
     })
@@ -201,7 +200,7 @@ fn without_punctuation(text: &str) -> &str {
     text
 }
 
-/// The character as an expression is written here, if it belongs in one. A line ends it.
+/// Returns the character in ASCII if it may be part of an expression. A line break may not.
 fn plain(character: char) -> Option<char> {
     match character {
         '0'..='9' | '+' | '-' | '*' | '/' | '(' | ')' | '.' | ' ' => Some(character),
@@ -213,7 +212,7 @@ fn plain(character: char) -> Option<char> {
     }
 }
 
-/// Whether the comma at `at` has a digit before it and exactly three after it.
+/// Returns whether the comma at `at` has a digit before it and exactly three after it.
 fn separates_thousands(prose: &str, at: usize) -> bool {
     let bytes = prose.as_bytes();
     let digits_after = bytes[at + 1..].iter().take(4).take_while(|byte| byte.is_ascii_digit()).count();
@@ -239,19 +238,19 @@ fn binary_operators(text: &str) -> Vec<usize> {
     found
 }
 
-fn parse(text: &str) -> (Result<Rational, Trouble>, usize) {
+fn parse(text: &str) -> (Result<Rational, EvalError>, usize) {
     let mut parser = Parser { rest: text.as_bytes(), operators: 0 };
     let value = parser.sum(0).and_then(|value| match parser.peek() {
         None => Ok(value),
-        Some(_) => Err(Trouble::Syntax),
+        Some(_) => Err(EvalError::Syntax),
     });
     (value, parser.operators)
 }
 
-/// Recursive descent that works out as it reads.
+/// Recursive-descent parser that evaluates while it reads.
 struct Parser<'a> {
     rest: &'a [u8],
-    /// Between two operands, or a sign before a bracket.
+    /// Number of binary operators and of signs before brackets.
     operators: usize,
 }
 
@@ -265,7 +264,7 @@ impl Parser<'_> {
         self.rest = &self.rest[1..];
     }
 
-    fn sum(&mut self, depth: u32) -> Result<Rational, Trouble> {
+    fn sum(&mut self, depth: u32) -> Result<Rational, EvalError> {
         let mut value = self.product(depth)?;
         while let Some(operator @ (b'+' | b'-')) = self.peek() {
             self.skip();
@@ -279,7 +278,7 @@ impl Parser<'_> {
         Ok(value)
     }
 
-    fn product(&mut self, depth: u32) -> Result<Rational, Trouble> {
+    fn product(&mut self, depth: u32) -> Result<Rational, EvalError> {
         let mut value = self.factor(depth)?;
         while let Some(operator @ (b'*' | b'/')) = self.peek() {
             self.skip();
@@ -293,9 +292,9 @@ impl Parser<'_> {
         Ok(value)
     }
 
-    fn factor(&mut self, depth: u32) -> Result<Rational, Trouble> {
+    fn factor(&mut self, depth: u32) -> Result<Rational, EvalError> {
         if depth > DEPTH_MAX {
-            return Err(Trouble::Syntax);
+            return Err(EvalError::Syntax);
         }
         match self.peek() {
             Some(sign @ (b'+' | b'-')) => {
@@ -308,7 +307,7 @@ impl Parser<'_> {
                 self.skip();
                 let value = self.sum(depth + 1)?;
                 if self.peek() != Some(b')') {
-                    return Err(Trouble::Syntax);
+                    return Err(EvalError::Syntax);
                 }
                 self.skip();
                 Ok(value)
@@ -317,7 +316,7 @@ impl Parser<'_> {
         }
     }
 
-    fn number(&mut self) -> Result<Rational, Trouble> {
+    fn number(&mut self) -> Result<Rational, EvalError> {
         let (mut numerator, mut denominator) = (0_i128, 1_i128);
         let (mut digits, mut in_decimals) = (0, false);
         while let Some(byte) = self.rest.first().copied() {
@@ -326,7 +325,7 @@ impl Parser<'_> {
                     digits += 1;
                     numerator = times(numerator, 10)?
                         .checked_add(i128::from(byte - b'0'))
-                        .ok_or(Trouble::Overflow)?;
+                        .ok_or(EvalError::Overflow)?;
                     if in_decimals {
                         denominator = times(denominator, 10)?;
                     }
@@ -337,14 +336,14 @@ impl Parser<'_> {
             self.skip();
         }
         if digits == 0 {
-            return Err(Trouble::Syntax);
+            return Err(EvalError::Syntax);
         }
         Rational::new(numerator, denominator)
     }
 }
 
-fn times(left: i128, right: i128) -> Result<i128, Trouble> {
-    left.checked_mul(right).ok_or(Trouble::Overflow)
+fn times(left: i128, right: i128) -> Result<i128, EvalError> {
+    left.checked_mul(right).ok_or(EvalError::Overflow)
 }
 
 fn gcd(mut left: u128, mut right: u128) -> u128 {
@@ -361,7 +360,7 @@ mod tests {
     fn answer(prose: &str) -> Option<String> {
         find(prose).map(|expression| match expression.value {
             Ok(value) => value.to_string(),
-            Err(trouble) => trouble.to_string(),
+            Err(error) => error.to_string(),
         })
     }
 
@@ -371,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_real_data_sets_are_answered_as_their_ground_truth_says() {
+    fn problems_of_real_data_sets_have_their_ground_truth_as_value() {
         // Prompt and ground truth of reasoning-gym's basic_arithmetic and chain_sum.
         for row in include_str!("arithmetic_rows.txt").lines() {
             let (prompt, truth) = row.split_once('\t').expect("prompt, tab, truth");
@@ -380,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn precedence_signs_and_fractions_are_those_of_arithmetic() {
+    fn precedence_signs_and_fractions_follow_the_rules_of_arithmetic() {
         check("What is 2 + 3 * 4?", "14");
         check("8 - 3 - 2", "3");
         check("100 / 10 / 5", "2");
@@ -421,18 +420,18 @@ mod tests {
     }
 
     #[test]
-    fn deep_nesting_is_refused_and_not_a_full_stack() {
+    fn deep_nesting_is_rejected_without_a_stack_overflow() {
         let deep = format!("{}1 + 1{}", "(".repeat(100_000), ")".repeat(100_000));
         assert_eq!(answer(&deep), None);
-        assert_eq!(evaluate(&"-".repeat(100_000)), Err(Trouble::Syntax));
+        assert_eq!(evaluate(&"-".repeat(100_000)), Err(EvalError::Syntax));
     }
 
     #[test]
-    fn a_spoiled_expression_comes_to_something_else() {
+    fn a_corrupted_expression_has_another_value() {
         for prose in ["2 * 2", "3 + 0", "5 - 5 + 1", "-( 6775 / 271 ) - 4634", "-(4)"] {
             let expression = find(prose).expect("an expression");
             for choice in 0..20 {
-                let wrong = spoiled(&expression, choice);
+                let wrong = corrupted(&expression, choice);
                 let value = evaluate(&wrong);
                 assert!(value.is_ok(), "{wrong}");
                 assert_ne!(value, expression.value, "{wrong}");

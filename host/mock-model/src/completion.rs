@@ -1,26 +1,25 @@
-//! A chat completion as the client reads it, whole: ids, usage, tokens, JSON.
+//! A complete chat completion: ids, usage, tokens, JSON.
 //!
-//! Tokens are made up by a rule anybody can follow: [`TOKEN_BYTES`] bytes are one token,
-//! and a token's id and log-probability are a hash of its bytes. The counts, the ids and the
-//! log-probabilities of one completion agree with each other.
+//! Tokens follow a simple rule: [`TOKEN_BYTES`] bytes are one token, and a token's id and log-probability are
+//! hashes of its bytes. The counts, ids and log-probabilities of a completion agree with each other.
 //!
-//! This module knows no HTTP; `sse` cuts the same completion into pieces.
+//! This module knows no HTTP; `sse` splits the same completion into events.
 
 use serde_json::{Map, Value, json};
 
 use super::reply::Reply;
 use super::request::ChatRequest;
 
-/// The only model there is.
+/// Name of the only model.
 pub(super) const MODEL: &str = "rollout-host-mock";
-/// What every reply says of itself.
+/// Marker of the mock in every completion.
 pub(super) const STAND_IN: &str = "stand-in, not a model";
-/// The counting rule: so many bytes are one token.
+/// Number of bytes in a token.
 const TOKEN_BYTES: usize = 4;
-/// Token ids stay below this, the size of a large model's vocabulary.
+/// Number of token ids, about the vocabulary of a large model.
 const VOCABULARY: u32 = 150_000;
 
-/// A reply with everything around it.
+/// A reply with its metadata.
 #[derive(Debug)]
 pub(super) struct Completion {
     pub(super) id: String,
@@ -32,7 +31,7 @@ pub(super) struct Completion {
 }
 
 impl Completion {
-    /// Puts what the request asked for around a reply. Usage is counted unless given.
+    /// Adds the metadata that the request asks for to a reply. Computes `usage` unless it is passed.
     pub(super) fn new(
         request: &ChatRequest<'_>,
         reply: Reply,
@@ -42,7 +41,8 @@ impl Completion {
     ) -> Self {
         let usage = usage.unwrap_or_else(|| {
             let prompt: usize = request.prompt_texts().map(|text| text.len().div_ceil(TOKEN_BYTES)).sum();
-            let completion: usize = spoken(&reply.message).into_iter().map(|text| tokens(text).count()).sum();
+            let completion: usize =
+                generated_texts(&reply.message).into_iter().map(|text| tokens(text).count()).sum();
             let (prompt, completion) = (prompt.max(1), completion.max(1));
             json!({
                 "prompt_tokens": prompt,
@@ -60,10 +60,10 @@ impl Completion {
         Self { id, created, reply, usage, prompt_token_ids, with_logprobs: request.wants_logprobs() }
     }
 
-    /// The body of a reply that is not streamed.
+    /// Returns the body of a reply that is not streamed.
     pub(super) fn into_json(self) -> Value {
         let mut choice = self.choice("message", &[]);
-        self.add_tokens(&mut choice, &spoken(&self.reply.message));
+        self.add_tokens(&mut choice, &generated_texts(&self.reply.message));
         choice["finish_reason"] = self.reply.finish_reason.into();
         choice["message"] = Value::Object(self.reply.message);
         let mut body = json!({
@@ -81,17 +81,17 @@ impl Completion {
         body
     }
 
-    /// A choice with the tokens of what is said in it, and room for how it ended.
-    pub(super) fn choice(&self, part: &str, said: &[&str]) -> Value {
+    /// Returns a choice with the tokens of `texts` and without a finish reason.
+    pub(super) fn choice(&self, part: &str, texts: &[&str]) -> Value {
         let mut choice = json!({"index": 0, part: {}, "logprobs": null, "finish_reason": null});
-        if !said.is_empty() {
-            self.add_tokens(&mut choice, said);
+        if !texts.is_empty() {
+            self.add_tokens(&mut choice, texts);
         }
         choice
     }
 
-    fn add_tokens(&self, choice: &mut Value, said: &[&str]) {
-        let tokens = || said.iter().flat_map(|text| tokens(text));
+    fn add_tokens(&self, choice: &mut Value, texts: &[&str]) {
+        let tokens = || texts.iter().flat_map(|text| tokens(text));
         if self.with_logprobs {
             let content: Vec<Value> = tokens().map(logprob).collect();
             choice["logprobs"] = json!({"content": content, "refusal": null});
@@ -103,9 +103,8 @@ impl Completion {
     }
 }
 
-/// The texts of a message that count as generated: its content, then each tool call's name
-/// and arguments.
-fn spoken(message: &Map<String, Value>) -> Vec<&str> {
+/// Returns the generated texts of a message: its content, then the name and arguments of each tool call.
+fn generated_texts(message: &Map<String, Value>) -> Vec<&str> {
     let calls = message.get("tool_calls").and_then(Value::as_array);
     let content = message.get("content").and_then(Value::as_str);
     let calls = calls.into_iter().flatten().flat_map(|call| {
@@ -114,7 +113,7 @@ fn spoken(message: &Map<String, Value>) -> Vec<&str> {
     content.into_iter().chain(calls).collect()
 }
 
-/// Cuts a text into tokens: at most [`TOKEN_BYTES`] bytes, and whole characters.
+/// Splits a text into tokens of at most [`TOKEN_BYTES`] bytes, without splitting characters.
 pub(super) fn tokens(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -141,7 +140,7 @@ fn token_id(token: &[u8]) -> u32 {
     hash(token) % VOCABULARY
 }
 
-/// FNV-1a: short, and the same everywhere.
+/// Computes an FNV-1a hash, which is short and the same on every machine.
 fn hash(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
@@ -171,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_completion_has_what_every_client_reads() {
+    fn a_plain_completion_has_the_fields_that_every_client_reads() {
         let body = completion(
             json!({"messages": [{"role": "user", "content": "12345678"}]}),
             json!({"role": "assistant", "content": "hello"}),
@@ -185,7 +184,7 @@ mod tests {
                     "index": 0, "message": {"role": "assistant", "content": "hello"},
                     "logprobs": null, "finish_reason": "stop",
                 }],
-                // The prompt's JSON text has two quotes, so ten bytes.
+                // The prompt's JSON text includes two quotes, so it has ten bytes.
                 "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
             })
         );

@@ -1,7 +1,7 @@
-//! Accepted connections: without Nagle's delay, and with a way to cut them off.
+//! Accepted connections without Nagle's delay, which a script can cut.
 //!
-//! A scripted `disconnect` must look like a server that died, so no response may be
-//! written. The handler cuts the connection's [`Cut`], and the next write fails.
+//! A scripted `disconnect` must look like a crashed server, so no response may be written. The handler sets
+//! the connection's [`Cut`], and the next write fails.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use axum::serve::{IncomingStream, Listener};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 
-/// Ends one connection without another byte.
+/// Handle that cuts one connection before its next byte.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Cut(Arc<AtomicBool>);
 
@@ -38,7 +38,7 @@ impl Connected<IncomingStream<'_, Accept>> for Cut {
     }
 }
 
-/// Accepts connections that can be cut.
+/// Listener for connections that can be cut.
 #[derive(Debug)]
 pub(super) struct Accept(pub(super) TcpListener);
 
@@ -49,7 +49,7 @@ impl Listener for Accept {
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
         let (stream, peer) = Listener::accept(&mut self.0).await;
         if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "a connection keeps Nagle's delay");
+            tracing::debug!(%error, "cannot disable Nagle's algorithm");
         }
         let cut = Cut::default();
         (Connection { stream, cut }, peer)
@@ -60,7 +60,7 @@ impl Listener for Accept {
     }
 }
 
-/// A stream that fails once it is cut.
+/// A stream that fails once its [`Cut`] is set.
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: TcpStream,

@@ -1,5 +1,4 @@
-//! The fuzz target of the stand-in: any body is a request or no request, and what is
-//! streamed for it, joined again, is what was to be said.
+//! Fuzz target of the mock: any body parses or is rejected, and the joined stream equals the reply.
 
 use serde_json::Value;
 
@@ -8,13 +7,13 @@ use super::reply::{self, Turn};
 use super::request::ChatRequest;
 use super::sse;
 
-/// A target: what any bytes are given to.
+/// A fuzz target.
 pub type Target = fn(&[u8]);
 
-/// The targets of this crate, by the names of their programs and of the directories of their corpora.
+/// The crate's targets with the names of their programs and corpora.
 pub const TARGETS: [(&str, Target); 1] = [("mock_model", streamed)];
 
-/// `POST /chat/completions`, read, answered and streamed.
+/// Parses a body as `POST /chat/completions` does, answers and streams it.
 fn streamed(body: &[u8]) {
     let Ok(request) = ChatRequest::parse(body) else { return };
     let text = request.last_user_text();
@@ -25,7 +24,7 @@ fn streamed(body: &[u8]) {
         call_id: "call-1".to_owned(),
     };
     let reply = reply::answer(turn, None);
-    let said = reply.message.get("content").and_then(Value::as_str).unwrap_or_default().to_owned();
+    let reply_text = reply.message.get("content").and_then(Value::as_str).unwrap_or_default().to_owned();
     let completion = Completion::new(&request, reply, None, "id".to_owned(), 7);
     let mut joined = String::new();
     let events = sse::events(&completion, request.wants_usage_chunk());
@@ -38,7 +37,7 @@ fn streamed(body: &[u8]) {
         let chunk: Value = serde_json::from_str(data).expect("an event is JSON");
         joined += chunk["choices"][0]["delta"]["content"].as_str().unwrap_or_default();
     }
-    assert_eq!(joined, said);
+    assert_eq!(joined, reply_text);
 }
 
 #[cfg(test)]

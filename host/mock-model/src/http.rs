@@ -1,8 +1,7 @@
-//! The endpoint: what each route answers, and what a chat call leads to.
+//! Routes of the endpoint and the handling of a chat call.
 //!
-//! A call is taken apart, its outcome decided without waiting for anything ([`App::plan`]),
-//! then the latency waited, then answered. The counters that decide are locked for
-//! microseconds.
+//! A call is parsed, then planned without waiting for anything ([`App::plan`]), then delayed by the latency,
+//! then answered. The counters that planning needs are locked for microseconds.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,15 +26,15 @@ use super::connection::Cut;
 use super::reply::{self, Reply, Slip, Turn};
 use super::request::{BadRequest, ChatRequest};
 use super::rubric;
-use super::script::{Action, Line, Moment};
+use super::script::{Action, CallContext, ScriptLine};
 use super::sse;
 
-/// Said by every response, whatever else it says.
+/// Header of every response.
 const STAND_IN_HEADER: HeaderName = HeaderName::from_static("x-rollout-host-mock");
-/// A conversation of a million tokens has room in it; more is a mistake of the client.
+/// Maximum size of a request, enough for a conversation of a million tokens.
 const BODY_BYTES_MAX: usize = 32 << 20;
 
-/// The endpoint's routes. They need [`Cut`] as connect info.
+/// Returns the endpoint's routes. They need [`Cut`] as connect info.
 pub(super) fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(chat))
@@ -46,40 +45,40 @@ pub(super) fn router(app: Arc<App>) -> Router {
         .fallback(unknown_route)
         .method_not_allowed_fallback(unknown_method)
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
-        .layer(map_response(say_stand_in))
+        .layer(map_response(mark_as_mock))
         .with_state(app)
 }
 
-/// What all calls share, until the server ends.
+/// State that all calls share.
 #[derive(Debug)]
 pub(super) struct App {
     settings: MockModelSettings,
-    /// Whether anything depends on which call of a rollout this is.
-    counts: bool,
-    memory: Mutex<Memory>,
+    /// Whether replies depend on the number of the call within its rollout.
+    needs_call_number: bool,
+    counters: Mutex<CallCounters>,
     calls: AtomicU64,
-    /// Ends waits that nothing else would end.
+    /// Aborts the waits of calls when the server stops.
     stop: CancellationToken,
 }
 
-/// How often what was asked. Each map is bounded.
+/// Bounded counters of earlier calls.
 #[derive(Debug)]
-struct Memory {
+struct CallCounters {
     /// Calls by rollout and sample.
     calls: Counters<u128>,
-    /// Calls that look alike: rollout, sample, last user text, number of messages.
+    /// Calls that look the same: by rollout, sample, last user text and number of messages.
     alike: Counters<u128>,
-    /// Lines of the script played, by line and rollout.
+    /// Plays of script lines, by line and rollout.
     played: Counters<(usize, u128)>,
 }
 
-/// Who calls, as far as the headers say.
+/// Identity of the caller, from the request headers.
 struct Caller<'a> {
     rollout_id: &'a str,
     sample_id: &'a str,
 }
 
-/// What a call leads to, after a delay.
+/// The planned outcome of a call and the delay before it.
 struct Plan {
     delay: Duration,
     outcome: Outcome,
@@ -103,7 +102,7 @@ async fn chat(
         Err(rejection) => return refuse(rejection.status(), &rejection.body_text(), None, None),
     };
     let Plan { delay, outcome } = match ChatRequest::parse(&body) {
-        Ok(request) => app.plan(&request, &Caller::of(&headers), number),
+        Ok(request) => app.plan(&request, &Caller::from_headers(&headers), number),
         Err(error) => return error.into_response(),
     };
     drop(body);
@@ -143,28 +142,30 @@ async fn unknown_route(uri: Uri) -> Response {
 }
 
 async fn unknown_method(uri: Uri) -> Response {
-    let message = format!("{} takes another method", uri.path());
+    let message = format!("{} does not support this method", uri.path());
     let code = Some("method_not_allowed");
     refuse(StatusCode::METHOD_NOT_ALLOWED, &message, None, code)
 }
 
-async fn say_stand_in(mut response: Response) -> Response {
+async fn mark_as_mock(mut response: Response) -> Response {
     response.headers_mut().insert(STAND_IN_HEADER, HeaderValue::from_static(STAND_IN));
     response
 }
 
 impl App {
     pub(super) fn new(settings: MockModelSettings, stop: CancellationToken) -> Self {
-        let counts = settings.script.is_some() || settings.error_rate > 0.0 || settings.failure_rate > 0.0;
-        let memory = Memory { calls: Counters::new(), alike: Counters::new(), played: Counters::new() };
-        Self { settings, counts, memory: Mutex::new(memory), calls: AtomicU64::new(0), stop }
+        let needs_call_number =
+            settings.script.is_some() || settings.error_rate > 0.0 || settings.failure_rate > 0.0;
+        let counters =
+            CallCounters { calls: Counters::new(), alike: Counters::new(), played: Counters::new() };
+        Self { settings, needs_call_number, counters: Mutex::new(counters), calls: AtomicU64::new(0), stop }
     }
 
     pub(super) fn calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// Decides what a call leads to. `number` tells completions apart.
+    /// Plans the outcome of a call. `number` makes completion ids unique.
     fn plan(&self, request: &ChatRequest<'_>, caller: &Caller<'_>, number: u64) -> Plan {
         let text = request.last_user_text();
         let call = self.count_call(caller);
@@ -182,13 +183,13 @@ impl App {
         Plan { delay: self.settings.latency, outcome: Outcome::Respond(response) }
     }
 
-    /// Which call of this rollout and sample it is, from 1.
+    /// Returns the number of the call within its rollout and sample, from 1.
     fn count_call(&self, caller: &Caller<'_>) -> u64 {
-        if !self.counts {
+        if !self.needs_call_number {
             return 1;
         }
         let key = Dice::roll(0, "caller", &caller.about()).key();
-        self.memory().calls.count(key) + 1
+        self.counters().calls.count(key) + 1
     }
 
     fn scripted(
@@ -197,18 +198,19 @@ impl App {
         caller: &Caller<'_>,
         text: &str,
         call: u64,
-    ) -> Option<&Line> {
+    ) -> Option<&ScriptLine> {
         let script = self.settings.script.as_ref()?;
-        let moment = Moment { text, rollout_id: caller.rollout_id, call, has_tools: request.has_tools() };
+        let call_context =
+            CallContext { text, rollout_id: caller.rollout_id, call, has_tools: request.has_tools() };
         let rollout = Dice::roll(0, "rollout", &[caller.rollout_id.as_bytes()]).key();
-        // Picked and counted under one lock, so that `times` holds for calls at once.
-        let mut memory = self.memory();
-        let (index, line) = script.pick(&moment, |line| memory.played.get(&(line, rollout)))?;
-        memory.played.count((index, rollout));
+        // One lock covers selection and count, so that `times` holds for concurrent calls.
+        let mut counters = self.counters();
+        let (index, line) = script.pick(&call_context, |line| counters.played.get(&(line, rollout)))?;
+        counters.played.count((index, rollout));
         Some(line)
     }
 
-    /// The seeded failure. A retry is another call, so it may succeed.
+    /// Returns the seeded failure, if there is one. A retry is another call, so it may succeed.
     fn failure(&self, caller: &Caller<'_>, text: &str, call: u64) -> Option<Response> {
         if self.settings.failure_rate <= 0.0 {
             return None;
@@ -219,7 +221,7 @@ impl App {
         if !dice.happens(0, self.settings.failure_rate) {
             return None;
         }
-        let message = "the stand-in fails now and then, as it was told to";
+        let message = "simulated failure of the mock model (failure rate)";
         let code = Some("seeded_failure");
         let mut response = refuse(StatusCode::SERVICE_UNAVAILABLE, message, None, code);
         let after = ["0", "1"][(dice.word(1) % 2) as usize];
@@ -232,7 +234,7 @@ impl App {
         let [rollout, sample] = caller.about();
         let messages = request.message_count().to_le_bytes();
         let about = [rollout, sample, text.as_bytes(), &messages];
-        if let Some(range) = rubric::range_asked_for(request.response_format()) {
+        if let Some(range) = rubric::requested_range(request.response_format()) {
             return rubric::rate(text, range, self.slip(about).is_some());
         }
         let calculator = request.calculator();
@@ -244,14 +246,14 @@ impl App {
         reply::answer(turn, self.slip(about))
     }
 
-    /// The seeded mistake. Calls that look alike are counted, so that several at once differ,
-    /// and the first of them is the same whatever else goes on.
+    /// Returns the seeded mistake, if there is one. Calls that look the same are numbered, so that concurrent
+    /// calls differ and the first is the same in every run.
     fn slip(&self, about: [&[u8]; 4]) -> Option<Slip> {
         if self.settings.error_rate <= 0.0 {
             return None;
         }
         let alike = Dice::roll(0, "alike", &about).key();
-        let before = self.memory().alike.count(alike);
+        let before = self.counters().alike.count(alike);
         let [rollout, sample, text, messages] = about;
         let about = [rollout, sample, text, messages, &before.to_le_bytes()];
         let dice = self.dice("mistake", &about);
@@ -266,14 +268,14 @@ impl App {
         Dice::roll(self.settings.seed, purpose, about)
     }
 
-    fn memory(&self) -> MutexGuard<'_, Memory> {
-        // Counters are whole after every step, so a panic elsewhere does not spoil them.
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    fn counters(&self) -> MutexGuard<'_, CallCounters> {
+        // Counters are consistent after every step, so a poisoned lock is safe to use.
+        self.counters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<'a> Caller<'a> {
-    fn of(headers: &'a HeaderMap) -> Self {
+    fn from_headers(headers: &'a HeaderMap) -> Self {
         let read = |name: &str| {
             let value = headers.get(name).and_then(|value| value.to_str().ok());
             value.unwrap_or_default()
@@ -286,11 +288,11 @@ impl<'a> Caller<'a> {
     }
 }
 
-fn play(line: &Line, request: &ChatRequest<'_>, id: String) -> Outcome {
+fn play(line: &ScriptLine, request: &ChatRequest<'_>, id: String) -> Outcome {
     let mut response = match &line.action {
         Action::Hang => return Outcome::Hang,
         Action::Disconnect => return Outcome::Disconnect,
-        Action::Refuse(status) => {
+        Action::Fail(status) => {
             let message = format!("scripted {status}");
             refuse(*status, &message, None, Some("scripted"))
         }
@@ -298,7 +300,7 @@ fn play(line: &Line, request: &ChatRequest<'_>, id: String) -> Outcome {
             let headers = [(header::CONTENT_TYPE, content_type.clone())];
             (*status, headers, body.clone()).into_response()
         }
-        Action::Say { status, reply, usage } => {
+        Action::Complete { status, reply, usage } => {
             let mut response = complete(request, reply.clone(), usage.clone(), id);
             *response.status_mut() = *status;
             response
@@ -324,7 +326,7 @@ fn complete(request: &ChatRequest<'_>, reply: Reply, usage: Option<Value>, id: S
     (headers, Body::from_stream(stream::iter(events))).into_response()
 }
 
-/// Ends the connection. The response is never written.
+/// Closes the connection. The returned response is never written.
 fn disconnect(cut: &Cut) -> Response {
     cut.cut();
     StatusCode::INTERNAL_SERVER_ERROR.into_response()
@@ -337,7 +339,7 @@ impl IntoResponse for BadRequest {
     }
 }
 
-/// The only producer of error bodies.
+/// Returns a response with an error body. All error bodies are built here.
 fn refuse(status: StatusCode, message: &str, param: Option<&str>, code: Option<&str>) -> Response {
     let kind = match status {
         StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",

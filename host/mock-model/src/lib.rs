@@ -1,25 +1,23 @@
-//! An OpenAI-compatible chat endpoint that stands in for a model, and says so.
+//! A stand-in for a model: an OpenAI-compatible chat endpoint that is clearly marked as a mock.
 //!
-//! It understands arithmetic well enough to call an offered calculator tool and to answer,
-//! with seeded mistakes, so that a demonstration shows real tool calls and a mixed reward; and
-//! it stands in for a judge where a schema asks for a score with an explanation. For tests it
-//! plays a script. Every response carries `x-rollout-host-mock`, and every
-//! completion says in `system_fingerprint` that no model made it.
+//! The mock evaluates arithmetic. It calls a calculator tool if the request offers one and answers with
+//! seeded mistakes, so that a demonstration shows real tool calls and mixed rewards. If a schema asks for a
+//! score with an explanation, the mock answers as a judge. For tests it plays a script. Every response has
+//! the header `x-rollout-host-mock`, and every completion names the mock in `system_fingerprint`.
 //!
-//! | file | what it does |
+//! | file | contents |
 //! |---|---|
-//! | `http` | routes; what a call leads to |
-//! | `connection` | accepted connections, which can be cut |
-//! | `request` | what the client asked: last user text, tool result, calculator |
-//! | `reply` | what is said |
-//! | `completion`, `sse` | how it is said, whole and streamed |
-//! | `rubric` | the rating that a judge would give |
-//! | `arithmetic` | expressions in prose, worked out exactly |
+//! | `http` | routes and the planning of a call |
+//! | `connection` | accepted connections, which a script can cut |
+//! | `request` | parsing: last user text, tool result, calculator tool |
+//! | `reply` | the assistant message |
+//! | `completion`, `sse` | the response body, whole and streamed |
+//! | `rubric` | the rating of a judge |
+//! | `arithmetic` | exact evaluation of expressions in prose |
 //! | `chance` | seeded dice and bounded counters |
 //! | `script` | scripted replies |
 //!
-//! It owns its listener and its connections. It knows nothing of
-//! rollouts, except that two headers name them.
+//! The mock owns its listener and its connections. It knows rollouts only by two request headers.
 
 mod arithmetic;
 mod chance;
@@ -47,51 +45,51 @@ use tokio_util::sync::CancellationToken;
 
 pub use script::{Script, ScriptError};
 
-/// How long [`MockModel::run_until`] waits for requests under way to be answered. They are
-/// cut off at once where they hang or wait, so only a client that reads slowly takes time.
+/// Longest wait of [`MockModel::run_until`] for requests in flight. Calls that hang or wait for their latency
+/// are aborted at once, so only a client that reads slowly takes time.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
 
-/// How the stand-in behaves.
+/// Settings of the mock.
 #[derive(Clone, Debug, Default)]
 pub struct MockModelSettings {
-    /// Waited before each chat call is answered.
+    /// Delay before each chat call is answered.
     pub latency: Duration,
-    /// How likely a reply has a mistake in it, 0 to 1. The same rollout id, sample id and
-    /// question make the same mistakes under the same seed.
+    /// Probability of a mistake in a reply, 0 to 1. The same seed, rollout id, sample id and question give
+    /// the same mistakes.
     pub error_rate: f64,
-    /// How likely a chat call is answered by 503 with `Retry-After`, 0 to 1.
+    /// Probability that a chat call fails with 503 and `Retry-After`, 0 to 1.
     pub failure_rate: f64,
-    /// Decides which replies have mistakes and which calls fail.
+    /// Seed of mistakes and failures.
     pub seed: u64,
-    /// Replies to give before arithmetic is tried.
+    /// Scripted replies, which take precedence over arithmetic.
     pub script: Option<Script>,
 }
 
-/// Why the stand-in did not start. The operator must change a setting.
+/// Error of starting the mock. The operator must change a setting.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The address is taken, or not this machine's.
+    /// The address is in use or not an address of this machine.
     #[error("cannot listen on {address}")]
     Listen {
-        /// Where it was to listen.
+        /// The requested address.
         address: SocketAddr,
-        /// What the system said.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// A rate that is no probability.
+    /// A rate is not a probability.
     #[error("the {name} must be between 0 and 1, not {value}")]
     Rate {
-        /// Which rate, as in `error rate`.
+        /// Name of the rate, such as `error rate`.
         name: &'static str,
-        /// What it was set to.
+        /// Value of the rate.
         value: f64,
     },
 }
 
-/// A running stand-in. When this is dropped it listens no longer, calls that hang or wait are cut
-/// off, and every connection ends with the request it is on.
+/// A running mock. Dropping it closes the listener, aborts calls that hang or wait, and closes every
+/// connection after its current request.
 #[derive(Debug)]
 pub struct MockModel {
     address: SocketAddr,
@@ -101,11 +99,11 @@ pub struct MockModel {
 }
 
 impl MockModel {
-    /// Listens, and serves on the current runtime. Port 0 takes any free port.
+    /// Listens on an address and serves on the current runtime. Port 0 means any free port.
     ///
     /// # Errors
     ///
-    /// The address cannot be listened on, or a rate is not a probability.
+    /// Fails if the address cannot be listened on or a rate is not a probability.
     pub async fn start(listen: SocketAddr, settings: MockModelSettings) -> Result<Self, StartError> {
         check_rate("error rate", settings.error_rate)?;
         check_rate("failure rate", settings.failure_rate)?;
@@ -120,16 +118,16 @@ impl MockModel {
             .with_graceful_shutdown(stop.clone().cancelled_owned());
         let server = tokio::spawn(async move {
             if let Err(error) = server.await {
-                tracing::error!(%error, "the stand-in model's server ended");
+                tracing::error!(%error, "the mock model's server failed");
             }
         });
         Ok(Self { address, app, stop, server: Some(server) })
     }
 
-    /// What a client is given as its base URL, as in `http://127.0.0.1:8000/v1`.
+    /// Returns the base URL for clients, such as `http://127.0.0.1:8000/v1`.
     pub fn base_url(&self) -> String {
         let mut address = self.address;
-        // A client cannot connect to "every address".
+        // A client cannot connect to the unspecified address.
         if address.ip().is_unspecified() {
             address.set_ip(match address.ip() {
                 IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
@@ -139,32 +137,32 @@ impl MockModel {
         format!("http://{address}/v1")
     }
 
-    /// Where it listens, with the port it got.
+    /// Returns the address with the actual port.
     pub fn addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// Chat calls taken so far, whatever became of them; one that hangs is counted.
+    /// Returns the number of chat calls received so far, including those that failed or hang.
     pub fn calls(&self) -> u64 {
         self.app.calls()
     }
 
-    /// Serves until `shutdown` is ready, then answers what can be answered at once and ends.
-    /// Calls that hang or wait for their latency are cut off.
+    /// Serves until `shutdown` completes, then finishes requests in flight. Calls that hang or wait for their
+    /// latency are aborted.
     pub async fn run_until(mut self, shutdown: impl Future<Output = ()>) {
         shutdown.await;
         self.stop.cancel();
         if let Some(server) = self.server.take()
             && tokio::time::timeout(DRAIN_MAX, server).await.is_err()
         {
-            tracing::warn!("the stand-in model ended with requests under way");
+            tracing::warn!("the mock model stopped with requests in flight");
         }
     }
 }
 
 impl Drop for MockModel {
     fn drop(&mut self) {
-        // Frees the port and ends the waits; each connection ends by itself after that.
+        // Frees the port and ends the waits. Each connection then closes by itself.
         self.stop.cancel();
     }
 }

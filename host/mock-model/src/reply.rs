@@ -1,60 +1,60 @@
-//! What the stand-in says: a tool call, an answer, or that it knows arithmetic only.
+//! The mock's reply: a tool call, an answer, or a statement that it only knows arithmetic.
 //!
-//! [`answer`] is a function of the conversation and of the slip it is to make. It
-//! knows no HTTP, no clock and no chance.
+//! [`answer`] is a function of the conversation and of the mistake to make. It knows no HTTP, no clock and no
+//! randomness.
 
 use serde_json::{Map, Value, json};
 
 use super::arithmetic::{self, Expression, Rational};
 use super::request::Calculator;
 
-/// Said when there is nothing to calculate.
+/// Reply to a message without an expression.
 pub(super) const NOTHING_TO_DO: &str = "I am a stand-in, not a model. I only know arithmetic, \
      and I find no arithmetic in your message.";
-/// Words by which a tool's result says that it is none.
-const TROUBLE_WORDS: [&str; 6] = ["error", "exception", "traceback", "invalid", "failed", "malformed"];
+/// Words that mark a tool's result as an error.
+const ERROR_WORDS: [&str; 6] = ["error", "exception", "traceback", "invalid", "failed", "malformed"];
 
-/// An assistant message, with why it ended.
+/// An assistant message and its finish reason.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Reply {
     pub(super) message: Map<String, Value>,
     pub(super) finish_reason: String,
 }
 
-/// What the stand-in knows of the conversation.
+/// The part of a conversation that determines the reply.
 pub(super) struct Turn<'a> {
     /// The last user message.
     pub(super) text: &'a str,
     pub(super) calculator: Option<Calculator>,
-    /// What the tool said after that message, if it was called.
+    /// Result of the tool call after that message, if there was one.
     pub(super) tool_result: Option<String>,
-    /// The id of a tool call, if one is made.
+    /// Id for the tool call, if the reply makes one.
     pub(super) call_id: String,
 }
 
-/// A mistake to make in this turn.
+/// A mistake to make in this reply.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slip {
-    /// Picks one of the mistakes that the turn allows.
+    /// Selects one of the mistakes that are possible here.
     pub(super) kind: u64,
-    /// Picks its size.
+    /// Selects the size of the mistake.
     pub(super) size: u64,
-    /// Whether this turn is a repetition: then malformed JSON is not sent again.
+    /// Whether this call repeats an earlier one, in which case malformed JSON is not sent again.
     pub(super) repeated: bool,
 }
 
-/// Answers one turn, with the slip if one is given and the turn allows it.
+/// Answers one turn, with a slip if one is passed and the turn allows it.
 pub(super) fn answer(turn: Turn<'_>, slip: Option<Slip>) -> Reply {
     let expression = arithmetic::find(turn.text);
     match (turn.tool_result, expression, turn.calculator) {
         (Some(result), expression, _) => match (read_result(&result), expression) {
-            (Some(result), _) => stop(say(&result, slip)),
-            // The tool refused: what was wrong before is put right now.
-            (None, Some(expression)) => stop(say_own(&expression, None)),
+            (Some(result), _) => stop(format_answer(&result, slip)),
+            // The tool reported an error, so this attempt is correct.
+            (None, Some(expression)) => stop(answer_directly(&expression, None)),
             (None, None) => stop(NOTHING_TO_DO.to_owned()),
         },
         (None, Some(expression), Some(tool)) => call(&expression, tool, turn.call_id, slip),
-        (None, Some(expression), None) => stop(say_own(&expression, slip)),
+        (None, Some(expression), None) => stop(answer_directly(&expression, slip)),
         (None, None, _) => stop(NOTHING_TO_DO.to_owned()),
     }
 }
@@ -68,15 +68,15 @@ fn stop(content: String) -> Reply {
 
 fn call(expression: &Expression, tool: Calculator, id: String, slip: Option<Slip>) -> Reply {
     let text = match slip {
-        Some(slip) if !is_malformed(slip) => arithmetic::spoiled(expression, slip.size),
+        Some(slip) if !is_malformed(slip) => arithmetic::corrupted(expression, slip.size),
         _ => expression.text.clone(),
     };
     let mut arguments = Map::new();
     arguments.insert(tool.property, text.into());
-    arguments.extend(tool.others);
+    arguments.extend(tool.placeholders);
     let mut arguments = Value::Object(arguments).to_string();
     if slip.is_some_and(is_malformed) {
-        // The end is missing, as when a model runs out of tokens.
+        // The end is cut off, as when a model runs out of tokens.
         arguments.truncate(arguments.len() - 2);
     }
     let message = json!({
@@ -92,21 +92,20 @@ fn call(expression: &Expression, tool: Calculator, id: String, slip: Option<Slip
     Reply { message, finish_reason: "tool_calls".to_owned() }
 }
 
-/// One slip in three, the first time.
+/// Returns whether the slip is malformed JSON: one in three, and only at the first attempt.
 fn is_malformed(slip: Slip) -> bool {
     !slip.repeated && slip.kind.is_multiple_of(3)
 }
 
-fn say_own(expression: &Expression, slip: Option<Slip>) -> String {
+fn answer_directly(expression: &Expression, slip: Option<Slip>) -> String {
     match expression.value {
-        Ok(value) => say(&value.to_string(), slip),
-        Err(trouble) => format!("I cannot calculate {}: {trouble}.", expression.text),
+        Ok(value) => format_answer(&value.to_string(), slip),
+        Err(error) => format!("I cannot calculate {}: {error}.", expression.text),
     }
 }
 
-/// The answer as the task asks for it. A slip forgets the marker one time in three, and
-/// is off by a little otherwise.
-fn say(result: &str, slip: Option<Slip>) -> String {
+/// Formats the answer as the task requires. One slip in three omits the marker; the others change the number.
+fn format_answer(result: &str, slip: Option<Slip>) -> String {
     let wrong =
         slip.filter(|slip| !slip.kind.is_multiple_of(3)).and_then(|slip| off_by_a_little(result, slip.size));
     match (slip, wrong) {
@@ -123,17 +122,17 @@ fn off_by_a_little(result: &str, size: u64) -> Option<String> {
     Some(value.plus(Rational::whole(amount)).ok()?.to_string())
 }
 
-/// The number in a tool's result: all of it, a field of it, or the last in its text.
-/// None if the tool reports trouble.
+/// Extracts the number from a tool's result: the whole result, one of its fields, or the last word of its
+/// text. Returns `None` if the tool reports an error.
 fn read_result(result: &str) -> Option<String> {
     let result = result.trim();
     match serde_json::from_str(result) {
         Ok(Value::Object(fields)) => {
-            let trouble = fields.get("error").is_some_and(|error| !error.is_null());
+            let error = fields.get("error").is_some_and(|error| !error.is_null());
             let value = ["result", "value", "answer", "output"]
                 .iter()
                 .find_map(|key| fields.get(*key))
-                .filter(|_| !trouble)?;
+                .filter(|_| !error)?;
             match value {
                 Value::String(text) => read_text(text),
                 Value::Number(number) => read_text(&number.to_string()),
@@ -147,14 +146,14 @@ fn read_result(result: &str) -> Option<String> {
 
 fn read_text(text: &str) -> Option<String> {
     let lower = text.to_lowercase();
-    if TROUBLE_WORDS.iter().any(|word| lower.contains(word)) {
+    if ERROR_WORDS.iter().any(|word| lower.contains(word)) {
         return None;
     }
     let number = text
         .split(|c: char| c.is_whitespace() || "=:,;`'\"()[]$*".contains(c))
         .map(|word| word.trim_end_matches('.'))
         .rfind(|word| word.parse::<f64>().is_ok_and(f64::is_finite))?;
-    // A tool that counts in floats says -4659.0; a model would not.
+    // A tool that computes with floats returns -4659.0; a model would drop the fraction.
     Some(match arithmetic::evaluate(number) {
         Ok(value) => value.to_string(),
         Err(_) => number.to_owned(),
@@ -166,7 +165,11 @@ mod tests {
     use super::*;
 
     fn calculator() -> Calculator {
-        Calculator { name: "calculator".to_owned(), property: "expression".to_owned(), others: Map::new() }
+        Calculator {
+            name: "calculator".to_owned(),
+            property: "expression".to_owned(),
+            placeholders: Map::new(),
+        }
     }
 
     fn reply(text: &str, tool: bool, result: Option<&str>, slip: Option<Slip>) -> Reply {
@@ -192,14 +195,14 @@ mod tests {
     }
 
     #[test]
-    fn without_a_tool_the_answer_comes_at_once() {
+    fn without_a_tool_the_answer_is_immediate() {
         let reply = reply("What is 6 * 7?", false, None, None);
         assert_eq!(content(&reply), "The result is 42.\n#### 42");
         assert_eq!(reply.finish_reason, "stop");
     }
 
     #[test]
-    fn with_a_tool_the_expression_goes_to_it_first() {
+    fn with_a_tool_the_expression_is_passed_to_it_first() {
         let reply = reply("What is 6 * 7?", true, None, None);
         assert_eq!(
             Value::Object(reply.message),
@@ -212,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tools_result_is_the_answer_and_its_trouble_is_not() {
+    fn a_tools_result_becomes_the_answer_unless_it_is_an_error() {
         let check = |result: &str, expected: &str| {
             let reply = reply("What is 6 * 7?", true, Some(result), None);
             let expected = format!("The result is {expected}.\n#### {expected}");
@@ -235,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_calculated_is_said() {
+    fn a_question_that_cannot_be_calculated_gets_an_explanation() {
         let check = |prose: &str, expected: &str| {
             let reply = reply(prose, false, None, None);
             assert_eq!(content(&reply), expected, "{prose}");

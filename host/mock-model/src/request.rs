@@ -1,7 +1,7 @@
-//! A chat completion request, as far as the stand-in reads it.
+//! The fields of a chat completion request that the mock reads.
 //!
-//! Messages and schemas stay raw JSON until somebody asks for their text: in a long
-//! conversation only the last few messages matter.
+//! Messages and schemas stay raw JSON until their text is needed: in a long conversation only the last few
+//! messages matter.
 //!
 //! This module knows no reply.
 
@@ -9,27 +9,27 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-/// Property names that promise an expression, whatever the tool is called.
+/// Names of properties that take an expression, whatever the tool's name.
 const EXPRESSION_NAMES: [&str; 6] =
     ["expression", "expr", "formula", "equation", "calculation", "arithmetic"];
-/// Property names that may be one, if no tool offers better.
+/// Names of properties that may take an expression if no tool has a better one.
 const INPUT_NAMES: [&str; 4] = ["input", "query", "text", "problem"];
-/// Words in a tool's name or description that make its only string an expression.
+/// Words in a tool's name or description that mark its only string as an expression.
 const TOOL_WORDS: [&str; 3] = ["calc", "arith", "eval"];
 
-/// Why a request cannot be answered; the client must change it.
+/// Reason why a request cannot be answered. The client must change the request.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BadRequest {
     #[error("the body is not a chat completion request: {0}")]
     Json(#[from] serde_json::Error),
     #[error("you must provide at least one message")]
     NoMessages,
-    #[error("the stand-in gives one choice, not {0}")]
+    #[error("the mock returns one choice, not {0}")]
     Choices(u64),
 }
 
 impl BadRequest {
-    /// The request's field at fault, if it is one.
+    /// Returns the field at fault, if a single field is.
     pub(super) fn param(&self) -> Option<&'static str> {
         match self {
             Self::Json(_) => None,
@@ -47,7 +47,7 @@ impl BadRequest {
     }
 }
 
-/// What the client asked for.
+/// A chat completion request.
 #[derive(Debug, Deserialize)]
 pub(super) struct ChatRequest<'a> {
     #[serde(borrow)]
@@ -93,14 +93,14 @@ struct StreamOptions {
     include_usage: Option<bool>,
 }
 
-/// A tool that takes an expression.
+/// A tool that evaluates expressions.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Calculator {
     pub(super) name: String,
     /// The property that takes the expression.
     pub(super) property: String,
-    /// Every other property that must be there, with something harmless in it.
-    pub(super) others: Map<String, Value>,
+    /// Placeholder values for the other required properties.
+    pub(super) placeholders: Map<String, Value>,
 }
 
 impl<'a> ChatRequest<'a> {
@@ -131,7 +131,7 @@ impl<'a> ChatRequest<'a> {
         self.return_token_ids == Some(true)
     }
 
-    /// The form that the reply is to have.
+    /// Returns the required format of the reply.
     pub(super) fn response_format(&self) -> Option<&'a RawValue> {
         self.response_format
     }
@@ -140,24 +140,24 @@ impl<'a> ChatRequest<'a> {
         self.messages().len()
     }
 
-    /// Whether any tool is on offer, of use to the stand-in or not.
+    /// Returns whether the request offers any tool.
     pub(super) fn has_tools(&self) -> bool {
         self.tools.as_ref().is_some_and(|tools| !tools.is_empty()) && !self.forbids_tools()
     }
 
-    /// What the last user message says; nothing if there is none.
+    /// Returns the text of the last user message, or an empty text.
     pub(super) fn last_user_text(&self) -> String {
         self.last_user().map(|at| text_of(self.messages()[at].content)).unwrap_or_default()
     }
 
-    /// What the last tool said after the last user message.
+    /// Returns the last tool result after the last user message.
     pub(super) fn tool_result(&self) -> Option<String> {
         let after = self.last_user().map_or(0, |at| at + 1);
         let result = self.messages()[after..].iter().rfind(|message| message.role == "tool")?;
         Some(text_of(result.content))
     }
 
-    /// The offered tool that most likely takes an expression.
+    /// Returns the offered tool that most likely evaluates expressions.
     pub(super) fn calculator(&self) -> Option<Calculator> {
         if self.forbids_tools() {
             return None;
@@ -169,12 +169,12 @@ impl<'a> ChatRequest<'a> {
             .filter_map(|tool| tool.function.as_ref())
             .filter(|function| wanted.as_ref().is_none_or(|name| *name == function.name))
             .filter_map(read_tool)
-            // Of equals the first: `min_by_key` keeps it.
+            // `min_by_key` returns the first of equal tools.
             .min_by_key(|(rank, _)| *rank)
             .map(|(_, calculator)| calculator)
     }
 
-    /// The JSON text of every message's content and tool calls: what the prompt costs.
+    /// Returns the JSON texts of all contents and tool calls, which make up the prompt's length.
     pub(super) fn prompt_texts(&self) -> impl Iterator<Item = &'a str> {
         self.messages()
             .iter()
@@ -195,14 +195,14 @@ impl<'a> ChatRequest<'a> {
         self.tool_choice.is_some_and(|choice| choice.get() == r#""none""#)
     }
 
-    /// The tool that `tool_choice` names, if it names one.
+    /// Returns the tool that `tool_choice` names, if it names one.
     fn named_tool(&self) -> Option<String> {
         let choice: Value = serde_json::from_str(self.tool_choice?.get()).ok()?;
         Some(choice.pointer("/function/name")?.as_str()?.to_owned())
     }
 }
 
-/// The text of a content that is a string or a list of parts.
+/// Extracts the text from a content, which is a string or a list of parts.
 fn text_of(content: Option<&RawValue>) -> String {
     let content = content.map(|content| serde_json::from_str(content.get()));
     match content {
@@ -214,7 +214,7 @@ fn text_of(content: Option<&RawValue>) -> String {
     }
 }
 
-/// How likely a tool takes an expression (0 is best), and how to call it.
+/// Returns how likely a tool evaluates expressions (0 is best) and how to call it.
 fn read_tool(function: &Function<'_>) -> Option<(u8, Calculator)> {
     let parameters: Value = serde_json::from_str(function.parameters?.get()).ok()?;
     let properties = parameters.get("properties")?.as_object()?;
@@ -233,7 +233,7 @@ fn read_tool(function: &Function<'_>) -> Option<(u8, Calculator)> {
     let calculator = Calculator {
         name: function.name.clone(),
         property: property.clone(),
-        others: required_besides(property, &parameters, properties),
+        placeholders: required_except(property, &parameters, properties),
     };
     Some((rank, calculator))
 }
@@ -244,8 +244,8 @@ fn sounds_like_arithmetic(function: &Function<'_>) -> bool {
     TOOL_WORDS.iter().any(|word| words.contains(word))
 }
 
-/// Strict schemas require every property, so each of the others gets a value too.
-fn required_besides(
+/// Returns placeholder values for the other required properties. A strict schema requires all of them.
+fn required_except(
     property: &str,
     parameters: &Value,
     properties: &Map<String, Value>,
@@ -261,7 +261,7 @@ fn required_besides(
         .collect()
 }
 
-/// A value that the schema of a property most likely takes.
+/// Returns a value that a property's schema most likely accepts.
 fn filler(schema: Option<&Value>) -> Value {
     let Some(schema) = schema else {
         return Value::Null;
@@ -280,7 +280,7 @@ fn filler(schema: Option<&Value>) -> Value {
     })
 }
 
-/// Whether a schema allows the type, by `type` or in one of its alternatives.
+/// Returns whether a schema allows the type, by `type` or in one of its alternatives.
 fn has_type(schema: &Value, wanted: &str) -> bool {
     match schema.get("type") {
         Some(Value::String(name)) => name == wanted,
@@ -289,7 +289,7 @@ fn has_type(schema: &Value, wanted: &str) -> bool {
             .iter()
             .filter_map(|key| schema.get(key)?.as_array())
             .flatten()
-            // One level: an alternative within an alternative is not a plain string.
+            // Only one level: an alternative within an alternative is not a plain string.
             .any(|schema| schema.get("type").is_some_and(|name| name == wanted)),
     }
 }
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tool_that_most_likely_takes_an_expression_is_found() {
+    fn the_tool_that_most_likely_evaluates_expressions_is_chosen() {
         let string = json!({"type": "string"});
         let number = json!({"type": "number"});
         check(json!([]), None);
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn required_properties_get_values_that_their_schemas_take() {
+    fn required_properties_get_values_that_their_schemas_accept() {
         let parameters = json!({
             "required": ["expression", "unit", "digits", "exact", "note", "mode", "list"],
             "properties": {
@@ -385,7 +385,7 @@ mod tests {
         let tools = json!([{"function": {"name": "f", "parameters": parameters}}]);
         let found = calculator(tools, Value::Null).expect("a calculator");
         assert_eq!(
-            Value::Object(found.others),
+            Value::Object(found.placeholders),
             json!({"unit": null, "digits": 2, "exact": false, "note": "", "mode": "plain", "list": []})
         );
     }
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_cannot_be_answered_says_why() {
+    fn an_unanswerable_request_is_rejected_with_the_field_at_fault() {
         let check = |body: &str, code: &str, param: Option<&str>| {
             let error = ChatRequest::parse(body.as_bytes()).expect_err(body);
             assert_eq!((error.code(), error.param()), (code, param), "{body}");

@@ -1,7 +1,7 @@
-//! The stand-in as a judge: it gives a rating where a schema asks for one.
+//! The mock as a judge: a rating if a schema asks for one.
 //!
-//! It reads no rubric. The candidate gets the highest score where the ground truth is in it,
-//! word for word, and the lowest where it is not.
+//! The mock ignores the rubric. The candidate gets the highest score if it contains the words of the ground
+//! truth, and the lowest otherwise.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -9,9 +9,8 @@ use serde_json::{Value, json};
 
 use super::reply::Reply;
 
-/// The range of scores that a rating's schema asks for; none where it is about something
-/// else.
-pub(super) fn range_asked_for(response_format: Option<&RawValue>) -> Option<(f64, f64)> {
+/// Returns the range of scores in the schema of a rating, or `None` for other schemas.
+pub(super) fn requested_range(response_format: Option<&RawValue>) -> Option<(f64, f64)> {
     #[derive(Deserialize)]
     struct Format {
         json_schema: Schema,
@@ -28,7 +27,7 @@ pub(super) fn range_asked_for(response_format: Option<&RawValue>) -> Option<(f64
     Some((bound("minimum", 0.0), bound("maximum", 1.0)))
 }
 
-/// Rates what the last user message holds. A slip gives the other score.
+/// Rates the candidate in the last user message. A slip gives the opposite score.
 pub(super) fn rate(text: &str, (low, high): (f64, f64), slip: bool) -> Reply {
     let candidate = fenced(text, "CANDIDATE").unwrap_or_default();
     let (good, why) = match fenced(text, "GROUND_TRUTH") {
@@ -49,7 +48,7 @@ fn fenced<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     Some(inside.trim())
 }
 
-/// Whether the words come in the text one after the other, whatever is between words.
+/// Returns whether the words occur in the text in a row, whatever separates them.
 fn contains_words(text: &str, words: &str) -> bool {
     let split = |text: &str| -> Vec<String> {
         let parts = text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
@@ -74,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn the_truth_in_the_answer_is_worth_the_highest_score() {
+    fn an_answer_with_the_truth_gets_the_highest_score() {
         assert_eq!(score("It is Paris, of course.", Some("paris"), false), 5.0);
         assert_eq!(score("It is Parisian.", Some("Paris"), false), 1.0);
         assert_eq!(score("New York City", Some("new-york"), false), 5.0);
@@ -84,16 +83,16 @@ mod tests {
     }
 
     #[test]
-    fn only_a_schema_of_a_rating_asks_for_one() {
+    fn only_the_schema_of_a_rating_has_a_range() {
         let check = |format: Value, expected: Option<(f64, f64)>| {
             let raw = serde_json::value::to_raw_value(&format).unwrap();
-            assert_eq!(range_asked_for(Some(&raw)), expected, "{format}");
+            assert_eq!(requested_range(Some(&raw)), expected, "{format}");
         };
         let schema = |properties: Value| json!({"json_schema": {"schema": {"properties": properties}}});
         check(schema(json!({"score": {"minimum": 0, "maximum": 10}, "explanation": {}})), Some((0.0, 10.0)));
         check(schema(json!({"score": {}, "explanation": {}})), Some((0.0, 1.0)));
         check(schema(json!({"score": {}})), None);
         check(json!({"type": "json_object"}), None);
-        assert_eq!(range_asked_for(None), None);
+        assert_eq!(requested_range(None), None);
     }
 }

@@ -1,10 +1,10 @@
 //! Scripted replies for tests: JSON Lines, one object a line.
 //!
-//! A line says *when* it applies, *how often*, and *what* happens. Lines are tried in
-//! order; the first whose `when` holds and whose `times` are not used up is played. Empty
-//! lines are skipped. Every mistake in a file is reported at once, with its line.
+//! A line states when it applies (`when`), how often (`times`) and what happens. Lines are tried in order;
+//! the first one that applies is played. Empty lines are skipped. Parsing reports all mistakes at once, each
+//! with its line number.
 //!
-//! This module decides which line is played, and knows no HTTP connection.
+//! This module selects the line and knows no HTTP connection.
 
 use std::fmt;
 use std::time::Duration;
@@ -16,13 +16,13 @@ use serde_json::{Map, Value};
 
 use super::reply::Reply;
 
-/// Scripted replies, checked. See [`Script::parse`] for the form.
+/// A parsed script. See [`Script::parse`] for the format.
 #[derive(Clone, Debug, Default)]
 pub struct Script {
-    lines: Vec<Line>,
+    lines: Vec<ScriptLine>,
 }
 
-/// What is wrong with a script: every mistake, with its line.
+/// All mistakes in a script, with their line numbers.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ScriptError {
     mistakes: Vec<Mistake>,
@@ -31,59 +31,59 @@ pub struct ScriptError {
 #[derive(Debug, PartialEq, Eq)]
 struct Mistake {
     line: usize,
-    what: String,
+    message: String,
 }
 
 impl std::error::Error for ScriptError {}
 
 impl fmt::Display for ScriptError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, Mistake { line, what }) in self.mistakes.iter().enumerate() {
+        for (index, Mistake { line, message }) in self.mistakes.iter().enumerate() {
             let separator = if index == 0 { "" } else { "; " };
-            write!(f, "{separator}script line {line}: {what}")?;
+            write!(f, "{separator}script line {line}: {message}")?;
         }
         Ok(())
     }
 }
 
-/// One line, ready to be played.
+/// One parsed line.
 #[derive(Clone, Debug)]
-pub(super) struct Line {
+pub(super) struct ScriptLine {
     when: When,
     times: Option<u64>,
-    /// Waited before the action, in place of the stand-in's own latency.
+    /// Delay before the action, which replaces the mock's own latency.
     pub(super) delay: Option<Duration>,
     pub(super) headers: HeaderMap,
     pub(super) action: Action,
 }
 
-/// What a line does.
+/// Action of a line.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Action {
-    /// A completion around this message, streamed if the client asks.
-    Say { status: StatusCode, reply: Reply, usage: Option<Value> },
-    /// A body as it is, streamed or not.
+    /// Sends a completion with this message, streamed if the client asks for that.
+    Complete { status: StatusCode, reply: Reply, usage: Option<Value> },
+    /// Sends this body verbatim.
     Send { status: StatusCode, content_type: HeaderValue, body: String },
-    /// An error as the API words it.
-    Refuse(StatusCode),
-    /// No answer, ever.
+    /// Sends an error body as the OpenAI API words it.
+    Fail(StatusCode),
+    /// Never answers.
     Hang,
-    /// The connection ends without an answer.
+    /// Closes the connection without an answer.
     Disconnect,
 }
 
-/// What a line's `when` is held against.
-pub(super) struct Moment<'a> {
+/// A chat call, as far as `when` can refer to it.
+pub(super) struct CallContext<'a> {
     pub(super) text: &'a str,
     pub(super) rollout_id: &'a str,
-    /// Which call of this rollout and sample it is, from 1.
+    /// Number of the call within its rollout and sample, from 1.
     pub(super) call: u64,
     pub(super) has_tools: bool,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RawLine {
+struct RawScriptLine {
     #[serde(default)]
     when: When,
     times: Option<u64>,
@@ -112,7 +112,7 @@ struct When {
 }
 
 impl Script {
-    /// Reads and checks a script. One line (broken here to be read), all keys optional:
+    /// Parses a script. This is one line, wrapped here for reading; all keys are optional:
     ///
     /// ```json
     /// {"when": {"contains": "text in the last user message", "rollout_id": "r1", "call": 1,
@@ -120,15 +120,19 @@ impl Script {
     ///  "headers": {"retry-after": "0"}}
     /// ```
     ///
-    /// `call` counts the calls of one rollout id and sample id, from 1; `times` is per
-    /// rollout id. What happens is exactly one of `message` (an assistant message, with
-    /// `finish_reason`, `usage` and `status` if need be), `body` (JSON sent as it is),
-    /// `text_body` (any text), `hang`, `disconnect`, or else a `status` of at least 400
-    /// alone, which answers with an error body. `delay_ms` replaces the latency.
+    /// `call` is the number of the call within its rollout id and sample id, from 1. `times` counts per
+    /// rollout id. `delay_ms` replaces the latency. The action is exactly one of
+    ///
+    /// - `message`: an assistant message, optionally with `finish_reason`, `usage` and `status`,
+    /// - `body`: JSON that is sent verbatim,
+    /// - `text_body`: any text,
+    /// - `hang`,
+    /// - `disconnect`,
+    /// - only a `status` of at least 400: an error body.
     ///
     /// # Errors
     ///
-    /// Every line that is not JSON, has an unknown key or does not say what happens.
+    /// Reports every line that is not JSON, has an unknown key or has no action.
     pub fn parse(text: &str) -> Result<Self, ScriptError> {
         let mut lines = Vec::new();
         let mut mistakes = Vec::new();
@@ -138,37 +142,40 @@ impl Script {
             }
             match read(line) {
                 Ok(line) => lines.push(line),
-                Err(what) => mistakes.push(Mistake { line: index + 1, what }),
+                Err(message) => mistakes.push(Mistake { line: index + 1, message }),
             }
         }
         if mistakes.is_empty() { Ok(Self { lines }) } else { Err(ScriptError { mistakes }) }
     }
 
-    /// The line to play, with its index. `played` says how often a line was played for
-    /// this rollout already.
-    pub(super) fn pick(&self, moment: &Moment<'_>, played: impl Fn(usize) -> u64) -> Option<(usize, &Line)> {
+    /// Returns the line to play and its index. `played` returns how often this rollout has played a line.
+    pub(super) fn pick(
+        &self,
+        call_context: &CallContext<'_>,
+        played: impl Fn(usize) -> u64,
+    ) -> Option<(usize, &ScriptLine)> {
         self.lines.iter().enumerate().find(|(index, line)| {
-            line.when.holds(moment) && line.times.is_none_or(|times| played(*index) < times)
+            line.when.holds(call_context) && line.times.is_none_or(|times| played(*index) < times)
         })
     }
 }
 
 impl When {
-    fn holds(&self, moment: &Moment<'_>) -> bool {
+    fn holds(&self, call_context: &CallContext<'_>) -> bool {
         let Self { contains, rollout_id, call, has_tools } = self;
-        contains.as_ref().is_none_or(|text| moment.text.contains(text.as_str()))
-            && rollout_id.as_ref().is_none_or(|id| id.as_str() == moment.rollout_id)
-            && call.is_none_or(|call| call == moment.call)
-            && has_tools.is_none_or(|has_tools| has_tools == moment.has_tools)
+        contains.as_ref().is_none_or(|text| call_context.text.contains(text.as_str()))
+            && rollout_id.as_ref().is_none_or(|id| id.as_str() == call_context.rollout_id)
+            && call.is_none_or(|call| call == call_context.call)
+            && has_tools.is_none_or(|has_tools| has_tools == call_context.has_tools)
     }
 }
 
-fn read(line: &str) -> Result<Line, String> {
-    let raw: RawLine = serde_json::from_str(line).map_err(|error| {
-        // It counts lines within the one line it was given.
+fn read(line: &str) -> Result<ScriptLine, String> {
+    let raw: RawScriptLine = serde_json::from_str(line).map_err(|error| {
+        // The parser counts lines within this one line.
         let text = error.to_string();
-        let what = text.rsplit_once(" at line ").map_or(&*text, |(what, _)| what);
-        format!("column {}: {what}", error.column())
+        let message = text.rsplit_once(" at line ").map_or(&*text, |(message, _)| message);
+        format!("column {}: {message}", error.column())
     })?;
     if raw.when.call == Some(0) {
         return Err("`when.call` counts from 1".to_owned());
@@ -182,7 +189,7 @@ fn read(line: &str) -> Result<Line, String> {
     if raw.message.is_none() && (raw.finish_reason.is_some() || raw.usage.is_some()) {
         return Err("`finish_reason` and `usage` need a `message`".to_owned());
     }
-    Ok(Line {
+    Ok(ScriptLine {
         times: raw.times,
         delay: raw.delay_ms.map(Duration::from_millis),
         headers,
@@ -191,11 +198,11 @@ fn read(line: &str) -> Result<Line, String> {
     })
 }
 
-fn read_action(raw: RawLine, status: Option<StatusCode>) -> Result<Action, String> {
+fn read_action(raw: RawScriptLine, status: Option<StatusCode>) -> Result<Action, String> {
     let status_or_ok = status.unwrap_or(StatusCode::OK);
     let mut actions = Vec::new();
     if let Some(message) = raw.message {
-        actions.push(Action::Say {
+        actions.push(Action::Complete {
             status: status_or_ok,
             reply: read_message(message, raw.finish_reason),
             usage: raw.usage,
@@ -225,15 +232,15 @@ fn read_action(raw: RawLine, status: Option<StatusCode>) -> Result<Action, Strin
     match (actions.pop(), status) {
         (Some(action), _) if actions.is_empty() => Ok(action),
         (Some(_), _) => Err(format!("more than one of {CHOICES}")),
-        (None, Some(status)) if status.as_u16() >= 400 => Ok(Action::Refuse(status)),
+        (None, Some(status)) if status.as_u16() >= 400 => Ok(Action::Fail(status)),
         (None, Some(status)) => {
-            Err(format!("`status` {} says nothing without `message`, `body` or `text_body`", status.as_u16()))
+            Err(format!("`status` {} needs a `message`, `body` or `text_body`", status.as_u16()))
         }
-        (None, None) => Err(format!("nothing happens: give one of {CHOICES}, `status`")),
+        (None, None) => Err(format!("the line has no action: add one of {CHOICES}, `status`")),
     }
 }
 
-/// Fills in what goes without saying: the role, a content, why it ended.
+/// Completes a message with the default role, content and finish reason.
 fn read_message(mut message: Map<String, Value>, finish_reason: Option<String>) -> Reply {
     message.entry("role").or_insert_with(|| "assistant".into());
     message.entry("content").or_insert(Value::Null);
@@ -245,7 +252,7 @@ fn read_message(mut message: Map<String, Value>, finish_reason: Option<String>) 
 
 fn read_status(status: u16) -> Result<StatusCode, String> {
     match StatusCode::from_u16(status) {
-        // A status in the hundreds does not end an exchange.
+        // An informational status does not end an exchange.
         Ok(code) if (200..600).contains(&status) => Ok(code),
         _ => Err(format!("`status` {status} is not in 200..599")),
     }
@@ -254,15 +261,15 @@ fn read_status(status: u16) -> Result<StatusCode, String> {
 fn read_headers(raw: &Map<String, Value>) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
     for (name, value) in raw {
-        let header = HeaderName::try_from(name).map_err(|_| format!("no header name: `{name}`"))?;
-        // The server frames its messages; a second opinion would break the connection.
+        let header = HeaderName::try_from(name).map_err(|_| format!("invalid header name `{name}`"))?;
+        // The server frames its messages itself; conflicting headers would break the connection.
         if [header::CONTENT_LENGTH, header::TRANSFER_ENCODING].contains(&header) {
-            return Err(format!("the header `{name}` is the server's own"));
+            return Err(format!("the header `{name}` is set by the server"));
         }
         let value = value
             .as_str()
             .and_then(|value| HeaderValue::from_str(value).ok())
-            .ok_or_else(|| format!("no value for the header `{name}`: {value}"))?;
+            .ok_or_else(|| format!("invalid value for the header `{name}`: {value}"))?;
         headers.insert(header, value);
     }
     Ok(headers)
@@ -273,7 +280,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_that_cannot_be_played_is_named_with_what_is_wrong() {
+    fn an_invalid_line_is_reported_with_its_number_and_mistake() {
         let check = |line: &str, expected: &str| {
             let error = Script::parse(&format!("\n{line}")).expect_err(line);
             assert_eq!(error.to_string(), format!("script line 2: {expected}"));
@@ -292,7 +299,7 @@ mod tests {
         );
         check(
             r#"{"when": {"call": 1}}"#,
-            "nothing happens: give one of `message`, `body`, `text_body`, `hang`, \
+            "the line has no action: add one of `message`, `body`, `text_body`, `hang`, \
              `disconnect`, `status`",
         );
         check(
@@ -300,7 +307,7 @@ mod tests {
             "more than one of `message`, `body`, `text_body`, `hang`, `disconnect`",
         );
         check(r#"{"status": 99}"#, "`status` 99 is not in 200..599");
-        check(r#"{"status": 200}"#, "`status` 200 says nothing without `message`, `body` or `text_body`");
+        check(r#"{"status": 200}"#, "`status` 200 needs a `message`, `body` or `text_body`");
         check(
             r#"{"hang": true, "status": 500}"#,
             "`hang` and `disconnect` send neither `status` nor `headers`",
@@ -308,28 +315,28 @@ mod tests {
         check(r#"{"status": 500, "usage": {}}"#, "`finish_reason` and `usage` need a `message`");
         check(
             r#"{"status": 500, "headers": {"retry-after": 1}}"#,
-            "no value for the header `retry-after`: 1",
+            "invalid value for the header `retry-after`: 1",
         );
         check(
             r#"{"status": 500, "headers": {"Content-Length": "1"}}"#,
-            "the header `Content-Length` is the server's own",
+            "the header `Content-Length` is set by the server",
         );
         check(r#"{"hang": true, "when": {"call": 0}}"#, "`when.call` counts from 1");
     }
 
     #[test]
-    fn every_mistake_is_reported_at_once() {
+    fn all_mistakes_are_reported_at_once() {
         let error = Script::parse("{}\n{\"hang\":true}\nnonsense").expect_err("two mistakes");
         let lines: Vec<usize> = error.mistakes.iter().map(|mistake| mistake.line).collect();
         assert_eq!(lines, [1, 3]);
     }
 
     #[test]
-    fn a_message_is_filled_in_where_it_goes_without_saying() {
+    fn a_message_gets_default_role_content_and_finish_reason() {
         let check = |line: &str, content: Value, finish_reason: &str| {
             let script = Script::parse(line).expect(line);
-            let Action::Say { reply, status, .. } = &script.lines[0].action else {
-                panic!("{line} says nothing");
+            let Action::Complete { reply, status, .. } = &script.lines[0].action else {
+                panic!("{line} has no completion");
             };
             assert_eq!(*status, StatusCode::OK);
             assert_eq!(reply.message["role"], "assistant");
@@ -342,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_line_that_holds_and_is_not_used_up_is_played() {
+    fn the_first_line_that_applies_and_is_not_used_up_is_played() {
         let script = Script::parse(
             r#"{"when": {"contains": "one", "has_tools": true}, "hang": true}
                {"when": {"rollout_id": "r2"}, "times": 2, "status": 503}
@@ -350,8 +357,8 @@ mod tests {
         )
         .expect("a script");
         let check = |text: &str, rollout_id: &str, call, has_tools, played, expected| {
-            let moment = Moment { text, rollout_id, call, has_tools };
-            let line = script.pick(&moment, |_| played).map(|(index, _)| index);
+            let call_context = CallContext { text, rollout_id, call, has_tools };
+            let line = script.pick(&call_context, |_| played).map(|(index, _)| index);
             assert_eq!(line, expected, "{text} {rollout_id} {call}");
         };
         check("one two", "r1", 1, true, 0, Some(0));

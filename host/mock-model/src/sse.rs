@@ -1,16 +1,16 @@
-//! A completion cut into server-sent events, as streaming clients read it.
+//! Server-sent events of a streamed completion.
 //!
-//! This module knows how a stream is put together, and not how it is sent.
+//! This module builds the events and does not send them.
 
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 
 use super::completion::{Completion, MODEL, STAND_IN, tokens};
 
-/// A text is sent in about so many pieces, so that a client has something to join.
+/// Approximate number of pieces of a text, so that a client has something to join.
 const PIECES: usize = 4;
 
-/// The events of a completion, in order, with the closing `[DONE]`.
+/// Returns the events of a completion in order, including the closing `[DONE]`.
 pub(super) fn events(completion: &Completion, with_usage: bool) -> Vec<Bytes> {
     let mut chunks = vec![opening(completion)];
     let message = &completion.reply.message;
@@ -39,7 +39,7 @@ pub(super) fn events(completion: &Completion, with_usage: bool) -> Vec<Bytes> {
     events
 }
 
-/// The role, and every field of the message that is not cut into pieces.
+/// Returns the first chunk: the role and every field of the message that is not split.
 fn opening(completion: &Completion) -> Value {
     let mut delta = Map::new();
     for (key, value) in &completion.reply.message {
@@ -62,7 +62,7 @@ fn opening(completion: &Completion) -> Value {
     opening
 }
 
-/// One tool call: first all of it but the arguments, then those in pieces.
+/// Appends the chunks of one tool call: first everything but the arguments, then the arguments in pieces.
 fn tool_call(completion: &Completion, index: usize, call: &Value, chunks: &mut Vec<Value>) {
     let mut first = json!({ "index": index });
     if let (Some(first), Some(call)) = (first.as_object_mut(), call.as_object()) {
@@ -73,8 +73,8 @@ fn tool_call(completion: &Completion, index: usize, call: &Value, chunks: &mut V
     if arguments.is_some() {
         first["function"]["arguments"] = "".into();
     }
-    let mut push = |call: Value, said: &[&str]| {
-        let mut choice = completion.choice("delta", said);
+    let mut push = |call: Value, texts: &[&str]| {
+        let mut choice = completion.choice("delta", texts);
         choice["delta"] = json!({"tool_calls": [call]});
         chunks.push(chunk(completion, vec![choice]));
     };
@@ -96,7 +96,7 @@ fn chunk(completion: &Completion, choices: Vec<Value>) -> Value {
     })
 }
 
-/// Cuts a text between tokens, so that the tokens of the pieces are those of the whole.
+/// Splits a text between tokens, so that the pieces have the same tokens as the whole.
 fn pieces(text: &str) -> Vec<&str> {
     let lengths: Vec<usize> = tokens(text).map(str::len).collect();
     let mut rest = text;
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn content_comes_in_pieces_between_role_and_finish() {
+    fn content_is_split_between_role_and_finish() {
         let text = "The result is 42, as \u{20ac} shows.\n#### 42";
         let message = json!({"role": "assistant", "content": text, "reasoning": "none"});
         let chunks = streamed("", message, true);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn tool_calls_come_with_index_and_their_arguments_join() {
+    fn tool_calls_have_an_index_and_their_arguments_join() {
         let call = |id: &str| json!({"id": id, "type": "function", "function": {"name": "f", "arguments": "{\"a\":\"1 + 1\"}"}});
         let message = json!({"role": "assistant", "content": null, "tool_calls": [call("a"), call("b")]});
         let chunks = streamed("", message, false);

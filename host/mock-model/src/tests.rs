@@ -1,4 +1,4 @@
-//! The stand-in from outside: a real server on port 0, spoken to over a socket.
+//! Tests of a running mock over a socket.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 
 use super::{MockModel, MockModelSettings, Script, StartError};
 
-/// No answer in this time is a failure of the test, not a slow machine.
+/// Deadline of every wait; missing it is a failure, not a slow machine.
 const DEADLINE: Duration = Duration::from_secs(20);
 
 struct Answer {
@@ -39,7 +39,7 @@ async fn scripted(script: &str) -> MockModel {
     start(MockModelSettings { script: Some(script), ..MockModelSettings::default() }).await
 }
 
-/// Sends a request and reads until the server closes. HTTP/1.0 has no chunks to join.
+/// Sends a request and reads until the server closes the connection. HTTP/1.0 has no chunked encoding.
 async fn send(mock: &MockModel, line: &str, headers: &str, body: &str) -> Option<Answer> {
     let exchange = async {
         let mut stream = TcpStream::connect(mock.addr()).await.expect("connected");
@@ -47,7 +47,7 @@ async fn send(mock: &MockModel, line: &str, headers: &str, body: &str) -> Option
         let request = format!("{line} HTTP/1.0\r\n{headers}content-length: {length}\r\n\r\n{body}");
         stream.write_all(request.as_bytes()).await.expect("sent");
         let mut text = String::new();
-        // A connection that is cut may be reset as well as closed; both leave nothing.
+        // A cut connection may be reset or closed; either way nothing was read.
         let read = stream.read_to_string(&mut text).await;
         read.ok().filter(|length| *length > 0).map(|_| text)
     };
@@ -78,7 +78,7 @@ fn with_calculator(mut request: Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_question_is_answered_and_every_response_says_that_no_model_did_it() {
+async fn a_question_is_answered_and_every_response_is_marked_as_a_mock() {
     let mock = start(MockModelSettings::default()).await;
     let body = question("What is 6 * 7?").to_string();
     for line in ["POST /v1/chat/completions", "POST /chat/completions"] {
@@ -106,7 +106,7 @@ async fn a_question_is_answered_and_every_response_says_that_no_model_did_it() {
 }
 
 #[tokio::test]
-async fn an_offered_calculator_is_called_and_its_result_is_the_answer() {
+async fn an_offered_calculator_is_called_and_its_result_becomes_the_answer() {
     let mock = start(MockModelSettings::default()).await;
     let mut request = with_calculator(question("Calculate -( 6775 / 271 ) - 4634."));
     let answer = post(&mock, "r", request.clone()).await.expect("a call");
@@ -124,7 +124,7 @@ async fn an_offered_calculator_is_called_and_its_result_is_the_answer() {
 }
 
 #[tokio::test]
-async fn a_request_that_cannot_be_read_is_refused_in_the_words_of_the_api() {
+async fn an_invalid_request_gets_an_error_body_of_the_openai_api() {
     let mock = start(MockModelSettings::default()).await;
     let check = async |body: &str, code: &str| {
         let line = "POST /v1/chat/completions";
@@ -161,7 +161,7 @@ async fn a_stream_ends_with_usage_and_done() {
     assert!(chunks.last().expect("a chunk")["usage"].is_object());
 }
 
-/// The outcomes of many rollouts, each asking the same two calls.
+/// Returns the outcomes of many rollouts that make the same two calls each.
 async fn outcomes(settings: MockModelSettings, rollouts: impl Iterator<Item = u32>) -> Vec<(u32, String)> {
     let mock = start(settings).await;
     let mut outcomes = Vec::new();
@@ -195,12 +195,12 @@ async fn a_seed_makes_the_same_mistakes_in_any_order_of_rollouts() {
     assert!(count(&right) > 5);
     assert!(count(&|outcome| outcome == "503") > 1);
     assert!(count(&|outcome| !right(outcome) && outcome != "503") > 5);
-    // Siblings differ, and so do calls within one.
+    // Rollouts differ from each other, and so do the calls of one rollout.
     assert!(first.chunks(2).any(|calls| calls[0].1 != calls[1].1));
 }
 
 #[tokio::test]
-async fn a_script_is_played_before_arithmetic_is_tried() {
+async fn a_script_takes_precedence_over_arithmetic() {
     let mock = scripted(
         r#"{"when": {"rollout_id": "busy"}, "times": 1, "status": 503, "headers": {"retry-after": "0"}}
            {"when": {"contains": "raw"}, "body": {"odd": [1]}}
@@ -230,7 +230,7 @@ async fn a_script_is_played_before_arithmetic_is_tried() {
 }
 
 #[tokio::test]
-async fn a_scripted_disconnect_sends_nothing_and_the_server_goes_on() {
+async fn a_scripted_disconnect_sends_nothing_and_the_server_keeps_serving() {
     let mock = scripted(r#"{"times": 1, "disconnect": true}"#).await;
     assert!(post(&mock, "r", question("1 + 1")).await.is_none());
     let answer = post(&mock, "r", question("1 + 1")).await.expect("200");
@@ -238,7 +238,7 @@ async fn a_scripted_disconnect_sends_nothing_and_the_server_goes_on() {
 }
 
 #[tokio::test]
-async fn a_call_that_hangs_ends_with_the_server() {
+async fn a_call_that_hangs_is_aborted_when_the_server_stops() {
     let mock = scripted(r#"{"hang": true}"#).await;
     let mut stream = TcpStream::connect(mock.addr()).await.expect("connected");
     let body = question("1 + 1").to_string();
@@ -254,13 +254,13 @@ async fn a_call_that_hangs_ends_with_the_server() {
     let ended = tokio::time::timeout(DEADLINE, mock.run_until(async {}));
     ended.await.expect("ended");
     let mut rest = Vec::new();
-    // Reset or closed, but no answer.
+    // The connection is reset or closed without an answer.
     let _ = stream.read_to_end(&mut rest).await;
     assert!(rest.is_empty());
 }
 
 #[tokio::test]
-async fn the_port_is_free_again_once_it_is_dropped() {
+async fn dropping_the_mock_frees_its_port() {
     let mock = start(MockModelSettings::default()).await;
     let address = mock.addr();
     drop(mock);
@@ -273,7 +273,7 @@ async fn the_port_is_free_again_once_it_is_dropped() {
 }
 
 #[tokio::test]
-async fn settings_that_make_no_sense_are_refused() {
+async fn invalid_settings_are_rejected() {
     let mock = start(MockModelSettings::default()).await;
     let taken = MockModel::start(mock.addr(), MockModelSettings::default()).await;
     assert!(matches!(taken, Err(StartError::Listen { .. })));

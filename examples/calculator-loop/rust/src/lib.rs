@@ -1,9 +1,7 @@
-//! An agent loop that calculates: four tools of two numbers each, called until the model
-//! has its answer.
+//! An agent loop that calculates with four tools, called until the model has its answer.
 //!
-//! The loop says which tools it offers before it runs, keeps to the turns and tokens that
-//! it is told, and gives back the conversation with why it ended. The grader compares the
-//! number after `####` with the label.
+//! The loop reports its tools before it runs, respects the intended turns and tokens, and returns the
+//! conversation with the reason why it stopped. The grader compares the number after `####` with the label.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +9,7 @@ use rollout_sdk::*;
 
 struct Calculator;
 
-/// The tools: a name, and what it does.
+/// Names and descriptions of the tools.
 const TOOLS: [(&str, &str); 4] = [
     ("add", "Adds two numbers: a + b."),
     ("subtract", "Subtracts one number from another: a - b."),
@@ -37,7 +35,7 @@ fn schema((name, description): (&str, &str)) -> Value {
     })
 }
 
-/// What a call comes to. A mistake is text for the model to read.
+/// Executes a call. The model receives a mistake as text.
 fn calculate(call: &ToolCallInfo) -> Result<f64, String> {
     let number = |name: &str| {
         let value = call.arguments.get(name).and_then(Value::as_f64);
@@ -55,7 +53,7 @@ fn calculate(call: &ToolCallInfo) -> Result<f64, String> {
     if value.is_finite() { Ok(value) } else { Err("the result is too large".to_owned()) }
 }
 
-/// Whole numbers without a point, as a person writes them.
+/// Formats a number as a person writes it: whole numbers without a point.
 fn shown(value: f64) -> String {
     if value.fract() == 0.0 && value.abs() < 1e15 {
         format!("{value:.0}")
@@ -88,7 +86,7 @@ impl AgentLoop for Calculator {
             let calls = message.raw_tool_calls().to_vec();
             messages.push(message);
             if cut_off {
-                // Tool calls in it would be cut off too.
+                // Tool calls in a truncated reply would be truncated too.
                 return Ok(ctx.complete(messages).finish_reason("length"));
             }
             if calls.is_empty() {
@@ -129,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_comes_to_a_number_or_to_a_mistake_for_the_model() {
+    fn a_call_gives_a_number_or_a_mistake_for_the_model() {
         let check = |name: &str, arguments: Value, expected: Result<&str, &str>| {
             let call = json!({"id": "1", "function": {"name": name, "arguments": arguments}});
             let result = calculate(&get_tool_call_info(&call).unwrap()).map(shown);

@@ -1,14 +1,13 @@
-//! Arithmetic on exact fractions, for a model to use.
+//! Evaluation of arithmetic expressions with exact fractions.
 //!
-//! Errors are written for the model to read: they say what was wrong and where.
+//! Errors are written for the model: they say what was wrong and where.
 
 use std::fmt;
 
-/// The deepest nesting of parentheses and signs. A model's text must not be able to use
-/// up the stack.
+/// Maximum nesting of parentheses and signs, so that a model's text cannot overflow the stack.
 const DEPTH_MAX: u32 = 64;
 
-/// What the expression comes to.
+/// Evaluates an expression.
 pub fn evaluate(text: &str) -> Result<Number, ExpressionError> {
     let mut parser = Parser { text, place: 0, depth: 0 };
     let value = parser.sum()?;
@@ -76,7 +75,7 @@ impl Number {
 }
 
 impl fmt::Display for Number {
-    /// Whole numbers are exact, others are rounded to double precision.
+    /// Formats whole numbers exactly and rounds others to double precision.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.denominator {
             1 => write!(out, "{}", self.numerator),
@@ -85,10 +84,10 @@ impl fmt::Display for Number {
     }
 }
 
-/// What is wrong with an expression.
+/// Error of evaluating an expression.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExpressionError {
-    /// Something else has to stand at this place, counted in characters from 1.
+    /// Another token is expected at this position, counted in characters from 1.
     Unexpected {
         place: usize,
         found: Option<char>,
@@ -119,7 +118,7 @@ impl std::error::Error for ExpressionError {}
 
 struct Parser<'a> {
     text: &'a str,
-    /// The byte at which the rest of the text begins.
+    /// Byte offset of the rest of the text.
     place: usize,
     depth: u32,
 }
@@ -189,7 +188,7 @@ impl Parser<'_> {
 
     fn take(&mut self, wanted: char) -> bool {
         let found = match self.peek() {
-            // What models write for the plain signs.
+            // Signs that models write instead of the ASCII ones.
             Some('\u{2212}') => Some('-'),
             Some('\u{d7}') => Some('*'),
             Some('\u{f7}') => Some('/'),
@@ -233,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn expressions_come_to_their_exact_value() {
+    fn expressions_have_their_exact_value() {
         let check = |text: &str, expected: &str| {
             assert_eq!(evaluate(text).unwrap().to_string(), expected, "{text}");
         };
@@ -271,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn every_row_of_the_example_comes_to_its_label() {
+    fn every_row_of_the_example_has_its_label_as_value() {
         let field = |row: &str, name: &str| {
             let (_, rest) = row.split_once(&format!("\"{name}\": \"")).unwrap();
             rest.split_once('"').unwrap().0.to_owned()

@@ -1,8 +1,7 @@
-//! A tool loop: the model works an arithmetic problem out with a calculator.
+//! A tool loop: the model solves an arithmetic problem with a calculator.
 //!
-//! The tool is a plain Rust function, the loop is the SDK's. The workflow measures how
-//! often the tool was called and keeps the calculations as an artifact; the grader
-//! compares the number after `####` with the label.
+//! The tool is a Rust function, and the loop is the SDK's. The workflow records the number of tool calls and
+//! stores the calculations as an artifact. The grader compares the number after `####` with the label.
 
 mod expression;
 
@@ -13,13 +12,13 @@ use rollout_sdk::*;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// What the operator may configure.
+/// Configuration of the plugin.
 #[derive(Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Config {
-    /// The most calls of the model.
+    /// Maximum number of model calls.
     max_turns: u32,
-    /// How freely the model chooses its words.
+    /// Sampling temperature.
     temperature: f64,
 }
 

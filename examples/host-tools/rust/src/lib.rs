@@ -1,13 +1,12 @@
-//! A workflow with no tools of its own: the operator provides it some.
+//! A workflow without tools of its own, which uses tools that the operator provides.
 //!
-//! The model is offered everything that is provided; with the configuration beside this, the
-//! calculator of a server that speaks the Model Context Protocol, and the tools of a
-//! component. When it is done, the workflow itself has its answer written plainly by the
-//! component's tool. It would work with other tools of these names just as well.
+//! The model is offered all provided tools. With the configuration in this example these are the calculator
+//! of a Model Context Protocol server and the tools of a component. At the end the workflow itself calls the
+//! component's tool to format the answer.
 
 use rollout_sdk::*;
 
-/// The host-provided tool that the workflow itself calls.
+/// The host-provided tool that the workflow calls itself.
 const PLAIN: &str = "number_plain";
 
 struct Borrower;
@@ -20,7 +19,7 @@ impl Workflow for Borrower {
         if let Some(answer) = answer_after(&run.text(), "####") {
             let arguments = json!({"text": answer}).to_string();
             let call = ToolCall { id: "plain".to_owned(), name: PLAIN.to_owned(), arguments };
-            // A tool that fails, or is not provided, says so and fails nothing else.
+            // A failed or missing tool is reported in the result and does not fail the rollout.
             let result = host_tools::execute(&[call]).remove(0);
             run.sample().field("answer", json!({"text": result.content, "is_error": result.is_error}))?;
         }

@@ -1,20 +1,20 @@
-//! Several calls of the model at once.
+//! Several concurrent calls of the model.
 //!
-//! Where the caller takes several samples, each attempt is a sample of its own, rated
-//! by itself. Where it takes one, the attempts vote, and the sample holds the winner.
+//! If the caller accepts several samples, each attempt becomes a sample with its own reward. If it accepts
+//! one, the attempts vote, and the sample has the winner.
 
 use rollout_sdk::*;
 use serde::Deserialize;
 
 const MARKER: &str = "####";
 
-/// What the operator may configure.
+/// Configuration of the plugin.
 #[derive(Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Config {
-    /// How many attempts are made at once, at least 1.
+    /// Number of concurrent attempts, at least 1.
     attempts: u32,
-    /// How freely the model chooses its words: 0 makes all attempts alike.
+    /// Sampling temperature; 0 makes all attempts alike.
     temperature: f64,
 }
 
@@ -36,7 +36,7 @@ impl Workflow<Config> for Parallel {
     }
 }
 
-/// One sample, which holds the first of the attempts whose answer most agree on.
+/// Records one sample with the first attempt that has the most frequent answer.
 fn vote(ctx: &Context<Config>) -> Result<()> {
     let sample = ctx.sample()?;
     sample.push_all(ctx.prompt())?;
@@ -45,7 +45,7 @@ fn vote(ctx: &Context<Config>) -> Result<()> {
 
     let answers: Vec<String> = replies.iter().map(answer).collect();
     let votes = |place: &usize| answers.iter().filter(|a| **a == answers[*place]).count();
-    // The last of equal maxima would win, so the places are gone through backwards.
+    // `max_by_key` returns the last of equal maxima, so the iteration runs backwards.
     let winner = (0..replies.len()).rev().max_by_key(votes).unwrap_or(0);
 
     sample.push(replies[winner].message())?;
@@ -54,8 +54,8 @@ fn vote(ctx: &Context<Config>) -> Result<()> {
     Ok(())
 }
 
-/// A sample an attempt, as many as the caller takes. An attempt without a reply is
-/// withdrawn, and the grader gives it no reward: it was not the model that failed.
+/// Records one sample per attempt, as many as the caller accepts. An attempt without a reply is withdrawn and
+/// gets no reward, because the model did not fail.
 fn attempt_each(ctx: &Context<Config>, most: u32) -> Result<()> {
     let attempts = ctx.config().attempts.clamp(1, most);
     let samples = (0..attempts)
@@ -81,8 +81,7 @@ fn request<'a>(ctx: &Context<Config>, sample: &'a Sample) -> ChatRequest<'a> {
     sample.chat(ctx.prompt()).temperature(temperature)
 }
 
-/// The replies that came. One is enough to go on with; without any, the first error
-/// says why.
+/// Returns the successful replies. One is enough; without any, returns the first error.
 fn successes(replies: Vec<Result<Completion, ChatError>>) -> Result<Vec<Completion>> {
     let (came, failed): (Vec<_>, Vec<_>) = replies.into_iter().partition(Result::is_ok);
     match failed.into_iter().find_map(Result::err) {
@@ -91,7 +90,7 @@ fn successes(replies: Vec<Result<Completion, ChatError>>) -> Result<Vec<Completi
     }
 }
 
-/// The answer in a form in which equal answers are equal texts; empty for none.
+/// Normalizes the answer, so that equal answers are equal texts. Returns an empty text for none.
 fn answer(reply: &Completion) -> String {
     let answer = answer_after(reply.text(), MARKER).unwrap_or_default();
     match parse_number(answer) {

@@ -1,17 +1,17 @@
-//! A judge as the reward: the model explains something, and another model rates the
-//! explanation by a rubric.
+//! A judge as the reward function: the model explains something, and another model rates the explanation by a
+//! rubric.
 //!
-//! The judge is the operator's. If it fails, the rollout has no reward: `?` sees to that.
+//! The operator provides the judge. If it fails, `?` leaves the rollout without a reward.
 
 use rollout_sdk::*;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// What the operator may configure.
+/// Configuration of the plugin.
 #[derive(Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Config {
-    /// What the judge rates by.
+    /// The rubric.
     rubric: String,
     /// The highest score that the judge may give; the lowest is 0.
     #[schemars(range(min = 1.0))]

@@ -1,35 +1,35 @@
-//! A few documents, and a search over them.
+//! A small corpus of documents with a search function.
 
 use rollout_sdk::{Error, Result};
 
 /// One document.
 #[derive(serde::Deserialize)]
 pub struct Document {
-    /// What it is read by.
+    /// Id, by which the document is read.
     pub id: String,
-    /// What it is about.
+    /// Title.
     pub title: String,
-    /// What it says.
+    /// Text.
     pub text: String,
 }
 
-/// All documents.
+/// The corpus.
 pub struct Corpus(Vec<Document>);
 
 impl Corpus {
-    /// The documents that are built in.
+    /// Returns the built-in documents.
     pub fn built_in() -> Result<Self> {
         let read = |line: &str| rollout_sdk::serde_json::from_str(line).map_err(Error::from);
         include_str!("corpus.jsonl").lines().map(read).collect::<Result<_>>().map(Self)
     }
 
-    /// The document of this id.
+    /// Returns the document with this id.
     pub fn read(&self, id: &str) -> Option<&Document> {
         self.0.iter().find(|document| document.id == id)
     }
 
-    /// The documents that have most to do with the query, best first. A word counts more
-    /// the fewer documents have it, twice in a title, and less each time it comes again.
+    /// Returns the documents that match the query best, best first. A rare word counts more than a common
+    /// one, a word in a title counts twice, and each repetition of a word counts less.
     pub fn search(&self, query: &str, most: usize) -> Vec<&Document> {
         let mut wanted: Vec<String> = words(query).collect();
         wanted.sort();

@@ -1,8 +1,8 @@
-//! An agent that looks things up over several turns, and rates itself by what it found.
+//! An agent that searches documents over several turns and rates itself.
 //!
-//! It has two tools over a small built-in corpus, a typed configuration, and a reward that
-//! only the loop can compute: whether the answer is right, whether the documents that the
-//! row names were read before it was given, and how many calls that took.
+//! The agent has two tools over a small built-in corpus, a typed configuration, and a reward that only the
+//! loop can compute: whether the answer is right, whether the documents that the row names were read before
+//! the answer, and how many calls that took.
 
 mod corpus;
 
@@ -16,17 +16,17 @@ use serde::Deserialize;
 
 const MARKER: &str = "Answer:";
 
-/// What the operator may configure.
+/// Configuration of the plugin.
 #[derive(Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Config {
-    /// The most documents that one search shows.
+    /// Maximum number of documents in a search result.
     results_max: usize,
-    /// The share of the reward that reading the right documents makes, 0 to 1.
+    /// Share of the reward for reading the right documents, 0 to 1.
     evidence_weight: f64,
-    /// Tool calls that cost nothing; each one more costs `call_cost`.
+    /// Number of free tool calls; each further call costs `call_cost`.
     free_calls: u32,
-    /// What each further tool call costs.
+    /// Cost of each further tool call.
     call_cost: f64,
 }
 
@@ -36,19 +36,19 @@ impl Default for Config {
     }
 }
 
-/// What a row says besides its question.
+/// Metadata of a row.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Row {
-    /// The right answer; without it there is no reward.
+    /// The right answer. Without it the rollout has no reward.
     answer: Option<String>,
-    /// The documents that it follows from.
+    /// Ids of the documents that contain the answer.
     sources: Vec<String>,
 }
 
 #[derive(Deserialize, JsonSchema)]
 struct Query {
-    /// What to look for, in a few words.
+    /// Search terms, a few words.
     query: String,
 }
 
@@ -60,8 +60,8 @@ struct Id {
 
 struct Search;
 
-/// What the model may call. The functions are empty: a schema is made of a function's
-/// arguments, and the calls are made by the loop, which has to know what was read.
+/// Returns the tools of the model. Their functions are empty, because only the schemas are used: the loop
+/// makes the calls itself to record which documents were read.
 fn tools() -> [Tool; 2] {
     [
         Tool::new("search", "Finds documents; shows their ids, titles and beginnings.", |_: Query| Ok(())),
@@ -69,7 +69,7 @@ fn tools() -> [Tool; 2] {
     ]
 }
 
-/// The desk at which one rollout works: the corpus, and what was read of it.
+/// State of one rollout: the corpus and the documents that were read.
 struct Desk {
     corpus: Corpus,
     results_max: usize,
@@ -78,7 +78,7 @@ struct Desk {
 }
 
 impl Desk {
-    /// Makes a call. A mistake is text for the model to read.
+    /// Executes a call. The model receives a mistake as text.
     fn call(&mut self, call: &ToolCallInfo) -> String {
         self.calls += 1;
         let result = match call.name.as_str() {
@@ -110,7 +110,7 @@ fn arguments<T: serde::de::DeserializeOwned>(call: &ToolCallInfo) -> Result<T, S
     serde_json::from_value(Value::Object(call.arguments.clone())).map_err(|error| error.to_string())
 }
 
-/// Right answers without their documents are guesses, and are worth less.
+/// Computes the reward. A right answer without its documents is a guess and earns less.
 fn worth(config: &Config, row: &Row, truth: &str, solution: &str, desk: &Desk) -> f64 {
     let answer = answer_after(solution, MARKER).unwrap_or("").trim_end_matches('.');
     if !answer.eq_ignore_ascii_case(truth) && !same_number(answer, truth) {
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_is_known_and_mistakes_are_told() {
+    fn read_documents_are_recorded_and_mistakes_are_reported() {
         let mut desk = desk();
         assert!(call(&mut desk, "search", json!({"query": "goats"})).contains("\"id\":\"goats\""));
         assert!(call(&mut desk, "read", json!({"id": "goats"})).starts_with("The goats of Skarrow\n\n"));
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_worth_most_with_its_documents_and_few_calls() {
+    fn an_answer_earns_most_with_its_documents_and_few_calls() {
         let row = Row { answer: None, sources: vec!["goats".to_owned(), "ferry".to_owned()] };
         let check = |solution: &str, read: &[&str], calls: u32, expected: f64| {
             let read = read.iter().map(|id| (*id).to_owned()).collect();

@@ -1,17 +1,17 @@
-//! Tools for others: two ways to write a number, to be provided to any workflow.
+//! Tools for other plugins: two ways to format a number.
 //!
-//! A tool is a plain Rust function, as it is within a workflow. Every call of it comes to
-//! an instance of its own, so it may be provided to workflows of people who do not trust it.
+//! A tool is a Rust function, just as in a workflow. Every call runs in an instance of its own, so workflows
+//! of tenants who do not trust each other can share the component.
 
 use rollout_sdk::*;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// What the operator may configure.
+/// Configuration of the component.
 #[derive(Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Config {
-    /// Digits after the point, at the most.
+    /// Maximum number of digits after the point.
     digits: usize,
 }
 
@@ -27,7 +27,7 @@ struct Number {
     text: String,
 }
 
-/// Rounded, and without zeros that say nothing.
+/// Formats a rounded number without trailing zeros.
 fn shortest(number: f64, digits: usize) -> String {
     let text = format!("{number:.digits$}");
     let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_is_written_plainly() {
+    fn a_number_is_formatted_plainly() {
         fn check(number: f64, digits: usize, expected: &str) {
             assert_eq!(shortest(number, digits), expected);
         }

@@ -1,18 +1,18 @@
-//! Which deployment of a plugin is active, and which were.
+//! Activations of deployments and their history.
 
 use rusqlite::{OptionalExtension, Transaction, params};
 
 use super::named;
-use crate::error::{CatalogError, Stop, What};
+use crate::error::{Abort, CatalogError, ResourceKind};
 use crate::model::{Activation, PluginInfo, TenantId, Time};
 use crate::store::time;
 use crate::{Catalog, LIST_MAX};
 
-/// How many activations of a plugin are remembered.
-const ACTIVATIONS_KEPT: u32 = 1000;
+/// Maximum number of activations in a plugin's history.
+const ACTIVATIONS_MAX: u32 = 1000;
 
 impl Catalog {
-    /// Makes a version that passed its checks the active one.
+    /// Activates a version that passed its checks.
     pub fn activate(
         &self,
         tenant: TenantId,
@@ -27,18 +27,18 @@ impl Catalog {
         })
     }
 
-    /// Makes active what was active before. Done twice, it is as it was.
+    /// Activates the previously active version. Two rollbacks in a row cancel each other.
     pub fn rollback(&self, tenant: TenantId, plugin: &str, by: &str) -> Result<Activation, CatalogError> {
         let now = self.0.store.now();
         self.0.store.write(|transaction| {
             let plugin = named(transaction, tenant, plugin)?;
             let before = before(transaction, &plugin)?;
-            let version = before.ok_or_else(|| CatalogError::NothingBefore(plugin.name.to_string()))?;
+            let version = before.ok_or_else(|| CatalogError::NoEarlierVersion(plugin.name.to_string()))?;
             activate(transaction, &plugin, version, now, by)
         })
     }
 
-    /// Takes an activation back, as if it had not been. Nothing changes where there was another one since.
+    /// Reverts an activation and removes it from the history. Does nothing if it is not the newest.
     pub fn undo(&self, activation: &Activation) -> Result<(), CatalogError> {
         let newest = "SELECT max(id) FROM activations WHERE plugin = ?1";
         self.0.store.write(|transaction| {
@@ -52,7 +52,7 @@ impl Catalog {
         })
     }
 
-    /// What was made active of a plugin and when, the newest first.
+    /// Lists a plugin's activations, the newest first.
     pub fn activations(
         &self,
         tenant: TenantId,
@@ -85,7 +85,7 @@ fn activate(
     version: u32,
     now: Time,
     by: &str,
-) -> Result<Activation, Stop> {
+) -> Result<Activation, Abort> {
     let passed = transaction
         .query_row(
             "SELECT passed FROM deployments WHERE plugin = ?1 AND version = ?2",
@@ -94,9 +94,9 @@ fn activate(
         )
         .optional()?;
     match passed {
-        None => return Err(CatalogError::not_found(What::Deployment, version).into()),
+        None => return Err(CatalogError::not_found(ResourceKind::Deployment, version).into()),
         Some(false) => {
-            return Err(CatalogError::NotPassed { plugin: plugin.name.to_string(), version }.into());
+            return Err(CatalogError::ChecksFailed { plugin: plugin.name.to_string(), version }.into());
         }
         Some(true) => {}
     }
@@ -109,13 +109,13 @@ fn activate(
     transaction.execute(
         "DELETE FROM activations WHERE plugin = ?1 AND id <=
          (SELECT id FROM activations WHERE plugin = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)",
-        params![plugin.id, ACTIVATIONS_KEPT],
+        params![plugin.id, ACTIVATIONS_MAX],
     )?;
     Ok(Activation { id, plugin: plugin.id, version, before: plugin.active, at: now, by: by.to_owned() })
 }
 
-/// The version that was active last before the one that is, and is still there.
-pub(super) fn before(transaction: &Transaction<'_>, plugin: &PluginInfo) -> Result<Option<u32>, Stop> {
+/// Returns the version that was active before the current one, among those that still exist.
+pub(super) fn before(transaction: &Transaction<'_>, plugin: &PluginInfo) -> Result<Option<u32>, Abort> {
     let select = "SELECT a.version FROM activations a
         JOIN deployments d ON d.plugin = a.plugin AND d.version = a.version
         WHERE a.plugin = ?1 AND a.version IS NOT ?2 ORDER BY a.id DESC LIMIT 1";

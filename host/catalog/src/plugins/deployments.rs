@@ -2,25 +2,25 @@
 
 use rusqlite::{OptionalExtension, Row, Transaction, params};
 
-use super::{found_or_made, named};
+use super::{find_or_create, named};
 use crate::components::{self, Digest};
-use crate::error::{CatalogError, Stop, What};
+use crate::error::{Abort, CatalogError, ResourceKind};
 use crate::model::{Deployment, DeploymentInfo, NewDeployment, TenantId};
 use crate::name::Name;
 use crate::store::{no_value, time};
 use crate::tenants::name_of;
 use crate::{Catalog, LIST_MAX};
 
-/// How many versions of a plugin are kept, besides those that are or were active last or are in use.
-pub const VERSIONS_KEPT: u32 = 20;
+/// Number of newest versions that [`Catalog::prune`] leaves, besides those that are in use.
+pub const VERSIONS_MAX: u32 = 20;
 
-/// Those of one plugin.
+/// Selects the deployments of one plugin.
 const SELECT: &str = "SELECT d.id, p.name, d.version, d.component, d.grader, d.passed,
     coalesce(d.version = p.active, 0), d.created_at, d.created_by, d.config, d.report
     FROM deployments d JOIN plugins p ON p.id = d.plugin WHERE d.plugin = ?1";
 
 impl Catalog {
-    /// Adds a deployment that was checked, as the next version of the plugin, which is made if it is new.
+    /// Adds a checked deployment as the next version of a plugin. Creates the plugin if it is new.
     pub fn add_deployment(
         &self,
         tenant: TenantId,
@@ -29,7 +29,7 @@ impl Catalog {
     ) -> Result<DeploymentInfo, CatalogError> {
         let now = self.0.store.now();
         self.0.store.write(|transaction| {
-            let id = found_or_made(transaction, tenant, plugin, now.timestamp())?;
+            let id = find_or_create(transaction, tenant, plugin, now.timestamp())?;
             require_component(transaction, tenant, new.component)?;
             if let Some(grader) = new.grader {
                 require_component(transaction, tenant, grader)?;
@@ -69,7 +69,7 @@ impl Catalog {
         })
     }
 
-    /// The deployments of a plugin, the newest first, those older than version `before`.
+    /// Lists deployments of a plugin, the newest first, starting below version `before`.
     pub fn deployments(
         &self,
         tenant: TenantId,
@@ -86,7 +86,7 @@ impl Catalog {
         })
     }
 
-    /// A deployment, with its texts.
+    /// Returns a deployment with its configuration and report.
     pub fn deployment(
         &self,
         tenant: TenantId,
@@ -101,13 +101,15 @@ impl Catalog {
                     Ok(Deployment { info: info(row)?, config: row.get(9)?, report: row.get(10)? })
                 })
                 .optional()?;
-            found.ok_or_else(|| CatalogError::not_found(What::Deployment, version).into())
+            found.ok_or_else(|| CatalogError::not_found(ResourceKind::Deployment, version).into())
         })
     }
 
-    /// Removes deployments that are older than the last [`VERSIONS_KEPT`], neither active nor what was
-    /// active before, nor `in_use`; and the components that nothing else of the tenant's names. Says which
-    /// versions are gone.
+    /// Removes old deployments and the components that no other deployment of the tenant refers to. Returns
+    /// the removed versions.
+    ///
+    /// Leaves the newest [`VERSIONS_MAX`], the active version, the previously active one and those
+    /// `in_use`.
     pub fn prune(&self, tenant: TenantId, plugin: &str, in_use: &[u32]) -> Result<Vec<u32>, CatalogError> {
         let select = "SELECT version FROM deployments WHERE plugin = ?1 ORDER BY version DESC
             LIMIT -1 OFFSET ?2";
@@ -118,7 +120,7 @@ impl Catalog {
             let plugin = named(transaction, tenant, plugin)?;
             let before = super::activation::before(transaction, &plugin)?;
             let mut statement = transaction.prepare(select)?;
-            let old = statement.query_map(params![plugin.id, VERSIONS_KEPT], |row| row.get(0))?;
+            let old = statement.query_map(params![plugin.id, VERSIONS_MAX], |row| row.get(0))?;
             let mut old = old.collect::<rusqlite::Result<Vec<u32>>>()?;
             old.retain(|version| {
                 Some(*version) != plugin.active && Some(*version) != before && !in_use.contains(version)
@@ -134,12 +136,12 @@ impl Catalog {
     }
 }
 
-fn require_component(transaction: &Transaction<'_>, tenant: TenantId, digest: Digest) -> Result<(), Stop> {
+fn require_component(transaction: &Transaction<'_>, tenant: TenantId, digest: Digest) -> Result<(), Abort> {
     let mut statement = transaction.prepare("SELECT 1 FROM components WHERE tenant = ?1 AND digest = ?2")?;
     if statement.exists(params![tenant.0, digest.to_string()])? {
         Ok(())
     } else {
-        Err(CatalogError::NoComponent(digest).into())
+        Err(CatalogError::UnknownComponent(digest).into())
     }
 }
 

@@ -6,16 +6,16 @@ mod deployments;
 use rusqlite::{OptionalExtension, Row, Transaction, params};
 
 use crate::components;
-use crate::error::{CatalogError, QuotaExceeded, Stop, What};
+use crate::error::{Abort, CatalogError, QuotaExceeded, ResourceKind};
 use crate::model::{PluginInfo, Quotas, TenantId};
 use crate::name::Name;
 use crate::store::{require_tenant, time};
 use crate::tenants::{json, name_of, parsed};
 use crate::{Catalog, LIST_MAX};
 
-pub use deployments::VERSIONS_KEPT;
+pub use deployments::VERSIONS_MAX;
 
-/// The plugins of a tenant, whatever its quota.
+/// Maximum number of plugins of a tenant, whatever its quota.
 const PLUGINS_MAX: u64 = 10_000;
 
 const SELECT: &str = "SELECT p.id, p.tenant, p.name, p.quotas, p.active, p.created_at,
@@ -24,7 +24,7 @@ const SELECT: &str = "SELECT p.id, p.tenant, p.name, p.quotas, p.active, p.creat
     FROM plugins p WHERE p.tenant = ?1";
 
 impl Catalog {
-    /// The plugins of a tenant by their names, those behind `after`.
+    /// Lists plugins of a tenant by name, starting after `after`.
     pub fn plugins(
         &self,
         tenant: TenantId,
@@ -41,12 +41,12 @@ impl Catalog {
         })
     }
 
-    /// A plugin of a tenant.
+    /// Returns a plugin of a tenant.
     pub fn plugin(&self, tenant: TenantId, name: &str) -> Result<PluginInfo, CatalogError> {
         self.0.store.read(|transaction| named(transaction, tenant, name))
     }
 
-    /// Changes the quotas of a plugin. Whoever changes it at the same time waits.
+    /// Changes the quotas of a plugin. Concurrent changes wait for each other.
     pub fn update_plugin(
         &self,
         tenant: TenantId,
@@ -62,7 +62,7 @@ impl Catalog {
         })
     }
 
-    /// Says which plugin answers at a tenant's root; none of them, if none is named.
+    /// Sets the plugin that answers at a tenant's root URL, or none.
     pub fn set_default_plugin(&self, tenant: TenantId, name: Option<&str>) -> Result<(), CatalogError> {
         self.0.store.write(|transaction| {
             require_tenant(transaction, tenant)?;
@@ -73,7 +73,8 @@ impl Catalog {
         })
     }
 
-    /// Removes a plugin with its deployments, and the components that nothing else of the tenant's names.
+    /// Removes a plugin with its deployments and the components that no other deployment of the tenant refers
+    /// to.
     pub fn remove_plugin(&self, tenant: TenantId, name: &str) -> Result<(), CatalogError> {
         let store = &self.0.store;
         let now = store.now().timestamp();
@@ -88,23 +89,23 @@ impl Catalog {
     }
 }
 
-fn find(transaction: &Transaction<'_>, tenant: TenantId, name: &str) -> Result<Option<PluginInfo>, Stop> {
+fn find(transaction: &Transaction<'_>, tenant: TenantId, name: &str) -> Result<Option<PluginInfo>, Abort> {
     require_tenant(transaction, tenant)?;
     let select = format!("{SELECT} AND p.name = ?2");
     Ok(transaction.query_row(&select, params![tenant.0, name], plugin).optional()?)
 }
 
-fn named(transaction: &Transaction<'_>, tenant: TenantId, name: &str) -> Result<PluginInfo, Stop> {
-    find(transaction, tenant, name)?.ok_or_else(|| CatalogError::not_found(What::Plugin, name).into())
+fn named(transaction: &Transaction<'_>, tenant: TenantId, name: &str) -> Result<PluginInfo, Abort> {
+    find(transaction, tenant, name)?.ok_or_else(|| CatalogError::not_found(ResourceKind::Plugin, name).into())
 }
 
-/// The id of the plugin, which is made if the quota has room for it.
-fn found_or_made(
+/// Returns the id of a plugin, which is created if the quota allows.
+fn find_or_create(
     transaction: &Transaction<'_>,
     tenant: TenantId,
     name: &Name,
     now: i64,
-) -> Result<i64, Stop> {
+) -> Result<i64, Abort> {
     if let Some(plugin) = find(transaction, tenant, name)? {
         return Ok(plugin.id);
     }
@@ -114,10 +115,10 @@ fn found_or_made(
     if let Some(limit) = quotas.plugins.map(u64::from)
         && used >= limit
     {
-        return Err(QuotaExceeded { quota: "plugins", limit, used, asked: 1 }.into());
+        return Err(QuotaExceeded { quota: "plugins", limit, used, requested: 1 }.into());
     }
     if used >= PLUGINS_MAX {
-        return Err(CatalogError::TooMany { what: What::Plugin, count_max: PLUGINS_MAX }.into());
+        return Err(CatalogError::TooMany { kind: ResourceKind::Plugin, count_max: PLUGINS_MAX }.into());
     }
     let insert = "INSERT INTO plugins (tenant, name, quotas, created_at) VALUES (?1, ?2, '{}', ?3)";
     transaction.execute(insert, params![tenant.0, &**name, now])?;

@@ -3,7 +3,7 @@ use std::os::unix::fs::PermissionsExt;
 use super::*;
 
 #[test]
-fn only_what_was_announced_becomes_a_component() {
+fn an_upload_must_match_its_announced_digest_and_size() {
     let scene = Scene::new();
     let a = scene.tenant("a");
     let mut upload = scene.at().upload(a, Digest::of(b"announced"), 1000).unwrap();
@@ -33,7 +33,7 @@ fn a_digest_is_64_lower_case_hex_digits() {
 }
 
 #[test]
-fn what_a_crash_left_is_cleared_away_at_the_next_start() {
+fn the_next_start_removes_files_that_a_crash_left_behind() {
     let mut scene = Scene::new();
     let a = scene.tenant("a");
     scene.push(a, "calc", b"used", true);
@@ -50,49 +50,54 @@ fn what_a_crash_left_is_cleared_away_at_the_next_start() {
     assert_eq!(scene.component_files(), expected);
     assert!(!scene.at().path().join("tenants/99").exists());
     assert!(scene.at().tenant_folder(a).is_dir());
-    // What was uploaded for nothing goes, too, once nobody can be about to name it.
+    // An unused upload is removed once its time to be deployed is over.
     scene.advance(2 * 60 * 60);
     scene.reopen();
     assert_eq!(scene.component_files(), [file_of(b"used")]);
 }
 
 #[test]
-fn a_folder_is_one_process_s() {
+fn only_one_process_can_open_a_catalog() {
     let scene = Scene::new();
     let error = scene.open().err().unwrap();
-    assert!(matches!(error, OpenError::Taken(_)));
-    let said = error.to_string();
-    assert!(said.contains(&scene.at().path().display().to_string()) && said.contains("another process"));
+    assert!(matches!(error, OpenError::Locked(_)));
+    let message = error.to_string();
+    assert!(
+        message.contains(&scene.at().path().display().to_string()) && message.contains("another process")
+    );
 }
 
 #[test]
-fn nobody_else_can_read_a_catalog() {
+fn only_the_owner_can_read_a_catalog() {
     let scene = Scene::new();
     let mode = std::fs::metadata(scene.at().path()).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o700);
 }
 
-/// The texts of an error and of what it came from.
+/// Returns the texts of an error and its sources.
 fn chain(error: &dyn std::error::Error) -> String {
     std::iter::successors(Some(error), |error| error.source()).map(|e| format!("{e}; ")).collect()
 }
 
 #[test]
-fn a_path_that_can_be_no_catalog_is_named() {
+fn an_unusable_path_is_named_in_the_error() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     std::fs::write(&file, "").unwrap();
-    let said = chain(&Catalog::open(Settings::new(file.join("catalog"))).err().unwrap());
-    assert!(said.contains(&file.display().to_string()) && said.contains("Not a directory"), "{said}");
+    let message = chain(&Catalog::open(CatalogSettings::new(file.join("catalog"))).err().unwrap());
+    assert!(
+        message.contains(&file.display().to_string()) && message.contains("Not a directory"),
+        "{message}"
+    );
     let text = folder.path().join("text");
     std::fs::create_dir(&text).unwrap();
     std::fs::write(text.join("catalog.db"), "this is no database, as everybody can see").unwrap();
-    let said = chain(&Catalog::open(Settings::new(&text)).err().unwrap());
-    assert!(said.contains("catalog.db") && said.contains("not a database"), "{said}");
+    let message = chain(&Catalog::open(CatalogSettings::new(&text)).err().unwrap());
+    assert!(message.contains("catalog.db") && message.contains("not a database"), "{message}");
 }
 
 #[test]
-fn a_disk_that_is_full_is_said_with_its_path_and_changes_nothing() {
+fn a_full_disk_is_reported_with_its_path_and_changes_nothing() {
     let mut scene = Scene::new();
     let a = scene.tenant("a");
     let key = scene.key(Some(a), Rights::Caller);
@@ -108,11 +113,14 @@ fn a_disk_that_is_full_is_said_with_its_path_and_changes_nothing() {
         }
     }
     let (name, error) = failed.unwrap();
-    let said = chain(&error);
-    assert!(said.contains("catalog.db cannot be read or written") && said.contains("full"), "{said}");
+    let message = chain(&error);
+    assert!(
+        message.contains("catalog.db cannot be read or written") && message.contains("full"),
+        "{message}"
+    );
     assert!(scene.at().tenant_named(&name).is_err());
     assert!(scene.at().authenticate(&key.key).is_some());
-    // After it there is room again.
+    // After reopening, SQLite's limit no longer applies.
     scene.reopen();
     assert!(scene.at().tenant_named(&name).is_err());
     scene.tenant(&name);

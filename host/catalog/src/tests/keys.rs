@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::*;
 
 #[test]
-fn a_key_proves_what_it_was_made_for_until_it_is_revoked() {
+fn a_key_proves_its_identity_until_it_is_revoked() {
     let mut scene = Scene::new();
     let tenant = scene.tenant("a");
     let author = scene.key(Some(tenant), Rights::Author);
@@ -42,7 +42,7 @@ fn rights_include_those_below_them() {
 }
 
 #[test]
-fn a_key_that_expired_is_refused_from_that_second_on() {
+fn a_key_is_rejected_from_the_second_at_which_it_expires() {
     let scene = Scene::new();
     let tenant = Some(scene.tenant("a"));
     let end = scene.settings().clock.as_ref()() + chrono::Duration::seconds(60);
@@ -55,13 +55,13 @@ fn a_key_that_expired_is_refused_from_that_second_on() {
 }
 
 #[test]
-fn an_operator_belongs_to_no_tenant_and_everybody_else_to_one() {
+fn an_operator_key_has_no_tenant_and_every_other_key_has_one() {
     let scene = Scene::new();
     let tenant = scene.tenant("a");
     assert!(!scene.at().has_operator_key());
     for (rights, tenant) in [(Rights::Operator, Some(tenant)), (Rights::Author, None)] {
         let new = NewKey { name: String::new(), rights, tenant, expires_at: None };
-        assert!(matches!(scene.at().create_key(new), Err(CatalogError::RightsAndTenant)));
+        assert!(matches!(scene.at().create_key(new), Err(CatalogError::TenantMismatch)));
     }
     let operator = scene.key(None, Rights::Operator);
     assert!(scene.at().has_operator_key());
@@ -70,14 +70,14 @@ fn an_operator_belongs_to_no_tenant_and_everybody_else_to_one() {
 }
 
 #[test]
-fn a_key_that_an_operator_brings_along_is_of_the_form_of_every_key() {
+fn a_key_that_an_operator_supplies_must_be_well_formed() {
     let mut scene = Scene::new();
     let key = format!("rh_{}", "A".repeat(43));
     let first = scene.at().ensure_operator_key(&key, "environment").unwrap();
     assert_eq!(scene.reopen().ensure_operator_key(&key, "again").unwrap().id, first.id);
     assert_eq!(scene.at().authenticate(&key).map(|identity| identity.rights), Some(Rights::Operator));
     for wrong in ["password", "rh_password", &format!("rh_{}", "A".repeat(42))] {
-        assert!(matches!(scene.at().ensure_operator_key(wrong, ""), Err(CatalogError::NoKey)));
+        assert!(matches!(scene.at().ensure_operator_key(wrong, ""), Err(CatalogError::MalformedKey)));
     }
     scene.at().revoke_key(first.id).unwrap();
     let error = scene.at().ensure_operator_key(&key, "").unwrap_err();
@@ -85,7 +85,7 @@ fn a_key_that_an_operator_brings_along_is_of_the_form_of_every_key() {
 }
 
 #[test]
-fn what_is_stored_of_a_key_does_not_open_anything() {
+fn keys_are_not_stored_in_plain_text() {
     let scene = Scene::new();
     let operator = scene.key(None, Rights::Operator);
     let secret = &operator.key.as_bytes()[11..];
@@ -109,7 +109,7 @@ fn the_last_use_of_a_key_is_known_at_once_and_written_later() {
 }
 
 #[test]
-fn keys_are_listed_in_parts_and_only_a_tenant_s() {
+fn keys_are_listed_in_pages_and_by_tenant() {
     let scene = Scene::new();
     let (a, b) = (scene.tenant("a"), scene.tenant("b"));
     let keys: Vec<KeyId> =
@@ -124,7 +124,7 @@ fn keys_are_listed_in_parts_and_only_a_tenant_s() {
 }
 
 #[test]
-fn keys_that_were_over_for_long_are_forgotten() {
+fn keys_that_expired_long_ago_are_deleted() {
     let scene = Scene::new();
     let old = scene.key(None, Rights::Operator);
     scene.at().revoke_key(old.info.id).unwrap();
@@ -135,7 +135,7 @@ fn keys_that_were_over_for_long_are_forgotten() {
 }
 
 #[test]
-fn a_key_is_never_good_again_after_it_was_revoked_whoever_writes() {
+fn a_revoked_key_stays_invalid_under_concurrent_writes() {
     let scene = Scene::new();
     let tenant = scene.tenant("a");
     let (done, catalog) = (AtomicBool::new(false), scene.at());
@@ -152,12 +152,12 @@ fn a_key_is_never_good_again_after_it_was_revoked_whoever_writes() {
                 })
             })
             .collect();
-        let kept = scene.key(Some(tenant), Rights::Viewer).key;
+        let valid = scene.key(Some(tenant), Rights::Viewer).key;
         threads.spawn({
             let done = &done;
             move || {
                 while !done.load(Ordering::SeqCst) {
-                    assert!(catalog.authenticate(&kept).is_some());
+                    assert!(catalog.authenticate(&valid).is_some());
                 }
             }
         });
@@ -170,9 +170,9 @@ fn a_key_is_never_good_again_after_it_was_revoked_whoever_writes() {
     assert_eq!(revoked.iter().filter(|key| key.revoked_at.is_some()).count(), 60);
 }
 
-/// Made-up histories of keys: whatever happens in whatever order, what is good is what a plain list says.
+/// Runs random operations on keys and compares the valid keys with those of a plain list.
 #[test]
-fn authenticate_agrees_with_a_plain_account_of_what_happened() {
+fn authenticate_agrees_with_a_simple_model_after_random_operations() {
     let mut scene = Scene::new();
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = move |below: u64| {
@@ -182,7 +182,7 @@ fn authenticate_agrees_with_a_plain_account_of_what_happened() {
         random % below
     };
     let mut tenants = vec![scene.tenant("first")];
-    // The key, its id and tenant, when it expires, whether it is over.
+    // The key, its id and tenant, its time of expiry, whether it is revoked.
     let mut keys: Vec<(String, KeyId, TenantId, Option<i64>, bool)> = Vec::new();
     for step in 0..300 {
         match next(10) {

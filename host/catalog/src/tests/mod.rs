@@ -1,4 +1,4 @@
-//! The catalog as a whole, on a disk.
+//! Tests of a catalog in a temporary folder.
 
 mod files;
 mod keys;
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use crate::*;
 
-/// A catalog in a folder of its own, at a time that tests set.
+/// A catalog in a temporary folder, with a clock that tests set.
 pub(super) struct Scene {
     pub folder: TempDir,
     pub now: Arc<AtomicI64>,
@@ -31,11 +31,11 @@ impl Scene {
         scene
     }
 
-    pub(super) fn settings(&self) -> Settings {
+    pub(super) fn settings(&self) -> CatalogSettings {
         let now = Arc::clone(&self.now);
         let clock =
             Arc::new(move || DateTime::from_timestamp(now.load(Ordering::SeqCst), 0).unwrap_or_default());
-        Settings { path: self.folder.path().join("catalog"), clock }
+        CatalogSettings { path: self.folder.path().join("catalog"), clock }
     }
 
     pub(super) fn open(&self) -> Result<Catalog, OpenError> {
@@ -95,7 +95,7 @@ impl Scene {
         self.at().add_deployment(tenant, &plugin.parse().unwrap(), &new).unwrap().version
     }
 
-    /// The files of components, without their folders.
+    /// Returns the names of all component files.
     pub(super) fn component_files(&self) -> Vec<String> {
         let mut names = Vec::new();
         let mut folders = vec![self.at().path().join("components")];
@@ -114,7 +114,7 @@ impl Scene {
     }
 }
 
-/// The name of the file of a component.
+/// Returns the name of a component's file.
 pub(super) fn file_of(bytes: &[u8]) -> String {
     format!("{}.wasm", Digest::of(bytes))
 }

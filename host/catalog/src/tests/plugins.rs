@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn a_version_is_active_that_passed_and_rollback_goes_to_the_one_before() {
+fn only_checked_versions_are_activated_and_rollback_returns_to_the_previous_one() {
     let mut scene = Scene::new();
     let a = scene.tenant("a");
     let versions = [b"1", b"2", b"3"].map(|bytes| scene.push(a, "calc", bytes, bytes != b"3"));
@@ -9,15 +9,12 @@ fn a_version_is_active_that_passed_and_rollback_goes_to_the_one_before() {
     let plugin = scene.at().plugin(a, "calc").unwrap();
     assert_eq!((plugin.active, plugin.newest), (None, Some(3)));
     let error = scene.at().rollback(a, "calc", "k").unwrap_err();
-    assert!(error.to_string().contains("no other version active before"), "{error}");
+    assert!(error.to_string().contains("no earlier active version"), "{error}");
     assert_eq!(scene.at().activate(a, "calc", 1, "k").unwrap().before, None);
     assert!(scene.at().rollback(a, "calc", "k").is_err());
     assert_eq!(scene.at().activate(a, "calc", 2, "k").unwrap().before, Some(1));
     let error = scene.at().activate(a, "calc", 3, "k").unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "version 3 of plugin 'calc' did not pass its checks and cannot be activated"
-    );
+    assert_eq!(error.to_string(), "version 3 of plugin 'calc' failed its checks and cannot be activated");
     let error = scene.at().activate(a, "calc", 4, "k").unwrap_err();
     assert_eq!(error.to_string(), "there is no deployment '4'");
     assert_eq!(scene.reopen().plugin(a, "calc").unwrap().active, Some(2));
@@ -33,7 +30,7 @@ fn a_version_is_active_that_passed_and_rollback_goes_to_the_one_before() {
 }
 
 #[test]
-fn an_activation_is_undone_unless_there_was_another_one() {
+fn an_activation_is_undone_unless_a_later_one_followed() {
     let scene = Scene::new();
     let a = scene.tenant("a");
     scene.push(a, "calc", b"1", true);
@@ -52,7 +49,7 @@ fn an_activation_is_undone_unless_there_was_another_one() {
 }
 
 #[test]
-fn tenants_have_plugins_of_one_name_and_none_sees_another_s() {
+fn plugins_of_the_same_name_in_two_tenants_are_independent() {
     let mut scene = Scene::new();
     let (a, b) = (scene.tenant("a"), scene.tenant("b"));
     scene.push(a, "calc", b"same", true);
@@ -67,8 +64,8 @@ fn tenants_have_plugins_of_one_name_and_none_sees_another_s() {
         created_by: String::new(),
     };
     let error = scene.at().add_deployment(b, &"calc".parse().unwrap(), &new).unwrap_err();
-    assert!(matches!(error, CatalogError::NoComponent(_)), "{error}");
-    // Not even the plugin is there that it would have made.
+    assert!(matches!(error, CatalogError::UnknownComponent(_)), "{error}");
+    // The failed call did not create the plugin either.
     assert!(scene.at().plugins(b, None, 10).unwrap().is_empty());
     scene.push(b, "calc", b"same", true);
     assert_eq!(scene.component_files(), [file_of(b"same")]);
@@ -82,7 +79,7 @@ fn tenants_have_plugins_of_one_name_and_none_sees_another_s() {
 }
 
 #[test]
-fn quotas_of_plugins_and_components_hold_whoever_pushes_at_once() {
+fn quotas_of_plugins_and_components_hold_under_concurrent_pushes() {
     let scene = Scene::new();
     let a = scene.tenant_with("a", r#"{"plugins":2,"component-bytes":10}"#);
     let errors: Vec<String> = std::thread::scope(|threads| {
@@ -93,20 +90,20 @@ fn quotas_of_plugins_and_components_hold_whoever_pushes_at_once() {
         pushes.into_iter().filter_map(|push| push.join().unwrap()).collect()
     });
     assert_eq!(errors.len(), 6);
-    // It comes in two pieces, and which is refused depends on the others.
+    // An upload arrives in two pieces; concurrent uploads decide which piece is rejected.
     let refused =
-        [3, 4].map(|asked| format!("quota component-bytes is 10: 8 in use, {asked} more asked for"));
+        [3, 4].map(|requested| format!("quota component-bytes is 10: 8 in use, {requested} more requested"));
     assert!(errors.iter().all(|error| refused.contains(error)), "{errors:?}");
     assert_eq!(scene.at().component_bytes(a).unwrap(), 8);
-    let there =
+    let existing =
         (0..8_u8).map(|n| [n; 4]).find(|bytes| scene.at().component(a, Digest::of(bytes)).unwrap().is_some());
-    // What is there already is not charged again.
-    let there = there.unwrap();
+    // A second upload of the same component is not charged.
+    let existing = existing.unwrap();
     for plugin in ["p1", "p2", "p1"] {
-        scene.push(a, plugin, &there, true);
+        scene.push(a, plugin, &existing, true);
     }
     let new = NewDeployment {
-        component: Digest::of(&there),
+        component: Digest::of(&existing),
         grader: None,
         config: None,
         passed: true,
@@ -114,11 +111,11 @@ fn quotas_of_plugins_and_components_hold_whoever_pushes_at_once() {
         created_by: String::new(),
     };
     let error = scene.at().add_deployment(a, &"p3".parse().unwrap(), &new).unwrap_err();
-    assert_eq!(error.to_string(), "quota plugins is 2: 2 in use, 1 more asked for");
+    assert_eq!(error.to_string(), "quota plugins is 2: 2 in use, 1 more requested");
 }
 
 #[test]
-fn old_versions_go_with_their_components_but_for_those_that_somebody_needs() {
+fn prune_removes_old_versions_and_their_components_unless_they_are_needed() {
     let scene = Scene::new();
     let a = scene.tenant("a");
     for n in 1..=30_u8 {
@@ -133,12 +130,12 @@ fn old_versions_go_with_their_components_but_for_those_that_somebody_needs() {
     assert_eq!(scene.component_files().len(), 23);
     assert_eq!(scene.at().prune(a, "calc", &[7]).unwrap(), [0; 0]);
     assert_eq!(scene.at().rollback(a, "calc", "k").unwrap().version, 2);
-    // A number is not given out again.
+    // Version numbers are not reused.
     assert_eq!(scene.push(a, "calc", b"new", true), 31);
 }
 
 #[test]
-fn the_default_plugin_is_one_of_the_tenant_s_own() {
+fn the_default_plugin_must_belong_to_the_tenant() {
     let mut scene = Scene::new();
     let (a, b) = (scene.tenant("a"), scene.tenant("b"));
     scene.push(a, "calc", b"1", true);
@@ -152,7 +149,7 @@ fn the_default_plugin_is_one_of_the_tenant_s_own() {
 }
 
 #[test]
-fn of_many_activations_the_last_thousand_are_remembered() {
+fn the_history_has_the_last_thousand_activations() {
     let scene = Scene::new();
     let a = scene.tenant("a");
     scene.push(a, "calc", b"1", true);
@@ -161,7 +158,7 @@ fn of_many_activations_the_last_thousand_are_remembered() {
         scene.at().activate(a, "calc", 1 + n % 2, "k").unwrap();
     }
     let count = "SELECT count(*) FROM activations";
-    let kept: u32 = scene.at().0.store.read(|t| Ok(t.query_row(count, [], |row| row.get(0))?)).unwrap();
-    assert_eq!(kept, 1000);
+    let count: u32 = scene.at().0.store.read(|t| Ok(t.query_row(count, [], |row| row.get(0))?)).unwrap();
+    assert_eq!(count, 1000);
     assert_eq!(scene.at().rollback(a, "calc", "k").unwrap().version, 2);
 }

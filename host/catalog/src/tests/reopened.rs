@@ -2,16 +2,16 @@ use chrono::NaiveDate;
 
 use super::*;
 
-/// A catalog as version 1 of the tables left it. Never to be changed: such catalogs are on disks.
+/// A dump of a catalog with version 1 of the tables. Must never change: users have such catalogs.
 const VERSION_1: &str = include_str!("version-1.sql");
 
 #[test]
-fn tenants_are_there_again_as_they_were_left() {
+fn tenants_survive_a_restart_unchanged() {
     let mut scene = Scene::new();
     let a = scene.tenant_with("a", r#"{"running":3}"#);
     scene.tenant("b");
     let error = scene.at().create_tenant(&"a".parse().unwrap(), &settings()).unwrap_err();
-    assert_eq!(error.to_string(), "there is a tenant 'a' already");
+    assert_eq!(error.to_string(), "a tenant 'a' exists already");
     let updated = scene.at().update_tenant("a", |settings| settings.network.allow.push("10.0.0.0/8".into()));
     let updated = updated.unwrap();
     assert_eq!(updated.network.allow, ["10.0.0.0/8"]);
@@ -32,7 +32,7 @@ fn settings() -> TenantSettings {
 }
 
 #[test]
-fn a_tenant_that_is_deleted_is_nobody_at_once_and_nothing_later() {
+fn deleting_a_tenant_hides_it_at_once_and_removes_its_data_later() {
     let mut scene = Scene::new();
     let a = scene.tenant("a");
     let key = scene.key(Some(a), Rights::Author);
@@ -40,7 +40,7 @@ fn a_tenant_that_is_deleted_is_nobody_at_once_and_nothing_later() {
     scene.at().activate(a, "calc", 1, "k").unwrap();
     scene.at().set_default_plugin(a, Some("calc")).unwrap();
     scene.at().set_secret(a, &"judge".parse().unwrap(), b"sealed").unwrap();
-    scene.at().add_usage(a, Usage { model_tokens: 1, guest_cpu_nanos: 1 });
+    scene.at().add_usage(a, TenantUsage { model_tokens: 1, guest_cpu_nanos: 1 });
     std::fs::write(scene.at().tenant_folder(a).join("journal"), "events").unwrap();
     assert_eq!(scene.at().delete_tenant("a").unwrap(), a);
     assert_eq!(scene.at().authenticate(&key.key), None);
@@ -49,22 +49,22 @@ fn a_tenant_that_is_deleted_is_nobody_at_once_and_nothing_later() {
     assert!(scene.at().keys(None, None, 10).unwrap().is_empty());
     assert!(scene.at().revoke_key(key.info.id).is_err());
     assert!(scene.at().upload(a, Digest::of(b""), 10).is_err());
-    // Its name is free, and what was its is not the next one's.
+    // Its name is free, and a new tenant of that name does not inherit its data.
     let again = scene.tenant("a");
     assert_ne!(again, a);
-    assert_eq!(scene.reopen().deleting().unwrap(), [a]);
+    assert_eq!(scene.reopen().tenants_being_deleted().unwrap(), [a]);
     assert_eq!(scene.at().authenticate(&key.key), None);
     assert!(scene.at().tenant_folder(a).exists());
     scene.at().finish_deleting(a).unwrap();
     assert!(!scene.at().tenant_folder(a).exists() && scene.component_files().is_empty());
-    assert!(scene.reopen().deleting().unwrap().is_empty());
+    assert!(scene.reopen().tenants_being_deleted().unwrap().is_empty());
     assert!(scene.at().finish_deleting(a).is_err() && scene.at().finish_deleting(again).is_err());
-    assert_eq!(scene.at().usage_today(a).1, Usage::default());
+    assert_eq!(scene.at().usage_today(a).1, TenantUsage::default());
     assert!(scene.at().tenant_folder(again).is_dir());
 }
 
 #[test]
-fn secrets_are_kept_as_they_were_sealed() {
+fn secrets_are_stored_sealed() {
     let mut scene = Scene::new();
     let (a, b) = (scene.tenant("a"), scene.tenant("b"));
     let name: Name = "judge-key".parse().unwrap();
@@ -78,22 +78,22 @@ fn secrets_are_kept_as_they_were_sealed() {
 }
 
 #[test]
-fn usage_is_counted_by_day_and_outlives_the_process() {
+fn usage_is_counted_by_day_and_survives_a_restart() {
     let mut scene = Scene::new();
     let a = scene.tenant("a");
     let day = |d| NaiveDate::from_ymd_opt(2023, 11, d).unwrap();
-    let of = |model_tokens| Usage { model_tokens, guest_cpu_nanos: 2 * model_tokens };
-    scene.at().add_usage(a, of(1));
-    scene.at().add_usage(a, of(2));
-    assert_eq!(scene.at().usage_today(a), (day(14), of(3)));
-    assert_eq!(scene.reopen().usage_today(a), (day(14), of(3)));
-    scene.at().add_usage(a, of(4));
+    let usage = |model_tokens| TenantUsage { model_tokens, guest_cpu_nanos: 2 * model_tokens };
+    scene.at().add_usage(a, usage(1));
+    scene.at().add_usage(a, usage(2));
+    assert_eq!(scene.at().usage_today(a), (day(14), usage(3)));
+    assert_eq!(scene.reopen().usage_today(a), (day(14), usage(3)));
+    scene.at().add_usage(a, usage(4));
     scene.at().flush().unwrap();
     scene.advance(24 * 60 * 60);
-    assert_eq!(scene.at().usage_today(a), (day(15), Usage::default()));
-    scene.at().add_usage(a, of(u64::MAX / 2));
-    scene.at().add_usage(a, of(10));
-    assert_eq!(scene.at().usage(a, day(14)).unwrap(), of(7));
+    assert_eq!(scene.at().usage_today(a), (day(15), TenantUsage::default()));
+    scene.at().add_usage(a, usage(u64::MAX / 2));
+    scene.at().add_usage(a, usage(10));
+    assert_eq!(scene.at().usage(a, day(14)).unwrap(), usage(7));
     let days = scene.reopen().usage_since(a, day(1)).unwrap();
     assert_eq!(days.iter().map(|(day, _)| *day).collect::<Vec<_>>(), [day(15), day(14)]);
     scene.advance(500 * 24 * 60 * 60);
@@ -101,12 +101,12 @@ fn usage_is_counted_by_day_and_outlives_the_process() {
 }
 
 #[test]
-fn a_catalog_of_version_1_opens_with_all_that_it_had() {
+fn a_catalog_of_version_1_opens_with_all_its_data() {
     let folder = tempfile::tempdir().unwrap();
     let made = rusqlite::Connection::open(folder.path().join("catalog.db")).unwrap();
     made.execute_batch(VERSION_1).unwrap();
     drop(made);
-    let catalog = Catalog::open(Settings::new(folder.path())).unwrap();
+    let catalog = Catalog::open(CatalogSettings::new(folder.path())).unwrap();
     let tenant = catalog.tenant_named("team-a").unwrap();
     assert_eq!((tenant.quotas.running, tenant.quotas.weight()), (Some(8), 2));
     assert_eq!(tenant.network.allow, ["10.0.0.0/8"]);
@@ -122,13 +122,13 @@ fn a_catalog_of_version_1_opens_with_all_that_it_had() {
     let day = NaiveDate::from_ymd_opt(2026, 11, 20).unwrap();
     assert_eq!(
         catalog.usage(tenant.id, day).unwrap(),
-        Usage { model_tokens: 500, guest_cpu_nanos: 1_000_000 }
+        TenantUsage { model_tokens: 500, guest_cpu_nanos: 1_000_000 }
     );
-    assert_eq!(catalog.deleting().unwrap(), [TenantId(2)]);
+    assert_eq!(catalog.tenants_being_deleted().unwrap(), [TenantId(2)]);
 }
 
 #[test]
-fn a_catalog_of_a_later_version_is_refused() {
+fn a_catalog_of_a_later_version_is_rejected() {
     let mut scene = Scene::new();
     scene.at().0.store.read(|t| Ok(t.pragma_update(None, "user_version", 1000)?)).unwrap();
     scene.catalog = None;

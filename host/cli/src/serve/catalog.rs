@@ -65,7 +65,7 @@ impl Serve {
         if !config.tools.is_empty() {
             bail!("[tools]: a server of many tenants provides no tools");
         }
-        let catalog = Catalog::open(rollout_catalog::Settings::new(dir))?;
+        let catalog = Catalog::open(rollout_catalog::CatalogSettings::new(dir))?;
         self.see_to_operator_key(&catalog)?;
         let seal = match setup::key_from_env("journal.key-env", config.journal.key_env())? {
             Some(key) => Seal::of_secret(&key),

@@ -113,7 +113,7 @@ impl Admin {
         self.on_disk(move |catalog| {
             for digest in digests.into_iter().flatten() {
                 if catalog.component(tenant, digest)?.is_none() {
-                    return Err(CatalogError::NoComponent(digest));
+                    return Err(CatalogError::UnknownComponent(digest));
                 }
             }
             Ok(())

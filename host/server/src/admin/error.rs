@@ -52,17 +52,17 @@ impl From<CatalogError> for ApiError {
     fn from(error: CatalogError) -> Self {
         let said = error.to_string();
         match error {
-            CatalogError::NotFound { .. } | CatalogError::NothingBefore(_) => Self::NotFound(said),
+            CatalogError::NotFound { .. } | CatalogError::NoEarlierVersion(_) => Self::NotFound(said),
             CatalogError::Exists { .. }
-            | CatalogError::NotPassed { .. }
-            | CatalogError::NoComponent(_)
+            | CatalogError::ChecksFailed { .. }
+            | CatalogError::UnknownComponent(_)
             | CatalogError::Revoked(_) => Self::Conflict(said),
             // Waiting does not help.
             CatalogError::Quota(_) | CatalogError::TooMany { .. } => Self::Forbidden(said),
             CatalogError::TooLarge { .. } => Self::TooLarge(said),
-            CatalogError::OtherDigest { .. } | CatalogError::NoKey | CatalogError::RightsAndTenant => {
-                Self::Invalid(said)
-            }
+            CatalogError::DigestMismatch { .. }
+            | CatalogError::MalformedKey
+            | CatalogError::TenantMismatch => Self::Invalid(said),
             error => {
                 let reason = std::error::Error::source(&error).map(ToString::to_string);
                 tracing::error!(%error, reason, "the catalog failed");

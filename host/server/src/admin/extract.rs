@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use super::Admin;
 use super::error::ApiError;
 use crate::connection::BodyError;
-use rollout_catalog::{Identity, KeyId, Name, Right, TenantId, What};
+use rollout_catalog::{Identity, KeyId, Name, ResourceKind, Right, TenantId};
 use rollout_core::budget::{Charge, Use};
 
 /// The largest body of JSON.
@@ -68,7 +68,7 @@ async fn tenant(parts: &mut Parts, admin: &Admin, identity: Identity) -> Result<
 }
 
 fn no_tenant(name: &str) -> ApiError {
-    ApiError::NotFound(format!("there is no {} '{name}'", What::Tenant))
+    ApiError::NotFound(format!("there is no {} '{name}'", ResourceKind::Tenant))
 }
 
 impl FromRequestParts<Admin> for Operator {

@@ -8,7 +8,7 @@ use super::Admin;
 use super::error::ApiError;
 use super::extract::{Author, JsonBody, Params, Path, Viewer};
 use super::wire::{Activate, Activation, List, OfTenant, Page, Plugin, PluginChange};
-use rollout_catalog::{self as catalog, Name, TenantId, What};
+use rollout_catalog::{self as catalog, Name, ResourceKind, TenantId};
 
 /// The plugins of a tenant, by name.
 #[utoipa::path(get, path = "/plugins", tag = "plugins", params(OfTenant, Page),
@@ -134,7 +134,7 @@ impl Admin {
 
 /// A name that may be a plugin's. Another one is none's.
 fn known(name: String) -> Result<Name, ApiError> {
-    let not_found = catalog::CatalogError::NotFound { what: What::Plugin, name: name.clone() };
+    let not_found = catalog::CatalogError::NotFound { kind: ResourceKind::Plugin, name: name.clone() };
     Name::new(name).map_err(|_| not_found.into())
 }
 

@@ -183,7 +183,7 @@ impl Tenants {
         let of_rollout = Server::descriptors_per_rollout(&config);
         let platform = Platform::new(&config, of_rollout, besides, memory_bytes_max)?;
         let slots = platform.room(config.max_concurrent, config.queue_max, 0);
-        for id in catalog.deleting()? {
+        for id in catalog.tenants_being_deleted()? {
             catalog.finish_deleting(id)?;
         }
         let checks_at_once = checks.at_once as usize;

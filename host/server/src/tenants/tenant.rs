@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::plugin::Plugin;
 use super::{Inner, Tenants, Unusable};
 use crate::admin::{Deployments, network_rules};
-use rollout_catalog::{Catalog, CatalogError, Name, Quotas as CatalogQuotas, TenantId, Usage};
+use rollout_catalog::{Catalog, CatalogError, Name, Quotas as CatalogQuotas, TenantId, TenantUsage};
 use rollout_core::budget::Budget;
 use rollout_core::outbound::Transport;
 use rollout_core::rollout::{
@@ -345,12 +345,12 @@ impl Tenant {
         let mut noted = lock(&self.noted);
         let now = self.quotas.meter().today();
         let before = if noted.day == now.day { *noted } else { DayUse { day: now.day, ..DayUse::default() } };
-        let more = Usage {
+        let more = TenantUsage {
             model_tokens: now.model_tokens.saturating_sub(before.model_tokens),
             guest_cpu_nanos: nanos(now.guest_cpu.saturating_sub(before.guest_cpu)),
         };
         *noted = now;
-        if more != Usage::default() {
+        if more != TenantUsage::default() {
             catalog.add_usage(self.id, more);
         }
     }

@@ -1,7 +1,7 @@
-//! What is noted in memory and written now and then: when keys were last used, and what tenants used.
+//! Write-behind of the last use of keys and of the usage of tenants.
 //!
-//! A process that is killed loses what was noted in the last [`WRITE_EVERY`]. That is the price of not
-//! waiting for the disk at each rollout; nobody was answered by it.
+//! A process that is killed loses the updates of the last [`WRITE_EVERY`]. That is the price of not waiting
+//! for the disk at each rollout; no reply depends on these updates.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use chrono::{Days, NaiveDate};
 use rusqlite::{Transaction, params};
 
-use crate::error::{CatalogError, Stop, StorageError};
+use crate::error::{Abort, CatalogError, StorageError};
 use crate::keys::{KeyId, KeyInfo};
 use crate::model::{TenantId, Time};
 use crate::store::{Store, time};
@@ -23,38 +23,38 @@ const WRITE_EVERY: Duration = Duration::from_millis(50);
 /// Time between two looks for last uses of keys that are due, and between two attempts of a write that failed.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// How often the last uses of keys are written.
+/// Interval between writes of the last use of keys.
 const TOUCHES_EVERY: Duration = Duration::from_secs(60);
 
-/// How long usage is kept, in days.
-const DAYS_KEPT: i64 = 400;
+/// Number of days for which usage is stored.
+const USAGE_DAYS_MAX: i64 = 400;
 
-/// A day, as UTC has them.
+/// A day in UTC.
 pub type Day = NaiveDate;
 
-/// What a tenant used in a day.
+/// Usage of a tenant in a day.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Usage {
-    /// Tokens of models, prompts and completions together.
+pub struct TenantUsage {
+    /// Number of model tokens, prompts and completions together.
     pub model_tokens: u64,
     /// CPU time of guests.
     pub guest_cpu_nanos: u64,
 }
 
-impl Usage {
+impl TenantUsage {
     fn add(&mut self, more: Self) {
         self.model_tokens = self.model_tokens.saturating_add(more.model_tokens);
         self.guest_cpu_nanos = self.guest_cpu_nanos.saturating_add(more.guest_cpu_nanos);
     }
 }
 
-/// What is noted.
+/// Updates in memory.
 #[derive(Default)]
-pub(crate) struct Noted {
-    /// When keys were last used, where that is not written yet.
+pub(crate) struct PendingUpdates {
+    /// Last use of keys, as far as it is not written yet.
     touched: HashMap<KeyId, i64>,
     touches_written: Option<Instant>,
-    /// What was used in a day in all, of today and of days that are not written yet.
+    /// Totals of today and of days that are not written yet.
     usage: BTreeMap<(i64, TenantId), Used>,
     /// Whether usage was added since the last write began.
     has_new_usage: bool,
@@ -64,15 +64,15 @@ pub(crate) struct Noted {
 
 #[derive(Clone, Copy, Default)]
 struct Used {
-    total: Usage,
+    total: TenantUsage,
     written: bool,
 }
 
-fn noted(store: &Store) -> MutexGuard<'_, Noted> {
-    store.noted.lock().unwrap_or_else(PoisonError::into_inner)
+fn pending(store: &Store) -> MutexGuard<'_, PendingUpdates> {
+    store.pending.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The number of a day, from 1970.
+/// Returns the number of days since 1970.
 fn number(time: Time) -> i64 {
     time.timestamp().div_euclid(24 * 60 * 60)
 }
@@ -88,13 +88,13 @@ fn day_of(number: i64) -> Day {
 
 pub(crate) fn touch(store: &Store, key: KeyId) {
     let now = store.now().timestamp();
-    noted(store).touched.insert(key, now);
+    pending(store).touched.insert(key, now);
 }
 
-/// The last uses that are not written yet. To be asked for before the database is read: what is not here any more is
-/// there then.
+/// Returns the last uses that are not written yet. Call it before reading the database: an update that has
+/// left the memory by then is in the database.
 pub(crate) fn touches(store: &Store) -> HashMap<KeyId, i64> {
-    noted(store).touched.clone()
+    pending(store).touched.clone()
 }
 
 pub(crate) fn add_touches(touches: &HashMap<KeyId, i64>, keys: &mut [KeyInfo]) {
@@ -105,64 +105,64 @@ pub(crate) fn add_touches(touches: &HashMap<KeyId, i64>, keys: &mut [KeyInfo]) {
 }
 
 pub(crate) fn forget_tenant(store: &Store, tenant: TenantId) {
-    noted(store).usage.retain(|(_, of), _| *of != tenant);
+    pending(store).usage.retain(|(_, owner), _| *owner != tenant);
 }
 
 impl Catalog {
-    /// Adds to what a tenant used today. It is written within 50 ms.
-    pub fn add_usage(&self, tenant: TenantId, usage: Usage) {
+    /// Adds to today's usage of a tenant. The sum is written within 50 ms.
+    pub fn add_usage(&self, tenant: TenantId, usage: TenantUsage) {
         let today = number(self.0.store.now());
-        let mut noted = noted(&self.0.store);
-        let used = noted.usage.entry((today, tenant)).or_default();
+        let mut pending = pending(&self.0.store);
+        let used = pending.usage.entry((today, tenant)).or_default();
         used.total.add(usage);
         used.written = false;
-        noted.has_new_usage = true;
-        drop(noted);
-        self.0.store.noted_changed.notify_one();
+        pending.has_new_usage = true;
+        drop(pending);
+        self.0.store.pending_changed.notify_one();
     }
 
-    /// What a tenant used today, and which day that is. Nothing is read from the disk.
-    pub fn usage_today(&self, tenant: TenantId) -> (Day, Usage) {
+    /// Returns today and the tenant's usage of today. Reads nothing from the disk.
+    pub fn usage_today(&self, tenant: TenantId) -> (Day, TenantUsage) {
         let today = number(self.0.store.now());
-        let noted = noted(&self.0.store);
-        let used = noted.usage.get(&(today, tenant)).copied().unwrap_or_default();
+        let pending = pending(&self.0.store);
+        let used = pending.usage.get(&(today, tenant)).copied().unwrap_or_default();
         (day_of(today), used.total)
     }
 
-    /// What a tenant used in a day.
-    pub fn usage(&self, tenant: TenantId, day: Day) -> Result<Usage, CatalogError> {
-        Ok(self.usage_since(tenant, day)?.into_iter().find(|(of, _)| *of == day).unwrap_or_default().1)
+    /// Returns the usage of a tenant in a day.
+    pub fn usage(&self, tenant: TenantId, day: Day) -> Result<TenantUsage, CatalogError> {
+        Ok(self.usage_since(tenant, day)?.into_iter().find(|(date, _)| *date == day).unwrap_or_default().1)
     }
 
-    /// What a tenant used from this day on, the newest day first; days without use are not listed.
-    pub fn usage_since(&self, tenant: TenantId, day: Day) -> Result<Vec<(Day, Usage)>, CatalogError> {
+    /// Returns the usage of a tenant since a day, the newest day first. Days without usage are left out.
+    pub fn usage_since(&self, tenant: TenantId, day: Day) -> Result<Vec<(Day, TenantUsage)>, CatalogError> {
         let select = "SELECT day, model_tokens, guest_cpu_nanos FROM usage WHERE tenant = ?1 AND day >= ?2";
         let first = day_number(day);
         let mut days = self.0.store.read(|transaction| {
             let mut statement = transaction.prepare(select)?;
             let rows =
                 statement.query_map(params![tenant.0, first], |row| Ok((row.get(0)?, used(row, 1)?)))?;
-            Ok(rows.collect::<rusqlite::Result<BTreeMap<i64, Usage>>>()?)
+            Ok(rows.collect::<rusqlite::Result<BTreeMap<i64, TenantUsage>>>()?)
         })?;
-        let noted = noted(&self.0.store);
-        // What is in memory is the whole day's.
-        let ours = noted.usage.iter().filter(|((day, of), _)| *of == tenant && *day >= first);
+        let pending = pending(&self.0.store);
+        // The totals in memory cover the whole day.
+        let ours = pending.usage.iter().filter(|((day, owner), _)| *owner == tenant && *day >= first);
         days.extend(ours.map(|((day, _), used)| (*day, used.total)));
         Ok(days.into_iter().rev().take(LIST_MAX as usize).map(|(day, usage)| (day_of(day), usage)).collect())
     }
 }
 
-fn used(row: &rusqlite::Row<'_>, column: usize) -> rusqlite::Result<Usage> {
-    let of = |column| Ok::<_, rusqlite::Error>(row.get::<_, i64>(column)?.max(0).unsigned_abs());
-    Ok(Usage { model_tokens: of(column)?, guest_cpu_nanos: of(column + 1)? })
+fn used(row: &rusqlite::Row<'_>, column: usize) -> rusqlite::Result<TenantUsage> {
+    let count = |column| Ok::<_, rusqlite::Error>(row.get::<_, i64>(column)?.max(0).unsigned_abs());
+    Ok(TenantUsage { model_tokens: count(column)?, guest_cpu_nanos: count(column + 1)? })
 }
 
-/// Reads what was used today, and removes what was used long ago.
+/// Reads today's usage and deletes old usage.
 pub(crate) fn load(store: &Store) -> Result<(), StorageError> {
     let today = number(store.now());
     let select = "SELECT day, tenant, model_tokens, guest_cpu_nanos FROM usage WHERE day >= ?1";
     let read = store.write(|transaction| {
-        transaction.execute("DELETE FROM usage WHERE day < ?1", [today - DAYS_KEPT])?;
+        transaction.execute("DELETE FROM usage WHERE day < ?1", [today - USAGE_DAYS_MAX])?;
         let mut statement = transaction.prepare(select)?;
         let rows = statement.query_map([today], |row| {
             let total = used(row, 2)?;
@@ -170,7 +170,7 @@ pub(crate) fn load(store: &Store) -> Result<(), StorageError> {
         })?;
         Ok(rows.collect::<rusqlite::Result<BTreeMap<_, _>>>()?)
     });
-    noted(store).usage = read.map_err(|error| storage(store, error))?;
+    pending(store).usage = read.map_err(|error| storage(store, error))?;
     Ok(())
 }
 
@@ -181,17 +181,17 @@ fn storage(store: &Store, error: CatalogError) -> StorageError {
     }
 }
 
-/// Writes what is noted. The last uses of keys wait for their time, unless `all` is to be written.
+/// Writes the updates in memory. The last uses of keys wait for their interval unless `all` is set.
 pub(crate) fn write(store: &Store, all: bool) -> Result<(), StorageError> {
-    // Whoever writes to the database has its lock first and then this one, never the other way around.
+    // Lock order: the database first, then the updates in memory.
     let mut locked = store.locked();
     let (touched, usage) = {
-        let mut noted = noted(store);
-        noted.has_new_usage = false;
-        let due = all || noted.touches_written.is_none_or(|at| at.elapsed() >= TOUCHES_EVERY);
-        let touched = if due { noted.touched.clone() } else { HashMap::new() };
-        let unwritten = noted.usage.iter().filter(|(_, used)| !used.written);
-        let usage: Vec<_> = unwritten.map(|(of, used)| (*of, used.total)).collect();
+        let mut pending = pending(store);
+        pending.has_new_usage = false;
+        let due = all || pending.touches_written.is_none_or(|at| at.elapsed() >= TOUCHES_EVERY);
+        let touched = if due { pending.touched.clone() } else { HashMap::new() };
+        let unwritten = pending.usage.iter().filter(|(_, used)| !used.written);
+        let usage: Vec<_> = unwritten.map(|(key, used)| (*key, used.total)).collect();
         (touched, usage)
     };
     if touched.is_empty() && usage.is_empty() {
@@ -201,46 +201,51 @@ pub(crate) fn write(store: &Store, all: bool) -> Result<(), StorageError> {
     // A process that is killed leaves what it wrote to the kernel. Only a machine that stops may lose the last usage.
     let written = if all { locked.write(write) } else { locked.write_without_sync(write) };
     let today = number(store.now());
-    let mut noted = noted(store);
+    let mut pending = pending(store);
     if let Err(error) = written {
         return Err(storage(store, error));
     }
     if !touched.is_empty() {
-        // They were known here for as long as they were not to be read there.
-        noted.touched.retain(|key, at| touched.get(key) != Some(at));
-        noted.touches_written = Some(Instant::now());
+        // These stayed in memory until the database had them.
+        pending.touched.retain(|key, at| touched.get(key) != Some(at));
+        pending.touches_written = Some(Instant::now());
     }
-    for (of, total) in usage {
-        if let Some(used) = noted.usage.get_mut(&of) {
+    for (key, total) in usage {
+        if let Some(used) = pending.usage.get_mut(&key) {
             used.written = used.total == total;
         }
     }
-    noted.usage.retain(|(day, _), used| *day >= today || !used.written);
+    pending.usage.retain(|(day, _), used| *day >= today || !used.written);
     Ok(())
 }
 
 fn write_all(
     transaction: &Transaction<'_>,
     touched: &HashMap<KeyId, i64>,
-    usage: &[((i64, TenantId), Usage)],
-) -> Result<(), Stop> {
+    usage: &[((i64, TenantId), TenantUsage)],
+) -> Result<(), Abort> {
     let mut update = transaction.prepare("UPDATE keys SET last_used_at = ?2 WHERE id = ?1")?;
     for (key, at) in touched {
         update.execute(params![key.0, at])?;
     }
-    // A tenant that is gone has no row, and nothing else fails because of it.
+    // A deleted tenant has no row; its usage is skipped.
     let mut insert = transaction.prepare(
         "INSERT OR REPLACE INTO usage (tenant, day, model_tokens, guest_cpu_nanos)
          SELECT id, ?2, ?3, ?4 FROM tenants WHERE id = ?1",
     )?;
     for ((day, tenant), used) in usage {
-        let of = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
-        insert.execute(params![tenant.0, day, of(used.model_tokens), of(used.guest_cpu_nanos)])?;
+        let saturate = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+        insert.execute(params![
+            tenant.0,
+            day,
+            saturate(used.model_tokens),
+            saturate(used.guest_cpu_nanos)
+        ])?;
     }
     Ok(())
 }
 
-/// The thread that writes. Dropping it writes the rest.
+/// Background thread that writes the updates. Dropping it writes the rest.
 pub(crate) struct Writer {
     store: Arc<Store>,
     thread: Option<JoinHandle<()>>,
@@ -258,10 +263,10 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        noted(&self.store).is_closing = true;
-        self.store.noted_changed.notify_all();
+        pending(&self.store).is_closing = true;
+        self.store.pending_changed.notify_all();
         if let Some(thread) = self.thread.take() {
-            // The thread logs its own errors.
+            // The thread has logged its own errors.
             let _ = thread.join();
         }
     }
@@ -269,13 +274,13 @@ impl Drop for Writer {
 
 /// Waits until there is new usage or the catalog is being closed, but no longer than `LOOK_EVERY`.
 fn wait_for_usage(store: &Store) {
-    let is_idle = |noted: &mut Noted| !noted.is_closing && !noted.has_new_usage;
-    drop(store.noted_changed.wait_timeout_while(noted(store), LOOK_EVERY, is_idle));
+    let is_idle = |pending: &mut PendingUpdates| !pending.is_closing && !pending.has_new_usage;
+    drop(store.pending_changed.wait_timeout_while(pending(store), LOOK_EVERY, is_idle));
 }
 
 /// Waits for this time, or until the catalog is being closed. Returns whether it is.
 fn pause(store: &Store, time: Duration) -> bool {
-    let waited = store.noted_changed.wait_timeout_while(noted(store), time, |noted| !noted.is_closing);
+    let waited = store.pending_changed.wait_timeout_while(pending(store), time, |pending| !pending.is_closing);
     waited.unwrap_or_else(PoisonError::into_inner).0.is_closing
 }
 
@@ -286,13 +291,13 @@ fn run(store: &Store) {
         let mut time = WRITE_EVERY;
         if let Err(error) = write(store, false) {
             let reason = std::error::Error::source(&error).map(ToString::to_string);
-            tracing::error!(%error, reason, "usage and last uses of keys are not written");
+            tracing::error!(%error, reason, "cannot write usage and last uses of keys");
             time = LOOK_EVERY;
         }
         is_closing = pause(store, time);
     }
     if let Err(error) = write(store, true) {
         let reason = std::error::Error::source(&error).map(ToString::to_string);
-        tracing::error!(%error, reason, "the last usage and last uses of keys are not written");
+        tracing::error!(%error, reason, "cannot write the last usage and last uses of keys");
     }
 }
