@@ -129,6 +129,7 @@ fn figures(tally: &mut Tally, before: &Reading, after: &Reading, footprint: Opti
         cpu_cores: cpu_secs / elapsed_secs,
         rss_mib: seen.rss_kib as f64 / 1024.0,
         rss_peak_mib: seen.rss_peak_kib as f64 / 1024.0,
+        pss_mib: seen.pss_kib.map(|kib| kib as f64 / 1024.0),
         mappings: seen.mappings as f64,
         fds: seen.fds as f64,
     });

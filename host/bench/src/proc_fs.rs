@@ -40,6 +40,8 @@ pub(super) struct Footprint {
     pub(super) rss_kib: u64,
     /// Peak resident memory since the process started, in KiB.
     pub(super) rss_peak_kib: u64,
+    /// Proportional memory, in KiB: a page that is mapped many times counts once. `None` if the kernel does not tell it.
+    pub(super) pss_kib: Option<u64>,
     pub(super) mappings: u64,
     pub(super) fds: u64,
 }
@@ -51,9 +53,11 @@ impl Footprint {
         let kib = |name, what| status_kib(&status, name).ok_or(unexpected(&path, what));
         let maps = file(pid, "maps")?;
         let fds = file(pid, "fd")?;
+        let rollup = file(pid, "smaps_rollup")?;
         Ok(Self {
             rss_kib: kib("VmRSS", "VmRSS")?,
             rss_peak_kib: kib("VmHWM", "VmHWM")?,
+            pss_kib: fs::read_to_string(rollup).ok().and_then(|rollup| status_kib(&rollup, "Pss")),
             mappings: count_lines(&read(&maps)?),
             fds: fs::read_dir(&fds).map_err(|source| ProcError::Read { path: fds, source })?.count() as u64,
         })
@@ -63,6 +67,7 @@ impl Footprint {
         Self {
             rss_kib: self.rss_kib.max(other.rss_kib),
             rss_peak_kib: self.rss_peak_kib.max(other.rss_peak_kib),
+            pss_kib: self.pss_kib.max(other.pss_kib),
             mappings: self.mappings.max(other.mappings),
             fds: self.fds.max(other.fds),
         }

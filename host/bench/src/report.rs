@@ -116,6 +116,9 @@ pub struct ServerFigures {
     pub rss_mib: f64,
     /// Peak resident memory since the process started, in MiB.
     pub rss_peak_mib: f64,
+    /// Maximum proportional memory during the measurement, in MiB: a page that is mapped many times counts once, as it does
+    /// in a control group. `None` if the kernel does not tell it.
+    pub pss_mib: Option<f64>,
     /// Maximum number of memory mappings.
     pub mappings: f64,
     /// Maximum number of open descriptors.
@@ -137,6 +140,8 @@ pub struct Ratios {
     pub cpu_per_rollout: Option<f64>,
     /// Below 1, the first is smaller.
     pub rss: Option<f64>,
+    /// Below 1, the first is smaller.
+    pub pss: Option<f64>,
 }
 
 /// Errors by the name of their [`ErrorKind`].
@@ -194,6 +199,7 @@ impl Ratios {
             p99: ratio(|it| it.p99_ms),
             cpu_per_rollout: ratio(|it| it.server.as_ref()?.cpu_ms_per_rollout),
             rss: ratio(|it| Some(it.server.as_ref()?.rss_mib)),
+            pss: ratio(|it| it.server.as_ref()?.pss_mib),
         }
     }
 }
@@ -217,6 +223,7 @@ fn medians(rounds: &[Figures]) -> Figures {
         cpu_cores,
         rss_mib: of_servers(|it| it.rss_mib).unwrap_or_default(),
         rss_peak_mib: servers().map(|it| it.rss_peak_mib).fold(0.0, f64::max),
+        pss_mib: middle(|it| it.server.as_ref()?.pss_mib),
         mappings: of_servers(|it| it.mappings).unwrap_or_default(),
         fds: of_servers(|it| it.fds).unwrap_or_default(),
     });
@@ -293,6 +300,7 @@ impl Report {
             "CPU ms each",
             "bench CPU ms",
             "RSS MiB",
+            "PSS MiB",
             "mappings",
             "fds",
         ];
@@ -304,7 +312,7 @@ impl Report {
             }
             rows.extend(level.ratios.as_ref().map(ratio_row));
         }
-        let widths: [usize; 13] = std::array::from_fn(|column| {
+        let widths: [usize; 14] = std::array::from_fn(|column| {
             rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)
         });
         for row in &rows {
@@ -373,7 +381,7 @@ impl Report {
     }
 }
 
-type Row = [String; 13];
+type Row = [String; 14];
 
 fn row(in_flight: String, name: String, figures: &Figures) -> Row {
     let server = figures.server.as_ref();
@@ -390,6 +398,7 @@ fn row(in_flight: String, name: String, figures: &Figures) -> Row {
         server(|it| it.cpu_ms_per_rollout),
         cell(figures.bench_cpu_ms_per_rollout, number),
         server(|it| Some(it.rss_mib)),
+        server(|it| it.pss_mib),
         server(|it| Some(it.mappings.round())),
         server(|it| Some(it.fds.round())),
     ]
@@ -405,6 +414,7 @@ fn ratio_row(ratios: &Ratios) -> Row {
     row[5] = times(ratios.p99);
     row[8] = times(ratios.cpu_per_rollout);
     row[10] = times(ratios.rss);
+    row[11] = times(ratios.pss);
     row
 }
 
@@ -455,6 +465,7 @@ mod tests {
             cpu_ms_per_rollout: cpu,
             rss_mib: 30.5,
             rss_peak_mib: 31.0,
+            pss_mib: Some(20.25),
             mappings: 250.0,
             fds: 12.0,
             ..Default::default()
@@ -501,10 +512,10 @@ Generation D, model latency 0 ms, 1 turn, steady, medians of 2 rounds, 2 cores
   ours: http://127.0.0.1:9, pid 7
   python: http://127.0.0.1:9, pid 8
 
-in flight  server          rollouts/s  p50 ms  p95 ms  p99 ms  errors  429s  CPU ms each  bench CPU ms  RSS MiB  mappings  fds
-       64  ours                  4200      14      28      56       0     0        0.250         0.032     30.5       250   12
-           python                 105     490     980    1960       0     0         7.50         0.032     30.5       250   12
-           first / second         ×40     ÷35     ÷35     ÷35                        ÷30                     ×1
+in flight  server          rollouts/s  p50 ms  p95 ms  p99 ms  errors  429s  CPU ms each  bench CPU ms  RSS MiB  PSS MiB  mappings  fds
+       64  ours                  4200      14      28      56       0     0        0.250         0.032     30.5     20.2       250   12
+           python                 105     490     980    1960       0     0         7.50         0.032     30.5     20.2       250   12
+           first / second         ×40     ÷35     ÷35     ÷35                        ÷30                     ×1       ×1
 "
         );
         assert!(report.is_clean());
