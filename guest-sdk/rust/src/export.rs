@@ -48,7 +48,7 @@ use crate::{
 /// #[derive(serde::Deserialize, schemars::JsonSchema)]
 /// #[serde(default, deny_unknown_fields)]
 /// struct MyConfig {
-/// Maximum number of model calls.
+///     /// Maximum number of model calls.
 ///     max_turns: u32,
 /// }
 ///
