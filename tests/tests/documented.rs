@@ -36,7 +36,7 @@ async fn shell(dir: &Path, script: &str) -> std::process::Output {
 #[tokio::test]
 async fn the_first_request_of_the_guide_is_answered_with_a_reward() {
     let dir = tempfile::tempdir().unwrap();
-    let blocks = commands("docs/serving.md", "## A first request");
+    let blocks = commands("docs/serve/serving.md", "## A first request");
     let [start, post, poll, trajectory] = blocks.as_slice() else { panic!("{} blocks", blocks.len()) };
     for line in ["rollout-host mock-model --listen 127.0.0.1:9100", "rollout-host serve my_agent.wasm"] {
         assert!(start.contains(line), "{start}");
@@ -67,7 +67,7 @@ async fn the_first_request_of_the_guide_is_answered_with_a_reward() {
 
 #[tokio::test]
 async fn the_script_of_the_guide_is_one() {
-    let text = std::fs::read_to_string(project_root().join("docs/mock-model.md")).unwrap();
+    let text = std::fs::read_to_string(project_root().join("docs/write/mock-model.md")).unwrap();
     let script =
         text.split("```jsonl\n").nth(1).and_then(|rest| rest.split("```").next()).expect("there is one");
     let dir = tempfile::tempdir().unwrap();
@@ -139,7 +139,7 @@ async fn the_guide_for_operators_leads_to_two_tenants_line_by_line() {
         listener.local_addr().unwrap().port().to_string()
     };
     let script =
-        all_commands("docs/operating.md").replace("127.0.0.1:9000", &format!("127.0.0.1:{}", free()));
+        all_commands("docs/operate/two-tenants.md").replace("127.0.0.1:9000", &format!("127.0.0.1:{}", free()));
     let script = script.replace("127.0.0.1:9100", &format!("127.0.0.1:{}", free()));
 
     // Job control, as a reader's shell has it.
