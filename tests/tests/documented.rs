@@ -175,6 +175,43 @@ fn anchors_are_those_of_headings_and_not_of_comments_in_code() {
     assert_eq!(anchors(text), HashSet::from(expected));
 }
 
+/// Sources and documents of the project.
+fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if path.is_dir() && !name.starts_with('.') && !["target", "build", "venvs"].contains(&&*name) {
+            sources(&path, found);
+        } else if [".rs", ".toml", ".md", ".py"].iter().any(|ending| name.ends_with(ending)) {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn every_decision_that_is_referred_to_has_a_record() {
+    let records = std::fs::read_dir(project_root().join("docs/adr")).unwrap();
+    let records = records.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
+    let numbers: HashSet<u32> = records.filter_map(|name| name.split('-').next()?.parse().ok()).collect();
+    let mut all = Vec::new();
+    sources(project_root(), &mut all);
+    let (mut references, mut wrong) = (0, Vec::new());
+    for path in all {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let after = ["docs/adr/", "(ADR ", "[ADR ", " ADR "].map(|mark| text.split(mark).skip(1));
+        for rest in after.into_iter().flatten() {
+            let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+            let Ok(number) = digits.parse::<u32>() else { continue };
+            references += 1;
+            if !numbers.contains(&number) {
+                wrong.push(format!("{}: {number}", path.display()));
+            }
+        }
+    }
+    assert!(references > 20, "only {references} references were found");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 #[test]
 fn the_guide_for_a_first_workflow_has_the_commands_of_the_first_page() {
     let words = |block: &str| {
