@@ -1,4 +1,4 @@
-//! The mistakes of `docs/python-mistakes.md`: each is made, and a person sees what the page says.
+//! The mistakes of `docs/write/python-mistakes.md`: each is made, and a person sees what the page says.
 
 use std::path::Path;
 use std::time::Duration;
@@ -93,8 +93,8 @@ async fn check(mistake: Mistake) -> Option<String> {
 
 #[tokio::test]
 async fn no_mistake_is_a_silent_zero_and_a_person_sees_what_the_page_says() {
-    let page =
-        std::fs::read_to_string(project_root().join("docs/python-mistakes.md")).expect("there is the page");
+    let page = std::fs::read_to_string(project_root().join("docs/write/python-mistakes.md"))
+        .expect("there is the page");
     let mut mistakes: Vec<Mistake> = page.split("\n## ").skip(1).map(Mistake::read).collect();
     assert!(mistakes.len() >= 30, "only {} mistakes are on the page", mistakes.len());
     // The component that all of them share is prepared once.

@@ -50,7 +50,7 @@ class Porting(unittest.TestCase):
 
     def test_what_is_the_same_reads_the_same(self) -> None:
         for heading, before, after in examples():
-            if not heading.startswith("A workflow that asks"):
+            if not heading.startswith("A workflow that calls"):
                 self.assertEqual(classes(before), classes(after), heading)
 
 

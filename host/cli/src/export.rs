@@ -21,7 +21,7 @@ const NAMED_MAX: u64 = 20;
 /// Writes training rows of rollouts that are over: a row for each sample.
 ///
 /// A row has the messages, which of them the model wrote, token ids and log-probabilities as far as the
-/// model's server gave them, reward, metrics and ids. Its columns are in docs/export.md. Rows come in the
+/// model's server gave them, reward, metrics and ids. Its columns are in docs/serve/training-rows.md. Rows come in the
 /// order in which rollouts are found.
 #[derive(Debug, Args)]
 #[command(

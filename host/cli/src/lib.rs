@@ -32,6 +32,8 @@ mod validate;
 mod watch;
 
 #[cfg(test)]
+mod documents;
+#[cfg(test)]
 mod help;
 
 use std::process::ExitCode;

@@ -27,7 +27,7 @@ pub(super) struct MockModelCommand {
     behaviour: Behaviour,
 }
 
-/// The form of a script, as in `docs/mock-model.md`.
+/// The form of a script, as in `docs/write/mock-model.md`.
 const SCRIPT_HELP: &str = r#"A script is JSON Lines. The first line whose `when` holds and whose `times` are not used up
 is played; where none is, arithmetic is tried. Every key may be left out:
   when.contains    text in the last user message

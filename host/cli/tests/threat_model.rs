@@ -1,4 +1,4 @@
-//! The tests that `docs/threat-model.md` names are there.
+//! The tests that `docs/understand/threat-model.md` names are there.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ fn named(text: &str) -> Vec<(&str, &str)> {
 #[test]
 fn every_test_that_the_threat_model_names_is_in_the_tree() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
-    let text = std::fs::read_to_string(root.join("docs/threat-model.md")).unwrap();
+    let text = std::fs::read_to_string(root.join("docs/understand/threat-model.md")).unwrap();
     let tests = named(&text);
     assert!(tests.len() > 30, "only {} tests were found, so the check sees too little", tests.len());
 

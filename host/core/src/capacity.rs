@@ -35,7 +35,7 @@ const MAPPINGS_KEPT: u64 = 4096;
 const DESCRIPTORS_PER_QUEUED: u64 = 1;
 
 /// What a waiting rollout costs beside its guest's memory: its connections, tasks and
-/// stack. Measured at 10,000; see `docs/performance.md`.
+/// stack. Measured at 10,000; see `docs/understand/performance.md`.
 const BYTES_PER_ROLLOUT: u64 = 64 << 10;
 
 /// Of the memory that is free when a host starts, what may be held for others. The rest

@@ -45,7 +45,7 @@ const fn column(name: &'static str, kind: Kind) -> Column {
     Column { name, kind }
 }
 
-/// The columns, in their order. `docs/export.md` says what each means.
+/// The columns, in their order. `docs/serve/training-rows.md` says what each means.
 pub const COLUMNS: &[Column] = &[
     column("rollout_id", Kind::Text),
     column("sample_id", Kind::Text),

@@ -347,7 +347,7 @@ fn a_disk_that_is_full_is_an_error_and_no_file() {
 
 #[test]
 fn every_column_is_documented() {
-    let guide = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/export.md");
+    let guide = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/serve/training-rows.md");
     let guide = std::fs::read_to_string(guide).unwrap();
     let described: Vec<&str> = guide
         .lines()

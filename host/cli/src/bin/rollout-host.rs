@@ -7,7 +7,7 @@ mod allocator {
     use tikv_jemallocator::Jemalloc;
 
     /// Thousands of rollouts in flight cost more of the processor with the system's
-    /// (`docs/adr` has how much).
+    /// (`docs/adr/0018` has how much).
     #[global_allocator]
     static ALLOCATOR: Jemalloc = Jemalloc;
 

@@ -3,7 +3,7 @@
 //! Two processes do: the one that compiles a component, which nobody vouches for, needs nothing
 //! but processor and memory and is left with those ([`compiler`]); the one that serves needs
 //! files, connections and children and gives up the rest ([`server`]). Both are given what they
-//! may have and know nothing of components or rollouts. `docs/threat-model.md` says against
+//! may have and know nothing of components or rollouts. `docs/understand/threat-model.md` says against
 //! whom this is.
 
 pub mod compiler;

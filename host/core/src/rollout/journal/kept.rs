@@ -563,7 +563,7 @@ mod tests {
         assert!(journal.read_kept(kept, ResultOf { id: &of, plugin: None }).unwrap().is_none());
     }
 
-    /// How many results the test below has. `docs/performance.md` says what a million take.
+    /// How many results the test below has. `docs/understand/performance.md` says what a million take.
     #[expect(clippy::disallowed_methods, reason = "a test that somebody runs with more")]
     fn count() -> usize {
         std::env::var("KEPT_RESULTS").map_or(5_000, |count| count.parse().unwrap())
