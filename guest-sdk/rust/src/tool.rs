@@ -254,7 +254,7 @@ mod tests {
         let parameters = &schema["function"]["parameters"];
         assert_eq!(parameters["type"], "object");
         assert_eq!(parameters["required"], json!(["from"]));
-        assert_eq!(parameters["properties"]["from"]["description"], "Where to begin.");
+        assert_eq!(parameters["properties"]["from"]["description"], "Left end.");
         assert_eq!(parameters["properties"]["from"]["properties"]["x"]["type"], "integer");
         for noise in ["$schema", "$defs", "$ref", "title"] {
             assert!(!parameters.to_string().contains(&format!("\"{noise}\"")), "{noise}");
