@@ -139,7 +139,7 @@ async fn two_servers_cannot_have_one_journal() {
     let second = rollout_host(arguments).current_dir(dir.path()).start().ended().await;
 
     assert_ne!(second.code, Some(0));
-    assert!(second.stderr.contains("is another process's"), "{}", second.stderr);
+    assert!(second.stderr.contains("is locked by another process"), "{}", second.stderr);
 }
 
 #[tokio::test]

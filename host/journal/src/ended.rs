@@ -1,4 +1,4 @@
-//! Looks at rollouts that ended without holding their records: what its owner keeps of them is found again by these.
+//! Search for finished rollouts without reading their events, for owners that store data about them.
 
 use std::fs::File;
 use std::io;
@@ -10,21 +10,21 @@ use crate::record::Kind;
 use crate::recover::{self, Lies, Reader};
 use crate::{Entry, Event, Found, Journal, Location, found};
 
-/// Hashes a rollout's name, as [`Ended`] has it.
+/// Hashes a rollout's name as in [`Ended`].
 pub fn name_hash(name: &str) -> u64 {
     index::hash(name.as_bytes())
 }
 
-/// A rollout that ended, by what the index says of it.
+/// A finished rollout according to the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// The [hash](name_hash) of its name.
+    /// [Hash](name_hash) of its name.
     pub name: u64,
-    /// The kind of its first event, if it has one.
+    /// Kind of its first event, if it has one.
     pub first_event: Option<u8>,
-    /// The segment in which it began.
+    /// Segment in which it started.
     pub first_segment: u64,
-    /// The segment in which it ended.
+    /// Segment in which it ended.
     pub last_segment: u64,
 }
 
@@ -45,24 +45,24 @@ impl Ended {
 }
 
 impl Journal {
-    /// Begins a rollout whether there is room for new ones or not: it is a note on one that was admitted.
+    /// Starts a rollout even if the disk has no room for new ones: it is a note on one that was admitted.
     pub fn begin_note(&self, name: &str) -> Entry {
         self.start(name)
     }
 
-    /// The segment that was written to last.
+    /// Returns the number of the segment that was written last.
     pub fn position(&self) -> u64 {
         self.0.shared.tables().flushed.0
     }
 
-    /// Keeps this segment and those after it, whatever the journal's retention says.
+    /// Retains this segment and later ones regardless of the limits.
     pub fn hold_from(&self, segment: u64) {
         self.0.shared.held_from.store(segment, Ordering::Relaxed);
     }
 
-    /// Calls a function with each rollout that ended in this segment or a later one and whose first event is of a wanted
-    /// kind, in the order in which they ended, and with the events of those to be read. Reads the indexes of
-    /// sealed segments, one after the other.
+    /// Calls a function with each rollout that ended in this segment or a later one and whose first event has
+    /// a wanted kind, in the order of their end. The function can read their events. Reads the indexes of
+    /// sealed segments one after the other.
     pub fn for_each_ended(
         &self,
         from: u64,
@@ -89,7 +89,7 @@ impl Journal {
             match std::fs::read(shared.folder.index(number)) {
                 Ok(bytes) => match Index::read_ended(&bytes, &wanted) {
                     Some(ended) => give(&ended)?,
-                    // What ended in it is found by its records.
+                    // Without an index, finished rollouts are found by scanning the records.
                     None => {
                         let mut index = Index::default();
                         recover::scan_unsealed(&shared.folder, number, &[], &mut index)?;
@@ -138,13 +138,13 @@ impl Journal {
 }
 
 impl Entry {
-    /// The first segment that it has records in, while it is not over.
+    /// Returns the first segment with a record of this rollout, while it is unfinished.
     pub fn first_segment(&self) -> Option<u64> {
         let tables = self.journal.0.shared.tables();
         tables.index.live.get(&self.number)?.places.first().map(|place| place.segment())
     }
 
-    /// The bytes of its events of these kinds, while it is not over. Reads files.
+    /// Returns the size of the events of the wanted kinds, while the rollout is unfinished. Reads files.
     pub fn bytes_of(&self, wanted: impl Fn(u8) -> bool) -> io::Result<u64> {
         let shared = &self.journal.0.shared;
         let places: Vec<Location> = {

@@ -1,11 +1,11 @@
-//! One rollout in a file of its own, for somebody who does not have the journal.
+//! A single rollout in a file, for use without its journal.
 //!
 //! ```text
 //! ROLLONE1 | a record with the name | a record for each event | a last record
 //! ```
 //!
-//! Records are those of a segment, with their checksums. The last one says how many events there are and
-//! whether the rollout ended, so that a file which was cut is known as such.
+//! Records have the format of [`record`](crate::record), with checksums. The last record has the number of
+//! events and whether the rollout ended, so that truncation is detected.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,46 +15,46 @@ use bytes::Bytes;
 use crate::record::{self, FRAME_BYTES, Found, Kind};
 use crate::{Event, Written};
 
-/// What every such file begins with, but for the version.
+/// Beginning of every file, followed by the version.
 const MAGIC: &[u8; 7] = b"ROLLONE";
 
-/// The version of the form. Another one is not read.
+/// Version of the format. Other versions are rejected.
 const VERSION: u8 = b'1';
 
-/// All records of a file are of one rollout.
+/// Rollout number of all records in a file.
 const ROLLOUT: u64 = 0;
 
-/// Why a file gives no rollout.
+/// Error of reading a rollout from a file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("{} cannot be read", .0.display())]
     Io(PathBuf, #[source] io::Error),
-    /// It is something else.
-    #[error("{} is no rollout in a file: it does not begin as one", .0.display())]
+    /// The file has another format.
+    #[error("{} is not a rollout file: its beginning is wrong", .0.display())]
     Another(PathBuf),
-    /// A later host wrote it, perhaps.
+    /// Another version of the host wrote the file.
     #[error("{} is of version '{}', and this host reads '{}'", path.display(), char::from(*version), char::from(VERSION))]
     Version {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its version.
+        /// Version of the file.
         version: u8,
     },
-    /// It is not what was written.
+    /// The file is damaged.
     #[error("{} is damaged at byte {at}: {what}", path.display())]
     Damaged {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Where.
+        /// Offset of the damage.
         at: usize,
-        /// What is wrong there.
+        /// Description of the damage.
         what: &'static str,
     },
 }
 
-/// Writes a rollout to a file, whole or not at all. One that is there stays, and that is an error.
+/// Writes a rollout to a new file, completely or not at all. Fails if the file exists.
 pub fn write_file(path: &Path, rollout: &Written) -> io::Result<()> {
     let mut bytes = MAGIC.to_vec();
     bytes.push(VERSION);
@@ -65,17 +65,17 @@ pub fn write_file(path: &Path, rollout: &Written) -> io::Result<()> {
     let mut end = (rollout.events.len() as u64).to_le_bytes().to_vec();
     end.push(u8::from(rollout.ended));
     record::write(&mut bytes, ROLLOUT, Kind::End, &[end.into()]);
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(".part");
-    let beside = PathBuf::from(beside);
-    std::fs::write(&beside, bytes)?;
-    // Linking does not go over a file that is there, as renaming does.
-    let linked = std::fs::hard_link(&beside, path);
-    std::fs::remove_file(&beside)?;
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".part");
+    let temporary = PathBuf::from(temporary);
+    std::fs::write(&temporary, bytes)?;
+    // Linking fails if the target exists; renaming would replace it.
+    let linked = std::fs::hard_link(&temporary, path);
+    std::fs::remove_file(&temporary)?;
     linked
 }
 
-/// Reads what was written to a file. Whatever is not as it was is an error that says where.
+/// Reads a rollout from a file. Any damage is an error with its offset.
 pub fn read_file(path: &Path) -> Result<Written, FileError> {
     let bytes = std::fs::read(path).map_err(|error| FileError::Io(path.to_owned(), error))?;
     match bytes.strip_prefix(MAGIC) {
@@ -98,7 +98,7 @@ fn read_records(bytes: &Bytes) -> Result<Written, (usize, &'static str)> {
         let (kind, payload, length) = match record::read(rest) {
             Found::Record(read, length) => (read.kind, bytes.slice_ref(read.payload), length),
             Found::Torn => return Err((at, wrong(rest))),
-            Found::End => return Err((at, "it ends here, before its last record")),
+            Found::End => return Err((at, "the file ends before its last record")),
         };
         let is_first = at == MAGIC.len() + 1;
         match kind {
@@ -106,31 +106,33 @@ fn read_records(bytes: &Bytes) -> Result<Written, (usize, &'static str)> {
             Kind::Event(kind) if !is_first => written.events.push(Event { kind, payload }),
             Kind::End if !is_first => {
                 let Some((count, [ended @ (0 | 1)])) = payload.split_first_chunk::<8>() else {
-                    return Err((at, "its last record is none"));
+                    return Err((at, "the last record is invalid"));
                 };
                 if u64::from_le_bytes(*count) != written.events.len() as u64 {
                     return Err((at, "records before this are missing"));
                 }
                 if at + length != bytes.len() {
-                    return Err((at + length, "something follows its last record"));
+                    return Err((at + length, "bytes follow the last record"));
                 }
                 written.ended = *ended == 1;
                 return Ok(written);
             }
-            Kind::Begin | Kind::Event(_) | Kind::End => return Err((at, "this record has no place here")),
+            Kind::Begin | Kind::Event(_) | Kind::End => {
+                return Err((at, "a record of this kind is not allowed here"));
+            }
         }
         at += length;
     }
 }
 
-/// What is wrong with bytes that are no whole record.
+/// Describes bytes that are not a complete record.
 fn wrong(rest: &[u8]) -> &'static str {
     let length = rest.first_chunk::<4>().map(|length| u32::from_le_bytes(*length) as usize);
     match length {
         Some(length) if length <= rest.len().saturating_sub(FRAME_BYTES) => {
-            "the checksum of the record that begins here is not that of what it says"
+            "the checksum of the record that begins here is wrong"
         }
-        _ => "the record that begins here goes on past the end of the file",
+        _ => "the record that begins here exceeds the file",
     }
 }
 
@@ -145,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rollout_is_read_as_it_was_written_and_no_file_is_written_over() {
+    fn a_rollout_is_read_as_written_and_existing_files_are_not_overwritten() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("one");
         write_file(&path, &rollout()).unwrap();
@@ -155,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_cut_or_changed_is_said_with_its_place() {
+    fn truncation_and_changes_are_reported_with_their_offset() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("one");
         write_file(&path, &rollout()).unwrap();
@@ -182,13 +184,13 @@ mod tests {
         assert!(
             error(&more)
                 .to_string()
-                .ends_with(&format!("damaged at byte {}: something follows its last record", whole.len()))
+                .ends_with(&format!("damaged at byte {}: bytes follow the last record", whole.len()))
         );
         let mut later = whole.clone();
         later[7] = b'2';
         assert!(error(&later).to_string().contains("is of version '2', and this host reads '1'"));
-        assert!(error(b"{}").to_string().contains("it does not begin as one"));
-        // Two whole events that lie one behind the other, of which the first is gone.
+        assert!(error(b"{}").to_string().contains("its beginning is wrong"));
+        // Two complete events in a row, of which the first is removed.
         let first = 8 + record::framed_bytes(3);
         let second = first + record::framed_bytes(9);
         let without = [&whole[..first], &whole[second..]].concat();

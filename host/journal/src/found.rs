@@ -1,5 +1,5 @@
-//! Rollouts that are found in a journal and read when somebody wants them: one by its name, or
-//! all of them, one after the other, so that memory does not grow with the journal.
+//! Search for rollouts in a journal: by name, or one after the other with bounded memory. The events are read
+//! on demand.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,7 +13,7 @@ use crate::recover::{self, Lies, Reader};
 use crate::segment::Folder;
 use crate::{Event, Location, Written};
 
-/// A rollout that is in a journal, of which only the name was read.
+/// A rollout in a journal whose events are not read yet.
 pub struct Found {
     folder: Folder,
     lies: Lies,
@@ -21,7 +21,7 @@ pub struct Found {
 }
 
 impl Found {
-    /// The rollout whose records are at these places; none where the first of them is no longer kept.
+    /// Returns the rollout with records at these locations, or `None` if its first record was deleted.
     fn at(folder: &Folder, lies: Lies) -> io::Result<Option<Self>> {
         let first = |lies: &Lies| {
             let first = lies.places.get(..1).unwrap_or_default();
@@ -31,22 +31,22 @@ impl Found {
         Ok(began.map(|(name, lies)| Self { folder: folder.clone(), lies, name }))
     }
 
-    /// Its name, as it began.
+    /// Returns the rollout's name.
     pub fn name(&self) -> &[u8] {
         &self.name
     }
 
-    /// Whether it has an event of this kind.
+    /// Returns whether the rollout has an event of this kind.
     pub fn has(&self, kind: u8) -> bool {
         self.lies.places.iter().any(|place| place.kind() == Kind::Event(kind))
     }
 
-    /// Whether it ended.
+    /// Returns whether the rollout ended.
     pub fn has_ended(&self) -> bool {
         self.lies.places.last().is_some_and(|last| last.kind() == Kind::End)
     }
 
-    /// The bytes of its records, which is what it takes once it is read. Reads files.
+    /// Returns the size of all records, which is the memory that reading needs. Reads files.
     pub fn bytes(&self) -> io::Result<u64> {
         let lengths = |lies: &Lies| {
             let mut reader = Reader::new(&self.folder);
@@ -55,14 +55,14 @@ impl Found {
         Ok(with_places(&self.folder, &self.lies, lengths)?.unwrap_or(0))
     }
 
-    /// All that was written of it; none where a part is no longer kept. Reads files.
+    /// Reads the rollout, or returns `None` if a part was deleted. Reads files.
     pub fn read(&self) -> io::Result<Option<Written>> {
         with_places(&self.folder, &self.lies, |lies| Reader::new(&self.folder).read_any(&lies.places))
     }
 }
 
-/// What is read of a rollout at its places; none where it is in a segment that is no longer kept. The records of a
-/// rollout that was alive may be copied to another segment meanwhile, where it is looked for once more.
+/// Reads from the rollout's locations, or returns `None` if a segment was deleted. The records of an
+/// unfinished rollout may be copied to another segment in the meantime, so they are located a second time.
 fn with_places<T>(
     folder: &Folder,
     lies: &Lies,
@@ -82,7 +82,7 @@ fn with_places<T>(
 }
 
 impl Found {
-    /// The bytes of its events of these kinds. Reads files.
+    /// Returns the size of the events of the wanted kinds. Reads files.
     pub fn bytes_of(&self, wanted: impl Fn(u8) -> bool) -> io::Result<u64> {
         let lengths = |lies: &Lies| {
             let mut reader = Reader::new(&self.folder);
@@ -91,7 +91,7 @@ impl Found {
         Ok(with_places(&self.folder, &self.lies, lengths)?.unwrap_or(0))
     }
 
-    /// Its events of these kinds; none where a part is no longer kept. Reads files.
+    /// Reads the events of the wanted kinds, or returns `None` if a part was deleted. Reads files.
     pub fn events(&self, wanted: impl Fn(u8) -> bool) -> io::Result<Option<Vec<Event>>> {
         let read = |lies: &Lies| {
             let places: Vec<Location> = events_of(lies, &wanted).collect();
@@ -101,13 +101,13 @@ impl Found {
     }
 }
 
-/// Where its events of these kinds are.
+/// Returns the locations of the events of the wanted kinds.
 fn events_of(lies: &Lies, wanted: impl Fn(u8) -> bool) -> impl Iterator<Item = Location> {
     let is_wanted = move |place: &&Location| matches!(place.kind(), Kind::Event(kind) if wanted(kind));
     lies.places.iter().filter(is_wanted).copied()
 }
 
-/// What was read; none where it was in a segment that is no longer kept.
+/// Converts the error of a deleted segment to `None`.
 fn kept<T>(read: io::Result<T>) -> io::Result<Option<T>> {
     match read {
         Ok(read) => Ok(Some(read)),
@@ -116,24 +116,24 @@ fn kept<T>(read: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// Those of the rollouts at these places that have this name. Others may have the same hash.
+/// Returns the rollouts with this name. Others may have the same hash.
 pub(crate) fn named(folder: &Folder, all: Vec<Lies>, name: &str) -> io::Result<Vec<Found>> {
     let found = all.into_iter().map(|lies| Found::at(folder, lies));
     let found = found.filter_map(Result::transpose);
     found.filter(|found| found.as_ref().map_or(true, |found| found.name() == name.as_bytes())).collect()
 }
 
-/// The rollouts of this name in the journal in a directory, the last one first, whoever has it open:
-/// what was written by now. Reads files, and changes none.
+/// Returns the rollouts of this name in the journal in a directory, the latest first. Another process may
+/// have the journal open. Reads files and changes none.
 pub fn find_in(path: &Path, name: &str) -> io::Result<Vec<Found>> {
     let folder = recover::unopened(path);
     let places = recover::find_unopened(&folder, index::hash(name.as_bytes()))?;
     named(&folder, places, name)
 }
 
-/// All rollouts in the journal in a directory, each once, whoever has it open: those that are over in
-/// the order in which they ended, then those that are not. What is written meanwhile may be
-/// among them. Reads files as it goes, one segment's index at a time, and changes none.
+/// Returns all rollouts in the journal in a directory, each once: finished ones in the order of their end,
+/// then unfinished ones. Another process may have the journal open; records that it writes in the meantime
+/// may be included. Reads one segment's index at a time and changes no files.
 pub fn all_in(path: &Path) -> io::Result<impl Iterator<Item = io::Result<Found>> + use<>> {
     let folder = recover::unopened(path);
     let segments = folder.numbers()?.into();
@@ -141,20 +141,20 @@ pub fn all_in(path: &Path) -> io::Result<impl Iterator<Item = io::Result<Found>>
     Ok(all.filter_map(Result::transpose))
 }
 
-/// See [`all_in`].
+/// Iterator of [`all_in`].
 struct All {
     folder: Folder,
-    /// Those that were not looked at yet.
+    /// Segments that remain to be searched.
     segments: VecDeque<u64>,
-    /// What is known at the end of those before.
+    /// Index at the end of the previous segment.
     known: Index,
-    /// Where rollouts are that were found.
+    /// Locations of rollouts that were found and not returned yet.
     found: VecDeque<Lies>,
     is_over: bool,
 }
 
 impl All {
-    /// Finds the rollouts that ended in the next segment; after the last one those that did not.
+    /// Finds the rollouts that ended in the next segment, or the unfinished ones after the last segment.
     fn look(&mut self) -> io::Result<()> {
         let Some(number) = self.segments.pop_front() else {
             self.is_over = true;

@@ -1,13 +1,14 @@
-//! How a record lies in a segment: behind a frame that only this journal can have written.
+//! Frames of records in a segment, which only this journal can have written.
 //!
 //! ```text
-//! u32 length of the body | u32 CRC-32 of the body | u32 sequence | u64 mark | body: u64 rollout | u8 kind | payload
+//! u32 length of the body | u32 CRC-32 of the body | u32 sequence | u64 mark | body: u64 rollout | u8 kind |
+//! payload
 //! ```
 //!
-//! Numbers are little-endian. The sequence is the record's place among those of its rollout, from 0, so that a copy of
-//! a record is known as such wherever it lies. The mark is computed from all other fields of the frame, the record's
-//! position and the journal's salt. Payloads come from guests, which do not know the salt: no payload contains bytes
-//! that look like a record, and whatever follows a damaged place is found by its mark.
+//! Numbers are little-endian. The sequence is the index of the record within its rollout, from 0, which
+//! identifies copies of a record. The mark is computed from all other fields of the frame, the record's
+//! offset and the journal's salt. Payloads come from guests, which do not know the salt, so no payload can
+//! imitate a record, and the next record after a damaged range is found by its mark.
 
 use bytes::Bytes;
 
@@ -16,43 +17,43 @@ use crate::record::{HEAD_BYTES, Kind, PAYLOAD_BYTES_MAX};
 /// Size of a frame.
 pub(crate) const FRAME_BYTES: usize = 20;
 
-/// Rollout number of the records that belong to the journal itself and to no rollout.
-pub(crate) const OF_JOURNAL: u64 = u64::MAX;
+/// Rollout number of records that belong to the journal itself.
+pub(crate) const JOURNAL_ROLLOUT: u64 = u64::MAX;
 
-/// The bytes that a record with such a payload takes in a segment.
+/// Returns the size of a record with a payload of this size in a segment.
 pub(crate) fn framed_bytes(payload: usize) -> usize {
     FRAME_BYTES + HEAD_BYTES + payload
 }
 
-/// What makes the marks of one segment: the journal's salt and the segment's number.
+/// Parameters of the marks in a segment: the journal's salt and the segment's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     pub salt: u64,
     pub segment: u64,
 }
 
-/// A record as it was read.
+/// A parsed record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Record<'a> {
     pub rollout: u64,
-    /// Its place among the records of its rollout.
+    /// Index of the record within its rollout.
     pub sequence: u32,
     pub kind: Kind,
     pub payload: &'a [u8],
 }
 
-/// What is at an offset of a segment.
+/// Contents at an offset of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found<'a> {
-    /// A whole record, with the bytes that it takes.
+    /// A complete record with its size.
     Record(Record<'a>, usize),
-    /// A frame of this journal whose body is not what was written. It would end after so many bytes.
+    /// A valid frame with a damaged body, with the record's size.
     WrongBody(usize),
     /// No frame of this journal.
     Nothing,
 }
 
-/// A frame whose mark is right.
+/// A frame with a valid mark.
 struct Frame {
     length: usize,
     checksum: u32,
@@ -60,7 +61,7 @@ struct Frame {
 }
 
 impl Stamp {
-    /// Adds a record to what is to be written from this offset on.
+    /// Appends an encoded record that will be written at this offset.
     pub(crate) fn write(
         self,
         to: &mut Vec<u8>,
@@ -76,7 +77,7 @@ impl Stamp {
             to.extend_from_slice(part);
         }
         let body = &to[start + FRAME_BYTES..];
-        // Bounded by `PAYLOAD_BYTES_MAX` where it was appended.
+        // `append` has checked the length against `PAYLOAD_BYTES_MAX`.
         let length = u32::try_from(body.len()).unwrap_or(u32::MAX);
         let checksum = crc32fast::hash(body);
         let frame = self.frame(offset, length, checksum, sequence);
@@ -92,7 +93,7 @@ impl Stamp {
         frame
     }
 
-    /// Mixes all that the mark depends on (SplitMix64's finalizer after each word).
+    /// Computes a mark by mixing its inputs with SplitMix64's finalizer.
     fn mark(self, offset: u64, length: u32, checksum: u32, sequence: u32) -> u64 {
         let words =
             [self.segment, offset, u64::from(length) << 32 | u64::from(checksum), u64::from(sequence)];
@@ -104,7 +105,8 @@ impl Stamp {
         })
     }
 
-    /// The frame at the beginning of these bytes, which are at this offset; none where its mark is not right.
+    /// Parses the frame at the beginning of the bytes, which are at this offset. Returns `None` if its mark
+    /// is wrong.
     fn frame_at(self, bytes: &[u8], offset: u64) -> Option<Frame> {
         let frame = bytes.first_chunk::<FRAME_BYTES>()?;
         let word = |at: usize| u32::from_le_bytes([frame[at], frame[at + 1], frame[at + 2], frame[at + 3]]);
@@ -116,12 +118,12 @@ impl Stamp {
         is_ours.then_some(Frame { length: length as usize, checksum, sequence })
     }
 
-    /// The bytes of the record whose frame is at the beginning of these, frame included.
+    /// Returns the size of the record whose frame is at the beginning of the bytes.
     pub(crate) fn length_at(self, frame: &[u8], offset: u64) -> Option<usize> {
         self.frame_at(frame, offset).map(|frame| FRAME_BYTES + frame.length)
     }
 
-    /// Reads the record at the beginning of these bytes, which are at this offset of the segment.
+    /// Parses the record at the beginning of the bytes, which are at this offset of the segment.
     pub(crate) fn read(self, bytes: &[u8], offset: u64) -> Found<'_> {
         let Some(Frame { length, checksum, sequence }) = self.frame_at(bytes, offset) else {
             return Found::Nothing;
@@ -136,8 +138,7 @@ impl Stamp {
         Found::Record(Record { rollout, sequence, kind: Kind::of(*kind), payload }, end)
     }
 
-    /// Finds the next frame of this journal in a segment's bytes, from this offset on. One comparison for each
-    /// byte, whatever guests wrote there.
+    /// Finds the next frame of this journal from an offset on, with one comparison per byte.
     pub(crate) fn find(self, segment: &[u8], from: usize) -> Option<usize> {
         (from..segment.len()).find(|at| self.frame_at(&segment[*at..], *at as u64).is_some())
     }
@@ -150,7 +151,7 @@ mod tests {
     const STAMP: Stamp = Stamp { salt: 0x1234_5678_9abc_def0, segment: 3 };
 
     #[test]
-    fn a_record_is_read_where_it_was_written_and_nowhere_else() {
+    fn a_record_is_valid_only_at_its_own_offset() {
         let mut bytes = vec![0; 5];
         STAMP.write(
             &mut bytes,

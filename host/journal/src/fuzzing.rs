@@ -1,7 +1,7 @@
-//! What is fuzzed here: a segment whose tail is cut or overwritten, as it is after a loss of power, and one that is damaged
-//! anywhere. The target takes any bytes and panics where something that has to hold does not.
+//! Fuzz targets: a segment whose tail is truncated or overwritten, as after a loss of power, and a segment
+//! with damage anywhere. A target takes any bytes and panics if an invariant does not hold.
 //!
-//! Only in tests and with the feature `fuzzing`, which no build that is shipped has.
+//! Compiled only in tests and with the feature `fuzzing`, which no released build has.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -14,20 +14,20 @@ use crate::record::Kind;
 use crate::recover::{self, Reader};
 use crate::segment::{self, Folder, HEADER_BYTES, Progress};
 
-/// A target: what any bytes are given to.
+/// A fuzz target.
 pub type Target = fn(&[u8]);
 
-/// The targets of this crate, by the names of their programs and of the directories of their corpora.
+/// The crate's targets with the names of their programs and corpora.
 pub const TARGETS: [(&str, Target); 1] = [("journal", torn)];
 
 const SEGMENT_BYTES: u64 = 16 << 10;
 
 const STAMP: Stamp = Stamp { salt: 0x5a17_5a17_5a17_5a17, segment: 1 };
 
-/// This start of the machine.
+/// Id of the current boot.
 const BOOT: u64 = 7;
 
-/// A record that was written, and where it is in the segment.
+/// A written record and its offset in the segment.
 #[derive(Clone)]
 struct Record {
     rollout: u64,
@@ -38,7 +38,7 @@ struct Record {
     end: usize,
 }
 
-/// What a run of the journal wrote, as the bytes say: what it does, one byte each.
+/// Interprets the bytes as operations of a journal, one byte each, and returns what it wrote.
 fn written(doings: &[u8], progress: Progress) -> (Vec<u8>, Vec<Record>) {
     let mut bytes = [segment::stamp_bytes(STAMP), segment::progress_bytes(progress)].concat();
     let mut records: Vec<Record> = Vec::new();
@@ -57,14 +57,14 @@ fn written(doings: &[u8], progress: Progress) -> (Vec<u8>, Vec<Record>) {
                 (rollout, Kind::End, Bytes::new())
             }
             (2, Some(rollout)) => (rollout, Kind::Event(*doing), Bytes::new()),
-            // Zeros, which are also what was never written.
+            // Zeros, which unwritten space contains too.
             (3, Some(rollout)) => (rollout, Kind::Event(1), Bytes::from(vec![0; usize::from(*doing)])),
-            // A guest that knows what records look like, and puts one into its own.
+            // A guest that knows the format and imitates a record in its payload.
             (4, Some(rollout)) => {
                 let last = records.last().map_or(0, |last| last.start);
                 (rollout, Kind::Event(1), Bytes::copy_from_slice(&bytes[last.max(HEADER_BYTES as usize)..]))
             }
-            // A copy of one that is there, as it is made when its segment is to go.
+            // A copy of an existing record, as made before a segment is deleted.
             (5, Some(rollout)) if *doing > 128 => {
                 let of_it = records.iter().filter(|record| record.rollout == rollout);
                 let copied = of_it.last().cloned().expect("a rollout that lives began");
@@ -89,7 +89,7 @@ fn folder(path: &Path) -> Folder {
     Folder { path: path.to_owned(), segment_bytes: SEGMENT_BYTES, faults: None, salt: STAMP.salt, boot: BOOT }
 }
 
-/// In memory where that can be: each input is a few files that are synced.
+/// Returns a temporary directory, in memory if possible, because each input syncs a few files.
 fn temporary() -> tempfile::TempDir {
     let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
     dir.expect("a temporary directory can be made")
@@ -107,23 +107,23 @@ fn torn(input: &[u8]) {
     }
 }
 
-/// A tail that was torn is cut, and every record before it is read as it was written. What is written
-/// then is there at the next start.
+/// Checks that a torn tail is truncated, that every record before it is read as written, and that later
+/// records survive the next start.
 fn is_cut(place: usize, how: u8, doings: &[u8], garbage: &[u8]) {
     let (mut bytes, records) = written(doings, Progress { boot: BOOT, ..Progress::default() });
     let cut = HEADER_BYTES as usize + place % (bytes.len() - HEADER_BYTES as usize + 1);
     let was = bytes.clone();
     bytes.truncate(cut);
     match how % 4 {
-        // The file ends there.
+        // The file is truncated.
         0 => {}
-        // It is as it was allocated.
+        // The rest is unwritten space.
         1 => bytes.extend([0; 4096]),
-        // A block came to the disk, and the one before it did not.
+        // A later block was written, an earlier one was not.
         2 => bytes.extend([&[0; 512], garbage].concat()),
         _ => bytes.extend(garbage),
     }
-    // One whose rest was zeros is whole where there are zeros.
+    // A record whose missing part was zeros is intact.
     let is_whole = |record: &&Record| bytes.get(..record.end) == was.get(..record.end);
     let whole: Vec<&Record> = records.iter().take_while(is_whole).collect();
     let dir = temporary();
@@ -131,7 +131,7 @@ fn is_cut(place: usize, how: u8, doings: &[u8], garbage: &[u8]) {
     goes_on(dir.path(), &whole);
 }
 
-/// What was promised and is not as it was written is said, and what is readable is there after a repair.
+/// Checks that damage of durable records is reported and that a repair saves the readable ones.
 fn is_damaged(place: usize, how: u8, doings: &[u8], is_synced: bool) {
     let synced = if is_synced { written(doings, Progress::default()).0.len() as u64 } else { 0 };
     let (mut bytes, records) = written(doings, Progress { synced, previous_end: 0, boot: BOOT });
@@ -140,7 +140,7 @@ fn is_damaged(place: usize, how: u8, doings: &[u8], is_synced: bool) {
     let (dir, hit) = (temporary(), records.iter().position(|record| record.end > at));
     std::fs::write(folder(dir.path()).segment(1), &bytes).expect("it can be written");
     let is_header = at < HEADER_BYTES as usize;
-    // Damage of the progress loses nothing.
+    // Damage of the progress loses no records.
     let loses_nothing = records.is_empty() || (32..HEADER_BYTES as usize).contains(&at);
     let is_last = !is_header && hit == records.len().checked_sub(1);
     if loses_nothing || (is_last && !is_synced) {
@@ -162,7 +162,7 @@ fn is_damaged(place: usize, how: u8, doings: &[u8], is_synced: bool) {
         .filter(|(at, _)| is_header || Some(*at) != hit)
         .map(|(_, record)| record)
         .collect();
-    // A copy of what is lost may be whole.
+    // A copy of the lost record may be intact.
     let is_gone = |(rollout, sequence): (u64, u32)| {
         !whole.iter().any(|record| (record.rollout, record.sequence) == (rollout, sequence))
     };
@@ -181,7 +181,7 @@ fn is_damaged(place: usize, how: u8, doings: &[u8], is_synced: bool) {
     assert!(crate::repair(dir.path()).expect("it is whole").damage.is_empty());
 }
 
-/// Of what was not synced, blocks may be lost with the machine, whatever came to the disk behind them.
+/// Checks that unsynced blocks may be lost in any order.
 fn lost_power(place: usize, doings: &[u8]) {
     let (bytes, records) = written(doings, Progress::default());
     let from = HEADER_BYTES as usize + place % (bytes.len() - HEADER_BYTES as usize + 1);
@@ -198,7 +198,7 @@ fn lost_power(place: usize, doings: &[u8]) {
     goes_on(dir.path(), &whole);
 }
 
-/// It is opened with these records, and written to behind them.
+/// Opens the journal, compares its records with these, and appends more.
 fn goes_on(path: &Path, whole: &[&Record]) {
     let mut folder = folder(path);
     let mut opened = recover::open(&mut folder).expect("nothing that was promised is missing");
@@ -217,7 +217,7 @@ fn goes_on(path: &Path, whole: &[&Record]) {
     check_all_of(path);
 }
 
-/// The rollouts that are alive have the records that were written of them, and no others.
+/// Checks that unfinished rollouts have exactly the records that were written.
 fn check(folder: &Folder, live: &HashMap<u64, crate::index::Records>, whole: &[&Record]) {
     let mut expected: BTreeMap<u64, Vec<&Record>> = BTreeMap::new();
     for record in whole {
@@ -246,7 +246,7 @@ fn check(folder: &Folder, live: &HashMap<u64, crate::index::Records>, whole: &[&
     }
 }
 
-/// Whoever reads it without opening it reads it to the end.
+/// Checks that readers that do not open the journal reach its end.
 fn check_all_of(path: &Path) {
     for found in crate::all_in(path).expect("it can be read") {
         let found = found.expect("a rollout that is whole is found");
@@ -256,7 +256,7 @@ fn check_all_of(path: &Path) {
 
 #[cfg(test)]
 mod tests {
-    /// What the fuzzer does where it runs, for some inputs that are the same every time.
+    /// Runs the targets on a fixed set of inputs.
     #[test]
     fn any_damage_is_refused_and_repaired_and_any_torn_tail_is_cut() {
         let inputs = std::env::var("ROLLOUT_TEST_INPUTS").map_or(1500, |inputs| inputs.parse().unwrap());

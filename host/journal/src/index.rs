@@ -1,15 +1,15 @@
-//! What a sealed segment says of itself, in a file beside it: the rollouts that ended in it,
-//! found by name, and those that were alive at its end, from which a start goes on.
+//! Index of a sealed segment, in a file next to it: the rollouts that ended in the segment, found by name,
+//! and those that were unfinished at its end, with which the next start continues.
 //!
 //! ```text
-//! magic | bytes of the file | next number | count | check of these | count × (hash of name, first place, places, check) | count | all places of these
+//! magic | bytes of the file | next number | count | check of these | count × (hash of name, first place,
+//! places, check) | count | all places of these
 //!       | count | count × (number, hash of name, places, its places) | CRC-32
 //! ```
 //!
-//! A place is two words: a record's segment with its kind above it, and its offset. All words are
-//! u64, little-endian; the table is sorted by hash, so that one name is found without reading the
-//! rest. A file that is lost or wrong is made again of its segment, and of the index before it, when
-//! the journal is opened.
+//! A location is two words: the segment with the kind in the upper bits, and the offset. All words are u64,
+//! little-endian. The table is sorted by hash, so that a name is found without reading the rest. A missing or
+//! damaged file is rebuilt from its segment and the previous index when the journal is opened.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,36 +21,36 @@ use crate::record::Kind;
 
 const MAGIC: &[u8; 8] = b"ROLLIDX3";
 
-/// Magic, bytes, next number, count of the table, check.
+/// Size of magic, length, next number, count and checksum.
 const TABLE_AT: u64 = 40;
 
-/// One row of the table.
+/// Size of a row in the table.
 const ROW_BYTES: u64 = 32;
 
 const PLACE_BYTES: u64 = 16;
 
-/// One rollout's records.
+/// Locations of a rollout's records.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Records {
-    /// A hash of its name.
+    /// Hash of the rollout's name.
     pub(crate) name: u64,
-    /// Where its records are, in order.
+    /// Locations in order.
     pub places: Vec<Location>,
 }
 
 impl Records {
-    /// Whether it is known where all of them are. A rollout of which segments were deleted is not complete, and neither is
-    /// one that lost records by damage.
+    /// Returns whether all records are located. A rollout whose segments were deleted or damaged is
+    /// incomplete.
     pub(crate) fn is_complete(&self) -> bool {
         self.places.iter().all(|place| *place != Location::MISSING)
     }
 
-    /// Whether it is known where all records are before this one.
+    /// Returns whether all records before this one are located.
     pub(crate) fn is_before(&self, sequence: u32) -> bool {
         self.places.len() == sequence as usize && self.is_complete()
     }
 
-    /// The record that has this place among the rollout's is here: it was written, or copied.
+    /// Sets the location of a record, which was written or copied.
     fn put(&mut self, sequence: u32, place: Location) {
         let at = sequence as usize;
         if at >= self.places.len() {
@@ -60,24 +60,24 @@ impl Records {
     }
 }
 
-/// What is known at the end of a segment.
+/// Index of the journal at the end of a segment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Index {
-    /// The next rollout's number.
+    /// Number of the next rollout.
     pub next: u64,
-    /// Rollouts that ended in this segment, in the order in which they did.
+    /// Rollouts that ended in this segment, in order.
     pub ended: Vec<Records>,
-    /// Rollouts that were alive, by number.
+    /// Unfinished rollouts by number.
     pub live: HashMap<u64, Records>,
 }
 
-/// The hash by which a rollout is found by its name: FNV-1a, the same in every process.
+/// Hashes a rollout's name with FNV-1a, which is the same in every process.
 pub(crate) fn hash(name: &[u8]) -> u64 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     name.iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
-/// The hash of a rollout's name, in a record that begins it; nothing in others.
+/// Returns the hash of the name in the first record of a rollout, and 0 for other records.
 pub(crate) fn hash_of(kind: Kind, payload: &[u8]) -> u64 {
     if kind == Kind::Begin { hash(payload) } else { 0 }
 }
@@ -93,21 +93,21 @@ fn places(bytes: &mut Vec<u8>, places: &[Location]) {
 }
 
 impl Index {
-    /// A record was placed. It may be a copy of one that was placed before, of a rollout that is alive.
+    /// Adds a record. It may be a copy of a record of an unfinished rollout.
     pub(crate) fn note(&mut self, rollout: u64, sequence: u32, kind: Kind, name: u64, place: Location) {
         self.next = self.next.max(rollout + 1);
         if kind == Kind::End {
             if let Some(mut records) = self.live.remove(&rollout) {
                 records.put(sequence, place);
                 records.places.shrink_to_fit();
-                // Of what is not complete a part is no longer kept.
+                // Some records of an incomplete rollout were deleted.
                 if records.is_complete() {
                     self.ended.push(records);
                 }
             }
             return;
         }
-        // What it began with may be a copy that lies behind this.
+        // The first record may be a copy that follows this record.
         let records = self.live.entry(rollout).or_default();
         if kind == Kind::Begin {
             records.name = name;
@@ -115,7 +115,7 @@ impl Index {
         records.put(sequence, place);
     }
 
-    /// A live rollout's record was copied.
+    /// Updates the location of a record that was copied.
     pub(crate) fn moved(&mut self, rollout: u64, sequence: u32, from: Location, to: Location) {
         let places = self.live.get_mut(&rollout).map(|records| &mut records.places);
         if let Some(place) = places.and_then(|places| places.get_mut(sequence as usize))
@@ -125,21 +125,22 @@ impl Index {
         }
     }
 
-    /// Leaves out rollouts that lost records, and gives how many there were.
+    /// Removes rollouts that lost records and returns their number.
     pub(crate) fn drop_incomplete(&mut self) -> usize {
         let before = self.live.len();
         self.live.retain(|_, records| records.is_complete());
         before - self.live.len()
     }
 
-    /// What ended in the segment that ends here. This goes on with those that are alive, which may be many.
+    /// Encodes the index of the segment that ends here and continues with the unfinished rollouts, which may
+    /// be many.
     pub(crate) fn take_sealed(&mut self) -> Self {
         Self { next: self.next, ended: std::mem::take(&mut self.ended), live: HashMap::new() }
     }
 
     pub(crate) fn write(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
-        // The order of equal names is that in which they ended.
+        // Equal hashes stay in the order of their end.
         let mut ended: Vec<&Records> = self.ended.iter().collect();
         ended.sort_by_key(|records| records.name);
         word(&mut bytes, 0);
@@ -176,8 +177,8 @@ impl Index {
         bytes
     }
 
-    /// What was written, but for what ended, which is found by [`find`]; none where that is not
-    /// what this is.
+    /// Decodes an index without the finished rollouts, which [`find`] looks up. Returns `None` for invalid
+    /// bytes.
     pub(crate) fn read(bytes: &[u8]) -> Option<Self> {
         let (_, _, mut words, next) = Self::parts(bytes)?;
         let live = (0..words.next()?).map(|_| Some((words.next()?, words.records()?)));
@@ -185,7 +186,7 @@ impl Index {
         words.0.is_empty().then_some(Self { next, ended: Vec::new(), live })
     }
 
-    /// The same with what ended, in the order in which it did.
+    /// Decodes an index including the finished rollouts, in the order of their end.
     pub(crate) fn read_whole(bytes: &[u8]) -> Option<Self> {
         let (table, of_ended, ..) = Self::parts(bytes)?;
         let (rows, _) = table.as_chunks::<{ ROW_BYTES as usize }>();
@@ -201,8 +202,8 @@ impl Index {
         Some(Self { ended, ..Self::read(bytes)? })
     }
 
-    /// The rollouts that ended whose first event is of such a kind, in the order in which they did; none where this is no
-    /// index. What it holds besides is not taken apart.
+    /// Decodes the finished rollouts whose first event has a wanted kind, in the order of their end. Returns
+    /// `None` for invalid bytes.
     pub(crate) fn read_ended(bytes: &[u8], wanted: impl Fn(u8) -> bool) -> Option<Vec<Records>> {
         let (table, of_ended, ..) = Self::parts(bytes)?;
         let (rows, _) = table.as_chunks::<{ ROW_BYTES as usize }>();
@@ -214,7 +215,7 @@ impl Index {
             places.skip(first.checked_mul(PLACE_BYTES)?)?;
             let mut second = Words(places.0);
             second.skip(PLACE_BYTES)?;
-            let kind = Location::of_words([second.next()?, second.next()?]).kind();
+            let kind = Location::from_words([second.next()?, second.next()?]).kind();
             if matches!(kind, Kind::Event(kind) if wanted(kind)) {
                 ended.push(Records { name, places: places.places(count)? });
             }
@@ -223,7 +224,7 @@ impl Index {
         Some(ended)
     }
 
-    /// The table of what ended, where its records are, what follows, and the next number.
+    /// Splits an index into its table, the offset of the locations, the rest and the next number.
     fn parts(bytes: &[u8]) -> Option<(&[u8], &[u8], Words<'_>, u64)> {
         let (body, checksum) = bytes.split_last_chunk::<8>()?;
         if u64::from_le_bytes(*checksum) != u64::from(crc32fast::hash(body)) {
@@ -240,12 +241,12 @@ impl Index {
         Some((table, places, words, next))
     }
 
-    /// Where the rollouts are that ended, in the order in which they did.
+    /// Decodes the locations of finished rollouts, in the order of their end.
     pub(crate) fn take_ended(&mut self) -> Vec<Vec<Location>> {
         std::mem::take(&mut self.ended).into_iter().map(|records| records.places).collect()
     }
 
-    /// Those that did not, by number, the oldest first.
+    /// Decodes the unfinished rollouts by number, the oldest first.
     pub(crate) fn take_live(&mut self) -> Vec<(u64, Records)> {
         self.drop_incomplete();
         let mut live: Vec<_> = std::mem::take(&mut self.live).into_iter().collect();
@@ -254,8 +255,8 @@ impl Index {
     }
 }
 
-/// Whether a file is as long as its beginning says. Writing it is not synced, so that after the machine's end it may be
-/// shorter.
+/// Returns whether a file has the length in its header. Index files are not synced, so a crash of the machine
+/// may truncate them.
 pub(crate) fn is_whole(index: &File) -> bool {
     let mut head = [0; 16];
     let read = index.read_exact_at(&mut head, 0).and_then(|()| index.metadata());
@@ -263,9 +264,9 @@ pub(crate) fn is_whole(index: &File) -> bool {
     head.starts_with(MAGIC) && read.is_ok_and(|about| about.len() == length)
 }
 
-/// Where the records of a rollout are that ended in a segment, by the hash of its name: those
-/// of the last one first, for different rollouts may have the same name or hash. A journal may have
-/// hundreds of such files, so that no more of each is read than is looked at.
+/// Finds the locations of finished rollouts in a segment by the hash of their name, the latest first, because
+/// several rollouts may have the same name or hash. Reads only the rows that it compares, because a journal
+/// may have hundreds of index files.
 pub(crate) fn find(index: &File, name: u64) -> io::Result<Vec<Vec<Location>>> {
     let wrong = || io::Error::new(io::ErrorKind::InvalidData, "the index of a journal's segment is damaged");
     let mut head = [0; TABLE_AT as usize];
@@ -275,7 +276,7 @@ pub(crate) fn find(index: &File, name: u64) -> io::Result<Vec<Vec<Location>>> {
     if !head.starts_with(MAGIC) || check != Some(hash(&head[..32])) {
         return Err(wrong());
     }
-    // A row that is wrong is not taken for one of another name.
+    // A damaged row is not mistaken for a row of another name.
     let row_at = |at: u64| -> io::Result<[u64; 3]> {
         let mut row = [0; ROW_BYTES as usize];
         index.read_exact_at(&mut row, TABLE_AT + at * ROW_BYTES)?;
@@ -312,7 +313,7 @@ impl<'a> Words<'a> {
         Some(u64::from_le_bytes(*word))
     }
 
-    /// Skips bytes, and gives them.
+    /// Skips bytes and returns them.
     fn skip(&mut self, bytes: u64) -> Option<&'a [u8]> {
         let (skipped, rest) = self.0.split_at_checked(usize::try_from(bytes).ok()?)?;
         self.0 = rest;
@@ -320,7 +321,7 @@ impl<'a> Words<'a> {
     }
 
     fn places(&mut self, count: u64) -> Option<Vec<Location>> {
-        (0..count).map(|_| Some(Location::of_words([self.next()?, self.next()?]))).collect()
+        (0..count).map(|_| Some(Location::from_words([self.next()?, self.next()?]))).collect()
     }
 
     fn records(&mut self) -> Option<Records> {

@@ -1,12 +1,12 @@
-//! What happened in rollouts, in the order in which it did, on disk before anybody is notified.
+//! A durable log of rollouts.
 //!
-//! A journal is a directory of segment files. [`Journal::begin`] begins a rollout, its
-//! [`Entry`] takes events and their end; all of them go to one thread, which writes them in
-//! batches. An event that was [written](Entry::written) outlives the process, one that was
-//! synced the machine. [`Journal::open`] finds what was there: a tail that is torn is cut, and the
-//! rollouts that did not end are given back with their events.
+//! A journal is a directory of segment files. [`Journal::begin`] starts a rollout and returns an [`Entry`],
+//! which appends events and ends the rollout. One thread writes the records of all rollouts in batches. An
+//! event that was [written](Entry::written) survives a crash of the process, a synced event also a crash of
+//! the machine. [`Journal::open`] truncates a torn tail and returns the unfinished rollouts with their
+//! events.
 //!
-//! What events say is their owner's business. This crate knows bytes, files and numbers.
+//! The meaning of events is up to their owner. This crate knows bytes, files and numbers.
 
 mod ended;
 mod file;
@@ -47,35 +47,36 @@ pub use found::{Found, all_in, find_in};
 pub use repair::{Damage, RepairError, Repaired, repair};
 pub use segment::{Faults, Operation};
 
-/// What a segment has unless its operator says otherwise: deleting is by segment, a start
-/// reads one whole, and where the records are that the last one has is in memory.
+/// Default size of a segment. Deletion works by segment, a start reads a whole segment, and the index of the
+/// last segment is in memory.
 const SEGMENT_BYTES: u64 = 16 << 20;
 
-/// How many are allocated ahead: on a disk that becomes full, what runs is finished in them.
+/// Default number of segments that are allocated in advance, so that running rollouts can finish on a full
+/// disk.
 const SEGMENTS_AHEAD: u64 = 4;
 
-/// What waits to be written before whoever writes more waits too, in bytes.
+/// Number of unwritten bytes above which writers wait.
 const QUEUE_BYTES_MAX: usize = 64 << 20;
 
-/// When what was written is brought to the disk.
+/// Policy for syncing records to disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sync {
-    /// Before a rollout is admitted.
+    /// Syncs before a rollout is admitted.
     #[default]
     Admission,
-    /// Whenever somebody waits for it to be written.
+    /// Syncs whenever a caller waits for a write.
     Every,
-    /// Whenever the kernel likes: a process that dies loses nothing, a machine may.
+    /// Leaves syncing to the kernel: a crash of the process loses nothing, a crash of the machine may.
     Never,
 }
 
-/// How much is kept of rollouts that are over. What the last segment has is kept in any case, and
-/// all of those that are not over.
+/// Limits on the records of finished rollouts. The last segment and the records of unfinished rollouts are
+/// always retained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retention {
-    /// All segments together, in bytes.
+    /// Maximum size of all segments together, in bytes.
     pub bytes_max: u64,
-    /// Since a segment was last written to.
+    /// Maximum time since the last write to a segment.
     pub age_max: Duration,
 }
 
@@ -85,26 +86,26 @@ impl Default for Retention {
     }
 }
 
-/// Where a journal is, and what it promises.
+/// Settings of a journal.
 #[derive(Clone)]
 pub struct Settings {
-    /// Its directory, made where there is none.
+    /// Directory, created if it does not exist.
     pub path: PathBuf,
-    /// When it syncs.
+    /// Policy for syncing.
     pub sync: Sync,
-    /// What it keeps.
+    /// Limits on finished rollouts.
     pub retention: Retention,
-    /// The size of a segment in bytes.
+    /// Size of a segment in bytes.
     pub segment_bytes: u64,
-    /// How many segments are allocated ahead, at least 1. New rollouts are refused once there is no room for one more;
-    /// those that run have the others.
+    /// Number of segments that are allocated in advance, at least 1. New rollouts are refused when another
+    /// one cannot be allocated; running rollouts use the remaining ones.
     pub segments_ahead: u64,
-    /// For tests: operations that fail.
+    /// Injected failures, for tests.
     pub faults: Option<Faults>,
 }
 
 impl Settings {
-    /// A journal in this directory, with defaults.
+    /// Returns the default settings for a journal in this directory.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
@@ -117,70 +118,70 @@ impl Settings {
     }
 }
 
-/// Why there is no journal.
+/// Error of opening a journal.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// Another process has it.
-    #[error("the journal in {} is another process's", .0.display())]
+    /// Another process has locked the journal.
+    #[error("the journal in {} is locked by another process", .0.display())]
     Taken(PathBuf),
-    /// Its files cannot be read or made.
+    /// A file cannot be read or created.
     #[error("the journal in {} cannot be opened", .0.display())]
     Io(PathBuf, #[source] io::Error),
-    /// A part of it is not what was written, and not at its end.
+    /// Bytes before the end of the records are damaged.
     #[error(
         "{} is damaged at byte {at}: what was written there was whole once. `rollout-host journal repair` keeps what \
          is readable of the journal and lists what is not",
         .path.display()
     )]
     Damaged {
-        /// The segment.
+        /// Path of the segment.
         path: PathBuf,
-        /// Where.
+        /// Offset of the damage.
         at: u64,
     },
-    /// Another version of the host wrote it.
+    /// Another version of the host wrote the journal.
     #[error(
         "{} is of version '{}', and this host reads '{}': let the host that wrote it finish its rollouts, then begin \
          with an empty directory",
         path.display(), char::from(*version), char::from(segment::VERSION)
     )]
     Version {
-        /// The segment.
+        /// Path of the segment.
         path: PathBuf,
-        /// Its version.
+        /// Version of the segment.
         version: u8,
     },
 }
 
-/// The journal does not take what it is given any more.
+/// Permanent failure of the journal, which accepts no more records.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Failed(pub(crate) Arc<str>);
 
 impl Failed {
-    /// For this reason.
+    /// Creates a failure with this reason.
     pub fn new(reason: impl Into<Arc<str>>) -> Self {
         Self(reason.into())
     }
 }
 
-/// Why no rollout can begin.
+/// Reason why no rollout can start.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refused {
-    /// There is no room for more than what runs.
+    /// The disk has no room for more than the running rollouts.
     #[error("the journal's disk is full: {0}")]
     Full(Arc<str>),
-    /// It failed.
+    /// The journal has failed.
     #[error(transparent)]
     Failed(#[from] Failed),
 }
 
-/// Where a record is, and of which kind. A live rollout has one for each of its records.
+/// Position and kind of a record. Memory holds one for each record of an unfinished rollout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Location {
-    /// The segment, and above its bits the kind.
+    /// Number of the segment, with the kind in the upper bits.
     kind_and_segment: u64,
     pub offset: u64,
 }
@@ -188,7 +189,7 @@ pub(crate) struct Location {
 impl Location {
     const KIND_AT: u32 = 56;
 
-    /// Stands for a record that was not found.
+    /// Placeholder for a record that was not found.
     pub(crate) const MISSING: Self = Self { kind_and_segment: u64::MAX, offset: u64::MAX };
 
     pub(crate) fn new(segment: u64, kind: Kind, offset: u64) -> Self {
@@ -204,33 +205,33 @@ impl Location {
         Kind::of(kind)
     }
 
-    /// As it is in an index.
+    /// Encodes the location for an index.
     pub(crate) fn words(self) -> [u64; 2] {
         [self.kind_and_segment, self.offset]
     }
 
-    pub(crate) fn of_words([kind_and_segment, offset]: [u64; 2]) -> Self {
+    pub(crate) fn from_words([kind_and_segment, offset]: [u64; 2]) -> Self {
         Self { kind_and_segment, offset }
     }
 }
 
-/// An event, as it was appended.
+/// An event of a rollout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Its owner's word for what it is.
+    /// Kind, as chosen by the owner.
     pub kind: u8,
-    /// What it says.
+    /// Contents, as chosen by the owner.
     pub payload: Bytes,
 }
 
-/// A rollout with all that was written of it.
+/// A rollout with all its written records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
-    /// Its name, as it began.
+    /// Name of the rollout.
     pub name: Bytes,
-    /// Its events, in order.
+    /// Events in order.
     pub events: Vec<Event>,
-    /// Whether it ended.
+    /// Whether the rollout ended.
     pub ended: bool,
 }
 
@@ -244,15 +245,15 @@ pub(crate) struct Shared {
     syncs: Mutex<Syncs>,
     to_sync: Condvar,
     tables: Mutex<Tables>,
-    /// What sealed segments and their indexes take on disk.
+    /// Size of sealed segments and their indexes on disk.
     sealed_bytes: AtomicU64,
-    /// What is allocated ahead.
+    /// Size of the segments that are allocated in advance.
     ahead_bytes: u64,
     state: Mutex<State>,
     next: AtomicU64,
-    /// What is kept from this segment on, whatever the retention says.
+    /// First segment that is retained regardless of the limits.
     held_from: AtomicU64,
-    /// Held for as long as the journal is open.
+    /// Lock file, held while the journal is open.
     _lock: File,
 }
 
@@ -263,7 +264,7 @@ struct State {
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic elsewhere leaves plain data.
+    // The data is consistent after every step, so a poisoned lock is safe to use.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -284,7 +285,7 @@ impl Shared {
         self.queue().closed
     }
 
-    /// Adds to what is to be written, and wakes the writer where that is due.
+    /// Queues records and wakes the writer if necessary.
     fn add(&self, jobs: impl IntoIterator<Item = Job>) {
         let mut queue = self.queue();
         let mut became_urgent = false;
@@ -301,13 +302,13 @@ impl Shared {
         }
     }
 
-    /// Why nothing is written any more.
+    /// Returns the permanent failure, if there is one.
     fn broken(&self) -> Option<Failed> {
         locked(&self.state).broken.clone()
     }
 
-    /// What cannot be done any more, which is final.
-    fn breaks(&self, what: &'static str, error: &io::Error) -> Failed {
+    /// Records and logs a permanent failure.
+    fn fail(&self, what: &'static str, error: &io::Error) -> Failed {
         let failed = Failed(format!("the journal cannot {what}: {error}").into());
         tracing::error!(%error, "the journal cannot {what}; no rollout is admitted any more");
         self.set_broken(failed.clone());
@@ -340,7 +341,7 @@ struct Open {
 }
 
 impl Open {
-    /// What was appended is written, and synced where anybody waits for it. Waits for that.
+    /// Writes all queued records, and syncs them if a caller waits for that. Blocks until it is done.
     fn close(&self) {
         self.shared.queue().closed = true;
         self.shared.todo.notify_all();
@@ -357,8 +358,8 @@ impl Drop for Open {
 }
 
 impl Journal {
-    /// Opens a journal, and gives the rollouts in it that are not over, the oldest first: where each
-    /// goes on, and what [was written](Entry::read) of it. Reads files, and cuts a torn tail.
+    /// Opens a journal and returns its unfinished rollouts, the oldest first. Their events can be
+    /// [read](Entry::read). Truncates a torn tail.
     pub fn open(settings: Settings) -> Result<(Self, Vec<Entry>), OpenError> {
         let Settings { path, sync, retention, segment_bytes, segments_ahead, faults } = settings;
         let mut folder = Folder { path, segment_bytes, faults, salt: 0, boot: segment::boot() };
@@ -395,8 +396,8 @@ impl Journal {
         Ok((journal, unfinished))
     }
 
-    /// Begins a rollout, unless there is no room for it. That it did is safe once
-    /// [`Entry::admitted`] says so.
+    /// Starts a rollout, unless there is no room for it. [`Entry::admitted`] waits until its start is
+    /// durable.
     pub fn begin(&self, name: &str) -> Result<Entry, Refused> {
         self.check()?;
         Ok(self.start(name))
@@ -409,8 +410,8 @@ impl Journal {
         entry
     }
 
-    /// Closes it at the end of its process: what was appended is written, which this waits for. What
-    /// is appended later is not, and whoever waits for that waits as long as the process lives.
+    /// Closes the journal at the end of the process and blocks until all queued records are written. Records
+    /// that are appended later are never written, and waiting for them never ends.
     pub fn close(&self) {
         self.0.close();
     }
@@ -422,12 +423,12 @@ impl Journal {
         told.await.map_err(gone)?
     }
 
-    /// Waits until all that was added so far can be found.
+    /// Waits until all records that were appended so far can be found.
     pub async fn written(&self) -> Result<(), Failed> {
         self.reaches(Level::Written).await
     }
 
-    /// Waits while more is to be written than there should be.
+    /// Waits while too many bytes are queued.
     pub async fn room(&self) {
         let shared = &self.0.shared;
         loop {
@@ -439,14 +440,14 @@ impl Journal {
         }
     }
 
-    /// What the journal takes on disk, those segments among it that are allocated ahead: as of what was written by now.
+    /// Returns the size of the journal on disk, including segments that are allocated in advance.
     pub fn bytes(&self) -> u64 {
         let shared = &self.0.shared;
         let current = shared.tables().flushed.1.max(shared.folder.segment_bytes);
         shared.sealed_bytes.load(Ordering::Relaxed) + current + shared.ahead_bytes
     }
 
-    /// Whether rollouts can begin.
+    /// Returns whether rollouts can start.
     pub fn check(&self) -> Result<(), Refused> {
         let state = locked(&self.0.shared.state);
         if let Some(failed) = &state.broken {
@@ -455,7 +456,7 @@ impl Journal {
         state.full.clone().map_or(Ok(()), |why| Err(Refused::Full(why)))
     }
 
-    /// The rollouts of this name that are in the journal, the last one first. Reads files.
+    /// Returns the rollouts of this name, the latest first. Reads files.
     pub fn find(&self, name: &str) -> io::Result<Vec<Found>> {
         let shared = &self.0.shared;
         let hash = index::hash(name.as_bytes());
@@ -477,7 +478,7 @@ impl Journal {
             found.retain(|lies| !lies.places.is_empty());
         }
         for places in recover::find_sealed(&shared.folder, hash)? {
-            // An index may have come to be in its file meanwhile.
+            // The index may have been written to its file in the meantime.
             if !found.iter().any(|known| known.places == places) {
                 found.push(Lies::ended(places));
             }
@@ -486,25 +487,25 @@ impl Journal {
     }
 }
 
-/// One rollout in a journal. Dropped, it is as it was left: not over, unless it was
+/// One rollout in a journal. Dropping the entry leaves the rollout unfinished unless it was
 /// [ended](Self::end).
 pub struct Entry {
     journal: Journal,
     number: u64,
 }
 
-/// A payload that no record has room for.
+/// Error of appending a payload that exceeds the maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("an event of {0} bytes is longer than a journal takes, {PAYLOAD_BYTES_MAX}")]
+#[error("an event of {0} bytes exceeds the maximum of {PAYLOAD_BYTES_MAX} bytes")]
 pub struct TooLong(pub usize);
 
 impl Entry {
-    /// Its number, which no other rollout in this journal ever has.
+    /// Returns the number of the rollout, which is unique within the journal.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// The kinds of its events that were written, in order, while it is not over.
+    /// Returns the kinds of the written events, in order, while the rollout is unfinished.
     pub fn kinds(&self) -> Vec<u8> {
         let tables = self.journal.0.shared.tables();
         let places = tables.index.live.get(&self.number).map_or(&[][..], |records| &records.places);
@@ -515,7 +516,7 @@ impl Entry {
         places.iter().filter_map(kind).collect()
     }
 
-    /// What was written of it, while it is not over: its events of these kinds. Reads files.
+    /// Reads the written events of the wanted kinds, while the rollout is unfinished. Reads files.
     pub fn read(&self, wanted: impl Fn(u8) -> bool) -> io::Result<Written> {
         let shared = &self.journal.0.shared;
         let is_wanted = |place: &Location| match place.kind() {
@@ -527,15 +528,15 @@ impl Entry {
             let places = shared.tables().index.live.get(&self.number).map(|records| records.places.clone());
             let places: Vec<Location> = places.unwrap_or_default().into_iter().filter(is_wanted).collect();
             match recover::Reader::new(&shared.folder).read(self.number, &places) {
-                // They were copied to another segment meanwhile.
+                // The records were copied to another segment in the meantime.
                 Err(error) if error.kind() == io::ErrorKind::NotFound && places != before => before = places,
                 read => return read,
             }
         }
     }
 
-    /// Adds an event, of a kind from 1 to 254, in as many parts as there are. It is written soon;
-    /// whoever needs to know waits for [`Entry::written`].
+    /// Appends an event of a kind from 1 to 254, with a payload in parts. The event is written soon;
+    /// [`Entry::written`] waits for that.
     pub fn append(&self, kind: u8, payload: Vec<Bytes>) -> Result<(), TooLong> {
         debug_assert!(matches!(Kind::of(kind), Kind::Event(_)), "a kind of the journal's own");
         let bytes = payload.iter().map(Bytes::len).fold(0, usize::saturating_add);
@@ -546,7 +547,7 @@ impl Entry {
         Ok(())
     }
 
-    /// The rollout is over. Nothing may be added after this.
+    /// Ends the rollout. Nothing may be appended afterwards.
     pub fn end(&self) {
         self.push(Kind::End, Vec::new());
     }
@@ -555,13 +556,13 @@ impl Entry {
         self.journal.0.shared.add([Job::Append { rollout: self.number, kind, payload }]);
     }
 
-    /// Waits until the rollout's beginning is as safe as an admission has to be.
+    /// Waits until the start of the rollout is durable according to the policy for syncing.
     pub async fn admitted(&self) -> Result<(), Failed> {
         self.reaches(self.journal.0.shared.sync.level(true)).await
     }
 
-    /// Waits until all that was added so far outlives the process, and the machine where every
-    /// write is synced.
+    /// Waits until all records that were appended so far survive a crash of the process, and of the machine
+    /// if every write is synced.
     pub async fn written(&self) -> Result<(), Failed> {
         self.reaches(self.journal.0.shared.sync.level(false)).await
     }
@@ -570,8 +571,8 @@ impl Entry {
         self.journal.reaches(level).await
     }
 
-    /// Waits while more is to be written than there should be. Whoever adds many events asks before
-    /// each: adding itself never waits.
+    /// Waits while too many bytes are queued. Appending never waits, so a caller that appends many events
+    /// awaits this before each.
     pub async fn room(&self) {
         self.journal.room().await;
     }

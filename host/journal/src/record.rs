@@ -1,31 +1,32 @@
-//! One record: its length, a checksum, and what it says. In a segment it has a [frame](crate::frame) instead of these.
+//! Records outside of segments: length, checksum and contents. A segment uses a [frame](crate::frame)
+//! instead.
 //!
 //! ```text
 //! u32 length of the rest after the checksum | u32 CRC-32 of it | u64 rollout | u8 kind | payload
 //! ```
 //!
-//! Numbers are little-endian. A length of zero is where a segment's records end, for what was
-//! allocated and not written reads as zeros.
+//! Numbers are little-endian. A length of zero marks the end, because allocated and unwritten space reads as
+//! zeros.
 
 use bytes::Bytes;
 
-/// Length and checksum.
+/// Size of length and checksum.
 pub(crate) const FRAME_BYTES: usize = 8;
 
-/// Rollout and kind.
+/// Size of rollout number and kind.
 pub(crate) const HEAD_BYTES: usize = 9;
 
-/// The largest payload: what a model's server or a caller may send is far below it.
+/// Maximum size of a payload, far above that of any message of a model server or caller.
 pub(crate) const PAYLOAD_BYTES_MAX: usize = 1 << 30;
 
-/// What a record is about, as far as a journal looks.
+/// Kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A rollout begins; the payload is its name.
+    /// Start of a rollout; the payload is its name.
     Begin,
-    /// It is over: nothing follows, and nothing of it is to be read at a start.
+    /// End of a rollout, after which the start of a process ignores it.
     End,
-    /// Whatever its owner wrote, under a kind of its own.
+    /// An event with a kind that its owner chose.
     Event(u8),
 }
 
@@ -50,13 +51,13 @@ impl Kind {
     }
 }
 
-/// The bytes that a record with such a payload takes.
+/// Returns the size of a record with a payload of this size.
 #[cfg(test)]
 pub(crate) fn framed_bytes(payload: usize) -> usize {
     FRAME_BYTES + HEAD_BYTES + payload
 }
 
-/// Adds a record to what is to be written.
+/// Appends an encoded record.
 pub(crate) fn write(to: &mut Vec<u8>, rollout: u64, kind: Kind, payload: &[Bytes]) {
     let start = to.len();
     to.extend_from_slice(&[0; FRAME_BYTES]);
@@ -66,14 +67,14 @@ pub(crate) fn write(to: &mut Vec<u8>, rollout: u64, kind: Kind, payload: &[Bytes
         to.extend_from_slice(part);
     }
     let body = &to[start + FRAME_BYTES..];
-    // Bounded by `PAYLOAD_BYTES_MAX`, where it was appended.
+    // `append` has checked the length against `PAYLOAD_BYTES_MAX`.
     let length = u32::try_from(body.len()).unwrap_or(u32::MAX);
     let checksum = crc32fast::hash(body);
     to[start..start + 4].copy_from_slice(&length.to_le_bytes());
     to[start + 4..start + 8].copy_from_slice(&checksum.to_le_bytes());
 }
 
-/// A record as it was read.
+/// A parsed record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Read<'a> {
     pub rollout: u64,
@@ -81,18 +82,18 @@ pub(crate) struct Read<'a> {
     pub payload: &'a [u8],
 }
 
-/// What is at a place in a segment.
+/// Contents at an offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found<'a> {
-    /// A whole record, with the bytes that it takes.
+    /// A complete record with its size.
     Record(Read<'a>, usize),
-    /// Nothing was written here.
+    /// The end of the records.
     End,
-    /// Something that is no whole record.
+    /// An incomplete or damaged record.
     Torn,
 }
 
-/// Reads the record at the beginning of these bytes.
+/// Parses the record at the beginning of the bytes.
 pub(crate) fn read(bytes: &[u8]) -> Found<'_> {
     let Some((frame, rest)) = bytes.split_first_chunk::<FRAME_BYTES>() else {
         return if bytes.iter().all(|byte| *byte == 0) { Found::End } else { Found::Torn };
@@ -118,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_is_read_as_it_was_written_and_half_of_one_is_none() {
+    fn a_complete_record_is_read_as_written_and_a_part_is_rejected() {
         let mut bytes = Vec::new();
         write(&mut bytes, 7, Kind::Event(3), &[Bytes::from_static(b"ab"), Bytes::from_static(b"c")]);
         let whole = Read { rollout: 7, kind: Kind::Event(3), payload: b"abc" };

@@ -1,4 +1,4 @@
-//! What is in a directory when it is opened, and records read back.
+//! Opening of a journal's directory, and reading of records.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fs::File;
@@ -12,21 +12,21 @@ use rustix::fs::{FlockOperation, flock, ftruncate};
 use crate::frame::{FRAME_BYTES, Found, Stamp};
 use crate::index::{self, Index};
 use crate::record::Kind;
-use crate::segment::{self, Folder, HEADER_BYTES, Header, NotOurs, Segment, Tail, scan};
+use crate::segment::{self, Folder, HEADER_BYTES, Header, InvalidSegment, Segment, Tail, scan};
 use crate::writer::Tables;
 use crate::{Event, Location, OpenError, SEGMENT_BYTES, Written};
 
-/// Files that a reader keeps open. Rollouts that ran at the same time lie in the same few.
+/// Maximum number of open files of a reader. Rollouts that ran concurrently share few segments.
 const OPEN_FILES_MAX: usize = 8;
 
-/// A journal's directory, ready to be written to.
+/// A journal's directory that is ready for writing.
 pub(crate) struct Opened {
     pub tables: Tables,
     pub current: Segment,
     pub lock: File,
 }
 
-/// Opens a journal's directory. The folder gets the salt that the journal's segments have.
+/// Opens a journal's directory. Sets the folder's salt to that of the journal's segments.
 pub(crate) fn open(folder: &mut Folder) -> Result<Opened, OpenError> {
     let path = folder.path.clone();
     let io = |error| OpenError::Io(path.clone(), error);
@@ -44,15 +44,15 @@ pub(crate) fn open(folder: &mut Folder) -> Result<Opened, OpenError> {
     };
     let left_out = index.drop_incomplete();
     if left_out > 0 {
-        tracing::error!(left_out, "rollouts whose records were lost are not gone on with");
+        tracing::error!(left_out, "rollouts that lost records cannot be resumed");
     }
     Ok(Opened { tables: Tables { index, ..Tables::default() }, current: current.map_err(io)?, lock })
 }
 
-/// The salt of the journal: that of a segment, or a new one.
+/// Returns the salt of the journal: that of a segment, or a new one.
 fn salt(folder: &Folder) -> io::Result<u64> {
     for number in folder.numbers()?.into_iter().rev() {
-        if let Some((header, _)) = folder.look_at(number)
+        if let Some((header, _)) = folder.inspect(number)
             && header.stamp.salt != 0
         {
             return Ok(header.stamp.salt);
@@ -63,22 +63,23 @@ fn salt(folder: &Folder) -> io::Result<u64> {
     Ok(u64::from_le_bytes(random))
 }
 
-/// What is known of the segments behind one, before that is looked at.
+/// Facts about later segments that are known before a segment is scanned.
 pub(crate) struct Later {
-    /// Whether any of them has records, so that nothing is added to this one any more.
+    /// Whether a later segment has records, so that this one is complete.
     pub is_begun: bool,
-    /// Whether any of them was synced, which was after this one was.
+    /// Whether a later segment was synced, which happens only after this one was.
     pub is_synced: bool,
-    /// Where this one ends, as the next one says.
+    /// End of this segment's records, according to the next segment.
     pub end: Option<u64>,
 }
 
 impl Later {
-    /// The segments that are behind this one and may be written to; `sealed_to` is the last with an index.
+    /// Returns the facts about later segments that may be written; `sealed_to` is the last segment with an
+    /// index.
     pub(crate) fn of(folder: &Folder, number: u64, rest: &[u64], sealed_to: u64) -> Self {
         let mut later = Self { is_begun: number < sealed_to, is_synced: number < sealed_to, end: None };
         for next in rest.iter().copied() {
-            let Some((header, has_records)) = folder.look_at(next) else { continue };
+            let Some((header, has_records)) = folder.inspect(next) else { continue };
             let is_begun = has_records || header.previous_end().is_some();
             later.is_begun |= is_begun;
             later.is_synced |= header.synced() > HEADER_BYTES;
@@ -93,24 +94,24 @@ impl Later {
     }
 }
 
-/// What the records of a segment without an index are worth.
+/// State of the records in a segment without an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// They are all there.
+    /// All records are intact.
     Whole,
-    /// The last thing that was written is not whole, and was never promised.
+    /// The last record is incomplete and was never acknowledged.
     Torn,
-    /// Something is missing before what follows, in this segment or a later one.
+    /// A record before others is missing, in this segment or a later one.
     Missing,
 }
 
-/// Says what the end of a segment's records means.
+/// Interprets the end of a segment's records.
 pub(crate) fn verdict(header: &Header, (end, tail): (u64, Tail), later: &Later) -> Verdict {
     let is_as_promised = end >= header.synced();
     match (later.is_begun, tail) {
         (false, Tail::Clean) if is_as_promised => Verdict::Whole,
         (false, Tail::Torn) if is_as_promised => Verdict::Torn,
-        // A segment is left only for a record that it has no room for.
+        // The writer switches segments only for a record that does not fit.
         (true, Tail::Clean)
             if is_as_promised && end > HEADER_BYTES && later.end.is_none_or(|expected| expected == end) =>
         {
@@ -120,16 +121,16 @@ pub(crate) fn verdict(header: &Header, (end, tail): (u64, Tail), later: &Later) 
     }
 }
 
-/// What is known at the end of the journal, and which segment goes on from where. A sealed segment
-/// without an index gets one. Nothing where an index was wrong, which is removed: then it is to be
-/// looked again.
-#[expect(clippy::type_complexity, reason = "it is taken apart where it is given")]
+/// Builds the index at the end of the journal and returns the segment and offset to continue at. Writes
+/// missing indexes of sealed segments. Returns `None` after removing a damaged index; the caller then
+/// retries.
+#[expect(clippy::type_complexity, reason = "the only caller destructures it")]
 fn look(folder: &Folder) -> Result<Option<(Index, Option<(u64, u64)>)>, OpenError> {
     let io = |error| OpenError::Io(folder.path.clone(), error);
     let numbers = folder.numbers().map_err(io)?;
     let indexed = indexed(folder, &numbers).map_err(io)?;
     let sealed_to = indexed.last().copied().unwrap_or(0);
-    // What was known at the end of the segment before, or whose index says so.
+    // The index at the end of the previous segment, or the segment whose file has it.
     let mut before = Ok(Index::default());
     let mut last = None;
     for (at, number) in numbers.iter().copied().enumerate() {
@@ -143,14 +144,16 @@ fn look(folder: &Folder) -> Result<Option<(Index, Option<(u64, u64)>)>, OpenErro
         let bytes = std::fs::read(&path).map_err(io)?;
         let header = match segment::header(&bytes, number) {
             Ok(header) => header,
-            Err(NotOurs::Version(version)) => return Err(OpenError::Version { path, version }),
-            // It was being made ahead.
-            Err(NotOurs::Empty) if !later.is_begun => {
+            Err(InvalidSegment::Version(version)) => return Err(OpenError::Version { path, version }),
+            // The segment was being allocated in advance.
+            Err(InvalidSegment::Empty) if !later.is_begun => {
                 std::fs::remove_file(&path).map_err(io)?;
                 before = Ok(index);
                 continue;
             }
-            Err(NotOurs::Empty | NotOurs::Damaged) => return Err(OpenError::Damaged { path, at: 0 }),
+            Err(InvalidSegment::Empty | InvalidSegment::Damaged) => {
+                return Err(OpenError::Damaged { path, at: 0 });
+            }
         };
         let found = scan(&bytes, header.stamp, |record, offset| {
             let place = Location::new(number, record.kind, offset);
@@ -182,7 +185,7 @@ fn look(folder: &Folder) -> Result<Option<(Index, Option<(u64, u64)>)>, OpenErro
             seal(folder, number, end, &index).map_err(io)?;
             index.take_sealed();
         } else if end == HEADER_BYTES && last.is_some() {
-            // It was made ahead and is not begun.
+            // The segment was allocated in advance and has no records.
             std::fs::remove_file(&path).map_err(io)?;
         } else {
             last = Some((number, end));
@@ -193,14 +196,14 @@ fn look(folder: &Folder) -> Result<Option<(Index, Option<(u64, u64)>)>, OpenErro
 }
 
 impl Folder {
-    /// Whether the machine may have stopped since a segment was written to, and lost what was not synced.
+    /// Returns whether the machine may have crashed since a segment was written and lost unsynced bytes.
     fn may_have_stopped(&self, header: &Header) -> bool {
         let boot = header.progress.map_or(self.boot, |progress| progress.boot);
         boot != self.boot || boot == 0
     }
 }
 
-/// The segments that have an index. One that was not written to its end is removed.
+/// Returns the segments with an index. Removes incomplete indexes.
 fn indexed(folder: &Folder, numbers: &[u64]) -> io::Result<BTreeSet<u64>> {
     let mut indexed = BTreeSet::new();
     for number in numbers.iter().copied() {
@@ -221,16 +224,16 @@ fn indexed(folder: &Folder, numbers: &[u64]) -> io::Result<BTreeSet<u64>> {
     Ok(indexed)
 }
 
-/// Seals a segment that a process before did not come to seal.
+/// Seals a segment that an earlier process did not seal.
 fn seal(folder: &Folder, number: u64, end: u64, index: &Index) -> io::Result<()> {
     let file = File::options().write(true).open(folder.segment(number))?;
     ftruncate(&file, end)?;
-    // Its index says that it is on the disk.
+    // An index implies that its segment is synced.
     file.sync_all()?;
     folder.write_index(number, &index.write())
 }
 
-/// What an index says that is at hand or in the file of this segment. A wrong file is removed.
+/// Returns an index from memory or from the file of this segment. Removes a damaged file.
 fn known(folder: &Folder, index: Result<Index, u64>) -> Result<Option<Index>, OpenError> {
     let number = match index {
         Ok(index) => return Ok(Some(index)),
@@ -256,16 +259,16 @@ pub(crate) fn lock(folder: &Folder) -> Result<File, OpenError> {
     }
 }
 
-/// The directory of a journal that is not opened to be written.
+/// Directory of a journal that is opened for reading only.
 pub(crate) fn unopened(path: &Path) -> Folder {
     Folder { path: path.to_owned(), segment_bytes: SEGMENT_BYTES, faults: None, salt: 0, boot: 0 }
 }
 
-/// A rollout by where its records are.
+/// Locations of a rollout's records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Lies {
     pub places: Vec<Location>,
-    /// Its number and the hash of its name while it is alive, for then its records may be copied elsewhere.
+    /// Number and hash of the name while the rollout is unfinished, because its records may be copied.
     pub live: Option<(u64, u64)>,
 }
 
@@ -275,7 +278,7 @@ impl Lies {
     }
 }
 
-/// Where the records are of rollouts that ended in sealed segments, the last one first.
+/// Returns the locations of finished rollouts in sealed segments, the latest first.
 pub(crate) fn find_sealed(folder: &Folder, name: u64) -> io::Result<Vec<Vec<Location>>> {
     let mut found = Vec::new();
     for number in folder.numbers()?.into_iter().rev() {
@@ -288,8 +291,8 @@ pub(crate) fn find_sealed(folder: &Folder, name: u64) -> io::Result<Vec<Vec<Loca
     Ok(found)
 }
 
-/// Where the records are of rollouts by this name, the last one first, in a journal that another
-/// process may be writing to.
+/// Returns the locations of rollouts with this name, the latest first, in a journal that another process may
+/// be writing.
 pub(crate) fn find_unopened(folder: &Folder, name: u64) -> io::Result<Vec<Lies>> {
     let numbers = folder.numbers()?;
     let sealed = numbers.iter().copied().filter(|number| folder.index(*number).exists()).max();
@@ -319,7 +322,7 @@ pub(crate) fn find_unopened(folder: &Folder, name: u64) -> io::Result<Vec<Lies>>
     Ok(found)
 }
 
-/// Where the records are now of a rollout that was alive when it was found.
+/// Returns the current locations of a rollout that was unfinished when it was found.
 pub(crate) fn find_again(folder: &Folder, (number, name): (u64, u64)) -> io::Result<Option<Vec<Location>>> {
     for found in find_unopened(folder, name)? {
         let Some(first) = found.places.first() else { continue };
@@ -333,41 +336,40 @@ pub(crate) fn find_again(folder: &Folder, (number, name): (u64, u64)) -> io::Res
     Ok(None)
 }
 
-/// Notes what is in a segment that has no index, of which another process may be writing the last.
-/// Says whether those after it may have more: what is written to one after another was looked at is
-/// not the end of that one. Damage is an error, and notes nothing.
+/// Indexes a segment without an index. Another process may be writing the last one. Returns whether later
+/// segments may have more records; records that are written after the scan are not included. Damage is an
+/// error, and nothing is indexed then.
 pub(crate) fn scan_unsealed(
     folder: &Folder,
     number: u64,
     rest: &[u64],
     index: &mut Index,
 ) -> io::Result<bool> {
-    // What was seen wrong, which may be what was read while it was written: then it is no longer so in what is read
-    // after that.
+    // Apparent damage may be a concurrent write; then a second read of the segment is intact.
     let mut wrong = None;
     loop {
-        // Before it is read: where a later one has records, nothing is added to this one any more.
+        // Checked before the scan: if a later segment has records, this one is complete.
         let sealed_to = rest.iter().rev().copied().find(|later| folder.index(*later).exists());
         let later = Later::of(folder, number, rest, sealed_to.unwrap_or(0));
         let bytes = match std::fs::read(folder.segment(number)) {
             Ok(bytes) => bytes,
-            // It is no longer kept.
+            // The segment was deleted.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(later.is_begun),
             Err(error) => return Err(error),
         };
         let mut records = Vec::new();
         let at = match segment::header(&bytes, number) {
-            Err(NotOurs::Empty) if !later.is_begun => return Ok(false),
-            Err(NotOurs::Version(version)) => {
+            Err(InvalidSegment::Empty) if !later.is_begun => return Ok(false),
+            Err(InvalidSegment::Version(version)) => {
                 return Err(io::Error::other(OpenError::Version { path: folder.segment(number), version }));
             }
-            Err(NotOurs::Empty | NotOurs::Damaged) => 0,
+            Err(InvalidSegment::Empty | InvalidSegment::Damaged) => 0,
             Ok(header) => {
                 let found = scan(&bytes, header.stamp, |record, offset| {
                     let name = index::hash_of(record.kind, record.payload);
                     records.push((record.rollout, record.sequence, record.kind, name, offset));
                 });
-                // What is torn is being written.
+                // The incomplete record is being written.
                 if verdict(&header, found, &later) != Verdict::Missing {
                     for (rollout, sequence, kind, name, offset) in records {
                         index.note(rollout, sequence, kind, name, Location::new(number, kind, offset));
@@ -384,7 +386,7 @@ pub(crate) fn scan_unsealed(
     }
 }
 
-/// Reads records, and keeps a few files open.
+/// Reader of records with a few open files.
 pub(crate) struct Reader<'a> {
     folder: &'a Folder,
     files: VecDeque<(Stamp, File)>,
@@ -395,7 +397,7 @@ impl<'a> Reader<'a> {
         Self { folder, files: VecDeque::new() }
     }
 
-    /// The records at these places, which are one rollout's.
+    /// Reads the records at these locations, which belong to one rollout.
     pub(crate) fn read_any(&mut self, places: &[Location]) -> io::Result<Written> {
         let mut written = Written { name: Bytes::new(), events: Vec::new(), ended: false };
         let mut owner = None;
@@ -413,7 +415,7 @@ impl<'a> Reader<'a> {
         Ok(written)
     }
 
-    /// The same, of this rollout.
+    /// Reads the records of this rollout.
     pub(crate) fn read(&mut self, number: u64, places: &[Location]) -> io::Result<Written> {
         if let Some(place) = places.first()
             && self.record(*place)?.0 != number
@@ -423,7 +425,7 @@ impl<'a> Reader<'a> {
         self.read_any(places)
     }
 
-    /// The bytes of the record at this place.
+    /// Reads the bytes of the record at this location.
     pub(crate) fn bytes_at(&mut self, place: Location) -> io::Result<u64> {
         Ok(self.length(place)? as u64)
     }
@@ -436,7 +438,7 @@ impl<'a> Reader<'a> {
         stamp.length_at(&frame, place.offset).ok_or_else(|| damaged(self.folder, place))
     }
 
-    /// A record's rollout, kind and payload.
+    /// Reads a record's rollout, kind and payload.
     pub(crate) fn record(&mut self, place: Location) -> io::Result<(u64, Kind, Bytes)> {
         let mut bytes = vec![0; self.length(place)?];
         let (stamp, file) = self.file(place)?;
@@ -470,13 +472,13 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// One record is damaged, and with it one rollout. An [`OpenError`] says that others may be missing, too.
+/// Returns the error of a damaged record, which affects one rollout. An [`OpenError`] may affect others too.
 fn damaged(folder: &Folder, place: Location) -> io::Error {
     let damaged = OpenError::Damaged { path: folder.segment(place.segment()), at: place.offset };
     io::Error::new(io::ErrorKind::InvalidData, damaged.to_string())
 }
 
-/// A file that ends before a record does is damaged.
+/// Converts an unexpected end of file to the error of a damaged record.
 fn cut(folder: &Folder, place: Location, error: io::Error) -> io::Error {
     if error.kind() == io::ErrorKind::UnexpectedEof { damaged(folder, place) } else { error }
 }

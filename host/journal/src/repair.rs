@@ -1,8 +1,8 @@
-//! Repairs a damaged journal: what is readable stays where it is, and what is not is listed.
+//! Repair of a damaged journal.
 //!
-//! A damaged range of a segment is covered by a record of the journal's own, so that all others keep their offsets. The
-//! segment as it was is kept beside it, under the same name with `.damaged`. Indexes from there on are made again when
-//! the journal is opened. A rollout that lost a record before its last one is left out then.
+//! Readable records keep their offsets: a damaged range of a segment is covered by a record of the journal's
+//! own. The original segment is saved with the suffix `.damaged`. The indexes from there on are rebuilt when
+//! the journal is opened. Rollouts that lost a record before their last one are dropped.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -11,46 +11,46 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 
-use crate::frame::{Found, OF_JOURNAL, Stamp, framed_bytes};
+use crate::frame::{Found, JOURNAL_ROLLOUT, Stamp, framed_bytes};
 use crate::index::{self, Index};
 use crate::record::Kind;
 use crate::recover::{self, Later, Reader, Verdict};
-use crate::segment::{self, Folder, HEADER_BYTES, Header, NotOurs, Progress, Tail};
+use crate::segment::{self, Folder, HEADER_BYTES, Header, InvalidSegment, Progress, Tail};
 use crate::{Location, OpenError};
 
-/// A range of a segment that was not readable.
+/// A damaged range of a segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
-    /// The segment.
+    /// Path of the segment.
     pub segment: PathBuf,
-    /// Its first byte.
+    /// Offset of the first byte.
     pub from: u64,
-    /// The first byte behind it.
+    /// Offset after the last byte.
     pub to: u64,
 }
 
-/// What was found wrong with a journal. It is as if this had never been written.
+/// Report of a repair.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Repaired {
-    /// What could not be read, in order. Nothing where the journal is whole.
+    /// Damaged ranges in order. Empty for an intact journal.
     pub damage: Vec<Damage>,
-    /// Rollouts that lost records and are left out: their names, or numbers where the name is lost, too.
+    /// Names of dropped rollouts, or numbers if the name is lost too.
     pub left_out: Vec<String>,
 }
 
-/// Why a journal was not repaired.
+/// Error of repairing a journal.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RepairError {
-    /// It is another process's, or another version's.
+    /// The journal is locked by another process or has another version.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// Its files cannot be read or written.
+    /// A file cannot be read or written.
     #[error("the journal in {} cannot be repaired", .0.display())]
     Io(PathBuf, #[source] io::Error),
 }
 
-/// Repairs the journal in a directory, which no process may have open. Does nothing to one that is whole.
+/// Repairs the journal in a directory, which must not be open. Does nothing to an intact journal.
 pub fn repair(path: &Path) -> Result<Repaired, RepairError> {
     let folder = Folder { boot: segment::boot(), ..recover::unopened(path) };
     let _lock = recover::lock(&folder)?;
@@ -64,18 +64,18 @@ pub fn repair(path: &Path) -> Result<Repaired, RepairError> {
 
 struct Repair<'a> {
     folder: &'a Folder,
-    /// Salts of whole headers, for those that are not.
+    /// Salts of intact headers, for segments with damaged ones.
     salts: Vec<u64>,
     damage: Vec<Damage>,
 }
 
 impl Repair<'_> {
-    /// Repairs all segments, and gives the first one that was damaged.
+    /// Repairs all segments and returns the first damaged one.
     fn all(&mut self) -> Result<Option<u64>, RepairError> {
         let folder = self.folder;
         let io = |error| RepairError::Io(folder.path.clone(), error);
         let numbers = folder.numbers().map_err(io)?;
-        let known = numbers.iter().filter_map(|number| folder.look_at(*number));
+        let known = numbers.iter().filter_map(|number| folder.inspect(*number));
         self.salts = known.map(|(header, _)| header.stamp.salt).filter(|salt| *salt != 0).collect();
         self.salts.dedup();
         let indexed = numbers.iter().copied().filter(|number| folder.index(*number).exists());
@@ -99,7 +99,7 @@ impl Repair<'_> {
         Ok(first)
     }
 
-    /// Repairs a segment. Says whether it was damaged.
+    /// Repairs a segment and returns whether it was damaged.
     fn one(&mut self, number: u64, later: &Later) -> Result<bool, RepairError> {
         let path = self.folder.segment(number);
         let io = |error| RepairError::Io(path.clone(), error);
@@ -107,9 +107,9 @@ impl Repair<'_> {
         let was = self.damage.len();
         let header = match segment::header(&bytes, number) {
             Ok(header) => header,
-            Err(NotOurs::Version(version)) => return Err(OpenError::Version { path, version }.into()),
-            Err(NotOurs::Empty) if !later.is_begun => return Ok(false),
-            Err(NotOurs::Empty | NotOurs::Damaged) => {
+            Err(InvalidSegment::Version(version)) => return Err(OpenError::Version { path, version }.into()),
+            Err(InvalidSegment::Empty) if !later.is_begun => return Ok(false),
+            Err(InvalidSegment::Empty | InvalidSegment::Damaged) => {
                 let salts = self.salts.iter().copied().chain(segment::salts_in(&bytes));
                 let mut stamps = salts.map(|salt| Stamp { salt, segment: number });
                 let found = stamps.find(|stamp| stamp.find(&bytes, HEADER_BYTES as usize).is_some());
@@ -146,7 +146,7 @@ impl Repair<'_> {
         self.damage.push(Damage { segment: path.to_owned(), from: from as u64, to: to as u64 });
     }
 
-    /// Covers what is not readable, and gives where the records end.
+    /// Covers damaged ranges and returns the end of the records.
     fn cover(&mut self, bytes: &mut Vec<u8>, path: &Path, (header, later): (&Header, &Later)) -> usize {
         let stamp = header.stamp;
         let mut at = HEADER_BYTES as usize;
@@ -167,7 +167,7 @@ impl Repair<'_> {
             let promised = later.end.unwrap_or(0).max(header.synced()) as usize;
             let to = (at + written).max(promised);
             self.adds(path, at, to.max(at + 1));
-            // What follows goes on where this was to end.
+            // The next segment continues at the recorded end.
             if let Some(end) = later.end.map(|end| end as usize).filter(|end| *end >= at + framed_bytes(0)) {
                 bytes.resize(end.max(bytes.len()), 0);
                 cover(bytes, stamp, at, end);
@@ -178,11 +178,11 @@ impl Repair<'_> {
     }
 }
 
-/// Puts a record of the journal's own over a range.
+/// Writes a record of the journal's own over a range.
 fn cover(bytes: &mut [u8], stamp: Stamp, from: usize, to: usize) {
     let payload = Bytes::from(vec![0; to - from - framed_bytes(0)]);
     let mut cover = Vec::new();
-    stamp.write(&mut cover, from as u64, (OF_JOURNAL, 0, Kind::Event(1)), &[payload]);
+    stamp.write(&mut cover, from as u64, (JOURNAL_ROLLOUT, 0, Kind::Event(1)), &[payload]);
     bytes[from..to].copy_from_slice(&cover);
 }
 
@@ -190,7 +190,7 @@ fn damaged_name(path: &Path) -> PathBuf {
     path.with_extension("seg.damaged")
 }
 
-/// The rollouts that lost records, in segments from this one on.
+/// Returns the rollouts that lost records, in segments from this one on.
 fn left_out(folder: &Folder, first: u64) -> io::Result<Vec<String>> {
     let numbers = folder.numbers()?;
     let before = numbers.iter().rev().find(|number| **number < first && folder.index(**number).exists());
@@ -217,7 +217,7 @@ fn left_out(folder: &Folder, first: u64) -> io::Result<Vec<String>> {
     }
     let live = index.live.iter().filter(|(_, records)| !records.is_complete());
     lost.extend(live.map(|(number, records)| (*number, records.places.clone())));
-    // Where nothing is known of what was before, a rollout without its beginning may merely be old.
+    // If earlier segments are unknown, a rollout without its first record may just be old.
     let is_known = known || first_number == Some(1);
     let has_begun = |places: &[Location]| places.first().is_some_and(|first| *first != Location::MISSING);
     lost.retain(|(_, places)| is_known || has_begun(places));

@@ -1,10 +1,11 @@
-//! The thread that does what the writer need not wait for: it allocates the next segment, writes indexes, and deletes
-//! what is no longer kept.
+//! The thread for work outside of the writer: it allocates the next segment, writes indexes, and deletes old
+//! segments.
 //!
-//! A rollout that is alive keeps its records, not the segments that they are in: from a segment that is to go, and of
-//! which at most half is of live rollouts, their records are copied to the end of the journal. It is deleted once the
-//! copies are on the disk. So a journal takes at most what it may, twice what its live rollouts have, and what is
-//! ahead; and copying writes at most as much as it frees.
+//! Unfinished rollouts keep their records, not their segments. If at most half of an old segment belongs to
+//! unfinished rollouts, those records are copied to the end of the journal, and the segment is deleted once
+//! the copies are synced. The journal's size is therefore bounded by its limit plus twice the records of
+//! unfinished rollouts plus the segments that are allocated in advance; and copying writes at most as much as
+//! it frees.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -18,32 +19,32 @@ use crate::sync::Waiting;
 use crate::writer::{Job, Level};
 use crate::{Location, Shared};
 
-/// How long to wait for room before looking again.
+/// Interval of retrying an allocation.
 pub(crate) const NO_ROOM_PAUSE: Duration = Duration::from_millis(200);
 
-/// What is copied at once, in bytes: what is written meanwhile waits behind it.
+/// Maximum number of bytes that are copied at once; other records wait for them.
 const COPIED_BYTES: u64 = 1 << 20;
 
-/// What is to be done beside the writer.
+/// Work for this thread.
 pub(crate) enum Errand {
-    /// Allocate this segment.
+    /// Allocates this segment.
     Allocate(u64),
-    /// Write a sealed segment's index, then see what need not be kept.
+    /// Writes a sealed segment's index, then deletes old segments.
     Sealed { number: u64, index: Vec<u8> },
-    /// What was copied is written: go on.
+    /// Continues after copies have been written.
     Copied,
-    /// All that led to this is on the disk: these segments have no record of a live rollout.
+    /// Deletes these segments: they have no record of an unfinished rollout, and all copies are synced.
     Delete(Vec<u64>),
 }
 
-/// A live rollout's record that is to be copied.
+/// A record of an unfinished rollout that is to be copied.
 struct Live {
     rollout: u64,
     sequence: u32,
     place: Location,
 }
 
-/// The segment that is being emptied.
+/// The segment whose records are being copied.
 struct Emptying {
     number: u64,
     todo: VecDeque<Live>,
@@ -52,16 +53,16 @@ struct Emptying {
 struct Files<'a> {
     shared: &'a Shared,
     made: &'a mpsc::Sender<Segment>,
-    /// Segments that are to be allocated.
+    /// Segments to be allocated.
     wanted: VecDeque<u64>,
-    /// The last sealed one.
+    /// The last sealed segment.
     sealed: u64,
-    /// What goes on: at most one segment is emptied at a time.
+    /// The copying in progress, of at most one segment at a time.
     emptying: Option<Emptying>,
     is_deleting: bool,
 }
 
-/// What sealed segments and their indexes take on disk: all before this one.
+/// Returns the size of sealed segments and their indexes before this segment.
 pub(crate) fn sealed_bytes(folder: &Folder, current: u64) -> io::Result<u64> {
     let mut bytes = 0;
     for number in folder.numbers()?.into_iter().filter(|number| *number < current) {
@@ -70,13 +71,13 @@ pub(crate) fn sealed_bytes(folder: &Folder, current: u64) -> io::Result<u64> {
     Ok(bytes)
 }
 
-/// What a segment and its index take.
+/// Returns the size of a segment and its index.
 fn bytes_of(folder: &Folder, number: u64) -> u64 {
     let bytes = |path| std::fs::metadata(path).map_or(0, |about: std::fs::Metadata| about.len());
     bytes(folder.segment(number)) + bytes(folder.index(number))
 }
 
-/// Does what there is to do until the journal is closed.
+/// Runs until the journal is closed.
 pub(crate) fn run(shared: &Shared, sealed: u64, todo: &mpsc::Receiver<Errand>, made: &mpsc::Sender<Segment>) {
     let mut files =
         Files { shared, made, wanted: VecDeque::new(), sealed, emptying: None, is_deleting: false };
@@ -101,7 +102,7 @@ pub(crate) fn run(shared: &Shared, sealed: u64, todo: &mpsc::Receiver<Errand>, m
 }
 
 impl Files<'_> {
-    /// Allocates what is wanted, as far as there is room.
+    /// Allocates segments while there is room.
     fn allocate(&mut self) {
         while let Some(number) = self.wanted.front().copied() {
             match self.shared.folder.create(number) {
@@ -126,19 +127,19 @@ impl Files<'_> {
                 self.shared.tables().unwritten.retain(|(unwritten, _)| *unwritten != number);
             }
             Err(error) => {
-                tracing::warn!(%error, number, "the index of a journal's segment is not written");
+                tracing::warn!(%error, number, "cannot write the index of a journal's segment");
             }
         }
         self.retain();
     }
 
-    /// Begins to delete what need not be kept.
+    /// Begins to delete old segments.
     fn retain(&mut self) {
         if self.emptying.is_some() || self.is_deleting {
             return;
         }
         if let Err(error) = self.begin_to_delete() {
-            tracing::warn!(%error, "old segments of the journal are not deleted");
+            tracing::warn!(%error, "cannot delete old segments of the journal");
         }
     }
 
@@ -151,7 +152,7 @@ impl Files<'_> {
         let free: Vec<u64> =
             due.iter().filter(|(number, _)| !live.contains_key(number)).map(|(number, _)| *number).collect();
         if !free.is_empty() {
-            // That their rollouts are over may be written and not synced yet.
+            // The end of the rollouts may be written but not synced.
             self.is_deleting = true;
             self.shared.add([Job::Tell(Level::Synced, Waiting::Errand(Errand::Delete(free)))]);
             return Ok(());
@@ -167,7 +168,7 @@ impl Files<'_> {
         Ok(())
     }
 
-    /// The segments that need not be kept, the oldest first, with their bytes.
+    /// Returns the segments that may be deleted, the oldest first, with their sizes.
     fn due(&self) -> io::Result<Vec<(u64, u64)>> {
         let (folder, keep) = (&self.shared.folder, &self.shared.retention);
         let mut segments = Vec::new();
@@ -191,7 +192,7 @@ impl Files<'_> {
         Ok(due)
     }
 
-    /// The records of live rollouts in these segments.
+    /// Returns the records of unfinished rollouts in these segments.
     fn live_in(&self, segments: &[(u64, u64)]) -> HashMap<u64, Vec<Live>> {
         let mut found: HashMap<u64, Vec<Live>> = HashMap::new();
         let tables = self.shared.tables();
@@ -210,7 +211,7 @@ impl Files<'_> {
         found
     }
 
-    /// Whether these records take at most so many bytes.
+    /// Returns whether these records have at most this size.
     fn bytes_up_to(&self, records: &[Live], max: u64) -> io::Result<bool> {
         let mut reader = Reader::new(&self.shared.folder);
         let mut bytes = 0;
@@ -223,7 +224,7 @@ impl Files<'_> {
         Ok(true)
     }
 
-    /// Has the next records copied of the segment that is being emptied; after the last ones it goes.
+    /// Requests copies of the next records of the segment. After the last ones the segment is deleted.
     fn copy(&mut self) {
         let Some(emptying) = &mut self.emptying else { return };
         let mut reader = Reader::new(&self.shared.folder);
@@ -237,7 +238,7 @@ impl Files<'_> {
                     jobs.push(Job::Copy { rollout, sequence, kind, payload, from: place });
                 }
                 Err(error) => {
-                    // It stays where it is, with all that is in this segment.
+                    // The record stays where it is, and so does the segment.
                     tracing::error!(%error, "a live rollout's record cannot be copied");
                     self.emptying = None;
                     return;
@@ -262,7 +263,7 @@ impl Files<'_> {
         let live = self.live_in(&all);
         for number in numbers.iter().filter(|number| !live.contains_key(number)) {
             if let Err(error) = self.delete_one(*number) {
-                tracing::warn!(%error, number, "a segment of the journal is not deleted");
+                tracing::warn!(%error, number, "cannot delete a segment of the journal");
                 return;
             }
         }
@@ -272,14 +273,15 @@ impl Files<'_> {
     fn delete_one(&self, number: u64) -> io::Result<()> {
         let folder = &self.shared.folder;
         let bytes = bytes_of(folder, number);
-        // Without the records the index is nothing.
+        // Without the records the index is useless.
         std::fs::remove_file(folder.segment(number))?;
         let _ = std::fs::remove_file(folder.index(number));
         self.shared.sealed_bytes.fetch_sub(bytes, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Everything is on the disk, and nothing is written any more: what need not be kept and is nobody's goes.
+    /// Deletes segments without records of unfinished rollouts after everything is synced and writing has
+    /// ended.
     fn close(&self) {
         if self.shared.broken().is_some() {
             return;

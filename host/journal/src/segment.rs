@@ -1,4 +1,4 @@
-//! The files of a journal: segments, each with an index once it is sealed.
+//! Segment files and their headers.
 //!
 //! ```text
 //! "ROLLSEG2" | u64 number | u64 salt | u32 CRC-32 of these | u32 zero
@@ -6,8 +6,8 @@
 //! records
 //! ```
 //!
-//! The first half is written once. The second half, the [`Progress`], says how far the segment was synced, so that
-//! damage of what was promised is told apart from what the machine's end left half-written.
+//! The first half of the header is written once. The second half, the [`Progress`], records how far the
+//! segment was synced. It distinguishes damage of durable records from records that a crash left incomplete.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -18,62 +18,62 @@ use std::sync::Arc;
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, ftruncate, seek};
 use rustix::io::Errno;
 
-use crate::frame::{Found, OF_JOURNAL, Record, Stamp};
+use crate::frame::{Found, JOURNAL_ROLLOUT, Record, Stamp};
 
-/// What every segment begins with, but for the version.
+/// Beginning of every segment, followed by the version.
 const MAGIC: &[u8; 7] = b"ROLLSEG";
 
-/// The version of the form. Another one is not read.
+/// Version of the format. Other versions are rejected.
 pub(crate) const VERSION: u8 = b'2';
 
-/// Both halves of the header.
+/// Size of the header.
 pub(crate) const HEADER_BYTES: u64 = 64;
 
-/// Where the progress is.
+/// Offset of the progress.
 const PROGRESS_AT: u64 = 32;
 
-/// What may go wrong on a disk, for tests that make it go wrong.
+/// Operation on a disk that tests can make fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// Space is allocated for a segment.
+    /// Allocation of a segment.
     Allocate,
-    /// Records are written.
+    /// Writing of records.
     Write,
-    /// What was written is brought to the disk.
+    /// Syncing of written records.
     Sync,
 }
 
-/// Says before each operation whether it fails.
+/// Function that is called before each operation and may fail it.
 pub type Faults = Arc<dyn Fn(Operation) -> io::Result<()> + Send + Sync>;
 
-/// A journal's directory.
+/// Directory of a journal.
 #[derive(Clone)]
 pub(crate) struct Folder {
     pub path: PathBuf,
     pub segment_bytes: u64,
     pub faults: Option<Faults>,
-    /// Goes into the marks of the segments that are made here.
+    /// Salt for the marks of new segments.
     pub salt: u64,
-    /// Identifies this start of the machine; 0 if unknown.
+    /// Id of the current boot of the machine; 0 if unknown.
     pub boot: u64,
 }
 
-/// How far a segment got.
+/// Synced part of a segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
-    /// All before this offset was on the disk once.
+    /// All bytes before this offset were synced.
     pub synced: u64,
-    /// Where the records of the segment before end; 0 if there is none.
+    /// End of the records in the previous segment; 0 if there is none.
     pub previous_end: u64,
-    /// The start of the machine in which it was written.
+    /// Id of the boot in which the progress was written.
     pub boot: u64,
 }
 
-/// What a segment's header says.
+/// Parsed header of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub stamp: Stamp,
-    /// None if it is damaged, which loses nothing.
+    /// `None` if the progress is damaged, which loses no records.
     pub progress: Option<Progress>,
 }
 
@@ -82,20 +82,20 @@ impl Header {
         self.progress.map_or(0, |progress| progress.synced)
     }
 
-    /// Where the records of the segment before end, if that is known.
+    /// Returns the end of the records in the previous segment, if it is known.
     pub(crate) fn previous_end(&self) -> Option<u64> {
         self.progress.map(|progress| progress.previous_end).filter(|end| *end > 0)
     }
 }
 
-/// Why a file is not the segment that its name says.
+/// Reason why a file is not the expected segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NotOurs {
-    /// It was being made ahead: nothing was written to it.
+pub(crate) enum InvalidSegment {
+    /// The file was allocated in advance and not written.
     Empty,
-    /// Its form is that of another version.
+    /// Another version of the host wrote the file.
     Version(u8),
-    /// Its header is damaged, and something is behind it.
+    /// The header is damaged, and bytes follow it.
     Damaged,
 }
 
@@ -125,13 +125,13 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     word.map_or(0, u64::from_le_bytes)
 }
 
-/// The salt that a header has.
+/// Returns the salt in a header.
 fn salt_in(bytes: &[u8]) -> u64 {
     word(bytes, 16)
 }
 
-/// The salts that a damaged header may have had: its own, and that with which its checksum is right where one bit was
-/// flipped.
+/// Returns the possible salts of a damaged header: its own, and the salt for which the checksum holds after
+/// one flipped bit.
 pub(crate) fn salts_in(bytes: &[u8]) -> Vec<u64> {
     let mut salts = vec![salt_in(bytes)];
     if let Some(mut head) = bytes.first_chunk::<28>().copied() {
@@ -147,8 +147,8 @@ pub(crate) fn salts_in(bytes: &[u8]) -> Vec<u64> {
     salts
 }
 
-/// Reads the header of a segment that has this number, from the bytes of its file.
-pub(crate) fn header(bytes: &[u8], number: u64) -> Result<Header, NotOurs> {
+/// Parses the header of the segment with this number.
+pub(crate) fn header(bytes: &[u8], number: u64) -> Result<Header, InvalidSegment> {
     let stamp = Stamp { salt: salt_in(bytes), segment: number };
     if bytes.get(..PROGRESS_AT as usize) == Some(&stamp_bytes(stamp)[..]) {
         let second = bytes.get(PROGRESS_AT as usize..HEADER_BYTES as usize).unwrap_or_default();
@@ -159,12 +159,12 @@ pub(crate) fn header(bytes: &[u8], number: u64) -> Result<Header, NotOurs> {
     }
     let version = bytes.get(7).copied().unwrap_or(VERSION);
     let is_whole = || word(bytes, 24) == u64::from(crc32fast::hash(bytes.get(..24).unwrap_or_default()));
-    // The first version had no checksum, and is two bits away from this one.
+    // Version 1 had no checksum and differs from this version in two bits.
     if bytes.starts_with(MAGIC) && (version == b'1' || (version != VERSION && is_whole())) {
-        return Err(NotOurs::Version(version));
+        return Err(InvalidSegment::Version(version));
     }
     let rest = bytes.get(HEADER_BYTES as usize..).unwrap_or_default();
-    Err(if is_zero(rest) { NotOurs::Empty } else { NotOurs::Damaged })
+    Err(if is_zero(rest) { InvalidSegment::Empty } else { InvalidSegment::Damaged })
 }
 
 pub(crate) fn is_zero(bytes: &[u8]) -> bool {
@@ -172,18 +172,18 @@ pub(crate) fn is_zero(bytes: &[u8]) -> bool {
     words.iter().all(|word| *word == [0; 16]) && rest.iter().all(|byte| *byte == 0)
 }
 
-/// Identifies this start of the machine; 0 if the system does not say.
+/// Returns the id of the current boot of the machine, or 0 if it is unknown.
 pub(crate) fn boot() -> u64 {
     let id = std::fs::read("/proc/sys/kernel/random/boot_id");
     id.map_or(0, |id| crate::index::hash(&id))
 }
 
-/// A segment that records are written to.
+/// A segment open for writing.
 pub(crate) struct Segment {
     pub number: u64,
-    /// Where the next record goes.
+    /// Offset of the next record.
     pub end: u64,
-    /// What is allocated for it.
+    /// Allocated size.
     pub capacity: u64,
     pub stamp: Stamp,
     progress: Progress,
@@ -192,14 +192,14 @@ pub(crate) struct Segment {
     is_named: bool,
 }
 
-/// The same for the thread that syncs it.
+/// Handle of a segment for the thread that syncs it.
 #[derive(Clone)]
 pub(crate) struct SyncHandle {
     pub number: u64,
     progress: Progress,
     file: Arc<File>,
     folder: Folder,
-    /// Whether its name and size are on the disk.
+    /// Whether the file's name and size are durable.
     pub is_named: bool,
 }
 
@@ -212,7 +212,7 @@ impl Folder {
         self.path.join(format!("{number:020}.idx"))
     }
 
-    /// The numbers of its segments, in order.
+    /// Returns the numbers of the segments, in order.
     pub(crate) fn numbers(&self) -> io::Result<Vec<u64>> {
         let mut numbers = Vec::new();
         for entry in std::fs::read_dir(&self.path)? {
@@ -231,8 +231,8 @@ impl Folder {
         self.faults.as_ref().map_or(Ok(()), |faults| faults(operation))
     }
 
-    /// Makes a segment and allocates it. Where that fails nothing of it is left. Its first sync brings its name to
-    /// the disk.
+    /// Creates and allocates a segment. A failure leaves no file behind. The first sync makes the name
+    /// durable.
     pub(crate) fn create(&self, number: u64) -> io::Result<Segment> {
         let path = self.segment(number);
         let made = self.make(number, &path);
@@ -261,7 +261,7 @@ impl Folder {
         })
     }
 
-    /// Opens a segment to go on at this place. What is behind it is gone, and what is before it is synced.
+    /// Opens a segment for appending at an offset. Truncates it there and syncs the part before.
     pub(crate) fn resume(&self, number: u64, end: u64) -> io::Result<Segment> {
         let file = OpenOptions::new().read(true).write(true).open(self.segment(number))?;
         let mut bytes = [0; HEADER_BYTES as usize];
@@ -287,12 +287,12 @@ impl Folder {
         })
     }
 
-    /// Brings the names of files to the disk.
+    /// Syncs the directory, so that the names of files are durable.
     pub(crate) fn sync_names(&self) -> io::Result<()> {
         File::open(&self.path)?.sync_all()
     }
 
-    /// Writes an index whole or not at all, unless the machine dies: then it is made again.
+    /// Writes an index atomically, but without a sync. After a crash of the machine it is rebuilt.
     pub(crate) fn write_index(&self, number: u64, bytes: &[u8]) -> io::Result<()> {
         let path = self.index(number);
         let new = path.with_extension("new");
@@ -300,12 +300,12 @@ impl Folder {
         std::fs::rename(&new, path)
     }
 
-    /// The header of a segment, and whether anything is behind it; none if it is not there.
-    pub(crate) fn look_at(&self, number: u64) -> Option<(Header, bool)> {
+    /// Returns the header of a segment and whether bytes follow it, or `None` if there is no such segment.
+    pub(crate) fn inspect(&self, number: u64) -> Option<(Header, bool)> {
         let file = File::open(self.segment(number)).ok()?;
         let mut bytes = vec![0; 64 << 10];
         let mut read = file.read_at(&mut bytes, 0).ok()?;
-        // Without a header it counts as one that was never synced; what is behind it is found damaged.
+        // Without a valid header the segment counts as never synced; the scan reports the damage.
         let unknown = Header { stamp: Stamp { salt: 0, segment: number }, progress: None };
         let found = header(bytes.get(..read)?, number).unwrap_or(unknown);
         let (mut at, mut from) = (0, HEADER_BYTES as usize);
@@ -313,7 +313,7 @@ impl Folder {
             if bytes.get(from..read).is_some_and(|bytes| !is_zero(bytes)) {
                 return Some((found, true));
             }
-            // What was allocated and not written is not read.
+            // Skips space that was allocated and not written.
             let rest = at + read as u64;
             at = match seek(&file, SeekFrom::Data(rest)) {
                 Ok(at) => at,
@@ -329,7 +329,7 @@ impl Folder {
     }
 }
 
-/// Sets a file's size and space. Where a file system cannot promise space, the size is all.
+/// Allocates space for a file. If the file system does not support that, only sets the size.
 fn allocate(file: &File, bytes: u64) -> io::Result<()> {
     match fallocate(file, FallocateFlags::empty(), 0, bytes) {
         Ok(()) => Ok(()),
@@ -339,13 +339,13 @@ fn allocate(file: &File, bytes: u64) -> io::Result<()> {
 }
 
 impl Segment {
-    /// Notes where the segment before ends, before anything is written to this one.
+    /// Stores the end of the previous segment before the first record is written.
     pub(crate) fn begin(&mut self, previous_end: u64) -> io::Result<()> {
         self.progress.previous_end = previous_end;
         self.file.write_all_at(&progress_bytes(self.progress), PROGRESS_AT)
     }
 
-    /// Writes at its end, and moves that. What failed may be tried again.
+    /// Appends bytes. A failed call may be repeated.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.folder.may(Operation::Write)?;
         self.file.write_all_at(bytes, self.end)?;
@@ -360,7 +360,7 @@ impl Segment {
 }
 
 impl SyncHandle {
-    /// Brings what was written to the disk.
+    /// Syncs the written records.
     pub(crate) fn sync(&self) -> io::Result<()> {
         self.folder.may(Operation::Sync)?;
         if self.is_named {
@@ -370,37 +370,37 @@ impl SyncHandle {
         self.folder.sync_names()
     }
 
-    /// Notes that all up to here was synced. It is on the disk with the next sync, or when the kernel likes.
+    /// Stores the synced offset. The next sync, or the kernel, makes it durable.
     pub(crate) fn note_synced(&self, synced: u64) -> io::Result<()> {
         let progress = Progress { synced, ..self.progress };
         self.file.write_all_at(&progress_bytes(progress), PROGRESS_AT)
     }
 
-    /// Gives back what was allocated and not used.
+    /// Releases unused allocated space.
     pub(crate) fn shrink(&self, end: u64) -> io::Result<()> {
         Ok(ftruncate(&self.file, end)?)
     }
 }
 
-/// How a segment's records end.
+/// State at the end of a segment's records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tail {
-    /// Where nothing more was written.
+    /// Only unwritten space follows.
     Clean,
-    /// With something that is no whole record, and no record follows.
+    /// An incomplete or damaged record follows, and no further record.
     Torn,
-    /// With something that is no whole record, and a record follows at this offset.
+    /// An incomplete or damaged record follows, and a further record at this offset.
     Hole(u64),
 }
 
-/// Gives each record of a segment's bytes with its offset, and where they end.
+/// Calls a function with each record in a segment's bytes and its offset. Returns the end of the records.
 pub(crate) fn scan(bytes: &[u8], stamp: Stamp, mut take: impl FnMut(Record<'_>, u64)) -> (u64, Tail) {
     let mut at = HEADER_BYTES as usize;
     loop {
         let rest = bytes.get(at..).unwrap_or_default();
         match stamp.read(rest, at as u64) {
             Found::Record(record, length) => {
-                if record.rollout != OF_JOURNAL {
+                if record.rollout != JOURNAL_ROLLOUT {
                     take(record, at as u64);
                 }
                 at += length;

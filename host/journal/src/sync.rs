@@ -1,7 +1,8 @@
-//! The thread that syncs: what was written is brought to the disk while the writer goes on writing.
+//! The thread that syncs written records while the writer continues.
 //!
-//! A caller is told only by a sync that began after its bytes were written, and those of a segment only once the
-//! segments before it are on the disk whole. So a segment that was synced proves that all before it were.
+//! A caller is notified only by a sync that began after its bytes were written. The bytes of a segment count
+//! as synced only when all earlier segments are, so a synced segment proves that all earlier ones are
+//! complete.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,18 +16,18 @@ use crate::retain::Errand;
 use crate::segment::{Segment, SyncHandle};
 use crate::{Failed, Shared};
 
-/// Two syncs are this far apart at least, so that those who come between share one.
+/// Minimum interval between syncs, so that concurrent callers share one.
 const SYNC_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Who is to hear that something is written or synced.
+/// Callers that wait for a write or a sync.
 pub(crate) enum Waiting {
     Caller(oneshot::Sender<Result<(), Failed>>),
-    /// This is to be done then; never if it fails.
+    /// Job to run afterwards; skipped after a failure.
     Errand(Errand),
 }
 
 impl Waiting {
-    pub(crate) fn hears(self, how: Result<(), Failed>, errands: &mpsc::Sender<Errand>) {
+    pub(crate) fn notify(self, how: Result<(), Failed>, errands: &mpsc::Sender<Errand>) {
         match (self, how) {
             (Self::Caller(who), how) => drop(who.send(how)),
             (Self::Errand(errand), Ok(())) => drop(errands.send(errand)),
@@ -35,13 +36,13 @@ impl Waiting {
     }
 }
 
-/// A segment that may have more than was synced.
+/// A segment with bytes that may not be synced.
 struct Unsynced {
     handle: SyncHandle,
-    /// How much of it was written when somebody last waited for it, or it was left.
+    /// End of the bytes for which a caller waits, or of the segment.
     end: u64,
     waiting: Vec<Waiting>,
-    /// Its index, once nothing is added to it any more.
+    /// The segment's index, once the segment is sealed.
     index: Option<Vec<u8>>,
 }
 
@@ -51,7 +52,7 @@ impl Unsynced {
     }
 }
 
-/// What there is to sync, the oldest segment first; the last one is being written to.
+/// Segments to sync, the oldest first; the last one is being written.
 #[derive(Default)]
 pub(crate) struct Syncs {
     segments: VecDeque<Unsynced>,
@@ -63,7 +64,7 @@ impl Syncs {
         Self { segments: [Unsynced::of(current)].into(), is_closed: false }
     }
 
-    /// Waits for a sync of the current segment, of which so much is written.
+    /// Requests a sync of the current segment up to this offset.
     pub(crate) fn wait_for(&mut self, end: u64, who: Waiting) {
         if let Some(current) = self.segments.back_mut() {
             current.end = end;
@@ -71,7 +72,7 @@ impl Syncs {
         }
     }
 
-    /// Nothing is added to the current segment any more.
+    /// Seals the current segment.
     pub(crate) fn seal(&mut self, end: u64, index: Vec<u8>) {
         if let Some(current) = self.segments.back_mut() {
             current.end = end;
@@ -79,12 +80,12 @@ impl Syncs {
         }
     }
 
-    /// The next segment is about to be written to.
+    /// Starts the next segment.
     pub(crate) fn begin(&mut self, segment: &Segment) {
         self.segments.push_back(Unsynced::of(segment));
     }
 
-    /// Nothing is written any more.
+    /// Marks the end of all writing.
     pub(crate) fn close(&mut self, end: u64) {
         if let Some(current) = self.segments.back_mut() {
             current.end = end;
@@ -98,7 +99,7 @@ struct Step {
     handle: SyncHandle,
     end: u64,
     waiting: Vec<Waiting>,
-    /// Its index where the segment is sealed.
+    /// The segment's index, if the segment is sealed.
     index: Option<Vec<u8>>,
     is_last: bool,
 }
@@ -109,17 +110,17 @@ pub(crate) fn run(shared: &Shared, errands: &mpsc::Sender<Errand>) {
     loop {
         let Some(Step { handle, end, waiting, index, is_last }) = next(shared, synced_at) else { return };
         let is_whole = index.is_some() || is_last;
-        // A sync that failed is final: the kernel may have forgotten what it could not write.
+        // A failed sync is final, because the kernel may have dropped the pages that it could not write.
         let how = match shared.broken() {
             Some(failed) => Err(failed),
-            None => sync(&handle, end, is_whole).map_err(|error| shared.breaks("sync", &error)),
+            None => sync(&handle, end, is_whole).map_err(|error| shared.fail("sync", &error)),
         };
         synced_at = Instant::now();
         if how.is_ok() {
             named(shared, handle.number);
         }
         for who in waiting {
-            who.hears(how.clone(), errands);
+            who.notify(how.clone(), errands);
         }
         if let (Some(index), Ok(())) = (index, &how) {
             let _ = errands.send(Errand::Sealed { number: handle.number, index });
@@ -138,20 +139,20 @@ fn sync(handle: &SyncHandle, end: u64, is_whole: bool) -> io::Result<()> {
     handle.note_synced(end)
 }
 
-/// The name of this segment is on the disk.
+/// Records that the segment's name is durable.
 fn named(shared: &Shared, number: u64) {
     if let Some(first) = shared.syncs().segments.front_mut().filter(|first| first.handle.number == number) {
         first.handle.is_named = true;
     }
 }
 
-/// Waits for what is to be synced next; nothing more once the journal is closed.
+/// Waits for the next sync, or returns `None` once the journal is closed.
 fn next(shared: &Shared, synced_at: Instant) -> Option<Step> {
     let mut syncs = shared.syncs();
     loop {
         let is_closed = syncs.is_closed;
         let Some(first) = syncs.segments.front_mut() else {
-            // The next segment is not begun.
+            // The next segment has not started.
             if is_closed {
                 return None;
             }

@@ -1,4 +1,4 @@
-//! The one thread that writes. Another one syncs, so that what happens meanwhile is written all the same.
+//! The only thread that writes records. A separate thread syncs, so that writing continues in the meantime.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,24 +17,24 @@ use crate::segment::{HEADER_BYTES, Segment};
 use crate::sync::{self, Waiting};
 use crate::{Failed, Location, Shared, Sync};
 
-/// What is written at once, at the most, in bytes.
+/// Maximum size of one write, in bytes.
 pub(crate) const BATCH_BYTES_MAX: usize = 2 << 20;
 
-/// How long what nobody waits for is gathered before it is written: waking the writer for each
-/// event would cost more than writing it.
+/// Time for which records without a waiting caller are batched. Waking the writer for each event would cost
+/// more than writing it.
 const GATHERED: Duration = Duration::from_millis(20);
 
-/// A write to the kernel's memory that takes longer is said: for as long, a kill loses what happens.
+/// Duration of a write to the page cache above which a warning is logged: a kill in that time loses records.
 const SLOW_WRITE: Duration = Duration::from_millis(50);
 
-/// What a writer is to do, in order.
+/// A job of the writer. Jobs are executed in order.
 pub(crate) enum Job {
     Append {
         rollout: u64,
         kind: Kind,
         payload: Vec<Bytes>,
     },
-    /// Write a live rollout's record once more, which is at this place: that is to go.
+    /// Copies the record of an unfinished rollout from this location, which will be deleted.
     Copy {
         rollout: u64,
         sequence: u32,
@@ -46,7 +46,7 @@ pub(crate) enum Job {
 }
 
 impl Job {
-    /// What it takes while it waits: an event may be as small as nothing.
+    /// Returns the size of a queued job, which is never zero.
     pub(crate) fn bytes(&self) -> usize {
         let payload = match self {
             Self::Append { payload, .. } => framed_bytes(payload.iter().map(Bytes::len).sum()),
@@ -56,35 +56,35 @@ impl Job {
         size_of::<Self>() + payload
     }
 
-    /// Whether a caller waits for it.
+    /// Returns whether a caller waits for the job.
     pub(crate) fn is_urgent(&self) -> bool {
         matches!(self, Self::Tell(_, Waiting::Caller(_)))
     }
 }
 
-/// How far something is before its owner goes on.
+/// Durability that a caller waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Level {
-    /// The kernel has it: it outlives the process.
+    /// Written to the kernel: survives a crash of the process.
     Written,
-    /// The disk has it: it outlives the machine.
+    /// Synced to disk: survives a crash of the machine.
     Synced,
 }
 
-/// What the writer waits for, and is asked to do.
+/// Queue of the writer.
 #[derive(Default)]
 pub(crate) struct Queue {
     pub jobs: VecDeque<Job>,
-    /// Whether anybody waits for one of them to be done.
+    /// Whether a caller waits for a queued job.
     pub is_urgent: bool,
-    /// Whether the writer waits for the first job.
+    /// Whether the writer waits for a job.
     pub is_idle: bool,
-    /// What they take, those among it that are being written.
+    /// Size of the queued jobs, including those being written.
     pub bytes: usize,
     pub closed: bool,
 }
 
-/// A record that was copied.
+/// A copied record.
 struct Copied {
     rollout: u64,
     sequence: u32,
@@ -96,7 +96,7 @@ pub(crate) struct Writer {
     shared: Arc<Shared>,
     current: Segment,
     buffer: Vec<u8>,
-    /// What of the buffer are copies. They are read where they were until it is written.
+    /// Copies in the buffer. Readers use the originals until the buffer is written.
     copied: Vec<Copied>,
     errands: mpsc::Sender<Errand>,
     segments_ahead: u64,
@@ -158,7 +158,7 @@ impl Writer {
         self.flush();
         self.shared.syncs().close(self.current.end);
         self.shared.to_sync.notify_all();
-        // What was allocated ahead in the current segment is given back with the last sync.
+        // The last sync releases the unused space of the current segment.
         let _ = self.syncs.join();
         drop(self.errands);
         let _ = self.files.join();
@@ -167,12 +167,12 @@ impl Writer {
         }
     }
 
-    /// What there is to do; nothing more once the journal is closed.
+    /// Returns the queued jobs, or `None` once the journal is closed.
     fn next(&mut self) -> Option<VecDeque<Job>> {
         let shared = self.shared.clone();
         let mut queue = shared.queue();
-        // It looks once more by itself before it has to be woken: where there was something there is
-        // more soon, and waking it costs whoever has it.
+        // Polls once before it sleeps: after some jobs more follow soon, and waking the writer costs the
+        // caller time.
         let mut since = Instant::now();
         loop {
             let left = GATHERED.saturating_sub(since.elapsed());
@@ -203,7 +203,7 @@ impl Writer {
                 self.shared.tables().index.live.get(&rollout).map(|records| records.places.len())
             }
         };
-        // Nothing is added to what is over.
+        // Nothing is appended to a finished rollout.
         let Some(sequence) = sequence.and_then(|places| u32::try_from(places).ok()) else { return };
         let place = self.put((rollout, sequence, kind), payload);
         let name = payload.first().map_or(0, |name| index::hash_of(kind, name));
@@ -211,7 +211,7 @@ impl Writer {
         self.flush_if_full();
     }
 
-    /// Writes a record again, unless its rollout is over.
+    /// Copies a record, unless its rollout has ended.
     fn copy(&mut self, rollout: u64, (sequence, kind): (u32, Kind), payload: Bytes, from: Location) {
         let is_there = {
             let tables = self.shared.tables();
@@ -225,11 +225,11 @@ impl Writer {
         }
     }
 
-    /// Puts a record behind what is gathered, in the next segment where this one has no room.
+    /// Appends a record to the buffer, in the next segment if this one has no room.
     fn put(&mut self, record: (u64, u32, Kind), payload: &[Bytes]) -> Location {
         let bytes = framed_bytes(payload.iter().map(Bytes::len).sum());
         let is_fresh = self.current.end == HEADER_BYTES && self.buffer.is_empty();
-        // A record that no segment has room for makes one of its own longer.
+        // A record that is larger than a segment gets a longer segment.
         if self.current.end + (self.buffer.len() + bytes) as u64 > self.current.capacity && !is_fresh {
             self.flush();
             self.roll();
@@ -248,8 +248,8 @@ impl Writer {
     fn tell(&mut self, level: Level, who: Waiting) {
         self.flush();
         match (level, &self.broken) {
-            (_, Some(failed)) => who.hears(Err(failed.clone()), &self.errands),
-            (Level::Written, None) => who.hears(Ok(()), &self.errands),
+            (_, Some(failed)) => who.notify(Err(failed.clone()), &self.errands),
+            (Level::Written, None) => who.notify(Ok(()), &self.errands),
             (Level::Synced, None) => {
                 self.shared.syncs().wait_for(self.current.end, who);
                 self.shared.to_sync.notify_one();
@@ -257,7 +257,7 @@ impl Writer {
         }
     }
 
-    /// Writes what is gathered, as soon as there is room for it.
+    /// Writes the buffer, waiting for room if necessary.
     fn flush(&mut self) {
         if self.broken.is_none() {
             self.broken = self.shared.broken();
@@ -269,16 +269,16 @@ impl Writer {
         while self.broken.is_none() {
             match self.current.write(&self.buffer) {
                 Ok(()) => break,
-                // Whoever closes it waits for no room.
+                // Closing the journal does not wait for room.
                 Err(error) if is_full(&error) && !self.shared.is_closed() => {
                     self.shared.set_full(Some(error.to_string()));
                     std::thread::sleep(NO_ROOM_PAUSE);
                 }
-                Err(error) => self.broken = Some(self.shared.breaks("write", &error)),
+                Err(error) => self.broken = Some(self.shared.fail("write", &error)),
             }
         }
         if self.broken.is_some() {
-            // Places go on, so that what is noted of them stays in order.
+            // Offsets advance even on failure, so that the locations stay in order.
             self.current.end += self.buffer.len() as u64;
         } else {
             let mut tables = self.shared.tables();
@@ -299,7 +299,7 @@ impl Writer {
         self.buffer.clear();
     }
 
-    /// Goes on in the next segment. This one is synced and sealed meanwhile.
+    /// Switches to the next segment. The old one is synced and sealed in the background.
     fn roll(&mut self) {
         if self.broken.is_some() {
             return;
@@ -318,12 +318,12 @@ impl Writer {
         match begun {
             Ok(next) => self.current = next,
             Err(error) => {
-                self.broken = Some(self.shared.breaks("go on", &error));
+                self.broken = Some(self.shared.fail("go on", &error));
                 return;
             }
         }
         self.shared.syncs().begin(&self.current);
-        // It ends with the journal, and this is before that.
+        // The thread ends with the journal, after this point.
         let _ = self.errands.send(Errand::Allocate(self.current.number + self.segments_ahead));
     }
 }
@@ -332,19 +332,18 @@ fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// What is known of rollouts while records are written.
+/// Locations of records while records are written.
 #[derive(Default)]
 pub(crate) struct Tables {
     pub(crate) index: Index,
-    /// Of sealed segments, by their numbers, until they are in files.
+    /// Indexes of sealed segments by number, until they are in files.
     pub(crate) unwritten: Vec<(u64, Arc<Index>)>,
-    /// To where records are in files, by segment and offset: what was placed behind is still to be
-    /// written.
+    /// End of the readable records, by segment and offset. Later records are still to be written.
     pub(crate) flushed: (u64, u64),
 }
 
 impl Tables {
-    /// Of these places those that can be read.
+    /// Returns the locations that can be read.
     pub(crate) fn readable(&self, places: &[Location]) -> Vec<Location> {
         let is_there = |place: &&Location| (place.segment(), place.offset) < self.flushed;
         places.iter().take_while(is_there).copied().collect()

@@ -1,4 +1,4 @@
-//! A journal as its owner sees it: what was acknowledged is there again, whatever ended the process.
+//! Tests of a journal through its public interface: acknowledged records survive every kind of crash.
 
 use std::io;
 use std::path::Path;
@@ -23,7 +23,7 @@ fn what(unfinished: &[Entry]) -> Vec<Written> {
     unfinished.iter().map(|entry| entry.read(|_| true).unwrap()).collect()
 }
 
-/// The rollouts of a name in a journal, the last one first.
+/// Returns the rollouts of a name in a journal, the latest first.
 fn found(journal: &Journal, name: &str) -> Vec<Written> {
     read(journal.find(name).unwrap())
 }
@@ -32,17 +32,17 @@ fn read(found: Vec<Found>) -> Vec<Written> {
     found.into_iter().map(|found| found.read().unwrap().unwrap()).collect()
 }
 
-/// The bytes of a segment's header.
+/// Size of a segment's header.
 const HEADER: usize = 64;
 
-/// What a record takes besides its payload.
+/// Size of a record without its payload.
 const FRAME: usize = 29;
 
 fn small(path: &Path) -> Settings {
     Settings { segment_bytes: 4096, segments_ahead: 1, ..Settings::new(path) }
 }
 
-/// The segments of a journal, in order.
+/// Returns the segments of a journal, in order.
 fn segments(path: &Path) -> Vec<std::path::PathBuf> {
     let entries = std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
     let mut all: Vec<_> = entries.filter(|path| path.extension().is_some_and(|it| it == "seg")).collect();
@@ -51,7 +51,7 @@ fn segments(path: &Path) -> Vec<std::path::PathBuf> {
 }
 
 #[tokio::test]
-async fn what_was_written_is_there_again_and_what_ended_is_not_unfinished() {
+async fn written_rollouts_survive_a_restart_and_ended_ones_are_not_resumed() {
     let dir = tempfile::tempdir().unwrap();
     let (journal, unfinished) = Journal::open(Settings::new(dir.path())).unwrap();
     assert!(unfinished.is_empty());
@@ -78,7 +78,7 @@ async fn what_was_written_is_there_again_and_what_ended_is_not_unfinished() {
 }
 
 #[tokio::test]
-async fn a_tail_that_is_cut_anywhere_costs_only_what_was_behind_it() {
+async fn a_tail_truncated_at_any_byte_loses_only_the_records_after_it() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("whole");
     let (journal, _) = Journal::open(small(&path)).unwrap();
@@ -94,7 +94,7 @@ async fn a_tail_that_is_cut_anywhere_costs_only_what_was_behind_it() {
     drop((a, journal));
     let segment = segments(&path).remove(0);
     let mut bytes = std::fs::read(&segment).unwrap();
-    // As if the process had been killed before anything was synced.
+    // The state after a kill before the first sync.
     bytes[32..HEADER].fill(0);
     ends.push(HEADER + FRAME + 1);
     for event in &events {
@@ -128,7 +128,7 @@ async fn a_tail_that_is_cut_anywhere_costs_only_what_was_behind_it() {
 }
 
 #[tokio::test]
-async fn rollouts_are_found_over_many_segments_and_old_ones_go() {
+async fn rollouts_are_found_across_segments_and_old_ones_are_deleted() {
     let dir = tempfile::tempdir().unwrap();
     let (journal, _) = Journal::open(small(dir.path())).unwrap();
     let long = journal.begin("long").unwrap();
@@ -139,7 +139,7 @@ async fn rollouts_are_found_over_many_segments_and_old_ones_go() {
         long.append(2, vec![Bytes::from(name)]).unwrap();
         entry.end();
     }
-    // One that no segment has room for.
+    // An event larger than a segment.
     long.append(3, vec![Bytes::from(vec![b'y'; 10_000])]).unwrap();
     long.written().await.unwrap();
     assert!(segments(dir.path()).len() > 8);
@@ -162,7 +162,11 @@ async fn rollouts_are_found_over_many_segments_and_old_ones_go() {
         }
     };
     fill(0).await;
-    assert_eq!(found(&journal, "long"), [of_long], "a rollout that is not over is kept, wherever it began");
+    assert_eq!(
+        found(&journal, "long"),
+        [of_long],
+        "an unfinished rollout is retained, however old its start"
+    );
     long.end();
     fill(20).await;
     fill(40).await;
@@ -170,14 +174,14 @@ async fn rollouts_are_found_over_many_segments_and_old_ones_go() {
     let (journal, unfinished) = Journal::open(settings()).unwrap();
     assert!(unfinished.is_empty());
     assert!(found(&journal, "r0").is_empty(), "too old");
-    assert!(found(&journal, "long").is_empty(), "what it began with is gone");
+    assert!(found(&journal, "long").is_empty(), "its first records were deleted");
     assert_eq!(found(&journal, "s59").len(), 1);
     let bytes: u64 = segments(dir.path()).iter().map(|path| path.metadata().unwrap().len()).sum();
     assert!(bytes < 30_000, "{bytes}");
 }
 
 #[tokio::test]
-async fn numbers_are_used_once_and_one_name_may_come_again() {
+async fn numbers_are_unique_and_names_may_repeat() {
     let dir = tempfile::tempdir().unwrap();
     let mut numbers = Vec::new();
     for round in 0..3_u8 {
@@ -190,14 +194,14 @@ async fn numbers_are_used_once_and_one_name_may_come_again() {
         numbers.push(entry.number());
         let found = found(&journal, "same");
         assert_eq!(found.len(), usize::from(round) + 1);
-        assert_eq!(found[0].events, [event(round + 1, "")], "the last one first");
+        assert_eq!(found[0].events, [event(round + 1, "")], "the latest first");
     }
     numbers.dedup();
     assert_eq!(numbers.len(), 3);
 }
 
 #[tokio::test]
-async fn a_disk_without_room_refuses_new_rollouts_and_lets_running_ones_finish() {
+async fn a_full_disk_refuses_new_rollouts_and_running_ones_finish() {
     let dir = tempfile::tempdir().unwrap();
     let full = Arc::new(AtomicBool::new(false));
     let is_full = full.clone();
@@ -213,7 +217,7 @@ async fn a_disk_without_room_refuses_new_rollouts_and_lets_running_ones_finish()
         pause.tick().await;
     }
     full.store(true, Ordering::SeqCst);
-    // The fourth begins the segment that was made ahead, and the one after it has no room.
+    // The fourth starts the segment that was allocated in advance, and the next cannot be allocated.
     let mut turns = 0;
     while turns < 4 {
         running.append(1, vec![Bytes::from(vec![b'x'; 1000])]).unwrap();
@@ -243,7 +247,7 @@ async fn a_disk_without_room_refuses_new_rollouts_and_lets_running_ones_finish()
 }
 
 #[tokio::test]
-async fn a_write_without_room_waits_and_one_that_fails_is_said() {
+async fn a_write_without_room_waits_and_a_failed_write_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let mode = Arc::new(std::sync::Mutex::new(None::<io::ErrorKind>));
     let now = mode.clone();
@@ -258,7 +262,10 @@ async fn a_write_without_room_waits_and_one_that_fails_is_said() {
     *mode.lock().unwrap() = Some(io::ErrorKind::StorageFull);
     entry.append(1, vec![]).unwrap();
     let mut told = Box::pin(entry.written());
-    assert!(tokio::time::timeout(Duration::from_millis(300), &mut told).await.is_err(), "nothing is told");
+    assert!(
+        tokio::time::timeout(Duration::from_millis(300), &mut told).await.is_err(),
+        "no caller is notified"
+    );
     *mode.lock().unwrap() = None;
     told.as_mut().await.unwrap();
     drop(told);
@@ -271,11 +278,11 @@ async fn a_write_without_room_waits_and_one_that_fails_is_said() {
     drop((entry, journal));
     *mode.lock().unwrap() = None;
     let (_, unfinished) = Journal::open(Settings::new(dir.path())).unwrap();
-    assert_eq!(what(&unfinished), [written("a", &[event(1, "")], false)], "what was told is there");
+    assert_eq!(what(&unfinished), [written("a", &[event(1, "")], false)], "acknowledged records are durable");
 }
 
 #[tokio::test]
-async fn a_sync_that_failed_is_final() {
+async fn a_failed_sync_is_final() {
     let dir = tempfile::tempdir().unwrap();
     let once = AtomicBool::new(true);
     let faults = move |operation| match operation {
@@ -292,7 +299,7 @@ async fn a_sync_that_failed_is_final() {
 }
 
 #[tokio::test]
-async fn a_journal_is_one_process_s_and_damage_is_said() {
+async fn only_one_process_opens_a_journal_and_damage_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let (journal, _) = Journal::open(small(dir.path())).unwrap();
     assert!(matches!(Journal::open(small(dir.path())), Err(OpenError::Taken(_))));
@@ -302,7 +309,7 @@ async fn a_journal_is_one_process_s_and_damage_is_said() {
         entry.written().await.unwrap();
     }
     drop(journal);
-    // Without its index a segment is looked through, and a hole in it is no torn tail.
+    // Without its index a segment is scanned, and a hole in it is not a torn tail.
     let all = segments(dir.path());
     let damaged = &all[1];
     for index in &all[..all.len() - 1] {
@@ -318,7 +325,7 @@ async fn a_journal_is_one_process_s_and_damage_is_said() {
 }
 
 #[tokio::test]
-async fn an_index_that_is_lost_or_wrong_is_made_again() {
+async fn a_missing_or_damaged_index_is_rebuilt() {
     let dir = tempfile::tempdir().unwrap();
     let (journal, _) = Journal::open(small(dir.path())).unwrap();
     let long = journal.begin("long").unwrap();
@@ -327,7 +334,11 @@ async fn an_index_that_is_lost_or_wrong_is_made_again() {
         entry.append(1, vec![Bytes::from(vec![b'x'; 600])]).unwrap();
         entry.end();
         entry.written().await.unwrap();
-        assert_eq!(found(&journal, &format!("r{n}")).len(), 1, "it is found while it is sealed, too");
+        assert_eq!(
+            found(&journal, &format!("r{n}")).len(),
+            1,
+            "a rollout is found while its segment is being sealed"
+        );
     }
     long.end();
     long.written().await.unwrap();
@@ -344,7 +355,7 @@ async fn an_index_that_is_lost_or_wrong_is_made_again() {
         }
         drop(journal);
         let after: Vec<_> = indexes.iter().map(|path| std::fs::read(path).unwrap()).collect();
-        assert!(after == before, "they are what they were");
+        assert!(after == before, "the rebuilt indexes equal the originals");
     };
     std::fs::remove_file(&indexes[0]).unwrap();
     std::fs::remove_file(&indexes[3]).unwrap();
@@ -357,7 +368,7 @@ async fn an_index_that_is_lost_or_wrong_is_made_again() {
 }
 
 #[tokio::test]
-async fn whoever_adds_more_than_is_written_waits_however_small_it_is() {
+async fn a_writer_waits_while_too_many_events_are_queued_however_small() {
     let dir = tempfile::tempdir().unwrap();
     let full = Arc::new(AtomicBool::new(false));
     let is_full = full.clone();
@@ -381,7 +392,7 @@ async fn whoever_adds_more_than_is_written_waits_however_small_it_is() {
 }
 
 #[tokio::test]
-async fn nothing_is_synced_that_need_not_be() {
+async fn only_necessary_syncs_are_made() {
     for (sync, expected) in [(Sync::Never, 0), (Sync::Admission, 1), (Sync::Every, 2)] {
         let dir = tempfile::tempdir().unwrap();
         let syncs = Arc::new(std::sync::atomic::AtomicU32::new(0));
@@ -401,7 +412,7 @@ async fn nothing_is_synced_that_need_not_be() {
 }
 
 #[tokio::test]
-async fn what_was_written_is_found_while_another_has_the_journal() {
+async fn written_rollouts_are_found_while_another_process_has_the_journal() {
     let dir = tempfile::tempdir().unwrap();
     let (journal, _) = Journal::open(small(dir.path())).unwrap();
     let mut expected = Vec::new();
@@ -427,7 +438,7 @@ async fn what_was_written_is_found_while_another_has_the_journal() {
     assert_eq!(found, read(journal.find("r").unwrap()));
 }
 
-/// The names of the rollouts in a journal with how many events each has.
+/// Returns the names of the rollouts in a journal with their numbers of events.
 fn all(path: &Path) -> Vec<(String, usize)> {
     let all = rollout_journal::all_in(path).unwrap().map(|found| {
         let found = found.unwrap();
@@ -441,12 +452,12 @@ fn all(path: &Path) -> Vec<(String, usize)> {
 }
 
 #[tokio::test]
-async fn all_rollouts_of_a_journal_come_once_each_while_another_writes_it() {
+async fn every_rollout_is_returned_once_while_another_process_writes() {
     let dir = tempfile::tempdir().unwrap();
     assert!(rollout_journal::all_in(&dir.path().join("nowhere")).is_err());
     let (journal, _) = Journal::open(small(dir.path())).unwrap();
     assert_eq!(all(dir.path()), []);
-    // Over all segments, and the last to end.
+    // Spans all segments and ends last.
     let long = journal.begin("long").unwrap();
     let mut expected = Vec::new();
     for n in 0..40 {
@@ -480,7 +491,7 @@ async fn all_rollouts_of_a_journal_come_once_each_while_another_writes_it() {
     assert_eq!(all(dir.path()), expected);
     drop(journal);
     assert_eq!(all(dir.path()), expected);
-    // Indexes are made again where they are wrong.
+    // Damaged indexes are rebuilt.
     for path in segments(dir.path()) {
         std::fs::write(path.with_extension("idx"), b"wrong").unwrap();
     }
@@ -488,7 +499,7 @@ async fn all_rollouts_of_a_journal_come_once_each_while_another_writes_it() {
 }
 
 #[tokio::test]
-async fn a_journal_in_which_much_ended_long_ago_is_gone_through_without_what_is_no_longer_kept() {
+async fn iteration_skips_rollouts_whose_records_were_deleted() {
     let dir = tempfile::tempdir().unwrap();
     let (journal, _) = Journal::open(small(dir.path())).unwrap();
     let long = journal.begin("long").unwrap();
@@ -507,11 +518,11 @@ async fn a_journal_in_which_much_ended_long_ago_is_gone_through_without_what_is_
     let names: Vec<String> = all(dir.path()).into_iter().map(|(name, _)| name).collect();
 
     assert!((20..40).contains(&names.len()), "{names:?}");
-    assert!(!names.contains(&"long".to_owned()), "what it began with is gone");
+    assert!(!names.contains(&"long".to_owned()), "its first records were deleted");
     assert!(names.ends_with(&["r38".to_owned(), "r39".to_owned()]), "{names:?}");
 }
 
-/// Syncs that wait until they are let go on, each told of as it begins.
+/// Syncs that block until the test releases them and report their start.
 struct Gate {
     begun: std::sync::mpsc::Receiver<()>,
     go_on: std::sync::mpsc::Sender<()>,
@@ -535,7 +546,7 @@ impl Gate {
         (Self { begun, go_on, is_closed }, Arc::new(faults))
     }
 
-    /// Lets everything through from here on.
+    /// Releases all further syncs.
     fn open(&self) {
         self.is_closed.store(false, Ordering::SeqCst);
         let _ = self.go_on.send(());
@@ -543,7 +554,7 @@ impl Gate {
 }
 
 #[tokio::test]
-async fn what_happens_while_a_sync_runs_is_written_at_once_over_segments_too() {
+async fn events_during_a_sync_are_written_at_once_across_segments() {
     let dir = tempfile::tempdir().unwrap();
     let (gate, faults) = Gate::new();
     let (journal, _) = Journal::open(Settings { faults: Some(faults), ..small(dir.path()) }).unwrap();
@@ -551,7 +562,7 @@ async fn what_happens_while_a_sync_runs_is_written_at_once_over_segments_too() {
     let mut admitted = Box::pin(first.admitted());
     assert!(futures_poll(&mut admitted).await.is_pending());
     gate.begun.recv().unwrap();
-    // The sync has begun and does not end. Twelve thousand bytes are three segments.
+    // The sync has started and blocks. Twelve thousand bytes fill three segments.
     let second = journal.begin("second").unwrap();
     for n in 0..20_u8 {
         first.append(1, vec![Bytes::from(vec![n; 600])]).unwrap();
@@ -563,21 +574,21 @@ async fn what_happens_while_a_sync_runs_is_written_at_once_over_segments_too() {
     copy_to(dir.path(), copy.path());
     gate.go_on.send(()).unwrap();
     admitted.await.unwrap();
-    // What was written after that sync began is not told by it.
+    // A sync does not acknowledge records that were written after it started.
     gate.begun.recv().unwrap();
     assert!(futures_poll(&mut later).await.is_pending());
     gate.open();
     later.await.unwrap();
     drop((first, second, journal));
 
-    // As a process finds it that was killed while the first sync ran.
+    // The state after a kill during the first sync.
     let (_, unfinished) = Journal::open(small(copy.path())).unwrap();
     let names: Vec<Bytes> = what(&unfinished).into_iter().map(|written| written.name).collect();
     assert_eq!(names, ["first", "second"]);
     assert_eq!(what(&unfinished)[0].events.len(), 20);
 }
 
-/// A poll of a future that is not over yet.
+/// Polls a future once.
 async fn futures_poll<F: Future + Unpin>(future: &mut F) -> std::task::Poll<F::Output> {
     std::future::poll_fn(|context| std::task::Poll::Ready(std::pin::Pin::new(&mut *future).poll(context)))
         .await
@@ -593,8 +604,7 @@ fn copy_to(from: &Path, to: &Path) {
 }
 
 #[tokio::test]
-async fn live_records_are_copied_out_of_old_segments_and_a_kill_at_any_byte_of_that_loses_and_doubles_nothing()
- {
+async fn copying_records_out_of_old_segments_neither_loses_nor_duplicates_any_when_killed_at_any_byte() {
     let dir = tempfile::tempdir().unwrap();
     let (journal, _) = Journal::open(small(dir.path())).unwrap();
     let long = journal.begin("long").unwrap();
@@ -617,7 +627,7 @@ async fn live_records_are_copied_out_of_old_segments_and_a_kill_at_any_byte_of_t
     let keep = Retention { bytes_max: 1, age_max: Duration::MAX };
     let settings = Settings { retention: keep, faults: Some(faults), ..small(dir.path()) };
     let (journal, unfinished) = Journal::open(settings).unwrap();
-    // Copies are written, and their sync begins: what they are of is still there.
+    // The copies are written and their sync starts: the originals still exist.
     gate.begun.recv().unwrap();
     assert!(before.iter().all(|path| path.exists()));
     let (copied, cut) = (dir.path().join("copied"), dir.path().join("cut"));
@@ -629,7 +639,7 @@ async fn live_records_are_copied_out_of_old_segments_and_a_kill_at_any_byte_of_t
         segments(&copied).into_iter().find(|path| path.metadata().unwrap().len() == 4096).unwrap();
     let bytes = std::fs::read(&of_copies).unwrap();
     let end = bytes.iter().rposition(|byte| *byte != 0).unwrap() + 1;
-    assert!(end > begins, "something was copied");
+    assert!(end > begins, "at least one record was copied");
     for at in begins..=end {
         copy_to(&copied, &cut);
         std::fs::write(cut.join(of_copies.file_name().unwrap()), &bytes[..at]).unwrap();
@@ -641,7 +651,7 @@ async fn live_records_are_copied_out_of_old_segments_and_a_kill_at_any_byte_of_t
     while before[..before.len() - 1].iter().any(|path| path.exists()) {
         pause.tick().await;
     }
-    // It is read where it is now, and goes on from there.
+    // The rollout is read from its new location and continues there.
     assert_eq!(what(&unfinished), [written("long", &events, false)]);
     assert_eq!(found(&journal, "long"), [written("long", &events, false)]);
     assert_eq!(
@@ -657,7 +667,7 @@ async fn live_records_are_copied_out_of_old_segments_and_a_kill_at_any_byte_of_t
 }
 
 #[tokio::test]
-async fn a_rollout_that_waits_does_not_keep_what_others_wrote() {
+async fn an_idle_rollout_does_not_retain_the_records_of_others() {
     let dir = tempfile::tempdir().unwrap();
     let keep = Retention { bytes_max: 64 << 10, age_max: Duration::MAX };
     let (journal, _) = Journal::open(Settings { retention: keep, ..small(dir.path()) }).unwrap();
@@ -680,8 +690,8 @@ async fn a_rollout_that_waits_does_not_keep_what_others_wrote() {
         let (said, is) = (journal.bytes(), on_disk("seg") + on_disk("idx"));
         assert!(said.abs_diff(is) <= 8 * 4096, "{said} is said and {is} is there");
     }
-    // A megabyte and a half was written.
-    assert!(most < 128 << 10, "{most} bytes were kept");
+    // The test wrote 1.5 MB.
+    assert!(most < 128 << 10, "{most} bytes were retained");
     waiting.append(2, vec![]).unwrap();
     waiting.end();
     waiting.written().await.unwrap();
@@ -690,7 +700,7 @@ async fn a_rollout_that_waits_does_not_keep_what_others_wrote() {
 }
 
 #[tokio::test]
-async fn one_flipped_bit_of_what_was_accepted_is_refused_wherever_it_is_and_a_repair_keeps_the_rest() {
+async fn a_flipped_bit_in_a_durable_record_is_an_error_anywhere_and_repair_saves_the_rest() {
     let dir = tempfile::tempdir().unwrap();
     let (journal, _) = Journal::open(Settings::new(dir.path())).unwrap();
     for n in 0..100 {
@@ -725,7 +735,7 @@ async fn one_flipped_bit_of_what_was_accepted_is_refused_wherever_it_is_and_a_re
         drop((journal, unfinished));
         copy_segments(&was, &killed);
     }
-    // Behind the end there is nothing to lose.
+    // After the end there is nothing to lose.
     let mut flipped = bytes.clone();
     flipped[end + 700] ^= 4;
     std::fs::write(&segment, flipped).unwrap();
@@ -741,7 +751,7 @@ fn copy_segments(from: &Path, to: &Path) {
 }
 
 #[test]
-fn a_journal_of_another_version_is_refused_with_what_to_do() {
+fn a_journal_of_another_version_is_rejected_with_a_remedy() {
     let dir = tempfile::tempdir().unwrap();
     let old = [&b"ROLLSEG1\x01\0\0\0\0\0\0\0"[..], &[9; 200]].concat();
     std::fs::write(dir.path().join("00000000000000000001.seg"), old).unwrap();
