@@ -28,6 +28,7 @@ mod record;
 mod refused;
 mod run_event;
 mod samples;
+mod sockets;
 mod stdio;
 mod tools;
 mod virtual_clock;
@@ -100,6 +101,7 @@ pub use record::{
 };
 pub use refused::{RefusedKind, RefusedUse, RefusedUses};
 pub use run_event::{Answer, NoEvent, RunEvent};
+pub(crate) use sockets::refuse as refuse_sockets;
 pub use tools::WrittenToolCall;
 
 /// What an instance was made to do.
