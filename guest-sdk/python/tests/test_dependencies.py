@@ -1,6 +1,7 @@
 """Dependencies are resolved for the component's Python, with no index: from sources that a test makes."""
 
 import contextlib
+import hashlib
 import io
 import os
 import platform
@@ -178,6 +179,30 @@ class Releases(unittest.TestCase):
         lock.unlink()
         self.assertEqual(self.gathered("thing"), {"thing": "2.0"})
         self.assertIn("thing==2.0", lock.read_text())
+
+    def test_the_lock_file_has_digests_and_a_file_that_is_another_is_an_error_that_names_its_package(self) -> None:
+        wheel(self.index, "thing", "1.0")
+        wheel(self.index, "other", "1.0")
+        self.gathered("thing", "other")
+        lock = self.project / _resolve.LOCK
+        file = self.index / "thing-1.0-py3-none-any.whl"
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        self.assertIn(f"thing==1.0 --hash=sha256:{digest}\n", lock.read_text())
+        with zipfile.ZipFile(file, "a") as changed:
+            changed.writestr("thing/more.py", "")
+        # What was installed from the file of then is taken as it is.
+        self.assertEqual(self.gathered("thing", "other"), {"thing": "1.0", "other": "1.0"})
+        self.cache = self.cache / "another"
+        with self.assertRaises(_build.BuildError) as refused:
+            self.gathered("thing", "other")
+        text = str(refused.exception)
+        self.assertRegex(text, f"thing==1.0: the lock file has SHA-256 {digest}, thing-1.0-py3-none-any.whl has ")
+        self.assertNotIn("other", text)
+        # A line that was removed, and a file of before digests, gets its digest again.
+        lock.write_text(lock.read_text().replace(f" --hash=sha256:{digest}", ""))
+        self.assertEqual(self.gathered("thing", "other"), {"thing": "1.0", "other": "1.0"})
+        now = hashlib.sha256(file.read_bytes()).hexdigest()
+        self.assertIn(f"thing==1.0 --hash=sha256:{now}\n", lock.read_text())
 
 
 if __name__ == "__main__":
