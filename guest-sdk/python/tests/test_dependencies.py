@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
-from rollout_sdk import _build, _resolve
+from rollout_sdk import _build, _build_late, _modules, _resolve
 
 # What builds a package, which is the package's own: nothing is to be fetched for it.
 BACKEND = '''
@@ -203,6 +203,35 @@ class Releases(unittest.TestCase):
         self.assertEqual(self.gathered("thing", "other"), {"thing": "1.0", "other": "1.0"})
         now = hashlib.sha256(file.read_bytes()).hexdigest()
         self.assertIn(f"thing==1.0 --hash=sha256:{now}\n", lock.read_text())
+
+
+class LateImports(unittest.TestCase):
+    """Imports that a rollout would pay for."""
+
+    def test_what_functions_alone_import_is_found_with_its_first_place(self) -> None:
+        with tempfile.TemporaryDirectory() as held:
+            source = Path(held)
+            (source / "agent.py").write_text(
+                "import json, early.part\nfrom typing import TYPE_CHECKING\nimport helper\n"
+                "if TYPE_CHECKING:\n    import typed\n"
+                "def grade():\n    import slow.part\n    from early import x\n    from helper import y\n    import typed\n"
+            )
+            (source / "helper.py").write_text("class A:\n    async def f(self):\n        from other import z\n        import slow.part\n")
+            late = _modules.read(source, "agent", ["workflow"]).late
+        self.assertEqual(late, {"slow.part": "agent.py:7", "typed": "agent.py:10", "other": "helper.py:3"})
+
+    def test_a_measurement_is_kept_whole_and_what_is_damaged_is_measured_again(self) -> None:
+        with tempfile.TemporaryDirectory() as held:
+            file = Path(held, "python", "late-1.json")
+            self.assertIsNone(_build_late._read(file, ["slow"]))
+            _build_late._keep(file, {"slow": 2.5})
+            self.assertEqual(_build_late._read(file, ["slow", "failed"]), {"slow": 2.5})
+            for damaged in (file.read_text()[:-3], "[]", '{"slow": "x"}', '{"slow": null}'):
+                file.write_text(damaged)
+                self.assertIsNone(_build_late._read(file, ["slow"]) or None, damaged)
+            for number in range(_build_late.KEPT_MAX + 5):
+                _build_late._keep(file.with_name(f"late-{number}.json"), {})
+            self.assertEqual(len(list(file.parent.iterdir())), _build_late.KEPT_MAX)
 
 
 if __name__ == "__main__":

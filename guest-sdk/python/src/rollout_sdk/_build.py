@@ -767,6 +767,7 @@ def build(arguments: argparse.Namespace, tools: Tools) -> None:
         say(f"importing {project.entry} in the component's Python {PYTHON}, which is packed with what it needs")
         code = entry_code([*PRELOADED, *project.imports], taking_in(project, exports))
         wanted = componentize(project, exports, code, source, tools)
+    _beside("_build_late").offer(sys.modules[__name__], project, arguments, tools, exports, source)
     print(json.dumps({"name": re.sub(r"[-.\s]+", "_", project.name)}))
 
 
