@@ -77,3 +77,17 @@ async fn a_limit_of_none_leaves_a_rollout_with_a_refused_use_without_a_reward_an
     assert!(results[0]["limits_hit"].get("refused-uses-max").is_some(), "{}", results[0]);
     assert_eq!(results[1]["outcome"], "scored", "{}", results[1]);
 }
+
+#[tokio::test]
+async fn the_host_counts_the_sockets_and_names_that_it_refuses_and_a_rust_guest_reports_the_rest() {
+    let row = json!({"user_prompt": "look around", "ground_truth": "5", "metadata": {"port": 9}});
+    let evaluation = Evaluation::of("look_around", &[row]).options(["--model", "mock"]);
+
+    let ran = evaluation.run().await;
+
+    assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
+    let refused = &evaluation.results()[0]["refused_uses"];
+    assert_eq!(refused["network"], json!({"count": 4, "first": "a TCP socket"}), "{refused:#}");
+    assert_eq!(refused["process"], json!({"count": 1, "first": "look_around: unsupported"}), "{refused:#}");
+    assert!(refused.get("file").is_none(), "of files the guest's library says nothing: {refused:#}");
+}

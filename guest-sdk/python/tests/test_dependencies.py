@@ -1,6 +1,7 @@
 """Dependencies are resolved for the component's Python, with no index: from sources that a test makes."""
 
 import contextlib
+import hashlib
 import io
 import os
 import platform
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
-from rollout_sdk import _build, _resolve
+from rollout_sdk import _build, _build_late, _modules, _resolve
 
 # What builds a package, which is the package's own: nothing is to be fetched for it.
 BACKEND = '''
@@ -178,6 +179,59 @@ class Releases(unittest.TestCase):
         lock.unlink()
         self.assertEqual(self.gathered("thing"), {"thing": "2.0"})
         self.assertIn("thing==2.0", lock.read_text())
+
+    def test_the_lock_file_has_digests_and_a_file_that_is_another_is_an_error_that_names_its_package(self) -> None:
+        wheel(self.index, "thing", "1.0")
+        wheel(self.index, "other", "1.0")
+        self.gathered("thing", "other")
+        lock = self.project / _resolve.LOCK
+        file = self.index / "thing-1.0-py3-none-any.whl"
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        self.assertIn(f"thing==1.0 --hash=sha256:{digest}\n", lock.read_text())
+        with zipfile.ZipFile(file, "a") as changed:
+            changed.writestr("thing/more.py", "")
+        # What was installed from the file of then is taken as it is.
+        self.assertEqual(self.gathered("thing", "other"), {"thing": "1.0", "other": "1.0"})
+        self.cache = self.cache / "another"
+        with self.assertRaises(_build.BuildError) as refused:
+            self.gathered("thing", "other")
+        text = str(refused.exception)
+        self.assertRegex(text, f"thing==1.0: the lock file has SHA-256 {digest}, thing-1.0-py3-none-any.whl has ")
+        self.assertNotIn("other", text)
+        # A line that was removed, and a file of before digests, gets its digest again.
+        lock.write_text(lock.read_text().replace(f" --hash=sha256:{digest}", ""))
+        self.assertEqual(self.gathered("thing", "other"), {"thing": "1.0", "other": "1.0"})
+        now = hashlib.sha256(file.read_bytes()).hexdigest()
+        self.assertIn(f"thing==1.0 --hash=sha256:{now}\n", lock.read_text())
+
+
+class LateImports(unittest.TestCase):
+    """Imports that a rollout would pay for."""
+
+    def test_what_functions_alone_import_is_found_with_its_first_place(self) -> None:
+        with tempfile.TemporaryDirectory() as held:
+            source = Path(held)
+            (source / "agent.py").write_text(
+                "import json, early.part\nfrom typing import TYPE_CHECKING\nimport helper\n"
+                "if TYPE_CHECKING:\n    import typed\n"
+                "def grade():\n    import slow.part\n    from early import x\n    from helper import y\n    import typed\n"
+            )
+            (source / "helper.py").write_text("class A:\n    async def f(self):\n        from other import z\n        import slow.part\n")
+            late = _modules.read(source, "agent", ["workflow"]).late
+        self.assertEqual(late, {"slow.part": "agent.py:7", "typed": "agent.py:10", "other": "helper.py:3"})
+
+    def test_a_measurement_is_kept_whole_and_what_is_damaged_is_measured_again(self) -> None:
+        with tempfile.TemporaryDirectory() as held:
+            file = Path(held, "python", "late-1.json")
+            self.assertIsNone(_build_late._read(file, ["slow"]))
+            _build_late._keep(file, {"slow": 2.5})
+            self.assertEqual(_build_late._read(file, ["slow", "failed"]), {"slow": 2.5})
+            for damaged in (file.read_text()[:-3], "[]", '{"slow": "x"}', '{"slow": null}'):
+                file.write_text(damaged)
+                self.assertIsNone(_build_late._read(file, ["slow"]) or None, damaged)
+            for number in range(_build_late.KEPT_MAX + 5):
+                _build_late._keep(file.with_name(f"late-{number}.json"), {})
+            self.assertEqual(len(list(file.parent.iterdir())), _build_late.KEPT_MAX)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ use std::fmt::Display;
 
 use serde_json::Value;
 
-use crate::bindings::imports::log::{self, Level};
+use crate::bindings::imports::log::{self, Level, RefusedUse};
 
 /// Logs a detail for debugging.
 pub fn debug(text: impl Display) {
@@ -33,4 +33,46 @@ pub fn error(text: impl Display) {
 /// Logs a named event with a JSON value, for programs.
 pub fn event(name: &str, data: impl Into<Value>) {
     log::event(name, &data.into().to_string());
+}
+
+/// A thing that a component does not have and a library may ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Refused {
+    /// A process.
+    Process,
+    /// A file that is not the component's own.
+    File,
+    /// The network. The host counts sockets and host names by itself.
+    Network,
+    /// Another thread.
+    Thread,
+    /// An alarm that interrupts a computation.
+    Alarm,
+    /// A module that is not in the component.
+    Module,
+}
+
+/// Reports that the guest did without something that a component does not have, at this place.
+///
+/// The host counts such uses by kind and shows them beside the reward, because a reward that was computed without them may mean
+/// nothing. The standard library returns an error for a file, a process or a thread and reports nothing; a grader that goes on
+/// after such an error reports it with this function.
+///
+/// ```no_run
+/// # use rollout_sdk::log::{self, Refused};
+/// if let Err(error) = std::process::Command::new("python3").status() {
+///     log::refused(Refused::Process, format_args!("check of the answer: {error}"));
+/// }
+/// ```
+pub fn refused(kind: Refused, place: impl Display) {
+    let kind = match kind {
+        Refused::Process => RefusedUse::Process,
+        Refused::File => RefusedUse::File,
+        Refused::Network => RefusedUse::Network,
+        Refused::Thread => RefusedUse::Thread,
+        Refused::Alarm => RefusedUse::Alarm,
+        Refused::Module => RefusedUse::Module,
+    };
+    log::refused(kind, 1, &place.to_string());
 }

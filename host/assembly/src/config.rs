@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
+use rollout_core::imports::ClockStart;
 use rollout_core::limits::{Limits, LoadLimits};
 use rollout_core::outbound::{NetworkRules, RetryPolicy};
 use rollout_core::rollout::ArtifactBounds;
@@ -91,6 +92,8 @@ pub struct Config {
     pub allowed_origins: Vec<AllowedOrigin>,
     /// How long stopping takes, from the signal to the end.
     pub drain: Duration,
+    /// The date that guests' clocks begin at.
+    pub clock_begins: ClockStart,
     /// What one rollout may use.
     pub limits: Limits,
     /// What it may take to load a component.
@@ -238,6 +241,13 @@ impl RawConfig {
         if journal == JournalConfig::Off && self.trajectories == Some(TrajectoriesIn::Journal) {
             problems.push("trajectories: in the journal, and there is none; --journal says where".to_owned());
         }
+        let clock_begins = self.clock_begins.as_deref().map_or(Ok(ClockStart::default()), str::parse);
+        let clock_begins = clock_begins.unwrap_or_else(|wrong| {
+            problems.push(format!("clock-begins: {wrong}"));
+            ClockStart::default()
+        });
+        let mut tools = self.tools.resolve(&mut problems);
+        tools.components.iter_mut().for_each(|component| component.clock_begins = clock_begins);
         let config = Config {
             listen,
             max_concurrent,
@@ -254,6 +264,7 @@ impl RawConfig {
                 .unwrap_or_default(),
             drain: secs("drain-secs", self.drain_secs, Duration::from_secs(10), &mut problems),
             load_limits,
+            clock_begins,
             limits,
             model,
             model_params,
@@ -270,7 +281,7 @@ impl RawConfig {
             landlock: self.hardening.landlock.unwrap_or_default(),
             catalog: self.catalog.resolve(&mut problems),
             network: self.network.resolve(&mut problems),
-            tools: self.tools.resolve(&mut problems),
+            tools,
             plugin: values::assigned(self.plugin, &self.set, "plugin", &mut problems),
             grader: values::assigned(self.grader, &[], "grader", &mut problems),
         };

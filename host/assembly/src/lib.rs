@@ -244,6 +244,7 @@ impl Components {
             tools: tools.map(|tools| tools as Arc<dyn HostTools>),
             judge,
             served_as,
+            clock_begins: config.clock_begins,
         })?;
         Ok(Deployed { deployment, chat, settings, grader_settings, tools_digest, judge_stand_in })
     }

@@ -5,6 +5,7 @@ use std::panic::panic_any;
 use super::*;
 use crate::config::RawConfig;
 use rollout_core::id::RolloutId;
+use rollout_core::imports::ClockStart;
 use rollout_core::rollout::{
     AdmitError, AfterWorkflow, Ended, Failure, FailureKind, LoopOptions, ModelAddress, Next, Outcome,
     Resources, Rollout, RolloutRequest, Steps, drive,
@@ -114,6 +115,7 @@ async fn deployments_on_one_runtime_share_its_slots() {
         grader_config: None,
         tools: None,
         judge: None,
+        clock_begins: ClockStart::default(),
     })
     .unwrap();
     assert_ne!(second.digest(), first.host.deployment().digest());

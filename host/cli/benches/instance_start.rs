@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use rollout_core::budget::Budget;
 use rollout_core::engine::Engine;
+use rollout_core::imports::ClockStart;
 use rollout_core::limits::Limits;
 use rollout_core::rollout::{Deployment, DeploymentSettings};
 use rollout_core::telemetry::Metrics;
@@ -60,6 +61,7 @@ fn deployment(bytes: &[u8], instances_max: u32) -> Deployment {
         grader_config: None,
         tools: None,
         judge: None,
+        clock_begins: ClockStart::default(),
     };
     Deployment::new(settings).unwrap_or_else(|error| panic!("{error}"))
 }

@@ -76,6 +76,9 @@ pub(super) struct RolloutOptions {
     pub grader: Option<PathBuf>,
     #[command(flatten)]
     pub plugin: PluginOptions,
+    /// The date, or date and time, that guests' clocks begin at. [default: 2025-01-01]
+    #[arg(long, value_name = "DATE", help_heading = SETTINGS)]
+    clock_begins: Option<String>,
     #[command(flatten)]
     limits: RawLimits,
 }
@@ -84,7 +87,8 @@ impl RolloutOptions {
     /// The configuration, with these options in it.
     pub(crate) fn raw_config(&self) -> Result<RawConfig> {
         let raw = self.plugin.raw_config()?;
-        Ok(RawConfig { limits: self.limits.clone().or(raw.limits), ..raw })
+        let clock_begins = self.clock_begins.clone().or(raw.clock_begins);
+        Ok(RawConfig { clock_begins, limits: self.limits.clone().or(raw.limits), ..raw })
     }
 
     /// The components, with this one as the plugin.

@@ -62,6 +62,7 @@ pub const COLUMNS: &[Column] = &[
     column("failure_reason", Kind::Text),
     column("reward", Kind::Double),
     column("withdrawn", Kind::Bool),
+    column("refused_uses", Kind::List(&REFUSED_USE)),
     column(METRICS, Kind::List(&METRIC)),
     column("label", Kind::Text),
     column("metadata", Kind::Text),
@@ -81,6 +82,10 @@ pub(crate) const METRICS: &str = "metrics";
 
 /// A list of pairs and not a map: `datasets` has no type for a map.
 const METRIC: Kind = Kind::Struct(&[column("name", Kind::Text), column("value", Kind::Double)]);
+
+/// Uses of one kind that a component does not have: `process`, `file`, `network`, `thread`, `alarm`, `module`.
+const REFUSED_USE: Kind =
+    Kind::Struct(&[column("kind", Kind::Text), column("count", Kind::Int), column("first", Kind::Text)]);
 
 const MESSAGE: Kind = Kind::Struct(&[
     column("role", Kind::Text),

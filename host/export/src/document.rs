@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use rollout_core::imports::RefusedUses;
 use rollout_core::wire::stream::{Text, each, members};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -53,6 +54,8 @@ pub(crate) struct Ours<'a> {
     pub withdrawn: bool,
     #[serde(borrow, default)]
     pub fork_of: Option<ForkOf<'a>>,
+    #[serde(default)]
+    pub refused_uses: RefusedUses,
     #[serde(borrow, default)]
     observed: Option<&'a RawValue>,
 }

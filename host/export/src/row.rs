@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use rollout_core::imports::{RefusedKind, RefusedUse, RefusedUses};
 use rollout_core::wire::stream::Text;
 
 use crate::columns::Cell;
@@ -88,6 +89,7 @@ impl<'a> Row<'a> {
             text(reason.as_ref()),
             reward.map_or(Cell::Null, Cell::Double),
             Cell::Bool(*withdrawn),
+            refused_uses(&ours.refused_uses),
             Cell::List(metrics.iter().map(metric).collect()),
             text(protocol.as_ref().and_then(|protocol| protocol.label.as_ref())),
             written(protocol.as_ref().and_then(|protocol| protocol.request_metadata))
@@ -111,6 +113,19 @@ fn list<'c>(messages: &'c [Message<'_>]) -> Cell<'c> {
 
 fn metric<'c>((name, value): &'c (Cow<'_, str>, f64)) -> Cell<'c> {
     Cell::Struct(vec![Cell::Text(name), Cell::Double(*value)])
+}
+
+/// Null where there are none, so that a condition finds such rows.
+fn refused_uses(uses: &RefusedUses) -> Cell<'_> {
+    if uses.is_empty() {
+        return Cell::Null;
+    }
+    Cell::List(uses.iter().map(|(kind, uses)| refused_use(kind, uses)).collect())
+}
+
+fn refused_use(kind: RefusedKind, uses: &RefusedUse) -> Cell<'_> {
+    let count = i64::try_from(uses.count).unwrap_or(i64::MAX);
+    Cell::Struct(vec![Cell::Text(kind.as_str()), Cell::Int(count), Cell::Text(&uses.first)])
 }
 
 impl Turn<'_> {

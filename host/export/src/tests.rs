@@ -65,7 +65,12 @@ fn two_turns() -> String {
         exchange(0, QUESTION, tools, &first),
         exchange(1, &format!("{CALL},{RESULT}"), r#"{"model":"m"}"#, second),
     ];
-    document(steps, &observed.join(","), r#","fork_of":{"rollout_id":"r0","turn":2}"#)
+    document(
+        steps,
+        &observed.join(","),
+        r#","fork_of":{"rollout_id":"r0","turn":2},
+        "refused_uses":{"process":{"count":3,"first":"g.py:8"},"file":{"count":1,"first":""}}"#,
+    )
 }
 
 #[test]
@@ -88,6 +93,7 @@ fn a_row_has_the_conversation_as_it_went_over_the_wire_and_its_tokens_in_one_seq
         "failure_reason=null",
         "reward=0.1",
         "withdrawn=false",
+        r#"refused_uses=[{"kind":"process","count":3,"first":"g.py:8"},{"kind":"file","count":1,"first":""}]"#,
         r#"metrics=[{"name":"a","value":0.001}]"#,
         r#"label="5""#,
         "metadata=null",

@@ -6,8 +6,11 @@ use std::fs::{self, File};
 use std::hash::BuildHasher;
 use std::io::Read;
 use std::net::{TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
+use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
 use std::{env, thread};
 
+use rollout_sdk::log::{self, Refused};
 use rollout_sdk::*;
 use rollout_test_guests::{Honest, report};
 
@@ -50,9 +53,13 @@ impl Workflow for LookAround {
         note("datagram", sent.ok().map(|_| "sent".to_owned()));
         let address = ("localhost", port).to_socket_addrs().ok().and_then(|mut all| all.next());
         note("name", address.map(|address| address.to_string()));
+        if let Err(error) = Command::new("true").status() {
+            log::refused(Refused::Process, format_args!("look_around: {}", error.kind()));
+        }
         note("thread", thread::Builder::new().spawn(|| ()).ok().map(|_| "spawned".to_owned()));
         let random = format!("{:016x}", RandomState::new().hash_one(0));
-        Ok(report(&ctx, json!({"found": found, "random": random})))
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        Ok(report(&ctx, json!({"found": found, "random": random, "now": now})))
     }
 }
 

@@ -282,12 +282,22 @@ def gather(project: Project, cache: Path, wheels: Path | None) -> Path | None:
         fresh = kept.with_name(f"{kept.name}.{os.getpid()}")
         try:
             fresh.parent.mkdir(parents=True, exist_ok=True)
+            resolve = _beside("_resolve")
+            lines: list[str] = resolve.locked(project.dir, wanted) or []
             pins, releases = _pins(wanted, fresh, project, wheels)
             say(f"installing {', '.join(wanted)} for the component's Python {PYTHON}")
-            _install(wanted, fresh, project, wheels, pins)
+            digests = _install(wanted, fresh, project, wheels, pins)
+            if others := resolve.other_files(lines, digests):
+                at_fault(
+                    f"files of dependencies are not those that {resolve.LOCK} was written with:\n" + "\n".join(others)
+                    + f"\nIf a new file is meant, remove its line from {resolve.LOCK}."
+                )
             _remove(fresh, project.leave_out)
             _refuse_native(fresh, project.without_native, wheels)
-            _say_installed(fresh, project, wanted, releases)
+            _say_installed(fresh, project, wanted, releases, digests)
+            if any(resolve.pin_of(line) == line for line in lines):
+                # It was written by a release of this program that knew no digests, or a person removed some.
+                resolve.lock(project.dir, wanted, pins, digests)
             # By the lock file that there is now.
             kept = cache / "python" / hashlib.sha256(tag_of(project, wheels).encode()).hexdigest()[:32]
             shutil.rmtree(kept, ignore_errors=True)
@@ -301,10 +311,10 @@ def _pins(wanted: list[str], target: Path, project: Project, wheels: Path | None
     """The releases to be installed, as requirements: those of the lock file, or those that the author's own Python
     would take. With what is known of them where they were looked for."""
     resolve = _beside("_resolve")
-    pins = resolve.locked(project.dir, wanted)
-    if pins is not None:
+    lines = resolve.locked(project.dir, wanted)
+    if lines is not None:
         say(f"taking the releases of {resolve.LOCK}")
-        return pins, None
+        return [resolve.pin_of(line) for line in lines], None
     made: dict[str, str] = resolve.made_for_components(wheels)
     say(f"looking for the releases of {', '.join(wanted)}")
     report, most = target.with_name(f"{target.name}.json"), target.with_name(f"{target.name}.most.txt")
@@ -349,7 +359,7 @@ def _has_pure(release: Any, project: Project, target: Path) -> bool:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _say_installed(target: Path, project: Project, wanted: list[str], releases: Any) -> None:
+def _say_installed(target: Path, project: Project, wanted: list[str], releases: Any, digests: dict[str, tuple[str, str]]) -> None:
     """Says which releases there are, and writes them to the lock file."""
     there = [info.name.removesuffix(".dist-info").rsplit("-", 1) for _, _, info in _distributions(target)]
     print(f"resolved: {', '.join(' '.join(each) for each in there)}", file=sys.stderr)
@@ -357,8 +367,8 @@ def _say_installed(target: Path, project: Project, wanted: list[str], releases: 
         return
     resolve = _beside("_resolve")
     installed = {canonical(name) for name, _ in there}
-    kept = {name: each for name, each in releases.items() if name in installed}
-    if not resolve.lock(project.dir, wanted, kept):
+    pins = [f"{each.name}=={each.version}" for name, each in releases.items() if name in installed and each.is_pinnable]
+    if not resolve.lock(project.dir, wanted, pins, digests):
         print(f"{project.dir / resolve.LOCK} cannot be written: a later build may take other releases", file=sys.stderr)
 
 
@@ -399,10 +409,12 @@ _SOURCES_MAX = 50
 _HAS_NO_WHEEL = re.compile(r"^ERROR: No matching distribution found for (.+)$", re.MULTILINE)
 
 
-def _install(wanted: list[str], target: Path, project: Project, wheels: Path | None, pins: list[str]) -> None:
+def _install(
+    wanted: list[str], target: Path, project: Project, wheels: Path | None, pins: list[str]
+) -> dict[str, tuple[str, str]]:
     """Installs wheels for the component's Python, those of native code of our own among them. Of a
-    package that has none, the Python at hand makes one, which has to be pure."""
-    made = target.with_name(f"{target.name}.wheels")
+    package that has none, the Python at hand makes one, which has to be pure. Gives the files with their digests."""
+    made, report = target.with_name(f"{target.name}.wheels"), target.with_name(f"{target.name}.json")
     found: tuple[str, ...] = () if wheels is None else ("--find-links", str(wheels))
     # All releases are known, but for what has no version: a directory, a repository, a file.
     of_registry = {_required_name(pin) for pin in pins}
@@ -413,9 +425,10 @@ def _install(wanted: list[str], target: Path, project: Project, wheels: Path | N
             shutil.rmtree(target, ignore_errors=True)
             options = (*into, *_FOR_COMPONENTS, *found, "--find-links", str(made))
             made.mkdir(parents=True, exist_ok=True)
-            done = _pip(project, "install", "--no-deps", *options, "--", *exactly)
+            done = _pip(project, "install", "--no-deps", "--report", str(report), *options, "--", *exactly)
             if done.returncode == 0:
-                return
+                digests: dict[str, tuple[str, str]] = _beside("_resolve").read_digests(json.loads(report.read_text()), made)
+                return digests
             without = _HAS_NO_WHEEL.search(done.stdout)
             if without is None or not _make_wheel(without[1], project, made, wheels):
                 break
@@ -424,8 +437,10 @@ def _install(wanted: list[str], target: Path, project: Project, wheels: Path | N
         done = _pip(project, "install", *into, "--", *wanted)
     finally:
         shutil.rmtree(made, ignore_errors=True)
+        report.unlink(missing_ok=True)
     if done.returncode != 0:
         at_fault(f"the dependencies could not be installed: {', '.join(wanted)}\n{done.stdout.strip()}")
+    return {}
 
 
 def _pip(project: Project, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -752,6 +767,7 @@ def build(arguments: argparse.Namespace, tools: Tools) -> None:
         say(f"importing {project.entry} in the component's Python {PYTHON}, which is packed with what it needs")
         code = entry_code([*PRELOADED, *project.imports], taking_in(project, exports))
         wanted = componentize(project, exports, code, source, tools)
+    _beside("_build_late").offer(sys.modules[__name__], project, arguments, tools, exports, source)
     print(json.dumps({"name": re.sub(r"[-.\s]+", "_", project.name)}))
 
 

@@ -4,7 +4,7 @@ machine they are not imported. Part of `_build.py`, and like it by itself."""
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,8 @@ class Text:
     """What the entry module is likely to have. Discovery in the component says what is so."""
     imports: list[str] = field(default_factory=list[str])
     """What the modules import that is not the project's."""
+    late: dict[str, str] = field(default_factory=dict[str, str])
+    """Modules that are not the project's and that functions alone import, with the first place that does."""
     with_run: list[str] = field(default_factory=list[str])
     """Classes of the entry module that have a `run`, whatever they derive from."""
 
@@ -34,6 +36,7 @@ def read(source: Path, entry: str, exports: Iterable[str]) -> Text:
     others: set[str] = set()
     todo = [entry]
     seen: set[str] = set()
+    at_once: set[str] = set()
     while todo:
         name = todo.pop()
         if name in seen:
@@ -50,6 +53,11 @@ def read(source: Path, entry: str, exports: Iterable[str]) -> Text:
             tree = ast.parse(file.read_text())
         except (OSError, ValueError, SyntaxError):
             continue
+        for name_of_import, line, is_late in _imports(tree, late=False):
+            if is_late:
+                text.late.setdefault(name_of_import, f"{file.relative_to(source).as_posix()}:{line}")
+            else:
+                at_once.add(name_of_import.partition(".")[0])
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 inner = [each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
@@ -70,7 +78,25 @@ def read(source: Path, entry: str, exports: Iterable[str]) -> Text:
         found.update("settings" for call in made if _name_of(call.func).endswith(("Config", "create_app")))
     text.exports = [export for export in exports if export in found] or ["workflow"]
     text.imports = sorted(others)
+    text.late = {
+        name: place
+        for name, place in text.late.items()
+        if name.partition(".")[0] not in at_once and _file_of(source, name.partition(".")[0]) is None
+    }
     return text
+
+
+def _imports(node: ast.AST, *, late: bool) -> Iterator[tuple[str, int, bool]]:
+    """Each module that is imported by its whole name, with its line and whether a function imports it."""
+    for each in ast.iter_child_nodes(node):
+        if isinstance(each, ast.Import):
+            yield from ((one.name, each.lineno, late) for one in each.names)
+        elif isinstance(each, ast.ImportFrom):
+            if each.level == 0 and each.module:
+                yield each.module, each.lineno, late
+        elif not (isinstance(each, ast.If) and _name_of(each.test) == "TYPE_CHECKING"):
+            is_function = isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from _imports(each, late=late or is_function)
 
 
 def _file_of(source: Path, name: str) -> Path | None:

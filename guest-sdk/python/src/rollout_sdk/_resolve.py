@@ -5,7 +5,8 @@ releases of ten years, and some old one is nearly always pure. So the releases a
 the author's own Python, no newer than the native packages that were made for components. What of them
 a component cannot have is an error that says which dependency is in the way, and what requires it.
 
-The releases are written to a lock file beside the project, which later builds use.
+The releases are written to a lock file beside the project with the SHA-256 of each one's file. Later builds take the same
+releases, and end where a file is another.
 """
 
 from __future__ import annotations
@@ -69,6 +70,18 @@ def read_report(report: Mapping[str, Any]) -> dict[str, Release]:
     return found
 
 
+def read_digests(report: Mapping[str, Any], made_here: Path) -> dict[str, tuple[str, str]]:
+    """The file that each installed release came as, with its SHA-256, by the releases' names. A wheel that was made on this
+    machine of a source has none: it is another file each time."""
+    found: dict[str, tuple[str, str]] = {}
+    for each in report["install"]:
+        info = each["download_info"]
+        digest = info.get("archive_info", {}).get("hashes", {}).get("sha256")
+        if digest and not info["url"].startswith(f"{made_here.resolve().as_uri()}/"):
+            found[canonical(each["metadata"]["name"])] = (info["url"].partition("#")[0].rpartition("/")[2], digest)
+    return found
+
+
 def chain_to(name: str, roots: Iterable[str], releases: Mapping[str, Release]) -> list[str]:
     """The shortest way from what the project requires to a release, each of which requires the next."""
     ways = [[root] for root in roots if root in releases]
@@ -118,8 +131,11 @@ def why_not(culprits: Iterable[Release], roots: Iterable[str], releases: Mapping
 # The lock file.
 
 
+_DIGEST = " --hash=sha256:"
+
+
 def locked(directory: Path, wanted: list[str]) -> list[str] | None:
-    """The releases of the lock file, as requirements; none where it is of other dependencies or not there."""
+    """The lines of the lock file; none where it is of other dependencies or not there."""
     try:
         lines = (directory / LOCK).read_text().splitlines()
     except OSError:
@@ -129,11 +145,31 @@ def locked(directory: Path, wanted: list[str]) -> list[str] | None:
     return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
 
 
-def lock(directory: Path, wanted: list[str], releases: Mapping[str, Release]) -> bool:
+def pin_of(line: str) -> str:
+    """The requirement of a line of the lock file, without the file's digest."""
+    return line.partition(_DIGEST)[0]
+
+
+def other_files(lines: Iterable[str], digests: Mapping[str, tuple[str, str]]) -> list[str]:
+    """What is wrong with the files that were installed, by the lines of the lock file: a line for each that is another."""
+    wrong: list[str] = []
+    for line in lines:
+        pin, _, locked_digest = line.partition(_DIGEST)
+        file, digest = digests.get(canonical(pin.partition("==")[0]), ("", ""))
+        if locked_digest and digest != locked_digest:
+            now = f"{file} has {digest}" if file else "there is none of a registry now"
+            wrong.append(f"  - {pin}: the lock file has SHA-256 {locked_digest}, {now}")
+    return wrong
+
+
+def lock(directory: Path, wanted: list[str], pins: Iterable[str], digests: Mapping[str, tuple[str, str]]) -> bool:
     """Writes the lock file. Whether it could be written."""
-    pins = [f"{each.name}=={each.version}\n" for each in sorted(releases.values(), key=str) if each.is_pinnable]
+    lines: list[str] = []
+    for pin in sorted(pins):
+        _, digest = digests.get(canonical(pin.partition("==")[0]), ("", ""))
+        lines.append(f"{pin}{_DIGEST}{digest}\n" if digest else f"{pin}\n")
     try:
-        (directory / LOCK).write_text(f"{_HEAD}{_FOR}{json.dumps(wanted)}\n{''.join(pins)}")
+        (directory / LOCK).write_text(f"{_HEAD}{_FOR}{json.dumps(wanted)}\n{''.join(lines)}")
     except OSError:
         return False
     return True

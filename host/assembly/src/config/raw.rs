@@ -51,6 +51,8 @@ pub struct RawConfig {
     pub hardening: RawHardening,
     /// Where requests that callers ask for may go.
     pub network: RawNetwork,
+    /// The date that guests' clocks begin at.
+    pub clock_begins: Option<String>,
     /// What one rollout may use.
     pub limits: RawLimits,
     /// How calls of the model are repeated.

@@ -172,6 +172,8 @@ impl RawComponent {
             calls_max: self.calls_max,
         };
         ComponentSettings {
+            // Said once for all of them.
+            clock_begins: default.clock_begins,
             path: self.path.unwrap_or_default(),
             prefix: common.prefix(self.prefix),
             config: self.config.and_then(|table| match serde_json::value::to_raw_value(&table) {

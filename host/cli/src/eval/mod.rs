@@ -379,6 +379,10 @@ impl Eval {
             ("plugin_config", Some(json!(assembled.settings.values))),
             ("grader_config", assembled.grader_settings.as_ref().map(|grader| json!(grader.values))),
             ("limits", Some(Value::Object(limits.into_iter().collect()))),
+            (
+                "clock_begins",
+                (!config.clock_begins.is_default()).then(|| json!(config.clock_begins.to_string())),
+            ),
             ("tools_digest", assembled.tools_digest.as_deref().map(Value::from)),
         ];
         for (name, value) in all {

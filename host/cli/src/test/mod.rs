@@ -117,7 +117,8 @@ impl Test {
         let assembled = self.host.rollout.host(&runtime, sources, &config, options)?;
         setup::say_who_judges(&assembled);
         let exit = runtime.block_on(async {
-            transcript.begin(&self.plugin, &self.data.data, self.row, &self.model.name);
+            let clock = assembled.host.deployment().id().clock_begins;
+            transcript.begin(&self.plugin, &self.data.data, self.row, &self.model.name, clock);
             self.watch(&assembled.host, row, model, &transcript, quit).await
         });
         // A thread that waits for a line of input is not waited for.

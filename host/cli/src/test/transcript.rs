@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 
 use super::prompt::{Command, Prompt};
 use super::style::{Part, Style};
-use rollout_core::imports::{CLOCK_BEGINS, LogEntry, LogLevel, RefusedUse};
+use rollout_core::imports::{ClockStart, LogEntry, LogLevel, RefusedUse};
 use rollout_core::outbound::{ChatFailure, Observer, Retry, Watched};
 use rollout_core::rollout::{FailureKind, Finished, Outcome};
 use rollout_core::telemetry::ModelRole;
@@ -65,10 +65,10 @@ impl Transcript {
     }
 
     /// Says what is run.
-    pub(crate) fn begin(&self, plugin: &Path, data: &Path, row: usize, model: &str) {
+    pub(crate) fn begin(&self, plugin: &Path, data: &Path, row: usize, model: &str, clock: ClockStart) {
         let line = format!("{}, row {row} of {}, model {model}", plugin.display(), data.display());
         outln!("{}", self.note(&line));
-        outln!("{}", self.note(&format!("the clock begins at {CLOCK_BEGINS} and passes by waiting alone")));
+        outln!("{}", self.note(&format!("the clock begins at {clock} and passes by waiting alone")));
     }
 
     /// Shows a line that the plugin printed, logged or warned of.

@@ -87,6 +87,7 @@ impl<'a> LoneGrader<'a> {
         let settings = self.settings.to_raw().map(Into::into);
         let run = RunContext {
             metadata: self.row.metadata.clone().map(Into::into),
+            clock_begins: self.config.clock_begins,
             ..RunContext::of_no_rollout(RolloutId::parse("validate")?, settings, self.metrics.clone())
         };
         let bounds = bounds(self.config);

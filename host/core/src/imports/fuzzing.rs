@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::bindings::rollout::plugin::samples::{HostSample, OpenError, RecordError};
 use super::bindings::rollout::plugin::{artifacts, log};
 use super::gate::Refused;
-use super::{Imports, Live, Record, Role, RunContext};
+use super::{ClockStart, Imports, Live, Record, Role, RunContext};
 use crate::id::RolloutId;
 use crate::limits::Limits;
 use crate::telemetry::Metrics;
@@ -54,6 +54,7 @@ pub(crate) fn imports(bytes: &[u8]) {
         samples_max: 4,
         caller_params: CallerParams::default(),
         fork: None,
+        clock_begins: ClockStart::default(),
         metrics: metrics(),
     };
     let record = Arc::<Record>::default();

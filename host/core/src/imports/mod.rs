@@ -29,6 +29,7 @@ mod record;
 mod refused;
 mod run_event;
 mod samples;
+mod sockets;
 mod stdio;
 mod tools;
 mod virtual_clock;
@@ -84,8 +85,8 @@ use crate::limits::Limits;
 use crate::telemetry::{Metrics, Span, Step, Timing};
 use crate::wire::openai::CallerParams;
 
-pub use virtual_clock::CLOCK_BEGINS;
 use virtual_clock::GuestClock;
+pub use virtual_clock::{ClockStart, InvalidClockStart};
 
 pub use again::{Ending, Left, RecordParts, read_log};
 pub(crate) use boundary::PastOver;
@@ -102,6 +103,7 @@ pub use record::{
 };
 pub use refused::{RefusedKind, RefusedUse, RefusedUses};
 pub use run_event::{Answer, NoEvent, RunEvent};
+pub(crate) use sockets::refuse as refuse_sockets;
 pub use tools::WrittenToolCall;
 
 /// What an instance was made to do.
@@ -149,6 +151,8 @@ pub struct RunContext {
     pub caller_params: CallerParams,
     /// Where the rollout comes from, if it is a fork.
     pub fork: Option<Arc<ForkOrigin>>,
+    /// The date that its clocks begin at.
+    pub clock_begins: ClockStart,
     /// What the host counts. No guest sees it.
     pub metrics: Arc<Metrics>,
 }
@@ -170,6 +174,7 @@ impl RunContext {
             samples_max: 0,
             caller_params: CallerParams::default(),
             fork: None,
+            clock_begins: ClockStart::default(),
             metrics,
         }
     }
@@ -287,6 +292,7 @@ impl Imports {
     ) -> Self {
         let mut table = ResourceTable::new();
         table.set_max_capacity(limits.handles_max);
+        let clock = GuestClock::new(run.clock_begins);
         Self {
             role,
             run,
@@ -296,7 +302,7 @@ impl Imports {
             record,
             calls_under_way: 0,
             host_calls: 0,
-            clock: GuestClock::default(),
+            clock,
             table,
         }
     }

@@ -3,16 +3,21 @@
 //! differ, and time passes by what a guest does, not by what the host is busy with.
 
 use std::convert::Infallible;
+use std::fmt::{self, Display, Formatter};
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use chacha20::ChaCha8Rng;
+use chrono::{DateTime, NaiveDate, NaiveTime};
 use rand_core::{SeedableRng, TryRng};
+use serde::{Deserialize, Serialize};
 use wasmtime_wasi::{HostMonotonicClock, HostWallClock, WasiCtxBuilder};
 
 use super::{Role, RunContext};
 use crate::digest::sha256_parts;
+use crate::text::{beginning, printable};
 
 /// The seed of one use within one role of one try of one rollout: of the one whose a workflow's past
 /// is, where that is a fork, until it has passed so many.
@@ -77,11 +82,57 @@ impl TryRng for Source {
     }
 }
 
-/// The day on which every run begins: 2025-01-01T00:00:00Z.
-const EPOCH: Duration = Duration::from_secs(1_735_689_600);
+/// The date and time that a rollout's clocks begin at, in whole seconds. By default 2025-01-01 00:00 UTC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ClockStart(i64);
 
-/// The same day for a person.
-pub const CLOCK_BEGINS: &str = "2025-01-01 00:00 UTC";
+/// The text is neither a date nor a date and time.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("'{0}' is no date such as 2026-11-23, and no time such as 2026-11-23T09:30:00Z, from 1970 to 2199")]
+pub struct InvalidClockStart(String);
+
+impl ClockStart {
+    /// The latest start, exclusive: 2200-01-01. Nanoseconds since 1970 have 64 bits in guests, which end in 2262.
+    const END: i64 = 7_258_118_400;
+
+    /// Whether it is the default.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    fn since_1970(self) -> Duration {
+        Duration::from_secs(self.0.try_into().unwrap_or_default())
+    }
+}
+
+impl Default for ClockStart {
+    fn default() -> Self {
+        Self(1_735_689_600)
+    }
+}
+
+impl FromStr for ClockStart {
+    type Err = InvalidClockStart;
+
+    fn from_str(text: &str) -> Result<Self, InvalidClockStart> {
+        let date = || text.parse::<NaiveDate>().ok().map(|date| date.and_time(NaiveTime::MIN).and_utc());
+        let time = DateTime::parse_from_rfc3339(text).map(|time| time.to_utc()).ok().or_else(date);
+        let seconds = time.map(|time| time.timestamp()).filter(|seconds| (0..Self::END).contains(seconds));
+        seconds.map(Self).ok_or_else(|| InvalidClockStart(printable(&beginning(text, SHOWN_BYTES))))
+    }
+}
+
+/// How much of a text that is no date is shown, in bytes.
+const SHOWN_BYTES: usize = 64;
+
+impl Display for ClockStart {
+    fn fmt(&self, to: &mut Formatter<'_>) -> fmt::Result {
+        let time = DateTime::from_timestamp(self.0, 0).unwrap_or_default();
+        let seconds = if self.0 % 60 == 0 { "%Y-%m-%d %H:%M UTC" } else { "%Y-%m-%d %H:%M:%S UTC" };
+        write!(to, "{}", time.format(seconds))
+    }
+}
 
 /// What a look at the clock takes, so that a guest that waits in a loop gets on.
 const LOOK: Duration = Duration::from_micros(1);
@@ -90,14 +141,22 @@ const LOOK: Duration = Duration::from_micros(1);
 pub(super) const ANSWER: Duration = Duration::from_millis(1);
 
 /// The clock of one instance, wall clock and monotonic clock in one.
-#[derive(Clone, Debug, Default)]
-pub(super) struct GuestClock(Arc<AtomicU64>);
+#[derive(Clone, Debug)]
+pub(super) struct GuestClock {
+    begins: ClockStart,
+    passed: Arc<AtomicU64>,
+}
 
 impl GuestClock {
+    /// A clock that begins at this date.
+    pub(super) fn new(begins: ClockStart) -> Self {
+        Self { begins, passed: Arc::default() }
+    }
+
     /// Lets time pass; gives the time since the run began.
     pub(super) fn pass(&self, time: Duration) -> Duration {
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        Duration::from_nanos(self.0.fetch_add(nanos, Ordering::Relaxed).saturating_add(nanos))
+        Duration::from_nanos(self.passed.fetch_add(nanos, Ordering::Relaxed).saturating_add(nanos))
     }
 }
 
@@ -107,7 +166,7 @@ impl HostWallClock for GuestClock {
     }
 
     fn now(&self) -> Duration {
-        EPOCH + self.pass(LOOK)
+        self.begins.since_1970() + self.pass(LOOK)
     }
 }
 
@@ -118,5 +177,38 @@ impl HostMonotonicClock for GuestClock {
 
     fn now(&self) -> u64 {
         self.pass(LOOK).as_nanos() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_begins_at_a_date_or_a_time_and_says_so() {
+        let check = |text: &str, expected: Option<&str>| {
+            let start = text.parse::<ClockStart>().ok();
+            assert_eq!(start.map(|start| start.to_string()).as_deref(), expected, "{text}");
+        };
+        check("2026-11-23", Some("2026-11-23 00:00 UTC"));
+        check("2026-11-23T09:30:00Z", Some("2026-11-23 09:30 UTC"));
+        check("2026-11-23T09:30:07+02:00", Some("2026-11-23 07:30:07 UTC"));
+        check("1970-01-01", Some("1970-01-01 00:00 UTC"));
+        check("2199-12-31", Some("2199-12-31 00:00 UTC"));
+        for wrong in ["", "today", "2026-02-30", "1969-12-31", "2200-01-01", "23.11.2026", "\u{1b}[31m"] {
+            check(wrong, None);
+        }
+        assert_eq!(ClockStart::default().to_string(), "2025-01-01 00:00 UTC");
+    }
+
+    #[test]
+    fn time_passes_from_where_a_clock_begins() {
+        let clock = GuestClock::new("2026-11-23".parse().unwrap());
+        clock.pass(Duration::from_secs(60));
+
+        let now = HostWallClock::now(&clock);
+
+        assert_eq!(now, clock.begins.since_1970() + Duration::from_secs(60) + LOOK);
+        assert_eq!(HostMonotonicClock::now(&clock), (Duration::from_secs(60) + 2 * LOOK).as_nanos() as u64);
     }
 }

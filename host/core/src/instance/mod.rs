@@ -61,6 +61,7 @@ impl WasiView for InstanceState {
 pub(crate) fn linker(engine: &wasmtime::Engine) -> wasmtime::Result<Linker<InstanceState>> {
     let mut linker = Linker::new(engine);
     wasmtime_wasi::p2::add_to_linker_async(&mut linker)?;
+    imports::refuse_sockets(&mut linker, |state: &mut InstanceState| &mut state.imports)?;
     imports::add_to_linker(&mut linker, |state: &mut InstanceState| &mut state.imports)?;
     Ok(linker)
 }

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use super::host::Host;
-use super::journal::{JournaledSecrets, Started, StoredRollout, UnfinishedRollout};
+use super::journal::{DeploymentId, JournaledSecrets, Started, StoredRollout, UnfinishedRollout};
 use super::model::{RequestSecrets, RolloutRequest};
 use super::run::{PastOf, ReplayEnd, Resources, Resumed, Rollout};
 use super::slots::AdmitError;
@@ -41,7 +41,10 @@ impl Host {
                 request: std::mem::take(&mut resources.secrets),
                 driver: continuation.secret.clone(),
             };
-            let deployment = self.0.deployment.id().clone();
+            let deployment = self.0.deployment.id();
+            let clock_begins =
+                resources.past.as_ref().map_or(deployment.clock_begins, |past| past.clock_begins);
+            let deployment = DeploymentId { clock_begins, ..deployment.clone() };
             let log = journal.admit(&request, deployment, &secrets, continuation)?;
             if let Some(past) = resources.past.take() {
                 log.begins_with(past);
@@ -49,6 +52,7 @@ impl Host {
                     admitted_at: SystemTime::now(),
                     started: Started::default(),
                     differs: None,
+                    clock_begins,
                     past: PastOf::Journal,
                 });
             }
@@ -76,7 +80,8 @@ impl Host {
         let charge = self.budget().charge_anyway(Use::Request, request.memory_bytes());
         let secrets = RequestSecrets::default();
         let resources = Resources { model, secrets, charge: Some(charge), continuation: None, past: None };
-        let resumed = Resumed { admitted_at, started, differs, past: PastOf::Journal };
+        let clock_begins = deployment.clock_begins;
+        let resumed = Resumed { admitted_at, started, differs, clock_begins, past: PastOf::Journal };
         self.metrics().accepted();
         Ok(Box::new(Rollout::new(self.clone(), request, resources, entered, Some(resumed))))
     }
@@ -102,7 +107,7 @@ impl Host {
         model: ModelEndpoint,
         then: [Then; 2],
     ) -> Result<Replay, AdmitError> {
-        let StoredRollout { mut request, workflow, grader, .. } = stored;
+        let StoredRollout { mut request, deployment, workflow, grader, .. } = stored;
         // They bounded what happened, which is known.
         (request.workflow_secs, request.grader_secs) = (None, None);
         let entered = self.0.runtime.slots().enter(&request.id, true)?;
@@ -118,6 +123,7 @@ impl Host {
             admitted_at: SystemTime::now(),
             started: Started::default(),
             differs: None,
+            clock_begins: deployment.clock_begins,
             past: PastOf::Here { events: [workflow, grader].into(), then, end: end.clone() },
         };
         let rollout = Box::new(Rollout::new(self.clone(), request, resources, entered, Some(resumed)));

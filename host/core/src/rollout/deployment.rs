@@ -12,7 +12,7 @@ use super::model::AgentForm;
 use crate::budget::Budget;
 use crate::digest::{hex, sha256_parts};
 use crate::id::RolloutId;
-use crate::imports::{HostTools, Imports, Live, ModelAccess, Record, Role, RunContext};
+use crate::imports::{ClockStart, HostTools, Imports, Live, ModelAccess, Record, Role, RunContext};
 use crate::instance::{self, Bounds, Permit, RunError};
 use crate::limits::{DECLARE_TIME_MAX, Limits};
 use crate::plugin::Plugin;
@@ -36,6 +36,8 @@ pub struct DeploymentSettings {
     pub judge: Option<ModelAccess>,
     /// What it is called among several, where there are.
     pub served_as: Option<ServedAs>,
+    /// The date that clocks of rollouts begin at.
+    pub clock_begins: ClockStart,
 }
 
 /// One version of a plugin with all that decides on what its rollouts do: components, settings,
@@ -97,6 +99,7 @@ impl Deployment {
             tools,
             judge,
             served_as,
+            clock_begins,
         } = settings;
         if !workflow.about().workflow && !workflow.about().agent_loop {
             return Err(DeploymentError::NoWorkflow);
@@ -109,6 +112,7 @@ impl Deployment {
             grader: grader.as_ref().map(|grader| grader.about().digest.clone()),
             settings: settings_digest([&plugin_config, &grader_config], tools.as_deref()),
             served_as,
+            clock_begins,
         };
         Ok(Self {
             workflow,
@@ -193,7 +197,10 @@ impl Deployment {
         record: Arc<Record>,
     ) -> Result<(Imports, Bounds), RunError> {
         let id = RolloutId::parse(id).map_err(|error| RunError::Host(error.to_string()))?;
-        let run = RunContext::of_no_rollout(id, self.plugin_config.clone(), metrics.clone());
+        let run = RunContext {
+            clock_begins: self.id.clock_begins,
+            ..RunContext::of_no_rollout(id, self.plugin_config.clone(), metrics.clone())
+        };
         let deadline = Some(Instant::now() + self.limits.workflow_time_max.min(DECLARE_TIME_MAX));
         // They belong to no rollout and so have no slot.
         let permit = Permit::alone();

@@ -121,6 +121,7 @@ impl Host {
         model: (ModelAddress, Arc<ModelEndpoint>),
     ) -> Result<Box<Rollout>, StoredForkError> {
         let (address, model) = model;
+        let clock_begins = stored.deployment.clock_begins;
         let (mut request, workflow) = stored.forked(turn, &address.name)?;
         (request.id, request.caller_id, request.model) = (id, None, address);
         let entered = self.enter(&request)?;
@@ -136,6 +137,7 @@ impl Host {
             admitted_at: SystemTime::now(),
             started: Started::default(),
             differs: None,
+            clock_begins,
             past: PastOf::Here { events, then: [Then::GoesOn; 2], end: Arc::default() },
         };
         Ok(Box::new(Rollout::new(self.clone(), request, resources, entered, Some(resumed))))

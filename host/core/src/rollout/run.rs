@@ -116,6 +116,10 @@ impl Rollout {
                 .as_deref()
                 .map_or_else(CallerParams::default, CallerParams::read),
             fork: request.fork.clone().map(Arc::new),
+            // Where it was admitted before, the clock is as it was then.
+            clock_begins: resumed
+                .as_ref()
+                .map_or(host.0.deployment.id().clock_begins, |resumed| resumed.clock_begins),
             metrics: host.metrics().clone(),
         };
         let trace = host.metrics().trace(request.id.as_str());

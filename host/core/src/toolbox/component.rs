@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::CallLimits;
 use crate::budget::Holder;
 use crate::id::RolloutId;
-use crate::imports::{Imports, Live, LogEntry, Record, Role, RunContext, ToolAnswer, error_text};
+use crate::imports::{ClockStart, Imports, Live, LogEntry, Record, Role, RunContext, ToolAnswer, error_text};
 use crate::instance::{self, Bounds, Permit, RunError};
 use crate::limits::Limits;
 use crate::plugin::Plugin;
@@ -34,6 +34,7 @@ pub struct ComponentTools {
     plugin: Plugin,
     config: Option<Arc<RawValue>>,
     limits: Arc<Limits>,
+    clock_begins: ClockStart,
     metrics: Arc<Metrics>,
 }
 
@@ -45,6 +46,7 @@ impl ComponentTools {
         memory_bytes_max: usize,
         cpu_time_max: Duration,
         result_bytes_max: usize,
+        clock_begins: ClockStart,
         metrics: Arc<Metrics>,
     ) -> Self {
         let limits = Limits {
@@ -56,7 +58,7 @@ impl ComponentTools {
             log_bytes_max: LOG_BYTES_MAX,
             ..Limits::default()
         };
-        Self { plugin, config, limits: limits.into(), metrics }
+        Self { plugin, config, limits: limits.into(), clock_begins, metrics }
     }
 
     /// Asks for the tools: JSON text that nobody has checked.
@@ -113,6 +115,7 @@ impl ComponentTools {
             samples_max: 0,
             caller_params: CallerParams::default(),
             fork: None,
+            clock_begins: self.clock_begins,
             metrics: self.metrics.clone(),
         };
         Imports::new(role, run.into(), self.limits.clone(), Live::until(deadline), record.clone())

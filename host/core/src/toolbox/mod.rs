@@ -21,7 +21,7 @@ use serde_json::value::RawValue;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
-use crate::imports::{HostTool, HostTools, ToolAnswer, ToolRequest, error_text};
+use crate::imports::{ClockStart, HostTool, HostTools, ToolAnswer, ToolRequest, error_text};
 use crate::instance::Permit;
 use crate::outbound::{HttpTool, HttpToolSettings, McpFunction, McpServer, McpSettings, RemoteFailure};
 use crate::plugin::Plugin;
@@ -78,6 +78,8 @@ pub struct ComponentSettings {
     pub prefix: String,
     /// Its configuration, a JSON object.
     pub config: Option<Arc<RawValue>>,
+    /// The date that its clocks begin at.
+    pub clock_begins: ClockStart,
     /// Memory of one call, in bytes.
     pub memory_bytes_max: usize,
     /// CPU time of one call.
@@ -133,6 +135,7 @@ impl Default for ComponentSettings {
             path: PathBuf::new(),
             prefix: String::new(),
             config: None,
+            clock_begins: ClockStart::default(),
             memory_bytes_max: MEMORY_BYTES_MAX,
             cpu_time_max: CPU_TIME_MAX,
             limits: CallLimits::default(),
@@ -345,6 +348,7 @@ impl Entry {
             settings.memory_bytes_max,
             settings.cpu_time_max,
             settings.limits.result_bytes_max,
+            settings.clock_begins,
             metrics.clone(),
         );
         Self::new(settings.at, settings.prefix, settings.limits, Source::Component(tools))

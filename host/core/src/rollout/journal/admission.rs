@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use crate::imports::ClockStart;
 use crate::outbound::Secret;
 use crate::rollout::model::{RequestSecrets, RolloutRequest};
 use crate::seal::Seal;
@@ -37,6 +38,9 @@ pub struct DeploymentId {
     /// What it is called among several, by which it is found again. It decides on nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub served_as: Option<ServedAs>,
+    /// The date that clocks of its rollouts begin at. A rollout keeps it wherever it goes on or is made again.
+    #[serde(default, skip_serializing_if = "ClockStart::is_default")]
+    pub clock_begins: ClockStart,
 }
 
 /// What a deployment is called among several.

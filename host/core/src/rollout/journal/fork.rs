@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::{DeploymentId, Journal, StoredRollout, kind, kinds};
 use crate::budget::{Budget, Charge, OverBudget, Use};
-use crate::imports::{Ancestor, ForkOrigin, ForkPoint, Role, RunEvent};
+use crate::imports::{Ancestor, ClockStart, ForkOrigin, ForkPoint, Role, RunEvent};
 use crate::rollout::model::RolloutRequest;
 use crate::telemetry::ModelRole;
 
@@ -14,6 +14,8 @@ use crate::telemetry::ModelRole;
 #[derive(Debug)]
 pub struct ForkPast {
     pub(super) events: Vec<RunEvent>,
+    /// The date that the other one's clocks began at.
+    pub(in crate::rollout) clock_begins: ClockStart,
     /// What it is charged to until it is in the other one's journal.
     _charge: Charge,
 }
@@ -82,7 +84,8 @@ impl Journal {
         let (request, events) = stored.forked(point.turn, model).map_err(NoParent::TooFew)?;
         let bytes_of = |event: &RunEvent| size_of::<RunEvent>() + event.bytes();
         charge.shrink_to(events.iter().map(bytes_of).sum());
-        Ok(Parent { request, deployment, past: ForkPast { events, _charge: charge } })
+        let past = ForkPast { events, clock_begins: deployment.clock_begins, _charge: charge };
+        Ok(Parent { request, deployment, past })
     }
 }
 

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::Rollout;
 use crate::error::Fault;
-use crate::imports::{Boundary, Diverged, Past, Role, RunEvent, Then};
+use crate::imports::{Boundary, ClockStart, Diverged, Past, Role, RunEvent, Then};
 use crate::instance::RunError;
 use crate::rollout::journal::Started;
 use crate::rollout::model::{Failure, FailureKind, Phase, Stage};
@@ -19,6 +19,8 @@ pub(in crate::rollout) struct Resumed {
     pub started: Started,
     /// How its deployment differs from the one that it was admitted to, if it does.
     pub differs: Option<String>,
+    /// The date that its clocks begin at.
+    pub clock_begins: ClockStart,
     /// What happened in its runs.
     pub past: PastOf,
 }

@@ -1,0 +1,49 @@
+//! The date that guests' clocks begin at is a setting, and a rollout keeps it.
+
+use rollout_tests::{Evaluation, Start, rollout_host};
+use serde_json::json;
+
+/// A rollout that looks at its clock, with these options.
+fn look(options: &[&str]) -> Evaluation {
+    let row = json!({"user_prompt": "look", "ground_truth": "5", "metadata": {"port": 9}});
+    Evaluation::of("look_around", &[row]).options(["--model", "mock"]).options(options.iter().copied())
+}
+
+#[tokio::test]
+async fn a_clock_begins_at_the_date_that_was_set_and_a_replay_shows_the_same_without_being_told() {
+    let evaluation = look(&["--clock-begins", "2026-11-23T09:30:00Z"]);
+
+    let ran = evaluation.run().await;
+
+    assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
+    let trajectory =
+        std::fs::read_to_string(evaluation.path("out/rollouts/row-00000-run-0/trajectory.json")).unwrap();
+    assert!(trajectory.contains(r#"now\":1795426200"#), "{trajectory}");
+    let manifest = std::fs::read_to_string(evaluation.path("out/manifest.json")).unwrap();
+    assert!(manifest.contains("2026-11-23 09:30 UTC"), "{manifest}");
+    for more in [&[][..], &["--clock-begins", "1999-01-01"]] {
+        let mut again = rollout_host(["replay", "row-00000-run-0", "--journal", "out/journal"]);
+        let again = again.args(more).current_dir(evaluation.path(".")).start().ended().await;
+
+        assert_eq!(again.code, Some(0), "{more:?}: {}{}", again.stdout, again.stderr);
+        assert!(again.stdout.contains("the same: "), "{}", again.stdout);
+    }
+}
+
+#[tokio::test]
+async fn a_clock_begins_in_2025_unless_a_date_is_set_and_what_is_no_date_is_named() {
+    let (usual, wrong) = (look(&[]), look(&["--clock-begins", "tomorrow"]));
+
+    let (usually, refused) = (usual.run().await, wrong.run().await);
+
+    assert_eq!(usually.code, Some(0), "{}{}", usually.stdout, usually.stderr);
+    let trajectory =
+        std::fs::read_to_string(usual.path("out/rollouts/row-00000-run-0/trajectory.json")).unwrap();
+    assert!(trajectory.contains(r#"now\":1735689600"#), "{trajectory}");
+    assert_eq!(refused.code, Some(2), "{}{}", refused.stdout, refused.stderr);
+    assert!(
+        refused.stderr.contains("clock-begins: 'tomorrow' is no date such as 2026-11-23"),
+        "{}",
+        refused.stderr
+    );
+}
