@@ -5,6 +5,7 @@
 //! names and keys of callers, `/health`, `/metrics` and the connections, is the server's, and a
 //! [`Dialect`] says what there is to it.
 
+mod delivery;
 pub mod osmosis;
 
 use axum::Router;

@@ -19,6 +19,7 @@ use super::request::{CalledBack, ParsedRequest};
 use super::sample::{WireSample, category};
 use super::statuses::{CountedBy, Known, Over};
 use super::{Osmosis, kept};
+use crate::dialect::delivery::{Action, Delivery, Event, Message};
 use rollout_core::budget::{Charge, Use};
 use rollout_core::id::RolloutId;
 use rollout_core::outbound::{Acknowledged, Secret, Undelivered};
@@ -88,6 +89,14 @@ impl<'a> Graded<'a> {
         }
     }
 
+    /// The status of this outcome.
+    fn status(finished: &Finished) -> &'static str {
+        match &finished.outcome {
+            Outcome::Unscored(failure) if failure.kind != FailureKind::Withdrawn => "failure",
+            Outcome::Scored { .. } | Outcome::Unscored(_) => "success",
+        }
+    }
+
     /// What came of the rollout, samples and all.
     fn of(finished: &'a Finished, form: Form, label: Option<&'a str>) -> Self {
         let failure = match &finished.outcome {
@@ -96,7 +105,7 @@ impl<'a> Graded<'a> {
             Outcome::Unscored(failure) => Some(failure),
         };
         Self {
-            status: if failure.is_none() { "success" } else { "failure" },
+            status: Self::status(finished),
             rollout_id: &finished.id,
             sample: (form != Form::Map).then(|| WireSample::only(finished, label, failure.is_none())),
             samples: (form != Form::One).then_some(Samples::Of(finished)),
@@ -124,8 +133,8 @@ struct SecretFacts<'a> {
     key: Option<Cow<'a, str>>,
 }
 
-/// What happened to it since: the completion was posted, to the last try; and once more where its
-/// caller reported something when it took the last callback.
+/// Progress of a delivery in the journal: noted after the last attempt to post the completion, and again where the
+/// caller reported on the model's calls when it took the last callback.
 #[derive(Serialize, Deserialize)]
 struct Posted<'a> {
     /// None where the host ended it before.
@@ -172,13 +181,13 @@ pub(super) async fn start(
         id,
         form,
         completion_url,
-        grader_url,
         key,
         gradable: gradable && host.grader().is_some(),
         label,
         trace: rollout.traced_below(parent),
         log: log.clone(),
-        completed: Mutex::default(),
+        progress: Mutex::new(Progress::of(grader_url.is_some(), None)),
+        grader_url,
     };
     osmosis.0.tasks.spawn(drive(rollout, Box::new(task)));
     kept::is_safe(log.as_ref()).await.inspect_err(|_| handle.cancel())
@@ -193,53 +202,29 @@ pub(super) fn resume(osmosis: &Osmosis, host: &Host, unfinished: UnfinishedRollo
     let key = key.map(Secret::new);
     let posted: Option<Posted<'_>> =
         unfinished.notes.last().and_then(|note| serde_json::from_str(note.get()).ok());
-    let completed = posted.map(|Posted { taken, graded, report }| Completed {
-        taken,
-        graded,
-        report: report.map(|report| Reported {
-            _charge: inner.budget.charge_result(report.get().len()),
-            report: Report::kept(report),
-        }),
+    let mut progress = Progress::of(grader_url.is_some(), posted.as_ref());
+    progress.report = posted.and_then(|posted| posted.report).map(|report| Reported {
+        _charge: inner.budget.charge_result(report.get().len()),
+        report: Report::kept(report),
     });
     let (id, label) = (unfinished.request.id.clone(), unfinished.request.label.clone());
     let log = unfinished.log().clone();
-    let task = |known, trace| {
-        Box::new(Task {
-            known,
-            due: inner.reports.promise(id.as_str()),
-            osmosis: osmosis.clone(),
-            id: id.clone(),
-            form,
-            completion_url,
-            grader_url,
-            key,
-            gradable: gradable && host.grader().is_some(),
-            label,
-            trace,
-            log: Some(log),
-            completed: completed.unwrap_or_default().into(),
-        })
-    };
-    match unfinished.is_over {
-        true => {
-            let (osmosis, log) = (osmosis.clone(), unfinished.log().clone());
-            let task = task(inner.statuses.ended(id.clone(), CountedBy::Statuses), RolloutTrace::default());
-            inner.tasks.spawn(async move {
-                if let Some((ended, _held)) = kept::outcome(&osmosis, &task.id, &log).await {
-                    task.finished(ended).await;
-                }
-            });
-        }
-        false => {
-            let rollout = kept::rollout(host, unfinished, |model| model)?;
-            let task = task(
-                inner.statuses.begins(id.clone(), rollout.handle(), CountedBy::Statuses),
-                rollout.traced_below(None),
-            );
-            inner.tasks.spawn(drive(rollout, task));
-        }
-    }
-    Ok(())
+    let counted = CountedBy::Statuses;
+    kept::go_on((osmosis, host), unfinished, counted, Ok, |known, rollout| Task {
+        known,
+        due: inner.reports.promise(id.as_str()),
+        osmosis: osmosis.clone(),
+        id,
+        form,
+        completion_url,
+        grader_url,
+        key,
+        gradable: gradable && host.grader().is_some(),
+        label,
+        trace: rollout.map(|rollout| rollout.traced_below(None)).unwrap_or_default(),
+        log: Some(log),
+        progress: progress.into(),
+    })
 }
 
 /// One rollout that is being run and reported.
@@ -257,19 +242,44 @@ struct Task {
     trace: RolloutTrace,
     /// Where it is kept, if it is.
     log: Option<RolloutLog>,
-    completed: Mutex<Completed>,
+    progress: Mutex<Progress>,
 }
 
-/// What came of the completion.
-#[derive(Default)]
-struct Completed {
-    /// Whether the caller took it, once that is known. One that did not is sent no more than
-    /// that the rollout failed.
-    taken: Option<bool>,
-    /// Whether the grader was to run then.
-    graded: bool,
-    /// What the caller said of the model's calls in its answer.
+/// How far the delivery is.
+struct Progress {
+    delivery: Delivery,
+    /// What the caller reported in its last answer.
     report: Option<Reported>,
+}
+
+impl Progress {
+    /// Progress from what an earlier process noted, if it noted anything.
+    fn of(wants_result: bool, posted: Option<&Posted<'_>>) -> Self {
+        let (taken, graded) = posted.map_or((None, false), |posted| (posted.taken, posted.graded));
+        Self { delivery: Delivery::callbacks(wants_result, taken, graded), report: None }
+    }
+
+    /// Whether the caller's last callback has what came of the rollout.
+    fn has_result(&self, is_scored: bool) -> bool {
+        matches!(&self.delivery, Delivery::Callbacks(callbacks) if callbacks.has_result(is_scored))
+    }
+
+    /// Notes the progress in a rollout's journal.
+    fn note(&self, log: &RolloutLog) {
+        let Delivery::Callbacks(callbacks) = &self.delivery else { return };
+        let report = self.report.as_ref().map(|reported| reported.report.as_raw());
+        log.note(&Posted { taken: callbacks.taken, graded: callbacks.graded, report });
+    }
+}
+
+/// The source of a message's body.
+enum Source<'a> {
+    /// The workflow's end.
+    Workflow(Result<(), &'a Failure>),
+    /// The rollout's outcome.
+    Finished(&'a Finished),
+    /// A failure of the host.
+    Crashed(&'a Failure),
 }
 
 /// What a caller said of the model's calls.
@@ -282,29 +292,21 @@ impl Steps for Task {
     type End = ();
 
     fn after_workflow<'a>(&'a self, ran: Result<(), &'a Failure>) -> AfterWorkflow<'a> {
-        // A process before posted it, and knows what came of that.
-        if let Completed { taken: Some(_), graded, .. } = *self.completed() {
-            return AfterWorkflow::Go(Next::graded(graded));
+        let is_gradable = ran.is_ok() && self.gradable;
+        let action = self.progress().delivery.advance(Event::WorkflowEnded { is_gradable });
+        match action {
+            Action::Continue { graded } => AfterWorkflow::Go(Next::graded(graded)),
+            _ => AfterWorkflow::Notify(Box::pin(async move {
+                if !kept::may_be_reported(self.log.as_ref()).await {
+                    return Next::Finish;
+                }
+                let next = self.deliver(action, &Source::Workflow(ran)).await;
+                if let Some(log) = &self.log {
+                    self.progress().note(log);
+                }
+                Next::graded(next == Action::Continue { graded: true })
+            })),
         }
-        AfterWorkflow::Notify(Box::pin(async move {
-            if !kept::may_be_reported(self.log.as_ref()).await {
-                return Next::Finish;
-            }
-            let completion = match ran {
-                Err(failure) => Completion::failure(&self.id, &failure.reason, Some(category(failure))),
-                Ok(()) => Completion::success(&self.id),
-            };
-            let posted = self.post_outcome(&completion).await;
-            let taken = posted.is_ok();
-            let graded = taken && ran.is_ok() && self.grader_url.is_some() && self.gradable;
-            let report = posted.unwrap_or_else(|report| report);
-            if let Some(log) = &self.log {
-                let report = report.as_ref().map(|reported| reported.report.as_raw());
-                log.note(&Posted { taken: Some(taken), graded, report });
-            }
-            *self.completed() = Completed { taken: Some(taken), graded, report };
-            Next::graded(graded)
-        }))
     }
 
     /// Sends the one terminal callback.
@@ -331,101 +333,110 @@ impl Task {
             }
             Ended::Crashed(crashed) => {
                 self.known.ends(Over::word("failure"));
-                let failure = Completion::failure(&self.id, &crashed.reason, Some("agent_error"));
-                self.post_completion(&failure).await.ok();
-                self.post_graded(None).await;
+                let action = self.progress().delivery.advance(Event::Crashed);
+                self.deliver(action, &Source::Crashed(&crashed)).await;
             }
         }
     }
 
-    fn completed(&self) -> MutexGuard<'_, Completed> {
-        self.completed.lock().unwrap_or_else(PoisonError::into_inner)
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends the terminal callback. What the caller reports of the model's calls goes into the
-    /// trajectory: what it reported with the completion before this, what it reports now instead.
+    /// Sends the terminal callback. A report of the model's calls is merged into the trajectory: the one that came
+    /// with the completion before the callback is sent, a later one in place of it.
     async fn end(&self, finished: &Finished) {
-        let Completed { taken, graded, report } = std::mem::take(&mut *self.completed());
-        let was_graded = graded;
-        let says_all = match taken {
-            // The host ended it meanwhile, of which its caller is still to be notified.
-            None => true,
-            Some(false) => false,
-            // An agent loop may have rated itself.
-            Some(true) => graded || matches!(finished.outcome, Outcome::Scored { .. }),
+        let (action, report) = {
+            let is_scored = matches!(finished.outcome, Outcome::Scored { .. });
+            let mut progress = self.progress();
+            self.known.ends(self.over(finished, progress.has_result(is_scored)));
+            (progress.delivery.advance(Event::Finished { is_scored }), progress.report.take())
         };
-        let graded = says_all.then(|| Graded::of(finished, self.form, self.label.as_deref()));
-        self.known.ends(self.over(finished, graded.as_ref()));
         let mut trajectories = Trajectories::of(finished);
-        if let Some(report) = &report {
+        if let Some(report) = report {
             trajectories.merge(&report.report).await;
         }
-        if let Some(Reported { report, _charge }) = self.post_graded(graded).await {
-            if let Some(log) = &self.log {
-                log.note(&Posted { taken, graded: was_graded, report: Some(report.as_raw()) });
+        self.deliver(action, &Source::Finished(finished)).await;
+        let report = {
+            let mut progress = self.progress();
+            if let (Some(log), Some(_)) = (&self.log, &progress.report) {
+                progress.note(log);
             }
-            trajectories.merge(&report).await;
+            progress.report.take()
+        };
+        if let Some(report) = report {
+            trajectories.merge(&report.report).await;
         }
     }
 
     /// What this caller's last callback says of the rollout.
-    fn over(&self, finished: &Finished, graded: Option<&Graded<'_>>) -> Over {
-        let status = match (graded, &finished.outcome) {
-            (Some(graded), _) => graded.status,
-            // Nobody asked for more than the completion.
-            (None, Outcome::Unscored(Failure { kind: FailureKind::NotGraded, .. }))
-                if self.grader_url.is_none() =>
-            {
+    fn over(&self, finished: &Finished, has_result: bool) -> Over {
+        let status = match &finished.outcome {
+            _ if has_result => Graded::status(finished),
+            // The caller wanted no more than the completion.
+            Outcome::Unscored(Failure { kind: FailureKind::NotGraded, .. }) if self.grader_url.is_none() => {
                 "success"
             }
-            (None, _) => "failure",
+            _ => "failure",
         };
         Over::of(status, &finished.outcome)
     }
 
-    /// Posts the completion, and one that says that it was not taken where it was not: that is
-    /// the error. Either is with what the caller reports in its answer.
-    async fn post_outcome(&self, completion: &Completion<'_>) -> Result<Option<Reported>, Option<Reported>> {
-        let posted = self.post_completion(completion).await;
-        if posted.is_ok() {
-            return Ok(self.report(&posted));
+    /// Posts messages for as long as one is due, and returns what comes after them.
+    async fn deliver(&self, mut action: Action, source: &Source<'_>) -> Action {
+        while let Action::Post(message) = action {
+            let posted = self.post_message(message, source).await;
+            action = self.apply(&posted);
         }
-        let failure = Completion::failure(&self.id, "Internal server error", None);
-        Err(self.report(&self.post_completion(&failure).await))
+        action
     }
 
-    async fn post_completion(&self, completion: &Completion<'_>) -> Result<Acknowledged, Undelivered> {
-        let posted = self.post(&self.completion_url, completion).await;
-        match &posted {
-            // It is the last word where no reward is wanted.
-            Ok(_) if self.grader_url.is_none() => self.due.kept(),
-            Ok(_) => {}
-            Err(undelivered) => tracing::warn!(%undelivered, "completion callback not delivered"),
+    /// Applies the answer to a message and returns what comes next.
+    fn apply(&self, posted: &Result<Acknowledged, Undelivered>) -> Action {
+        let report = self.report(posted);
+        let mut progress = self.progress();
+        if report.is_some() {
+            progress.report = report;
         }
-        posted
-    }
-
-    /// Posts the terminal callback, if the caller wants one: this, or that there is nothing.
-    /// Gives what the caller reports in its answer.
-    async fn post_graded(&self, graded: Option<Graded<'_>>) -> Option<Reported> {
-        let url = self.grader_url.as_ref()?;
-        let bare = Graded::bare(&self.id, self.form);
-        let is_bare = graded.is_none();
-        let posted = self.post(url, graded.as_ref().unwrap_or(&bare)).await;
-        let Err(undelivered) = posted else {
+        let event = if posted.is_ok() { Event::Acknowledged } else { Event::Undelivered };
+        let action = progress.delivery.advance(event);
+        if progress.delivery.is_acknowledged() {
             self.due.kept();
-            return self.report(&posted);
+        }
+        action
+    }
+
+    async fn post_message(&self, message: Message, source: &Source<'_>) -> Result<Acknowledged, Undelivered> {
+        let is_last = matches!(message, Message::Result | Message::NoResult);
+        let posted = match (message, source, &self.grader_url) {
+            (Message::Result, Source::Finished(finished), Some(url)) => {
+                self.post(url, &Graded::of(finished, self.form, self.label.as_deref())).await
+            }
+            (Message::Result | Message::NoResult, _, Some(url)) => {
+                self.post(url, &Graded::bare(&self.id, self.form)).await
+            }
+            (_, source, _) => {
+                let completion = match source {
+                    Source::Workflow(Ok(())) if message == Message::Completion => {
+                        Completion::success(&self.id)
+                    }
+                    Source::Workflow(Err(failure)) if message == Message::Completion => {
+                        Completion::failure(&self.id, &failure.reason, Some(category(failure)))
+                    }
+                    Source::Crashed(crashed) => {
+                        Completion::failure(&self.id, &crashed.reason, Some("agent_error"))
+                    }
+                    Source::Workflow(_) | Source::Finished(_) => {
+                        Completion::failure(&self.id, "Internal server error", None)
+                    }
+                };
+                self.post(&self.completion_url, &completion).await
+            }
         };
-        tracing::warn!(%undelivered, "grader callback not delivered");
-        if is_bare {
-            return None;
-        }
-        // A caller that refused the result may still take the word that there is none.
-        let posted = self.post(url, &bare).await;
-        if posted.is_ok() {
-            self.due.kept();
-        }
-        self.report(&posted)
+        posted.inspect_err(|undelivered| match is_last {
+            true => tracing::warn!(%undelivered, "grader callback not delivered"),
+            false => tracing::warn!(%undelivered, "completion callback not delivered"),
+        })
     }
 
     /// What the caller reports in its answer. It is held until the last callback was taken.

@@ -11,10 +11,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::Osmosis;
 use super::error::ApiError;
 use super::report::Report;
+use super::statuses::{CountedBy, Known};
 use rollout_core::budget::{Budget, Charge};
 use rollout_core::id::RolloutId;
 use rollout_core::outbound::{ModelEndpoint, Secret};
-use rollout_core::rollout::{Continuation, Ended, Host, Rollout, RolloutLog, UnfinishedRollout};
+use rollout_core::rollout::{
+    Continuation, Ended, Host, Rollout, RolloutLog, Steps, UnfinishedRollout, drive,
+};
 
 /// Who drives a rollout that is polled for.
 pub(super) const POLLED: &str = "osmosis-polled";
@@ -68,15 +71,33 @@ pub(super) async fn is_safe(log: Option<&RolloutLog>) -> Result<(), ApiError> {
     }
 }
 
-/// The rollout itself, to be driven on, with its model asked as this says.
-pub(super) fn rollout(
-    host: &Host,
+/// Continues a rollout of an earlier process: runs it to its end, or delivers its outcome where it has one. `asked` says
+/// how its model is asked, and `steps` makes its driver, with the rollout where that still runs.
+pub(super) fn go_on<S: Steps<End = ()> + 'static>(
+    (osmosis, host): (&Osmosis, &Host),
     unfinished: UnfinishedRollout,
-    asked: impl FnOnce(ModelEndpoint) -> ModelEndpoint,
-) -> Result<Box<Rollout>, String> {
+    counted: CountedBy,
+    asked: impl FnOnce(ModelEndpoint) -> Result<ModelEndpoint, String>,
+    steps: impl FnOnce(Known, Option<&Rollout>) -> S,
+) -> Result<(), String> {
+    let inner = &osmosis.0;
+    let id = unfinished.request.id.clone();
+    if unfinished.is_over {
+        let (osmosis, log) = (osmosis.clone(), unfinished.log().clone());
+        let steps = Box::new(steps(inner.statuses.ended(id.clone(), counted), None));
+        inner.tasks.spawn(async move {
+            if let Some((ended, _held)) = outcome(&osmosis, &id, &log).await {
+                steps.finished(ended).await;
+            }
+        });
+        return Ok(());
+    }
     let secrets = &unfinished.secrets.request;
     let model = secrets.endpoint(&unfinished.request.model).map_err(|error| error.to_string())?;
-    host.resume(unfinished, Arc::new(asked(model))).map_err(|error| error.to_string())
+    let rollout = host.resume(unfinished, Arc::new(asked(model)?)).map_err(|error| error.to_string())?;
+    let steps = steps(inner.statuses.begins(id, rollout.handle(), counted), Some(&rollout));
+    inner.tasks.spawn(drive(rollout, Box::new(steps)));
+    Ok(())
 }
 
 /// What an earlier process's outcomes take of the memory budget at once, at the most: a part of it, and so many bytes.
@@ -107,11 +128,7 @@ pub(super) struct OutcomeTurn {
 
 /// How a rollout ended that an earlier process came to the end with, once it is its turn: outcomes of a few bytes are read
 /// together, long ones one after the other.
-pub(super) async fn outcome(
-    osmosis: &Osmosis,
-    id: &RolloutId,
-    log: &RolloutLog,
-) -> Option<(Ended, OutcomeTurn)> {
+async fn outcome(osmosis: &Osmosis, id: &RolloutId, log: &RolloutLog) -> Option<(Ended, OutcomeTurn)> {
     /// What is read, and what that means.
     const COPIES: usize = 2;
     let inner = &osmosis.0;

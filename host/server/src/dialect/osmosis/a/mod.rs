@@ -28,6 +28,7 @@ use super::reports::Due;
 use super::statuses::{CountedBy, Known, Over, Statuses};
 use super::{BODY_BYTES_MAX, Osmosis, kept};
 use crate::connection::Caller;
+use crate::dialect::delivery::{Action, Delivery, Event};
 use records::{Leading, Part, Records, StoredRecord};
 use request::Init;
 use rollout_assembly::config::OsmosisInit;
@@ -272,39 +273,22 @@ pub(super) fn resume(osmosis: &Osmosis, host: &Host, unfinished: UnfinishedRollo
     }
     let (id, completed_url) = (id.into_owned(), completed_url.into_owned());
     let api_key = api_key.map(Secret::new);
-    let call = |known| {
-        Box::new(Call {
-            due: inner.reports.promise(&id),
-            known,
-            grade: gradable && host.grader().is_some(),
-            answer: Mutex::new(Some(Answer::Given(stored))),
-            osmosis: osmosis.clone(),
-            id: id.clone(),
-            completed_url,
-            api_key,
-            log: Some(log),
-        })
+    let of_id = id.clone();
+    let asked = |model: ModelEndpoint| {
+        let profile = request::profile(&of_id, &inner.init.settings, host.form());
+        Ok(model.asked(profile.ok_or("its id makes no request")?))
     };
-    let rollout_id = unfinished.request.id.clone();
-    match unfinished.is_over {
-        true => {
-            let (osmosis, log) = (osmosis.clone(), unfinished.log().clone());
-            let call = call(inner.statuses.ended(rollout_id.clone(), CountedBy::Records));
-            inner.tasks.spawn(async move {
-                if let Some((ended, _held)) = kept::outcome(&osmosis, &rollout_id, &log).await {
-                    call.finished(ended).await;
-                }
-            });
-        }
-        false => {
-            let profile = request::profile(&id, &inner.init.settings, host.form());
-            let profile = profile.ok_or("its id makes no request")?;
-            let rollout = kept::rollout(host, unfinished, |model| model.asked(profile))?;
-            let call = call(inner.statuses.begins(rollout_id, rollout.handle(), CountedBy::Records));
-            inner.tasks.spawn(drive(rollout, call));
-        }
-    }
-    Ok(())
+    kept::go_on((osmosis, host), unfinished, CountedBy::Records, asked, |known, _| Call {
+        due: inner.reports.promise(&id),
+        known,
+        grade: gradable && host.grader().is_some(),
+        answer: Mutex::new(Some(Answer::Given(stored))),
+        osmosis: osmosis.clone(),
+        id,
+        completed_url,
+        api_key,
+        log: Some(log),
+    })
 }
 
 /// Answers a request and runs its rollout.
@@ -402,32 +386,46 @@ impl Steps for Call {
             }
             Some(Answer::Due(_)) | None => return self.is_over(),
         };
-        let body = match ended {
-            // Whoever stopped it wants to hear nothing more of it.
+        let (event, body) = match ended {
             Ended::Cancelled(_) => {
                 self.known.ends(Over::word("cancelled"));
-                self.is_completed();
-                self.due.cancelled();
-                return;
+                (Event::Cancelled { by_server: self.due.cancelled() }, Bytes::new())
             }
-            Ended::Finished(finished) => self.completed(&finished),
+            Ended::Finished(finished) => {
+                let is_scored = matches!(finished.outcome, Outcome::Scored { .. });
+                (Event::Finished { is_scored }, self.completed(&finished))
+            }
             Ended::Crashed(crashed) => {
                 self.known.ends(Over::word("failure"));
-                encoded(&Completed::failed(&self.id, &crashed.reason, Metrics::default()))
+                let body = encoded(&Completed::failed(&self.id, &crashed.reason, Metrics::default()));
+                (Event::Crashed, body)
             }
         };
-        // A result that its caller does not take is not followed by another that says
-        // something else.
-        let completions = &self.osmosis.0.init.completions;
-        match completions.post(&self.completed_url, self.api_key.as_ref(), body).await {
-            Ok(_) => self.due.kept(),
-            Err(undelivered) => tracing::warn!(%undelivered, "completion not delivered"),
+        let mut delivery = Delivery::OnePost { is_acknowledged: false };
+        let mut action = delivery.advance(event);
+        while let Action::Post(_) = action {
+            action = delivery.advance(self.post(body.clone()).await);
+        }
+        if delivery.is_acknowledged() {
+            self.due.kept();
         }
         self.is_completed();
     }
 }
 
 impl Call {
+    /// Posts the completion, and returns whether the caller took it.
+    async fn post(&self, body: Bytes) -> Event {
+        let completions = &self.osmosis.0.init.completions;
+        match completions.post(&self.completed_url, self.api_key.as_ref(), body).await {
+            Ok(_) => Event::Acknowledged,
+            Err(undelivered) => {
+                tracing::warn!(%undelivered, "completion not delivered");
+                Event::Undelivered
+            }
+        }
+    }
+
     /// What a request is answered, which is kept before anybody hears of it.
     async fn tools(&self, rollout: &mut Rollout) -> Result<Bytes, String> {
         let tools = Box::pin(rollout.tools(|tools| tools::typed(&tools))).await;

@@ -3,8 +3,7 @@
 mod registry;
 
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::Extension;
 use axum::body::Bytes;
@@ -22,6 +21,7 @@ use super::sample::{WireSample, category};
 use super::statuses::{CountedBy, Known, Over, word};
 use super::{Osmosis, id_in_path, kept};
 use crate::connection::{Caller, WhenWritten};
+use crate::dialect::delivery::{Action, Delivery, Event};
 use crate::random;
 use registry::{Entry, Lease, ResultCopy, Status};
 use rollout_core::id::RolloutId;
@@ -151,26 +151,13 @@ pub(super) fn resume(osmosis: &Osmosis, host: &Host, unfinished: UnfinishedRollo
     let (id, label) = (unfinished.request.id.clone(), unfinished.request.label.clone());
     let place = inner.polled.reserve_anyway(&id).map_err(|_| "its id is taken")?;
     let (log, lease) = (unfinished.log().clone(), facts.lease.clone());
-    let is_expired = notes.contains(&Note::Expired);
-    if unfinished.is_over {
-        // It died before its end was noted. A result that is kept already is this one.
-        let entry = place.fill(lease, Some(log.clone()));
-        let polling =
-            facts.polling(osmosis, host, entry, inner.statuses.ended(id, CountedBy::Statuses), label);
-        polling.is_expired.store(is_expired, Ordering::Relaxed);
-        inner.tasks.spawn(async move {
-            if let Some((ended, _held)) = kept::outcome(&polling.osmosis, polling.entry.id(), &log).await {
-                Box::new(polling).finished(ended).await;
-            }
-        });
-        return Ok(());
-    }
-    let rollout = kept::rollout(host, unfinished, |model| model)?;
-    let known = inner.statuses.begins(id, rollout.handle(), CountedBy::Statuses);
-    let polling = facts.polling(osmosis, host, place.fill(lease, Some(log)), known, label);
-    polling.is_expired.store(is_expired, Ordering::Relaxed);
-    inner.tasks.spawn(drive(rollout, Box::new(polling)));
-    Ok(())
+    let delivery = Delivery::Polled { is_expired: notes.contains(&Note::Expired) };
+    // One that is over died before its end was noted. A result that is kept already is this one.
+    let counted = CountedBy::Statuses;
+    kept::go_on((osmosis, host), unfinished, counted, Ok, |known, _| {
+        let polling = facts.polling(osmosis, host, place.fill(lease, Some(log)), known, label);
+        Polling { delivery: delivery.into(), ..polling }
+    })
 }
 
 impl Facts {
@@ -191,7 +178,7 @@ impl Facts {
             known,
             gradable: self.gradable && host.grader().is_some(),
             form: Form { grade: self.grade, is_expired: false, label },
-            is_expired: AtomicBool::new(false),
+            delivery: Mutex::new(Delivery::Polled { is_expired: false }),
         }
     }
 }
@@ -204,7 +191,7 @@ struct Polling {
     due: Due,
     gradable: bool,
     form: Form,
-    is_expired: AtomicBool,
+    delivery: Mutex<Delivery>,
 }
 
 /// What a result says besides what came of its rollout.
@@ -215,6 +202,12 @@ struct Form {
     /// Whether the lease ran out, so that nobody polls for it.
     is_expired: bool,
     label: Option<String>,
+}
+
+impl Polling {
+    fn delivery(&self) -> MutexGuard<'_, Delivery> {
+        self.delivery.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Steps for Polling {
@@ -230,23 +223,26 @@ impl Steps for Polling {
 
     async fn abandoned(&self) {
         self.entry.lease_over().await;
-        self.is_expired.store(true, Ordering::Relaxed);
+        self.delivery().advance(Event::LeaseExpired);
     }
 
     async fn finished(self: Box<Self>, ended: Ended) {
-        let is_expired = self.is_expired.load(Ordering::Relaxed);
+        let is_expired = matches!(*self.delivery(), Delivery::Polled { is_expired: true });
         if let Some(log) = self.entry.log().filter(|_| is_expired) {
             log.note(&Note::Expired);
         }
-        let Self { osmosis, entry, due, known, mut form, .. } = *self;
+        let Self { osmosis, entry, due, known, mut form, delivery, .. } = *self;
         let inner = &osmosis.0;
         form.is_expired = is_expired;
-        let is_awaited = match &ended {
-            Ended::Finished(_) | Ended::Crashed(_) if !is_expired => true,
-            Ended::Cancelled(_) if !is_expired => due.cancelled(),
-            // Nobody polls for it.
-            _ => false,
+        let event = match &ended {
+            Ended::Finished(finished) => {
+                Event::Finished { is_scored: matches!(finished.outcome, Outcome::Scored { .. }) }
+            }
+            Ended::Cancelled(_) => Event::Cancelled { by_server: !is_expired && due.cancelled() },
+            Ended::Crashed(_) => Event::Crashed,
         };
+        let mut delivery = delivery.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let is_awaited = delivery.advance(event) == Action::Keep { is_awaited: true };
         let finished = match ended {
             Ended::Finished(finished) | Ended::Cancelled(finished) => finished,
             Ended::Crashed(crashed) => {
