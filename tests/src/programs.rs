@@ -67,7 +67,8 @@ pub fn example(package: &str) -> PathBuf {
         // Cargo puts the examples, which have a profile of their own, beside the profile of the guests.
         Some(dir) => PathBuf::from(dir).join("../../guest").join(file),
         None => {
-            let built = cargo_build(&["--profile", "guest", "--target", "wasm32-wasip2", "-p", package, "--lib"]);
+            let built =
+                cargo_build(&["--profile", "guest", "--target", "wasm32-wasip2", "-p", package, "--lib"]);
             let files = built.iter().filter_map(|artifact| artifact["filenames"].as_array()).flatten();
             let mut files = files.filter_map(Value::as_str).map(PathBuf::from);
             files.find(|path| path.ends_with(&file)).unwrap_or_default()

@@ -119,7 +119,10 @@ async fn after_a_kill_rollouts_go_on_with_the_version_that_they_began_with() {
 async fn usage(catalog: &TestCatalog, tenant: &str) -> (u64, f64) {
     let usage = catalog.operate(Method::GET, &format!("/tenants/{tenant}/usage"), Value::Null).await;
     let today = &usage["days"][0];
-    (today["model_tokens"].as_u64().unwrap_or_default(), today["guest_cpu_seconds"].as_f64().unwrap_or_default())
+    (
+        today["model_tokens"].as_u64().unwrap_or_default(),
+        today["guest_cpu_seconds"].as_f64().unwrap_or_default(),
+    )
 }
 
 #[tokio::test]
@@ -140,7 +143,10 @@ async fn a_kill_loses_no_usage_of_rollouts_that_ended_a_moment_before() {
     let catalog = catalog.killed().await;
 
     let (tokens_after, cpu_after) = usage(&catalog, "t").await;
-    assert!(tokens_after >= tokens && cpu_after >= cpu, "{tokens_after} of {tokens} tokens, {cpu_after} of {cpu} s");
+    assert!(
+        tokens_after >= tokens && cpu_after >= cpu,
+        "{tokens_after} of {tokens} tokens, {cpu_after} of {cpu} s"
+    );
 }
 
 #[tokio::test]

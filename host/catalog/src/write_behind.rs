@@ -280,7 +280,8 @@ fn wait_for_usage(store: &Store) {
 
 /// Waits for this time, or until the catalog is being closed. Returns whether it is.
 fn pause(store: &Store, time: Duration) -> bool {
-    let waited = store.pending_changed.wait_timeout_while(pending(store), time, |pending| !pending.is_closing);
+    let waited =
+        store.pending_changed.wait_timeout_while(pending(store), time, |pending| !pending.is_closing);
     waited.unwrap_or_else(PoisonError::into_inner).0.is_closing
 }
 

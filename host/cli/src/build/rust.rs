@@ -79,8 +79,8 @@ impl Default for BuildSettings {
 
 /// Reads the build settings of a project. Cargo reports what is wrong with the rest of the file.
 fn build_settings(manifest: &Path) -> Result<BuildSettings> {
-    let text = std::fs::read_to_string(manifest)
-        .with_context(|| format!("cannot read {}", manifest.display()))?;
+    let text =
+        std::fs::read_to_string(manifest).with_context(|| format!("cannot read {}", manifest.display()))?;
     match toml::from_str::<Manifest>(&text) {
         Ok(manifest) => Ok(manifest.package.metadata.rollout),
         Err(error) => Err(PluginFault(format!("{} is not right: {error}", manifest.display())).into()),

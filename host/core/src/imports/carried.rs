@@ -63,8 +63,8 @@ impl CarriedRequests {
             if serde_json::from_slice::<WrittenToolCall<'_>>(what).is_ok() {
                 continue;
             }
-            let request: WrittenRequest<'_> = serde_json::from_slice(what)
-                .map_err(|error| format!("a request cannot be read: {error}"))?;
+            let request: WrittenRequest<'_> =
+                serde_json::from_slice(what).map_err(|error| format!("a request cannot be read: {error}"))?;
             if request.asked == ModelRole::Policy {
                 policy.add_written(request, *time)?;
             }
@@ -87,5 +87,70 @@ impl CarriedRequests {
         whole.push_texts(rest.iter());
         whole.shrink();
         Ok(whole)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::super::exchange::Exchange;
+    use super::*;
+    use crate::id::SampleId;
+    use crate::wire;
+
+    const REPLY: &str = r#"{"choices":[{"message":{"role":"assistant","content":"a"}}]}"#;
+
+    fn messages(texts: &[&str]) -> Messages {
+        texts.iter().map(|text| wire::object(text).unwrap()).collect()
+    }
+
+    fn message(number: usize, bytes: usize) -> String {
+        format!(r#"{{"role":"user","content":"{number}{}"}}"#, "x".repeat(bytes))
+    }
+
+    /// A sample whose conversation is `has`, after requests that carried `requests`.
+    fn check(has: &[&str], requests: &[&[&str]], expected: Option<Carried>) {
+        let id = SampleId::parse("main").unwrap();
+        let sample = SampleRecord { messages: messages(has), ..SampleRecord::new(id.clone()) };
+        let other = Exchange::replied(SampleId::parse("other").unwrap(), messages(has), REPLY);
+        let asked = requests.iter().map(|texts| Exchange::replied(id.clone(), messages(texts), REPLY));
+        let policy: ModelCalls = asked.chain([other]).collect();
+        let samples = [sample];
+        let carried = Carried::find(&samples[0], &samples, &policy);
+        assert_eq!(carried, expected);
+        let Some(carried) = carried else { return };
+
+        let lists = policy.among(&samples);
+        let events: Vec<RunEvent> = (0..policy.exchanges().len())
+            .map(|place| RunEvent::Asked {
+                at: place as u64,
+                call: place as u32 + 1,
+                time: SystemTime::UNIX_EPOCH,
+                what: lists.written(ModelRole::Policy, place),
+            })
+            .collect();
+        let rest = carried.rest(&samples[0].messages);
+        assert_eq!(rest.len(), has.len() - carried.count);
+        let read = CarriedRequests::read(&events).unwrap();
+        assert_eq!(read.whole(carried, &rest).unwrap(), samples[0].messages);
+        let lost = CarriedRequests::read(&events[..carried.request]).unwrap();
+        assert!(lost.whole(carried, &rest).unwrap_err().contains("is missing"));
+    }
+
+    #[test]
+    fn a_conversation_is_put_together_of_its_last_request_and_the_rest() {
+        let long = [0, 1, 2, 3].map(|number| message(number, 600));
+        let [a, b, c, d] = [&*long[0], &*long[1], &*long[2], &*long[3]];
+        let at = |request, count| Some(Carried { request, count });
+        check(&[a, b, c, d], &[&[a], &[a, b, c]], at(1, 3));
+        check(&[a, b], &[&[a, b]], at(0, 2));
+        // The last request goes on from another beginning, or has nothing of the conversation.
+        check(&[a, b, c], &[&[a, b, c], &[a, b, d]], at(1, 2));
+        check(&[a, b, c], &[&[a, b, c], &[d]], None);
+        check(&[a, b, c], &[], None);
+        // Short conversations are written out.
+        let short = message(0, 10);
+        check(&[&short, b], &[&[&short]], None);
     }
 }

@@ -43,6 +43,10 @@ const CLOSING_TIME_HURRIED: Duration = Duration::from_millis(250);
 /// first: a head takes a moment to come, and callers without a key must not keep out those with one.
 const UNKNOWN_PART: usize = 4;
 
+/// Time that a new connection has for its head before it makes room for others. In a burst the server reads heads late, and a
+/// connection that is closed before has no answer.
+const HEAD_GRACE: Duration = Duration::from_millis(500);
+
 /// A connection that goes on is noted this often and no more.
 const PROGRESS_STEP: Duration = Duration::from_secs(1);
 
@@ -132,10 +136,13 @@ impl Close {
 }
 
 impl Owned {
-    /// Takes out the connection that is worth the least at one of these stages.
-    fn pop(&mut self, stages: &[Stage]) -> Option<(u64, Arc<Close>)> {
+    /// Takes out the connection that is worth the least of those that have been at one of these stages since `until`.
+    fn pop(&mut self, stages: &[Stage], until: Instant) -> Option<(u64, Arc<Close>)> {
         let places = stages.iter().filter_map(|stage| stage.place());
-        let mut found = places.filter_map(|place| self.at[place].pop_first());
+        let mut found = places.filter_map(|place| {
+            let first = self.at[place].first_entry()?;
+            (first.key().0 <= until).then(|| first.remove_entry())
+        });
         found.next().map(|((_, id), close)| (id, close))
     }
 }
@@ -217,11 +224,15 @@ impl Inner {
         let is_nobody_above = !is_unknown_first && !is_anybody_above;
         let idle = owners.iter().filter(|_| is_nobody_above);
         let idle = idle.map(|(owner, _)| (Some(*owner), &IN_SHARE[..]));
+        let now = Instant::now();
+        let until_now = |(owner, stages)| (owner, stages, now);
         let unknown = (None, &UNKNOWN[..]);
-        let first = is_unknown_first.then_some(unknown);
-        for (owner, stages) in first.into_iter().chain(above).chain([unknown]).chain(idle) {
+        let late = now.checked_sub(HEAD_GRACE).map(|until| (unknown.0, unknown.1, until));
+        let first = late.filter(|_| is_unknown_first);
+        let others = above.chain([unknown]).chain(idle).map(until_now);
+        for (owner, stages, until) in first.into_iter().chain(others) {
             let owned = self.owners.get_mut(&owner);
-            if let Some((id, close)) = owned.and_then(|owned| owned.pop(stages)) {
+            if let Some((id, close)) = owned.and_then(|owned| owned.pop(stages, until)) {
                 self.close(owner, id, close);
                 return true;
             }

@@ -37,7 +37,8 @@ pub(super) fn written(finished: &Finished, carried: &[Option<Carried>]) -> Vec<B
 /// Reads the last outcome among the events of a rollout; none where there is none.
 pub(super) fn read(events: &[store::Event]) -> io::Result<Option<Finished>> {
     let Some(outcome) = events.iter().rfind(|event| event.kind == kind::OUTCOME) else { return Ok(None) };
-    let (line, rest) = split_line(&outcome.payload).ok_or_else(|| io::Error::other("an outcome has no line"))?;
+    let (line, rest) =
+        split_line(&outcome.payload).ok_or_else(|| io::Error::other("an outcome has no line"))?;
     let carried: Vec<Option<Carried>> = serde_json::from_slice(&line).map_err(io::Error::other)?;
     let mut finished: Finished = serde_json::from_slice(&rest).map_err(io::Error::other)?;
     if carried.iter().any(Option::is_some) {

@@ -102,7 +102,9 @@ impl StoredRollout {
         let mut stored = Self {
             workflow: run(Role::Workflow)?,
             grader: run(Role::Grader)?,
-            outcome: outcome::read(&written.events).map_err(|error| unreadable(error.to_string()))?.map(Box::new),
+            outcome: outcome::read(&written.events)
+                .map_err(|error| unreadable(error.to_string()))?
+                .map(Box::new),
             request: line.request.into_owned(),
             deployment: line.deployment,
             driver: line.driver.into_owned(),
