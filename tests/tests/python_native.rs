@@ -68,6 +68,19 @@ def raised(work):
         return type(error).__name__
 
 
+LONG = np.arange(9)
+
+
+def integers():
+    """What has the default integer, or that of positions, on machines of 64 bits."""
+    old = np.random.RandomState(7)
+    yield from (np.array([1]), np.ones(1, int), np.zeros(1, np.intp), np.array([True]).sum(), np.bincount([1]))
+    yield from (*np.nonzero(LONG), np.argmax(LONG), LONG.searchsorted([2]), np.lexsort((LONG, LONG)), np.argpartition(LONG, 2))
+    yield from (*np.unravel_index([3], (2, 2)), *np.unique([1], return_index=True, return_counts=True), np.digitize([1], [1]))
+    yield from (old.randint(5, size=1), old.poisson(3, size=1), old.binomial(5, 0.5, size=1), old.permutation(3))
+    yield from (np.strings.str_len(["a"]), np.strings.find(["ab"], "b"), np.histogram([1])[0], np.zeros(1, np.int8).sum())
+
+
 def found():
     """What numpy's own pages promise, and CPython's numpy gives."""
     with np.errstate(all="ignore"):
@@ -79,6 +92,10 @@ def found():
         "sorted": np.sort(np.array([3, 1, 2])).tolist(),
         "text": np.strings.upper(np.array(["a", "b"])).tolist(),
         "seeded": np.random.default_rng(7).integers(0, 100, 3).tolist(),
+        "summed": [int(np.sum([2_000_000_000] * 2)), int((np.arange(100_000) ** 2).max())],
+        "indices": [int((np.argsort(-np.arange(100_000)) ** 2).max()), np.arange(5)[np.array([1, 3])].tolist()],
+        "beyond": [raised(lambda: LONG[np.array([2**32])]), raised(lambda: LONG.take(np.array([2**32])))],
+        "integers": sorted({str(each.dtype) for each in integers()}),
         "quiet": str(quiet),
         "singular": raised(lambda: np.linalg.inv(np.zeros((2, 2)))),
         "indefinite": raised(lambda: np.linalg.cholesky(-WEIGHTS)),
@@ -105,7 +122,9 @@ async fn a_grader_computes_with_numpy_and_what_has_no_answer_raises() {
     let both = rolled_out(made, &["one", "two"]).await;
 
     let expected = "{'solve': [0.8, 1.4], 'eigenvalues': [1.381966, 3.618034], 'fft': [1.0, 1.0, 1.0, 1.0], \
-                    'sorted': [1, 2, 3], 'text': ['A', 'B'], 'seeded': [94, 62, 68], 'quiet': 'inf', \
+                    'sorted': [1, 2, 3], 'text': ['A', 'B'], 'seeded': [94, 62, 68], \
+                    'summed': [4000000000, 9999800001], 'indices': [9999800001, [1, 3]], \
+                    'beyond': ['IndexError', 'IndexError'], 'integers': ['int64'], 'quiet': 'inf', \
                     'singular': 'LinAlgError', 'indefinite': 'LinAlgError', 'not seen': 'NotImplementedError', \
                     'nor so': 'NotImplementedError'}";
     for (text, reward) in &both {
