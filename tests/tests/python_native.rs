@@ -277,6 +277,69 @@ async fn texts_are_read_and_compared_by_packages_with_native_code_all_in_one_com
     assert!((reward - 28.0 / 29.0).abs() < 1e-9, "{reward}");
 }
 
+const PACKING: &str = r#"
+import msgpack
+import orjson
+import ormsgpack
+import tiktoken
+import uuid_utils
+import xxhash
+import zstandard
+
+from rollout_sdk import AgentWorkflow, Grader, message
+
+
+def raised(work):
+    try:
+        return f"nothing: {work()}"
+    except Exception as error:
+        return type(error).__name__
+
+
+def found():
+    """Results of the packages that frameworks for language models depend on."""
+    ranks = {bytes([each]): each for each in range(256)} | {b"ab": 256}
+    pairs = tiktoken.Encoding("pairs", pat_str=r"\w+|\s", mergeable_ranks=ranks, special_tokens={})
+    return {
+        "orjson": [orjson.dumps({"a": [1, 2.5, None, 2**53]}), orjson.loads(b'{"a": 1e3}'), raised(lambda: orjson.loads(b"{"))],
+        "msgpack": [msgpack.unpackb(msgpack.packb({"a": [1, -1, 2**40, 0.5, b"b"]})), raised(lambda: msgpack.unpackb(b"\xc1"))],
+        "ormsgpack": ormsgpack.unpackb(ormsgpack.packb({"a": [1, -1, 2**40, 0.5]})),
+        "xxhash": [xxhash.xxh32_hexdigest(b"a"), xxhash.xxh64_hexdigest(b"a"), xxhash.xxh3_128_hexdigest(b"a")],
+        "zstandard": zstandard.decompress(zstandard.compress(b"abc" * 100)) == b"abc" * 100,
+        "uuid": [str(uuid_utils.uuid5(uuid_utils.NAMESPACE_DNS, "a")), uuid_utils.uuid7().version],
+        "tokens": [pairs.encode("abab a"), pairs.decode([256, 97])],
+        "vocabulary": raised(lambda: tiktoken.get_encoding("cl100k_base")),
+    }
+
+
+class Packing(AgentWorkflow):
+    async def run(self, ctx):
+        ctx.sample.push(message.assistant(str(found())))
+
+
+class Same(Grader):
+    async def grade(self, ctx):
+        return orjson.loads(b"0.5")
+"#;
+
+#[tokio::test]
+async fn what_frameworks_for_language_models_pack_and_hash_with_is_as_elsewhere() {
+    let dependencies =
+        "\"orjson\", \"msgpack\", \"ormsgpack\", \"xxhash\", \"zstandard\", \"uuid-utils\", \"tiktoken\"";
+    let project = project("packing", dependencies, PACKING);
+    let (_, made) = build(project.path()).await;
+
+    let found = rolled_out(made, &["one"]).await;
+
+    let expected = "{'orjson': [b'{\"a\":[1,2.5,null,9007199254740992]}', {'a': 1000.0}, 'JSONDecodeError'], \
+                    'msgpack': [{'a': [1, -1, 1099511627776, 0.5, b'b']}, 'FormatError'], 'ormsgpack': {'a': [1, \
+                    -1, 1099511627776, 0.5]}, 'xxhash': ['550d7456', 'd24ec4f1a98c6e5b', \
+                    'a96faf705af16834e6c632b61e964e1f'], 'zstandard': True, 'uuid': \
+                    ['4f3f2898-69e3-5a0d-820a-c4e87987dbce', 7], 'tokens': [[256, 256, 32, 97], 'aba'], \
+                    'vocabulary': 'FileNotFoundError'}";
+    assert_eq!(found, [(expected.to_owned(), 0.5)]);
+}
+
 /// What both frameworks below do: a tool is called, and the answer is a model of pydantic's.
 fn answers() -> [Answer; 4] {
     let call = |id: &str, name: &str, arguments: Value| {
