@@ -68,6 +68,19 @@ def raised(work):
         return type(error).__name__
 
 
+LONG = np.arange(9)
+
+
+def integers():
+    """What has the default integer, or that of positions, on machines of 64 bits."""
+    old = np.random.RandomState(7)
+    yield from (np.array([1]), np.ones(1, int), np.zeros(1, np.intp), np.array([True]).sum(), np.bincount([1]))
+    yield from (*np.nonzero(LONG), np.argmax(LONG), LONG.searchsorted([2]), np.lexsort((LONG, LONG)), np.argpartition(LONG, 2))
+    yield from (*np.unravel_index([3], (2, 2)), *np.unique([1], return_index=True, return_counts=True), np.digitize([1], [1]))
+    yield from (old.randint(5, size=1), old.poisson(3, size=1), old.binomial(5, 0.5, size=1), old.permutation(3))
+    yield from (np.strings.str_len(["a"]), np.strings.find(["ab"], "b"), np.histogram([1])[0], np.zeros(1, np.int8).sum())
+
+
 def found():
     """What numpy's own pages promise, and CPython's numpy gives."""
     with np.errstate(all="ignore"):
@@ -79,6 +92,10 @@ def found():
         "sorted": np.sort(np.array([3, 1, 2])).tolist(),
         "text": np.strings.upper(np.array(["a", "b"])).tolist(),
         "seeded": np.random.default_rng(7).integers(0, 100, 3).tolist(),
+        "summed": [int(np.sum([2_000_000_000] * 2)), int((np.arange(100_000) ** 2).max())],
+        "indices": [int((np.argsort(-np.arange(100_000)) ** 2).max()), np.arange(5)[np.array([1, 3])].tolist()],
+        "beyond": [raised(lambda: LONG[np.array([2**32])]), raised(lambda: LONG.take(np.array([2**32])))],
+        "integers": sorted({str(each.dtype) for each in integers()}),
         "quiet": str(quiet),
         "singular": raised(lambda: np.linalg.inv(np.zeros((2, 2)))),
         "indefinite": raised(lambda: np.linalg.cholesky(-WEIGHTS)),
@@ -105,7 +122,9 @@ async fn a_grader_computes_with_numpy_and_what_has_no_answer_raises() {
     let both = rolled_out(made, &["one", "two"]).await;
 
     let expected = "{'solve': [0.8, 1.4], 'eigenvalues': [1.381966, 3.618034], 'fft': [1.0, 1.0, 1.0, 1.0], \
-                    'sorted': [1, 2, 3], 'text': ['A', 'B'], 'seeded': [94, 62, 68], 'quiet': 'inf', \
+                    'sorted': [1, 2, 3], 'text': ['A', 'B'], 'seeded': [94, 62, 68], \
+                    'summed': [4000000000, 9999800001], 'indices': [9999800001, [1, 3]], \
+                    'beyond': ['IndexError', 'IndexError'], 'integers': ['int64'], 'quiet': 'inf', \
                     'singular': 'LinAlgError', 'indefinite': 'LinAlgError', 'not seen': 'NotImplementedError', \
                     'nor so': 'NotImplementedError'}";
     for (text, reward) in &both {
@@ -256,6 +275,69 @@ async fn texts_are_read_and_compared_by_packages_with_native_code_all_in_one_com
     let (text, reward) = &found[0];
     assert_eq!(text, expected);
     assert!((reward - 28.0 / 29.0).abs() < 1e-9, "{reward}");
+}
+
+const PACKING: &str = r#"
+import msgpack
+import orjson
+import ormsgpack
+import tiktoken
+import uuid_utils
+import xxhash
+import zstandard
+
+from rollout_sdk import AgentWorkflow, Grader, message
+
+
+def raised(work):
+    try:
+        return f"nothing: {work()}"
+    except Exception as error:
+        return type(error).__name__
+
+
+def found():
+    """Results of the packages that frameworks for language models depend on."""
+    ranks = {bytes([each]): each for each in range(256)} | {b"ab": 256}
+    pairs = tiktoken.Encoding("pairs", pat_str=r"\w+|\s", mergeable_ranks=ranks, special_tokens={})
+    return {
+        "orjson": [orjson.dumps({"a": [1, 2.5, None, 2**53]}), orjson.loads(b'{"a": 1e3}'), raised(lambda: orjson.loads(b"{"))],
+        "msgpack": [msgpack.unpackb(msgpack.packb({"a": [1, -1, 2**40, 0.5, b"b"]})), raised(lambda: msgpack.unpackb(b"\xc1"))],
+        "ormsgpack": ormsgpack.unpackb(ormsgpack.packb({"a": [1, -1, 2**40, 0.5]})),
+        "xxhash": [xxhash.xxh32_hexdigest(b"a"), xxhash.xxh64_hexdigest(b"a"), xxhash.xxh3_128_hexdigest(b"a")],
+        "zstandard": zstandard.decompress(zstandard.compress(b"abc" * 100)) == b"abc" * 100,
+        "uuid": [str(uuid_utils.uuid5(uuid_utils.NAMESPACE_DNS, "a")), uuid_utils.uuid7().version],
+        "tokens": [pairs.encode("abab a"), pairs.decode([256, 97])],
+        "vocabulary": raised(lambda: tiktoken.get_encoding("cl100k_base")),
+    }
+
+
+class Packing(AgentWorkflow):
+    async def run(self, ctx):
+        ctx.sample.push(message.assistant(str(found())))
+
+
+class Same(Grader):
+    async def grade(self, ctx):
+        return orjson.loads(b"0.5")
+"#;
+
+#[tokio::test]
+async fn what_frameworks_for_language_models_pack_and_hash_with_is_as_elsewhere() {
+    let dependencies =
+        "\"orjson\", \"msgpack\", \"ormsgpack\", \"xxhash\", \"zstandard\", \"uuid-utils\", \"tiktoken\"";
+    let project = project("packing", dependencies, PACKING);
+    let (_, made) = build(project.path()).await;
+
+    let found = rolled_out(made, &["one"]).await;
+
+    let expected = "{'orjson': [b'{\"a\":[1,2.5,null,9007199254740992]}', {'a': 1000.0}, 'JSONDecodeError'], \
+                    'msgpack': [{'a': [1, -1, 1099511627776, 0.5, b'b']}, 'FormatError'], 'ormsgpack': {'a': [1, \
+                    -1, 1099511627776, 0.5]}, 'xxhash': ['550d7456', 'd24ec4f1a98c6e5b', \
+                    'a96faf705af16834e6c632b61e964e1f'], 'zstandard': True, 'uuid': \
+                    ['4f3f2898-69e3-5a0d-820a-c4e87987dbce', 7], 'tokens': [[256, 256, 32, 97], 'aba'], \
+                    'vocabulary': 'FileNotFoundError'}";
+    assert_eq!(found, [(expected.to_owned(), 0.5)]);
 }
 
 /// What both frameworks below do: a tool is called, and the answer is a model of pydantic's.

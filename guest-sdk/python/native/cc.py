@@ -27,6 +27,9 @@ EMULATED = ["-D_WASI_EMULATED_SIGNAL", "-D_WASI_EMULATED_PROCESS_CLOCKS", "-D_WA
 ONLY_COMPILES = {"-c", "-E", "-S", "-M", "-MM", "-fsyntax-only", "--version", "-v", "-dumpversion", "-dM"}
 ONLY_COMPILES |= {"--print-search-dirs", "-print-search-dirs"}
 
+# Crates ask so whether this is the compiler of Windows, which would answer.
+ONLY_COMPILES |= {"-?"}
+
 # Libraries that are part of libc here, or of nothing.
 LEFT_OUT = {"-lm", "-ldl", "-lpthread", "-lrt", "-lutil", "-lgcc", "-lgcc_s", "-lstdc++", "-latomic"}
 

@@ -36,6 +36,10 @@ def build(_: dict[str, Any], source: Path, toolchain: Path, environment: dict[st
         "CARGO_ENCODED_RUSTFLAGS": "\x1f".join(flags),
         "CARGO_TARGET_DIR": str(source / "made"),
         "CARGO_TARGET_WASM32_WASIP2_LINKER": "rust-lld",
+        # Some crates have a library in C within.
+        "CC_wasm32_wasip2": str(toolchain / "bin/wasi-cc"),
+        "AR_wasm32_wasip2": str(toolchain / "bin/wasi-ar"),
+        "CFLAGS_wasm32_wasip2": f"{environment['CFLAGS']} -Os",
         "CARGO_PROFILE_RELEASE_CODEGEN_UNITS": "1",
         "CARGO_PROFILE_RELEASE_LTO": "fat",
         "CARGO_PROFILE_RELEASE_OPT_LEVEL": "s",
