@@ -7,8 +7,9 @@ use rollout_tests::{Controller, TestHost, python_guest, until};
 
 const PAGE_BYTES: u64 = 4096;
 
-/// How an instance's initial memory is called in a process's mappings.
-const IMAGE: &str = "memfd:wasm-memory-image";
+/// Name of the file, in a process's mappings, from which an instance's initial memory is mapped. The code comes from the same
+/// file, and only the memory is writable.
+const IMAGE: &str = "memfd:rollout-host-code";
 
 /// The most places that the engine restores by itself when an instance ends.
 const PLACES_MAX: usize = 32;
@@ -32,7 +33,8 @@ fn own_pages(host: &TestHost) -> BTreeMap<u64, BTreeSet<u64>> {
     let pagemap = format!("/proc/{}/pagemap", host.process().id().expect("it runs"));
     let pagemap = std::fs::File::open(pagemap).expect("it is a child of this process");
     let maps = read(host, "maps");
-    let images = maps.lines().filter(|line| line.contains(IMAGE)).map(|line| {
+    let is_image = |line: &&str| line.contains(IMAGE) && line.contains(" rw-p ");
+    let images = maps.lines().filter(is_image).map(|line| {
         let (begin, end) = line.split(' ').next().and_then(|range| range.split_once('-')).expect("a range");
         let page = |address| u64::from_str_radix(address, 16).expect("an address") / PAGE_BYTES;
         let pages = page(begin)..page(end);

@@ -125,7 +125,7 @@ async fn a_rollout_in_a_file_of_its_own_is_made_again_by_whoever_has_the_compone
     for (bytes, says) in [
         (&bytes[..bytes.len() - 5], "is damaged at byte "),
         (b"ROLLONE9".as_slice(), "is of version '9'"),
-        (b"something else".as_slice(), "is no rollout in a file"),
+        (b"something else".as_slice(), "is not a rollout file"),
     ] {
         std::fs::write(elsewhere.path().join("wrong"), bytes).unwrap();
         let wrong = replay(&["wrong"]).await;

@@ -1,6 +1,6 @@
 //! What is kept of a rollout while its guests run, and after they are gone.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::hash::BuildHasher;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -255,6 +255,8 @@ pub(super) struct RecordState {
     log_dropped: u64,
     log_watch: LogWatch,
     refused: RefusedUses,
+    /// The kinds that only the host reported so far.
+    refused_by_host: BTreeSet<RefusedKind>,
     /// Messages, fields and exchanges, in bytes.
     bytes: usize,
     /// All that is kept, artifacts and log among it, where it is charged.
@@ -373,6 +375,23 @@ impl RecordState {
         if self.closed || count == 0 {
             return;
         }
+        if self.refused_by_host.remove(&kind) {
+            // The guest's runtime reports the same uses, with its own places.
+            self.refused.clear(kind);
+        }
+        self.add_refused(kind, count, place);
+    }
+
+    /// Counts a use that the host itself refused. A guest whose own runtime reports uses of this kind counts them.
+    pub(super) fn refused_by_host(&mut self, kind: RefusedKind, place: &str) {
+        if self.closed || (self.refused.has(kind) && !self.refused_by_host.contains(&kind)) {
+            return;
+        }
+        self.refused_by_host.insert(kind);
+        self.add_refused(kind, 1, place);
+    }
+
+    fn add_refused(&mut self, kind: RefusedKind, count: u32, place: &str) {
         let has_room = self.refused.has(kind) || self.hold(KIND_BYTES).is_ok();
         self.refused.add(kind, count, if has_room { place } else { "" });
     }

@@ -104,6 +104,11 @@ impl RefusedUses {
         self.0.contains_key(&kind)
     }
 
+    /// Removes what was counted of a kind.
+    pub(super) fn clear(&mut self, kind: RefusedKind) {
+        self.0.remove(&kind);
+    }
+
     /// Counts so many. The place is kept with the first of a kind.
     pub(super) fn add(&mut self, kind: RefusedKind, count: u32, place: &str) {
         let uses = self.0.entry(kind).or_insert_with(|| RefusedUse {

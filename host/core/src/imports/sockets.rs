@@ -60,6 +60,6 @@ pub(crate) fn refuse<T: 'static>(
 
 impl Imports {
     fn refuse_network(&self, place: &str) {
-        self.record.lock().refused(RefusedKind::Network, 1, place);
+        self.record.lock().refused_by_host(RefusedKind::Network, place);
     }
 }
