@@ -54,7 +54,7 @@ fn finished_directories_are_written_in_plain_english() {
         assert!(!files.is_empty(), "no sources in {directory}");
         for file in files {
             let text = std::fs::read_to_string(&file).unwrap();
-            let name = file.strip_prefix(&root).unwrap().display();
+            let name = file.strip_prefix(root).unwrap().display();
             let found = check(&text).into_iter();
             mistakes.extend(found.map(|(line, mistake)| format!("{name}:{line}: {mistake}")));
         }
