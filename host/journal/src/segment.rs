@@ -1,7 +1,7 @@
 //! Segment files and their headers.
 //!
 //! ```text
-//! "ROLLSEG2" | u64 number | u64 salt | u32 CRC-32 of these | u32 zero
+//! "ROLLSEG4" | u64 number | u64 salt | u32 CRC-32 of these | u32 zero
 //!            | u64 synced | u64 end of the segment before | u64 boot | u32 CRC-32 of these three | u32 zero
 //! records
 //! ```
@@ -23,8 +23,9 @@ use crate::frame::{Found, JOURNAL_ROLLOUT, Record, Stamp};
 /// Beginning of every segment, followed by the version.
 const MAGIC: &[u8; 7] = b"ROLLSEG";
 
-/// Version of the format. Other versions are rejected.
-pub(crate) const VERSION: u8 = b'2';
+/// Version of the format. Other versions are rejected. It differs from version 1 in two bits, so that one flipped bit is
+/// damage and not another version; the next one with that property is 7.
+pub(crate) const VERSION: u8 = b'4';
 
 /// Size of the header.
 pub(crate) const HEADER_BYTES: u64 = 64;
@@ -159,7 +160,7 @@ pub(crate) fn header(bytes: &[u8], number: u64) -> Result<Header, InvalidSegment
     }
     let version = bytes.get(7).copied().unwrap_or(VERSION);
     let is_whole = || word(bytes, 24) == u64::from(crc32fast::hash(bytes.get(..24).unwrap_or_default()));
-    // Version 1 had no checksum and differs from this version in two bits.
+    // Version 1 had no checksum.
     if bytes.starts_with(MAGIC) && (version == b'1' || (version != VERSION && is_whole())) {
         return Err(InvalidSegment::Version(version));
     }

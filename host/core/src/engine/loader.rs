@@ -5,6 +5,7 @@ use std::fs::File;
 use std::hash::{Hash, Hasher};
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
@@ -125,9 +126,7 @@ impl Loader {
 unsafe fn map(engine: &wasmtime::Engine, code: &[u8]) -> wasmtime::Result<Component> {
     match sealed(code) {
         // SAFETY: the file has these bytes, and its seals keep every process from changing them.
-        Ok(file) => unsafe {
-            Component::deserialize_file(engine, format!("/proc/self/fd/{}", file.as_raw_fd()))
-        },
+        Ok((_file, path)) => unsafe { Component::deserialize_file(engine, path) },
         Err(error) => {
             tracing::debug!(%error, "compiled code is copied, because there is no file in memory for it");
             // SAFETY: as the caller says.
@@ -136,13 +135,16 @@ unsafe fn map(engine: &wasmtime::Engine, code: &[u8]) -> wasmtime::Result<Compon
     }
 }
 
-/// Copies bytes to a file in memory that cannot be changed any more.
-fn sealed(bytes: &[u8]) -> io::Result<File> {
+/// Copies bytes to a file in memory that cannot be changed any more. Returns it with the path by which the engine opens it,
+/// which works while the file is held, and only where `/proc` is mounted.
+fn sealed(bytes: &[u8]) -> io::Result<(File, PathBuf)> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let mut file = File::from(memfd_create("rollout-host-code", flags)?);
     file.write_all(bytes)?;
     fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    Ok(file)
+    let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    File::open(&path)?;
+    Ok((file, path))
 }
 
 /// Returns why compiled code does not load. The engine has no type for this error: what loads where no

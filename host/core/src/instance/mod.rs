@@ -104,10 +104,10 @@ impl LinkedPlugin {
         (image.end as usize).saturating_sub(image.start as usize) as u64
     }
 
-    /// The memories that an instance has. Each may have an open file, with what is in it at the start.
-    pub(crate) fn memories(&self) -> u64 {
+    /// Number of files that the component may hold open; see [`Plugin::open_files`](crate::plugin::Plugin::open_files).
+    pub(crate) fn open_files(&self) -> u64 {
         let required = self.0.pre.component().resources_required();
-        required.map_or(1, |required| required.num_memories.into())
+        required.map_or(1, |required| u64::from(required.num_memories).max(1))
     }
 
     pub(crate) fn new(

@@ -146,9 +146,10 @@ impl Plugin {
         self.linked.code_bytes()
     }
 
-    /// The memories that an instance has. Each may have an open file for as long as the component is there.
-    pub fn memories(&self) -> u64 {
-        self.linked.memories()
+    /// Number of files that the component may hold open: one with its code and initial memory, or one for each memory where
+    /// such a file could not be made.
+    pub fn open_files(&self) -> u64 {
+        self.linked.open_files()
     }
 
     /// The same, which holds something for as long as it is there.

@@ -1,4 +1,4 @@
-//! The open files that plugins in use take: each memory of a component has one, with what is in it at the start.
+//! The open files of plugins in use: each component has one with its code and initial memory.
 //!
 //! They are planned beside connections and journals, and shared: a tenant may have as many as it leaves to others.
 

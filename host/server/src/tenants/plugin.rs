@@ -276,7 +276,7 @@ async fn deployed(
                 let _turn = inner.loading.take();
                 (inner.load)(engine, path)?
             };
-            let held = own.take_plugin_files(tenant.id, component.memories()).map_err(|why| {
+            let held = own.take_plugin_files(tenant.id, component.open_files()).map_err(|why| {
                 let reason = no_files.get_or_init(|| why).to_string();
                 NotLoaded { fault: Fault::Host, reason }
             })?;

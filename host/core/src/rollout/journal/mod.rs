@@ -248,7 +248,7 @@ impl RolloutLog {
         }
     }
 
-    /// Appends the outcome of the rollout, with the conversations that requests carried.
+    /// Appends the outcome of the rollout, without the messages that requests carried.
     pub(super) fn outcome(&self, finished: &Finished, carried: &[Option<Carried>]) {
         self.append(kind::OUTCOME, outcome::written(finished, carried));
     }
