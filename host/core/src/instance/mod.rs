@@ -104,7 +104,7 @@ impl LinkedPlugin {
         (image.end as usize).saturating_sub(image.start as usize) as u64
     }
 
-    /// Number of files that the component may hold open; see [`Plugin::open_files`](crate::plugin::Plugin::open_files).
+    /// Number of files that the component may hold open: one for each of its memories.
     pub(crate) fn open_files(&self) -> u64 {
         let required = self.0.pre.component().resources_required();
         required.map_or(1, |required| u64::from(required.num_memories).max(1))
