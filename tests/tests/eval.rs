@@ -180,7 +180,7 @@ async fn results_are_not_mixed_with_those_of_other_data_or_another_plugin() {
 
     for (ran, named) in [(other_data, "data"), (other_plugin, "plugin")] {
         assert_eq!(ran.code, Some(2), "{}", ran.stderr);
-        assert!(ran.stderr.contains("were made with something else"), "{}", ran.stderr);
+        assert!(ran.stderr.contains("were made with other settings"), "{}", ran.stderr);
         assert!(ran.stderr.contains(named), "{}", ran.stderr);
     }
     assert_eq!(evaluation.results(), before);

@@ -48,14 +48,14 @@ async fn another_grader_gives_other_rewards_and_no_model_is_asked() {
     assert_eq!((&rewards["mean_before"], &rewards["mean_after"]), (&json!(0.75), &json!(0.25)));
     assert_eq!(rewards["changed"], 8);
     assert!(ran.stdout.contains("     0    0            1         0.25  *"), "{}", ran.stdout);
-    assert!(ran.stdout.contains("8 of 8 rewards are others now"), "{}", ran.stdout);
+    assert!(ran.stdout.contains("8 of 8 rewards changed"), "{}", ran.stdout);
     // Once more with the grader of then, from what the journal kept of it.
     std::fs::remove_dir_all(evaluation.path("again")).unwrap();
     let same = graded_again(&evaluation, &[]).await;
     assert_eq!(same.code, Some(0), "{}\n{}", same.stdout, same.stderr);
-    assert!(same.stdout.contains("0 of 8 rewards are others now"), "{}", same.stdout);
+    assert!(same.stdout.contains("0 of 8 rewards changed"), "{}", same.stdout);
     let once_more = graded_again(&evaluation, &[]).await;
-    assert!(once_more.stderr.contains("going on after 8 graded rollouts"), "{}", once_more.stderr);
+    assert!(once_more.stderr.contains("continuing after 8 graded rollouts"), "{}", once_more.stderr);
     assert_eq!(lines(&evaluation.path("again/results.jsonl")).len(), 8, "none is doubled");
     let over_itself = rollout_host(["eval", "--replay", "out", "--out", "out"])
         .current_dir(evaluation.path("."))
@@ -86,7 +86,7 @@ async fn a_judge_is_asked_anew_and_where_none_is_said_that_is_an_error() {
     let nobody = graded_again(&evaluation, &[]).await;
 
     assert_eq!(judged.code, Some(0), "{}\n{}", judged.stdout, judged.stderr);
-    assert!(judged.stdout.contains("0 of 1 rewards are others now"), "{}", judged.stdout);
+    assert!(judged.stdout.contains("0 of 1 rewards changed"), "{}", judged.stdout);
     assert_eq!(oracle.count(), asked + 1, "the judge, once");
     assert_eq!(nobody.code, Some(2), "{}", nobody.stderr);
     assert!(nobody.stderr.contains("the grader had the judge 'judge'"), "{}", nobody.stderr);
@@ -108,7 +108,7 @@ async fn a_workflow_that_does_something_else_now_is_reported_and_has_no_reward()
         assert!(line["reason"].as_str().unwrap().contains("call 1"), "{line:#}");
     }
     assert!(ran.stdout.contains("none  *  nondeterministic"), "{}", ran.stdout);
-    assert!(ran.stdout.contains("2 did not do again what they did"), "{}", ran.stdout);
+    assert!(ran.stdout.contains("2 have no reward now because"), "{}", ran.stdout);
 }
 
 #[tokio::test]
@@ -126,5 +126,5 @@ async fn what_had_no_workflow_to_be_graded_stays_and_without_a_journal_nothing_i
     std::fs::remove_dir_all(evaluation.path("out/journal")).unwrap();
     let ran = graded_again(&evaluation, &[]).await;
     assert_eq!(ran.code, Some(2));
-    assert!(ran.stderr.contains("kept no journal"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("has no journal"), "{}", ran.stderr);
 }

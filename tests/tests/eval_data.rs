@@ -58,11 +58,11 @@ async fn what_a_row_lacks_is_said_with_the_option_that_helps() {
     let nothing_left = Evaluation::of("conform", &sums(2)).model(&controller).options(["--offset", "2"]);
 
     for (evaluation, named) in [
-        (unnamed, "`--map prompt=question,label=answer` says which column it is"),
+        (unnamed, "name the column of the prompt with `--map prompt=question,label=answer`"),
         (misnamed, "--map names `anwser`, which no row has (columns found: question, answer, source)"),
-        (empty, "line 2: `user_prompt` is empty; give the model something to answer, or remove the row"),
+        (empty, "line 2: `user_prompt` is empty; fill it in or remove the row"),
         (no_mark, "line 1: the label has no `####`"),
-        (no_target, "'answer' is nothing that a row has"),
+        (no_target, "unknown target 'answer'"),
         (nothing_left, "--offset 2"),
     ] {
         let ran = evaluation.run().await;

@@ -68,7 +68,7 @@ async fn an_evaluation_that_dies_goes_on_within_its_rollouts() {
     let ran = evaluation.run().await;
 
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    assert!(ran.stderr.contains("going on within "), "{}", ran.stderr);
+    assert!(ran.stderr.contains("continuing within "), "{}", ran.stderr);
     assert_eq!(without_times(evaluation.results()), without_times(whole.results()));
     assert_eq!(evaluation.summary()["reward"], whole.summary()["reward"]);
     let mut questions: HashMap<String, Vec<Asked>> = HashMap::new();
@@ -142,7 +142,7 @@ async fn time_in_which_no_process_ran_does_not_count() {
     let ran = evaluation.run().await;
 
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    assert!(ran.stderr.contains("going on within 1 rollout"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("continuing within 1 rollout"), "{}", ran.stderr);
     assert_eq!(evaluation.results()[0]["outcome"], "scored");
 }
 

@@ -51,9 +51,9 @@ async fn an_evaluation_runs_as_many_at_once_as_there_is_room_for() {
     assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
     let results = std::fs::read_to_string(dir.path().join("out/results.jsonl")).unwrap();
     assert_eq!(results.lines().count(), 60, "{}", ran.stderr);
-    assert!(ran.stderr.contains("has not room for as many rollouts"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("has no room for the requested number"), "{}", ran.stderr);
     assert_eq!(unasked.code, Some(0), "{}", unasked.stderr);
-    assert!(!unasked.stderr.contains("has not room"), "nobody asked for a number: {}", unasked.stderr);
+    assert!(!unasked.stderr.contains("has no room"), "no number was requested: {}", unasked.stderr);
 }
 
 #[tokio::test]

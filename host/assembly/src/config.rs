@@ -1,4 +1,4 @@
-//! Settings in two steps: what the operator wrote, and what the host works with.
+//! Configuration in two steps: [`RawConfig`] as the operator wrote it, and [`Config`] with defaults, checked.
 
 mod access;
 mod artifacts;
@@ -37,143 +37,141 @@ pub use network::RawNetwork;
 pub use raw::{RawConfig, RawHardening, RawJudge, RawLimits, RawModel, RawOsmosis, RawRetry, RawTls};
 pub use values::Assignment;
 
-/// How the generation of a request to `POST /rollout` is found out.
+/// Determines the protocol generation of a request to `POST /rollout`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum OsmosisGeneration {
-    /// By the request; where it may be B or C, both are served.
+    /// Detected from the request; if it may be B or C, both are served.
     #[default]
     Auto,
-    /// All are of generation B: callbacks, a map of samples.
+    /// Generation B for all requests: callbacks, a map of samples.
     B,
-    /// All are of generation C: callbacks, one sample.
+    /// Generation C for all requests: callbacks, one sample.
     C,
-    /// All are of generation D: polling, one sample.
+    /// Generation D for all requests: polling, one sample.
     D,
 }
 
-/// Where the trajectories of a server's rollouts are.
+/// Storage of the trajectories of a server's rollouts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum TrajectoriesIn {
-    /// In files, a folder a rollout, besides whatever keeps them.
+    /// Files, in a directory for each rollout, in addition to a journal.
     Files,
-    /// In the journal, which gives them to whoever asks.
+    /// The journal, from which the server returns them on request.
     Journal,
 }
 
-/// What the host works with. Every field is checked.
+/// The checked configuration of a host.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Address that `serve` listens on.
     pub listen: SocketAddr,
-    /// Rollouts that run at once.
+    /// Maximum number of concurrent rollouts.
     pub max_concurrent: u32,
-    /// Whether somebody asked for this number.
+    /// Whether this number was configured.
     pub max_concurrent_is_set: bool,
-    /// Rollouts that may wait for a slot.
+    /// Maximum number of rollouts that wait for a slot.
     pub queue_max: u32,
-    /// Bytes that may be held for all rollouts and callers together, where the operator
-    /// said; otherwise a share of the memory that is free.
+    /// Memory budget for all rollouts and callers together; by default a share of the free memory.
     pub memory_budget_bytes: Option<usize>,
-    /// Where trajectories and artifacts go, where the operator said.
+    /// Directory of trajectories and artifacts, if configured.
     pub artifact_root: Option<PathBuf>,
-    /// How much of a server's rollouts' files is kept.
+    /// Limits of that directory on a server.
     pub artifacts: ArtifactBounds,
-    /// Where compiled code is kept, where the operator said.
+    /// Directory of compiled code, if configured.
     pub cache_dir: Option<PathBuf>,
-    /// The certificate that a server's callers are shown; without, their connections are not encrypted.
+    /// Certificate of the server; without it, connections are not encrypted.
     pub tls: Option<TlsFiles>,
-    /// The environment variable with the server's key.
+    /// Environment variable with the server's key.
     pub server_key_env: Option<String>,
-    /// Names under which the server may be asked, where the operator said.
+    /// Names by which clients may address the server, if configured.
     pub allowed_hosts: Option<Vec<AllowedHost>>,
-    /// Web pages that may ask.
+    /// Origins of web pages that may make requests.
     pub allowed_origins: Vec<AllowedOrigin>,
-    /// How long stopping takes, from the signal to the end.
+    /// Maximum duration of a graceful stop.
     pub drain: Duration,
-    /// The date that guests' clocks begin at.
+    /// Date at which guests' clocks begin.
     pub clock_begins: ClockStart,
-    /// What one rollout may use.
+    /// Limits of a rollout.
     pub limits: Limits,
-    /// What it may take to load a component.
+    /// Limits of loading a component.
     pub load_limits: LoadLimits,
-    /// How calls of the model are repeated.
+    /// Retries of model calls.
     pub model: RetryPolicy,
     /// Sampling parameters that workflows may set.
     pub model_params: AllowedParams,
-    /// How callbacks are repeated.
+    /// Retries of callbacks.
     pub callback: RetryPolicy,
-    /// How the generation of a request of the Osmosis protocol is found out.
+    /// Generation of the Osmosis protocol.
     pub osmosis_generation: OsmosisGeneration,
     /// Times of the Osmosis protocol.
     pub osmosis: OsmosisTimes,
     /// Settings of the Osmosis protocol's generation A.
     pub osmosis_init: OsmosisInit,
-    /// A command that runs before the server accepts.
+    /// Command that runs before the server accepts connections.
     pub on_start: Option<String>,
-    /// A command that runs after the server drained.
+    /// Command that runs after the server has drained.
     pub on_stop: Option<String>,
-    /// Where guests' events go, a file a rollout in a folder a start.
+    /// Directory of guests' events: a subdirectory for each start, a file for each rollout.
     pub log: Option<PathBuf>,
-    /// Where rollouts are kept, so that none that was admitted is lost.
+    /// Journal of rollouts, from which they are resumed after a crash.
     pub journal: JournalConfig,
-    /// Where trajectories are, where the operator said.
+    /// Storage of trajectories, if configured.
     pub trajectories: Option<TrajectoriesIn>,
-    /// Whether a server keeps itself to the files that its settings name.
+    /// Whether a server restricts itself to the files that its settings name.
     pub landlock: bool,
-    /// What a server of many tenants has of each at hand.
+    /// Options of a server of many tenants.
     pub catalog: CatalogOptions,
-    /// Where requests that a server's callers ask for may go.
+    /// Rules for addresses that come from callers.
     pub network: NetworkRules,
     /// Tools that are provided to the plugin.
     pub tools: ToolSettings,
-    /// The model that judges, where there is one.
+    /// The judge model, if there is one.
     pub judge: Option<Judge>,
     /// The operator's values for the plugin.
     pub plugin: Option<Map<String, Value>>,
-    /// The operator's values for a grader that is a component of its own; where there
-    /// are none, it is given the plugin's.
+    /// The operator's values for a separate grader; without them, it gets the plugin's.
     pub grader: Option<Map<String, Value>>,
 }
 
 /// A certificate and its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The file with the certificate.
+    /// File with the certificate.
     pub certificate: PathBuf,
-    /// The file with the key.
+    /// File with the key.
     pub key: PathBuf,
 }
 
-/// The model that judges.
+/// The judge model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Judge {
-    /// Its server; none for the built-in stand-in.
+    /// Address of its server; `None` for the built-in stand-in.
     pub url: Option<String>,
-    /// Its name there.
+    /// Name of the model.
     pub model: String,
-    /// The environment variable with its server's key.
+    /// Environment variable with the key of its server.
     pub api_key_env: Option<String>,
-    /// How its calls are repeated.
+    /// Retries of its calls.
     pub retry: RetryPolicy,
     /// Sampling parameters that graders may set.
     pub params: AllowedParams,
 }
 
 impl Judge {
-    /// The model's name that stands for the built-in stand-in.
+    /// Name of the built-in stand-in.
     pub const STAND_IN: &str = "mock";
 }
 
 /// Times of the Osmosis protocol's polling generation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OsmosisTimes {
-    /// How long a request for a result waits for news.
+    /// Time for which a request for a result waits.
     pub result_wait: Duration,
-    /// How long a rollout lives without such a request.
+    /// Time after which a rollout without such a request is abandoned.
     pub lease: Duration,
-    /// How long a result is kept.
+    /// Time for which a result is stored.
     pub result_ttl: Duration,
 }
 
@@ -187,17 +185,17 @@ const MAX_CONCURRENT: u32 = 1024;
 const MAX_CONCURRENT_MAX: u32 = 20_000;
 /// With less than this a guest of the usual size would end as soon as it grows.
 const MEMORY_BUDGET_BYTES_MIN: usize = 64 << 20;
-/// The queue, in multiples of what runs at once.
+/// Default length of the queue, as a multiple of the number of concurrent rollouts.
 const QUEUE_PER_SLOT: u32 = 4;
 
-/// Everything that is wrong with a configuration.
+/// All mistakes in a configuration.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("configuration:{}", .0.iter().map(|problem| format!("\n  - {problem}")).collect::<String>())]
 pub struct InvalidConfig(pub Vec<String>);
 
 impl Config {
-    /// Whether trajectories and artifacts are written to files: where the operator says so, or where
-    /// nothing else has them.
+    /// Returns whether trajectories and artifacts are written to files: if configured, or if there is no
+    /// journal that has them.
     pub fn writes_files(&self) -> bool {
         match self.trajectories {
             Some(place) => place == TrajectoriesIn::Files,
@@ -207,13 +205,13 @@ impl Config {
 }
 
 impl RawConfig {
-    /// Reads the text of the file of this name. What is wrong in it is among the mistakes
-    /// that [`RawConfig::resolve`] reports, all at once.
+    /// Parses the text of the file called `name`. [`RawConfig::resolve`] reports the mistakes in it, together
+    /// with its own.
     pub fn parse(text: &str, name: &str) -> Self {
         reading::read(text, name)
     }
 
-    /// Fills defaults and checks every field. The host sees only [`Config`].
+    /// Fills in defaults and checks every field.
     pub fn resolve(self) -> Result<Config, InvalidConfig> {
         let mut problems = self.mistakes;
         let listen = self.listen.as_deref().unwrap_or(LISTEN);
@@ -227,7 +225,7 @@ impl RawConfig {
                 .push(format!("max-concurrent: {max_concurrent} is not between 1 and {MAX_CONCURRENT_MAX}"));
         }
         if self.memory_budget_bytes.is_some_and(|bytes| bytes < MEMORY_BUDGET_BYTES_MIN) {
-            problems.push(format!("memory-budget-bytes: less than {} MiB", MEMORY_BUDGET_BYTES_MIN >> 20));
+            problems.push(format!("memory-budget-bytes: must be at least {} MiB", MEMORY_BUDGET_BYTES_MIN >> 20));
         }
         let osmosis_generation = self.osmosis.generation.unwrap_or_default();
         let osmosis_init = self.osmosis.init.clone().resolve(&mut problems);
@@ -239,7 +237,7 @@ impl RawConfig {
         let judge = self.judge.resolve(&model, &mut problems);
         let journal = self.journal.resolve(listen, &mut problems);
         if journal == JournalConfig::Off && self.trajectories == Some(TrajectoriesIn::Journal) {
-            problems.push("trajectories: in the journal, and there is none; --journal says where".to_owned());
+            problems.push("trajectories: needs a journal; give its directory with --journal".to_owned());
         }
         let clock_begins = self.clock_begins.as_deref().map_or(Ok(ClockStart::default()), str::parse);
         let clock_begins = clock_begins.unwrap_or_else(|wrong| {
@@ -292,15 +290,15 @@ impl RawConfig {
 impl RawLimits {
     fn resolve_loading(&self, problems: &mut Vec<String>) -> LoadLimits {
         let default = LoadLimits::default();
-        // Less than this, and the compiler cannot even start.
+        // The compiler cannot start with less.
         const MEMORY_BYTES_MIN: usize = 64 << 20;
         if self.compile_memory_bytes_max.is_some_and(|bytes| bytes < MEMORY_BYTES_MIN) {
-            problems.push("limits.compile-memory-bytes-max: less than 64 MiB".to_owned());
+            problems.push("limits.compile-memory-bytes-max: must be at least 64 MiB".to_owned());
         }
         let compile_time_max =
             secs("limits.compile-secs-max", self.compile_secs_max, default.compile_time_max, problems);
         if compile_time_max.is_zero() {
-            problems.push("limits.compile-secs-max: 0 would compile nothing".to_owned());
+            problems.push("limits.compile-secs-max: must be more than 0".to_owned());
         }
         LoadLimits {
             component_bytes_max: self.component_bytes_max.unwrap_or(default.component_bytes_max),
@@ -314,11 +312,11 @@ impl RawLimits {
     fn resolve(self, problems: &mut Vec<String>) -> Limits {
         let default = Limits::default();
         if self.samples_max == Some(0) {
-            problems.push("limits.samples-max: 0 leaves a workflow nothing to register".to_owned());
+            problems.push("limits.samples-max: must be at least 1".to_owned());
         }
         const PAGE_BYTES: usize = 65_536;
         if self.memory_bytes_max.is_some_and(|bytes| !(16 * PAGE_BYTES..=4 << 30).contains(&bytes)) {
-            problems.push("limits.memory-bytes-max: not between 1 MiB and 4 GiB".to_owned());
+            problems.push("limits.memory-bytes-max: must be between 1 MiB and 4 GiB".to_owned());
         }
         Limits {
             memory_bytes_max: self.memory_bytes_max.unwrap_or(default.memory_bytes_max),
@@ -366,7 +364,7 @@ impl RawLimits {
 impl RawRetry {
     fn resolve(self, table: &str, default: RetryPolicy, problems: &mut Vec<String>) -> RetryPolicy {
         if self.attempts_max == Some(0) {
-            problems.push(format!("{table}.attempts-max: 0 would try nothing; 1 tries once"));
+            problems.push(format!("{table}.attempts-max: must be at least 1, which tries once"));
         }
         let mut secs = |key: &str, value, default| secs(&format!("{table}.{key}"), value, default, problems);
         RetryPolicy {
@@ -392,7 +390,7 @@ impl RawModel {
     }
 }
 
-/// The list of parameters that a table has, if it has one.
+/// Returns the sampling parameters that a table permits; all if it has no list.
 fn allowed(table: &str, names: Option<&[String]>, problems: &mut Vec<String>) -> AllowedParams {
     AllowedParams::of(names).unwrap_or_else(|what| {
         problems.push(format!("{table}.params: {what}"));
@@ -406,15 +404,15 @@ impl RawJudge {
             (Some(model), Some(_)) => model,
             (Some(model), None) if model == Judge::STAND_IN => model,
             (Some(model), None) => {
-                problems.push(format!("judge.url: missing; it says where the model '{model}' is"));
+                problems.push(format!("judge.url: missing; give the address of the server of '{model}'"));
                 return None;
             }
             (None, Some(_)) => {
-                problems.push("judge.model: missing; it says which model is asked".to_owned());
+                problems.push("judge.model: missing; give the name of the judge model".to_owned());
                 return None;
             }
             (None, None) if self.api_key_env.is_some() => {
-                problems.push("judge.url, judge.model: missing, and there is a key for it".to_owned());
+                problems.push("judge.url, judge.model: missing, although there is a key for the judge".to_owned());
                 return None;
             }
             (None, None) => return None,
@@ -450,7 +448,7 @@ impl RawOsmosis {
         };
         if times.lease <= times.result_wait {
             problems.push(format!(
-                "osmosis.lease-secs: {} is not longer than result-wait-secs, {}, so a caller that waits would lose its lease",
+                "osmosis.lease-secs: {} must be more than result-wait-secs ({}), or a waiting caller loses its lease",
                 times.lease.as_secs_f64(),
                 times.result_wait.as_secs_f64()
             ));
@@ -459,7 +457,7 @@ impl RawOsmosis {
     }
 }
 
-/// A time of zero up to a year.
+/// Returns a time between zero and a year.
 fn secs(key: &str, value: Option<f64>, default: Duration, problems: &mut Vec<String>) -> Duration {
     const YEAR_SECS: f64 = 31_536_000.0;
     match value {
@@ -503,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_key_is_an_error_that_names_it() {
+    fn an_unknown_key_is_reported_with_its_name() {
         let text = "max-concurent = 3\n[model]\nattempts-max = 0";
         let error = RawConfig::parse(text, "c.toml").resolve().unwrap_err().to_string();
         let named = ["c.toml:1:1: max-concurent: ", "model.attempts-max: 0"];
@@ -511,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn the_plugins_table_and_what_is_set_over_it_are_one() {
+    fn assignments_override_the_plugins_table() {
         let mut raw = RawConfig::parse("[plugin]\nname = 'x'\nn = 3\n[plugin.deep]\nf = 0.5", "c.toml");
         raw.set = vec!["deep.g=null".parse().unwrap(), "n=4".parse().unwrap()];
         let plugin = Value::from(raw.resolve().unwrap().plugin.unwrap());

@@ -1,14 +1,14 @@
-//! What is fuzzed of configuration.
+//! The fuzz target of the configuration file.
 
 use crate::config::RawConfig;
 
-/// A target: what any bytes are given to.
+/// A fuzz target, a function of arbitrary bytes.
 pub type Target = fn(&[u8]);
 
-/// The targets of this crate, by the names of their programs and of the directories of their corpora.
+/// The targets of this crate by name, which is that of the program and of the corpus directory.
 pub const TARGETS: [(&str, Target); 1] = [("config", config)];
 
-/// A configuration file.
+/// Fuzz target: parses and checks a configuration file.
 fn config(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     match RawConfig::parse(text, "fuzz.toml").resolve() {

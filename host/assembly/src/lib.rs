@@ -1,8 +1,8 @@
-//! Makes a host of a configuration and components, the same for every command: what a process
-//! has once, one deployment on it, and as many slots as the machine has room for.
+//! Builds a host from a configuration and components, for every command: the process-wide engine, one
+//! deployment on it, and as many slots as the machine has room for.
 //!
-//! Nothing here reads options, environment variables or terminals. Whoever asks says how a
-//! component is brought in, because that is where processes, caches and files differ.
+//! The crate reads no options, environment variables or terminals. The caller passes a function that loads a
+//! component, because commands differ in processes, caches and files.
 
 pub mod config;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -40,119 +40,119 @@ use rollout_mock_model::MockModel;
 
 pub use platform::{Besides, Placed, Platform};
 
-/// What of a host is not in its configuration.
+/// Options of a host that are not in its configuration.
 #[derive(Default)]
 pub struct Options {
-    /// Where trajectories and artifacts go; none keeps none.
+    /// Directory of trajectories and artifacts; without it, none are written.
     pub artifact_root: Option<PathBuf>,
-    /// How much is kept there.
+    /// Limits of that directory.
     pub artifact_bounds: ArtifactBounds,
-    /// Descriptors that a rollout holds on the side of its callers, at the most.
+    /// Maximum number of descriptors that a rollout needs for connections of its caller.
     pub descriptors_for_callers: u64,
-    /// The key of the judge's server.
+    /// Key of the judge's server.
     pub judge_key: Option<Secret>,
-    /// Who watches the calls of the models.
+    /// Observer of model calls.
     pub observer: Option<Arc<dyn Observer>>,
-    /// What the plugin's instances find on standard input.
+    /// Standard input of the plugin's instances.
     pub plugin_input: Bytes,
-    /// Where rollouts are kept, so that none that was admitted is lost; none keeps none.
+    /// Journal of rollouts; without it, rollouts do not survive the process.
     pub journal: Option<Arc<Journal>>,
 }
 
-/// The components of a deployment, where they are.
+/// Files of the components of a deployment.
 #[derive(Clone, Copy, Debug)]
 pub struct Sources<'a> {
-    /// The one with the agent.
+    /// The component with the agent.
     pub plugin: &'a Path,
-    /// What it is called in texts, where it was made of that.
+    /// Path of the plugin in messages; differs from `plugin` if that was built from a source.
     pub shown: &'a Path,
-    /// One with the grader, in place of the plugin's own.
+    /// A component whose grader replaces the plugin's.
     pub grader: Option<&'a Path>,
 }
 
 impl<'a> Sources<'a> {
-    /// Components that are called by their own names.
+    /// Creates sources whose plugin is shown by its own path.
     pub fn of(plugin: &'a Path, grader: Option<&'a Path>) -> Self {
         Self { plugin, shown: plugin, grader }
     }
 }
 
-/// A component that was not brought in: why, and whose move it is.
+/// Error of loading a component.
 #[derive(Debug, thiserror::Error)]
 #[error("{reason}")]
 pub struct NotLoaded {
-    /// Who has to act.
+    /// Party that must act.
     pub fault: Fault,
-    /// What happened.
+    /// Description of the error.
     pub reason: String,
 }
 
-/// Why there is no host.
+/// Error of assembling a host.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AssemblyError {
-    /// A component could not be brought in.
+    /// A component could not be loaded.
     #[error(transparent)]
     NotLoaded(#[from] NotLoaded),
-    /// A component does not say what can be configured.
+    /// A component failed to declare its settings.
     #[error("{}: {why}", path.display())]
     Declares {
         /// The component.
         path: PathBuf,
-        /// What went wrong.
+        /// The error.
         why: DeclareError,
     },
-    /// The operator's values do not fit what a component declares.
+    /// The operator's values do not match the settings that a component declares.
     #[error("{}: {why}", path.display())]
     Settings {
         /// The component.
         path: PathBuf,
-        /// What is wrong.
+        /// The mistakes.
         why: InvalidSettings,
     },
-    /// There are values for a grader of its own, and there is none.
+    /// There is a configuration for a separate grader but no such grader.
     #[error(
-        "[grader] configures the component of --grader, and none is given; [plugin] is for the plugin's own"
+        "[grader] configures the component of --grader, and none is given; use [plugin] for the plugin's own grader"
     )]
     NoGraderToConfigure,
-    /// The components are not what a deployment needs.
+    /// The components do not form a deployment.
     #[error(transparent)]
     Deployment(#[from] DeploymentError),
     /// No instance of a component can be started.
     #[error("no instance of the {} can be started: it {why}", role.as_str())]
     CannotStart {
-        /// Whose component.
+        /// Role of the component.
         role: Role,
-        /// What went wrong.
+        /// The error.
         why: RunError,
     },
-    /// The judge cannot be asked.
+    /// The judge's address is invalid.
     #[error("judge.url")]
     Judge(#[source] InvalidEndpoint),
-    /// The judge's stand-in does not start.
+    /// The judge's built-in stand-in did not start.
     #[error(transparent)]
     StandIn(#[from] mock_model::StartError),
-    /// There is no engine.
+    /// The engine could not be created.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// There are no connections to models.
+    /// The client for connections to models could not be created.
     #[error(transparent)]
     Transport(#[from] TransportError),
-    /// Tools cannot be provided.
+    /// Host-provided tools are not usable.
     #[error(transparent)]
     Tools(#[from] UnusableTools),
-    /// The folder for events cannot be made.
-    #[error("cannot make {}", path.display())]
+    /// The directory of the event log cannot be created.
+    #[error("cannot create the directory {} of --log", path.display())]
     EventLog {
-        /// The folder.
+        /// The directory.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         source: std::io::Error,
     },
 }
 
 impl AssemblyError {
-    /// Whose move it is.
+    /// Returns the party that must act.
     pub fn fault(&self) -> Fault {
         match self {
             Self::NotLoaded(NotLoaded { fault, .. }) => *fault,
@@ -164,25 +164,25 @@ impl AssemblyError {
     }
 }
 
-/// A host, and what is known of how it came to be.
+/// A host with details of its assembly.
 pub struct Assembled {
     /// The host.
     pub host: Host,
-    /// How many rollouts and connections there is room for.
+    /// Numbers of rollouts and connections that the machine has room for.
     pub slots: Slots,
-    /// Where the memory of guests comes from.
+    /// Source of the guests' memory.
     pub plan: MemoryPlan,
-    /// The workflow's configuration.
+    /// Configuration of the workflow.
     pub settings: plugin::Settings,
-    /// That of a grader which is a component of its own.
+    /// Configuration of a separate grader.
     pub grader_settings: Option<plugin::Settings>,
-    /// A digest of all that decides on what the host-provided tools do and is known here.
+    /// Digest of the settings and components of the host-provided tools.
     pub tools_digest: Option<String>,
-    /// What judges in place of a model. It serves for as long as this is held.
+    /// Built-in stand-in for the judge. It serves until it is dropped.
     pub judge_stand_in: Option<MockModel>,
 }
 
-/// The components of a deployment, with their configuration.
+/// The loaded components of a deployment with their configuration.
 pub(crate) struct Components {
     workflow: Plugin,
     pub settings: plugin::Settings,
@@ -190,7 +190,7 @@ pub(crate) struct Components {
 }
 
 impl Components {
-    /// Brings them in and asks them what they declare.
+    /// Loads the components and resolves their configuration.
     pub(crate) async fn load(
         config: &Config,
         sources: Sources<'_>,
@@ -203,11 +203,11 @@ impl Components {
         let (_, settings) = settings(sources.shown, &workflow, &config.limits, plugin).await?;
         let grader = match (grader, sources.grader) {
             (Some(grader), Some(path)) => {
-                let given = match &config.grader {
-                    Some(own) => Given::Own(Some(own)),
-                    None => Given::Shared(plugin),
+                let values = match &config.grader {
+                    Some(own) => ConfigValues::Own(Some(own)),
+                    None => ConfigValues::Shared(plugin),
                 };
-                let (_, settings) = given_settings(path, &grader, &config.limits, given).await?;
+                let (_, settings) = resolve_settings(path, &grader, &config.limits, values).await?;
                 Some((grader, settings))
             }
             _ if config.grader.is_some() => return Err(AssemblyError::NoGraderToConfigure),
@@ -216,7 +216,7 @@ impl Components {
         Ok(Self { workflow, settings, grader })
     }
 
-    /// A deployment of them.
+    /// Deploys the components.
     pub(crate) async fn deploy(
         self,
         config: &Config,
@@ -250,36 +250,36 @@ impl Components {
     }
 }
 
-/// What deployed components reach others by.
+/// Clients and metrics of a deployment.
 pub(crate) struct Connections<'a> {
     pub transport: &'a Transport,
     pub metrics: &'a Arc<Metrics>,
     pub observer: Option<Arc<dyn Observer>>,
     pub judge_key: Option<Secret>,
-    /// Those to the judge.
+    /// Connections to the judge.
     pub judge: Transport,
-    /// What the deployment is called among several.
+    /// Name of the deployment on a server of several.
     pub served_as: Option<ServedAs>,
 }
 
-/// A deployment, and what is known of how it came to be.
+/// A deployment with details of its assembly.
 pub struct Deployed {
     /// The deployment.
     pub deployment: Deployment,
-    /// The client that reaches its rollouts' models.
+    /// Client for the models of its rollouts.
     pub chat: ChatClient,
-    /// The workflow's configuration.
+    /// Configuration of the workflow.
     pub settings: plugin::Settings,
-    /// That of a grader which is a component of its own.
+    /// Configuration of a separate grader.
     pub grader_settings: Option<plugin::Settings>,
-    /// A digest of all that decides on what the host-provided tools do and is known here.
+    /// Digest of the settings and components of the host-provided tools.
     pub tools_digest: Option<String>,
-    /// What judges in place of a model. It serves for as long as this is held.
+    /// Built-in stand-in for the judge. It serves until it is dropped.
     pub judge_stand_in: Option<MockModel>,
 }
 
-/// Brings the components in, asks them what they declare, and makes a host of them that is known
-/// to start. `load` blocks for as long as compiling takes.
+/// Loads the components, resolves their configuration, checks that instances start, and builds a host.
+/// `load` blocks for as long as compiling takes.
 pub async fn assemble(
     config: &Config,
     sources: Sources<'_>,
@@ -300,19 +300,19 @@ pub async fn assemble(
     let platform = Platform::new(config, descriptors_for_callers, besides, memory_bytes_max)?;
     let load = |path: &Path| load(platform.engine(), path);
     let components = Components::load(config, sources, plugin_input, load).await?;
-    // A plugin may ask for fewer at once than there are slots, and not for more.
-    let asked = components.settings.max_concurrent.unwrap_or(u32::MAX).min(config.max_concurrent);
-    let room = |memory_bytes| platform.room(asked, config.queue_max, memory_bytes);
+    // A plugin may lower the number of concurrent rollouts but not raise it.
+    let requested = components.settings.max_concurrent.unwrap_or(u32::MAX).min(config.max_concurrent);
+    let room = |memory_bytes| platform.room(requested, config.queue_max, memory_bytes);
     let transport = Transport::new(room(0).connections.outbound_max)?;
     let metrics = Arc::new(Metrics::new());
-    // The operator's own address, which rules for callers do not concern.
+    // The judge's address is the operator's, so the rules for callers do not apply.
     let judge = transport.for_tenant(NetworkRules::open());
     let connections =
         Connections { transport: &transport, metrics: &metrics, observer, judge_key, judge, served_as: None };
     let deployed = components.deploy(config, connections, load).await?;
     let event_log = config.log.as_deref().map(event_log).transpose()?;
     let slots = room(platform.memory_of(&deployed.deployment, &metrics).await?);
-    warn_of_little_room(config, &slots);
+    warn_if_reduced(config, &slots);
     let Deployed { deployment, chat, settings, grader_settings, tools_digest, judge_stand_in } = deployed;
     let runtime = Runtime::new(RuntimeSettings {
         tenant: None,
@@ -332,64 +332,64 @@ pub async fn assemble(
     Ok(Assembled { host, slots, plan, settings, grader_settings, tools_digest, judge_stand_in })
 }
 
-/// Says so where the operator asked for more rollouts at once than there is room for.
-fn warn_of_little_room(config: &Config, slots: &Slots) {
+/// Logs a warning if the operator requested more concurrent rollouts than there is room for.
+fn warn_if_reduced(config: &Config, slots: &Slots) {
     if slots.bound_by != Bound::Asked && config.max_concurrent_is_set {
         tracing::warn!(
-            asked = config.max_concurrent,
+            requested = config.max_concurrent,
             slots = slots.running_max,
             bound_by = %slots.bound_by,
-            "this machine has not room for as many rollouts at once as were asked for"
+            "this machine has no room for the requested number of concurrent rollouts"
         );
     }
 }
 
-/// Asks a plugin what it declares, and puts the operator's values over that.
+/// Returns the settings that a plugin declares, and its configuration with the operator's values.
 pub async fn settings(
     path: &Path,
     plugin: &Plugin,
     limits: &Limits,
-    given: Option<&Map<String, Value>>,
+    values: Option<&Map<String, Value>>,
 ) -> Result<(Option<Declaration>, plugin::Settings), AssemblyError> {
-    given_settings(path, plugin, limits, Given::Own(given)).await
+    resolve_settings(path, plugin, limits, ConfigValues::Own(values)).await
 }
 
 /// An operator's values for a component.
 #[derive(Clone, Copy)]
-enum Given<'a> {
-    /// Values for this component: a key that it does not have is a mistake.
+enum ConfigValues<'a> {
+    /// Values for this component; an undeclared key is an error.
     Own(Option<&'a Map<String, Value>>),
-    /// Values for another component, of which this one takes the keys that it has.
+    /// Values for another component; this one uses the keys that it declares.
     Shared(Option<&'a Map<String, Value>>),
 }
 
-async fn given_settings(
+async fn resolve_settings(
     path: &Path,
     plugin: &Plugin,
     limits: &Limits,
-    given: Given<'_>,
+    values: ConfigValues<'_>,
 ) -> Result<(Option<Declaration>, plugin::Settings), AssemblyError> {
     let path = || path.to_owned();
     let declared = plugin.declaration(limits, &Arc::new(Metrics::new())).await;
     let declared = declared.map_err(|why| AssemblyError::Declares { path: path(), why })?;
-    let own = match (given, &declared) {
-        (Given::Shared(Some(shared)), Some(declared)) => Some(declared.own_of(shared)),
+    let own = match (values, &declared) {
+        (ConfigValues::Shared(Some(shared)), Some(declared)) => Some(declared.own_of(shared)),
         _ => None,
     };
-    let (Given::Own(given) | Given::Shared(given)) = given;
-    let given = own.as_ref().or(given);
-    if let Some(given) = given
-        && !given.is_empty()
+    let (ConfigValues::Own(values) | ConfigValues::Shared(values)) = values;
+    let values = own.as_ref().or(values);
+    if let Some(values) = values
+        && !values.is_empty()
         && declared.as_ref().is_none_or(Declaration::declares_nothing)
     {
-        let keys: Vec<&str> = given.keys().map(String::as_str).collect();
+        let keys: Vec<&str> = values.keys().map(String::as_str).collect();
         tracing::warn!(
             component = %path().display(),
             keys = keys.join(", "),
-            "the component declares no settings: its configuration is not checked, and a misspelt key goes unnoticed"
+            "the component declares no settings, so its configuration is not checked for misspelt keys"
         );
     }
-    let resolved = plugin::resolve(declared.as_ref(), given);
+    let resolved = plugin::resolve(declared.as_ref(), values);
     let resolved = resolved.map_err(|why| AssemblyError::Settings { path: path(), why })?;
     Ok((declared, resolved))
 }
@@ -409,7 +409,7 @@ fn chat_client(
     }
 }
 
-/// The judge, and its stand-in where that is asked for.
+/// Returns the access to the judge, and its built-in stand-in if that was requested.
 async fn judge_access(
     judge: &Judge,
     key: Option<Secret>,
@@ -420,8 +420,8 @@ async fn judge_access(
     let (url, stand_in) = match &judge.url {
         Some(url) => (url.clone(), None),
         None => {
-            let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
-            let mock = MockModel::start(anywhere, mock_model::MockModelSettings::default()).await?;
+            let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
+            let mock = MockModel::start(any_port, mock_model::MockModelSettings::default()).await?;
             (mock.base_url(), Some(mock))
         }
     };
@@ -429,8 +429,8 @@ async fn judge_access(
     Ok((ModelAccess { client, endpoint: Arc::new(endpoint) }, stand_in))
 }
 
-/// The host-provided tools of the configuration, ready to be called, with a digest of all that
-/// decides on what they do and is known here.
+/// Starts the host-provided tools of the configuration. Also returns a digest of their settings and
+/// components.
 async fn provided_tools(
     config: &Config,
     load: impl Fn(&Path) -> Result<Plugin, NotLoaded>,
@@ -451,14 +451,14 @@ async fn provided_tools(
     if !problems.is_empty() {
         return Err(UnusableTools(problems));
     }
-    // For the digest; nobody reads it.
+    // Only the digest of this text is used.
     let mut about = format!("{settings:?}"); // not shown
     about.extend(components.iter().map(|plugin| plugin.about().digest.as_str()));
     let toolbox = Toolbox::start(settings.clone(), components, metrics).await?;
     Ok(Some((toolbox, sha256_hex(about.as_bytes()))))
 }
 
-/// The folder of this start in the directory for events.
+/// Creates the directory for the events of this start.
 fn event_log(dir: &Path) -> Result<PathBuf, AssemblyError> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let path = dir.join(now.as_secs().to_string());

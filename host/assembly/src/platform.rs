@@ -1,4 +1,4 @@
-//! What a process has once, whoever's plugins it serves.
+//! The process-wide parts of a host, which serve the plugins of all tenants.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,18 +15,18 @@ use rollout_core::plugin::Plugin;
 use rollout_core::rollout::{Deployment, ServedAs, Started};
 use rollout_core::telemetry::Metrics;
 
-/// What there is room for besides rollouts.
+/// Room that is reserved in addition to rollouts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Besides {
-    /// Instances of tools.
+    /// Number of instances of tools.
     pub tools: u32,
-    /// Instances of deployments that are brought in while rollouts run.
+    /// Number of instances of deployments that are checked while rollouts run.
     pub loading: u32,
-    /// Open files.
+    /// Number of open files.
     pub descriptors: u64,
 }
 
-/// How much of the machine there is, and the engine in it. Settled before any component is there.
+/// The capacity of the machine, and the engine. Created before any component is loaded.
 pub struct Platform {
     machine: Machine,
     budget: Budget,
@@ -35,25 +35,25 @@ pub struct Platform {
     engine: Engine,
 }
 
-/// Whose a deployment is.
+/// Clients, metrics and name of a tenant's deployment.
 pub struct Placed<'a> {
-    /// The connections that its requests are sent over.
+    /// Connections for its requests.
     pub transport: &'a Transport,
-    /// What it is counted in.
+    /// Metrics in which it is counted.
     pub metrics: &'a Arc<Metrics>,
-    /// The key of the judge's server.
+    /// Key of the judge's server.
     pub judge_key: Option<Secret>,
-    /// What it is called there.
+    /// Name of the deployment on the server.
     pub served_as: ServedAs,
 }
 
-/// The part of the memory budget that idle instances may have besides it, for those that come after them. With
-/// what the process has for itself it stays below a tenth of the budget and 64 MiB.
+/// Divisor of the memory budget for the memory that idle instances retain for later ones, in addition to the
+/// budget. Together with the process's own memory it stays below a tenth of the budget plus 64 MiB.
 const IDLE_PART: usize = 16;
 
 impl Platform {
-    /// What this configuration asks for, as far as there is room. A guest has at most so many bytes of
-    /// memory.
+    /// Creates the platform that a configuration requests, as far as the machine has room. A guest has at
+    /// most `memory_bytes_max` bytes of memory.
     pub fn new(
         config: &Config,
         descriptors_for_callers: u64,
@@ -68,7 +68,7 @@ impl Platform {
         let instances = besides.tools.saturating_add(besides.loading);
         let instances_max = config.max_concurrent.saturating_add(instances);
         let plan = MemoryPlan::within(instances_max, machine.guest_mappings_max());
-        // One descriptor is the rollout's own, to its model.
+        // One descriptor is for the rollout's connection to its model.
         let descriptors = 1 + descriptors_for_callers;
         let cost = GuestCost { descriptors, mappings: plan.mappings_per_instance(), memory_bytes: 0 };
         let slots = machine.slots(config.max_concurrent, config.queue_max, cost);
@@ -77,27 +77,27 @@ impl Platform {
         Ok(Self { machine, budget, plan, cost, engine })
     }
 
-    /// What compiles and runs guests.
+    /// Returns the engine, which compiles and runs guests.
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
 
-    /// What may be held for all rollouts together.
+    /// Returns the memory budget of all rollouts together.
     pub fn budget(&self) -> &Budget {
         &self.budget
     }
 
-    /// Where the memory of guests comes from.
+    /// Returns the source of the guests' memory.
     pub fn plan(&self) -> MemoryPlan {
         self.plan
     }
 
-    /// How many rollouts there is room for of those that were asked for, where each needs so many bytes.
-    pub fn room(&self, running_asked: u32, queue_asked: u32, memory_bytes: u64) -> Slots {
-        self.machine.slots(running_asked, queue_asked, GuestCost { memory_bytes, ..self.cost })
+    /// Returns how many of the requested rollouts there is room for if each needs `memory_bytes`.
+    pub fn room(&self, running_requested: u32, queue_requested: u32, memory_bytes: u64) -> Slots {
+        self.machine.slots(running_requested, queue_requested, GuestCost { memory_bytes, ..self.cost })
     }
 
-    /// The bytes that a rollout of this deployment needs, found out by starting an instance of each kind.
+    /// Measures the bytes that a rollout of this deployment needs by starting an instance of each role.
     pub async fn memory_of(
         &self,
         deployment: &Deployment,
@@ -109,8 +109,8 @@ impl Platform {
         Ok(memory_bytes as u64)
     }
 
-    /// Brings components in beside those that are served already, and sees that they start. `load` blocks
-    /// for as long as compiling takes.
+    /// Loads components while others are served, and checks that instances start. `load` blocks for as long
+    /// as compiling takes.
     pub async fn deploy(
         &self,
         config: &Config,

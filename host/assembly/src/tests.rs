@@ -1,4 +1,4 @@
-//! A host in this process, from a component that is made here, and what drives its rollouts.
+//! Tests of an assembled host with generated components and several drivers.
 
 use std::panic::panic_any;
 
@@ -15,7 +15,7 @@ use rollout_core::rollout::{
 #[expect(unreachable_pub, reason = "other tests have it from a crate")]
 mod made;
 
-/// A component with a workflow that runs these instructions and then gives back one message.
+/// Returns a component whose workflow runs these instructions and then returns one message.
 fn workflow(body: &str) -> Vec<u8> {
     let module = format!(
         r#"(memory (export "memory") 1)
@@ -59,10 +59,10 @@ fn admit(host: &Host, id: &str) -> Result<Box<Rollout>, AdmitError> {
     host.admit(request, Resources { model: endpoint, secrets, charge: None, continuation: None, past: None })
 }
 
-/// Gives back how a rollout ended.
-struct Plain;
+/// Driver that returns how a rollout ended.
+struct ReturningDriver;
 
-impl Steps for Plain {
+impl Steps for ReturningDriver {
     type End = Ended;
 
     fn after_workflow<'a>(&'a self, _ran: Result<(), &'a Failure>) -> AfterWorkflow<'a> {
@@ -75,13 +75,13 @@ impl Steps for Plain {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_component_and_a_configuration_make_a_host_that_runs_rollouts() {
+async fn an_assembled_host_runs_rollouts() {
     let assembled = assembled(workflow(""), "").await.unwrap();
     assert_eq!((assembled.slots.running_max, assembled.slots.bound_by), (2, Bound::Asked));
     let host = &assembled.host;
     let rollout = admit(host, "r").unwrap();
 
-    let Ended::Finished(finished) = drive(rollout, Box::new(Plain)).await else { panic!("it ends") };
+    let Ended::Finished(finished) = drive(rollout, Box::new(ReturningDriver)).await else { panic!("it ends") };
 
     assert_eq!(finished.samples[0].record.messages.get(0), Some(r#"{"role":"assistant","content":"5"}"#));
     assert!(matches!(&finished.outcome, Outcome::Unscored(Failure { kind: FailureKind::NotGraded, .. })));
@@ -89,7 +89,7 @@ async fn a_component_and_a_configuration_make_a_host_that_runs_rollouts() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_makes_no_host_says_whose_move_it_is() {
+async fn an_assembly_error_names_the_party_at_fault() {
     async fn check(component: Vec<u8>, configuration: &str, fault: Fault, why: &str) {
         let error = assembled(component, configuration).await.err().expect("it makes no host");
         assert_eq!(error.fault(), fault, "{error}");
@@ -125,15 +125,15 @@ async fn deployments_on_one_runtime_share_its_slots() {
     let two = admit(&second, "two").unwrap();
     assert!(matches!(admit(&first.host, "three").err(), Some(AdmitError::Full { .. })));
 
-    assert!(matches!(drive(two, Box::new(Plain)).await, Ended::Finished(_)));
+    assert!(matches!(drive(two, Box::new(ReturningDriver)).await, Ended::Finished(_)));
 
     assert!(admit(&first.host, "three").is_ok());
 }
 
-/// Panics between the workflow and its end.
-struct Panicking;
+/// Driver that panics after the workflow.
+struct PanickingDriver;
 
-impl Steps for Panicking {
+impl Steps for PanickingDriver {
     type End = Ended;
 
     fn after_workflow<'a>(&'a self, _ran: Result<(), &'a Failure>) -> AfterWorkflow<'a> {
@@ -145,10 +145,10 @@ impl Steps for Panicking {
     }
 }
 
-/// Goes away at once.
-struct Leaving;
+/// Driver that abandons its rollout immediately.
+struct AbandoningDriver;
 
-impl Steps for Leaving {
+impl Steps for AbandoningDriver {
     type End = Ended;
 
     fn after_workflow<'a>(&'a self, _ran: Result<(), &'a Failure>) -> AfterWorkflow<'a> {
@@ -167,14 +167,14 @@ async fn a_rollout_that_panics_or_is_abandoned_ends_alone_and_frees_its_slot() {
     let assembled = assembled(workflow(""), "").await.unwrap();
     let host = &assembled.host;
 
-    let crashed = drive(admit(host, "r").unwrap(), Box::new(Panicking)).await;
+    let crashed = drive(admit(host, "r").unwrap(), Box::new(PanickingDriver)).await;
 
     let Ended::Crashed(failure) = crashed else { panic!("it crashed") };
     assert_eq!((failure.kind, failure.fault), (FailureKind::Host, Fault::Host));
     assert!(host.find(&RolloutId::parse("r").unwrap()).is_none());
 
     let endless = self::assembled(workflow("(loop $again (br $again))"), "").await.unwrap();
-    let abandoned = drive(admit(&endless.host, "r").unwrap(), Box::new(Leaving)).await;
+    let abandoned = drive(admit(&endless.host, "r").unwrap(), Box::new(AbandoningDriver)).await;
 
     let Ended::Cancelled(finished) = abandoned else { panic!("it was cancelled") };
     assert!(matches!(&finished.outcome, Outcome::Unscored(Failure { kind: FailureKind::Cancelled, .. })));

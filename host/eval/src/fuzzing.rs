@@ -1,15 +1,15 @@
-//! What is fuzzed of an evaluation: its data, and what it reads back of its own.
+//! Fuzz targets of the evaluation: data sets and stored results.
 
 use crate::rows::fuzzing::rows;
 use crate::{ResultLine, Tally};
 
-/// A target: what any bytes are given to.
+/// A fuzz target, a function of arbitrary bytes.
 pub type Target = fn(&[u8]);
 
-/// The targets of this crate, by the names of their programs and of the directories of their corpora.
+/// The targets of this crate by name, which is that of the program and of the corpus directory.
 pub const TARGETS: [(&str, Target); 2] = [("rows", rows), ("result_line", result_line)];
 
-/// A line of results that is read back.
+/// Fuzz target: reads a line of results and writes it again.
 fn result_line(bytes: &[u8]) {
     let Ok(line) = serde_json::from_slice::<ResultLine>(bytes) else { return };
     let Ok(text) = line.checked_text() else { return };

@@ -1,29 +1,30 @@
-//! An evaluation: rows of a data set, results that outlive the process, and figures.
+//! Evaluations: rows of a data set, results on disk, and figures.
 //!
-//! [`rows`] reads a data set. [`manifest`] says what a run was started with, and
-//! [`results`] keeps its results on disk so that it can be resumed. [`stats`] turns
-//! results into a [`Summary`], and [`table`] into what a person reads at the end.
+//! [`rows`] reads a data set. [`manifest`] records the settings of a run, and [`results`] stores its
+//! results on disk so that it can be resumed. [`stats`] computes a [`Summary`] of the results, and
+//! [`table`] renders it as text.
 //!
-//! These five are plain, synchronous code. They know no plugin, no model and no
-//! network, and they decide no reward: an attempt without one is unscored and is
-//! counted as that. [`run`] puts rollouts behind them, and [`Kept`] is where those are kept,
-//! [`regrade`] grades them again from there, and [`rewards`] says what that made of them.
+//! These five modules are synchronous and know no plugin, no model and no network. They decide no reward:
+//! an attempt without a reward is unscored and is counted as unscored. [`run`] runs the rollouts, and
+//! [`RolloutJournal`] stores them for crash recovery. [`regrade`] grades them again from that journal, and
+//! [`rewards`] compares the rewards before and after.
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
-mod kept;
+
 pub mod manifest;
 pub mod regrade;
 pub mod results;
 pub mod rewards;
+mod rollout_journal;
 pub mod rows;
 pub mod run;
 pub mod stats;
 pub mod table;
 mod trajectory;
 
-pub use kept::Kept;
 pub use manifest::Manifest;
-pub use results::{Journal, JournalError, LimitLine, Opened, Outcome, ResultLine, Resume, SampleLine};
+pub use results::{LimitLine, LineOutcome, Opened, ResultLine, ResultsDir, ResultsError, Resume, SampleLine};
+pub use rollout_journal::RolloutJournal;
 pub use rows::{DataError, DataSet, Row};
 pub use stats::{Summary, Tally};

@@ -1,24 +1,22 @@
-//! What an evaluation was started with.
+//! The plugin, the data and the settings of an evaluation.
 //!
-//! A [`Manifest`] lies beside the results. Results of another plugin, other data or
-//! other settings are results of another evaluation, so a run is resumed only if
-//! nothing that matters has changed, and whoever tries has a report of everything that has.
-//! What leaves the results there are as they are may change: more attempts, more rows,
-//! another address of the same model, another threshold.
+//! A [`Manifest`] is stored with the results. A run is resumed only with the same plugin, data and
+//! settings; otherwise the error lists every change. Changes that do not affect existing results are
+//! permitted: more attempts, more rows, another address of the same model, another threshold.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// The format of the files that a journal keeps. A journal of another one is not resumed.
+/// Version of the format of the files in a results directory. Results of another version are not resumed.
 pub const FORMAT: u32 = 1;
 
-/// How many characters of a value a message shows. The rest is in the file.
+/// Maximum number of characters of a value in a message.
 const VALUE_SHOWN_CHARS: usize = 60;
 
-/// What an evaluation was started with. Two runs with equal manifests are the same run,
-/// the names of files apart, which are for a reader.
+/// Identity of an evaluation. Runs with equal manifests are the same run, except for the names of files,
+/// which are informational.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// [`FORMAT`] of the host that wrote it.
@@ -37,23 +35,22 @@ pub struct Manifest {
     pub data_digest: String,
     /// Name of the data set's file. Not compared.
     pub data_file: String,
-    /// Everything else that must not change: attempts, rows, model, endpoint, limits,
-    /// configuration, pass threshold. Objects are compared field by field; a
-    /// configuration is best given as one. No keys and no other secrets: this is written
-    /// to disk and shown in errors.
+    /// All other settings: attempts, rows, model, endpoint, limits, configuration, pass threshold.
+    /// Objects are compared field by field. Must not contain secrets, because it is written to disk and
+    /// shown in errors.
     pub settings: Map<String, Value>,
 }
 
-/// A field that is not what it was.
+/// A field that differs from the stored manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changed {
-    /// Its name, with dots: `settings.config.temperature`.
+    /// Path of the field: `settings.config.temperature`.
     pub field: String,
-    /// What the results were made with, as JSON, shortened; `(absent)` if it was not there.
+    /// Stored value as JSON, shortened; `(absent)` if there is none.
     pub old: String,
-    /// What is asked for now, likewise.
+    /// New value as JSON, shortened; `(absent)` if there is none.
     pub new: String,
-    /// How it might have changed.
+    /// Description of the permitted changes, if some are.
     pub hint: Option<&'static str>,
 }
 
@@ -64,12 +61,11 @@ impl fmt::Display for Changed {
     }
 }
 
-/// Every field in which `new` is not `old`, which was read from disk; none if the run
-/// may be resumed.
+/// Returns the fields in which `new` differs from `old`, except permitted changes. The run may be resumed
+/// if there are none.
 #[must_use]
 pub(crate) fn changes(old: &Manifest, new: &Manifest) -> Vec<Changed> {
-    // A float may change in its last bit when it is read back: the new one is read back
-    // as well, once, as the old one was.
+    // A float may change in its last bit when it is written and read, as `old` was.
     let text = serde_json::to_string(new).expect("texts and JSON can be written as JSON");
     let new: Manifest = serde_json::from_str(&text).expect("what serde_json wrote, it reads");
     let mut found = Vec::new();
@@ -77,7 +73,7 @@ pub(crate) fn changes(old: &Manifest, new: &Manifest) -> Vec<Changed> {
     found
 }
 
-/// The fields that matter.
+/// Returns the fields that are compared.
 fn comparable(manifest: &Manifest) -> Map<String, Value> {
     let Ok(Value::Object(mut fields)) = serde_json::to_value(manifest) else {
         unreachable!("a struct of texts and JSON is a JSON object");
@@ -85,7 +81,7 @@ fn comparable(manifest: &Manifest) -> Map<String, Value> {
     for name in ["plugin_file", "grader_file", "data_file"] {
         fields.remove(name);
     }
-    // A field of the manifest is always there, so null says that it does not apply.
+    // Null means that a field of the manifest does not apply.
     fields.retain(|_, value| !value.is_null());
     fields
 }
@@ -113,16 +109,16 @@ fn compare(prefix: &str, old: &Map<String, Value>, new: &Map<String, Value>, fou
     }
 }
 
-/// How a field may change without making another evaluation of it.
+/// Permitted change of a field.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Change {
-    /// Not at all.
+    /// The field must not change.
     None,
-    /// A number that may grow, or come to have no bound.
+    /// The number may grow or become unlimited.
     Raised,
-    /// An address, where there was one.
+    /// The address may change if there was one.
     Moved,
-    /// The results do not depend on it.
+    /// The field may change freely, because results do not depend on it.
     Any,
 }
 
@@ -149,7 +145,7 @@ fn is_raised(old: Option<&Value>, new: Option<&Value>) -> bool {
     }
 }
 
-/// Both values, cut to where they begin to differ.
+/// Returns excerpts of both values around the first difference.
 fn shown(old: Option<&Value>, new: Option<&Value>) -> (String, String) {
     let text = |value: Option<&Value>| value.map_or("(absent)".to_owned(), Value::to_string);
     let (old, new) = (text(old), text(new));
@@ -197,7 +193,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn every_change_is_found_and_named() {
+    fn every_change_is_listed() {
         let old = manifest(json!({"n": 4, "config": {"t": 0.1, "deep": {"a": 1}}, "gone": true}));
         check(&old, &old.clone(), &[]);
 
@@ -224,7 +220,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_leaves_the_results_as_they_are_may_change() {
+    fn changes_that_do_not_affect_results_are_permitted() {
         fn check(field: &str, old: Value, new: Value, may: bool) {
             let of = |value: Value| manifest(json!({"judge": {}, field: value}));
             assert_eq!(
@@ -258,14 +254,14 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_order_of_settings_and_the_way_of_a_float_do_not_matter() {
+    fn the_order_of_settings_and_the_notation_of_floats_do_not_matter() {
         let old = manifest(json!({"a": 0.1, "b": 1e-7, "c": 123456789.12345678}));
         let new = manifest(json!({"c": 123456789.12345678, "b": 1e-7, "a": 0.1}));
         check(&old, &new, &[]);
     }
 
     #[test]
-    fn long_values_are_shown_where_they_differ() {
+    fn long_values_are_shortened_to_their_difference() {
         let long = |end: &str| json!({"prompt": format!("{}{end}{}", "x".repeat(500), "y".repeat(500))});
         let changed = changes(&manifest(long("old")), &manifest(long("new")));
         assert_eq!(changed.len(), 1);

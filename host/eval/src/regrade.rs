@@ -1,5 +1,5 @@
-//! Grades an evaluation again, from its journal: workflows are made again with what was answered then, and
-//! nobody is asked for them; graders run anew.
+//! Grades an evaluation again from its journal: workflows are replayed with the recorded answers and call
+//! no model; graders run live.
 
 use std::collections::HashMap;
 use std::io;
@@ -9,8 +9,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::kept::Attempt;
-use super::results::{self, Journal, JournalError, Outcome, ResultLine};
+use super::results::{self, LineOutcome, ResultLine, ResultsDir, ResultsError};
+use super::rollout_journal::Attempt;
 use super::run::{End, Subject, complete, line, millis};
 use super::stats::Tally;
 use super::{Manifest, rewards::Rewards};
@@ -21,74 +21,74 @@ use rollout_core::rollout::{
     StoredRollout,
 };
 
-/// An evaluation that is over, or as far as it came.
+/// An earlier evaluation, complete or not.
 pub struct Evaluated {
-    /// What it was started with.
+    /// Its settings.
     pub manifest: Manifest,
     /// Its results.
     pub lines: Vec<ResultLine>,
-    /// Where its rollouts are kept.
+    /// Directory of the journal of its rollouts.
     pub journal: PathBuf,
 }
 
 impl Evaluated {
-    /// Reads its results. Its journal is read while it is graded.
-    pub fn read(dir: &Path, journal: PathBuf) -> Result<Self, JournalError> {
+    /// Reads the manifest and the results in `dir`. The journal is read later, during grading.
+    pub fn read(dir: &Path, journal: PathBuf) -> Result<Self, ResultsError> {
         let (manifest, lines) = results::read(dir)?;
         Ok(Self { manifest, lines, journal })
     }
 
-    /// The rewards as they were, and as they are in these results.
+    /// Compares the rewards of the evaluation with those of new results.
     pub fn rewards(&self, now: &[ResultLine]) -> Rewards {
         Rewards::of(&self.lines, now)
     }
 }
 
-/// Why an evaluation could not be graded again.
+/// Error of grading an evaluation again.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegradeError {
-    /// A result could not be kept.
+    /// A result could not be stored.
     #[error(transparent)]
-    Journal(#[from] JournalError),
-    /// What was kept cannot be read.
+    Results(#[from] ResultsError),
+    /// The journal cannot be read.
     #[error("the evaluation's journal in {} cannot be read", path.display())]
     Unreadable {
-        /// Where it is.
+        /// Directory of the journal.
         path: PathBuf,
-        /// Why.
+        /// The error.
         source: io::Error,
     },
-    /// A rollout cannot be made again.
-    #[error("rollout {id} cannot be made again: {reason}")]
-    Refused {
-        /// Its id.
+    /// A rollout cannot be replayed.
+    #[error("rollout {id} cannot be replayed: {reason}")]
+    NotReplayable {
+        /// Id of the rollout.
         id: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
-/// Grades what these results have no line of, so many rollouts at once. `seen` is called after each. Gives
-/// the new lines.
+/// Grades the rollouts that have no line in `results` yet, at most `concurrency` at once. Calls `on_result`
+/// after each. Returns the new lines.
 pub async fn run(
     host: &Host,
     evaluated: &Evaluated,
     concurrency: usize,
-    results: &mut Journal,
+    results: &mut ResultsDir,
     tally: &mut Tally,
     stop: CancellationToken,
-    mut seen: impl FnMut(&Tally),
+    mut on_result: impl FnMut(&Tally),
 ) -> Result<(End, Vec<ResultLine>), RegradeError> {
     let todo = evaluated.lines.iter().filter(|line| !results.is_finished(line.row, line.run));
     let todo: HashMap<String, ResultLine> =
         todo.map(|line| (line.rollout_id.clone(), line.clone())).collect();
     let mut stored = read(evaluated.journal.clone(), todo, concurrency);
-    let mut under_way = JoinSet::new();
+    let mut running = JoinSet::new();
     let root = results.dir().to_owned();
     let (mut is_read, mut is_cancelled, mut lines) = (false, false, Vec::new());
-    while !(is_read && under_way.is_empty()) {
-        let takes_more = !is_read && under_way.len() < concurrency && !stop.is_cancelled();
+    while !(is_read && running.is_empty()) {
+        let takes_more = !is_read && running.len() < concurrency && !stop.is_cancelled();
         let line = tokio::select! {
             next = stored.recv(), if takes_more => match next {
                 None => {
@@ -99,19 +99,19 @@ pub async fn run(
                     let (before, stored) = next.map_err(|source| unreadable(evaluated, source))?;
                     match begin(host, &before, stored)? {
                         Some(replay) => {
-                            under_way.spawn(graded(replay, before, root.clone()));
+                            running.spawn(graded(replay, before, root.clone()));
                             continue;
                         }
-                        // What has no workflow to be graded stays as it is.
+                        // A rollout whose workflow did not finish cannot be graded and keeps its line.
                         None => ResultLine { trajectory: None, ..before },
                     }
                 }
             },
-            Some(graded) = under_way.join_next() => match graded {
+            Some(graded) = running.join_next() => match graded {
                 Ok(Some(line)) => line,
                 Ok(None) => continue,
                 Err(error) => {
-                    tracing::error!(%error, "the host panicked beside a rollout");
+                    tracing::error!(%error, "the host panicked outside a rollout");
                     continue;
                 }
             },
@@ -121,14 +121,14 @@ pub async fn run(
                 continue;
             }
         };
-        // What was stopped from outside is no result, and is graded by the next.
+        // A cancelled rollout has no result; the next command grades it.
         if stop.is_cancelled() && line.kind.as_deref() == Some(FailureKind::Cancelled.as_str()) {
             continue;
         }
         results.append(&line)?;
         tally.add(&line);
         lines.push(line);
-        seen(tally);
+        on_result(tally);
     }
     results.sync()?;
     Ok((if stop.is_cancelled() { End::Stopped } else { End::Complete }, lines))
@@ -138,7 +138,7 @@ fn unreadable(evaluated: &Evaluated, source: io::Error) -> RegradeError {
     RegradeError::Unreadable { path: evaluated.journal.clone(), source }
 }
 
-/// Reads the rollouts of these lines, by their ids, as they are wanted.
+/// Reads the rollouts of these lines from the journal, at most `ahead` in advance.
 fn read(
     journal: PathBuf,
     mut todo: HashMap<String, ResultLine>,
@@ -163,7 +163,7 @@ fn read(
                 }
             };
             let is_over = next.is_err() || todo.is_empty();
-            // Whoever wanted it may be gone.
+            // The receiver may have been dropped.
             if sender.blocking_send(next).is_err() || is_over {
                 return;
             }
@@ -172,35 +172,35 @@ fn read(
     receiver
 }
 
-/// Whether a line is what came of this rollout: another of the same id had no reward, and was run
-/// again.
+/// Returns whether a line is of this rollout. The journal may have an earlier rollout of the same id, which
+/// had no reward and ran again.
 fn is_of(line: &ResultLine, stored: &StoredRollout) -> bool {
     let took = stored.outcome.as_ref().map(|finished| millis(finished.duration));
     took.is_some_and(|took| (took - line.duration_ms).abs() < 1e-3)
 }
 
-/// Makes a rollout again whose workflow came to its end; none of any other.
+/// Starts the replay of a rollout; returns `None` if its workflow did not finish.
 fn begin(host: &Host, before: &ResultLine, stored: StoredRollout) -> Result<Option<Replay>, RegradeError> {
-    let has_ended = stored.outcome.as_deref().is_some_and(came_to_its_end);
+    let has_ended = stored.outcome.as_deref().is_some_and(has_finished_workflow);
     if !has_ended {
         return Ok(None);
     }
-    let refused = |reason: String| RegradeError::Refused { id: before.rollout_id.clone(), reason };
+    let not_replayable =
+        |reason: String| RegradeError::NotReplayable { id: before.rollout_id.clone(), reason };
     let model = RequestSecrets::default().endpoint(&stored.request.model);
-    let model = model.map_err(|error| refused(error.to_string()))?;
-    host.regrade(stored, model).map(Some).map_err(|error: AdmitError| refused(error.to_string()))
+    let model = model.map_err(|error| not_replayable(error.to_string()))?;
+    host.regrade(stored, model).map(Some).map_err(|error: AdmitError| not_replayable(error.to_string()))
 }
 
-/// Whether a rollout's workflow came to its end, so that there is something to be graded.
-fn came_to_its_end(finished: &Finished) -> bool {
+/// Returns whether a rollout's workflow finished, so that it can be graded.
+fn has_finished_workflow(finished: &Finished) -> bool {
     match &finished.outcome {
         rollout::Outcome::Scored { .. } => true,
         rollout::Outcome::Unscored(failure) => failure.stage == Stage::Grader,
     }
 }
 
-/// The line of a rollout that is graded again; none where the host panicked in it, which its driver
-/// said.
+/// Runs a replay and returns its line; `None` if the host panicked in it, which its driver has logged.
 async fn graded(replay: Replay, before: ResultLine, root: PathBuf) -> Option<ResultLine> {
     let Replay { rollout, end } = replay;
     let finished: Result<Box<Finished>, Failure> = complete(rollout).await;
@@ -211,12 +211,12 @@ async fn graded(replay: Replay, before: ResultLine, root: PathBuf) -> Option<Res
     };
     let finished = finished.ok()?;
     let mut line = line(subject, &finished, &root);
-    // It waits where it was over then: it differs as much as one that asks something else.
+    // The workflow waits after the call that was its last one in the recording.
     if let Some(ReplayEnd::PastOver(Role::Workflow)) = end.get() {
-        line.outcome = Outcome::Unscored;
+        line.outcome = LineOutcome::Unscored;
         line.kind = Some(FailureKind::Nondeterministic.as_str().to_owned());
         line.fault = Some(Fault::Plugin.as_str().to_owned());
-        line.reason = Some("the workflow waits where it had come to its end then".to_owned());
+        line.reason = Some("the workflow waits at a point where the recorded one had finished".to_owned());
     }
     Some(line)
 }

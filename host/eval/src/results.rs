@@ -1,18 +1,18 @@
-//! Results of an evaluation, kept in a directory so that it can be resumed.
+//! Results of an evaluation, stored in a directory so that it can be resumed.
 //!
-//! A [`Journal`] owns that directory while it lives:
+//! A [`ResultsDir`] has the directory locked while it lives:
 //!
 //! | file | content |
 //! |---|---|
-//! | `manifest.json` | what the run was started with ([`Manifest`]) |
+//! | `manifest.json` | the settings of the run ([`Manifest`]) |
 //! | `results.jsonl` | one [`ResultLine`] for each finished rollout, in order of finishing |
-//! | `summary.json` | the figures, when the run is over ([`Summary`]) |
-//! | `rewards.json` | rewards before and after, where an evaluation was graded again ([`Rewards`]) |
-//! | `lock` | the process that writes here, while there is one |
+//! | `summary.json` | the figures, once the run is over ([`Summary`]) |
+//! | `rewards.json` | rewards before and after, if an evaluation was graded again ([`Rewards`]) |
+//! | `lock` | id of the writing process, while there is one |
 //!
-//! A line is written with one call and is complete once that returns, also if the
-//! process is killed right after. A line that a kill tore is cut off on resuming and its
-//! rollout runs again. Nothing is ever deleted but what the caller asks to retry.
+//! A line is written by one call and complete once the call returns, even if the process is killed
+//! immediately afterwards. A partial last line is removed on resuming, and its rollout runs again. Only
+//! results that the caller asks to retry are deleted.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::{self, File, OpenOptions};
@@ -30,7 +30,7 @@ use rollout_core::limits::Amount;
 mod files;
 use files::Lock;
 
-/// Name of the file with what the run was started with.
+/// Name of the file with the settings of the run.
 pub(crate) const MANIFEST_FILE: &str = "manifest.json";
 /// Name of the file with one line for each finished rollout.
 pub(crate) const RESULTS_FILE: &str = "results.jsonl";
@@ -38,69 +38,68 @@ pub(crate) const RESULTS_FILE: &str = "results.jsonl";
 pub(crate) const SUMMARY_FILE: &str = "summary.json";
 /// Name of the file that the writing process holds locked.
 pub(crate) const LOCK_FILE: &str = "lock";
-/// Name of the file with the rewards before and after, where an evaluation was graded again.
+/// Name of the file with the rewards before and after, if an evaluation was graded again.
 pub(crate) const REWARDS_FILE: &str = "rewards.json";
 
-/// How much of a prompt, a label or an answer a line has, in bytes. Lines are read in
-/// numbers; what is longer than this is in the trajectory.
+/// Maximum number of bytes of a prompt, a label or an answer in a line. The trajectory has the full text.
 pub(crate) const TEXT_BYTES_MAX: usize = 64 << 10;
 
-/// Whether a rollout got a reward.
+/// Whether a rollout has a reward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Outcome {
-    /// It has one.
+pub enum LineOutcome {
+    /// The rollout has a reward.
     Scored,
-    /// It has none, and the line says why.
+    /// The rollout has no reward; the line has the reason.
     Unscored,
 }
 
-/// One finished rollout. Fields that are `None` are left out.
+/// One finished rollout, a line of `results.jsonl`. Fields that are `None` are omitted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ResultLine {
-    /// The data set row, from 0.
+    /// Index of the data set row.
     pub row: usize,
-    /// Which of the attempts on that row, from 0.
+    /// Number of the attempt on that row, from 0.
     pub run: usize,
-    /// The rollout's id, of this attempt only.
+    /// The rollout's id, unique to this attempt.
     pub rollout_id: String,
-    /// The reward, finite; there if and only if the outcome is scored.
+    /// The reward, finite; present if and only if the outcome is scored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reward: Option<f64>,
     /// Whether there is a reward.
-    pub outcome: Outcome,
-    /// Where an unscored rollout ended.
+    pub outcome: LineOutcome,
+    /// Stage in which an unscored rollout ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stage: Option<String>,
-    /// What ended it, as one of few words, by which unscored rollouts are counted.
+    /// Kind of the failure, by which unscored rollouts are counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
-    /// Whose fault it was: `plugin`, `model`, `host` or `caller`.
+    /// Party at fault: `plugin`, `model`, `host` or `caller`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault: Option<String>,
-    /// What ended it, for a person.
+    /// Description of the failure for a person.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// The text of the prompt's last message of the user; its beginning, if it is longer
-    /// than `TEXT_BYTES_MAX`. The trajectory has all of it.
+    /// Text of the last user message of the prompt, truncated to `TEXT_BYTES_MAX`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt: Option<String>,
-    /// What the grader compared with, likewise.
+    /// The label, truncated to `TEXT_BYTES_MAX`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
-    /// The text of the last message of the model in the first sample that counts, likewise.
+    /// Text of the model's last message in the first sample that is not withdrawn, truncated to
+    /// `TEXT_BYTES_MAX`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<String>,
-    /// Finite figures by name.
+    /// Metrics by name, finite.
     #[serde(default)]
     pub metrics: BTreeMap<String, f64>,
-    /// The samples that the workflow opened.
+    /// Samples that the workflow opened.
     #[serde(default)]
     pub samples: Vec<SampleLine>,
-    /// Model calls.
+    /// Number of model calls.
     #[serde(default)]
     pub chat_calls: u64,
-    /// Tries of those after the first.
+    /// Number of retries of model calls.
     #[serde(default)]
     pub chat_retries: u64,
     /// Prompt tokens of all model calls, as the endpoint counted them.
@@ -112,33 +111,33 @@ pub struct ResultLine {
     /// CPU time of both guests, in milliseconds.
     #[serde(default)]
     pub guest_cpu_ms: f64,
-    /// The most memory that an instance had, in bytes.
+    /// Peak memory of an instance, in bytes.
     #[serde(default)]
     pub memory_bytes_peak: u64,
-    /// Calls of the contract's imports by both guests.
+    /// Number of calls of the contract's imports by both guests.
     #[serde(default)]
     pub host_calls: u64,
     /// Time for which guests were alive and waited, in milliseconds.
     #[serde(default)]
     pub waited_ms: f64,
-    /// Time of all model calls, in milliseconds; calls may overlap.
+    /// Total time of all model calls, in milliseconds; calls may overlap.
     #[serde(default)]
     pub model_ms: f64,
-    /// The limits that were hit, by their names in `[limits]`. The manifest has all of them.
+    /// Limits that were hit, by their names in `[limits]`. The manifest has the values of all limits.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub limits_hit: BTreeMap<String, LimitLine>,
-    /// What the guests' own runtimes refused, by kind.
+    /// Uses that the guests' own runtimes refused, by kind.
     #[serde(default, skip_serializing_if = "RefusedUses::is_empty")]
     pub refused_uses: RefusedUses,
-    /// Samples without a reply of the model.
+    /// Number of samples without a reply of the model.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub samples_unanswered: usize,
-    /// Wall time, with that in the queue, ms, finite.
+    /// Wall time including the time in the queue, in milliseconds, finite.
     pub duration_ms: f64,
     /// Wall time in the queue, in milliseconds.
     #[serde(default)]
     pub queued_ms: f64,
-    /// Where the trajectory is, relative to the journal's directory.
+    /// Path of the trajectory, relative to the results directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trajectory: Option<String>,
 }
@@ -147,18 +146,18 @@ fn is_zero(count: &usize) -> bool {
     *count == 0
 }
 
-/// A limit that were hit.
+/// A limit that was hit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LimitLine {
-    /// Its value, in the unit of its name.
+    /// The limit's value, in the unit of its name.
     pub max: Amount,
-    /// What was used of it, where the host measures that.
+    /// Amount used, if the host measures it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<Amount>,
-    /// What would have been in use when it was hit, where that is known.
+    /// Amount that the refused request would have reached, if it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<u64>,
-    /// How often it stopped or refused something.
+    /// Number of times that the limit stopped or refused something.
     pub times: u64,
 }
 
@@ -167,39 +166,38 @@ pub struct LimitLine {
 pub struct SampleLine {
     /// The sample's id.
     pub id: String,
-    /// Its reward, finite, if it has one.
+    /// The reward, finite.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reward: Option<f64>,
-    /// Whether the workflow took it back.
+    /// Whether the workflow withdrew the sample.
     #[serde(default)]
     pub withdrawn: bool,
-    /// The text of the model's last message, where there are several samples; its
-    /// beginning, if it is longer than `TEXT_BYTES_MAX`.
+    /// Text of the model's last message, truncated to `TEXT_BYTES_MAX`; only if there are several samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<String>,
-    /// Finite figures by name.
+    /// Metrics by name, finite.
     #[serde(default)]
     pub metrics: BTreeMap<String, f64>,
 }
 
 impl ResultLine {
-    /// Its text, if a journal can keep it.
+    /// Returns the line as text, or the reason why it cannot be stored.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn checked_text(&self) -> Result<String, String> {
         self.check()?;
         serde_json::to_string(self).map_err(|error| error.to_string())
     }
 
-    /// What makes this line one that a journal cannot keep.
+    /// Checks that the line can be stored and read back.
     fn check(&self) -> Result<(), String> {
         match (self.outcome, self.reward) {
-            (Outcome::Scored, None) => return Err("it is scored without a reward".to_owned()),
-            (Outcome::Unscored, Some(_)) => {
-                return Err("it is unscored and has a reward".to_owned());
+            (LineOutcome::Scored, None) => return Err("it is scored without a reward".to_owned()),
+            (LineOutcome::Unscored, Some(_)) => {
+                return Err("it is unscored but has a reward".to_owned());
             }
-            (Outcome::Scored, Some(_)) | (Outcome::Unscored, None) => {}
+            (LineOutcome::Scored, Some(_)) | (LineOutcome::Unscored, None) => {}
         }
-        // JSON has no NaN and no infinity: they would be written as null.
+        // JSON has no NaN and no infinity; they would be written as null.
         let own = [
             ("reward", self.reward),
             ("duration_ms", Some(self.duration_ms)),
@@ -224,31 +222,31 @@ impl ResultLine {
     }
 }
 
-/// What to do with results that are there already.
+/// How to treat results of an earlier process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resume {
-    /// Drop unscored results, so that their rollouts run again.
+    /// Drops unscored results, so that their rollouts run again.
     pub retry_unscored: bool,
-    /// Rename the directory to `<dir>.old-<n>` and begin anew, whatever it was made with.
+    /// Renames the directory to `<dir>.old-<n>` and starts over, whatever its manifest.
     pub fresh: bool,
 }
 
-/// Why a directory cannot be opened or written.
+/// Error of opening or writing a results directory.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum JournalError {
-    /// The system refused.
+pub enum ResultsError {
+    /// An operation of the operating system failed.
     #[error("cannot {action} {}; check permissions and free space", .path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
-        /// On what.
+        /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// Another evaluation has the directory open.
+    /// Another evaluation has locked the directory.
     #[error(
         "another evaluation (process {holder}) is writing to {}; \
          wait for it, stop it, or use another --out",
@@ -257,10 +255,10 @@ pub enum JournalError {
     Locked {
         /// The directory.
         dir: PathBuf,
-        /// Process id of the other, or `unknown`.
+        /// Process id of the other evaluation, or `unknown`.
         holder: String,
     },
-    /// The directory has files in it, and not those of an evaluation.
+    /// The directory has files that are not those of an evaluation.
     #[error(
         "{} is not empty and has no {MANIFEST_FILE}, so it is not the output of an evaluation; \
          use another --out",
@@ -270,27 +268,27 @@ pub enum JournalError {
         /// The directory.
         dir: PathBuf,
     },
-    /// The manifest cannot be understood.
+    /// The manifest cannot be parsed.
     #[error(
-        "cannot understand {}, perhaps of another version; use another --out or --fresh",
+        "cannot parse {}; another version of this program may have written it; use another --out or --fresh",
         .path.display()
     )]
     Manifest {
         /// The manifest.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Error of the parser.
         #[source]
         source: serde_json::Error,
     },
-    /// The results were made with something else.
+    /// The existing results were made with another plugin, data set or settings.
     #[error("{}", changed_text(dir, changes))]
     Changed {
         /// The directory.
         dir: PathBuf,
-        /// Every field that differs.
+        /// The fields that differ.
         changes: Vec<Changed>,
     },
-    /// A line of the results is not a result.
+    /// A line of the results file is malformed.
     #[error(
         "line {line} of {} is not a result ({what}); \
          correct or remove the line, or use another --out or --fresh",
@@ -301,10 +299,10 @@ pub enum JournalError {
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// Description of the problem.
         what: String,
     },
-    /// Two lines of the results are of the same attempt.
+    /// Two lines of the results file have the same row and run.
     #[error(
         "lines {first} and {line} of {} are both of row {row}, run {run}; \
          remove one of them, or use another --out or --fresh",
@@ -322,21 +320,21 @@ pub enum JournalError {
         /// Their run.
         run: usize,
     },
-    /// The caller gave a line that cannot be kept. A mistake in the host.
-    #[error("cannot keep the result of row {row}, run {run}: {what}; report this")]
-    Refused {
+    /// A line to be written is invalid, which is a bug of the host.
+    #[error("cannot store the result of row {row}, run {run}: {what}; report this as a bug of the host")]
+    InvalidLine {
         /// Its row.
         row: usize,
         /// Its run.
         run: usize,
-        /// Why.
+        /// Description of the problem.
         what: String,
     },
 }
 
 fn changed_text(dir: &Path, changes: &[Changed]) -> String {
     let mut text = format!(
-        "the results in {} were made with something else; use another --out or --fresh",
+        "the results in {} were made with other settings; use another --out or --fresh",
         dir.display()
     );
     for change in changes {
@@ -347,51 +345,51 @@ fn changed_text(dir: &Path, changes: &[Changed]) -> String {
 
 /// A directory of results, open for writing by this process alone.
 #[derive(Debug)]
-pub struct Journal {
+pub struct ResultsDir {
     dir: PathBuf,
     results: File,
-    /// Length of the results up to the last complete line, bytes.
+    /// Length of the results file up to the last complete line, in bytes.
     results_len: u64,
     /// Row and run of each result.
     finished: HashSet<(usize, usize)>,
     _locks: Vec<Lock>,
 }
 
-/// A journal and what was found in it.
+/// An opened results directory and its earlier results.
 #[derive(Debug)]
 pub struct Opened {
-    /// The journal, ready for more lines.
-    pub journal: Journal,
-    /// The results that stand, in the order in which they were written.
+    /// The directory, open for writing.
+    pub results: ResultsDir,
+    /// The earlier results, in the order in which they were written.
     pub finished: Vec<ResultLine>,
-    /// How many unscored results were dropped, to be run again.
+    /// Number of unscored results that were dropped, to be run again.
     pub dropped: usize,
-    /// Whether the last line was torn and has been cut off.
+    /// Whether a partial last line was removed.
     pub torn: bool,
-    /// Where the old directory is, if it was moved out of the way.
+    /// New path of the old directory, if it was moved aside.
     pub moved_to: Option<PathBuf>,
 }
 
-impl Journal {
-    /// Opens `dir` for the run that `manifest` describes, new or resumed. The directory
-    /// is made if it is not there. Open it before writing anything else to it.
+impl ResultsDir {
+    /// Opens `dir` for the run that `manifest` describes, new or resumed. Creates the directory if it does
+    /// not exist. Must be called before anything else is written to the directory.
     ///
     /// # Errors
     ///
-    /// See [`JournalError`]. On an error the results are as they were.
-    pub fn open(dir: &Path, manifest: &Manifest, resume: Resume) -> Result<Opened, JournalError> {
-        // Before anything is written: what belongs to somebody else is left as it is.
+    /// Fails with a [`ResultsError`]; earlier results are then unchanged.
+    pub fn open(dir: &Path, manifest: &Manifest, resume: Resume) -> Result<Opened, ResultsError> {
+        // Checked before anything is written, so that another program's directory stays as it is.
         if dir.is_dir() {
-            files::holds_a_run(dir)?;
+            files::has_results(dir)?;
         }
-        fs::create_dir_all(dir).map_err(|e| failed("make directory", dir, e))?;
+        fs::create_dir_all(dir).map_err(|e| failed("create directory", dir, e))?;
         let dir = fs::canonicalize(dir).map_err(|e| failed("find", dir, e))?;
         let mut locks = vec![Lock::take(&dir)?];
-        let mut has_manifest = files::holds_a_run(&dir)?;
+        let mut has_manifest = files::has_results(&dir)?;
         let mut moved_to = None;
         if resume.fresh && has_manifest {
             moved_to = Some(files::move_away(&dir)?);
-            // The old lock is kept as well, for whoever opened its file before the move.
+            // The old lock stays locked for a process that opened its file before the move.
             locks.push(Lock::take(&dir)?);
             has_manifest = false;
         }
@@ -411,80 +409,79 @@ impl Journal {
             OpenOptions::new().append(true).create(true).open(&path).map_err(|e| failed("open", &path, e))?;
         let results_len = found.kept.len() as u64;
         if found.torn && found.dropped == 0 {
-            results.set_len(results_len).map_err(|e| failed("cut the torn last line off", &path, e))?;
+            results.set_len(results_len).map_err(|e| failed("remove the partial last line of", &path, e))?;
         }
-        let journal = Self {
+        let results = Self {
             dir,
             results,
             results_len,
             finished: found.lines.iter().map(|l| (l.row, l.run)).collect(),
             _locks: locks,
         };
-        Ok(Opened { journal, finished: found.lines, dropped: found.dropped, torn: found.torn, moved_to })
+        Ok(Opened { results, finished: found.lines, dropped: found.dropped, torn: found.torn, moved_to })
     }
 
-    /// The directory, as an absolute path.
+    /// Returns the absolute path of the directory.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Whether this attempt has a result.
+    /// Returns whether an attempt has a result.
     #[must_use]
     pub(crate) fn is_finished(&self, row: usize, run: usize) -> bool {
         self.finished.contains(&(row, run))
     }
 
-    /// Adds one result. When this returns, the line outlives the process; after
-    /// [`Journal::sync`], it outlives the machine.
-    ///
+    /// Appends one result. The line survives a crash of the process once this returns, and a crash of the
+    /// machine after [`ResultsDir::sync`].
     /// # Errors
     ///
-    /// [`JournalError::Refused`] for a second result of an attempt, a number that is not
-    /// finite, or a reward that does not go with the outcome; [`JournalError::Io`] if
-    /// the line cannot be written, and then it is as if it had never been given.
-    pub(crate) fn append(&mut self, line: &ResultLine) -> Result<(), JournalError> {
-        let refused = |what: String| JournalError::Refused { row: line.row, run: line.run, what };
-        line.check().map_err(refused)?;
+    /// Fails with [`ResultsError::InvalidLine`] if the attempt has a result already, a number is not finite,
+    /// or reward and outcome contradict each other, and with [`ResultsError::Io`] if the line cannot be
+    /// written. After an error the file is as before.
+    pub(crate) fn append(&mut self, line: &ResultLine) -> Result<(), ResultsError> {
+        let invalid = |what: String| ResultsError::InvalidLine { row: line.row, run: line.run, what };
+        line.check().map_err(invalid)?;
         if self.is_finished(line.row, line.run) {
-            return Err(refused("it has one already".to_owned()));
+            return Err(invalid("it has a result already".to_owned()));
         }
-        let mut bytes = serde_json::to_vec(line).map_err(|e| refused(e.to_string()))?;
+        let mut bytes = serde_json::to_vec(line).map_err(|e| invalid(e.to_string()))?;
         bytes.push(b'\n');
         self.write(&bytes).map_err(|e| failed("write to", &self.dir.join(RESULTS_FILE), e))?;
         self.finished.insert((line.row, line.run));
         Ok(())
     }
 
-    /// Puts every line on disk. To be called when the run is over or is being stopped.
+    /// Syncs the results to disk. Called when the run is over or is being stopped.
     ///
     /// # Errors
     ///
-    /// [`JournalError::Io`].
-    pub(crate) fn sync(&self) -> Result<(), JournalError> {
+    /// Fails with [`ResultsError::Io`].
+    pub(crate) fn sync(&self) -> Result<(), ResultsError> {
         self.results.sync_data().map_err(|e| failed("sync", &self.dir.join(RESULTS_FILE), e))
     }
 
-    /// Writes `summary.json`, whole or not at all, over an earlier one.
+    /// Writes or replaces `summary.json` atomically.
     ///
     /// # Errors
     ///
-    /// [`JournalError::Io`].
-    pub fn write_summary(&self, summary: &Summary) -> Result<(), JournalError> {
+    /// Fails with [`ResultsError::Io`].
+    pub fn write_summary(&self, summary: &Summary) -> Result<(), ResultsError> {
         files::write_json(&self.dir, SUMMARY_FILE, summary)
     }
 
-    /// Writes `rewards.json`, in the same way.
+    /// Writes or replaces `rewards.json` atomically.
     ///
     /// # Errors
     ///
-    /// [`JournalError::Io`].
-    pub fn write_rewards(&self, rewards: &Rewards) -> Result<(), JournalError> {
+    /// Fails with [`ResultsError::Io`].
+    pub fn write_rewards(&self, rewards: &Rewards) -> Result<(), ResultsError> {
         files::write_json(&self.dir, REWARDS_FILE, rewards)
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        // What an earlier failure left of a line goes first: nothing follows on it.
+        // Remove the partial line of an earlier failed write first.
         if self.results.metadata()?.len() != self.results_len {
             self.results.set_len(self.results_len)?;
         }
@@ -495,54 +492,54 @@ impl Journal {
     }
 }
 
-fn failed(action: &'static str, path: &Path, source: io::Error) -> JournalError {
-    JournalError::Io { action, path: path.to_owned(), source }
+fn failed(action: &'static str, path: &Path, source: io::Error) -> ResultsError {
+    ResultsError::Io { action, path: path.to_owned(), source }
 }
 
-/// How a manifest goes with the one that is there.
+/// How a manifest compares with the stored one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Matches {
-    /// It is the same.
+    /// They are equal.
     Exactly,
-    /// What is different may be.
+    /// They differ in fields that may change.
     WithChanges,
 }
 
-/// What is in a directory of results, whoever writes there: with what the run was started, and its
-/// results, in the order in which they were written.
-pub fn read(dir: &Path) -> Result<(Manifest, Vec<ResultLine>), JournalError> {
+/// Reads the manifest and the results of a directory, without locking it. The results are in the order in
+/// which they were written.
+pub fn read(dir: &Path) -> Result<(Manifest, Vec<ResultLine>), ResultsError> {
     Ok((read_manifest(dir)?, Found::read(dir, false)?.lines))
 }
 
-fn read_manifest(dir: &Path) -> Result<Manifest, JournalError> {
+fn read_manifest(dir: &Path) -> Result<Manifest, ResultsError> {
     let path = dir.join(MANIFEST_FILE);
     let text = fs::read(&path).map_err(|e| failed("read", &path, e))?;
-    serde_json::from_slice(&text).map_err(|source| JournalError::Manifest { path, source })
+    serde_json::from_slice(&text).map_err(|source| ResultsError::Manifest { path, source })
 }
 
-fn check_manifest(dir: &Path, manifest: &Manifest) -> Result<Matches, JournalError> {
+fn check_manifest(dir: &Path, manifest: &Manifest) -> Result<Matches, ResultsError> {
     let old = read_manifest(dir)?;
     let changes = manifest::changes(&old, manifest);
     if changes.is_empty() {
         return Ok(if old == *manifest { Matches::Exactly } else { Matches::WithChanges });
     }
-    Err(JournalError::Changed { dir: dir.to_owned(), changes })
+    Err(ResultsError::Changed { dir: dir.to_owned(), changes })
 }
 
-/// What a results file holds.
+/// Content of a results file.
 #[derive(Default)]
 struct Found {
     lines: Vec<ResultLine>,
     /// The bytes of `lines`, as they were written.
     kept: Vec<u8>,
-    /// The line of each (row, run), from 1.
-    at: HashMap<(usize, usize), usize>,
+    /// Line number of each (row, run), from 1.
+    numbers: HashMap<(usize, usize), usize>,
     dropped: usize,
     torn: bool,
 }
 
 impl Found {
-    fn read(dir: &Path, retry_unscored: bool) -> Result<Self, JournalError> {
+    fn read(dir: &Path, retry_unscored: bool) -> Result<Self, ResultsError> {
         let path = dir.join(RESULTS_FILE);
         let bytes = match fs::read(&path) {
             Ok(bytes) => bytes,
@@ -552,7 +549,7 @@ impl Found {
         let mut found = Self::default();
         for (at, raw) in bytes.split_inclusive(|&byte| byte == b'\n').enumerate() {
             if raw.ends_with(b"\n") {
-                found.take(&path, at + 1, raw, retry_unscored)?;
+                found.add(&path, at + 1, raw, retry_unscored)?;
             } else {
                 found.torn = true;
             }
@@ -560,18 +557,18 @@ impl Found {
         Ok(found)
     }
 
-    fn take(
+    fn add(
         &mut self,
         path: &Path,
         number: usize,
         raw: &[u8],
         retry_unscored: bool,
-    ) -> Result<(), JournalError> {
-        let bad = |what| JournalError::BadLine { path: path.to_owned(), line: number, what };
+    ) -> Result<(), ResultsError> {
+        let bad = |what| ResultsError::BadLine { path: path.to_owned(), line: number, what };
         let line: ResultLine = serde_json::from_slice(raw).map_err(|e| bad(e.to_string()))?;
         line.check().map_err(bad)?;
-        if let Some(first) = self.at.insert((line.row, line.run), number) {
-            return Err(JournalError::Duplicate {
+        if let Some(first) = self.numbers.insert((line.row, line.run), number) {
+            return Err(ResultsError::Duplicate {
                 path: path.to_owned(),
                 first,
                 line: number,
@@ -579,7 +576,7 @@ impl Found {
                 run: line.run,
             });
         }
-        if retry_unscored && line.outcome == Outcome::Unscored {
+        if retry_unscored && line.outcome == LineOutcome::Unscored {
             self.dropped += 1;
         } else {
             self.kept.extend_from_slice(raw);

@@ -1,4 +1,4 @@
-//! Rewards of an evaluation before and after it was graded again: as data, and as a table.
+//! Comparison of the rewards of an evaluation before and after it was graded again.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -9,56 +9,56 @@ use super::results::ResultLine;
 use rollout_core::moments::Moments;
 use rollout_core::text::{beginning, printable};
 
-/// How much of a reason a line of the table has, in bytes.
+/// Maximum number of bytes of a reason in the table.
 const REASON_BYTES_MAX: usize = 100;
 
-/// Characters of a number that is shown whole.
+/// Maximum number of characters of a number that is shown with all its digits.
 const SHOWN_CHARS: usize = 10;
 
-/// What became of one rollout.
+/// Rewards of one rollout.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reward {
-    /// The data set row, from 0.
+    /// Index of the data set row.
     pub row: usize,
-    /// Which of the attempts on that row, from 0.
+    /// Number of the attempt on that row, from 0.
     pub run: usize,
     /// The rollout's id.
     pub rollout_id: String,
-    /// Its reward before; none where it had none.
+    /// The earlier reward, if there was one.
     pub before: Option<f64>,
-    /// Its reward now, likewise.
+    /// The new reward, if there is one.
     pub after: Option<f64>,
-    /// Why it has none now: the kind, as in the results; `not_in_journal` where it could not be graded
-    /// again.
+    /// Kind of the failure if there is no new reward, as in the results; `not_in_journal` if the rollout
+    /// could not be graded again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
-    /// The same, for a person.
+    /// Description of the failure for a person.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
-/// The kind of a rollout of which the journal has nothing.
+/// Kind of a rollout that is not in the journal.
 pub(crate) const NOT_IN_JOURNAL: &str = "not_in_journal";
 
-/// All of an evaluation, in the order of rows and runs.
+/// Rewards of all rollouts of an evaluation, in the order of rows and runs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rewards {
-    /// Each rollout's.
+    /// The rewards of each rollout.
     pub rollouts: Vec<Reward>,
-    /// The mean over those that had one before.
+    /// Mean of the earlier rewards.
     pub mean_before: Option<f64>,
-    /// The mean over those that have one now.
+    /// Mean of the new rewards.
     pub mean_after: Option<f64>,
-    /// How many have another one now, or had one or have one where the other is not.
+    /// Number of rollouts whose reward changed, appeared or disappeared.
     pub changed: usize,
-    /// How many did not do again what they did.
+    /// Number of rollouts whose replay differed from the recording.
     pub nondeterministic: usize,
-    /// How many are not in the journal.
+    /// Number of rollouts that are not in the journal.
     pub not_in_journal: usize,
 }
 
 impl Rewards {
-    /// What these results were and are.
+    /// Compares earlier and new results.
     pub fn of(before: &[ResultLine], after: &[ResultLine]) -> Self {
         let now: HashMap<(usize, usize), &ResultLine> =
             after.iter().map(|line| ((line.row, line.run), line)).collect();
@@ -78,14 +78,14 @@ impl Rewards {
         }
     }
 
-    /// The table that a person reads, a line a rollout, with the sums below it.
+    /// Renders a table with a line for each rollout and the means below it.
     #[must_use]
     pub fn render(&self) -> String {
         let mut text = format!("{:>6} {:>4} {:>12} {:>12}\n", "row", "run", "before", "after");
         for reward in &self.rollouts {
             let Reward { row, run, before, after, kind, reason, .. } = reward;
             let mark = if before == after { "" } else { "  *" };
-            let why = why(kind.as_deref(), reason.as_deref());
+            let why = failure(kind.as_deref(), reason.as_deref());
             let _ =
                 writeln!(text, "{row:>6} {run:>4} {:>12} {:>12}{mark}{why}", shown(*before), shown(*after));
         }
@@ -94,13 +94,14 @@ impl Rewards {
         let (was, is) = (shown(self.mean_before), shown(self.mean_after));
         let _ = writeln!(text, "{:>6} {:>4} {was:>12} {is:>12}", "mean", "");
         let _ = writeln!(text, "{:>6} {:>4} {before:>12} {after:>12}", "of", "");
-        let _ = writeln!(text, "\n{} of {} rewards are others now", self.changed, self.rollouts.len());
+        let _ = writeln!(text, "\n{} of {} rewards changed", self.changed, self.rollouts.len());
         if self.nondeterministic > 0 {
             let count = self.nondeterministic;
-            let _ = writeln!(text, "{count} did not do again what they did, and have no reward now");
+            let _ = writeln!(text, "{count} have no reward now because their workflow's replay differed");
         }
         if self.not_in_journal > 0 {
-            let _ = writeln!(text, "{} are not in the journal, and were not graded", self.not_in_journal);
+            let _ =
+                writeln!(text, "{} were not graded because they are not in the journal", self.not_in_journal);
         }
         text
     }
@@ -120,7 +121,7 @@ impl Reward {
     }
 }
 
-/// Rewards are compared by eye: as many digits as they have, or six behind the point.
+/// Formats a reward with all its digits, or with six after the point if it is long.
 fn shown(reward: Option<f64>) -> String {
     let Some(reward) = reward else { return "none".to_owned() };
     let plain = reward.to_string();
@@ -131,7 +132,7 @@ fn shown(reward: Option<f64>) -> String {
     }
 }
 
-fn why(kind: Option<&str>, reason: Option<&str>) -> String {
+fn failure(kind: Option<&str>, reason: Option<&str>) -> String {
     let Some(kind) = kind else { return String::new() };
     let reason = reason.map_or_else(String::new, |reason| {
         format!(": {}", printable(&beginning(reason, REASON_BYTES_MAX)).replace('\n', " "))
@@ -145,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rewards_are_compared_row_by_row_and_what_is_missing_is_said() {
+    fn rewards_are_compared_row_by_row_and_missing_ones_are_listed() {
         let before = [scored(1, 0, 1.0), scored(0, 1, 0.5), scored(0, 0, 0.25), scored(2, 0, 1.0)];
         let mut diverged = unscored(1, 0, "nondeterministic", "plugin");
         diverged.reason = Some("call 1, at move 3,\nasks something else".to_owned());
@@ -162,6 +163,6 @@ mod tests {
         let third = "     1    0            1         none  *  nondeterministic: call 1, at move 3, asks something else";
         assert_eq!(lines[3], third);
         assert_eq!(lines[4], "     2    0            1         none  *  not_in_journal");
-        assert!(text.contains("3 of 4 rewards are others now"), "{text}");
+        assert!(text.contains("3 of 4 rewards changed"), "{text}");
     }
 }

@@ -1,12 +1,12 @@
-//! Data set rows: from a file of the user's to prompts, labels and metadata.
+//! Rows of a data set: prompts, labels and metadata from a file.
 //!
-//! [`load`] reads a whole file, checks every row and gives back all of them or every
-//! reason why not (the first `PROBLEMS_SHOWN_MAX` in words). It runs nothing.
+//! [`load`] reads a whole file, checks every row and returns either all rows or an error that lists the
+//! problems (the first `PROBLEMS_SHOWN_MAX` in words).
 //!
 //! # Columns
 //!
-//! Names are compared without regard to case. A null counts as absent, and so does an
-//! empty CSV cell, since CSV cannot tell the two apart.
+//! Names are compared case-insensitively. A null counts as absent, and so does an empty CSV cell, because
+//! CSV cannot tell the two apart.
 //!
 //! | column | value |
 //! |---|---|
@@ -16,13 +16,13 @@
 //! | `ground_truth` or `label` | text, optional; any other JSON value becomes its JSON text |
 //! | `metadata` | an object, or JSON text of one, optional |
 //!
-//! [`Options`] say which columns these are where they have other names.
+//! [`Options::columns`] maps columns with other names to these.
 //!
 //! In CSV, TSV and Parquet, a `prompt` text that begins with `[{` is read as the JSON text of
-//! a list of messages; in JSON a text is always text. Other columns are ignored: what a
+//! a list of messages; in JSON a text is always text. Other columns are ignored: data that a
 //! workflow or grader needs belongs into `metadata`.
 //!
-//! Messages and metadata of a JSON file, or of JSON text in a cell, are kept byte for
+//! Messages and metadata of a JSON file, or of JSON text in a cell, are preserved byte for
 //! byte. In nested Parquet columns, a null field of a message is left out, because a
 //! Parquet struct has every field in every row; metadata keeps its nulls.
 
@@ -49,24 +49,24 @@ pub use columns::{ColumnMap, InvalidMapping, Mapping, TARGETS};
 pub use selection::Selection;
 
 use cells::Cell;
-use columns::CellPosition;
+use columns::CellPath;
 use source::Source;
 
-/// How many bad rows a [`DataError::Rows`] describes; the rest are counted. Ten show
+/// Number of bad rows that a [`DataError::Rows`] describes; the rest are counted. Ten show
 /// a pattern and still fit a screen.
 pub(crate) const PROBLEMS_SHOWN_MAX: usize = 10;
 
-/// The extensions that [`load`] knows, for messages and help texts.
+/// Extensions that [`load`] knows, for messages and help texts.
 pub(crate) const EXTENSIONS: &str = ".jsonl, .ndjson, .json, .csv, .tsv, .parquet or .pq, perhaps with .gz";
 
-/// One row of a data set: what one rollout is asked, and what its grader may know.
+/// One row of a data set: the prompt of a rollout, and the label and metadata for its grader.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// Position among the rows of the file, from 0. Blank lines and headers do not count.
     pub index: usize,
     /// The chat messages, at least one, each a JSON object with a text `role`.
     pub prompt: Vec<Box<RawValue>>,
-    /// What the grader compares with.
+    /// The expected answer, for the grader only.
     pub label: Option<String>,
     /// A JSON object.
     pub metadata: Option<Box<RawValue>>,
@@ -75,26 +75,26 @@ pub struct Row {
 /// All rows of one file.
 #[derive(Clone, Debug)]
 pub struct DataSet {
-    /// In the order of the file, at least one.
+    /// The rows in the order of the file, at least one.
     pub rows: Vec<Row>,
-    /// SHA-256 of the file's bytes once they are unpacked, in lower-case hex.
+    /// SHA-256 of the file's uncompressed bytes, in lower-case hex.
     pub digest: String,
 }
 
-/// How a file is to be read, where it does not say so itself.
+/// Options of reading a data set.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Its format; none has the name of the file say it.
+    /// The format; if `None`, the file's extension decides.
     pub format: Option<Format>,
-    /// Which columns are which.
+    /// Mappings of columns with other names.
     pub columns: ColumnMap,
-    /// For rows that have no system prompt of their own.
+    /// System prompt of the rows that have none.
     pub system_prompt: Option<String>,
-    /// The mark in every label after which that begins which counts.
+    /// Marker in every label; only the text after its last occurrence is used.
     pub label_after: Option<String>,
 }
 
-/// Why there is no data set.
+/// Error of loading a data set.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
@@ -103,14 +103,14 @@ pub enum DataError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// The file's name does not say which format it has.
+    /// The file's extension is no known format.
     #[error(
         "cannot tell the format of data set {} from its name; name it {EXTENSIONS}, \
-         or say it by --data-format ({FORMATS})",
+         or give --data-format ({FORMATS})",
         .path.display()
     )]
     Extension {
@@ -118,12 +118,12 @@ pub enum DataError {
         path: PathBuf,
     },
     /// The file has no row.
-    #[error("data set {} has no rows; give a file with at least one", .path.display())]
+    #[error("data set {} has no rows; use a file with at least one", .path.display())]
     Empty {
         /// The file.
         path: PathBuf,
     },
-    /// The file is called Parquet and cannot be read as that.
+    /// The file has the extension of Parquet but another content.
     #[error(
         "cannot read data set {} as Parquet; check that it was written completely",
         .path.display()
@@ -131,35 +131,35 @@ pub enum DataError {
     Parquet {
         /// The file.
         path: PathBuf,
-        /// What the decoder said.
+        /// Error of the decoder.
         #[source]
         source: ::parquet::errors::ParquetError,
     },
-    /// Rows are malformed. Nothing is used of a file with a bad row, since an evaluation
-    /// on part of a data set gives another figure.
+    /// Rows are malformed. A file with a bad row is refused as a whole, because an evaluation
+    /// of part of a data set would have other figures.
     #[error("{}", RowsDisplay { path, problems, total: *.total })]
     Rows {
         /// The file.
         path: PathBuf,
         /// The first problems, at most `PROBLEMS_SHOWN_MAX`, each different.
         problems: Vec<RowProblem>,
-        /// How many there are.
+        /// Number of problems.
         total: usize,
     },
 }
 
-/// What is wrong with one row.
+/// A problem with one row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowProblem {
-    /// Where it is.
-    pub place: Position,
-    /// What is wrong there and what to do about it.
-    pub what: String,
-    /// How many rows after it have the same wrong with them.
+    /// Position of the row.
+    pub position: Position,
+    /// Description of the problem, and how to correct it.
+    pub message: String,
+    /// Number of later rows with the same problem.
     pub more: usize,
 }
 
-/// Where in a data set file.
+/// A position in a data set file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Position {
     /// The names of the columns.
@@ -183,12 +183,12 @@ impl fmt::Display for Position {
     }
 }
 
-/// Reads the data set at `path`; `-` is standard input. The format is the extension's, one
-/// of `EXTENSIONS`, where the options name none.
+/// Reads the data set at `path`; `-` is standard input. If the options have no format, the
+/// extension decides, which must be one of `EXTENSIONS`.
 ///
 /// # Errors
 ///
-/// See [`DataError`]. A file is used whole or not at all.
+/// Fails if the file cannot be read or any row is malformed ([`DataError`]).
 pub fn load(path: &Path, options: &Options) -> Result<DataSet, DataError> {
     let name = if source::is_standard_input(path) { Path::new("standard input") } else { path };
     let format = options.format.or_else(|| Format::of(path));
@@ -229,21 +229,21 @@ fn read_text(format: Format, text: &[u8], found: &mut Collector<'_>) {
     }
 }
 
-/// The formats by the names that an operator gives them.
+/// The names of the formats, for messages.
 pub(crate) const FORMATS: &str = "jsonl, json, csv, tsv or parquet";
 
 /// The format of a data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// One object a line.
+    /// One JSON object a line.
     JsonLines,
-    /// One list of objects.
+    /// One JSON list of objects.
     JsonArray,
-    /// A header and records, with commas.
+    /// A header and records, separated by commas.
     Csv,
-    /// The same with tabs.
+    /// A header and records, separated by tabs.
     Tsv,
-    /// Parquet.
+    /// Apache Parquet.
     Parquet,
 }
 
@@ -257,7 +257,7 @@ impl FromStr for Format {
             "csv" => Ok(Self::Csv),
             "tsv" | "tab" => Ok(Self::Tsv),
             "parquet" | "pq" => Ok(Self::Parquet),
-            _ => Err(format!("'{name}' is none of the formats {FORMATS}")),
+            _ => Err(format!("unknown format '{name}'; use {FORMATS}")),
         }
     }
 }
@@ -272,11 +272,11 @@ impl Format {
     }
 }
 
-/// What the readers hand their rows to. Numbers the rows and keeps the first problems.
+/// Collects the rows that a reader finds, numbers them and keeps the first problems.
 struct Collector<'a> {
     options: &'a Options,
-    /// Columns that the operator names and that no row had so far.
-    unseen: Vec<&'a CellPosition>,
+    /// Mapped columns that no row had so far.
+    unseen: Vec<&'a CellPath>,
     /// The columns of the first row.
     columns_found: Vec<String>,
     /// Whether a text cell may hold the JSON text of a list of messages.
@@ -291,7 +291,7 @@ impl<'a> Collector<'a> {
     fn new(format: Format, options: &'a Options) -> Self {
         Self {
             options,
-            unseen: options.columns.places().collect(),
+            unseen: options.columns.cells().collect(),
             columns_found: Vec::new(),
             text_holds_json: matches!(format, Format::Csv | Format::Tsv | Format::Parquet),
             rows: Vec::new(),
@@ -301,22 +301,22 @@ impl<'a> Collector<'a> {
         }
     }
 
-    /// Which columns are which.
+    /// Returns the mappings of columns.
     fn columns(&self) -> &'a ColumnMap {
         &self.options.columns
     }
 
-    /// The index that the next row will have.
+    /// Returns the index of the next row.
     fn next_index(&self) -> usize {
         self.rows_seen
     }
 
-    /// Takes one row's columns, in the order of the file.
-    fn row(&mut self, place: Position, columns: Vec<(String, Cell)>) {
+    /// Adds a row of these columns, which are in the order of the file.
+    fn row(&mut self, position: Position, columns: Vec<(String, Cell)>) {
         if self.columns_found.is_empty() {
             self.columns_found = columns.iter().map(|(name, _)| name.clone()).collect();
         }
-        self.unseen.retain(|place| !columns.iter().any(|(name, _)| cells::same(name, place.column())));
+        self.unseen.retain(|path| !columns.iter().any(|(name, _)| cells::same(name, path.column())));
         match cells::interpret(columns, self.options, self.text_holds_json) {
             Ok(content) => {
                 self.rows.push(Row {
@@ -327,30 +327,31 @@ impl<'a> Collector<'a> {
                 });
                 self.rows_seen += 1;
             }
-            Err(what) => self.bad_row(place, what),
+            Err(message) => self.bad_row(position, message),
         }
     }
 
-    /// Takes a row that could not be taken apart.
-    fn bad_row(&mut self, place: Position, what: String) {
+    /// Adds the problem of a malformed row.
+    fn bad_row(&mut self, position: Position, message: String) {
         self.rows_seen += 1;
         self.problems_total += 1;
-        if let Some(same) = self.problems.iter_mut().find(|problem| problem.what == what) {
+        if let Some(same) = self.problems.iter_mut().find(|problem| problem.message == message) {
             same.more += 1;
         } else if self.problems.len() < PROBLEMS_SHOWN_MAX {
-            self.problems.push(RowProblem { place, what, more: 0 });
+            self.problems.push(RowProblem { position, message, more: 0 });
         }
     }
 
     fn finish(mut self, path: &Path) -> Result<Vec<Row>, DataError> {
         let path = path.to_owned();
-        // A name that is nowhere is a typing error; one that some rows lack is not.
-        if self.rows_seen > 0 && self.problems.first().is_none_or(|first| first.place != Position::Header) {
+        // A mapped column that no row has is a typing error; one that some rows lack is not.
+        if self.rows_seen > 0 && self.problems.first().is_none_or(|first| first.position != Position::Header)
+        {
             let missing: Vec<String> =
-                self.unseen.iter().map(|place| format!("`{}`", place.column())).collect();
+                self.unseen.iter().map(|path| format!("`{}`", path.column())).collect();
             if !missing.is_empty() {
-                let what = cells::no_column(&missing, &cells::listed(&self.columns_found));
-                let problem = RowProblem { place: Position::Header, what, more: 0 };
+                let message = cells::no_column(&missing, &cells::listed(&self.columns_found));
+                let problem = RowProblem { position: Position::Header, message, more: 0 };
                 self.problems = vec![problem];
                 self.problems_total = 1;
             }
@@ -380,8 +381,8 @@ impl fmt::Display for RowsDisplay<'_> {
         }
         for problem in self.problems {
             match problem.more {
-                0 => write!(f, "\n  {}: {}", problem.place, problem.what)?,
-                more => write!(f, "\n  {} and {more} more: {}", problem.place, problem.what)?,
+                0 => write!(f, "\n  {}: {}", problem.position, problem.message)?,
+                more => write!(f, "\n  {} and {more} more: {}", problem.position, problem.message)?,
             }
         }
         let hidden = self.total - self.problems.iter().map(|problem| 1 + problem.more).sum::<usize>();
@@ -392,7 +393,7 @@ impl fmt::Display for RowsDisplay<'_> {
     }
 }
 
-/// SHA-256 of the file from its start, in hex; the file is then at its start again.
+/// Returns the SHA-256 of the whole file in hex and rewinds it.
 fn digest_of(file: &mut File) -> io::Result<String> {
     let mut hasher = Sha256::new();
     let mut buffer = vec![0; 1 << 16];

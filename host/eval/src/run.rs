@@ -1,4 +1,4 @@
-//! Runs every row as often as asked, and writes each result down as it comes.
+//! Runs the attempts of every row and writes each result as soon as it is known.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -10,10 +10,10 @@ use serde_json::value::RawValue;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::kept::{self, Attempt, Kept, Unreported};
 use super::results::{
-    Journal, JournalError, LimitLine, Outcome as Scored, ResultLine, SampleLine, TEXT_BYTES_MAX,
+    LimitLine, LineOutcome, ResultLine, ResultsDir, ResultsError, SampleLine, TEXT_BYTES_MAX,
 };
+use super::rollout_journal::{self, Attempt, RolloutJournal, UnreportedRollout};
 use super::rows::Row;
 use super::stats::Tally;
 use super::trajectory;
@@ -27,21 +27,21 @@ use rollout_core::rollout::{
 use rollout_core::text::beginning;
 use rollout_core::wire::openai::content_text;
 
-/// What is to be run.
+/// The attempts that an evaluation runs.
 pub struct Work {
     /// The rows.
     pub rows: Vec<Row>,
-    /// Times that each is run.
+    /// Number of attempts on each row.
     pub runs_per_row: usize,
-    /// Rollouts at once; the host should take as many.
+    /// Maximum number of concurrent rollouts; at most that of the host.
     pub concurrency: usize,
     /// The model that is evaluated.
     pub model: Model,
-    /// Where the rollouts are kept, and what a process before left; none keeps none.
-    pub kept: Option<Kept>,
+    /// The journal of the rollouts with those of an earlier process; without one, nothing is stored.
+    pub journal: Option<RolloutJournal>,
 }
 
-/// A model that many rollouts ask: where it is, and the connection to it that they share.
+/// Address of a model, and the connection that all rollouts share.
 #[derive(Clone)]
 pub struct Model {
     address: ModelAddress,
@@ -49,19 +49,19 @@ pub struct Model {
 }
 
 impl Model {
-    /// The model of this name at a server, whose address is without `/chat/completions`.
+    /// Creates the model `name` of a server, whose address does not include `/chat/completions`.
     pub fn new(base_url: &str, name: &str, key: Option<Secret>) -> Result<Self, InvalidEndpoint> {
         let (address, secrets) = ModelAddress::split(base_url, name, key);
         let endpoint = Arc::new(secrets.endpoint(&address)?);
         Ok(Self { address, endpoint })
     }
 
-    /// Its address, and the connection to it.
+    /// Returns the address and the connection.
     pub fn parts(&self) -> (ModelAddress, Arc<ModelEndpoint>) {
         (self.address.clone(), self.endpoint.clone())
     }
 
-    /// The connection to it.
+    /// Returns the connection.
     pub fn endpoint(&self) -> &Arc<ModelEndpoint> {
         &self.endpoint
     }
@@ -72,94 +72,93 @@ impl Model {
 pub enum End {
     /// Every rollout has a result.
     Complete,
-    /// It was stopped; what has a result is kept.
+    /// It was stopped; the results so far are stored.
     Stopped,
 }
 
-/// Why an evaluation could not go on.
+/// Error that ends an evaluation.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
-    /// A result could not be kept.
+    /// A result could not be stored.
     #[error(transparent)]
-    Journal(#[from] JournalError),
-    /// The host refused a rollout.
-    #[error("the host took no rollout for row {row}")]
-    Refused {
-        /// The row.
+    Results(#[from] ResultsError),
+    /// The host did not admit a rollout.
+    #[error("the host did not admit a rollout for row {row}")]
+    NotAdmitted {
+        /// Index of the row.
         row: usize,
-        /// Why.
+        /// The host's reason.
         #[source]
         source: AdmitError,
     },
 }
 
-/// Runs what the results have no row of, and goes on with what a process before left. `seen` is called
-/// after each result.
+/// Runs the attempts without a result and resumes those that an earlier process left unfinished. Calls
+/// `on_result` after each result.
 pub async fn run(
     host: &Host,
     mut work: Work,
-    journal: &mut Journal,
+    results: &mut ResultsDir,
     tally: &mut Tally,
     stop: CancellationToken,
-    seen: impl FnMut(&Tally),
+    on_result: impl FnMut(&Tally),
 ) -> Result<End, RunError> {
     let todo: Vec<(usize, usize)> = (0..work.runs_per_row)
         .flat_map(|run| (0..work.rows.len()).map(move |at| (at, run)))
-        .filter(|(at, run)| !journal.is_finished(work.rows[*at].index, *run))
+        .filter(|(at, run)| !results.is_finished(work.rows[*at].index, *run))
         .collect();
     let rows = std::mem::take(&mut work.rows);
-    let mut results = Results { rows: &rows, root: journal.dir().to_owned(), journal, tally, seen };
-    if let Some(kept) = &mut work.kept {
-        results.add_unreported(kept)?;
+    let mut sink = Sink { rows: &rows, root: results.dir().to_owned(), results, tally, on_result };
+    if let Some(journal) = &mut work.journal {
+        sink.add_unreported(journal)?;
     }
-    let ran = run_all(host, &mut work, &mut results, todo, &stop).await;
-    if let Some(kept) = &work.kept {
-        kept.close().await;
+    let ran = run_all(host, &mut work, &mut sink, todo, &stop).await;
+    if let Some(journal) = &work.journal {
+        journal.close().await;
     }
     ran?;
-    results.journal.sync()?;
+    sink.results.sync()?;
     Ok(if stop.is_cancelled() { End::Stopped } else { End::Complete })
 }
 
 async fn run_all(
     host: &Host,
     work: &mut Work,
-    results: &mut Results<'_, impl FnMut(&Tally)>,
+    sink: &mut Sink<'_, impl FnMut(&Tally)>,
     todo: Vec<(usize, usize)>,
     stop: &CancellationToken,
 ) -> Result<(), RunError> {
     let mut todo = todo.into_iter().peekable();
-    let mut under_way = JoinSet::new();
-    // Not read from the token: a stop between two looks at it would cancel nothing.
+    let mut running = JoinSet::new();
+    // Whether the rollouts were cancelled. The token alone does not tell: it may be set between two checks.
     let mut cancelled = false;
     loop {
-        // Where memory is short, what runs ends before more is begun.
-        let may_begin = |under_way: &JoinSet<_>, work: &Work| {
-            under_way.is_empty()
-                || under_way.len() < work.concurrency && host.budget().check_new_work(0).is_ok()
+        // If memory is short, running rollouts finish before another one starts.
+        let may_begin = |running: &JoinSet<_>, work: &Work| {
+            running.is_empty() || running.len() < work.concurrency && host.budget().check_new_work(0).is_ok()
         };
-        while may_begin(&under_way, work) && !stop.is_cancelled() {
+        while may_begin(&running, work) && !stop.is_cancelled() {
             let Some(&(at, run)) = todo.peek() else { break };
-            let row = &results.rows[at];
-            if !results.journal.is_finished(row.index, run) {
+            let row = &sink.rows[at];
+            if !sink.results.is_finished(row.index, run) {
                 let rollout = match work.begin(host, row, run) {
                     Ok(rollout) => rollout,
-                    // What is under way may hold what there is no room for, and gives it back.
-                    Err(_) if !under_way.is_empty() => break,
-                    Err(source) => return Err(RunError::Refused { row: row.index, source }),
+                    // A running rollout may free the room that this one needs.
+                    Err(_) if !running.is_empty() => break,
+                    Err(source) => return Err(RunError::NotAdmitted { row: row.index, source }),
                 };
-                under_way.spawn(over(rollout, at, run, stop.clone()));
+                running.spawn(run_to_end(rollout, at, run, stop.clone()));
             }
             todo.next();
         }
         let ended = tokio::select! {
-            ended = under_way.join_next() => ended,
+            ended = running.join_next() => ended,
             () = stop.cancelled(), if !cancelled => {
                 cancelled = true;
-                // What is ended now goes on when the evaluation does.
-                if let Some(kept) = &work.kept {
-                    kept.close().await;
+                // Rollouts that are cancelled from here on continue when the evaluation is resumed.
+                if let Some(journal) = &work.journal {
+                    journal.close().await;
                 }
                 host.cancel_all();
                 continue;
@@ -167,71 +166,76 @@ async fn run_all(
         };
         match ended {
             None => return Ok(()),
-            // The rollout has no result and is run again on resuming; the driver said so.
+            // The rollout has no result and runs again on resuming; its driver has logged the reason.
             Some(Ok(None)) => {}
-            Some(Ok(Some(over))) => results.add(over)?,
-            Some(Err(error)) => tracing::error!(%error, "the host panicked beside a rollout"),
+            Some(Ok(Some(finished))) => sink.add(finished)?,
+            Some(Err(error)) => tracing::error!(%error, "the host panicked outside a rollout"),
         }
     }
 }
 
 impl Work {
-    /// Begins an attempt, or goes on with what a process before left of it.
+    /// Starts an attempt, or resumes it if an earlier process left it unfinished.
     fn begin(&mut self, host: &Host, row: &Row, run: usize) -> Result<Box<Rollout>, AdmitError> {
         let attempt = Attempt { row: row.index, run };
-        match self.kept.as_mut().and_then(|kept| kept.left_of(attempt)) {
-            Some(left) => host.resume(left.with_time_anew(), self.model.endpoint().clone()),
+        match self.journal.as_mut().and_then(|journal| journal.take_unfinished(attempt)) {
+            Some(unfinished) => host.resume(unfinished.with_time_anew(), self.model.endpoint().clone()),
             None => admit_with(host, row, run, &self.model, Some(attempt.continuation())),
         }
     }
 }
 
-/// A rollout that is over: the place of its row and its run, what came of it, and where it is kept.
-struct Over {
+/// A finished rollout with the index of its row in [`Sink::rows`], its run and its log in the journal.
+struct FinishedAttempt {
     at: usize,
     run: usize,
     finished: Box<Finished>,
     log: Option<RolloutLog>,
 }
 
-/// Runs a rollout to its end. Nothing where nothing is to be said of it by this process: the host
-/// panicked in it, or was stopped before it was in the journal.
-async fn over(rollout: Box<Rollout>, at: usize, run: usize, stop: CancellationToken) -> Option<Over> {
+/// Runs a rollout to its end. Returns `None` if this process must not report it: the host panicked in it,
+/// or was stopped before the outcome was in the journal.
+async fn run_to_end(
+    rollout: Box<Rollout>,
+    at: usize,
+    run: usize,
+    stop: CancellationToken,
+) -> Option<FinishedAttempt> {
     let log = rollout.log().cloned();
     let finished = complete(rollout).await.ok()?;
     if let Some(log) = &log {
-        // Results have no row of which the journal does not have the rest.
+        // The outcome is in the journal before it is in the results.
         tokio::select! {
             biased;
             written = log.written() => if let Err(error) = written {
                 let id = finished.id.as_str();
-                tracing::error!(%error, id, "the rollout is in the results and not in the journal");
+                tracing::error!(%error, id, "the outcome is in the results but could not be written to the journal");
             },
             () = stop.cancelled() => return None,
         }
     }
-    Some(Over { at, run, finished, log })
+    Some(FinishedAttempt { at, run, finished, log })
 }
 
-/// Where results go.
-struct Results<'a, S> {
+/// Writes results.
+struct Sink<'a, S> {
     rows: &'a [Row],
     root: PathBuf,
-    journal: &'a mut Journal,
+    results: &'a mut ResultsDir,
     tally: &'a mut Tally,
-    seen: S,
+    on_result: S,
 }
 
-impl<S: FnMut(&Tally)> Results<'_, S> {
-    /// Writes the row of a rollout down, which is over then.
-    fn add(&mut self, over: Over) -> Result<(), JournalError> {
-        let Over { at, run, finished, log } = over;
+impl<S: FnMut(&Tally)> Sink<'_, S> {
+    /// Writes the line of a rollout and then ends its log.
+    fn add(&mut self, attempt: FinishedAttempt) -> Result<(), ResultsError> {
+        let FinishedAttempt { at, run, finished, log } = attempt;
         let line = line(Subject::of(&self.rows[at], run), &finished, &self.root);
-        // What was stopped from outside is no result, and is run again.
+        // A cancelled rollout has no result and runs again.
         if line.kind.as_deref() != Some(FailureKind::Cancelled.as_str()) {
-            self.journal.append(&line)?;
+            self.results.append(&line)?;
             self.tally.add(&line);
-            (self.seen)(self.tally);
+            (self.on_result)(self.tally);
         }
         if let Some(log) = log {
             log.end();
@@ -239,33 +243,33 @@ impl<S: FnMut(&Tally)> Results<'_, S> {
         Ok(())
     }
 
-    /// Writes down what a process before came to the end with, and did not write.
-    fn add_unreported(&mut self, kept: &mut Kept) -> Result<(), JournalError> {
-        let places: HashMap<usize, usize> =
+    /// Writes the lines of rollouts that an earlier process finished but did not write.
+    fn add_unreported(&mut self, journal: &mut RolloutJournal) -> Result<(), ResultsError> {
+        let positions: HashMap<usize, usize> =
             self.rows.iter().enumerate().map(|(at, row)| (row.index, at)).collect();
-        for Unreported { attempt: Attempt { row, run }, log } in kept.unreported() {
-            // Rows are only ever added to an evaluation.
-            if let Some(at) = places.get(&row).copied() {
-                let finished = kept::outcome(&log).map_err(|source| JournalError::Io {
-                    action: "read an outcome of the journal beside",
+        for UnreportedRollout { attempt: Attempt { row, run }, log } in journal.take_unreported() {
+            // A resumed evaluation may have more rows, never fewer.
+            if let Some(at) = positions.get(&row).copied() {
+                let finished = rollout_journal::read_outcome(&log).map_err(|source| ResultsError::Io {
+                    action: "read an outcome from the journal in",
                     path: self.root.clone(),
                     source,
                 })?;
-                self.add(Over { at, run, finished: Box::new(finished), log: Some(log) })?;
+                self.add(FinishedAttempt { at, run, finished: Box::new(finished), log: Some(log) })?;
             }
         }
         Ok(())
     }
 }
 
-/// An id that names the attempt, the same whenever the evaluation is repeated, so
-/// that a model's server that is seeded by it answers the same.
+/// Returns the id of an attempt. It is the same in every run of the evaluation, so a model's server that is
+/// seeded by it answers the same.
 fn rollout_id(row: usize, run: usize) -> RolloutId {
     let text = format!("row-{row:05}-run-{run}");
     RolloutId::parse(text).unwrap_or_else(|_| unreachable!("letters, digits and dashes are one segment"))
 }
 
-/// Admits one run of a row, which ends with this process.
+/// Admits one run of a row that is not stored in a journal.
 pub fn admit(host: &Host, row: &Row, run: usize, model: &Model) -> Result<Box<Rollout>, AdmitError> {
     admit_with(host, row, run, model, None)
 }
@@ -278,7 +282,7 @@ fn admit_with(
     continuation: Option<Continuation>,
 ) -> Result<Box<Rollout>, AdmitError> {
     let Model { address, endpoint } = model.clone();
-    // The key is not kept: whoever goes on with the evaluation gives it again.
+    // The journal does not store the key; the command that resumes the evaluation gets it again.
     let secrets = RequestSecrets::default();
     let resources = Resources { model: endpoint, secrets, charge: None, continuation, past: None };
     host.admit(request(row, run, address), resources)
@@ -303,15 +307,15 @@ fn request(row: &Row, run: usize, model: ModelAddress) -> RolloutRequest {
     }
 }
 
-/// Runs a rollout to its end. The error is the host's, which panicked in it.
+/// Runs a rollout to its end. Fails only if the host panicked in it.
 pub async fn complete(rollout: Box<Rollout>) -> Result<Box<Finished>, Failure> {
-    drive(rollout, Box::new(Graded)).await
+    drive(rollout, Box::new(EvaluationSteps)).await
 }
 
-/// A rollout that is graded where it can be, and notifies nobody.
-struct Graded;
+/// Steps of a rollout that is graded and notifies no caller.
+struct EvaluationSteps;
 
-impl Steps for Graded {
+impl Steps for EvaluationSteps {
     type End = Result<Box<Finished>, Failure>;
 
     fn after_workflow<'a>(&'a self, _ran: Result<(), &'a Failure>) -> AfterWorkflow<'a> {
@@ -326,7 +330,7 @@ impl Steps for Graded {
     }
 }
 
-/// What a line says besides what came of a rollout.
+/// Fields of a line that do not depend on the outcome.
 pub(crate) struct Subject {
     pub attempt: Attempt,
     pub prompt: Option<String>,
@@ -343,12 +347,12 @@ impl Subject {
     }
 }
 
-/// The line of a rollout. Paths are below `root`.
+/// Creates the line of a finished rollout. Paths are relative to `root`.
 pub(crate) fn line(subject: Subject, finished: &Finished, root: &Path) -> ResultLine {
     let Subject { attempt: Attempt { row, run }, prompt, label } = subject;
     let (outcome, reward, failure) = match &finished.outcome {
-        rollout::Outcome::Scored { reward } => (Scored::Scored, Some(*reward), None),
-        rollout::Outcome::Unscored(failure) => (Scored::Unscored, None, Some(failure)),
+        rollout::Outcome::Scored { reward } => (LineOutcome::Scored, Some(*reward), None),
+        rollout::Outcome::Unscored(failure) => (LineOutcome::Unscored, None, Some(failure)),
     };
     let several = finished.samples.len() > 1;
     let counts = finished.samples.iter().find(|sample| !sample.record.withdrawn);
@@ -376,7 +380,7 @@ pub(crate) fn line(subject: Subject, finished: &Finished, root: &Path) -> Result
         host_calls: finished.usage.host_calls,
         waited_ms: millis(finished.usage.waited()),
         model_ms: millis(finished.usage.model_time),
-        limits_hit: finished.limits.iter().filter(|limit| limit.hits > 0).map(hits).collect(),
+        limits_hit: finished.limits.iter().filter(|limit| limit.hits > 0).map(limit_line).collect(),
         refused_uses: finished.refused_uses.clone(),
         samples_unanswered: finished.samples.iter().filter(|sample| sample.lacks_reply()).count(),
         duration_ms: millis(finished.duration),
@@ -387,21 +391,21 @@ pub(crate) fn line(subject: Subject, finished: &Finished, root: &Path) -> Result
     }
 }
 
-fn hits(limit: &LimitUse) -> (String, LimitLine) {
+fn limit_line(limit: &LimitUse) -> (String, LimitLine) {
     let LimitUse { name, max, used, hits, asked } = limit.clone();
     (name.into_owned(), LimitLine { max, used, asked, times: hits })
 }
 
-/// What the model said last in a sample.
+/// Returns the text of the model's last message in a sample.
 fn answer(sample: &FinishedSample) -> Option<String> {
     last_text(sample.record.messages.iter(), "assistant")
 }
 
-/// The text of the last message of a role that has some, of the length that a line takes.
+/// Returns the text of the last message of a role that has text, truncated to the length for a line.
 fn last_text<'a>(messages: impl DoubleEndedIterator<Item = &'a str>, role: &str) -> Option<String> {
-    /// As much of a message as is needed.
+    /// Part of a message.
     #[derive(Deserialize)]
-    struct Said<'a> {
+    struct MessageText<'a> {
         #[serde(borrow)]
         role: std::borrow::Cow<'a, str>,
         #[serde(borrow, default)]
@@ -409,10 +413,10 @@ fn last_text<'a>(messages: impl DoubleEndedIterator<Item = &'a str>, role: &str)
     }
     messages
         .rev()
-        .filter_map(|message| serde_json::from_str::<Said<'_>>(message).ok())
-        .filter(|said| said.role == role)
-        .find_map(|said| {
-            said.content.map(|content| content_text(content.get())).filter(|text| !text.is_empty())
+        .filter_map(|message| serde_json::from_str::<MessageText<'_>>(message).ok())
+        .filter(|message| message.role == role)
+        .find_map(|message| {
+            message.content.map(|content| content_text(content.get())).filter(|text| !text.is_empty())
         })
         .map(|text| beginning(&text, TEXT_BYTES_MAX))
 }
@@ -427,7 +431,7 @@ fn sample(sample: &FinishedSample, several: bool) -> SampleLine {
     }
 }
 
-/// Milliseconds, as lines have them.
+/// Converts a duration to milliseconds, rounded to microseconds.
 pub(crate) fn millis(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
 }

@@ -1,98 +1,95 @@
-//! Figures of an evaluation: rewards, pass@k, what was not scored and why, cost.
+//! Figures of an evaluation: rewards, pass@k, unscored attempts and their reasons, cost.
 //!
-//! A [`Tally`] takes result lines one by one, in any order, and can say at any time how
-//! things stand; a [`Summary`] is what it says at the end. An unscored attempt has no
-//! part in any figure about rewards: it is neither a pass nor a failure. What that leaves
-//! out is said beside the figure, and for pass@k also what it would be if every such
-//! attempt had failed.
+//! A [`Tally`] accumulates result lines in any order; [`Tally::summary`] returns the figures at any time.
+//! An unscored attempt has no part in the figures about rewards: it is neither a pass nor a failure. Each
+//! figure is reported with the number of attempts that it leaves out, and pass@k also as it would be if
+//! every such attempt had failed.
 //!
-//! Errors are standard errors over rows, because the rows are the sample: another
-//! evaluation of the same kind would have other rows, and the attempts on one row have
-//! that row in common.
+//! Errors are standard errors over rows, because the rows are the sample: another evaluation of the same
+//! kind would have other rows, and the attempts on one row share that row.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::results::{Outcome, ResultLine};
+use super::results::{LineOutcome, ResultLine};
 use rollout_core::imports::RefusedKind;
 use rollout_core::moments::{Moments, clustered_error};
 
-/// The kind under which an unscored attempt is counted that names none.
+/// Kind under which an unscored attempt without a kind is counted.
 pub(crate) const KIND_UNKNOWN: &str = "unknown";
 
-/// The figures of one evaluation, as `summary.json` has them.
+/// The figures of one evaluation, as in `summary.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// Rows with at least one finished rollout.
+    /// Number of rows with at least one finished rollout.
     pub rows: usize,
-    /// Rows that are to be run; more than `rows` where the run was stopped.
+    /// Number of rows to be run; more than `rows` if the run was stopped.
     #[serde(default)]
     pub rows_planned: usize,
-    /// Attempts asked for on each row.
+    /// Number of attempts on each row.
     pub n: usize,
-    /// Finished rollouts, scored or not.
+    /// Number of finished rollouts, scored or not.
     pub rollouts: usize,
-    /// Rollouts that are to be run; more than `rollouts` where the run was stopped.
+    /// Number of rollouts to be run; more than `rollouts` if the run was stopped.
     #[serde(default)]
     pub rollouts_planned: usize,
-    /// Rollouts with a reward.
+    /// Number of rollouts with a reward.
     pub scored: usize,
-    /// Scored rollouts with a reward of at least `pass_threshold`.
+    /// Number of rollouts with a reward of at least `pass_threshold`.
     pub passed: usize,
-    /// Rollouts without a reward.
+    /// Number of rollouts without a reward.
     pub unscored: usize,
-    /// The same, by kind of failure; `KIND_UNKNOWN` where a result names none.
+    /// Rollouts without a reward by kind of failure; `KIND_UNKNOWN` if a result has no kind.
     pub unscored_by_kind: BTreeMap<String, UnscoredKind>,
-    /// Rollouts in which the guests' own runtimes refused something, by what that was.
+    /// Rollouts in which the guests' own runtimes refused a use, by kind of use.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub refused_uses: BTreeMap<RefusedKind, Suspects>,
     /// Rollouts with a sample without a reply of the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub samples_unanswered: Option<Suspects>,
-    /// The least reward that counts as a pass.
+    /// Minimum reward that counts as a pass.
     pub pass_threshold: f64,
-    /// By k; see `ks`.
+    /// Estimates of pass@k by k.
     pub pass_at_k: BTreeMap<usize, PassAtK>,
-    /// Over scored rollouts; absent if there is none.
+    /// Figures of the rewards; absent if no rollout is scored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reward: Option<RewardStats>,
     /// Mean of each metric over the rollouts that report it, scored or not.
     pub metrics: BTreeMap<String, f64>,
-    /// Model calls of all rollouts.
+    /// Number of model calls of all rollouts.
     pub chat_calls: u64,
-    /// Tries of those after the first.
+    /// Number of retries of those calls.
     #[serde(default)]
     pub chat_retries: u64,
     /// Prompt tokens of all rollouts.
     pub prompt_tokens: u64,
     /// Completion tokens of all rollouts.
     pub completion_tokens: u64,
-    /// Wall time of a rollout, over all rollouts, scored or not; absent if there is none.
+    /// Percentiles of the wall time of rollouts, scored or not; absent if there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_ms: Option<Latency>,
-    /// Wall time of the command that wrote this, in seconds; of an evaluation that was
-    /// resumed, only of its last part.
+    /// Wall time of the command that wrote this, in seconds. If the evaluation was resumed, it covers only
+    /// the last command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wall_secs: Option<f64>,
 }
 
-/// The probability that at least one of k attempts passes.
+/// Estimate of the probability that at least one of k attempts passes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PassAtK {
-    /// The mean of `pass_at_k` over the rows with at least k scored attempts, in 0..=1;
-    /// absent if there is no such row.
+    /// Mean of `pass_at_k` over the rows with at least k scored attempts, in 0..=1; absent if there are no
+    /// such rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub estimate: Option<f64>,
-    /// Its standard error over those rows; absent if there are fewer than two.
+    /// Standard error over those rows; absent if there are fewer than two.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub standard_error: Option<f64>,
-    /// How many rows that is.
+    /// Number of those rows.
     pub rows: usize,
-    /// Rows that have finished rollouts and fewer than k scored ones, and so no part in it.
+    /// Number of rows that are left out because fewer than k of their finished rollouts are scored.
     pub rows_left_out: usize,
-    /// The same where every unscored attempt counts as a failure. There only if there are
-    /// unscored ones.
+    /// The estimate if every unscored attempt counted as a failure; absent if all are scored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unscored_as_failed: Option<Estimate>,
 }
@@ -102,15 +99,15 @@ pub struct PassAtK {
 pub struct Estimate {
     /// The mean.
     pub estimate: f64,
-    /// Its standard error; absent if there are fewer than two rows.
+    /// Standard error; absent if there are fewer than two rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub standard_error: Option<f64>,
-    /// How many rows.
+    /// Number of rows.
     pub rows: usize,
 }
 
 impl Estimate {
-    /// Of one value a row; none of no rows.
+    /// Computes the mean of one value a row; none if there are no rows.
     fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let values: Moments = values.into_iter().collect();
         let (estimate, standard_error) = (values.mean()?, values.standard_error());
@@ -121,28 +118,28 @@ impl Estimate {
 /// Unscored rollouts of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnscoredKind {
-    /// How many.
+    /// Number of rollouts.
     pub rollouts: usize,
-    /// How many by whose fault it was: `plugin`, `model`, `host` or `caller`. A result
-    /// that names none is in `rollouts` only.
+    /// Number of rollouts by party at fault: `plugin`, `model`, `host` or `caller`. A result without a
+    /// fault is counted in `rollouts` only.
     pub faults: BTreeMap<String, usize>,
-    /// The reason of the first one, in its own words, which may be a guest's.
+    /// Reason of the first rollout, possibly in the words of a guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_reason: Option<String>,
-    /// The id of that one.
+    /// Id of the first rollout.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_rollout: Option<String>,
 }
 
-/// Rollouts whose rewards may mean nothing.
+/// Rollouts whose rewards may be meaningless.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Suspects {
-    /// How many.
+    /// Number of rollouts.
     pub rollouts: usize,
-    /// Where it was in the first of them, in a guest's words, where that is known.
+    /// Position of the use in the first rollout, in a guest's words; empty if unknown.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub first: String,
-    /// The id of that one.
+    /// Id of the first rollout.
     pub first_rollout: String,
 }
 
@@ -156,38 +153,38 @@ impl Suspects {
     }
 }
 
-/// Spread of the rewards.
+/// Distribution of the rewards.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RewardStats {
     /// Arithmetic mean.
     pub mean: f64,
-    /// Its standard error, clustered by row; absent if fewer than two rows have a reward.
+    /// Standard error of the mean, clustered by row; absent if fewer than two rows have a reward.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub standard_error: Option<f64>,
-    /// Standard deviation of the population, not of a sample: divided by the count.
+    /// Population standard deviation (divided by the count).
     pub std: f64,
-    /// Least.
+    /// Minimum.
     pub min: f64,
-    /// Middle one, or mean of the two middle ones.
+    /// Median.
     pub median: f64,
-    /// Greatest.
+    /// Maximum.
     pub max: f64,
 }
 
-/// Percentiles in milliseconds, by nearest rank (`percentile`).
+/// Percentiles of a duration in milliseconds, by nearest rank.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
-    /// Half took at most this, ms.
+    /// 50th percentile.
     pub p50: f64,
-    /// 90 of 100 took at most this, ms.
+    /// 90th percentile.
     pub p90: f64,
-    /// 99 of 100 took at most this, ms.
+    /// 99th percentile.
     pub p99: f64,
 }
 
 #[cfg(test)]
 impl Summary {
-    /// The figures of `lines`, with `n` attempts asked for on each row.
+    /// Computes the figures of `lines`, with `n` planned attempts on each row.
     #[must_use]
     pub(crate) fn from_lines(lines: &[ResultLine], n: usize, pass_threshold: f64) -> Self {
         let mut tally = Tally::new(n, pass_threshold);
@@ -198,7 +195,7 @@ impl Summary {
     }
 }
 
-/// Results so far. Keeps a few numbers of each rollout, not its line.
+/// Running figures of the results so far. Stores a few numbers for each rollout instead of its line.
 #[derive(Clone, Debug)]
 pub struct Tally {
     n: usize,
@@ -227,8 +224,8 @@ struct RowTally {
 }
 
 impl Tally {
-    /// Nothing yet, with `n` attempts asked for on each row and the least reward that
-    /// counts as a pass.
+    /// Creates an empty tally with `n` planned attempts on each row and the minimum reward that counts as
+    /// a pass.
     #[must_use]
     pub fn new(n: usize, pass_threshold: f64) -> Self {
         Self {
@@ -251,19 +248,19 @@ impl Tally {
         }
     }
 
-    /// The same, of so many rows that are to be run.
+    /// Sets the number of planned rows.
     #[must_use]
-    pub fn of_rows(self, rows_planned: usize) -> Self {
+    pub fn with_rows_planned(self, rows_planned: usize) -> Self {
         Self { rows_planned, ..self }
     }
 
-    /// Counts one rollout. Each is to be given once.
+    /// Adds one rollout. Must be called once for each.
     pub fn add(&mut self, line: &ResultLine) {
         self.rollouts += 1;
         let row = self.by_row.entry(line.row).or_default();
         row.finished += 1;
         match (line.outcome, line.reward) {
-            (Outcome::Scored, Some(reward)) => {
+            (LineOutcome::Scored, Some(reward)) => {
                 if reward >= self.pass_threshold {
                     row.passed += 1;
                     self.passed += 1;
@@ -271,8 +268,8 @@ impl Tally {
                 row.rewards.push(reward);
                 self.rewards.add(reward);
             }
-            // A score without a reward cannot come from a journal, and is no score.
-            (Outcome::Scored | Outcome::Unscored, _) => self.add_unscored(line),
+            // A scored line without a reward does not pass `ResultLine::check` and is not counted as scored.
+            (LineOutcome::Scored | LineOutcome::Unscored, _) => self.add_unscored(line),
         }
         for (kind, uses) in line.refused_uses.iter() {
             self.refused_uses.entry(kind).or_default().add(&uses.first, line);
@@ -303,31 +300,31 @@ impl Tally {
         kind.first_rollout.get_or_insert_with(|| line.rollout_id.clone());
     }
 
-    /// Finished rollouts, scored or not.
+    /// Returns the number of finished rollouts, scored or not.
     #[must_use]
     pub fn rollouts(&self) -> usize {
         self.rollouts
     }
 
-    /// Rollouts with a reward.
+    /// Returns the number of rollouts with a reward.
     #[must_use]
     pub(crate) fn scored(&self) -> usize {
         usize::try_from(self.rewards.count()).unwrap_or(usize::MAX)
     }
 
-    /// Rollouts without a reward.
+    /// Returns the number of rollouts without a reward.
     #[must_use]
     pub fn unscored(&self) -> usize {
         self.rollouts - self.scored()
     }
 
-    /// Mean reward of the scored rollouts so far, in constant time; none if there is none.
+    /// Returns the mean reward of the scored rollouts so far, in constant time.
     #[must_use]
     pub fn reward_mean(&self) -> Option<f64> {
         self.rewards.mean()
     }
 
-    /// All figures as they stand.
+    /// Computes all figures of the rollouts so far.
     #[must_use]
     pub fn summary(&self) -> Summary {
         Summary {
@@ -359,8 +356,8 @@ impl Tally {
         }
     }
 
-    /// The rewards of each row that has some, in an order that is the same whichever
-    /// rollout was over first.
+    /// Returns the rewards of each row that has some, in an order that does not depend on the order in
+    /// which rollouts finished.
     fn rewards_by_row(&self) -> Vec<Vec<f64>> {
         let rewards = self.by_row.values().map(|row| row.rewards.clone());
         let mut rewards: Vec<Vec<f64>> = rewards.filter(|rewards| !rewards.is_empty()).collect();
@@ -387,8 +384,8 @@ impl Tally {
     }
 }
 
-/// The k for which pass@k is reported with `n` attempts on each row: the powers of two up to
-/// `n`, and `n` itself, ascending.
+/// Returns the k for which pass@k is reported with `n` attempts on each row: the powers of two up to `n`,
+/// and `n` itself, ascending.
 #[must_use]
 pub(crate) fn ks(n: usize) -> Vec<usize> {
     let mut ks: Vec<usize> =
@@ -399,10 +396,10 @@ pub(crate) fn ks(n: usize) -> Vec<usize> {
     ks
 }
 
-/// The unbiased estimate, from `attempts` of which `passed` passed, of the probability
+/// Returns the unbiased estimate, from `attempts` of which `passed` passed, of the probability
 /// that at least one of `k` attempts passes: `1 - C(attempts - passed, k) / C(attempts, k)`.
 ///
-/// None if `k` is 0 or there are fewer than `k` attempts. Computed as a product of
+/// Returns `None` if `k` is 0 or there are fewer than `k` attempts. Computed as a product of
 /// factors in 0..=1, which neither overflows nor cancels.
 #[must_use]
 pub(crate) fn pass_at_k(attempts: usize, passed: usize, k: usize) -> Option<f64> {
@@ -418,9 +415,9 @@ pub(crate) fn pass_at_k(attempts: usize, passed: usize, k: usize) -> Option<f64>
     Some(1.0 - none_passes)
 }
 
-/// The `percent`th percentile of values in ascending order, by nearest rank: the least
+/// Returns the `percent`th percentile of values in ascending order, by nearest rank: the smallest
 /// value such that at least `percent` of 100 values are not greater. It is always one of
-/// the values. None if there are no values; `percent` above 100 counts as 100.
+/// the values. Returns `None` if there are no values; `percent` above 100 counts as 100.
 #[must_use]
 pub(crate) fn percentile(ascending: &[f64], percent: usize) -> Option<f64> {
     let rank = (ascending.len() * percent.min(100)).div_ceil(100).max(1);

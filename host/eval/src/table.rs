@@ -1,39 +1,38 @@
-//! The figures of an evaluation as a person reads them at its end.
+//! Renders the figures of an evaluation as plain text without colours.
 //!
-//! Plain text, without colours. What came from a guest or a model is folded to the width of
-//! a line or shortened, and its control characters are taken out.
+//! Text of a guest or a model is wrapped or shortened to the width of a line, and its control characters
+//! are removed.
 
 use std::fmt::Write;
 
 use super::stats::{Estimate, PassAtK, RewardStats, Summary, Suspects, UnscoredKind};
 
-/// Characters in a line where nobody says how many there may be.
+/// Default number of characters in a line.
 pub const WIDTH: usize = 80;
 
-/// The narrowest and the widest line. Figures do not fit into less, and sentences are hard
-/// to read in more.
+/// Range of the number of characters in a line. Figures do not fit into less, and wider sentences are hard
+/// to read.
 const WIDTH_RANGE: std::ops::RangeInclusive<usize> = 72..=120;
 
-/// Where the content of a line begins, after the section's name.
+/// Column in which the content of a section begins, after its name.
 const INDENT: usize = 12;
 
-/// How many kinds of failure, and how many metrics, are shown; the rest is counted. All
-/// are in the summary file.
+/// Maximum number of kinds of failure, and of metrics, that are shown. The summary file has all.
 const ENTRIES_SHOWN_MAX: usize = 12;
 
-/// The longest name of a kind or metric that is shown whole.
+/// Maximum length of the name of a kind or metric.
 const NAME_CHARS_MAX: usize = 24;
 
-/// The longest name of who is at fault that is shown whole.
+/// Maximum length of the name of a party at fault.
 const FAULT_CHARS_MAX: usize = 12;
 
-/// Cells of a bar that is full.
+/// Number of cells of a full bar.
 const BAR_CELLS: usize = 24;
 
-/// How many lines of a reason are shown: its beginning, and its end, which often says why.
+/// Maximum number of lines of a reason: its beginning, and its end, which often has the cause.
 const REASON_LINES_MAX: usize = 6;
 
-/// The summary as text of lines of at most so many characters, with a line break at the end.
+/// Renders a summary with at most `width` characters a line.
 #[must_use]
 pub fn render(summary: &Summary, width: usize) -> String {
     let width = width.clamp(*WIDTH_RANGE.start(), *WIDTH_RANGE.end());
@@ -76,7 +75,7 @@ impl Table {
         self.line(&text);
     }
 
-    /// A section: its name, and beside it its lines.
+    /// Adds a section: its name, and its lines to the right.
     fn section(&mut self, name: &str, lines: &[String]) {
         self.line("");
         for (at, line) in lines.iter().enumerate() {
@@ -90,7 +89,7 @@ impl Table {
         self.text.push('\n');
     }
 
-    /// A text of any length below an entry, folded.
+    /// Wraps a text of any length into lines, the first of which begins with `lead`.
     fn folded(&self, lead: &str, text: &str) -> Vec<String> {
         let indent = " ".repeat(lead.chars().count());
         let lines = fold(&clean(text), self.width - INDENT - indent.len());
@@ -207,7 +206,7 @@ fn outcomes(table: &mut Table, summary: &Summary) {
     table.section("Outcomes", &lines);
 }
 
-/// Rollouts whose rewards may mean nothing, and why.
+/// Adds the rollouts whose rewards may be meaningless, and the reasons.
 fn warnings(table: &mut Table, summary: &Summary) {
     let mut lines = Vec::new();
     let mut warn = |what: &str, Suspects { rollouts, first, first_rollout }: &Suspects| {
@@ -232,7 +231,7 @@ fn warnings(table: &mut Table, summary: &Summary) {
     }
 }
 
-/// Whose fault the failures of one kind were, most first.
+/// Describes the parties at fault for the failures of one kind, most frequent first.
 fn fault(kind: &UnscoredKind) -> String {
     let mut faults: Vec<(&String, &usize)> = kind.faults.iter().collect();
     faults.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
@@ -316,7 +315,7 @@ fn counted(count: usize, noun: &str) -> String {
     format!("{} {noun}{plural}", thousands(count as u64))
 }
 
-/// 1234567 as `1,234,567`.
+/// Formats 1234567 as `1,234,567`.
 fn thousands(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::new();
@@ -329,7 +328,7 @@ fn thousands(count: u64) -> String {
     text
 }
 
-/// Three decimals, or a power of ten where those would say nothing or be too many.
+/// Formats a number with three decimals, or with an exponent if it is very small or very large.
 fn number(value: f64) -> String {
     let size = value.abs();
     if size != 0.0 && !(0.0005..1e7).contains(&size) {
@@ -340,7 +339,7 @@ fn number(value: f64) -> String {
     }
 }
 
-/// A number without what does not matter: 1 and not 1.000.
+/// Formats a number without trailing zeros: 1 and not 1.000.
 fn plain(value: f64) -> String {
     let text = number(value);
     if text.contains('e') {
@@ -349,7 +348,7 @@ fn plain(value: f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// A share in 0..=1. What is not all and not none does not look like it.
+/// Formats a share in 0..=1 as a percentage. Only exact 0 and 1 are shown as 0% and 100%.
 fn percent(share: f64) -> String {
     let percent = share * 100.0;
     let text = if percent > 99.95 && percent < 100.0 {
@@ -362,7 +361,7 @@ fn percent(share: f64) -> String {
     format!("{text:>6}")
 }
 
-/// An error of a share, in points of a hundred. What is not nothing does not look like it.
+/// Formats the standard error of a share in percentage points. Only an exact 0 is shown as 0.
 fn points(error: f64) -> String {
     let points = error * 100.0;
     if points > 0.0 && points < 0.05 { "<0.1".to_owned() } else { format!("{points:.1}") }
@@ -373,7 +372,7 @@ fn bar(share: f64) -> String {
     format!("{}{}", "█".repeat(full), "░".repeat(BAR_CELLS - full))
 }
 
-/// Milliseconds in the unit that suits them.
+/// Formats milliseconds in a suitable unit.
 fn duration(ms: f64) -> String {
     let mut text = String::new();
     let written = if ms < 10.0 {
@@ -393,14 +392,13 @@ fn duration(ms: f64) -> String {
     text
 }
 
-/// One line without control characters, with single spaces.
+/// Joins a text into one line without control characters, with single spaces.
 fn clean(text: &str) -> String {
     let plain: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     plain.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The words of one line on lines of at most so many characters. A word that is longer is
-/// broken.
+/// Wraps a line into lines of at most `width` characters. A longer word is broken.
 fn fold(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     let mut room = width;

@@ -1,10 +1,10 @@
-//! What an evaluation puts into its trajectories beside what every trajectory has: what a row was graded against,
-//! and what came of it for each sample.
+//! Additional members of the trajectories of an evaluation: the label of the row, and the reward and metrics
+//! of each sample.
 
 use rollout_core::rollout::{ExtraFact, ExtraMember, TrajectoryExtra};
 use rollout_core::wire::atif::SchemaVersion;
 
-/// The names are those that callers of servers find in theirs.
+/// The members, with the same names as in the trajectories of servers.
 const MEMBERS: &[ExtraMember] = &[
     ExtraMember::of("rollout_id", ExtraFact::RolloutId),
     ExtraMember::of("label", ExtraFact::Label),
@@ -16,7 +16,7 @@ const MEMBERS: &[ExtraMember] = &[
     ExtraMember::of("unmatched_llm_call_metrics", ExtraFact::UnmatchedMetrics),
 ];
 
-/// What goes under `extra.evaluation`.
+/// Returns the members of `extra.evaluation`.
 pub(crate) fn extra() -> TrajectoryExtra {
     TrajectoryExtra {
         schema_version: SchemaVersion::default(),

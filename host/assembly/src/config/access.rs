@@ -1,16 +1,16 @@
-//! Names under which a server may be asked, and web pages that may ask it.
+//! Names by which clients may address a server, and origins of web pages that may make requests.
 
 use std::str::FromStr;
 
 /// A name of the server: `rollouts.example`, or `*.example` for all names below one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllowedHost {
-    /// In lower case; with a dot at its beginning where names below it are meant.
+    /// The name in lower case; begins with a dot if all names below it are meant.
     name: String,
 }
 
 impl AllowedHost {
-    /// Whether it is this name, in any case, with or without the dot at the end.
+    /// Returns whether `name` is this name, in any case, with or without a dot at the end.
     pub fn is(&self, name: &str) -> bool {
         let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
         match self.name.starts_with('.') {
@@ -39,14 +39,14 @@ impl FromStr for AllowedHost {
     }
 }
 
-/// The origin of web pages: `https://board.example`, with a port where it has one.
+/// An origin of web pages: `https://board.example`, with a port unless it is the default.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllowedOrigin {
     origin: String,
 }
 
 impl AllowedOrigin {
-    /// Whether it is this one, as a browser writes it.
+    /// Returns whether `origin`, in the form that browsers send, is this origin.
     pub fn is(&self, origin: &str) -> bool {
         self.origin.eq_ignore_ascii_case(origin)
     }
@@ -59,14 +59,14 @@ impl FromStr for AllowedOrigin {
         let rest = text.split_once("://").map(|(_, rest)| rest).unwrap_or_default();
         if rest.is_empty() || rest.contains(['/', '?', '#', '@', '*', ' ']) {
             return Err(format!(
-                "'{text}' is not an origin as a browser says it, such as https://board.example or http://localhost:3000"
+                "'{text}' is not an origin in the form that browsers send, such as https://board.example or http://localhost:3000"
             ));
         }
         Ok(Self { origin: text.to_owned() })
     }
 }
 
-/// Reads a list of such texts; each that is none is a problem.
+/// Parses a list of texts and adds each error to `problems`.
 pub(super) fn all<T: FromStr<Err: std::fmt::Display>>(
     key: &str,
     texts: Option<Vec<String>>,
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_origins_are_as_written_or_refused() {
+    fn malformed_names_and_origins_are_refused() {
         for wrong in ["", "*", "*.", "a b", "a:80", "http://a", "a..b", "a/b", "a*"] {
             assert!(wrong.parse::<AllowedHost>().is_err(), "{wrong}");
         }

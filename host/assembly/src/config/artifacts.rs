@@ -1,31 +1,31 @@
-//! `[artifacts]`: how much of rollouts' files is kept, where they are files.
+//! `[artifacts]`: limits of the files of rollouts.
 
 use std::time::Duration;
 
 use super::secs;
 use rollout_core::rollout::ArtifactBounds;
 
-/// `[artifacts]` as it was written.
+/// `[artifacts]` as written by the operator.
 #[derive(Clone, Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct RawArtifacts {
-    /// Bytes that are kept, of all rollouts together.
+    /// Maximum number of bytes of all rollouts together.
     pub bytes_max: Option<u64>,
-    /// Seconds that a rollout's files are kept.
+    /// Maximum age of a rollout's files in seconds.
     pub age_secs_max: Option<f64>,
 }
 
-/// What is kept, unless the operator says otherwise. For how long is no matter, as long as there is room.
+/// Default number of bytes. By default the age is unlimited.
 const BYTES_MAX: u64 = 64 << 30;
 
-/// Less than this, and it is hardly a rollout that is kept.
+/// Smallest configurable number of bytes, hardly enough for one rollout.
 const BYTES_MIN: u64 = 1 << 20;
 
 impl RawArtifacts {
     pub(super) fn resolve(self, problems: &mut Vec<String>) -> ArtifactBounds {
         let Self { bytes_max, age_secs_max } = self;
         if bytes_max.is_some_and(|bytes| bytes < BYTES_MIN) {
-            problems.push(format!("artifacts.bytes-max: less than {} MiB", BYTES_MIN >> 20));
+            problems.push(format!("artifacts.bytes-max: must be at least {} MiB", BYTES_MIN >> 20));
         }
         let age_max = secs("artifacts.age-secs-max", age_secs_max, Duration::MAX, problems);
         ArtifactBounds {
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_bounded_in_bytes_and_where_the_operator_says_in_age() {
+    fn files_are_limited_in_bytes_and_if_configured_in_age() {
         let bounds = |text: &str| RawConfig::parse(text, "c.toml").resolve().unwrap().artifacts;
         assert_eq!(bounds(""), ArtifactBounds { bytes_max: Some(64 << 30), age_max: None });
         let given = "[artifacts]\nbytes-max = 1073741824\nage-secs-max = 60.0";

@@ -1,29 +1,29 @@
-//! `[catalog]`: what a server of many tenants has of each at hand.
+//! `[catalog]`: options of a server of many tenants.
 
 use std::time::Duration;
 
 use super::secs;
 
-/// `[catalog]` as it was written.
+/// `[catalog]` as written by the operator.
 #[derive(Clone, Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct RawCatalog {
-    /// Bytes of compiled code past which plugins that nobody uses are let go of.
+    /// Bytes of compiled code above which idle plugins are unloaded.
     pub code_bytes_max: Option<u64>,
-    /// Deployments that are checked at once.
+    /// Maximum number of concurrent checks of deployments.
     pub checks_max: Option<u32>,
-    /// Seconds that such a check may take, besides compiling.
+    /// Maximum duration of a check in seconds, without compiling.
     pub check_secs_max: Option<f64>,
 }
 
-/// What a server of many tenants has of each at hand.
+/// Options of a server of many tenants.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CatalogOptions {
-    /// Bytes of compiled code past which plugins that nobody uses are let go of.
+    /// Bytes of compiled code above which idle plugins are unloaded.
     pub code_bytes_max: u64,
-    /// Deployments that are checked at once.
+    /// Maximum number of concurrent checks of deployments.
     pub checks_max: u32,
-    /// The longest that such a check may take, besides compiling.
+    /// Maximum duration of a check, without compiling.
     pub check_time_max: Duration,
 }
 
@@ -35,7 +35,7 @@ impl RawCatalog {
     pub(super) fn resolve(self, problems: &mut Vec<String>) -> CatalogOptions {
         let Self { code_bytes_max, checks_max, check_secs_max } = self;
         if checks_max == Some(0) {
-            problems.push("catalog.checks-max: 0, and nothing could be checked; 1 or more".to_owned());
+            problems.push("catalog.checks-max: must be at least 1".to_owned());
         }
         CatalogOptions {
             code_bytes_max: code_bytes_max.unwrap_or(CODE_BYTES_MAX),

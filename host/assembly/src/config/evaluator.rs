@@ -1,16 +1,15 @@
-//! What an evaluator that starts a server gives it, by its environment.
+//! Environment variables by which an evaluator configures a server that it starts.
 
-/// Read from the environment alone: options of these names would be completed, suggested and
-/// documented to people, who have `--listen`.
+/// Values of those variables. There are no command line options for them; people use `--listen`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EvaluatorEnvironment {
-    /// The port of 127.0.0.1 that it wants the server at.
+    /// Port of 127.0.0.1 to listen on.
     pub port: Option<u16>,
-    /// What `/health` is to repeat, by which it knows its own server.
+    /// Identifier that `/health` returns, by which the evaluator recognises its own server.
     pub instance_id: Option<String>,
-    /// Whether it says where files of rollouts are to be, which it reads there.
+    /// Whether the evaluator names a directory from which it reads the files of rollouts.
     pub reads_files: bool,
-    /// What is wrong with it.
+    /// Mistakes in the variables.
     pub mistakes: Vec<String>,
 }
 
@@ -31,12 +30,12 @@ impl EvaluatorEnvironment {
         Self { port, instance_id, reads_files, mistakes }
     }
 
-    /// Whether it looks for files of rollouts.
+    /// Returns whether the evaluator reads files of rollouts.
     pub fn wants_files(&self) -> bool {
         self.is_there() || self.reads_files
     }
 
-    /// Whether one started this process.
+    /// Returns whether an evaluator started this process.
     pub fn is_there(&self) -> bool {
         self.port.is_some() || self.instance_id.is_some()
     }
@@ -47,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_port_is_a_mistake() {
+    fn a_malformed_port_is_reported() {
         let read =
             |port: &str| EvaluatorEnvironment::read(|name| name.ends_with("PORT").then(|| port.to_owned()));
         assert_eq!(read("8123").port, Some(8123));

@@ -1,5 +1,5 @@
-//! Settings of the Osmosis protocol's generation A, under the names that its operators
-//! know as environment variables.
+//! Settings of the Osmosis protocol's generation A, also readable from that generation's environment
+//! variables.
 
 use std::ops::RangeInclusive;
 use std::str::FromStr;
@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use rollout_core::outbound::{RetryPolicy, Statuses};
 
-/// What each variable's name begins with.
+/// Prefix of the variables' names.
 const PREFIX: &str = "OSMOSIS_ROLLOUT_";
 
-/// Variables that mean something to other servers of this generation and nothing here.
+/// Variables that other servers of this generation support and this host ignores.
 const WITHOUT_EFFECT: [&str; 5] = [
-    // One client serves all rollouts, and keeps its connections.
+    // One client with persistent connections serves all rollouts.
     "CLIENT_MAX_KEEPALIVE_CONNECTIONS",
-    // Never applied elsewhere either.
+    // Other servers ignore it, too.
     "SERVER_REQUEST_TIMEOUT_SECONDS",
     // This host does not register itself.
     "SERVER_REGISTRATION_READINESS_TIMEOUT_SECONDS",
@@ -26,57 +26,57 @@ const WITHOUT_EFFECT: [&str; 5] = [
 #[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct RawOsmosisInit {
-    /// Seconds of one call to the caller's server.
+    /// Timeout in seconds of a call to the caller's server.
     pub client_timeout_secs: Option<f64>,
-    /// Times that a call of the model is repeated.
+    /// Maximum number of retries of a model call.
     pub client_max_retries: Option<u32>,
-    /// Times that the post of a result is repeated.
+    /// Maximum number of retries of posting a result.
     pub client_complete_rollout_retries: Option<u32>,
-    /// Seconds before the first repetition; doubled with each.
+    /// Seconds before the first retry; doubled for each further one.
     pub client_retry_base_delay_secs: Option<f64>,
-    /// The longest wait in seconds.
+    /// Maximum number of seconds before a retry.
     pub client_retry_max_delay_secs: Option<f64>,
-    /// Calls of the model on the wire at once, of one rollout.
+    /// Maximum number of concurrent model calls of a rollout.
     pub client_max_connections: Option<u32>,
-    /// Seconds that the answer to a request is kept after its rollout is over.
+    /// Seconds for which the answer to a request is stored after its rollout ended.
     pub record_ttl_secs: Option<f64>,
-    /// Seconds between two sweeps of what was kept long enough.
+    /// Seconds between two removals of expired answers.
     pub cleanup_interval_secs: Option<f64>,
-    /// Bytes that a request's metadata may have.
+    /// Maximum number of bytes of a request's metadata.
     pub metadata_bytes_max: Option<u64>,
-    /// Whether this generation is the only one that is served.
+    /// Whether only this generation is served.
     pub alone: Option<bool>,
 }
 
-/// What the environment says: settings of this generation, and what holds for the host.
+/// Settings from the environment: those of this generation, and those of the host.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OsmosisEnvironment {
-    /// This generation's.
+    /// Settings of this generation.
     pub init: RawOsmosisInit,
-    /// Rollouts that run at once.
+    /// Maximum number of concurrent rollouts.
     pub max_concurrent: Option<u32>,
-    /// Variables that are set and have no effect here.
+    /// Variables that are set but ignored.
     pub without_effect: Vec<String>,
-    /// What is wrong with the others.
+    /// Mistakes in the other variables.
     pub mistakes: Vec<String>,
 }
 
-/// Generation A's settings, checked.
+/// Checked settings of generation A.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OsmosisInit {
-    /// How calls of the model are repeated.
+    /// Retries of model calls.
     pub chat: RetryPolicy,
-    /// How the post of a result is repeated.
+    /// Retries of posting a result.
     pub completed: RetryPolicy,
-    /// Calls of the model on the wire at once, of one rollout.
+    /// Maximum number of concurrent model calls of a rollout.
     pub connections_max: u32,
-    /// How long an answer is kept after its rollout is over.
+    /// Time for which an answer is stored after its rollout ended.
     pub record_ttl: Duration,
-    /// The time between two sweeps.
+    /// Time between two removals of expired answers.
     pub cleanup_interval: Duration,
-    /// Bytes that metadata may have.
+    /// Maximum number of bytes of a request's metadata.
     pub metadata_bytes_max: usize,
-    /// Whether this generation is the only one that is served.
+    /// Whether only this generation is served.
     pub alone: bool,
 }
 
@@ -100,7 +100,7 @@ impl OsmosisEnvironment {
         let max_concurrent = asked.filter(|count: &u32| (1..=10_000).contains(count));
         if max_concurrent != asked {
             let name = "SERVER_MAX_CONCURRENT_ROLLOUTS";
-            variables.problems.push(format!("{PREFIX}{name}: not between 1 and 10000"));
+            variables.problems.push(format!("{PREFIX}{name}: must be between 1 and 10000"));
         }
         let is_set = |name: &&str| (variables.get)(&format!("{PREFIX}{name}")).is_some();
         let without_effect =
@@ -120,14 +120,14 @@ impl<G: Fn(&str) -> Option<String>> Variables<G> {
         let text = (self.get)(&name)?;
         let value = text.trim().parse().ok();
         if value.is_none() {
-            self.problems.push(format!("{name}: '{text}' is not a number of its kind"));
+            self.problems.push(format!("{name}: '{text}' is not a valid number"));
         }
         value
     }
 }
 
 impl RawOsmosisInit {
-    /// These settings, and where they say nothing, the others.
+    /// Fills in missing settings from `other`.
     pub fn or(self, other: Self) -> Self {
         Self {
             client_timeout_secs: self.client_timeout_secs.or(other.client_timeout_secs),
@@ -149,8 +149,7 @@ impl RawOsmosisInit {
         }
     }
 
-    /// Fills defaults and checks every field, within the bounds that other servers of
-    /// this generation have.
+    /// Fills in defaults and checks every field. The bounds are those of other servers of this generation.
     pub(super) fn resolve(self, problems: &mut Vec<String>) -> OsmosisInit {
         let mut bounds = Bounds(problems);
         let mut secs = |key, value, default, range| {
@@ -231,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn every_variable_is_read_and_goes_before_the_file() {
+    fn every_variable_is_read_and_overrides_the_file() {
         let environment = read(&[
             ("OSMOSIS_ROLLOUT_CLIENT_TIMEOUT_SECONDS", "20"),
             ("OSMOSIS_ROLLOUT_CLIENT_MAX_RETRIES", "1"),
@@ -263,17 +262,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_or_out_of_bounds_is_named() {
+    fn malformed_numbers_and_numbers_out_of_bounds_are_reported() {
         let environment = read(&[
             ("OSMOSIS_ROLLOUT_CLIENT_MAX_RETRIES", "many"),
             ("OSMOSIS_ROLLOUT_SERVER_MAX_CONCURRENT_ROLLOUTS", "0"),
         ]);
-        assert_eq!(environment.max_concurrent, None, "it is named once");
+        assert_eq!(environment.max_concurrent, None, "it is reported once");
         assert_eq!(
             environment.mistakes,
             [
-                "OSMOSIS_ROLLOUT_CLIENT_MAX_RETRIES: 'many' is not a number of its kind",
-                "OSMOSIS_ROLLOUT_SERVER_MAX_CONCURRENT_ROLLOUTS: not between 1 and 10000",
+                "OSMOSIS_ROLLOUT_CLIENT_MAX_RETRIES: 'many' is not a valid number",
+                "OSMOSIS_ROLLOUT_SERVER_MAX_CONCURRENT_ROLLOUTS: must be between 1 and 10000",
             ]
         );
         let mut problems = Vec::new();

@@ -1,4 +1,4 @@
-//! `[journal]`: where rollouts are kept, so that none that was admitted is lost.
+//! `[journal]`: the journal from which rollouts are resumed after a crash.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -7,73 +7,73 @@ use std::time::Duration;
 use super::secs;
 use rollout_core::rollout::{JournalRetention, JournalSettings, JournalSync};
 
-/// `[journal]` as it was written.
+/// `[journal]` as written by the operator.
 #[derive(Clone, Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct RawJournal {
-    /// Its directory.
+    /// Directory of the journal.
     pub dir: Option<PathBuf>,
-    /// Whether there is none.
+    /// Whether the journal is switched off.
     pub off: Option<bool>,
-    /// When what was written is brought to the disk.
+    /// When written data is synced to disk.
     pub sync: Option<SyncWhen>,
-    /// Bytes that it keeps, all segments together.
+    /// Maximum number of bytes of all segments together.
     pub bytes_max: Option<u64>,
-    /// Seconds that it keeps rollouts which are over.
+    /// Maximum age of finished rollouts in seconds.
     pub age_secs_max: Option<f64>,
-    /// The environment variable with the key that seals what nobody may read on disk.
+    /// Environment variable with the key that encrypts secrets on disk.
     pub key_env: Option<String>,
 }
 
-/// When what was written is brought to the disk.
+/// When written data is synced to disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SyncWhen {
     /// Before an admission is answered.
     Admission,
-    /// Before anybody hears of anything.
+    /// Before anything is reported.
     Every,
-    /// When the kernel likes to.
+    /// Never by the host; the operating system decides.
     Never,
 }
 
-/// Where rollouts are kept, if they are.
+/// Location and options of the journal.
 #[derive(Clone, Debug, PartialEq)]
 pub enum JournalConfig {
-    /// Nowhere.
+    /// No journal.
     Off,
-    /// Where the operator says.
+    /// A journal in the configured directory.
     At(JournalOptions),
-    /// Beside the artifacts, in a directory of the address that is listened on.
+    /// A journal beside the artifacts, in a directory named after the port.
     Beside(JournalOptions),
 }
 
-/// How they are kept.
+/// Options of the journal.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JournalOptions {
     dir: PathBuf,
     sync: JournalSync,
     retention: JournalRetention,
-    /// The environment variable with the key that seals secrets; without, it is in a file.
+    /// Environment variable with the key that encrypts secrets; without it, the key is in a file.
     pub key_env: Option<String>,
 }
 
-/// What is kept of rollouts that are over, unless the operator says otherwise: a journal is no
-/// archive, and should not be what fills a disk.
+/// Default limits of finished rollouts in the journal. The journal is not an archive and must not fill the
+/// disk.
 const BYTES_MAX: u64 = 16 << 30;
 const AGE_MAX: Duration = Duration::from_secs(14 * 24 * 3600);
 
-/// Less than this, and there is not room for a segment to write and one ahead.
+/// Smallest configurable size: room for the current segment and the next one.
 const BYTES_MIN: u64 = 256 << 20;
 
 impl RawJournal {
     pub(super) fn resolve(self, listen: SocketAddr, problems: &mut Vec<String>) -> JournalConfig {
         let Self { dir, off, sync, bytes_max, age_secs_max, key_env } = self;
         if bytes_max.is_some_and(|bytes| bytes < BYTES_MIN) {
-            problems.push(format!("journal.bytes-max: less than {} MiB", BYTES_MIN >> 20));
+            problems.push(format!("journal.bytes-max: must be at least {} MiB", BYTES_MIN >> 20));
         }
         if dir.is_some() && off == Some(true) {
-            problems.push("journal.off: true, and there is a dir; leave out one or the other".to_owned());
+            problems.push("journal.off: contradicts journal.dir; remove one of them".to_owned());
         }
         let options = |dir| JournalOptions {
             dir,
@@ -89,8 +89,7 @@ impl RawJournal {
         let mut config = match dir {
             _ if off == Some(true) => return JournalConfig::Off,
             Some(dir) => JournalConfig::At(options(dir)),
-            // A port that the system chooses is another one the next time, and nobody would come back
-            // for what is kept of this one.
+            // A port that the system chooses differs at the next start, which would not find this journal.
             None if listen.port() == 0 => return JournalConfig::Off,
             None => JournalConfig::Beside(options(PathBuf::from(format!(".journal/{}", listen.port())))),
         };
@@ -102,7 +101,7 @@ impl RawJournal {
 }
 
 impl JournalConfig {
-    /// The directory, where there is one.
+    /// Returns the directory of the journal.
     pub fn dir(&self, artifact_root: &Path) -> Option<PathBuf> {
         match self {
             Self::Off => None,
@@ -111,7 +110,7 @@ impl JournalConfig {
         }
     }
 
-    /// The environment variable with the key that seals secrets, where the operator says one.
+    /// Returns the environment variable with the key that encrypts secrets, if configured.
     pub fn key_env(&self) -> Option<&str> {
         match self {
             Self::Off => None,
@@ -119,7 +118,7 @@ impl JournalConfig {
         }
     }
 
-    /// The settings of the journal, where there is one.
+    /// Returns the settings of the journal.
     pub fn settings(&self, artifact_root: &Path) -> Option<JournalSettings> {
         let dir = self.dir(artifact_root)?;
         let (Self::At(options) | Self::Beside(options)) = self else { return None };
@@ -134,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_journal_is_where_its_server_is_found_again_or_where_it_is_said() {
+    fn a_journal_is_in_the_configured_directory_or_in_that_of_the_port() {
         fn check(text: &str, dir: Option<&str>) {
             let config = RawConfig::parse(text, "c.toml").resolve().unwrap();
             assert_eq!(config.journal.dir(Path::new("root")).as_deref(), dir.map(Path::new), "{text}");
@@ -147,8 +146,8 @@ mod tests {
         let files = |text: &str| RawConfig::parse(text, "c.toml").resolve().unwrap().writes_files();
         assert!(!files("") && files("listen = '127.0.0.1:0'") && files("trajectories = 'files'"));
         assert!(!files("trajectories = 'journal'"));
-        let nowhere = RawConfig::parse("trajectories = 'journal'\n[journal]\noff = true", "c.toml").resolve();
-        assert!(nowhere.unwrap_err().to_string().contains("trajectories: in the journal"));
+        let off = RawConfig::parse("trajectories = 'journal'\n[journal]\noff = true", "c.toml").resolve();
+        assert!(off.unwrap_err().to_string().contains("trajectories: needs a journal"));
         let wrong = "[journal]\ndir = 'j'\noff = true\nbytes-max = 1\nage-secs-max = -1.0";
         let error = RawConfig::parse(wrong, "c.toml").resolve().unwrap_err().to_string();
         for key in ["journal.off", "journal.bytes-max", "journal.age-secs-max"] {

@@ -1,18 +1,18 @@
-//! `[network]`: where requests that callers ask for may go.
+//! `[network]`: rules for addresses that come from callers.
 
 use rollout_core::outbound::{NetworkRules, Reach};
 
 use super::access;
 
-/// `[network]` as it was written.
+/// `[network]` as written by the operator.
 #[derive(Clone, Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct RawNetwork {
-    /// How far the public network is reached.
+    /// Access to the public network.
     pub public: Option<Reach>,
-    /// How far private networks are, this machine among them.
+    /// Access to private networks, including this machine.
     pub private: Option<Reach>,
-    /// What may be reached where not all may: names, addresses and ranges.
+    /// Permitted names, addresses and ranges where access is `listed`.
     pub allow: Option<Vec<String>>,
 }
 
@@ -24,7 +24,7 @@ impl RawNetwork {
             NetworkRules { public: public.unwrap_or_default(), private: private.unwrap_or_default(), allow };
         if !rules.allow.is_empty() && rules.public == Reach::Open && rules.private == Reach::Open {
             problems.push(
-                "network.allow: a list, and nothing is closed but for it; private = \"listed\" closes private networks"
+                "network.allow: has no effect, because no access is \"listed\"; set private = \"listed\" to restrict private networks to the list"
                     .to_owned(),
             );
         }
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_is_open_unless_the_operator_closes_it() {
+    fn all_networks_are_reachable_unless_configured_otherwise() {
         let rules = |text: &str| RawConfig::parse(text, "c.toml").resolve().unwrap().network;
         assert_eq!(rules(""), NetworkRules::open());
         let allow = vec!["10.0.0.0/8".parse().unwrap()];
@@ -51,12 +51,12 @@ mod tests {
     }
 
     #[test]
-    fn every_mistake_is_named() {
+    fn every_mistake_is_reported() {
         let text = "[network]\nprivate = 'listed'\nallow = ['http://h', '169.254.169.254', 'a']";
         let error = RawConfig::parse(text, "c.toml").resolve().unwrap_err().to_string();
         assert!(error.contains("network.allow: 'http://h' is a URL"), "{error}");
         assert!(error.contains("network.allow: '169.254.169.254' is a link-local address"), "{error}");
         let error = RawConfig::parse("[network]\nallow = ['a']", "c.toml").resolve().unwrap_err().to_string();
-        assert!(error.contains("nothing is closed but for it"), "{error}");
+        assert!(error.contains("no access is \"listed\""), "{error}");
     }
 }

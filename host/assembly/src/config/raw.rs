@@ -1,4 +1,4 @@
-//! The first step: the file and the options as they were written, before anything is decided.
+//! The file and the options as the operator wrote them, without defaults and checks.
 
 use std::path::PathBuf;
 
@@ -7,59 +7,59 @@ use super::{
     RawTools, TlsFiles, TrajectoriesIn,
 };
 
-/// What the operator wrote. Mirrors the file and decides nothing.
+/// The configuration as the operator wrote it. Mirrors the file.
 #[derive(Clone, Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct RawConfig {
     /// Address that `serve` listens on.
     pub listen: Option<String>,
-    /// Rollouts that run at once.
+    /// Maximum number of concurrent rollouts.
     pub max_concurrent: Option<u32>,
-    /// Rollouts that may wait for a slot; more are asked to come again.
+    /// Maximum number of rollouts that wait for a slot; further ones are refused and may be retried.
     pub queue_max: Option<u32>,
-    /// Bytes that may be held for all rollouts and callers together.
+    /// Memory budget for all rollouts and callers together.
     pub memory_budget_bytes: Option<usize>,
-    /// Where trajectories and artifacts go.
+    /// Directory of trajectories and artifacts.
     pub artifact_root: Option<PathBuf>,
-    /// How much of rollouts' files is kept.
+    /// Limits of that directory.
     pub artifacts: RawArtifacts,
-    /// Where compiled code is kept from one start to the next.
+    /// Directory of compiled code, for later starts.
     pub cache_dir: Option<PathBuf>,
-    /// The certificate that callers are shown.
+    /// Certificate of the server.
     pub tls: RawTls,
-    /// The environment variable with the key that every request must carry.
+    /// Environment variable with the key that every request must carry.
     pub server_key_env: Option<String>,
-    /// Names, besides those of this machine, under which `serve` may be asked.
+    /// Names, besides those of this machine, by which clients may address `serve`.
     pub allowed_hosts: Option<Vec<String>>,
-    /// Origins of web pages that may ask.
+    /// Origins of web pages that may make requests.
     pub allowed_origins: Option<Vec<String>>,
-    /// Seconds that stopping takes, from the signal to the end.
+    /// Maximum duration of a graceful stop in seconds.
     pub drain_secs: Option<f64>,
-    /// A command that runs before `serve` accepts.
+    /// Command that runs before `serve` accepts connections.
     pub on_start: Option<String>,
-    /// A command that runs after `serve` drained.
+    /// Command that runs after `serve` has drained.
     pub on_stop: Option<String>,
-    /// Where guests' events go.
+    /// Directory of guests' events.
     pub log: Option<PathBuf>,
-    /// Where rollouts are kept, so that none that was admitted is lost.
+    /// Journal of rollouts, from which they are resumed after a crash.
     pub journal: RawJournal,
-    /// Where the trajectories of a server's rollouts are.
+    /// Storage of the trajectories of a server's rollouts.
     pub trajectories: Option<TrajectoriesIn>,
-    /// What a server of many tenants has of each at hand.
+    /// Options of a server of many tenants.
     pub catalog: RawCatalog,
-    /// What a server gives up.
+    /// Restrictions that a server imposes on itself.
     pub hardening: RawHardening,
-    /// Where requests that callers ask for may go.
+    /// Rules for addresses that come from callers.
     pub network: RawNetwork,
-    /// The date that guests' clocks begin at.
+    /// Date at which guests' clocks begin.
     pub clock_begins: Option<String>,
-    /// What one rollout may use.
+    /// Limits of a rollout.
     pub limits: RawLimits,
-    /// How calls of the model are repeated.
+    /// Retries of model calls.
     pub model: RawModel,
-    /// How callbacks are repeated.
+    /// Retries of callbacks.
     pub callback: RawRetry,
-    /// The model that judges, for graders.
+    /// The judge model, for graders.
     pub judge: RawJudge,
     /// Generation and times of the Osmosis protocol.
     pub osmosis: RawOsmosis,
@@ -67,13 +67,12 @@ pub struct RawConfig {
     pub plugin: Option<toml::Table>,
     /// Tools that are provided to the plugin.
     pub tools: RawTools,
-    /// The configuration of a grader that is a component of its own, in place of the
-    /// plugin's.
+    /// Configuration of a separate grader, in place of the plugin's.
     pub grader: Option<toml::Table>,
-    /// What the command line sets of the plugin's configuration.
+    /// Values of the plugin's configuration from the command line.
     #[serde(skip)]
     pub set: Vec<Assignment>,
-    /// What is wrong already with what was written; [`RawConfig::resolve`] adds the rest.
+    /// Mistakes found while parsing; [`RawConfig::resolve`] adds its own.
     #[serde(skip)]
     pub mistakes: Vec<String>,
 }
@@ -90,7 +89,7 @@ macro_rules! raw_limits {
         }
 
         impl RawLimits {
-            /// These limits, and where they say nothing, the others.
+            /// Fills in missing limits from `other`.
             pub fn or(self, other: Self) -> Self {
                 Self { $($field: self.$field.or(other.$field),)* }
             }
@@ -99,54 +98,54 @@ macro_rules! raw_limits {
 }
 
 raw_limits! {
-    /// Linear memories and tables of one instance. [default: 256 MiB]
+    /// Bytes of linear memories and tables of an instance. [default: 256 MiB]
     memory_bytes_max: usize, "limit-memory-bytes-max", "BYTES";
-    /// CPU time of one instance, waiting not counted. [default: 60]
+    /// CPU time of an instance, excluding waits. [default: 60]
     guest_cpu_secs_max: f64, "limit-guest-cpu-secs-max", "SECS";
     /// Wall time of the workflow. [default: 3600]
     workflow_secs_max: f64, "limit-workflow-secs-max", "SECS";
     /// Wall time of the grader. [default: 600]
     grader_secs_max: f64, "limit-grader-secs-max", "SECS";
-    /// Calls of the host by one instance. [default: 1000000]
+    /// Calls of the host by an instance. [default: 1000000]
     host_calls_max: u64, "limit-host-calls-max", "N";
-    /// Bytes that a guest hands over in one call of the host. [default: 64 MiB]
+    /// Bytes that a guest passes in one call of the host. [default: 64 MiB]
     host_call_bytes_max: usize, "limit-host-call-bytes-max", "BYTES";
-    /// Handles that a guest holds at once. [default: 10000]
+    /// Open handles of a guest. [default: 10000]
     handles_max: usize, "limit-handles-max", "N";
-    /// Samples. [default: 64]
+    /// Samples of a rollout. [default: 64]
     samples_max: u32, "limit-samples-max", "N";
-    /// Calls of the model. [default: 1000]
+    /// Model calls of a rollout. [default: 1000]
     chat_calls_max: u32, "limit-chat-calls-max", "N";
-    /// Tokens of all calls of the model. [default: 100000000]
+    /// Tokens of all model calls together. [default: 100000000]
     chat_tokens_max: u64, "limit-chat-tokens-max", "N";
-    /// Bytes of all requests to models, each with the whole conversation. [default: 1 GiB]
+    /// Bytes of all requests to models, each with its whole conversation. [default: 1 GiB]
     chat_bytes_max: u64, "limit-chat-bytes-max", "BYTES";
-    /// Calls of the model under way at once. [default: 64]
+    /// Concurrent model calls. [default: 64]
     concurrent_calls_max: u32, "limit-concurrent-calls-max", "N";
-    /// Calls of the judge. [default: 64]
+    /// Judge calls of a rollout. [default: 64]
     judge_calls_max: u32, "limit-judge-calls-max", "N";
-    /// Tokens of all calls of the judge. [default: 10000000]
+    /// Tokens of all judge calls together. [default: 10000000]
     judge_tokens_max: u64, "limit-judge-tokens-max", "N";
-    /// One message. [default: 16 MiB]
+    /// Bytes of a message. [default: 16 MiB]
     message_bytes_max: usize, "limit-message-bytes-max", "BYTES";
-    /// All messages, fields and exchanges that are kept. [default: 256 MiB]
+    /// Bytes of all recorded messages, fields and exchanges. [default: 256 MiB]
     record_bytes_max: usize, "limit-record-bytes-max", "BYTES";
-    /// Artifacts. [default: 64]
+    /// Artifacts of a rollout. [default: 64]
     artifacts_max: usize, "limit-artifacts-max", "N";
-    /// All artifacts together. [default: 16 MiB]
+    /// Bytes of all artifacts together. [default: 16 MiB]
     artifact_bytes_max: usize, "limit-artifact-bytes-max", "BYTES";
-    /// Log lines and events. [default: 10000]
+    /// Log lines and events of a rollout. [default: 10000]
     log_lines_max: usize, "limit-log-lines-max", "N";
-    /// Log lines and events together. [default: 1 MiB]
+    /// Bytes of all log lines and events together. [default: 1 MiB]
     log_bytes_max: usize, "limit-log-bytes-max", "BYTES";
     /// Uses that a guest's own runtime refuses (processes, files, network, threads); 0 fails every rollout with
     /// one. [default: 1000000]
     refused_uses_max: u64, "limit-refused-uses-max", "N";
-    /// Random bytes in one call. [default: 64 KiB]
+    /// Random bytes returned by one call. [default: 64 KiB]
     random_bytes_max: u64, "limit-random-bytes-max", "BYTES";
-    /// One reply of the model's server. [default: 32 MiB]
+    /// Bytes of a reply of the model's server. [default: 32 MiB]
     reply_bytes_max: usize, "limit-reply-bytes-max", "BYTES";
-    /// A component's file. [default: 128 MiB]
+    /// Bytes of a component's file. [default: 128 MiB]
     component_bytes_max: usize, "limit-component-bytes-max", "BYTES";
     /// CPU and wall time of compiling a component. [default: 120]
     compile_secs_max: f64, "limit-compile-secs-max", "SECS";
@@ -158,17 +157,17 @@ raw_limits! {
 #[derive(Clone, Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct RawModel {
-    /// Tries in all.
+    /// Maximum number of tries, including the first.
     pub attempts_max: Option<u32>,
-    /// Seconds of one try.
+    /// Timeout of a try in seconds.
     pub attempt_secs_max: Option<f64>,
     /// Seconds from the first failure after which no further try begins.
     pub budget_secs: Option<f64>,
     /// Seconds before the second try.
     pub delay_base_secs: Option<f64>,
-    /// The longest wait in seconds.
+    /// Maximum number of seconds before a try.
     pub delay_max_secs: Option<f64>,
-    /// Sampling parameters that workflows may set, and no others.
+    /// Sampling parameters that workflows may set; no others are permitted.
     pub params: Option<Vec<String>>,
 }
 
@@ -176,36 +175,35 @@ pub struct RawModel {
 #[derive(Clone, Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct RawRetry {
-    /// Tries in all.
+    /// Maximum number of tries, including the first.
     pub attempts_max: Option<u32>,
-    /// Seconds of one try.
+    /// Timeout of a try in seconds.
     pub attempt_secs_max: Option<f64>,
     /// Seconds from the first failure after which no further try begins.
     pub budget_secs: Option<f64>,
     /// Seconds before the second try.
     pub delay_base_secs: Option<f64>,
-    /// The longest wait in seconds.
+    /// Maximum number of seconds before a try.
     pub delay_max_secs: Option<f64>,
 }
 
-/// `[judge]`: a model for graders, with a key of its own. How its calls are repeated is
-/// as for the model, unless it says otherwise.
+/// `[judge]`: a model for graders, with its own key. Its retries default to those of the model.
 #[derive(Clone, Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct RawJudge {
-    /// Its server, up to and without `/chat/completions`.
+    /// Address of its server without `/chat/completions`.
     pub url: Option<String>,
-    /// Its name there.
+    /// Name of the model.
     pub model: Option<String>,
-    /// The environment variable with its server's key.
+    /// Environment variable with the key of its server.
     pub api_key_env: Option<String>,
-    /// Tries in all.
+    /// Maximum number of tries, including the first.
     pub attempts_max: Option<u32>,
-    /// Seconds of one try.
+    /// Timeout of a try in seconds.
     pub attempt_secs_max: Option<f64>,
     /// Seconds from the first failure after which no further try begins.
     pub budget_secs: Option<f64>,
-    /// Sampling parameters that graders may set, and no others.
+    /// Sampling parameters that graders may set; no others are permitted.
     pub params: Option<Vec<String>>,
 }
 
@@ -213,21 +211,21 @@ pub struct RawJudge {
 #[derive(Clone, Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct RawTls {
-    /// The file with the certificate, and those that vouch for it behind it.
+    /// File with the certificate, followed by the certificates of its chain.
     pub cert: Option<PathBuf>,
-    /// The file with its key.
+    /// File with the key.
     pub key: Option<PathBuf>,
 }
 
 impl RawTls {
-    /// The pair, where there is one.
+    /// Returns both files, if configured.
     pub(super) fn resolve(self, problems: &mut Vec<String>) -> Option<TlsFiles> {
         match (self.cert, self.key) {
             (Some(certificate), Some(key)) => Some(TlsFiles { certificate, key }),
             (None, None) => None,
             (cert, _) => {
                 let missing = if cert.is_none() { "cert" } else { "key" };
-                problems.push(format!("tls.{missing}: missing; a certificate and its key are needed"));
+                problems.push(format!("tls.{missing}: missing; give both the certificate and its key"));
                 None
             }
         }
@@ -238,7 +236,7 @@ impl RawTls {
 #[derive(Clone, Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct RawHardening {
-    /// Whether `serve` keeps itself to the files that its settings name.
+    /// Whether `serve` restricts itself to the files that its settings name.
     pub landlock: Option<bool>,
 }
 
@@ -246,13 +244,13 @@ pub struct RawHardening {
 #[derive(Clone, Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct RawOsmosis {
-    /// The generation that requests are of.
+    /// Generation of requests.
     pub generation: Option<OsmosisGeneration>,
-    /// Seconds that a request for a result waits for news.
+    /// Seconds for which a request for a result waits.
     pub result_wait_secs: Option<f64>,
-    /// Seconds without such a request after which a rollout is given up.
+    /// Seconds without such a request after which a rollout is abandoned.
     pub lease_secs: Option<f64>,
-    /// Seconds that a result is kept.
+    /// Seconds for which a result is stored.
     pub result_ttl_secs: Option<f64>,
     /// Settings of generation A.
     pub init: RawOsmosisInit,

@@ -16,8 +16,7 @@ use rollout_core::text::{no_such, printable};
 /// Mistakes that are named. A file that is not a configuration at all has one a line.
 const MISTAKES_MAX: usize = 50;
 
-/// What of the text is a configuration, and a line for each thing that is not, with the
-/// file's name, line, column and key.
+/// Parses a text. Each mistake has the file's name, line, column and key.
 pub(super) fn read(text: &str, name: &str) -> RawConfig {
     let at = |span: &Range<usize>| format!("{name}:{}", line_and_column(text, span.start));
     let (mut document, errors) = DeTable::parse_recoverable(text);
@@ -37,21 +36,21 @@ pub(super) fn read(text: &str, name: &str) -> RawConfig {
         left -= 1;
         let taken = if left > 0 { take(document.get_mut(), &span) } else { None };
         match taken {
-            Some(key) => note(&span, format!("{}: {}", printable(&key), said(&error))),
-            // Nothing more can be taken out, so nothing more is known.
+            Some(key) => note(&span, format!("{}: {}", printable(&key), message(&error))),
+            // Nothing can be removed, so further mistakes cannot be found.
             None => {
-                note(&span, said(&error));
+                note(&span, message(&error));
                 break RawConfig::default();
             }
         }
     };
-    // Serde finds them in the order of its own.
+    // Serde does not find mistakes in the order of the file.
     mistakes.sort_by_key(|(start, _)| *start);
     config.mistakes = mistakes.into_iter().map(|(_, mistake)| mistake).collect();
     config
 }
 
-/// Takes out the key or value that an error is about. Gives the path to it.
+/// Removes the key or value that an error is about and returns its path.
 fn take(table: &mut DeTable<'_>, at: &Range<usize>) -> Option<String> {
     for (key, value) in table.iter_mut() {
         if let Some(rest) = take_within(value.get_mut(), at) {
@@ -79,27 +78,27 @@ fn take_within(value: &mut DeValue<'_>, at: &Range<usize>) -> Option<String> {
             }
             let index = items.iter().position(|item| item.span() == *at)?;
             let all = std::mem::replace(items, DeArray::new());
-            let kept = all.into_iter().enumerate().filter(|(place, _)| *place != index);
-            kept.for_each(|(_, item)| items.push(item));
+            let remaining = all.into_iter().enumerate().filter(|(at, _)| *at != index);
+            remaining.for_each(|(_, item)| items.push(item));
             Some(format!("[{index}]"))
         }
         _ => None,
     }
 }
 
-/// What an error says, with the nearest name where one is unknown.
-fn said(error: &toml::de::Error) -> String {
+/// Returns the message of an error, with a suggestion for an unknown name.
+fn message(error: &toml::de::Error) -> String {
     let message = error.message();
     let Some((name, rest)) = message.strip_prefix("unknown field `").and_then(|rest| rest.split_once('`'))
     else {
         return printable(message);
     };
-    // Names are between backticks, whatever the words between them.
+    // The known names are between backticks.
     let known: Vec<&str> = rest.split('`').skip(1).step_by(2).collect();
     printable(&no_such(name, &known))
 }
 
-/// `line:column` of a byte, both from 1, in characters.
+/// Returns `line:column` of a byte, both from 1, in characters.
 fn line_and_column(text: &str, at: usize) -> String {
     let mut end = at.min(text.len());
     while !text.is_char_boundary(end) {
@@ -120,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mistake_of_every_table_is_named_with_its_place() {
+    fn every_mistake_of_every_table_is_reported_with_its_position() {
         check("max-concurrent = 3\n[limits]\nsamples-max = 2\n", &[]);
         check(
             "max-concurent = 3\nqueue-max = 'many'\n[limits]\nsample-max = 2\nhost-calls-max = -1\n\
@@ -140,14 +139,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_toml_is_named_beside_what_is_no_setting() {
+    fn syntax_errors_and_unknown_settings_are_reported_together() {
         let mistakes = read("listen = \nqueue-mox = 3\n", "c.toml").mistakes;
         assert!(mistakes[0].starts_with("c.toml:1:"), "{mistakes:?}");
         assert!(mistakes.iter().any(|mistake| mistake.contains("did you mean queue-max?")), "{mistakes:?}");
     }
 
     #[test]
-    fn what_is_right_is_kept() {
+    fn correct_settings_beside_mistakes_are_read() {
         let config = read("queue-max = 7\nqueue-mux = 3\n[limits]\nsamples-max = 2\nx = 1\n", "c.toml");
         assert_eq!((config.queue_max, config.limits.samples_max), (Some(7), Some(2)));
         assert_eq!(config.mistakes.len(), 2);

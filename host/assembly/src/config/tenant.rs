@@ -1,24 +1,23 @@
-//! The configuration of a tenant's plugin: what its author wrote, within what the operator did.
+//! The configuration of a tenant's plugin: the author's values within the operator's limits.
 
 use super::{Config, InvalidConfig, RawConfig, RawTools};
 
-/// The tables that an author may write. The rest of a configuration is the host's.
+/// Tables that an author may write. All others are the operator's.
 const OF_AUTHORS: [&str; 5] = ["plugin", "grader", "limits", "model", "judge"];
 
 impl RawConfig {
-    /// This configuration of an operator's, with what the author of a plugin wrote in a file of this name.
-    /// An author sets what the plugin is given, how its model and judge are asked, and limits below the
-    /// operator's.
+    /// Combines this configuration of an operator with that of a plugin's author, `text` in a file called
+    /// `name`. An author configures the plugin, its model and its judge, and may lower the operator's limits.
     pub fn for_tenant(&self, text: &str, name: &str) -> Result<Config, InvalidConfig> {
         let given: toml::Table = match toml::from_str(text) {
             Ok(given) => given,
-            // It says where, which this does not.
+            // That message has the position, which the one below does not.
             Err(_) => toml::Table::new(),
         };
         let mut author = Self::parse(text, name);
         for table in given.keys().filter(|table| !OF_AUTHORS.contains(&table.as_str())) {
             author.mistakes.push(format!(
-                "{table}: this is the operator's to set; a plugin's configuration has {}",
+                "{table}: only the operator may set this; a plugin's configuration may have {}",
                 OF_AUTHORS.map(|table| format!("[{table}]")).join(", ")
             ));
         }
@@ -37,7 +36,7 @@ impl RawConfig {
         };
         let config = effective.resolve()?;
         if config.judge.as_ref().is_some_and(|judge| judge.url.is_none()) {
-            let what = "judge.url: is missing; the built-in stand-in judges in evaluations only";
+            let what = "judge.url: missing; the built-in stand-in is available in evaluations only";
             return Err(InvalidConfig(vec![what.to_owned()]));
         }
         let over = over_limits(&config, &operators);
@@ -45,15 +44,15 @@ impl RawConfig {
     }
 }
 
-/// The limits that are above the operator's.
+/// Returns a message for each limit that is above the operator's.
 fn over_limits(config: &Config, operators: &Config) -> Vec<String> {
     let table = |config: &Config| config.limits.table().into_iter().chain(config.load_limits.table());
     let both = table(config).zip(table(operators));
-    let over = both.filter(|((_, asked), (_, max))| asked.is_more_than(*max));
-    let said = over.map(|((name, asked), (_, max))| {
-        format!("limits.{name}: {asked} is more than {max}, which the operator of this host allows")
+    let over = both.filter(|((_, requested), (_, max))| requested.is_more_than(*max));
+    let messages = over.map(|((name, requested), (_, max))| {
+        format!("limits.{name}: {requested} is more than the operator's maximum, {max}")
     });
-    said.collect()
+    messages.collect()
 }
 
 #[cfg(test)]
@@ -68,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn an_author_sets_the_plugin_and_limits_below_the_operators() {
+    fn an_author_configures_the_plugin_and_lowers_limits() {
         let text =
             "[plugin]\nmode = 'fast'\n[limits]\nsamples-max = 4\n[judge]\nurl = 'http://j/v1'\nmodel = 'j'";
         let config = operators().for_tenant(text, "calc.toml").unwrap();
@@ -76,7 +75,7 @@ mod tests {
         assert_eq!(
             config.limits.guest_cpu_time_max.as_secs_f64(),
             2.5,
-            "the operator's, where nothing is said"
+            "the operator's value is the default"
         );
         let plugin = config.plugin.unwrap();
         assert_eq!((plugin.len(), plugin["mode"].as_str()), (1, Some("fast")));
@@ -88,18 +87,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_the_operators_is_refused_with_its_name() {
+    fn settings_of_the_operator_are_refused_by_name() {
         let check = |text: &str, said: &str| {
             let error = operators().for_tenant(text, "calc.toml").unwrap_err().to_string();
             assert!(error.contains(said), "{error}");
         };
-        check("[limits]\nsamples-max = 6", "limits.samples-max: 6 is more than 5, which the operator");
+        check("[limits]\nsamples-max = 6", "limits.samples-max: 6 is more than the operator's maximum, 5");
         check("[limits]\nguest-cpu-secs-max = 2.6", "limits.guest-cpu-secs-max: 2.6");
         for key in ["listen = '0.0.0.0:1'", "on-start = 'true'", "log = '/tmp'", "artifact-root = '/'"] {
-            check(key, "this is the operator's to set");
+            check(key, "only the operator may set this");
         }
         for table in ["network", "journal", "tools.shell", "hardening", "osmosis"] {
-            check(&format!("[{table}]"), "this is the operator's to set");
+            check(&format!("[{table}]"), "only the operator may set this");
         }
         check("[plugin", "calc.toml");
     }

@@ -1,4 +1,4 @@
-//! `[[tools.component]]` and its siblings: what the operator provides the plugin.
+//! `[[tools.component]]`, `[[tools.mcp]]` and `[[tools.http]]`: tools that the host provides to the plugin.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ pub struct RawTools {
     pub component: Vec<RawComponent>,
     /// `[[tools.mcp]]`: servers that speak the Model Context Protocol.
     pub mcp: Vec<RawServer>,
-    /// `[[tools.http]]`: addresses that are asked over HTTP.
+    /// `[[tools.http]]`: addresses that are called over HTTP.
     pub http: Vec<RawAddress>,
 }
 
@@ -32,28 +32,27 @@ pub struct RawTools {
 #[derive(Clone, Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct RawServer {
-    /// A program and its arguments, which is started.
+    /// Program to start, with its arguments.
     pub command: Option<Vec<String>>,
-    /// Variables of the host's environment that the program gets; it gets no other.
+    /// Variables of the host's environment that are passed to the program; no others are.
     pub environment: Option<Vec<String>>,
-    /// Variables that the program gets besides. `${NAME}` in one is a variable of the
-    /// host's.
+    /// Additional variables for the program. `${NAME}` stands for a variable of the host's environment.
     pub variables: Option<BTreeMap<String, String>>,
-    /// The address of a server that runs somewhere, spoken to over streamable HTTP.
+    /// Address of a running server, which is called over streamable HTTP.
     pub url: Option<String>,
-    /// Headers of every request. `${NAME}` in one is a variable of the host's.
+    /// Headers of every request. `${NAME}` stands for a variable of the host's environment.
     pub headers: Option<BTreeMap<String, String>>,
-    /// What is put before the names of its tools.
+    /// Prefix of the names of its tools.
     pub prefix: Option<String>,
-    /// The tools that are provided, by the server's names. All where it is left out.
+    /// The provided tools, by the server's names; all by default.
     pub only: Option<Vec<String>>,
-    /// Wall time of one call, with the wait for its turn.
+    /// Maximum wall time of a call, including the wait for its turn.
     pub deadline_secs: Option<f64>,
-    /// The longest result.
+    /// Maximum size of a result.
     pub result_bytes_max: Option<usize>,
-    /// Calls at once, over all rollouts.
+    /// Maximum number of concurrent calls of all rollouts.
     pub concurrent_max: Option<u32>,
-    /// Calls of each tool in one rollout.
+    /// Maximum number of calls of each tool in a rollout.
     pub calls_max: Option<u32>,
 }
 
@@ -61,34 +60,31 @@ pub struct RawServer {
 #[derive(Clone, Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct RawAddress {
-    /// The name that the model calls.
+    /// Name by which the model calls the tool.
     pub name: Option<String>,
-    /// What the model is told of it.
+    /// Description for the model.
     pub description: Option<String>,
-    /// `GET` where it is left out.
+    /// HTTP method; `GET` by default.
     pub method: Option<String>,
-    /// The address. `{name}` is an argument, `${NAME}` a variable of the host's
-    /// environment.
+    /// The address. `{name}` is an argument, `${NAME}` a variable of the host's environment.
     pub url: Option<String>,
-    /// A JSON Schema of the arguments. Where it is left out, those in the address are
-    /// strings and there are no others.
+    /// JSON Schema of the arguments. By default, the arguments are those in the address, as strings.
     pub parameters: Option<toml::Table>,
-    /// Headers of every request. `${NAME}` in one is a variable of the host's.
+    /// Headers of every request. `${NAME}` stands for a variable of the host's environment.
     pub headers: Option<BTreeMap<String, String>>,
-    /// Hosts that may be asked besides the one in `url`.
+    /// Permitted hosts besides the one in `url`.
     pub hosts: Option<Vec<String>>,
-    /// Whether addresses that are not of the public network may be reached.
+    /// Whether addresses outside the public network are permitted.
     pub private_addresses: Option<bool>,
-    /// Redirects that are followed, each to a host that may be asked. 0 where it is left
-    /// out.
+    /// Maximum number of redirects, each to a permitted host; 0 by default.
     pub redirects_max: Option<u32>,
-    /// Wall time of one call, with the wait for its turn.
+    /// Maximum wall time of a call, including the wait for its turn.
     pub deadline_secs: Option<f64>,
-    /// The longest result.
+    /// Maximum size of a result.
     pub result_bytes_max: Option<usize>,
-    /// Calls at once, over all rollouts.
+    /// Maximum number of concurrent calls of all rollouts.
     pub concurrent_max: Option<u32>,
-    /// Calls of the tool in one rollout.
+    /// Maximum number of calls of the tool in a rollout.
     pub calls_max: Option<u32>,
 }
 
@@ -98,31 +94,31 @@ pub struct RawAddress {
 pub struct RawComponent {
     /// The component's file.
     pub path: Option<PathBuf>,
-    /// What is put before the names of its tools.
+    /// Prefix of the names of its tools.
     pub prefix: Option<String>,
-    /// Its own configuration, handed to it as it is.
+    /// The component's own configuration, passed on unchanged.
     pub config: Option<toml::Table>,
-    /// Memory of one call.
+    /// Maximum memory of a call.
     pub memory_bytes_max: Option<usize>,
-    /// CPU time of one call.
+    /// Maximum CPU time of a call.
     pub cpu_secs_max: Option<f64>,
-    /// Wall time of one call, with the wait for its turn.
+    /// Maximum wall time of a call, including the wait for its turn.
     pub deadline_secs: Option<f64>,
-    /// The longest result.
+    /// Maximum size of a result.
     pub result_bytes_max: Option<usize>,
-    /// Calls at once, over all rollouts.
+    /// Maximum number of concurrent calls of all rollouts.
     pub concurrent_max: Option<u32>,
-    /// Calls of each tool in one rollout.
+    /// Maximum number of calls of each tool in a rollout.
     pub calls_max: Option<u32>,
 }
 
-/// What every kind of entry has, and where it is in the file.
+/// Position of an entry in the file, and checks that all kinds of entries share.
 struct Common<'a> {
     at: String,
     problems: &'a mut Vec<String>,
 }
 
-/// Limits as they were written.
+/// Limits of calls as written by the operator.
 struct RawCallLimits {
     deadline_secs: Option<f64>,
     result_bytes_max: Option<usize>,
@@ -138,7 +134,7 @@ const CONCURRENT_MAX: u32 = 1024;
 const PREFIX_BYTES_MAX: usize = 32;
 
 impl RawTools {
-    /// Fills defaults and checks every field.
+    /// Fills in defaults and checks every field.
     pub(super) fn resolve(self, problems: &mut Vec<String>) -> ToolSettings {
         let at = |kind: &str, place: usize| format!("tools.{kind}[{place}]");
         let mut settings = ToolSettings::default();
@@ -158,12 +154,12 @@ impl RawTools {
 impl RawComponent {
     fn resolve(self, mut common: Common<'_>) -> ComponentSettings {
         if self.path.is_none() {
-            common.wrong("path", "missing; it names the component's file");
+            common.wrong("path", "missing; give the component's file");
         }
         let default = ComponentSettings::default();
         let memory_bytes_max = self.memory_bytes_max.unwrap_or(default.memory_bytes_max);
         if !(1 << 20..=4 << 30).contains(&memory_bytes_max) {
-            common.wrong("memory-bytes-max", "not between 1 MiB and 4 GiB");
+            common.wrong("memory-bytes-max", "must be between 1 MiB and 4 GiB");
         }
         let limits = RawCallLimits {
             deadline_secs: self.deadline_secs,
@@ -172,7 +168,7 @@ impl RawComponent {
             calls_max: self.calls_max,
         };
         ComponentSettings {
-            // Said once for all of them.
+            // The top-level configuration sets it for all components.
             clock_begins: default.clock_begins,
             path: self.path.unwrap_or_default(),
             prefix: common.prefix(self.prefix),
@@ -192,7 +188,7 @@ impl RawComponent {
 }
 
 impl RawServer {
-    /// Nothing where it is not known what is meant; that is a problem already.
+    /// Returns `None`, with a problem added, if the kind of server is unclear.
     fn resolve(self, mut common: Common<'_>) -> Option<ServerSettings> {
         let limits = common.limits(RawCallLimits {
             deadline_secs: self.deadline_secs,
@@ -208,30 +204,30 @@ impl RawServer {
         let reach = match (self.command, self.url) {
             (Some(command), None) => {
                 if command.first().is_none_or(String::is_empty) {
-                    common.wrong("command", "names no program");
+                    common.wrong("command", "is empty; give the program and its arguments");
                 }
                 if has_headers {
-                    common.wrong("headers", "are for a server with a url; a command has variables");
+                    common.wrong("headers", "apply only to a server with a url; use variables for a command");
                 }
                 let environment = self.environment.unwrap_or_default();
                 McpSettings::Process { command, environment, variables }
             }
             (None, Some(url)) => {
                 if !(url.starts_with("http://") || url.starts_with("https://")) {
-                    common.wrong("url", "no http or https address");
+                    common.wrong("url", "not an http or https address");
                 }
                 if has_environment {
-                    common.wrong("environment", "and variables are for a command; a url has headers");
+                    common.wrong("environment", "and variables apply only to a command; use headers for a url");
                 }
-                // The operator's own address: nothing else is closed than what always is.
+                // The address is the operator's, so only the rules for every address apply.
                 McpSettings::Http { url, headers, network: Arc::new(NetworkRules::open()) }
             }
             (None, None) => {
-                common.wrong("command", "missing, and so is url; one of them says where the server is");
+                common.wrong("command", "missing, and so is url; give one of them");
                 return None;
             }
             (Some(_), Some(_)) => {
-                common.wrong("url", "besides a command; a server is one or the other");
+                common.wrong("url", "contradicts command; remove one of them");
                 return None;
             }
         };
@@ -240,7 +236,7 @@ impl RawServer {
 }
 
 impl RawAddress {
-    /// Nothing where something is missing; that is a problem already.
+    /// Returns `None`, with a problem added, if a required field is missing.
     fn resolve(self, mut common: Common<'_>) -> Option<AddressSettings> {
         let limits = common.limits(RawCallLimits {
             deadline_secs: self.deadline_secs,
@@ -251,8 +247,8 @@ impl RawAddress {
         let headers = common.headers(self.headers);
         let method = common.method(self.method.as_deref().unwrap_or("GET"));
         let hosts = common.hosts(self.hosts.unwrap_or_default());
-        let name = common.required("name", "what the model calls", self.name);
-        let url = common.required("url", "the address to ask", self.url)?;
+        let name = common.required("name", "the name by which the model calls the tool", self.name);
+        let url = common.required("url", "the address to call", self.url)?;
         let url = match UrlTemplate::parse(&url) {
             Ok(url) => url,
             Err(what) => {
@@ -262,7 +258,7 @@ impl RawAddress {
         };
         if url.is_whole() && hosts.is_empty() {
             common
-                .wrong("hosts", "missing; the whole url is an argument, so it has to say which may be asked");
+                .wrong("hosts", "missing; the host of the url is an argument, so list the permitted hosts");
         }
         let parameters = common.parameters(self.parameters, &url);
         let function = match FunctionTool::new(&name?, self.description.as_deref(), parameters.clone()) {
@@ -293,18 +289,18 @@ impl Common<'_> {
         self.problems.push(format!("{}.{field}: {what}", self.at));
     }
 
-    /// A time that is more than none.
+    /// Returns a time of more than zero.
     fn time(&mut self, field: &str, value: Option<f64>, default: Duration) -> Duration {
         let time = secs(&format!("{}.{field}", self.at), value, default, self.problems);
         if time.is_zero() {
-            self.wrong(field, "0 leaves no time for anything");
+            self.wrong(field, "must be more than 0");
         }
         time
     }
 
     fn required<T>(&mut self, field: &str, what: &str, value: Option<T>) -> Option<T> {
         if value.is_none() {
-            self.wrong(field, &format!("missing; it is {what}"));
+            self.wrong(field, &format!("missing; give {what}"));
         }
         value
     }
@@ -318,7 +314,7 @@ impl Common<'_> {
             "PUT" => Method::PUT,
             "PATCH" => Method::PATCH,
             _ => {
-                self.wrong("method", "none of GET, HEAD, DELETE, POST, PUT and PATCH");
+                self.wrong("method", "must be GET, HEAD, DELETE, POST, PUT or PATCH");
                 Method::GET
             }
         }
@@ -333,7 +329,7 @@ impl Common<'_> {
         for (name, text) in texts.into_iter().flatten() {
             match SecretText::parse(&text) {
                 Ok(_) if field == "variables" && !is_variable(&name) => {
-                    self.wrong(&format!("{field}.{name}"), "no name of an environment variable");
+                    self.wrong(&format!("{field}.{name}"), "not the name of an environment variable");
                 }
                 Ok(text) => parsed.push((name, text)),
                 Err(what) => self.wrong(&format!("{field}.{name}"), &what),
@@ -347,7 +343,7 @@ impl Common<'_> {
         for (name, text) in self.secret_texts("headers", headers) {
             match HeaderName::try_from(&name) {
                 Ok(name) => parsed.push((name, text)),
-                Err(_) => self.wrong(&format!("headers.{name}"), "no name of a header"),
+                Err(_) => self.wrong(&format!("headers.{name}"), "not the name of a header"),
             }
         }
         parsed
@@ -364,7 +360,7 @@ impl Common<'_> {
         parsed
     }
 
-    /// The schema of the arguments, which has to know those in the address.
+    /// Returns the schema of the arguments, which must include those in the address.
     fn parameters(&mut self, written: Option<toml::Table>, url: &UrlTemplate) -> Value {
         let Some(written) = written else {
             let names: Vec<&str> = url.arguments().collect();
@@ -385,7 +381,7 @@ impl Common<'_> {
         let prefix = prefix.unwrap_or_default();
         let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
         if prefix.len() > PREFIX_BYTES_MAX || !prefix.chars().all(is_part) {
-            self.wrong("prefix", &format!("not up to {PREFIX_BYTES_MAX} letters, digits, '_' and '-'"));
+            self.wrong("prefix", &format!("must be at most {PREFIX_BYTES_MAX} letters, digits, '_' and '-'"));
         }
         prefix
     }
@@ -399,13 +395,13 @@ impl Common<'_> {
             calls_max: raw.calls_max.unwrap_or(default.calls_max),
         };
         if !(1..=RESULT_BYTES_MAX).contains(&limits.result_bytes_max) {
-            self.wrong("result-bytes-max", "not between 1 and 16 MiB");
+            self.wrong("result-bytes-max", "must be between 1 and 16 MiB");
         }
         if !(1..=CONCURRENT_MAX).contains(&limits.concurrent_max) {
-            self.wrong("concurrent-max", &format!("not between 1 and {CONCURRENT_MAX}"));
+            self.wrong("concurrent-max", &format!("must be between 1 and {CONCURRENT_MAX}"));
         }
         if limits.calls_max == 0 {
-            self.wrong("calls-max", "0 provides nothing; leave the entry out");
+            self.wrong("calls-max", "must be at least 1; to disable the tool, remove the entry");
         }
         limits
     }

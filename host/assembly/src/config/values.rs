@@ -1,4 +1,4 @@
-//! The operator's values for a plugin: a table of the file, and `--set key=value` over it.
+//! The operator's values for a plugin: a table of the file, overridden by `--set key=value`.
 
 use std::str::FromStr;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 /// One `--set key=value`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Assignment {
-    /// The key's segments.
+    /// Segments of the key.
     key: Vec<String>,
     value: Value,
 }
@@ -18,7 +18,7 @@ impl FromStr for Assignment {
     /// Reads a dotted key and a value: JSON, or a value as in TOML, or else a text.
     fn from_str(text: &str) -> Result<Self, String> {
         let Some((key, value)) = text.split_once('=') else {
-            return Err("not of the form KEY=VALUE, such as max_turns=3 or search.name=\"x\"".to_owned());
+            return Err("must have the form KEY=VALUE, such as max_turns=3 or search.name=\"x\"".to_owned());
         };
         let key: Vec<String> = key.trim().split('.').map(str::to_owned).collect();
         if key.iter().any(String::is_empty) {
@@ -30,18 +30,18 @@ impl FromStr for Assignment {
     }
 }
 
-/// JSON comes first: `null` and nested objects can only be said in it.
+/// Parses a value. JSON comes first, because only JSON has `null` and nested objects.
 fn value_of(text: &str) -> Value {
     let trimmed = text.trim();
     if let Ok(value) = serde_json::from_str(trimmed) {
         return value;
     }
-    // A comment or a line break would be no part of a TOML value, but is part of a text.
+    // In TOML, a comment or a line break would not be part of the value; in a text, it is.
     let of_toml = (!trimmed.contains(['\n', '#'])).then(|| trimmed.parse::<toml::Value>().ok()).flatten();
     of_toml.and_then(|value| json_of(value).ok()).unwrap_or_else(|| text.into())
 }
 
-/// Puts the assignments over a table of the file, in their order.
+/// Applies the assignments to a table of the file, in their order.
 pub(super) fn assigned(
     table: Option<toml::Table>,
     assignments: &[Assignment],
@@ -85,8 +85,8 @@ fn assign(values: &mut Map<String, Value>, key: &[String], value: &Value) -> Res
     Ok(())
 }
 
-/// A value of TOML as JSON: dates as texts. What JSON cannot say is an error with the rest
-/// of its key.
+/// Converts a TOML value to JSON, dates to texts. The error of a value that JSON does not have begins with
+/// the rest of its key.
 fn json_of(value: toml::Value) -> Result<Value, String> {
     Ok(match value {
         toml::Value::String(text) => text.into(),
@@ -95,7 +95,7 @@ fn json_of(value: toml::Value) -> Result<Value, String> {
         toml::Value::Datetime(time) => time.to_string().into(),
         toml::Value::Float(number) => match serde_json::Number::from_f64(number) {
             Some(number) => number.into(),
-            None => return Err(format!(": {number} is no number in JSON, which is what a plugin is given")),
+            None => return Err(format!(": {number} is not a number in JSON, in which plugins are configured")),
         },
         toml::Value::Array(items) => items
             .into_iter()
@@ -119,7 +119,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_value_is_json_or_toml_or_else_a_text() {
+    fn a_value_is_parsed_as_json_then_toml_then_text() {
         fn check(text: &str, expected: Value) {
             assert_eq!(format!("k={text}").parse::<Assignment>().unwrap().value, expected, "{text}");
         }
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dotted_key_makes_its_parents_and_goes_over_the_file() {
+    fn a_dotted_key_creates_its_parents_and_overrides_the_file() {
         let table = "a = 1\n[b]\nc = 2\nd = 1979-05-27".parse::<toml::Table>().unwrap();
         let assignments: Vec<Assignment> =
             ["b.c=3", "x.y.z=t", "b.e=null"].iter().map(|text| text.parse().unwrap()).collect();
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_assigned_is_said_with_its_key() {
+    fn an_invalid_assignment_is_reported_with_its_key() {
         let mut problems = Vec::new();
         let table = "a = [1, nan]".parse::<toml::Table>().unwrap();
         let assignments = ["b=1".parse().unwrap(), "b.c=2".parse().unwrap()];
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(
             problems,
             [
-                "plugin.a.1: NaN is no number in JSON, which is what a plugin is given",
+                "plugin.a.1: NaN is not a number in JSON, in which plugins are configured",
                 "--set b.c: b is 1, which has no fields",
             ]
         );

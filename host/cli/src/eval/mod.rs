@@ -1,4 +1,4 @@
-//! `eval`: a plugin over a data set.
+//! `eval`: runs a plugin over a data set.
 
 mod regrade;
 mod watch;
@@ -24,48 +24,47 @@ use rollout_core::rollout::{AgentForm, Host, JournalRetention, JournalSettings};
 use rollout_eval as eval;
 use rollout_eval::rows::Selection;
 use rollout_eval::run::{End, Work};
-use rollout_eval::{DataSet, Journal, Kept, Manifest, Opened, Resume, Row, Summary, Tally};
+use rollout_eval::{DataSet, Manifest, Opened, ResultsDir, Resume, RolloutJournal, Row, Summary, Tally};
 use watch::Watch;
 
-/// Rollouts at once where nobody says how many.
+/// Default number of concurrent rollouts.
 const CONCURRENCY: u32 = 64;
 
-/// What is allocated for a journal at once: an evaluation is smaller than what a server keeps.
+/// Size of a journal's segment. An evaluation needs less than a server.
 const SEGMENT_BYTES: u64 = 8 << 20;
 
-/// Runs a plugin over a data set and sums up the rewards.
+/// Runs a plugin over a data set and summarises the rewards.
 ///
-/// Every rollout leaves one line in OUT/results.jsonl and a trajectory below
-/// OUT/rollouts. Stopped by Ctrl-C or killed, the same command goes on where it was, within
-/// rollouts, too: what models answered is in OUT/journal. --n and --limit may be raised then, and
-/// --base-url may be another.
-/// A failure of model or host leaves a rollout unscored; no reward is ever made up.
+/// Every rollout writes one line to OUT/results.jsonl and a trajectory below OUT/rollouts. After
+/// Ctrl-C or a crash, the same command with --out OUT continues, also within rollouts: OUT/journal
+/// has the answers of models. --n and --limit may then be raised and --base-url may change.
+/// A failure of the model or the host leaves a rollout unscored; rewards are never invented.
 #[derive(Debug, Args)]
 #[command(
     override_usage = "rollout-host eval [OPTIONS] --data <FILE> --model <NAME> <PLUGIN>\n       \
     rollout-host eval [OPTIONS] --replay <DIR> [PLUGIN]",
-    // They are not looked at where an evaluation is graded again.
+    // Unused when an evaluation is graded again.
     mut_arg("data", |data| data.required(false).required_unless_present("replay").default_value("-").hide_default_value(true)),
     mut_arg("name", |name| name.required(false).required_unless_present("replay").default_value("mock").hide_default_value(true)),
-    after_help = "Exit codes: 0 every rollout has a reward; 1 some have none through the plugin's fault;\n\
-    2 not done, or some have none through the fault of model or host (--retry-unscored runs those again).\n\n\
+    after_help = "Exit codes: 0 every rollout has a reward; 1 some have none and the plugin is at fault;\n\
+    2 not done, or some have none and the model or the host is at fault (--retry-unscored runs those again).\n\n\
     Examples:\n  rollout-host eval my_agent.wasm --data rows.jsonl --model mock\n  \
     rollout-host eval my_agent.wasm --data rows.jsonl --n 4 --model gpt-x --base-url https://HOST/v1 --api-key-env KEY\n  \
     rollout-host eval --replay evals/my_agent-rows-1700000000 --grader stricter.wasm"
 )]
 pub(super) struct Eval {
-    /// The component with the workflow or agent loop; with --replay, that of then unless it is given.
+    /// The component with the workflow or agent loop. [default with --replay: that of the evaluation]
     #[arg(required_unless_present = "replay")]
     plugin: Option<PathBuf>,
-    /// Grades the evaluation whose results are here again, into a directory of its own: workflows
-    /// are made again from its journal, with no model asked, and graders run anew.
+    /// Grades the evaluation with results in DIR again and writes to another directory. Workflows are
+    /// replayed from its journal without calling a model; graders run again.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["data", "name", "n", "limit", "offset", "shuffle"])]
     replay: Option<PathBuf>,
-    /// Times that every row is run.
+    /// Number of rollouts of each row.
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     n: u32,
-    /// Rollouts at once; fewer where the machine has no room. [default: max-concurrent of
-    /// --config, or 64]
+    /// Maximum number of concurrent rollouts; fewer if the machine has no room. [default:
+    /// max-concurrent of --config, or 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     concurrency: Option<u32>,
     #[command(flatten)]
@@ -74,23 +73,23 @@ pub(super) struct Eval {
     choice: Choice,
     #[command(flatten)]
     model: ModelOptions,
-    /// Where results go. [default: evals/PLUGIN-DATA-TIME]
+    /// Directory of the results. [default: evals/PLUGIN-DATA-TIME]
     #[arg(long, value_name = "DIR", help_heading = OUTPUT)]
     out: Option<PathBuf>,
-    /// Writes no trajectories, artifacts and logs.
+    /// Writes no trajectories, artifacts or logs.
     #[arg(long, help_heading = OUTPUT)]
     no_trajectories: bool,
-    /// Whether OUT/journal keeps what was asked and answered, so that rollouts go on after a crash
-    /// and can be made again. [default: on, unless journal.off is true in --config]
+    /// Whether OUT/journal records requests and answers, so that rollouts continue after a crash and
+    /// can be replayed. [default: on, unless journal.off is true in --config]
     #[arg(long, value_name = "on|off", hide_possible_values = true, help_heading = OUTPUT)]
     journal: Option<Whether>,
-    /// Runs again what has no reward.
+    /// Runs rollouts without a reward again.
     #[arg(long, help_heading = OUTPUT)]
     retry_unscored: bool,
-    /// Starts anew; what is in OUT is kept beside it.
+    /// Starts over; earlier results are moved to OUT.old-1 and so on.
     #[arg(long, help_heading = OUTPUT)]
     fresh: bool,
-    /// Reward from which a rollout counts as passed, for pass@k.
+    /// Minimum reward of a rollout that counts as passed, for pass@k.
     #[arg(long, value_name = "X", default_value_t = 1.0, help_heading = OUTPUT)]
     pass_threshold: f64,
     #[command(flatten)]
@@ -99,41 +98,41 @@ pub(super) struct Eval {
     host: HostOptions,
 }
 
-/// Whether there is a journal.
+/// Value of `--journal`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Whether {
-    /// There is one.
+    /// Writes a journal.
     On,
-    /// There is none.
+    /// Writes no journal.
     Off,
 }
 
-/// Which of the rows are run.
+/// Selection of rows.
 #[derive(Clone, Copy, Debug, Args)]
 #[command(next_help_heading = DATA)]
 struct Choice {
-    /// Takes the rows in a random order, which --seed decides.
+    /// Shuffles the rows, seeded by --seed.
     #[arg(long)]
     shuffle: bool,
-    /// Another seed gives another order.
+    /// Seed of --shuffle.
     #[arg(long, value_name = "N", default_value_t = 0, requires = "shuffle")]
     seed: u64,
-    /// Leaves out so many rows at the beginning.
+    /// Skips this number of rows at the beginning.
     #[arg(long, value_name = "ROWS", default_value_t = 0)]
     offset: usize,
-    /// Runs only so many rows.
+    /// Runs at most this number of rows.
     #[arg(long, value_name = "ROWS")]
     limit: Option<usize>,
 }
 
 impl Choice {
-    fn of(self, rows: Vec<Row>) -> Result<Vec<Row>> {
+    fn apply(self, rows: Vec<Row>) -> Result<Vec<Row>> {
         let count = rows.len();
         let Self { shuffle, seed, offset, limit } = self;
-        let rows = Selection { seed: shuffle.then_some(seed), offset, limit }.of(rows);
+        let rows = Selection { seed: shuffle.then_some(seed), offset, limit }.apply(rows);
         if rows.is_empty() {
             let limit = limit.map_or(String::new(), |limit| format!(" and --limit {limit}"));
-            bail!("--offset {offset}{limit} leave none of {count} rows");
+            bail!("--offset {offset}{limit} select none of the {count} rows; lower --offset");
         }
         Ok(rows)
     }
@@ -147,7 +146,7 @@ impl Eval {
         match (&self.replay, &self.plugin) {
             (Some(dir), _) => self.regrade(dir),
             (None, Some(plugin)) => self.run_rows(plugin),
-            (None, None) => bail!("which component is to be evaluated?"),
+            (None, None) => bail!("no component to evaluate; give <PLUGIN> or --replay DIR"),
         }
     }
 
@@ -157,9 +156,9 @@ impl Eval {
         let out = self.out.clone().unwrap_or_else(|| self.default_out(plugin));
         let config = self.resolved_config(&out)?;
         let DataSet { rows, digest } = self.data.load()?;
-        let data = DataSet { rows: self.choice.of(rows)?, digest };
+        let data = DataSet { rows: self.choice.apply(rows)?, digest };
         let runtime = setup::runtime()?;
-        // Before the component, which may take long to compile.
+        // Checked before the component is compiled, which may take long.
         let (model, _mock) = runtime.block_on(self.model.endpoint(key, config.judge.as_ref()))?;
         let stop = CancellationToken::new();
         let watch = Arc::new(Watch::new(stop.clone()));
@@ -169,23 +168,23 @@ impl Eval {
             Options { artifact_root: rollouts, observer: Some(watch.clone()), ..Options::default() };
         let assembled = self.host.rollout.host(&runtime, sources, &config, options)?;
         let host = &assembled.host;
-        // An agent loop may rate itself; what it does not rate ends unscored.
+        // An agent loop may rate itself; otherwise it ends unscored.
         if host.grader().is_none() && host.form() == AgentForm::Workflow {
-            bail!("the plugin has no grader; give one by --grader FILE");
+            bail!("the plugin has no grader; give one with --grader FILE");
         }
         setup::say_who_judges(&assembled);
         let manifest = self.manifest(plugin, &config, &data, &assembled)?;
         let resume = Resume { retry_unscored: self.retry_unscored, fresh: self.fresh };
-        let opened = Journal::open(&out, &manifest, resume)?;
-        let kept = self.keep(plugin, &config, host, &opened.journal)?;
+        let opened = ResultsDir::open(&out, &manifest, resume)?;
+        let journal = self.open_journal(plugin, &config, host, &opened.results)?;
         let traces = self.traces.begin(&runtime, host.metrics())?;
         let work = Work {
             rows: data.rows,
             runs_per_row: self.n as usize,
-            // The machine, or the plugin itself, may have room for fewer.
+            // The machine or the plugin's limits may allow fewer.
             concurrency: config.max_concurrent.min(host.load().max_concurrent) as usize,
             model,
-            kept,
+            journal,
         };
         runtime.block_on(async {
             let exit = self.evaluate(opened, work, host, &watch, stop, started).await;
@@ -197,14 +196,14 @@ impl Eval {
     fn resolved_config(&self, out: &Path) -> Result<Config> {
         let mut raw = self.host.raw_config()?;
         raw.journal = self.raw_journal(&raw, out);
-        let asked = self.concurrency.or(raw.max_concurrent);
-        raw.max_concurrent = asked.or(Some(CONCURRENCY));
-        let max_concurrent_is_set = asked.is_some();
+        let requested = self.concurrency.or(raw.max_concurrent);
+        raw.max_concurrent = requested.or(Some(CONCURRENCY));
+        let max_concurrent_is_set = requested.is_some();
         Ok(Config { max_concurrent_is_set, ..raw.resolve()? })
     }
 
-    /// The journal of an evaluation lies beside its results, keeps all of it, and no key. A process that
-    /// dies loses nothing that was written, so that syncing is for machines that die.
+    /// Returns the settings of the journal beside the results. It stores everything except keys. Written
+    /// data survives a crash of the process, so by default it is not synced.
     fn raw_journal(&self, raw: &RawConfig, out: &Path) -> RawJournal {
         let RawJournal { off, sync, .. } = raw.journal;
         match (self.journal, off) {
@@ -219,19 +218,25 @@ impl Eval {
         }
     }
 
-    /// Keeps the rollouts of this host beside the results, if they are to be kept.
-    fn keep(&self, plugin: &Path, config: &Config, host: &Host, results: &Journal) -> Result<Option<Kept>> {
+    /// Opens the journal beside the results, unless it is switched off, and has the host write to it.
+    fn open_journal(
+        &self,
+        plugin: &Path,
+        config: &Config,
+        host: &Host,
+        results: &ResultsDir,
+    ) -> Result<Option<RolloutJournal>> {
         let Some(settings) = config.journal.settings(results.dir()) else { return Ok(None) };
         let (retention, segment_bytes) = (JournalRetention::default(), SEGMENT_BYTES);
-        let (rollouts, left) = journal::open(
+        let (rollouts, unfinished) = journal::open(
             JournalSettings { retention, segment_bytes, segments_ahead: 1, ..settings },
             config,
         )?;
         let dir = results.dir().join(journal::OF_EVALUATION);
         journal::keep_components(&dir, host, plugin, self.host.rollout.grader.as_deref())?;
         host.runtime().keep_in(rollouts.clone());
-        let kept = Kept::new(rollouts, left, results, self.retry_unscored);
-        Ok(Some(kept.with_context(|| format!("cannot read the journal {}", dir.display()))?))
+        let journal = RolloutJournal::new(rollouts, unfinished, results, self.retry_unscored);
+        Ok(Some(journal.with_context(|| format!("cannot read the journal {}", dir.display()))?))
     }
 
     async fn evaluate(
@@ -244,7 +249,7 @@ impl Eval {
         started: Instant,
     ) -> Result<Exit> {
         let mut tally = self.tally(&opened, &work);
-        let Opened { mut journal, .. } = opened;
+        let Opened { mut results, .. } = opened;
         watch.begin(work.rows.len() * work.runs_per_row, &tally);
         let mut signals = setup::StopSignal::new()?;
         let stopping = stop.clone();
@@ -252,43 +257,44 @@ impl Eval {
             signals.next().await;
             stopping.cancel();
         });
-        let end = eval::run::run(host, work, &mut journal, &mut tally, stop, |tally| watch.show(tally));
+        let end = eval::run::run(host, work, &mut results, &mut tally, stop, |tally| watch.show(tally));
         let end = end.await;
         signal.abort();
         watch.end();
         let end = end?;
         let mut summary = tally.summary();
         summary.wall_secs = Some((started.elapsed().as_secs_f64() * 1e3).round() / 1e3);
-        journal.write_summary(&summary)?;
-        self.report(&summary, journal.dir());
-        self.advise(end, &summary, journal.dir(), watch.given_up());
-        // One that the host panicked in has no result.
+        results.write_summary(&summary)?;
+        self.report(&summary, results.dir());
+        self.advise(end, &summary, results.dir(), watch.unavailable());
+        // A rollout in which the host panicked has no result.
         let is_whole = end == End::Complete && summary.rollouts >= summary.rollouts_planned;
         Ok(if is_whole { exit(&summary) } else { Exit::NotDone })
     }
 
-    /// What is there already, with a word about it.
+    /// Reports the earlier results and returns their tally.
     fn tally(&self, opened: &Opened, work: &Work) -> Tally {
         let Opened { finished, dropped, moved_to, .. } = opened;
         if let Some(old) = moved_to {
-            errln!("what was there is kept in {}", old.display());
+            errln!("moved the earlier results to {}", old.display());
         }
         if *dropped > 0 {
             errln!("running {} without a reward again", counted(*dropped, "rollout"));
         }
         if !finished.is_empty() {
-            errln!("going on after {}", counted(finished.len(), "finished rollout"));
+            errln!("continuing after {}", counted(finished.len(), "finished rollout"));
         }
-        if let Some(under_way) = work.kept.as_ref().map(Kept::under_way).filter(|count| *count > 0) {
-            errln!("going on within {}", counted(under_way, "rollout"));
+        let unfinished = work.journal.as_ref().map(RolloutJournal::unfinished_count);
+        if let Some(unfinished) = unfinished.filter(|count| *count > 0) {
+            errln!("continuing within {}", counted(unfinished, "rollout"));
         }
-        let mut tally = Tally::new(work.runs_per_row, self.pass_threshold).of_rows(work.rows.len());
+        let mut tally = Tally::new(work.runs_per_row, self.pass_threshold).with_rows_planned(work.rows.len());
         finished.iter().for_each(|line| tally.add(line));
         tally
     }
 
     fn report(&self, summary: &Summary, dir: &Path) {
-        // Standard output may be gone; what matters is on disk.
+        // Standard output may be closed; the results are on disk.
         let width =
             console::Term::stdout().size_checked().map_or(eval::table::WIDTH, |(_, width)| width.into());
         out!("{}", eval::table::render(summary, width));
@@ -298,32 +304,33 @@ impl Eval {
         }
     }
 
-    /// Says what to do next where not everything is done.
-    fn advise(&self, end: End, summary: &Summary, dir: &Path, given_up: Option<String>) {
+    /// Prints what to do next if something is left to do.
+    fn advise(&self, end: End, summary: &Summary, dir: &Path, unavailable: Option<String>) {
         let again = format!("the same command with --out {}", dir.display());
         let Summary { rollouts, rollouts_planned, unscored, .. } = summary;
-        if let Some(why) = given_up {
+        if let Some(why) = unavailable {
             errln!("stopped after {rollouts} of {rollouts_planned} rollouts: {why}");
         } else if end == End::Stopped {
-            errln!("stopped after {rollouts} of {rollouts_planned} rollouts; {again} goes on from here");
+            errln!("stopped after {rollouts} of {rollouts_planned} rollouts; {again} continues");
         }
         if *unscored > 0 {
             let what = if *unscored == 1 { "1 rollout has" } else { &format!("{unscored} rollouts have") };
-            errln!("{what} no reward; {again} --retry-unscored runs what has none again");
+            let them = if *unscored == 1 { "it" } else { "them" };
+            errln!("{what} no reward; {again} --retry-unscored runs {them} again");
             if dir.join(journal::OF_EVALUATION).is_dir() {
                 self.advise_replay(summary, dir);
             }
         }
     }
 
-    /// Says how a rollout of each kind that has no reward is looked at.
+    /// Prints the command that replays a rollout, for each kind of failure.
     fn advise_replay(&self, summary: &Summary, dir: &Path) {
         let firsts = summary.unscored_by_kind.iter();
         for (kind, id) in firsts.filter_map(|(kind, of_it)| Some((kind, of_it.first_rollout.as_ref()?))) {
             let config = self.host.config_path().map(|path| format!(" --config {}", path.display()));
             let config = config.unwrap_or_default();
             errln!(
-                "to see one with '{kind}' again, given the same options: rollout-host replay {id} --journal {}{config}",
+                "to replay one with '{kind}' (add the same options): rollout-host replay {id} --journal {}{config}",
                 dir.display()
             );
         }
@@ -356,7 +363,7 @@ impl Eval {
             set("mock_error_rate", self.model.mock_error_rate.into());
             set("mock_seed", self.model.mock_seed.into());
         }
-        self.set_of_host(&mut settings, config, assembled);
+        self.set_host_settings(&mut settings, config, assembled);
         Ok(Manifest {
             format: eval::manifest::FORMAT,
             host_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -370,8 +377,8 @@ impl Eval {
         })
     }
 
-    /// What of the host decides on results.
-    fn set_of_host(&self, settings: &mut Map<String, Value>, config: &Config, assembled: &Assembled) {
+    /// Sets the settings of the host that results depend on.
+    fn set_host_settings(&self, settings: &mut Map<String, Value>, config: &Config, assembled: &Assembled) {
         let judge = config.judge.as_ref().map(|judge| json!({"url": judge.url, "model": judge.model}));
         let limits = config.limits.table().map(|(name, max)| (name.to_owned(), json!(max)));
         let all = [
@@ -399,7 +406,7 @@ impl Eval {
     }
 }
 
-/// The time that names directories.
+/// Returns the Unix time, which is part of the names of directories.
 fn seconds_now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
@@ -412,8 +419,8 @@ fn counted(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Whose fault it is that some rollouts have no reward. Trouble that is over when the
-/// evaluation is run again counts before trouble that is not.
+/// Returns the exit code. A fault of the model or the host, which a retry may solve, takes precedence over
+/// one of the plugin.
 fn exit(summary: &Summary) -> Exit {
     let at_fault = |fault: Fault| {
         summary

@@ -1,4 +1,4 @@
-//! `eval --replay`: an evaluation is graded again.
+//! `eval --replay`: grades an evaluation again.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,25 +19,25 @@ use rollout_core::rollout::Host;
 use rollout_eval::regrade::{self, Evaluated};
 use rollout_eval::rewards::Rewards;
 use rollout_eval::run::End;
-use rollout_eval::{Journal, Manifest, Opened, ResultLine, Resume, Tally};
+use rollout_eval::{Manifest, Opened, ResultLine, ResultsDir, Resume, Tally};
 
-/// The components of an evaluation that is graded again.
+/// Files of the components that take part in grading again.
 struct Components {
     plugin: PathBuf,
     grader: Option<PathBuf>,
 }
 
 impl Eval {
-    /// Grades the evaluation whose results are here again.
+    /// Grades the evaluation with results in `dir` again.
     pub(super) fn regrade(&self, dir: &Path) -> Result<Exit> {
         let started = Instant::now();
         let evaluated = evaluation(dir)?;
         let components = self.components(&evaluated);
         let config = self.config_of(&evaluated, &components)?;
         check_judge(&config, &evaluated, &components)?;
-        let out = self.out.clone().unwrap_or_else(|| beside(dir));
+        let out = self.out.clone().unwrap_or_else(|| default_out(dir));
         if absolute(&out)? == absolute(dir)? || same_file(&out, dir) {
-            bail!("--out is the evaluation that is graded again; its results stay as they are");
+            bail!("--out is the directory of --replay, whose results are not overwritten; give another one");
         }
         let runtime = setup::runtime()?;
         let stop = CancellationToken::new();
@@ -48,12 +48,12 @@ impl Eval {
         let sources = Sources::of(&components.plugin, components.grader.as_deref());
         let assembled = self.host.rollout.host(&runtime, sources, &config, options)?;
         if assembled.host.grader().is_none() {
-            bail!("the plugin has no grader; give one by --grader FILE");
+            bail!("the plugin has no grader; give one with --grader FILE");
         }
         setup::say_who_judges(&assembled);
         let manifest = self.manifest_of_regraded(dir, &config, &evaluated, &components, &assembled)?;
         let resume = Resume { retry_unscored: self.retry_unscored, fresh: self.fresh };
-        let opened = Journal::open(&out, &manifest, resume)?;
+        let opened = ResultsDir::open(&out, &manifest, resume)?;
         let traces = self.traces.begin(&runtime, assembled.host.metrics())?;
         runtime.block_on(async {
             let concurrency = config.max_concurrent.min(assembled.host.load().max_concurrent) as usize;
@@ -64,34 +64,35 @@ impl Eval {
         })
     }
 
-    /// What was said, or what ran then.
+    /// Returns the components from the options, or those of the evaluation.
     fn components(&self, evaluated: &Evaluated) -> Components {
-        let kept = |digest: &str| journal::kept_component(&evaluated.journal, digest);
+        let stored = |digest: &str| journal::kept_component(&evaluated.journal, digest);
         let Manifest { plugin_digest, grader_digest, .. } = &evaluated.manifest;
-        // A manifest has the digest of the plugin where that grades itself.
+        // If the plugin is its own grader, both digests are equal.
         let own_grader = grader_digest.as_ref().filter(|digest| *digest != plugin_digest);
         let given = self.host.rollout.grader.clone();
         Components {
-            plugin: self.plugin.clone().unwrap_or_else(|| kept(plugin_digest)),
-            grader: given.or_else(|| own_grader.map(|digest| kept(digest))),
+            plugin: self.plugin.clone().unwrap_or_else(|| stored(plugin_digest)),
+            grader: given.or_else(|| own_grader.map(|digest| stored(digest))),
         }
     }
 
-    /// The configuration that was said, and where nothing was said of the components, theirs of then.
+    /// Returns the configuration from the options. Without a configuration of the components there, theirs
+    /// are those of the evaluation.
     fn config_of(&self, evaluated: &Evaluated, components: &Components) -> Result<Config> {
         let mut raw = self.host.raw_config()?;
-        let asked = self.concurrency.or(raw.max_concurrent);
-        raw.max_concurrent = asked.or(Some(CONCURRENCY));
-        let mut config = Config { max_concurrent_is_set: asked.is_some(), ..raw.resolve()? };
-        let of_then = |name: &str| match evaluated.manifest.settings.get(name) {
+        let requested = self.concurrency.or(raw.max_concurrent);
+        raw.max_concurrent = requested.or(Some(CONCURRENCY));
+        let mut config = Config { max_concurrent_is_set: requested.is_some(), ..raw.resolve()? };
+        let earlier = |name: &str| match evaluated.manifest.settings.get(name) {
             Some(Value::Object(values)) => values.clone(),
             _ => Map::new(),
         };
         if config.plugin.is_none() {
-            config.plugin = Some(of_then("plugin_config"));
+            config.plugin = Some(earlier("plugin_config"));
             if components.grader.is_some() && config.grader.is_none() {
                 let is_new = self.host.rollout.grader.is_some();
-                config.grader = Some(if is_new { Map::new() } else { of_then("grader_config") });
+                config.grader = Some(if is_new { Map::new() } else { earlier("grader_config") });
             }
         }
         Ok(config)
@@ -105,11 +106,11 @@ impl Eval {
         components: &Components,
         assembled: &Assembled,
     ) -> Result<Manifest> {
-        let then = &evaluated.manifest;
-        let mut settings = then.settings.clone();
+        let earlier = &evaluated.manifest;
+        let mut settings = earlier.settings.clone();
         settings.insert("graded_again".to_owned(), json!(absolute(dir)?));
         settings.insert("pass_threshold".to_owned(), self.pass_threshold.into());
-        self.set_of_host(&mut settings, config, assembled);
+        self.set_host_settings(&mut settings, config, assembled);
         let deployment = assembled.host.deployment();
         Ok(Manifest {
             host_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -118,7 +119,7 @@ impl Eval {
             grader_digest: deployment.grader_digest().map(str::to_owned),
             grader_file: components.grader.as_ref().map(|path| path.display().to_string()),
             settings,
-            ..then.clone()
+            ..earlier.clone()
         })
     }
 
@@ -133,9 +134,9 @@ impl Eval {
         stop: CancellationToken,
         started: Instant,
     ) -> Result<Exit> {
-        let Opened { mut journal, finished, .. } = opened;
+        let Opened { mut results, finished, .. } = opened;
         if !finished.is_empty() {
-            errln!("going on after {}", counted(finished.len(), "graded rollout"));
+            errln!("continuing after {}", counted(finished.len(), "graded rollout"));
         }
         let n = evaluated.manifest.settings.get("n").and_then(Value::as_u64).unwrap_or(1);
         let mut tally = Tally::new(usize::try_from(n).unwrap_or(usize::MAX), self.pass_threshold);
@@ -148,46 +149,46 @@ impl Eval {
             stopping.cancel();
         });
         let show = |tally: &Tally| watch.show(tally);
-        let ran = regrade::run(host, evaluated, concurrency, &mut journal, &mut tally, stop, show).await;
+        let ran = regrade::run(host, evaluated, concurrency, &mut results, &mut tally, stop, show).await;
         signal.abort();
         watch.end();
         let (end, new) = ran?;
         let lines: Vec<ResultLine> = finished.into_iter().chain(new).collect();
         let mut summary = tally.summary();
         summary.wall_secs = Some((started.elapsed().as_secs_f64() * 1e3).round() / 1e3);
-        journal.write_summary(&summary)?;
+        results.write_summary(&summary)?;
         let rewards = evaluated.rewards(&lines);
-        journal.write_rewards(&rewards)?;
+        results.write_rewards(&rewards)?;
         out!("{}", rewards.render());
-        outln!("\nrewards       {}", journal.dir().join("rewards.json").display());
-        outln!("results       {}", journal.dir().join("results.jsonl").display());
-        if let Some(why) = watch.given_up() {
+        outln!("\nrewards       {}", results.dir().join("rewards.json").display());
+        outln!("results       {}", results.dir().join("results.jsonl").display());
+        if let Some(why) = watch.unavailable() {
             errln!("stopped: {why}");
         }
         if end == End::Stopped {
-            errln!("stopped; the same command with --out {} goes on from here", journal.dir().display());
+            errln!("stopped; the same command with --out {} continues", results.dir().display());
             return Ok(Exit::NotDone);
         }
         Ok(exit(evaluated, &rewards, &lines))
     }
 }
 
-/// Reads the evaluation whose results are here.
+/// Reads the evaluation with results in `dir`.
 fn evaluation(dir: &Path) -> Result<Evaluated> {
     if !dir.join("manifest.json").is_file() {
-        bail!("{} has no results of an evaluation (no manifest.json)", dir.display());
+        bail!("{} has no manifest.json, so it is not the output of an evaluation", dir.display());
     }
     let journal = dir.join(journal::OF_EVALUATION);
     if !journal.is_dir() {
         bail!(
-            "the evaluation in {} kept no journal, from which alone it could be graded again",
+            "the evaluation in {} has no journal, without which it cannot be graded again; run it with --journal on",
             dir.display()
         );
     }
     Ok(Evaluated::read(dir, journal)?)
 }
 
-/// The same grader asks its judge again, so there has to be one.
+/// Checks that there is a judge if the grader is the same and used one.
 fn check_judge(config: &Config, evaluated: &Evaluated, components: &Components) -> Result<()> {
     let Some(judge) = evaluated.manifest.settings.get("judge") else { return Ok(()) };
     let same = evaluated.manifest.grader_digest.as_deref();
@@ -198,15 +199,15 @@ fn check_judge(config: &Config, evaluated: &Evaluated, components: &Components) 
     if config.judge.is_none() && is_same_grader {
         let model = judge.get("model").and_then(Value::as_str).unwrap_or("?");
         bail!(
-            "the grader had the judge '{model}', and is to ask one again: --judge-model (with --judge-url), or \
-             [judge] in --config, says which; another grader by --grader may need none"
+            "the grader used the judge '{model}' and needs one again; give --judge-model (with --judge-url) or \
+             [judge] in --config, or another grader with --grader"
         );
     }
     Ok(())
 }
 
-/// A directory beside that of the evaluation.
-fn beside(dir: &Path) -> PathBuf {
+/// Returns the default output directory, beside that of the evaluation.
+fn default_out(dir: &Path) -> PathBuf {
     let name = dir.file_name().unwrap_or(dir.as_os_str()).to_string_lossy();
     dir.with_file_name(format!("{name}-graded-{}", seconds_now()))
 }
@@ -216,15 +217,16 @@ fn same_file(one: &Path, other: &Path) -> bool {
     real(one).is_some_and(|one| Some(one) == real(other))
 }
 
-/// Whose move it is, where something is left to do. What had no workflow to be graded is as it was.
+/// Returns the exit code. Rollouts that could not be graded because their workflow had not finished are
+/// ignored.
 fn exit(evaluated: &Evaluated, rewards: &Rewards, lines: &[ResultLine]) -> Exit {
-    let is_as_it_was = |line: &ResultLine| {
-        let same = |then: &&ResultLine| (then.row, then.run) == (line.row, line.run);
+    let is_unchanged = |line: &ResultLine| {
+        let same = |earlier: &&ResultLine| (earlier.row, earlier.run) == (line.row, line.run);
         line.stage.as_deref() != Some("grader")
             && line.kind.as_deref() != Some("nondeterministic")
-            && evaluated.lines.iter().find(same).is_some_and(|then| then.kind == line.kind)
+            && evaluated.lines.iter().find(same).is_some_and(|earlier| earlier.kind == line.kind)
     };
-    let new = lines.iter().filter(|line| line.reward.is_none() && !is_as_it_was(line));
+    let new = lines.iter().filter(|line| line.reward.is_none() && !is_unchanged(line));
     let faults: Vec<&str> = new.filter_map(|line| line.fault.as_deref()).collect();
     let at_fault = |fault: Fault| faults.contains(&fault.as_str());
     if rewards.not_in_journal > 0 || at_fault(Fault::Model) || at_fault(Fault::Host) {

@@ -1,5 +1,5 @@
-//! How an evaluation goes, for whoever waits for it: the bar, tries that are repeated, and
-//! the end of an evaluation whose model never answers.
+//! Progress of an evaluation: the progress bar, reports of retries, and the stop of an evaluation whose
+//! model never answers.
 
 use std::io::IsTerminal;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -16,21 +16,21 @@ use rollout_core::telemetry::ModelRole;
 use rollout_core::text::printable;
 use rollout_eval::Tally;
 
-/// Tries of calls that ended without a completion, after which a server that never gave one
-/// is given up. Three calls with the usual number of tries: a server that is restarted is
-/// waited for, and nobody waits for thousands of rows that end in the same way.
-const TRIES_IN_VAIN_MAX: u32 = 24;
+/// Number of failed tries after which a server that never returned a completion counts as unavailable.
+/// Three calls with the default number of tries, so that a server may be restarted, but thousands of rows
+/// do not fail in the same way.
+const FAILED_TRIES_MAX: u32 = 24;
 
-/// The pause between two lines where there is no terminal for a bar.
+/// Pause between two lines of progress if there is no terminal for a bar.
 const LINE_PAUSE: Duration = Duration::from_secs(30);
 
-/// The same for lines about trouble.
-const TROUBLE_PAUSE: Duration = Duration::from_secs(10);
+/// Pause between two lines about retries if there is no terminal.
+const RETRY_LINE_PAUSE: Duration = Duration::from_secs(10);
 
-/// How much of a reason is shown while it goes on, in characters.
+/// Maximum number of characters of the reason for a retry.
 const REASON_CHARS_MAX: usize = 100;
 
-/// Sees every call of model and judge.
+/// Observes every call of the model and the judge, and shows the progress.
 #[derive(Debug)]
 pub(super) struct Watch {
     bar: OnceLock<ProgressBar>,
@@ -42,24 +42,25 @@ pub(super) struct Watch {
 struct State {
     model: Server,
     judge: Server,
-    /// How it stands, without the tries.
-    standing: String,
+    /// The figures so far, without retries.
+    figures: String,
     line_at: Option<Instant>,
-    trouble_at: Option<Instant>,
+    retry_line_at: Option<Instant>,
 }
 
-/// What is known of one server.
+/// State of a server.
 #[derive(Debug, Default)]
 struct Server {
     has_answered: bool,
-    tries_in_vain: u32,
-    /// The try that is repeated at the moment.
+    failed_tries: u32,
+    /// Description of the current retry.
     retrying: Option<String>,
-    given_up: Option<String>,
+    /// Reason why the server counts as unavailable.
+    unavailable: Option<String>,
 }
 
 impl Server {
-    fn ended(&mut self, outcome: Result<&Bytes, &ChatFailure>) {
+    fn record(&mut self, outcome: Result<&Bytes, &ChatFailure>) {
         let failure = match outcome {
             Ok(_) => {
                 (self.has_answered, self.retrying) = (true, None);
@@ -67,72 +68,73 @@ impl Server {
             }
             Err(failure) => failure,
         };
-        self.tries_in_vain = self.tries_in_vain.saturating_add(match failure {
+        self.failed_tries = self.failed_tries.saturating_add(match failure {
             ChatFailure::Unavailable { attempts, .. } => *attempts,
             ChatFailure::Refused { .. } | ChatFailure::Forbidden { .. } => 1,
-            // The server has no part in it.
+            // Not caused by the server.
             ChatFailure::Host { .. } => 0,
         });
-        if !self.has_answered && self.tries_in_vain >= TRIES_IN_VAIN_MAX && self.given_up.is_none() {
-            self.given_up =
-                Some(format!("no completion in {} tries; the last: {failure}", self.tries_in_vain));
+        if !self.has_answered && self.failed_tries >= FAILED_TRIES_MAX && self.unavailable.is_none() {
+            self.unavailable =
+                Some(format!("no completion in {} tries; the last error: {failure}", self.failed_tries));
         }
     }
 }
 
 impl Watch {
-    /// Stops the evaluation by this token where there is no sense in going on.
+    /// Creates an observer that cancels `stop` once the model or the judge counts as unavailable.
     pub(super) fn new(stop: CancellationToken) -> Self {
         Self { bar: OnceLock::new(), state: Mutex::default(), stop }
     }
 
-    /// Shows a bar of so many rollouts, if somebody sees it.
+    /// Shows a progress bar for this number of rollouts, if there is a terminal.
     pub(super) fn begin(&self, rollouts: usize, tally: &Tally) {
         let style = ProgressStyle::with_template(
             "{bar:30} {pos}/{len} rollouts  {elapsed} elapsed, {eta} to go\n{wide_msg}",
         );
         let bar = ProgressBar::new(rollouts as u64);
-        // The template is fixed; were it wrong, the default one would do.
+        // The template is a constant; if it were malformed, the default style would be used.
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         bar.reset_eta();
         let _ = self.bar.set(bar);
         self.show(tally);
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub(super) fn end(&self) {
         if let Some(bar) = self.bar.get() {
             bar.finish_and_clear();
         }
     }
 
-    /// Shows how things stand.
+    /// Shows the figures so far.
     pub(super) fn show(&self, tally: &Tally) {
         let unscored = match tally.unscored() {
             0 => String::new(),
             unscored => format!(", {unscored} without a reward"),
         };
         let mut state = self.state();
-        state.standing = match tally.reward_mean() {
+        state.figures = match tally.reward_mean() {
             Some(mean) => format!("mean reward {mean:.3}{unscored}"),
             None => format!("no reward yet{unscored}"),
         };
         if let Some(bar) = self.bar.get() {
             bar.set_position(tally.rollouts() as u64);
         }
-        if state.model.given_up.is_some() || state.judge.given_up.is_some() {
+        if state.model.unavailable.is_some() || state.judge.unavailable.is_some() {
             self.stop.cancel();
         }
         self.draw(&mut state);
     }
 
-    /// Which server was given up, and why.
-    pub(super) fn given_up(&self) -> Option<String> {
+    /// Returns which server counts as unavailable, and why.
+    pub(super) fn unavailable(&self) -> Option<String> {
         let state = self.state();
-        let why = |name: &str, server: &Server| {
-            server.given_up.as_ref().map(|why| format!("the {name}'s server gave {}", printable(why)))
+        let reason = |name: &str, server: &Server| {
+            let reason = server.unavailable.as_ref()?;
+            Some(format!("the {name}'s server returned {}", printable(reason)))
         };
-        why("model", &state.model).or_else(|| why("judge", &state.judge))
+        reason("model", &state.model).or_else(|| reason("judge", &state.judge))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -143,13 +145,13 @@ impl Watch {
         let Some(bar) = self.bar.get() else { return };
         let retrying = state.model.retrying.as_ref().or(state.judge.retrying.as_ref());
         let message = match retrying {
-            Some(retrying) => format!("{}; {retrying}", state.standing),
-            None => state.standing.clone(),
+            Some(retrying) => format!("{}; {retrying}", state.figures),
+            None => state.figures.clone(),
         };
         if !std::io::stderr().is_terminal() {
-            // Trouble is said at once, and the usual now and then.
+            // The first retry is reported immediately, other progress from time to time.
             let (at, pause) = match retrying {
-                Some(_) => (&mut state.trouble_at, TROUBLE_PAUSE),
+                Some(_) => (&mut state.retry_line_at, RETRY_LINE_PAUSE),
                 None => (&mut state.line_at, LINE_PAUSE),
             };
             let is_due = match (*at, retrying) {
@@ -168,8 +170,8 @@ impl Watch {
 }
 
 impl State {
-    fn server(&mut self, asked: ModelRole) -> &mut Server {
-        match asked {
+    fn server(&mut self, role: ModelRole) -> &mut Server {
+        match role {
             ModelRole::Policy => &mut self.model,
             ModelRole::Judge => &mut self.judge,
         }
@@ -199,12 +201,12 @@ impl Observer for Watch {
     ) -> BoxFuture<'a, Option<Bytes>> {
         let mut state = self.state();
         let server = state.server(call.asked);
-        // The rollout whose call was the last straw ends by itself and has its result, unless
-        // its guest asks again.
-        if server.given_up.is_some() {
+        // The rollout of the call that made the server count as unavailable may end by itself and have a
+        // result, unless its guest makes another call.
+        if server.unavailable.is_some() {
             self.stop.cancel();
         }
-        server.ended(outcome);
+        server.record(outcome);
         drop(state);
         Box::pin(async { None })
     }

@@ -1,4 +1,4 @@
-//! What a journal does with files and directories: locking, moving away, writing whole.
+//! Operations on the files of a results directory: locking, moving aside, atomic writes.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
@@ -6,20 +6,20 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::{JournalError, LOCK_FILE, MANIFEST_FILE, RESULTS_FILE, REWARDS_FILE, SUMMARY_FILE, failed};
+use super::{LOCK_FILE, MANIFEST_FILE, RESULTS_FILE, REWARDS_FILE, ResultsError, SUMMARY_FILE, failed};
 
-/// Ends the name of a file that is being written. One left by a kill is overwritten.
+/// Suffix of a file that is being written. A file left by a crash is overwritten.
 const UNFINISHED: &str = ".tmp";
 
-/// The right to write to a directory, until dropped. The system takes it back from a
-/// process that ends, however it ends.
+/// Exclusive right to write to a directory, until dropped. The operating system releases it when the
+/// process ends.
 #[derive(Debug)]
 pub(super) struct Lock {
     _file: File,
 }
 
 impl Lock {
-    pub(super) fn take(dir: &Path) -> Result<Self, JournalError> {
+    pub(super) fn take(dir: &Path) -> Result<Self, ResultsError> {
         let path = dir.join(LOCK_FILE);
         let mut file = OpenOptions::new()
             .read(true)
@@ -31,7 +31,7 @@ impl Lock {
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                return Err(JournalError::Locked { dir: dir.to_owned(), holder: holder(&path) });
+                return Err(ResultsError::Locked { dir: dir.to_owned(), holder: holder(&path) });
             }
             Err(TryLockError::Error(source)) => return Err(failed("lock", &path, source)),
         }
@@ -48,9 +48,9 @@ fn holder(lock: &Path) -> String {
     pid.map_or("unknown".to_owned(), |pid| pid.to_string())
 }
 
-/// Whether an evaluation wrote to `dir`; false if it is empty, but for the lock and what
-/// a kill may leave before there is a manifest.
-pub(super) fn holds_a_run(dir: &Path) -> Result<bool, JournalError> {
+/// Returns whether `dir` has the results of an evaluation; false if it is empty except for the lock and the
+/// unfinished manifest of a crashed process. Fails if it has other files.
+pub(super) fn has_results(dir: &Path) -> Result<bool, ResultsError> {
     if dir.join(MANIFEST_FILE).exists() {
         return Ok(true);
     }
@@ -59,14 +59,14 @@ pub(super) fn holds_a_run(dir: &Path) -> Result<bool, JournalError> {
     for entry in entries {
         let name = entry.map_err(|e| failed("list", dir, e))?.file_name();
         if name != LOCK_FILE && name != unfinished.as_str() {
-            return Err(JournalError::NotARun { dir: dir.to_owned() });
+            return Err(ResultsError::NotARun { dir: dir.to_owned() });
         }
     }
     Ok(false)
 }
 
-/// Renames `dir` to the first free `<dir>.old-<n>` and makes an empty one in its place.
-pub(super) fn move_away(dir: &Path) -> Result<PathBuf, JournalError> {
+/// Renames `dir` to the first free `<dir>.old-<n>` and creates an empty one.
+pub(super) fn move_away(dir: &Path) -> Result<PathBuf, ResultsError> {
     let mut n = 1_u32;
     let target = loop {
         let mut name = dir.as_os_str().to_owned();
@@ -78,12 +78,12 @@ pub(super) fn move_away(dir: &Path) -> Result<PathBuf, JournalError> {
         n += 1;
     };
     fs::rename(dir, &target).map_err(|e| failed("rename", dir, e))?;
-    fs::create_dir_all(dir).map_err(|e| failed("make directory", dir, e))?;
+    fs::create_dir_all(dir).map_err(|e| failed("create directory", dir, e))?;
     Ok(target)
 }
 
-/// Writes a file as JSON for people, whole or not at all.
-pub(super) fn write_json<T: Serialize>(dir: &Path, name: &str, value: &T) -> Result<(), JournalError> {
+/// Writes a file as indented JSON, atomically.
+pub(super) fn write_json<T: Serialize>(dir: &Path, name: &str, value: &T) -> Result<(), ResultsError> {
     debug_assert!([MANIFEST_FILE, SUMMARY_FILE, REWARDS_FILE].contains(&name));
     let mut bytes =
         serde_json::to_vec_pretty(value).map_err(|e| failed("write", &dir.join(name), io::Error::from(e)))?;
@@ -91,8 +91,8 @@ pub(super) fn write_json<T: Serialize>(dir: &Path, name: &str, value: &T) -> Res
     write_atomically(dir, name, &bytes)
 }
 
-/// Writes a file whole or not at all, and over an earlier one only when it is on disk.
-pub(super) fn write_atomically(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), JournalError> {
+/// Writes a file atomically: replaces an earlier one only once the new one is on disk.
+pub(super) fn write_atomically(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), ResultsError> {
     debug_assert!([MANIFEST_FILE, SUMMARY_FILE, RESULTS_FILE, REWARDS_FILE].contains(&name));
     let path = dir.join(name);
     let unfinished = dir.join(format!("{name}{UNFINISHED}"));
@@ -106,7 +106,7 @@ pub(super) fn write_atomically(dir: &Path, name: &str, bytes: &[u8]) -> Result<(
     write().map_err(|e| failed("write", &path, e))
 }
 
-/// Puts a rename on disk, where a directory can be opened as a file.
+/// Syncs a directory, on systems where a directory can be opened as a file.
 fn sync_dir(dir: &Path) -> io::Result<()> {
     if cfg!(unix) { File::open(dir)?.sync_all() } else { Ok(()) }
 }

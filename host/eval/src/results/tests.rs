@@ -4,14 +4,14 @@ use tempfile::TempDir;
 use super::super::manifest::tests::manifest;
 use super::*;
 
-/// A scored attempt with made-up cost.
+/// Returns a scored attempt with invented costs.
 pub(in super::super) fn scored(row: usize, run: usize, reward: f64) -> ResultLine {
     ResultLine {
         row,
         run,
         rollout_id: format!("id-{row}-{run}"),
         reward: Some(reward),
-        outcome: Outcome::Scored,
+        outcome: LineOutcome::Scored,
         stage: None,
         kind: None,
         fault: None,
@@ -39,11 +39,11 @@ pub(in super::super) fn scored(row: usize, run: usize, reward: f64) -> ResultLin
     }
 }
 
-/// An unscored attempt with made-up cost.
+/// Returns an unscored attempt with invented costs.
 pub(in super::super) fn unscored(row: usize, run: usize, kind: &str, fault: &str) -> ResultLine {
     ResultLine {
         reward: None,
-        outcome: Outcome::Unscored,
+        outcome: LineOutcome::Unscored,
         stage: Some("workflow".to_owned()),
         kind: Some(kind.to_owned()),
         fault: Some(fault.to_owned()),
@@ -69,8 +69,8 @@ impl Run {
         self.parent.path().join("deep").join("out")
     }
 
-    fn open(&self, resume: Resume) -> Result<Opened, JournalError> {
-        Journal::open(&self.dir(), &self.manifest, resume)
+    fn open(&self, resume: Resume) -> Result<Opened, ResultsError> {
+        ResultsDir::open(&self.dir(), &self.manifest, resume)
     }
 
     fn resumed(&self) -> Opened {
@@ -92,17 +92,17 @@ impl Run {
 
     fn with_results(lines: &[ResultLine]) -> Self {
         let run = Self::new();
-        let mut journal = run.resumed().journal;
+        let mut results = run.resumed().results;
         for line in lines {
-            journal.append(line).unwrap();
+            results.append(line).unwrap();
         }
-        journal.sync().unwrap();
+        results.sync().unwrap();
         run
     }
 }
 
 #[test]
-fn a_line_leaves_out_what_it_does_not_know_and_survives_the_way_there_and_back() {
+fn a_line_omits_unknown_fields_and_is_read_back_unchanged() {
     let mut line = scored(3, 1, 0.5);
     assert_eq!(
         serde_json::to_string(&line).unwrap(),
@@ -123,32 +123,32 @@ fn a_line_leaves_out_what_it_does_not_know_and_survives_the_way_there_and_back()
 }
 
 #[test]
-fn a_resumed_run_has_the_results_of_the_one_before() {
+fn a_resumed_run_has_the_earlier_results() {
     let lines = [scored(0, 0, 1.0), unscored(0, 1, "deadline", "plugin")];
     let run = Run::with_results(&lines);
     let mut opened = run.resumed();
     assert_eq!(opened.finished, lines);
     assert_eq!((opened.dropped, opened.torn, &opened.moved_to), (0, false, &None));
-    assert!(opened.journal.is_finished(0, 1));
-    assert!(!opened.journal.is_finished(1, 0));
+    assert!(opened.results.is_finished(0, 1));
+    assert!(!opened.results.is_finished(1, 0));
 
-    opened.journal.append(&scored(1, 0, 0.0)).unwrap();
-    assert!(opened.journal.is_finished(1, 0));
+    opened.results.append(&scored(1, 0, 0.0)).unwrap();
+    assert!(opened.results.is_finished(1, 0));
     drop(opened);
     assert_eq!(run.resumed().finished.len(), 3);
-    assert!(run.resumed().journal.dir().is_absolute());
+    assert!(run.resumed().results.dir().is_absolute());
 }
 
 #[test]
 fn a_line_is_on_disk_as_soon_as_it_is_appended() {
     let run = Run::new();
-    let mut journal = run.resumed().journal;
-    journal.append(&scored(0, 0, 1.0)).unwrap();
+    let mut results = run.resumed().results;
+    results.append(&scored(0, 0, 1.0)).unwrap();
     assert!(run.read(RESULTS_FILE).ends_with("\"queued_ms\":0.0}\n"));
 }
 
 #[test]
-fn a_torn_last_line_is_cut_off_wherever_it_was_torn() {
+fn a_partial_last_line_is_removed() {
     let lines = [scored(0, 0, 1.0), scored(0, 1, 0.5)];
     let whole = Run::with_results(&lines).read(RESULTS_FILE);
     let first_end = whole.find('\n').unwrap() + 1;
@@ -159,13 +159,13 @@ fn a_torn_last_line_is_cut_off_wherever_it_was_torn() {
         assert!(opened.torn, "cut at {end}");
         assert_eq!(opened.finished, lines[..1]);
         assert_eq!(run.read(RESULTS_FILE), whole[..first_end]);
-        opened.journal.append(&lines[1]).unwrap();
+        opened.results.append(&lines[1]).unwrap();
         assert_eq!(run.read(RESULTS_FILE), whole);
     }
 }
 
 #[test]
-fn a_bad_line_is_named_and_nothing_is_changed() {
+fn a_malformed_line_is_reported_and_the_file_stays_unchanged() {
     fn check(bad: &str, expected: &str) {
         let good = serde_json::to_string(&scored(0, 0, 1.0)).unwrap();
         let run = Run::with_results(&[]);
@@ -185,7 +185,7 @@ fn a_bad_line_is_named_and_nothing_is_changed() {
     check("{\"row\":1", "is not a result (EOF");
     check("{\"row\":1}", "missing field `run`");
     check(&without_reward, "(it is scored without a reward)");
-    check(&with_reward, "(it is unscored and has a reward)");
+    check(&with_reward, "(it is unscored but has a reward)");
     check(&line(&scored(0, 0, 0.0)), "are both of row 0, run 0");
     check(&line(&unscored(0, 0, "k", "host")), "lines 1 and 2 of ");
 }
@@ -203,16 +203,16 @@ fn retrying_drops_unscored_lines_and_keeps_the_bytes_of_the_others() {
     let mut opened = run.open(RETRY).unwrap();
     assert_eq!((opened.dropped, opened.torn), (1, true));
     assert_eq!(opened.finished.len(), 2);
-    assert!(!opened.journal.is_finished(0, 1));
+    assert!(!opened.results.is_finished(0, 1));
     assert_eq!(run.read(RESULTS_FILE), format!("{odd}\n{last}\n"));
     let again = scored(0, 1, 0.0);
-    opened.journal.append(&again).unwrap();
+    opened.results.append(&again).unwrap();
     assert_eq!(run.read(RESULTS_FILE), format!("{odd}\n{last}\n{}\n", line(&again)));
     assert!(!run.dir().join("results.jsonl.tmp").exists());
 }
 
 #[test]
-fn a_change_of_plugin_data_or_settings_refuses_to_resume_and_names_every_field() {
+fn a_run_with_another_plugin_data_set_or_setting_is_not_resumed_and_every_change_is_listed() {
     let lines = [scored(0, 0, 1.0)];
     let mut run = Run::with_results(&lines);
     run.manifest.plugin_file = "moved.wasm".to_owned();
@@ -233,11 +233,11 @@ fn a_change_of_plugin_data_or_settings_refuses_to_resume_and_names_every_field()
 
     run.write(MANIFEST_FILE, "{\"format\": 0}");
     let error = run.error(Resume::default());
-    assert!(error.contains("perhaps of another version"), "{error}");
+    assert!(error.contains("another version of this program may have written it"), "{error}");
 }
 
 #[test]
-fn what_may_change_is_taken_over() {
+fn permitted_changes_are_stored_in_the_manifest() {
     let lines = [scored(0, 0, 1.0)];
     let mut run = Run::with_results(&lines);
     run.manifest = manifest(json!({"n": 4, "model": "mock"}));
@@ -259,7 +259,7 @@ fn a_fresh_run_moves_the_old_directory_aside() {
     assert!(moved.ends_with("deep/out.old-1"), "{}", moved.display());
     let old = fs::read_to_string(moved.join(RESULTS_FILE)).unwrap();
     assert_eq!(old.lines().count(), 1);
-    drop(first.journal);
+    drop(first.results);
 
     let second = run.open(FRESH).unwrap();
     assert!(second.moved_to.unwrap().ends_with("deep/out.old-2"));
@@ -267,7 +267,7 @@ fn a_fresh_run_moves_the_old_directory_aside() {
 }
 
 #[test]
-fn a_directory_of_something_else_is_left_alone() {
+fn a_directory_of_another_program_stays_unchanged() {
     let run = Run::new();
     run.write("thesis.tex", "…");
     for resume in [Resume::default(), FRESH, RETRY] {
@@ -275,7 +275,7 @@ fn a_directory_of_something_else_is_left_alone() {
         assert!(error.contains("is not the output of an evaluation"), "{error}");
     }
     assert_eq!(run.read("thesis.tex"), "…");
-    assert_eq!(fs::read_dir(run.dir()).unwrap().count(), 1, "nothing is left there");
+    assert_eq!(fs::read_dir(run.dir()).unwrap().count(), 1, "no file was added");
 
     let killed_at_once = Run::new();
     killed_at_once.write(LOCK_FILE, "1\n");
@@ -286,7 +286,7 @@ fn a_directory_of_something_else_is_left_alone() {
     fs::create_dir_all(file.dir().parent().unwrap()).unwrap();
     fs::write(file.dir(), "").unwrap();
     let error = file.error(Resume::default());
-    assert!(error.starts_with("cannot make directory "), "{error}");
+    assert!(error.starts_with("cannot create directory "), "{error}");
 }
 
 #[test]
@@ -301,11 +301,11 @@ fn two_evaluations_cannot_write_to_one_directory() {
     drop(open);
 
     let fresh = run.open(FRESH).unwrap();
-    // The old lock is held too, for whoever opened its file before the move.
-    let moved = Journal::open(&fresh.moved_to.unwrap(), &run.manifest, Resume::default());
-    assert!(matches!(moved, Err(JournalError::Locked { .. })));
+    // The old lock stays locked for a process that opened its file before the move.
+    let moved = ResultsDir::open(&fresh.moved_to.unwrap(), &run.manifest, Resume::default());
+    assert!(matches!(moved, Err(ResultsError::Locked { .. })));
     assert!(run.error(Resume::default()).starts_with(&expected));
-    drop(fresh.journal);
+    drop(fresh.results);
     assert!(run.open(Resume::default()).is_ok());
 }
 
@@ -313,7 +313,7 @@ fn two_evaluations_cannot_write_to_one_directory() {
 fn a_result_that_cannot_be_read_back_is_refused() {
     fn check(change: fn(&mut ResultLine), expected: &str) {
         let run = Run::with_results(&[scored(0, 0, 1.0)]);
-        let mut journal = run.resumed().journal;
+        let mut results = run.resumed().results;
         let before = run.read(RESULTS_FILE);
         let mut line = scored(7, 1, 1.0);
         line.samples.push(SampleLine {
@@ -324,13 +324,13 @@ fn a_result_that_cannot_be_read_back_is_refused() {
             metrics: BTreeMap::new(),
         });
         change(&mut line);
-        let error = journal.append(&line).unwrap_err().to_string();
+        let error = results.append(&line).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
         assert_eq!(run.read(RESULTS_FILE), before);
     }
     check(|line| line.reward = Some(f64::NAN), "row 7, run 1: reward is NaN");
     check(|line| line.reward = None, "scored without a reward");
-    check(|line| line.outcome = Outcome::Unscored, "unscored and has a reward");
+    check(|line| line.outcome = LineOutcome::Unscored, "unscored but has a reward");
     check(|line| line.duration_ms = f64::INFINITY, "duration_ms is inf");
     check(|line| line.samples[0].reward = Some(f64::NAN), "sample reward is NaN");
     check(
@@ -346,27 +346,27 @@ fn a_result_that_cannot_be_read_back_is_refused() {
         },
         "s is -inf",
     );
-    check(|line| (line.row, line.run) = (0, 0), "it has one already");
+    check(|line| (line.row, line.run) = (0, 0), "it has a result already");
 }
 
 #[test]
-fn what_a_failed_write_left_is_cut_off_before_the_next_line() {
+fn the_partial_line_of_a_failed_write_is_removed_before_the_next_line() {
     let run = Run::with_results(&[scored(0, 0, 1.0)]);
-    let mut journal = run.resumed().journal;
+    let mut results = run.resumed().results;
     let before = run.read(RESULTS_FILE);
     run.write(RESULTS_FILE, &format!("{before}{{\"row\":1,\"ru"));
-    journal.append(&scored(1, 0, 0.0)).unwrap();
-    drop(journal);
+    results.append(&scored(1, 0, 0.0)).unwrap();
+    drop(results);
     assert_eq!(run.resumed().finished.len(), 2);
 }
 
 #[test]
-fn the_summary_is_written_whole_over_the_one_before() {
+fn the_summary_is_replaced_atomically() {
     let run = Run::new();
-    let journal = run.resumed().journal;
+    let results = run.resumed().results;
     for lines in [vec![scored(0, 0, 1.0)], vec![scored(0, 0, 1.0), scored(0, 1, 0.0)]] {
         let summary = Summary::from_lines(&lines, 2, 1.0);
-        journal.write_summary(&summary).unwrap();
+        results.write_summary(&summary).unwrap();
         let read: Summary = serde_json::from_str(&run.read(SUMMARY_FILE)).unwrap();
         assert_eq!(read, summary);
     }

@@ -1,7 +1,6 @@
-//! From the cells of one row to a prompt, a label and metadata.
+//! Interprets the cells of a row as a prompt, a label and metadata.
 //!
-//! The same for every format: a reader gives the columns it found, and this module
-//! says what they mean. It knows no file.
+//! The readers of all formats pass the columns that they found; this module knows no file.
 
 use std::fmt::Display;
 
@@ -9,12 +8,12 @@ use serde::Deserialize;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::Options;
-use super::columns::{CellPosition, ColumnMap};
+use super::columns::{CellPath, ColumnMap};
 
-/// How many column names a message lists. More would bury what it says.
+/// Maximum number of column names that a message lists.
 const COLUMNS_LISTED_MAX: usize = 16;
 
-/// One value, as a reader found it.
+/// The value of a cell, in any format.
 #[derive(Clone, Debug)]
 pub(super) enum Cell {
     /// Absent.
@@ -26,7 +25,7 @@ pub(super) enum Cell {
 }
 
 impl Cell {
-    /// A JSON value as a reader of JSON finds it.
+    /// Converts a JSON value.
     pub(crate) fn of(value: &RawValue) -> Result<Self, serde_json::Error> {
         Ok(match value.get().as_bytes().first() {
             Some(b'n') => Self::Null,
@@ -36,7 +35,7 @@ impl Cell {
     }
 }
 
-/// What a row says.
+/// Content of a row.
 #[derive(Debug)]
 pub(super) struct Content {
     pub prompt: Vec<Box<RawValue>>,
@@ -44,8 +43,8 @@ pub(super) struct Content {
     pub metadata: Option<Box<RawValue>>,
 }
 
-/// Reads one row. With `text_holds_json`, a text in `prompt` may be the JSON text of a
-/// list of messages. The error says what is wrong and what to do.
+/// Interprets one row. With `text_holds_json`, a text in `prompt` may be the JSON text of a
+/// list of messages. The error describes the problem and how to correct it.
 pub(super) fn interpret(
     columns: Vec<(String, Cell)>,
     options: &Options,
@@ -54,11 +53,11 @@ pub(super) fn interpret(
     let mut columns = Columns { columns, text_holds_json };
     let map = &options.columns;
     let system_prompt = match map.system_prompt() {
-        Some(place) => text(columns.at(place)?, place)?,
+        Some(path) => text(columns.at(path)?, path)?,
         None => text(columns.take("system_prompt")?, &"system_prompt")?,
     };
     let label = match map.label() {
-        Some(place) => label(columns.at(place)?),
+        Some(path) => label(columns.at(path)?),
         None => columns.usual_label()?,
     };
     let label = match &options.label_after {
@@ -66,17 +65,17 @@ pub(super) fn interpret(
         None => label,
     };
     let metadata = match map.metadata() {
-        Some(place) => metadata(columns.at(place)?, place)?,
+        Some(path) => metadata(columns.at(path)?, path)?,
         None => metadata(columns.take("metadata")?, &"metadata")?,
     };
     let metadata = columns.with_members(metadata, map)?;
     let messages = match map.prompt() {
-        Some(place) => match columns.at(place)? {
-            Some(prompt) => messages(prompt, place, text_holds_json)?,
-            None if columns.has(place.column()) => return Err(empty(place)),
+        Some(path) => match columns.at(path)? {
+            Some(prompt) => messages(prompt, path, text_holds_json)?,
+            None if columns.has(path.column()) => return Err(empty(path)),
             None => {
                 let found = columns.names();
-                return Err(format!("no `{place}` to take the prompt from (columns found: {found})"));
+                return Err(format!("no `{path}`, which --map names as the prompt (columns found: {found})"));
             }
         },
         None => columns.usual_prompt()?,
@@ -85,32 +84,29 @@ pub(super) fn interpret(
     Ok(Content { prompt, label, metadata })
 }
 
-/// Whether rows with these columns can be read at all; else what to say.
+/// Checks that a row with these columns can have a prompt and has every mapped column.
 pub(super) fn check_names(names: &[String], map: &ColumnMap) -> Result<(), String> {
     let has = |wanted: &str| names.iter().any(|name| same(name, wanted));
-    let missing: Vec<String> = map
-        .places()
-        .filter(|place| !has(place.column()))
-        .map(|place| format!("`{}`", place.column()))
-        .collect();
+    let missing: Vec<String> =
+        map.cells().filter(|path| !has(path.column())).map(|path| format!("`{}`", path.column())).collect();
     if !missing.is_empty() {
         return Err(no_column(&missing, &listed(names)));
     }
     if map.prompt().is_some() || has("user_prompt") || has("prompt") { Ok(()) } else { Err(no_prompt(names)) }
 }
 
-/// What to say of columns that `--map` names and that are not there.
+/// Returns the message about mapped columns that are missing.
 pub(super) fn no_column(missing: &[String], found: &str) -> String {
     format!("--map names {}, which no row has (columns found: {found})", missing.join(", "))
 }
 
-/// Whether a column of this name is read.
+/// Returns whether a column of this name is read.
 pub(super) fn is_known(name: &str, map: &ColumnMap) -> bool {
     const KNOWN: [&str; 6] = ["system_prompt", "user_prompt", "prompt", "ground_truth", "label", "metadata"];
-    KNOWN.into_iter().chain(map.places().map(CellPosition::column)).any(|known| same(name, known))
+    KNOWN.into_iter().chain(map.cells().map(CellPath::column)).any(|known| same(name, known))
 }
 
-/// The message of a JSON error without the place that serde_json appends to it.
+/// Returns the message of a JSON error without the position that serde_json appends.
 pub(super) fn json_problem(error: &serde_json::Error) -> String {
     let text = error.to_string();
     match text.rfind(" at line ") {
@@ -119,7 +115,7 @@ pub(super) fn json_problem(error: &serde_json::Error) -> String {
     }
 }
 
-/// Whether two names are one column's.
+/// Returns whether two names mean the same column.
 pub(super) fn same(name: &str, wanted: &str) -> bool {
     name.trim().eq_ignore_ascii_case(wanted.trim())
 }
@@ -130,8 +126,8 @@ struct Columns {
 }
 
 impl Columns {
-    /// Where the column of this name is. Of several that differ in case only, the one that
-    /// is written in the same way.
+    /// Returns the index of the column with this name. Of several that differ only in case, returns the
+    /// exact match.
     fn find(&self, wanted: &str) -> Result<Option<usize>, String> {
         let with = |same: &dyn Fn(&str) -> bool| {
             let mut at = (0..self.columns.len()).filter(|&at| same(&self.columns[at].0));
@@ -144,7 +140,7 @@ impl Columns {
         }
         match with(&|name| same(name, wanted)) {
             (Some(first), Some(second)) => Err(format!(
-                "column `{wanted}` is there twice, as `{}` and `{}`; keep one of them",
+                "column `{wanted}` exists twice, as `{}` and `{}`; keep one of them",
                 self.columns[first].0, self.columns[second].0
             )),
             (found, _) => Ok(found),
@@ -168,10 +164,10 @@ impl Columns {
         })
     }
 
-    /// The value at a place that a mapping names. It stays there, for another mapping.
-    fn at(&self, place: &CellPosition) -> Result<Option<Cell>, String> {
-        let Some(at) = self.find(place.column())? else { return Ok(None) };
-        place.within(&self.columns[at].1, self.text_holds_json)
+    /// Returns a copy of the value at the path of a mapping.
+    fn at(&self, path: &CellPath) -> Result<Option<Cell>, String> {
+        let Some(at) = self.find(path.column())? else { return Ok(None) };
+        path.within(&self.columns[at].1, self.text_holds_json)
     }
 
     fn usual_label(&mut self) -> Result<Option<String>, String> {
@@ -199,8 +195,8 @@ impl Columns {
         }
     }
 
-    /// The metadata with the members that have columns of their own. They take the place
-    /// of members of the same name.
+    /// Returns the metadata with the members that have columns of their own, which replace members of the
+    /// same name.
     fn with_members(
         &self,
         metadata: Option<Box<RawValue>>,
@@ -213,8 +209,8 @@ impl Columns {
             Some(object) => serde_json::from_str::<Members>(object.get()).map_err(|e| json_problem(&e))?,
             None => Members::default(),
         };
-        for (name, place) in map.members() {
-            let Some(cell) = self.at(place)? else { continue };
+        for (name, path) in map.members() {
+            let Some(cell) = self.at(path)? else { continue };
             let value = match cell {
                 Cell::Null => continue,
                 Cell::Text(text) => to_raw_value(&text).map_err(|error| json_problem(&error))?,
@@ -229,7 +225,7 @@ impl Columns {
     }
 }
 
-/// The members of an object in their order, the values as they were written.
+/// Members of an object in their order, with unparsed values.
 #[derive(Default)]
 struct Members(Vec<(String, Box<RawValue>)>);
 
@@ -270,7 +266,7 @@ impl<'de> Deserialize<'de> for Members {
     }
 }
 
-/// Names of columns for a message.
+/// Lists names of columns for a message.
 pub(super) fn listed(names: &[String]) -> String {
     if names.is_empty() {
         return "none".to_owned();
@@ -283,8 +279,9 @@ pub(super) fn listed(names: &[String]) -> String {
 }
 
 fn no_prompt(names: &[String]) -> String {
-    /// What other people's data sets call it.
+    /// Usual names of the prompt's column, to be suggested.
     const PROMPTS: [&str; 7] = ["question", "problem", "instruction", "query", "input", "task", "text"];
+    /// Usual names of the label's column.
     const LABELS: [&str; 6] = ["answer", "target", "expected_answer", "solution", "expected", "output"];
     let found = listed(names);
     let one_of = |usual: &[&str]| {
@@ -297,11 +294,11 @@ fn no_prompt(names: &[String]) -> String {
     };
     format!(
         "no `user_prompt` and no `prompt` (columns found: {found}); \
-         `--map {map}` says which column it is"
+         name the column of the prompt with `--map {map}`"
     )
 }
 
-/// A text column. Empty text is no text.
+/// Returns the text of a cell; none if it is empty.
 fn text(cell: Option<Cell>, name: &dyn Display) -> Result<Option<String>, String> {
     match cell {
         None | Some(Cell::Null) => Ok(None),
@@ -315,11 +312,11 @@ fn text(cell: Option<Cell>, name: &dyn Display) -> Result<Option<String>, String
     }
 }
 
-/// The part of a label that counts: what follows the last mark.
+/// Returns the part of a label after the last mark.
 fn label_after(label: &str, mark: &str) -> Result<String, String> {
     match label.rfind(mark) {
         Some(at) => Ok(label[at + mark.len()..].trim().to_owned()),
-        None => Err(format!("the label has no `{mark}`, after which --label-after takes it")),
+        None => Err(format!("the label does not contain `{mark}`, the mark of --label-after")),
     }
 }
 
@@ -366,8 +363,8 @@ fn messages(prompt: Cell, name: &dyn Display, text_holds_json: bool) -> Result<V
     };
     let messages: Vec<Box<RawValue>> = serde_json::from_str(&list).map_err(|error| {
         format!(
-            "`{name}` begins like a list of messages and is not JSON ({} at line {}, column {} \
-             of it); correct it, or give plain text as `user_prompt`",
+            "`{name}` begins like a list of messages but is not JSON ({} at line {}, column {} \
+             of it); correct it, or put plain text into `user_prompt`",
             json_problem(&error),
             error.line(),
             error.column()
@@ -384,9 +381,9 @@ fn messages(prompt: Cell, name: &dyn Display, text_holds_json: bool) -> Result<V
     Ok(messages)
 }
 
-/// What to say of a prompt without a word: a model has nothing to answer to it.
+/// Returns the message about an empty prompt.
 fn empty(name: &dyn Display) -> String {
-    format!("`{name}` is empty; give the model something to answer, or remove the row")
+    format!("`{name}` is empty; fill it in or remove the row")
 }
 
 fn looks_like_messages(text: &str) -> bool {

@@ -1,4 +1,4 @@
-//! Which column is which, in data sets whose columns have other names.
+//! Mappings of columns for data sets whose columns have other names.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,14 +8,14 @@ use serde_json::value::RawValue;
 
 use super::cells::{Cell, json_problem};
 
-/// What a column can be used as, for messages.
+/// Targets of a mapping, for messages.
 pub const TARGETS: &str = "prompt, system_prompt, label, metadata or metadata.NAME";
 
-/// One column used as something else than its name says: `prompt=question`.
+/// A mapping of a target to a column, such as `prompt=question`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
     target: Target,
-    place: CellPosition,
+    path: CellPath,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,26 +27,26 @@ enum Target {
     Member(String),
 }
 
-/// Where in a row a value is: a column, or a JSON pointer the first step of which is one.
+/// The path of a value in a row: a column, or a JSON pointer whose first step is a column.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct CellPosition {
+pub(super) struct CellPath {
     column: String,
-    /// The steps from the column on.
+    /// The steps within the column's value.
     steps: Vec<String>,
 }
 
-/// Why a mapping cannot be understood.
+/// Error of parsing a mapping.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidMapping {
-    /// There is no `=`, or nothing on one side of it.
+    /// There is no `=`, or one side of it is empty.
     #[error("'{0}' is not TARGET=COLUMN, such as prompt=question")]
     Form(String),
-    /// Nothing of that name is read.
-    #[error("'{0}' is nothing that a row has; use {TARGETS}")]
+    /// The target is unknown.
+    #[error("unknown target '{0}'; use {TARGETS}")]
     Target(String),
-    /// Two columns for one thing.
-    #[error("{0} is given twice")]
+    /// A target has two columns.
+    #[error("{0} is mapped twice; keep one of the mappings")]
     Twice(String),
 }
 
@@ -55,8 +55,8 @@ impl FromStr for Mapping {
 
     fn from_str(text: &str) -> Result<Self, InvalidMapping> {
         let form = || InvalidMapping::Form(text.to_owned());
-        let (target, place) = text.split_once('=').ok_or_else(form)?;
-        let (target, place) = (target.trim(), place.trim());
+        let (target, path) = text.split_once('=').ok_or_else(form)?;
+        let (target, path) = (target.trim(), path.trim());
         let target = match target.to_ascii_lowercase().as_str() {
             "prompt" | "user_prompt" => Target::Prompt,
             "system_prompt" => Target::SystemPrompt,
@@ -67,33 +67,33 @@ impl FromStr for Mapping {
                 _ => return Err(InvalidMapping::Target(target.to_owned())),
             },
         };
-        let place = CellPosition::parse(place).ok_or_else(form)?;
-        Ok(Self { target, place })
+        let path = CellPath::parse(path).ok_or_else(form)?;
+        Ok(Self { target, path })
     }
 }
 
 impl fmt::Display for Mapping {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.target {
-            Target::Prompt => write!(f, "prompt={}", self.place),
-            Target::SystemPrompt => write!(f, "system_prompt={}", self.place),
-            Target::Label => write!(f, "label={}", self.place),
-            Target::Metadata => write!(f, "metadata={}", self.place),
-            Target::Member(name) => write!(f, "metadata.{name}={}", self.place),
+            Target::Prompt => write!(f, "prompt={}", self.path),
+            Target::SystemPrompt => write!(f, "system_prompt={}", self.path),
+            Target::Label => write!(f, "label={}", self.path),
+            Target::Metadata => write!(f, "metadata={}", self.path),
+            Target::Member(name) => write!(f, "metadata.{name}={}", self.path),
         }
     }
 }
 
-/// The mappings of a data set. What none of them names has the column of its own name.
+/// The mappings of a data set. A target without a mapping is read from the column of its name.
 #[derive(Clone, Debug, Default)]
 pub struct ColumnMap(Vec<Mapping>);
 
 impl ColumnMap {
-    /// All of them, each for something else.
+    /// Collects mappings, each of another target.
     ///
     /// # Errors
     ///
-    /// [`InvalidMapping::Twice`].
+    /// Fails with [`InvalidMapping::Twice`] if two have the same target.
     pub fn new(mappings: Vec<Mapping>) -> Result<Self, InvalidMapping> {
         for (at, mapping) in mappings.iter().enumerate() {
             if mappings[..at].iter().any(|other| other.target == mapping.target) {
@@ -104,48 +104,48 @@ impl ColumnMap {
         Ok(Self(mappings))
     }
 
-    /// As they are written, for what is to be the same when an evaluation is resumed.
+    /// Returns the mappings as text, for the manifest of an evaluation.
     pub fn texts(&self) -> Vec<String> {
         let mut texts: Vec<String> = self.0.iter().map(Mapping::to_string).collect();
         texts.sort_unstable();
         texts
     }
 
-    fn of(&self, target: &Target) -> Option<&CellPosition> {
-        self.0.iter().find(|mapping| mapping.target == *target).map(|mapping| &mapping.place)
+    fn of(&self, target: &Target) -> Option<&CellPath> {
+        self.0.iter().find(|mapping| mapping.target == *target).map(|mapping| &mapping.path)
     }
 
-    pub(super) fn prompt(&self) -> Option<&CellPosition> {
+    pub(super) fn prompt(&self) -> Option<&CellPath> {
         self.of(&Target::Prompt)
     }
 
-    pub(super) fn system_prompt(&self) -> Option<&CellPosition> {
+    pub(super) fn system_prompt(&self) -> Option<&CellPath> {
         self.of(&Target::SystemPrompt)
     }
 
-    pub(super) fn label(&self) -> Option<&CellPosition> {
+    pub(super) fn label(&self) -> Option<&CellPath> {
         self.of(&Target::Label)
     }
 
-    pub(super) fn metadata(&self) -> Option<&CellPosition> {
+    pub(super) fn metadata(&self) -> Option<&CellPath> {
         self.of(&Target::Metadata)
     }
 
-    /// The members of the metadata that have columns of their own.
-    pub(super) fn members(&self) -> impl Iterator<Item = (&str, &CellPosition)> {
+    /// Returns the members of the metadata that have columns of their own.
+    pub(super) fn members(&self) -> impl Iterator<Item = (&str, &CellPath)> {
         self.0.iter().filter_map(|mapping| match &mapping.target {
-            Target::Member(name) => Some((name.as_str(), &mapping.place)),
+            Target::Member(name) => Some((name.as_str(), &mapping.path)),
             _ => None,
         })
     }
 
-    /// Every place in a row that is read.
-    pub(super) fn places(&self) -> impl Iterator<Item = &CellPosition> {
-        self.0.iter().map(|mapping| &mapping.place)
+    /// Returns the path of every mapping.
+    pub(super) fn cells(&self) -> impl Iterator<Item = &CellPath> {
+        self.0.iter().map(|mapping| &mapping.path)
     }
 }
 
-impl fmt::Display for CellPosition {
+impl fmt::Display for CellPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.steps.is_empty() && !self.column.starts_with('/') {
             return f.write_str(&self.column);
@@ -157,7 +157,7 @@ impl fmt::Display for CellPosition {
     }
 }
 
-impl CellPosition {
+impl CellPath {
     fn parse(text: &str) -> Option<Self> {
         let Some(pointer) = text.strip_prefix('/') else {
             return (!text.is_empty()).then(|| Self { column: text.to_owned(), steps: Vec::new() });
@@ -167,22 +167,22 @@ impl CellPosition {
         Some(Self { column, steps: steps.collect() })
     }
 
-    /// The column that it begins in.
+    /// Returns the column in which the path begins.
     pub(super) fn column(&self) -> &str {
         &self.column
     }
 
-    /// The value there, of a row whose column this is the cell of; none where there is
-    /// nothing. With `text_holds_json`, a text may be JSON to step into.
+    /// Returns the value at this path within the cell of its column, if there is one. With
+    /// `text_holds_json`, a text may be JSON to step into.
     pub(super) fn within(&self, cell: &Cell, text_holds_json: bool) -> Result<Option<Cell>, String> {
         let mut value: &RawValue = match (cell, self.steps.as_slice()) {
             (Cell::Null, _) => return Ok(None),
             (cell, []) => return Ok(Some(cell.clone())),
             (Cell::Json(value), _) => value,
             (Cell::Text(text), _) if text_holds_json => serde_json::from_str(text).map_err(|error| {
-                format!("{}, and that is no JSON ({})", self.is_text(), json_problem(&error))
+                format!("{} that is not JSON ({})", self.text_problem(), json_problem(&error))
             })?,
-            (Cell::Text(_), _) => return Err(self.is_text()),
+            (Cell::Text(_), _) => return Err(self.text_problem()),
         };
         for step in &self.steps {
             let Some(inner) = member(value, step) else { return Ok(None) };
@@ -192,14 +192,14 @@ impl CellPosition {
         Ok(Some(cell).filter(|cell| !matches!(cell, Cell::Null)))
     }
 
-    fn is_text(&self) -> String {
-        format!("`{self}` is to be looked up within `{}`, which is text", self.column)
+    fn text_problem(&self) -> String {
+        format!("`{self}` cannot be looked up because `{}` is text", self.column)
     }
 }
 
-/// What is there under a name or an index.
+/// Returns the member of an object or the element of a list.
 fn member<'a>(value: &'a RawValue, step: &str) -> Option<&'a RawValue> {
-    /// One member of an object, and the others read over.
+    /// Visitor that returns one member of an object and skips the others.
     struct Seek<'s>(&'s str);
 
     impl<'de> serde::de::DeserializeSeed<'de> for Seek<'_> {
@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mapping_is_a_target_and_a_place() {
+    fn a_mapping_is_parsed_as_target_and_path() {
         fn check(text: &str, expected: Result<&str, &str>) {
             let got = text.parse::<Mapping>().map(|mapping| mapping.to_string());
             match (got, expected) {
@@ -262,25 +262,25 @@ mod tests {
         check("question", Err("is not TARGET=COLUMN"));
         check("prompt=", Err("is not TARGET=COLUMN"));
         check("prompt=/", Err("is not TARGET=COLUMN"));
-        check("answer=label", Err("'answer' is nothing that a row has; use prompt, "));
-        check("metadata.=x", Err("is nothing that a row has"));
+        check("answer=label", Err("unknown target 'answer'; use prompt, "));
+        check("metadata.=x", Err("unknown target"));
         let twice = ["label=a", "prompt=b", "ground_truth=c"].map(|text| text.parse().unwrap());
         assert_eq!(ColumnMap::new(twice.to_vec()).unwrap_err(), InvalidMapping::Twice("label".to_owned()));
     }
 
     #[test]
     fn a_pointer_leads_into_a_cell() {
-        fn check(place: &str, cell: &str, expected: &str) {
-            let place = CellPosition::parse(place).unwrap();
+        fn check(path: &str, cell: &str, expected: &str) {
+            let path = CellPath::parse(path).unwrap();
             let cell = Cell::of(&RawValue::from_string(cell.to_owned()).unwrap()).unwrap();
-            let got = match place.within(&cell, false) {
+            let got = match path.within(&cell, false) {
                 Ok(None) => "nothing".to_owned(),
                 Ok(Some(Cell::Text(text))) => text,
                 Ok(Some(Cell::Json(value))) => value.get().to_owned(),
                 Ok(Some(Cell::Null)) => "null".to_owned(),
                 Err(what) => what,
             };
-            assert_eq!(got, expected, "{place} in {cell:?}");
+            assert_eq!(got, expected, "{path} in {cell:?}");
         }
         check("a", r#""text""#, "text");
         check("/a/b", r#"{"x": [1], "b": "in"}"#, "in");
@@ -291,9 +291,9 @@ mod tests {
         check("/a/b", "null", "nothing");
         check("/a/b", "[1]", "nothing");
         check("/a/2", "[1]", "nothing");
-        check("/a/b", r#""text""#, "`/a/b` is to be looked up within `a`, which is text");
+        check("/a/b", r#""text""#, "`/a/b` cannot be looked up because `a` is text");
         let text = Cell::Text(r#"{"b": 7}"#.to_owned());
-        let place = CellPosition::parse("/a/b").unwrap();
-        assert!(matches!(place.within(&text, true), Ok(Some(Cell::Json(value))) if value.get() == "7"));
+        let path = CellPath::parse("/a/b").unwrap();
+        assert!(matches!(path.within(&text, true), Ok(Some(Cell::Json(value))) if value.get() == "7"));
     }
 }

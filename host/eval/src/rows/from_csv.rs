@@ -1,9 +1,9 @@
-//! Rows from CSV or TSV: a header, commas or tabs, double quotes.
+//! Reads rows from CSV or TSV: a header, commas or tabs, double quotes.
 
 use super::cells::{Cell, check_names};
 use super::{Collector, Position};
 
-/// Reads every record. A record that is longer or shorter than the header is refused.
+/// Reads every record. A record with more or fewer fields than the header is refused.
 pub(super) fn read(bytes: &[u8], delimiter: u8, found: &mut Collector<'_>) {
     let mut reader = csv::ReaderBuilder::new().delimiter(delimiter).from_reader(bytes);
     let mut lines = Lines { bytes, counted: 0, line: 1 };
@@ -20,14 +20,14 @@ pub(super) fn read(bytes: &[u8], delimiter: u8, found: &mut Collector<'_>) {
     for record in reader.records() {
         match record {
             Ok(record) => {
-                let place = lines.place(record.position());
+                let position = lines.position(record.position());
                 let cells = record.iter().map(|text| match text {
                     "" => Cell::Null,
                     text => Cell::Text(text.to_owned()),
                 });
-                found.row(place, names.iter().cloned().zip(cells).collect());
+                found.row(position, names.iter().cloned().zip(cells).collect());
             }
-            Err(error) => found.bad_row(lines.place(error.position()), problem(&error, delimiter)),
+            Err(error) => found.bad_row(lines.position(error.position()), problem(&error, delimiter)),
         }
     }
 }
@@ -46,7 +46,7 @@ fn problem(error: &csv::Error, delimiter: u8) -> String {
     }
 }
 
-/// Line numbers from byte offsets. The csv reader's own line of a record is one too
+/// Computes line numbers from byte offsets. The csv reader's own line of a record is one too
 /// small after a blank line and after CR LF.
 struct Lines<'a> {
     bytes: &'a [u8],
@@ -55,7 +55,7 @@ struct Lines<'a> {
 }
 
 impl Lines<'_> {
-    fn place(&mut self, position: Option<&csv::Position>) -> Position {
+    fn position(&mut self, position: Option<&csv::Position>) -> Position {
         let offset = position.map_or(self.counted as u64, csv::Position::byte);
         let mut start = usize::try_from(offset).unwrap_or(usize::MAX);
         while matches!(self.bytes.get(start), Some(b'\r' | b'\n')) {

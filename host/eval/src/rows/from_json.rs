@@ -1,4 +1,4 @@
-//! Rows from JSON: one object a line, or one list of objects.
+//! Reads rows from JSON: one object a line, or one list of objects.
 
 use std::fmt;
 
@@ -40,15 +40,15 @@ pub(super) fn read_array(bytes: &[u8], found: &mut Collector<'_>) {
     }
     if !start.starts_with('[') {
         let what = "not a list of rows; put the rows into one list, \
-                    or name a file that has one object a line .jsonl";
+                    or use the extension .jsonl for a file with one object a line";
         let line = newlines(&bytes[..text.len() - start.len()]) + 1;
         return found.bad_row(Position::Line(line), what.to_owned());
     }
     let elements: Vec<&RawValue> = match serde_json::from_str(text) {
         Ok(elements) => elements,
         Err(error) => {
-            let place = Position::LineColumn(error.line(), error.column());
-            return found.bad_row(place, not_json(&error));
+            let position = Position::LineColumn(error.line(), error.column());
+            return found.bad_row(position, not_json(&error));
         }
     };
     let (mut line, mut counted) = (1, 0);
@@ -62,7 +62,7 @@ pub(super) fn read_array(bytes: &[u8], found: &mut Collector<'_>) {
     }
 }
 
-/// Reads one object, the first byte of which is on line `line`.
+/// Reads one object, whose first byte is on line `line`.
 fn read_row(text: &str, line: usize, found: &mut Collector<'_>) {
     if let Ok(value) = serde_json::from_str::<&RawValue>(text)
         && !value.get().starts_with('{')
@@ -74,13 +74,13 @@ fn read_row(text: &str, line: usize, found: &mut Collector<'_>) {
         Ok(Object(columns)) => found.row(Position::Line(line), columns),
         Err(error) => {
             // Within a list, the row may span lines; its own first line is line 1.
-            let place = Position::LineColumn(line + error.line() - 1, error.column());
-            found.bad_row(place, not_json(&error));
+            let position = Position::LineColumn(line + error.line() - 1, error.column());
+            found.bad_row(position, not_json(&error));
         }
     }
 }
 
-/// The columns of one row in the order of the file, a name that is there twice included.
+/// The columns of one row in the order of the file, with duplicate names.
 struct Object(Vec<(String, Cell)>);
 
 impl<'de> Deserialize<'de> for Object {

@@ -1,4 +1,4 @@
-//! Rows from Parquet, flat or nested. Columns that mean nothing here are not decoded.
+//! Reads rows from Parquet, flat or nested. Columns that are not used are not decoded.
 
 use parquet::errors::ParquetError;
 use parquet::file::reader::{ChunkReader, FileReader, SerializedFileReader};
@@ -10,7 +10,7 @@ use serde_json::{Map, Number, Value};
 use super::cells::{Cell, check_names, is_known, same};
 use super::{Collector, Position};
 
-/// Reads every row. The error is one of the file; an error of a row goes to `found`.
+/// Reads every row. Returns errors of the file; problems of rows are added to `found`.
 pub(super) fn read(file: impl ChunkReader + 'static, found: &mut Collector<'_>) -> Result<(), ParquetError> {
     let reader = SerializedFileReader::new(file)?;
     let schema = reader.metadata().file_metadata().schema();
@@ -23,9 +23,9 @@ pub(super) fn read(file: impl ChunkReader + 'static, found: &mut Collector<'_>) 
     let known: Vec<TypePtr> =
         fields.iter().filter(|field| is_known(field.name(), found.columns())).cloned().collect();
     let known = Type::group_type_builder(schema.name()).with_fields(known).build()?;
-    let prompt = found.columns().prompt().map(|place| place.column().to_owned());
+    let prompt = found.columns().prompt().map(|path| path.column().to_owned());
     for row in reader.get_row_iter(Some(known))? {
-        let place = Position::Row(found.next_index());
+        let position = Position::Row(found.next_index());
         let columns: Result<Vec<(String, Cell)>, String> = row?
             .into_columns()
             .into_iter()
@@ -37,8 +37,8 @@ pub(super) fn read(file: impl ChunkReader + 'static, found: &mut Collector<'_>) 
             })
             .collect();
         match columns {
-            Ok(columns) => found.row(place, columns),
-            Err(what) => found.bad_row(place, what),
+            Ok(columns) => found.row(position, columns),
+            Err(what) => found.bad_row(position, what),
         }
     }
     Ok(())
@@ -46,7 +46,7 @@ pub(super) fn read(file: impl ChunkReader + 'static, found: &mut Collector<'_>) 
 
 fn cell(name: &str, field: Field, nulls: Nulls) -> Result<Cell, String> {
     let value = value(&field, nulls)
-        .map_err(|NotText| format!("`{name}` has bytes that are not UTF-8; write it as text"))?;
+        .map_err(|NotText| format!("`{name}` has bytes that are not UTF-8; encode it as UTF-8 text"))?;
     Ok(match value {
         Value::Null => Cell::Null,
         Value::String(text) => Cell::Text(text),
@@ -54,14 +54,14 @@ fn cell(name: &str, field: Field, nulls: Nulls) -> Result<Cell, String> {
     })
 }
 
-/// What becomes of a null field of a struct.
+/// Treatment of a null field of a struct.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Nulls {
     Kept,
     LeftOut,
 }
 
-/// Bytes that should have been text.
+/// Error of bytes that are not UTF-8.
 struct NotText;
 
 fn value(field: &Field, nulls: Nulls) -> Result<Value, NotText> {
@@ -120,12 +120,12 @@ fn insert(object: &mut Map<String, Value>, name: String, field: &Field, nulls: N
     Ok(())
 }
 
-/// JSON has no NaN, and data frames write a missing number as NaN: both are null.
+/// Converts a number. NaN, which data frames write for a missing number and JSON does not have, is null.
 fn float(value: f64) -> Value {
     Number::from_f64(value).map_or(Value::Null, Value::Number)
 }
 
-/// The double that prints like this single: 0.1 stays 0.1.
+/// Returns the `f64` with the same shortest decimal text as an `f32`: 0.1 stays 0.1.
 fn shortest(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }

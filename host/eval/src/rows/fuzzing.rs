@@ -1,14 +1,14 @@
-//! The fuzz target of data sets of text. The first byte is the format.
+//! The fuzz target of text data sets. The first byte selects the format.
 
 use std::path::Path;
 
 use super::{Collector, DataError, Format, Options, PROBLEMS_SHOWN_MAX, read_text};
 use rollout_core::wire;
 
-/// What the error about one row may say, in bytes.
+/// Maximum length of the message about one row, in bytes.
 const PROBLEM_BYTES_MAX: usize = 4096;
 
-/// A file of rows.
+/// Fuzz target: reads a file of rows.
 pub(crate) fn rows(bytes: &[u8]) {
     let Some((kind, text)) = bytes.split_first() else { return };
     let format = [Format::JsonLines, Format::JsonArray, Format::Csv, Format::Tsv][usize::from(kind % 4)];
@@ -31,7 +31,11 @@ pub(crate) fn rows(bytes: &[u8]) {
         Err(DataError::Rows { problems, total, .. }) => {
             assert!(!problems.is_empty() && problems.len() <= PROBLEMS_SHOWN_MAX && total >= problems.len());
             for problem in &problems {
-                assert!(problem.what.len() < PROBLEM_BYTES_MAX, "{} bytes about a row", problem.what.len());
+                assert!(
+                    problem.message.len() < PROBLEM_BYTES_MAX,
+                    "{} bytes about a row",
+                    problem.message.len()
+                );
             }
         }
         Err(_) => {}

@@ -1,35 +1,35 @@
-//! Which rows of a data set are used, and in which order.
+//! Selection and order of the rows of a data set.
 
 use sha2::{Digest, Sha256};
 
 use super::Row;
 
-/// Some of the rows: shuffled, then so many left out, then so many taken.
+/// A selection of rows: shuffles, then skips `offset` rows, then takes `limit` rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
-    /// What decides on the order; none keeps that of the file.
+    /// Seed of the order; `None` keeps the order of the file.
     pub seed: Option<u64>,
-    /// Rows that are left out at the beginning.
+    /// Number of rows skipped at the beginning.
     pub offset: usize,
-    /// Rows that are taken; none takes all.
+    /// Number of rows taken; `None` takes all.
     pub limit: Option<usize>,
 }
 
 impl Selection {
-    /// The rows that are meant, which keep their numbers.
+    /// Applies the selection. Rows keep their indices.
     #[must_use]
-    pub fn of(self, mut rows: Vec<Row>) -> Vec<Row> {
+    pub fn apply(self, mut rows: Vec<Row>) -> Vec<Row> {
         if let Some(seed) = self.seed {
-            rows.sort_by_cached_key(|row| place(seed, row.index));
+            rows.sort_by_cached_key(|row| sort_key(seed, row.index));
         }
         let rows = rows.into_iter().skip(self.offset);
         rows.take(self.limit.unwrap_or(usize::MAX)).collect()
     }
 }
 
-/// Rows are in the order of a digest of seed and number, which is the same on every machine
-/// and in every version, so that anybody can say which rows a seed takes.
-fn place(seed: u64, index: usize) -> [u8; 32] {
+/// Returns a digest of seed and index. It is the same on every machine and in every version, so a
+/// selection can be reproduced with other tools.
+fn sort_key(seed: u64, index: usize) -> [u8; 32] {
     Sha256::digest(format!("{seed}-{index}")).into()
 }
 
@@ -45,7 +45,7 @@ mod tests {
     fn rows_are_shuffled_then_skipped_then_taken() {
         fn check(seed: Option<u64>, offset: usize, limit: Option<usize>, expected: &[usize]) {
             let taken: Vec<usize> =
-                Selection { seed, offset, limit }.of(rows(6)).iter().map(|row| row.index).collect();
+                Selection { seed, offset, limit }.apply(rows(6)).iter().map(|row| row.index).collect();
             assert_eq!(taken, expected, "{seed:?} {offset} {limit:?}");
         }
         check(None, 0, None, &[0, 1, 2, 3, 4, 5]);
@@ -58,9 +58,9 @@ mod tests {
     }
 
     #[test]
-    fn every_row_gets_to_every_place() {
+    fn some_seed_puts_each_row_first() {
         let firsts: std::collections::BTreeSet<usize> = (0..200)
-            .map(|seed| Selection { seed: Some(seed), offset: 0, limit: Some(1) }.of(rows(6))[0].index)
+            .map(|seed| Selection { seed: Some(seed), offset: 0, limit: Some(1) }.apply(rows(6))[0].index)
             .collect();
         assert_eq!(firsts.len(), 6);
     }

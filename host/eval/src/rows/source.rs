@@ -1,4 +1,4 @@
-//! The bytes of a data set: of a file or of standard input, compressed or not.
+//! Reads the bytes of a data set from a file or standard input, compressed or not.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
@@ -6,32 +6,31 @@ use std::path::Path;
 
 use flate2::read::MultiGzDecoder;
 
-/// The longest data set of text, in bytes, and the longest of any format that is
-/// compressed or comes from standard input, because it is read into memory. A file that
-/// unpacks to more than this, or an input that never ends, is a mistake.
+/// Maximum size in bytes of a data set that is read into memory: any text format, and any format that is
+/// compressed or comes from standard input.
 pub(crate) const DATA_BYTES_MAX: u64 = 4 << 30;
 
-/// How a compressed file begins.
+/// First bytes of a compressed file.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
-/// A data set before it is taken apart.
+/// The bytes of a data set before parsing.
 pub(super) enum Source {
-    /// A file as it is, from its beginning.
+    /// An uncompressed file, at its beginning.
     File(File),
-    /// What was read and unpacked.
+    /// Bytes that were read and uncompressed.
     Bytes(Vec<u8>),
 }
 
 impl Source {
-    /// Opens a file; `-` is standard input. What is compressed by gzip is unpacked,
-    /// whatever it is called.
+    /// Opens a file; `-` is standard input. Data compressed by gzip is recognised by its first bytes and
+    /// uncompressed, whatever the file's name.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         if is_standard_input(path) {
             return unpacked(io::stdin().lock()).map(Self::Bytes);
         }
         let mut file = File::open(path)?;
         if !file.metadata()?.is_file() {
-            // A pipe, for one, which cannot be rewound.
+            // For example a pipe, which cannot be rewound.
             return unpacked(file).map(Self::Bytes);
         }
         let mut start = Vec::with_capacity(GZIP.len());
@@ -40,7 +39,7 @@ impl Source {
         if start == GZIP { unpacked(file).map(Self::Bytes) } else { Ok(Self::File(file)) }
     }
 
-    /// The whole of it.
+    /// Returns all bytes.
     pub(crate) fn into_bytes(self) -> io::Result<Vec<u8>> {
         match self {
             Self::File(file) => limited(file),
@@ -49,7 +48,7 @@ impl Source {
     }
 }
 
-/// Whether this means standard input.
+/// Returns whether a path stands for standard input.
 pub(super) fn is_standard_input(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
@@ -66,7 +65,7 @@ fn limited(input: impl Read) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     input.take(DATA_BYTES_MAX + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > DATA_BYTES_MAX {
-        let what = format!("more than {DATA_BYTES_MAX} bytes; evaluate it in parts");
+        let what = format!("larger than {DATA_BYTES_MAX} bytes; split it and evaluate the parts");
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, what));
     }
     Ok(bytes)

@@ -19,7 +19,7 @@ fn load_with(name: &str, bytes: &[u8], options: &Options) -> Result<DataSet, Dat
     load(&path, options)
 }
 
-/// One line for each row: index, messages, label, metadata. Errors as they print.
+/// Renders one line for each row (index, messages, label, metadata), or the error.
 fn described(result: &Result<DataSet, DataError>) -> String {
     let set = match result {
         Ok(set) => set,
@@ -39,7 +39,7 @@ fn check(name: &str, content: &str, expected: &str) {
     assert_eq!(described(&load_bytes(name, content.as_bytes())), expected, "{content}");
 }
 
-/// The problems, without the first line, which names a path.
+/// Checks the lines of an error after the first one, which names a path.
 fn check_problems(name: &str, content: &[u8], expected: &[&str]) {
     let got = described(&load_bytes(name, content));
     let mut lines = got.lines();
@@ -105,7 +105,7 @@ fn a_json_list_is_rows() {
 }
 
 #[test]
-fn every_bad_json_line_is_named() {
+fn every_malformed_json_line_is_reported() {
     check_problems(
         "a.jsonl",
         b"{\"user_prompt\":\"a\"}\n\n{\"user_prompt\": nope}\n[1]\n{\"question\":1}\n{\"user_prompt\":\"\xff\"}\n{\"user_prompt\":\"a\",\"User_Prompt\":\"b\"}\n{\"user_prompt\":\"\\ud800\"}\n{\"user_prompt\":\"a\"} {}\n",
@@ -114,7 +114,7 @@ fn every_bad_json_line_is_named() {
             "line 4: not an object",
             "line 5: no `user_prompt` and no `prompt` (columns found: question)",
             "line 6, column 17: not UTF-8",
-            "line 7: column `user_prompt` is there twice",
+            "line 7: column `user_prompt` exists twice",
             "line 8, column",
             "line 9, column 21: not valid JSON (trailing characters)",
         ],
@@ -122,7 +122,7 @@ fn every_bad_json_line_is_named() {
 }
 
 #[test]
-fn the_first_ten_problems_are_told_and_the_rest_counted() {
+fn the_first_ten_problems_are_described_and_the_rest_are_counted() {
     let rows: String = (0..23).map(|n| format!("{{\"q{n}\":1}}\n")).collect();
     let result = load_bytes("a.jsonl", rows.as_bytes());
     let text = described(&result);
@@ -132,11 +132,11 @@ fn the_first_ten_problems_are_told_and_the_rest_counted() {
         panic!("{text}");
     };
     assert_eq!((problems.len(), total), (PROBLEMS_SHOWN_MAX, 23));
-    assert_eq!(problems[9].place, Position::Line(10));
+    assert_eq!(problems[9].position, Position::Line(10));
 }
 
 #[test]
-fn a_problem_that_many_rows_have_is_told_once() {
+fn a_problem_of_many_rows_is_described_once() {
     let rows = format!("{}[]\n{}", "{\"q\":1}\n".repeat(12), "{\"q\":1}\n".repeat(8));
     let text = described(&load_bytes("a.jsonl", rows.as_bytes()));
     let lines: Vec<&str> = text.lines().skip(1).collect();
@@ -170,7 +170,7 @@ fn csv_records_are_rows() {
 }
 
 #[test]
-fn every_bad_csv_record_is_named_with_its_line() {
+fn every_malformed_csv_record_is_reported_with_its_line() {
     for end in ["\n", "\r\n"] {
         let content =
             ["user_prompt,metadata", "\"two", "lines\",", "", "one", "a,b,c", ",{}", "a,[1]", "a,{}"];
@@ -209,10 +209,10 @@ fn a_file_without_rows_is_refused() {
 }
 
 #[test]
-fn a_file_that_is_no_data_set_is_refused() {
+fn a_file_of_an_unknown_format_is_refused() {
     for name in ["rows.txt", "rows", ".jsonl"] {
         let text = described(&load_bytes(name, b"{}"));
-        assert!(text.contains("name it .jsonl, .ndjson, .json, .csv, .tsv, .parquet or .pq, perhaps with .gz, or say it by --data-format"), "{text}");
+        assert!(text.contains("name it .jsonl, .ndjson, .json, .csv, .tsv, .parquet or .pq, perhaps with .gz, or give --data-format"), "{text}");
     }
     let text = described(&load_bytes("rows.parquet", b"PAR1 is not enough"));
     assert!(text.contains("rows.parquet as Parquet"), "{text}");
@@ -224,7 +224,7 @@ fn a_file_that_is_no_data_set_is_refused() {
 }
 
 #[test]
-fn the_digest_is_of_the_bytes_of_the_file() {
+fn the_digest_covers_the_bytes_of_the_file() {
     let set = load_bytes("a.jsonl", b"{\"user_prompt\":\"a\"}").unwrap();
     assert_eq!(set.digest, hex(&Sha256::digest(b"{\"user_prompt\":\"a\"}")));
     let with_mark = load_bytes("a.jsonl", b"\xef\xbb\xbf{\"user_prompt\":\"a\"}").unwrap();
@@ -233,7 +233,7 @@ fn the_digest_is_of_the_bytes_of_the_file() {
     assert_eq!(load_bytes("a.pq", &file).unwrap().digest, hex(&Sha256::digest(&file)));
 }
 
-/// Values, definition levels, repetition levels; no levels where a column has none.
+/// Values, definition levels and repetition levels of a column; empty if it has no levels.
 enum Column<'a> {
     Text(&'a [&'a str], &'a [i16], &'a [i16]),
     Int(&'a [i64], &'a [i16]),
@@ -294,7 +294,7 @@ fn parquet_rows_of_text_columns_are_rows() {
             "2 | {\"role\":\"user\",\"content\":\"c\"} | -7 | -\n",
         ),
     );
-    // Text without its annotation, as some writers leave it, and NaN for no number.
+    // Some writers leave out the annotation of text and write NaN for a missing number.
     check_parquet(
         "message schema { required binary prompt; optional double ground_truth; }",
         &[
@@ -343,7 +343,7 @@ fn parquet_rows_with_nested_messages_are_rows() {
 }
 
 #[test]
-fn every_bad_parquet_row_is_named() {
+fn every_malformed_parquet_row_is_reported() {
     let file = parquet(
         "message schema { optional binary user_prompt; required binary metadata (UTF8); }",
         &[Column::Text(&["a", "b"], &[1, 0, 1], &[]), Column::Text(&["{}", "{}", "no"], &[], &[])],
@@ -365,14 +365,14 @@ fn every_bad_parquet_row_is_named() {
     );
 }
 
-/// Options with these mappings.
+/// Returns options with these mappings.
 fn mapped(mappings: &[&str]) -> Options {
     let mappings: Vec<Mapping> = mappings.iter().map(|text| text.parse().unwrap()).collect();
     Options { columns: ColumnMap::new(mappings).unwrap(), ..Options::default() }
 }
 
 #[test]
-fn columns_of_other_names_are_found_in_every_format() {
+fn mapped_columns_are_found_in_every_format() {
     let options = mapped(&["prompt=question", "label=/answer/value", "metadata.id=id"]);
     let csv = "id,question,answer\n1,q,\"{\"\"value\"\": \"\"a\"\"}\"\n";
     let tsv = "id\tquestion\tanswer\n1\tq\t{\"value\": \"a\"}\n";
@@ -397,7 +397,7 @@ fn columns_of_other_names_are_found_in_every_format() {
 }
 
 #[test]
-fn a_column_that_is_nowhere_is_named_once_and_one_that_some_rows_lack_is_not() {
+fn a_mapped_column_that_no_row_has_is_reported_once_and_one_that_some_rows_lack_is_not() {
     let options = mapped(&["prompt=q", "label=anwser"]);
     for (name, content) in [
         ("a.jsonl", "{\"q\":\"1\",\"answer\":1}\n{\"q\":\"2\",\"answer\":2}\n"),
@@ -416,14 +416,14 @@ fn a_column_that_is_nowhere_is_named_once_and_one_that_some_rows_lack_is_not() {
 }
 
 #[test]
-fn what_is_compressed_is_unpacked_whatever_it_is_called() {
+fn compressed_data_is_recognised_by_its_content() {
     let packed = |bytes: &[u8]| {
         let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         std::io::Write::write_all(&mut encoder, bytes).unwrap();
         encoder.finish().unwrap()
     };
     let plain = load_bytes("a.jsonl", b"{\"user_prompt\":\"a\"}\n{\"user_prompt\":\"b\"}\n").unwrap();
-    // Files that were packed one by one and put together are one file.
+    // Concatenated gzip files are one file.
     let parts = [packed(b"{\"user_prompt\":\"a\"}\n"), packed(b"{\"user_prompt\":\"b\"}\n")].concat();
     for name in ["a.jsonl.gz", "a.ndjson.GZ", "a.jsonl"] {
         let set = load_bytes(name, &parts).unwrap();
@@ -440,10 +440,10 @@ fn what_is_compressed_is_unpacked_whatever_it_is_called() {
 }
 
 #[test]
-fn the_operator_may_say_the_format() {
+fn the_format_option_overrides_the_extension() {
     let options = Options { format: Some("TSV".parse().unwrap()), ..Options::default() };
     let got = described(&load_with("rows.txt", b"prompt\tlabel\nq, with commas\t1\n", &options));
     assert_eq!(got, "0 | {\"role\":\"user\",\"content\":\"q, with commas\"} | 1 | -\n");
     let error = "xlsx".parse::<Format>().unwrap_err();
-    assert_eq!(error, "'xlsx' is none of the formats jsonl, json, csv, tsv or parquet");
+    assert_eq!(error, "unknown format 'xlsx'; use jsonl, json, csv, tsv or parquet");
 }

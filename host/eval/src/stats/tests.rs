@@ -2,7 +2,7 @@ use super::super::results::tests::{scored, unscored};
 use super::*;
 
 #[test]
-fn ks_are_powers_of_two_and_n() {
+fn pass_at_k_is_reported_for_powers_of_two_and_n() {
     fn check(n: usize, expected: &[usize]) {
         assert_eq!(ks(n), expected, "n = {n}");
     }
@@ -36,7 +36,7 @@ fn pass_at_k_is_the_unbiased_estimate() {
     check((3, 1, 4), None);
     check((0, 0, 1), None);
     check((3, 1, 0), None);
-    // C(10_000, 5_000) is far beyond a double; the estimate is not.
+    // C(10_000, 5_000) overflows an f64; the estimate does not.
     check((10_000, 1, 5_000), Some(0.5));
     check((10_000, 9_999, 1), Some(0.9999));
 }
@@ -61,7 +61,7 @@ fn percentiles_are_values_by_nearest_rank() {
 }
 
 #[test]
-fn rewards_have_a_mean_and_a_population_spread() {
+fn rewards_have_a_mean_and_a_population_standard_deviation() {
     fn check(rewards: &[f64], expected: Option<[f64; 5]>) {
         let by_row: Vec<Vec<f64>> = rewards.iter().map(|reward| vec![*reward]).collect();
         let got = reward_stats(&by_row).map(|r| [r.mean, r.std, r.min, r.median, r.max]);
@@ -77,7 +77,7 @@ fn rewards_have_a_mean_and_a_population_spread() {
 }
 
 #[test]
-fn unscored_attempts_are_counted_and_have_no_part_in_pass_at_k() {
+fn unscored_attempts_are_counted_and_excluded_from_pass_at_k() {
     let mut lines = vec![
         scored(0, 0, 1.0),
         scored(0, 1, 0.0),
@@ -129,7 +129,7 @@ fn unscored_attempts_are_counted_and_have_no_part_in_pass_at_k() {
 }
 
 #[test]
-fn a_tally_gives_the_same_in_any_order_and_a_running_mean() {
+fn a_tally_does_not_depend_on_the_order_of_results() {
     let lines: Vec<_> = (0..8).map(|i| scored(i / 2, i % 2, (i % 3) as f64)).collect();
     let mut tally = Tally::new(2, 1.0);
     assert_eq!(tally.reward_mean(), None);
@@ -141,7 +141,7 @@ fn a_tally_gives_the_same_in_any_order_and_a_running_mean() {
 }
 
 #[test]
-fn figures_are_finite_and_written_as_numbers_whatever_the_rewards() {
+fn figures_of_extreme_rewards_are_finite() {
     let mut lines: Vec<_> =
         (0..4).map(|i| scored(i / 2, i % 2, if i == 0 { f64::MIN } else { 1.7e308 })).collect();
     for line in &mut lines {
@@ -155,7 +155,7 @@ fn figures_are_finite_and_written_as_numbers_whatever_the_rewards() {
 }
 
 #[test]
-fn runs_of_one_row_are_one_case_for_the_error_of_the_mean() {
+fn the_standard_error_is_clustered_by_row() {
     let summary = |n: usize| {
         let lines: Vec<_> = (0..4 * n).map(|i| scored(i / n, i % n, (i / n % 2) as f64)).collect();
         Summary::from_lines(&lines, n, 1.0).reward.unwrap()
@@ -166,8 +166,8 @@ fn runs_of_one_row_are_one_case_for_the_error_of_the_mean() {
 }
 
 #[test]
-fn what_was_not_run_is_in_the_plan_and_in_nothing_else() {
-    let mut tally = Tally::new(2, 1.0).of_rows(10);
+fn rows_that_were_not_run_count_only_as_planned() {
+    let mut tally = Tally::new(2, 1.0).with_rows_planned(10);
     tally.add(&scored(0, 0, 1.0));
     tally.add(&scored(3, 0, 0.0));
     let summary = tally.summary();

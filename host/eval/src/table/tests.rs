@@ -3,7 +3,7 @@ use super::super::stats::Summary;
 use super::*;
 
 #[test]
-fn a_summary_reads_like_this() {
+fn a_summary_is_rendered_in_sections() {
     let mut lines: Vec<_> =
         (0..28).map(|i| scored(i / 4, i % 4, if i % 3 == 0 { 1.0 } else { 0.25 })).collect();
     lines.push(unscored(7, 0, "deadline", "plugin"));
@@ -54,7 +54,7 @@ fn a_summary_reads_like_this() {
 }
 
 #[test]
-fn without_a_score_the_table_says_no_reward() {
+fn a_table_without_scored_rollouts_has_no_reward() {
     let table = render(&Summary::from_lines(&[unscored(0, 0, "trapped", "plugin")], 4, 1.0), WIDTH);
     assert!(table.contains("Reward    no reward (nothing was scored)"), "{table}");
     assert!(!table.contains("Pass"), "{table}");
@@ -63,7 +63,7 @@ fn without_a_score_the_table_says_no_reward() {
 }
 
 #[test]
-fn what_a_guest_says_neither_breaks_lines_nor_reaches_the_terminal() {
+fn text_of_a_guest_has_no_line_breaks_and_no_control_characters() {
     let mut line = unscored(0, 0, &"k\n".repeat(200), &"\u{1b}[2J fault ".repeat(50));
     line.reason = Some("\u{1b}[31mred\n\nlines ".repeat(100));
     line.metrics.insert("m\t".repeat(100), 1e300);
@@ -115,8 +115,8 @@ fn numbers_are_short_and_do_not_mislead() {
 }
 
 #[test]
-fn a_run_that_was_stopped_says_of_how_many_it_is() {
-    let mut tally = super::super::stats::Tally::new(2, 0.5).of_rows(100);
+fn a_stopped_run_shows_the_planned_rollouts() {
+    let mut tally = super::super::stats::Tally::new(2, 0.5).with_rows_planned(100);
     tally.add(&scored(7, 0, 1.0));
     let mut summary = tally.summary();
     summary.wall_secs = Some(83.4);
@@ -149,7 +149,7 @@ fn a_run_that_was_stopped_says_of_how_many_it_is() {
 }
 
 #[test]
-fn a_long_reason_is_folded_and_shows_its_end() {
+fn a_long_reason_is_wrapped_and_shows_its_end() {
     fn check(reason: &str, width: usize, expected: &str) {
         let mut line = unscored(0, 0, "model", "model");
         line.reason = Some(reason.to_owned());
@@ -163,7 +163,7 @@ fn a_long_reason_is_folded_and_shows_its_end() {
     check("a word and another\u{1b}[2J\n\nline", 80, "                e.g. a word and another [2J line\n");
     let unbroken = "x".repeat(150);
     check(&unbroken, 80, &format!("e.g. {}\n                     {}\n", "x".repeat(59), "x".repeat(59)));
-    // What is wider than a page is hard to read, and narrower figures do not fit.
+    // The width is clamped to the readable range.
     for width in [0, 40, 72, 100, 10_000] {
         let mut line = unscored(0, 0, "model", "model");
         line.reason = Some(long.clone());

@@ -58,7 +58,7 @@ fn text_cells_hold_lists_of_messages() {
     check_text(r#"{"prompt":"[1,2] sort"}"#, r#""content":"[1,2] sort"}"#);
     check_text(
         r#"{"prompt":"[{'role': 1}]"}"#,
-        "error: `prompt` begins like a list of messages and is not JSON (key must be a string at line 1, column 3",
+        "error: `prompt` begins like a list of messages but is not JSON (key must be a string at line 1, column 3",
     );
 }
 
@@ -105,18 +105,21 @@ fn metadata_is_an_object_or_absent() {
 fn a_row_without_a_usable_prompt_is_refused() {
     check(
         r#"{"question":"q","answer":1}"#,
-        "error: no `user_prompt` and no `prompt` (columns found: question, answer); `--map prompt=question,label=answer` says",
+        "error: no `user_prompt` and no `prompt` (columns found: question, answer); name the column of the prompt with `--map prompt=question,label=answer`",
     );
     check("{}", "(columns found: none)");
-    check(r#"{"user_prompt":""}"#, "error: `user_prompt` is empty; give the model something to answer");
+    check(r#"{"user_prompt":""}"#, "error: `user_prompt` is empty; fill it in");
     check(r#"{"user_prompt":null,"other":1}"#, "error: `user_prompt` is empty");
-    check(r#"{"Problem":"q"}"#, "(columns found: Problem); `--map prompt=Problem` says");
+    check(
+        r#"{"Problem":"q"}"#,
+        "(columns found: Problem); name the column of the prompt with `--map prompt=Problem`",
+    );
     check(r#"{"prompt":""}"#, "error: `prompt` is empty");
     check(r#"{"prompt":[]}"#, "error: `prompt` is empty");
     check(r#"{"prompt":"a","user_prompt":"b"}"#, "error: has both `user_prompt` and `prompt`; keep one");
     check(
         r#"{"user_prompt":"a","User_Prompt":"b"}"#,
-        "error: column `user_prompt` is there twice, as `user_prompt` and `User_Prompt`",
+        "error: column `user_prompt` exists twice, as `user_prompt` and `User_Prompt`",
     );
     check(
         r#"{"user_prompt":[{"role":"user"}]}"#,
@@ -141,14 +144,14 @@ fn a_row_without_a_usable_prompt_is_refused() {
     );
 }
 
-/// Options with these mappings.
+/// Returns options with these mappings.
 fn mapped(mappings: &[&str]) -> Options {
     let mappings: Vec<Mapping> = mappings.iter().map(|text| text.parse().unwrap()).collect();
     Options { columns: ColumnMap::new(mappings).unwrap(), ..Options::default() }
 }
 
 #[test]
-fn columns_of_other_names_are_used_as_the_operator_says() {
+fn mapped_columns_are_used_instead_of_the_usual_names() {
     fn check(mappings: &[&str], json: &str, expected: &str) {
         let got = described(interpret(row(json), &mapped(mappings), false));
         assert!(got.contains(expected), "{mappings:?} {json}\n got: {got}");
@@ -160,7 +163,7 @@ fn columns_of_other_names_are_used_as_the_operator_says() {
         r#"{"role":"user","content":"How many?"} | Some("48/2 = 24.\n#### 72") | -"#,
     );
     check(&["prompt=Question"], gsm8k, r#""content":"How many?"} | None"#);
-    // What is named is taken from there alone; the rest from where it usually is.
+    // A mapped target is read only from its column; the others have their usual columns.
     check(
         &["prompt=q"],
         r#"{"user_prompt":"old","prompt":"old","q":"new","ground_truth":"g"}"#,
@@ -179,15 +182,15 @@ fn columns_of_other_names_are_used_as_the_operator_says() {
     );
     check(&["metadata=info"], r#"{"prompt":"p","info":{"a": 1},"metadata":3}"#, r#"| {"a":1}"#);
     check(&["prompt=q"], r#"{"q":""}"#, "error: `q` is empty");
-    check(&["prompt=q"], r#"{"p":"u"}"#, "error: no `q` to take the prompt from (columns found: p)");
+    check(&["prompt=q"], r#"{"p":"u"}"#, "error: no `q`, which --map names as the prompt (columns found: p)");
     check(&["prompt=q"], r#"{"q":7}"#, "error: `q` is a number; make it a list of messages, or text");
     check(&["prompt=q"], r#"{"q":"exact","Q":"other"}"#, r#""content":"exact""#);
-    check(&["prompt=q"], r#"{"Q ":"a"," q":"b"}"#, "error: column `q` is there twice");
-    check(&["prompt=/q/a"], r#"{"q":"text"}"#, "error: `/q/a` is to be looked up within `q`, which is text");
+    check(&["prompt=q"], r#"{"Q ":"a"," q":"b"}"#, "error: column `q` exists twice");
+    check(&["prompt=/q/a"], r#"{"q":"text"}"#, "error: `/q/a` cannot be looked up because `q` is text");
 }
 
 #[test]
-fn one_system_prompt_serves_rows_that_have_none() {
+fn the_default_system_prompt_applies_to_rows_without_one() {
     let options = Options { system_prompt: Some("usual".to_owned()), ..Options::default() };
     for (json, expected) in [
         (r#"{"user_prompt":"u"}"#, r#"{"role":"system","content":"usual"} {"role":"user","content":"u"} |"#),
@@ -203,12 +206,15 @@ fn one_system_prompt_serves_rows_that_have_none() {
 }
 
 #[test]
-fn a_label_may_be_what_follows_a_mark() {
+fn a_label_may_begin_after_a_mark() {
     let options = Options { label_after: Some("####".to_owned()), ..Options::default() };
     for (json, expected) in [
         (r#"{"user_prompt":"u","label":"a #### b\n#### 72 "}"#, r#"| Some("72") |"#),
         (r#"{"user_prompt":"u"}"#, "| None |"),
-        (r#"{"user_prompt":"u","label":"72"}"#, "error: the label has no `####`, after which --label-after"),
+        (
+            r#"{"user_prompt":"u","label":"72"}"#,
+            "error: the label does not contain `####`, the mark of --label-after",
+        ),
     ] {
         let got = described(interpret(row(json), &options, false));
         assert!(got.contains(expected), "{json}: {got}");
