@@ -36,7 +36,7 @@ const LAYERS: [(&str, Layers); 3] = [
             &["outbound"],
             &["limits", "telemetry"],
             &["budget", "capacity", "harden", "http1", "wire", "error", "id"],
-            &["child", "digest", "moments", "text"],
+            &["child", "digest", "moments", "stack", "text"],
         ],
     ),
     (

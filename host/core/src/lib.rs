@@ -26,6 +26,7 @@ pub mod outbound;
 pub mod plugin;
 pub mod rollout;
 pub mod seal;
+mod stack;
 pub mod telemetry;
 pub mod text;
 pub mod toolbox;
