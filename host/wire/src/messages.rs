@@ -52,7 +52,7 @@ impl Messages {
     }
 
     /// Adds those of another list.
-    pub(crate) fn append(&mut self, other: Self) {
+    pub fn append(&mut self, other: Self) {
         if self.is_empty() {
             *self = other;
             return;
@@ -65,7 +65,7 @@ impl Messages {
     }
 
     /// Adds messages that were taken out of other lists.
-    pub(crate) fn push_texts<'a>(&mut self, texts: impl Iterator<Item = &'a str>) {
+    pub fn push_texts<'a>(&mut self, texts: impl Iterator<Item = &'a str>) {
         let inner = Arc::make_mut(&mut self.0);
         for text in texts {
             inner.make_room(text.len());
@@ -75,7 +75,7 @@ impl Messages {
     }
 
     /// The messages from this one on, as a list of its own.
-    pub(crate) fn tail(&self, from: usize) -> Self {
+    pub fn tail(&self, from: usize) -> Self {
         let mut tail = Self::with_capacity(self.text_bytes_of(from, self.len()));
         tail.push_texts(self.iter().skip(from));
         tail
@@ -115,12 +115,12 @@ impl Messages {
     }
 
     /// Whether both are the same list, and not only equal ones.
-    pub(crate) fn is_same_list(&self, other: &Self) -> bool {
+    pub fn is_same_list(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// The bytes of memory that they take.
-    pub(crate) fn memory_bytes(&self) -> usize {
+    pub fn memory_bytes(&self) -> usize {
         self.0.text.capacity() + self.0.ends.capacity() * size_of::<usize>()
     }
 

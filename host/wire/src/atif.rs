@@ -23,7 +23,7 @@ pub enum SchemaVersion {
 /// Who took a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Source {
+pub enum Source {
     /// Instructions.
     System,
     /// Whoever asked.
