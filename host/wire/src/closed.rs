@@ -172,7 +172,7 @@ impl Serialize for Fields<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::object;
+    use crate::object;
 
     fn form(tools: ToolsRule) -> ClosedBody {
         ClosedBody {

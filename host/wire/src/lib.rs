@@ -16,6 +16,7 @@ pub mod params;
 pub mod stream;
 pub mod strict;
 pub mod text;
+pub mod tokens;
 
 use bytes::Bytes;
 use serde::Serialize;

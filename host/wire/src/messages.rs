@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     fn messages(texts: &[&str]) -> Messages {
-        texts.iter().map(|text| crate::wire::object(text).unwrap()).collect()
+        texts.iter().map(|text| crate::object(text).unwrap()).collect()
     }
 
     #[test]
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!((all.len(), all.is_empty(), all.get(4)), (4, false, None));
         assert_eq!(serde_json::to_string(&all).unwrap(), format!("[{}]", texts.join(",")));
         let before = all.clone();
-        all.push(crate::wire::object("{}").unwrap());
+        all.push(crate::object("{}").unwrap());
         assert_eq!((before.len(), all.len()), (4, 5), "a clone is its own");
         all.append(before);
         assert_eq!(
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn the_smallest_messages_take_a_few_bytes_each() {
-        let smallest = crate::wire::object("{}").unwrap();
+        let smallest = crate::object("{}").unwrap();
         let mut all = Messages::from_iter(std::iter::repeat_n(smallest, 100_000));
         all.shrink();
         assert!(all.memory_bytes() <= 10 * 100_000, "{}", all.memory_bytes());

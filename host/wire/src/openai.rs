@@ -423,7 +423,7 @@ fn text_parts(json: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::params::PARAMS_MAX;
+    use crate::params::PARAMS_MAX;
 
     fn strings(texts: &[&str]) -> Vec<String> {
         texts.iter().map(|text| (*text).to_owned()).collect()
