@@ -142,7 +142,7 @@ fn numbers(list: &RawValue) -> Option<Vec<f64>> {
 
 /// Log-probabilities as servers write them: numbers, or objects that have one.
 pub(crate) fn numbers_of(json: &RawValue) -> Option<Vec<f64>> {
-    numbers(&*logprobs(json)?)
+    numbers(&logprobs(json)?)
 }
 
 #[cfg(test)]
