@@ -24,7 +24,6 @@ use rollout_core::engine::{Engine, EngineError, MemoryPlan};
 use rollout_core::error::Fault;
 use rollout_core::imports::{HostTools, ModelAccess, Role};
 use rollout_core::instance::RunError;
-use rollout_core::limits::Limits;
 use rollout_core::outbound::{
     ChatClient, InvalidEndpoint, ModelEndpoint, NetworkRules, Observer, Secret, Transport, TransportError,
 };
@@ -200,14 +199,14 @@ impl Components {
         let workflow = load(sources.plugin)?.with_input(input);
         let grader = sources.grader.map(&load).transpose()?;
         let plugin = config.plugin.as_ref();
-        let (_, settings) = settings(sources.shown, &workflow, &config.limits, plugin).await?;
+        let (_, settings) = settings(sources.shown, &workflow, config, plugin).await?;
         let grader = match (grader, sources.grader) {
             (Some(grader), Some(path)) => {
                 let given = match &config.grader {
                     Some(own) => Given::Own(Some(own)),
                     None => Given::Shared(plugin),
                 };
-                let (_, settings) = given_settings(path, &grader, &config.limits, given).await?;
+                let (_, settings) = given_settings(path, &grader, config, given).await?;
                 Some((grader, settings))
             }
             _ if config.grader.is_some() => return Err(AssemblyError::NoGraderToConfigure),
@@ -348,10 +347,10 @@ fn warn_of_little_room(config: &Config, slots: &Slots) {
 pub async fn settings(
     path: &Path,
     plugin: &Plugin,
-    limits: &Limits,
+    config: &Config,
     given: Option<&Map<String, Value>>,
 ) -> Result<(Option<Declaration>, plugin::Settings), AssemblyError> {
-    given_settings(path, plugin, limits, Given::Own(given)).await
+    given_settings(path, plugin, config, Given::Own(given)).await
 }
 
 /// An operator's values for a component.
@@ -366,11 +365,11 @@ enum Given<'a> {
 async fn given_settings(
     path: &Path,
     plugin: &Plugin,
-    limits: &Limits,
+    config: &Config,
     given: Given<'_>,
 ) -> Result<(Option<Declaration>, plugin::Settings), AssemblyError> {
     let path = || path.to_owned();
-    let declared = plugin.declaration(limits, &Arc::new(Metrics::new())).await;
+    let declared = plugin.declaration(&config.limits, config.clock_begins, &Arc::new(Metrics::new())).await;
     let declared = declared.map_err(|why| AssemblyError::Declares { path: path(), why })?;
     let own = match (given, &declared) {
         (Given::Shared(Some(shared)), Some(declared)) => Some(declared.own_of(shared)),

@@ -6,6 +6,7 @@ use super::*;
 use crate::config::RawConfig;
 use rollout_core::id::RolloutId;
 use rollout_core::imports::ClockStart;
+use rollout_core::limits::Limits;
 use rollout_core::rollout::{
     AdmitError, AfterWorkflow, Ended, Failure, FailureKind, LoopOptions, ModelAddress, Next, Outcome,
     Resources, Rollout, RolloutRequest, Steps, drive,

@@ -50,6 +50,9 @@ OWN = ("rollout-host", "rollout-sdk", "osmosis-ai", "strands-agents", "openai-ag
 # `_absent.py`.
 DONE_WITHOUT = ("cryptography",)
 
+# Distributions that look for their native part and work without it, and are published only with it.
+GO_WITHOUT_NATIVE = ("litellm",)
+
 # The worlds of the contract that go with what an entry module has. The component's own
 # world includes them: componentize-py 0.25 cannot join worlds with resources by itself.
 WORLDS = {
@@ -190,7 +193,7 @@ def read_project(directory: Path, module: str = "") -> Project:
         _texts(file, "project", project, "dependencies"),
         only_grader,
         _texts(file, TABLE, table, "imports"),
-        [canonical(each) for each in _texts(file, TABLE, table, "without-native")],
+        [*GO_WITHOUT_NATIVE, *(canonical(each) for each in _texts(file, TABLE, table, "without-native"))],
         [canonical(each) for each in _texts(file, TABLE, table, "leave-out")],
         [canonical(each) for each in _texts(file, TABLE, table, "published")],
     )
@@ -315,19 +318,19 @@ def _pins(wanted: list[str], target: Path, project: Project, wheels: Path | None
     if lines is not None:
         say(f"taking the releases of {resolve.LOCK}")
         return [resolve.pin_of(line) for line in lines], None
-    made: dict[str, str] = resolve.made_for_components(wheels)
+    made: dict[str, list[str]] = resolve.made_for_components(wheels)
     say(f"looking for the releases of {', '.join(wanted)}")
     report, most = target.with_name(f"{target.name}.json"), target.with_name(f"{target.name}.most.txt")
     try:
         # No newer than what was made for components.
-        most.write_text("".join(f"{name}<={version}\n" for name, version in made.items()))
+        most.write_text("".join(f"{name}<={versions[-1]}\n" for name, versions in made.items()))
         done = _pip(project, "install", "--dry-run", "--ignore-installed", "--report", str(report), "--constraint", str(most),
                     "--", *wanted)
         named = [canonical(each.strip()) for each in wanted]
         if done.returncode != 0 and all(name in made for name in named):
             # Where no index has them there is no newer release to fall behind.
             say(f"pip finds no release for {sys.executable}; taking those that were made for components")
-            return [f"{name}=={made[name]}" for name in named], None
+            return [f"{name}=={made[name][-1]}" for name in named], None
         if done.returncode != 0:
             at_fault(f"the dependencies could not be resolved: {', '.join(wanted)}\n{done.stdout.strip()}")
         releases = resolve.read_report(json.loads(report.read_text()))
