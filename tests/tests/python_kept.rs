@@ -34,7 +34,8 @@ impl Builds {
     fn project(&self, name: &str, reward: &str) -> PathBuf {
         let dir = self.root.path().join(name);
         std::fs::create_dir_all(&dir).expect("a directory can be made");
-        std::fs::write(dir.join("pyproject.toml"), "[project]\nname = \"agent\"\n").expect("it can be written");
+        std::fs::write(dir.join("pyproject.toml"), "[project]\nname = \"agent\"\n")
+            .expect("it can be written");
         std::fs::write(dir.join("agent.py"), entry(reward)).expect("it can be written");
         dir
     }
@@ -56,7 +57,8 @@ impl Builds {
 
     /// The files of stored components.
     fn kept(&self) -> Vec<PathBuf> {
-        let files = std::fs::read_dir(self.root.path().join("cache/rollout-host/python")).expect("it is there");
+        let files =
+            std::fs::read_dir(self.root.path().join("cache/rollout-host/python")).expect("it is there");
         let paths = files.map(|file| file.expect("it is there").path());
         paths.filter(|path| path.to_string_lossy().contains("built-")).collect()
     }
@@ -71,7 +73,12 @@ async fn two_builds_at_once_store_one_component_that_a_later_build_takes() {
     let elsewhere = builds.project("else/where", "1.0");
     let (third, three) = builds.build(&elsewhere, &[]).await;
 
-    assert!(first.stderr.contains(BUILT) && second.stderr.contains(BUILT), "{}{}", first.stderr, second.stderr);
+    assert!(
+        first.stderr.contains(BUILT) && second.stderr.contains(BUILT),
+        "{}{}",
+        first.stderr,
+        second.stderr
+    );
     assert!(third.stderr.contains(TAKEN) && !third.stderr.contains(BUILT), "{}", third.stderr);
     assert!(one == two && two == three, "the components differ");
     assert_eq!(builds.kept().len(), 1, "{:?}", builds.kept());

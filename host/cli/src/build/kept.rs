@@ -163,7 +163,8 @@ mod tests {
             write(&path(name), &kept()).unwrap();
             age(name, secs);
         }
-        for (name, secs) in [("built-4.1.kept-new", 4000), ("built-5.1.kept-new", 40), ("late-1.json", 4000)] {
+        for (name, secs) in [("built-4.1.kept-new", 4000), ("built-5.1.kept-new", 40), ("late-1.json", 4000)]
+        {
             fs::write(path(name), "").unwrap();
             age(name, secs);
         }
@@ -173,8 +174,10 @@ mod tests {
 
         tidy(dir.path(), &path("built-3.kept"), 2 * bytes).unwrap();
 
-        let mut left: Vec<_> =
-            fs::read_dir(dir.path()).unwrap().map(|each| each.unwrap().file_name().into_string().unwrap()).collect();
+        let mut left: Vec<_> = fs::read_dir(dir.path())
+            .unwrap()
+            .map(|each| each.unwrap().file_name().into_string().unwrap())
+            .collect();
         left.sort();
         assert_eq!(left, ["built-1.kept", "built-3.kept", "built-5.1.kept-new", "late-1.json"]);
     }
