@@ -690,13 +690,18 @@ def componentize(project: Project, exports: list[str], code: str, source: Path, 
     except OSError as error:
         not_done(f"cannot run {tool}: {error}")
     if done.returncode == 0:
-        said = entry / "said.txt"
-        if said.is_file() and (text := _shown(said.read_text(), project).strip()):
+        if text := said_at_import(project, exports, tools):
             print(text, file=sys.stderr)
         return exports
     if other := re.search(r"ROLLOUT-EXPORTS: ([a-z -]+)", done.stdout):
         return other[1].split()
     at_fault(f"{project.dir} could not be built\n{_readable(done.stdout, project)}")
+
+
+def said_at_import(project: Project, exports: list[str], tools: Tools) -> str:
+    """Returns the output of the author's modules when they were imported in a component with these exports."""
+    said = tools.work.resolve() / "-".join(exports) / "entry" / "said.txt"
+    return _shown(said.read_text(), project).strip() if said.is_file() else ""
 
 
 # The frames of a traceback: the author's, this module's own, those of dependencies.
@@ -763,15 +768,26 @@ def build(arguments: argparse.Namespace, tools: Tools) -> None:
     project = project_of(arguments.project)
     tools.bundled = gather(project, arguments.cache, arguments.wheels)
     source = staged(project, tools.work)
+    of = sys.modules[__name__]
+    kept = _beside("_build_key").kept_at(of, project, arguments, tools, source) if arguments.program else None
+    is_there = kept is not None and kept.is_file()
     exports: list[str] = []
     wanted = read_modules(project).exports
     while exports != wanted:
         exports = wanted
+        if is_there:
+            break
         say(f"importing {project.entry} in the component's Python {PYTHON}, which is packed with what it needs")
         code = entry_code([*PRELOADED, *project.imports], taking_in(project, exports))
         wanted = componentize(project, exports, code, source, tools)
-    _beside("_build_late").offer(sys.modules[__name__], project, arguments, tools, exports, source)
-    print(json.dumps({"name": re.sub(r"[-.\s]+", "_", project.name)}))
+    _beside("_build_late").offer(of, project, arguments, tools, exports, source)
+    print(json.dumps({
+        "name": re.sub(r"[-.\s]+", "_", project.name),
+        "source": str(project.source),
+        "kept": None if kept is None else str(kept),
+        "made": not is_there,
+        "said": said_at_import(project, exports, tools),
+    }))
 
 
 def main() -> int:
@@ -784,6 +800,10 @@ def main() -> int:
     parser.add_argument("--wheels", type=Path)
     # Where the project's files go for a component that takes them in later.
     parser.add_argument("--quick", type=Path)
+    # The program that runs this, where a component that it made of the same inputs before may be taken; and the
+    # options that it was run with.
+    parser.add_argument("--program", type=Path)
+    parser.add_argument("--program-options", default="")
     arguments = parser.parse_args()
     tools = Tools(arguments.componentize_py, arguments.wit, arguments.work, arguments.output)
     try:
