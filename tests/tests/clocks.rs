@@ -1,6 +1,6 @@
 //! The date that guests' clocks begin at is a setting, and a rollout keeps it.
 
-use rollout_tests::{Evaluation, Start, rollout_host};
+use rollout_tests::{Evaluation, Start, guest, rollout_host};
 use serde_json::json;
 
 /// A rollout that looks at its clock, with these options.
@@ -27,6 +27,21 @@ async fn a_clock_begins_at_the_date_that_was_set_and_a_replay_shows_the_same_wit
 
         assert_eq!(again.code, Some(0), "{more:?}: {}{}", again.stdout, again.stderr);
         assert!(again.stdout.contains("the same: "), "{}", again.stdout);
+    }
+}
+
+#[tokio::test]
+async fn a_plugin_declares_its_settings_at_the_date_that_was_set() {
+    let file = tempfile::NamedTempFile::new().expect("a temporary file can be made");
+    for (text, seconds) in [("", 1_735_689_600), ("clock-begins = '2026-11-23T09:30:00Z'", 1_795_426_200)] {
+        std::fs::write(file.path(), text).expect("a file can be written");
+        let mut command = rollout_host(["config"]);
+        command.arg(guest("dated")).arg("--json").arg("--config").arg(file.path());
+        let ran = command.start().ended().await;
+
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        let about: serde_json::Value = serde_json::from_str(&ran.stdout).expect("it is JSON");
+        assert_eq!(about["defaults"]["since"], seconds, "{about:#}");
     }
 }
 

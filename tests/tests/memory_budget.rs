@@ -99,6 +99,33 @@ async fn a_guests_memory_is_the_kernels_again_when_it_is_given_back() {
 }
 
 #[tokio::test]
+async fn a_deep_stack_is_charged_while_its_guest_waits() {
+    /// Each call of the guest takes more than this of its stack.
+    const CALL_BYTES_MIN: f64 = 16.0;
+    const CALLS: f64 = 4000.0;
+    let controller = Controller::start().await;
+    controller.hold();
+    let host = TestHost::of("deep_stack").start().await;
+    let held =
+        async || host.metrics().await.get("rollout_host_held_bytes{use=\"guest\"}").unwrap_or_default();
+
+    let shallow = host.admit(&controller.rollout("0 chat").label("5")).await;
+    controller.chats_open(1).await;
+    // The charge is made as soon as the guest waits, and its call goes out before.
+    let one =
+        until("the first guest to be charged", async || Some(held().await).filter(|bytes| *bytes > 0.0))
+            .await;
+    let _waiting = host.admit(&controller.rollout(&format!("{CALLS} chat")).label("5")).await;
+    let deep = CALLS * CALL_BYTES_MIN;
+    until("the deep guest to be charged", async || (held().await >= 2.0 * one + deep).then_some(())).await;
+    let _asleep = host.admit(&controller.rollout(&format!("{CALLS} sleep")).label("5")).await;
+    until("the sleeper to be charged", async || (held().await >= 3.0 * one + 2.0 * deep).then_some(())).await;
+
+    controller.release();
+    assert_eq!(host.result(&shallow).await["status"], "success");
+}
+
+#[tokio::test]
 async fn new_rollouts_are_refused_before_a_running_one_is_ended() {
     let controller = Controller::start().await;
     controller.hold();

@@ -136,6 +136,37 @@ async fn a_grader_computes_with_numpy_and_what_has_no_answer_raises() {
     assert_ne!(both[0].0, both[1].0);
 }
 
+const DRAWING: &str = r#"
+import json
+
+from draws import draws
+from rollout_sdk import AgentWorkflow, Grader, message
+
+
+class Drawing(AgentWorkflow):
+    async def run(self, ctx):
+        ctx.sample.push(message.assistant(json.dumps(draws())))
+
+
+class Right(Grader):
+    async def grade(self, ctx):
+        return 1.0
+"#;
+
+#[tokio::test]
+async fn numpys_generators_draw_as_elsewhere_beyond_32_bits_too() {
+    let project = project("drawing", "\"numpy\"", DRAWING);
+    let module = include_str!("python_native/draws.py");
+    std::fs::write(project.path().join("draws.py"), module).expect("a file can be written");
+    let (_, made) = build(project.path()).await;
+
+    let found = rolled_out(made, &["one"]).await;
+
+    let expected: Value = serde_json::from_str(include_str!("python_native/draws.json")).expect("JSON");
+    let found: Value = serde_json::from_str(&found[0].0).expect("the workflow writes JSON");
+    assert_eq!(found, expected);
+}
+
 const PYDANTIC: &str = r#"
 from datetime import date
 from typing import Annotated, Literal
@@ -203,11 +234,14 @@ async fn a_rollout_checks_what_it_is_given_with_pydantic() {
 const TEXTS: &str = r#"
 import jiter
 import jsonschema
+import Levenshtein as python_levenshtein
 import regex
+import tree_sitter_python
 import yaml
 from rapidfuzz import fuzz, process, utils
 from rapidfuzz.distance import Hamming, Levenshtein
 from rpds import HashTrieMap
+from tree_sitter import Language, Parser
 
 from rollout_sdk import AgentWorkflow, Grader, message
 
@@ -221,6 +255,7 @@ def raised(work):
 
 TEAMS = ["Atlanta Falcons", "New York Jets", "New York Giants"]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "$defs": {}}
+PARSER = Parser(Language(tree_sitter_python.language()))
 
 
 class Reading(AgentWorkflow):
@@ -244,6 +279,9 @@ class Reading(AgentWorkflow):
             "fuzzy": regex.fullmatch(r"(?:kitten){e<=2}", "kittn").fuzzy_counts,
             "named": regex.compile(r"(?P<a>.)(?P<b>.)").groupindex,
             "captured": regex.match(r"(?P<a>.)+", "xyz").capturesdict(),
+            "median": [python_levenshtein.median(["ab", "abc", "abd"]), raised(lambda: python_levenshtein.median([1]))],
+            "tree": str(PARSER.parse(b"if x:\n    f'{y}'\n").root_node),
+            "drawn": raised(lambda: PARSER.print_dot_graphs(1)),
         })))
 
 
@@ -254,7 +292,8 @@ class Alike(Grader):
 
 #[tokio::test]
 async fn texts_are_read_and_compared_by_packages_with_native_code_all_in_one_component() {
-    let dependencies = "\"rapidfuzz\", \"pyyaml\", \"jiter\", \"jsonschema\", \"regex\"";
+    let dependencies = "\"rapidfuzz\", \"pyyaml\", \"jiter\", \"jsonschema\", \"regex\", \"Levenshtein\", \
+                        \"tree-sitter\", \"tree-sitter-python\"";
     let project = project("reading", dependencies, TEXTS);
     let (_, made) = build(project.path()).await;
 
@@ -271,13 +310,19 @@ async fn texts_are_read_and_compared_by_packages_with_native_code_all_in_one_com
                     'partial': {'a': [1, 2.5]}, 'not json': 'ValueError: EOF while parsing a string at line 1 column 3', \
                     'persistent': [('a', 1), ('b', 2)], \
                     'schema': \"ValidationError: 'x' is not of type 'integer'\", 'fuzzy': (1, 0, 1), \
-                    'named': {'a': 1, 'b': 2}, 'captured': {'a': ['x', 'y', 'z']}}";
+                    'named': {'a': 1, 'b': 2}, 'captured': {'a': ['x', 'y', 'z']}, \
+                    'median': ['ab', 'TypeError: Expected string or bytes'], \
+                    'tree': '(module (if_statement condition: (identifier) consequence: (block \
+                    (expression_statement (string (string_start) (interpolation expression: (identifier)) \
+                    (string_end))))))', \
+                    'drawn': 'NotImplementedError: print_dot_graphs: a component has no files to write to'}";
     let (text, reward) = &found[0];
     assert_eq!(text, expected);
     assert!((reward - 28.0 / 29.0).abs() < 1e-9, "{reward}");
 }
 
 const PACKING: &str = r#"
+import fastuuid
 import msgpack
 import orjson
 import ormsgpack
@@ -285,6 +330,7 @@ import tiktoken
 import uuid_utils
 import xxhash
 import zstandard
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from rollout_sdk import AgentWorkflow, Grader, message
 
@@ -294,6 +340,15 @@ def raised(work):
         return f"nothing: {work()}"
     except Exception as error:
         return type(error).__name__
+
+
+async def tokenized():
+    """Tokens by a vocabulary that is made here, and by an awaited call."""
+    made = Tokenizer(models.BPE(unk_token="?"))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(special_tokens=["?"], vocab_size=20, show_progress=False)
+    made.train_from_iterator(["low lower lowest"] * 5, trainer)
+    return [made.encode("lowest low").tokens, (await made.async_encode("lower")).tokens, made.encode_batch(["wo"])[0].ids]
 
 
 def found():
@@ -306,7 +361,7 @@ def found():
         "ormsgpack": ormsgpack.unpackb(ormsgpack.packb({"a": [1, -1, 2**40, 0.5]})),
         "xxhash": [xxhash.xxh32_hexdigest(b"a"), xxhash.xxh64_hexdigest(b"a"), xxhash.xxh3_128_hexdigest(b"a")],
         "zstandard": zstandard.decompress(zstandard.compress(b"abc" * 100)) == b"abc" * 100,
-        "uuid": [str(uuid_utils.uuid5(uuid_utils.NAMESPACE_DNS, "a")), uuid_utils.uuid7().version],
+        "uuid": [str(uuid_utils.uuid5(uuid_utils.NAMESPACE_DNS, "a")), uuid_utils.uuid7().version, fastuuid.uuid4().version],
         "tokens": [pairs.encode("abab a"), pairs.decode([256, 97])],
         "vocabulary": raised(lambda: tiktoken.get_encoding("cl100k_base")),
     }
@@ -314,7 +369,7 @@ def found():
 
 class Packing(AgentWorkflow):
     async def run(self, ctx):
-        ctx.sample.push(message.assistant(str(found())))
+        ctx.sample.push(message.assistant(str({**found(), "trained": await tokenized()})))
 
 
 class Same(Grader):
@@ -324,8 +379,8 @@ class Same(Grader):
 
 #[tokio::test]
 async fn what_frameworks_for_language_models_pack_and_hash_with_is_as_elsewhere() {
-    let dependencies =
-        "\"orjson\", \"msgpack\", \"ormsgpack\", \"xxhash\", \"zstandard\", \"uuid-utils\", \"tiktoken\"";
+    let dependencies = "\"orjson\", \"msgpack\", \"ormsgpack\", \"xxhash\", \"zstandard\", \"uuid-utils\", \"tiktoken\", \
+         \"fastuuid\", \"tokenizers\"";
     let project = project("packing", dependencies, PACKING);
     let (_, made) = build(project.path()).await;
 
@@ -335,8 +390,9 @@ async fn what_frameworks_for_language_models_pack_and_hash_with_is_as_elsewhere(
                     'msgpack': [{'a': [1, -1, 1099511627776, 0.5, b'b']}, 'FormatError'], 'ormsgpack': {'a': [1, \
                     -1, 1099511627776, 0.5]}, 'xxhash': ['550d7456', 'd24ec4f1a98c6e5b', \
                     'a96faf705af16834e6c632b61e964e1f'], 'zstandard': True, 'uuid': \
-                    ['4f3f2898-69e3-5a0d-820a-c4e87987dbce', 7], 'tokens': [[256, 256, 32, 97], 'aba'], \
-                    'vocabulary': 'FileNotFoundError'}";
+                    ['4f3f2898-69e3-5a0d-820a-c4e87987dbce', 7, 4], 'tokens': [[256, 256, 32, 97], 'aba'], \
+                    'vocabulary': 'FileNotFoundError', 'trained': \
+                    [['low', 'e', 'st', 'Ġlow'], ['low', 'e', 'r'], [7, 3]]}";
     assert_eq!(found, [(expected.to_owned(), 0.5)]);
 }
 

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use rollout_tests::{Controller, Ran, Start, TestHost, python_program, rollout_host};
+use rollout_tests::{Controller, Ran, Start, TestHost, python_program, rollout_host, target_dir};
 use tempfile::TempDir;
 
 /// How long a build may take, beside another.
@@ -59,6 +59,10 @@ async fn build(dir: PathBuf) -> (Ran, Vec<u8>) {
     let made = dir.join("made.wasm");
     let mut command = rollout_host(["build"]);
     command.arg(&dir).arg("-o").arg(&made).arg("--componentize-py").arg(python_program("componentize-py"));
+    // No build takes the component of another. Compiled code is that of all tests.
+    let caches = TempDir::new().expect("a temporary directory can be made");
+    command.env("XDG_CACHE_HOME", caches.path());
+    command.arg("--cache-dir").arg(target_dir().join("test-cache/rollout-host/compiled"));
     let ran = command.start().ended_within(BUILD).await;
     let bytes = std::fs::read(&made).unwrap_or_default();
     (ran, bytes)

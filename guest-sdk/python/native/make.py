@@ -49,7 +49,7 @@ class Sources(DownloadCommand):
         link = next(each for each in links if each.filename.endswith(".tar.gz"))
         answer = session.get(link.url_without_fragment)
         answer.raise_for_status()
-        Path(options.download_dir, f"{name}.tar.gz").write_bytes(answer.content)
+        Path(options.download_dir, f"{name}-{version}.tar.gz").write_bytes(answer.content)
         return 0
 
 
@@ -70,7 +70,7 @@ def make(package: dict[str, Any], toolchain: Path, wheels: Path) -> None:
     if package["build"] == "cargo":
         recipe.append(with_cargo.compiler())
     stamp = hashlib.sha256(b"".join(recipe)).hexdigest()
-    kept = wheels / f"{stem}.stamp"
+    kept = wheels / f"{stem}-{package['version']}.stamp"
     if wheel.is_file() and kept.is_file() and kept.read_text() == stamp:
         print(f"{wheel.name} is there")
         return
@@ -106,15 +106,14 @@ def made_of(package: dict[str, Any]) -> list[Path]:
 
 def unpack(package: dict[str, Any], toolchain: Path) -> Path:
     """Fetches the sources, checks them, and changes what is to be changed."""
-    name = package["name"]
+    name, version = package["name"], package["version"]
     kept = toolchain / "sources"
     kept.mkdir(exist_ok=True)
-    archive = kept / f"{name}.tar.gz"
+    archive = kept / f"{name}-{version}.tar.gz"
     if not archive.is_file() or digest_of(archive) != package["sha256"]:
-        wanted = f"{name}=={package['version']}"
-        Sources("download", "").main(["--quiet", "--no-binary", ":all:", "--dest", str(kept), wanted])
+        Sources("download", "").main(["--quiet", "--no-binary", ":all:", "--dest", str(kept), f"{name}=={version}"])
     if digest_of(archive) != package["sha256"]:
-        sys.exit(f"what was fetched as {name} {package['version']} is not what the recipe was tried with")
+        sys.exit(f"what was fetched as {name} {version} is not what the recipe was tried with")
     place = toolchain / "work" / name
     shutil.rmtree(place, ignore_errors=True)
     with tarfile.open(archive) as files:

@@ -1,8 +1,11 @@
 """Packages whose native code is C or C++, and setuptools makes it. A library that they are linked with is compiled
-from Debian's sources of it."""
+from Debian's sources of it, or from those in a crate. Files that a package's sources lack come from its crate."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -12,11 +15,17 @@ from typing import Any
 import debian
 
 
+# Of what CPython's own modules are compiled with. $CFLAGS takes the place of all of it.
+OPTIMIZED = "-O2 -DNDEBUG -fno-strict-overflow"
+
+
 def build(package: dict[str, Any], source: Path, toolchain: Path, environment: dict[str, str]) -> Path:
     """Makes the package as it is installed, and says where it is."""
     environment = {
         **environment,
         **package.get("environment", {}),
+        "CFLAGS": f"{environment['CFLAGS']} {OPTIMIZED}",
+        "CXXFLAGS": f"{environment['CXXFLAGS']} {OPTIMIZED}",
         "CC": str(toolchain / "bin/wasi-cc"),
         "CXX": str(toolchain / "bin/wasi-c++"),
         "LDSHARED": f"{toolchain / 'bin/wasi-cc'} -shared",
@@ -30,6 +39,8 @@ def build(package: dict[str, Any], source: Path, toolchain: Path, environment: d
         place = _library(package["library"], source.parent, toolchain, environment)
         environment["CPPFLAGS"] += f" -I{place / 'include'}"
         environment["LDFLAGS"] = f"-L{place}"
+    if "crate" in package:
+        _complete(package["crate"], source)
     tree = source / "tree"
     script = "setup.py" if (source / "setup.py").is_file() else None
     code = ["-c", "from setuptools import setup; setup()"] if script is None else [script]
@@ -42,16 +53,8 @@ def build(package: dict[str, Any], source: Path, toolchain: Path, environment: d
 
 def _library(library: dict[str, Any], work: Path, toolchain: Path, environment: dict[str, str]) -> Path:
     """Compiles a library, for modules to be linked with, and says where it is."""
-    name, digest = library["name"], library["sha256"]
-    sources = toolchain / "sources"
-    if debian.kept(sources, "*.orig.tar.*", digest) is None:
-        debian.fetch(toolchain / "apt", "deb-src", ["--download-only", "source"], [library["debian"]], sources)
-    archive = debian.kept(sources, "*.orig.tar.*", digest)
-    if archive is None:
-        sys.exit(f"what was fetched as Debian's sources of {library['debian']} is not what the recipe was tried with")
-    with tarfile.open(archive) as files:
-        files.extractall(work / "library", filter="data")
-    place = next(each for each in (work / "library").iterdir() if each.is_dir())
+    place = _of_crate(library, work) if "crate" in library else _of_debian(library, work, toolchain)
+    name = library["name"]
     flags = [*environment["CFLAGS"].split(), "-O2", f"-I{place / 'include'}", *library["flags"]]
     objects: list[str] = []
     for file in sorted((place / "src").glob("*.c")):
@@ -59,3 +62,55 @@ def _library(library: dict[str, Any], work: Path, toolchain: Path, environment: 
         subprocess.run([environment["CC"], *flags, "-c", file, "-o", objects[-1]], check=True, env=environment)
     subprocess.run([toolchain / "bin/wasi-ar", "rcsD", place / f"lib{name}.a", *objects], check=True, env=environment)
     return place
+
+
+def _of_debian(library: dict[str, Any], work: Path, toolchain: Path) -> Path:
+    """Debian's sources of a library, unpacked."""
+    sources, digest = toolchain / "sources", library["sha256"]
+    if debian.kept(sources, "*.orig.tar.*", digest) is None:
+        debian.fetch(toolchain / "apt", "deb-src", ["--download-only", "source"], [library["debian"]], sources)
+    archive = debian.kept(sources, "*.orig.tar.*", digest)
+    if archive is None:
+        sys.exit(f"what was fetched as Debian's sources of {library['debian']} is not what the recipe was tried with")
+    with tarfile.open(archive) as files:
+        files.extractall(work / "library", filter="data")
+    return next(each for each in (work / "library").iterdir() if each.is_dir())
+
+
+def _of_crate(library: dict[str, Any], work: Path) -> Path:
+    """The sources of a library that a crate has in one directory, with its headers beside them, as Debian's are laid out."""
+    crate: str = library["crate"]
+    there = _crate(crate, library["version"], work) / library["directory"]
+    files = sorted(each for each in there.iterdir() if each.suffix in (".c", ".h") or each.name == "LICENSE")
+    if hashlib.sha256(b"".join(each.read_bytes() for each in files)).hexdigest() != library["sha256"]:
+        sys.exit(f"{library['directory']} of the crate {crate} {library['version']} is not what the recipe was tried with")
+    place = work / "library" / library["name"]
+    for target, suffixes in ((".", ("",)), ("src", (".c", ".h")), ("include", (".h",))):
+        (place / target).mkdir(parents=True, exist_ok=True)
+        for each in files:
+            if each.suffix in suffixes:
+                shutil.copy(each, place / target)
+    return place
+
+
+def _complete(crate: dict[str, Any], source: Path) -> None:
+    """Copies files of a crate to the sources."""
+    there = _crate(crate["name"], crate["version"], source.parent)
+    for file, digest in crate["files"].items():
+        if hashlib.sha256((there / file).read_bytes()).hexdigest() != digest:
+            sys.exit(f"{file} of the crate {crate['name']} {crate['version']} is not what the recipe was tried with")
+        shutil.copy(there / file, source / file)
+
+
+def _crate(name: str, version: str, work: Path) -> Path:
+    """Fetches a crate, and says where its files are."""
+    project = work / "crate"
+    (project / "src").mkdir(parents=True)
+    (project / "src/lib.rs").touch()
+    (project / "Cargo.toml").write_text(
+        f'[package]\nname = "files"\nedition = "2021"\n[dependencies]\n{name} = "={version}"\n'
+    )
+    command = ["cargo", "metadata", "--quiet", "--format-version", "1"]
+    done = subprocess.run(command, cwd=project, check=True, stdout=subprocess.PIPE)
+    found = next(each for each in json.loads(done.stdout)["packages"] if each["name"] == name)
+    return Path(found["manifest_path"]).parent

@@ -7,6 +7,7 @@ import datetime
 import enum
 import json
 import math
+import os
 import sys
 import threading
 import types
@@ -40,7 +41,7 @@ from rollout_sdk import (
     same_number,
     tool,
 )
-from rollout_sdk._failure import Sort, sort_of
+from rollout_sdk._failure import Sort, describe, sort_of
 from rollout_sdk._metrics import Metrics
 from rollout_sdk._older import ExceptionGroup, NotRequired, TypedDict
 from rollout_sdk._schema import Mismatch, read_value, schema_of
@@ -466,6 +467,27 @@ class Failures(unittest.TestCase):
             self.assertEqual(sort_of(error), expected, repr(error))
 
 
+    def test_what_a_component_does_not_have_is_said_beside_pythons_own_words(self) -> None:
+        def of(work: Callable[[], object]) -> str:
+            try:
+                work()
+            except Exception as error:
+                return describe(error)
+            return ""
+
+        def absent(name: str) -> Callable[[], object]:
+            return lambda: getattr(os, name)
+
+        def ended() -> None:
+            raise EOFError
+
+        self.assertRegex(of(lambda: os.environ["NO_SUCH_KEY"]), "KeyError: 'NO_SUCH_KEY'; a component has no environment variables: declare a setting")
+        self.assertRegex(of(absent("fork_no_more")), "no attribute 'fork_no_more'; a component starts no processes")
+        self.assertNotRegex(of(absent("no_such_name")), "processes")
+        self.assertRegex(of(ended), "EOFError: EOF; a component has no standard input")
+        self.assertNotRegex(of(lambda: {}["a"]), "environment")
+
+
 class Absent(unittest.TestCase):
     def test_a_breakpoint_says_what_to_do_instead(self) -> None:
         kept = sys.breakpointhook
@@ -474,6 +496,14 @@ class Absent(unittest.TestCase):
             self.assertRaisesRegex(RuntimeError, "rollout_sdk.testing", breakpoint)
         finally:
             sys.breakpointhook = kept
+
+    def test_a_search_for_dotenv_files_without_a_directory_to_begin_at_finds_none(self) -> None:
+        module: Any = types.SimpleNamespace(_walk_to_root=lambda path: iter([path]))
+
+        _absent._find_no_dotenv(module)
+
+        self.assertEqual(list(module._walk_to_root("/no/such/directory")), [])
+        self.assertEqual(list(module._walk_to_root(os.getcwd())), [os.getcwd()])
 
 
 class Discovery(unittest.TestCase):

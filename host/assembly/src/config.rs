@@ -225,7 +225,8 @@ impl RawConfig {
                 .push(format!("max-concurrent: {max_concurrent} is not between 1 and {MAX_CONCURRENT_MAX}"));
         }
         if self.memory_budget_bytes.is_some_and(|bytes| bytes < MEMORY_BUDGET_BYTES_MIN) {
-            problems.push(format!("memory-budget-bytes: must be at least {} MiB", MEMORY_BUDGET_BYTES_MIN >> 20));
+            problems
+                .push(format!("memory-budget-bytes: must be at least {} MiB", MEMORY_BUDGET_BYTES_MIN >> 20));
         }
         let osmosis_generation = self.osmosis.generation.unwrap_or_default();
         let osmosis_init = self.osmosis.init.clone().resolve(&mut problems);
@@ -412,7 +413,9 @@ impl RawJudge {
                 return None;
             }
             (None, None) if self.api_key_env.is_some() => {
-                problems.push("judge.url, judge.model: missing, although there is a key for the judge".to_owned());
+                problems.push(
+                    "judge.url, judge.model: missing, although there is a key for the judge".to_owned(),
+                );
                 return None;
             }
             (None, None) => return None,

@@ -24,7 +24,6 @@ use rollout_core::engine::{Engine, EngineError, MemoryPlan};
 use rollout_core::error::Fault;
 use rollout_core::imports::{HostTools, ModelAccess, Role};
 use rollout_core::instance::RunError;
-use rollout_core::limits::Limits;
 use rollout_core::outbound::{
     ChatClient, InvalidEndpoint, ModelEndpoint, NetworkRules, Observer, Secret, Transport, TransportError,
 };
@@ -200,14 +199,14 @@ impl Components {
         let workflow = load(sources.plugin)?.with_input(input);
         let grader = sources.grader.map(&load).transpose()?;
         let plugin = config.plugin.as_ref();
-        let (_, settings) = settings(sources.shown, &workflow, &config.limits, plugin).await?;
+        let (_, settings) = settings(sources.shown, &workflow, config, plugin).await?;
         let grader = match (grader, sources.grader) {
             (Some(grader), Some(path)) => {
                 let values = match &config.grader {
                     Some(own) => ConfigValues::Own(Some(own)),
                     None => ConfigValues::Shared(plugin),
                 };
-                let (_, settings) = resolve_settings(path, &grader, &config.limits, values).await?;
+                let (_, settings) = resolve_settings(path, &grader, config, values).await?;
                 Some((grader, settings))
             }
             _ if config.grader.is_some() => return Err(AssemblyError::NoGraderToConfigure),
@@ -348,10 +347,10 @@ fn warn_if_reduced(config: &Config, slots: &Slots) {
 pub async fn settings(
     path: &Path,
     plugin: &Plugin,
-    limits: &Limits,
+    config: &Config,
     values: Option<&Map<String, Value>>,
 ) -> Result<(Option<Declaration>, plugin::Settings), AssemblyError> {
-    resolve_settings(path, plugin, limits, ConfigValues::Own(values)).await
+    resolve_settings(path, plugin, config, ConfigValues::Own(values)).await
 }
 
 /// An operator's values for a component.
@@ -366,11 +365,11 @@ enum ConfigValues<'a> {
 async fn resolve_settings(
     path: &Path,
     plugin: &Plugin,
-    limits: &Limits,
+    config: &Config,
     values: ConfigValues<'_>,
 ) -> Result<(Option<Declaration>, plugin::Settings), AssemblyError> {
     let path = || path.to_owned();
-    let declared = plugin.declaration(limits, &Arc::new(Metrics::new())).await;
+    let declared = plugin.declaration(&config.limits, config.clock_begins, &Arc::new(Metrics::new())).await;
     let declared = declared.map_err(|why| AssemblyError::Declares { path: path(), why })?;
     let own = match (values, &declared) {
         (ConfigValues::Shared(Some(shared)), Some(declared)) => Some(declared.own_of(shared)),

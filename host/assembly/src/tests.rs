@@ -6,6 +6,7 @@ use super::*;
 use crate::config::RawConfig;
 use rollout_core::id::RolloutId;
 use rollout_core::imports::ClockStart;
+use rollout_core::limits::Limits;
 use rollout_core::rollout::{
     AdmitError, AfterWorkflow, Ended, Failure, FailureKind, LoopOptions, ModelAddress, Next, Outcome,
     Resources, Rollout, RolloutRequest, Steps, drive,
@@ -81,7 +82,9 @@ async fn an_assembled_host_runs_rollouts() {
     let host = &assembled.host;
     let rollout = admit(host, "r").unwrap();
 
-    let Ended::Finished(finished) = drive(rollout, Box::new(ReturningDriver)).await else { panic!("it ends") };
+    let Ended::Finished(finished) = drive(rollout, Box::new(ReturningDriver)).await else {
+        panic!("it ends")
+    };
 
     assert_eq!(finished.samples[0].record.messages.get(0), Some(r#"{"role":"assistant","content":"5"}"#));
     assert!(matches!(&finished.outcome, Outcome::Unscored(Failure { kind: FailureKind::NotGraded, .. })));

@@ -47,6 +47,11 @@ impl LoadOptions {
     pub(crate) fn cache_dir(&self, config: &Config) -> Option<PathBuf> {
         self.cache.dir(config.cache_dir.as_deref())
     }
+
+    /// Whether nothing of earlier runs may be used.
+    pub(crate) fn no_cache(&self) -> bool {
+        self.cache.no_cache
+    }
 }
 
 /// How a plugin is brought in and configured.

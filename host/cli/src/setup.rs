@@ -137,7 +137,7 @@ pub(super) fn settings(
     plugin: &Plugin,
     config: &Config,
 ) -> Result<(Option<Declaration>, plugin::Settings)> {
-    let settings = assembly::settings(path, plugin, &config.limits, config.plugin.as_ref());
+    let settings = assembly::settings(path, plugin, config, config.plugin.as_ref());
     runtime.block_on(settings).map_err(at_fault)
 }
 

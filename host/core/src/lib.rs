@@ -10,14 +10,12 @@
 pub mod budget;
 pub mod capacity;
 pub mod child;
-pub mod digest;
 pub mod engine;
 pub mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod harden;
 pub mod http1;
-pub mod id;
 pub mod imports;
 pub mod instance;
 pub mod limits;
@@ -26,7 +24,8 @@ pub mod outbound;
 pub mod plugin;
 pub mod rollout;
 pub mod seal;
+mod stack;
 pub mod telemetry;
-pub mod text;
 pub mod toolbox;
-pub mod wire;
+
+pub use rollout_wire::{self as wire, digest, id, text};

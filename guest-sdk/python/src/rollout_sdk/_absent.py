@@ -11,12 +11,14 @@ from __future__ import annotations
 import errno
 import importlib
 import importlib.util
+import os
 import struct
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from . import _after
 from ._older import Never
 
 _SIZES = {
@@ -90,6 +92,13 @@ def stand_in() -> None:
         # The module is there, and cannot be imported.
         sys.meta_path.insert(0, _Finder(_OF_AGENTS))
     sys.breakpointhook = _no_debugger
+    _after.change({"dotenv.main": _find_no_dotenv})
+
+
+def _find_no_dotenv(module: Any) -> None:
+    """Has `load_dotenv()` find no file where there is no directory to begin at."""
+    walk = module._walk_to_root
+    module._walk_to_root = lambda path: walk(path) if os.path.exists(path) else iter(())
 
 
 def _no_debugger(*_: Any, **__: Any) -> Never:

@@ -50,6 +50,9 @@ OWN = ("rollout-host", "rollout-sdk", "osmosis-ai", "strands-agents", "openai-ag
 # `_absent.py`.
 DONE_WITHOUT = ("cryptography",)
 
+# Distributions that look for their native part and work without it, and are published only with it.
+GO_WITHOUT_NATIVE = ("litellm",)
+
 # The worlds of the contract that go with what an entry module has. The component's own
 # world includes them: componentize-py 0.25 cannot join worlds with resources by itself.
 WORLDS = {
@@ -190,7 +193,7 @@ def read_project(directory: Path, module: str = "") -> Project:
         _texts(file, "project", project, "dependencies"),
         only_grader,
         _texts(file, TABLE, table, "imports"),
-        [canonical(each) for each in _texts(file, TABLE, table, "without-native")],
+        [*GO_WITHOUT_NATIVE, *(canonical(each) for each in _texts(file, TABLE, table, "without-native"))],
         [canonical(each) for each in _texts(file, TABLE, table, "leave-out")],
         [canonical(each) for each in _texts(file, TABLE, table, "published")],
     )
@@ -315,19 +318,19 @@ def _pins(wanted: list[str], target: Path, project: Project, wheels: Path | None
     if lines is not None:
         say(f"taking the releases of {resolve.LOCK}")
         return [resolve.pin_of(line) for line in lines], None
-    made: dict[str, str] = resolve.made_for_components(wheels)
+    made: dict[str, list[str]] = resolve.made_for_components(wheels)
     say(f"looking for the releases of {', '.join(wanted)}")
     report, most = target.with_name(f"{target.name}.json"), target.with_name(f"{target.name}.most.txt")
     try:
         # No newer than what was made for components.
-        most.write_text("".join(f"{name}<={version}\n" for name, version in made.items()))
+        most.write_text("".join(f"{name}<={versions[-1]}\n" for name, versions in made.items()))
         done = _pip(project, "install", "--dry-run", "--ignore-installed", "--report", str(report), "--constraint", str(most),
                     "--", *wanted)
         named = [canonical(each.strip()) for each in wanted]
         if done.returncode != 0 and all(name in made for name in named):
             # Where no index has them there is no newer release to fall behind.
             say(f"pip finds no release for {sys.executable}; taking those that were made for components")
-            return [f"{name}=={made[name]}" for name in named], None
+            return [f"{name}=={made[name][-1]}" for name in named], None
         if done.returncode != 0:
             at_fault(f"the dependencies could not be resolved: {', '.join(wanted)}\n{done.stdout.strip()}")
         releases = resolve.read_report(json.loads(report.read_text()))
@@ -687,13 +690,18 @@ def componentize(project: Project, exports: list[str], code: str, source: Path, 
     except OSError as error:
         not_done(f"cannot run {tool}: {error}")
     if done.returncode == 0:
-        said = entry / "said.txt"
-        if said.is_file() and (text := _shown(said.read_text(), project).strip()):
+        if text := said_at_import(project, exports, tools):
             print(text, file=sys.stderr)
         return exports
     if other := re.search(r"ROLLOUT-EXPORTS: ([a-z -]+)", done.stdout):
         return other[1].split()
     at_fault(f"{project.dir} could not be built\n{_readable(done.stdout, project)}")
+
+
+def said_at_import(project: Project, exports: list[str], tools: Tools) -> str:
+    """Returns the output of the author's modules when they were imported in a component with these exports."""
+    said = tools.work.resolve() / "-".join(exports) / "entry" / "said.txt"
+    return _shown(said.read_text(), project).strip() if said.is_file() else ""
 
 
 # The frames of a traceback: the author's, this module's own, those of dependencies.
@@ -760,15 +768,26 @@ def build(arguments: argparse.Namespace, tools: Tools) -> None:
     project = project_of(arguments.project)
     tools.bundled = gather(project, arguments.cache, arguments.wheels)
     source = staged(project, tools.work)
+    of = sys.modules[__name__]
+    kept = _beside("_build_key").kept_at(of, project, arguments, tools, source) if arguments.program else None
+    is_there = kept is not None and kept.is_file()
     exports: list[str] = []
     wanted = read_modules(project).exports
     while exports != wanted:
         exports = wanted
+        if is_there:
+            break
         say(f"importing {project.entry} in the component's Python {PYTHON}, which is packed with what it needs")
         code = entry_code([*PRELOADED, *project.imports], taking_in(project, exports))
         wanted = componentize(project, exports, code, source, tools)
-    _beside("_build_late").offer(sys.modules[__name__], project, arguments, tools, exports, source)
-    print(json.dumps({"name": re.sub(r"[-.\s]+", "_", project.name)}))
+    _beside("_build_late").offer(of, project, arguments, tools, exports, source)
+    print(json.dumps({
+        "name": re.sub(r"[-.\s]+", "_", project.name),
+        "source": str(project.source),
+        "kept": None if kept is None else str(kept),
+        "made": not is_there,
+        "said": said_at_import(project, exports, tools),
+    }))
 
 
 def main() -> int:
@@ -781,6 +800,10 @@ def main() -> int:
     parser.add_argument("--wheels", type=Path)
     # Where the project's files go for a component that takes them in later.
     parser.add_argument("--quick", type=Path)
+    # The program that runs this, where a component that it made of the same inputs before may be taken; and the
+    # options that it was run with.
+    parser.add_argument("--program", type=Path)
+    parser.add_argument("--program-options", default="")
     arguments = parser.parse_args()
     tools = Tools(arguments.componentize_py, arguments.wit, arguments.work, arguments.output)
     try:

@@ -8,6 +8,7 @@ component has no others.
 from __future__ import annotations
 
 import linecache
+import os
 import sys
 import traceback
 import warnings
@@ -32,6 +33,9 @@ _MISSING = (
 )
 
 _NO_FILE = "; a component has the files that it was built with, and none can be written: read data while modules are imported"
+_NO_ENVIRONMENT = "; a component has no environment variables: declare a setting, which `--set` and configuration files give"
+_NO_PROCESSES = "; a component starts no processes: do the work in place, or in threads, which run in place too"
+_STARTS_PROCESSES = ("exec", "fork", "posix_spawn", "spawn")
 _NO_ZONES = "; a component has no time zones of its own: add `tzdata` to the project's dependencies"
 
 
@@ -126,8 +130,12 @@ def _text(error: BaseException) -> str:
         text += _NO_FILE
     elif type(error).__name__ == "ZoneInfoNotFoundError":
         text += _NO_ZONES
-    elif isinstance(error, EOFError) and text.startswith("EOF when reading a line"):
-        text += "; a component has no standard input"
+    elif isinstance(error, EOFError) and (not text or text.startswith("EOF when reading a line")):
+        text = f"{text or 'EOF'}; a component has no standard input"
+    elif isinstance(error, AttributeError) and error.obj is os and str(error.name).startswith(_STARTS_PROCESSES):
+        text += _NO_PROCESSES
+    elif isinstance(error, KeyError) and _raised_in(error.__traceback__) in ("<frozen os>", f"{_LIBRARY}os.py"):
+        text += _NO_ENVIRONMENT
     elif isinstance(error, SyntaxError) and error.filename:
         text = f"{error.msg} ({shown_path(error.filename)}:{error.lineno})"
     return f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
@@ -145,6 +153,14 @@ def _place(trace: TracebackType | None) -> str:
             continue
         place = f"{shown_path(path)}:{line}, in {frame.f_code.co_name}"
     return place
+
+
+def _raised_in(trace: TracebackType | None) -> str:
+    """The file of the innermost frame."""
+    path = ""
+    for frame, _ in traceback.walk_tb(trace):
+        path = frame.f_code.co_filename
+    return path
 
 
 def lines(error: BaseException) -> list[str]:

@@ -60,11 +60,13 @@ def install() -> None:
     system.getppid = lambda: 0
 
 
-class NoProcessPool:
-    """`concurrent.futures.ProcessPoolExecutor`."""
+class NoProcessPool(concurrent.futures.Executor):
+    """`concurrent.futures.ProcessPoolExecutor`. Packages look at its methods and replace them while they are imported."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise NoProcesses("concurrent.futures.ProcessPoolExecutor")
+
+    submit = map = shutdown = refusal("concurrent.futures.ProcessPoolExecutor")
 
 
 def _change_subprocess() -> None:

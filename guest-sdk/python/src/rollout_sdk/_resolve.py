@@ -96,18 +96,27 @@ def chain_to(name: str, roots: Iterable[str], releases: Mapping[str, Release]) -
     return [name]
 
 
-def made_for_components(wheels: Path | None) -> dict[str, str]:
-    """The versions of native packages that there are for components."""
-    files = [] if wheels is None else sorted(wheels.glob("*.whl"))
-    return {canonical(name): version for name, version, *_ in (each.name.split("-") for each in files)}
+def made_for_components(wheels: Path | None) -> dict[str, list[str]]:
+    """The versions of native packages that there are for components, the newest last."""
+    found: dict[str, list[str]] = {}
+    for each in [] if wheels is None else wheels.glob("*.whl"):
+        name, version, *_ = each.name.split("-")
+        found.setdefault(canonical(name), []).append(version)
+    return {name: sorted(versions, key=_in_order) for name, versions in sorted(found.items())}
 
 
-def in_the_way(releases: Mapping[str, Release], made: Mapping[str, str], has_pure: Callable[[Release], bool]) -> list[Release]:
+def _in_order(version: str) -> list[int]:
+    return [int(each) for each in re.findall(r"\d+", version)]
+
+
+def in_the_way(
+    releases: Mapping[str, Release], made: Mapping[str, list[str]], has_pure: Callable[[Release], bool]
+) -> list[Release]:
     """The releases that a component cannot have."""
     return [
         each
         for each in releases.values()
-        if each.is_native and made.get(each.name) != each.version and not has_pure(each)
+        if each.is_native and each.version not in made.get(each.name, []) and not has_pure(each)
     ]
 
 

@@ -24,7 +24,7 @@ pub(super) fn read(text: &str, name: &str) -> RawConfig {
     let mut note =
         |span: &Range<usize>, what: String| mistakes.push((span.start, format!("{}: {what}", at(span))));
     for error in &errors {
-        note(&error.span().unwrap_or_default(), said(error));
+        note(&error.span().unwrap_or_default(), message(error));
     }
     let mut left = MISTAKES_MAX;
     let mut config = loop {

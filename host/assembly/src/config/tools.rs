@@ -217,7 +217,8 @@ impl RawServer {
                     common.wrong("url", "not an http or https address");
                 }
                 if has_environment {
-                    common.wrong("environment", "and variables apply only to a command; use headers for a url");
+                    common
+                        .wrong("environment", "and variables apply only to a command; use headers for a url");
                 }
                 // The address is the operator's, so only the rules for every address apply.
                 McpSettings::Http { url, headers, network: Arc::new(NetworkRules::open()) }
@@ -257,8 +258,7 @@ impl RawAddress {
             }
         };
         if url.is_whole() && hosts.is_empty() {
-            common
-                .wrong("hosts", "missing; the host of the url is an argument, so list the permitted hosts");
+            common.wrong("hosts", "missing; the host of the url is an argument, so list the permitted hosts");
         }
         let parameters = common.parameters(self.parameters, &url);
         let function = match FunctionTool::new(&name?, self.description.as_deref(), parameters.clone()) {

@@ -95,7 +95,9 @@ fn json_of(value: toml::Value) -> Result<Value, String> {
         toml::Value::Datetime(time) => time.to_string().into(),
         toml::Value::Float(number) => match serde_json::Number::from_f64(number) {
             Some(number) => number.into(),
-            None => return Err(format!(": {number} is not a number in JSON, in which plugins are configured")),
+            None => {
+                return Err(format!(": {number} is not a number in JSON, in which plugins are configured"));
+            }
         },
         toml::Value::Array(items) => items
             .into_iter()

@@ -1,5 +1,6 @@
 //! `build`: from a project to a component. One file a language.
 
+mod kept;
 pub(super) mod python;
 mod python_heap;
 mod python_image;
@@ -26,6 +27,7 @@ use rollout_core::engine::Engine;
 #[command(after_help = "Examples:\n  rollout-host build . -o my_agent.wasm\n  \
     rollout-host build graders/exact --componentize-py .venv/bin/componentize-py")]
 #[command(mut_arg("config", |arg| arg.help("Settings in TOML, of which [limits] and cache-dir are heeded")))]
+#[command(mut_arg("no_cache", |arg| arg.help("Stores and uses no compiled code and no finished Python component")))]
 pub(super) struct Build {
     /// The project: a directory with a Cargo.toml whose library is a cdylib, or with a
     /// pyproject.toml; or the entry module of one in Python.
@@ -67,7 +69,7 @@ impl Build {
         let is_python = is_there("pyproject.toml") || (self.dir.is_file() && quick::is_source(&self.dir));
         let built = match (is_there("Cargo.toml"), is_python) {
             (true, false) => rust::compile(&self.dir)?,
-            (false, true) => python::compile(&self.dir, &self.python, &work.0)?,
+            (false, true) => python::compile(&self.dir, &self.python, !self.load.no_cache(), &work.0)?,
             (true, true) => bail!(
                 "{} has both a Cargo.toml and a pyproject.toml; give the directory of one project",
                 self.dir.display()

@@ -13,7 +13,8 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde::Deserialize;
 
-use super::{Built, PluginFault, python_image, python_sdk};
+use super::kept::{self, Kept};
+use super::{Built, PluginFault, WorkDir, python_image, python_sdk};
 use crate::plugin_file;
 
 pub(crate) const TOOL: &str = "componentize-py";
@@ -70,14 +71,59 @@ pub(super) struct Options {
 #[derive(Deserialize)]
 struct Made {
     name: String,
+    /// The directory of the author's modules.
+    source: String,
+    /// The file that stores the finished component, unless no stored component may be used.
+    kept: Option<PathBuf>,
+    /// Whether the component was made, because that file is absent.
+    made: bool,
+    /// The output of the author's modules when they were imported.
+    said: String,
 }
 
-/// Makes a component of a project, by way of the directory `work`.
-pub(super) fn compile(project: &Path, options: &Options, work: &Path) -> Result<Built> {
+/// Stands for the directory of the author's modules in stored output.
+const SOURCE: &str = "\0";
+
+/// Makes a component of a project, by way of the directory `work`, or takes one that was made of the same inputs.
+pub(super) fn compile(project: &Path, options: &Options, use_kept: bool, work: &Path) -> Result<Built> {
     let component = work.join("component.wasm");
-    let made: Made = run_builder(project, &options.tool, work, &component, &[])?;
+    let build = |work: &Path, more: &[&OsStr]| run_builder(project, &options.tool, work, &component, more);
+    let program = if use_kept { running_program() } else { None };
+    let made_by = program.as_ref().map(|program| {
+        let how = if options.no_fuse { "no-fuse" } else { "" };
+        [OsStr::new("--program"), program.as_os_str(), OsStr::new("--program-options"), OsStr::new(how)]
+    });
+    let mut made: Made = build(work, made_by.as_ref().map_or(&[], |each| &each[..]))?;
+    let kept = made.kept.take();
+    if let (false, Some(kept)) = (made.made, &kept) {
+        match kept::read(kept) {
+            Ok(Kept { said, component: bytes }) => {
+                if !said.is_empty() {
+                    errln!("{}", said.replace(SOURCE, &made.source));
+                }
+                errln!("taking the component that was built of the same files before");
+                std::fs::write(&component, bytes).context("cannot write the component")?;
+                return Ok(Built { name: made.name, component });
+            }
+            Err(reason) => errln!("{reason}; building again"),
+        }
+        made = build(&WorkDir::new()?.0, &[])?;
+    }
     finish(&component, options.no_fuse)?;
+    if let Some(kept) = kept {
+        let bytes = std::fs::read(&component).context("cannot read the component")?;
+        let said = if made.source.is_empty() { made.said } else { made.said.replace(&made.source, SOURCE) };
+        if let Err(error) = kept::write(&kept, &Kept { said, component: bytes }) {
+            errln!("the component cannot be stored for later builds in {}: {error}", kept.display());
+        }
+    }
     Ok(Built { name: made.name, component })
+}
+
+/// A path at which other processes read this very program, also after its file was replaced.
+fn running_program() -> Option<PathBuf> {
+    let proc = PathBuf::from(format!("/proc/{}/exe", std::process::id()));
+    std::iter::once(proc).chain(std::env::current_exe().ok()).find(|path| path.is_file())
 }
 
 /// What is done to a component that the tool has made, in this order.

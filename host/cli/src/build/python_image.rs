@@ -29,6 +29,10 @@ const UNCOUNTED_MIN: u32 = 1 << 30;
 /// Bytes of zeros that are cheaper to keep than to begin a segment after.
 const GAP_BYTES: usize = 32;
 
+/// How many segments an image may have. A module with more than 100,000 is not valid, and those of
+/// native packages come to these when the core modules are joined.
+const SEGMENTS_MAX: usize = 80_000;
+
 /// The most that a component's initial memory may be.
 const IMAGE_BYTES_MAX: usize = 1 << 30;
 
@@ -246,16 +250,35 @@ impl Image {
         }
     }
 
-    /// What is not zero, and where.
+    /// What is not zero, and where, in as many segments as a module may have.
     fn segments(&self) -> Vec<(usize, &[u8])> {
+        self.segments_at_most(SEGMENTS_MAX)
+    }
+
+    /// What is not zero, and where. If there are more segments than `count_max`, those with the least zeros between
+    /// them become one.
+    fn segments_at_most(&self, count_max: usize) -> Vec<(usize, &[u8])> {
         let mut found: Vec<Range<usize>> = Vec::new();
         for (at, _) in self.0.iter().enumerate().filter(|(_, byte)| **byte != 0) {
-            match found.last_mut() {
-                Some(last) if at - last.end <= GAP_BYTES => last.end = at + 1,
-                _ => found.push(at..at + 1),
-            }
+            join_or_push(&mut found, at..at + 1, GAP_BYTES);
+        }
+        if let Some(excess) = found.len().checked_sub(count_max).filter(|excess| *excess > 0) {
+            let mut gaps: Vec<usize> = found.windows(2).map(|pair| pair[1].start - pair[0].end).collect();
+            let (_, widest, _) = gaps.select_nth_unstable(excess - 1);
+            let widest = *widest;
+            let mut joined = Vec::new();
+            found.into_iter().for_each(|range| join_or_push(&mut joined, range, widest));
+            found = joined;
         }
         found.into_iter().map(|range| (range.start, &self.0[range])).collect()
+    }
+}
+
+/// Extends the last range to the end of this one if no more than `gap` bytes are between them.
+fn join_or_push(ranges: &mut Vec<Range<usize>>, range: Range<usize>, gap: usize) {
+    match ranges.last_mut() {
+        Some(last) if range.start - last.end <= gap => last.end = range.end,
+        _ => ranges.push(range),
     }
 }
 
@@ -367,6 +390,25 @@ mod tests {
         assert_eq!(words(SETTLED), [UNCOUNTED_MIN + 5, TYPE]);
         assert_eq!(image.word(0x5000), Some(0x4F4C_4C4F));
         assert!(image.0[0x4000..0x5000].iter().all(|byte| *byte == 0), "the list is still there");
+    }
+
+    #[test]
+    fn segments_with_the_least_between_them_are_joined_until_there_are_few_enough() {
+        let mut image = Image(vec![0; 2000]);
+        for (at, length) in [(0, 3), (100, 1), (140, 2), (200, 5), (1000, 4)] {
+            image.fill(at..at + length, 7);
+        }
+        let places = |count_max| -> Vec<_> {
+            image.segments_at_most(count_max).iter().map(|(at, bytes)| (*at, bytes.len())).collect()
+        };
+
+        assert_eq!(places(5), [(0, 3), (100, 1), (140, 2), (200, 5), (1000, 4)]);
+        assert_eq!(places(4), [(0, 3), (100, 42), (200, 5), (1000, 4)]);
+        assert_eq!(places(2), [(0, 205), (1000, 4)]);
+        assert_eq!(places(1), [(0, 1004)]);
+        for (at, bytes) in image.segments_at_most(1) {
+            assert_eq!(bytes, &image.0[at..at + bytes.len()]);
+        }
     }
 
     #[test]

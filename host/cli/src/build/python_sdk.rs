@@ -23,6 +23,7 @@ const SDK: &[(&str, &str)] = sdk![
     "rollout_sdk/_archive.py",
     "rollout_sdk/_artifacts_dir.py",
     "rollout_sdk/_build.py",
+    "rollout_sdk/_build_key.py",
     "rollout_sdk/_build_late.py",
     "rollout_sdk/_build_quick.py",
     "rollout_sdk/_chance.py",

@@ -4,14 +4,13 @@
 //! where it parted from what it was.
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
 use crate::test::{Prompt, Style, Transcript, When};
-use rollout_core::imports::{Answer, Difference, Role, RunEvent, WrittenRequest, WrittenToolCall};
+use rollout_core::imports::{Answer, Difference, ReadCall, ReadCalls, Role, RunEvent, WrittenToolCall};
 use rollout_core::outbound::{ChatFailure, Observer, Watched};
 use rollout_core::rollout::{Finished, ReplayEnd, StoredRollout};
 use rollout_core::telemetry::ModelRole;
@@ -99,18 +98,10 @@ impl Request {
     }
 }
 
-/// A request to which the next one of its sample says what is new.
-#[derive(Default)]
-struct Last {
-    messages: Vec<Value>,
-    rest: Map<String, Value>,
-}
-
-/// What a run asked so far.
+/// The calls of a run so far.
 #[derive(Default)]
 struct Run {
-    /// The last request of each sample, and of the judge.
-    last: HashMap<(bool, String), Last>,
+    calls: ReadCalls,
     requests: HashMap<u32, Request>,
     tools: HashMap<u32, String>,
 }
@@ -118,7 +109,7 @@ struct Run {
 impl Run {
     fn read(&mut self, event: &RunEvent) -> Option<(u32, Shown)> {
         match event {
-            RunEvent::Asked { call, what, .. } => Some((*call, self.asked(*call, what)?)),
+            RunEvent::Asked { call, what, time, .. } => Some((*call, self.asked(*call, what, *time)?)),
             RunEvent::Answered { call, took, answer, .. } => {
                 let shown = match answer {
                     Answer::Model(reply) => {
@@ -136,26 +127,19 @@ impl Run {
         }
     }
 
-    fn asked(&mut self, call: u32, what: &[u8]) -> Option<Shown> {
-        if let Ok(WrittenToolCall { tool, arguments, .. }) = serde_json::from_slice(what) {
-            let (name, arguments) = (tool.into_owned(), arguments.into_owned());
-            self.tools.insert(call, name.clone());
-            return Some(Shown::Called { name, arguments });
+    fn asked(&mut self, call: u32, what: &[u8], time: SystemTime) -> Option<Shown> {
+        match self.calls.add(what, time).ok()? {
+            ReadCall::Tool(WrittenToolCall { tool, arguments, .. }) => {
+                let (name, arguments) = (tool.into_owned(), arguments.into_owned());
+                self.tools.insert(call, name.clone());
+                Some(Shown::Called { name, arguments })
+            }
+            ReadCall::Model(asked, place) => {
+                let (body, sample) = self.calls.request(asked, place)?;
+                let request = Request { asked, sample: sample.to_owned(), body };
+                self.requests.insert(call, request.clone());
+                Some(Shown::Asked(request))
+            }
         }
-        let request: WrittenRequest<'_> = serde_json::from_slice(what).ok()?;
-        let sample = request.sample.map(|sample| sample.into_owned()).unwrap_or_default();
-        let last = self.last.entry((request.asked == ModelRole::Judge, sample.clone())).or_default();
-        if let Some(frame) = &request.frame {
-            last.rest = serde_json::from_str(&frame.body).unwrap_or_default();
-        }
-        last.messages.truncate(request.shared);
-        last.messages
-            .extend(request.new.iter().filter_map(|message| serde_json::from_str(message.get()).ok()));
-        let mut body = last.rest.clone();
-        body.insert("messages".to_owned(), last.messages.clone().into());
-        let body = Bytes::from(Value::Object(body).to_string());
-        let request = Request { asked: request.asked, sample, body };
-        self.requests.insert(call, request.clone());
-        Some(Shown::Asked(request))
     }
 }

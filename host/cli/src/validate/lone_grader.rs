@@ -66,7 +66,7 @@ struct LoneGrader<'a> {
 impl<'a> LoneGrader<'a> {
     async fn new(plugin: &'a Plugin, config: &'a Config, row: &'a Row) -> Result<Self> {
         let metrics = Arc::new(Metrics::new());
-        let declared = plugin.declaration(&config.limits, &metrics).await?;
+        let declared = plugin.declaration(&config.limits, config.clock_begins, &metrics).await?;
         let settings = plugin::resolve(declared.as_ref(), config.plugin.as_ref())?;
         let (mock, model) = stand_in(None, Duration::ZERO).await?;
         let client = ChatClient::new(

@@ -188,7 +188,11 @@ impl Validate {
         plugin: &Plugin,
         report: &mut Report,
     ) -> Result<()> {
-        let declared = runtime.block_on(plugin.declaration(&config.limits, &Arc::new(Metrics::new())));
+        let declared = runtime.block_on(plugin.declaration(
+            &config.limits,
+            config.clock_begins,
+            &Arc::new(Metrics::new()),
+        ));
         let declared = match declared {
             Ok(declared) => declared,
             Err(error) => {
@@ -518,9 +522,12 @@ async fn described(plugin: &Plugin, config: &Config, report: &mut Report) {
     let deadline = Some(Instant::now() + DECLARE_TIME_MAX);
     let (limits, bounds) = (Arc::new(config.limits.clone()), Bounds { deadline, ..bounds(config) });
     let Ok(id) = RolloutId::parse("validate") else { return };
-    let run = Arc::new(RunContext::of_no_rollout(id, None, Arc::new(Metrics::new())));
+    let run = RunContext {
+        clock_begins: config.clock_begins,
+        ..RunContext::of_no_rollout(id, None, Arc::new(Metrics::new()))
+    };
     let outside = Live::until(bounds.deadline);
-    let imports = Imports::new(Role::Declaration, run, limits, outside, Arc::default());
+    let imports = Imports::new(Role::Declaration, Arc::new(run), limits, outside, Arc::default());
     match instance::describe_tools(plugin.linked(), imports, bounds).await {
         Ok(texts) => {
             let described: Vec<Value> =

@@ -7,7 +7,7 @@
 use wasmparser::WasmFeatures;
 use wasmtime::{Config, Enabled, InstanceAllocationStrategy, OptLevel, PoolingAllocationConfig};
 
-use crate::instance::{CORE_INSTANCES_MAX, MEMORIES_MAX, TABLES_MAX};
+use crate::instance::{ASYNC_STACK_BYTES, CORE_INSTANCES_MAX, MEMORIES_MAX, TABLES_MAX};
 
 /// Linear memories that the pool's slots have addresses for. Each takes 4 GiB of them, so
 /// that code need not look where it reaches, and a process has room for about 80 TiB in one
@@ -38,9 +38,8 @@ const DECOMMIT_BATCH: usize = 1;
 /// Python component is some 30 MiB, of which half is set.
 pub(super) const IMAGE_BYTES_MAX: u64 = 64 << 20;
 
-/// A guest's stack in bytes, and that of its fiber with room for host calls on top.
+/// A guest's stack in bytes, a part of [`ASYNC_STACK_BYTES`].
 const WASM_STACK_BYTES: usize = 512 << 10;
-const ASYNC_STACK_BYTES: usize = 1 << 20;
 
 /// What a guest may be made of. The tool chains emit the second version of WebAssembly,
 /// with constant expressions as their linkers write them and tail calls as a compiler

@@ -13,10 +13,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::ask::said;
-use super::exchange::{ExchangeOutcome, ModelCalls, WrittenRequest};
+use super::exchange::{ExchangeOutcome, ModelCalls};
+use super::read_calls::{ReadCall, ReadCalls};
 use super::record::{ArtifactFile, LogEntry, LogLevel, RecordState, Recorded, ToolUse};
 use super::run_event::{Answer, RunEvent, labelled};
-use super::tools::WrittenToolCall;
 use crate::telemetry::{Label, ModelRole, ToolKind, ToolOutcome};
 
 /// What of a record does not follow from the events of its runs, but for what may be large.
@@ -181,13 +181,13 @@ impl Recorded {
     pub fn again(workflow: Vec<RunEvent>, grader: Vec<RunEvent>, parts: RecordParts) -> Result<Self, String> {
         let mut again = Again::default();
         for events in [workflow, grader] {
-            again.calls.clear();
+            again.places.clear();
             for event in events {
                 again.add(event)?;
             }
         }
         let RecordParts { ending, refused, artifacts, log } = parts;
-        let Again { mut policy, mut judge, mut tools, .. } = again;
+        let Again { calls: ReadCalls { mut policy, mut judge }, mut tools, .. } = again;
         let log_dropped = ending.as_ref().map_or(0, |ending| ending.log_dropped);
         if let Some(ending) = &ending {
             policy.end(&ending.policy);
@@ -247,11 +247,10 @@ fn read_refused(line: &[u8]) -> Result<(usize, ToolUse), String> {
 /// A record that is being made again.
 #[derive(Default)]
 struct Again {
-    policy: ModelCalls,
-    judge: ModelCalls,
+    calls: ReadCalls,
     tools: Vec<ToolUse>,
-    /// Where the calls of the run are, by their numbers.
-    calls: BTreeMap<u32, Place>,
+    /// Places of the run's calls, by their numbers.
+    places: BTreeMap<u32, Place>,
 }
 
 #[derive(Clone, Copy)]
@@ -265,10 +264,10 @@ impl Again {
         match event {
             RunEvent::Asked { call, time, what, .. } => {
                 let place = self.asked(time, &what)?;
-                self.calls.insert(call, place);
+                self.places.insert(call, place);
             }
             RunEvent::Answered { call, took, answer, .. } => {
-                let place = self.calls.remove(&call).ok_or("an answer is to no call")?;
+                let place = self.places.remove(&call).ok_or("an answer is to no call")?;
                 self.answered(place, took, answer);
             }
             RunEvent::TimedOut { .. } | RunEvent::TimeLeft { .. } => {}
@@ -277,37 +276,28 @@ impl Again {
     }
 
     fn asked(&mut self, time: SystemTime, what: &[u8]) -> Result<Place, String> {
-        let wrong = |error: serde_json::Error| format!("what was asked cannot be read: {error}");
-        if let Ok(call) = serde_json::from_slice::<WrittenToolCall<'_>>(what) {
-            self.tools.push(ToolUse {
-                call_id: call.id.into_owned(),
-                name: call.tool.into_owned(),
-                arguments: call.arguments.into_owned(),
-                kind: ToolKind::None,
-                is_made: true,
-                started_at: time,
-                duration: Duration::ZERO,
-                outcome: ToolOutcome::Abandoned,
-                content: String::new(),
-            });
-            return Ok(Place::Tool(self.tools.len() - 1));
-        }
-        let request: WrittenRequest<'_> = serde_json::from_slice(what).map_err(wrong)?;
-        let asked = request.asked;
-        Ok(Place::Model(asked, self.calls_of(asked).add_written(request, time)?))
-    }
-
-    fn calls_of(&mut self, asked: ModelRole) -> &mut ModelCalls {
-        match asked {
-            ModelRole::Policy => &mut self.policy,
-            ModelRole::Judge => &mut self.judge,
-        }
+        let call = match self.calls.add(what, time)? {
+            ReadCall::Model(role, place) => return Ok(Place::Model(role, place)),
+            ReadCall::Tool(call) => call,
+        };
+        self.tools.push(ToolUse {
+            call_id: call.id.into_owned(),
+            name: call.tool.into_owned(),
+            arguments: call.arguments.into_owned(),
+            kind: ToolKind::None,
+            is_made: true,
+            started_at: time,
+            duration: Duration::ZERO,
+            outcome: ToolOutcome::Abandoned,
+            content: String::new(),
+        });
+        Ok(Place::Tool(self.tools.len() - 1))
     }
 
     fn answered(&mut self, place: Place, took: Duration, answer: Answer) {
         match (place, answer) {
             (Place::Model(asked, place), Answer::Model(result)) => {
-                if let Some(exchange) = self.calls_of(asked).exchange_mut(place) {
+                if let Some(exchange) = self.calls.of_mut(asked).exchange_mut(place) {
                     exchange.duration = took;
                     exchange.outcome = match result {
                         Ok(reply) => ExchangeOutcome::Replied {

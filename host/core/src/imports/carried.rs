@@ -6,11 +6,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::again::Left;
-use super::exchange::{ModelCalls, Part, WrittenRequest, in_common};
+use super::exchange::{ModelCalls, Part, in_common};
+use super::read_calls::ReadCalls;
 use super::record::SampleRecord;
 use super::run_event::RunEvent;
-use super::tools::WrittenToolCall;
-use crate::telemetry::ModelRole;
 use crate::wire::messages::Messages;
 
 /// Bytes of text from which on a conversation is referred to. A shorter one is written out, so that most outcomes of one turn
@@ -50,34 +49,23 @@ impl Carried {
     }
 }
 
-/// The requests of a workflow to its model, read from the events of its run.
-#[derive(Debug, Default)]
-pub struct CarriedRequests(ModelCalls);
-
-impl CarriedRequests {
-    /// Reads them. The error says what of them cannot be read.
-    pub fn read(workflow: &[RunEvent]) -> Result<Self, String> {
-        let mut policy = ModelCalls::default();
-        for event in workflow {
+impl ReadCalls {
+    /// Reads the requests of one run. The error says what of them cannot be read.
+    pub fn of_run(events: &[RunEvent]) -> Result<Self, String> {
+        let mut calls = Self::default();
+        for event in events {
             let RunEvent::Asked { time, what, .. } = event else { continue };
-            if serde_json::from_slice::<WrittenToolCall<'_>>(what).is_ok() {
-                continue;
-            }
-            let request: WrittenRequest<'_> =
-                serde_json::from_slice(what).map_err(|error| format!("a request cannot be read: {error}"))?;
-            if request.asked == ModelRole::Policy {
-                policy.add_written(request, *time)?;
-            }
+            calls.add(what, *time)?;
         }
-        Ok(Self(policy))
+        Ok(calls)
     }
 
     /// Puts a conversation together of what a request carried and the rest. The error says what is missing.
     pub fn whole(&self, carried: Carried, rest: &Messages) -> Result<Messages, String> {
         let Carried { request, count } = carried;
-        let exchange = self.0.exchanges().get(request);
+        let exchange = self.policy.exchanges().get(request);
         let exchange = exchange.ok_or_else(|| format!("request {request} of the workflow is missing"))?;
-        let lists = self.0.among(&[]);
+        let lists = self.policy.among(&[]);
         let sent = lists.messages(exchange);
         let mut whole = Messages::default();
         whole.push_texts(sent.iter().flat_map(Part::iter).take(count));
@@ -97,6 +85,7 @@ mod tests {
     use super::super::exchange::Exchange;
     use super::*;
     use crate::id::SampleId;
+    use crate::telemetry::ModelRole;
     use crate::wire;
 
     const REPLY: &str = r#"{"choices":[{"message":{"role":"assistant","content":"a"}}]}"#;
@@ -132,9 +121,9 @@ mod tests {
             .collect();
         let rest = carried.rest(&samples[0].messages);
         assert_eq!(rest.len(), has.len() - carried.count);
-        let read = CarriedRequests::read(&events).unwrap();
+        let read = ReadCalls::of_run(&events).unwrap();
         assert_eq!(read.whole(carried, &rest).unwrap(), samples[0].messages);
-        let lost = CarriedRequests::read(&events[..carried.request]).unwrap();
+        let lost = ReadCalls::of_run(&events[..carried.request]).unwrap();
         assert!(lost.whole(carried, &rest).unwrap_err().contains("is missing"));
     }
 

@@ -72,6 +72,7 @@ impl Import {
 impl Imports {
     /// Counts a call, and lets it through where its role has it and calls are left.
     pub(super) fn enter(&mut self, Import { name, only }: Import) -> wasmtime::Result<()> {
+        crate::stack::note_place();
         self.host_calls += 1;
         self.record.meter().add_host_call();
         if self.host_calls > self.limits.host_calls_max {

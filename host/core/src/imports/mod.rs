@@ -25,6 +25,7 @@ mod meter;
 mod models;
 mod outside;
 mod past;
+mod read_calls;
 mod record;
 mod refused;
 mod run_event;
@@ -91,12 +92,13 @@ pub use virtual_clock::{ClockStart, InvalidClockStart};
 pub use again::{Ending, Left, RecordParts, read_log};
 pub(crate) use boundary::PastOver;
 pub use boundary::{Boundary, Difference, Diverged, RunLog};
-pub use carried::{Carried, CarriedRequests};
+pub use carried::Carried;
 pub use exchange::{Exchange, ExchangeOutcome, Lists, ModelCalls, Part, WrittenRequest, in_common};
 pub use fork::{Ancestor, ForkOrigin, ForkPoint};
 pub use host_tools::{HostTool, HostTools, ToolAnswer, ToolRequest, error_text};
 pub use outside::{Live, ModelAccess, Outside};
 pub use past::{Past, Then};
+pub use read_calls::{ReadCall, ReadCalls};
 pub use record::{
     ArtifactFile, JudgeFailure, LogEntry, LogLevel, Record, Recorded, RolloutUsage, SampleRecord, ToolUse,
     message_bytes,

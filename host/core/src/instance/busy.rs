@@ -339,7 +339,9 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::super::cpu::{interruption, thread_cpu_time};
+    use super::super::memory::{MemoryCharge, StackCharge};
     use super::*;
+    use crate::imports::Record;
 
     /// Which thread does this.
     fn here() -> String {
@@ -358,7 +360,9 @@ mod tests {
     }
 
     fn meter() -> CpuMeter {
-        CpuMeter::new(Arc::default(), Duration::from_secs(60))
+        let record = Arc::<Record>::default();
+        let stack = StackCharge::new(MemoryCharge::new(&record));
+        CpuMeter::new(record, Duration::from_secs(60), stack)
     }
 
     /// One that computes `first`, is interrupted three times, and waits. Gives the threads

@@ -17,6 +17,7 @@ use wasmtime::UpdateDeadline;
 
 use super::Ticker;
 use super::busy::Run;
+use super::memory::StackCharge;
 use crate::imports::Record;
 
 /// What was used this long ago counts for a third, and what was used five times as long ago
@@ -106,6 +107,7 @@ impl RuntimeShare {
 /// Counts the CPU time of one run against its budget, and what it used lately.
 pub(super) struct CpuMeter {
     record: Arc<Record>,
+    stack: StackCharge,
     used: Duration,
     budget: Duration,
     lately: Usage,
@@ -151,6 +153,7 @@ thread_local! {
 
 /// What the engine is to do with a guest that a tick finds at work.
 pub(super) fn at_tick() -> UpdateDeadline {
+    crate::stack::note_place();
     let goes_on = UNDER_WAY.with_borrow_mut(|poll| {
         let Some(poll) = poll else { return false };
         if let Some(stopped) = &poll.stopped {
@@ -180,8 +183,8 @@ pub(super) async fn interruption() {
 }
 
 impl CpuMeter {
-    pub(super) fn new(record: Arc<Record>, budget: Duration) -> Self {
-        Self { record, used: Duration::ZERO, budget, lately: Usage::none() }
+    pub(super) fn new(record: Arc<Record>, budget: Duration, stack: StackCharge) -> Self {
+        Self { record, stack, used: Duration::ZERO, budget, lately: Usage::none() }
     }
 
     /// Whether the guest has used so much lately that it is to give way to others.
@@ -211,6 +214,7 @@ impl CpuMeter {
             PolledOn::Busy(stopped) => (TURN, Some(stopped.clone())),
         };
         UNDER_WAY.set(Some(UnderWay { began, turn, stopped, interrupted: false }));
+        crate::stack::forget_place();
         let before = thread_cpu_time();
         let polled = run.as_mut().poll(cx);
         let took = thread_cpu_time().saturating_sub(before);
@@ -221,6 +225,9 @@ impl CpuMeter {
         self.lately.add(now, took);
         if let PolledOn::Runtime(share) = place {
             share.add(now, took);
+        }
+        if polled.is_pending() {
+            self.stack.look(&self.record);
         }
         match polled {
             Poll::Ready(result) => Step::Over(Ok(result)),

@@ -6,12 +6,16 @@ use wasmtime::ResourceLimiter;
 
 use crate::budget::{Charge, OverBudget, Use};
 use crate::imports::Record;
+use crate::stack;
 use crate::telemetry::Limit;
 
 /// Bytes that one table element takes. Where tables come from no pool, one that grows is copied
 /// to a place that has room for twice as many, so that for a moment there are three of it, and
 /// what the allocator has back it keeps for a while.
 const TABLE_ELEMENT_BYTES: usize = 3 * size_of::<usize>();
+
+/// A guest's stack with room for host calls on top, in bytes.
+pub(crate) const ASYNC_STACK_BYTES: usize = 1 << 20;
 
 /// Core instances of one store: a Rust guest has 4, a Python guest about 30.
 pub(crate) const CORE_INSTANCES_MAX: u32 = 64;
@@ -39,6 +43,32 @@ impl MemoryCharge {
     fn grow(&self, bytes: usize) -> Result<(), OverBudget> {
         let Some(charge) = &self.0 else { return Ok(()) };
         charge.lock().unwrap_or_else(PoisonError::into_inner).grow(bytes)
+    }
+}
+
+/// The charge for the stack of one store's guest, a part of the store's [`MemoryCharge`].
+///
+/// The stack's pages stay with the guest until its call is over, so the charge only grows.
+pub(super) struct StackCharge {
+    charge: MemoryCharge,
+    bytes: usize,
+}
+
+impl StackCharge {
+    pub(super) fn new(charge: MemoryCharge) -> Self {
+        Self { charge, bytes: 0 }
+    }
+
+    /// Charges what is resident of the stack that was just left, if it is more than before.
+    pub(super) fn look(&mut self, record: &Record) {
+        let Some(bytes) = stack::resident_bytes(ASYNC_STACK_BYTES).filter(|bytes| *bytes > self.bytes) else {
+            return;
+        };
+        match self.charge.grow(bytes - self.bytes) {
+            Ok(()) => self.bytes = bytes,
+            // Its rollout was ended with that.
+            Err(over) => record.note_asked(Limit::MemoryBudget, over.used.saturating_add(over.asked)),
+        }
     }
 }
 

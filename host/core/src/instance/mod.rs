@@ -23,7 +23,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 use wasmtime::Store;
-use wasmtime::component::{Component, Instance, InstancePre, Linker};
+use wasmtime::component::{Component, Instance, InstancePre, Linker, Resource};
+use wasmtime_wasi::p2::DynPollable;
+use wasmtime_wasi::p2::bindings::io::poll as wasi_poll;
 use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
 
 use crate::imports::bindings::exports::rollout::plugin::{
@@ -32,13 +34,14 @@ use crate::imports::bindings::exports::rollout::plugin::{
 use crate::imports::bindings::rollout::plugin::types;
 use crate::imports::{self, Imports, Record};
 use crate::limits::Limits;
+use crate::stack;
 pub use agent_loop::{LoopOutcome, LoopRequest};
 pub(crate) use busy::BusyThreads;
 use cpu::CpuMeter;
 pub use error::RunError;
 use error::{host_failed, running, starting};
-pub(crate) use memory::{CORE_INSTANCES_MAX, MEMORIES_MAX, TABLES_MAX};
-use memory::{MemoryCharge, MemoryLimit};
+pub(crate) use memory::{ASYNC_STACK_BYTES, CORE_INSTANCES_MAX, MEMORIES_MAX, TABLES_MAX};
+use memory::{MemoryCharge, MemoryLimit, StackCharge};
 pub use permit::Permit;
 pub(crate) use ticker::Ticker;
 pub use workflow::WorkflowOutcome;
@@ -61,9 +64,32 @@ impl WasiView for InstanceState {
 pub(crate) fn linker(engine: &wasmtime::Engine) -> wasmtime::Result<Linker<InstanceState>> {
     let mut linker = Linker::new(engine);
     wasmtime_wasi::p2::add_to_linker_async(&mut linker)?;
+    note_waits(&mut linker)?;
     imports::refuse_sockets(&mut linker, |state: &mut InstanceState| &mut state.imports)?;
     imports::add_to_linker(&mut linker, |state: &mut InstanceState| &mut state.imports)?;
     Ok(linker)
+}
+
+/// Puts functions that note the guest's stack in the place of those in which WASI lets a guest wait.
+fn note_waits(linker: &mut Linker<InstanceState>) -> wasmtime::Result<()> {
+    linker.allow_shadowing(true);
+    let mut poll = linker.instance("wasi:io/poll@0.2.12")?;
+    poll.func_wrap_async("poll", |mut store, (pollables,): (Vec<Resource<DynPollable>>,)| {
+        Box::new(async move {
+            stack::note_place();
+            let table = &mut store.data_mut().imports.table;
+            Ok((wasi_poll::Host::poll(table, pollables).await?,))
+        })
+    })?;
+    poll.func_wrap_async("[method]pollable.block", |mut store, (pollable,): (Resource<DynPollable>,)| {
+        Box::new(async move {
+            stack::note_place();
+            let table = &mut store.data_mut().imports.table;
+            wasi_poll::HostPollable::block(table, pollable).await
+        })
+    })?;
+    linker.allow_shadowing(false);
+    Ok(())
 }
 
 /// Which of the contract's exports a component has.
@@ -190,6 +216,7 @@ macro_rules! in_guest {
         let kept = $imports.kept();
         let Bounds { memory_bytes_max, deadline, permit } = $bounds;
         let charge = MemoryCharge::new($imports.record());
+        let stack = StackCharge::new(charge.clone());
         let starting = Box::pin(start(linked.clone(), $imports, memory_bytes_max, charge.clone()));
         let run = Box::pin(async move {
             // Come first, so that they are dropped last, after the store.
@@ -199,7 +226,7 @@ macro_rules! in_guest {
             let $guest = indices.load(&mut $store, &instance).map_err(host_failed)?;
             $work
         });
-        within($plugin, deadline, kept, run)
+        within($plugin, deadline, kept, stack, run)
     }};
 }
 
@@ -323,6 +350,7 @@ pub(crate) async fn try_start(
     let kept = imports.kept();
     let Bounds { memory_bytes_max, deadline, permit } = bounds;
     let charge = MemoryCharge::new(imports.record());
+    let stack = StackCharge::new(charge.clone());
     let run = Box::pin(async move {
         let _held = (charge.clone(), permit);
         let started = std::time::Instant::now();
@@ -331,7 +359,7 @@ pub(crate) async fn try_start(
         linked.check_exports(&mut store, &instance)?;
         Ok(elapsed)
     });
-    within(plugin, deadline, kept, run).await
+    within(plugin, deadline, kept, stack, run).await
 }
 
 /// Runs a grader over the samples.
@@ -386,12 +414,13 @@ async fn within<R: Send + 'static>(
     plugin: &LinkedPlugin,
     deadline: Option<Instant>,
     (record, limits): (Arc<Record>, Arc<Limits>),
+    stack: StackCharge,
     run: busy::Run<Result<R, RunError>>,
 ) -> Result<R, RunError> {
     let budget = limits.guest_cpu_time_max;
     let _wall_time = record.meter().wall_time();
     let metered = async {
-        let meter = CpuMeter::new(record.clone(), budget);
+        let meter = CpuMeter::new(record.clone(), budget, stack);
         match busy::run(&plugin.0.busy, meter, run).await {
             Ok(result) => result,
             Err(cpu::Exhausted) => Err(RunError::Cpu(budget.as_secs_f64())),

@@ -24,7 +24,7 @@ use tokio::time::Instant;
 
 use super::Plugin;
 use crate::id::RolloutId;
-use crate::imports::{Imports, Live, Role, RunContext};
+use crate::imports::{ClockStart, Imports, Live, Role, RunContext};
 use crate::instance::{self, Bounds, Permit, RunError};
 use crate::limits::{DECLARE_TIME_MAX, Limits};
 use crate::telemetry::Metrics;
@@ -94,8 +94,8 @@ impl Settings {
 }
 
 impl Plugin {
-    /// Asks the plugin what it declares of its configuration; none where it declares
-    /// nothing.
+    /// Asks the plugin what it declares of its configuration, at the date that its rollouts begin at; none where it
+    /// declares nothing.
     ///
     /// # Errors
     ///
@@ -103,6 +103,7 @@ impl Plugin {
     pub async fn declaration(
         &self,
         limits: &Limits,
+        clock_begins: ClockStart,
         metrics: &Arc<Metrics>,
     ) -> Result<Option<Declaration>, DeclareError> {
         if !self.about().settings {
@@ -115,7 +116,7 @@ impl Plugin {
             permit: Permit::alone(),
         };
         let id = RolloutId::parse("declare").map_err(|error| RunError::Host(error.to_string()))?;
-        let run = RunContext::of_no_rollout(id, None, metrics.clone());
+        let run = RunContext { clock_begins, ..RunContext::of_no_rollout(id, None, metrics.clone()) };
         let outside = Live::until(bounds.deadline);
         let imports = Imports::new(Role::Declaration, Arc::new(run), limits, outside, Arc::default());
         let declared = instance::declare(self.linked(), imports, bounds).await?;

@@ -13,7 +13,7 @@ use rollout_journal as store;
 
 use super::unfinished::split_line;
 use super::{events_of, json_line, kind};
-use crate::imports::{Carried, CarriedRequests, Role, RunEvent};
+use crate::imports::{Carried, ReadCalls, Role, RunEvent};
 use crate::rollout::model::Finished;
 use crate::wire;
 
@@ -43,7 +43,7 @@ pub(super) fn read(events: &[store::Event]) -> io::Result<Option<Finished>> {
     let mut finished: Finished = serde_json::from_slice(&rest).map_err(io::Error::other)?;
     if carried.iter().any(Option::is_some) {
         let workflow = events_of(events, Role::Workflow).map_err(io::Error::other)?;
-        let requests = CarriedRequests::read(&workflow).map_err(io::Error::other)?;
+        let requests = ReadCalls::of_run(&workflow).map_err(io::Error::other)?;
         for (sample, carried) in finished.samples.iter_mut().zip(carried) {
             if let Some(carried) = carried {
                 let messages = requests.whole(carried, &sample.record.messages);

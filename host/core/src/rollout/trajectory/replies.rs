@@ -4,13 +4,14 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 
 use serde::ser::SerializeSeq;
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
 use crate::imports::Exchange;
 use crate::wire::atif::Metrics;
 use crate::wire::openai::{Completion, Usage, WireCall};
-use crate::wire::stream::{First, each, is_list_of};
+use crate::wire::stream::each;
+use crate::wire::tokens::TokenLists;
 
 /// A call of the model that was answered.
 pub(super) struct Reply<'a> {
@@ -75,36 +76,16 @@ impl Matcher {
 impl Reply<'_> {
     /// What it cost, with token ids and log-probabilities from where servers put them.
     pub(super) fn metrics(&self) -> Metrics<'_> {
-        #[derive(Deserialize)]
-        struct Body<'a> {
-            #[serde(borrow, default)]
-            prompt_token_ids: Option<&'a RawValue>,
-            #[serde(borrow, default)]
-            token_ids: Option<&'a RawValue>,
-            #[serde(borrow, default)]
-            logprobs: Option<&'a RawValue>,
-            #[serde(borrow)]
-            choices: First<Choice<'a>>,
-        }
-        #[derive(Deserialize)]
-        struct Choice<'a> {
-            #[serde(borrow, default)]
-            token_ids: Option<&'a RawValue>,
-            #[serde(borrow, default)]
-            logprobs: Option<&'a RawValue>,
-        }
         let usage = self.completion.usage;
         let mut metrics = Metrics {
             prompt_tokens: usage.map(|usage| usage.prompt_tokens),
             completion_tokens: usage.map(|usage| usage.completion_tokens),
             ..Metrics::default()
         };
-        let Ok(body) = serde_json::from_slice::<Body<'_>>(self.completion.body()) else { return metrics };
-        let First(choice) = body.choices;
-        let choice = choice.unwrap_or(Choice { token_ids: None, logprobs: None });
-        metrics.prompt_token_ids = body.prompt_token_ids.filter(is_ids);
-        metrics.completion_token_ids = choice.token_ids.or(body.token_ids).filter(is_ids);
-        metrics.logprobs = choice.logprobs.or(body.logprobs).and_then(|raw| logprobs(raw.get()));
+        let tokens = TokenLists::of_reply(self.completion.body());
+        metrics.prompt_token_ids = tokens.prompt_ids;
+        metrics.completion_token_ids = tokens.completion_ids;
+        metrics.logprobs = tokens.logprobs;
         if let Some(finish_reason) = &self.completion.finish_reason {
             #[derive(Serialize)]
             struct Extra<'a> {
@@ -114,47 +95,6 @@ impl Reply<'_> {
         }
         metrics
     }
-}
-
-fn is_ids(raw: &&RawValue) -> bool {
-    is_list_of::<i64>(raw.get())
-}
-
-/// One number a token as they were written, from OpenAI's `{content: [{logprob}]}` or from a
-/// plain list.
-fn logprobs(json: &str) -> Option<Box<RawValue>> {
-    #[derive(Deserialize)]
-    struct Wrapped<'a> {
-        #[serde(borrow)]
-        content: &'a RawValue,
-    }
-    #[derive(Deserialize)]
-    struct Entry<'a> {
-        #[serde(borrow)]
-        logprob: &'a RawValue,
-    }
-    let list = match json.starts_with('{') {
-        true => serde_json::from_str::<Wrapped<'_>>(json).ok()?.content.get(),
-        false => json,
-    };
-    let mut numbers = String::from("[");
-    let read = each(list, |entry: &RawValue| {
-        let number = match entry.get().starts_with('{') {
-            true => serde_json::from_str::<Entry<'_>>(entry.get()).map_err(drop)?.logprob.get(),
-            false => entry.get(),
-        };
-        // Of what is JSON and parses as a number, only what is too large for one is not finite.
-        if !number.parse::<f64>().is_ok_and(f64::is_finite) {
-            return Err(());
-        }
-        if numbers.len() > 1 {
-            numbers.push(',');
-        }
-        numbers.push_str(number);
-        Ok(())
-    });
-    numbers.push(']');
-    read.ok().and_then(|()| RawValue::from_string(numbers).ok())
 }
 
 /// What calls of the model cost that no step is known for.

@@ -164,6 +164,16 @@ fn a_server_that_says_tokens_in_words_of_its_own_is_not_taken_by_them() {
 }
 
 #[test]
+fn tokens_of_sglang_are_in_the_step_as_those_of_vllm_are() {
+    let sampled = replied(
+        r#"{"choices":[{"message":{"content":"x"},"meta_info":{"output_token_logprobs":[[-0.50,7,null]]}}],"sglext":{"input_ids":[1,2]}}"#,
+    );
+    let got = read(&[r#"{"role":"assistant","content":"x"}"#], &[&sampled]);
+    let expected = json!({"prompt_token_ids": [1, 2], "completion_token_ids": [7], "logprobs": [-0.5]});
+    assert_eq!(got["steps"][0]["metrics"], expected);
+}
+
+#[test]
 fn observed_requests_are_written_without_what_they_repeat() {
     // Deeper than callers read.
     let deep = format!(r#"{{"choices":[{{"message":{{}}}}],"deep":{}{}}}"#, "[".repeat(101), "]".repeat(101));

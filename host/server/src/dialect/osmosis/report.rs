@@ -6,6 +6,7 @@
 //! steps in place of what the host observed, which stays under `extra.rollout_host`. It stays
 //! the bytes that it came as, and is read call by call where it is put.
 
+use std::borrow::Cow;
 use std::convert::Infallible;
 use std::io;
 
@@ -351,9 +352,9 @@ impl CallReport<'_> {
             completion_tokens,
             cached_tokens,
             cost_usd,
-            prompt_token_ids,
-            completion_token_ids,
-            logprobs: logprobs.map(ToOwned::to_owned),
+            prompt_token_ids: prompt_token_ids.map(Cow::Borrowed),
+            completion_token_ids: completion_token_ids.map(Cow::Borrowed),
+            logprobs: logprobs.map(Cow::Borrowed),
             extra: extra.map(ToOwned::to_owned),
         };
         StepAmendment {

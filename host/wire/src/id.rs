@@ -32,7 +32,7 @@ pub enum InvalidRolloutId {
 impl RolloutId {
     /// The longest id in bytes. An id is kept for as long as its result, is in every
     /// log line and travels as a header, so it has a limit.
-    pub(crate) const LEN_MAX: usize = 1024;
+    pub const LEN_MAX: usize = 1024;
 
     /// The longest directory name in bytes, with room under the usual 255.
     const DIR_NAME_LEN_MAX: usize = 200;
@@ -80,7 +80,7 @@ impl RolloutId {
 
     /// The id as the value of a header: itself where every byte may travel, else with
     /// the bytes that may not percent-encoded.
-    pub(crate) fn header_value(&self) -> String {
+    pub fn header_value(&self) -> String {
         if self.0.bytes().all(is_header_byte) && self.0.trim() == self.0 {
             return self.0.clone();
         }
@@ -128,10 +128,10 @@ pub struct SampleId(String);
 
 impl SampleId {
     /// The longest id in bytes.
-    pub(crate) const LEN_MAX: usize = 128;
+    pub const LEN_MAX: usize = 128;
 
     /// Checks a name that came from a guest; the error says what is wrong with it.
-    pub(crate) fn parse(name: &str) -> Result<Self, String> {
+    pub fn parse(name: &str) -> Result<Self, String> {
         if name.is_empty() {
             return Err("it is empty".to_owned());
         }
@@ -154,7 +154,7 @@ impl SampleId {
     /// A file name part for this id, another for every id: letters, digits, `.`, `_` and `-`
     /// are themselves and all else is percent-encoded, as is a dot in front. Too long a part
     /// keeps its beginning and gains a hash behind `%-`, which no encoded byte begins with.
-    pub(crate) fn file_part(&self) -> String {
+    pub fn file_part(&self) -> String {
         let mut part = String::with_capacity(self.0.len());
         for (at, c) in self.0.char_indices() {
             if c.is_ascii_alphanumeric() || "_-".contains(c) || c == '.' && at > 0 {

@@ -18,7 +18,7 @@ use crate::text::beginning;
 /// Why a chat request was not sent.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
-pub(crate) enum InvalidRequest {
+pub enum InvalidRequest {
     /// There is no message.
     #[error("messages is empty")]
     NoMessages,
@@ -53,14 +53,14 @@ const MODEL: &str = "{\"model\":";
 
 /// A request's body but for its messages, which the record has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Frame {
+pub struct Frame {
     text: Bytes,
     messages_at: usize,
 }
 
 impl Frame {
     /// A frame with these fields after the messages.
-    pub(crate) fn new(model: &str, fields: &impl Serialize) -> Result<Self, InvalidRequest> {
+    pub fn new(model: &str, fields: &impl Serialize) -> Result<Self, InvalidRequest> {
         let wrong = |error: serde_json::Error| InvalidRequest::Params(error.to_string());
         let mut text = MODEL.as_bytes().to_vec();
         serde_json::to_writer(&mut text, model).map_err(wrong)?;
@@ -77,18 +77,18 @@ impl Frame {
     }
 
     /// Its bytes.
-    pub(crate) fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         self.text.len()
     }
 
     /// The frame as it is kept.
-    pub(crate) fn written(&self) -> WrittenFrame<'static> {
+    pub fn written(&self) -> WrittenFrame<'static> {
         let body = String::from_utf8(self.around(std::iter::empty(), 0)).unwrap_or_default();
         WrittenFrame { messages_at: self.messages_at, body: body.into() }
     }
 
     /// A frame that was kept; none where it has no place for messages.
-    pub(crate) fn read(written: &WrittenFrame<'_>) -> Option<Self> {
+    pub fn read(written: &WrittenFrame<'_>) -> Option<Self> {
         let WrittenFrame { messages_at, body } = written;
         let (before, rest) = body.as_bytes().split_at_checked(*messages_at)?;
         let text = [before, rest.strip_prefix(b"[]")?].concat();
@@ -96,19 +96,19 @@ impl Frame {
     }
 
     /// The bytes of a body with so many messages, whose texts have so many bytes.
-    pub(crate) fn body_bytes(&self, messages: usize, text_bytes: usize) -> usize {
+    pub fn body_bytes(&self, messages: usize, text_bytes: usize) -> usize {
         self.text.len() + 2 + text_bytes + messages.saturating_sub(1)
     }
 
     /// The body with these messages, whose texts are about so many bytes.
-    pub(crate) fn around<'a>(&self, messages: impl Iterator<Item = &'a str>, text_bytes: usize) -> Vec<u8> {
+    pub fn around<'a>(&self, messages: impl Iterator<Item = &'a str>, text_bytes: usize) -> Vec<u8> {
         let mut body = Vec::with_capacity(self.text.len() + text_bytes + 2);
         self.add_around(messages, &mut body);
         body
     }
 
     /// Adds the body with these messages to what is to be sent.
-    pub(crate) fn add_around<'a>(&self, messages: impl Iterator<Item = &'a str>, body: &mut Vec<u8>) {
+    pub fn add_around<'a>(&self, messages: impl Iterator<Item = &'a str>, body: &mut Vec<u8>) {
         let (before, after) = self.text.split_at(self.messages_at);
         body.extend_from_slice(before);
         body.push(b'[');
@@ -135,7 +135,7 @@ pub struct WrittenFrame<'a> {
 
 impl WrittenFrame<'_> {
     /// The same, to a model of this name; as it is where it does not begin with a model.
-    pub(crate) fn of_model(self, name: &str) -> WrittenFrame<'static> {
+    pub fn of_model(self, name: &str) -> WrittenFrame<'static> {
         let Self { messages_at, body } = self;
         let renamed = || {
             let rest = body.strip_prefix(MODEL)?;
@@ -152,7 +152,7 @@ impl WrittenFrame<'_> {
 
 /// Builds a request but for its messages. Tools and parameters go in as they are, and the
 /// caller's parameters where the guest does not set them.
-pub(crate) fn request_frame(
+pub fn request_frame(
     model: &str,
     tools: &[String],
     params: Option<&str>,
@@ -198,14 +198,14 @@ pub struct Usage {
 
 impl Usage {
     /// Tokens of both.
-    pub(crate) fn total(&self) -> u64 {
+    pub fn total(&self) -> u64 {
         self.prompt_tokens.saturating_add(self.completion_tokens)
     }
 }
 
 /// A call that the model wants made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ToolCall {
+pub struct ToolCall {
     /// The id that the result has to carry; `call_<place>` where the model gave none.
     pub id: String,
     /// The function's name, empty where the model gave none.
@@ -216,7 +216,7 @@ pub(crate) struct ToolCall {
 
 /// The most tool calls of one reply. A call costs a guest and the host some hundred bytes
 /// where the model spends three on it. Servers offer a model 128 functions at the most.
-pub(crate) const TOOL_CALLS_MAX: usize = 1024;
+pub const TOOL_CALLS_MAX: usize = 1024;
 
 /// The longest finish reason that is kept, in bytes. It is a word by custom.
 const FINISH_REASON_BYTES_MAX: usize = 256;
@@ -281,19 +281,19 @@ impl Completion {
     }
 
     /// Its text, empty where it has none.
-    pub(crate) fn text(&self) -> Cow<'_, str> {
+    pub fn text(&self) -> Cow<'_, str> {
         content_text(text_of(&self.content))
     }
 
     /// The tool calls in it.
-    pub(crate) fn tool_calls(&self) -> Vec<ToolCall> {
+    pub fn tool_calls(&self) -> Vec<ToolCall> {
         let mut calls = Vec::new();
         self.each_tool_call(|at, call| calls.push(call.owned(at)));
         calls
     }
 
     /// Gives each tool call with its place.
-    pub(crate) fn each_tool_call(&self, mut take: impl FnMut(usize, WireCall<'_>)) {
+    pub fn each_tool_call(&self, mut take: impl FnMut(usize, WireCall<'_>)) {
         let mut place = 0_usize;
         // It was read before, so that there is nothing left to be wrong with it.
         let _ = each(text_of(&self.tool_calls), |call: WireCall<'_>| {
@@ -311,7 +311,7 @@ fn text_of(part: &Bytes) -> &str {
 
 /// A tool call as it travels.
 #[derive(Clone, Debug, Deserialize)]
-pub(crate) struct WireCall<'a> {
+pub struct WireCall<'a> {
     #[serde(borrow, default)]
     id: Option<Text<'a>>,
     #[serde(borrow, default)]
@@ -328,7 +328,7 @@ struct WireFunction<'a> {
 
 impl<'a> WireCall<'a> {
     /// Its id; `call_<place>` where it has none.
-    pub(crate) fn id(&self, place: usize) -> Cow<'_, str> {
+    pub fn id(&self, place: usize) -> Cow<'_, str> {
         match &self.id {
             Some(Text(id)) => Cow::Borrowed(id),
             None => Cow::Owned(format!("call_{place}")),
@@ -336,12 +336,12 @@ impl<'a> WireCall<'a> {
     }
 
     /// The function's name, where it has one.
-    pub(crate) fn name(&self) -> Option<&str> {
+    pub fn name(&self) -> Option<&str> {
         self.function.as_ref()?.name.as_ref().map(|Text(name)| &**name)
     }
 
     /// The arguments as they were written: a string that holds JSON, by custom.
-    pub(crate) fn arguments(&self) -> Option<&'a RawValue> {
+    pub fn arguments(&self) -> Option<&'a RawValue> {
         self.function.as_ref()?.arguments
     }
 
@@ -423,7 +423,7 @@ fn text_parts(json: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::params::PARAMS_MAX;
+    use crate::params::PARAMS_MAX;
 
     fn strings(texts: &[&str]) -> Vec<String> {
         texts.iter().map(|text| (*text).to_owned()).collect()

@@ -9,7 +9,7 @@ use memchr::memchr2;
 
 /// The deepest nesting of arrays and objects that passes. Parsers of callers stop at 128
 /// (some at more), and what they cannot read is a result lost to them.
-pub(crate) const DEPTH_MAX: usize = 100;
+pub const DEPTH_MAX: usize = 100;
 
 /// Digits up to which a number without an exponent is in range whatever they are: the
 /// largest double has 309.

@@ -3,7 +3,7 @@
 use sha2::{Digest, Sha256};
 
 /// The digest of the bytes.
-pub(crate) fn sha256(bytes: &[u8]) -> [u8; 32] {
+pub fn sha256(bytes: &[u8]) -> [u8; 32] {
     Sha256::digest(bytes).into()
 }
 
@@ -24,7 +24,7 @@ pub fn hex(bytes: &[u8]) -> String {
 
 /// The digest of the parts, each preceded by its length, so that no two lists of
 /// parts run together to the same bytes.
-pub(crate) fn sha256_parts(parts: &[&[u8]]) -> [u8; 32] {
+pub fn sha256_parts(parts: &[&[u8]]) -> [u8; 32] {
     let mut hash = Sha256::new();
     for part in parts {
         hash.update((part.len() as u64).to_le_bytes());

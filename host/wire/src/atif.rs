@@ -4,6 +4,8 @@
 //! knows, and what it has no place for goes under `extra`. A document may be large, so its
 //! parts are borrowed, and its steps are written one by one by whoever has the conversation.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -23,7 +25,7 @@ pub enum SchemaVersion {
 /// Who took a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Source {
+pub enum Source {
     /// Instructions.
     System,
     /// Whoever asked.
@@ -49,13 +51,13 @@ pub struct Metrics<'a> {
     pub cost_usd: Option<f64>,
     /// The request as tokens, where the server says: a list of whole numbers.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub prompt_token_ids: Option<&'a RawValue>,
+    pub prompt_token_ids: Option<Cow<'a, RawValue>>,
     /// The reply as tokens, where the server says: a list of whole numbers.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub completion_token_ids: Option<&'a RawValue>,
+    pub completion_token_ids: Option<Cow<'a, RawValue>>,
     /// The log-probability of each token of the reply, where the server says: a list of numbers.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub logprobs: Option<Box<RawValue>>,
+    pub logprobs: Option<Cow<'a, RawValue>>,
     /// What the format has no place for: an object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub extra: Option<Box<RawValue>>,

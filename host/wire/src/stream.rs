@@ -34,7 +34,7 @@ where
 
 impl<E> Stopped<E> {
     /// The error of a serializer whose `take` writes each part.
-    pub(crate) fn ser(self) -> E
+    pub fn ser(self) -> E
     where
         E: serde::ser::Error,
     {
@@ -156,7 +156,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
 
 /// The first element of a list that may have more, which nobody wants.
 #[derive(Clone, Debug)]
-pub(crate) struct First<T>(pub Option<T>);
+pub struct First<T>(pub Option<T>);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for First<T> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
@@ -185,7 +185,7 @@ pub fn is_list_of<T: DeserializeOwned>(list: &str) -> bool {
 
 /// Whether JSON has more than so many values, names among them. Whoever has to make a tree of
 /// it, because what reads it next takes nothing else, asks first.
-pub(crate) fn has_more_parts(json: &str, max: usize) -> bool {
+pub fn has_more_parts(json: &str, max: usize) -> bool {
     let (mut parts, mut in_string, mut escaped) = (1_usize, false, false);
     for byte in json.bytes() {
         match byte {
@@ -205,7 +205,7 @@ pub(crate) fn has_more_parts(json: &str, max: usize) -> bool {
 }
 
 /// A JSON string's text; none where the JSON is something else.
-pub(crate) fn text(json: &str) -> Option<Cow<'_, str>> {
+pub fn text(json: &str) -> Option<Cow<'_, str>> {
     serde_json::from_str(json).ok().map(|Text(text)| text)
 }
 

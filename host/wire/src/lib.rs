@@ -6,13 +6,17 @@
 pub mod atif;
 pub mod closed;
 pub mod data;
+pub mod digest;
 pub mod function;
+pub mod id;
 pub mod messages;
 pub mod metadata;
 pub mod openai;
 pub mod params;
 pub mod stream;
 pub mod strict;
+pub mod text;
+pub mod tokens;
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -30,7 +34,7 @@ pub fn json_with(value: &(impl Serialize + ?Sized), message_bytes: usize) -> Byt
 
 /// Checks that the text is one JSON value that [all readers take](strict), and keeps it as
 /// it is, without the white space around it.
-pub(crate) fn value(text: &str) -> Result<&RawValue, String> {
+pub fn value(text: &str) -> Result<&RawValue, String> {
     let raw: &RawValue = serde_json::from_str(text).map_err(|error| format!("not valid JSON: {error}"))?;
     strict::check(raw.get()).map_err(|unfit| unfit.to_string())?;
     Ok(raw)
@@ -48,7 +52,7 @@ pub fn object(text: &str) -> Result<&RawValue, String> {
 }
 
 /// What sort of JSON value a valid text is, for error messages.
-pub(crate) fn kind(json: &str) -> &'static str {
+pub fn kind(json: &str) -> &'static str {
     match json.trim_start().as_bytes().first() {
         Some(b'{') => "an object",
         Some(b'[') => "an array",

@@ -32,12 +32,12 @@ pub mod exact {
     use super::*;
 
     /// Writes it.
-    pub(crate) fn serialize<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
+    pub fn serialize<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
         value.serialize(to)
     }
 
     /// Reads it.
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
         Exact::deserialize(from).map(|Exact(value)| value)
     }
 }
@@ -47,12 +47,12 @@ pub mod exact_option {
     use super::*;
 
     /// Writes it.
-    pub(crate) fn serialize<S: Serializer>(value: &Option<f64>, to: S) -> Result<S::Ok, S::Error> {
+    pub fn serialize<S: Serializer>(value: &Option<f64>, to: S) -> Result<S::Ok, S::Error> {
         value.serialize(to)
     }
 
     /// Reads it.
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
         Ok(Option::<Exact>::deserialize(from)?.map(|Exact(value)| value))
     }
 }
@@ -63,12 +63,12 @@ pub mod exact_map {
     use std::collections::BTreeMap;
 
     /// Writes them.
-    pub(crate) fn serialize<S: Serializer>(values: &BTreeMap<String, f64>, to: S) -> Result<S::Ok, S::Error> {
+    pub fn serialize<S: Serializer>(values: &BTreeMap<String, f64>, to: S) -> Result<S::Ok, S::Error> {
         values.serialize(to)
     }
 
     /// Reads them.
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, f64>, D::Error> {
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, f64>, D::Error> {
         let values = BTreeMap::<String, Exact>::deserialize(from)?;
         Ok(values.into_iter().map(|(name, Exact(value))| (name, value)).collect())
     }
@@ -79,14 +79,12 @@ pub mod shared {
     use super::*;
 
     /// Writes it.
-    pub(crate) fn serialize<T: Serialize, S: Serializer>(value: &Arc<T>, to: S) -> Result<S::Ok, S::Error> {
+    pub fn serialize<T: Serialize, S: Serializer>(value: &Arc<T>, to: S) -> Result<S::Ok, S::Error> {
         value.as_ref().serialize(to)
     }
 
     /// Reads it.
-    pub(crate) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
-        from: D,
-    ) -> Result<Arc<T>, D::Error> {
+    pub fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Arc<T>, D::Error> {
         T::deserialize(from).map(Arc::new)
     }
 }

@@ -35,7 +35,7 @@ impl RowMetadata {
     }
 
     /// Whether there is something in it that a workflow may not see.
-    pub(crate) fn has_truth(&self) -> bool {
+    pub fn has_truth(&self) -> bool {
         !Arc::ptr_eq(&self.whole, &self.public)
     }
 
@@ -54,7 +54,7 @@ impl RowMetadata {
     }
 
     /// The bytes of memory that it takes.
-    pub(crate) fn memory_bytes(&self) -> usize {
+    pub fn memory_bytes(&self) -> usize {
         let public = if self.has_truth() { self.public.get().len() } else { 0 };
         self.whole.get().len() + public
     }

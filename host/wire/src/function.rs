@@ -11,11 +11,11 @@ use serde_json::{Map, Value, json};
 use super::{kind, object};
 
 /// The longest name that servers of this protocol take.
-pub(crate) const NAME_BYTES_MAX: usize = 64;
+pub const NAME_BYTES_MAX: usize = 64;
 
 /// The longest description of one function in bytes, its parameters included. Every
 /// request to the model carries it.
-pub(crate) const FUNCTION_BYTES_MAX: usize = 256 << 10;
+pub const FUNCTION_BYTES_MAX: usize = 256 << 10;
 
 /// A function tool that a model's server takes: its JSON text, which was checked.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,7 +26,7 @@ pub struct FunctionTool {
 
 impl FunctionTool {
     /// Reads the JSON text of one tool. The error says where it is none.
-    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+    pub fn parse(text: &str) -> Result<Self, String> {
         if text.len() > FUNCTION_BYTES_MAX {
             return Err(format!("longer than {FUNCTION_BYTES_MAX} bytes"));
         }
@@ -58,12 +58,12 @@ impl FunctionTool {
     }
 
     /// The name that the model calls.
-    pub(crate) fn name(&self) -> &str {
+    pub fn name(&self) -> &str {
         &self.name
     }
 
     /// The same tool with this before its name.
-    pub(crate) fn prefixed(self, prefix: &str) -> Result<Self, String> {
+    pub fn prefixed(self, prefix: &str) -> Result<Self, String> {
         let name = format!("{prefix}{}", self.name);
         check_name(&name)?;
         let mut tool = Value::from(self);
@@ -72,7 +72,7 @@ impl FunctionTool {
     }
 
     /// Its JSON text.
-    pub(crate) fn text(&self) -> String {
+    pub fn text(&self) -> String {
         self.text.as_ref().to_owned()
     }
 }

@@ -52,7 +52,7 @@ pub enum ToolsRule {
 impl ClosedBody {
     /// Builds a request but for its messages. A parameter goes in as the guest wrote it, else
     /// as the caller did, else with its default.
-    pub(crate) fn frame(
+    pub fn frame(
         &self,
         model: &str,
         tools: &[String],
@@ -172,7 +172,7 @@ impl Serialize for Fields<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::object;
+    use crate::object;
 
     fn form(tools: ToolsRule) -> ClosedBody {
         ClosedBody {

@@ -19,7 +19,7 @@ pub fn printable(text: &str) -> String {
 
 /// Writes text on as one line that drives no terminal: line breaks, control characters and
 /// what turns the direction of writing are escaped. Tabs stay.
-pub(crate) struct OneLine<W>(pub W);
+pub struct OneLine<W>(pub W);
 
 impl<W: fmt::Write> fmt::Write for OneLine<W> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
@@ -52,7 +52,7 @@ pub fn beginning(text: &str, bytes_max: usize) -> String {
 
 /// At most so many bytes, of the beginning and of the end, and how many were left out
 /// between. For what says why only in its last words, as a reason does.
-pub(crate) fn both_ends(text: &str, bytes_max: usize) -> String {
+pub fn both_ends(text: &str, bytes_max: usize) -> String {
     if text.len() <= bytes_max {
         return text.to_owned();
     }
@@ -73,7 +73,7 @@ pub fn time(time: Duration) -> String {
 }
 
 /// A number as JSON and Python write it, with a decimal: `30.0`.
-pub(crate) fn decimal(number: f64) -> String {
+pub fn decimal(number: f64) -> String {
     format!("{number:?}") // not shown as Rust's, but as theirs
 }
 

@@ -15,7 +15,7 @@ use super::stream::{members, text};
 
 /// The most sampling parameters of one request. One that says nothing costs the host some
 /// hundred bytes where the guest spends four on it.
-pub(crate) const PARAMS_MAX: usize = 256;
+pub const PARAMS_MAX: usize = 256;
 
 /// The parameter that names the model.
 const MODEL: &str = "model";

@@ -52,7 +52,7 @@ impl Messages {
     }
 
     /// Adds those of another list.
-    pub(crate) fn append(&mut self, other: Self) {
+    pub fn append(&mut self, other: Self) {
         if self.is_empty() {
             *self = other;
             return;
@@ -65,7 +65,7 @@ impl Messages {
     }
 
     /// Adds messages that were taken out of other lists.
-    pub(crate) fn push_texts<'a>(&mut self, texts: impl Iterator<Item = &'a str>) {
+    pub fn push_texts<'a>(&mut self, texts: impl Iterator<Item = &'a str>) {
         let inner = Arc::make_mut(&mut self.0);
         for text in texts {
             inner.make_room(text.len());
@@ -75,7 +75,7 @@ impl Messages {
     }
 
     /// The messages from this one on, as a list of its own.
-    pub(crate) fn tail(&self, from: usize) -> Self {
+    pub fn tail(&self, from: usize) -> Self {
         let mut tail = Self::with_capacity(self.text_bytes_of(from, self.len()));
         tail.push_texts(self.iter().skip(from));
         tail
@@ -115,12 +115,12 @@ impl Messages {
     }
 
     /// Whether both are the same list, and not only equal ones.
-    pub(crate) fn is_same_list(&self, other: &Self) -> bool {
+    pub fn is_same_list(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// The bytes of memory that they take.
-    pub(crate) fn memory_bytes(&self) -> usize {
+    pub fn memory_bytes(&self) -> usize {
         self.0.text.capacity() + self.0.ends.capacity() * size_of::<usize>()
     }
 
@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     fn messages(texts: &[&str]) -> Messages {
-        texts.iter().map(|text| crate::wire::object(text).unwrap()).collect()
+        texts.iter().map(|text| crate::object(text).unwrap()).collect()
     }
 
     #[test]
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!((all.len(), all.is_empty(), all.get(4)), (4, false, None));
         assert_eq!(serde_json::to_string(&all).unwrap(), format!("[{}]", texts.join(",")));
         let before = all.clone();
-        all.push(crate::wire::object("{}").unwrap());
+        all.push(crate::object("{}").unwrap());
         assert_eq!((before.len(), all.len()), (4, 5), "a clone is its own");
         all.append(before);
         assert_eq!(
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn the_smallest_messages_take_a_few_bytes_each() {
-        let smallest = crate::wire::object("{}").unwrap();
+        let smallest = crate::object("{}").unwrap();
         let mut all = Messages::from_iter(std::iter::repeat_n(smallest, 100_000));
         all.shrink();
         assert!(all.memory_bytes() <= 10 * 100_000, "{}", all.memory_bytes());

@@ -1,0 +1,131 @@
+//! A Python component that was built once is taken for later builds of the same inputs, and for no others.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rollout_tests::{Ran, Start, python_program, rollout_host, target_dir};
+use tempfile::TempDir;
+
+/// How long a build may take, beside another.
+const BUILD: Duration = Duration::from_secs(400);
+
+const TAKEN: &str = "taking the component that was built of the same files before";
+const BUILT: &str = "importing agent in the component's Python";
+
+/// An entry module that says something when it is imported.
+fn entry(reward: &str) -> String {
+    format!(
+        "import warnings\n\nfrom rollout_sdk import AgentWorkflow, Grader, message\n\nwarnings.warn('mind the gap')\n\n\n\
+         class Answering(AgentWorkflow):\n    async def run(self, ctx):\n        ctx.sample.push(message.assistant('5'))\n\n\n\
+         class Content(Grader):\n    async def grade(self, ctx):\n        return {reward}\n"
+    )
+}
+
+struct Builds {
+    root: TempDir,
+}
+
+impl Builds {
+    fn new() -> Self {
+        Self { root: TempDir::new().expect("a temporary directory can be made") }
+    }
+
+    /// Writes a project with this grader to a directory.
+    fn project(&self, name: &str, reward: &str) -> PathBuf {
+        let dir = self.root.path().join(name);
+        std::fs::create_dir_all(&dir).expect("a directory can be made");
+        std::fs::write(dir.join("pyproject.toml"), "[project]\nname = \"agent\"\n")
+            .expect("it can be written");
+        std::fs::write(dir.join("agent.py"), entry(reward)).expect("it can be written");
+        dir
+    }
+
+    /// Builds a project with a cache of these builds' own. Compiled code is that of all tests.
+    async fn build(&self, dir: &Path, options: &[&str]) -> (Ran, Vec<u8>) {
+        let made = dir.join("made.wasm");
+        let mut command = rollout_host(["build"]);
+        command.arg(dir).arg("-o").arg(&made).arg("--componentize-py").arg(python_program("componentize-py"));
+        command.env("XDG_CACHE_HOME", self.root.path().join("cache")).args(options);
+        if options.is_empty() {
+            command.arg("--cache-dir").arg(target_dir().join("test-cache/rollout-host/compiled"));
+        }
+        let ran = command.start().ended_within(BUILD).await;
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        let bytes = std::fs::read(&made).expect("the component is there");
+        (ran, bytes)
+    }
+
+    /// The files of stored components.
+    fn kept(&self) -> Vec<PathBuf> {
+        let files =
+            std::fs::read_dir(self.root.path().join("cache/rollout-host/python")).expect("it is there");
+        let paths = files.map(|file| file.expect("it is there").path());
+        paths.filter(|path| path.to_string_lossy().contains("built-")).collect()
+    }
+}
+
+#[tokio::test]
+async fn two_builds_at_once_store_one_component_that_a_later_build_takes() {
+    let builds = Builds::new();
+    let (left, right) = (builds.project("left", "1.0"), builds.project("right", "1.0"));
+
+    let ((first, one), (second, two)) = tokio::join!(builds.build(&left, &[]), builds.build(&right, &[]));
+    let elsewhere = builds.project("else/where", "1.0");
+    let (third, three) = builds.build(&elsewhere, &[]).await;
+
+    assert!(
+        first.stderr.contains(BUILT) && second.stderr.contains(BUILT),
+        "{}{}",
+        first.stderr,
+        second.stderr
+    );
+    assert!(third.stderr.contains(TAKEN) && !third.stderr.contains(BUILT), "{}", third.stderr);
+    assert!(one == two && two == three, "the components differ");
+    assert_eq!(builds.kept().len(), 1, "{:?}", builds.kept());
+    // The author's warning has the place of the project that is built.
+    for (ran, dir) in [(&first, &left), (&third, &elsewhere)] {
+        let warning = format!("{}/agent.py:5: UserWarning: mind the gap", dir.display());
+        assert!(ran.stderr.contains(&warning), "{warning:?} is not in: {}", ran.stderr);
+    }
+}
+
+#[tokio::test]
+async fn an_edit_makes_the_component_that_a_build_without_cache_makes() {
+    let builds = Builds::new();
+    let dir = builds.project("agent", "1.0");
+    let (_, before) = builds.build(&dir, &[]).await;
+
+    builds.project("agent", "0.5");
+    let (edited, after) = builds.build(&dir, &[]).await;
+    let (cold, alone) = builds.build(&dir, &["--no-cache"]).await;
+    builds.project("agent", "1.0");
+    let (reverted, again) = builds.build(&dir, &[]).await;
+
+    for ran in [&edited, &cold] {
+        assert!(ran.stderr.contains(BUILT) && !ran.stderr.contains(TAKEN), "{}", ran.stderr);
+    }
+    assert!(after == alone, "the build with a cache made another component");
+    assert!(before != after);
+    assert!(reverted.stderr.contains(TAKEN), "{}", reverted.stderr);
+    assert!(before == again);
+}
+
+#[tokio::test]
+async fn a_damaged_component_is_built_again() {
+    let builds = Builds::new();
+    let dir = builds.project("agent", "1.0");
+    let (_, sound) = builds.build(&dir, &[]).await;
+    let [kept] = &builds.kept()[..] else { panic!("{:?}", builds.kept()) };
+    let mut bytes = std::fs::read(kept).expect("it is there");
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(kept, bytes).expect("it can be written");
+
+    let (ran, again) = builds.build(&dir, &[]).await;
+    let (third, last) = builds.build(&dir, &[]).await;
+
+    assert!(ran.stderr.contains("is damaged; building again"), "{}", ran.stderr);
+    assert!(ran.stderr.contains(BUILT), "{}", ran.stderr);
+    assert!(third.stderr.contains(TAKEN), "{}", third.stderr);
+    assert!(sound == again && again == last);
+}
