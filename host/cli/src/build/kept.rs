@@ -146,7 +146,9 @@ mod tests {
         check(|bytes| bytes[MAGIC.len()] ^= 1);
         check(|bytes| bytes[MAGIC.len() + DIGEST_BYTES] ^= 1);
         check(|bytes| bytes.truncate(MAGIC.len() + 1));
-        check(|bytes| drop(bytes.pop()));
+        check(|bytes| {
+            bytes.pop();
+        });
         check(|bytes| bytes.push(0));
         check(Vec::clear);
     }
