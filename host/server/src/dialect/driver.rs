@@ -18,7 +18,7 @@ use rollout_core::rollout::{
 };
 use rollout_core::telemetry::RolloutTrace;
 
-/// What a dialect renders for the callers of its rollouts.
+/// The dialect's part of a driver: bodies of messages, statuses, and its own steps.
 pub(super) trait Renderer: Send + Sync + Sized + 'static {
     /// Data from which a result in the journal is rendered again.
     type Form: Serialize + Send + Sync;
@@ -126,7 +126,7 @@ impl Addresses {
 #[derive(Serialize, Deserialize)]
 struct Note<'a> {
     delivery: Delivery,
-    /// What the caller was answered, or reported.
+    /// The answer to the caller's request, or the caller's report.
     #[serde(borrow)]
     body: Option<&'a RawValue>,
 }
@@ -171,7 +171,7 @@ pub(super) async fn may_be_reported(log: Option<&RolloutLog>) -> bool {
     written.is_ok()
 }
 
-/// A rollout that is run and delivered. What it holds is dropped in this order: a key is free before requests that wait
+/// A rollout that is run and delivered. Its fields are dropped in this order: a key is free before requests that wait
 /// for its answer read that there is none.
 pub(super) struct Driver<R> {
     /// The rollout's entry in the ledger.
@@ -225,7 +225,7 @@ impl<R: Renderer> Steps for Driver<R> {
 
     async fn finished(self: Box<Self>, ended: Ended) {
         let is_polled = matches!(*self.delivery(), Delivery::Polled { .. });
-        // What is polled for is stored and written when its outcome is known, except where nothing is.
+        // A polled result is written when it is stored; a crash leaves nothing to store.
         let is_written_later = is_polled && !matches!(ended, Ended::Crashed(_));
         if !is_written_later && !may_be_reported(self.log.as_ref()).await {
             return;

@@ -91,7 +91,7 @@ impl HeldBody {
 pub(crate) struct Ledger {
     times: LedgerTimes,
     budget: Budget,
-    /// Where results are stored, if they are.
+    /// The journal in which results are stored, if there is one.
     journal: Option<Arc<Journal>>,
     /// The plugin of the rollouts, where there are several.
     plugin: Option<String>,
@@ -297,7 +297,7 @@ impl Inner {
         let Some(polled) = polled else { return };
         polled.forget();
         if is_unread {
-            tracing::info!(rollout_id = %polled.id(), "a result that nobody read in its time is forgotten");
+            tracing::info!(rollout_id = %polled.id(), "a result that was not read in its time is forgotten");
             self.settle(number, true);
         }
     }
@@ -449,8 +449,8 @@ impl Ledger {
     }
 }
 
-/// A rollout's entry, held by its driver. What is not kept goes when it is dropped: a status without an outcome, a
-/// reserved id, a key without an answer. A result that is still owed then is given up.
+/// A rollout's entry, held by its driver. Dropping it removes a status without an outcome, a reserved id, and a key
+/// without an answer. A result that is still owed then is given up.
 pub(crate) struct Entry {
     ledger: Arc<Ledger>,
     number: u64,

@@ -425,7 +425,7 @@ impl Ledger {
         lease: Lease,
         render: fn(&F, &Finished) -> Bytes,
     ) -> Result<HeldBody, ReadError> {
-        /// What is read, and what that means, are there besides what is made of it.
+        /// The bytes that are read and their meaning are in memory beside the result.
         const COPIES: usize = 3;
         let journal = self.journal.clone().ok_or(ReadError::Unknown)?;
         let turn = self.reader().await;
@@ -485,33 +485,17 @@ fn unreadable(why: impl std::fmt::Display) -> ReadError {
 #[cfg(test)]
 mod tests {
     use super::super::retention::READ_BYTES_MAX;
-    use super::super::tests::ledger;
+    use super::super::tests::{TTL, ledger};
     use super::*;
 
-    #[test]
-    fn results_that_were_read_are_kept_while_they_are_few() {
+    #[tokio::test]
+    async fn results_that_were_read_are_kept_while_they_are_few() {
         let ledger = ledger();
         let read = |id: &str, bytes| {
             let id = RolloutId::parse(id).unwrap();
-            let mut inner = ledger.lock();
-            let number = inner.add(Name::Polled(id.clone()));
-            drop(inner);
-            let entry = Entry::new(ledger.clone(), number);
-            let polled = Polled {
-                number,
-                id,
-                lease: Lease::of(""),
-                log: None,
-                lease_time: Duration::ZERO,
-                clock: RunClock::new(),
-                status: watch::Sender::new(PollStatus::Under(Phase::Queued)),
-                polls: Mutex::new(Polls { last: Duration::ZERO, heard: None, waiting: None }),
-                kept: OnceLock::new(),
-            };
-            let mut inner = ledger.lock();
-            inner.slots.get_mut(&number).unwrap().polled = Some(Arc::new(polled));
-            inner.keep(Kept::Read, Duration::ZERO, bytes, number);
-            drop(inner);
+            let mut entry = ledger.reserve(&id).unwrap();
+            entry.fill(&id, Lease::of(""), None);
+            ledger.lock().keep(Kept::Read, ledger.clock.now(), bytes, entry.number);
             drop(entry);
             let mut ids = ledger.polled_ids(|_| true);
             ids.sort();
@@ -523,5 +507,36 @@ mod tests {
         assert_eq!(read("c", 1), "bc", "the oldest went");
         assert_eq!(read("d", 2 * READ_BYTES_MAX), "d", "the last one stays, however large it is");
         assert_eq!(read("e", 1), "e");
+    }
+
+    #[tokio::test]
+    async fn a_held_result_is_owed_until_it_was_read_and_given_up_when_its_time_is_over() {
+        let ledger = ledger();
+        let now = ledger.clock.now();
+        let hold = |id: &str| {
+            let id = RolloutId::parse(id).unwrap();
+            let mut entry = ledger.reserve(&id).unwrap();
+            entry.fill(&id, Lease::of(""), None);
+            entry.begin(id.clone(), id.as_str(), None);
+            assert!(ledger.reserve(&id).is_err(), "the id is taken");
+            entry.end(Over::word("success"));
+            entry.hold(Bytes::from_static(b"{}"));
+            drop(entry);
+            ledger.find(&id).unwrap()
+        };
+        let (read, unread) = (hold("read"), hold("unread"));
+        ledger.close();
+        assert_eq!(ledger.unreported(), ["read", "unread"]);
+        ledger.was_read(&read);
+        assert_eq!(ledger.unreported(), ["unread"]);
+        assert!(matches!(*unread.status.borrow(), PollStatus::Ended(_)));
+        drop(ledger.lock_at(now + 2 * TTL));
+        assert_eq!(ledger.polled_ids(|_| true), [""; 0]);
+        assert_eq!(
+            ledger.unreported(),
+            ["unread"],
+            "it is named, because its time ended while the server closed"
+        );
+        assert!(ledger.is_empty());
     }
 }

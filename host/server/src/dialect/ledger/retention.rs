@@ -10,8 +10,8 @@ const STATUSES_MAX: usize = 4096;
 /// new work it goes sooner, the oldest first.
 const READ_KEPT: Duration = Duration::from_secs(60);
 
-/// Bytes of such results together. A lost answer is asked for again at once; where thousands of results a second are
-/// read, or large ones, they are kept for seconds.
+/// Bytes of such results together. A lost answer is asked for again at once; with thousands of results read a second,
+/// or large ones, they are kept for seconds.
 pub(super) const READ_BYTES_MAX: usize = 16 << 20;
 
 /// Bytes of copies of results that the journal has, together.
