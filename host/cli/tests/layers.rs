@@ -63,6 +63,9 @@ const WITHIN_ROLLOUT: [&[&str]; 8] = [
     &["model"],
 ];
 
+/// The parts of the server's `dialect` from the top down.
+const WITHIN_DIALECT: [&[&str]; 3] = [&["osmosis"], &["driver"], &["ledger", "delivery"]];
+
 /// The modules that a file names through `crate::` or `crate::{…}`.
 fn named(text: &str) -> Vec<String> {
     named_after(&["crate::"], text)
@@ -173,8 +176,18 @@ fn the_core_is_built_without_what_only_commands_need() {
 
 #[test]
 fn a_part_of_rollout_names_only_parts_below_it() {
-    let root = host().join("core/src/rollout");
-    let rank = |part: &str| WITHIN_ROLLOUT.iter().position(|parts| parts.contains(&part));
+    check_parts("core/src/rollout", "crate::rollout::", &WITHIN_ROLLOUT, 20);
+}
+
+#[test]
+fn a_part_of_dialect_names_only_parts_below_it() {
+    check_parts("server/src/dialect", "crate::dialect::", &WITHIN_DIALECT, 10);
+}
+
+/// Checks the parts of one module, in which more than so many names are found.
+fn check_parts(root: &str, marker: &str, ranks: &[&[&str]], names_min: usize) {
+    let root = host().join(root);
+    let rank = |part: &str| ranks.iter().position(|parts| parts.contains(&part));
     let mut files = Vec::new();
     sources(&root, &mut files);
     let (mut wrong, mut checked) = (Vec::new(), 0);
@@ -188,19 +201,18 @@ fn a_part_of_rollout_names_only_parts_below_it() {
             wrong.push(format!("{}: part '{part}' has no rank", place.display()));
             continue;
         };
-        // From a file of its own, `super` is `rollout`; from below a folder it is that part.
-        let markers: &[&str] =
-            if place.iter().count() == 1 { &["crate::rollout::", "super::"] } else { &["crate::rollout::"] };
+        // From a file of its own, `super` is the module; from below a folder it is that part.
+        let markers: &[&str] = if place.iter().count() == 1 { &[marker, "super::"] } else { &[marker] };
         let text = std::fs::read_to_string(&file).unwrap();
         for name in named_after(markers, text.split("#[cfg(test)]").next().unwrap()) {
             checked += 1;
-            // Names of types are those that `rollout` gives to others, from above.
+            // Names of types are those that the module gives to others, from above.
             if name != part && rank(&name).is_none_or(|other| other <= own) && name != "*" {
                 wrong.push(format!("{}: '{part}' names '{name}', which is not below it", place.display()));
             }
         }
     }
-    assert!(checked > 20, "only {checked} names were found, so the check sees too little");
+    assert!(checked > names_min, "only {checked} names were found, so the check sees too little");
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
 

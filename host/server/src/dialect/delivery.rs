@@ -1,10 +1,14 @@
 //! The delivery of a rollout's result: what the caller is owed, and what it acknowledged.
 //!
-//! [`Delivery`] is a state machine without I/O. A dialect reports each [`Event`] to [`Delivery::advance`] and runs the
-//! [`Action`] that is returned. It renders the bodies; the order of messages, and what follows a refusal, is here.
+//! [`Delivery`] is a state machine without I/O, and data: the journal notes it, so that the next process continues it.
+//! The driver (`dialect/driver.rs`) reports each [`Event`] to [`Delivery::advance`] and runs the [`Action`] that is
+//! returned. A dialect renders the bodies; the order of messages, and what follows a refusal, is here.
+
+use serde::{Deserialize, Serialize};
 
 /// How a result reaches its caller, and how far that is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(super) enum Delivery {
     /// The caller polls under a lease.
     Polled {
@@ -16,12 +20,15 @@ pub(super) enum Delivery {
     /// The result is posted once. A refused result is not followed by another message.
     OnePost {
         /// Whether the caller took the result.
+        #[serde(skip)]
         is_acknowledged: bool,
+        /// Whether no message is due any more.
+        is_closed: bool,
     },
 }
 
 /// The state of two callbacks: the completion after the workflow, the result at the end.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Callbacks {
     /// Whether the caller gave an address for the result.
     pub wants_result: bool,
@@ -29,8 +36,10 @@ pub(super) struct Callbacks {
     pub taken: Option<bool>,
     /// Whether the grader runs once the completion is taken.
     pub graded: bool,
-    /// The message whose acknowledgement is due.
+    /// The message whose acknowledgement is due. The next process posts it again.
+    #[serde(skip)]
     pending: Option<Message>,
+    #[serde(skip)]
     is_acknowledged: bool,
 }
 
@@ -97,9 +106,24 @@ pub(super) enum Message {
 }
 
 impl Delivery {
-    /// Starts a delivery by callbacks, or continues one of an earlier process.
-    pub(super) fn callbacks(wants_result: bool, taken: Option<bool>, graded: bool) -> Self {
-        Self::Callbacks(Callbacks { wants_result, taken, graded, ..Callbacks::default() })
+    /// Starts a delivery to a caller that polls.
+    pub(super) fn polled() -> Self {
+        Self::Polled { is_expired: false }
+    }
+
+    /// Starts a delivery by callbacks.
+    pub(super) fn callbacks(wants_result: bool) -> Self {
+        Self::Callbacks(Callbacks { wants_result, ..Callbacks::default() })
+    }
+
+    /// Starts a delivery by one post.
+    pub(super) fn one_post() -> Self {
+        Self::OnePost { is_acknowledged: false, is_closed: false }
+    }
+
+    /// Whether the caller's lease expired.
+    pub(super) fn is_expired(&self) -> bool {
+        matches!(self, Self::Polled { is_expired: true })
     }
 
     /// Whether the caller acknowledged its last message.
@@ -107,7 +131,7 @@ impl Delivery {
         match self {
             Self::Polled { .. } => false,
             Self::Callbacks(callbacks) => callbacks.is_acknowledged,
-            Self::OnePost { is_acknowledged } => *is_acknowledged,
+            Self::OnePost { is_acknowledged, .. } => *is_acknowledged,
         }
     }
 
@@ -125,14 +149,15 @@ impl Delivery {
                 Event::Acknowledged | Event::Undelivered => Action::Close,
             },
             Self::Callbacks(callbacks) => callbacks.advance(event),
-            Self::OnePost { is_acknowledged } => match event {
+            Self::OnePost { is_acknowledged, is_closed } => match event {
                 Event::WorkflowEnded { is_gradable } => Action::Continue { graded: is_gradable },
                 Event::Finished { .. } | Event::Crashed => Action::Post(Message::Result),
-                Event::Acknowledged => {
-                    *is_acknowledged = true;
+                Event::Acknowledged | Event::Undelivered | Event::Cancelled { .. } => {
+                    *is_acknowledged |= event == Event::Acknowledged;
+                    *is_closed = true;
                     Action::Close
                 }
-                Event::Undelivered | Event::Cancelled { .. } | Event::LeaseExpired => Action::Close,
+                Event::LeaseExpired => Action::Close,
             },
         }
     }
@@ -219,6 +244,8 @@ mod tests {
 
     fn check(mut delivery: Delivery, steps: &[(Event, Action)], is_acknowledged: bool) {
         let start = delivery.clone();
+        let stored = serde_json::to_string(&start).unwrap();
+        assert_eq!(serde_json::from_str::<Delivery>(&stored).unwrap(), start, "{stored}");
         for (at, (event, action)) in steps.iter().enumerate() {
             assert_eq!(delivery.advance(*event), *action, "{start:?}: step {at}, {event:?}");
         }
@@ -227,9 +254,12 @@ mod tests {
 
     #[test]
     fn callbacks_are_posted_in_order_and_a_refusal_is_followed_by_a_failure() {
-        let new = || Delivery::callbacks(true, None, false);
-        let resumed = |taken, graded| Delivery::callbacks(true, Some(taken), graded);
-        let without_result = || Delivery::callbacks(false, None, false);
+        let new = || Delivery::callbacks(true);
+        let resumed = |taken, graded| {
+            let taken = Some(taken);
+            Delivery::Callbacks(Callbacks { wants_result: true, taken, graded, ..Callbacks::default() })
+        };
+        let without_result = || Delivery::callbacks(false);
         let taken = [(GRADABLE, Post(Completion)), (Acknowledged, GRADED), (SCORED, Post(Result))];
         let refused = [
             (GRADABLE, Post(Completion)),
@@ -278,7 +308,7 @@ mod tests {
 
     #[test]
     fn one_post_is_not_followed_by_another() {
-        let new = || Delivery::OnePost { is_acknowledged: false };
+        let new = Delivery::one_post;
         check(new(), &[(GRADABLE, GRADED), (SCORED, Post(Result)), (Acknowledged, Close)], true);
         check(new(), &[(NOT_GRADABLE, UNGRADED), (UNSCORED, Post(Result)), (Undelivered, Close)], false);
         check(new(), &[(Crashed, Post(Result)), (Acknowledged, Close)], true);
@@ -287,7 +317,7 @@ mod tests {
 
     #[test]
     fn a_polled_result_is_awaited_while_its_lease_is_valid_unless_its_caller_cancelled_it() {
-        let (new, awaited) = (|| Delivery::Polled { is_expired: false }, |is_awaited| Keep { is_awaited });
+        let (new, awaited) = (Delivery::polled, |is_awaited| Keep { is_awaited });
         check(new(), &[(GRADABLE, GRADED), (SCORED, awaited(true))], false);
         check(new(), &[(Crashed, awaited(true))], false);
         check(new(), &[(Cancelled { by_server: true }, awaited(true))], false);

@@ -6,6 +6,8 @@
 //! [`Dialect`] says what there is to it.
 
 mod delivery;
+mod driver;
+mod ledger;
 pub mod osmosis;
 
 use axum::Router;

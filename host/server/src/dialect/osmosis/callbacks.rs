@@ -1,33 +1,29 @@
 //! Generations B and C: the result is posted back in two callbacks, the completion when the
 //! workflow is done and the grader's when all is. The grader's is the terminal one.
 //!
-//! Both are notified here of what came of a rollout, to the last acknowledgement. They differ in [`Form`], what
-//! the grader's callback carries, and in nothing else that a caller can see.
+//! The bodies of both are rendered here. The generations differ in [`Form`], what the grader's callback carries, and in
+//! nothing else that a caller can see.
 
-use std::borrow::Cow;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use axum::body::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use super::Osmosis;
 use super::b::Samples;
 use super::error::ApiError;
+use super::kept::{self, Facts};
 use super::report::{Report, Trajectories};
-use super::reports::Due;
 use super::request::{CalledBack, ParsedRequest};
 use super::sample::{WireSample, category};
-use super::statuses::{CountedBy, Known, Over};
-use super::{Osmosis, kept};
-use crate::dialect::delivery::{Action, Delivery, Event, Message};
-use rollout_core::budget::{Charge, Use};
+use crate::dialect::delivery::{Action, Delivery, Message};
+use crate::dialect::driver::{Addresses, Driver, Renderer, Source};
+use crate::dialect::ledger::Over;
+use rollout_core::budget::{Budget, Charge, Use};
 use rollout_core::id::RolloutId;
-use rollout_core::outbound::{Acknowledged, Secret, Undelivered};
-use rollout_core::rollout::{
-    AfterWorkflow, Ended, Failure, FailureKind, Finished, Host, Next, Outcome, RolloutLog, Steps,
-    UnfinishedRollout, drive,
-};
-use rollout_core::telemetry::{RolloutTrace, TraceParent};
+use rollout_core::rollout::{Failure, FailureKind, Finished, Host, Outcome, UnfinishedRollout, drive};
+use rollout_core::telemetry::TraceParent;
 
 /// What a grader's callback carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -115,356 +111,160 @@ impl<'a> Graded<'a> {
     }
 }
 
-/// What is kept of such a rollout, so that its caller is called back.
-#[derive(Serialize, Deserialize)]
-struct Facts {
-    form: Form,
-    gradable: bool,
-}
-
-/// What of it nobody may read on disk: an address may have a key in it.
-#[derive(Serialize, Deserialize)]
-struct SecretFacts<'a> {
-    #[serde(borrow)]
-    completion_url: Cow<'a, str>,
-    #[serde(borrow)]
-    grader_url: Option<Cow<'a, str>>,
-    #[serde(borrow)]
-    key: Option<Cow<'a, str>>,
-}
-
-/// Progress of a delivery in the journal: noted after the last attempt to post the completion, and again where the
-/// caller reported on the model's calls when it took the last callback.
-#[derive(Serialize, Deserialize)]
-struct Posted<'a> {
-    /// None where the host ended it before.
-    taken: Option<bool>,
-    graded: bool,
-    #[serde(borrow)]
-    report: Option<&'a RawValue>,
-}
-
-/// What the caller of such a rollout reported last, by what was noted.
-pub(super) fn reported(notes: &[Box<RawValue>]) -> Option<Report> {
-    let report = notes.iter().rev().find_map(|note| {
-        let Posted { report, .. } = serde_json::from_str(note.get()).ok()?;
-        report
-    });
-    report.map(Report::kept)
-}
-
 /// Admits a rollout and leaves it to a task of its own.
 pub(super) async fn start(
     osmosis: &Osmosis,
     request: CalledBack,
     parent: Option<TraceParent>,
 ) -> Result<(), ApiError> {
-    let CalledBack { asked, form, completion_url, grader_url, controller_key: key } = request;
-    let host = osmosis.0.serving.host();
+    let CalledBack { asked, form, completion_url, grader_url, controller_key } = request;
+    let inner = &osmosis.0;
+    let host = inner.serving.host();
     let asked = asked.forked(&host).await?;
-    let ParsedRequest { rollout, mut resources, gradable, label, fork_of: _ } = asked;
+    let ParsedRequest { rollout, resources, gradable, label, fork_of: _ } = asked;
     let id = rollout.id.clone();
-    let secret = SecretFacts {
-        completion_url: completion_url.as_str().into(),
-        grader_url: grader_url.as_deref().map(Into::into),
-        key: key.as_ref().map(|key| key.expose().into()),
-    };
-    let facts = Facts { form, gradable };
-    resources.continuation = Some(kept::continuation(kept::CALLED_BACK, &facts, Some(&secret)));
-    let rollout = host.admit(rollout, resources)?;
+    let delivery = Delivery::callbacks(grader_url.is_some());
+    let facts = Facts { delivery, gradable, form: kept::Form::CalledBack(form) };
+    let addresses = Addresses { completion: Some(completion_url), result: grader_url, key: controller_key };
+    let rollout = kept::admit(&host, (rollout, resources), &facts, &addresses)?;
     let handle = rollout.handle();
     let log = handle.log().cloned();
-    let task = Task {
-        known: osmosis.0.statuses.begins(id.clone(), rollout.handle(), CountedBy::Statuses),
-        due: osmosis.0.reports.promise(id.as_str()),
-        osmosis: osmosis.clone(),
-        id,
-        form,
-        completion_url,
-        key,
-        gradable: gradable && host.grader().is_some(),
-        label,
-        trace: rollout.traced_below(parent),
-        log: log.clone(),
-        progress: Mutex::new(Progress::of(grader_url.is_some(), None)),
-        grader_url,
-    };
-    osmosis.0.tasks.spawn(drive(rollout, Box::new(task)));
+    let entry = inner.ledger.open();
+    entry.begin(id.clone(), id.as_str(), Some(rollout.handle()));
+    let renderer = Callbacks::new(osmosis, id, form, label);
+    let work = (log.clone(), rollout.traced_below(parent));
+    let driver = kept::driver(&host, entry, &facts, (&inner.callbacks, addresses), work, renderer);
+    inner.tasks.spawn(drive(rollout, driver));
     kept::is_safe(log.as_ref()).await.inspect_err(|_| handle.cancel())
 }
 
-/// Goes on with a rollout that a process before admitted, or with its callbacks.
-pub(super) fn resume(osmosis: &Osmosis, host: &Host, unfinished: UnfinishedRollout) -> Result<(), String> {
+/// Continues a rollout of an earlier process, or its callbacks.
+pub(super) fn resume(
+    (osmosis, host): (&Osmosis, &Host),
+    unfinished: UnfinishedRollout,
+    facts: Facts,
+    (addresses, report): (Addresses, Option<Box<RawValue>>),
+) -> Result<(), String> {
+    let kept::Form::CalledBack(form) = facts.form else { return Err("it is not called back".to_owned()) };
     let inner = &osmosis.0;
-    let Facts { form, gradable } = kept::facts(&unfinished)?;
-    let SecretFacts { completion_url, grader_url, key } = kept::secret(&unfinished)?;
-    let (completion_url, grader_url) = (completion_url.into_owned(), grader_url.map(Cow::into_owned));
-    let key = key.map(Secret::new);
-    let posted: Option<Posted<'_>> =
-        unfinished.notes.last().and_then(|note| serde_json::from_str(note.get()).ok());
-    let mut progress = Progress::of(grader_url.is_some(), posted.as_ref());
-    progress.report = posted.and_then(|posted| posted.report).map(|report| Reported {
-        _charge: inner.budget.charge_result(report.get().len()),
-        report: Report::kept(report),
-    });
     let (id, label) = (unfinished.request.id.clone(), unfinished.request.label.clone());
     let log = unfinished.log().clone();
-    let counted = CountedBy::Statuses;
-    kept::go_on((osmosis, host), unfinished, counted, Ok, |known, rollout| Task {
-        known,
-        due: inner.reports.promise(id.as_str()),
-        osmosis: osmosis.clone(),
-        id,
-        form,
-        completion_url,
-        grader_url,
-        key,
-        gradable: gradable && host.grader().is_some(),
-        label,
-        trace: rollout.map(|rollout| rollout.traced_below(None)).unwrap_or_default(),
-        log: Some(log),
-        progress: progress.into(),
+    let renderer = Callbacks::new(osmosis, id.clone(), form, label);
+    *renderer.report() = report.map(|report| Reported {
+        _charge: inner.budget.charge_result(report.get().len()),
+        report: Report::kept(&report),
+    });
+    let entry = inner.ledger.open();
+    kept::go_on((osmosis, host), unfinished, id.as_str(), Ok, |rollout| {
+        let trace = rollout.map(|rollout| rollout.traced_below(None)).unwrap_or_default();
+        kept::driver(host, entry, &facts, (&inner.callbacks, addresses), (Some(log), trace), renderer)
     })
 }
 
-/// One rollout that is being run and reported.
-struct Task {
-    osmosis: Osmosis,
-    known: Known,
+/// The callbacks of one rollout.
+struct Callbacks {
+    budget: Budget,
     id: RolloutId,
     form: Form,
-    completion_url: String,
-    grader_url: Option<String>,
-    key: Option<Secret>,
-    gradable: bool,
     label: Option<String>,
-    due: Due,
-    trace: RolloutTrace,
-    /// Where it is kept, if it is.
-    log: Option<RolloutLog>,
-    progress: Mutex<Progress>,
+    /// The caller's report in its last answer.
+    report: Mutex<Option<Reported>>,
 }
 
-/// How far the delivery is.
-struct Progress {
-    delivery: Delivery,
-    /// What the caller reported in its last answer.
-    report: Option<Reported>,
-}
-
-impl Progress {
-    /// Progress from what an earlier process noted, if it noted anything.
-    fn of(wants_result: bool, posted: Option<&Posted<'_>>) -> Self {
-        let (taken, graded) = posted.map_or((None, false), |posted| (posted.taken, posted.graded));
-        Self { delivery: Delivery::callbacks(wants_result, taken, graded), report: None }
-    }
-
-    /// Whether the caller's last callback has what came of the rollout.
-    fn has_result(&self, is_scored: bool) -> bool {
-        matches!(&self.delivery, Delivery::Callbacks(callbacks) if callbacks.has_result(is_scored))
-    }
-
-    /// Notes the progress in a rollout's journal.
-    fn note(&self, log: &RolloutLog) {
-        let Delivery::Callbacks(callbacks) = &self.delivery else { return };
-        let report = self.report.as_ref().map(|reported| reported.report.as_raw());
-        log.note(&Posted { taken: callbacks.taken, graded: callbacks.graded, report });
-    }
-}
-
-/// The source of a message's body.
-enum Source<'a> {
-    /// The workflow's end.
-    Workflow(Result<(), &'a Failure>),
-    /// The rollout's outcome.
-    Finished(&'a Finished),
-    /// A failure of the host.
-    Crashed(&'a Failure),
-}
-
-/// What a caller said of the model's calls.
+/// A caller's report of the model's calls, held until the last callback was taken.
 struct Reported {
     report: Report,
     _charge: Charge,
 }
 
-impl Steps for Task {
-    type End = ();
-
-    fn after_workflow<'a>(&'a self, ran: Result<(), &'a Failure>) -> AfterWorkflow<'a> {
-        let is_gradable = ran.is_ok() && self.gradable;
-        let action = self.progress().delivery.advance(Event::WorkflowEnded { is_gradable });
-        match action {
-            Action::Continue { graded } => AfterWorkflow::Go(Next::graded(graded)),
-            _ => AfterWorkflow::Notify(Box::pin(async move {
-                if !kept::may_be_reported(self.log.as_ref()).await {
-                    return Next::Finish;
-                }
-                let next = self.deliver(action, &Source::Workflow(ran)).await;
-                if let Some(log) = &self.log {
-                    self.progress().note(log);
-                }
-                Next::graded(next == Action::Continue { graded: true })
-            })),
-        }
+impl Callbacks {
+    fn new(osmosis: &Osmosis, id: RolloutId, form: Form, label: Option<String>) -> Self {
+        Self { budget: osmosis.0.budget.clone(), id, form, label, report: Mutex::new(None) }
     }
 
-    /// Sends the one terminal callback.
-    async fn finished(self: Box<Self>, ended: Ended) {
-        if !kept::may_be_reported(self.log.as_ref()).await {
-            return;
-        }
-        self.report_end(ended).await;
-        // It was taken, or given up: nobody goes on with it.
-        if let Some(log) = &self.log {
-            log.end();
+    fn report(&self) -> MutexGuard<'_, Option<Reported>> {
+        self.report.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn completion<'a>(&'a self, message: Message, source: &Source<'a>) -> Completion<'a> {
+        match source {
+            Source::Workflow(Ok(())) if message == Message::Completion => Completion::success(&self.id),
+            Source::Workflow(Err(failure)) if message == Message::Completion => {
+                Completion::failure(&self.id, &failure.reason, Some(category(failure)))
+            }
+            Source::Crashed(crashed) => Completion::failure(&self.id, &crashed.reason, Some("agent_error")),
+            Source::Workflow(_) | Source::Finished(_) => {
+                Completion::failure(&self.id, "Internal server error", None)
+            }
         }
     }
 }
 
-impl Task {
-    async fn report_end(&self, ended: Ended) {
-        match ended {
-            Ended::Finished(finished) => self.end(&finished).await,
-            // Whoever cancels a rollout wants to hear nothing more of it.
-            Ended::Cancelled(_) => {
-                self.known.ends(Over::word("cancelled"));
-                self.due.cancelled();
-            }
-            Ended::Crashed(crashed) => {
-                self.known.ends(Over::word("failure"));
-                let action = self.progress().delivery.advance(Event::Crashed);
-                self.deliver(action, &Source::Crashed(&crashed)).await;
-            }
-        }
-    }
+impl Renderer for Callbacks {
+    type Form = ();
 
-    fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Sends the terminal callback. A report of the model's calls is merged into the trajectory: the one that came
-    /// with the completion before the callback is sent, a later one in place of it.
-    async fn end(&self, finished: &Finished) {
-        let (action, report) = {
-            let is_scored = matches!(finished.outcome, Outcome::Scored { .. });
-            let mut progress = self.progress();
-            self.known.ends(self.over(finished, progress.has_result(is_scored)));
-            (progress.delivery.advance(Event::Finished { is_scored }), progress.report.take())
+    fn body(&self, message: Message, source: &Source<'_>, _delivery: &Delivery) -> Bytes {
+        let body = match (message, source) {
+            (Message::Result, Source::Finished(finished)) => {
+                serde_json::to_vec(&Graded::of(finished, self.form, self.label.as_deref()))
+            }
+            (Message::Result | Message::NoResult, _) => {
+                serde_json::to_vec(&Graded::bare(&self.id, self.form))
+            }
+            _ => serde_json::to_vec(&self.completion(message, source)),
         };
-        let mut trajectories = Trajectories::of(finished);
-        if let Some(report) = report {
-            trajectories.merge(&report.report).await;
-        }
-        self.deliver(action, &Source::Finished(finished)).await;
-        let report = {
-            let mut progress = self.progress();
-            if let (Some(log), Some(_)) = (&self.log, &progress.report) {
-                progress.note(log);
-            }
-            progress.report.take()
-        };
-        if let Some(report) = report {
-            trajectories.merge(&report.report).await;
-        }
+        // Text, numbers that were checked, and JSON that was parsed before.
+        body.map(Bytes::from).unwrap_or_default()
     }
 
-    /// What this caller's last callback says of the rollout.
-    fn over(&self, finished: &Finished, has_result: bool) -> Over {
+    /// The outcome that the caller's last callback has.
+    fn over(&self, finished: &Finished, delivery: &Delivery) -> Over {
+        let is_scored = matches!(finished.outcome, Outcome::Scored { .. });
+        let (has_result, wants_result) = match delivery {
+            Delivery::Callbacks(callbacks) => (callbacks.has_result(is_scored), callbacks.wants_result),
+            Delivery::Polled { .. } | Delivery::OnePost { .. } => (false, false),
+        };
         let status = match &finished.outcome {
             _ if has_result => Graded::status(finished),
             // The caller wanted no more than the completion.
-            Outcome::Unscored(Failure { kind: FailureKind::NotGraded, .. }) if self.grader_url.is_none() => {
-                "success"
-            }
+            Outcome::Unscored(Failure { kind: FailureKind::NotGraded, .. }) if !wants_result => "success",
             _ => "failure",
         };
         Over::of(status, &finished.outcome)
     }
 
-    /// Posts messages for as long as one is due, and returns what comes after them.
-    async fn deliver(&self, mut action: Action, source: &Source<'_>) -> Action {
-        while let Action::Post(message) = action {
-            let posted = self.post_message(message, source).await;
-            action = self.apply(&posted);
-        }
-        action
-    }
+    fn form(&self, _delivery: &Delivery) {}
 
-    /// Applies the answer to a message and returns what comes next.
-    fn apply(&self, posted: &Result<Acknowledged, Undelivered>) -> Action {
-        let report = self.report(posted);
-        let mut progress = self.progress();
-        if report.is_some() {
-            progress.report = report;
-        }
-        let event = if posted.is_ok() { Event::Acknowledged } else { Event::Undelivered };
-        let action = progress.delivery.advance(event);
-        if progress.delivery.is_acknowledged() {
-            self.due.kept();
-        }
-        action
-    }
-
-    async fn post_message(&self, message: Message, source: &Source<'_>) -> Result<Acknowledged, Undelivered> {
-        let is_last = matches!(message, Message::Result | Message::NoResult);
-        let posted = match (message, source, &self.grader_url) {
-            (Message::Result, Source::Finished(finished), Some(url)) => {
-                self.post(url, &Graded::of(finished, self.form, self.label.as_deref())).await
-            }
-            (Message::Result | Message::NoResult, _, Some(url)) => {
-                self.post(url, &Graded::bare(&self.id, self.form)).await
-            }
-            (_, source, _) => {
-                let completion = match source {
-                    Source::Workflow(Ok(())) if message == Message::Completion => {
-                        Completion::success(&self.id)
-                    }
-                    Source::Workflow(Err(failure)) if message == Message::Completion => {
-                        Completion::failure(&self.id, &failure.reason, Some(category(failure)))
-                    }
-                    Source::Crashed(crashed) => {
-                        Completion::failure(&self.id, &crashed.reason, Some("agent_error"))
-                    }
-                    Source::Workflow(_) | Source::Finished(_) => {
-                        Completion::failure(&self.id, "Internal server error", None)
-                    }
-                };
-                self.post(&self.completion_url, &completion).await
-            }
-        };
-        posted.inspect_err(|undelivered| match is_last {
-            true => tracing::warn!(%undelivered, "grader callback not delivered"),
-            false => tracing::warn!(%undelivered, "completion callback not delivered"),
-        })
-    }
-
-    /// What the caller reports in its answer. It is held until the last callback was taken.
-    fn report(&self, posted: &Result<Acknowledged, Undelivered>) -> Option<Reported> {
-        let body = &posted.as_ref().ok()?.body;
-        let report = Report::read(body)?;
-        match self.osmosis.0.budget.charge(Use::Result, body.len()) {
-            Ok(charge) => Some(Reported { report, _charge: charge }),
+    fn acknowledged(&self, body: &Bytes) {
+        let Some(report) = Report::read(body) else { return };
+        match self.budget.charge(Use::Result, body.len()) {
+            Ok(charge) => *self.report() = Some(Reported { report, _charge: charge }),
             Err(error) => {
                 tracing::warn!(%error, "the caller's report of the model's calls is left out");
-                None
             }
         }
     }
 
-    async fn post(&self, url: &str, body: &impl Serialize) -> Result<Acknowledged, Undelivered> {
-        // Text, numbers that were checked, and JSON that was parsed before.
-        let body = serde_json::to_vec(body).map(Bytes::from).unwrap_or_default();
-        let mut span = self.trace.request("callback");
-        let posted = self.osmosis.0.callbacks.post(url, self.key.as_ref(), body).await;
-        let (status, attempts) = match &posted {
-            Ok(acknowledged) => (Some(acknowledged.status), acknowledged.attempts),
-            Err(undelivered) => (undelivered.status, undelivered.attempts),
-        };
-        span.set("http.request.resend_count", i64::from(attempts) - 1);
-        if let Some(status) = status {
-            span.set("http.response.status_code", i64::from(status));
+    fn note(driver: &Driver<Self>) {
+        driver.note(driver.renderer.report().as_ref().map(|reported| reported.report.as_raw()));
+    }
+
+    /// Sends the terminal callback. A report of the model's calls is merged into the trajectory: the one that came
+    /// with the completion before the callback is sent, a later one in place of it.
+    async fn deliver_result(driver: &Driver<Self>, finished: &Finished, action: Action) {
+        let renderer = &driver.renderer;
+        let mut trajectories = Trajectories::of(finished);
+        let report = renderer.report().take();
+        if let Some(reported) = report {
+            trajectories.merge(&reported.report).await;
         }
-        posted.inspect_err(|undelivered| span.failed("undelivered", &undelivered.reason))
+        driver.deliver(action, &Source::Finished(finished)).await;
+        if renderer.report().is_some() {
+            Self::note(driver);
+        }
+        let report = renderer.report().take();
+        if let Some(reported) = report {
+            trajectories.merge(&reported.report).await;
+        }
     }
 }

@@ -115,7 +115,7 @@ fn known(osmosis: &Osmosis, matches: impl Fn(&RolloutId) -> bool) -> Vec<String>
     let mut named: Vec<String> =
         osmosis.0.serving.host().live_ids(&matches).into_iter().map(String::from).collect();
     let live: HashSet<&str> = named.iter().map(String::as_str).collect();
-    let mut over = osmosis.0.polled.ids(&matches);
+    let mut over = osmosis.0.ledger.polled_ids(&matches);
     over.retain(|id| !live.contains(id.as_str()));
     drop(live);
     named.append(&mut over);

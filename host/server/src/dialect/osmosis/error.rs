@@ -6,6 +6,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::fields::Problem;
+use crate::dialect::ledger::{NoAnswer, ReadError};
 use rollout_core::rollout::{AdmitError, ForkError, OverQuota};
 
 /// Seconds after which a caller that was refused should come again.
@@ -57,6 +58,27 @@ impl From<AdmitError> for ApiError {
             AdmitError::Duplicate => Self::Registered,
             AdmitError::NotKept(why) => Self::NotKept(why.to_string()),
             AdmitError::Closed => Self::Closed,
+        }
+    }
+}
+
+impl From<NoAnswer> for ApiError {
+    fn from(error: NoAnswer) -> Self {
+        match error {
+            NoAnswer::Admit(error) => error.into(),
+            NoAnswer::Failed(why) => Self::Internal(why),
+            NoAnswer::Crashed => Self::Internal("Internal Server Error".to_owned()),
+        }
+    }
+}
+
+impl From<ReadError> for ApiError {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Unknown => Self::UnknownRollout,
+            ReadError::WrongLease => Self::WrongLease,
+            ReadError::NoMemory => Self::NoMemory,
+            ReadError::Unreadable(why) => Self::Internal(why),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! What is kept of this protocol's rollouts besides what is kept of every one, so that another
-//! process goes on with them and their callers notice nothing.
+//! The journal's part of a rollout of this protocol: what the next process needs to continue it, so that its caller
+//! notices nothing.
 
 use std::io;
 use std::sync::Arc;
@@ -8,59 +8,88 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::Osmosis;
 use super::error::ApiError;
 use super::report::Report;
-use super::statuses::{CountedBy, Known};
+use super::{Osmosis, a, callbacks, d};
+use crate::dialect::delivery::Delivery;
+use crate::dialect::driver::{Addresses, Driver, Progress, Renderer};
+use crate::dialect::ledger::{Entry, Lease};
 use rollout_core::budget::{Budget, Charge};
 use rollout_core::id::RolloutId;
-use rollout_core::outbound::{ModelEndpoint, Secret};
+use rollout_core::outbound::{CallbackClient, ModelEndpoint};
 use rollout_core::rollout::{
-    Continuation, Ended, Host, Rollout, RolloutLog, Steps, UnfinishedRollout, drive,
+    AdmitError, Continuation, Ended, Host, Resources, Rollout, RolloutLog, RolloutRequest, Steps,
+    UnfinishedRollout, drive,
 };
+use rollout_core::telemetry::RolloutTrace;
 
-/// Who drives a rollout that is polled for.
-pub(super) const POLLED: &str = "osmosis-polled";
-/// Who drives one whose result is posted in two callbacks.
-pub(super) const CALLED_BACK: &str = "osmosis-called-back";
-/// Who drives one that is answered with its tools, and posted once.
-pub(super) const INIT: &str = "osmosis-init";
+/// The name of this protocol's driver.
+pub(super) const DRIVER: &str = "osmosis";
 
-/// All of them.
-pub(super) const DRIVERS: [&str; 3] = [POLLED, CALLED_BACK, INIT];
+/// Facts that the journal stores with an admission. The addresses are sealed beside them.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Facts {
+    /// The delivery as it began.
+    pub delivery: Delivery,
+    /// Whether there is anything for a grader to compare with.
+    pub gradable: bool,
+    /// What its generation needs.
+    pub form: Form,
+}
 
-/// What a driver needs to go on: facts, and what of them nobody may read on disk.
-pub(super) fn continuation(
-    driver: &'static str,
-    facts: &impl Serialize,
-    secret: Option<&impl Serialize>,
-) -> Continuation {
+/// Facts of one generation.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Form {
+    /// Generation D.
+    Polled {
+        lease: Lease,
+        /// Whether a reward was asked for.
+        grade: bool,
+    },
+    /// Generations B and C.
+    CalledBack(callbacks::Form),
+    /// Generation A.
+    Init {
+        /// The caller's name of the rollout.
+        id: String,
+        /// The key by which a request that comes again is known.
+        key: String,
+    },
+}
+
+/// Admits a rollout, with what the next process needs to continue it.
+pub(super) fn admit(
+    host: &Host,
+    (rollout, mut resources): (RolloutRequest, Resources),
+    facts: &Facts,
+    addresses: &Addresses,
+) -> Result<Box<Rollout>, AdmitError> {
     // Words, numbers and texts.
     let facts = to_raw_value(facts).unwrap_or_else(|_| RawValue::NULL.to_owned());
-    let secret = secret.and_then(|secret| serde_json::to_string(secret).ok()).map(Secret::new);
-    Continuation { driver: driver.into(), facts, secret }
+    resources.continuation = Some(Continuation { driver: DRIVER.into(), facts, secret: addresses.sealed() });
+    host.admit(rollout, resources)
 }
 
-/// The facts that a driver kept, or what is wrong with them.
-pub(super) fn facts<'a, T: Deserialize<'a>>(unfinished: &'a UnfinishedRollout) -> Result<T, String> {
-    serde_json::from_str(unfinished.facts.get()).map_err(|error| format!("its driver's facts: {error}"))
-}
-
-/// The same, of its secret.
-pub(super) fn secret<'a, T: Deserialize<'a>>(unfinished: &'a UnfinishedRollout) -> Result<T, String> {
-    let secret = unfinished.secrets.driver.as_ref().map_or("null", Secret::expose);
-    serde_json::from_str(secret).map_err(|error| format!("its driver's secret: {error}"))
-}
-
-/// Waits until what came of a rollout is kept, where it is to be. Says whether anybody may hear of
-/// it: what is not kept could be another result after the next start.
-pub(super) async fn may_be_reported(log: Option<&RolloutLog>) -> bool {
-    let Some(log) = log else { return true };
-    let written = log.written().await;
-    if let Err(error) = &written {
-        tracing::error!(%error, "a result is not reported, because it cannot be kept");
-    }
-    written.is_ok()
+/// Makes the driver of a rollout.
+pub(super) fn driver<R: Renderer>(
+    host: &Host,
+    entry: Entry,
+    facts: &Facts,
+    (client, addresses): (&Arc<CallbackClient>, Addresses),
+    (log, trace): (Option<RolloutLog>, RolloutTrace),
+    renderer: R,
+) -> Box<Driver<R>> {
+    Box::new(Driver {
+        entry,
+        log,
+        is_gradable: facts.gradable && host.grader().is_some(),
+        delivery: facts.delivery.clone().into(),
+        client: client.clone(),
+        addresses,
+        trace,
+        renderer,
+    })
 }
 
 /// Waits until an admission is safe, which is when it may be answered.
@@ -71,23 +100,44 @@ pub(super) async fn is_safe(log: Option<&RolloutLog>) -> Result<(), ApiError> {
     }
 }
 
-/// Continues a rollout of an earlier process: runs it to its end, or delivers its outcome where it has one. `asked` says
-/// how its model is asked, and `steps` makes its driver, with the rollout where that still runs.
-pub(super) fn go_on<S: Steps<End = ()> + 'static>(
+/// Continues a rollout of an earlier process: its journal's facts, and the delivery as far as it is noted. The error is
+/// the reason why that cannot be.
+pub(super) fn resume(osmosis: &Osmosis, host: &Host, unfinished: UnfinishedRollout) -> Result<(), String> {
+    osmosis.keep_swept();
+    let facts: Facts = serde_json::from_str(unfinished.facts.get())
+        .map_err(|error| format!("its driver's facts: {error}"))?;
+    let addresses = Addresses::open(unfinished.secrets.driver.as_ref())
+        .map_err(|error| format!("its driver's secret: {error}"))?;
+    let progress = Progress::read(facts.delivery, &unfinished.notes)
+        .map_err(|error| format!("its driver's notes: {error}"))?;
+    let facts = Facts { delivery: progress.delivery, ..facts };
+    match facts.form {
+        Form::Polled { .. } => d::resume((osmosis, host), unfinished, facts),
+        Form::CalledBack(_) => {
+            callbacks::resume((osmosis, host), unfinished, facts, (addresses, progress.body))
+        }
+        Form::Init { .. } => a::resume((osmosis, host), unfinished, facts, (addresses, progress.body)),
+    }
+}
+
+/// Runs a rollout of an earlier process to its end, or delivers its outcome where it has one. `name` is its caller's,
+/// `asked` sets how its model is asked, and `driver` makes its driver, with the rollout where that still runs.
+pub(super) fn go_on<R: Renderer>(
     (osmosis, host): (&Osmosis, &Host),
     unfinished: UnfinishedRollout,
-    counted: CountedBy,
+    name: &str,
     asked: impl FnOnce(ModelEndpoint) -> Result<ModelEndpoint, String>,
-    steps: impl FnOnce(Known, Option<&Rollout>) -> S,
+    driver: impl FnOnce(Option<&Rollout>) -> Box<Driver<R>>,
 ) -> Result<(), String> {
     let inner = &osmosis.0;
     let id = unfinished.request.id.clone();
     if unfinished.is_over {
         let (osmosis, log) = (osmosis.clone(), unfinished.log().clone());
-        let steps = Box::new(steps(inner.statuses.ended(id.clone(), counted), None));
+        let driver = driver(None);
+        driver.entry.begin(id.clone(), name, None);
         inner.tasks.spawn(async move {
             if let Some((ended, _held)) = outcome(&osmosis, &id, &log).await {
-                steps.finished(ended).await;
+                driver.finished(ended).await;
             }
         });
         return Ok(());
@@ -95,8 +145,9 @@ pub(super) fn go_on<S: Steps<End = ()> + 'static>(
     let secrets = &unfinished.secrets.request;
     let model = secrets.endpoint(&unfinished.request.model).map_err(|error| error.to_string())?;
     let rollout = host.resume(unfinished, Arc::new(asked(model)?)).map_err(|error| error.to_string())?;
-    let steps = steps(inner.statuses.begins(id, rollout.handle(), counted), Some(&rollout));
-    inner.tasks.spawn(drive(rollout, Box::new(steps)));
+    let driver = driver(Some(&rollout));
+    driver.entry.begin(id, name, Some(rollout.handle()));
+    inner.tasks.spawn(drive(rollout, driver));
     Ok(())
 }
 
@@ -157,18 +208,8 @@ async fn outcome(osmosis: &Osmosis, id: &RolloutId, log: &RolloutLog) -> Option<
     }
 }
 
-/// What the caller of a rollout that this driver drove reported of the model's calls, by what was
-/// noted of it.
+/// Returns what the caller of a rollout of this driver reported of the model's calls, by what was noted.
 pub(crate) fn reported(driver: &str, notes: &[Box<RawValue>]) -> Option<Report> {
-    (driver == CALLED_BACK).then(|| super::callbacks::reported(notes)).flatten()
-}
-
-/// Goes on with a rollout of this protocol. The error is why that cannot be.
-pub(super) fn resume(osmosis: &Osmosis, host: &Host, unfinished: UnfinishedRollout) -> Result<(), String> {
-    osmosis.keep_swept();
-    match unfinished.driver.as_str() {
-        POLLED => super::d::resume(osmosis, host, unfinished),
-        CALLED_BACK => super::callbacks::resume(osmosis, host, unfinished),
-        _ => super::a::resume(osmosis, host, unfinished),
-    }
+    let report = Progress::report(notes).filter(|_| driver == DRIVER);
+    report.map(Report::kept)
 }

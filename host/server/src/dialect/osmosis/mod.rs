@@ -19,10 +19,8 @@ pub(crate) mod fuzzing;
 mod generation;
 mod kept;
 pub(crate) mod report;
-mod reports;
 mod request;
 mod sample;
-mod statuses;
 
 use std::sync::{Arc, Once, Weak};
 use std::time::Duration;
@@ -34,16 +32,16 @@ use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures_util::future::BoxFuture;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
+use super::ledger::{Ledger, LedgerTimes};
 use super::{Health, KeyRule, Routes};
 use crate::serving::Serving;
 use body::{Body, Unfinished};
 use error::ApiError;
 pub(crate) use kept::reported;
-use reports::Reports;
 use request::{ForRollout, StartRollout};
 use rollout_assembly::config::Config;
 pub use rollout_assembly::config::{OsmosisGeneration, OsmosisTimes};
@@ -52,7 +50,6 @@ use rollout_core::id::RolloutId;
 use rollout_core::outbound::CallbackClient;
 use rollout_core::rollout::{Host, UnfinishedRollout};
 use rollout_core::telemetry::{Refusal, TraceParent};
-use statuses::Statuses;
 
 /// The largest request in bytes. A prompt may carry images as text.
 const BODY_BYTES_MAX: usize = 64 << 20;
@@ -83,15 +80,13 @@ pub struct Osmosis(Arc<Inner>);
 struct Inner {
     serving: Serving,
     budget: Budget,
-    callbacks: CallbackClient,
+    callbacks: Arc<CallbackClient>,
     generation: OsmosisGeneration,
     init: a::Server,
     is_keyed: bool,
-    polled: d::Registry,
-    statuses: Arc<Statuses>,
+    ledger: Arc<Ledger>,
     /// One task a rollout, alive until its caller was notified, or gave up.
     tasks: TaskTracker,
-    reports: Arc<Reports>,
     unfinished: Unfinished,
     outcomes: kept::OutcomeTurns,
     sweeping: Once,
@@ -103,20 +98,23 @@ impl Osmosis {
         let Settings { serving, callbacks, generation, init, times, is_keyed } = settings;
         let host = serving.host();
         let budget = host.budget().clone();
-        let statuses = Arc::new(Statuses::new(times.result_ttl, init.init.record_ttl));
-        let init = a::Server::new(init, budget.clone());
+        let times = LedgerTimes {
+            result_wait: times.result_wait,
+            lease: times.lease,
+            result_ttl: times.result_ttl,
+            answer_ttl: init.init.record_ttl,
+            answer_interval: init.init.cleanup_interval,
+        };
         Self(Arc::new(Inner {
             outcomes: kept::OutcomeTurns::of(&budget),
             serving,
             budget,
-            callbacks,
+            callbacks: Arc::new(callbacks),
             generation,
-            init,
+            init: a::Server::new(init),
             is_keyed,
-            statuses,
-            polled: d::Registry::new(times, &host),
+            ledger: Ledger::new(times, &host),
             tasks: TaskTracker::new(),
-            reports: Arc::default(),
             unfinished: Unfinished::default(),
             sweeping: Once::new(),
         }))
@@ -126,14 +124,21 @@ impl Osmosis {
     /// nothing to forget.
     fn keep_swept(&self) {
         self.0.sweeping.call_once(|| {
-            self.0.polled.starts();
+            self.0.ledger.start();
             drop(tokio::spawn(sweep(Arc::downgrade(&self.0))));
         });
     }
 
-    /// What `/health` reports of rollouts, in generation A's words.
-    fn rollout_health(&self) -> serde_json::Map<String, serde_json::Value> {
-        self.0.init.health(&self.0.serving.now().agent_name, &self.0.statuses)
+    /// Returns what `/health` reports of the rollouts of all generations, in generation A's words.
+    fn rollout_health(&self) -> Map<String, Value> {
+        let (active, completed) = self.0.ledger.counts();
+        let fields: [(&str, Value); 4] = [
+            ("status", "healthy".into()),
+            ("agent_loop", self.0.serving.now().agent_name.as_str().into()),
+            ("active_rollouts", active.into()),
+            ("completed_rollouts", completed.into()),
+        ];
+        fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
 
     /// Makes of a body the request for a rollout that it is, with a charge for what that takes.
@@ -192,7 +197,7 @@ impl super::Dialect for Osmosis {
     }
 
     fn drives(&self, driver: &str) -> bool {
-        kept::DRIVERS.contains(&driver)
+        driver == kept::DRIVER
     }
 
     fn resume(&self, host: &Host, unfinished: UnfinishedRollout) -> Result<(), String> {
@@ -200,50 +205,47 @@ impl super::Dialect for Osmosis {
     }
 
     fn is_idle(&self) -> bool {
-        let inner = &self.0;
-        inner.tasks.is_empty() && inner.polled.is_empty() && inner.statuses.is_empty() && inner.init.is_idle()
+        self.0.tasks.is_empty() && self.0.ledger.is_empty()
     }
 
     fn close(&self) {
-        self.0.reports.close();
+        self.0.ledger.close();
     }
 
     fn drain(&self, until: Instant) -> BoxFuture<'_, bool> {
         self.0.tasks.close();
         let done = async {
             self.0.tasks.wait().await;
-            self.0.reports.all_kept().await;
+            self.0.ledger.all_settled().await;
             // Where the server cancels what is left, what the journal keeps is not waited for.
-            if !self.0.reports.is_cancelling() {
-                self.0.polled.all_read().await;
+            if !self.0.ledger.is_cancelling() {
+                self.0.ledger.all_read().await;
             }
         };
         Box::pin(async move { tokio::time::timeout_at(until, done).await.is_ok() })
     }
 
     fn answer_waiting(&self) {
-        self.0.polled.answer_waiting();
+        self.0.ledger.answer_waiting();
     }
 
     fn cancels_rest(&self) {
-        self.0.reports.cancel_rest();
+        self.0.ledger.cancel_rest();
     }
 
     fn unreported(&self) -> Vec<String> {
-        self.0.reports.missing()
+        self.0.ledger.unreported()
     }
 }
 
-/// Forgets what is due, for as long as there is a server. A look at each part does so too, but
+/// Forgets what is due, for as long as there is a server. A look at the ledger does so too, but
 /// a server that has no room left is asked for nothing that looks.
 async fn sweep(inner: Weak<Inner>) {
     let mut pause = tokio::time::interval(SWEEP_INTERVAL);
     loop {
         pause.tick().await;
         let Some(inner) = inner.upgrade() else { return };
-        inner.polled.sweep(&inner.budget);
-        inner.init.sweep();
-        inner.statuses.sweep();
+        inner.ledger.sweep();
     }
 }
 

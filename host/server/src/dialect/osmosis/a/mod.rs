@@ -1,11 +1,9 @@
 //! Generation A: a rollout is asked for with its tools as the answer, its model and the
 //! place for its result are at the caller's own server.
 
-mod records;
 mod request;
 mod tools;
 
-use std::borrow::Cow;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -16,27 +14,25 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value, json};
 use subtle::ConstantTimeEq;
-use tokio::time::Instant;
 
 use super::body::Body;
 use super::error::ApiError;
-use super::reports::Due;
-use super::statuses::{CountedBy, Known, Over, Statuses};
-use super::{BODY_BYTES_MAX, Osmosis, kept};
+use super::kept::{self, Facts};
+use super::{BODY_BYTES_MAX, Osmosis};
 use crate::connection::Caller;
-use crate::dialect::delivery::{Action, Delivery, Event};
-use records::{Leading, Part, Records, StoredRecord};
+use crate::dialect::delivery::{Delivery, Message};
+use crate::dialect::driver::{Addresses, Driver, Renderer, Source};
+use crate::dialect::ledger::{AnswerSender, Entry, NoAnswer, Over, Part};
 use request::Init;
 use rollout_assembly::config::OsmosisInit;
-use rollout_core::budget::Budget;
 use rollout_core::outbound::{CallbackClient, ModelEndpoint, Secret};
 use rollout_core::rollout::{
-    AdmitError, AfterWorkflow, AgentForm, Ended, Failure, FailureKind, Finished, Host, LoopReport, Next,
-    Outcome, Rollout, RolloutLog, RolloutRequest, Stage, Steps, UnfinishedRollout, drive,
+    AgentForm, FailureKind, Finished, Host, LoopReport, Outcome, Rollout, RolloutRequest, Stage,
+    UnfinishedRollout, drive,
 };
 use rollout_core::wire::messages::Messages;
 use tools::WireTool;
@@ -52,46 +48,18 @@ pub struct Settings {
 /// This generation's part of the server.
 pub(super) struct Server {
     settings: OsmosisInit,
-    completions: CallbackClient,
-    records: Arc<Records>,
+    completions: Arc<CallbackClient>,
 }
 
 impl Server {
-    pub(crate) fn new(settings: Settings, budget: Budget) -> Self {
+    pub(crate) fn new(settings: Settings) -> Self {
         let Settings { init, completions } = settings;
-        let records = Arc::new(Records::new(init.record_ttl, init.cleanup_interval, budget));
-        Self { settings: init, completions, records }
-    }
-
-    /// Forgets what is due, and more where room is needed.
-    pub(crate) fn sweep(&self) {
-        self.records.sweep();
+        Self { settings: init, completions: Arc::new(completions) }
     }
 
     /// Whether no other generation is served.
     pub(crate) fn is_alone(&self) -> bool {
         self.settings.alone
-    }
-
-    /// Whether nothing is under way or remembered.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.records.counts(Instant::now()) == (0, 0)
-    }
-
-    /// What is reported of a host's health to callers of this generation. The rollouts of all
-    /// generations count.
-    pub(crate) fn health(&self, agent_name: &str, others: &Statuses) -> Map<String, Value> {
-        let now = Instant::now();
-        let ((active, completed), (others_active, others_completed)) =
-            (self.records.counts(now), others.counts(now));
-        let (active, completed) = (active + others_active, completed as u64 + others_completed);
-        let fields: [(&str, Value); 4] = [
-            ("status", "healthy".into()),
-            ("agent_loop", agent_name.into()),
-            ("active_rollouts", active.into()),
-            ("completed_rollouts", completed.into()),
-        ];
-        fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
 }
 
@@ -119,27 +87,6 @@ pub fn asked_by(
 /// Its routes. Their key is asked for in this generation's way.
 pub(super) fn router() -> Router<Osmosis> {
     Router::new().route(INIT_PATH, post(init)).route(HEALTH_PATH, get(platform_health))
-}
-
-/// Why there is no answer to a request.
-#[derive(Clone, Debug)]
-pub(super) enum Refused {
-    /// It was not admitted.
-    Admit(AdmitError),
-    /// Its tools cannot be reported: why.
-    Tools(String),
-    /// The work for it broke off.
-    Crashed,
-}
-
-impl From<Refused> for ApiError {
-    fn from(refused: Refused) -> Self {
-        match refused {
-            Refused::Admit(error) => error.into(),
-            Refused::Tools(why) => Self::Internal(why),
-            Refused::Crashed => Self::Internal("Internal Server Error".to_owned()),
-        }
-    }
 }
 
 /// Whether a request carries the server's key: after the word `Bearer` in any case, or
@@ -190,20 +137,21 @@ async fn init(
     let rules = inner.init.completions.rules();
     let read = |bytes: &[u8]| request::read(&headers, bytes, &inner.init.settings, host.form(), &rules);
     let request = osmosis.read_for_rollout(body, read)?;
-    let answer = match inner.init.records.join(&request.key, Instant::now()) {
+    let answer = match inner.ledger.join(&request.key) {
         Part::Follower(following) => following,
-        Part::Leader(leading) => {
-            let following = leading.following();
+        Part::Leader(entry, sender) => {
+            let following = sender.following();
             // A caller that goes away does not take the rollout with it.
-            inner.tasks.spawn(lead(osmosis.clone(), host, request, leading));
+            inner.tasks.spawn(lead(osmosis.clone(), host, request, (entry, sender)));
             following
         }
     };
     // One that is answered early comes again, and finds the rollout.
-    let body = match &caller {
+    let answer = match &caller {
         Some(Extension(caller)) => caller.wait(answer.answer()).await.ok_or(ApiError::Crowded)??,
         None => answer.answer().await?,
     };
+    let body = answer.body.clone();
     Ok((StatusCode::ACCEPTED, [(header::CONTENT_TYPE, "application/json")], body).into_response())
 }
 
@@ -214,252 +162,169 @@ struct Accepted<'a> {
     tools: Vec<WireTool>,
 }
 
-/// What is kept of such a rollout, so that its caller has its result.
-#[derive(Serialize, Deserialize)]
-struct Facts<'a> {
-    /// What its caller calls it.
-    #[serde(borrow)]
-    id: Cow<'a, str>,
-    /// By which a request that comes again is known.
-    #[serde(borrow)]
-    key: Cow<'a, str>,
-    gradable: bool,
-}
-
-/// What of it nobody may read on disk.
-#[derive(Serialize, Deserialize)]
-struct SecretFacts<'a> {
-    #[serde(borrow)]
-    completed_url: Cow<'a, str>,
-    #[serde(borrow)]
-    api_key: Option<Cow<'a, str>>,
-}
-
-/// What happened to it since.
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Note<'a> {
-    /// Its request was answered with this.
-    Answered(#[serde(borrow)] &'a RawValue),
-    /// Its completion was taken.
-    Completed,
-}
-
-/// Goes on with a rollout that a process before answered, or with its completion.
-pub(super) fn resume(osmosis: &Osmosis, host: &Host, unfinished: UnfinishedRollout) -> Result<(), String> {
+/// Continues a rollout whose request an earlier process answered, or its completion.
+pub(super) fn resume(
+    (osmosis, host): (&Osmosis, &Host),
+    unfinished: UnfinishedRollout,
+    facts: Facts,
+    (addresses, answer): (Addresses, Option<Box<RawValue>>),
+) -> Result<(), String> {
     let inner = &osmosis.0;
-    let notes = unfinished.notes.iter().map(|note| serde_json::from_str(note.get()));
-    let notes = notes.collect::<Result<Vec<Note<'_>>, _>>().map_err(|error| error.to_string())?;
-    let answer = notes.iter().find_map(|note| match note {
-        Note::Answered(answer) => Some(Bytes::copy_from_slice(answer.get().as_bytes())),
-        Note::Completed => None,
-    });
-    let is_completed = notes.iter().any(|note| matches!(note, Note::Completed));
+    let kept::Form::Init { id, key } = &facts.form else { return Err("it is not answered first".to_owned()) };
     let Some(answer) = answer else {
-        // Nobody was told that it is there, and whoever asks again begins anew.
+        // Its caller was not answered, and begins anew.
         unfinished.log().end();
         return Ok(());
     };
-    let Facts { id, key, gradable } = kept::facts(&unfinished)?;
-    let SecretFacts { completed_url, api_key } = kept::secret(&unfinished)?;
-    let Part::Leader(leading) = inner.init.records.join(&key, Instant::now()) else {
+    let Part::Leader(entry, sender) = inner.ledger.join(key) else {
         return Err("its key is taken".to_owned());
     };
     let log = unfinished.log().clone();
-    let stored = leading.answer(answer).kept_in(Some(log.clone()));
-    if is_completed {
-        // What is left of it is its answer, for requests that come again.
+    entry.answer(sender, bytes(answer), Some(log.clone()));
+    if matches!(facts.delivery, Delivery::OnePost { is_closed: true, .. }) {
+        // Its answer is left, for requests that come again.
         return Ok(());
     }
-    let (id, completed_url) = (id.into_owned(), completed_url.into_owned());
-    let api_key = api_key.map(Secret::new);
-    let of_id = id.clone();
     let asked = |model: ModelEndpoint| {
-        let profile = request::profile(&of_id, &inner.init.settings, host.form());
+        let profile = request::profile(id, &inner.init.settings, host.form());
         Ok(model.asked(profile.ok_or("its id makes no request")?))
     };
-    kept::go_on((osmosis, host), unfinished, CountedBy::Records, asked, |known, _| Call {
-        due: inner.reports.promise(&id),
-        known,
-        grade: gradable && host.grader().is_some(),
-        answer: Mutex::new(Some(Answer::Given(stored))),
-        osmosis: osmosis.clone(),
-        id,
-        completed_url,
-        api_key,
-        log: Some(log),
+    let renderer = Call { id: id.clone(), answer: Mutex::new(Some(Answer::Given)) };
+    let client = (&inner.init.completions, addresses);
+    kept::go_on((osmosis, host), unfinished, id, asked, |_| {
+        kept::driver(host, entry, &facts, client, (Some(log), Default::default()), renderer)
     })
 }
 
 /// Answers a request and runs its rollout.
-async fn lead(osmosis: Osmosis, host: Host, request: Init, leading: Leading) {
-    let Init { rollout, mut resources, id, completed_url, api_key, gradable, key } = request;
-    let facts = Facts { id: id.as_str().into(), key: key.as_str().into(), gradable };
-    let secret = SecretFacts {
-        completed_url: completed_url.as_str().into(),
-        api_key: api_key.as_ref().map(|key| key.expose().into()),
-    };
-    resources.continuation = Some(kept::continuation(kept::INIT, &facts, Some(&secret)));
-    let rollout = match host.admit(rollout, resources) {
+async fn lead(osmosis: Osmosis, host: Host, request: Init, (entry, sender): (Entry, AnswerSender)) {
+    let Init { rollout, resources, id, completed_url, api_key, gradable, key } = request;
+    let form = kept::Form::Init { id: id.clone(), key };
+    let facts = Facts { delivery: Delivery::one_post(), gradable, form };
+    let addresses = Addresses { completion: None, result: Some(completed_url), key: api_key };
+    let rollout = match kept::admit(&host, (rollout, resources), &facts, &addresses) {
         Ok(rollout) => rollout,
-        Err(error) => return leading.fail(Refused::Admit(error)),
+        Err(error) => {
+            drop(entry);
+            return sender.fail(NoAnswer::Admit(error));
+        }
     };
-    let call = Box::new(Call {
-        due: osmosis.0.reports.promise(&id),
-        known: osmosis.0.statuses.begins(rollout.id().clone(), rollout.handle(), CountedBy::Records),
-        grade: gradable && host.grader().is_some(),
-        answer: Mutex::new(Some(Answer::Due(leading))),
-        osmosis,
-        id,
-        completed_url,
-        api_key,
-        log: rollout.log().cloned(),
-    });
-    drive(rollout, call).await;
+    entry.begin(rollout.id().clone(), &id, Some(rollout.handle()));
+    let work = (rollout.log().cloned(), Default::default());
+    let renderer = Call { id, answer: Mutex::new(Some(Answer::Due(sender))) };
+    let client = (&osmosis.0.init.completions, addresses);
+    drive(rollout, kept::driver(&host, entry, &facts, client, work, renderer)).await;
 }
 
 /// A rollout whose caller is answered with its tools and notified of its end.
 struct Call {
-    osmosis: Osmosis,
     id: String,
-    completed_url: String,
-    api_key: Option<Secret>,
-    grade: bool,
-    known: Known,
-    due: Due,
     answer: Mutex<Option<Answer>>,
-    /// Where it is kept, if it is.
-    log: Option<RolloutLog>,
 }
 
-/// How far the answer to a request is.
+/// The answer to a request.
 enum Answer {
-    /// It is not answered. Whoever drops this answers that the work broke off.
-    Due(Leading),
-    /// There are no tools to answer with: why. It is answered when the rollout is over.
-    NoTools(Leading, String),
-    /// It was answered.
-    Given(StoredRecord),
+    /// It is due. Dropped, it says that the work broke off.
+    Due(AnswerSender),
+    /// There are no tools to answer with, for this reason. The request is answered when the rollout is over.
+    NoTools(AnswerSender, String),
+    /// It was given.
+    Given,
 }
 
-impl Answer {
-    /// Answers with the tools, where there are some.
-    fn with(self, answer: Result<Bytes, String>, log: Option<&RolloutLog>) -> Self {
-        match (self, answer) {
-            (Self::Due(leading), Ok(body)) => Self::Given(leading.answer(body).kept_in(log.cloned())),
-            (Self::Due(leading), Err(why)) => Self::NoTools(leading, why),
-            (other, _) => other,
-        }
-    }
-}
+impl Renderer for Call {
+    type Form = ();
 
-impl Steps for Call {
-    type End = ();
-
-    async fn before_workflow(&self, rollout: &mut Rollout) -> ControlFlow<()> {
-        if let Some(Answer::Given(_)) = *self.answer() {
+    async fn before_workflow(driver: &Driver<Self>, rollout: &mut Rollout) -> ControlFlow<()> {
+        let call = &driver.renderer;
+        if let Some(Answer::Given) = *call.answer() {
             return ControlFlow::Continue(());
         }
-        let body = self.tools(rollout).await;
-        let next = if body.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
-        let mut answer = self.answer();
-        *answer = answer.take().map(|answer| answer.with(body, self.log.as_ref()));
+        let tools = call.tools(driver, rollout).await;
+        let mut answer = call.answer();
+        let (next, after) = match (answer.take(), tools) {
+            (Some(Answer::Due(sender)), Ok(body)) => {
+                driver.entry.answer(sender, body, driver.log.clone());
+                (ControlFlow::Continue(()), Some(Answer::Given))
+            }
+            (Some(Answer::Due(sender)), Err(why)) => {
+                (ControlFlow::Break(()), Some(Answer::NoTools(sender, why)))
+            }
+            (other, _) => (ControlFlow::Break(()), other),
+        };
+        *answer = after;
         next
     }
 
-    fn after_workflow<'a>(&'a self, _ran: Result<(), &'a Failure>) -> AfterWorkflow<'a> {
-        AfterWorkflow::Go(Next::graded(self.grade))
+    fn is_known(&self) -> bool {
+        matches!(*self.answer(), Some(Answer::Given))
     }
 
-    /// Posts the one completion.
-    async fn finished(self: Box<Self>, ended: Ended) {
-        if !kept::may_be_reported(self.log.as_ref()).await {
-            return;
+    fn refuse(self, entry: Entry) {
+        let answer = self.answer().take();
+        // The key is free before the requests that wait read that there is no answer.
+        match answer {
+            Some(Answer::NoTools(sender, why)) => {
+                entry.settle();
+                drop(entry);
+                sender.fail(NoAnswer::Failed(why));
+            }
+            other => {
+                drop(entry);
+                drop(other);
+            }
         }
-        // Its record is kept from the time at which the caller has heard all.
-        let _kept = match self.answer().take() {
-            Some(Answer::Given(kept)) => kept,
-            Some(Answer::NoTools(leading, why)) => {
-                self.due.kept();
-                self.is_over();
-                return leading.fail(Refused::Tools(why));
-            }
-            Some(Answer::Due(_)) | None => return self.is_over(),
-        };
-        let (event, body) = match ended {
-            Ended::Cancelled(_) => {
-                self.known.ends(Over::word("cancelled"));
-                (Event::Cancelled { by_server: self.due.cancelled() }, Bytes::new())
-            }
-            Ended::Finished(finished) => {
-                let is_scored = matches!(finished.outcome, Outcome::Scored { .. });
-                (Event::Finished { is_scored }, self.completed(&finished))
-            }
-            Ended::Crashed(crashed) => {
-                self.known.ends(Over::word("failure"));
-                let body = encoded(&Completed::failed(&self.id, &crashed.reason, Metrics::default()));
-                (Event::Crashed, body)
-            }
-        };
-        let mut delivery = Delivery::OnePost { is_acknowledged: false };
-        let mut action = delivery.advance(event);
-        while let Action::Post(_) = action {
-            action = delivery.advance(self.post(body.clone()).await);
-        }
-        if delivery.is_acknowledged() {
-            self.due.kept();
-        }
-        self.is_completed();
     }
+
+    fn body(&self, _message: Message, source: &Source<'_>, _delivery: &Delivery) -> Bytes {
+        let completed = match source {
+            Source::Finished(finished) => self.completed(finished),
+            Source::Crashed(crashed) => Completed::failed(&self.id, &crashed.reason, Metrics::default()),
+            // Nothing is posted after the workflow.
+            Source::Workflow(_) => return Bytes::new(),
+        };
+        // Text, numbers that were checked, and JSON that was parsed before.
+        serde_json::to_vec(&completed).map(Bytes::from).unwrap_or_default()
+    }
+
+    fn over(&self, finished: &Finished, _delivery: &Delivery) -> Over {
+        let is_completed = match &finished.outcome {
+            Outcome::Scored { .. } => true,
+            Outcome::Unscored(failure) => {
+                failure.kind == FailureKind::NotGraded && !finished.samples.is_empty()
+            }
+        };
+        Over::of(if is_completed { "success" } else { "failure" }, &finished.outcome)
+    }
+
+    fn form(&self, _delivery: &Delivery) {}
+}
+
+fn bytes(json: Box<RawValue>) -> Bytes {
+    String::from(Box::<str>::from(json)).into()
 }
 
 impl Call {
-    /// Posts the completion, and returns whether the caller took it.
-    async fn post(&self, body: Bytes) -> Event {
-        let completions = &self.osmosis.0.init.completions;
-        match completions.post(&self.completed_url, self.api_key.as_ref(), body).await {
-            Ok(_) => Event::Acknowledged,
-            Err(undelivered) => {
-                tracing::warn!(%undelivered, "completion not delivered");
-                Event::Undelivered
-            }
-        }
-    }
-
-    /// What a request is answered, which is kept before anybody hears of it.
-    async fn tools(&self, rollout: &mut Rollout) -> Result<Bytes, String> {
+    /// Makes the answer to a request, which is stored before its caller reads it.
+    async fn tools(&self, driver: &Driver<Self>, rollout: &mut Rollout) -> Result<Bytes, String> {
         let tools = Box::pin(rollout.tools(|tools| tools::typed(&tools))).await;
         let tools = tools.map_err(|failure| failure.reason)?;
         // Text, and JSON that was made of checked parts.
         let body =
             to_raw_value(&Accepted { rollout_id: &self.id, tools }).map_err(|error| error.to_string())?;
-        if let Some(log) = &self.log {
-            log.note(&Note::Answered(&body));
+        driver.note(Some(&body));
+        if let Some(log) = &driver.log {
             log.admitted().await.map_err(|error| error.to_string())?;
         }
-        Ok(String::from(Box::<str>::from(body)).into())
-    }
-
-    /// Nothing is left to be posted.
-    fn is_completed(&self) {
-        if let Some(log) = &self.log {
-            log.note(&Note::Completed);
-        }
-    }
-
-    /// Nobody knows of it.
-    fn is_over(&self) {
-        if let Some(log) = &self.log {
-            log.end();
-        }
+        Ok(bytes(body))
     }
 
     fn answer(&self) -> MutexGuard<'_, Option<Answer>> {
         self.answer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The completion, with what anybody may know of it.
-    fn completed(&self, finished: &Finished) -> Bytes {
+    /// The completion of a rollout that finished.
+    fn completed<'a>(&'a self, finished: &'a Finished) -> Completed<'a> {
         let messages =
             finished.samples.first().map(|sample| sample.record.messages.clone()).unwrap_or_default();
         let metrics = Metrics::of(finished);
@@ -473,7 +338,7 @@ impl Call {
             metrics,
             extra_fields: json!({}),
         };
-        let completed = match &finished.outcome {
+        match &finished.outcome {
             Outcome::Scored { reward } => done(Some(*reward)),
             Outcome::Unscored(failure) if failure.kind == FailureKind::NotGraded => {
                 match finished.samples.is_empty() {
@@ -497,10 +362,7 @@ impl Call {
                     Completed::failed(&self.id, &failure.reason, metrics.of_the_model())
                 }
             },
-        };
-        let status = if completed.status == "COMPLETED" { "success" } else { "failure" };
-        self.known.ends(Over::of(status, &finished.outcome));
-        encoded(&completed)
+        }
     }
 }
 
@@ -532,11 +394,6 @@ impl<'a> Completed<'a> {
             extra_fields: json!({}),
         }
     }
-}
-
-fn encoded(completed: &Completed<'_>) -> Bytes {
-    // Text, numbers that were checked, and JSON that was parsed before.
-    serde_json::to_vec(completed).map(Bytes::from).unwrap_or_default()
 }
 
 /// What a rollout took. All of it is always there.

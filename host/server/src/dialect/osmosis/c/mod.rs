@@ -7,16 +7,16 @@ use axum::Json;
 use axum::extract::{Path, State};
 use serde_json::{Value, json};
 
-use super::statuses::Over;
 use super::{Osmosis, id_in_path};
+use crate::dialect::ledger::Over;
 
 /// Says how far a rollout is, or what came of it; always answered, an unknown id among others.
 pub(super) async fn status(State(osmosis): State<Osmosis>, path: Path<String>) -> Json<Value> {
     let asked = path.0.clone();
     let id = id_in_path(path);
-    let known = id.as_ref().and_then(|id| osmosis.0.statuses.of(id));
+    let known = id.as_ref().and_then(|id| osmosis.0.ledger.status(id));
     let kept = match (&known, &id) {
-        (None, Some(id)) => super::d::kept_word(&osmosis, id).await,
+        (None, Some(id)) => osmosis.0.ledger.stored_status(id).await,
         _ => None,
     };
     let Over { status, reward, err_message } = known.unwrap_or_else(|| Over::word("unknown"));

@@ -1,0 +1,216 @@
+//! The first answers of requests, so that one that comes again has the same answer.
+//!
+//! The first request with a key leads; any other with that key, while it is answered or later, has the leader's answer.
+//! A leader that fails frees the key. The answer is kept for some time after the end of its rollout; until then its key
+//! is taken.
+
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use tokio::sync::watch;
+
+use super::{Entry, HeldBody, Ledger, Name};
+use rollout_core::rollout::{AdmitError, RolloutLog};
+
+/// Bytes of an answer's entry, besides its key and its body.
+const RECORD_BYTES: usize = 512;
+
+/// The answer to a request.
+pub(crate) type Answer = Result<Arc<HeldBody>, NoAnswer>;
+
+/// The reason why a request has no answer.
+#[derive(Clone, Debug)]
+pub(crate) enum NoAnswer {
+    /// The rollout was not admitted.
+    Admit(AdmitError),
+    /// The answer cannot be made.
+    Failed(String),
+    /// The work for it broke off.
+    Crashed,
+}
+
+/// The part of a request.
+pub(crate) enum Part {
+    /// It is answered by its own work.
+    Leader(Entry, AnswerSender),
+    /// It has an earlier one's answer.
+    Follower(Following),
+}
+
+/// A stored answer.
+pub(super) struct StoredAnswer {
+    key: Arc<str>,
+    answer: watch::Receiver<Option<Answer>>,
+    pub(super) is_given: bool,
+    /// The rollout's journal, until the answer is forgotten.
+    pub(super) log: Option<RolloutLog>,
+}
+
+impl StoredAnswer {
+    pub(super) fn name(&self) -> Name {
+        Name::Request(self.key.clone())
+    }
+}
+
+/// Publishes the answer to a request. Dropped before that, all who wait read that the work broke off.
+pub(crate) struct AnswerSender(watch::Sender<Option<Answer>>);
+
+impl AnswerSender {
+    /// Returns one more that has the answer.
+    pub(crate) fn following(&self) -> Following {
+        Following(self.0.subscribe())
+    }
+
+    /// Answers that there is none. The rollout's [`Entry`] is dropped before, so that the key is free.
+    pub(crate) fn fail(self, why: NoAnswer) {
+        self.0.send_replace(Some(Err(why)));
+    }
+}
+
+/// A request that has another's answer.
+pub(crate) struct Following(watch::Receiver<Option<Answer>>);
+
+impl Following {
+    /// Waits for the answer.
+    pub(crate) async fn answer(mut self) -> Answer {
+        match self.0.wait_for(Option::is_some).await.as_deref() {
+            Ok(Some(answer)) => answer.clone(),
+            Ok(None) | Err(_) => Err(NoAnswer::Crashed),
+        }
+    }
+}
+
+impl Ledger {
+    /// Returns the part of a request with this key.
+    pub(crate) fn join(self: &Arc<Self>, key: &str) -> Part {
+        let mut inner = self.lock();
+        let name = Name::Request(key.into());
+        let stored = inner.named(&name).and_then(|(_, slot)| slot.answer.as_ref());
+        if let Some(stored) = stored {
+            return Part::Follower(Following(stored.answer.clone()));
+        }
+        let (sender, answer) = watch::channel(None);
+        let number = inner.add(name);
+        inner.activate(number);
+        if let Some(slot) = inner.slots.get_mut(&number) {
+            slot.answer = Some(StoredAnswer { key: key.into(), answer, is_given: false, log: None });
+        }
+        drop(inner);
+        Part::Leader(Entry::new(self.clone(), number), AnswerSender(sender))
+    }
+}
+
+impl Entry {
+    /// Answers the requests that wait, and keeps the answer for as long as the entry lives and the time to live after it.
+    pub(crate) fn answer(&self, sender: AnswerSender, body: Bytes, log: Option<RolloutLog>) {
+        let mut inner = self.ledger.lock();
+        let stored = inner.slots.get_mut(&self.number).and_then(|slot| slot.answer.as_mut());
+        let mut bytes = RECORD_BYTES + body.len();
+        if let Some(stored) = stored {
+            (stored.is_given, stored.log) = (true, log);
+            bytes += 2 * stored.key.len();
+        }
+        let charge = self.ledger.budget.charge_result(bytes);
+        drop(inner);
+        sender.0.send_replace(Some(Ok(Arc::new(HeldBody::new(body, charge)))));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::tests::{TTL, ledger, ledger_with};
+    use super::*;
+    use rollout_core::budget::Budget;
+
+    fn lead(ledger: &Arc<Ledger>, key: &str) -> (Entry, AnswerSender) {
+        match ledger.join(key) {
+            Part::Leader(entry, sender) => (entry, sender),
+            Part::Follower(_) => panic!("'{key}' is taken"),
+        }
+    }
+
+    fn answer(ledger: &Arc<Ledger>, key: &str, body: Bytes) -> Entry {
+        let (entry, sender) = lead(ledger, key);
+        entry.answer(sender, body, None);
+        entry
+    }
+
+    fn follow(ledger: &Arc<Ledger>, key: &str) -> Following {
+        match ledger.join(key) {
+            Part::Follower(following) => following,
+            Part::Leader(..) => panic!("'{key}' is free"),
+        }
+    }
+
+    #[tokio::test]
+    async fn all_requests_with_a_key_have_the_first_ones_answer() {
+        let ledger = ledger();
+        let (entry, sender) = lead(&ledger, "k");
+        let during = follow(&ledger, "k");
+
+        entry.answer(sender, Bytes::from_static(b"tools"), None);
+        let after = follow(&ledger, "k");
+
+        for following in [during, after] {
+            assert_eq!(following.answer().await.unwrap().body, Bytes::from_static(b"tools"));
+        }
+        assert_eq!(ledger.counts(), (1, 0));
+        drop(entry);
+        assert_eq!(ledger.counts(), (0, 1));
+    }
+
+    #[tokio::test]
+    async fn a_leader_that_fails_fails_all_who_wait_and_frees_the_key() {
+        let ledger = ledger();
+        let (entry, sender) = lead(&ledger, "k");
+        let during = follow(&ledger, "k");
+
+        drop(entry);
+        sender.fail(NoAnswer::Failed("no".to_owned()));
+
+        assert!(matches!(during.answer().await, Err(NoAnswer::Failed(why)) if why == "no"));
+        let broken_off = lead(&ledger, "k").1.following();
+        assert!(matches!(broken_off.answer().await, Err(NoAnswer::Crashed)));
+        lead(&ledger, "k");
+        assert!(ledger.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_key_is_free_again_when_its_rollout_was_over_for_the_time_to_live() {
+        let ledger = ledger();
+        let now = ledger.clock.now();
+        drop(answer(&ledger, "over", Bytes::new()));
+        let _alive = answer(&ledger, "alive", Bytes::new());
+
+        drop(ledger.lock_at(now + TTL - Duration::from_secs(2)));
+        follow(&ledger, "over");
+        drop(ledger.lock_at(now + 2 * TTL));
+        assert_eq!(ledger.counts_at(now + 2 * TTL), (1, 0));
+        follow(&ledger, "alive");
+        lead(&ledger, "over");
+    }
+
+    #[tokio::test]
+    async fn answers_are_charged_and_the_oldest_that_are_over_go_where_there_is_no_room() {
+        let budget = Budget::new(100_000);
+        let ledger = ledger_with(budget.clone());
+        let body = || Bytes::from(vec![b' '; 30_000]);
+        for key in ["first", "second"] {
+            drop(answer(&ledger, key, body()));
+        }
+        let alive = answer(&ledger, "alive", body());
+        assert!(budget.used() > 90_000 && budget.check_new_work(0).is_err());
+
+        ledger.sweep();
+
+        assert!(budget.check_new_work(0).is_ok());
+        lead(&ledger, "first");
+        follow(&ledger, "second");
+        follow(&ledger, "alive");
+        drop(alive);
+        ledger.sweep();
+        follow(&ledger, "alive");
+    }
+}

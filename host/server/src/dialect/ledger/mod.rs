@@ -1,0 +1,629 @@
+//! The ledger of a dialect: its live and finished rollouts, with what their callers are owed.
+//!
+//! A rollout has one entry from its admission until nothing of it is kept: its status, the result that its caller polls
+//! for, the first answer for requests that come again, and whether its caller is still to receive a result. The
+//! rollout's driver holds an [`Entry`], which changes it. Everything that is kept after the rollout's end expires by
+//! [`retention`] and is charged to the tenant's budget.
+
+mod answer;
+mod poll;
+mod retention;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::body::Bytes;
+use tokio::sync::{Semaphore, watch};
+use tokio_util::sync::CancellationToken;
+
+use rollout_core::budget::{Budget, Charge};
+use rollout_core::id::RolloutId;
+use rollout_core::rollout::{Handle, Host, Journal, Outcome, Phase, RunClock};
+use rollout_core::text::beginning;
+
+pub(crate) use answer::{AnswerSender, NoAnswer, Part};
+pub(crate) use poll::{Lease, PollStatus, Polled, ReadError};
+pub(crate) use retention::LedgerTimes;
+
+use answer::StoredAnswer;
+use retention::{Kept, RecentCount, Retention};
+
+/// Bytes of a failure's reason that are kept.
+const REASON_BYTES_MAX: usize = 512;
+
+/// Results of the journal that are read at once: each takes a thread.
+const READERS_MAX: usize = 2;
+
+/// The outcome of a rollout, as everybody may know it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Over {
+    /// The status that was reported to its caller.
+    pub status: &'static str,
+    pub reward: Option<f64>,
+    pub err_message: Option<String>,
+}
+
+impl Over {
+    /// A status alone, where the rest is for the holder of a lease.
+    pub(crate) fn word(status: &'static str) -> Self {
+        Self { status, reward: None, err_message: None }
+    }
+
+    /// A status with what else is reported of an outcome.
+    pub(crate) fn of(status: &'static str, outcome: &Outcome) -> Self {
+        match outcome {
+            Outcome::Scored { reward } => {
+                Self { reward: Some(*reward).filter(|_| status == "success"), ..Self::word(status) }
+            }
+            Outcome::Unscored(_) if status == "success" => Self::word(status),
+            Outcome::Unscored(failure) => {
+                let reason = beginning(&failure.reason, REASON_BYTES_MAX);
+                Self { err_message: Some(reason), ..Self::word(status) }
+            }
+        }
+    }
+}
+
+/// Returns the status of a rollout in this phase.
+pub(crate) fn word(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Queued => "queued",
+        Phase::Running => "running",
+        Phase::Grading => "grading",
+    }
+}
+
+/// The body of a result or of an answer, charged for as long as it is held.
+#[derive(Debug)]
+pub(crate) struct HeldBody {
+    pub body: Bytes,
+    _charge: Charge,
+}
+
+impl HeldBody {
+    fn new(body: Bytes, charge: Charge) -> Self {
+        Self { body, _charge: charge }
+    }
+}
+
+/// All rollouts of a dialect's server.
+pub(crate) struct Ledger {
+    times: LedgerTimes,
+    budget: Budget,
+    /// The journal in which results are stored, if there is one.
+    journal: Option<Arc<Journal>>,
+    /// The plugin of the rollouts, where there are several.
+    plugin: Option<String>,
+    clock: Arc<RunClock>,
+    inner: Mutex<Inner>,
+    /// Cancelled when polls no longer wait for news.
+    leaving: CancellationToken,
+    readers: Arc<Semaphore>,
+}
+
+/// A name of an entry.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Name {
+    /// The newest rollout of this id, for its status.
+    Rollout(RolloutId),
+    /// The rollout that is polled for under this id.
+    Polled(RolloutId),
+    /// The rollout of requests with this key.
+    Request(Arc<str>),
+}
+
+struct Inner {
+    numbers: u64,
+    slots: HashMap<u64, Slot>,
+    names: HashMap<Name, u64>,
+    /// Rollouts that began and are not completed.
+    active: usize,
+    completed: RecentCount,
+    retentions: [Retention; 5],
+    /// Number of results that callers are owed.
+    owed: watch::Sender<usize>,
+    /// From closing on, results that are given up are remembered: they cannot be asked for again.
+    is_closing: bool,
+    /// Rollouts that are cancelled are cancelled by the server itself.
+    is_cancelling: bool,
+    /// Rollouts whose owed results were given up while the server was closing.
+    given_up: Vec<String>,
+}
+
+/// One rollout.
+#[derive(Default)]
+struct Slot {
+    /// Whether its [`Entry`] is held.
+    is_live: bool,
+    /// Whether it is counted as active.
+    is_active: bool,
+    id: Option<RolloutId>,
+    status: Option<Status>,
+    /// The id under which it is polled for.
+    polled_as: Option<RolloutId>,
+    polled: Option<Arc<Polled>>,
+    /// Whether its result is in memory alone and was not read in full.
+    is_unread: bool,
+    answer: Option<StoredAnswer>,
+    /// The caller's name of the rollout, while the caller is owed its result.
+    owed: Option<Box<str>>,
+}
+
+enum Status {
+    Alive(Handle),
+    /// Over, and the outcome is not known yet.
+    Ending,
+    Over(Over),
+}
+
+impl Inner {
+    fn new(times: &LedgerTimes) -> Self {
+        Self {
+            numbers: 0,
+            slots: HashMap::new(),
+            names: HashMap::new(),
+            active: 0,
+            completed: RecentCount::new(times.answer_ttl),
+            retentions: Kept::ALL.map(|kept| Retention::new(kept, times)),
+            owed: watch::Sender::new(0),
+            is_closing: false,
+            is_cancelling: false,
+            given_up: Vec::new(),
+        }
+    }
+
+    /// Adds an entry under its first name.
+    fn add(&mut self, name: Name) -> u64 {
+        let number = self.add_unnamed();
+        if let (Some(slot), Name::Polled(id)) = (self.slots.get_mut(&number), &name) {
+            slot.polled_as = Some(id.clone());
+        }
+        self.names.insert(name, number);
+        number
+    }
+
+    fn add_unnamed(&mut self) -> u64 {
+        self.numbers += 1;
+        self.slots.insert(self.numbers, Slot { is_live: true, ..Slot::default() });
+        self.numbers
+    }
+
+    fn named(&self, name: &Name) -> Option<(u64, &Slot)> {
+        let number = self.names.get(name)?;
+        Some((*number, self.slots.get(number)?))
+    }
+
+    /// Removes a name, unless it is a later entry's by now.
+    fn remove_name(&mut self, name: &Name, number: u64) {
+        if self.names.get(name) == Some(&number) {
+            self.names.remove(name);
+        }
+    }
+
+    fn remove_if_empty(&mut self, number: u64) {
+        let is_empty = |slot: &Slot| {
+            let Slot { is_live, status, polled, answer, .. } = slot;
+            !is_live && status.is_none() && polled.is_none() && answer.is_none()
+        };
+        if self.slots.get(&number).is_some_and(is_empty) {
+            self.slots.remove(&number);
+        }
+    }
+
+    /// Counts a rollout as active.
+    fn activate(&mut self, number: u64) {
+        if let Some(slot) = self.slots.get_mut(&number)
+            && !std::mem::replace(&mut slot.is_active, true)
+        {
+            self.active += 1;
+        }
+    }
+
+    /// Counts a rollout as no longer active.
+    fn deactivate(&mut self, number: u64, completed_at: Option<Duration>) {
+        if let Some(slot) = self.slots.get_mut(&number)
+            && std::mem::take(&mut slot.is_active)
+        {
+            self.active -= 1;
+            if let Some(now) = completed_at {
+                self.completed.add(now);
+            }
+        }
+    }
+
+    /// The caller received the result or wants none, or the result is given up.
+    fn settle(&mut self, number: u64, is_given_up: bool) {
+        let Some(name) = self.slots.get_mut(&number).and_then(|slot| slot.owed.take()) else { return };
+        if is_given_up && self.is_closing {
+            self.given_up.push(name.into());
+        }
+        self.owed.send_modify(|owed| *owed -= 1);
+    }
+
+    /// Keeps a part of an entry, and gives up the oldest above the limits.
+    fn keep(&mut self, kept: Kept, now: Duration, bytes: usize, number: u64) {
+        self.retentions[kept as usize].push(now, bytes, number);
+        while let Some(number) = self.retentions[kept as usize].pop_excess() {
+            self.forget(kept, number);
+        }
+    }
+
+    /// Forgets the oldest of these parts, if there is one.
+    fn forget_oldest(&mut self, kept: Kept) -> bool {
+        let oldest = self.retentions[kept as usize].pop();
+        oldest.map(|number| self.forget(kept, number)).is_some()
+    }
+
+    /// Forgets what is due.
+    fn sweep(&mut self, now: Duration) {
+        for kept in Kept::ALL {
+            if self.retentions[kept as usize].begin_sweep(now) {
+                self.forget_due(kept, now);
+            }
+        }
+    }
+
+    fn forget_due(&mut self, kept: Kept, now: Duration) {
+        while let Some(number) = self.retentions[kept as usize].pop_due(now) {
+            self.forget(kept, number);
+        }
+    }
+
+    /// Forgets a part of an entry.
+    fn forget(&mut self, kept: Kept, number: u64) {
+        match kept {
+            Kept::Status => self.forget_status(number),
+            Kept::Result | Kept::Read | Kept::Copy => self.forget_result(number),
+            Kept::Answer => self.forget_answer(number),
+        }
+        self.remove_if_empty(number);
+    }
+
+    fn forget_status(&mut self, number: u64) {
+        let Some(slot) = self.slots.get_mut(&number) else { return };
+        slot.status = None;
+        if let Some(id) = slot.id.take() {
+            self.remove_name(&Name::Rollout(id), number);
+        }
+    }
+
+    fn forget_result(&mut self, number: u64) {
+        let Some(slot) = self.slots.get_mut(&number) else { return };
+        let (polled, is_unread) = (slot.polled.take(), std::mem::take(&mut slot.is_unread));
+        if let Some(id) = slot.polled_as.take() {
+            self.remove_name(&Name::Polled(id), number);
+        }
+        let Some(polled) = polled else { return };
+        polled.forget();
+        if is_unread {
+            tracing::info!(rollout_id = %polled.id(), "a result that was not read in its time is forgotten");
+            self.settle(number, true);
+        }
+    }
+
+    fn forget_answer(&mut self, number: u64) {
+        let Some(answer) = self.slots.get_mut(&number).and_then(|slot| slot.answer.take()) else { return };
+        self.remove_name(&answer.name(), number);
+        if let Some(log) = &answer.log {
+            log.end();
+        }
+    }
+}
+
+impl Ledger {
+    /// The ledger of a host's rollouts, by its journal if it has one.
+    pub(crate) fn new(times: LedgerTimes, host: &Host) -> Arc<Self> {
+        let journal = host.journal().cloned();
+        if let Some(journal) = &journal {
+            journal.results().charge_to(host.budget());
+        }
+        let plugin = host.deployment().id().served_as.as_ref().map(|served| served.plugin.clone());
+        Self::with(times, host.budget().clone(), journal, plugin)
+    }
+
+    fn with(
+        times: LedgerTimes,
+        budget: Budget,
+        journal: Option<Arc<Journal>>,
+        plugin: Option<String>,
+    ) -> Arc<Self> {
+        let clock = journal.as_ref().map_or_else(RunClock::new, |journal| journal.results().clock().clone());
+        Arc::new(Self {
+            inner: Mutex::new(Inner::new(&times)),
+            times,
+            budget,
+            journal,
+            plugin,
+            clock,
+            leaving: CancellationToken::new(),
+            readers: Arc::new(Semaphore::new(READERS_MAX)),
+        })
+    }
+
+    /// Locks the entries. Every look forgets what is due.
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.lock_at(self.clock.now())
+    }
+
+    fn lock_at(&self, now: Duration) -> MutexGuard<'_, Inner> {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.sweep(now);
+        inner
+    }
+
+    /// Begins to measure time, within the runtime.
+    pub(crate) fn start(&self) {
+        self.clock.start();
+    }
+
+    /// Returns the times of the ledger.
+    pub(crate) fn times(&self) -> &LedgerTimes {
+        &self.times
+    }
+
+    /// Adds an entry that has no name until it [begins](Entry::begin).
+    pub(crate) fn open(self: &Arc<Self>) -> Entry {
+        let number = self.lock().add_unnamed();
+        Entry::new(self.clone(), number)
+    }
+
+    /// Forgets what is due, and where the host has no room for new work, the oldest of what can be spared until it has.
+    pub(crate) fn sweep(&self) {
+        let mut inner = self.lock();
+        for kept in Kept::SPARED {
+            while !self.budget.has_room() && inner.forget_oldest(kept) {}
+        }
+        drop(inner);
+        let Some(journal) = self.journal.clone() else { return };
+        journal.forget_results();
+        let mut inner = self.lock();
+        let gone: Vec<u64> =
+            inner.slots.iter().filter(|(_, slot)| !self.has(slot)).map(|(number, _)| *number).collect();
+        for number in gone {
+            inner.forget(Kept::Copy, number);
+        }
+        drop(inner);
+        tokio::task::spawn_blocking(move || journal.note_results());
+    }
+
+    /// Whether no rollout is known.
+    pub(crate) fn is_empty(&self) -> bool {
+        let now = self.clock.now();
+        let mut inner = self.lock_at(now);
+        inner.forget_due(Kept::Answer, now);
+        inner.slots.is_empty()
+    }
+
+    /// Returns the rollouts that began and are not completed, and those that were completed lately.
+    pub(crate) fn counts(&self) -> (usize, u64) {
+        self.counts_at(self.clock.now())
+    }
+
+    fn counts_at(&self, now: Duration) -> (usize, u64) {
+        let mut inner = self.lock_at(now);
+        (inner.active, inner.completed.count(now))
+    }
+
+    /// Returns the status of a rollout, if it is known.
+    pub(crate) fn status(&self, id: &RolloutId) -> Option<Over> {
+        let inner = self.lock();
+        let (_, slot) = inner.named(&Name::Rollout(id.clone()))?;
+        slot.status.as_ref().map(|status| match status {
+            Status::Alive(handle) => Over::word(word(handle.phase())),
+            Status::Ending => Over::word(word(Phase::Grading)),
+            Status::Over(over) => over.clone(),
+        })
+    }
+
+    /// Closes the ledger: from now on, results that are given up are remembered.
+    pub(crate) fn close(&self) {
+        self.lock().is_closing = true;
+    }
+
+    /// From now on, what is cancelled is cancelled by the server, and its caller is still owed a result.
+    pub(crate) fn cancel_rest(&self) {
+        self.lock().is_cancelling = true;
+    }
+
+    /// Whether what is cancelled is cancelled by the server.
+    pub(crate) fn is_cancelling(&self) -> bool {
+        self.lock().is_cancelling
+    }
+
+    /// Waits until no caller is owed a result.
+    pub(crate) async fn all_settled(&self) {
+        let mut owed = self.lock().owed.subscribe();
+        // The sender is in `self`, so it cannot be gone.
+        let _ = owed.wait_for(|owed| *owed == 0).await;
+    }
+
+    /// Returns the rollouts whose callers are owed a result, or whose results were given up since the ledger was closed.
+    pub(crate) fn unreported(&self) -> Vec<String> {
+        let inner = self.lock();
+        let owed = inner.slots.values().filter_map(|slot| slot.owed.as_deref());
+        let mut missing: Vec<String> =
+            owed.map(str::to_owned).chain(inner.given_up.iter().cloned()).collect();
+        missing.sort_unstable();
+        missing
+    }
+}
+
+/// A rollout's entry, held by its driver. Dropping it removes a status without an outcome, a reserved id, and a key
+/// without an answer. A result that is still owed then is given up.
+pub(crate) struct Entry {
+    ledger: Arc<Ledger>,
+    number: u64,
+    polled: Option<Arc<Polled>>,
+}
+
+impl Entry {
+    fn new(ledger: Arc<Ledger>, number: u64) -> Self {
+        Self { ledger, number, polled: None }
+    }
+
+    /// Makes the status of an admitted rollout known, and promises its caller a result. `name` is the caller's. A rollout
+    /// without a handle was finished by an earlier process.
+    pub(crate) fn begin(&self, id: RolloutId, name: &str, handle: Option<Handle>) {
+        let mut inner = self.ledger.lock();
+        inner.activate(self.number);
+        inner.names.insert(Name::Rollout(id.clone()), self.number);
+        inner.owed.send_modify(|owed| *owed += 1);
+        if let Some(slot) = inner.slots.get_mut(&self.number) {
+            slot.id = Some(id);
+            slot.status = Some(handle.map_or(Status::Ending, Status::Alive));
+            slot.owed = Some(name.into());
+        }
+    }
+
+    /// Keeps the outcome. A later rollout of the same id has the id's status.
+    pub(crate) fn end(&self, over: Over) {
+        let now = self.ledger.clock.now();
+        let mut inner = self.ledger.lock_at(now);
+        let Some(slot) = inner.slots.get_mut(&self.number) else { return };
+        if slot.answer.is_none() {
+            inner.deactivate(self.number, Some(now));
+        }
+        let Some(slot) = inner.slots.get_mut(&self.number) else { return };
+        if !matches!(slot.status, Some(Status::Over(_))) {
+            slot.status = Some(Status::Over(over));
+            inner.keep(Kept::Status, now, 0, self.number);
+        }
+    }
+
+    /// Notes that the caller received the result, or wants none.
+    pub(crate) fn settle(&self) {
+        self.ledger.lock().settle(self.number, false);
+    }
+
+    /// Notes that the rollout was cancelled. A caller that cancels wants no result, unless it is the server itself that
+    /// cancels. Returns whether the caller is still owed the result.
+    pub(crate) fn cancel(&self) -> bool {
+        let mut inner = self.ledger.lock();
+        if !inner.is_cancelling {
+            inner.settle(self.number, false);
+        }
+        inner.is_cancelling
+    }
+
+    /// Whether the first answer is kept after the rollout's end, and the rollout's journal with it.
+    pub(crate) fn is_answered(&self) -> bool {
+        let inner = self.ledger.lock();
+        let answer = inner.slots.get(&self.number).and_then(|slot| slot.answer.as_ref());
+        answer.is_some_and(|answer| answer.is_given)
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let (now, number) = (self.ledger.clock.now(), self.number);
+        let mut inner = self.ledger.lock_at(now);
+        let Some(slot) = inner.slots.get_mut(&number) else { return };
+        slot.is_live = false;
+        let is_over = matches!(slot.status, Some(Status::Over(_)));
+        let is_answered = slot.answer.as_ref().map(|answer| answer.is_given);
+        let (is_unread, is_reserved) = (slot.is_unread, slot.polled.is_none());
+        inner.deactivate(number, Some(now).filter(|_| is_answered == Some(true)));
+        if !is_over {
+            inner.forget_status(number);
+        }
+        match is_answered {
+            Some(true) => inner.keep(Kept::Answer, now, 0, number),
+            Some(false) => inner.forget_answer(number),
+            None => {}
+        }
+        if is_reserved {
+            inner.forget_result(number);
+        }
+        if !is_unread {
+            inner.settle(number, true);
+        }
+        inner.remove_if_empty(number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+
+    pub(super) const TTL: Duration = Duration::from_secs(100);
+
+    pub(super) fn ledger() -> Arc<Ledger> {
+        ledger_with(Budget::default())
+    }
+
+    pub(super) fn ledger_with(budget: Budget) -> Arc<Ledger> {
+        let times = LedgerTimes {
+            result_wait: Duration::from_secs(1),
+            lease: Duration::from_secs(2),
+            result_ttl: TTL,
+            answer_ttl: TTL,
+            answer_interval: Duration::from_secs(10),
+        };
+        Ledger::with(times, budget, None, None)
+    }
+
+    fn begin(ledger: &Arc<Ledger>, id: &str) -> Entry {
+        let entry = ledger.open();
+        entry.begin(RolloutId::parse(id).unwrap(), id, None);
+        entry
+    }
+
+    #[test]
+    fn a_rollout_is_active_until_it_ends_and_completed_then_once() {
+        let ledger = ledger();
+        let (first, second) = (begin(&ledger, "r"), begin(&ledger, "r"));
+        let Part::Leader(answered, sender) = ledger.join("r") else { panic!("the key is free") };
+        answered.begin(RolloutId::parse("r").unwrap(), "r", None);
+        assert_eq!(ledger.counts(), (3, 0));
+
+        first.end(Over::word("success"));
+        first.end(Over::word("failure"));
+        answered.end(Over::word("success"));
+        assert_eq!(ledger.counts(), (2, 1), "a later one of the same id is another");
+        answered.answer(sender, Bytes::new(), None);
+        drop(answered);
+        assert_eq!(ledger.counts(), (1, 2), "one with an answer is completed when all is delivered");
+        drop((first, second));
+        assert_eq!(ledger.counts(), (0, 2), "one without an outcome was not completed");
+    }
+
+    #[test]
+    fn a_status_is_that_of_the_newest_rollout_of_its_id_and_expires() {
+        let ledger = ledger();
+        let now = ledger.clock.now();
+        let id = RolloutId::parse("r").unwrap();
+        let status = || ledger.status(&id).map(|over| over.status);
+        let (first, second) = (begin(&ledger, "r"), begin(&ledger, "r"));
+        first.end(Over::word("failure"));
+        assert_eq!(status(), Some("grading"));
+        second.end(Over::word("success"));
+        drop((first, second));
+        assert_eq!(status(), Some("success"));
+        drop(ledger.lock_at(now + 2 * TTL));
+        assert_eq!(status(), None);
+        assert!(ledger.is_empty());
+    }
+
+    #[test]
+    fn a_result_is_owed_until_its_caller_has_it_and_named_where_it_is_given_up() {
+        let ledger = ledger();
+        let [kept, due, broken, early, cancelled, ended] =
+            ["kept", "due", "broken", "early", "cancelled", "ended"].map(|id| begin(&ledger, id));
+        drop(early);
+        ledger.close();
+        kept.settle();
+        drop(kept);
+        drop(broken);
+        cancelled.cancel();
+        ledger.cancel_rest();
+        ended.cancel();
+        assert_eq!(ledger.unreported(), ["broken", "due", "ended"]);
+        assert!(ledger.all_settled().now_or_never().is_none());
+        due.settle();
+        drop(ended);
+        assert!(ledger.all_settled().now_or_never().is_some());
+        assert_eq!(ledger.unreported(), ["broken", "ended"]);
+    }
+}

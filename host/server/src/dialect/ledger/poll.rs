@@ -1,0 +1,542 @@
+//! Results that callers poll for, each under its lease.
+//!
+//! With a journal, a result is in it from the rollout's end on, and is read there when its caller asks. Memory holds a
+//! copy that saves the reading, as long as copies take little; see `rollout::KeptResults`. Without a journal, results
+//! are in memory alone.
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use axum::body::Bytes;
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::{Deserialize, Serialize};
+use subtle::ConstantTimeEq;
+use tokio::sync::{OwnedSemaphorePermit, oneshot, watch};
+
+use super::retention::{COPIES_BYTES_MAX, Kept};
+use super::{Entry, HeldBody, Inner, Ledger, Name, Over, Slot};
+use crate::connection::Caller;
+use rollout_core::budget::Charge;
+use rollout_core::digest::sha256_hex;
+use rollout_core::id::RolloutId;
+use rollout_core::rollout::{
+    Failed, Finished, Journal, KeptOutcome, KeptResult, Phase, ResultOf, RolloutLog, RunClock,
+};
+
+/// A shorter result that was read stays in memory: it takes less than its source.
+const LEFT_BYTES_MIN: usize = 4 << 10;
+
+/// Bytes of an entry besides its result.
+const ENTRY_BYTES: usize = 1024;
+
+/// Status of a rollout that is polled for.
+#[derive(Clone, Debug)]
+pub(crate) enum PollStatus {
+    /// It is alive.
+    Under(Phase),
+    /// It is over, with its result.
+    Ended(Arc<HeldBody>),
+    /// It is over, and its result is in the journal alone.
+    Journaled,
+}
+
+/// The digest of a lease's token, which only its holder has.
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) struct Lease(String);
+
+impl Lease {
+    pub(crate) fn of(token: &str) -> Self {
+        Self(sha256_hex(token.as_bytes()))
+    }
+
+    /// Compares in constant time.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        bool::from(self.0.as_bytes().ct_eq(other.0.as_bytes()))
+    }
+}
+
+/// Data that the journal stores with a result, so that it can be rendered again.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct StoredForm<F> {
+    pub lease: Lease,
+    pub form: F,
+    /// The status that anybody may know.
+    pub status: String,
+}
+
+/// The id is in use, or its result is still kept.
+#[derive(Debug)]
+pub(crate) struct Taken;
+
+/// The reason why a stored result is not returned.
+#[derive(Debug)]
+pub(crate) enum ReadError {
+    /// No such result is stored.
+    Unknown,
+    /// The result is another lease's.
+    WrongLease,
+    /// Too much memory is held for others.
+    NoMemory,
+    /// The journal cannot be read.
+    Unreadable(String),
+}
+
+/// A rollout that is polled for.
+pub(crate) struct Polled {
+    number: u64,
+    id: RolloutId,
+    lease: Lease,
+    /// The rollout's journal, until the rollout is forgotten.
+    log: Option<RolloutLog>,
+    lease_time: Duration,
+    clock: Arc<RunClock>,
+    status: watch::Sender<PollStatus>,
+    polls: Mutex<Polls>,
+    /// Its result in the journal, once it is stored there.
+    kept: OnceLock<KeptResult>,
+}
+
+struct Polls {
+    /// The last poll, by the clock that stands still where the process does.
+    last: Duration,
+    /// The last phase that the lease's holder heard of; it was told "queued" on admission.
+    heard: Option<Phase>,
+    /// The poll that waits: dropped, it is answered.
+    waiting: Option<oneshot::Sender<()>>,
+}
+
+impl Polled {
+    pub(crate) fn id(&self) -> &RolloutId {
+        &self.id
+    }
+
+    pub(crate) fn is_lease(&self, token: &str) -> bool {
+        self.lease.is(&Lease::of(token))
+    }
+
+    pub(super) fn set(&self, status: PollStatus) {
+        self.status.send_replace(status);
+    }
+
+    /// Returns its result in the journal, if it is stored there.
+    pub(crate) fn kept(&self) -> Option<KeptResult> {
+        self.kept.get().copied()
+    }
+
+    /// Leaves the result to the journal, or ends the rollout in it.
+    pub(super) fn forget(&self) {
+        match (self.kept(), &self.log) {
+            // Polls that wait for it have it still, and no other has.
+            (Some(_), _) => self.set(PollStatus::Journaled),
+            (None, Some(log)) => log.end(),
+            (None, None) => {}
+        }
+    }
+
+    /// Returns the bytes of its result, if it is over and in memory.
+    fn result_bytes(&self) -> usize {
+        match &*self.status.borrow() {
+            PollStatus::Under(_) | PollStatus::Journaled => 0,
+            PollStatus::Ended(result) => result.body.len(),
+        }
+    }
+
+    fn polls(&self) -> MutexGuard<'_, Polls> {
+        self.polls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Renews the lease, waits for a status that its holder has not heard or until the time is over, and returns the
+    /// status. One poll waits: the next one answers it, because its caller is most likely gone, and each holds a
+    /// connection.
+    async fn news(&self, wait: Duration) -> PollStatus {
+        let (waiting, next_poll) = oneshot::channel();
+        let heard = {
+            let mut polls = self.polls();
+            polls.last = self.clock.now();
+            polls.waiting = Some(waiting);
+            polls.heard
+        };
+        let mut status = self.status.subscribe();
+        let new = status.wait_for(|status| match status {
+            PollStatus::Ended(_) | PollStatus::Journaled => true,
+            PollStatus::Under(phase) => heard != Some(*phase),
+        });
+        // The sender is in `self`; a timeout leaves what was known before.
+        tokio::select! {
+            _ = tokio::time::timeout(wait, new) => {}
+            _ = next_poll => {}
+        }
+        let status = self.status.borrow().clone();
+        let mut polls = self.polls();
+        polls.last = self.clock.now();
+        if let PollStatus::Under(phase) = &status {
+            polls.heard = Some(*phase);
+        }
+        status
+    }
+
+    /// Waits until no poll came for longer than the lease.
+    async fn lease_over(&self) {
+        loop {
+            let left = (self.polls().last + self.lease_time).saturating_sub(self.clock.now());
+            if left.is_zero() {
+                return;
+            }
+            tokio::time::sleep(left).await;
+        }
+    }
+}
+
+impl Entry {
+    /// Makes the rollout known to polls under this lease.
+    pub(crate) fn fill(&mut self, id: &RolloutId, lease: Lease, log: Option<RolloutLog>) {
+        let clock = self.ledger.clock.clone();
+        clock.start();
+        let polled = Arc::new(Polled {
+            number: self.number,
+            id: id.clone(),
+            lease,
+            log,
+            lease_time: self.ledger.times.lease,
+            status: watch::Sender::new(PollStatus::Under(Phase::Queued)),
+            polls: Mutex::new(Polls { last: clock.now(), heard: Some(Phase::Queued), waiting: None }),
+            kept: OnceLock::new(),
+            clock,
+        });
+        if let Some(slot) = self.ledger.lock().slots.get_mut(&self.number) {
+            slot.polled = Some(polled.clone());
+        }
+        self.polled = Some(polled);
+    }
+
+    /// Publishes the rollout's phase to polls.
+    pub(crate) fn enter(&self, phase: Phase) {
+        if let Some(polled) = &self.polled {
+            polled.set(PollStatus::Under(phase));
+        }
+    }
+
+    /// Waits until the lease is over. A rollout without a lease is never abandoned.
+    pub(crate) async fn lease_over(&self) {
+        match &self.polled {
+            Some(polled) => polled.lease_over().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Keeps a result in memory alone, for as long as results are kept. It is owed until it was read in full.
+    pub(crate) fn hold(&self, body: Bytes) {
+        let Some(polled) = &self.polled else { return };
+        let charge = self.ledger.budget.charge_result(ENTRY_BYTES + body.len());
+        let now = self.ledger.clock.now();
+        let mut inner = self.ledger.lock_at(now);
+        if let Some(slot) = inner.slots.get_mut(&self.number) {
+            slot.is_unread = true;
+        }
+        inner.keep(Kept::Result, now, 0, self.number);
+        drop(inner);
+        polled.set(PollStatus::Ended(Arc::new(HeldBody::new(body, charge))));
+    }
+
+    /// Returns a charge for a copy of a result of so many bytes, if it may stay in memory.
+    pub(crate) fn copy_charge(&self, bytes: usize) -> Option<Charge> {
+        let bytes = ENTRY_BYTES + bytes;
+        if bytes > COPIES_BYTES_MAX / 2 {
+            return None;
+        }
+        self.ledger.budget.charge_copy(bytes)
+    }
+
+    /// Stores what a result is rendered from in the journal, ends the rollout with this outcome, and keeps the copy of the
+    /// result in memory while there is room.
+    pub(crate) async fn store(
+        &self,
+        (journal, log): (&Journal, &RolloutLog),
+        (form, over): (&impl Serialize, Over),
+        is_awaited: bool,
+        copy: Option<(Bytes, Charge)>,
+    ) -> Result<(), Failed> {
+        let Some(polled) = &self.polled else { return Ok(()) };
+        let stored = StoredForm { lease: polled.lease.clone(), form, status: over.status.to_owned() };
+        let (of, ttl) = (self.ledger.result_of(&polled.id), self.ledger.times.result_ttl);
+        let kept = journal.keep_result(log, of, &stored, (ttl, is_awaited)).await?;
+        self.end(over);
+        let _ = polled.kept.set(kept);
+        let now = self.ledger.clock.now();
+        let mut inner = self.ledger.lock_at(now);
+        match copy {
+            None => {
+                inner.forget(Kept::Copy, self.number);
+                polled.forget();
+            }
+            Some((body, charge)) => {
+                let bytes = charge.bytes();
+                polled.set(PollStatus::Ended(Arc::new(HeldBody::new(body, charge))));
+                inner.keep(Kept::Copy, now, bytes, self.number);
+            }
+        }
+        // From here on the journal knows which callers have yet to read.
+        inner.settle(self.number, false);
+        Ok(())
+    }
+
+    /// Returns the ledger's journal and the rollout's, if the rollout is polled for and stored there.
+    pub(crate) fn journal(&self) -> Option<(Arc<Journal>, RolloutLog)> {
+        let polled = self.polled.as_ref()?;
+        self.ledger.journal.clone().zip(polled.log.clone())
+    }
+}
+
+impl Inner {
+    /// Returns the entry that is polled for under this id, if its id is no other rollout's by now.
+    fn polled(&mut self, polled: &Polled) -> Option<&mut Slot> {
+        let slot = self.slots.get_mut(&polled.number)?;
+        slot.polled.is_some().then_some(slot)
+    }
+}
+
+impl Ledger {
+    /// Reserves an id that no known rollout has, and of which no result is kept.
+    pub(crate) fn reserve(self: &Arc<Self>, id: &RolloutId) -> Result<Entry, Taken> {
+        if self.kept(id).is_some() {
+            return Err(Taken);
+        }
+        self.reserve_anyway(id)
+    }
+
+    /// Reserves an id whose result in the journal, if there is one, is this rollout's own.
+    pub(crate) fn reserve_anyway(self: &Arc<Self>, id: &RolloutId) -> Result<Entry, Taken> {
+        let mut inner = self.lock();
+        let name = Name::Polled(id.clone());
+        if let Some((number, slot)) = inner.named(&name) {
+            // A result that the journal forgot is forgotten here.
+            if self.has(slot) {
+                return Err(Taken);
+            }
+            inner.forget(Kept::Copy, number);
+        }
+        let number = inner.add(name);
+        drop(inner);
+        Ok(Entry::new(self.clone(), number))
+    }
+
+    /// Whether the result of an entry is not yet in the journal, or still is.
+    pub(super) fn has(&self, slot: &Slot) -> bool {
+        let kept = slot.polled.as_ref().and_then(|polled| polled.kept());
+        kept.zip(self.journal.as_ref()).is_none_or(|(kept, journal)| journal.results().has(kept))
+    }
+
+    /// Returns a rollout that is alive, or whose result is in memory.
+    pub(crate) fn find(&self, id: &RolloutId) -> Option<Arc<Polled>> {
+        let inner = self.lock();
+        let (_, slot) = inner.named(&Name::Polled(id.clone()))?;
+        if self.has(slot) { slot.polled.clone() } else { None }
+    }
+
+    /// Returns the ids of rollouts that are polled for and match.
+    pub(crate) fn polled_ids(&self, matches: impl Fn(&RolloutId) -> bool) -> Vec<String> {
+        let inner = self.lock();
+        let ids = inner.names.keys().filter_map(|name| match name {
+            Name::Polled(id) if matches(id) => Some(id.as_str().to_owned()),
+            _ => None,
+        });
+        ids.collect()
+    }
+
+    /// Waits for news of a rollout, until its waiting time is over or its connection is wanted for another caller.
+    pub(crate) async fn news(&self, polled: &Polled, caller: Option<&Caller>) -> PollStatus {
+        let news = polled.news(self.times.result_wait);
+        let news = async {
+            match caller {
+                Some(caller) => caller.wait(news).await,
+                None => Some(news.await),
+            }
+        };
+        let news = tokio::select! {
+            news = news => news,
+            () = self.leaving.cancelled() => None,
+        };
+        match news {
+            Some(status) => status,
+            None => polled.news(Duration::ZERO).await,
+        }
+    }
+
+    /// Answers all polls that wait, and those to come at once.
+    pub(crate) fn answer_waiting(&self) {
+        self.leaving.cancel();
+    }
+
+    /// Waits until every result that the journal stores was read.
+    pub(crate) async fn all_read(&self) {
+        if let Some(journal) = &self.journal {
+            journal.results().all_read().await;
+        }
+    }
+
+    /// Names a result in the journal.
+    fn result_of<'a>(&'a self, id: &'a RolloutId) -> ResultOf<'a> {
+        ResultOf { id, plugin: self.plugin.as_deref() }
+    }
+
+    /// Returns the result of this rollout in the journal, if one is stored there.
+    pub(crate) fn kept(&self, id: &RolloutId) -> Option<KeptResult> {
+        let journal = self.journal.as_ref()?;
+        journal.forget_results();
+        journal.results().of(self.result_of(id))
+    }
+
+    /// Notes that a caller has read a result in full.
+    pub(crate) fn was_read(&self, polled: &Polled) {
+        let bytes = polled.result_bytes();
+        if let Some((kept, journal)) = polled.kept().zip(self.journal.as_ref()) {
+            if journal.was_read(kept) && bytes >= LEFT_BYTES_MIN {
+                self.lock().forget(Kept::Copy, polled.number);
+            }
+            return;
+        }
+        let mut inner = self.lock();
+        let Some(slot) = inner.polled(polled) else { return };
+        if std::mem::take(&mut slot.is_unread) {
+            inner.keep(Kept::Read, self.clock.now(), ENTRY_BYTES + bytes, polled.number);
+        }
+        inner.settle(polled.number, false);
+    }
+
+    /// Notes that a caller has read a result of the journal in full.
+    pub(crate) fn was_read_there(&self, kept: KeptResult) {
+        if let Some(journal) = &self.journal {
+            journal.was_read(kept);
+        }
+    }
+
+    /// Waits for the turn to read a result of the journal: few are read at a time, apart from what answers others. The
+    /// semaphore is never closed.
+    async fn reader(&self) -> Option<OwnedSemaphorePermit> {
+        self.readers.clone().acquire_owned().await.ok()
+    }
+
+    /// Returns the result of the journal that this lease may read, charged before it is read and until it is sent.
+    pub(crate) async fn read_stored<F: DeserializeOwned + 'static>(
+        self: &Arc<Self>,
+        id: &RolloutId,
+        kept: KeptResult,
+        lease: Lease,
+        render: fn(&F, &Finished) -> Bytes,
+    ) -> Result<HeldBody, ReadError> {
+        /// The bytes that are read and their meaning are in memory beside the result.
+        const COPIES: usize = 3;
+        let journal = self.journal.clone().ok_or(ReadError::Unknown)?;
+        let turn = self.reader().await;
+        let (ledger, id) = (self.clone(), id.clone());
+        let read = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            let (stored, found) = ledger.stored::<F>(&journal, kept, &id)?.ok_or(ReadError::Unknown)?;
+            if !stored.lease.is(&lease) {
+                return Err(ReadError::WrongLease);
+            }
+            let bytes = usize::try_from(found.bytes().map_err(unreadable)?).unwrap_or(usize::MAX);
+            let charge = ledger.budget.charge_read(bytes.saturating_mul(COPIES));
+            let mut charge = charge.map_err(|_| ReadError::NoMemory)?;
+            let finished = found.read().map_err(unreadable)?;
+            let body = render(&stored.form, &finished);
+            drop((finished, found));
+            charge.shrink_to(body.len());
+            Ok(HeldBody::new(body, charge))
+        });
+        read.await.unwrap_or_else(|error| Err(unreadable(error)))
+    }
+
+    /// Returns the status of a rollout whose result is in the journal.
+    pub(crate) async fn stored_status(self: &Arc<Self>, id: &RolloutId) -> Option<String> {
+        let (journal, kept) = self.journal.clone().zip(self.kept(id))?;
+        let turn = self.reader().await;
+        let (ledger, id) = (self.clone(), id.clone());
+        let read = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            let (stored, _) = ledger.stored::<IgnoredAny>(&journal, kept, &id).ok()??;
+            Some(stored.status)
+        });
+        read.await.ok()?
+    }
+
+    /// Reads the data beside a result. Blocks.
+    fn stored<F: DeserializeOwned>(
+        &self,
+        journal: &Journal,
+        kept: KeptResult,
+        id: &RolloutId,
+    ) -> Result<Option<(StoredForm<F>, KeptOutcome)>, ReadError> {
+        let Some(found) = journal.read_kept(kept, self.result_of(id)).map_err(unreadable)? else {
+            return Ok(None);
+        };
+        let stored =
+            serde_json::from_slice(&found.facts).map_err(|error| unreadable(io::Error::other(error)))?;
+        Ok(Some((stored, found)))
+    }
+}
+
+fn unreadable(why: impl std::fmt::Display) -> ReadError {
+    tracing::error!(%why, "a result of the journal cannot be read");
+    ReadError::Unreadable(format!("the result cannot be read: {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::retention::READ_BYTES_MAX;
+    use super::super::tests::{TTL, ledger};
+    use super::*;
+
+    #[tokio::test]
+    async fn results_that_were_read_are_kept_while_they_are_few() {
+        let ledger = ledger();
+        let read = |id: &str, bytes| {
+            let id = RolloutId::parse(id).unwrap();
+            let mut entry = ledger.reserve(&id).unwrap();
+            entry.fill(&id, Lease::of(""), None);
+            ledger.lock().keep(Kept::Read, ledger.clock.now(), bytes, entry.number);
+            drop(entry);
+            let mut ids = ledger.polled_ids(|_| true);
+            ids.sort();
+            ids.concat()
+        };
+        let half = READ_BYTES_MAX / 2;
+        assert_eq!(read("a", half), "a");
+        assert_eq!(read("b", half), "ab");
+        assert_eq!(read("c", 1), "bc", "the oldest went");
+        assert_eq!(read("d", 2 * READ_BYTES_MAX), "d", "the last one stays, however large it is");
+        assert_eq!(read("e", 1), "e");
+    }
+
+    #[tokio::test]
+    async fn a_held_result_is_owed_until_it_was_read_and_given_up_when_its_time_is_over() {
+        let ledger = ledger();
+        let now = ledger.clock.now();
+        let hold = |id: &str| {
+            let id = RolloutId::parse(id).unwrap();
+            let mut entry = ledger.reserve(&id).unwrap();
+            entry.fill(&id, Lease::of(""), None);
+            entry.begin(id.clone(), id.as_str(), None);
+            assert!(ledger.reserve(&id).is_err(), "the id is taken");
+            entry.end(Over::word("success"));
+            entry.hold(Bytes::from_static(b"{}"));
+            drop(entry);
+            ledger.find(&id).unwrap()
+        };
+        let (read, unread) = (hold("read"), hold("unread"));
+        ledger.close();
+        assert_eq!(ledger.unreported(), ["read", "unread"]);
+        ledger.was_read(&read);
+        assert_eq!(ledger.unreported(), ["unread"]);
+        assert!(matches!(*unread.status.borrow(), PollStatus::Ended(_)));
+        drop(ledger.lock_at(now + 2 * TTL));
+        assert_eq!(ledger.polled_ids(|_| true), [""; 0]);
+        assert_eq!(
+            ledger.unreported(),
+            ["unread"],
+            "it is named, because its time ended while the server closed"
+        );
+        assert!(ledger.is_empty());
+    }
+}

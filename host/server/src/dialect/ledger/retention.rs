@@ -1,0 +1,183 @@
+//! Expiry: what is kept of finished rollouts, for how long, and up to how much.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// Rollouts whose status is known after their end. With the longest ids and messages they take 8 MiB.
+const STATUSES_MAX: usize = 4096;
+
+/// Time for which a result is kept that was read, for a caller that lost it on its way. Where the host has no room for
+/// new work it goes sooner, the oldest first.
+const READ_KEPT: Duration = Duration::from_secs(60);
+
+/// Bytes of such results together. A lost answer is asked for again at once; with thousands of results read a second,
+/// or large ones, they are kept for seconds.
+pub(super) const READ_BYTES_MAX: usize = 16 << 20;
+
+/// Bytes of copies of results that the journal has, together.
+pub(super) const COPIES_BYTES_MAX: usize = 32 << 20;
+
+/// Parts of the time for which completed rollouts are counted. Each is forgotten as a whole.
+const PARTS_OF_COUNT: u32 = 60;
+
+/// The parts of an entry that expire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kept {
+    /// The status of a finished rollout.
+    Status,
+    /// A result that is in memory alone, read or not.
+    Result,
+    /// A result that is in memory alone and was read.
+    Read,
+    /// A copy of a result that the journal has.
+    Copy,
+    /// The first answer, for requests that come again.
+    Answer,
+}
+
+impl Kept {
+    /// All parts, in the order of their retentions.
+    pub(super) const ALL: [Self; 5] = [Self::Status, Self::Result, Self::Read, Self::Copy, Self::Answer];
+
+    /// Parts that are given up where the host has no room for new work, in this order.
+    pub(super) const SPARED: [Self; 3] = [Self::Copy, Self::Read, Self::Answer];
+}
+
+/// Times of a ledger.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LedgerTimes {
+    /// Time for which a poll waits for news.
+    pub result_wait: Duration,
+    /// Time for which a rollout lives without a poll.
+    pub lease: Duration,
+    /// Time for which results and statuses are kept.
+    pub result_ttl: Duration,
+    /// Time for which first answers are kept after the end of their rollouts.
+    pub answer_ttl: Duration,
+    /// Interval at which expired answers are removed.
+    pub answer_interval: Duration,
+}
+
+/// The order in which one part of all entries expires, and its limits.
+#[derive(Debug)]
+pub(super) struct Retention {
+    time: Option<Duration>,
+    interval: Duration,
+    count_max: usize,
+    bytes_max: usize,
+    swept_at: Duration,
+    /// When an entry's part began to be kept, its bytes, and the entry's number.
+    queue: VecDeque<(Duration, usize, u64)>,
+    bytes: usize,
+}
+
+impl Retention {
+    pub(super) fn new(kept: Kept, times: &LedgerTimes) -> Self {
+        let unlimited = Self {
+            time: Some(times.result_ttl),
+            interval: Duration::ZERO,
+            count_max: usize::MAX,
+            bytes_max: usize::MAX,
+            swept_at: Duration::ZERO,
+            queue: VecDeque::new(),
+            bytes: 0,
+        };
+        match kept {
+            Kept::Status => Self { count_max: STATUSES_MAX, ..unlimited },
+            Kept::Result => unlimited,
+            Kept::Read => Self { time: Some(READ_KEPT), bytes_max: READ_BYTES_MAX, ..unlimited },
+            Kept::Copy => Self { time: None, bytes_max: COPIES_BYTES_MAX, ..unlimited },
+            Kept::Answer => {
+                Self { time: Some(times.answer_ttl), interval: times.answer_interval, ..unlimited }
+            }
+        }
+    }
+
+    /// Keeps the part of an entry from now on.
+    pub(super) fn push(&mut self, now: Duration, bytes: usize, number: u64) {
+        self.queue.push_back((now, bytes, number));
+        self.bytes += bytes;
+    }
+
+    /// Removes and returns the oldest.
+    pub(super) fn pop(&mut self) -> Option<u64> {
+        let (_, bytes, number) = self.queue.pop_front()?;
+        self.bytes -= bytes;
+        Some(number)
+    }
+
+    /// Removes and returns the oldest if it is above a limit. The newest stays, however large it is.
+    pub(super) fn pop_excess(&mut self) -> Option<u64> {
+        let is_over = self.queue.len() > self.count_max || self.bytes > self.bytes_max;
+        if is_over && self.queue.len() > 1 { self.pop() } else { None }
+    }
+
+    /// Removes and returns the oldest if its time is over.
+    pub(super) fn pop_due(&mut self, now: Duration) -> Option<u64> {
+        let time = self.time?;
+        let is_due = self.queue.front().is_some_and(|(since, ..)| *since + time <= now);
+        if is_due { self.pop() } else { None }
+    }
+
+    /// Whether expired parts may be removed now. Marks the sweep.
+    pub(super) fn begin_sweep(&mut self, now: Duration) -> bool {
+        let is_time = now.saturating_sub(self.swept_at) >= self.interval;
+        if is_time {
+            self.swept_at = now;
+        }
+        is_time
+    }
+}
+
+/// Counts what happened within a time.
+pub(super) struct RecentCount {
+    time: Duration,
+    /// When each part of the time began, and what happened in it.
+    parts: VecDeque<(Duration, u64)>,
+}
+
+impl RecentCount {
+    pub(super) fn new(time: Duration) -> Self {
+        Self { time, parts: VecDeque::new() }
+    }
+
+    pub(super) fn add(&mut self, now: Duration) {
+        self.forget(now);
+        match self.parts.back_mut() {
+            Some((began, count)) if now.saturating_sub(*began) < self.time / PARTS_OF_COUNT => *count += 1,
+            _ => self.parts.push_back((now, 1)),
+        }
+    }
+
+    pub(super) fn count(&mut self, now: Duration) -> u64 {
+        self.forget(now);
+        self.parts.iter().map(|(_, count)| count).sum()
+    }
+
+    fn forget(&mut self, now: Duration) {
+        let is_due = |began: &Duration| now.saturating_sub(*began) >= self.time;
+        while self.parts.front().is_some_and(|(began, _)| is_due(began)) {
+            self.parts.pop_front();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_happened_is_counted_for_its_time_in_few_parts() {
+        let secs = Duration::from_secs;
+        let mut count = RecentCount::new(secs(60));
+        for at in 0..120 {
+            count.add(secs(at) / 2);
+        }
+        assert_eq!(count.count(secs(59)), 120);
+        assert_eq!(count.parts.len(), 60);
+        assert_eq!(count.count(secs(60)), 118, "the first second is over");
+        assert_eq!(count.count(secs(90)), 58);
+        assert_eq!(count.count(secs(200)), 0);
+        assert!(count.parts.is_empty());
+    }
+}
