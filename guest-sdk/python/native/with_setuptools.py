@@ -1,5 +1,5 @@
 """Packages whose native code is C or C++, and setuptools makes it. A library that they are linked with is compiled
-from Debian's sources of it, or from those in a crate. Files that a package's sources lack come from its crate."""
+from Debian's sources of it, and files that a package's sources lack come from its crate."""
 
 from __future__ import annotations
 
@@ -53,8 +53,16 @@ def build(package: dict[str, Any], source: Path, toolchain: Path, environment: d
 
 def _library(library: dict[str, Any], work: Path, toolchain: Path, environment: dict[str, str]) -> Path:
     """Compiles a library, for modules to be linked with, and says where it is."""
-    place = _of_crate(library, work) if "crate" in library else _of_debian(library, work, toolchain)
-    name = library["name"]
+    name, digest = library["name"], library["sha256"]
+    sources = toolchain / "sources"
+    if debian.kept(sources, "*.orig.tar.*", digest) is None:
+        debian.fetch(toolchain / "apt", "deb-src", ["--download-only", "source"], [library["debian"]], sources)
+    archive = debian.kept(sources, "*.orig.tar.*", digest)
+    if archive is None:
+        sys.exit(f"what was fetched as Debian's sources of {library['debian']} is not what the recipe was tried with")
+    with tarfile.open(archive) as files:
+        files.extractall(work / "library", filter="data")
+    place = next(each for each in (work / "library").iterdir() if each.is_dir())
     flags = [*environment["CFLAGS"].split(), "-O2", f"-I{place / 'include'}", *library["flags"]]
     objects: list[str] = []
     for file in sorted((place / "src").glob("*.c")):
@@ -64,53 +72,19 @@ def _library(library: dict[str, Any], work: Path, toolchain: Path, environment: 
     return place
 
 
-def _of_debian(library: dict[str, Any], work: Path, toolchain: Path) -> Path:
-    """Debian's sources of a library, unpacked."""
-    sources, digest = toolchain / "sources", library["sha256"]
-    if debian.kept(sources, "*.orig.tar.*", digest) is None:
-        debian.fetch(toolchain / "apt", "deb-src", ["--download-only", "source"], [library["debian"]], sources)
-    archive = debian.kept(sources, "*.orig.tar.*", digest)
-    if archive is None:
-        sys.exit(f"what was fetched as Debian's sources of {library['debian']} is not what the recipe was tried with")
-    with tarfile.open(archive) as files:
-        files.extractall(work / "library", filter="data")
-    return next(each for each in (work / "library").iterdir() if each.is_dir())
-
-
-def _of_crate(library: dict[str, Any], work: Path) -> Path:
-    """The sources of a library that a crate has in one directory, with its headers beside them, as Debian's are laid out."""
-    crate: str = library["crate"]
-    there = _crate(crate, library["version"], work) / library["directory"]
-    files = sorted(each for each in there.iterdir() if each.suffix in (".c", ".h") or each.name == "LICENSE")
-    if hashlib.sha256(b"".join(each.read_bytes() for each in files)).hexdigest() != library["sha256"]:
-        sys.exit(f"{library['directory']} of the crate {crate} {library['version']} is not what the recipe was tried with")
-    place = work / "library" / library["name"]
-    for target, suffixes in ((".", ("",)), ("src", (".c", ".h")), ("include", (".h",))):
-        (place / target).mkdir(parents=True, exist_ok=True)
-        for each in files:
-            if each.suffix in suffixes:
-                shutil.copy(each, place / target)
-    return place
-
-
 def _complete(crate: dict[str, Any], source: Path) -> None:
     """Copies files of a crate to the sources."""
-    there = _crate(crate["name"], crate["version"], source.parent)
-    for file, digest in crate["files"].items():
-        if hashlib.sha256((there / file).read_bytes()).hexdigest() != digest:
-            sys.exit(f"{file} of the crate {crate['name']} {crate['version']} is not what the recipe was tried with")
-        shutil.copy(there / file, source / file)
-
-
-def _crate(name: str, version: str, work: Path) -> Path:
-    """Fetches a crate, and says where its files are."""
-    project = work / "crate"
+    project = source.parent / "crate"
     (project / "src").mkdir(parents=True)
     (project / "src/lib.rs").touch()
     (project / "Cargo.toml").write_text(
-        f'[package]\nname = "files"\nedition = "2021"\n[dependencies]\n{name} = "={version}"\n'
+        f'[package]\nname = "files"\nedition = "2021"\n[dependencies]\n{crate["name"]} = "={crate["version"]}"\n'
     )
     command = ["cargo", "metadata", "--quiet", "--format-version", "1"]
     done = subprocess.run(command, cwd=project, check=True, stdout=subprocess.PIPE)
-    found = next(each for each in json.loads(done.stdout)["packages"] if each["name"] == name)
-    return Path(found["manifest_path"]).parent
+    found = next(each for each in json.loads(done.stdout)["packages"] if each["name"] == crate["name"])
+    for file, digest in crate["files"].items():
+        there = Path(found["manifest_path"]).parent / file
+        if hashlib.sha256(there.read_bytes()).hexdigest() != digest:
+            sys.exit(f"{file} of the crate {crate['name']} {crate['version']} is not what the recipe was tried with")
+        shutil.copy(there, source / file)
