@@ -23,9 +23,9 @@ use crate::frame::{Found, JOURNAL_ROLLOUT, Record, Stamp};
 /// Beginning of every segment, followed by the version.
 const MAGIC: &[u8; 7] = b"ROLLSEG";
 
-/// Version of the format. Other versions are rejected. It differs from version 1 in two bits, so that one flipped bit is
-/// damage and not another version; the next one with that property is 7.
-pub(crate) const VERSION: u8 = b'4';
+/// Version of the format. Other versions are rejected. It differs from versions 1 and 4 in two bits, so that one flipped bit
+/// is damage and not another version.
+pub(crate) const VERSION: u8 = b'7';
 
 /// Size of the header.
 pub(crate) const HEADER_BYTES: u64 = 64;
