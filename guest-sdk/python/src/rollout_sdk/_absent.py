@@ -98,7 +98,11 @@ def stand_in() -> None:
 def _find_no_dotenv(module: Any) -> None:
     """Has `load_dotenv()` find no file where there is no directory to begin at."""
     walk = module._walk_to_root
-    module._walk_to_root = lambda path: walk(path) if os.path.exists(path) else iter(())
+
+    def walk_from(path: str) -> Any:
+        return walk(path) if os.path.exists(path) else iter(())
+
+    module._walk_to_root = walk_from
 
 
 def _no_debugger(*_: Any, **__: Any) -> Never:

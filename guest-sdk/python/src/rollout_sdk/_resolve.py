@@ -99,7 +99,8 @@ def chain_to(name: str, roots: Iterable[str], releases: Mapping[str, Release]) -
 def made_for_components(wheels: Path | None) -> dict[str, list[str]]:
     """The versions of native packages that there are for components, the newest last."""
     found: dict[str, list[str]] = {}
-    for each in [] if wheels is None else wheels.glob("*.whl"):
+    files: list[Path] = [] if wheels is None else list(wheels.glob("*.whl"))
+    for each in files:
         name, version, *_ = each.name.split("-")
         found.setdefault(canonical(name), []).append(version)
     return {name: sorted(versions, key=_in_order) for name, versions in sorted(found.items())}
