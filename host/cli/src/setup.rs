@@ -182,7 +182,7 @@ mod tests {
             of_all.contains(",rollout_core=debug,") && of_all.contains(",rollout_server=debug"),
             "{of_all}"
         );
-        assert!(of_each_crate("rollout_host").ends_with(",rollout_server"));
+        assert!(of_each_crate("rollout_host").ends_with(",rollout_wire"));
         assert_eq!(
             of_each_crate("debug,hyper=off,rollout_core::engine=trace"),
             "debug,hyper=off,rollout_core::engine=trace"
