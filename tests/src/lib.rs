@@ -5,7 +5,7 @@
 //! workflow asks and the callbacks that a trainer listens on. [`Process`] is any command
 //! of the host.
 //!
-//! Everything waits for events, with a deadline of [`PATIENCE`]. What a test starts ends
+//! Everything waits for events, with a deadline of [`TIMEOUT`]. What a test starts ends
 //! with it.
 
 #![warn(missing_docs)]
@@ -48,13 +48,13 @@ use std::time::Duration;
 
 /// How long a test waits for what has to come. Far more than it takes, because a busy
 /// machine is no failure.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Waits for what has to come; fails with these words if it does not.
 pub async fn in_time<T>(what: &str, event: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(PATIENCE, event).await {
+    match tokio::time::timeout(TIMEOUT, event).await {
         Ok(value) => value,
-        Err(_) => panic!("waited {PATIENCE:?} for {what}"),
+        Err(_) => panic!("waited {TIMEOUT:?} for {what}"),
     }
 }
 

@@ -11,7 +11,7 @@ use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::{PATIENCE, host_program, in_time, target_dir};
+use crate::{TIMEOUT, host_program, in_time, target_dir};
 
 /// A process that was started. It is killed when this is dropped; if the test failed,
 /// what it said on standard error is shown.
@@ -136,7 +136,7 @@ impl Process {
 
     /// Waits until it ends.
     pub async fn ended(self) -> Ran {
-        self.ended_within(PATIENCE).await
+        self.ended_within(TIMEOUT).await
     }
 
     /// Waits until it ends, for as long as it takes with a good deal to do.

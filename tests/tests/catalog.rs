@@ -160,9 +160,11 @@ async fn what_fails_its_checks_cannot_be_active_and_says_why() {
     let too_much =
         catalog.push(&tenant, "p", &guest("conform"), "[limits]\nsamples-max = 100000\n", true).await;
 
-    for (reply, said) in
-        [(&broken, "setting"), (&unconfigured, "network: this is the operator's"), (&too_much, "samples-max")]
-    {
+    for (reply, said) in [
+        (&broken, "setting"),
+        (&unconfigured, "network: only the operator may set this"),
+        (&too_much, "samples-max"),
+    ] {
         assert!(
             reply.status < 300 && reply.body["passed"] == false && reply.body["active"] == false,
             "{}",

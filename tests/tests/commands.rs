@@ -311,7 +311,7 @@ async fn mistakes_in_every_table_of_a_configuration_are_named_at_once() {
             "host.toml:4:18: limits.host-calls-max: ",
             "host.toml:6:1: model.attempts: there is no such setting; there are: attempts-max, ",
             "host.toml:8:14: osmosis.generation: ",
-            "limits.samples-max: 0 leaves",
+            "limits.samples-max: must be at least",
         ] {
             assert!(ran.stderr.contains(named), "{command}: {named} is not in {}", ran.stderr);
         }

@@ -63,7 +63,7 @@ async fn another_grader_gives_other_rewards_and_no_model_is_asked() {
         .ended()
         .await;
     assert_eq!(over_itself.code, Some(2));
-    assert!(over_itself.stderr.contains("--out is the evaluation"), "{}", over_itself.stderr);
+    assert!(over_itself.stderr.contains("--out is the directory of --replay"), "{}", over_itself.stderr);
 }
 
 #[tokio::test]
@@ -89,7 +89,7 @@ async fn a_judge_is_asked_anew_and_where_none_is_said_that_is_an_error() {
     assert!(judged.stdout.contains("0 of 1 rewards changed"), "{}", judged.stdout);
     assert_eq!(oracle.count(), asked + 1, "the judge, once");
     assert_eq!(nobody.code, Some(2), "{}", nobody.stderr);
-    assert!(nobody.stderr.contains("the grader had the judge 'judge'"), "{}", nobody.stderr);
+    assert!(nobody.stderr.contains("the grader used the judge 'judge'"), "{}", nobody.stderr);
 }
 
 #[tokio::test]

@@ -61,7 +61,7 @@ async fn what_a_row_lacks_is_said_with_the_option_that_helps() {
         (unnamed, "name the column of the prompt with `--map prompt=question,label=answer`"),
         (misnamed, "--map names `anwser`, which no row has (columns found: question, answer, source)"),
         (empty, "line 2: `user_prompt` is empty; fill it in or remove the row"),
-        (no_mark, "line 1: the label has no `####`"),
+        (no_mark, "line 1: the label does not contain `####`"),
         (no_target, "unknown target 'answer'"),
         (nothing_left, "--offset 2"),
     ] {

@@ -1,8 +1,7 @@
 //! The trajectory document, ATIF.
 //!
-//! Absent values are left out; every key here is one that a reader of the format
-//! knows, and what it has no place for goes under `extra`. A document may be large, so its
-//! parts are borrowed, and its steps are written one by one by whoever has the conversation.
+//! Absent values are omitted. Every key is known to readers of the format; other data goes under `extra`. A document may be
+//! large, so its parts are borrowed, and the owner of the conversation writes its steps one by one.
 
 use std::borrow::Cow;
 
@@ -12,8 +11,7 @@ use serde_json::value::RawValue;
 /// The format's name and version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SchemaVersion {
-    /// For readers that refuse what is newer. What the later version adds, audio, is in no
-    /// document of this host.
+    /// For readers that refuse newer versions. The later version adds audio, which no document of this host has.
     #[serde(rename = "ATIF-v1.7")]
     V1_7,
     /// The newest.
@@ -22,19 +20,19 @@ pub enum SchemaVersion {
     V1_8,
 }
 
-/// Who took a step.
+/// Source of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Source {
     /// Instructions.
     System,
-    /// Whoever asked.
+    /// The user.
     User,
     /// The model.
     Agent,
 }
 
-/// What one call of the model cost, as the host saw it or was given it.
+/// Cost of a model call, as observed by the host or reported to it.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Metrics<'a> {
     /// Tokens of the request.
@@ -43,22 +41,22 @@ pub struct Metrics<'a> {
     /// Tokens of the reply.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_tokens: Option<u64>,
-    /// Tokens of the request that the server had met before, where it says.
+    /// Cached tokens of the request, if the server reports them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cached_tokens: Option<u64>,
-    /// The price, where the server says.
+    /// Price, if the server reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cost_usd: Option<f64>,
-    /// The request as tokens, where the server says: a list of whole numbers.
+    /// Token ids of the request, if the server reports them: a list of whole numbers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Cow<'a, RawValue>>,
-    /// The reply as tokens, where the server says: a list of whole numbers.
+    /// Token ids of the reply, if the server reports them: a list of whole numbers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_token_ids: Option<Cow<'a, RawValue>>,
-    /// The log-probability of each token of the reply, where the server says: a list of numbers.
+    /// Log-probability of each token of the reply, if the server reports them: a list of numbers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logprobs: Option<Cow<'a, RawValue>>,
-    /// What the format has no place for: an object.
+    /// Other data: an object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub extra: Option<Box<RawValue>>,
 }
@@ -72,7 +70,7 @@ pub struct FinalMetrics<'a> {
     /// Tokens of all replies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total_completion_tokens: Option<u64>,
-    /// Tokens of all requests that the server had met before.
+    /// Cached tokens of all requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total_cached_tokens: Option<u64>,
     /// The price of all.
@@ -80,7 +78,7 @@ pub struct FinalMetrics<'a> {
     pub total_cost_usd: Option<f64>,
     /// Steps.
     pub total_steps: usize,
-    /// What the format has no place for: an object.
+    /// Other data: an object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub extra: Option<&'a RawValue>,
 }

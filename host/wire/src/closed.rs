@@ -1,5 +1,4 @@
-//! The body of a chat request to a server that takes a closed set of fields: those and no
-//! others, each there in every request.
+//! The body of a chat request to a server with a closed set of fields: every request has each of them and no others.
 
 use std::fmt;
 
@@ -12,46 +11,46 @@ use super::kind;
 use super::openai::{Frame, InvalidRequest};
 use super::params::{AllowedParams, CallerParams, read_params};
 
-/// The most texts of a parameter that is a list of them. Servers take four or so.
+/// Maximum number of texts in a list parameter. Servers accept about four.
 const TEXTS_MAX: usize = 256;
 
-/// The set of fields, beside `model` and `messages`.
+/// The set of fields, in addition to `model` and `messages`.
 #[derive(Clone, Debug)]
 pub struct ClosedBody {
-    /// Fields that are the same in every request, by name.
+    /// Fields with the same value in every request, by name.
     pub fixed: Vec<(&'static str, Box<RawValue>)>,
-    /// Sampling parameters that are sent, by name. All others are left out.
+    /// Sampling parameters that are sent, by name. All others are omitted.
     pub params: Vec<(&'static str, Param)>,
-    /// What becomes of tools in a request.
+    /// Treatment of tools in a request.
     pub tools: ToolsRule,
 }
 
-/// What a parameter has to be, and what it is where nobody says.
+/// Type and default of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Param {
     /// A number.
     Number(f64),
     /// A whole number.
     Count(u64),
-    /// A truth value.
+    /// A boolean.
     Flag(bool),
-    /// A list of texts, or one, which is sent as a list; anything else is left out, as
-    /// the whole field is where nobody says.
+    /// A list of texts, or one text, which is sent as a list. Other elements are omitted, and without texts the field
+    /// is.
     Texts,
 }
 
-/// What becomes of tools in a request whose body has no place for them.
+/// Treatment of tools in a request whose body has no field for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToolsRule {
-    /// The server has known them since the rollout began.
+    /// The server knows them from the beginning of the rollout.
     Known,
-    /// The server does not know them, so that a model would be asked without.
+    /// The server does not know them, so a request with tools is refused.
     Unknown,
 }
 
 impl ClosedBody {
-    /// Builds a request but for its messages. A parameter goes in as the guest wrote it, else
-    /// as the caller did, else with its default.
+    /// Builds a request without its messages. The value of a parameter is the guest's, or else the caller's, or else the
+    /// default.
     pub fn frame(
         &self,
         model: &str,
@@ -76,7 +75,7 @@ impl ClosedBody {
 }
 
 impl Param {
-    /// The value that is sent, if one is.
+    /// Returns the value to send, if there is one.
     fn read(self, name: &str, given: Option<&RawValue>) -> Result<Option<Box<RawValue>>, InvalidRequest> {
         let Some(given) = given.filter(|given| given.get() != "null") else { return self.default() };
         let wrong = |expected| InvalidRequest::Param(name.to_owned(), expected, kind(given.get()));
@@ -106,8 +105,7 @@ impl Param {
 }
 
 fn whole(given: &RawValue) -> Option<u64> {
-    // A whole number may have been written as a float. Floats this large are whole, and
-    // past them nobody counts tokens.
+    // A whole number may be written as a float. Floats of this size are whole, and no number of tokens is larger.
     const MAX: f64 = 9_007_199_254_740_992.0;
     let number: Number = serde_json::from_str(given.get()).ok()?;
     number.as_u64().or_else(|| {
@@ -116,10 +114,10 @@ fn whole(given: &RawValue) -> Option<u64> {
     })
 }
 
-/// What a list of texts has to be.
+/// The expected type of a list of texts, for messages.
 const TEXTS: &str = "a text or a list of at most 256 texts";
 
-/// A list with what is no text as the text of its JSON.
+/// Returns a list in which an element that is not a text is replaced by its JSON.
 fn texts(list: &RawValue) -> Option<Box<RawValue>> {
     struct Items;
     impl<'a> Visitor<'a> for Items {
@@ -153,7 +151,7 @@ fn raw<T: Serialize + ?Sized>(value: &T) -> Result<Box<RawValue>, InvalidRequest
     to_raw_value(value).map_err(|error| InvalidRequest::Params(error.to_string()))
 }
 
-/// The fields in the order in which they are sent.
+/// Returns the fields in the order in which they are sent.
 struct Fields<'a> {
     fixed: &'a [(&'static str, Box<RawValue>)],
     given: Vec<(&'static str, Box<RawValue>)>,

@@ -1,8 +1,7 @@
-//! Forms in which types that are data write and read what serde has no exact form for.
+//! Exact JSON forms of data for which serde has none.
 //!
-//! A number that is read again has to be the number that was written, to the last bit, and
-//! `serde_json` reads floats faster than that. Its text is parsed here by the standard library,
-//! which is exact. All of this is for JSON only, as is everything that keeps JSON as it was.
+//! A float must be read back to the last bit, and `serde_json` trades that for speed. Here the standard library parses its
+//! text, which is exact. All forms work with JSON only.
 
 use std::sync::Arc;
 
@@ -10,7 +9,7 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
-/// A float that is read as it was written.
+/// A float that is read back exactly.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Exact(f64);
 
@@ -74,7 +73,7 @@ pub mod exact_map {
     }
 }
 
-/// What several share: written as what it is, and read as one of its own.
+/// A shared value: written as the value, and read as a new one.
 pub mod shared {
     use super::*;
 
@@ -95,7 +94,7 @@ mod tests {
 
     #[test]
     fn every_float_is_read_as_it_was_written() {
-        // Of some numbers the faster way of reading makes a neighbour.
+        // The faster parser reads some numbers as their neighbours.
         let mut bits: u64 = 0x9E37_79B9_7F4A_7C15;
         for _ in 0..20_000 {
             bits = bits.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

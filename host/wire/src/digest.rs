@@ -1,18 +1,18 @@
-//! SHA-256 as lower-case hex, for naming what was run.
+//! SHA-256 as lower-case hex, the name of components and other inputs.
 
 use sha2::{Digest, Sha256};
 
-/// The digest of the bytes.
+/// Returns the digest of the bytes.
 pub fn sha256(bytes: &[u8]) -> [u8; 32] {
     Sha256::digest(bytes).into()
 }
 
-/// The digest of the bytes, 64 hex digits.
+/// Returns the digest of the bytes as 64 hex digits.
 pub fn sha256_hex(bytes: &[u8]) -> String {
     hex(&sha256(bytes))
 }
 
-/// The bytes as lower-case hex.
+/// Returns the bytes as lower-case hex.
 pub fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
@@ -22,8 +22,8 @@ pub fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// The digest of the parts, each preceded by its length, so that no two lists of
-/// parts run together to the same bytes.
+/// Returns the digest of the parts, each preceded by its length, so that different lists of parts never have the same
+/// bytes.
 pub fn sha256_parts(parts: &[&[u8]]) -> [u8; 32] {
     let mut hash = Sha256::new();
     for part in parts {

@@ -1,4 +1,4 @@
-//! OpenAI's function tools: what a model is told of a function that it may call.
+//! OpenAI's function tools: the description of a function that a model may call.
 
 #![expect(
     clippy::disallowed_types,
@@ -10,14 +10,14 @@ use serde_json::{Map, Value, json};
 
 use super::{kind, object};
 
-/// The longest name that servers of this protocol take.
+/// Maximum length of a name that servers of this protocol accept.
 pub const NAME_BYTES_MAX: usize = 64;
 
-/// The longest description of one function in bytes, its parameters included. Every
-/// request to the model carries it.
+/// Maximum size of the description of a function in bytes, including its parameters. Every request to the model contains
+/// it.
 pub const FUNCTION_BYTES_MAX: usize = 256 << 10;
 
-/// A function tool that a model's server takes: its JSON text, which was checked.
+/// A checked function tool, as JSON text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FunctionTool {
     name: String,
@@ -25,13 +25,12 @@ pub struct FunctionTool {
 }
 
 impl FunctionTool {
-    /// Reads the JSON text of one tool. The error says where it is none.
+    /// Reads the JSON text of a tool. The error names the invalid part.
     pub fn parse(text: &str) -> Result<Self, String> {
         if text.len() > FUNCTION_BYTES_MAX {
             return Err(format!("longer than {FUNCTION_BYTES_MAX} bytes"));
         }
-        // A tree, because a schema is checked by one. It is as short as the check above says,
-        // and gone when it was checked.
+        // The schema check needs a tree. Its size is bounded by the check above, and it is dropped after the check.
         let tool: Map<String, Value> =
             serde_json::from_str(object(text)?.get()).map_err(|error| error.to_string())?;
         if tool.get("type") != Some(&json!("function")) {
@@ -44,7 +43,7 @@ impl FunctionTool {
         Ok(Self { name, text: Value::Object(tool).to_string().into() })
     }
 
-    /// Makes a tool of a function's parts. The error says which of them is wrong.
+    /// Creates a tool from the parts of a function. The error names the invalid part.
     pub fn new(name: &str, description: Option<&str>, parameters: Value) -> Result<Self, String> {
         #[derive(Serialize)]
         struct Function<'a> {
@@ -57,12 +56,12 @@ impl FunctionTool {
         Self::parse(&json!({"type": "function", "function": function}).to_string())
     }
 
-    /// The name that the model calls.
+    /// Returns the name that the model calls.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The same tool with this before its name.
+    /// Returns the same tool with a prefix to its name.
     pub fn prefixed(self, prefix: &str) -> Result<Self, String> {
         let name = format!("{prefix}{}", self.name);
         check_name(&name)?;
@@ -71,7 +70,7 @@ impl FunctionTool {
         Ok(Self { name, text: tool.to_string().into() })
     }
 
-    /// Its JSON text.
+    /// Returns the JSON text.
     pub fn text(&self) -> String {
         self.text.as_ref().to_owned()
     }
@@ -79,12 +78,12 @@ impl FunctionTool {
 
 impl From<FunctionTool> for Value {
     fn from(tool: FunctionTool) -> Self {
-        // It was made of one.
+        // It was created from an object.
         serde_json::from_str(&tool.text).unwrap_or_default()
     }
 }
 
-/// The name of a function that is one.
+/// Returns the name of a function, if it is valid.
 fn check(function: &Map<String, Value>) -> Result<&str, String> {
     let name = match function.get("name") {
         Some(Value::String(name)) => name,
@@ -124,8 +123,8 @@ fn check_parameters(parameters: &Value) -> Result<(), String> {
     if schema.get("type") != Some(&json!("object")) {
         return Err("whose 'parameters' is no JSON Schema of 'type': \"object\"".to_owned());
     }
-    // Whichever draft it names, it is read as the newest: what matters to a model's
-    // server is the same in all of them, and an unknown draft is no reason to fail.
+    // A schema of any draft is read as the newest: the parts that a model's server uses are the same in all drafts, and an
+    // unknown draft is no reason to fail.
     jsonschema::draft202012::meta::validate(parameters).map_err(|error| {
         format!("whose 'parameters' is no JSON Schema: {error} (at '{}')", error.instance_path())
     })
@@ -136,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_function_tool_is_told_why() {
+    fn an_invalid_function_tool_is_reported_with_the_reason() {
         fn check(text: &str, expected: &str) {
             let got = FunctionTool::parse(text).map_or_else(|what| what, |tool| tool.name().to_owned());
             assert!(got.contains(expected), "{got}");

@@ -1,43 +1,41 @@
-//! Names of rollouts and samples, parsed once at the edge.
+//! Ids of rollouts and samples, parsed once when a request arrives.
 
 use std::fmt::{self, Write};
 
-/// Names one rollout: a single path segment of at most `RolloutId::LEN_MAX` bytes.
+/// Id of a rollout: a single path segment of at most `RolloutId::LEN_MAX` bytes.
 ///
-/// Spaces, colons, control characters and any Unicode are allowed, because callers
-/// use them; see [`RolloutId::dir_name`] and `RolloutId::header_value` for the
-/// forms that are safe elsewhere.
+/// Spaces, colons, control characters and any Unicode are allowed, because callers use them. [`RolloutId::dir_name`] and
+/// `RolloutId::header_value` return forms that are safe elsewhere.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Deserialize, serde::Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct RolloutId(String);
 
-/// Why a text names no rollout.
+/// Error of a text that is not a rollout id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidRolloutId {
-    /// There is nothing in it.
+    /// It is empty.
     #[error("rollout_id is empty")]
     Empty,
     /// `.` or `..`.
     #[error("rollout_id must be a single path segment, not '.' or '..'")]
     Dots,
-    /// It holds a separator.
+    /// It contains a path separator.
     #[error("rollout_id must be a single path segment without '/', '\\' or NUL")]
     Separator,
-    /// It is too long to be kept.
+    /// It is too long.
     #[error("rollout_id is longer than {} bytes", RolloutId::LEN_MAX)]
     TooLong,
 }
 
 impl RolloutId {
-    /// The longest id in bytes. An id is kept for as long as its result, is in every
-    /// log line and travels as a header, so it has a limit.
+    /// Maximum length of an id in bytes. An id is stored with the result, is in every log line and is sent as a header.
     pub const LEN_MAX: usize = 1024;
 
-    /// The longest directory name in bytes, with room under the usual 255.
+    /// Maximum length of a directory name in bytes, below the usual limit of 255.
     const DIR_NAME_LEN_MAX: usize = 200;
 
-    /// Checks the text.
+    /// Parses the text.
     pub fn parse(text: impl Into<String>) -> Result<Self, InvalidRolloutId> {
         let text = text.into();
         match text.as_str() {
@@ -49,14 +47,13 @@ impl RolloutId {
         }
     }
 
-    /// The id as the caller wrote it.
+    /// Returns the id as the caller wrote it.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// A directory name for this id. It is the id itself, which evaluators look for,
-    /// unless that could be no file name: too long an id keeps its beginning and
-    /// gains a hash, so that two ids never share a directory.
+    /// Returns the directory name of this id. It is the id itself, which evaluators look for, if that is a valid file name. A
+    /// longer id is cut and gains a hash, so that two ids never share a directory.
     pub fn dir_name(&self) -> String {
         if self.0.len() <= Self::DIR_NAME_LEN_MAX && !self.ends_in_hash() {
             return self.0.clone();
@@ -68,9 +65,9 @@ impl RolloutId {
         format!("{}-{}", &self.0[..end], crate::digest::sha256_hex(self.0.as_bytes()))
     }
 
-    /// Whether it looks like the directory name of a longer id, which it then must not be.
+    /// Returns whether the id looks like the directory name of a longer id, and so needs a hash as well.
     fn ends_in_hash(&self) -> bool {
-        // The beginning is cut between two characters, of which the longest has four bytes.
+        // The cut is between two characters; the longest character has four bytes.
         if !(Self::DIR_NAME_LEN_MAX - 3..=Self::DIR_NAME_LEN_MAX).contains(&self.0.len()) {
             return false;
         }
@@ -78,8 +75,7 @@ impl RolloutId {
         hash.len() == 64 && hash.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
     }
 
-    /// The id as the value of a header: itself where every byte may travel, else with
-    /// the bytes that may not percent-encoded.
+    /// Returns the id as the value of a header. Bytes that a header cannot carry are percent-encoded.
     pub fn header_value(&self) -> String {
         if self.0.bytes().all(is_header_byte) && self.0.trim() == self.0 {
             return self.0.clone();
@@ -95,7 +91,7 @@ impl RolloutId {
     }
 }
 
-/// Bytes that a header value carries everywhere: visible ASCII and the space.
+/// Returns whether every HTTP implementation carries this byte in a header value: visible ASCII and the space.
 fn is_header_byte(byte: u8) -> bool {
     byte == b' ' || byte.is_ascii_graphic()
 }
@@ -120,17 +116,16 @@ impl fmt::Display for RolloutId {
     }
 }
 
-/// Names one sample within its rollout: 1 to `SampleId::LEN_MAX` visible ASCII
-/// characters, so that it travels as a header unchanged.
+/// Id of a sample within its rollout: 1 to `SampleId::LEN_MAX` visible ASCII characters, which a header carries unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Deserialize, serde::Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct SampleId(String);
 
 impl SampleId {
-    /// The longest id in bytes.
+    /// Maximum length of an id in bytes.
     pub const LEN_MAX: usize = 128;
 
-    /// Checks a name that came from a guest; the error says what is wrong with it.
+    /// Parses an id from a guest. The error says why it is invalid.
     pub fn parse(name: &str) -> Result<Self, String> {
         if name.is_empty() {
             return Err("it is empty".to_owned());
@@ -146,14 +141,14 @@ impl SampleId {
         }
     }
 
-    /// The id as text.
+    /// Returns the id as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// A file name part for this id, another for every id: letters, digits, `.`, `_` and `-`
-    /// are themselves and all else is percent-encoded, as is a dot in front. Too long a part
-    /// keeps its beginning and gains a hash behind `%-`, which no encoded byte begins with.
+    /// Returns a unique part of a file name for this id. Letters, digits, `.`, `_` and `-` stay; all other characters and a
+    /// leading dot are percent-encoded. A part that is too long is cut and gains a hash after `%-`, which is not the
+    /// beginning of an encoded byte.
     pub fn file_part(&self) -> String {
         let mut part = String::with_capacity(self.0.len());
         for (at, c) in self.0.char_indices() {
@@ -171,7 +166,7 @@ impl SampleId {
         part
     }
 
-    /// The longest part of a file name in bytes, with room under the usual 255.
+    /// Maximum length of a part of a file name in bytes, below the usual limit of 255.
     const FILE_PART_LEN_MAX: usize = 200;
 }
 

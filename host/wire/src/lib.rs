@@ -1,7 +1,7 @@
-//! JSON as it travels: bodies of requests and replies, and nothing that acts on them.
+//! JSON of requests and replies: parsing, checks and construction, without I/O.
 //!
-//! What belongs to the user stays raw text ([`serde_json::value::RawValue`]), so that
-//! numbers, key order and unknown fields come through as they were written.
+//! Data of users stays raw text ([`serde_json::value::RawValue`]), so that numbers, key order and unknown fields are passed
+//! on unchanged.
 
 pub mod atif;
 pub mod closed;
@@ -22,8 +22,8 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-/// As JSON what is text, numbers that were checked, and JSON that was parsed before. The messages in it have
-/// so many bytes: a conversation is not copied again and again while it is written, and has no room to spare.
+/// Serializes a value whose serialization cannot fail: texts, checked numbers, and JSON that was parsed before.
+/// `message_bytes` is the size of the messages in it, so that the buffer does not grow again and again.
 pub fn json_with(value: &(impl Serialize + ?Sized), message_bytes: usize) -> Bytes {
     const REST_BYTES: usize = 1024;
     let mut text = Vec::with_capacity(message_bytes + message_bytes / 64 + REST_BYTES);
@@ -32,16 +32,14 @@ pub fn json_with(value: &(impl Serialize + ?Sized), message_bytes: usize) -> Byt
     written.map(|()| text.into()).unwrap_or_default()
 }
 
-/// Checks that the text is one JSON value that [all readers take](strict), and keeps it as
-/// it is, without the white space around it.
+/// Parses a text as one JSON value that [all readers accept](strict). Surrounding white space is removed.
 pub fn value(text: &str) -> Result<&RawValue, String> {
     let raw: &RawValue = serde_json::from_str(text).map_err(|error| format!("not valid JSON: {error}"))?;
     strict::check(raw.get()).map_err(|unfit| unfit.to_string())?;
     Ok(raw)
 }
 
-/// Checks that the text is one JSON object and keeps it as it is, without the white
-/// space around it. The error says where it stops being one.
+/// Parses a text as one JSON object. Surrounding white space is removed. The error has the position of the mistake.
 pub fn object(text: &str) -> Result<&RawValue, String> {
     let raw = value(text)?;
     if raw.get().starts_with('{') {
@@ -51,7 +49,7 @@ pub fn object(text: &str) -> Result<&RawValue, String> {
     }
 }
 
-/// What sort of JSON value a valid text is, for error messages.
+/// Returns the type of a valid JSON value, for error messages.
 pub fn kind(json: &str) -> &'static str {
     match json.trim_start().as_bytes().first() {
         Some(b'{') => "an object",

@@ -1,7 +1,7 @@
-//! Messages of a conversation, as many as there are, in one buffer.
+//! Messages of a conversation in one buffer.
 //!
-//! A message may be as short as `{}`, and a box for each would take twenty times the bytes
-//! that were sent. Here each costs its own text and eight bytes.
+//! A message may be as short as `{}`, and an allocation for each would take twenty times its bytes. Here a message takes its
+//! text and eight bytes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,24 +11,24 @@ use serde::ser::SerializeSeq;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
-/// Texts that are shorter double as they grow.
+/// Size up to which the buffer doubles when it grows.
 const SMALL_BYTES: usize = 4 << 10;
 
-/// JSON objects in order, each as it was written. Cheap to clone.
+/// JSON objects in order, each unchanged. Cheap to clone.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Messages(Arc<Inner>);
 
 #[derive(Clone, Default, PartialEq, Eq)]
 struct Inner {
-    /// The objects' texts, one after the other.
+    /// Texts of the objects, one after the other.
     text: String,
-    /// Where each of them ends.
+    /// End of each text.
     ends: Vec<usize>,
 }
 
 impl Inner {
-    /// Room for this much more text. A long conversation grows by a quarter and does not double, because
-    /// thousands of them wait for a model with what they have too much.
+    /// Reserves room for more text. A long conversation grows by a quarter instead of doubling, because the spare room of
+    /// thousands of waiting conversations adds up.
     fn make_room(&mut self, bytes: usize) {
         if self.text.capacity() - self.text.len() < bytes {
             let more = if self.text.len() < SMALL_BYTES { self.text.len() } else { self.text.len() / 4 };
@@ -38,12 +38,12 @@ impl Inner {
 }
 
 impl Messages {
-    /// No messages yet, with room for this much text.
+    /// Creates an empty list with room for this much text.
     pub fn with_capacity(bytes: usize) -> Self {
         Self(Arc::new(Inner { text: String::with_capacity(bytes), ends: Vec::new() }))
     }
 
-    /// Adds one. That it is an object is for the caller to check, by [`super::object`].
+    /// Adds a message. The caller has checked it with [`super::object`].
     pub fn push(&mut self, message: &RawValue) {
         let inner = Arc::make_mut(&mut self.0);
         inner.make_room(message.get().len());
@@ -51,7 +51,7 @@ impl Messages {
         inner.ends.push(inner.text.len());
     }
 
-    /// Adds those of another list.
+    /// Adds the messages of another list.
     pub fn append(&mut self, other: Self) {
         if self.is_empty() {
             *self = other;
@@ -64,7 +64,7 @@ impl Messages {
         inner.ends.extend(other.0.ends.iter().map(|end| start + end));
     }
 
-    /// Adds messages that were taken out of other lists.
+    /// Adds messages from other lists.
     pub fn push_texts<'a>(&mut self, texts: impl Iterator<Item = &'a str>) {
         let inner = Arc::make_mut(&mut self.0);
         for text in texts {
@@ -74,57 +74,57 @@ impl Messages {
         }
     }
 
-    /// The messages from this one on, as a list of its own.
+    /// Returns the messages from an index on as a new list.
     pub fn tail(&self, from: usize) -> Self {
         let mut tail = Self::with_capacity(self.text_bytes_of(from, self.len()));
         tail.push_texts(self.iter().skip(from));
         tail
     }
 
-    /// How many there are.
+    /// Returns the number of messages.
     pub fn len(&self) -> usize {
         self.0.ends.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.0.ends.is_empty()
     }
 
-    /// One of them.
+    /// Returns the message at an index.
     pub fn get(&self, at: usize) -> Option<&str> {
         let end = *self.0.ends.get(at)?;
         let start = at.checked_sub(1).map_or(0, |before| self.0.ends[before]);
         self.0.text.get(start..end)
     }
 
-    /// All of them in order.
+    /// Returns the messages in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &str> + DoubleEndedIterator + Clone {
         (0..self.len()).map(|at| self.get(at).unwrap_or_default())
     }
 
-    /// The bytes of their texts together.
+    /// Returns the size of all texts in bytes.
     pub fn text_bytes(&self) -> usize {
         self.0.text.len()
     }
 
-    /// The same, of those from one to before another.
+    /// Returns the size of the texts in a range in bytes.
     pub fn text_bytes_of(&self, from: usize, to: usize) -> usize {
         let begin = |at: usize| at.checked_sub(1).map_or(0, |before| self.0.ends[before]);
         begin(to) - begin(from)
     }
 
-    /// Whether both are the same list, and not only equal ones.
+    /// Returns whether both share one list; equal lists may not.
     pub fn is_same_list(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// The bytes of memory that they take.
+    /// Returns the allocated size in bytes.
     pub fn memory_bytes(&self) -> usize {
         self.0.text.capacity() + self.0.ends.capacity() * size_of::<usize>()
     }
 
-    /// Gives back the memory for messages that never came.
+    /// Releases spare room.
     pub fn shrink(&mut self) {
         let inner = Arc::make_mut(&mut self.0);
         inner.text.shrink_to_fit();
@@ -146,13 +146,13 @@ impl fmt::Debug for Messages {
     }
 }
 
-/// An array of the objects as they were written. Only for JSON.
+/// Writes an array of the unchanged objects. JSON only.
 impl Serialize for Messages {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut list = serializer.serialize_seq(Some(self.len()))?;
         for message in self.iter() {
-            // SAFETY: it was pushed as a raw value, which is one JSON value without white space
-            // around it, and texts are taken out where they were put in.
+            // SAFETY: It was pushed as a raw value, which is one JSON value without surrounding white space, and a text is
+            // read at the position at which it was written.
             let raw = unsafe { RawValue::from_string_unchecked(message.to_owned()) };
             list.serialize_element(&raw)?;
         }
@@ -160,7 +160,7 @@ impl Serialize for Messages {
     }
 }
 
-/// Reads what was written, each as it stands. Only for JSON.
+/// Reads an array of objects and leaves each unchanged. JSON only.
 impl<'de> Deserialize<'de> for Messages {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         struct Each;

@@ -1,10 +1,8 @@
-//! A row's metadata, which both guests are given, and the truth in it, which only the grader
-//! is given.
+//! A row's metadata for both guests, and the truth in it for the grader alone.
 //!
-//! Some callers have no place for the label of a row but its metadata. By custom it is called
-//! `ground_truth` there. Every member of that name is kept from the workflow, in metadata of
-//! any caller: at any depth, in letters of either case, however its name is escaped and
-//! however often it comes. All else stays as it was written.
+//! Some callers can put the label of a row only into its metadata, by custom as `ground_truth`. Every member of that name is
+//! removed from the workflow's metadata: at any depth, in upper or lower case, with escapes in its name, and every
+//! occurrence. All other parts stay unchanged.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -13,7 +11,7 @@ use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
-/// The name of the members that are the grader's.
+/// Name of the members for the grader alone.
 const TRUTH: &str = "ground_truth";
 
 /// A row's metadata, a JSON object. Cheap to clone.
@@ -24,23 +22,23 @@ pub struct RowMetadata {
 }
 
 impl RowMetadata {
-    /// All of it, for the grader and for what is written down.
+    /// Returns all of it, for the grader and for records.
     pub fn whole(&self) -> &Arc<RawValue> {
         &self.whole
     }
 
-    /// What a workflow may see.
+    /// Returns the part for the workflow.
     pub fn public(&self) -> &Arc<RawValue> {
         &self.public
     }
 
-    /// Whether there is something in it that a workflow may not see.
+    /// Returns whether a part of it is hidden from the workflow.
     pub fn has_truth(&self) -> bool {
         !Arc::ptr_eq(&self.whole, &self.public)
     }
 
-    /// The row's truth: the text of its member `ground_truth`, or the JSON of what is no
-    /// text. Null is none, and of several members the last counts.
+    /// Returns the row's truth: the text of the member `ground_truth`, or its JSON if it is not a text. Null counts as absent,
+    /// and of several members the last counts.
     pub fn truth(&self) -> Option<String> {
         if !self.has_truth() {
             return None;
@@ -53,7 +51,7 @@ impl RowMetadata {
         }
     }
 
-    /// The bytes of memory that it takes.
+    /// Returns the allocated size in bytes.
     pub fn memory_bytes(&self) -> usize {
         let public = if self.has_truth() { self.public.get().len() } else { 0 };
         self.whole.get().len() + public
@@ -69,7 +67,7 @@ impl From<Box<RawValue>> for RowMetadata {
     }
 }
 
-/// All of it, as it was written; what a workflow may see follows from that. Only for JSON.
+/// Reads all of it unchanged and derives the workflow's part. JSON only.
 impl Serialize for RowMetadata {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         self.whole.serialize(to)
@@ -82,7 +80,7 @@ impl<'de> Deserialize<'de> for RowMetadata {
     }
 }
 
-/// Finds the last member with the truth at the top.
+/// Finds the last top-level member with the truth.
 struct LastTruth;
 
 impl LastTruth {
@@ -114,7 +112,7 @@ impl<'a> Visitor<'a> for LastTruth {
     }
 }
 
-/// Whether a member's name is that of the truth.
+/// Reader of a name: whether it is that of the truth.
 struct IsTruth;
 
 impl<'a> DeserializeSeed<'a> for IsTruth {
@@ -141,15 +139,15 @@ fn is_truth(name: &str) -> bool {
     name.eq_ignore_ascii_case(TRUTH)
 }
 
-/// Valid JSON without the members that are the grader's; nothing where it has none. Its
-/// depth is bounded by [`super::strict`] before it comes here.
+/// Returns valid JSON without the grader's members, or `None` if it has none of them. [`super::strict`] has bounded its
+/// depth.
 fn without_truth(json: &str) -> Option<String> {
     let mut walk = Walk { json, at: 0, kept: String::new(), left_out: false };
     walk.value(true);
     walk.left_out.then_some(walk.kept)
 }
 
-/// Goes through valid JSON once and copies what is kept.
+/// A single pass over valid JSON that copies the visible parts.
 struct Walk<'a> {
     json: &'a str,
     at: usize,
@@ -172,7 +170,7 @@ impl Walk<'_> {
         self.kept.push_str(&self.json[from..self.at]);
     }
 
-    /// Passes a string, with its quotes.
+    /// Skips a string with its quotes.
     fn string(&mut self) -> &str {
         let start = self.at;
         self.at += 1;
@@ -183,7 +181,7 @@ impl Walk<'_> {
         &self.json[start..self.at]
     }
 
-    /// Passes a value, and copies it where it is kept.
+    /// Reads a value and copies it if it is visible.
     fn value(&mut self, is_kept: bool) {
         match self.byte() {
             b'{' => self.members(is_kept, b'}'),
@@ -207,8 +205,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Passes an object or an array. Between what is kept is what was before the later of
-    /// both, and after the beginning is what was there.
+    /// Reads an object or an array. The text between two visible parts is that before the later one; the text after the
+    /// opening bracket stays.
     fn members(&mut self, is_kept: bool, end: u8) {
         let mut between = self.at;
         self.at += 1;
@@ -244,7 +242,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Passes a member's name up to its value; whether it is that of the truth.
+    /// Reads a member's name up to its value. Returns whether it is that of the truth.
     fn name_is_truth(&mut self) -> bool {
         let name = self.string();
         let name = match name.contains('\\') {

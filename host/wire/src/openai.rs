@@ -1,4 +1,4 @@
-//! The OpenAI chat completion exchange: building the request, reading the reply.
+//! Requests and replies of OpenAI's chat completions.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -15,32 +15,32 @@ pub use super::params::{AllowedParams, CallerParams};
 use super::stream::{First, Text, each, text};
 use crate::text::beginning;
 
-/// Why a chat request was not sent.
+/// Error of a chat request that cannot be sent.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InvalidRequest {
-    /// There is no message.
+    /// It has no message.
     #[error("messages is empty")]
     NoMessages,
-    /// A tool is no JSON object.
+    /// A tool is not a JSON object.
     #[error("tools[{0}] is {1}")]
     Tool(usize, String),
-    /// The parameters are no JSON object.
+    /// The parameters are not a JSON object.
     #[error("params is {0}")]
     Params(String),
-    /// A parameter is the host's to set.
+    /// The host sets this parameter.
     #[error("params sets '{0}', which the host decides; leave it out")]
     Reserved(String),
-    /// A parameter is not on the operator's list.
+    /// The operator does not allow this parameter.
     #[error("params sets '{0}', which the operator does not let through; leave it out")]
     NotAllowed(String),
-    /// A parameter has a name that no server reads.
+    /// The name of a parameter is invalid.
     #[error("params sets '{0}', which is no name of a parameter: letters, digits, '_', '-' and '.' make one")]
     ParamName(String),
-    /// A parameter is not what the server takes.
+    /// The server does not accept the value of a parameter.
     #[error("params sets '{0}' to {2}; it has to be {1}")]
     Param(String, &'static str, &'static str),
-    /// The server cannot be told of tools.
+    /// The server does not accept tools.
     #[error(
         "tools cannot be sent: the model's server takes them only before a rollout begins, which an agent loop \
          can tell it and a workflow cannot; offer none, or export an agent loop"
@@ -48,10 +48,10 @@ pub enum InvalidRequest {
     ToolsNotTaken,
 }
 
-/// What a body begins with.
+/// Beginning of a body.
 const MODEL: &str = "{\"model\":";
 
-/// A request's body but for its messages, which the record has.
+/// The body of a request without its messages, which are in the record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Frame {
     text: Bytes,
@@ -59,14 +59,14 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// A frame with these fields after the messages.
+    /// Creates a frame with these fields after the messages.
     pub fn new(model: &str, fields: &impl Serialize) -> Result<Self, InvalidRequest> {
         let wrong = |error: serde_json::Error| InvalidRequest::Params(error.to_string());
         let mut text = MODEL.as_bytes().to_vec();
         serde_json::to_writer(&mut text, model).map_err(wrong)?;
         text.extend_from_slice(b",\"messages\":");
         let messages_at = text.len();
-        // Every part is valid JSON already, and no key is anything but a string.
+        // Every part is valid JSON, and every key is a string.
         serde_json::to_writer(&mut text, fields).map_err(wrong)?;
         match text.get(messages_at..) {
             Some(b"{}") => drop(text.remove(messages_at)),
@@ -76,18 +76,18 @@ impl Frame {
         Ok(Self { text: text.into(), messages_at })
     }
 
-    /// Its bytes.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> usize {
         self.text.len()
     }
 
-    /// The frame as it is kept.
+    /// Returns the stored form.
     pub fn written(&self) -> WrittenFrame<'static> {
         let body = String::from_utf8(self.around(std::iter::empty(), 0)).unwrap_or_default();
         WrittenFrame { messages_at: self.messages_at, body: body.into() }
     }
 
-    /// A frame that was kept; none where it has no place for messages.
+    /// Reads the stored form. `None` if it has no position for messages.
     pub fn read(written: &WrittenFrame<'_>) -> Option<Self> {
         let WrittenFrame { messages_at, body } = written;
         let (before, rest) = body.as_bytes().split_at_checked(*messages_at)?;
@@ -95,19 +95,19 @@ impl Frame {
         Some(Self { text: text.into(), messages_at: *messages_at })
     }
 
-    /// The bytes of a body with so many messages, whose texts have so many bytes.
+    /// Returns the size of a body with `messages` messages of `text_bytes` bytes together.
     pub fn body_bytes(&self, messages: usize, text_bytes: usize) -> usize {
         self.text.len() + 2 + text_bytes + messages.saturating_sub(1)
     }
 
-    /// The body with these messages, whose texts are about so many bytes.
+    /// Returns the body with these messages of about `text_bytes` bytes.
     pub fn around<'a>(&self, messages: impl Iterator<Item = &'a str>, text_bytes: usize) -> Vec<u8> {
         let mut body = Vec::with_capacity(self.text.len() + text_bytes + 2);
         self.add_around(messages, &mut body);
         body
     }
 
-    /// Adds the body with these messages to what is to be sent.
+    /// Appends the body with these messages.
     pub fn add_around<'a>(&self, messages: impl Iterator<Item = &'a str>, body: &mut Vec<u8>) {
         let (before, after) = self.text.split_at(self.messages_at);
         body.extend_from_slice(before);
@@ -123,18 +123,18 @@ impl Frame {
     }
 }
 
-/// A frame as it is kept.
+/// The stored form of a frame.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct WrittenFrame<'a> {
-    /// Where in the body its messages are.
+    /// Position of the messages in the body.
     pub messages_at: usize,
-    /// The body without messages, as text: its very bytes are sent.
+    /// The body without messages, byte by byte as it is sent.
     #[serde(borrow)]
     pub body: Cow<'a, str>,
 }
 
 impl WrittenFrame<'_> {
-    /// The same, to a model of this name; as it is where it does not begin with a model.
+    /// Returns the same frame with another model name. A frame that does not begin with a model stays unchanged.
     pub fn of_model(self, name: &str) -> WrittenFrame<'static> {
         let Self { messages_at, body } = self;
         let renamed = || {
@@ -150,8 +150,8 @@ impl WrittenFrame<'_> {
     }
 }
 
-/// Builds a request but for its messages. Tools and parameters go in as they are, and the
-/// caller's parameters where the guest does not set them.
+/// Builds a request without its messages. Tools and parameters are unchanged; the caller's parameters apply unless the
+/// guest sets them.
 pub fn request_frame(
     model: &str,
     tools: &[String],
@@ -163,7 +163,7 @@ pub fn request_frame(
     struct Fields<'a> {
         #[serde(skip_serializing_if = "Vec::is_empty")]
         tools: Vec<&'a RawValue>,
-        // A missing `stream` means true to some servers of this protocol.
+        // Some servers stream if `stream` is missing.
         stream: bool,
         #[serde(flatten)]
         params: BTreeMap<Cow<'a, str>, &'a RawValue>,
@@ -177,7 +177,7 @@ pub fn request_frame(
     Frame::new(model, &Fields { tools, stream: false, params })
 }
 
-/// Texts that are each one JSON object.
+/// Texts, each one JSON object.
 fn read_objects(
     texts: &[String],
     wrong: impl Fn(usize, String) -> InvalidRequest,
@@ -185,7 +185,7 @@ fn read_objects(
     texts.iter().enumerate().map(|(at, text)| object(text).map_err(|what| wrong(at, what))).collect()
 }
 
-/// Tokens as the model's server counted them.
+/// Tokens as counted by the model's server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Usage {
     /// Tokens of the request.
@@ -197,45 +197,45 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Tokens of both.
+    /// Returns the tokens of both.
     pub fn total(&self) -> u64 {
         self.prompt_tokens.saturating_add(self.completion_tokens)
     }
 }
 
-/// A call that the model wants made.
+/// A tool call requested by the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolCall {
-    /// The id that the result has to carry; `call_<place>` where the model gave none.
+    /// Id for the result; `call_<place>` if the model sent none.
     pub id: String,
-    /// The function's name, empty where the model gave none.
+    /// Name of the function; empty if the model sent none.
     pub name: String,
     /// The arguments as the model wrote them.
     pub arguments: String,
 }
 
-/// The most tool calls of one reply. A call costs a guest and the host some hundred bytes
-/// where the model spends three on it. Servers offer a model 128 functions at the most.
+/// Maximum number of tool calls in a reply. A call takes hundreds of bytes in guest and host, and three bytes in the reply.
+/// Servers offer a model at most 128 functions.
 pub const TOOL_CALLS_MAX: usize = 1024;
 
-/// The longest finish reason that is kept, in bytes. It is a word by custom.
+/// Maximum size of a stored finish reason in bytes. Usually it is a word.
 const FINISH_REASON_BYTES_MAX: usize = 256;
 
-/// What a guest needs of a reply: where it is in the body.
+/// A parsed reply: the positions of its parts in the body.
 #[derive(Clone, Debug)]
 pub struct Completion {
     body: Bytes,
     message: Bytes,
     content: Bytes,
     tool_calls: Bytes,
-    /// Why the model stopped.
+    /// The reason for which the model stopped.
     pub finish_reason: Option<String>,
-    /// What it cost, where the server said.
+    /// Token counts, if the server sent them.
     pub usage: Option<Usage>,
 }
 
 impl Completion {
-    /// Reads a reply's body. The error says what keeps it from being a completion.
+    /// Reads the body of a reply. The error says why it is not a completion.
     pub fn parse(body: &Bytes) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct Reply<'a> {
@@ -265,37 +265,37 @@ impl Completion {
             content: part(content),
             tool_calls: part(tool_calls),
             finish_reason: choice.finish_reason.map(|Text(word)| beginning(&word, FINISH_REASON_BYTES_MAX)),
-            // A usage in a shape of the server's own is no reason to lose the reply.
+            // An unknown form of usage does not make the reply invalid.
             usage: reply.usage.and_then(|raw| serde_json::from_str(raw.get()).ok()),
         })
     }
 
-    /// The body as it came.
+    /// Returns the unchanged body.
     pub fn body(&self) -> &Bytes {
         &self.body
     }
 
-    /// The assistant's message as the server wrote it.
+    /// Returns the assistant's message as the server wrote it.
     pub fn message(&self) -> &str {
         text_of(&self.message)
     }
 
-    /// Its text, empty where it has none.
+    /// Returns the text of the message; empty if it has none.
     pub fn text(&self) -> Cow<'_, str> {
         content_text(text_of(&self.content))
     }
 
-    /// The tool calls in it.
+    /// Returns the tool calls of the message.
     pub fn tool_calls(&self) -> Vec<ToolCall> {
         let mut calls = Vec::new();
         self.each_tool_call(|at, call| calls.push(call.owned(at)));
         calls
     }
 
-    /// Gives each tool call with its place.
+    /// Passes each tool call with its index to `take`.
     pub fn each_tool_call(&self, mut take: impl FnMut(usize, WireCall<'_>)) {
         let mut place = 0_usize;
-        // It was read before, so that there is nothing left to be wrong with it.
+        // It was parsed before, so this cannot fail.
         let _ = each(text_of(&self.tool_calls), |call: WireCall<'_>| {
             take(place, call);
             place += 1;
@@ -304,12 +304,12 @@ impl Completion {
     }
 }
 
-/// A part of a body that was read as JSON, so that it is text.
+/// Returns a part of a body that was parsed as JSON, and so is text.
 fn text_of(part: &Bytes) -> &str {
     std::str::from_utf8(part).unwrap_or_default()
 }
 
-/// A tool call as it travels.
+/// A tool call in a message.
 #[derive(Clone, Debug, Deserialize)]
 pub struct WireCall<'a> {
     #[serde(borrow, default)]
@@ -327,7 +327,7 @@ struct WireFunction<'a> {
 }
 
 impl<'a> WireCall<'a> {
-    /// Its id; `call_<place>` where it has none.
+    /// Returns its id; `call_<place>` if it has none.
     pub fn id(&self, place: usize) -> Cow<'_, str> {
         match &self.id {
             Some(Text(id)) => Cow::Borrowed(id),
@@ -335,12 +335,12 @@ impl<'a> WireCall<'a> {
         }
     }
 
-    /// The function's name, where it has one.
+    /// Returns the name of the function, if there is one.
     pub fn name(&self) -> Option<&str> {
         self.function.as_ref()?.name.as_ref().map(|Text(name)| &**name)
     }
 
-    /// The arguments as they were written: a string that holds JSON, by custom.
+    /// Returns the unchanged arguments, usually a string with JSON.
     pub fn arguments(&self) -> Option<&'a RawValue> {
         self.function.as_ref()?.arguments
     }
@@ -354,7 +354,7 @@ impl<'a> WireCall<'a> {
     }
 }
 
-/// Where in an assistant's message its content and its tool calls are.
+/// Positions of content and tool calls in an assistant's message.
 #[derive(Deserialize)]
 struct MessageParts<'a> {
     #[serde(borrow, default)]
@@ -380,14 +380,13 @@ impl<'a> MessageParts<'a> {
     }
 }
 
-/// A JSON string's value; anything else as its JSON text, which some servers send in
-/// place of a string of JSON.
+/// Returns the value of a JSON string, or the text of other JSON, which some servers send instead of a string.
 fn unquote(raw: &RawValue) -> String {
     text(raw.get()).map_or_else(|| raw.get().to_owned(), Cow::into_owned)
 }
 
-/// The text of a message's `content`: a string as it is, text parts joined by
-/// newlines, nothing for null; anything else as its JSON text.
+/// Returns the text of a message's `content`: a string unchanged, text parts joined by newlines, an empty text for null,
+/// and the text of other JSON.
 pub fn content_text(json: &str) -> Cow<'_, str> {
     match json.as_bytes().first() {
         Some(b'"') => text(json).unwrap_or(Cow::Borrowed(json)),
@@ -397,7 +396,7 @@ pub fn content_text(json: &str) -> Cow<'_, str> {
     }
 }
 
-/// The texts of a list that has nothing but text parts.
+/// Returns the texts of a list that has only text parts.
 fn text_parts(json: &str) -> Option<String> {
     #[derive(Deserialize)]
     struct Part<'a> {

@@ -1,8 +1,7 @@
-//! Sampling parameters: which of them a guest may set.
+//! Sampling parameters that a guest may set.
 //!
-//! They travel to the model's server as they were written, so they say how the model answers.
-//! What decides which model answers, where, whether it is asked at all, or what it may read
-//! on its server's side, is the operator's and the caller's.
+//! They are sent to the model's server unchanged and influence how the model answers. Operator and caller alone decide which
+//! model answers, where, whether it is called, and which data its server reads.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,31 +12,31 @@ use super::object;
 use super::openai::InvalidRequest;
 use super::stream::{members, text};
 
-/// The most sampling parameters of one request. One that says nothing costs the host some
-/// hundred bytes where the guest spends four on it.
+/// Maximum number of sampling parameters of a request. An empty one takes hundreds of bytes in the host and four in the
+/// guest's text.
 pub const PARAMS_MAX: usize = 256;
 
-/// The parameter that names the model.
+/// Parameter with the model's name.
 const MODEL: &str = "model";
 
-/// Sampling parameters by name, each as it was written.
+/// Unchanged sampling parameters by name.
 type Params = BTreeMap<String, Box<RawValue>>;
 
-/// A caller's sampling parameters for all requests of a rollout. At most `PARAMS_MAX`.
+/// A caller's sampling parameters for all requests of a rollout, at most `PARAMS_MAX`.
 #[derive(Clone, Debug, Default)]
 pub struct CallerParams {
-    /// Parameters that a request gets where it does not set them.
+    /// Parameters of every request that does not set them itself.
     defaults: Params,
-    /// Parameters that no request gets, because the host decides them.
+    /// Parameters that the host decides; no request has them.
     left_out: Params,
 }
 
-/// Parameters that are no guest's to set, as [`normalized`] writes them.
+/// Parameters that a guest may not set, as [`normalized`] writes them.
 ///
-/// Collected from what LiteLLM (1.7x), vLLM (0.10), SGLang (0.5), TGI and OpenRouter read of a
-/// chat request beyond sampling.
+/// Collected from the fields of a chat request, other than sampling, that LiteLLM (1.7x), vLLM (0.10), SGLang (0.5), TGI and
+/// OpenRouter read.
 const RESERVED: [&str; 99] = [
-    // The request itself. `n` is among them because one reply is read.
+    // The request itself, with `n`, because one reply is read.
     MODEL,
     "models",
     "messages",
@@ -58,7 +57,7 @@ const RESERVED: [&str; 99] = [
     "background",
     "previous_response_id",
     "conversation",
-    // Where the request goes, and as whom.
+    // Target and identity of the request.
     "api_type",
     "api_version",
     "api_token",
@@ -118,7 +117,7 @@ const RESERVED: [&str; 99] = [
     "custom_logit_processor",
     "logits_processors",
     "vllm_xargs",
-    // Whether it is made, how often, and from where it is answered.
+    // Caching, retries and fallbacks.
     "timeout",
     "stream_timeout",
     "request_timeout",
@@ -141,7 +140,7 @@ const RESERVED: [&str; 99] = [
     "use_in_pass_through",
 ];
 
-/// Beginnings of names that providers make families of, none of them about sampling.
+/// Prefixes of providers' families of names, none of them about sampling.
 const RESERVED_BEGINNINGS: [&str; 19] = [
     "additional_drop_",
     "allowed_openai_",
@@ -164,19 +163,19 @@ const RESERVED_BEGINNINGS: [&str; 19] = [
     "watsonx_",
 ];
 
-/// Parts of such names that mean the same wherever they stand.
+/// Parts of such names with the same meaning at any position.
 const RESERVED_PARTS: [&str; 8] =
     ["fallback", "api_base", "api_key", "apikey", "base_url", "baseurl", "endpoint", "credential"];
 
-/// The longest name of a parameter, in bytes. It is in the error that refuses it.
+/// Maximum length of a parameter's name in bytes. The error shows the name.
 const NAME_BYTES_MAX: usize = 64;
 
-/// Which parameters pass at all: those that the operator names, or all that are not reserved.
+/// The parameters that a guest may set: a list of the operator, or all that are not reserved.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AllowedParams(Option<BTreeSet<String>>);
 
 impl AllowedParams {
-    /// Those of this list, where there is one. The error names what cannot be on it.
+    /// Creates it from the operator's list, if there is one. The error names an invalid entry.
     pub fn of(names: Option<&[String]>) -> Result<Self, String> {
         let Some(names) = names else { return Ok(Self::default()) };
         for name in names {
@@ -195,19 +194,19 @@ impl AllowedParams {
     }
 }
 
-/// Whether a name has the form that all parameters of all servers have, so that no letter that
-/// only looks like another gets past a list.
+/// Returns whether a name has the form of every server's parameters, so that a letter that only looks like another cannot
+/// pass a list.
 fn is_name(name: &str) -> bool {
     let part = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
     !name.is_empty() && name.len() <= NAME_BYTES_MAX && name.bytes().all(part)
 }
 
-/// A name as servers may read it that care about neither case nor dashes.
+/// Returns a name as servers read it that ignore case and dashes.
 fn normalized(name: &str) -> String {
     name.to_ascii_lowercase().replace(['-', '.'], "_")
 }
 
-/// Whether a parameter is no guest's to set, however it is written.
+/// Returns whether a guest may not set a parameter, in any spelling.
 fn is_reserved(name: &str) -> bool {
     let name = normalized(name);
     let name = name.trim_matches('_');
@@ -221,8 +220,8 @@ fn shown(name: &str) -> String {
 }
 
 impl CallerParams {
-    /// Reads a caller's parameters and sorts out those that the host decides. A value that is no
-    /// object has none, and neither has an object of too many members.
+    /// Reads a caller's parameters and separates those that the host decides. A value that is not an object and an object with
+    /// too many members have no parameters.
     pub fn read(params: &RawValue) -> Self {
         let mut given = Params::new();
         let read = members(params.get(), |name, value: &RawValue| {
@@ -241,21 +240,21 @@ impl CallerParams {
         Self { defaults, left_out }
     }
 
-    /// Parameters that a request gets where it does not set them.
+    /// Returns the parameters of every request that does not set them itself.
     pub(super) fn defaults(&self) -> impl Iterator<Item = (&str, &RawValue)> {
         self.defaults.iter().map(|(name, value)| (name.as_str(), &**value))
     }
 
-    /// The value of a parameter that a request gets where it does not set it.
+    /// Returns the caller's value of a parameter.
     pub(super) fn default_of(&self, name: &str) -> Option<&RawValue> {
         self.defaults.get(name).map(AsRef::as_ref)
     }
 
-    /// Whether a guest that may not set a parameter only hands the caller's own back.
+    /// Returns whether a guest passes the caller's own value of a parameter that it may not set.
     ///
-    /// An agent loop is given the caller's parameters and passes them on with each request, which
-    /// changes nothing: the request has the caller's parameters in any case. Of parameters that
-    /// no request gets only `model` has a meaning, so that its value has to be the caller's.
+    /// An agent loop receives the caller's parameters and passes them on with each request, which changes nothing: the request
+    /// has them in any case. Of the parameters that no request has, only `model` has an effect, so its value must be the
+    /// caller's.
     fn are_handed_back(&self, name: &str, value: &RawValue) -> bool {
         match self.left_out.get(name) {
             Some(theirs) => name != MODEL || is_same_json(theirs.get(), value.get()),
@@ -264,8 +263,8 @@ impl CallerParams {
     }
 }
 
-/// A guest's parameters, if it may set all of them. Those that it may not set, and that are the
-/// caller's, are left out.
+/// Returns a guest's parameters, if it may set all of them. The caller's own values of parameters that it may not set are
+/// omitted.
 pub(super) fn read_params<'a>(
     params: Option<&'a str>,
     allowed: &AllowedParams,
@@ -306,7 +305,8 @@ fn check_param(name: &str, allowed: &AllowedParams) -> Result<(), InvalidRequest
     Ok(())
 }
 
-/// Whether two JSON texts mean the same, members in the same order. Neither becomes a tree.
+/// Returns whether two JSON texts are equal up to escapes and white space, with members in the same order, without
+/// building a tree.
 fn is_same_json(one: &str, other: &str) -> bool {
     let (mut one, mut other) = (one, other);
     loop {
@@ -318,7 +318,7 @@ fn is_same_json(one: &str, other: &str) -> bool {
     }
 }
 
-/// Takes the string, number or other character that valid JSON begins with.
+/// Returns the first string, number or other character of valid JSON.
 fn next_token<'a>(json: &mut &'a str) -> Option<&'a str> {
     *json = json.trim_ascii_start();
     let bytes = json.as_bytes();
@@ -409,7 +409,7 @@ mod tests {
             let refused = read(&format!("{{\"{name}\":1}}"), &AllowedParams::default()).unwrap_err();
             assert!(refused.starts_with(&format!("params sets '{name}', which")), "{refused}");
         }
-        // An escape does not get a reserved name past the check.
+        // An escape does not hide a reserved name.
         let refused = read(r#"{"mod\u0065l":"gpt"}"#, &AllowedParams::default()).unwrap_err();
         assert!(refused.starts_with("params sets 'model'"), "{refused}");
         for name in ["mod\u{435}l", "\u{17f}tream", "", "a b", "model\\u0000", &"x".repeat(65)] {

@@ -1,8 +1,7 @@
-//! Reading JSON without holding it: lists and objects part by part, texts without a copy.
+//! Streaming readers of JSON: lists and objects part by part, texts without a copy.
 //!
-//! What guests, callers and models send may consist of millions of tiny parts, and a tree of
-//! values takes some hundred times the bytes that it was made of. Here a part is gone before
-//! the next one is read.
+//! JSON of guests, callers and models may have millions of tiny parts, and a tree of values takes about a hundred times the
+//! bytes of its text. Here a part is dropped before the next one is read.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,12 +10,12 @@ use std::marker::PhantomData;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// Why reading part by part came to no end.
+/// Error of a streaming reader.
 #[derive(Debug)]
 pub enum Stopped<E> {
-    /// The text is not what was to be read.
+    /// The text is not the expected JSON.
     Json(serde_json::Error),
-    /// Whoever was given the parts stopped.
+    /// The callback returned an error.
     Taker(E),
 }
 
@@ -33,7 +32,7 @@ where
 }
 
 impl<E> Stopped<E> {
-    /// The error of a serializer whose `take` writes each part.
+    /// Returns the error of a serializer whose callback writes each part.
     pub fn ser(self) -> E
     where
         E: serde::ser::Error,
@@ -45,7 +44,7 @@ impl<E> Stopped<E> {
     }
 }
 
-/// Reads a list, and gives each element to `take`.
+/// Reads a list and passes each element to `take`.
 pub fn each<'de, T, E>(list: &'de str, take: impl FnMut(T) -> Result<(), E>) -> Result<(), Stopped<E>>
 where
     T: Deserialize<'de>,
@@ -57,7 +56,7 @@ where
     read.map_err(|error| failed.map_or(Stopped::Json(error), Stopped::Taker))
 }
 
-/// Reads an object, and gives each member to `take`. A name may come more than once.
+/// Reads an object and passes each member to `take`. A name may occur more than once.
 pub fn members<'de, T, E>(
     object: &'de str,
     take: impl FnMut(Cow<'de, str>, T) -> Result<(), E>,
@@ -124,7 +123,7 @@ where
     }
 }
 
-/// A text, borrowed where nothing in it is escaped.
+/// A text, borrowed if it has no escapes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Text<'a>(pub Cow<'a, str>);
 
@@ -154,7 +153,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
     }
 }
 
-/// The first element of a list that may have more, which nobody wants.
+/// The first element of a list; the others are skipped.
 #[derive(Clone, Debug)]
 pub struct First<T>(pub Option<T>);
 
@@ -178,13 +177,12 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for First<T> {
     }
 }
 
-/// Whether a list holds nothing but elements of this type, which are small.
+/// Returns whether all elements of a list have this type, whose values must be small.
 pub fn is_list_of<T: DeserializeOwned>(list: &str) -> bool {
     each(list, |_: T| Ok::<(), std::convert::Infallible>(())).is_ok()
 }
 
-/// Whether JSON has more than so many values, names among them. Whoever has to make a tree of
-/// it, because what reads it next takes nothing else, asks first.
+/// Returns whether JSON has more than `max` values, including names. Call it before a tree of values is built.
 pub fn has_more_parts(json: &str, max: usize) -> bool {
     let (mut parts, mut in_string, mut escaped) = (1_usize, false, false);
     for byte in json.bytes() {
@@ -204,7 +202,7 @@ pub fn has_more_parts(json: &str, max: usize) -> bool {
     false
 }
 
-/// A JSON string's text; none where the JSON is something else.
+/// Returns the text of a JSON string, or `None` for other JSON.
 pub fn text(json: &str) -> Option<Cow<'_, str>> {
     serde_json::from_str(json).ok().map(|Text(text)| text)
 }

@@ -1,50 +1,46 @@
-//! What JSON of others has to be beyond valid, so that whoever reads it next can.
+//! A check that valid JSON can be read by other JSON readers.
 //!
-//! The grammar allows more than readers do: an escape of half a character (`\ud800` without
-//! its other half) is text that cannot be encoded, a number such as `1e999` becomes infinity,
-//! which is no JSON, and parsers stop at some depth. Such a value is refused where it enters,
-//! and so never has to be repaired where it leaves.
+//! The grammar allows more than readers do: an escape of half a character (`\ud800` without its other half) cannot be
+//! encoded as text, a number such as `1e999` becomes infinity, which is not JSON, and parsers have a depth limit. The host
+//! refuses such a value when it arrives, so its own output never has one.
 
 use memchr::memchr2;
 
-/// The deepest nesting of arrays and objects that passes. Parsers of callers stop at 128
-/// (some at more), and what they cannot read is a result lost to them.
+/// Maximum depth of arrays and objects. Callers' parsers stop at 128 or more, and would lose a deeper result.
 pub const DEPTH_MAX: usize = 100;
 
-/// Digits up to which a number without an exponent is in range whatever they are: the
-/// largest double has 309.
+/// Number of digits up to which every number without an exponent is in range; the largest double has 309.
 const DIGITS_IN_RANGE: usize = 300;
 
-/// How much of a number is shown in an error.
+/// Number of bytes of a number that an error shows.
 const SHOWN_MAX: usize = 32;
 
-/// Why valid JSON is not what all readers take.
+/// Error of valid JSON that some readers cannot read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unfit {
-    /// Deeper than `DEPTH_MAX`.
+    /// It is deeper than `DEPTH_MAX`.
     #[error("nested more than {DEPTH_MAX} deep")]
     TooDeep,
-    /// A text with half of a surrogate pair.
+    /// A text has half of a surrogate pair.
     #[error("not text that can be encoded: the escape {escape} at byte {at} is half a character")]
     LoneSurrogate {
-        /// The escape as it was written.
+        /// The escape in the text.
         escape: String,
-        /// Where it is.
+        /// Its position in the text.
         at: usize,
     },
-    /// A number that becomes infinity in a double.
+    /// A number is infinite as a double.
     #[error("not readable as a finite number: {number} at byte {at} is out of the range of a double")]
     OutOfRange {
-        /// The beginning of the number as it was written.
+        /// Beginning of the number in the text.
         number: String,
-        /// Where it is.
+        /// Its position in the text.
         at: usize,
     },
 }
 
-/// Checks text that is one valid JSON value, by one look at each byte and without memory of
-/// its own.
+/// Checks a text that is one valid JSON value. It reads each byte once and allocates nothing.
 pub fn check(json: &str) -> Result<(), Unfit> {
     let bytes = json.as_bytes();
     let (mut at, mut depth) = (0, 0_usize);
@@ -69,7 +65,7 @@ pub fn check(json: &str) -> Result<(), Unfit> {
     Ok(())
 }
 
-/// The place after the string that begins here.
+/// Returns the position after the string that begins here.
 fn end_of_string(json: &str, start: usize) -> Result<usize, Unfit> {
     let bytes = json.as_bytes();
     let mut at = start + 1;
@@ -91,13 +87,13 @@ fn end_of_string(json: &str, start: usize) -> Result<usize, Unfit> {
     Ok(bytes.len())
 }
 
-/// The unit of UTF-16 that an escape `\uXXXX` stands for, where there is one.
+/// Returns the UTF-16 unit of an escape `\uXXXX`, if there is one.
 fn unit(bytes: &[u8], at: usize) -> Option<u32> {
     let digits = bytes.get(at..at + 6)?.strip_prefix(b"\\u")?;
     digits.iter().try_fold(0, |unit, digit| Some(unit << 4 | char::from(*digit).to_digit(16)?))
 }
 
-/// The place after the number that begins here.
+/// Returns the position after the number that begins here.
 fn end_of_number(json: &str, start: usize) -> Result<usize, Unfit> {
     let is_part = |byte: &u8| matches!(byte, b'0'..=b'9' | b'-' | b'+' | b'.' | b'e' | b'E');
     let rest = &json.as_bytes()[start..];

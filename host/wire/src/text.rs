@@ -1,10 +1,9 @@
-//! Text that came from a guest, made fit for people's eyes.
+//! Text of guests in a form that is safe to display.
 
 use std::fmt;
 use std::time::Duration;
 
-/// The text with control characters escaped, so that it cannot drive the terminal of
-/// whoever reads it. Tabs and line breaks stay.
+/// Returns the text with control characters escaped, so that it cannot control a terminal. Tabs and line breaks stay.
 pub fn printable(text: &str) -> String {
     let drives = |c: char| c.is_control() && c != '\t' && c != '\n';
     if !text.contains(drives) {
@@ -17,8 +16,8 @@ pub fn printable(text: &str) -> String {
     out
 }
 
-/// Writes text on as one line that drives no terminal: line breaks, control characters and
-/// what turns the direction of writing are escaped. Tabs stay.
+/// Passes text on as one line that cannot control a terminal: line breaks, control characters and characters that change
+/// the writing direction are escaped. Tabs stay.
 pub struct OneLine<W>(pub W);
 
 impl<W: fmt::Write> fmt::Write for OneLine<W> {
@@ -38,7 +37,7 @@ fn is_escaped(c: char) -> bool {
     turns || matches!(c, '\u{2028}' | '\u{2029}') || c.is_control() && c != '\t'
 }
 
-/// At most so many bytes from the beginning, and how many were left out.
+/// Returns at most `max` bytes from the beginning, with the number of omitted bytes.
 pub fn beginning(text: &str, bytes_max: usize) -> String {
     if text.len() <= bytes_max {
         return text.to_owned();
@@ -50,8 +49,8 @@ pub fn beginning(text: &str, bytes_max: usize) -> String {
     format!("{}… ({} bytes more)", &text[..end], text.len() - end)
 }
 
-/// At most so many bytes, of the beginning and of the end, and how many were left out
-/// between. For what says why only in its last words, as a reason does.
+/// Returns at most `max` bytes from the beginning and the end, with the number of omitted bytes. For texts such as reasons
+/// whose last words matter.
 pub fn both_ends(text: &str, bytes_max: usize) -> String {
     if text.len() <= bytes_max {
         return text.to_owned();
@@ -66,23 +65,23 @@ pub fn both_ends(text: &str, bytes_max: usize) -> String {
     format!("{}… ({} bytes more) …{}", &text[..end], start - end, &text[start..])
 }
 
-/// A time as people write it: `250 ms`, `1.5 s`.
+/// Returns a duration for display: `250 ms`, `1.5 s`.
 pub fn time(time: Duration) -> String {
     let (secs, ms) = (time.as_secs_f64(), time.as_secs_f64() * 1e3);
     if time < Duration::from_secs(1) { format!("{} ms", rounded(ms)) } else { format!("{} s", rounded(secs)) }
 }
 
-/// A number as JSON and Python write it, with a decimal: `30.0`.
+/// Returns a number as JSON and Python write it, with a decimal: `30.0`.
 pub fn decimal(number: f64) -> String {
     format!("{number:?}") // not shown as Rust's, but as theirs
 }
 
-/// Up to two decimals, and none where there are none.
+/// Returns a number with at most two decimals and no trailing zeros.
 fn rounded(number: f64) -> f64 {
     (number * 100.0).round() / 100.0
 }
 
-/// Why a name is none of those that there are, with the one that was probably meant.
+/// Returns the message about an unknown name, with a suggestion.
 pub fn no_such(name: &str, known: &[&str]) -> String {
     let near = known.iter().find(|known| is_near(name, known));
     match (near, known.is_empty()) {
@@ -92,9 +91,9 @@ pub fn no_such(name: &str, known: &[&str]) -> String {
     }
 }
 
-/// Whether one is the other up to a letter or two, or up to `-` for `_`.
+/// Returns whether two names differ by a letter or two, or by `-` for `_`.
 fn is_near(a: &str, b: &str) -> bool {
-    /// Longer names are compared by their beginnings, so that none takes long.
+    /// Maximum length of the compared beginnings, which bounds the time.
     const CHARS_MAX: usize = 64;
     let letters =
         |text: &str| text.to_lowercase().replace('-', "_").chars().take(CHARS_MAX).collect::<Vec<_>>();
@@ -154,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_typing_error_is_told_apart_from_another_word() {
+    fn a_typing_error_is_distinguished_from_another_word() {
         fn check(a: &str, b: &str, near: bool) {
             assert_eq!(is_near(a, b), near, "{a} {b}");
         }

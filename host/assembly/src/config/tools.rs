@@ -126,7 +126,7 @@ struct RawCallLimits {
     calls_max: Option<u32>,
 }
 
-/// What a result may be at the most; beyond, no model's server takes it.
+/// Maximum size of a result. No model's server accepts a larger one.
 const RESULT_BYTES_MAX: usize = 16 << 20;
 /// An entry may have so many calls at once. For a component, each is a place in memory.
 const CONCURRENT_MAX: u32 = 1024;

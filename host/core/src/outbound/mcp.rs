@@ -46,7 +46,7 @@ const RESTART_DELAY_MAX: Duration = Duration::from_secs(30);
 const STABLE: Duration = Duration::from_secs(30);
 
 /// How long a call waits for a server that is down.
-const DOWN_PATIENCE: Duration = Duration::from_secs(5);
+const DOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What stands for content of a kind that came up after this was written.
 const UNKNOWN: &str = "[content of an unknown kind, not shown]";
@@ -154,7 +154,7 @@ impl McpServer {
     /// The server, as soon as it is up.
     async fn peer(&self) -> Result<Peer<RoleClient>, RemoteFailure> {
         let mut state = self.state.clone();
-        let up = timeout(DOWN_PATIENCE, state.wait_for(|state| matches!(state, State::Up(_)))).await;
+        let up = timeout(DOWN_TIMEOUT, state.wait_for(|state| matches!(state, State::Up(_)))).await;
         if let Ok(Ok(state)) = up
             && let State::Up(peer) = &*state
         {

@@ -99,7 +99,7 @@ pub(super) enum Message {
     CompletionRefused,
     /// A failure of the host, in place of a completion.
     Crash,
-    /// What came of the rollout.
+    /// The result of the rollout.
     Result,
     /// The rollout failed, and its result has nothing else.
     NoResult,
@@ -186,7 +186,7 @@ impl Callbacks {
         }
     }
 
-    /// Whether the last message has what came of a rollout that finished.
+    /// Whether the last message has the result of a finished rollout.
     pub(super) fn has_result(&self, is_scored: bool) -> bool {
         match self.taken {
             // The host ended the rollout before its completion.

@@ -32,7 +32,7 @@ pub(super) trait Renderer: Send + Sync + Sized + 'static {
         0
     }
 
-    /// Returns the outcome of a finished rollout as everybody may know it.
+    /// Returns the public part of a finished rollout's outcome.
     fn over(&self, finished: &Finished, delivery: &Delivery) -> Over;
 
     /// Returns the data that the journal stores with a result.
@@ -258,7 +258,7 @@ impl<R: Renderer> Steps for Driver<R> {
             Ended::Crashed(crashed) => drop(self.deliver(action, &Source::Crashed(crashed)).await),
             Ended::Cancelled(_) => {}
         }
-        // The caller took the result, or it was given up. The first answer is kept longer, and with it the journal.
+        // The caller took the result, or it was abandoned. The first answer is kept longer, and with it the journal.
         if self.entry.is_answered() { self.note(None) } else { self.end_log() }
     }
 }

@@ -22,7 +22,7 @@ const LAST_WORDS_BYTES: usize = 1024;
 const LINE_BYTES_MAX: usize = 16 << 10;
 
 /// How long an end that seems near is waited for.
-const END_PATIENCE: Duration = Duration::from_secs(1);
+const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How a server is started.
 #[derive(Clone, Debug)]
@@ -83,9 +83,9 @@ impl Process {
     /// How it ended, if it does so at once, or else the reason that there is already; with
     /// what it wrote on standard error last.
     pub(super) async fn explained(&mut self, reason: String) -> String {
-        let reason = timeout(END_PATIENCE, self.ended()).await.unwrap_or(reason);
+        let reason = timeout(END_TIMEOUT, self.ended()).await.unwrap_or(reason);
         // All that an ended process wrote is there to be read.
-        let _ = timeout(END_PATIENCE, &mut self.listening).await;
+        let _ = timeout(END_TIMEOUT, &mut self.listening).await;
         match self.last_words() {
             words if words.is_empty() => reason,
             words => format!("{reason}; it said: {words}"),

@@ -35,7 +35,7 @@ const REASON_BYTES_MAX: usize = 512;
 /// Results of the journal that are read at once: each takes a thread.
 const READERS_MAX: usize = 2;
 
-/// The outcome of a rollout, as everybody may know it.
+/// The public part of a rollout's outcome.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Over {
     /// The status that was reported to its caller.
@@ -123,11 +123,11 @@ struct Inner {
     retentions: [Retention; 5],
     /// Number of results that callers are owed.
     owed: watch::Sender<usize>,
-    /// From closing on, results that are given up are remembered: they cannot be asked for again.
+    /// After closing, abandoned results are remembered: they cannot be requested again.
     is_closing: bool,
     /// Rollouts that are cancelled are cancelled by the server itself.
     is_cancelling: bool,
-    /// Rollouts whose owed results were given up while the server was closing.
+    /// Rollouts whose owed results were abandoned while the server was closing.
     given_up: Vec<String>,
 }
 
@@ -232,7 +232,7 @@ impl Inner {
         }
     }
 
-    /// The caller received the result or wants none, or the result is given up.
+    /// Marks a result as received, unwanted or abandoned.
     fn settle(&mut self, number: u64, is_given_up: bool) {
         let Some(name) = self.slots.get_mut(&number).and_then(|slot| slot.owed.take()) else { return };
         if is_given_up && self.is_closing {
@@ -416,7 +416,7 @@ impl Ledger {
         })
     }
 
-    /// Closes the ledger: from now on, results that are given up are remembered.
+    /// Closes the ledger: from now on, abandoned results are remembered.
     pub(crate) fn close(&self) {
         self.lock().is_closing = true;
     }
@@ -438,7 +438,7 @@ impl Ledger {
         let _ = owed.wait_for(|owed| *owed == 0).await;
     }
 
-    /// Returns the rollouts whose callers are owed a result, or whose results were given up since the ledger was closed.
+    /// Returns the rollouts whose callers are owed a result, or whose results were abandoned since the ledger was closed.
     pub(crate) fn unreported(&self) -> Vec<String> {
         let inner = self.lock();
         let owed = inner.slots.values().filter_map(|slot| slot.owed.as_deref());
@@ -450,7 +450,7 @@ impl Ledger {
 }
 
 /// A rollout's entry, held by its driver. Dropping it removes a status without an outcome, a reserved id, and a key
-/// without an answer. A result that is still owed then is given up.
+/// without an answer. A result that is still owed then is abandoned.
 pub(crate) struct Entry {
     ledger: Arc<Ledger>,
     number: u64,

@@ -61,7 +61,7 @@ impl Lease {
 pub(crate) struct StoredForm<F> {
     pub lease: Lease,
     pub form: F,
-    /// The status that anybody may know.
+    /// The public status.
     pub status: String,
 }
 

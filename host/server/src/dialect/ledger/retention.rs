@@ -39,7 +39,7 @@ impl Kept {
     /// All parts, in the order of their retentions.
     pub(super) const ALL: [Self; 5] = [Self::Status, Self::Result, Self::Read, Self::Copy, Self::Answer];
 
-    /// Parts that are given up where the host has no room for new work, in this order.
+    /// Parts that are dropped if the host has no room for new work, in this order.
     pub(super) const SPARED: [Self; 3] = [Self::Copy, Self::Read, Self::Answer];
 }
 
