@@ -1,9 +1,8 @@
-//! Wire protocols, one folder each. A dialect turns requests into core rollouts and
-//! outcomes into what its callers read; nothing below it knows which one spoke.
+//! Wire protocols, one folder each. A dialect turns requests into core rollouts and outcomes into responses; nothing below
+//! it knows the protocol.
 //!
-//! A server serves several of them, which know nothing of each other. What belongs to no protocol,
-//! names and keys of callers, `/health`, `/metrics` and the connections, is the server's, and a
-//! [`Dialect`] says what there is to it.
+//! A server serves several dialects, which do not know each other. The server itself has the parts that belong to no
+//! protocol: names and keys of callers, `/health`, `/metrics` and connections. A [`Dialect`] provides its own part of them.
 
 mod delivery;
 mod driver;
@@ -20,77 +19,76 @@ use rollout_assembly::config::Config;
 use rollout_core::outbound::Secret;
 use rollout_core::rollout::{Host, UnfinishedRollout};
 
-/// A protocol as a server sees it.
+/// A protocol's interface for the server.
 pub trait Dialect: Send + Sync {
-    /// Its routes.
+    /// Returns its routes.
     fn routes(&self) -> Vec<Routes>;
 
-    /// What it has to say at `/health`.
+    /// Returns its fields of `/health`.
     fn health(&self) -> Health;
 
-    /// Descriptors that a live rollout of its holds on the side of its callers, at the most. How
-    /// many rollouts a host has room for is found out by that, before there is a host to serve.
+    /// Maximum number of descriptors of callers that one of its live rollouts holds. The host's number of rollouts is planned
+    /// with it before the host exists.
     fn descriptors_per_rollout(config: &Config) -> u64
     where
         Self: Sized;
 
-    /// Whether rollouts of this driver are its.
+    /// Returns whether a stored rollout with this driver belongs to the dialect.
     fn drives(&self, driver: &str) -> bool;
 
-    /// Goes on by this host with a rollout of its that a process before admitted, within the runtime and
-    /// before any request is answered. The error is why that cannot be.
+    /// Continues a rollout that an earlier process admitted. Call it within the runtime and before the first request is
+    /// answered. The error is the reason why it cannot continue.
     fn resume(&self, host: &Host, unfinished: UnfinishedRollout) -> Result<(), String>;
 
-    /// Whether nothing of its is under way or kept for callers, so that it may be forgotten.
+    /// Returns whether it has no rollouts and stores nothing for callers, so that it may be dropped.
     fn is_idle(&self) -> bool;
 
-    /// Takes note that no rollout will be asked for again. Admissions should be closed before.
+    /// Closes the dialect: no rollout will be requested again. Close admission before.
     fn close(&self);
 
-    /// Waits until every rollout is over and every result was delivered, or until the time
-    /// is. Says whether all of it was done.
+    /// Waits until every rollout is over and every result is delivered, or until the time is over. Returns whether all is
+    /// done.
     fn drain(&self, until: Instant) -> BoxFuture<'_, bool>;
 
-    /// Answers at once everybody who waits for news of a rollout: there are none yet, and they come
-    /// to another process for them.
+    /// Answers all waiting polls at once; their callers continue at another process.
     fn answer_waiting(&self) {}
 
-    /// What still runs is about to be cancelled by the server. Its callers are owed word of that.
+    /// Announces that the server cancels the remaining rollouts. Their callers are still owed a result.
     fn cancels_rest(&self);
 
-    /// The rollouts whose callers have not heard what came of them.
+    /// Returns the rollouts whose callers have not received a result.
     fn unreported(&self) -> Vec<String>;
 }
 
-/// Routes whose callers give the server's key in the same way.
+/// Routes whose callers pass the server's key in the same way.
 pub struct Routes {
     /// The routes.
     pub router: Router,
-    /// How the key is given.
+    /// The way in which the key is passed.
     pub key: KeyRule,
-    /// Those of them that take no time and have to work on a server that is full.
+    /// The routes that are cheap and must work on a full server.
     pub short: Vec<(Method, &'static str)>,
 }
 
-/// How a request gives the server's key, where the server has one.
+/// The way in which a request passes the server's key.
 #[derive(Clone, Copy)]
 pub enum KeyRule {
-    /// As `Authorization: Bearer KEY`, to the letter, or as the password of `Basic` credentials.
+    /// `Authorization: Bearer KEY`, case-sensitive, or the password of `Basic` credentials.
     Bearer,
-    /// In a way of the protocol's own.
+    /// The protocol's own way.
     Own {
-        /// Whether the key is given; compared in constant time.
+        /// Returns whether the request has the key; compares in constant time.
         is_given: fn(&Secret, &HeaderMap) -> bool,
-        /// What is said where it is not.
+        /// The response to a request without the key.
         refusal: &'static str,
     },
 }
 
-/// What a protocol has to say at `/health`.
+/// A protocol's part of `/health`.
 pub struct Health {
-    /// Its fields. Those of the server's own names are the server's.
+    /// Its fields. Fields with the names of the server's own are replaced by those.
     pub fields: Map<String, Value>,
-    /// Whether its callers expect these fields and no others, and have no key for them. That
-    /// can be of one protocol that is alone.
+    /// Whether its callers expect these fields alone and have no key for them. Only the single protocol of a server can have
+    /// this.
     pub is_all: bool,
 }

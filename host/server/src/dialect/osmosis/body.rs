@@ -1,5 +1,5 @@
-//! The body of a request: read in time, within its limit, and charged to the host's budget for
-//! as long as anything of it is kept.
+//! Bodies of requests: read in time and within a limit, and charged to the host's budget for as long as a part of them is
+//! stored.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -13,39 +13,37 @@ use super::error::ApiError;
 use crate::connection::BodyError;
 use rollout_core::budget::{Budget, Charge, Use};
 
-/// Bytes of all bodies together that are not yet whole. Whoever sends many at once is told to
-/// come again before they take the memory that whole ones need.
+/// Maximum size of all incomplete bodies together. Further ones are refused with `Retry-After`, so that complete ones have
+/// memory.
 const UNFINISHED_BYTES_MAX: usize = 512 << 20;
 
-/// What room is made for at first, and the least by which it grows.
+/// Initial size of a buffer and minimum step of its growth.
 const ROOM_BYTES_MIN: usize = 16 << 10;
 
-/// What one part of a list costs beside its text: where it ends, in a list that may have been
-/// doubled just now.
+/// Memory of an element of a list in addition to its text: its end, in a list that may just have doubled.
 const PART_BYTES: usize = 16;
 
-/// A body that is parsed where it is, in about a millisecond.
+/// Size up to which a body is parsed on the runtime's thread, in about a millisecond.
 const AT_ONCE_BYTES_MAX: usize = 256 << 10;
 
-/// A body of at most so many bytes, and the charge for it.
+/// A body within a limit, with its charge.
 pub(super) struct Body<const BYTES_MAX: usize> {
     bytes: Vec<u8>,
     charge: Charge,
 }
 
 impl<const BYTES_MAX: usize> Body<BYTES_MAX> {
-    /// Its bytes.
+    /// Returns the bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Makes something of the body, which takes no more than the body has and a pointer for
-    /// each of its parts.
+    /// Parses the body into a value that takes at most its bytes and a pointer for each of its parts.
     pub(crate) fn parse<T>(&mut self, read: impl FnOnce(&[u8]) -> T) -> Result<T, ApiError> {
         let parts = self.bytes.iter().filter(|byte| **byte == b',').count();
         let more = self.bytes.len() + parts * PART_BYTES;
         self.charge.grow(more).map_err(|_| ApiError::NoMemory)?;
-        // Parsing megabytes takes so long that others would notice.
+        // Parsing megabytes would delay other tasks.
         if self.bytes.len() > AT_ONCE_BYTES_MAX {
             Ok(tokio::task::block_in_place(|| read(&self.bytes)))
         } else {
@@ -53,8 +51,7 @@ impl<const BYTES_MAX: usize> Body<BYTES_MAX> {
         }
     }
 
-    /// Gives the body up. The charge goes on with what was made of it, which takes this many
-    /// bytes.
+    /// Drops the body and returns the charge, adjusted to the bytes of the parsed value.
     pub(crate) fn becomes(self, bytes: usize) -> Result<Charge, ApiError> {
         let Self { bytes: body, mut charge } = self;
         drop(body);
@@ -72,8 +69,7 @@ impl<const BYTES_MAX: usize> FromRequest<Osmosis> for Body<BYTES_MAX> {
     async fn from_request(request: Request, osmosis: &Osmosis) -> Result<Self, ApiError> {
         let (budget, unfinished) = (&osmosis.0.budget, &osmosis.0.unfinished);
         let (head, body) = request.into_parts();
-        // Where it is no number the protocol refused it already, and where there is none it
-        // comes in chunks.
+        // HTTP parsing has refused an invalid number; without one the body is chunked.
         let announced =
             head.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
         let mut reading = Reading::start(budget, unfinished, announced, BYTES_MAX)?;
@@ -87,7 +83,7 @@ impl<const BYTES_MAX: usize> FromRequest<Osmosis> for Body<BYTES_MAX> {
 }
 
 fn broken(error: axum::Error) -> ApiError {
-    // Who passes it on may have wrapped it.
+    // A layer in between may have wrapped it.
     let mut cause: Option<&dyn std::error::Error> = Some(&error);
     while let Some(error) = cause {
         if let Some(slow @ BodyError::TooSlow { .. }) = error.downcast_ref() {
@@ -98,7 +94,7 @@ fn broken(error: axum::Error) -> ApiError {
     ApiError::Unreadable
 }
 
-/// The bytes of all bodies that are being read.
+/// The bytes of all incomplete bodies.
 #[derive(Default)]
 pub(super) struct Unfinished(AtomicUsize);
 
@@ -122,7 +118,7 @@ impl Drop for Part<'_> {
     }
 }
 
-/// A body of which some has come.
+/// An incomplete body.
 struct Reading<'a> {
     bytes: Vec<u8>,
     charge: Charge,
@@ -142,8 +138,8 @@ impl<'a> Reading<'a> {
         if expected > bytes_max {
             return Err(ApiError::TooLarge(bytes_max));
         }
-        // What has no room now is refused now. The charge itself is for what came, because
-        // announcing costs nothing.
+        // A body without room is refused at once. The charge is for received bytes, because an announced length takes no
+        // memory.
         let mut charge = budget.charge(Use::Request, expected).map_err(|_| ApiError::NoMemory)?;
         charge.shrink_to(0);
         let part = Part { of: unfinished, bytes: 0 };
@@ -173,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_body_is_charged_as_it_comes_and_never_for_more_than_it_said() {
+    fn a_body_is_charged_as_it_arrives_and_never_for_more_than_its_length() {
         let budget = Budget::default();
         let unfinished = Unfinished::default();
         let mut reading = Reading::start(&budget, &unfinished, Some(100_000), 1 << 20).unwrap();

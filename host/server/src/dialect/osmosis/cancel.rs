@@ -1,4 +1,4 @@
-//! `POST /rollout/cancel`: stops rollouts, whichever generation started them.
+//! `POST /rollout/cancel`: stops rollouts of any generation.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -17,16 +17,16 @@ use super::request::is_json;
 use rollout_core::id::RolloutId;
 use rollout_core::rollout::{Handle, Phase};
 
-/// How long an answer waits for what it cancelled to be over. Clients wait 5 s for it.
+/// Time for which a response waits for the cancelled rollouts to end. Clients wait 5 s for it.
 const STOP_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// The largest request in bytes: every rollout that a host may know, by names of usual length.
+/// Maximum size of a request in bytes: all rollouts of a host with ids of usual length.
 const BODY_BYTES_MAX: usize = 4 << 20;
 
-/// Ids that are looked up before others on the same core have their turn.
+/// Number of ids that are looked up before the task yields.
 const IDS_A_TURN: usize = 256;
 
-/// Which rollouts are meant.
+/// The rollouts to cancel.
 pub(super) enum Selector {
     Ids(Vec<String>),
     Prefix(String),
@@ -47,7 +47,7 @@ pub(super) fn read(headers: &HeaderMap, body: &[u8]) -> Result<Selector, ApiErro
     }
 }
 
-/// What became of each rollout that was meant.
+/// The outcome for each rollout of a request.
 #[derive(Serialize)]
 pub(super) struct Cancelled {
     dispositions: Dispositions,
@@ -61,7 +61,7 @@ impl Serialize for Dispositions {
     }
 }
 
-/// Stops the rollouts that are meant and says of each what became of it.
+/// Stops the rollouts of a request and reports each of them.
 pub(super) async fn cancel(
     State(osmosis): State<Osmosis>,
     headers: HeaderMap,
@@ -97,12 +97,12 @@ pub(super) async fn cancel(
         }
         dispositions.push((id, disposition));
     }
-    // A cancel that was answered stays, whatever becomes of this process. One wait is for all.
+    // An answered cancel survives a crash of this process. One wait covers all.
     if let Some(log) = stopping.last().and_then(Handle::log) {
         log.written().await.map_err(|error| ApiError::NotKept(error.to_string()))?;
     }
-    // Who is told that a rollout was cancelled may count on it. A rollout that is slow
-    // to go, its trajectory on a slow disk, is not waited for.
+    // A reported cancel is final. The response does not wait for a rollout that ends slowly, such as one with a trajectory
+    // on a slow disk.
     let over = join_all(stopping.iter().map(Handle::over));
     if tokio::time::timeout(STOP_WAIT_MAX, over).await.is_err() {
         tracing::warn!("cancelled rollouts are slow to end");
@@ -110,7 +110,7 @@ pub(super) async fn cancel(
     Ok(Json(Cancelled { dispositions: Dispositions(dispositions) }))
 }
 
-/// The known rollouts that the test holds for, each once. What runs comes first.
+/// Returns the known rollouts that match, each once, running ones first.
 fn known(osmosis: &Osmosis, matches: impl Fn(&RolloutId) -> bool) -> Vec<String> {
     let mut named: Vec<String> =
         osmosis.0.serving.host().live_ids(&matches).into_iter().map(String::from).collect();

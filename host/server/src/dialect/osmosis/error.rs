@@ -1,4 +1,4 @@
-//! The only producer of error bodies of this protocol.
+//! All error bodies of this protocol.
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -9,41 +9,41 @@ use super::fields::Problem;
 use crate::dialect::ledger::{NoAnswer, ReadError};
 use rollout_core::rollout::{AdmitError, ForkError, OverQuota};
 
-/// Seconds after which a caller that was refused should come again.
+/// Seconds of `Retry-After` in a refusal.
 const RETRY_AFTER_SECS: u64 = 5;
 
-/// Why a request was not served.
+/// Error of a request.
 #[derive(Debug)]
 pub(super) enum ApiError {
-    /// It could not be answered: why.
+    /// An internal error, with the reason.
     Internal(String),
-    /// Another lease's rollout.
+    /// The rollout has another lease.
     WrongLease,
-    /// No rollout of this id.
+    /// No rollout has this id.
     UnknownRollout,
-    /// Its body has more bytes than this.
+    /// The body is larger than this number of bytes.
     TooLarge(usize),
-    /// Its body came too slowly: how.
+    /// The body arrived too slowly, with details.
     Slow(String),
-    /// No such address.
+    /// The path is unknown.
     NoRoute,
-    /// The body is no text.
+    /// The body is not UTF-8 text.
     Unreadable,
-    /// Fields that are missing or wrong, all of them.
+    /// All missing and invalid fields.
     Invalid(Vec<Problem>),
-    /// Not exactly one way of saying which rollouts.
+    /// The rollouts are not named in exactly one way.
     Selector,
-    /// The id is in use, or its result is still kept.
+    /// The id is in use, or its result is still stored.
     Registered,
-    /// Every slot and place in the queue is taken.
+    /// All slots and queue places are taken.
     Full,
     /// A quota is used up.
     Quota(OverQuota),
-    /// Too much memory is held for others.
+    /// The memory budget is used up.
     NoMemory,
-    /// It cannot be kept: why.
+    /// The journal cannot store it, with the reason.
     NotKept(String),
-    /// Its connection is wanted for another caller.
+    /// Another caller needs the connection.
     Crowded,
     /// The host is shutting down.
     Closed,
@@ -120,7 +120,7 @@ impl IntoResponse for ApiError {
                 let why = "rollout server holds as much as its memory budget allows; retry later";
                 (StatusCode::TOO_MANY_REQUESTS, why.into())
             }
-            // No wait helps where nothing may be used.
+            // Waiting does not help with a quota of zero.
             Self::Quota(over) => match over.retry_after {
                 Some(_) => (StatusCode::TOO_MANY_REQUESTS, over.to_string().into()),
                 None => (StatusCode::FORBIDDEN, over.to_string().into()),

@@ -1,16 +1,15 @@
-//! Which generation a `POST /rollout` is of.
+//! Detection of the generation of a `POST /rollout`.
 //!
-//! D never has a `completion_callback_url`, B and C always do. `llm_api_key`, even null, and
-//! the lack of a `rollout_id` are C's alone. What is left may be of B or of an early C, which
-//! send the same fields: such a caller is answered and called back in a form that both take,
-//! and only the number of samples goes by what the addresses look like.
+//! D never has a `completion_callback_url`, B and C always do. Only C has `llm_api_key`, even null, or lacks a `rollout_id`.
+//! Other requests are of B or of an early C, which send the same fields: such a caller gets responses and callbacks in a form
+//! that both accept, and only the number of samples depends on the form of the addresses.
 
 use reqwest::Url;
 
 use super::fields::Fields;
 pub(super) use rollout_assembly::config::OsmosisGeneration;
 
-/// The generation of a request, as far as it is known.
+/// The generation of a request, as far as it can be detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Generation {
     /// Callbacks, a map of samples.
@@ -19,7 +18,7 @@ pub(super) enum Generation {
     C,
     /// B or C.
     BOrC {
-        /// Whether it looks so much like C that a second sample would be lost.
+        /// Whether the addresses look like C's, which would lose a second sample.
         one_sample: bool,
     },
     /// Polling.
@@ -27,7 +26,7 @@ pub(super) enum Generation {
 }
 
 impl Generation {
-    /// Tells it from the request, unless the operator has said which it is.
+    /// Detects the generation of a request, unless the operator has set it.
     pub(crate) fn of(fields: &Fields<'_>, configured: OsmosisGeneration) -> Self {
         match configured {
             OsmosisGeneration::B => Self::B,
@@ -40,8 +39,8 @@ impl Generation {
     }
 }
 
-/// Whether the rollout's id is a path segment of an address, as C's controllers make them,
-/// and the addresses are not the ones that B's have.
+/// Returns whether the rollout's id is a path segment of an address, as in C's controllers, and the addresses are not those
+/// of B's controllers.
 fn looks_like_c(fields: &Fields<'_>) -> bool {
     let url = |name| fields.peek_text(name).and_then(|url| Url::parse(&url).ok());
     let Some(id) = fields.peek_text("rollout_id") else { return false };
@@ -59,7 +58,7 @@ fn has_segment(url: &Url, id: &str) -> bool {
     url.path_segments().is_some_and(|mut segments| segments.any(|segment| decoded(segment) == id.as_bytes()))
 }
 
-/// A path segment without its percent-encoding.
+/// Returns a path segment without percent-encoding.
 fn decoded(segment: &str) -> Vec<u8> {
     let mut decoded = Vec::with_capacity(segment.len());
     let mut rest = segment.as_bytes();
@@ -104,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_generation_is_told_by_what_only_it_sends() {
+    fn a_generation_is_detected_by_its_own_fields() {
         fn check(changes: Value, expected: Generation) {
             assert_eq!(recognized(changes.clone(), OsmosisGeneration::Auto), expected, "{changes}");
         }

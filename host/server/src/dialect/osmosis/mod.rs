@@ -2,8 +2,7 @@
 //! sample) and B (callbacks, a map of samples) on the same routes, and A (tools at the start,
 //! one post at the end) beside them on its own.
 //!
-//! `generation` tells their requests apart. What they share is here, what is one
-//! generation's alone in a folder each.
+//! `generation` detects the generation of a request. Shared parts are here, each generation's own parts in its module.
 
 pub mod a;
 mod b;
@@ -51,25 +50,25 @@ use rollout_core::outbound::CallbackClient;
 use rollout_core::rollout::{Host, UnfinishedRollout};
 use rollout_core::telemetry::{Refusal, TraceParent};
 
-/// The largest request in bytes. A prompt may carry images as text.
+/// Maximum size of a request in bytes. A prompt may contain images as text.
 const BODY_BYTES_MAX: usize = 64 << 20;
 
-/// How often what is kept for callers is looked through for what is due.
+/// Interval at which expired entries of the ledger are removed.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What the dialect is made of.
+/// The parts of the dialect.
 pub struct Settings {
-    /// Who runs the rollouts.
+    /// The host that runs the rollouts.
     pub serving: Serving,
-    /// Who posts to callers.
+    /// The client that posts to callers.
     pub callbacks: CallbackClient,
-    /// The generation that requests are of.
+    /// The generation of requests.
     pub generation: OsmosisGeneration,
-    /// What generation A needs besides.
+    /// Additional settings of generation A.
     pub init: a::Settings,
     /// Waits and leases of generation D.
     pub times: OsmosisTimes,
-    /// Whether the server asks for a key.
+    /// Whether the server requires a key.
     pub is_keyed: bool,
 }
 
@@ -85,7 +84,7 @@ struct Inner {
     init: a::Server,
     is_keyed: bool,
     ledger: Arc<Ledger>,
-    /// One task a rollout, alive until its caller was notified, or gave up.
+    /// One task for each rollout until its caller is notified, or the attempt is abandoned.
     tasks: TaskTracker,
     unfinished: Unfinished,
     outcomes: kept::OutcomeTurns,
@@ -93,7 +92,7 @@ struct Inner {
 }
 
 impl Osmosis {
-    /// A server of this host.
+    /// Creates the dialect of a host.
     pub fn new(settings: Settings) -> Self {
         let Settings { serving, callbacks, generation, init, times, is_keyed } = settings;
         let host = serving.host();
@@ -120,8 +119,7 @@ impl Osmosis {
         }))
     }
 
-    /// Begins to forget what is due, within the runtime. Before the first request there is
-    /// nothing to forget.
+    /// Starts the removal of expired entries, within the runtime.
     fn keep_swept(&self) {
         self.0.sweeping.call_once(|| {
             self.0.ledger.start();
@@ -141,8 +139,8 @@ impl Osmosis {
         fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
 
-    /// Makes of a body the request for a rollout that it is, with a charge for what that takes.
-    /// What is refused here is counted, because it never comes to admission.
+    /// Parses a body as a request for a rollout, with a charge for its memory. A refusal is counted here, because the request
+    /// never reaches admission.
     fn read_for_rollout<T: ForRollout>(
         &self,
         body: Result<Body<BODY_BYTES_MAX>, ApiError>,
@@ -188,8 +186,7 @@ impl super::Dialect for Osmosis {
         Health { fields: self.rollout_health(), is_all: self.0.init.is_alone() }
     }
 
-    /// Whoever polls for a result has a connection open, and whoever is called back has none of
-    /// this server's.
+    /// A caller that polls has a connection open; one with callbacks has none.
     fn descriptors_per_rollout(config: &Config) -> u64 {
         let is_called_back = matches!(config.osmosis_generation, OsmosisGeneration::B | OsmosisGeneration::C)
             || config.osmosis_init.alone;
@@ -217,7 +214,7 @@ impl super::Dialect for Osmosis {
         let done = async {
             self.0.tasks.wait().await;
             self.0.ledger.all_settled().await;
-            // Where the server cancels what is left, what the journal keeps is not waited for.
+            // When the server cancels the remaining rollouts, it does not wait for results in the journal.
             if !self.0.ledger.is_cancelling() {
                 self.0.ledger.all_read().await;
             }
@@ -238,8 +235,8 @@ impl super::Dialect for Osmosis {
     }
 }
 
-/// Forgets what is due, for as long as there is a server. A look at the ledger does so too, but
-/// a server that has no room left is asked for nothing that looks.
+/// Removes expired entries for as long as the server exists. Every use of the ledger removes them as well, but a full server
+/// may refuse all requests that use it.
 async fn sweep(inner: Weak<Inner>) {
     let mut pause = tokio::time::interval(SWEEP_INTERVAL);
     loop {
@@ -249,7 +246,7 @@ async fn sweep(inner: Weak<Inner>) {
     }
 }
 
-/// Admits a rollout, or says at once why not.
+/// Admits a rollout, or refuses it at once with the reason.
 async fn start_rollout(
     State(osmosis): State<Osmosis>,
     headers: HeaderMap,
@@ -265,8 +262,7 @@ async fn start_rollout(
             Ok((StatusCode::ACCEPTED, Json(admission)).into_response())
         }
         StartRollout::CalledBack(request) => {
-            // B's own servers said 200, C's callers take nothing but 202, and B's that are
-            // known take any 2xx.
+            // B's servers responded 200, C's callers require 202, and B's known callers accept any 2xx.
             let accepted =
                 if configured == OsmosisGeneration::B { StatusCode::OK } else { StatusCode::ACCEPTED };
             callbacks::start(&osmosis, request, parent).await?;
@@ -275,7 +271,7 @@ async fn start_rollout(
     }
 }
 
-/// The id in a path. What is no id names nothing.
+/// Returns the id in a path. An invalid id belongs to no rollout.
 fn id_in_path(Path(id): Path<String>) -> Option<RolloutId> {
     RolloutId::parse(id).ok()
 }
