@@ -1,8 +1,8 @@
-//! Generations B and C: the result is posted back in two callbacks, the completion when the
-//! workflow is done and the grader's when all is. The grader's is the terminal one.
+//! Generations B and C: the result is posted in two callbacks, the completion at the end of the workflow and the grader's at
+//! the end of the rollout. The grader's is the terminal one.
 //!
-//! The bodies of both are rendered here. The generations differ in [`Form`], what the grader's callback carries, and in
-//! nothing else that a caller can see.
+//! This module renders the bodies of both. For a caller, the generations differ only in [`Form`], the samples of the grader's
+//! callback.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -25,7 +25,7 @@ use rollout_core::id::RolloutId;
 use rollout_core::rollout::{Failure, FailureKind, Finished, Host, Outcome, UnfinishedRollout, drive};
 use rollout_core::telemetry::TraceParent;
 
-/// What a grader's callback carries.
+/// The samples of a grader's callback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Form {
@@ -33,11 +33,11 @@ pub(super) enum Form {
     Map,
     /// `sample`: generation C.
     One,
-    /// Either, for a caller that may be of B or of C: each ignores what the other reads.
+    /// Both, for a caller of B or C: each ignores the other's field.
     Both,
 }
 
-/// Posted when the workflow is done.
+/// The body that is posted at the end of the workflow.
 #[derive(Serialize)]
 struct Completion<'a> {
     status: &'static str,
@@ -58,8 +58,8 @@ impl<'a> Completion<'a> {
     }
 }
 
-/// Posted when all is done. A field that the caller's generation does not have is left
-/// out; one that it has is null or empty where there is nothing to tell.
+/// The body that is posted at the end of the rollout. Fields that the caller's generation does not have are omitted; its own
+/// fields are null or empty if they have no value.
 #[derive(Serialize)]
 struct Graded<'a> {
     status: &'static str,
@@ -73,7 +73,7 @@ struct Graded<'a> {
 }
 
 impl<'a> Graded<'a> {
-    /// A failure whose reason is on the completion, or nowhere.
+    /// Creates the body of a failure; its reason is in the completion, or was not sent.
     fn bare(rollout_id: &'a RolloutId, form: Form) -> Self {
         Self {
             status: "failure",
@@ -85,7 +85,7 @@ impl<'a> Graded<'a> {
         }
     }
 
-    /// The status of this outcome.
+    /// Returns the status of an outcome.
     fn status(finished: &Finished) -> &'static str {
         match &finished.outcome {
             Outcome::Unscored(failure) if failure.kind != FailureKind::Withdrawn => "failure",
@@ -93,7 +93,7 @@ impl<'a> Graded<'a> {
         }
     }
 
-    /// What came of the rollout, samples and all.
+    /// Creates the body of a result with samples.
     fn of(finished: &'a Finished, form: Form, label: Option<&'a str>) -> Self {
         let failure = match &finished.outcome {
             Outcome::Scored { .. } => None,
@@ -111,7 +111,7 @@ impl<'a> Graded<'a> {
     }
 }
 
-/// Admits a rollout and leaves it to a task of its own.
+/// Admits a rollout and starts a task for it.
 pub(super) async fn start(
     osmosis: &Osmosis,
     request: CalledBack,
@@ -213,11 +213,11 @@ impl Renderer for Callbacks {
             }
             _ => serde_json::to_vec(&self.completion(message, source)),
         };
-        // Text, numbers that were checked, and JSON that was parsed before.
+        // Text, checked numbers and parsed JSON cannot fail to serialize.
         body.map(Bytes::from).unwrap_or_default()
     }
 
-    /// The outcome that the caller's last callback has.
+    /// Returns the outcome of the caller's last callback.
     fn over(&self, finished: &Finished, delivery: &Delivery) -> Over {
         let is_scored = matches!(finished.outcome, Outcome::Scored { .. });
         let (has_result, wants_result) = match delivery {
@@ -226,7 +226,7 @@ impl Renderer for Callbacks {
         };
         let status = match &finished.outcome {
             _ if has_result => Graded::status(finished),
-            // The caller wanted no more than the completion.
+            // The caller requested only the completion.
             Outcome::Unscored(Failure { kind: FailureKind::NotGraded, .. }) if !wants_result => "success",
             _ => "failure",
         };
@@ -249,8 +249,8 @@ impl Renderer for Callbacks {
         driver.note(driver.renderer.report().as_ref().map(|reported| reported.report.as_raw()));
     }
 
-    /// Sends the terminal callback. A report of the model's calls is merged into the trajectory: the one that came
-    /// with the completion before the callback is sent, a later one in place of it.
+    /// Sends the terminal callback. The caller's report of model calls is merged into the trajectory: the one from the
+    /// completion before the callback is sent, and a later one replaces it.
     async fn deliver_result(driver: &Driver<Self>, finished: &Finished, action: Action) {
         let renderer = &driver.renderer;
         let mut trajectories = Trajectories::of(finished);

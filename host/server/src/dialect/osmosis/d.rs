@@ -30,7 +30,7 @@ use rollout_core::wire;
 
 const LEASE_HEADER: &str = "X-Osmosis-Rollout-Lease";
 
-/// What the caller of an admitted rollout is answered.
+/// The response to the caller of an admitted rollout.
 #[derive(Serialize)]
 pub(super) struct Admission {
     rollout_id: RolloutId,
@@ -40,7 +40,7 @@ pub(super) struct Admission {
     polling_lease_timeout_sec: f64,
 }
 
-/// A result, or word of how far a rollout is.
+/// A result, or the status of a rollout without one.
 #[derive(Serialize)]
 struct ResultBody<'a> {
     rollout_id: &'a RolloutId,
@@ -59,13 +59,13 @@ impl<'a> ResultBody<'a> {
         wire::json_with(self, self.sample.as_ref().map_or(0, WireSample::message_bytes))
     }
 
-    /// About what its bytes take.
+    /// Returns its approximate size in bytes.
     fn memory_bytes(&self) -> usize {
         self.sample.as_ref().map_or(0, WireSample::message_bytes)
     }
 }
 
-/// Admits a rollout and leaves it to a task of its own.
+/// Admits a rollout and starts a task for it.
 pub(super) async fn start(
     osmosis: &Osmosis,
     request: PolledRequest,
@@ -76,7 +76,7 @@ pub(super) async fn start(
     let id = asked.rollout.id.clone();
     let host = inner.serving.host();
     host.may_keep()?;
-    // A result that is kept keeps its id, so that no caller reads another's.
+    // A stored result reserves its id, so that no caller reads another's result.
     let mut entry = inner.ledger.reserve(&id).map_err(|_| {
         host.metrics().refused(Refusal::Duplicate);
         ApiError::Registered
@@ -120,7 +120,7 @@ pub(super) fn resume(
     };
     let inner = &osmosis.0;
     let (id, label) = (unfinished.request.id.clone(), unfinished.request.label.clone());
-    // One that is over died before its end was noted. A result that is kept already is this one.
+    // The process of a finished rollout died before its end was noted. A stored result is this rollout's.
     let mut entry = inner.ledger.reserve_anyway(&id).map_err(|_| "its id is taken")?;
     let log = unfinished.log().clone();
     let renderer = Polling { id: id.clone(), form: Form { grade: *grade, is_expired: false, label } };
@@ -131,12 +131,12 @@ pub(super) fn resume(
     })
 }
 
-/// What a result says besides what came of its rollout.
+/// Parts of a result in addition to the rollout's outcome.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Form {
-    /// Whether a reward was asked for.
+    /// Whether the caller asked for a reward.
     grade: bool,
-    /// Whether the lease ran out, so that nobody polls for it.
+    /// Whether the lease expired, so that no caller polls.
     is_expired: bool,
     label: Option<String>,
 }
@@ -173,7 +173,7 @@ impl Renderer for Polling {
 }
 
 impl Form {
-    /// What the caller reads of this rollout.
+    /// Creates the caller's view of a finished rollout.
     fn result<'a>(&'a self, finished: &'a Finished) -> ResultBody<'a> {
         let id = &finished.id;
         if self.is_expired {
@@ -197,7 +197,7 @@ impl Form {
                 FailureKind::NotGraded if !self.grade => {
                     ResultBody { sample: sample(false), ..ResultBody::bare(id, "success") }
                 }
-                // A reward was wanted and there is nothing to make one with.
+                // The caller asked for a reward, and no grader ran.
                 FailureKind::NotGraded => ResultBody::bare(id, "failure"),
                 FailureKind::Cancelled => {
                     ResultBody { err_message: Some("cancelled"), ..ResultBody::bare(id, "cancelled") }
@@ -215,7 +215,7 @@ fn failure<'a>(id: &'a RolloutId, failure: &'a Failure, sample: Option<WireSampl
     ResultBody { sample, err_message, err_category, ..ResultBody::bare(id, "failure") }
 }
 
-/// Renews the lease and reports the result, or waits for news and reports those.
+/// Renews the lease and returns the result, or waits for it and returns the status.
 pub(super) async fn result(
     State(osmosis): State<Osmosis>,
     path: Path<String>,
@@ -263,19 +263,19 @@ pub(super) async fn result(
     Ok(given(&osmosis, Read::Journaled(kept), Arc::new(copy)))
 }
 
-/// The result that is read.
+/// A result for a poll.
 enum Read {
-    /// One of which a copy is in memory.
+    /// A result with a copy in memory.
     Here(Arc<Polled>),
-    /// One that is in the journal alone.
+    /// A result in the journal alone.
     Journaled(KeptResult),
 }
 
-/// The answer with a result, which counts as read when all of it was written.
+/// Returns the response with a result, which counts as read when all of it was sent.
 fn given(osmosis: &Osmosis, read: Read, copy: Arc<HeldBody>) -> Response {
     let body = copy.body.clone();
     let mut response = ([(header::CONTENT_TYPE, "application/json")], body).into_response();
-    // A result of which a part was read is to be read again.
+    // A partially sent result stays unread.
     let osmosis = osmosis.clone();
     let when_written = WhenWritten::new(move || {
         // It is charged until then.

@@ -1,5 +1,4 @@
-//! Fuzz targets of this protocol's requests. The first byte says whether the content
-//! type is JSON's, as almost always.
+//! Fuzz targets of this protocol's requests. The first byte decides whether the content type is JSON, as it nearly always is.
 
 use axum::http::{HeaderMap, HeaderValue, header};
 
@@ -9,7 +8,7 @@ pub(crate) use rollout_assembly::config::OsmosisGeneration;
 use rollout_core::outbound::NetworkRules;
 use rollout_core::wire;
 
-/// What an error may say about a request of any size, in bytes.
+/// Maximum size of an error about a request of any size, in bytes.
 const ERROR_BYTES_MAX: usize = 1 << 20;
 
 fn json() -> HeaderMap {

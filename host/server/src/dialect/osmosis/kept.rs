@@ -33,7 +33,7 @@ pub(super) struct Facts {
     pub delivery: Delivery,
     /// Whether there is anything for a grader to compare with.
     pub gradable: bool,
-    /// What its generation needs.
+    /// Facts of its generation.
     pub form: Form,
 }
 
@@ -44,7 +44,7 @@ pub(super) enum Form {
     /// Generation D.
     Polled {
         lease: Lease,
-        /// Whether a reward was asked for.
+        /// Whether the caller asked for a reward.
         grade: bool,
     },
     /// Generations B and C.
@@ -53,19 +53,19 @@ pub(super) enum Form {
     Init {
         /// The caller's name of the rollout.
         id: String,
-        /// The key by which a request that comes again is known.
+        /// The key of repeated requests.
         key: String,
     },
 }
 
-/// Admits a rollout, with what the next process needs to continue it.
+/// Admits a rollout with the facts that the next process needs to continue it.
 pub(super) fn admit(
     host: &Host,
     (rollout, mut resources): (RolloutRequest, Resources),
     facts: &Facts,
     addresses: &Addresses,
 ) -> Result<Box<Rollout>, AdmitError> {
-    // Words, numbers and texts.
+    // Words, numbers and texts cannot fail to serialize.
     let facts = to_raw_value(facts).unwrap_or_else(|_| RawValue::NULL.to_owned());
     resources.continuation = Some(Continuation { driver: DRIVER.into(), facts, secret: addresses.sealed() });
     host.admit(rollout, resources)
@@ -92,7 +92,7 @@ pub(super) fn driver<R: Renderer>(
     })
 }
 
-/// Waits until an admission is safe, which is when it may be answered.
+/// Waits until an admission is stored, so that it may be answered.
 pub(super) async fn is_safe(log: Option<&RolloutLog>) -> Result<(), ApiError> {
     match log {
         None => Ok(()),
@@ -100,8 +100,8 @@ pub(super) async fn is_safe(log: Option<&RolloutLog>) -> Result<(), ApiError> {
     }
 }
 
-/// Continues a rollout of an earlier process: its journal's facts, and the delivery as far as it is noted. The error is
-/// the reason why that cannot be.
+/// Continues a rollout of an earlier process from its journal's facts and notes. The error is the reason why it cannot
+/// continue.
 pub(super) fn resume(osmosis: &Osmosis, host: &Host, unfinished: UnfinishedRollout) -> Result<(), String> {
     osmosis.keep_swept();
     let facts: Facts = serde_json::from_str(unfinished.facts.get())
@@ -120,8 +120,8 @@ pub(super) fn resume(osmosis: &Osmosis, host: &Host, unfinished: UnfinishedRollo
     }
 }
 
-/// Runs a rollout of an earlier process to its end, or delivers its outcome where it has one. `name` is its caller's,
-/// `asked` sets how its model is asked, and `driver` makes its driver, with the rollout where that still runs.
+/// Runs a rollout of an earlier process to its end, or delivers its stored outcome. `name` is the caller's, `asked` sets how
+/// its model is called, and `driver` creates its driver, with the rollout if it still runs.
 pub(super) fn go_on<R: Renderer>(
     (osmosis, host): (&Osmosis, &Host),
     unfinished: UnfinishedRollout,
@@ -151,14 +151,14 @@ pub(super) fn go_on<R: Renderer>(
     Ok(())
 }
 
-/// What an earlier process's outcomes take of the memory budget at once, at the most: a part of it, and so many bytes.
+/// Maximum memory of an earlier process's outcomes that are read at once: a part of the budget, and a number of bytes.
 const OUTCOMES_PART: usize = 16;
 const OUTCOMES_BYTES_MAX: usize = 64 << 20;
 
-/// What turns are counted in, in bytes.
+/// Unit of the turns in bytes.
 const TURN_BYTES: usize = 1 << 10;
 
-/// The turns in which outcomes of an earlier process are read and reported.
+/// Turns in which outcomes of an earlier process are read and reported.
 pub(super) struct OutcomeTurns {
     turns: Arc<Semaphore>,
     count: usize,
@@ -171,16 +171,16 @@ impl OutcomeTurns {
     }
 }
 
-/// What an outcome holds while it is reported.
+/// The turn of an outcome that is being reported.
 pub(super) struct OutcomeTurn {
     _turn: Option<OwnedSemaphorePermit>,
     _charge: Charge,
 }
 
-/// How a rollout ended that an earlier process came to the end with, once it is its turn: outcomes of a few bytes are read
-/// together, long ones one after the other.
+/// Reads the stored outcome of an earlier process's rollout when it is its turn. Short outcomes are read together, long
+/// ones one after the other.
 async fn outcome(osmosis: &Osmosis, id: &RolloutId, log: &RolloutLog) -> Option<(Ended, OutcomeTurn)> {
-    /// What is read, and what that means.
+    /// Copies of an outcome that exist at once: the stored bytes and the parsed outcome.
     const COPIES: usize = 2;
     let inner = &osmosis.0;
     let read = async {
@@ -208,7 +208,7 @@ async fn outcome(osmosis: &Osmosis, id: &RolloutId, log: &RolloutLog) -> Option<
     }
 }
 
-/// Returns what the caller of a rollout of this driver reported of the model's calls, by what was noted.
+/// Returns the caller's report of model calls from the notes of a rollout with this driver.
 pub(crate) fn reported(driver: &str, notes: &[Box<RawValue>]) -> Option<Report> {
     let report = Progress::report(notes).filter(|_| driver == DRIVER);
     report.map(Report::kept)

@@ -1,4 +1,4 @@
-//! A sample and a failure as this protocol's callers read them.
+//! Samples and failures in the forms of this protocol.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -24,7 +24,7 @@ pub(super) struct WireSample<'a> {
 }
 
 impl<'a> WireSample<'a> {
-    /// The sample with this label and this reward.
+    /// Creates the sample with a label and a reward.
     pub(crate) fn new(sample: &'a FinishedSample, label: Option<&'a str>, reward: Option<f64>) -> Self {
         Self {
             messages: &sample.record.messages,
@@ -36,14 +36,13 @@ impl<'a> WireSample<'a> {
         }
     }
 
-    /// The bytes of its messages.
+    /// Returns the size of its messages in bytes.
     pub(crate) fn message_bytes(&self) -> usize {
         self.messages.text_bytes()
     }
 
-    /// The rollout's one sample, if it has just one. `label` goes back only where the
-    /// workflow returned its messages itself, and the reward only where the grader
-    /// succeeded and the sample counts.
+    /// Creates the rollout's sample, if it has exactly one. It has the label only if the workflow returned its messages itself,
+    /// and the reward only if the grader succeeded and the sample was not withdrawn.
     pub(crate) fn only(finished: &'a Finished, label: Option<&'a str>, graded: bool) -> Option<Self> {
         let [sample] = finished.samples.as_slice() else { return None };
         let reward = sample.public_reward().filter(|_| graded);
@@ -51,7 +50,7 @@ impl<'a> WireSample<'a> {
     }
 }
 
-/// The word under which a failure is filed. Every generation knows these.
+/// Returns the category of a failure. Every generation has these.
 pub(super) fn category(failure: &Failure) -> &'static str {
     match failure.kind {
         FailureKind::Timeout => "timeout",
@@ -61,10 +60,10 @@ pub(super) fn category(failure: &Failure) -> &'static str {
     }
 }
 
-/// The member that the host's own account and a caller's report both have.
+/// The member of both the host's own data and a caller's report.
 pub(super) const UNMATCHED: &str = "unmatched_llm_call_metrics";
 
-/// What this protocol's evaluators look for in a trajectory, where callers know samples by name.
+/// Fields for this protocol's evaluators in a trajectory, if callers know samples by name.
 const MEMBERS_WITH_SAMPLE_ID: &[ExtraMember] = &[
     ExtraMember::of("rollout_id", ExtraFact::RolloutId),
     ExtraMember::of("label", ExtraFact::Label),
@@ -77,17 +76,17 @@ const MEMBERS_WITH_SAMPLE_ID: &[ExtraMember] = &[
     ExtraMember::of(UNMATCHED, ExtraFact::UnmatchedMetrics),
 ];
 
-/// The same where they do not.
+/// Fields for this protocol's evaluators in a trajectory, if callers do not know samples by name.
 static MEMBERS: LazyLock<Vec<ExtraMember>> = LazyLock::new(|| {
     let is_theirs = |member: &&ExtraMember| member.fact != ExtraFact::SampleId;
     MEMBERS_WITH_SAMPLE_ID.iter().filter(is_theirs).cloned().collect()
 });
 
-/// What goes into the trajectories of this protocol's rollouts: the request's own fields among
-/// it, and the sample's name for callers that know samples by it.
+/// Returns the extra data of this protocol's trajectories: the request's own fields, and the sample's name for callers that
+/// know samples by name.
 pub(super) fn extra(request_fields: Option<Box<RawValue>>, samples_have_names: bool) -> TrajectoryExtra {
     TrajectoryExtra {
-        // The newest release of this protocol's package, 0.3.8, refuses to upload what is newer.
+        // The newest release of this protocol's package, 0.3.8, does not upload newer versions.
         schema_version: SchemaVersion::V1_7,
         key: "osmosis".into(),
         members: if samples_have_names { MEMBERS_WITH_SAMPLE_ID } else { &MEMBERS }.into(),

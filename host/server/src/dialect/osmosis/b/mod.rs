@@ -1,8 +1,7 @@
 //! Generation B: two callbacks as in C, with a map of samples.
 //!
-//! The callbacks are in [`super::callbacks`], which both share; what is here is B's map.
-//! Its controllers compare the map's ids with those of the chat calls that they served, so
-//! a sample that never asked the model is not in it.
+//! The callbacks are in [`super::callbacks`], which both share; this module has B's map. Its controllers compare the map's
+//! ids with those of the chat calls that they served, so a sample that never called the model is not in it.
 
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
@@ -12,15 +11,14 @@ use rollout_core::rollout::{Finished, FinishedSample};
 
 /// The samples of a rollout by their ids, in the order in which they were opened.
 pub(super) enum Samples<'a> {
-    /// There is nothing to tell but that the rollout failed.
+    /// The empty map of a failed rollout.
     None,
-    /// All that asked the model.
+    /// All samples that called the model.
     Of(&'a Finished),
 }
 
-/// One sample. Unlike in C its reward is reported whatever became of the rollout and of the
-/// sample, and it has no label, because only a grader in the server's own process could
-/// have set one.
+/// One sample. Unlike in C, its reward is always reported, and it has no label, because only a grader in the server's own
+/// process could set one.
 #[derive(Serialize)]
 struct NamedSample<'a> {
     id: &'a str,

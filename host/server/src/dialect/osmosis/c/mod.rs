@@ -1,7 +1,6 @@
-//! Generation C: the result is posted back in two callbacks, with one sample.
+//! Generation C: the result is posted in two callbacks, with one sample.
 //!
-//! The callbacks are in [`super::callbacks`], which generation B shares; what is here is
-//! C's alone.
+//! The callbacks are in [`super::callbacks`], which generation B shares; this module has C's own part.
 
 use axum::Json;
 use axum::extract::{Path, State};
@@ -10,7 +9,7 @@ use serde_json::{Value, json};
 use super::{Osmosis, id_in_path};
 use crate::dialect::ledger::Over;
 
-/// Says how far a rollout is, or what came of it; always answered, an unknown id among others.
+/// Returns the status or the outcome of a rollout. An unknown id gets a response, too.
 pub(super) async fn status(State(osmosis): State<Osmosis>, path: Path<String>) -> Json<Value> {
     let asked = path.0.clone();
     let id = id_in_path(path);
