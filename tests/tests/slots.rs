@@ -58,7 +58,7 @@ async fn an_evaluation_runs_as_many_at_once_as_there_is_room_for() {
 
 #[tokio::test]
 async fn fewer_slots_are_a_warning_where_somebody_asked_for_more_and_a_fact_where_nobody_did() {
-    let warning = "not room for as many rollouts";
+    let warning = "has no room for the requested number";
     let asked = TestHost::of("conform").option("--max-concurrent", 1000).open_files(OPEN_FILES).start().await;
     let unasked = TestHost::of("conform").open_files(OPEN_FILES).start().await;
 

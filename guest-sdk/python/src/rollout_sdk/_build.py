@@ -146,7 +146,7 @@ class Project:
     dependencies: list[str]
     only_grader: bool = False
     imports: list[str] = field(default_factory=list[str])
-    without_native: list[str] = field(default_factory=list[str])
+    without_native: list[str] = field(default_factory=lambda: list(GO_WITHOUT_NATIVE))
     leave_out: list[str] = field(default_factory=list[str])
     published: list[str] = field(default_factory=list[str])
 
