@@ -585,7 +585,8 @@ async fn a_host_whose_start_hook_fails_or_whose_settings_are_wrong_does_not_star
     let variable = ("OSMOSIS_ROLLOUT_CLIENT_MAX_RETRIES", "11");
     check(serve(&[], Some(variable)), "osmosis.init.client-max-retries: 11 is not between 0 and 10").await;
     let variable = ("OSMOSIS_ROLLOUT_CLIENT_TIMEOUT_SECONDS", "soon");
-    check(serve(&[], Some(variable)), "OSMOSIS_ROLLOUT_CLIENT_TIMEOUT_SECONDS: 'soon' is not a valid number").await;
+    check(serve(&[], Some(variable)), "OSMOSIS_ROLLOUT_CLIENT_TIMEOUT_SECONDS: 'soon' is not a valid number")
+        .await;
 }
 
 #[tokio::test]
