@@ -21,7 +21,7 @@ const DIRECTORIES: [&str; 13] = [
     "host/assembly/src",
     "host/cli/src/eval",
     "host/wire/src",
-    "host/server/src/dialect/ledger",
+    "host/server/src/dialect",
 ];
 
 /// Openings of a doc comment that never name its subject.

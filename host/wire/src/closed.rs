@@ -151,7 +151,7 @@ fn raw<T: Serialize + ?Sized>(value: &T) -> Result<Box<RawValue>, InvalidRequest
     to_raw_value(value).map_err(|error| InvalidRequest::Params(error.to_string()))
 }
 
-/// Returns the fields in the order in which they are sent.
+/// The fields in the order in which they are sent.
 struct Fields<'a> {
     fixed: &'a [(&'static str, Box<RawValue>)],
     given: Vec<(&'static str, Box<RawValue>)>,

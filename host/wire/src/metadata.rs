@@ -67,7 +67,7 @@ impl From<Box<RawValue>> for RowMetadata {
     }
 }
 
-/// Reads all of it unchanged and derives the workflow's part. JSON only.
+/// Writes all of it unchanged; a reader derives the workflow's part. JSON only.
 impl Serialize for RowMetadata {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         self.whole.serialize(to)
@@ -80,7 +80,7 @@ impl<'de> Deserialize<'de> for RowMetadata {
     }
 }
 
-/// Finds the last top-level member with the truth.
+/// Reader of the last top-level member with the truth.
 struct LastTruth;
 
 impl LastTruth {

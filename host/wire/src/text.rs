@@ -16,7 +16,7 @@ pub fn printable(text: &str) -> String {
     out
 }
 
-/// Passes text on as one line that cannot control a terminal: line breaks, control characters and characters that change
+/// A writer of one line that cannot control a terminal: line breaks, control characters and characters that change
 /// the writing direction are escaped. Tabs stay.
 pub struct OneLine<W>(pub W);
 

@@ -103,7 +103,7 @@ fn read<'a, T: Deserialize<'a>>(json: &'a RawValue) -> Option<T> {
     serde_json::from_str(json.get()).ok()
 }
 
-/// The first element of a list.
+/// Returns the first element of a list.
 fn first(list: Option<&RawValue>) -> Option<&RawValue> {
     let mut found = None;
     // It ends at the first one, which is no failure.
@@ -114,7 +114,7 @@ fn first(list: Option<&RawValue>) -> Option<&RawValue> {
     found
 }
 
-/// A list of what `of` makes of each element. `None` if it makes nothing of one.
+/// Returns the list of texts that `of` returns for each element. `None` if it returns none for one of them.
 fn collect<'a>(
     list: &'a RawValue,
     mut of: impl FnMut(&'a RawValue) -> Option<Cow<'a, str>>,
@@ -144,7 +144,7 @@ fn is_finite(text: &Cow<'_, str>) -> bool {
     text.parse::<f64>().is_ok_and(f64::is_finite)
 }
 
-/// The list itself, if all its elements are whole numbers.
+/// Returns the list itself, if all its elements are whole numbers.
 fn ids(list: &RawValue) -> Option<Cow<'_, RawValue>> {
     super::stream::is_list_of::<i64>(list.get()).then_some(Cow::Borrowed(list))
 }
@@ -158,7 +158,7 @@ struct Entry<'a> {
     token: Option<&'a RawValue>,
 }
 
-/// The list of log-probabilities in `{"content": […]}`, or that itself.
+/// Returns the list in `{"content": […]}`, or the list itself.
 fn entries(json: &RawValue) -> Option<&RawValue> {
     #[derive(Deserialize)]
     struct Wrapped<'a> {
@@ -168,7 +168,7 @@ fn entries(json: &RawValue) -> Option<&RawValue> {
     if json.get().starts_with('{') { read::<Wrapped<'_>>(json)?.content } else { Some(json) }
 }
 
-/// A list of numbers from a list of log-probabilities, whose elements are numbers or objects that have one.
+/// Returns the numbers of a list of log-probabilities, whose elements are numbers or objects with one.
 pub fn logprobs(json: &RawValue) -> Option<Cow<'_, RawValue>> {
     collect(entries(json)?, |entry| {
         let number = if entry.get().starts_with('{') { read::<Entry<'_>>(entry)?.logprob? } else { entry };
@@ -176,7 +176,7 @@ pub fn logprobs(json: &RawValue) -> Option<Cow<'_, RawValue>> {
     })
 }
 
-/// The ids of tokens that are called `token_id:7`.
+/// Returns the ids of tokens with names such as `token_id:7`.
 fn named_ids(json: &RawValue) -> Option<Cow<'_, RawValue>> {
     let ids = collect(entries(json)?, |entry| {
         let Text(token) = read(read::<Entry<'_>>(entry)?.token?)?;

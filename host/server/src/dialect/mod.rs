@@ -27,8 +27,8 @@ pub trait Dialect: Send + Sync {
     /// Returns its fields of `/health`.
     fn health(&self) -> Health;
 
-    /// Maximum number of descriptors of callers that one of its live rollouts holds. The host's number of rollouts is planned
-    /// with it before the host exists.
+    /// Returns the maximum number of descriptors of callers that one of its live rollouts holds. The number of rollouts is
+    /// planned with it before the host exists.
     fn descriptors_per_rollout(config: &Config) -> u64
     where
         Self: Sized;

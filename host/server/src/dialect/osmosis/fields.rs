@@ -1,5 +1,4 @@
-//! Reads the fields of a JSON body one by one and collects everything that is wrong,
-//! in the form that this protocol's clients know.
+//! A reader of the fields of a JSON body that collects all mistakes in the form of this protocol's clients.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,8 +12,7 @@ use rollout_core::text::beginning;
 use rollout_core::wire::messages::Messages;
 use rollout_core::wire::strict;
 
-/// Every field that a request of this protocol may have. Others are passed over: a request
-/// may have a million of them.
+/// All fields of this protocol's requests. Others are skipped: a request may have a million of them.
 const KNOWN: [&str; 25] = [
     "agent_timeout_sec",
     "all",
@@ -43,18 +41,17 @@ const KNOWN: [&str; 25] = [
     "tool_server_url",
 ];
 
-/// The items of a list of texts. Each is kept apart, so that short ones take many times the
-/// bytes that were sent.
+/// Maximum number of items in a list of texts. Each is stored separately, so short ones take many times their bytes.
 const TEXTS_MAX: usize = 100_000;
 
-/// The problems that are reported of one request. A list of a million wrong items would
-/// otherwise be answered with gigabytes.
+/// Maximum number of problems that are reported for a request. The response to a list of a million wrong items would
+/// otherwise have gigabytes.
 const PROBLEMS_MAX: usize = 64;
 
-/// The longest JSON text that is told back as what was found.
+/// Maximum length of a JSON value in an error message.
 const INPUT_BYTES_MAX: usize = 4096;
 
-/// One thing that is wrong with a request.
+/// A mistake in a request.
 #[derive(Debug, Serialize)]
 pub(super) struct Problem {
     r#type: &'static str,
@@ -70,7 +67,7 @@ impl Problem {
         Self { r#type, loc, msg: msg.into(), input, ctx: None }
     }
 
-    /// A field whose value cannot be, which only whoever goes on with the request knows.
+    /// Creates the problem of an impossible value, found by a later reader of the request.
     pub(crate) fn of_value(name: &str, why: &str) -> Self {
         Self::new("value_error", loc(name), format!("Value error, {why}"), Value::Null)
             .with(json!({"error": {}}))
@@ -81,7 +78,7 @@ impl Problem {
     }
 }
 
-/// A JSON object's fields, being read.
+/// The fields of a JSON object while they are read.
 pub(super) struct Fields<'a> {
     body: &'a RawValue,
     fields: BTreeMap<&'static str, &'a RawValue>,
@@ -89,7 +86,7 @@ pub(super) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Takes the body apart. `is_json` is what its content type says.
+    /// Parses the body. `is_json` is whether its content type is JSON.
     pub(crate) fn of(body: &'a [u8], is_json: bool) -> Result<Self, Vec<Problem>> {
         let here = || vec![json!("body")];
         if body.is_empty() {
@@ -116,30 +113,30 @@ impl<'a> Fields<'a> {
         Ok(Self { body: raw, fields, problems: Vec::new() })
     }
 
-    /// Whether a field is there at all, null included.
+    /// Returns whether a field is present, even as null.
     pub(crate) fn has(&self, name: &str) -> bool {
         debug_assert!(KNOWN.contains(&name), "{name} is not among the known fields");
         self.fields.contains_key(name)
     }
 
-    /// Whether a field is there and not null.
+    /// Returns whether a field is present and not null.
     pub(crate) fn is_given(&self, name: &str) -> bool {
         self.optional(name).is_some()
     }
 
-    /// A field's text, if it is a text; whether it should be is not asked here.
+    /// Returns the text of a field, if it is a text, without a check.
     pub(crate) fn peek_text(&self, name: &str) -> Option<String> {
         serde_json::from_str(self.optional(name)?.get()).ok()
     }
 
-    /// Notes that a field's value is wrong in a way that only its reader knows.
+    /// Notes a mistake in a field's value that only its reader can find.
     pub(crate) fn wrong(&mut self, name: &str, why: &str) {
         let input = self.fields.get(name).map_or(Value::Null, |raw| shown(raw));
         let problem = Problem::new("value_error", loc(name), format!("Value error, {why}"), input);
         self.problems.push(problem.with(json!({"error": {}})));
     }
 
-    /// What was read, unless anything was wrong.
+    /// Returns the parsed request, unless there were mistakes.
     pub(crate) fn finish<T>(self, read: Option<T>) -> Result<T, Vec<Problem>> {
         match read {
             Some(read) if self.problems.is_empty() => Ok(read),
@@ -147,7 +144,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The field's raw value; nothing where it is absent or null.
+    /// Returns the raw value of a field. `None` if it is absent or null.
     fn optional(&self, name: &str) -> Option<&'a RawValue> {
         debug_assert!(KNOWN.contains(&name), "{name} is not among the known fields");
         self.fields.get(name).copied().filter(|raw| raw.get() != "null")
@@ -163,7 +160,7 @@ impl<'a> Fields<'a> {
         self.problems.push(Problem::new(r#type, loc(name), msg, input));
     }
 
-    /// A text that may be absent or null.
+    /// Reads a text that may be absent or null.
     pub(crate) fn text(&mut self, name: &str) -> Option<String> {
         let raw = self.optional(name)?;
         let read = serde_json::from_str(raw.get()).ok();
@@ -176,7 +173,7 @@ impl<'a> Fields<'a> {
         read
     }
 
-    /// A text that must be there.
+    /// Reads a required text.
     pub(crate) fn required_text(&mut self, name: &str) -> Option<String> {
         if !self.has(name) {
             self.missing(name);
@@ -188,12 +185,12 @@ impl<'a> Fields<'a> {
         self.text(name)
     }
 
-    /// Notes a problem that only the field's reader knows.
+    /// Notes a problem that only the field's reader can find.
     pub(crate) fn problem(&mut self, problem: Problem) {
         self.problems.push(problem);
     }
 
-    /// An object that must be there, as it was written.
+    /// Reads a required object, unchanged.
     pub(crate) fn required_object(&mut self, name: &str) -> Option<Box<RawValue>> {
         if !self.has(name) {
             self.missing(name);
@@ -202,7 +199,7 @@ impl<'a> Fields<'a> {
         self.object_if_given(name)
     }
 
-    /// An object that may be absent but not null, as it was written.
+    /// Reads an object that may be absent but not null, unchanged.
     pub(crate) fn object_if_given(&mut self, name: &str) -> Option<Box<RawValue>> {
         if self.has(name) && self.optional(name).is_none() {
             self.of_type("dict_type", name, "Input should be a valid dictionary");
@@ -210,8 +207,7 @@ impl<'a> Fields<'a> {
         self.object(name)
     }
 
-    /// A whole number that may be absent but not null, in the spellings that the
-    /// protocol's clients send.
+    /// Reads a whole number that may be absent but not null, in all forms of the protocol's clients.
     pub(crate) fn whole(&mut self, name: &str) -> Option<i64> {
         let raw = self.fields.get(name).copied()?;
         let read = match scalar(raw) {
@@ -233,13 +229,13 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// An object that may be absent or null, as it was written.
+    /// Reads an object that may be absent or null, unchanged.
     pub(crate) fn object(&mut self, name: &str) -> Option<Box<RawValue>> {
         let raw = self.optional(name)?;
         if raw.get().starts_with('{') {
             if let Err(why) = strict::check(raw.get()) {
                 self.problems.push(unfit(loc(name), &why));
-                // Whoever goes on with it may rely on its depth.
+                // Later readers may rely on its depth.
                 return None;
             }
             return Some(raw.to_owned());
@@ -248,7 +244,7 @@ impl<'a> Fields<'a> {
         None
     }
 
-    /// A list of objects that must be there, each as it was written, at most so many.
+    /// Reads a required list of at most `max` objects, each unchanged.
     pub(crate) fn required_objects(&mut self, name: &str, count_max: usize) -> Option<Messages> {
         let Some(raw) = self.fields.get(name).copied() else {
             self.missing(name);
@@ -280,7 +276,7 @@ impl<'a> Fields<'a> {
         self.problems.push(problem.with(ctx));
     }
 
-    /// A list of texts that may be absent or null.
+    /// Reads a list of texts that may be absent or null.
     pub(crate) fn texts(&mut self, name: &str) -> Option<Vec<String>> {
         let raw = self.optional(name)?;
         let mut reader = serde_json::Deserializer::from_str(raw.get());
@@ -294,7 +290,7 @@ impl<'a> Fields<'a> {
         Some(texts)
     }
 
-    /// A flag that may be absent, in the spellings that the protocol's clients send.
+    /// Reads a boolean that may be absent, in all forms of the protocol's clients.
     pub(crate) fn flag(&mut self, name: &str) -> Option<bool> {
         let raw = self.fields.get(name).copied()?;
         let flag = match scalar(raw) {
@@ -318,7 +314,7 @@ impl<'a> Fields<'a> {
         flag
     }
 
-    /// A time in seconds that may be absent or null: any finite number, or one as text.
+    /// Reads a time in seconds that may be absent or null: a finite number, or one as text.
     pub(crate) fn seconds(&mut self, name: &str) -> Option<f64> {
         let raw = self.optional(name)?;
         let secs = match scalar(raw) {
@@ -332,7 +328,7 @@ impl<'a> Fields<'a> {
                 }
             },
             Value::Number(number) => number.as_f64().unwrap_or(f64::INFINITY),
-            // A number too large for any float does not parse as a value at all.
+            // A number that is too large for a float does not parse as a value.
             Value::Null => f64::INFINITY,
             Value::Array(_) | Value::Object(_) => {
                 self.of_type("float_type", name, "Input should be a valid number");
@@ -347,7 +343,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// How many members an object has.
+/// Returns the number of members of an object.
 pub(super) fn members(object: &RawValue) -> usize {
     struct Count;
     impl<'a> Visitor<'a> for Count {
@@ -369,12 +365,12 @@ pub(super) fn members(object: &RawValue) -> usize {
     serde::Deserializer::deserialize_map(&mut reader, Count).unwrap_or(0)
 }
 
-/// A value that some reader of the result could not read again.
+/// Creates the problem of a value that a reader of the result might not be able to read.
 fn unfit(at: Vec<Value>, why: &strict::Unfit) -> Problem {
     Problem::new("value_error", at, format!("Value error, {why}"), Value::Null).with(json!({"error": {}}))
 }
 
-/// Keeps the fields that are known; of several of one name the last.
+/// A visitor that stores known fields, and of several with one name the last.
 struct KnownFields;
 
 impl<'a> Visitor<'a> for KnownFields {
@@ -396,7 +392,7 @@ impl<'a> Visitor<'a> for KnownFields {
     }
 }
 
-/// A field's name, if it is a known one.
+/// The name of a field, if it is known.
 struct KnownName;
 
 impl<'a> DeserializeSeed<'a> for KnownName {
@@ -419,7 +415,7 @@ impl Visitor<'_> for KnownName {
     }
 }
 
-/// Reads a list of objects and counts them, with no more than one of them at hand.
+/// Reader of a list of objects that counts them.
 struct Objects<'f> {
     name: &'f str,
     count_max: usize,
@@ -463,7 +459,7 @@ impl<'a> Visitor<'a> for Objects<'_> {
     }
 }
 
-/// Reads a list of texts and counts them.
+/// Reader of a list of texts that counts them.
 struct Texts;
 
 impl<'a> Visitor<'a> for Texts {
@@ -488,8 +484,7 @@ impl<'a> Visitor<'a> for Texts {
     }
 }
 
-/// A number without a fraction, or what is wrong with it. One that is too large is as
-/// large as there is.
+/// Returns a number without a fraction, or the mistake. A number that is too large becomes the largest one.
 fn whole_number(number: &serde_json::Number) -> Result<i64, (&'static str, &'static str)> {
     if let Some(whole) = number.as_i64() {
         return Ok(whole);
@@ -507,8 +502,7 @@ fn loc(name: &str) -> Vec<Value> {
     vec![json!("body"), json!(name)]
 }
 
-/// A value for an error message: the beginning as text of what is too long to be told
-/// back.
+/// Returns a value for an error message; of a long one the beginning, as text.
 fn shown(raw: &RawValue) -> Value {
     if raw.get().len() > INPUT_BYTES_MAX {
         return beginning(raw.get(), INPUT_BYTES_MAX).into();
@@ -516,8 +510,8 @@ fn shown(raw: &RawValue) -> Value {
     value(raw)
 }
 
-/// A value that holds no others, or an empty one in place of one that may hold any number;
-/// null for what is none, such as 1e999.
+/// Returns a scalar value, or an empty list or object in place of one with elements. Invalid values such as 1e999 become
+/// null.
 fn scalar(raw: &RawValue) -> Value {
     match raw.get().as_bytes().first() {
         Some(b'[') => Value::Array(Vec::new()),
@@ -526,12 +520,12 @@ fn scalar(raw: &RawValue) -> Value {
     }
 }
 
-/// A value that is short, or a scalar; null for what is none, such as 1e999.
+/// Returns a short value or a scalar. Invalid values such as 1e999 become null.
 fn value(raw: &RawValue) -> Value {
     serde_json::from_str(raw.get()).unwrap_or(Value::Null)
 }
 
-/// Where in the text an error is, in characters from its start.
+/// Returns the position of an error in characters from the start of the text.
 fn offset(body: &[u8], error: &serde_json::Error) -> usize {
     let text = String::from_utf8_lossy(body);
     let lines: usize = text

@@ -18,14 +18,14 @@ fn json() -> HeaderMap {
 fn check_error(error: &ApiError) {
     let ApiError::Invalid(problems) = error else { return };
     assert!(!problems.is_empty(), "an error says what is wrong");
-    let mut said = 0;
+    let mut bytes = 0;
     for problem in problems {
         let problem = serde_json::to_value(problem).expect("a problem is JSON");
         assert_eq!(problem["loc"][0], "body", "a problem says where: {problem}");
         assert!(problem["msg"].as_str().is_some_and(|msg| !msg.is_empty()), "{problem}");
-        said += problem.to_string().len();
+        bytes += problem.to_string().len();
     }
-    assert!(said < ERROR_BYTES_MAX, "an error of {said} bytes");
+    assert!(bytes < ERROR_BYTES_MAX, "an error of {bytes} bytes");
 }
 
 /// `POST /rollout`, of either generation.

@@ -186,7 +186,7 @@ impl super::Dialect for Osmosis {
         Health { fields: self.rollout_health(), is_all: self.0.init.is_alone() }
     }
 
-    /// A caller that polls has a connection open; one with callbacks has none.
+    /// Returns one: a caller that polls has a connection open, and one with callbacks has none.
     fn descriptors_per_rollout(config: &Config) -> u64 {
         let is_called_back = matches!(config.osmosis_generation, OsmosisGeneration::B | OsmosisGeneration::C)
             || config.osmosis_init.alone;

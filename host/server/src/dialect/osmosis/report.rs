@@ -1,10 +1,8 @@
-//! What a caller reports of the model's calls when it acknowledges a callback, and how that
-//! comes into the trajectories.
+//! Callers' reports of model calls in acknowledgements of callbacks, and their merge into trajectories.
 //!
-//! Only the caller, whose endpoint the model is behind, knows what a call cost or which
-//! tokens it was made of, unless its endpoint says so in each reply. A report goes into the
-//! steps in place of what the host observed, which stays under `extra.rollout_host`. It stays
-//! the bytes that it came as, and is read call by call where it is put.
+//! The model is behind the caller's endpoint, so only the caller knows the cost and tokens of a call, unless its endpoint
+//! sends them in each reply. In the steps, a report replaces the host's observations, which stay under `extra.rollout_host`.
+//! It is stored unchanged and read call by call when it is merged.
 
 use std::borrow::Cow;
 use std::convert::Infallible;
@@ -24,10 +22,10 @@ use rollout_core::wire;
 use rollout_core::wire::atif::{FinalMetrics, Metrics};
 use rollout_core::wire::stream::{Stopped, Text, each, is_list_of, members};
 
-/// How many ids of samples that a rollout does not have are named in the log.
+/// Maximum number of unknown sample ids that the log names.
 const IDS_SHOWN: usize = 8;
 
-/// What a caller says of a rollout's calls of the model: JSON that was looked through.
+/// A caller's report of a rollout's model calls: checked JSON.
 #[derive(Clone, Debug)]
 pub(crate) struct Report(Bytes);
 
@@ -39,20 +37,20 @@ struct Parts<'a> {
     samples: Option<&'a RawValue>,
 }
 
-/// What it says of one sample's.
+/// The report of one sample's calls.
 #[derive(Clone, Debug, Deserialize)]
 struct SampleReport<'a> {
     #[serde(borrow, default)]
     model_name: Option<Text<'a>>,
-    /// In the order in which they were made.
+    /// The calls in order.
     #[serde(borrow, default)]
     llm_call_metrics: Option<&'a RawValue>,
-    /// In place of sums over the calls.
+    /// Sums that replace those over the calls.
     #[serde(borrow, default)]
     final_metrics: Option<&'a RawValue>,
 }
 
-/// What it says of one call.
+/// The report of one call.
 #[derive(Deserialize)]
 struct CallReport<'a> {
     #[serde(default)]
@@ -76,10 +74,10 @@ struct CallReport<'a> {
 }
 
 impl Report {
-    /// The report in the body of an acknowledgement. Other bodies have none, and one that is
-    /// malformed is none: a delivery is a delivery whatever was said to it.
+    /// Returns the report in the body of an acknowledgement, if there is one. A malformed report is ignored: the callback was
+    /// delivered.
     pub(crate) fn read(body: &Bytes) -> Option<Self> {
-        /// A body that may have a report in it.
+        /// A body that may contain a report.
         #[derive(Deserialize)]
         struct Acknowledgement<'a> {
             #[serde(borrow, default)]
@@ -96,12 +94,12 @@ impl Report {
         }
     }
 
-    /// One that was read and kept before.
+    /// Reads a stored report.
     pub(crate) fn kept(report: &RawValue) -> Self {
         Self(Bytes::copy_from_slice(report.get().as_bytes()))
     }
 
-    /// As it is kept.
+    /// Returns the stored form.
     pub(crate) fn as_raw(&self) -> &RawValue {
         serde_json::from_slice(&self.0).unwrap_or(RawValue::NULL)
     }
@@ -110,13 +108,13 @@ impl Report {
         serde_json::from_slice(&self.0).unwrap_or(Parts { model_name: None, samples: None })
     }
 
-    /// What it says of documents that are of these samples.
+    /// Assigns the report to the documents of these samples.
     pub(crate) fn of_samples(&self, ids: &[Option<&str>]) -> Amendments<'_> {
         let Parts { model_name, samples } = self.parts();
         Amendments { model_name, matched: Matched::find(samples.map_or("{}", RawValue::get), ids) }
     }
 
-    /// Puts the report into the trajectories of a rollout. Blocks.
+    /// Merges the report into the trajectories of a rollout. Blocks.
     pub(crate) fn apply(&self, documents: &[impl AmendedDocument]) -> io::Result<()> {
         let ids: Vec<Option<&str>> =
             documents.iter().map(|document| document.sample().map(SampleId::as_str)).collect();
@@ -125,14 +123,14 @@ impl Report {
     }
 }
 
-/// What a report says of each of a rollout's documents.
+/// The parts of a report for a rollout's documents.
 pub(crate) struct Amendments<'a> {
     model_name: Option<Text<'a>>,
     matched: Matched<'a>,
 }
 
 impl Amendments<'_> {
-    /// Puts what it says of the document at this place into it. Blocks.
+    /// Merges the part of the document at this index. Blocks.
     pub(crate) fn amend(&self, place: usize, document: &impl AmendedDocument) -> io::Result<()> {
         let Matched { of, rest } = &self.matched;
         let report = of.get(place).and_then(Option::as_ref);
@@ -148,7 +146,7 @@ impl Amendments<'_> {
     }
 }
 
-/// Looks a report through. The error says what is wrong with it.
+/// Checks a report. The error describes the mistake.
 fn check(report: &str) -> Result<(), String> {
     wire::object(report)?;
     let parts: Parts<'_> = serde_json::from_str(report).map_err(|error| error.to_string())?;
@@ -170,9 +168,9 @@ fn check(report: &str) -> Result<(), String> {
 
 /// The reports of a rollout's samples.
 struct Matched<'a> {
-    /// For each document its sample's.
+    /// For each document, the report of its sample.
     of: Vec<Option<SampleReport<'a>>>,
-    /// Those of no sample, if there are any: an object.
+    /// Reports of unknown samples, if there are any: an object.
     rest: Option<Box<RawValue>>,
 }
 
@@ -181,7 +179,7 @@ impl<'a> Matched<'a> {
         let mut of: Vec<Option<SampleReport<'a>>> = vec![None; ids.len()];
         let (mut rest, mut rest_names, mut only) = (String::from("{"), Vec::new(), None);
         let mut count = 0_usize;
-        // It was looked through before.
+        // It was checked before.
         let _ = members(samples, |name, report: &'a RawValue| {
             let parsed = serde_json::from_str(report.get()).ok();
             if let Some(place) = ids.iter().position(|id| *id == Some(&*name)) {
@@ -202,7 +200,7 @@ impl<'a> Matched<'a> {
             Ok(())
         });
         rest.push('}');
-        // Callers that know no sample ids give their one entry any key.
+        // Callers without sample ids use any key for their single entry.
         if let ([place @ None], Some(_)) = (of.as_mut_slice(), &only) {
             *place = only;
             return Self { of, rest: None };
@@ -242,21 +240,21 @@ impl<'a> SampleReport<'a> {
                 Stopped::Taker(error) => error,
             })
         };
-        // For no longer than what is called for each step.
+        // Borrowed only during the call for each step.
         let mut amendment: Amendment<'_> = amendment;
         if count == 0 {
-            // Nothing is said of any call.
+            // The report has no calls.
         } else if document.agent_steps() == count {
             amendment.steps = Some(&steps);
         } else if let Some(calls) = self.llm_call_metrics {
-            // Nobody can tell which call was which step.
+            // Calls cannot be assigned to steps.
             amendment.members.push((UNMATCHED, Member::Raw(calls)));
         }
         amendment.final_metrics = self.sums();
         document.amend(&amendment)
     }
 
-    /// What the caller says that all of it came to, or else the sums over the calls.
+    /// Returns the caller's sums, or else the sums over the calls.
     fn sums(&self) -> Option<FinalMetrics<'a>> {
         match self.final_metrics.map(|given| read_sums(given.get())) {
             Some(Ok(Some(sums))) => return Some(sums),
@@ -281,13 +279,13 @@ impl<'a> SampleReport<'a> {
             }
             Ok::<(), Infallible>(())
         });
-        // Prices may add up to more than a number holds.
+        // A sum of prices may be infinite.
         sums.total_cost_usd = sums.total_cost_usd.filter(|cost| cost.is_finite());
         (!is_empty).then_some(sums)
     }
 }
 
-/// Sums as a caller gives them; none where it says nothing but the number of steps.
+/// Returns a caller's sums. `None` if they have only the number of steps.
 fn read_sums(given: &str) -> Result<Option<FinalMetrics<'_>>, String> {
     #[derive(Deserialize)]
     struct Sums<'a> {
@@ -367,18 +365,17 @@ impl CallReport<'_> {
 /// The trajectories of a rollout into which reports are merged.
 pub(super) struct Trajectories<'a> {
     files: &'a [TrajectoryFile],
-    /// As they were before the first report, because a later one takes its place.
+    /// The trajectories before the first report, because a later report replaces it.
     unmerged: Option<Vec<Amendable>>,
 }
 
 impl<'a> Trajectories<'a> {
-    /// Those that were written of this rollout.
+    /// Returns the trajectories that were written for this rollout.
     pub(crate) fn of(finished: &'a Finished) -> Self {
         Self { files: &finished.trajectories, unmerged: None }
     }
 
-    /// Merges a report, in place of any that was merged before. Where that fails the
-    /// trajectories stay as they are, and the outcome is none the worse.
+    /// Merges a report and replaces an earlier one. On failure the trajectories stay unchanged; the outcome is not affected.
     pub(crate) async fn merge(&mut self, report: &Report) {
         if self.files.is_empty() {
             return;
@@ -447,14 +444,14 @@ mod tests {
     }
 
     #[test]
-    fn a_call_of_which_nothing_is_said_keeps_what_was_observed() {
-        let said = |call: &str| {
+    fn a_call_without_a_report_keeps_the_observation() {
+        let reported = |call: &str| {
             let call: CallReport<'_> = serde_json::from_str(call).unwrap();
             (call.amendment().metrics.is_some(), call.amendment().model_name.map(str::to_owned))
         };
-        assert_eq!(said("{}"), (false, None));
-        assert_eq!(said(r#"{"model_name":"engine"}"#), (false, Some("engine".to_owned())));
-        assert_eq!(said(r#"{"cached_tokens":0}"#), (true, None));
+        assert_eq!(reported("{}"), (false, None));
+        assert_eq!(reported(r#"{"model_name":"engine"}"#), (false, Some("engine".to_owned())));
+        assert_eq!(reported(r#"{"cached_tokens":0}"#), (true, None));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `POST /rollout`: what it asks for, in any generation.
+//! Requests of `POST /rollout`, of any generation.
 
 use std::sync::Arc;
 
@@ -19,14 +19,14 @@ use rollout_core::rollout::{ForkPoint, Host, LoopOptions, ModelAddress, Resource
 use rollout_core::wire::messages::Messages;
 use rollout_core::wire::metadata::RowMetadata;
 
-/// The most messages of a prompt. A guest is given a text for each, which takes some 40 bytes
-/// besides what is in it, here and in the guest; conversations have tens.
+/// Maximum number of messages of a prompt. Each takes about 40 bytes in addition to its text, in the host and in the guest.
+/// Conversations have tens.
 pub(super) const MESSAGES_MAX: usize = 100_000;
 
-/// The name under which every model of this protocol goes.
+/// Name of every model of this protocol.
 const MODEL: &str = "osmosis-rollout";
 
-/// A request, by how its result is delivered.
+/// A request, by the delivery of its result.
 pub(super) enum StartRollout {
     /// Generation D.
     Polled(Polled),
@@ -34,12 +34,12 @@ pub(super) enum StartRollout {
     CalledBack(CalledBack),
 }
 
-/// A request for a rollout that was read, in any generation.
+/// A parsed request for a rollout, of any generation.
 pub(super) trait ForRollout {
-    /// The bytes that it takes, which is what it is charged for.
+    /// Returns its charged size in bytes.
     fn memory_bytes(&self) -> usize;
 
-    /// What its rollout needs besides the request; the charge goes there.
+    /// Returns the rollout's data in addition to the request, for the charge.
     fn resources(&mut self) -> &mut Resources;
 }
 
@@ -64,23 +64,22 @@ impl ForRollout for StartRollout {
     }
 }
 
-/// What every generation asks for.
+/// Parts of a request of every generation.
 pub(super) struct ParsedRequest {
-    /// For the core.
+    /// The request for the core.
     pub rollout: RolloutRequest,
-    /// What it needs besides.
+    /// Data in addition to the request.
     pub resources: Resources,
-    /// Whether there is anything to compare with: a label, or metadata, an empty
-    /// object among them.
+    /// Whether a grader has anything to compare with: a label, or metadata, even an empty object.
     pub gradable: bool,
-    /// The label, which goes back with the sample.
+    /// The label, which is returned with the sample.
     pub label: Option<String>,
-    /// The place in another rollout that it goes on from.
+    /// The point of another rollout at which it starts.
     pub fork_of: Option<ForkPoint>,
 }
 
 impl ParsedRequest {
-    /// With what it has of the rollout that it goes on from, if it does.
+    /// Adds the part of another rollout for a fork.
     pub(super) async fn forked(mut self, host: &Host) -> Result<Self, ApiError> {
         let Some(point) = self.fork_of.take() else { return Ok(self) };
         host.fork(&point, &mut self.rollout, &mut self.resources).await?;
@@ -94,25 +93,25 @@ impl ParsedRequest {
     }
 }
 
-/// A rollout whose result is polled for.
+/// A rollout with a polled result.
 pub(super) struct Polled {
     pub asked: ParsedRequest,
-    /// Whether a reward is wanted.
+    /// Whether the caller asks for a reward.
     pub grade: bool,
 }
 
-/// A rollout whose result is posted back.
+/// A rollout with a posted result.
 pub(super) struct CalledBack {
     pub asked: ParsedRequest,
     pub form: Form,
     pub completion_url: String,
-    /// None where no reward is wanted.
+    /// `None` if the caller asks for no reward.
     pub grader_url: Option<String>,
     /// The key of the callbacks.
     pub controller_key: Option<Secret>,
 }
 
-/// Reads a request. Everything that is wrong with it is in the error.
+/// Parses a request. The error has all mistakes.
 pub(super) fn read(
     headers: &HeaderMap,
     body: &[u8],
@@ -133,7 +132,7 @@ pub(super) fn read(
     read.map_err(ApiError::Invalid)
 }
 
-/// Whether the content type says JSON.
+/// Returns whether the content type is JSON.
 pub(super) fn is_json(headers: &HeaderMap) -> bool {
     let Some(Ok(kind)) = headers.get(header::CONTENT_TYPE).map(|value| value.to_str()) else { return false };
     let kind = kind.split(';').next().unwrap_or("").trim().to_ascii_lowercase();
@@ -155,7 +154,7 @@ fn called_back(
     form: Form,
     samples: SamplesRule,
 ) -> Result<StartRollout, Vec<Problem>> {
-    // B has no way to tell a caller the id that was made, and no key of the model's own.
+    // B cannot return a generated id to its caller, and has no key for the model.
     let is_b = form == Form::Map;
     let common = Common::read(&mut fields, if is_b { IdRule::Required } else { IdRule::MadeHere });
     let key_rule = "llm_api_key must be omitted or a non-empty string; empty string is not a legacy fallback";
@@ -181,7 +180,7 @@ fn http_url(url: &str) -> Option<Url> {
     Url::parse(url).ok().filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
 }
 
-/// Refuses an address at once that would be refused once it is asked.
+/// Refuses an address that would be refused at its first use.
 pub(super) fn check_reach(fields: &mut Fields<'_>, name: &str, url: &Url, rules: &NetworkRules) {
     if let Err(why) = rules.check(url) {
         fields.wrong(name, &format!("must be where this host may send requests: {why}"));
@@ -197,7 +196,7 @@ fn api_key(fields: &mut Fields<'_>, name: &str, rule: &str) -> Option<Secret> {
     Some(Secret::new(key))
 }
 
-/// The field of this host's own that says which rollout one goes on from.
+/// Reads the host's own field for the rollout from which a fork starts.
 fn fork_of(fields: &mut Fields<'_>) -> Option<ForkPoint> {
     let given = fields.object("fork_of")?;
     let read = serde_json::from_str(given.get());
@@ -207,22 +206,22 @@ fn fork_of(fields: &mut Fields<'_>) -> Option<ForkPoint> {
     read.ok()
 }
 
-/// The samples that a caller takes.
+/// The samples that a caller accepts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SamplesRule {
     One,
     Many,
-    /// Many, each of which asked the model.
+    /// Many, each of which called the model.
     ManyThatAsked,
 }
 
 enum IdRule {
     Required,
-    /// Absent or null means that the server makes one.
+    /// The server generates an id if this is absent or null.
     MadeHere,
 }
 
-/// The fields that every generation has, in the order in which problems are reported.
+/// The fields of every generation, in the order of the reported problems.
 struct Common {
     messages: Option<Messages>,
     label: Option<String>,
@@ -317,8 +316,7 @@ impl Common {
 mod tests {
     use super::*;
 
-    /// Whatever is kept of a request is charged for, or callers could have the host hold it for
-    /// nothing.
+    /// Checks that all stored parts of a request are charged; otherwise callers could use memory without a charge.
     #[test]
     fn a_request_counts_with_all_its_fields() {
         let check = |field: &str, value: serde_json::Value| {

@@ -1,5 +1,5 @@
-//! Generation A: a rollout is asked for with its tools as the answer, its model and the
-//! place for its result are at the caller's own server.
+//! Generation A: the response to a request has the rollout's tools; the model and the address of the result are at the
+//! caller's own server.
 
 mod request;
 mod tools;
@@ -37,15 +37,15 @@ use rollout_core::rollout::{
 use rollout_core::wire::messages::Messages;
 use tools::WireTool;
 
-/// What this generation needs besides what all need.
+/// Additional parts of this generation.
 pub struct Settings {
-    /// Times and bounds.
+    /// Times and limits.
     pub init: OsmosisInit,
-    /// Who posts results.
+    /// The client that posts results.
     pub completions: CallbackClient,
 }
 
-/// This generation's part of the server.
+/// This generation's part of the dialect.
 pub(super) struct Server {
     settings: OsmosisInit,
     completions: Arc<CallbackClient>,
@@ -57,15 +57,14 @@ impl Server {
         Self { settings: init, completions: Arc::new(completions) }
     }
 
-    /// Whether no other generation is served.
+    /// Whether the server has no other generation.
     pub(crate) fn is_alone(&self) -> bool {
         self.settings.alone
     }
 }
 
-/// Why callers of this generation cannot be served by this host, if they cannot: tools
-/// that its form has no place for. Tools that depend on the request are known when it
-/// comes, and so are those of a loop that says none without one.
+/// Returns the reason why this host cannot serve callers of this generation, if there is one: tools that the protocol cannot
+/// describe. Tools that depend on a request are checked when it arrives.
 pub async fn cannot_carry(host: &Host) -> Option<String> {
     let tools = host.usual_tools().await.ok()?;
     let tools: Vec<Box<RawValue>> =
@@ -73,7 +72,7 @@ pub async fn cannot_carry(host: &Host) -> Option<String> {
     tools::typed(&tools).err()
 }
 
-/// A model that is asked as callers of this generation want theirs asked, for a rollout of one.
+/// Returns access to a model in the way of this generation's callers.
 pub fn asked_by(
     model: ModelEndpoint,
     request: &RolloutRequest,
@@ -84,18 +83,17 @@ pub fn asked_by(
     Some(model.asked(request::profile(id, settings, form)?))
 }
 
-/// Its routes. Their key is asked for in this generation's way.
+/// Returns its routes. Their key is passed in this generation's way.
 pub(super) fn router() -> Router<Osmosis> {
     Router::new().route(INIT_PATH, post(init)).route(HEALTH_PATH, get(platform_health))
 }
 
-/// Whether a request carries the server's key: after the word `Bearer` in any case, or
-/// as it is.
+/// Returns whether a request has the server's key: after the word `Bearer` in any case, or alone.
 pub(super) fn is_authorised(key: &Secret, headers: &HeaderMap) -> bool {
     given_key(headers).ct_eq(key.expose().as_bytes()).into()
 }
 
-/// The key that a request carries in this generation's way.
+/// Returns the key of a request in this generation's way.
 pub(crate) fn given_key(headers: &HeaderMap) -> &[u8] {
     let given = headers.get(header::AUTHORIZATION).map_or(&[][..], |value| value.as_bytes()).trim_ascii();
     match given.iter().position(u8::is_ascii_whitespace) {
@@ -104,7 +102,7 @@ pub(crate) fn given_key(headers: &HeaderMap) -> &[u8] {
     }
 }
 
-/// Whether a path is one of this generation's.
+/// Returns whether a path belongs to this generation.
 pub(crate) fn has_path(path: &str) -> bool {
     [INIT_PATH, HEALTH_PATH].contains(&path)
 }
@@ -112,10 +110,10 @@ pub(crate) fn has_path(path: &str) -> bool {
 const INIT_PATH: &str = "/v1/rollout/init";
 const HEALTH_PATH: &str = "/platform/health";
 
-/// What is said where the key is missing.
+/// The response to a request without the key.
 pub(crate) const KEY_REFUSAL: &str = "Invalid or missing API key";
 
-/// The same as `/health`, for a platform that wants to know whether its key is right.
+/// Returns the same as `/health`, for platforms that check their key.
 async fn platform_health(State(osmosis): State<Osmosis>) -> Result<Json<Map<String, Value>>, ApiError> {
     if !osmosis.0.is_keyed {
         return Err(ApiError::NoRoute);
@@ -123,8 +121,7 @@ async fn platform_health(State(osmosis): State<Osmosis>) -> Result<Json<Map<Stri
     Ok(Json(osmosis.rollout_health()))
 }
 
-/// Admits a rollout and answers with its tools. A request that came before has the
-/// answer that it had.
+/// Admits a rollout and responds with its tools. A repeated request gets the first response.
 async fn init(
     State(osmosis): State<Osmosis>,
     caller: Option<Extension<Caller>>,
@@ -141,12 +138,12 @@ async fn init(
         Part::Follower(following) => following,
         Part::Leader(entry, sender) => {
             let following = sender.following();
-            // A caller that goes away does not take the rollout with it.
+            // The rollout continues if its caller disconnects.
             inner.tasks.spawn(lead(osmosis.clone(), host, request, (entry, sender)));
             following
         }
     };
-    // One that is answered early comes again, and finds the rollout.
+    // A request that is answered early is repeated and finds the rollout.
     let answer = match &caller {
         Some(Extension(caller)) => caller.wait(answer.answer()).await.ok_or(ApiError::Crowded)??,
         None => answer.answer().await?,
@@ -155,14 +152,14 @@ async fn init(
     Ok((StatusCode::ACCEPTED, [(header::CONTENT_TYPE, "application/json")], body).into_response())
 }
 
-/// What a caller is answered at once.
+/// The immediate response to a caller.
 #[derive(Serialize)]
 struct Accepted<'a> {
     rollout_id: &'a str,
     tools: Vec<WireTool>,
 }
 
-/// Continues a rollout whose request an earlier process answered, or its completion.
+/// Continues a rollout whose request an earlier process answered, or delivers its completion.
 pub(super) fn resume(
     (osmosis, host): (&Osmosis, &Host),
     unfinished: UnfinishedRollout,
@@ -172,7 +169,7 @@ pub(super) fn resume(
     let inner = &osmosis.0;
     let kept::Form::Init { id, key } = &facts.form else { return Err("it is not answered first".to_owned()) };
     let Some(answer) = answer else {
-        // Its caller was not answered, and begins anew.
+        // Its caller had no response, and starts again.
         unfinished.log().end();
         return Ok(());
     };
@@ -182,7 +179,7 @@ pub(super) fn resume(
     let log = unfinished.log().clone();
     entry.answer(sender, bytes(answer), Some(log.clone()));
     if matches!(facts.delivery, Delivery::OnePost { is_closed: true, .. }) {
-        // Its answer is left, for requests that come again.
+        // Its first response stays, for repeated requests.
         return Ok(());
     }
     let asked = |model: ModelEndpoint| {
@@ -216,19 +213,19 @@ async fn lead(osmosis: Osmosis, host: Host, request: Init, (entry, sender): (Ent
     drive(rollout, kept::driver(&host, entry, &facts, client, work, renderer)).await;
 }
 
-/// A rollout whose caller is answered with its tools and notified of its end.
+/// A rollout whose caller gets its tools as the response and a notification of its end.
 struct Call {
     id: String,
     answer: Mutex<Option<Answer>>,
 }
 
-/// The answer to a request.
+/// The response to a request.
 enum Answer {
-    /// It is due. Dropped, it says that the work broke off.
+    /// It is due. Dropping it reports that the work was aborted.
     Due(AnswerSender),
-    /// There are no tools to answer with, for this reason. The request is answered when the rollout is over.
+    /// There are no tools, for this reason. The response follows at the end of the rollout.
     NoTools(AnswerSender, String),
-    /// It was given.
+    /// It was sent.
     Given,
 }
 
@@ -262,7 +259,7 @@ impl Renderer for Call {
 
     fn refuse(self, entry: Entry) {
         let answer = self.answer().take();
-        // The key is free before the requests that wait read that there is no answer.
+        // The key is released before the waiting requests read that there is no response.
         match answer {
             Some(Answer::NoTools(sender, why)) => {
                 entry.settle();
@@ -280,10 +277,10 @@ impl Renderer for Call {
         let completed = match source {
             Source::Finished(finished) => self.completed(finished),
             Source::Crashed(crashed) => Completed::failed(&self.id, &crashed.reason, Metrics::default()),
-            // Nothing is posted after the workflow.
+            // Nothing is posted at the end of the workflow.
             Source::Workflow(_) => return Bytes::new(),
         };
-        // Text, numbers that were checked, and JSON that was parsed before.
+        // Text, checked numbers and parsed JSON cannot fail to serialize.
         serde_json::to_vec(&completed).map(Bytes::from).unwrap_or_default()
     }
 
@@ -305,11 +302,11 @@ fn bytes(json: Box<RawValue>) -> Bytes {
 }
 
 impl Call {
-    /// Makes the answer to a request, which is stored before its caller reads it.
+    /// Creates the response to a request, which is stored before its caller reads it.
     async fn tools(&self, driver: &Driver<Self>, rollout: &mut Rollout) -> Result<Bytes, String> {
         let tools = Box::pin(rollout.tools(|tools| tools::typed(&tools))).await;
         let tools = tools.map_err(|failure| failure.reason)?;
-        // Text, and JSON that was made of checked parts.
+        // Text and JSON of checked parts cannot fail to serialize.
         let body =
             to_raw_value(&Accepted { rollout_id: &self.id, tools }).map_err(|error| error.to_string())?;
         driver.note(Some(&body));
@@ -323,7 +320,7 @@ impl Call {
         self.answer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The completion of a rollout that finished.
+    /// Creates the completion of a finished rollout.
     fn completed<'a>(&'a self, finished: &'a Finished) -> Completed<'a> {
         let messages =
             finished.samples.first().map(|sample| sample.record.messages.clone()).unwrap_or_default();
@@ -347,8 +344,7 @@ impl Call {
                 }
             }
             Outcome::Unscored(failure) => match (&finished.loop_report, failure.stage) {
-                // The agent came to an end, by its own account or with a grader that did
-                // not: what it said is reported.
+                // The agent finished, whether or not the grader did: its messages are reported.
                 (Some(report), Stage::Workflow) => Completed {
                     finish_reason: &report.finish_reason,
                     final_messages: messages.clone(),
@@ -366,7 +362,7 @@ impl Call {
     }
 }
 
-/// Posted when a rollout is over. What there is not is left out.
+/// The body that is posted at the end of a rollout. Absent values are omitted.
 #[derive(Serialize)]
 struct Completed<'a> {
     rollout_id: &'a str,
@@ -396,7 +392,7 @@ impl<'a> Completed<'a> {
     }
 }
 
-/// What a rollout took. All of it is always there.
+/// Usage of a rollout. All fields are always present.
 #[derive(Clone, Copy, Default, Serialize)]
 struct Metrics {
     total_latency_ms: f64,
@@ -406,7 +402,7 @@ struct Metrics {
     num_tool_calls: u32,
     prompt_tokens: u64,
     response_tokens: u64,
-    /// Nobody counts it; it is part of the form.
+    /// Always zero; the protocol requires the field.
     max_context_tokens: u64,
 }
 
@@ -430,7 +426,7 @@ impl Metrics {
         }
     }
 
-    /// Where the agent broke off, what is known is what its calls of the model took.
+    /// Returns the usage of an aborted agent, which is that of its model calls.
     fn of_the_model(self) -> Self {
         Self { total_latency_ms: 0.0, tool_latency_ms: 0.0, num_tool_calls: 0, ..self }
     }

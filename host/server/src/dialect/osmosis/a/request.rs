@@ -1,4 +1,4 @@
-//! `POST /v1/rollout/init`: what it asks for.
+//! Requests of `POST /v1/rollout/init`.
 
 use std::sync::Arc;
 
@@ -19,38 +19,37 @@ use rollout_core::rollout::{AgentForm, LoopOptions, ModelAddress, Resources, Rol
 use rollout_core::wire::closed::{ClosedBody, Param, ToolsRule};
 use rollout_core::wire::metadata::RowMetadata;
 
-/// The model's name where the caller's sampling parameters have none.
+/// Name of the model if the caller's sampling parameters have none.
 const MODEL: &str = "default";
 
-/// The request profile of models at callers of this generation: [`profile`] makes it of the
-/// rollout's id and the settings.
+/// Name of the request profile for models of this generation's callers. [`profile`] creates the profile from the rollout's
+/// id and the settings.
 const PROFILE: &str = "osmosis-init";
 
-/// The most characters of an id.
+/// Maximum number of characters of an id.
 const ID_CHARS_MAX: usize = 256;
 
-/// The longest key by which a request is known again, in bytes. It is kept for as long as
-/// the answer.
+/// Maximum length of the key of repeated requests in bytes. It is stored as long as the response.
 const IDEMPOTENCY_KEY_BYTES_MAX: usize = 512;
 
-/// The most sampling parameters. Each is kept apart; a model's server knows some dozens.
+/// Maximum number of sampling parameters. Each is stored separately; a model's server knows some dozens.
 const PARAMS_MAX: usize = 256;
 
-/// A request that was read.
+/// A parsed request.
 pub(super) struct Init {
-    /// For the core.
+    /// The request for the core.
     pub rollout: RolloutRequest,
-    /// What it needs besides.
+    /// Data in addition to the request.
     pub resources: Resources,
     /// The rollout's id as the caller wrote it.
     pub id: String,
-    /// What makes a request the same as an earlier one.
+    /// The key of repeated requests.
     pub key: String,
-    /// Where the result goes.
+    /// The address of the result.
     pub completed_url: String,
-    /// The key of the calls back.
+    /// The key of the callbacks.
     pub api_key: Option<Secret>,
-    /// Whether there is a truth for a grader to compare with.
+    /// Whether a grader has a truth to compare with.
     pub gradable: bool,
 }
 
@@ -67,7 +66,7 @@ impl ForRollout for Init {
     }
 }
 
-/// Reads a request. Everything that is wrong with it is in the error.
+/// Parses a request. The error has all mistakes.
 pub(super) fn read(
     headers: &HeaderMap,
     body: &[u8],
@@ -93,7 +92,7 @@ fn fields_of(
     let server_url = server_url(fields, rules);
     let messages = fields.required_objects("messages", MESSAGES_MAX);
     let completion_params = completion_params(fields);
-    // Carried for others, and used by nobody here.
+    // Fields for other servers, unused here.
     fields.text("tool_server_url");
     let max_turns = fields.whole("max_turns");
     let max_tokens_total = fields.whole("max_tokens_total");
@@ -165,8 +164,8 @@ fn id(fields: &mut Fields<'_>) -> Option<String> {
     Some(id)
 }
 
-/// The name under which the rollout runs here, and the caller's where that can be no
-/// name here: in this generation an id may hold a path's separators.
+/// Returns the rollout's id in this host, and the caller's id if it differs: in this generation an id may contain path
+/// separators.
 fn core_id(id: &str) -> Option<(RolloutId, Option<String>)> {
     if let Ok(parsed) = RolloutId::parse(id) {
         return Some((parsed, None));
@@ -227,8 +226,8 @@ fn metadata(fields: &mut Fields<'_>, bytes_max: usize) -> Option<RowMetadata> {
     Some(metadata.into())
 }
 
-/// The length of valid JSON as Python writes it by default, which is how this generation
-/// measures: a space after each comma and colon, nothing but ASCII.
+/// Returns the length of valid JSON as Python writes it by default, which this generation measures: a space after each comma
+/// and colon, and only ASCII.
 fn python_length(json: &str) -> usize {
     let mut length = 0;
     let mut rest = json;
@@ -238,7 +237,7 @@ fn python_length(json: &str) -> usize {
             ',' | ':' => (1, 2),
             '-' | '0'..='9' => number_length(rest),
             space if space.is_ascii_whitespace() => (1, 0),
-            // A bracket, or a letter of true, false or null.
+            // A bracket, or a letter of `true`, `false` or `null`.
             _ => (1, 1),
         };
         length += counts;
@@ -247,7 +246,7 @@ fn python_length(json: &str) -> usize {
     length
 }
 
-/// The string that a text begins with: its length here and in Python.
+/// Returns the length of the string at the beginning of a text, here and in Python.
 fn string_length(text: &str) -> (usize, usize) {
     let (mut counts, mut characters) = (2, text.char_indices().skip(1));
     while let Some((at, character)) = characters.next() {
@@ -273,12 +272,12 @@ fn written_length(character: char) -> usize {
     match character {
         '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,
         ' '..='~' => 1,
-        // Six bytes for each unit of UTF-16.
+        // Six bytes for each UTF-16 unit.
         other => 6 * other.len_utf16(),
     }
 }
 
-/// The number that a text begins with: its length here and in Python.
+/// Returns the length of the number at the beginning of a text, here and in Python.
 fn number_length(text: &str) -> (usize, usize) {
     let is_part = |c: char| matches!(c, '0'..='9' | '-' | '+' | '.' | 'e' | 'E');
     let length = text.find(|c| !is_part(c)).unwrap_or(text.len());
@@ -295,7 +294,7 @@ fn model_name(completion_params: &RawValue) -> String {
     named.and_then(|named| named.model).unwrap_or_else(|| MODEL.to_owned())
 }
 
-/// How this generation's callers want their model asked.
+/// Returns the request profile of this generation's callers.
 pub(super) fn profile(id: &str, settings: &OsmosisInit, form: AgentForm) -> Option<RequestProfile> {
     Some(RequestProfile {
         body: ClosedBody {

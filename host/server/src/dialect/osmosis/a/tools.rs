@@ -1,5 +1,4 @@
-//! Tools as they are reported to callers of this generation: through a schema that knows a
-//! few fields and drops the others, with null for what is not said.
+//! Tools in the form of this generation: a schema with a few fields, null for absent ones, and without all others.
 
 use std::fmt;
 
@@ -7,14 +6,13 @@ use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
-/// The longest tools of one agent in bytes, together. A caller puts them in each request to
-/// its model.
+/// Maximum size of all tools of an agent in bytes. A caller puts them into each request to its model.
 const TOOLS_BYTES_MAX: usize = 4 << 20;
 
-/// The most parameters of one tool.
+/// Maximum number of parameters of a tool.
 const PROPERTIES_MAX: usize = 512;
 
-/// A tool on the wire.
+/// A tool in a response.
 #[derive(Debug, Serialize)]
 pub(super) struct WireTool {
     r#type: String,
@@ -51,7 +49,7 @@ fn in_order<S: serde::Serializer>(
     serializer.collect_map(properties.iter().map(|(name, property)| (name, property)))
 }
 
-/// The tools as they are reported, or what of them cannot be.
+/// Returns the tools in this generation's form, or the tools that do not fit it.
 pub(super) fn typed(tools: &[Box<RawValue>]) -> Result<Vec<WireTool>, String> {
     let bytes: usize = tools.iter().map(|tool| tool.get().len()).sum();
     if bytes > TOOLS_BYTES_MAX {
@@ -67,7 +65,7 @@ pub(super) fn typed(tools: &[Box<RawValue>]) -> Result<Vec<WireTool>, String> {
     tools.iter().map(AsRef::as_ref).enumerate().map(read).collect()
 }
 
-/// A tool as a guest wrote it.
+/// A tool of a guest.
 #[derive(Deserialize)]
 struct AnyTool<'a> {
     #[serde(borrow)]
@@ -146,14 +144,14 @@ fn wire_parameters(parameters: &RawValue) -> Result<Parameters, String> {
     let Properties(properties) =
         object(properties).ok_or("parameters: 'properties' is missing or no object")??;
     let required = match required {
-        // Schemas made from types leave it out where nothing is required.
+        // Schemas that are generated from types omit it if nothing is required.
         None => Vec::new(),
         Some(names) => texts(names).ok_or("parameters: 'required' is no list of texts")?,
     };
     Ok(Parameters { r#type: kind, properties, required })
 }
 
-/// Properties in their order; of several of one name the last.
+/// Properties in order, of several with one name the last.
 struct Properties(Vec<(String, Property)>);
 
 impl<'a> Deserialize<'a> for Properties {
@@ -189,7 +187,7 @@ impl<'a> Visitor<'a> for ReadProperties {
     }
 }
 
-/// What is wrong with one parameter.
+/// Mistake in a parameter.
 struct Parameter<'a> {
     name: &'a str,
     what: String,
@@ -215,8 +213,7 @@ fn wire_property(schema: &RawValue) -> Result<Property, String> {
     Ok(Property { r#type: property_type(r#type)?, description, r#enum: choices })
 }
 
-/// One word. A type that allows null besides is the other one: the model may leave an
-/// optional parameter out.
+/// Returns a single type name. Of a type and null it is the other one: the model may omit an optional parameter.
 fn property_type(kind: Option<&RawValue>) -> Result<String, String> {
     let none = || "'type' is missing or no text".to_owned();
     let kind = kind.ok_or_else(none)?;
@@ -231,10 +228,10 @@ fn property_type(kind: Option<&RawValue>) -> Result<String, String> {
     }
 }
 
-/// The parts of an object; None where it is none.
+/// Returns the members of an object. `None` for other values.
 fn object<'a, T: Deserialize<'a>>(raw: Option<&'a RawValue>) -> Option<Result<T, String>> {
     let text = raw?.get();
-    // Without the place, which is one in a part of what the guest wrote.
+    // Without the position, which is relative to a part of the guest's text.
     let why = |error: serde_json::Error| {
         let why = error.to_string();
         why.split(" at line ").next().unwrap_or_default().to_owned()
@@ -266,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tool_is_told_with_the_fields_that_are_known_and_null_for_what_is_not_said() {
+    fn a_tool_is_reported_with_the_known_fields_and_null_for_absent_ones() {
         let tool = json!({"type": "function", "extra": 1, "function": {
             "name": "search", "description": "Looks.", "parameters": {
                 "type": "object", "additionalProperties": false, "required": ["query"],
@@ -304,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tool_that_cannot_be_told_is_named_with_what_is_wrong() {
+    fn a_tool_that_does_not_fit_is_named_with_the_reason() {
         let check = |function: Value, expected: &str| {
             let error = reported(&json!({"type": "function", "function": function})).unwrap_err();
             assert_eq!(error, format!("generation A cannot carry the tool {expected}"));
