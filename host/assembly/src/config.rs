@@ -175,15 +175,15 @@ pub struct OsmosisTimes {
     pub result_ttl: Duration,
 }
 
-/// The default address: this machine only, because nothing else asks for a key.
+/// Default address. It is of this machine only, because a server without a key must not be reachable from others.
 const LISTEN: &str = "127.0.0.1:9000";
-/// Rollouts at once: a waiting one costs tens of kilobytes, so the model's server is
-/// full long before the host is.
+/// Default number of concurrent rollouts. A waiting one takes tens of kilobytes, so the model's server is full long before
+/// the host is.
 const MAX_CONCURRENT: u32 = 1024;
-/// Past this nothing was measured. What the machine has room for is usually less, and is
-/// found out at the start.
+/// Maximum number of concurrent rollouts; more were never measured. The machine usually has room for fewer, which the start
+/// determines.
 const MAX_CONCURRENT_MAX: u32 = 20_000;
-/// With less than this a guest of the usual size would end as soon as it grows.
+/// Minimum of the memory budget. With less, a guest of the usual size would end as soon as it grows.
 const MEMORY_BUDGET_BYTES_MIN: usize = 64 << 20;
 /// Default length of the queue, as a multiple of the number of concurrent rollouts.
 const QUEUE_PER_SLOT: u32 = 4;

@@ -67,7 +67,7 @@ impl fmt::Display for Changed {
 pub(crate) fn changes(old: &Manifest, new: &Manifest) -> Vec<Changed> {
     // A float may change in its last bit when it is written and read, as `old` was.
     let text = serde_json::to_string(new).expect("texts and JSON can be written as JSON");
-    let new: Manifest = serde_json::from_str(&text).expect("what serde_json wrote, it reads");
+    let new: Manifest = serde_json::from_str(&text).expect("JSON from serde_json can be read back");
     let mut found = Vec::new();
     compare("", &comparable(old), &comparable(&new), &mut found);
     found

@@ -1,8 +1,7 @@
-//! The file's text as a [`RawConfig`], with everything in it that is none.
+//! Parser of the configuration file that reports all mistakes at once.
 //!
-//! Serde stops at the first thing that does not fit. So what it stops at is noted, taken out
-//! of the document, and the rest is read again, until all of it fits. An operator sees every
-//! mistake of every table at once, and what is right is checked further.
+//! Serde stops at the first mistake. So the mistake is noted and removed from the document, and the rest is parsed again,
+//! until all of it is valid. An operator sees the mistakes of all tables together, and the valid part is checked further.
 
 use std::ops::Range;
 
@@ -13,7 +12,7 @@ use toml::de::{DeArray, DeString, DeTable, DeValue};
 use super::RawConfig;
 use rollout_core::text::{no_such, printable};
 
-/// Mistakes that are named. A file that is not a configuration at all has one a line.
+/// Maximum number of reported mistakes. A file that is no configuration has one in each line.
 const MISTAKES_MAX: usize = 50;
 
 /// Parses a text. Each mistake has the file's name, line, column and key.

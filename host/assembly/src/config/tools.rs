@@ -126,11 +126,11 @@ struct RawCallLimits {
     calls_max: Option<u32>,
 }
 
-/// Maximum size of a result. No model's server accepts a larger one.
+/// Maximum size of a result, which becomes a message to the model.
 const RESULT_BYTES_MAX: usize = 16 << 20;
-/// An entry may have so many calls at once. For a component, each is a place in memory.
+/// Maximum number of concurrent calls of an entry. Each call of a component takes memory.
 const CONCURRENT_MAX: u32 = 1024;
-/// A prefix leaves the names their room.
+/// Maximum length of a prefix, which leaves room for the names.
 const PREFIX_BYTES_MAX: usize = 32;
 
 impl RawTools {
