@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use rollout_core::wire::stream::{Text, each};
+use rollout_core::wire::stream::{Text, each, first};
 use rollout_core::wire::tokens::{TokenLists, logprobs};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -62,7 +62,7 @@ impl<'a> Reply<'a> {
     /// Reads a reply.
     pub(crate) fn read(json: &'a str) -> Self {
         let Ok(body) = serde_json::from_str::<Body<'_>>(json) else { return Self::default() };
-        let choice: Choice<'_> = first(body.choices).and_then(read).unwrap_or_default();
+        let choice: Choice<'_> = body.choices.and_then(first).and_then(read).unwrap_or_default();
         let usage: Usage = body.usage.and_then(read).unwrap_or_default();
         let lists = TokenLists::of_reply(json.as_bytes());
         let tokens = Tokens {
@@ -107,17 +107,6 @@ fn int(json: &RawValue) -> Option<i64> {
 /// does only nearly.
 pub(crate) fn number(json: &RawValue) -> Option<f64> {
     json.get().parse().ok().filter(|number: &f64| number.is_finite())
-}
-
-/// The first element of a list.
-fn first(list: Option<&RawValue>) -> Option<&RawValue> {
-    let mut found = None;
-    // It ends at the first one, which is no failure.
-    let _ = each(list?.get(), |element: &RawValue| {
-        found = Some(element);
-        Err(())
-    });
-    found
 }
 
 /// What `of` makes of each element; none where it makes nothing of one.

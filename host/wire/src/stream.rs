@@ -9,6 +9,7 @@ use std::marker::PhantomData;
 
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
 
 /// Error of a streaming reader.
 #[derive(Debug)]
@@ -177,6 +178,17 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for First<T> {
     }
 }
 
+/// Returns the first element of a list without reading the others. `None` for an empty list and for other JSON.
+pub fn first(list: &RawValue) -> Option<&RawValue> {
+    let mut found = None;
+    // The callback stops the reader after one element, which is no failure.
+    let _ = each(list.get(), |element: &RawValue| {
+        found = Some(element);
+        Err(())
+    });
+    found
+}
+
 /// Returns whether all elements of a list have this type, whose values must be small.
 pub fn is_list_of<T: DeserializeOwned>(list: &str) -> bool {
     each(list, |_: T| Ok::<(), std::convert::Infallible>(())).is_ok()
@@ -210,7 +222,6 @@ pub fn text(json: &str) -> Option<Cow<'_, str>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::value::RawValue;
 
     #[test]
     fn a_list_is_read_element_by_element_until_the_taker_stops() {

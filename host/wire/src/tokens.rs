@@ -16,7 +16,7 @@ use std::borrow::Cow;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::stream::{Text, each};
+use super::stream::{Text, each, first};
 
 /// The tokens of one call of a model, as lists in JSON whose numbers are as the server wrote them.
 #[derive(Clone, Debug, Default)]
@@ -73,7 +73,7 @@ impl<'a> TokenLists<'a> {
     /// Reads the body of a reply.
     pub fn of_reply(body: &'a [u8]) -> Self {
         let Ok(body) = serde_json::from_slice::<Body<'_>>(body) else { return Self::default() };
-        let choice: Choice<'_> = first(body.choices).and_then(read).unwrap_or_default();
+        let choice: Choice<'_> = body.choices.and_then(first).and_then(read).unwrap_or_default();
         let extended: Extended<'_> = body.sglext.and_then(read).unwrap_or_default();
         let meta: MetaInfo<'_> = choice.meta_info.and_then(read).unwrap_or_default();
         let logprobs = choice.logprobs.or(body.logprobs);
@@ -82,7 +82,7 @@ impl<'a> TokenLists<'a> {
             prompt_ids: [body.prompt_token_ids, choice.prompt_token_ids, extended.input_ids]
                 .into_iter()
                 .find_map(|list| ids(list?)),
-            completion_ids: [choice.token_ids, body.token_ids, first(extended.output_ids)]
+            completion_ids: [choice.token_ids, body.token_ids, extended.output_ids.and_then(first)]
                 .into_iter()
                 .find_map(|list| ids(list?))
                 .or_else(|| {
@@ -101,17 +101,6 @@ type Sampled<'a> = (&'a RawValue, &'a RawValue, &'a RawValue);
 
 fn read<'a, T: Deserialize<'a>>(json: &'a RawValue) -> Option<T> {
     serde_json::from_str(json.get()).ok()
-}
-
-/// Returns the first element of a list.
-fn first(list: Option<&RawValue>) -> Option<&RawValue> {
-    let mut found = None;
-    // It ends at the first one, which is no failure.
-    let _ = each(list?.get(), |element: &RawValue| {
-        found = Some(element);
-        Err(())
-    });
-    found
 }
 
 /// Returns the list of texts that `of` returns for each element. `None` if it returns none for one of them.
