@@ -10,6 +10,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rollout_wire::quota::{Quota, Quotas};
 use rusqlite::{OptionalExtension, Transaction, params};
 use sha2::{Digest as _, Sha256};
 
@@ -105,22 +106,22 @@ pub struct ComponentUpload {
     hash: Sha256,
     bytes: u64,
     bytes_max: u64,
-    quota: Quota,
+    quota: ComponentBytes,
 }
 
 /// The quota `component-bytes` of a tenant and the part in use.
 #[derive(Clone, Copy)]
-struct Quota {
+struct ComponentBytes {
     limit: Option<u64>,
     used: u64,
 }
 
-impl Quota {
+impl ComponentBytes {
     fn check(self, requested: u64) -> Result<(), QuotaExceeded> {
         let Self { limit, used } = self;
         match limit {
             Some(limit) if used.saturating_add(requested) > limit => {
-                Err(QuotaExceeded { quota: "component-bytes", limit, used, requested })
+                Err(QuotaExceeded { quota: Quota::ComponentBytes, limit, used, requested })
             }
             _ => Ok(()),
         }
@@ -249,13 +250,13 @@ fn used(transaction: &Transaction<'_>, tenant: TenantId) -> Result<u64, Abort> {
 }
 
 /// Returns the tenant's quota and the size of its components other than `digest`.
-fn quota(transaction: &Transaction<'_>, tenant: TenantId, digest: Digest) -> Result<Quota, Abort> {
-    let quotas: crate::Quotas =
+fn quota(transaction: &Transaction<'_>, tenant: TenantId, digest: Digest) -> Result<ComponentBytes, Abort> {
+    let quotas: Quotas =
         transaction
             .query_row("SELECT quotas FROM tenants WHERE id = ?1", [tenant.0], |row| parsed(row, 0))?;
     let sum = "SELECT coalesce(sum(bytes), 0) FROM components WHERE tenant = ?1 AND digest <> ?2";
     let used = transaction.query_row(sum, params![tenant.0, digest.to_string()], |row| row.get(0))?;
-    Ok(Quota { limit: quotas.component_bytes, used })
+    Ok(ComponentBytes { limit: quotas.get(Quota::ComponentBytes), used })
 }
 
 /// Returns the digests of a tenant's components.

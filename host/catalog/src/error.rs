@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use rollout_wire::quota::Quota;
+
 use crate::components::Digest;
 
 /// Error of opening a catalog.
@@ -73,8 +75,8 @@ impl std::fmt::Display for ResourceKind {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("quota {quota} is {limit}: {used} in use, {requested} more requested")]
 pub struct QuotaExceeded {
-    /// The quota's name, as in [`Quotas`](crate::Quotas).
-    pub quota: &'static str,
+    /// The quota.
+    pub quota: Quota,
     /// The quota's value.
     pub limit: u64,
     /// Amount in use.

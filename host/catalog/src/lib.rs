@@ -41,7 +41,7 @@ pub use components::{Component, ComponentUpload, Digest, InvalidDigest};
 pub use error::{CatalogError, OpenError, QuotaExceeded, ResourceKind, StorageError};
 pub use keys::{CreatedKey, Identity, KeyId, KeyInfo, NewKey, Right, Rights};
 pub use model::{
-    Activation, Deployment, DeploymentInfo, NetworkRules, NewDeployment, PluginInfo, Public, Quotas, Tenant,
+    Activation, Deployment, DeploymentInfo, NetworkRules, NewDeployment, PluginInfo, Public, Tenant,
     TenantId, TenantSettings, Time,
 };
 pub use name::{InvalidName, Name};

@@ -1,9 +1,9 @@
 //! Data types of the catalog.
 
 use std::fmt;
-use std::num::NonZeroU16;
 
 use chrono::{DateTime, Utc};
+use rollout_wire::quota::Quotas;
 use serde::{Deserialize, Serialize};
 
 use crate::components::Digest;
@@ -20,39 +20,6 @@ pub struct TenantId(pub i64);
 impl fmt::Display for TenantId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
-    }
-}
-
-/// Quotas of a tenant, or of a plugin within a tenant. A missing quota means unlimited.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-#[expect(missing_docs, reason = "each is named as the operator writes it, with its unit")]
-pub struct Quotas {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub running: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub queued: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub requests_per_second: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub model_tokens_per_day: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub guest_cpu_seconds_per_day: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub stored_bytes: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub plugins: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub component_bytes: Option<u64>,
-    /// Weight in the sharing of execution slots.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub weight: Option<NonZeroU16>,
-}
-
-impl Quotas {
-    /// Returns the weight in the sharing of execution slots, by default 1.
-    pub fn weight(&self) -> u32 {
-        self.weight.map_or(1, |weight| u32::from(weight.get()))
     }
 }
 
@@ -191,25 +158,4 @@ pub struct Activation {
     pub at: Time,
     /// First characters of the key that requested the activation.
     pub by: String,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn quotas_round_trip_through_json_and_reject_unknown_fields() {
-        let text = r#"{"running":8,"model-tokens-per-day":5000000000,"weight":3}"#;
-        let quotas: Quotas = serde_json::from_str(text).unwrap();
-        assert_eq!(serde_json::to_string(&quotas).unwrap(), text);
-        assert_eq!((quotas.weight(), Quotas::default().weight()), (3, 1));
-        for (wrong, expected) in [
-            (r#"{"runing":8}"#, "unknown field `runing`"),
-            (r#"{"weight":0}"#, "nonzero"),
-            (r#"{"running":-1}"#, "-1"),
-        ] {
-            let error = serde_json::from_str::<Quotas>(wrong).unwrap_err().to_string();
-            assert!(error.contains(expected), "{error}");
-        }
-    }
 }

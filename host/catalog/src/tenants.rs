@@ -4,11 +4,12 @@ use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use rollout_wire::quota::Quotas;
 use rusqlite::{OptionalExtension, Row, Transaction, params};
 
 use crate::components;
 use crate::error::{Abort, CatalogError, ResourceKind, StorageError, at};
-use crate::model::{NetworkRules, Quotas, Tenant, TenantId, TenantSettings};
+use crate::model::{NetworkRules, Tenant, TenantId, TenantSettings};
 use crate::name::Name;
 use crate::store::{Store, no_value, sync_folder, time};
 use crate::{Catalog, LIST_MAX, write_behind};

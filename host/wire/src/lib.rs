@@ -13,6 +13,7 @@ pub mod messages;
 pub mod metadata;
 pub mod openai;
 pub mod params;
+pub mod quota;
 pub mod stream;
 pub mod strict;
 pub mod text;

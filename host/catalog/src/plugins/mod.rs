@@ -3,11 +3,12 @@
 mod activation;
 mod deployments;
 
+use rollout_wire::quota::{Quota, Quotas};
 use rusqlite::{OptionalExtension, Row, Transaction, params};
 
 use crate::components;
 use crate::error::{Abort, CatalogError, QuotaExceeded, ResourceKind};
-use crate::model::{PluginInfo, Quotas, TenantId};
+use crate::model::{PluginInfo, TenantId};
 use crate::name::Name;
 use crate::store::{require_tenant, time};
 use crate::tenants::{json, name_of, parsed};
@@ -112,10 +113,10 @@ fn find_or_create(
     let select = "SELECT quotas, (SELECT count(*) FROM plugins WHERE tenant = ?1) FROM tenants WHERE id = ?1";
     let (quotas, used): (Quotas, u64) =
         transaction.query_row(select, [tenant.0], |row| Ok((parsed(row, 0)?, row.get(1)?)))?;
-    if let Some(limit) = quotas.plugins.map(u64::from)
+    if let Some(limit) = quotas.get(Quota::Plugins)
         && used >= limit
     {
-        return Err(QuotaExceeded { quota: "plugins", limit, used, requested: 1 }.into());
+        return Err(QuotaExceeded { quota: Quota::Plugins, limit, used, requested: 1 }.into());
     }
     if used >= PLUGINS_MAX {
         return Err(CatalogError::TooMany { kind: ResourceKind::Plugin, count_max: PLUGINS_MAX }.into());

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use chrono::DateTime;
+use rollout_wire::quota::{Quota, Quotas};
 use tempfile::TempDir;
 
 use crate::*;

@@ -17,7 +17,7 @@ fn tenants_survive_a_restart_unchanged() {
     assert_eq!(updated.network.allow, ["10.0.0.0/8"]);
     assert_eq!(scene.reopen().tenant_named("a").unwrap(), updated);
     assert_eq!(scene.at().tenant(a).unwrap(), updated);
-    assert_eq!(updated.quotas.running, Some(3));
+    assert_eq!(updated.quotas.get(Quota::Running), Some(3));
     let names = |after, limit| -> Vec<String> {
         scene.at().tenants(after, limit).unwrap().iter().map(|tenant| tenant.name.to_string()).collect()
     };
@@ -108,7 +108,7 @@ fn a_catalog_of_version_1_opens_with_all_its_data() {
     drop(made);
     let catalog = Catalog::open(CatalogSettings::new(folder.path())).unwrap();
     let tenant = catalog.tenant_named("team-a").unwrap();
-    assert_eq!((tenant.quotas.running, tenant.quotas.weight()), (Some(8), 2));
+    assert_eq!((tenant.quotas.get(Quota::Running), tenant.quotas.weight()), (Some(8), 2));
     assert_eq!(tenant.network.allow, ["10.0.0.0/8"]);
     assert_eq!(tenant.default_plugin.as_deref(), Some("calc"));
     let key = format!("rh_{}", "A".repeat(43));

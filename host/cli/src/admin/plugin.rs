@@ -6,7 +6,7 @@ use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use super::client::{self, Client, Refused};
-use super::quota::{self, Quota};
+use super::quota::{self, QuotaArg};
 use super::table::Table;
 use super::{AnswerOptions, TenantServerOptions, moment, plain};
 use crate::print::{out, outln};
@@ -89,9 +89,8 @@ struct Rollback {
 struct Set {
     /// The plugin.
     name: String,
-    /// What it may have of what the tenant has; `NAME=none` removes one.
-    #[arg(long = "quota", value_name = "NAME=NUMBER")]
-    quotas: Vec<Quota>,
+    #[arg(long = "quota", value_name = "NAME=NUMBER", help = quota::help(|quota| !quota.is_tenant_only()))]
+    quotas: Vec<QuotaArg>,
     /// Has it answer at the tenant's root.
     #[arg(long)]
     default: bool,

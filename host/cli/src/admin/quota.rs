@@ -1,55 +1,50 @@
-//! Quotas, as people write them: `running=8`, and `running=none` for none.
+//! Quotas as people write them: `running=8`, and `running=none` for none.
 
-use serde_json::{Map, Value};
+use std::str::FromStr;
 
-/// One quota of a command line.
+use rollout_core::wire::quota::{Quota, QuotasChange};
+use serde_json::Value;
+
+/// New value of a quota on a command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Quota {
-    name: String,
-    value: Option<u64>,
-}
+pub(super) struct QuotaArg(QuotasChange);
 
-/// All there are.
-const NAMES: [&str; 9] = [
-    "running",
-    "queued",
-    "requests-per-second",
-    "model-tokens-per-day",
-    "guest-cpu-seconds-per-day",
-    "stored-bytes",
-    "plugins",
-    "component-bytes",
-    "weight",
-];
-
-impl std::str::FromStr for Quota {
+impl FromStr for QuotaArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (name, value) = text.split_once('=').ok_or("a quota is NAME=NUMBER, or NAME=none")?;
-        if !NAMES.contains(&name) {
-            return Err(format!("there is no quota '{name}'; there are: {}", NAMES.join(", ")));
-        }
+        let quota = name.parse::<Quota>().map_err(|error| error.to_string())?;
         let value = match value {
             "none" => None,
             number => {
                 Some(number.parse().map_err(|_| format!("'{number}' is neither a whole number nor 'none'"))?)
             }
         };
-        Ok(Self { name: name.to_owned(), value })
+        let mut change = QuotasChange::default();
+        change.insert(quota, value).map_err(|error| error.to_string())?;
+        Ok(Self(change))
     }
 }
 
-/// What changes, as the API takes it.
-pub(super) fn change(quotas: &[Quota]) -> Value {
-    let entries = quotas.iter().map(|Quota { name, value }| (name.clone(), Value::from(*value)));
-    Value::Object(entries.collect::<Map<_, _>>())
+/// Returns the change for the API. The last value of a quota applies.
+pub(super) fn change(quotas: &[QuotaArg]) -> QuotasChange {
+    let mut change = QuotasChange::default();
+    quotas.iter().for_each(|QuotaArg(one)| change.merge(one));
+    change
 }
 
-/// What there is of an object of the API, on a line.
+/// Returns quotas of an answer of the API on one line.
 pub(super) fn line(quotas: &Value) -> String {
     let entries = quotas.as_object().into_iter().flatten();
     entries.map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
+}
+
+/// Returns the help of an option for quotas.
+pub(super) fn help(is_offered: impl Fn(Quota) -> bool) -> String {
+    let names: Vec<_> =
+        Quota::ALL.into_iter().filter(|quota| is_offered(*quota)).map(Quota::as_str).collect();
+    format!("Sets a quota; `NAME=none` removes it. Quotas: {}", names.join(", "))
 }
 
 #[cfg(test)]
@@ -60,14 +55,17 @@ mod tests {
 
     #[test]
     fn quotas_are_read_and_shown_in_one_form() {
-        let read: Vec<Quota> =
+        let read: Vec<QuotaArg> =
             ["running=8", "weight=none"].iter().map(|text| text.parse().unwrap()).collect();
-        assert_eq!(change(&read), json!({"running": 8, "weight": null}));
+        assert_eq!(json!(change(&read)), json!({"running": 8, "weight": null}));
         assert_eq!(line(&json!({"running": 8, "plugins": 2})), "running=8 plugins=2");
-        for (wrong, said) in
-            [("running", "NAME=NUMBER"), ("runing=8", "there is no quota 'runing'"), ("running=-1", "'-1'")]
-        {
-            let error = wrong.parse::<Quota>().unwrap_err();
+        for (wrong, said) in [
+            ("running", "NAME=NUMBER"),
+            ("runing=8", "there is no quota 'runing'"),
+            ("running=-1", "'-1'"),
+            ("weight=0", "nonzero"),
+        ] {
+            let error = wrong.parse::<QuotaArg>().unwrap_err();
             assert!(error.contains(said), "{error}");
         }
     }

@@ -5,7 +5,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use super::quota::{self, Quota};
+use super::quota::{self, QuotaArg};
 use super::table::Table;
 use super::{AnswerOptions, ServerOptions, moment, plain};
 use crate::Exit;
@@ -38,10 +38,8 @@ enum Command {
 
 #[derive(Debug, Args)]
 struct Changes {
-    /// What it may have; `NAME=none` removes one. There are: running, queued, requests-per-second,
-    /// model-tokens-per-day, guest-cpu-seconds-per-day, stored-bytes, plugins, component-bytes, weight.
-    #[arg(long = "quota", value_name = "NAME=NUMBER")]
-    quotas: Vec<Quota>,
+    #[arg(long = "quota", value_name = "NAME=NUMBER", help = quota::help(|_| true))]
+    quotas: Vec<QuotaArg>,
     /// Private hosts, addresses or networks that its requests may go to, each perhaps with a port; all
     /// that are given take the place of those there are.
     #[arg(long, value_name = "HOST")]

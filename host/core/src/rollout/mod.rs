@@ -48,7 +48,7 @@ pub use model::{
 pub use run::{ReplayEnd, Resources, Rollout};
 pub use runtime::{Runtime, RuntimeSettings};
 pub use slots::{
-    AdmitError, Allowance, Handle, Load, OverQuota, Quota, Quotas, Share, SlotPool, Slots, TenantSlots, Whose,
+    AdmissionQuotas, AdmitError, Handle, Load, OverQuota, Share, SlotPool, Slots, TenantSlots, Whose,
 };
 pub use trajectory::{
     Amendable, AmendedDocument, Amendment, ArtifactBounds, ArtifactRoot, Member, NoTrajectory, StepAmendment,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use super::journal::Journal;
-use super::slots::{OverQuota, Quotas, Slots};
+use super::slots::{AdmissionQuotas, OverQuota, Slots};
 use super::trajectory::ArtifactRoot;
 use crate::budget::Budget;
 use crate::engine::Engine;
@@ -33,7 +33,7 @@ pub struct RuntimeSettings {
     /// Who of its rollouts runs and who waits.
     pub slots: Slots,
     /// What they may use over time, each of which has to have room: none has no bound.
-    pub quotas: Vec<Arc<Quotas>>,
+    pub quotas: Vec<Arc<AdmissionQuotas>>,
     /// Where trajectories and artifacts go; none keeps none.
     pub artifact_root: Option<Arc<ArtifactRoot>>,
     /// Where guests' events go, a file a rollout; none writes none.

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use pool::{Line, PluginPlace, Slot, TenantPlace};
 pub use pool::{Share, SlotPool};
-pub use quota::{Allowance, OverQuota, Quota, Quotas, Whose};
+pub use quota::{AdmissionQuotas, OverQuota, Whose};
 
 use super::journal::{self, RolloutLog};
 use super::model::Phase;
@@ -390,6 +390,7 @@ impl Slots {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::quota::Quota;
 
     #[tokio::test]
     async fn an_id_is_taken_for_as_long_as_its_rollout_is_alive() {

@@ -46,14 +46,13 @@ pub(super) async fn change(
     body: JsonBody<PluginChange>,
 ) -> Result<Json<Plugin>, ApiError> {
     let PluginChange { quotas, default } = body.value;
-    if quotas.has_tenants_own() {
-        let what =
-            "quotas: stored-bytes, plugins and component-bytes are a tenant's; a plugin has the others";
-        return Err(ApiError::Invalid(what.to_owned()));
+    if let Some(quota) = quotas.tenant_only() {
+        let message = format!("quotas: {quota} is a quota of tenants, not of plugins; set it for the tenant");
+        return Err(ApiError::Invalid(message));
     }
     let plugin = admin
         .on_disk(move |catalog| {
-            let plugin = catalog.update_plugin(tenant, &name, |of| quotas.apply(of))?;
+            let plugin = catalog.update_plugin(tenant, &name, |of| of.apply(&quotas))?;
             match default {
                 Some(true) => catalog.set_default_plugin(tenant, Some(&name))?,
                 Some(false) if plugin.default => catalog.set_default_plugin(tenant, None)?,

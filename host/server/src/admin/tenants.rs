@@ -74,7 +74,7 @@ pub(super) async fn change(
     let TenantChange { quotas, network } = body.value;
     check_list(network.allow.as_deref().unwrap_or_default())?;
     let change = move |settings: &mut TenantSettings| {
-        quotas.apply(&mut settings.quotas);
+        settings.quotas.apply(&quotas);
         network.apply(&mut settings.network);
     };
     let tenant = admin.on_disk(move |catalog| catalog.update_tenant(&name, change)).await?;

@@ -10,7 +10,7 @@ use axum::middleware::{self, Next};
 use axum::response::Response;
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
-use rollout_catalog::{NewKey, Quotas, Rights, TenantSettings};
+use rollout_catalog::{NewKey, Rights, TenantSettings};
 use rollout_core::outbound::Secret;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -117,7 +117,7 @@ impl Scene {
         });
         let router = identified(&catalog, admin.router());
         let [a, _] = ["a", "b"].map(|name| {
-            let settings = TenantSettings { quotas: Quotas::default(), network: Default::default() };
+            let settings = TenantSettings { quotas: Default::default(), network: Default::default() };
             catalog.create_tenant(&name.parse().unwrap(), &settings).unwrap().id
         });
         let scene = Self { _folder: folder, catalog, fake, router, a, operator: String::new() };

@@ -1,12 +1,15 @@
 //! What goes over the wire, as JSON and as its description.
 
-use serde::{Deserialize, Deserializer, Serialize};
-use serde_json::value::RawValue;
-use utoipa::openapi::path::Operation;
-use utoipa::openapi::{ContentBuilder, OpenApi, Ref, ResponseBuilder};
-use utoipa::{IntoParams, ToSchema};
+use std::borrow::Cow;
 
 use rollout_catalog::{self as catalog, Time};
+use rollout_core::wire::quota::{Quota, Quotas, QuotasChange};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use utoipa::openapi::path::Operation;
+use utoipa::openapi::schema::{AdditionalProperties, SchemaType};
+use utoipa::openapi::{ContentBuilder, ObjectBuilder, OpenApi, Ref, RefOr, ResponseBuilder, Schema, Type};
+use utoipa::{IntoParams, PartialSchema, ToSchema};
 
 /// What a list has at most where nothing is said.
 const LIMIT_DEFAULT: u32 = 100;
@@ -86,92 +89,55 @@ impl<T> List<T> {
     }
 }
 
-/// What a tenant, or a plugin within it, may have. What is not given is unlimited.
-#[derive(ToSchema)]
-#[schema(as = Quotas, rename_all = "kebab-case")]
-#[expect(dead_code, reason = "describes `rollout_catalog::Quotas`")]
-pub(super) struct QuotasSchema {
-    /// Rollouts that run at once.
-    running: Option<u32>,
-    /// Rollouts that wait for their turn.
-    queued: Option<u32>,
-    /// Rollouts that are begun in a second.
-    requests_per_second: Option<u32>,
-    /// Tokens of models, prompts and completions together, in a day (UTC).
-    model_tokens_per_day: Option<u64>,
-    /// CPU time of guests in a day (UTC).
-    guest_cpu_seconds_per_day: Option<u64>,
-    /// Bytes of trajectories, artifacts and journals.
-    stored_bytes: Option<u64>,
-    /// Plugins there are.
-    plugins: Option<u32>,
-    /// Bytes of components together.
-    component_bytes: Option<u64>,
-    /// The share of slots against those of others; 1 if not given.
-    weight: Option<u16>,
-}
+/// Schema of [`rollout_wire::quota::Quotas`].
+pub(super) struct QuotasSchema;
 
-/// Quotas that change: a number sets one, `null` removes it, and what is left out stays.
-#[derive(Default, Deserialize, ToSchema)]
-#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
-pub(super) struct QuotasChange {
-    #[serde(deserialize_with = "given")]
-    #[schema(value_type = Option<u32>)]
-    running: Option<Option<u32>>,
-    #[serde(deserialize_with = "given")]
-    #[schema(value_type = Option<u32>)]
-    queued: Option<Option<u32>>,
-    #[serde(deserialize_with = "given")]
-    #[schema(value_type = Option<u32>)]
-    requests_per_second: Option<Option<u32>>,
-    #[serde(deserialize_with = "given")]
-    #[schema(value_type = Option<u64>)]
-    model_tokens_per_day: Option<Option<u64>>,
-    #[serde(deserialize_with = "given")]
-    #[schema(value_type = Option<u64>)]
-    guest_cpu_seconds_per_day: Option<Option<u64>>,
-    #[serde(deserialize_with = "given")]
-    #[schema(value_type = Option<u64>)]
-    stored_bytes: Option<Option<u64>>,
-    #[serde(deserialize_with = "given")]
-    #[schema(value_type = Option<u32>)]
-    plugins: Option<Option<u32>>,
-    #[serde(deserialize_with = "given")]
-    #[schema(value_type = Option<u64>)]
-    component_bytes: Option<Option<u64>>,
-    #[serde(deserialize_with = "given")]
-    #[schema(value_type = Option<u16>)]
-    weight: Option<Option<std::num::NonZeroU16>>,
-}
-
-/// A field that is there, even where it is `null`.
-fn given<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<Option<T>>, D::Error> {
-    Option::deserialize(from).map(Some)
-}
-
-impl QuotasChange {
-    /// Whether something is set that is counted of a whole tenant only.
-    pub(super) fn has_tenants_own(&self) -> bool {
-        let Self { stored_bytes, plugins, component_bytes, .. } = self;
-        stored_bytes.flatten().is_some() || plugins.flatten().is_some() || component_bytes.flatten().is_some()
+impl ToSchema for QuotasSchema {
+    fn name() -> Cow<'static, str> {
+        "Quotas".into()
     }
+}
 
-    pub(super) fn apply(self, quotas: &mut catalog::Quotas) {
-        fn set<T>(quota: &mut Option<T>, change: Option<Option<T>>) {
-            if let Some(value) = change {
-                *quota = value;
-            }
-        }
-        set(&mut quotas.running, self.running);
-        set(&mut quotas.queued, self.queued);
-        set(&mut quotas.requests_per_second, self.requests_per_second);
-        set(&mut quotas.model_tokens_per_day, self.model_tokens_per_day);
-        set(&mut quotas.guest_cpu_seconds_per_day, self.guest_cpu_seconds_per_day);
-        set(&mut quotas.stored_bytes, self.stored_bytes);
-        set(&mut quotas.plugins, self.plugins);
-        set(&mut quotas.component_bytes, self.component_bytes);
-        set(&mut quotas.weight, self.weight);
+impl PartialSchema for QuotasSchema {
+    fn schema() -> RefOr<Schema> {
+        quotas_schema(
+            "Quotas of a tenant, or of a plugin within it. A missing quota means unlimited.",
+            Type::Integer.into(),
+        )
     }
+}
+
+/// Schema of [`QuotasChange`].
+pub(super) struct QuotasChangeSchema;
+
+impl ToSchema for QuotasChangeSchema {
+    fn name() -> Cow<'static, str> {
+        "QuotasChange".into()
+    }
+}
+
+impl PartialSchema for QuotasChangeSchema {
+    fn schema() -> RefOr<Schema> {
+        quotas_schema(
+            "New values of quotas: a number sets one, `null` removes it, a missing one stays as it is.",
+            SchemaType::from_iter([Type::Integer, Type::Null]),
+        )
+    }
+}
+
+/// Returns the schema of an object with a property for each quota.
+fn quotas_schema(description: &str, value: SchemaType) -> RefOr<Schema> {
+    let object = ObjectBuilder::new()
+        .description(Some(description))
+        .additional_properties(Some(AdditionalProperties::FreeForm(false)));
+    let object = Quota::ALL.into_iter().fold(object, |object, quota| {
+        let property = ObjectBuilder::new()
+            .schema_type(value.clone())
+            .description(Some(quota.description()))
+            .minimum(Some(quota.value_min() as usize));
+        object.property(quota.as_str(), property)
+    });
+    Schema::from(object).into()
 }
 
 /// Where a tenant's requests may go. Private addresses are closed but for those that are listed.
@@ -193,7 +159,7 @@ pub(super) struct Tenant {
     pub id: i64,
     pub name: String,
     #[schema(value_type = QuotasSchema)]
-    pub quotas: catalog::Quotas,
+    pub quotas: Quotas,
     #[schema(value_type = NetworkRulesSchema)]
     pub network: catalog::NetworkRules,
     /// The plugin that answers at the root.
@@ -218,7 +184,7 @@ pub(super) struct NewTenant {
     pub name: String,
     #[serde(default)]
     #[schema(value_type = Option<QuotasSchema>)]
-    pub quotas: catalog::Quotas,
+    pub quotas: Quotas,
     #[serde(default)]
     #[schema(value_type = Option<NetworkRulesSchema>)]
     pub network: catalog::NetworkRules,
@@ -229,6 +195,7 @@ pub(super) struct NewTenant {
 #[serde(deny_unknown_fields)]
 pub(super) struct TenantChange {
     #[serde(default)]
+    #[schema(value_type = QuotasChangeSchema)]
     pub quotas: QuotasChange,
     #[serde(default)]
     pub network: NetworkChange,
@@ -345,7 +312,7 @@ pub(super) struct Plugin {
     /// Whether it answers at the tenant's root.
     pub default: bool,
     #[schema(value_type = QuotasSchema)]
-    pub quotas: catalog::Quotas,
+    pub quotas: Quotas,
     #[schema(value_type = String, format = DateTime)]
     pub created_at: Time,
 }
@@ -363,6 +330,7 @@ impl From<catalog::PluginInfo> for Plugin {
 #[serde(deny_unknown_fields)]
 pub(super) struct PluginChange {
     #[serde(default)]
+    #[schema(value_type = QuotasChangeSchema)]
     pub quotas: QuotasChange,
     /// Whether it answers at the tenant's root. Where another one did it does no more.
     pub default: Option<bool>,

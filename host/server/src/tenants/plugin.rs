@@ -8,17 +8,18 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use axum::Router;
 use tokio::time::Instant;
 
-use super::tenant::{Tenant, allowance, share};
+use super::tenant::{Tenant, share};
 use super::{Tenants, Unusable};
 use crate::Server;
 use crate::admin::opened_secrets;
 use crate::serving::Serving;
 use rollout_assembly::{Deployed, NotLoaded, Placed, Sources};
-use rollout_catalog::{Deployment, Quotas as CatalogQuotas};
+use rollout_catalog::Deployment;
 use rollout_core::error::Fault;
 use rollout_core::outbound::Secret;
-use rollout_core::rollout::{Host, Quotas, Runtime, RuntimeSettings, ServedAs, Share, Slots, Whose};
+use rollout_core::rollout::{AdmissionQuotas, Host, Runtime, RuntimeSettings, ServedAs, Share, Slots, Whose};
 use rollout_core::telemetry::{Meter, Metrics};
+use rollout_core::wire::quota::Quotas;
 
 /// See above.
 pub(super) struct Plugin {
@@ -34,7 +35,7 @@ pub(super) struct Plugin {
 /// What all deployments of a plugin have in common.
 struct Parts {
     slots: Slots,
-    quotas: Arc<Quotas>,
+    quotas: Arc<AdmissionQuotas>,
     metrics: Arc<Metrics>,
 }
 
@@ -43,7 +44,7 @@ struct State {
     code_bytes: u64,
     /// What the active deployment says of how many run at once.
     running_max: u32,
-    quotas: CatalogQuotas,
+    quotas: Quotas,
     /// Deployments besides the active one, which are there for as long as rollouts run on them.
     others: Vec<(u32, Weak<rollout_core::rollout::Deployment>)>,
 }
@@ -86,7 +87,7 @@ impl Plugin {
         let meters = vec![tenant.quotas.meter().clone(), meter.clone()];
         let parts = Parts {
             slots: tenant.slots.plugin(share(&about.quotas)),
-            quotas: Arc::new(Quotas::new(Whose::Plugin, allowance(&about.quotas), meter)),
+            quotas: Arc::new(AdmissionQuotas::new(Whose::Plugin, about.quotas.clone(), meter)),
             metrics: Arc::new(Metrics::of(HashMap::from(labels), meters)),
         };
         if let Some(traces) = tenants.0.traces.get() {
@@ -200,9 +201,9 @@ impl Plugin {
     }
 
     /// Its quotas are these now.
-    pub(super) fn read_again(&self, quotas: &CatalogQuotas) {
+    pub(super) fn read_again(&self, quotas: &Quotas) {
         self.state().quotas = quotas.clone();
-        self.parts.quotas.set(allowance(quotas));
+        self.parts.quotas.set(quotas.clone());
         self.share_anew();
     }
 

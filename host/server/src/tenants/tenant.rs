@@ -10,14 +10,15 @@ use tokio::time::Instant;
 use super::plugin::Plugin;
 use super::{Inner, Tenants, Unusable};
 use crate::admin::{Deployments, network_rules};
-use rollout_catalog::{Catalog, CatalogError, Name, Quotas as CatalogQuotas, TenantId, TenantUsage};
+use rollout_catalog::{Catalog, CatalogError, Name, TenantId, TenantUsage};
 use rollout_core::budget::Budget;
 use rollout_core::outbound::Transport;
 use rollout_core::rollout::{
-    Allowance, ArtifactBounds, ArtifactRoot, Host, Journal, JournalSettings, Quotas, Share, TenantSlots,
+    AdmissionQuotas, ArtifactBounds, ArtifactRoot, Host, Journal, JournalSettings, Share, TenantSlots,
     Unfinished, Whose,
 };
 use rollout_core::telemetry::{DayUse, Meter, Metrics};
+use rollout_core::wire::quota::{Quota, Quotas};
 
 /// The segments of a tenant's journal, in bytes: smaller than those of a server's own, because two of them
 /// are there ahead for each tenant.
@@ -31,7 +32,7 @@ pub(super) struct Tenant {
     pub(super) id: TenantId,
     pub(super) name: Name,
     pub(super) slots: TenantSlots,
-    pub(super) quotas: Arc<Quotas>,
+    pub(super) quotas: Arc<AdmissionQuotas>,
     pub(super) transport: Transport,
     pub(super) budget: Budget,
     pub(super) journal: Option<Arc<Journal>>,
@@ -56,7 +57,7 @@ struct Settings {
 impl Settings {
     fn of(tenant: &rollout_catalog::Tenant) -> Self {
         let default_plugin = tenant.default_plugin.as_ref().map(ToString::to_string);
-        Self { stored_bytes_max: tenant.quotas.stored_bytes, default_plugin }
+        Self { stored_bytes_max: tenant.quotas.get(Quota::StoredBytes), default_plugin }
     }
 }
 
@@ -65,21 +66,12 @@ pub(super) fn journal_folder(catalog: &Catalog, id: TenantId) -> PathBuf {
     catalog.tenant_folder(id).join("journal")
 }
 
-/// What of the slots somebody has who has these quotas.
-pub(super) fn share(quotas: &CatalogQuotas) -> Share {
+/// Returns the share of slots that quotas permit.
+pub(super) fn share(quotas: &Quotas) -> Share {
     Share {
         weight: quotas.weight(),
-        running_max: quotas.running.unwrap_or(u32::MAX),
-        queue_max: quotas.queued.unwrap_or(u32::MAX),
-    }
-}
-
-/// What somebody may use over time who has these quotas.
-pub(super) fn allowance(quotas: &CatalogQuotas) -> Allowance {
-    Allowance {
-        requests_per_second: quotas.requests_per_second.map(f64::from),
-        model_tokens_per_day: quotas.model_tokens_per_day,
-        guest_cpu_seconds_per_day: quotas.guest_cpu_seconds_per_day,
+        running_max: quotas.get_u32(Quota::Running).unwrap_or(u32::MAX),
+        queue_max: quotas.get_u32(Quota::Queued).unwrap_or(u32::MAX),
     }
 }
 
@@ -94,7 +86,7 @@ impl Tenant {
         let of_catalog = inner.catalog.tenant(id)?;
         let folder = inner.catalog.tenant_folder(id);
         let writes_files = inner.config.writes_files();
-        let [in_journal, in_files] = kept_bytes(of_catalog.quotas.stored_bytes, writes_files);
+        let [in_journal, in_files] = kept_bytes(of_catalog.quotas.get(Quota::StoredBytes), writes_files);
         let (journal, unfinished) = open_journal(inner, id, in_journal)?;
         let artifacts = inner.config.artifacts;
         let bytes_max = [artifacts.bytes_max, in_files].into_iter().flatten().min();
@@ -110,7 +102,7 @@ impl Tenant {
         let tenant = Arc::new(Self {
             id,
             slots: inner.pool.tenant(share(&of_catalog.quotas)),
-            quotas: Arc::new(Quotas::new(Whose::Tenant, allowance(&of_catalog.quotas), meter)),
+            quotas: Arc::new(AdmissionQuotas::new(Whose::Tenant, of_catalog.quotas.clone(), meter)),
             transport: inner.transport.for_tenant(network_rules(&of_catalog.network)),
             budget: inner.platform.budget().for_others(),
             journal,
@@ -323,7 +315,7 @@ impl Tenant {
         let mut settings = lock(&self.settings);
         let now = catalog.tenant(self.id)?;
         self.slots.set_share(share(&now.quotas));
-        self.quotas.set(allowance(&now.quotas));
+        self.quotas.set(now.quotas.clone());
         self.transport.set_rules(network_rules(&now.network));
         *settings = Settings::of(&now);
         for plugin in self.plugins_in_use() {

@@ -1,44 +1,12 @@
-//! What a tenant, and a plugin of it, may use, and what is said where that is used up.
+//! Quotas of tenants and plugins over time: requests per second, usage per day and bytes on disk.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use serde::{Deserialize, Serialize};
-
 use crate::rollout::journal::Journal;
 use crate::telemetry::Meter;
-
-/// What of something is bounded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Quota {
-    /// Rollouts that run at once.
-    Running,
-    /// Rollouts that wait for one of those to end.
-    Queued,
-    /// Rollouts that are asked for within a second.
-    RequestsPerSecond,
-    /// Tokens that models take and give in a day, by UTC.
-    ModelTokensPerDay,
-    /// CPU time of guests in a day, by UTC.
-    GuestCpuSecondsPerDay,
-    /// Bytes on disk.
-    StoredBytes,
-}
-
-impl Quota {
-    /// Its name in settings and errors.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Running => "running",
-            Self::Queued => "queued",
-            Self::RequestsPerSecond => "requests-per-second",
-            Self::ModelTokensPerDay => "model-tokens-per-day",
-            Self::GuestCpuSecondsPerDay => "guest-cpu-seconds-per-day",
-            Self::StoredBytes => "stored-bytes",
-        }
-    }
-}
+use crate::wire::quota::{Quota, Quotas};
 
 /// Who may use no more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,25 +58,14 @@ impl fmt::Display for OverQuota {
     }
 }
 
-/// What may be used over time. None is without a bound.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Allowance {
-    /// Rollouts that are asked for within a second.
-    pub requests_per_second: Option<f64>,
-    /// Tokens of models in a day.
-    pub model_tokens_per_day: Option<u64>,
-    /// Seconds of guests' CPU time in a day.
-    pub guest_cpu_seconds_per_day: Option<u64>,
-}
-
 /// Seconds for which unused requests are kept, so that a burst passes.
 const BURST_SECS: f64 = 2.0;
 
 const DAY_SECS: u64 = 24 * 60 * 60;
 
-/// What somebody may use over time, and has used.
+/// Checks the quotas over time of a tenant or plugin when a rollout is admitted.
 #[derive(Debug)]
-pub struct Quotas {
+pub struct AdmissionQuotas {
     whose: Whose,
     meter: Arc<Meter>,
     state: Mutex<State>,
@@ -116,7 +73,7 @@ pub struct Quotas {
 
 #[derive(Debug)]
 struct State {
-    allowance: Allowance,
+    quotas: Quotas,
     /// Requests that may come now, and when that was so.
     tokens: f64,
     at: Instant,
@@ -144,15 +101,11 @@ impl fmt::Debug for Stored {
     }
 }
 
-impl Quotas {
-    /// Quotas over what this meter counts.
-    pub fn new(whose: Whose, allowance: Allowance, meter: Arc<Meter>) -> Self {
-        let tokens = burst(&allowance);
-        Self {
-            whose,
-            meter,
-            state: Mutex::new(State { allowance, tokens, at: Instant::now(), stored: None }),
-        }
+impl AdmissionQuotas {
+    /// Creates a check of these quotas against the usage that a meter counts.
+    pub fn new(whose: Whose, quotas: Quotas, meter: Arc<Meter>) -> Self {
+        let tokens = burst(&quotas);
+        Self { whose, meter, state: Mutex::new(State { quotas, tokens, at: Instant::now(), stored: None }) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -164,11 +117,11 @@ impl Quotas {
         &self.meter
     }
 
-    /// From here on it may use this.
-    pub fn set(&self, allowance: Allowance) {
+    /// Replaces the quotas.
+    pub fn set(&self, quotas: Quotas) {
         let mut state = self.lock();
-        state.allowance = allowance;
-        state.tokens = state.tokens.min(burst(&allowance));
+        state.tokens = state.tokens.min(burst(&quotas));
+        state.quotas = quotas;
     }
 
     /// So much is on disk and may be, of which the journal had so much then. What that has by now is counted when a
@@ -194,21 +147,20 @@ impl Quotas {
         }
         let used = self.meter.of_day(now_secs / DAY_SECS);
         let tomorrow = Duration::from_secs(DAY_SECS - now_secs % DAY_SECS);
-        let Allowance { model_tokens_per_day, guest_cpu_seconds_per_day, requests_per_second } =
-            state.allowance;
         let daily = [
-            (Quota::ModelTokensPerDay, used.model_tokens, model_tokens_per_day),
-            (Quota::GuestCpuSecondsPerDay, used.guest_cpu.as_secs(), guest_cpu_seconds_per_day),
+            (Quota::ModelTokensPerDay, used.model_tokens),
+            (Quota::GuestCpuSecondsPerDay, used.guest_cpu.as_secs()),
         ];
-        for (quota, used, max) in daily {
-            if let Some(max) = max.filter(|max| used >= *max) {
+        for (quota, used) in daily {
+            if let Some(max) = state.quotas.get(quota).filter(|max| used >= *max) {
                 let retry_after = (max > 0).then_some(tomorrow);
                 return Err(OverQuota { quota, whose: self.whose, used, max, retry_after });
             }
         }
-        let Some(rate) = requests_per_second else { return Ok(()) };
+        let Some(max) = state.quotas.get_u32(Quota::RequestsPerSecond) else { return Ok(()) };
+        let rate = f64::from(max);
         let elapsed = now.saturating_duration_since(state.at).as_secs_f64();
-        state.tokens = (state.tokens + elapsed * rate).min(burst(&state.allowance));
+        state.tokens = (state.tokens + elapsed * rate).min(burst(&state.quotas));
         state.at = now;
         if state.tokens >= 1.0 {
             state.tokens -= 1.0;
@@ -216,14 +168,14 @@ impl Quotas {
         }
         let wait = (1.0 - state.tokens) / rate;
         let retry_after = Duration::try_from_secs_f64(wait).ok();
-        let max = rate.ceil() as u64;
+        let max = u64::from(max);
         Err(OverQuota { quota: Quota::RequestsPerSecond, whose: self.whose, used: max, max, retry_after })
     }
 }
 
-/// Requests that may come at once.
-fn burst(allowance: &Allowance) -> f64 {
-    allowance.requests_per_second.map_or(0.0, |rate| (rate * BURST_SECS).max(1.0))
+/// Returns the number of requests that may arrive at once.
+fn burst(quotas: &Quotas) -> f64 {
+    quotas.get_u32(Quota::RequestsPerSecond).map_or(0.0, |rate| (f64::from(rate) * BURST_SECS).max(1.0))
 }
 
 /// Seconds since the beginning of 1970.
@@ -241,14 +193,19 @@ mod tests {
     use crate::seal::Seal;
     use crate::telemetry::DayUse;
 
-    fn quotas(allowance: Allowance) -> Quotas {
-        Quotas::new(Whose::Tenant, allowance, Arc::default())
+    fn checked(quotas: Quotas) -> AdmissionQuotas {
+        AdmissionQuotas::new(Whose::Tenant, quotas, Arc::default())
+    }
+
+    fn one(quota: Quota, max: u64) -> Quotas {
+        let mut quotas = Quotas::default();
+        quotas.set(quota, max).unwrap();
+        quotas
     }
 
     #[test]
     fn requests_pass_at_their_rate_and_a_burst_of_two_seconds_at_once() {
-        let allowance = Allowance { requests_per_second: Some(2.0), ..Allowance::default() };
-        let quotas = quotas(allowance);
+        let quotas = checked(one(Quota::RequestsPerSecond, 2));
         let start = Instant::now();
         let after = |secs: f64| quotas.check_at(start + Duration::from_secs_f64(secs), 0);
         for _ in 0..4 {
@@ -261,16 +218,15 @@ mod tests {
         );
         after(0.5).unwrap();
         assert!(after(0.5).is_err());
-        quotas.set(Allowance::default());
+        quotas.set(Quotas::default());
         after(0.5).unwrap();
-        quotas.set(Allowance { requests_per_second: Some(0.0), ..allowance });
+        quotas.set(one(Quota::RequestsPerSecond, 0));
         assert_eq!(after(9.0).unwrap_err().retry_after, None, "no wait helps");
     }
 
     #[test]
     fn what_a_day_allows_is_there_again_on_the_next() {
-        let allowance = Allowance { model_tokens_per_day: Some(10), ..Allowance::default() };
-        let quotas = quotas(allowance);
+        let quotas = checked(one(Quota::ModelTokensPerDay, 10));
         let now = Instant::now();
         let noon = 5 * DAY_SECS + DAY_SECS / 2;
         quotas.meter().set(DayUse { day: 5, model_tokens: 9, guest_cpu: Duration::ZERO });
@@ -290,11 +246,10 @@ mod tests {
 
     #[test]
     fn a_quota_of_nothing_is_not_worth_waiting_for() {
-        let none = Allowance { guest_cpu_seconds_per_day: Some(0), ..Allowance::default() };
-        let over = quotas(none).check_at(Instant::now(), 7).unwrap_err();
+        let over = checked(one(Quota::GuestCpuSecondsPerDay, 0)).check_at(Instant::now(), 7).unwrap_err();
         assert_eq!(over.retry_after, None);
         assert!(over.to_string().ends_with("waiting does not help, the operator can raise it"), "{over}");
-        let quotas = quotas(Allowance::default());
+        let quotas = checked(Quotas::default());
         quotas.set_stored(5, Some(5), None);
         assert_eq!(quotas.check().unwrap_err().quota, Quota::StoredBytes);
         quotas.set_stored(4, Some(5), None);
