@@ -127,6 +127,8 @@ pub struct Config {
     pub network: NetworkRules,
     /// Tools that are provided to the plugin.
     pub tools: ToolSettings,
+    /// `[tools]` as it was configured. An evaluation is identified by its digest.
+    pub tools_source: String,
     /// The judge model, if there is one.
     pub judge: Option<Judge>,
     /// The operator's values for the plugin.
@@ -245,6 +247,10 @@ impl RawConfig {
             problems.push(format!("clock-begins: {wrong}"));
             ClockStart::default()
         });
+        let tools_source = self.tools.source().unwrap_or_else(|error| {
+            problems.push(format!("tools: {error}"));
+            String::new()
+        });
         let mut tools = self.tools.resolve(&mut problems);
         tools.components.iter_mut().for_each(|component| component.clock_begins = clock_begins);
         let config = Config {
@@ -281,6 +287,7 @@ impl RawConfig {
             catalog: self.catalog.resolve(&mut problems),
             network: self.network.resolve(&mut problems),
             tools,
+            tools_source,
             plugin: values::assigned(self.plugin, &self.set, "plugin", &mut problems),
             grader: values::assigned(self.grader, &[], "grader", &mut problems),
         };

@@ -450,8 +450,7 @@ async fn provided_tools(
     if !problems.is_empty() {
         return Err(UnusableTools(problems));
     }
-    // Only the digest of this text is used.
-    let mut about = format!("{settings:?}"); // not shown
+    let mut about = format!("{}{}\n", config.tools_source, config.clock_begins);
     about.extend(components.iter().map(|plugin| plugin.about().digest.as_str()));
     let toolbox = Toolbox::start(settings.clone(), components, metrics).await?;
     Ok(Some((toolbox, sha256_hex(about.as_bytes()))))

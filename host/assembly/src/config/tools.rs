@@ -17,7 +17,7 @@ use rollout_core::toolbox::{AddressSettings, CallLimits, ComponentSettings, Serv
 use rollout_core::wire::function::FunctionTool;
 
 /// `[tools]`.
-#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[derive(Clone, Debug, Default, serde::Deserialize, serde::Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct RawTools {
     /// `[[tools.component]]`: components that export `tool`.
@@ -29,7 +29,7 @@ pub struct RawTools {
 }
 
 /// `[[tools.mcp]]`: either `command` or `url`.
-#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[derive(Clone, Debug, Default, serde::Deserialize, serde::Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct RawServer {
     /// Program to start, with its arguments.
@@ -57,7 +57,7 @@ pub struct RawServer {
 }
 
 /// `[[tools.http]]`: one tool.
-#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[derive(Clone, Debug, Default, serde::Deserialize, serde::Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct RawAddress {
     /// Name by which the model calls the tool.
@@ -89,7 +89,7 @@ pub struct RawAddress {
 }
 
 /// `[[tools.component]]`.
-#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[derive(Clone, Debug, Default, serde::Deserialize, serde::Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct RawComponent {
     /// The component's file.
@@ -134,6 +134,11 @@ const CONCURRENT_MAX: u32 = 1024;
 const PREFIX_BYTES_MAX: usize = 32;
 
 impl RawTools {
+    /// Returns the tables as text, without what is not set: the same for the same configuration in any version.
+    pub(super) fn source(&self) -> Result<String, toml::ser::Error> {
+        toml::to_string(self)
+    }
+
     /// Fills in defaults and checks every field.
     pub(super) fn resolve(self, problems: &mut Vec<String>) -> ToolSettings {
         let at = |kind: &str, place: usize| format!("tools.{kind}[{place}]");
@@ -404,5 +409,19 @@ impl Common<'_> {
             self.wrong("calls-max", "must be at least 1; to disable the tool, remove the entry");
         }
         limits
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_source_of_tools_depends_on_what_is_configured_and_not_on_how_it_is_written() {
+        let source = |text: &str| toml::from_str::<RawTools>(text).unwrap().source().unwrap();
+        let one = source("[[http]]\nname = 'a'\nurl = 'https://h/{x}'\ndeadline-secs = 2\n");
+        assert_eq!(one, source("http = [{deadline-secs = 2.0, url = \"https://h/{x}\", name = \"a\"}]"));
+        assert_ne!(one, source("[[http]]\nname = 'a'\nurl = 'https://h/{x}'\ndeadline-secs = 3\n"));
+        assert!(!one.contains("calls-max"), "what is not set is left out: {one}");
     }
 }
