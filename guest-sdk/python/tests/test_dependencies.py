@@ -81,7 +81,7 @@ class Dependencies(unittest.TestCase):
     def test_one_that_is_native_is_named_and_goes_without_where_it_may(self) -> None:
         with self.assertRaises(_build.BuildError) as refused:
             self.gathered(HOSTS_OWN, "false", [])
-        self.assertRegex(str(refused.exception), "native code, .*\n  - late-thing\n(.|\n)*without-native")
+        self.assertRegex(str(refused.exception), "native code, .*\n  - late-thing 1.0: the project depends on it\n(.|\n)*without-native")
         self.assertEqual(self.gathered(HOSTS_OWN, "false", ["late-thing"]), ["late_thing/__init__.py"])
 
     def test_a_wheel_goes_without_its_native_part(self) -> None:
@@ -106,7 +106,8 @@ def wheel(directory: Path, name: str, version: str, *requires: str, tag: str = "
     files = {
         f"{name}/__init__.py": f"VERSION = {version!r}\n",
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
-        + "".join(f"Requires-Dist: {each}\n" for each in requires),
+        + "".join(f"Requires-Dist: {each}\n" for each in requires)
+        + "".join("Provides-Extra: x\n" for each in requires if 'extra == "x"' in each),
         f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: {tag}\n",
     }
     files[f"{info}/RECORD"] = "".join(f"{each},,\n" for each in (*files, f"{info}/RECORD"))
@@ -165,6 +166,43 @@ class Releases(unittest.TestCase):
         wheel(self.index, "fast", "2.0", tag=HERE)
         wheel(self.made, "fast", "1.0", tag="cp314-cp314-wasi_wasm32")
         self.assertEqual(self.gathered("fast"), {"fast": "1.0"})
+        self.assertIn("fast 1.0 in place of 2.0: ", self.said)
+
+    def test_a_package_of_one_native_release_is_as_old_as_that_and_the_build_says_so(self) -> None:
+        for version, native in (("1.0", "5.0"), ("1.1", "5.1")):
+            wheel(self.index, "top", version, f"fast=={native}")
+            wheel(self.index, "fast", native, tag=HERE)
+        wheel(self.made, "fast", "5.0", tag="cp314-cp314-wasi_wasm32")
+        self.assertEqual(self.gathered("top"), {"top": "1.0", "fast": "5.0"})
+        self.assertIn("top 1.0 in place of 1.1: ", self.said)
+
+    def test_a_package_that_falls_behind_because_of_another_is_an_error_with_the_chain(self) -> None:
+        wheel(self.index, "top", "1.0")
+        wheel(self.index, "top", "2.0", "middle")
+        wheel(self.index, "middle", "3.0", "fast>=2")
+        wheel(self.index, "fast", "1.0", tag=HERE)
+        wheel(self.index, "fast", "2.0", tag=HERE)
+        wheel(self.made, "fast", "1.0", tag="cp314-cp314-wasi_wasm32")
+        with self.assertRaises(_build.BuildError) as refused:
+            self.gathered("top")
+        text = str(refused.exception)
+        chain = "top 2.0 requires middle 3.0 requires fast 2.0, which was made for components up to 1.0"
+        self.assertIn(f"top 1.0 in place of 2.0: {chain}", text)
+        self.assertIn('such as "top<=1.0"', text)
+        # An author who asks for the older one has it.
+        self.assertEqual(self.gathered("top<=1.0"), {"top": "1.0"})
+        # Where no release goes with what was made, the chain is the error, too.
+        with self.assertRaises(_build.BuildError) as refused:
+            self.gathered("middle")
+        text = str(refused.exception)
+        self.assertIn("fast 2.0, made for components up to 1.0: middle 3.0 requires fast 2.0", text)
+
+    def test_a_package_that_only_an_extra_requires_is_named_with_its_chain(self) -> None:
+        wheel(self.index, "top", "1.0", 'fast>=1; extra == "x"')
+        wheel(self.index, "fast", "1.0", tag=HERE)
+        with self.assertRaises(_build.BuildError) as refused:
+            self.gathered("top[x]")
+        self.assertIn("fast 1.0: top 1.0 requires fast 1.0", str(refused.exception))
 
     def test_a_later_build_takes_the_releases_of_the_lock_file_until_the_dependencies_change(self) -> None:
         wheel(self.index, "thing", "1.0")

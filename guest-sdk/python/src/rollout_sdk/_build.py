@@ -248,7 +248,8 @@ def canonical(name: str) -> str:
 
 
 def _required_name(requirement: str) -> str:
-    return canonical(re.split(r"[\s\[<>=!~;@(]", requirement.strip(), maxsplit=1)[0])
+    name: str = _beside("_resolve").required_name(requirement)
+    return name
 
 
 # Dependencies.
@@ -289,7 +290,7 @@ def gather(project: Project, cache: Path, wheels: Path | None) -> Path | None:
             lines: list[str] = resolve.locked(project.dir, wanted) or []
             pins, releases = _pins(wanted, fresh, project, wheels)
             say(f"installing {', '.join(wanted)} for the component's Python {PYTHON}")
-            digests = _install(wanted, fresh, project, wheels, pins)
+            digests = _install(wanted, fresh, project, wheels, pins, releases)
             if others := resolve.other_files(lines, digests):
                 at_fault(
                     f"files of dependencies are not those that {resolve.LOCK} was written with:\n" + "\n".join(others)
@@ -321,11 +322,14 @@ def _pins(wanted: list[str], target: Path, project: Project, wheels: Path | None
     made: dict[str, list[str]] = resolve.made_for_components(wheels)
     say(f"looking for the releases of {', '.join(wanted)}")
     report, most = target.with_name(f"{target.name}.json"), target.with_name(f"{target.name}.most.txt")
+    roots = [_required_name(each) for each in wanted]
+
+    def resolved(*options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+        done = _pip(project, "install", "--dry-run", "--ignore-installed", "--report", str(report), *options, "--", *wanted)
+        return done, resolve.read_report(json.loads(report.read_text())) if done.returncode == 0 else {}
+
     try:
-        # No newer than what was made for components.
-        most.write_text("".join(f"{name}<={versions[-1]}\n" for name, versions in made.items()))
-        done = _pip(project, "install", "--dry-run", "--ignore-installed", "--report", str(report), "--constraint", str(most),
-                    "--", *wanted)
+        done, releases = resolved()
         named = [canonical(each.strip()) for each in wanted]
         if done.returncode != 0 and all(name in made for name in named):
             # Where no index has them there is no newer release to fall behind.
@@ -333,7 +337,20 @@ def _pins(wanted: list[str], target: Path, project: Project, wheels: Path | None
             return [f"{name}=={made[name][-1]}" for name in named], None
         if done.returncode != 0:
             at_fault(f"the dependencies could not be resolved: {', '.join(wanted)}\n{done.stdout.strip()}")
-        releases = resolve.read_report(json.loads(report.read_text()))
+        if resolve.newer_than_made(releases, made):
+            newest = releases
+            # No newer than what was made for components.
+            most.write_text("".join(f"{name}<={versions[-1]}\n" for name, versions in made.items()))
+            done, releases = resolved("--constraint", str(most))
+            if done.returncode != 0:
+                beyond = resolve.newer_than_made(newest, made)
+                at_fault(resolve.why_too_new(beyond.values(), roots, newest, made))
+            expected, others = resolve.stepped_back(releases, newest, made)
+            if others:
+                at_fault(resolve.why_older(others, releases, newest, made))
+            for name in expected:
+                print(f"{releases[name]} in place of {newest[name].version}: it is the newest with native code for components",
+                      file=sys.stderr)
     finally:
         report.unlink(missing_ok=True)
         most.unlink(missing_ok=True)
@@ -346,7 +363,7 @@ def _pins(wanted: list[str], target: Path, project: Project, wheels: Path | None
         {name: each for name, each in releases.items() if name not in goes_without}, made, has_pure
     )
     if culprits:
-        at_fault(resolve.why_not(culprits, [_required_name(each) for each in wanted], releases, TABLE))
+        at_fault(resolve.why_not(culprits, roots, releases, TABLE))
     pins = [f"{each.name}=={each.version}" for each in releases.values() if each.is_pinnable]
     return pins, releases
 
@@ -413,7 +430,7 @@ _HAS_NO_WHEEL = re.compile(r"^ERROR: No matching distribution found for (.+)$", 
 
 
 def _install(
-    wanted: list[str], target: Path, project: Project, wheels: Path | None, pins: list[str]
+    wanted: list[str], target: Path, project: Project, wheels: Path | None, pins: list[str], releases: Any
 ) -> dict[str, tuple[str, str]]:
     """Installs wheels for the component's Python, those of native code of our own among them. Of a
     package that has none, the Python at hand makes one, which has to be pure. Gives the files with their digests."""
@@ -433,7 +450,7 @@ def _install(
                 digests: dict[str, tuple[str, str]] = _beside("_resolve").read_digests(json.loads(report.read_text()), made)
                 return digests
             without = _HAS_NO_WHEEL.search(done.stdout)
-            if without is None or not _make_wheel(without[1], project, made, wheels):
+            if without is None or not _make_wheel(without[1], project, made, wheels, releases):
                 break
         # Of what is no package of a registry (a directory, a repository), pip says something else.
         shutil.rmtree(target, ignore_errors=True)
@@ -453,7 +470,7 @@ def _pip(project: Project, *arguments: str) -> subprocess.CompletedProcess[str]:
                           stderr=subprocess.STDOUT, text=True, check=False)
 
 
-def _make_wheel(requirement: str, project: Project, made: Path, wheels: Path | None) -> bool:
+def _make_wheel(requirement: str, project: Project, made: Path, wheels: Path | None, releases: Any) -> bool:
     """Makes a wheel of a package that has none for components. Whether it is there now."""
     before = set(made.iterdir())
     done = _pip(project, "wheel", "--no-deps", "--wheel-dir", str(made), "--", requirement)
@@ -461,8 +478,12 @@ def _make_wheel(requirement: str, project: Project, made: Path, wheels: Path | N
     for wheel in fresh:
         if wheel.name.endswith("-none-any.whl"):
             continue
-        if canonical(wheel.name.split("-")[0]) not in {*project.without_native, *project.leave_out}:
-            at_fault(_native_text([f"  - {requirement.partition('==')[0]}"], wheels))
+        name = canonical(wheel.name.split("-")[0])
+        if name not in {*project.without_native, *project.leave_out}:
+            if releases is None or name not in releases:
+                at_fault(_native_text([f"  - {requirement.partition('==')[0]}"], wheels))
+            roots = [_required_name(each) for each in wanted_of(project)]
+            at_fault(_beside("_resolve").why_not([releases[name]], roots, releases, TABLE))
         _without_native(wheel)
     return done.returncode == 0 and bool(fresh)
 
@@ -558,7 +579,11 @@ def _made(wheels: Path | None) -> str:
 
 def _beside(name: str) -> Any:
     """A module beside this one. There is no package here: this runs by itself."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    file = Path(__file__).with_name(f"{name}.py")
+    loaded = sys.modules.get(name)
+    if loaded is not None and loaded.__file__ == str(file):
+        return loaded
+    spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module

@@ -39,6 +39,10 @@ class Release:
     """The name of the file that it comes as."""
     requires: list[str] = field(default_factory=list[str])
     """The distributions that it requires."""
+    extras: list[str] = field(default_factory=list[str])
+    """The distributions that only its extras require."""
+    exact: list[str] = field(default_factory=list[str])
+    """The distributions of which it requires one release and no other."""
     is_pinnable: bool = True
     """Whether its version finds it again, and not an address."""
 
@@ -57,15 +61,18 @@ def read_report(report: Mapping[str, Any]) -> dict[str, Release]:
     for each in report["install"]:
         about = each["metadata"]
         info = each["download_info"]
-        named: list[str] = about.get("requires_dist") or []
-        requires = [one for one in named if "extra ==" not in one and "extra==" not in one]
+        requirements: list[str] = about.get("requires_dist") or []
         release = Release(
             canonical(about["name"]),
             about["version"],
             info["url"].partition("#")[0].rpartition("/")[2],
-            [canonical(re.split(r"[\s\[<>=!~;@(]", one.strip(), maxsplit=1)[0]) for one in requires],
-            not each.get("is_direct", False),
+            is_pinnable=not each.get("is_direct", False),
         )
+        for requirement in requirements:
+            name = required_name(requirement)
+            (release.extras if re.search(r"\bextra\s*==", requirement) else release.requires).append(name)
+            if re.search(r"==\s*\d+(\.\d+)*\s*\)?\s*(;|$)", requirement.strip()):
+                release.exact.append(name)
         found[release.name] = release
     return found
 
@@ -82,18 +89,33 @@ def read_digests(report: Mapping[str, Any], made_here: Path) -> dict[str, tuple[
     return found
 
 
+def required_name(requirement: str) -> str:
+    """Returns the distribution that a requirement names."""
+    return canonical(re.split(r"[\s\[<>=!~;@(]", requirement.strip(), maxsplit=1)[0])
+
+
 def chain_to(name: str, roots: Iterable[str], releases: Mapping[str, Release]) -> list[str]:
-    """The shortest way from what the project requires to a release, each of which requires the next."""
-    ways = [[root] for root in roots if root in releases]
-    seen = set(roots)
-    for way in ways:
-        if way[-1] == name:
-            return way
-        for following in releases[way[-1]].requires:
-            if following in releases and following not in seen:
-                seen.add(following)
-                ways.append([*way, following])
+    """Returns the shortest chain from a dependency of the project to a release, each of which requires the next.
+    Requirements of extras count where there is no chain without them."""
+    roots = list(roots)
+    for with_extras in (False, True):
+        chains = [[root] for root in roots if root in releases]
+        seen = set(roots)
+        for chain in chains:
+            if chain[-1] == name:
+                return chain
+            last = releases[chain[-1]]
+            for following in [*last.requires, *(last.extras if with_extras else [])]:
+                if following in releases and following not in seen:
+                    seen.add(following)
+                    chains.append([*chain, following])
     return [name]
+
+
+def shown_chain(name: str, roots: Iterable[str], releases: Mapping[str, Release]) -> str:
+    """Returns the chain to a release as a text."""
+    chain = chain_to(name, roots, releases)
+    return " requires ".join(str(releases[one]) for one in chain) if len(chain) > 1 else "the project depends on it"
 
 
 def made_for_components(wheels: Path | None) -> dict[str, list[str]]:
@@ -124,11 +146,7 @@ def in_the_way(
 def why_not(culprits: Iterable[Release], roots: Iterable[str], releases: Mapping[str, Release], table: str) -> str:
     """The error for a person."""
     wanted = list(roots)
-    lines: list[str] = []
-    for each in culprits:
-        way = chain_to(each.name, wanted, releases)
-        through = " requires ".join(str(releases[one]) for one in way)
-        lines.append(f"  - {each}: {through}" if len(way) > 1 else f"  - {each}: the project depends on it")
+    lines = [f"  - {each}: {shown_chain(each.name, wanted, releases)}" for each in culprits]
     return (
         "these dependencies are native code, which a component cannot run, and were not made for components:\n"
         + "\n".join(lines)
@@ -136,6 +154,80 @@ def why_not(culprits: Iterable[Release], roots: Iterable[str], releases: Mapping
         f"If a package works without its native part, name it in [{table}] without-native; if it is not needed at run "
         "time, name it in leave-out."
     )
+
+
+def newer_than_made(releases: Mapping[str, Release], made: Mapping[str, list[str]]) -> dict[str, Release]:
+    """Returns the releases that are newer than the newest one that was made for components."""
+    return {
+        name: each
+        for name, each in releases.items()
+        if name in made and _in_order(each.version) > _in_order(made[name][-1])
+    }
+
+
+def stepped_back(
+    bounded: Mapping[str, Release], newest: Mapping[str, Release], made: Mapping[str, list[str]]
+) -> tuple[list[str], list[str]]:
+    """Compares a resolution that takes no release newer than those made for components with one that is free to.
+
+    Returns the names of packages that are older in the first: those that are made for components, with the packages that
+    require exactly one release of one of them (as pydantic does of pydantic-core), and all others."""
+    expected: list[str] = []
+    others: list[str] = []
+    beyond = newer_than_made(newest, made)
+    for name, each in newest.items():
+        if name in bounded and _in_order(bounded[name].version) >= _in_order(each.version):
+            continue
+        if name in beyond or (name in bounded and any(one in beyond for one in each.exact)):
+            expected.append(name)
+        elif name in bounded:
+            others.append(name)
+    return [name for name in expected if name in bounded], others
+
+
+def why_older(
+    names: Iterable[str],
+    bounded: Mapping[str, Release],
+    newest: Mapping[str, Release],
+    made: Mapping[str, list[str]],
+) -> str:
+    """Returns the error about packages that would be older than on the author's own Python."""
+    beyond = newer_than_made(newest, made)
+    lines: list[str] = []
+    for name in names:
+        # What of it goes beyond what was made, through the fewest others.
+        chains = [chain for one in beyond if len(chain := chain_to(one, [name], newest)) > 1]
+        chain = min(chains, key=len, default=[name])
+        through = " requires ".join(str(newest[one]) for one in chain)
+        made_to = f", which was made for components up to {made[chain[-1]][-1]}" if chain[-1] in beyond else ""
+        lines.append(f"  - {bounded[name]} in place of {newest[name].version}: {through}{made_to}")
+    return (
+        "these dependencies would be older than on your own Python, because of native code that was not made for "
+        "components in a newer release:\n"
+        + "\n".join(lines)
+        + f"\nIf the older release will do, depend on it by its version, such as \"{_first(names, bounded)}\"."
+    )
+
+
+def why_too_new(
+    beyond: Iterable[Release], roots: Iterable[str], newest: Mapping[str, Release], made: Mapping[str, list[str]]
+) -> str:
+    """Returns the error about requirements that no release made for components meets."""
+    roots = list(roots)
+    lines = [
+        f"  - {each}, made for components up to {made[each.name][-1]}: {shown_chain(each.name, roots, newest)}"
+        for each in beyond
+    ]
+    return (
+        "these dependencies are native code, and no release that was made for components is new enough:\n"
+        + "\n".join(lines)
+        + "\nName an older release of what requires them, if one goes with what was made."
+    )
+
+
+def _first(names: Iterable[str], releases: Mapping[str, Release]) -> str:
+    """Returns the first of some releases as a requirement."""
+    return next((f"{releases[name].name}<={releases[name].version}" for name in names), "")
 
 
 # The lock file.
