@@ -55,6 +55,34 @@ pub fn http_client() -> Result<reqwest::Client, ClientError> {
     client_builder().build().map_err(ClientError)
 }
 
+/// Error of a client for an address that rules permit.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckedClientError {
+    /// The rules forbid the address.
+    #[error(transparent)]
+    Forbidden(#[from] Forbidden),
+    /// The client cannot be set up.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+}
+
+/// Returns a client for requests to the host and port of a URL. It connects only to addresses that the rules permit, and
+/// follows no redirects.
+///
+/// # Errors
+///
+/// If the URL has an address that the rules forbid.
+pub fn checked_client(
+    rules: &std::sync::Arc<NetworkRules>,
+    url: &reqwest::Url,
+) -> Result<reqwest::Client, CheckedClientError> {
+    rules.check(url)?;
+    let port = url.port_or_known_default().unwrap_or_default();
+    let resolver = network::CheckedResolver { rules: rules.clone(), port };
+    Ok(client_builder().dns_resolver(resolver).build().map_err(ClientError)?)
+}
+
 /// What every client has in common.
 #[expect(clippy::disallowed_methods, reason = "the room in which clients are made")]
 fn client_builder() -> reqwest::ClientBuilder {

@@ -1,0 +1,206 @@
+//! Manifests and configurations of components, in the CNCF's format for WebAssembly artifacts.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::RegistryError;
+use crate::reference::Digest;
+
+/// Type of a manifest.
+pub const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+/// Type of a component's configuration.
+pub const CONFIG: &str = "application/vnd.wasm.config.v0+json";
+/// Type of the layer with the component.
+pub const COMPONENT: &str = "application/wasm";
+/// Types of layers with a component that older tools wrote.
+const OLDER_COMPONENTS: [&str; 1] = ["application/vnd.wasm.content.layer.v1+wasm"];
+/// Annotation with the title of the artifact.
+pub const TITLE: &str = "org.opencontainers.image.title";
+
+/// Reference from a manifest to a blob.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Descriptor {
+    /// Type of the blob.
+    pub media_type: String,
+    /// Digest of the blob.
+    pub digest: Digest,
+    /// Size of the blob in bytes.
+    pub size: u64,
+    /// Annotations of the blob.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+}
+
+impl Descriptor {
+    /// Returns the descriptor of some bytes.
+    pub fn of(media_type: &str, bytes: &[u8]) -> Self {
+        let annotations = BTreeMap::new();
+        Self {
+            media_type: media_type.to_owned(),
+            digest: Digest::of(bytes),
+            size: bytes.len() as u64,
+            annotations,
+        }
+    }
+}
+
+/// Manifest of an artifact.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Manifest {
+    /// Version of the format, 2.
+    pub schema_version: u32,
+    /// Type of the manifest.
+    #[serde(default = "manifest_type")]
+    pub media_type: String,
+    /// Configuration of the artifact.
+    pub config: Descriptor,
+    /// Contents of the artifact.
+    pub layers: Vec<Descriptor>,
+    /// Annotations of the artifact.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+}
+
+fn manifest_type() -> String {
+    MANIFEST.to_owned()
+}
+
+impl Manifest {
+    /// Returns the manifest with these parts, as bytes. The same parts give the same bytes.
+    pub fn bytes(
+        config: Descriptor,
+        layers: Vec<Descriptor>,
+        annotations: BTreeMap<String, String>,
+    ) -> Vec<u8> {
+        let manifest = Self { schema_version: 2, media_type: manifest_type(), config, layers, annotations };
+        // Texts and numbers can always be written.
+        serde_json::to_vec(&manifest).unwrap_or_default()
+    }
+
+    /// Returns the layer with the component.
+    ///
+    /// # Errors
+    ///
+    /// If the artifact has another type, or not exactly one layer with a component.
+    pub fn component(&self) -> Result<&Descriptor, RegistryError> {
+        let is_component = |layer: &&Descriptor| {
+            layer.media_type == COMPONENT || OLDER_COMPONENTS.contains(&layer.media_type.as_str())
+        };
+        let mut found = self.layers.iter().filter(is_component);
+        match (found.next(), found.next()) {
+            (Some(layer), None) => Ok(layer),
+            (None, _) => {
+                let types: Vec<&str> = self.layers.iter().map(|layer| layer.media_type.as_str()).collect();
+                let text = format!(
+                    "the artifact has no layer of type {COMPONENT} (its configuration is {}, its layers are: {})",
+                    self.config.media_type,
+                    if types.is_empty() { "none".to_owned() } else { types.join(", ") }
+                );
+                Err(RegistryError::NotComponent(text))
+            }
+            (Some(_), Some(_)) => Err(RegistryError::NotComponent(format!(
+                "the artifact has several layers of type {COMPONENT}"
+            ))),
+        }
+    }
+}
+
+/// Configuration of a component's artifact.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Config<'a> {
+    created: &'static str,
+    architecture: &'static str,
+    os: &'static str,
+    layer_digests: [Digest; 1],
+    component: Interfaces<'a>,
+}
+
+/// Interfaces of a component, by their names with versions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Interfaces<'a> {
+    /// Exported interfaces.
+    pub exports: &'a [String],
+    /// Imported interfaces.
+    pub imports: &'a [String],
+    /// World that the component was made for, unknown.
+    target: Option<&'a str>,
+}
+
+impl<'a> Interfaces<'a> {
+    /// Returns the interfaces with these names.
+    pub fn new(exports: &'a [String], imports: &'a [String]) -> Self {
+        Self { exports, imports, target: None }
+    }
+}
+
+/// Returns the configuration of a component. It has no date, so that a component has one configuration and one
+/// manifest.
+pub fn config(component: &[u8], interfaces: Interfaces<'_>) -> Vec<u8> {
+    let config = Config {
+        created: "1970-01-01T00:00:00Z",
+        architecture: "wasm",
+        os: "wasip2",
+        layer_digests: [Digest::of(component)],
+        component: interfaces,
+    };
+    serde_json::to_vec(&config).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layer(media_type: &str) -> Descriptor {
+        Descriptor::of(media_type, b"\0asm")
+    }
+
+    fn manifest(layers: Vec<Descriptor>) -> Manifest {
+        let bytes = Manifest::bytes(layer(CONFIG), layers, BTreeMap::new());
+        serde_json::from_slice(&bytes).unwrap()
+    }
+
+    #[test]
+    fn a_component_has_one_manifest_in_the_format_of_other_tools() {
+        let exports = ["rollout:plugin/workflow@0.1.0".to_owned()];
+        let text = String::from_utf8(config(b"\0asm", Interfaces::new(&exports, &[]))).unwrap();
+        let digest = Digest::of(b"\0asm");
+        assert_eq!(
+            text,
+            format!(
+                r#"{{"created":"1970-01-01T00:00:00Z","architecture":"wasm","os":"wasip2","layerDigests":["{digest}"],"component":{{"exports":["rollout:plugin/workflow@0.1.0"],"imports":[],"target":null}}}}"#
+            )
+        );
+        let bytes = Manifest::bytes(
+            Descriptor::of(CONFIG, text.as_bytes()),
+            vec![layer(COMPONENT)],
+            BTreeMap::from([(TITLE.to_owned(), "a".to_owned())]),
+        );
+        let text = String::from_utf8(bytes).unwrap();
+        assert!(
+            text.starts_with(
+                r#"{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json","#
+            )
+        );
+        assert!(
+            text.contains(&format!(r#"{{"mediaType":"application/wasm","digest":"{digest}","size":4}}"#))
+        );
+    }
+
+    #[test]
+    fn exactly_one_layer_is_the_component() {
+        assert_eq!(manifest(vec![layer(COMPONENT)]).component().unwrap().digest, Digest::of(b"\0asm"));
+        assert!(manifest(vec![layer("text/plain"), layer(OLDER_COMPONENTS[0])]).component().is_ok());
+        for (layers, expected) in [
+            (vec![], "its layers are: none"),
+            (vec![layer("application/vnd.oci.image.layer.v1.tar+gzip")], "v1.tar+gzip"),
+            (vec![layer(COMPONENT), layer(COMPONENT)], "several layers"),
+        ] {
+            let error = manifest(layers).component().unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

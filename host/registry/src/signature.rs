@@ -1,0 +1,417 @@
+//! Signatures of manifests, as cosign makes and finds them with keys.
+//!
+//! A signature is one of ECDSA with P-256 and SHA-256 over a small JSON document, the payload, which names the digest of
+//! the manifest. All signatures of a manifest are layers of an artifact with the tag `sha256-HEX.sig` in the same
+//! repository.
+
+use std::fmt;
+
+use base64::prelude::{BASE64_STANDARD, Engine as _};
+use ring::rand::SystemRandom;
+use ring::signature::{
+    ECDSA_P256_SHA256_ASN1, ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair as _, UnparsedPublicKey,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::artifact::{Descriptor, Manifest};
+use crate::client::Registry;
+use crate::error::RegistryError;
+use crate::reference::{Digest, Reference};
+use rollout_core::outbound::Secret;
+
+/// Type of a layer with a payload.
+const PAYLOAD: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
+/// Type of the configuration of an artifact of signatures.
+const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+/// Annotation of a layer with the signature of its payload.
+const SIGNATURE: &str = "dev.cosignproject.cosign/signature";
+/// Value of `type` in a payload.
+const PAYLOAD_TYPE: &str = "cosign container image signature";
+/// Maximum size of a payload.
+const PAYLOAD_BYTES_MAX: u64 = 64 << 10;
+/// Maximum number of signatures that are checked.
+const SIGNATURES_MAX: usize = 100;
+
+/// Beginning of a public key of P-256 in the form SubjectPublicKeyInfo, before the point.
+const PUBLIC_KEY_PREFIX: [u8; 26] = [
+    0x30, 0x59, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a, 0x86,
+    0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,
+];
+/// Size of an uncompressed point.
+const POINT_BYTES: usize = 65;
+
+/// Error of a key file.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeyError {
+    /// The text is not PEM of the expected kind.
+    #[error("no PEM block '{0}'; a key has lines -----BEGIN {0}----- and -----END {0}-----")]
+    NotPem(&'static str),
+    /// The key is encrypted, as cosign writes private keys.
+    #[error(
+        "the private key is encrypted; give an unencrypted PKCS#8 key, such as one of `rollout-host sign --generate-key`"
+    )]
+    Encrypted,
+    /// The key is of another kind.
+    #[error("not a key of ECDSA with P-256, the only kind of key that is supported")]
+    OtherKind,
+    /// The system has no random numbers.
+    #[error("the system has no random numbers")]
+    Random,
+}
+
+/// Error of a verification.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SignatureError {
+    /// The artifact has no signature at all.
+    #[error("{0} is not signed")]
+    Unsigned(Reference),
+    /// No signature is valid under a listed key.
+    #[error(
+        "{reference} has {count} signature{}, none of a listed key; sign it with a listed key, or list the key that signed it",
+        if *count == 1 { "" } else { "s" }
+    )]
+    Foreign {
+        /// The artifact.
+        reference: Reference,
+        /// Number of signatures that it has.
+        count: usize,
+    },
+    /// The registry cannot be asked.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+}
+
+/// A public key of ECDSA with P-256.
+#[derive(Clone, PartialEq, Eq)]
+pub struct PublicKey([u8; POINT_BYTES]);
+
+impl fmt::Debug for PublicKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("PublicKey").field(&self.id()).finish()
+    }
+}
+
+impl PublicKey {
+    /// Parses a public key in PEM, as `cosign.pub` has it.
+    ///
+    /// # Errors
+    ///
+    /// If it is not PEM, or another kind of key.
+    pub fn from_pem(text: &str) -> Result<Self, KeyError> {
+        let der = pem(text, "PUBLIC KEY")?;
+        let point = der.strip_prefix(&PUBLIC_KEY_PREFIX).and_then(|point| point.try_into().ok());
+        point.map(Self).ok_or(KeyError::OtherKind)
+    }
+
+    /// Returns the key in PEM.
+    pub fn to_pem(&self) -> String {
+        to_pem("PUBLIC KEY", &self.der())
+    }
+
+    /// Returns the first digits of the key's SHA-256, to tell keys apart.
+    pub fn id(&self) -> String {
+        Digest::of(&self.der()).hex()[..16].to_owned()
+    }
+
+    fn der(&self) -> Vec<u8> {
+        [&PUBLIC_KEY_PREFIX[..], &self.0].concat()
+    }
+
+    /// Returns whether a signature of a payload is valid under the key.
+    pub fn verifies(&self, payload: &[u8], signature: &[u8]) -> bool {
+        UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, &self.0).verify(payload, signature).is_ok()
+    }
+}
+
+/// A private key of ECDSA with P-256.
+#[derive(Debug)]
+pub struct PrivateKey {
+    pair: EcdsaKeyPair,
+    random: SystemRandom,
+}
+
+impl PrivateKey {
+    /// Generates a key. Returns it in PEM (PKCS#8, not encrypted).
+    ///
+    /// # Errors
+    ///
+    /// If the system has no random numbers.
+    pub fn generate() -> Result<Secret, KeyError> {
+        let key = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &SystemRandom::new())
+            .map_err(|_| KeyError::Random)?;
+        Ok(Secret::new(to_pem("PRIVATE KEY", key.as_ref())))
+    }
+
+    /// Parses a private key in PEM (PKCS#8, not encrypted).
+    ///
+    /// # Errors
+    ///
+    /// If it is not PEM, is encrypted or another kind of key.
+    pub fn from_pem(text: &str) -> Result<Self, KeyError> {
+        if text.contains("-----BEGIN ENCRYPTED") {
+            return Err(KeyError::Encrypted);
+        }
+        let der = pem(text, "PRIVATE KEY")?;
+        let random = SystemRandom::new();
+        let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &der, &random);
+        Ok(Self { pair: pair.map_err(|_| KeyError::OtherKind)?, random })
+    }
+
+    /// Returns the public key.
+    ///
+    /// # Errors
+    ///
+    /// Never for a key of P-256.
+    pub fn public(&self) -> Result<PublicKey, KeyError> {
+        self.pair.public_key().as_ref().try_into().map(PublicKey).map_err(|_| KeyError::OtherKind)
+    }
+
+    /// Signs a payload.
+    ///
+    /// # Errors
+    ///
+    /// If the system has no random numbers.
+    pub fn sign(&self, payload: &[u8]) -> Result<Vec<u8>, KeyError> {
+        let signature = self.pair.sign(&self.random, payload).map_err(|_| KeyError::Random)?;
+        Ok(signature.as_ref().to_vec())
+    }
+}
+
+/// What is signed: the digest of a manifest, and where it is.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Payload {
+    critical: Critical,
+    #[serde(default)]
+    optional: Option<serde_json::Map<String, serde_json::Value>>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Critical {
+    identity: Identity,
+    image: Image,
+    #[serde(rename = "type")]
+    kind: String,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Identity {
+    docker_reference: String,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Image {
+    docker_manifest_digest: Digest,
+}
+
+/// Returns the document that a signature of an artifact is over.
+pub fn payload(reference: &Reference, digest: Digest) -> Vec<u8> {
+    let payload = Payload {
+        critical: Critical {
+            identity: Identity { docker_reference: format!("{}/{}", reference.host, reference.repository) },
+            image: Image { docker_manifest_digest: digest },
+            kind: PAYLOAD_TYPE.to_owned(),
+        },
+        optional: None,
+    };
+    serde_json::to_vec(&payload).unwrap_or_default()
+}
+
+/// Returns whether a payload is of a manifest.
+fn is_of(payload: &[u8], digest: Digest) -> bool {
+    let parsed = serde_json::from_slice::<Payload>(payload);
+    parsed.is_ok_and(|Payload { critical, .. }| {
+        critical.kind == PAYLOAD_TYPE && critical.image.docker_manifest_digest == digest
+    })
+}
+
+fn tag(digest: Digest) -> String {
+    format!("sha256-{}.sig", digest.hex())
+}
+
+/// Returns the signatures of a manifest. None is no error.
+async fn signatures(registry: &Registry, digest: Digest) -> Result<Vec<Descriptor>, RegistryError> {
+    match registry.manifest(&tag(digest)).await {
+        Ok((_, manifest)) => Ok(manifest.layers),
+        Err(RegistryError::NotFound { .. }) => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Signs an artifact in its registry. Other signatures stay.
+///
+/// # Errors
+///
+/// If the registry refuses the signature or cannot be reached.
+pub async fn sign(
+    registry: &Registry,
+    reference: &Reference,
+    digest: Digest,
+    key: &PrivateKey,
+) -> Result<(), SignError> {
+    let payload = payload(reference, digest);
+    let signature = BASE64_STANDARD.encode(key.sign(&payload)?);
+    let mut layer = Descriptor::of(PAYLOAD, &payload);
+    layer.annotations.insert(SIGNATURE.to_owned(), signature);
+    let mut layers = signatures(registry, digest).await?;
+    registry.push_blob(&layer, payload.into(), &|_| {}).await?;
+    layers.push(layer);
+    let config = config(&layers);
+    let config_descriptor = Descriptor::of(CONFIG, &config);
+    registry.push_blob(&config_descriptor, config.into(), &|_| {}).await?;
+    let manifest = Manifest::bytes(config_descriptor, layers, Default::default());
+    registry.push_manifest(&tag(digest), manifest).await?;
+    Ok(())
+}
+
+/// Error of signing.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SignError {
+    /// The key cannot sign.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// The registry refuses the signature or cannot be reached.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+}
+
+/// Returns the configuration of an artifact with these layers, as an image has it.
+fn config(layers: &[Descriptor]) -> Vec<u8> {
+    #[derive(Serialize)]
+    struct Config {
+        architecture: &'static str,
+        created: &'static str,
+        history: [(); 0],
+        os: &'static str,
+        rootfs: RootFs,
+        config: Empty,
+    }
+    #[derive(Serialize)]
+    struct RootFs {
+        r#type: &'static str,
+        diff_ids: Vec<Digest>,
+    }
+    #[derive(Serialize)]
+    struct Empty {}
+    let config = Config {
+        architecture: "",
+        created: "0001-01-01T00:00:00Z",
+        history: [],
+        os: "",
+        rootfs: RootFs { r#type: "layers", diff_ids: layers.iter().map(|layer| layer.digest).collect() },
+        config: Empty {},
+    };
+    serde_json::to_vec(&config).unwrap_or_default()
+}
+
+/// Verifies that one of the keys signed an artifact. Returns that key.
+///
+/// # Errors
+///
+/// If no listed key signed it, or the registry cannot be asked.
+pub async fn verify<'a>(
+    registry: &Registry,
+    reference: &Reference,
+    digest: Digest,
+    keys: &'a [PublicKey],
+) -> Result<&'a PublicKey, SignatureError> {
+    let layers = signatures(registry, digest).await?;
+    let count = layers.len();
+    for layer in layers.into_iter().take(SIGNATURES_MAX) {
+        let signature = layer.annotations.get(SIGNATURE).and_then(|text| BASE64_STANDARD.decode(text).ok());
+        let Some(signature) = signature.filter(|_| layer.size <= PAYLOAD_BYTES_MAX) else { continue };
+        let payload = registry.blob(&layer, |_| {}).await?;
+        let key = keys.iter().find(|key| key.verifies(&payload, &signature));
+        if let Some(key) = key.filter(|_| is_of(&payload, digest)) {
+            return Ok(key);
+        }
+    }
+    let reference = reference.at(digest);
+    Err(match count {
+        0 => SignatureError::Unsigned(reference),
+        count => SignatureError::Foreign { reference, count },
+    })
+}
+
+/// Decodes a PEM block.
+fn pem(text: &str, kind: &'static str) -> Result<Vec<u8>, KeyError> {
+    let (begin, end) = (format!("-----BEGIN {kind}-----"), format!("-----END {kind}-----"));
+    let body = text.split_once(&begin).and_then(|(_, rest)| rest.split_once(&end)).map(|(body, _)| body);
+    let body: String = body.ok_or(KeyError::NotPem(kind))?.split_whitespace().collect();
+    BASE64_STANDARD.decode(body).map_err(|_| KeyError::NotPem(kind))
+}
+
+fn to_pem(kind: &str, der: &[u8]) -> String {
+    let encoded = BASE64_STANDARD.encode(der);
+    let mut text = format!("-----BEGIN {kind}-----\n");
+    let mut rest = encoded.as_str();
+    while !rest.is_empty() {
+        let (line, after) = rest.split_at(rest.len().min(64));
+        text.push_str(line);
+        text.push('\n');
+        rest = after;
+    }
+    text.push_str(&format!("-----END {kind}-----\n"));
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A key pair and a signature that OpenSSL made: `openssl ecparam -genkey`, `openssl dgst -sha256 -sign`.
+    const OPENSSL_PUBLIC: &str = include_str!("../testdata/openssl.pub");
+    const OPENSSL_PRIVATE: &str = include_str!("../testdata/openssl.key");
+    const OPENSSL_SIGNATURE: &str = include_str!("../testdata/openssl.sig.base64");
+
+    #[test]
+    fn signatures_of_openssl_are_valid_here() {
+        let key = PublicKey::from_pem(OPENSSL_PUBLIC).unwrap();
+        let signature: String = OPENSSL_SIGNATURE.split_whitespace().collect();
+        let signature = BASE64_STANDARD.decode(signature).unwrap();
+        assert!(key.verifies(b"payload\n", &signature));
+        assert!(!key.verifies(b"Payload\n", &signature));
+        let private = PrivateKey::from_pem(OPENSSL_PRIVATE).unwrap();
+        assert_eq!(private.public().unwrap(), key);
+        assert_eq!(key.to_pem(), OPENSSL_PUBLIC);
+    }
+
+    #[test]
+    fn a_generated_key_signs_what_its_public_key_verifies_and_no_other() {
+        let key = PrivateKey::from_pem(PrivateKey::generate().unwrap().expose()).unwrap();
+        let other = PrivateKey::from_pem(PrivateKey::generate().unwrap().expose()).unwrap();
+        let signature = key.sign(b"x").unwrap();
+        assert!(key.public().unwrap().verifies(b"x", &signature));
+        assert!(!key.public().unwrap().verifies(b"y", &signature));
+        assert!(!other.public().unwrap().verifies(b"x", &signature));
+    }
+
+    #[test]
+    fn a_payload_is_of_one_manifest() {
+        let reference: Reference = "oci://h:1/a/b".parse().unwrap();
+        let digest = Digest::of(b"x");
+        let payload = payload(&reference, digest);
+        assert_eq!(
+            String::from_utf8_lossy(&payload),
+            format!(
+                r#"{{"critical":{{"identity":{{"docker-reference":"h:1/a/b"}},"image":{{"docker-manifest-digest":"{digest}"}},"type":"cosign container image signature"}},"optional":null}}"#
+            )
+        );
+        assert!(is_of(&payload, digest));
+        assert!(!is_of(&payload, Digest::of(b"y")));
+        assert!(!is_of(b"{}", digest));
+    }
+
+    #[test]
+    fn keys_of_other_kinds_are_refused() {
+        assert_eq!(PublicKey::from_pem("x"), Err(KeyError::NotPem("PUBLIC KEY")));
+        let rsa = to_pem("PUBLIC KEY", &[0x30, 0x82, 1, 2]);
+        assert_eq!(PublicKey::from_pem(&rsa), Err(KeyError::OtherKind));
+        let encrypted = "-----BEGIN ENCRYPTED SIGSTORE PRIVATE KEY-----\n";
+        assert_eq!(PrivateKey::from_pem(encrypted).err(), Some(KeyError::Encrypted));
+    }
+}
