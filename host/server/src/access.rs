@@ -67,11 +67,11 @@ pub(super) async fn check_names(State(gate): State<Arc<Gate>>, request: Request,
 /// generations B and C, which know no server key, pass one this way.
 pub(super) fn given_key(headers: &HeaderMap) -> Option<Cow<'_, str>> {
     // A key may have any text, and `HeaderValue::to_str` accepts only ASCII.
-    let given = std::str::from_utf8(headers.get(AUTHORIZATION)?.as_bytes()).ok()?;
-    if let Some(key) = given.strip_prefix("Bearer ") {
+    let header = std::str::from_utf8(headers.get(AUTHORIZATION)?.as_bytes()).ok()?;
+    if let Some(key) = header.strip_prefix("Bearer ") {
         return Some(Cow::Borrowed(key));
     }
-    let credentials = BASE64_STANDARD.decode(given.strip_prefix("Basic ")?).ok()?;
+    let credentials = BASE64_STANDARD.decode(header.strip_prefix("Basic ")?).ok()?;
     let credentials = String::from_utf8(credentials).ok()?;
     let (_, password) = credentials.split_once(':')?;
     Some(Cow::Owned(password.to_owned()))

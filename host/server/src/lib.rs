@@ -284,8 +284,8 @@ async fn health(State(server): State<Server>) -> Json<Map<String, Value>> {
     Json(fields)
 }
 
-/// Answers `GET /ready`: whether new rollouts are admitted. Load balancers poll it without a key; only callers with the key
-/// receive the reason.
+/// Answers `GET /ready`: whether new rollouts are admitted. Load balancers poll it without a key. If the server has a key,
+/// only callers with it receive the reason.
 async fn ready(State(server): State<Server>, headers: HeaderMap) -> Response {
     let inner = &server.0;
     let refused = inner.serving.host().takes_rollouts().err();

@@ -29,41 +29,41 @@ struct Inner {
 #[non_exhaustive]
 pub enum TlsError {
     /// A file cannot be read.
-    #[error("{} cannot be read: {why}", path.display())]
+    #[error("{} cannot be read: {reason}", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
         /// The error of the operating system.
-        why: io::Error,
+        reason: io::Error,
     },
     /// A file is too long for certificates or a key.
     #[error("{} is longer than {FILE_BYTES_MAX} bytes; expected certificates or a private key in PEM", .0.display())]
     TooLong(PathBuf),
     /// The file has no certificate, or an invalid one.
-    #[error("{} holds no certificates in PEM: {why}", path.display())]
+    #[error("{} holds no certificates in PEM: {reason}", path.display())]
     Certificate {
         /// The file.
         path: PathBuf,
         /// The reason.
-        why: String,
+        reason: String,
     },
     /// The file has no private key, or an invalid one.
-    #[error("{} holds no private key in PEM: {why}", path.display())]
+    #[error("{} holds no private key in PEM: {reason}", path.display())]
     Key {
         /// The file.
         path: PathBuf,
         /// The reason.
-        why: String,
+        reason: String,
     },
     /// The key does not belong to the certificate, or one of them is of an unknown kind.
-    #[error("the certificate in {} and the key in {} cannot be used together: {why}", certificate.display(), key.display())]
+    #[error("the certificate in {} and the key in {} cannot be used together: {reason}", certificate.display(), key.display())]
     Pair {
         /// The file with the certificate.
         certificate: PathBuf,
         /// The file with the key.
         key: PathBuf,
         /// The error of the TLS library.
-        why: rustls::Error,
+        reason: rustls::Error,
     },
 }
 
@@ -92,15 +92,16 @@ impl ServerTls {
 /// Makes the TLS configuration of two files.
 fn read(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsError> {
     let text = read_file(certificate)?;
-    let invalid_chain = |why: String| TlsError::Certificate { path: certificate.to_owned(), why };
+    let invalid_chain = |reason: String| TlsError::Certificate { path: certificate.to_owned(), reason };
     let chain: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(&text).collect();
     let chain = chain.map_err(|error| invalid_chain(error.to_string()))?;
     if chain.is_empty() {
         return Err(invalid_chain("there is no section CERTIFICATE in it".to_owned()));
     }
     let private = PrivateKeyDer::from_pem_slice(&read_file(key)?)
-        .map_err(|error| TlsError::Key { path: key.to_owned(), why: error.to_string() })?;
-    let invalid_pair = |why| TlsError::Pair { certificate: certificate.to_owned(), key: key.to_owned(), why };
+        .map_err(|error| TlsError::Key { path: key.to_owned(), reason: error.to_string() })?;
+    let invalid_pair =
+        |reason| TlsError::Pair { certificate: certificate.to_owned(), key: key.to_owned(), reason };
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -112,7 +113,7 @@ fn read(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsError> {
 
 /// Reads a file of limited length.
 fn read_file(path: &Path) -> Result<Vec<u8>, TlsError> {
-    let unreadable = |why| TlsError::Unreadable { path: path.to_owned(), why };
+    let unreadable = |reason| TlsError::Unreadable { path: path.to_owned(), reason };
     if std::fs::metadata(path).map_err(unreadable)?.len() > FILE_BYTES_MAX {
         return Err(TlsError::TooLong(path.to_owned()));
     }

@@ -190,8 +190,8 @@ impl TestApi {
 /// Adds the identity of the key to each request, as the dispatcher does. A request without a valid key has no identity.
 fn authenticate(catalog: &Catalog, router: Router) -> Router {
     async fn identify(State(catalog): State<Catalog>, mut request: Request, next: Next) -> Response {
-        let given = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let key = given.and_then(|value| value.strip_prefix("Bearer "));
+        let header = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let key = header.and_then(|value| value.strip_prefix("Bearer "));
         if let Some(identity) = key.and_then(|key| catalog.authenticate(key)) {
             request.extensions_mut().insert(identity);
         }

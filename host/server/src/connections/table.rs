@@ -24,20 +24,21 @@ use rollout_core::capacity::CALLERS_SPARE;
 /// Timeout of the head of a request, from the connection or from the first byte. A head usually is one packet.
 const HEAD_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Timeout of a connection without a request. Callers with a connection pool open another one.
+/// Timeout of a connection without a request. Callers that pool connections open another one when they need it.
 const IDLE_TIME_MAX: Duration = Duration::from_secs(120);
 
 /// Timeout of a response of which the caller reads nothing.
 const UNREAD_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// Time after which the close request of a connection that still sends is repeated, which ends it.
+/// Time after which a connection that was asked to close is asked again. If its handler is done by then, the connection is
+/// closed even if the response is not written.
 const CLOSING_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// The same time while a new connection waits for a descriptor.
+/// The value of [`CLOSING_TIME_MAX`] while a new connection waits for a descriptor.
 const CLOSING_TIME_HURRIED: Duration = Duration::from_millis(250);
 
-/// Divisor of the number of connections: connections without a verified key may have this part before they are the first
-/// to be closed. A head takes a moment to arrive, but callers without a key must not keep out those with one.
+/// Divisor of the maximum number of connections. Connections without a verified key are the first to be closed if they are
+/// more than this part: a head takes a moment to arrive, but callers without a key must not keep out those with one.
 const UNAUTHENTICATED_PART: usize = 4;
 
 /// Time in which the head of a new connection may arrive before the connection is closed for others. In a burst the server
@@ -142,7 +143,7 @@ impl OwnerConnections {
             let first = self.by_stage[order].first_entry()?;
             (first.key().0 <= until).then(|| first.remove_entry())
         });
-        found.next().map(|((_, id), close)| (id, close))
+        found.next().map(|((_, id), signal)| (id, signal))
     }
 }
 
@@ -191,21 +192,21 @@ impl Inner {
         self.open >= self.max && self.open_of(Some(owner)) > self.share()
     }
 
-    /// Asks a connection to close, which was removed from its stage.
-    fn close(&mut self, owner: Option<Owner>, id: u64, close: Arc<CloseSignal>) {
+    /// Asks a connection to close. The caller has removed it from its stage.
+    fn close(&mut self, owner: Option<Owner>, id: u64, signal: Arc<CloseSignal>) {
         let now = Instant::now();
-        *close.since.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
-        close.close.notify_one();
-        close.answer.notify_one();
+        *signal.since.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
+        signal.close.notify_one();
+        signal.answer.notify_one();
         self.open -= 1;
         self.remove(owner);
-        self.closing.insert((now, id), close);
+        self.closing.insert((now, id), signal);
     }
 
-    /// Repeats the close requests that are at least `time_max` old. A connection whose handler does not run closes then.
+    /// Repeats the close requests that are at least `time_max` old. The connection closes at once if its handler is done.
     fn repeat_close(&self, now: Instant, time_max: Duration) {
         let late = self.closing.iter().take_while(|((since, _), _)| is_over(now, *since, time_max));
-        late.for_each(|(_, close)| close.close.notify_one());
+        late.for_each(|(_, signal)| signal.close.notify_one());
     }
 
     /// Asks the first connection in the close order to close. Returns false if none may be closed.
@@ -233,8 +234,8 @@ impl Inner {
         let others = above.chain([unauthenticated]).chain(idle).map(until_now);
         for (owner, stages, until) in first.into_iter().chain(others) {
             let owned = self.owners.get_mut(&owner);
-            if let Some((id, close)) = owned.and_then(|owned| owned.pop(stages, until)) {
-                self.close(owner, id, close);
+            if let Some((id, signal)) = owned.and_then(|owned| owned.pop(stages, until)) {
+                self.close(owner, id, signal);
                 return true;
             }
         }
@@ -248,7 +249,7 @@ pub(super) struct TrackedConnection {
     id: u64,
     /// Changed under the table's lock.
     position: Mutex<Position>,
-    close: Arc<CloseSignal>,
+    signal: Arc<CloseSignal>,
     /// Whether the last byte of the response was handed to the protocol and is not flushed yet.
     is_response_complete: AtomicBool,
     /// Whether the body of a request was not read to its end.
@@ -296,14 +297,14 @@ impl Table {
         inner.open += 1;
         inner.opened += 1;
         inner.add(None);
-        let (id, close) = (inner.opened, Arc::<CloseSignal>::default());
+        let (id, signal) = (inner.opened, Arc::<CloseSignal>::default());
         let position = Mutex::new(Position { stage: Stage::New, since: Instant::now(), owner: None });
         let (is_response_complete, unread_body, hung_up, reader) = Default::default();
         Arc::new(TrackedConnection {
             table: self.clone(),
             id,
             position,
-            close,
+            signal,
             is_response_complete,
             unread_body,
             hung_up,
@@ -339,8 +340,8 @@ impl Table {
             while let Some(first) = inner.at(owner, stage).and_then(BTreeMap::first_entry)
                 && is_over(now, first.key().0, time_max)
             {
-                let ((_, id), close) = first.remove_entry();
-                inner.close(owner, id, close);
+                let ((_, id), signal) = first.remove_entry();
+                inner.close(owner, id, signal);
             }
         }
     }
@@ -375,7 +376,7 @@ impl TrackedConnection {
     /// Changes the position in the table.
     fn move_to(&self, inner: &mut Inner, position: &mut Position, next: Position) {
         // A connection that was asked to close is at no stage and is counted for no owner.
-        if self.close.since().is_none() {
+        if self.signal.since().is_none() {
             if let Some(connections) = inner.at(position.owner, position.stage) {
                 connections.remove(&(position.since, self.id));
             }
@@ -384,7 +385,7 @@ impl TrackedConnection {
                 inner.add(next.owner);
             }
             if let Some(connections) = inner.at(next.owner, next.stage) {
-                connections.insert((next.since, self.id), self.close.clone());
+                connections.insert((next.since, self.id), self.signal.clone());
             }
         }
         *position = next;
@@ -401,10 +402,10 @@ impl TrackedConnection {
         inner.open > inner.max
     }
 
-    /// Returns whether the connection was asked to close while descriptors are running out.
+    /// Returns whether the connection was asked to close and descriptors are running out.
     pub(crate) fn is_overdue(&self) -> bool {
         let inner = self.table.lock();
-        self.close.since().is_some() && inner.open + inner.closing.len() >= inner.max + CALLERS_SPARE / 2
+        self.signal.since().is_some() && inner.open + inner.closing.len() >= inner.max + CALLERS_SPARE / 2
     }
 
     /// Returns whether the connection must close after the current response: the server is full, and the owner has more
@@ -483,7 +484,7 @@ impl TrackedConnection {
 
     /// Waits until the connection is asked to close.
     pub(crate) async fn close_requested(&self) {
-        self.close.close.notified().await;
+        self.signal.close.notified().await;
     }
 }
 
@@ -499,7 +500,7 @@ impl Connection for TrackedConnection {
     fn begin_wait(&self) -> bool {
         let mut position = self.position();
         let mut inner = self.table.lock();
-        if self.close.since().is_some() || position.owner.is_some_and(|owner| inner.is_above_share(owner)) {
+        if self.signal.since().is_some() || position.owner.is_some_and(|owner| inner.is_above_share(owner)) {
             return false;
         }
         // A handler may run before the end of its body; then the stage stays.
@@ -511,7 +512,7 @@ impl Connection for TrackedConnection {
     }
 
     fn answer_requested(&self) -> BoxFuture<'_, ()> {
-        Box::pin(self.close.answer.notified())
+        Box::pin(self.signal.answer.notified())
     }
 
     fn end_wait(&self) {
@@ -526,7 +527,7 @@ impl Drop for TrackedConnection {
         let Position { stage, since, owner } =
             *self.position.get_mut().unwrap_or_else(PoisonError::into_inner);
         let mut inner = self.table.lock();
-        match self.close.since() {
+        match self.signal.since() {
             Some(since) => drop(inner.closing.remove(&(since, self.id))),
             None => {
                 if let Some(connections) = inner.at(owner, stage) {
@@ -666,9 +667,9 @@ mod tests {
         assert!(!is_closing(&tracked));
         let long_ago = Instant::now().checked_sub(CLOSING_TIME_MAX).unwrap();
         let mut inner = table.lock();
-        let (_, close) = inner.closing.pop_first().unwrap();
-        *close.since.lock().unwrap() = Some(long_ago);
-        inner.closing.insert((long_ago, tracked.id), close);
+        let (_, signal) = inner.closing.pop_first().unwrap();
+        *signal.since.lock().unwrap() = Some(long_ago);
+        inner.closing.insert((long_ago, tracked.id), signal);
         drop(inner);
         table.sweep();
         assert!(is_closing(&tracked));

@@ -30,7 +30,7 @@ const BODY_TIME_MAX: Duration = Duration::from_secs(180);
 /// were closed at once, the caller would receive a reset while it still writes, and lose the response.
 const LINGER_TIME: Duration = Duration::from_secs(1);
 
-/// Maximum number of bytes that are read then.
+/// Maximum number of bytes that are read in that time.
 const LINGER_BYTES: usize = 1 << 20;
 
 /// The callback of the response that is being written.
@@ -168,6 +168,7 @@ impl TimedBody {
         Self { body, tracked, began: now, last: now, received: 0, is_whole: false, timer: None }
     }
 
+    /// Returns the time by which more of the body must arrive.
     fn deadline(&self) -> Instant {
         let at_rate = Duration::from_secs(self.received / BODY_RATE_MIN);
         (self.began + BODY_TIME_MAX)
@@ -230,7 +231,7 @@ impl Drop for TimedBody {
         if !self.is_whole && !self.body.is_end_stream() {
             self.tracked.set_unread_body();
         }
-        // The handler has the whole body or does not want it; now it runs without it.
+        // The handler has read the body or dropped it, and now works on the request.
         if self.tracked.stage() == Stage::Receiving {
             self.tracked.set_stage(Stage::Working);
         }

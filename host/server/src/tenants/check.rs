@@ -49,8 +49,8 @@ pub(super) async fn check(tenants: &Tenants, pushed: CheckRequest) -> Result<Che
     let Ok(_permit) = inner.checking.acquire().await else {
         return Err(CheckError::Busy("the server is shutting down".to_owned()));
     };
-    let host_failed = |what: &str, error: std::io::Error| {
-        tracing::error!(%error, "a pushed deployment cannot be checked: {what}");
+    let host_failed = |problem: &str, error: std::io::Error| {
+        tracing::error!(%error, "a pushed deployment cannot be checked: {problem}");
         let detail = "this host cannot check the deployment at present; its log has the reason";
         CheckError::Failed(detail.to_owned())
     };
@@ -72,7 +72,7 @@ pub(super) async fn check(tenants: &Tenants, pushed: CheckRequest) -> Result<Che
     }
     command.arg("--config").arg(file.path()).args(&inner.checks.cache).args(limits(&config));
     command.arg("--secs-max").arg(inner.checks.time_max.as_secs_f64().to_string());
-    // A tenant's process receives nothing of the host's environment.
+    // The process runs a tenant's guests, so it receives nothing of the host's environment.
     command.env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let timeout = inner.checks.timeout();
     let Ok(output) = tokio::time::timeout(timeout, output_of(command)).await else {
@@ -94,7 +94,7 @@ pub(super) async fn check(tenants: &Tenants, pushed: CheckRequest) -> Result<Che
             let stderr = String::from_utf8_lossy(&output.stderr);
             let stderr = beginning(stderr.trim(), STDERR_BYTES_MAX);
             Err(host_failed(
-                "its process ended without a report",
+                "its process returned no verdict",
                 std::io::Error::other(format!("{}: {stderr}", output.status)),
             ))
         }
@@ -126,8 +126,8 @@ async fn output_of(command: Command) -> std::io::Result<std::process::Output> {
     Ok(std::process::Output { status: status?, stdout: stdout_bytes, stderr: stderr_bytes })
 }
 
-/// Returns whether all checks of a report passed. Returns `None` if the text is no report, or if the host is at fault: then
-/// the report says nothing about the deployment.
+/// Returns whether all checks of a report passed. Returns `None` if the text is no report, or if the host is at fault, which
+/// is no verdict on the deployment.
 fn verdict(report: &str) -> Option<bool> {
     #[derive(serde::Deserialize)]
     struct Report<'a> {
@@ -145,11 +145,11 @@ fn verdict(report: &str) -> Option<bool> {
 }
 
 /// Returns the report of a deployment for which `validate` produced none.
-fn failed_report(plugin: &str, check: &str, why: &str) -> CheckReport {
+fn failed_report(plugin: &str, check: &str, detail: &str) -> CheckReport {
     let report = json!({
         "plugin": plugin,
         "valid": false,
-        "checks": [{"name": check, "outcome": "failed", "detail": why, "fault": "plugin"}],
+        "checks": [{"name": check, "outcome": "failed", "detail": detail, "fault": "plugin"}],
     });
     CheckReport { passed: false, report: report.to_string() }
 }

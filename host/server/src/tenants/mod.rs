@@ -183,10 +183,10 @@ impl Tenants {
         // At least one file per tenant, so that each can have a loaded plugin.
         let plugin_files = (raise_descriptors() / PLUGIN_FILES_PART).min(PLUGIN_FILES_MAX).max(tenants);
         let descriptors = DESCRIPTORS_PER_TENANT * tenants + plugin_files;
-        let besides = Besides { tools: 0, loading: STARTING_MAX, descriptors };
+        let reserved = Besides { tools: 0, loading: STARTING_MAX, descriptors };
         let memory_bytes_max = config.limits.memory_bytes_max;
-        let of_rollout = Server::descriptors_per_rollout(&config);
-        let platform = Platform::new(&config, of_rollout, besides, memory_bytes_max)?;
+        let descriptors_per_rollout = Server::descriptors_per_rollout(&config);
+        let platform = Platform::new(&config, descriptors_per_rollout, reserved, memory_bytes_max)?;
         let slots = platform.room(config.max_concurrent, config.queue_max, 0);
         for id in catalog.tenants_being_deleted()? {
             catalog.finish_deleting(id)?;

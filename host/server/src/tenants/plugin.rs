@@ -128,7 +128,7 @@ impl LoadedPlugin {
         self.router.clone()
     }
 
-    /// Returns the plugin's metrics, after an update of the gauges of its load.
+    /// Updates the gauges of the plugin's load and returns its metrics.
     pub(super) fn metrics(&self) -> Arc<Metrics> {
         let load = self.shared.slots.load();
         self.shared.metrics.is_busy(load.running, load.queued, load.max_concurrent);
@@ -176,7 +176,7 @@ impl LoadedPlugin {
         Ok(())
     }
 
-    /// Returns the host of a version, for rollouts that began with it. Loads an inactive version.
+    /// Returns the host of a version, for rollouts that began with it. Loads the version if it is not the active one.
     pub(super) async fn host_of(
         &self,
         tenants: &Tenants,
@@ -234,7 +234,7 @@ impl LoadedPlugin {
     }
 }
 
-/// Runs blocking work on a thread for it.
+/// Runs work on a blocking thread.
 async fn spawn_blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, TenantError> + Send + 'static,
 ) -> Result<T, TenantError> {
@@ -311,7 +311,7 @@ async fn deploy(
         );
         let agent_name = runtime.block_on(host.agent_name());
         let agent_name = agent_name.map_err(|error| {
-            TenantError::Other(format!("the agent loop does not say its name: it {error}"))
+            TenantError::Other(format!("cannot get the name of the agent loop: it {error}"))
         })?;
         let running_max = settings.max_concurrent.unwrap_or(u32::MAX);
         Ok(LoadedDeployment { host, agent_name: agent_name.unwrap_or(name), running_max, code_bytes })

@@ -19,8 +19,8 @@ use rollout_core::rollout::{
 };
 use rollout_core::telemetry::{DayUse, Meter, Metrics};
 
-/// Number of bytes of a segment of a tenant's journal. Smaller than in a server of one plugin, because each tenant has two
-/// segments at least.
+/// Number of bytes of a segment of a tenant's journal. Smaller than in a server of one plugin, because each tenant has at
+/// least two segments on disk.
 const SEGMENT_BYTES: u64 = 8 << 20;
 
 /// The lock under which a plugin is loaded.
@@ -47,7 +47,7 @@ pub(super) struct OpenTenant {
     loading: Mutex<HashMap<String, LoadingLock>>,
 }
 
-/// The part of a tenant's settings in the catalog that has no other copy here.
+/// The tenant's settings from the catalog that no other field has.
 struct TenantState {
     stored_bytes_max: Option<u64>,
     default_plugin: Option<String>,
