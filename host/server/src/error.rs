@@ -12,20 +12,20 @@ const RETRY_AFTER_SECS: &str = "5";
 /// Reason why a request was refused.
 #[derive(Debug)]
 pub(super) enum RequestRefused {
-    /// The key is missing or wrong. The text is the protocol's.
+    /// The key is missing or wrong. Contains the protocol's error text.
     Unauthorized(&'static str),
-    /// The request is not allowed, for this reason.
+    /// The request is not allowed. Contains the reason.
     Forbidden(String),
-    /// All connections are in use, and the route is not short.
+    /// All connections are in use, and the route is not one of the short ones.
     Crowded,
-    /// The item does not exist, for this reason.
+    /// The item does not exist. Contains the reason.
     NotFound(String),
-    /// The item is not ready yet, for this reason.
+    /// The item is not ready yet. Contains the reason.
     NotReady(String),
-    /// There is no room at present, for this reason.
+    /// The server has no room at present. Contains the reason.
     NoRoom(String),
-    /// The item cannot be read. The log has the reason.
-    Unreadable,
+    /// The server failed. The log has the reason.
+    Internal,
     /// There is no such route.
     NoRoute,
     /// The route does not support the method.
@@ -44,8 +44,8 @@ impl IntoResponse for RequestRefused {
             Self::NotFound(reason) => (StatusCode::NOT_FOUND, reason),
             Self::NotReady(reason) => (StatusCode::CONFLICT, reason),
             Self::NoRoom(reason) => (StatusCode::SERVICE_UNAVAILABLE, reason),
-            Self::Unreadable => {
-                let text = "the rollout cannot be read; the server's log has the reason";
+            Self::Internal => {
+                let text = "the server failed; its log has the reason";
                 (StatusCode::INTERNAL_SERVER_ERROR, text.to_owned())
             }
             Self::NoRoute => (StatusCode::NOT_FOUND, "Not Found".to_owned()),

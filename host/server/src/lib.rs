@@ -107,6 +107,7 @@ impl Server {
         Self::new(ServerSettings { serving, dialects, access, instance_id: None })
     }
 
+    /// Creates the Osmosis dialect. `is_keyed` is whether callers have a key.
     fn osmosis(serving: &Serving, config: &Config, is_keyed: bool) -> Osmosis {
         let host = serving.host();
         let client = |retry: &RetryPolicy| {

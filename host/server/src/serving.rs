@@ -33,7 +33,7 @@ impl Serving {
         self.now().host.clone()
     }
 
-    /// Replaces the host. The new one must use the same runtime, and so the same slots.
+    /// Replaces the host. The new one must use the same slots.
     pub fn set_host(&self, host: Host, agent_name: String) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(Served { host, agent_name });
     }

@@ -69,14 +69,14 @@ pub(super) async fn trajectory(
     let id = RolloutId::parse(id)
         .map_err(|error| RequestRefused::NotFound(format!("invalid rollout id: {error}")))?;
     let sample = selected_sample(query.as_deref().unwrap_or_default());
-    let closed = |_| RequestRefused::Unreadable;
+    let closed = |_| RequestRefused::Internal;
     let permit = server.0.trajectory_permits.0.clone().acquire_owned().await.map_err(closed)?;
     let build = tokio::task::spawn_blocking(move || {
         let _permit = permit;
         build_documents(&host, &journal, &id, sample.as_deref())
     });
     // A panic is in the log already.
-    let documents = build.await.unwrap_or(Err(RequestRefused::Unreadable))?;
+    let documents = build.await.unwrap_or(Err(RequestRefused::Internal))?;
     Ok(([(CONTENT_TYPE, "application/json")], documents.into_body(READING_TIME_MIN)).into_response())
 }
 
@@ -130,7 +130,7 @@ fn build_documents(
     let written = trajectories.write_selected(&documents, &indices, &mut to).and_then(|()| to.flush());
     written.map_err(|error| {
         tracing::error!(rollout_id = %id, %error, "the trajectory of a rollout in the journal cannot be built");
-        RequestRefused::Unreadable
+        RequestRefused::Internal
     })?;
     drop(documents);
     drop(trajectories);
@@ -148,7 +148,7 @@ fn read_trajectories(
     let not_over = || RequestRefused::NotReady(format!("rollout '{}' is not over; retry when it is", name()));
     let unreadable = |error: io::Error| {
         tracing::error!(rollout_id = %id, %error, "a rollout in the journal cannot be read");
-        RequestRefused::Unreadable
+        RequestRefused::Internal
     };
     let not_found =
         || RequestRefused::NotFound(format!("there is no rollout '{}' in this server's journal", name()));

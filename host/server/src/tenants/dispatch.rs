@@ -188,7 +188,7 @@ impl Dispatcher {
         match found {
             Ok(Ok(tenant)) => Ok(tenant.id),
             Ok(Err(error)) => Err(RequestRefused::from(TenantError::from(error))),
-            Err(_) => Err(RequestRefused::Unreadable),
+            Err(_) => Err(RequestRefused::Internal),
         }
     }
 
@@ -212,7 +212,7 @@ impl Dispatcher {
             None => {
                 let tenants = self.tenants.clone();
                 let text = tokio::task::spawn_blocking(move || tenants.metrics_text()).await;
-                text.map_err(|_| RequestRefused::Unreadable)?
+                text.map_err(|_| RequestRefused::Internal)?
             }
             Some(tenant) => {
                 let tenant = self.tenants.tenant(tenant).await?;

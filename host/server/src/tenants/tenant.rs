@@ -392,7 +392,7 @@ fn stored_bytes(folder: &std::path::Path) -> u64 {
 /// beyond them, so finished rollouts never use up the quota.
 fn retained_bytes_max(stored_bytes_max: Option<u64>, writes_files: bool) -> [Option<u64>; 2] {
     let Some(max) = stored_bytes_max else { return [None; 2] };
-    // A journal always has one segment that is written and up to two ahead.
+    // Leaves room for three segments: a journal always has the one that it writes and one ahead.
     let retained = max.saturating_sub(3 * SEGMENT_BYTES);
     if writes_files { [Some(retained / 4), Some(retained / 4 * 3)] } else { [Some(retained), None] }
 }
