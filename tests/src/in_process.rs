@@ -12,7 +12,7 @@ use rollout_assembly::config::RawConfig;
 use rollout_assembly::{NotLoaded, Options, Sources, assemble};
 use rollout_core::error::Fault;
 use rollout_mock_model::{MockModel, MockModelSettings};
-use rollout_server::{Identity, Server};
+use rollout_server::{Server, ServerIdentity};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{RolloutRequest, TestHost, guest};
@@ -49,7 +49,8 @@ impl InProcess {
             engine.load(&component).map_err(|error| not_loaded(&error))
         };
         let assembled = assemble(&config, Sources::of(&plugin, None), options, load).await.expect("a host");
-        let identity = Identity { agent_name: guest_name.to_owned(), instance_id: None, server_key: None };
+        let identity =
+            ServerIdentity { agent_name: guest_name.to_owned(), instance_id: None, server_key: None };
         let server = Server::of_host(&assembled.host, &config, identity);
         let socket = rollout_server::bind(loopback()).expect("a port is free");
         let listener = rollout_server::listen(socket).expect("it can be listened on");

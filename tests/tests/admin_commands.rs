@@ -180,7 +180,7 @@ async fn a_key_is_alone_on_standard_output_and_dead_when_it_was_revoked() {
     assert_eq!(server.run_as(key, &["plugin", "list"]).await.code, Some(0));
     let refused = server.run_as(key, &["plugin", "remove", "calc"]).await;
     assert_eq!(refused.code, Some(2));
-    assert!(refused.stderr.contains("this takes an author's key"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("this route needs an author's key"), "{}", refused.stderr);
     let listed = server.done(&["key", "list", "--tenant", "team-a"]).await;
     assert!(listed.contains(&key[..11]) && !listed.contains(key) && listed.contains("laptop"), "{listed}");
     let id = listed.lines().nth(1).and_then(|line| line.split_whitespace().next()).unwrap();

@@ -107,7 +107,7 @@ async fn pushes_whose_callers_left_are_charged_and_bounded_and_hold_up_no_other_
     let read = caller.read(&mut answer).await.expect("the server answers");
     let answer = String::from_utf8_lossy(&answer[..read]).into_owned();
     assert!(answer.starts_with("HTTP/1.1 429 "), "{answer}");
-    assert!(answer.contains("8 pushes of this tenant are under way"), "{answer}");
+    assert!(answer.contains("8 pushes of this tenant are in progress"), "{answer}");
     drop(callers);
 
     let component = guest("conform");

@@ -269,7 +269,7 @@ async fn a_server_with_a_journal_writes_no_files_and_gives_trajectories_to_whoev
     for (path, status, says) in [
         (format!("{path}?sample=third"), 404, "no sample 'third'; it has first, second"),
         ("/rollout/nobody/trajectory".to_owned(), 404, "there is no rollout 'nobody'"),
-        ("/rollout/a%2Fb/trajectory".to_owned(), 404, "the id"),
+        ("/rollout/a%2Fb/trajectory".to_owned(), 404, "invalid rollout id"),
     ] {
         let reply = host.get(&path).await;
         assert_eq!(reply.status, status, "{path}: {reply:?}");

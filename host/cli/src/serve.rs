@@ -29,7 +29,7 @@ use rollout_core::rollout::{AgentForm, Host, Journal, Unfinished};
 use rollout_core::telemetry::Traces;
 use rollout_server as server;
 use rollout_server::dialect::osmosis::a;
-use rollout_server::{Bound, Identity, Listening, Server, ServerTls, Serves, Stopping};
+use rollout_server::{AnyServer, Bound, Listening, Server, ServerIdentity, ServerTls, ShutdownDeadlines};
 
 /// Topics of the options.
 const REACHING: &str = "Reaching it";
@@ -257,7 +257,7 @@ impl Serve {
         let name =
             name.map_err(|error| PluginFault(format!("the agent loop does not say its name: it {error}")))?;
         setup::say_who_judges(&assembled);
-        let identity = Identity {
+        let identity = ServerIdentity {
             agent_name: name.unwrap_or_else(|| file_stem(plugin)),
             instance_id: evaluator.instance_id,
             server_key,
@@ -276,7 +276,7 @@ impl Serve {
         let traces = self.traces.begin(runtime, host.metrics())?;
         resume(runtime, &server, unfinished)?;
         let callers_max = callers_max(&assembled.slots);
-        let exit = runtime.block_on(serve(&config, &Serves::One(server), callers_max, at, traces));
+        let exit = runtime.block_on(serve(&config, &AnyServer::One(server), callers_max, at, traces));
         if let Some(journal) = kept {
             journal.close();
         }
@@ -295,9 +295,9 @@ impl Serve {
         }
         tracing::info!(limits = %limits(&config), "no rollout has limits above these");
         let going_on = tenants.clone();
-        runtime.spawn(async move { going_on.go_on().await });
+        runtime.spawn(async move { going_on.run().await });
         let callers_max = callers_max(tenants.slots());
-        let serves = Serves::Many(tenants.clone(), admin);
+        let serves = AnyServer::Many(tenants.clone(), admin);
         let exit = runtime.block_on(serve(&config, &serves, callers_max, at, traces));
         tenants.close();
         exit
@@ -415,7 +415,7 @@ const LEAVING_TIME: Duration = Duration::from_secs(1);
 
 async fn serve(
     config: &Config,
-    server: &Serves,
+    server: &AnyServer,
     callers_max: usize,
     (socket, tls): (Bound, Option<ServerTls>),
     traces: Option<Traces>,
@@ -423,7 +423,7 @@ async fn serve(
     let mut stop = setup::StopSignal::new()?;
     hook("on-start", config.on_start.as_deref(), &mut stop).await?;
     // What is in a journal goes on in the next process, which has the same socket.
-    let is_handed_over = matches!(socket, Bound::Passed(_)) && server.is_kept();
+    let is_handed_over = matches!(socket, Bound::Passed(_)) && server.has_journal();
     let scheme = if tls.is_some() { "https" } else { "http" };
     let listener = server::listen(socket).with_context(|| taken(config))?;
     let address = listener.local_addr().context("cannot tell the address that is listened on")?;
@@ -435,7 +435,7 @@ async fn serve(
     lifecycle::ready(&format!("listening on {scheme}://{address}"));
 
     stop.next().await;
-    let stopping = Stopping::within(config.drain);
+    let stopping = ShutdownDeadlines::within(config.drain);
     lifecycle::stopping(config.drain);
     let load = server.load();
     let drain_secs = config.drain.as_secs_f64();
@@ -445,15 +445,15 @@ async fn serve(
         () = stop.next() => {
             let load = server.load();
             tracing::warn!(running = load.running, queued = load.queued, "stopped by a second signal");
-            server.name_unreported();
+            server.log_unreported();
             return Ok(Exit::NotDone);
         }
     };
     leaving.drained.cancel();
     let traces_time =
-        stopping.ends_at.saturating_duration_since(Instant::now()).clamp(TRACES_MIN, setup::FLUSH_TIME_MAX);
+        stopping.end_at.saturating_duration_since(Instant::now()).clamp(TRACES_MIN, setup::FLUSH_TIME_MAX);
     let (closed, ()) =
-        tokio::join!(closed(serving, stopping.ends_at), setup::flush_within(traces_time, traces));
+        tokio::join!(closed(serving, stopping.end_at), setup::flush_within(traces_time, traces));
     closed?;
     hook("on-stop", config.on_stop.as_deref(), &mut stop).await?;
     Ok(exit)
@@ -472,7 +472,12 @@ struct Leaving {
 
 impl Leaving {
     /// Waits for what runs, as long as there is time. Says whether all of it is done.
-    async fn drain(&self, server: &Serves, stopping: &Stopping, serving: &mut JoinHandle<()>) -> bool {
+    async fn drain(
+        &self,
+        server: &AnyServer,
+        stopping: &ShutdownDeadlines,
+        serving: &mut JoinHandle<()>,
+    ) -> bool {
         if !self.is_handed_over {
             return server.drain(stopping).await;
         }

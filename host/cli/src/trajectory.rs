@@ -97,7 +97,7 @@ impl Trajectory {
             }
         }
         let mut to = BufWriter::with_capacity(BUFFER_BYTES, OutWriter);
-        match trajectories.write_places(&documents, &places, &mut to).and_then(|()| to.write_all(b"\n")) {
+        match trajectories.write_selected(&documents, &places, &mut to).and_then(|()| to.write_all(b"\n")) {
             Ok(()) => {}
             // What standard output did not take is said at the end, of which it makes the exit code.
             Err(_) if OutWriter::has_failed() => {}

@@ -43,7 +43,9 @@ const LAYERS: [(&str, Layers); 3] = [
     (
         "server",
         &[
-            &["lib access connections error fuzzing given_out serves stopping tenants tls trajectories"],
+            &[
+                "lib access any_server connections error fuzzing shutdown tenants tls trajectories trajectory_route",
+            ],
             &["admin", "dialect"],
             &["connection", "random", "serving"],
         ],

@@ -1,9 +1,8 @@
-//! Who may ask at all, found out from a request's head, before anything of its body is read.
+//! Access control by a request's head, before its body is read.
 //!
-//! Two things are asked. Whether a web page is behind the request: a page from anywhere may
-//! have a browser post to this machine, and one whose name was pointed at this machine may read
-//! the answers. Both follow from `Origin` and `Host`, which pages cannot choose. And whether it
-//! carries the server's key, where there is one.
+//! The first check is against web pages: any page can make a browser post to this machine (cross-site request forgery),
+//! and a page whose host name resolves to this machine can also read the answers (DNS rebinding). `Origin` and `Host`
+//! reveal both, and pages cannot choose them. The second check is the server's key, if it has one.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -18,92 +17,90 @@ use axum::response::{IntoResponse, Response};
 use base64::prelude::{BASE64_STANDARD, Engine};
 use subtle::ConstantTimeEq;
 
-use super::error::Refused;
+use super::error::RequestRefused;
 use crate::connection::Crowded;
 use rollout_assembly::config::{AllowedHost, AllowedOrigin};
 use rollout_core::outbound::Secret;
 use rollout_core::telemetry::Metrics;
 use rollout_core::text::beginning;
 
-/// The longest part of a name that is repeated.
+/// Maximum number of bytes of a name that an error repeats.
 const SHOWN_BYTES_MAX: usize = 100;
 
-/// Who may ask.
+/// The rules that every request is checked against.
 pub struct Access {
     /// The key that every request must carry, if there is one.
     pub server_key: Option<Secret>,
-    /// Whether every request must carry a key, this one or one of others.
+    /// Whether every request must carry a key: the server's, or one that the dispatcher has checked.
     pub is_keyed: bool,
-    /// Names, besides this machine's own, under which the server may be asked. None leaves
-    /// it to the key, where there is one.
+    /// Host names of the server, besides those of this machine. With `None`, a keyed server answers under every name.
     pub allowed_hosts: Option<Vec<AllowedHost>>,
-    /// Web pages that may ask.
+    /// Origins of web pages that may send requests.
     pub allowed_origins: Vec<AllowedOrigin>,
 }
 
-/// What a request's head is checked against.
+/// State of [`check_names`].
 pub(super) struct Gate {
     pub access: Arc<Access>,
-    /// What takes no time and has to work on a server that is full.
+    /// Cheap routes that must work on a full server.
     pub short: Vec<(Method, &'static str)>,
     pub metrics: Arc<Metrics>,
 }
 
-/// Lets a request through whose `Host` and `Origin` are known, and which is not too much for
-/// a server that has no room.
+/// Refuses requests with an unknown `Host` or `Origin`, and on a full server all but those for the short routes.
 pub(super) async fn check_names(State(gate): State<Arc<Gate>>, request: Request, next: Next) -> Response {
-    if let Err(why) = gate.access.names(&request) {
+    if let Err(reason) = gate.access.check_names(&request) {
         gate.metrics.unauthorized();
-        return Refused::Forbidden(why).into_response();
+        return RequestRefused::Forbidden(reason).into_response();
     }
     let is_crowded = request.extensions().get::<Crowded>().is_some();
     if is_crowded && !gate.is_short(request.method(), request.uri().path()) {
-        return Refused::Crowded.into_response();
+        return RequestRefused::Crowded.into_response();
     }
     next.run(request).await
 }
 
-/// The key that a request gives: after the word `Bearer`, to the letter, or as the password of `Basic`
-/// credentials, whatever their user is called.
+/// Returns the key of a request: the text after `Bearer ` (case-sensitive), or the password of `Basic` credentials with any
+/// user name.
 ///
-/// HTTP clients send the latter where a URL has a password, `https://rollout:KEY@host`. So the clients
-/// that were published for generations B and C, which know no server key, can be given one.
+/// HTTP clients send `Basic` credentials for a URL with a password, `https://rollout:KEY@host`. The published clients of
+/// generations B and C, which know no server key, pass one this way.
 pub(super) fn given_key(headers: &HeaderMap) -> Option<Cow<'_, str>> {
-    // A key may have any text, and a header's own reading takes ASCII alone.
-    let given = std::str::from_utf8(headers.get(AUTHORIZATION)?.as_bytes()).ok()?;
-    if let Some(key) = given.strip_prefix("Bearer ") {
+    // A key may have any text, and `HeaderValue::to_str` accepts only ASCII.
+    let header = std::str::from_utf8(headers.get(AUTHORIZATION)?.as_bytes()).ok()?;
+    if let Some(key) = header.strip_prefix("Bearer ") {
         return Some(Cow::Borrowed(key));
     }
-    let credentials = BASE64_STANDARD.decode(given.strip_prefix("Basic ")?).ok()?;
+    let credentials = BASE64_STANDARD.decode(header.strip_prefix("Basic ")?).ok()?;
     let credentials = String::from_utf8(credentials).ok()?;
     let (_, password) = credentials.split_once(':')?;
     Some(Cow::Owned(password.to_owned()))
 }
 
-/// Whether a request gives the server's key.
+/// Returns whether a request carries the server's key.
 pub(super) fn is_given(key: &Secret, headers: &HeaderMap) -> bool {
     given_key(headers).is_some_and(|given| given.as_bytes().ct_eq(key.expose().as_bytes()).into())
 }
 
 impl Gate {
     pub(super) fn is_short(&self, method: &Method, path: &str) -> bool {
-        self.short.iter().any(|(its, short)| its == method && *short == path)
+        self.short.iter().any(|(short_method, short_path)| short_method == method && *short_path == path)
     }
 }
 
 impl Access {
-    /// Checks the names that a request gives: the server's, and the page's behind it.
-    pub(super) fn names(&self, request: &Request) -> Result<(), String> {
+    /// Checks the server's name in a request and the origin of the web page that sent it.
+    pub(super) fn check_names(&self, request: &Request) -> Result<(), String> {
         let host = given_host(request)?;
         if let Some(host) = &host {
-            self.host(host)?;
+            self.check_host(host)?;
         }
-        self.origin(request.headers(), host.as_ref())
+        self.check_origin(request.headers(), host.as_ref())
     }
 
-    /// A name can be pointed at this machine by whoever owns it; an address cannot, nor can the
-    /// names that every resolver keeps for the machine itself.
-    fn host(&self, host: &Authority) -> Result<(), String> {
+    /// Checks the server's name. The owner of a name can make it resolve to this machine; addresses and the names that
+    /// resolvers reserve for the machine itself are safe.
+    fn check_host(&self, host: &Authority) -> Result<(), String> {
         let name = host.host();
         let is_checked = !self.is_keyed || self.allowed_hosts.is_some();
         let allowed = self.allowed_hosts.iter().flatten().any(|allowed| allowed.is(name));
@@ -112,22 +109,22 @@ impl Access {
         }
         let name = beginning(name, SHOWN_BYTES_MAX);
         Err(format!(
-            "this server is not known as '{name}', the name in Host; --allow-host {name}, or allowed-hosts in \
-             its configuration, makes it known"
+            "this server does not answer for the host '{name}' in the header Host; to allow it, start the server \
+             with --allow-host {name}, or add it to allowed-hosts in the configuration"
         ))
     }
 
-    /// Browsers say which page asks; nobody else does. The server's own pages, if it had any,
-    /// would have its address.
-    fn origin(&self, headers: &HeaderMap, host: Option<&Authority>) -> Result<(), String> {
+    /// Checks the origin, which only browsers send. An origin with the server's own address is allowed.
+    fn check_origin(&self, headers: &HeaderMap, host: Option<&Authority>) -> Result<(), String> {
         for origin in headers.get_all(ORIGIN) {
             let origin = String::from_utf8_lossy(origin.as_bytes());
             let own = host.is_some_and(|host| is_origin_of(&origin, host));
             if !own && !self.allowed_origins.iter().any(|allowed| allowed.is(&origin)) {
                 let origin = beginning(&origin, SHOWN_BYTES_MAX);
                 return Err(format!(
-                    "web pages of '{origin}', the Origin of this request, may not ask this server; \
-                     --allow-origin {origin}, or allowed-origins in its configuration, lets them"
+                    "web pages of '{origin}', the header Origin of this request, may not use this server; to allow \
+                     them, start the server with --allow-origin {origin}, or add it to allowed-origins in the \
+                     configuration"
                 ));
             }
         }
@@ -135,14 +132,14 @@ impl Access {
     }
 }
 
-/// The name under which a request asks: none where it says none, which no browser does.
+/// Returns the server's name and port in a request. Every browser sends one.
 fn given_host(request: &Request) -> Result<Option<Authority>, String> {
     let mut hosts = request.headers().get_all(HOST).iter();
     let (first, second) = (hosts.next(), hosts.next());
     if second.is_some() {
-        return Err("this request has several Host headers; it may have one".to_owned());
+        return Err("the request has several Host headers; send one".to_owned());
     }
-    // A request to a proxy has it in its address, which counts more then.
+    // A request in absolute form has it in its target, which has priority over `Host`.
     if let Some(authority) = request.uri().authority() {
         return Ok(Some(authority.clone()));
     }
@@ -150,7 +147,10 @@ fn given_host(request: &Request) -> Result<Option<Authority>, String> {
     let parsed = Authority::try_from(host.as_bytes()).ok().filter(|host| !host.as_str().contains('@'));
     parsed.map(Some).ok_or_else(|| {
         let host = String::from_utf8_lossy(host.as_bytes());
-        format!("Host is '{}', which is not a name with a port", beginning(&host, SHOWN_BYTES_MAX))
+        format!(
+            "invalid header Host '{}': it must be a name or an address, with a port or without",
+            beginning(&host, SHOWN_BYTES_MAX)
+        )
     })
 }
 
@@ -183,16 +183,16 @@ mod tests {
         }
     }
 
-    fn asked(access: &Access, headers: &[(&str, &str)]) -> Result<(), String> {
+    fn check_headers(access: &Access, headers: &[(&str, &str)]) -> Result<(), String> {
         let mut request = Request::builder().uri("/health");
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        access.names(&request.body(Body::empty()).unwrap())
+        access.check_names(&request.body(Body::empty()).unwrap())
     }
 
     #[test]
-    fn names_that_somebody_else_may_point_here_are_refused_with_the_option_that_allows_them() {
+    fn unknown_host_names_are_refused_with_the_option_that_allows_them() {
         let open = access(false, None, &[]);
         for host in [
             "localhost",
@@ -203,7 +203,7 @@ mod tests {
             "[::1]:9000",
             "192.168.1.7",
         ] {
-            assert_eq!(asked(&open, &[("host", host)]), Ok(()), "{host}");
+            assert_eq!(check_headers(&open, &[("host", host)]), Ok(()), "{host}");
         }
         for host in [
             "evil.example",
@@ -212,22 +212,22 @@ mod tests {
             "127.0.0.1.evil.example",
             "2130706433",
         ] {
-            let why = asked(&open, &[("host", host)]).unwrap_err();
-            assert!(why.contains("--allow-host") && why.contains("allowed-hosts"), "{host}: {why}");
+            let error = check_headers(&open, &[("host", host)]).unwrap_err();
+            assert!(error.contains("--allow-host") && error.contains("allowed-hosts"), "{host}: {error}");
         }
         for host in ["", "a@localhost", "a b", "http://localhost"] {
-            assert!(asked(&open, &[("host", host)]).is_err(), "{host}");
+            assert!(check_headers(&open, &[("host", host)]).is_err(), "{host}");
         }
-        assert_eq!(asked(&open, &[]), Ok(()), "no browser leaves it out");
-        assert!(asked(&open, &[("host", "localhost"), ("host", "evil.example")]).is_err());
+        assert_eq!(check_headers(&open, &[]), Ok(()), "every browser sends Host");
+        assert!(check_headers(&open, &[("host", "localhost"), ("host", "evil.example")]).is_err());
     }
 
     #[test]
-    fn a_key_is_given_after_bearer_or_as_a_password() {
-        let check = |given: &str, expected: Option<&str>| {
-            let headers = HeaderMap::from_iter([(AUTHORIZATION, given.parse().unwrap())]);
-            assert_eq!(given_key(&headers).as_deref(), expected, "{given}");
-            assert_eq!(is_given(&Secret::new("k"), &headers), expected == Some("k"), "{given}");
+    fn a_key_is_read_after_bearer_or_from_a_password() {
+        let check = |header: &str, expected: Option<&str>| {
+            let headers = HeaderMap::from_iter([(AUTHORIZATION, header.parse().unwrap())]);
+            assert_eq!(given_key(&headers).as_deref(), expected, "{header}");
+            assert_eq!(is_given(&Secret::new("k"), &headers), expected == Some("k"), "{header}");
         };
         let basic = |credentials: &str| format!("Basic {}", BASE64_STANDARD.encode(credentials));
         check("Bearer k", Some("k"));
@@ -235,9 +235,9 @@ mod tests {
         check("Bearer  k", Some(" k"));
         check("bearer k", None);
         check("k", None);
-        check(&basic("anybody:k"), Some("k"));
+        check(&basic("user:k"), Some("k"));
         check(&basic(":k"), Some("k"));
-        check(&basic("anybody:k:l"), Some("k:l"));
+        check(&basic("user:k:l"), Some("k:l"));
         check(&basic("k:"), Some(""));
         check(&basic("k"), None);
         check("Basic k", None);
@@ -246,21 +246,22 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_proof_enough_unless_names_were_given() {
+    fn a_keyed_server_answers_under_every_name_unless_names_are_configured() {
         let service = [("host", "rollouts.prod.svc.cluster.local:9000")];
-        assert_eq!(asked(&access(true, None, &[]), &service), Ok(()));
-        assert!(asked(&access(true, Some(&[]), &[]), &service).is_err());
-        assert_eq!(asked(&access(true, Some(&["rollouts.prod.svc.cluster.local"]), &[]), &service), Ok(()));
-        assert_eq!(asked(&access(false, Some(&["*.svc.cluster.local"]), &[]), &service), Ok(()));
-        assert!(asked(&access(false, Some(&["svc.cluster.local"]), &[]), &service).is_err());
+        let check = |access: Access| check_headers(&access, &service);
+        assert_eq!(check(access(true, None, &[])), Ok(()));
+        assert!(check(access(true, Some(&[]), &[])).is_err());
+        assert_eq!(check(access(true, Some(&["rollouts.prod.svc.cluster.local"]), &[])), Ok(()));
+        assert_eq!(check(access(false, Some(&["*.svc.cluster.local"]), &[])), Ok(()));
+        assert!(check(access(false, Some(&["svc.cluster.local"]), &[])).is_err());
     }
 
     #[test]
-    fn pages_of_others_are_refused_whatever_the_key() {
+    fn pages_of_other_origins_are_refused_with_and_without_a_key() {
         for access in [access(false, None, &[]), access(true, None, &[])] {
             let check = |origin: &str, expected: bool| {
-                let asked = asked(&access, &[("host", "localhost:9000"), ("origin", origin)]);
-                assert_eq!(asked.is_ok(), expected, "{origin}: {asked:?}");
+                let result = check_headers(&access, &[("host", "localhost:9000"), ("origin", origin)]);
+                assert_eq!(result.is_ok(), expected, "{origin}: {result:?}");
             };
             check("http://localhost:9000", true);
             check("https://localhost:9000", true);
@@ -270,8 +271,8 @@ mod tests {
             check("", false);
         }
         let page = [("host", "localhost:9000"), ("origin", "https://board.example")];
-        assert_eq!(asked(&access(false, None, &["https://board.example"]), &page), Ok(()));
-        let why = asked(&access(false, None, &["https://other.example"]), &page).unwrap_err();
-        assert!(why.contains("--allow-origin https://board.example"), "{why}");
+        assert_eq!(check_headers(&access(false, None, &["https://board.example"]), &page), Ok(()));
+        let error = check_headers(&access(false, None, &["https://other.example"]), &page).unwrap_err();
+        assert!(error.contains("--allow-origin https://board.example"), "{error}");
     }
 }

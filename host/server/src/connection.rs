@@ -1,41 +1,40 @@
-//! What a server's connections and the handlers of their requests let each other know.
+//! The interface between a connection and the handlers of its requests.
 //!
-//! Connections belong to the program that serves and handlers to a dialect, and neither names
-//! the other. What passes between them travels with requests and responses: as an extension, or
-//! as the error of a body.
+//! Neither side names the other: the types of this module travel as extensions of requests and responses, or as the error
+//! of a body.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
-/// In a request: there are more connections than are to be served, and this one is beyond them.
-/// Only what is short and has to work on a busy server is to be done for it.
+/// Extension of a request whose connection exceeds the number that the server serves. Only short routes, which must work on
+/// a full server, answer it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Crowded;
 
-/// Whose key a request carries.
+/// Owner of the key in a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Owner {
-    /// An operator's.
+    /// The operators.
     Operators,
-    /// That of the tenant with this number.
+    /// The tenant with this id.
     Tenant(i64),
 }
 
-/// What a handler may tell a connection, and learn from it.
+/// A connection as its handlers see it.
 pub(crate) trait Connection: Send + Sync {
-    /// Counts the connection among this owner's, until a request carries another's key.
-    fn belongs_to(&self, owner: Owner);
-    /// Begins to wait for news. Returns false where the request is to be answered at once.
+    /// Counts the connection for this owner, until a request carries the key of another one.
+    fn set_owner(&self, owner: Owner);
+    /// Notes that the handler starts to wait for news. Returns false if it must answer at once instead.
     fn begin_wait(&self) -> bool;
-    /// Waits until the request is to be answered, news or not.
-    fn must_answer(&self) -> BoxFuture<'_, ()>;
-    /// Ends the wait.
+    /// Waits until the handler must answer, with news or without.
+    fn answer_requested(&self) -> BoxFuture<'_, ()>;
+    /// Notes that the handler no longer waits.
     fn end_wait(&self);
 }
 
-/// In a request: the connection that it came over.
+/// Extension of a request: its connection.
 #[derive(Clone)]
 pub(crate) struct Caller(Arc<dyn Connection>);
 
@@ -44,15 +43,15 @@ impl Caller {
         Self(connection)
     }
 
-    /// Counts the connection among this owner's, until a request carries another's key.
-    pub(crate) fn belongs_to(&self, owner: Owner) {
-        self.0.belongs_to(owner);
+    /// Counts the connection for this owner, until a request carries the key of another one.
+    pub(crate) fn set_owner(&self, owner: Owner) {
+        self.0.set_owner(owner);
     }
 
-    /// Waits for news until the connection is needed for another caller. Returns none then, and at
-    /// once where its owner has too many. Cancel-safe.
+    /// Waits for news. Returns `None` as soon as the connection is needed for another caller, and at once if its owner has
+    /// more than its share of a full server. Cancel-safe.
     pub(crate) async fn wait<T>(&self, news: impl Future<Output = T>) -> Option<T> {
-        /// Ends the wait, also of a request whose caller went away.
+        /// Ends the wait when it is dropped, also if the request is dropped because its caller disconnected.
         struct Wait<'a>(&'a dyn Connection);
         impl Drop for Wait<'_> {
             fn drop(&mut self) {
@@ -66,41 +65,41 @@ impl Caller {
         tokio::select! {
             biased;
             news = news => Some(news),
-            () = self.0.must_answer() => None,
+            () = self.0.answer_requested() => None,
         }
     }
 }
 
-/// In a response: what to do when all of it was written to the caller's connection. A response
-/// that breaks off never does it.
+/// Extension of a response: a callback that runs when all of the response was written to the connection. It does not run
+/// for a response that breaks off.
 #[derive(Clone)]
 pub(crate) struct WhenWritten(Arc<dyn Fn() + Send + Sync>);
 
 impl WhenWritten {
-    /// Does this.
-    pub(crate) fn new(then: impl Fn() + Send + Sync + 'static) -> Self {
-        Self(Arc::new(then))
+    /// Creates the extension.
+    pub(crate) fn new(callback: impl Fn() + Send + Sync + 'static) -> Self {
+        Self(Arc::new(callback))
     }
 
-    /// All was written.
-    pub(crate) fn written(&self) {
+    /// Runs the callback.
+    pub(crate) fn call(&self) {
         (self.0)();
     }
 }
 
-/// Why the body of a request did not come.
+/// Error of reading the body of a request.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum BodyError {
-    /// Its sender took too long.
+    /// The caller sent the body too slowly.
     #[error("{received} bytes of the body came in {}, which is too slow", rollout_core::text::time(*time))]
     TooSlow {
-        /// Bytes that came.
+        /// Number of bytes received.
         received: u64,
-        /// The time they took.
+        /// Time since the head of the request.
         time: Duration,
     },
-    /// The connection failed, or what came is no HTTP.
+    /// The connection failed, or the bytes are not valid HTTP.
     #[error("the body broke off")]
     Broken(#[source] hyper::Error),
 }

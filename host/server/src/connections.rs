@@ -1,14 +1,13 @@
-//! The connections of callers: taken, served, ended.
+//! Connections of callers: accepts, serves and closes them.
 //!
-//! HTTP/1.1, because a connection that could turn into HTTP/2 costs twice the memory while it
-//! waits, and a trainer has one open for every rollout whose result it waits for. A handler may
-//! upgrade a connection to a protocol of its own, such as WebSocket. It is that handler's then:
-//! it makes room for nobody, counts as open, and reads an end when the server stops.
+//! The server speaks HTTP/1.1 only: a connection that may become HTTP/2 costs twice the memory while it waits, and a
+//! trainer has one open for each rollout whose result it polls for. A handler may upgrade a connection to another
+//! protocol, such as WebSocket. An upgraded connection is never closed to make room, counts as open, and reads an end of
+//! file when the server stops.
 //!
-//! There are as many connections as there are descriptors for ([`rollout_core::capacity`]). What is
-//! silent makes room for what is new, so that neither those who open connections and say
-//! nothing nor those who keep idle ones can shut a server. Among many tenants the one with the most
-//! connections makes room, and its polls are answered early ([`table`]).
+//! The number of connections is limited by the available descriptors ([`rollout_core::capacity`]). Silent connections are
+//! closed for new ones, so callers cannot block the server with connections that are silent or idle. With many tenants,
+//! the one with the most connections loses one, or has a poll answered early ([`table`]).
 
 mod socket;
 mod stream;
@@ -39,25 +38,24 @@ use crate::connection::{Caller, Crowded, WhenWritten};
 use crate::tls::ServerTls;
 use rollout_core::capacity::CALLERS_SPARE;
 pub use socket::{Bound, Listening, bind, listen};
-use stream::Bytes;
-use table::{Known, Stage, Table};
-use watched::{AtTheEnd, InTime, Sent, Stream};
+use stream::ByteStream;
+use table::{Stage, Table, TrackedConnection};
+use watched::{CallerStream, ResponseBody, TimedBody, WrittenCallback};
 
-/// What a connection reads ahead, and with it the longest head. Callers' heads have a few
-/// hundred bytes.
+/// Maximum size of a connection's read buffer, and so of a request's head. Heads usually have a few hundred bytes.
 const READ_BYTES_MAX: usize = 32 << 10;
 
-/// How often connections are looked at that have been silent for too long.
+/// Interval at which connections with an exceeded timeout are closed.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often connections that are closing are hurried where there is no descriptor before one ends.
+/// Interval at which close requests are repeated while a new connection waits for a descriptor.
 const HURRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long to wait where the process has no descriptor left for a connection.
+/// Pause after a connection could not be accepted, usually for lack of descriptors.
 const NO_DESCRIPTOR_PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves whoever connects, at most `callers_max` at once, until `drained`; then lets what is
-/// under way end. What is listened on is left at once.
+/// Accepts and serves connections, at most `callers_max` at once, until `drained` is cancelled. Then closes the listener
+/// and waits until the requests in progress are answered.
 pub async fn serve(
     listening: impl Into<Listening>,
     router: Router,
@@ -77,18 +75,18 @@ pub async fn serve(
         };
         match accepted {
             Ok((stream, is_crowded)) => {
-                let served = Served {
+                let context = ConnectionContext {
                     router: router.clone(),
                     is_crowded,
                     leaving: leaving.clone(),
-                    known: table.enter(),
+                    tracked: table.enter(),
                 };
-                connections.spawn(connection(stream, tls.clone(), served, drained.clone()));
+                connections.spawn(serve_connection(stream, tls.clone(), context, drained.clone()));
             }
-            // One caller that went away before it was accepted is nobody's problem.
-            Err(error) if is_the_callers(&error) => {}
+            // The caller closed the connection before it was accepted.
+            Err(error) if is_caller_error(&error) => {}
             Err(error) => {
-                tracing::warn!(%error, open = table.open(), "no connection can be accepted; trying again");
+                tracing::warn!(%error, open = table.open(), "a connection cannot be accepted; retrying");
                 table.make_room();
                 tokio::time::sleep(NO_DESCRIPTOR_PAUSE).await;
             }
@@ -100,8 +98,8 @@ pub async fn serve(
     connections.wait().await;
 }
 
-/// Takes the next connection, and waits until there is a descriptor for more. Says whether it is beyond
-/// those that may be worked for.
+/// Accepts the next connection, and waits until there is a descriptor for another one. Returns the connection and whether
+/// it exceeds `callers_max`.
 async fn accept(
     listener: &TcpListener,
     table: &Arc<Table>,
@@ -109,25 +107,26 @@ async fn accept(
 ) -> io::Result<(TcpStream, bool)> {
     let (stream, _) = listener.accept().await?;
     if table.open() >= callers_max && !table.make_room() {
-        // Those that came just before are looked at first: of them one may be silent.
+        // Lets the tasks of the newest connections run once: a silent one among them can be closed then.
         tokio::task::yield_now().await;
         if table.open() >= callers_max {
             table.make_room();
         }
     }
-    // The one that goes may take a moment, in which it has its descriptor still. Nobody is sent
-    // away before there is somebody to make room for.
+    // A closing connection still has its descriptor for a moment. Connections are asked to close only after a new one was
+    // accepted.
     while table.descriptors() >= callers_max + CALLERS_SPARE {
         if table.open() >= callers_max {
             table.make_room();
         }
         table.hurry();
-        let _ = tokio::time::timeout(HURRY_INTERVAL, table.left()).await;
+        let _ = tokio::time::timeout(HURRY_INTERVAL, table.wait_for_change()).await;
     }
     let is_crowded = table.open() >= callers_max;
     Ok((stream, is_crowded))
 }
 
+/// Closes connections with exceeded timeouts, at intervals.
 async fn sweep(table: Arc<Table>) {
     let mut interval = tokio::time::interval(SWEEP_INTERVAL);
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -137,125 +136,133 @@ async fn sweep(table: Arc<Table>) {
     }
 }
 
-fn is_the_callers(error: &io::Error) -> bool {
+/// Returns whether the caller, and not the server, is the cause that a connection was not accepted.
+fn is_caller_error(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
 
-/// What one connection is served by.
-struct Served {
+/// State with which a connection is served.
+struct ConnectionContext {
     router: Router,
     is_crowded: bool,
     leaving: CancellationToken,
-    known: Arc<Known>,
+    tracked: Arc<TrackedConnection>,
 }
 
-/// One connection's requests, each with what the connection has to know of it.
-struct Watching {
+/// The service of one connection. It passes the connection to each handler and notes the stages of requests and responses.
+struct TrackingService {
     inner: TowerToHyperService<Router>,
     is_crowded: bool,
     leaving: CancellationToken,
-    known: Arc<Known>,
-    at_the_end: Arc<AtTheEnd>,
+    tracked: Arc<TrackedConnection>,
+    written_callback: Arc<WrittenCallback>,
 }
 
-impl Service<Request<Incoming>> for Watching {
-    type Response = Response<Sent>;
+impl Service<Request<Incoming>> for TrackingService {
+    type Response = Response<ResponseBody>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let (known, at_the_end) = (self.known.clone(), self.at_the_end.clone());
-        // What is asked for by HEAD is sent by nobody.
+        let (tracked, written_callback) = (self.tracked.clone(), self.written_callback.clone());
         let leaving = self.leaving.clone();
-        // One that was to make room does so before long work, where there is no room for that.
-        let is_crowded = self.is_crowded && known.is_table_crowded() || known.is_closing_late();
-        let is_told = request.method() != Method::HEAD;
-        let mut request = request.map(|body| InTime::new(body, known.clone()));
+        // A connection beyond the limit, or one that should be closed by now, may not start a long request.
+        let is_crowded = self.is_crowded && tracked.is_table_full() || tracked.is_overdue();
+        // The body of a response to HEAD is never written.
+        let has_body = request.method() != Method::HEAD;
+        let mut request = request.map(|body| TimedBody::new(body, tracked.clone()));
         if is_crowded {
             request.extensions_mut().insert(Crowded);
         }
-        request.extensions_mut().insert(Caller::new(known.clone()));
+        request.extensions_mut().insert(Caller::new(tracked.clone()));
         let response = self.inner.call(request);
         Box::pin(async move {
             let mut response: Response<Body> = response.await?;
             let is_upgraded = response.status() == StatusCode::SWITCHING_PROTOCOLS;
-            if (is_crowded || leaving.is_cancelled() || known.ends_after_answer()) && !is_upgraded {
+            if (is_crowded || leaving.is_cancelled() || tracked.must_close_after_response()) && !is_upgraded {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
-            let then = response.extensions_mut().remove::<WhenWritten>();
-            at_the_end.set(then.filter(|_| is_told));
-            let response = response.map(|body| Sent::new(body, known.clone()));
+            let callback = response.extensions_mut().remove::<WhenWritten>();
+            written_callback.set(callback.filter(|_| has_body));
+            let response = response.map(|body| ResponseBody::new(body, tracked.clone()));
             if is_upgraded {
-                known.is_at(Stage::Upgraded);
+                tracked.set_stage(Stage::Upgraded);
             }
             Ok(response)
         })
     }
 }
 
-/// Shakes hands with a caller, where that is asked for. As long as that takes, the connection is one whose
-/// head is to come: it has as much time and no more, and makes room for others like any.
-async fn encrypted(
+/// Performs the TLS handshake. Meanwhile the connection is at the stage `Head`, with its timeout, and may be closed to make
+/// room.
+async fn handshake(
     tcp: TcpStream,
     tls: &ServerTls,
-    known: &Known,
+    tracked: &TrackedConnection,
     drained: &CancellationToken,
-) -> Option<Bytes> {
-    known.is_at(Stage::Head);
+) -> Option<ByteStream> {
+    tracked.set_stage(Stage::Head);
     tokio::select! {
-        shaken = tls.accept(tcp) => match shaken {
-            Ok(stream) => Some(Bytes::Encrypted(Box::new(stream))),
+        accepted = tls.accept(tcp) => match accepted {
+            Ok(stream) => Some(ByteStream::Encrypted(Box::new(stream))),
             Err(error) => {
-                tracing::debug!(%error, "a caller's connection was not encrypted");
+                tracing::debug!(%error, "the TLS handshake of a connection failed");
                 None
             }
         },
-        () = known.must_close() => {
-            tracing::debug!("a caller took too long over TLS, or made room for another");
+        () = tracked.close_requested() => {
+            tracing::debug!("a connection was closed during its TLS handshake: it took too long, or made room");
             None
         }
         () = drained.cancelled() => None,
     }
 }
 
-async fn connection(tcp: TcpStream, tls: Option<ServerTls>, served: Served, drained: CancellationToken) {
+/// Serves a connection until it ends.
+async fn serve_connection(
+    tcp: TcpStream,
+    tls: Option<ServerTls>,
+    context: ConnectionContext,
+    drained: CancellationToken,
+) {
     if let Err(error) = tcp.set_nodelay(true) {
-        tracing::debug!(%error, "TCP_NODELAY not set");
+        tracing::debug!(%error, "TCP_NODELAY cannot be set");
     }
     let bytes = match tls {
-        None => Bytes::Plain(tcp),
-        // In a box, because every connection would have its size.
-        Some(tls) => match Box::pin(encrypted(tcp, &tls, &served.known, &drained)).await {
+        None => ByteStream::Plain(tcp),
+        // In a box, so that plain connections do not have the size of its future.
+        Some(tls) => match Box::pin(handshake(tcp, &tls, &context.tracked, &drained)).await {
             Some(bytes) => bytes,
             None => return,
         },
     };
-    let Served { router, is_crowded, leaving, known } = served;
-    let at_the_end = Arc::<AtTheEnd>::default();
-    let service = Watching {
+    let ConnectionContext { router, is_crowded, leaving, tracked } = context;
+    let written_callback = Arc::<WrittenCallback>::default();
+    let service = TrackingService {
         inner: TowerToHyperService::new(router),
         is_crowded,
         leaving,
-        known: known.clone(),
-        at_the_end: at_the_end.clone(),
+        tracked: tracked.clone(),
+        written_callback: written_callback.clone(),
     };
-    let (alive, mut gone) = oneshot::channel();
-    let stream = Stream { bytes, known: known.clone(), at_the_end, linger: None, _alive: alive };
+    let (alive, mut dropped) = oneshot::channel();
+    let stream =
+        CallerStream { bytes, tracked: tracked.clone(), written_callback, linger: None, _alive: alive };
     let mut protocol = http1::Builder::new();
-    // Who is silent for too long is closed by the table, which tells a head from a pause.
+    // The table has the timeouts of heads, because it distinguishes a late head from an idle connection.
     protocol.max_buf_size(READ_BYTES_MAX).header_read_timeout(None::<Duration>);
     let served = protocol.serve_connection(TokioIo::new(stream), service).with_upgrades();
     let mut served = pin!(served);
     let mut is_ending = false;
-    let ended = loop {
+    let result = loop {
         tokio::select! {
-            ended = served.as_mut() => break ended,
+            result = served.as_mut() => break result,
             () = drained.cancelled(), if !is_ending => is_ending = true,
-            () = known.must_close() => {
-                // A request that came in the last moment is served, and a poll answered.
-                if !known.is_worked_for() {
-                    tracing::debug!("a caller's connection was silent for too long, or made room for another");
+            () = tracked.close_requested() => {
+                // A request whose handler runs is answered first, a waiting poll early.
+                if !tracked.is_in_progress() {
+                    tracing::debug!("a connection was closed: it was silent for too long, or made room");
                     return;
                 }
                 is_ending = true;
@@ -263,16 +270,16 @@ async fn connection(tcp: TcpStream, tls: Option<ServerTls>, served: Served, drai
         }
         served.as_mut().graceful_shutdown();
     };
-    if let Err(error) = ended {
-        tracing::debug!(%error, "a caller's connection failed");
+    if let Err(error) = result {
+        tracing::debug!(%error, "a connection failed");
     }
-    if known.stage() == Stage::Upgraded {
-        // Its handler has the stream, which says by its end that it is gone.
+    if tracked.stage() == Stage::Upgraded {
+        // The upgraded stream belongs to its handler; `dropped` completes when the handler drops it.
         tokio::select! {
-            _ = &mut gone => {}
+            _ = &mut dropped => {}
             () = drained.cancelled() => {
-                known.hang_up();
-                let _ = gone.await;
+                tracked.hang_up();
+                let _ = dropped.await;
             }
         }
     }

@@ -1,57 +1,58 @@
-//! What a server refuses before a protocol sees it, in a body that all of them have in common.
+//! Errors of requests that the server refuses before a protocol sees them. The body, `{"detail": …}`, is the same for all
+//! protocols.
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
-/// Seconds after which a caller that found no room should come again.
+/// Seconds of the header `Retry-After` of requests that found no room.
 const RETRY_AFTER_SECS: &str = "5";
 
-/// Why a request was not served.
+/// Reason why a request was refused.
 #[derive(Debug)]
-pub(super) enum Refused {
-    /// No or the wrong key, in the protocol's words.
+pub(super) enum RequestRefused {
+    /// The key is missing or wrong. Contains the protocol's error text.
     Unauthorized(&'static str),
-    /// Its sender may not ask, by the names in its head: why.
+    /// The request is not allowed. Contains the reason.
     Forbidden(String),
-    /// Every connection is in use, and this is not for then.
+    /// All connections are in use, and the route is not one of the short ones.
     Crowded,
-    /// There is nothing of this name: why.
+    /// The item does not exist. Contains the reason.
     NotFound(String),
-    /// It is not time for it: why.
-    NotNow(String),
-    /// There is no room for it now: why.
+    /// The item is not ready yet. Contains the reason.
+    NotReady(String),
+    /// The server has no room at present. Contains the reason.
     NoRoom(String),
-    /// What there is cannot be read.
-    Unreadable,
-    /// No such address.
+    /// The server failed. The log has the reason.
+    Internal,
+    /// There is no such route.
     NoRoute,
-    /// No such method at this address.
+    /// The route does not support the method.
     NoMethod,
 }
 
-impl IntoResponse for Refused {
+impl IntoResponse for RequestRefused {
     fn into_response(self) -> Response {
-        let comes_again = matches!(self, Self::Crowded | Self::NoRoom(_));
+        let is_retryable = matches!(self, Self::Crowded | Self::NoRoom(_));
         let (status, detail) = match self {
-            Self::Unauthorized(words) => (StatusCode::UNAUTHORIZED, words.to_owned()),
-            Self::Forbidden(why) => (StatusCode::FORBIDDEN, why),
+            Self::Unauthorized(text) => (StatusCode::UNAUTHORIZED, text.to_owned()),
+            Self::Forbidden(reason) => (StatusCode::FORBIDDEN, reason),
             Self::Crowded => {
                 (StatusCode::SERVICE_UNAVAILABLE, "every connection is in use; retry later".to_owned())
             }
-            Self::NotFound(why) => (StatusCode::NOT_FOUND, why),
-            Self::NotNow(why) => (StatusCode::CONFLICT, why),
-            Self::NoRoom(why) => (StatusCode::SERVICE_UNAVAILABLE, why),
-            Self::Unreadable => {
-                let what = "it cannot be read; the server's log says why";
-                (StatusCode::INTERNAL_SERVER_ERROR, what.to_owned())
+            Self::NotFound(reason) => (StatusCode::NOT_FOUND, reason),
+            Self::NotReady(reason) => (StatusCode::CONFLICT, reason),
+            Self::NoRoom(reason) => (StatusCode::SERVICE_UNAVAILABLE, reason),
+            Self::Internal => {
+                let text = "the server failed; its log has the reason";
+                (StatusCode::INTERNAL_SERVER_ERROR, text.to_owned())
             }
             Self::NoRoute => (StatusCode::NOT_FOUND, "Not Found".to_owned()),
             Self::NoMethod => (StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed".to_owned()),
         };
         let mut response = (status, Json(json!({ "detail": detail }))).into_response();
-        if comes_again {
+        if is_retryable {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_SECS));
         }
         response

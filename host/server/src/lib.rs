@@ -1,22 +1,22 @@
-//! A server of rollouts: the connections of callers, who of them may ask, what every server
-//! answers, and how it stops. The protocols themselves are [`Dialect`]s.
+//! The HTTP server: connections, authentication, the routes of every server, and shutdown. Each protocol is a
+//! [`Dialect`].
 
 mod access;
 pub mod admin;
+mod any_server;
 mod connection;
 mod connections;
 pub mod dialect;
 mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
-mod given_out;
 mod random;
-mod serves;
 mod serving;
-mod stopping;
+mod shutdown;
 pub mod tenants;
 mod tls;
 mod trajectories;
+mod trajectory_route;
 
 use std::io;
 use std::sync::Arc;
@@ -36,40 +36,40 @@ use rollout_core::rollout::{Host, Load, Unfinished, UnfinishedRollout};
 use rollout_core::telemetry::TEXT_FORMAT;
 
 pub use access::Access;
+pub use any_server::AnyServer;
 pub use connections::{Bound, Listening, bind, listen, serve};
-pub use serves::Serves;
 pub use serving::Serving;
-pub use stopping::Stopping;
+pub use shutdown::ShutdownDeadlines;
 pub use tls::{ServerTls, TlsError};
 pub use trajectories::Trajectories;
 
 use access::{Gate, is_given};
-use error::Refused;
-use given_out::GivenOut;
+use error::RequestRefused;
+use trajectory_route::TrajectoryPermits;
 
-/// What a server is made of.
-pub struct Settings {
-    /// Who runs the rollouts.
+/// The parts of a server.
+pub struct ServerSettings {
+    /// The host that runs the rollouts.
     pub serving: Serving,
-    /// The protocols that it serves.
+    /// The protocols that the server speaks.
     pub dialects: Vec<Arc<dyn Dialect>>,
-    /// Who may ask.
+    /// The rules that every request is checked against.
     pub access: Access,
-    /// What `/health` repeats, so that whoever started this process knows it again.
+    /// The `instance_id` of `/health`, by which a supervisor recognizes the process that it started.
     pub instance_id: Option<String>,
 }
 
-/// Who a server is to its callers.
-pub struct Identity {
-    /// The agent's name where it says none itself.
+/// The server's identity as callers see it.
+pub struct ServerIdentity {
+    /// The agent's name in `/health`.
     pub agent_name: String,
-    /// What `/health` repeats, so that whoever started this process knows it again.
+    /// The `instance_id` of `/health`, by which a supervisor recognizes the process that it started.
     pub instance_id: Option<String>,
     /// The key that every request must carry.
     pub server_key: Option<Secret>,
 }
 
-/// A server of a host. Cheap to clone.
+/// A server of one plugin. Cheap to clone.
 #[derive(Clone)]
 pub struct Server(Arc<Inner>);
 
@@ -79,13 +79,13 @@ struct Inner {
     access: Arc<Access>,
     instance_id: Option<String>,
     process_id: String,
-    given_out: GivenOut,
+    trajectory_permits: TrajectoryPermits,
 }
 
 impl Server {
-    /// A server of this host in the Osmosis protocol, as it is configured.
-    pub fn of_host(host: &Host, config: &Config, identity: Identity) -> Self {
-        let Identity { agent_name, instance_id, server_key } = identity;
+    /// Creates a server that offers a host in the configured generation of the Osmosis protocol.
+    pub fn of_host(host: &Host, config: &Config, identity: ServerIdentity) -> Self {
+        let ServerIdentity { agent_name, instance_id, server_key } = identity;
         let serving = Serving::new(host.clone(), agent_name);
         let osmosis = Self::osmosis(&serving, config, server_key.is_some());
         let access = Access {
@@ -95,18 +95,19 @@ impl Server {
             allowed_origins: config.allowed_origins.clone(),
         };
         let dialects: Vec<Arc<dyn Dialect>> = vec![Arc::new(osmosis)];
-        Self::new(Settings { serving, dialects, access, instance_id })
+        Self::new(ServerSettings { serving, dialects, access, instance_id })
     }
 
-    /// A server of one plugin among many. Who may ask is found out before it is asked.
+    /// Creates the server of one plugin of a tenant. The dispatcher authenticates requests before they reach it.
     pub(crate) fn of_plugin(serving: Serving, config: &Config) -> Self {
         let osmosis = Self::osmosis(&serving, config, true);
         let access =
             Access { server_key: None, is_keyed: true, allowed_hosts: None, allowed_origins: Vec::new() };
         let dialects: Vec<Arc<dyn Dialect>> = vec![Arc::new(osmosis)];
-        Self::new(Settings { serving, dialects, access, instance_id: None })
+        Self::new(ServerSettings { serving, dialects, access, instance_id: None })
     }
 
+    /// Creates the Osmosis dialect. `is_keyed` is whether callers have a key.
     fn osmosis(serving: &Serving, config: &Config, is_keyed: bool) -> Osmosis {
         let host = serving.host();
         let client = |retry: &RetryPolicy| {
@@ -125,29 +126,29 @@ impl Server {
         })
     }
 
-    /// Descriptors that a live rollout of such a server holds on the side of its callers, at the
-    /// most. Known before there is a host, because slots are planned by it.
+    /// Returns the maximum number of descriptors of callers that a live rollout holds. The number of slots is planned with
+    /// it before the host exists.
     pub fn descriptors_per_rollout(config: &Config) -> u64 {
         Osmosis::descriptors_per_rollout(config)
     }
 
-    /// A server of these protocols.
-    pub fn new(settings: Settings) -> Self {
-        let Settings { serving, dialects, access, instance_id } = settings;
+    /// Creates a server from its parts.
+    pub fn new(settings: ServerSettings) -> Self {
+        let ServerSettings { serving, dialects, access, instance_id } = settings;
         let process_id = crate::random::uuid4();
-        let given_out = GivenOut::default();
+        let trajectory_permits = TrajectoryPermits::default();
         Self(Arc::new(Inner {
             serving,
             dialects,
             access: Arc::new(access),
             instance_id,
             process_id,
-            given_out,
+            trajectory_permits,
         }))
     }
 
-    /// Goes on with what a process before admitted, before anything is answered. Gives how many
-    /// rollouts those are. Reads them one after the other.
+    /// Continues the rollouts that an earlier process admitted, and returns their number. Call it before the first request
+    /// is answered. The rollouts are read one after the other.
     pub fn resume(&self, unfinished: Unfinished) -> io::Result<usize> {
         let host = self.0.serving.host();
         let mut resumed = 0;
@@ -157,63 +158,63 @@ impl Server {
         Ok(resumed)
     }
 
-    /// The same of one, by this host, where it began with another deployment than new ones get. Says whether it goes on.
+    /// Continues one rollout on the host of the deployment that it began with. Returns whether it continues.
     pub(crate) fn resume_by(&self, host: &Host, rollout: UnfinishedRollout) -> bool {
         let (id, driver) = (rollout.request.id.clone(), rollout.driver.clone());
         let Some(dialect) = self.0.dialects.iter().find(|dialect| dialect.drives(&driver)) else {
-            tracing::error!(rollout_id = %id, driver, "a rollout of the journal is left there: nobody here drives it");
+            tracing::error!(rollout_id = %id, driver, "a rollout stays in the journal: no protocol here drives it");
             return false;
         };
         let resumed = dialect.resume(host, rollout);
         if let Err(why) = &resumed {
-            tracing::error!(rollout_id = %id, why, "a rollout of the journal cannot go on, and is left there");
+            tracing::error!(rollout_id = %id, why, "a rollout cannot be continued and stays in the journal");
         }
         resumed.is_ok()
     }
 
-    /// How busy it is.
+    /// Returns the host's load.
     pub fn load(&self) -> Load {
         self.0.serving.host().load()
     }
 
-    /// The host that new rollouts are admitted by.
+    /// Returns the handle to the host that admits new rollouts.
     pub(crate) fn serving(&self) -> &Serving {
         &self.0.serving
     }
 
-    /// From now on new rollouts are admitted by this host.
-    pub(crate) fn become_host(&self, host: Host, agent_name: String) {
-        self.0.serving.become_host(host, agent_name);
+    /// Replaces the host that admits new rollouts.
+    pub(crate) fn set_host(&self, host: Host, agent_name: String) {
+        self.0.serving.set_host(host, agent_name);
     }
 
-    /// Whether nothing is under way or kept for callers.
+    /// Returns whether no rollout is alive and nothing is stored for callers.
     pub(crate) fn is_idle(&self) -> bool {
         self.0.dialects.iter().all(|dialect| dialect.is_idle())
     }
 
-    /// All that it answers.
+    /// Returns all routes, behind the checks of keys and names.
     pub fn router(&self) -> Router {
         let (keyed, open, short) = self.routes();
-        // What is asked of a request's head comes before anything of its body.
+        // The layers check a request's head before the handlers read its body.
         let metrics = self.0.serving.host().metrics().clone();
         let gate = Arc::new(Gate { access: self.0.access.clone(), short, metrics });
-        self.asks_key(keyed, is_given, "unauthorized")
+        self.require_key(keyed, is_given, "unauthorized")
             .merge(open)
             .layer(middleware::from_fn_with_state(gate, access::check_names))
     }
 
-    /// The same for one plugin among many: names and keys were asked for.
+    /// Returns the routes of a tenant's plugin. The dispatcher has checked names and keys.
     pub(crate) fn plugin_router(&self) -> Router {
         let (keyed, open, _) = self.routes();
         keyed.merge(open)
     }
 
-    /// What it answers: to those who give the server's key, and what asks for that in its own way or not at
-    /// all. Besides, what takes no time and has to work on a server that is full.
+    /// Returns three parts: the routes that need the server's key, the routes that check it in their own way or need none,
+    /// and the list of cheap routes that must work on a full server.
     fn routes(&self) -> (Router, Router, Vec<(Method, &'static str)>) {
         let mut keyed = Router::new()
             .route("/metrics", get(metrics))
-            .route("/rollout/{id}/trajectory", get(given_out::trajectory));
+            .route("/rollout/{id}/trajectory", get(trajectory_route::trajectory));
         let mut open = Router::new().route("/ready", get(ready)).with_state(self.clone());
         match self.0.dialects.iter().find(|dialect| dialect.health().is_all).cloned() {
             Some(alone) => open = open.route("/health", get(async move || Json(alone.health().fields))),
@@ -221,22 +222,24 @@ impl Server {
         }
         let mut keyed = keyed.with_state(self.clone());
         let mut short = vec![(Method::GET, "/health"), (Method::GET, "/ready"), (Method::GET, "/metrics")];
-        for Routes { router, key, short: dialects } in self.0.dialects.iter().flat_map(|one| one.routes()) {
-            short.extend(dialects);
+        let routes = self.0.dialects.iter().flat_map(|dialect| dialect.routes());
+        for Routes { router, key, short: short_of_dialect } in routes {
+            short.extend(short_of_dialect);
             match key {
                 KeyRule::Bearer => keyed = keyed.merge(router),
                 KeyRule::Own { is_given, refusal } => {
-                    open = open.merge(self.asks_key(router, is_given, refusal));
+                    open = open.merge(self.require_key(router, is_given, refusal));
                 }
             }
         }
-        let keyed =
-            keyed.fallback(async || Refused::NoRoute).method_not_allowed_fallback(async || Refused::NoMethod);
+        let keyed = keyed
+            .fallback(async || RequestRefused::NoRoute)
+            .method_not_allowed_fallback(async || RequestRefused::NoMethod);
         (keyed, open, short)
     }
 
-    /// Lets no request through that does not give the server's key, if there is one.
-    fn asks_key(
+    /// Refuses the requests that do not carry the server's key, if the server has one.
+    fn require_key(
         &self,
         router: Router,
         is_given: fn(&Secret, &HeaderMap) -> bool,
@@ -249,22 +252,26 @@ impl Server {
                 metrics.unauthorized();
             }
             async move {
-                if refused { Refused::Unauthorized(refusal).into_response() } else { next.run(request).await }
+                if refused {
+                    RequestRefused::Unauthorized(refusal).into_response()
+                } else {
+                    next.run(request).await
+                }
             }
         }))
     }
 }
 
-/// Says that the host is alive, how busy it is, and which process it is.
+/// Answers `GET /health` with the server's load, its ids, and the fields of the protocols.
 async fn health(State(server): State<Server>) -> Json<Map<String, Value>> {
     let inner = &server.0;
     let load = inner.serving.host().load();
     let mut fields = Map::new();
     for dialect in &inner.dialects {
-        let Health { fields: its, is_all: _ } = dialect.health();
-        fields.extend(its);
+        let Health { fields: of_dialect, is_all: _ } = dialect.health();
+        fields.extend(of_dialect);
     }
-    // What a protocol has besides stays.
+    // The server's own fields replace those of the same name.
     let own = json!({
         "status": "ok",
         "concurrency": {"max_concurrent": load.max_concurrent, "queued": load.queued, "running": load.running},
@@ -278,31 +285,31 @@ async fn health(State(server): State<Server>) -> Json<Map<String, Value>> {
     Json(fields)
 }
 
-/// Whether rollouts are taken, for whoever sends them to one of several servers. That is said to
-/// everybody, and why not to those who have the key.
+/// Answers `GET /ready`: whether new rollouts are admitted. Load balancers poll it without a key. If the server has a key,
+/// only callers with it receive the reason.
 async fn ready(State(server): State<Server>, headers: HeaderMap) -> Response {
     let inner = &server.0;
-    let why = inner.serving.host().takes_rollouts().err();
-    // Among many it is the process's own trouble, and not for one of them.
-    let is_told = match &inner.access.server_key {
+    let refused = inner.serving.host().takes_rollouts().err();
+    // A tenant does not receive the reason, which is about the whole process.
+    let shows_reason = match &inner.access.server_key {
         Some(key) => is_given(key, &headers),
         None => !inner.access.is_keyed,
     };
-    readiness(why.map(|why| why.to_string()), is_told)
+    readiness(refused.map(|reason| reason.to_string()), shows_reason)
 }
 
-/// The answer that rollouts are taken, or why they are not.
-fn readiness(why: Option<String>, is_told: bool) -> Response {
-    let status = if why.is_none() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let mut fields = Map::from_iter([("ready".to_owned(), why.is_none().into())]);
-    fields.extend(why.filter(|_| is_told).map(|why| ("reason".to_owned(), why.into())));
+/// Returns the response of `/ready`. `reason` is set if new rollouts are refused.
+fn readiness(reason: Option<String>, shows_reason: bool) -> Response {
+    let status = if reason.is_none() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let mut fields = Map::from_iter([("ready".to_owned(), reason.is_none().into())]);
+    fields.extend(reason.filter(|_| shows_reason).map(|reason| ("reason".to_owned(), reason.into())));
     (status, Json(fields)).into_response()
 }
 
-/// What the host has counted, for Prometheus.
+/// Answers `GET /metrics` in the text format of Prometheus.
 async fn metrics(State(server): State<Server>) -> Response {
     let host = server.0.serving.host();
-    // It reads what the system says of a process that may have tens of thousands of mappings.
+    // It reads /proc/self/maps, which may have tens of thousands of lines.
     match tokio::task::spawn_blocking(move || host.metrics_text()).await {
         Ok(text) => ([(header::CONTENT_TYPE, TEXT_FORMAT)], text).into_response(),
         Err(error) => {

@@ -1,26 +1,26 @@
-//! Ids and tokens that nobody can guess.
+//! Random ids and tokens that cannot be guessed.
 
 use rollout_core::digest::hex;
 
-/// `N` bytes from the operating system.
+/// Returns `N` random bytes of the operating system.
 fn bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
-    // Without randomness from the kernel nothing here could be kept apart safely.
-    getrandom::fill(&mut bytes).expect("the operating system gives random bytes");
+    // Without randomness, ids would collide and tokens could be guessed.
+    getrandom::fill(&mut bytes).expect("the operating system provides random bytes");
     bytes
 }
 
-/// An id where nobody gave one: 32 hex digits.
+/// Returns an id for a request without one: 32 hex digits.
 pub(crate) fn id() -> String {
     hex(&bytes::<16>())
 }
 
-/// A token: 32 random bytes as hex.
+/// Returns a token: 32 random bytes as 64 hex digits.
 pub(crate) fn token() -> String {
     hex(&bytes::<32>())
 }
 
-/// A random UUID, version 4.
+/// Returns a random UUID of version 4.
 pub(crate) fn uuid4() -> String {
     let mut raw = bytes::<16>();
     raw[6] = raw[6] & 0x0f | 0x40;

@@ -1,39 +1,40 @@
-//! The host that new rollouts are admitted by. It can become another one, of another deployment, while
-//! those that run end on what they began with.
+//! The host that admits new rollouts. It is replaced when another deployment becomes active; rollouts end on the host
+//! that admitted them.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
 use rollout_core::rollout::Host;
 
-/// See above. Clones are the same one.
+/// A handle to the host that admits new rollouts. Clones share it.
 #[derive(Clone)]
 pub struct Serving(Arc<RwLock<Arc<Served>>>);
 
-/// A host, and what answers its callers.
+/// A host and the name of its agent.
 pub(crate) struct Served {
     /// The host.
     pub host: Host,
-    /// The agent's name, which callers of some protocols are told.
+    /// The agent's name in `/health`.
     pub agent_name: String,
 }
 
 impl Serving {
-    /// This host, whose agent has this name.
+    /// Creates the handle with its first host.
     pub fn new(host: Host, agent_name: String) -> Self {
         Self(Arc::new(RwLock::new(Arc::new(Served { host, agent_name }))))
     }
 
+    /// Returns the current host and the name of its agent.
     pub(crate) fn now(&self) -> Arc<Served> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The host, for one request: what is asked twice may have changed meanwhile.
+    /// Returns the current host. Call it once per request: the next call may return another host.
     pub fn host(&self) -> Host {
         self.now().host.clone()
     }
 
-    /// From here on rollouts are admitted by this one, on the same runtime's slots.
-    pub fn become_host(&self, host: Host, agent_name: String) {
+    /// Replaces the host. The new one must use the same slots.
+    pub fn set_host(&self, host: Host, agent_name: String) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(Served { host, agent_name });
     }
 }

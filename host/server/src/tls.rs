@@ -1,5 +1,4 @@
-//! TLS of callers' connections: a certificate with its key, out of files that may be replaced while the
-//! server runs.
+//! TLS of callers' connections: a certificate and its key, from files that may be replaced while the server runs.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,11 +11,10 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-/// The largest file of certificates or with a key, in bytes. A chain has a few kilobytes.
+/// Maximum number of bytes of a file with certificates or a key. A certificate chain has a few kilobytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// The certificate that callers are shown, and the key to it. Cheap to clone; clones are
-/// [read again](Self::reload) together.
+/// The server's certificate and its private key. Cheap to clone; [`reload`](Self::reload) changes all clones.
 #[derive(Clone)]
 pub struct ServerTls(Arc<Inner>);
 
@@ -26,93 +24,96 @@ struct Inner {
     config: RwLock<Arc<ServerConfig>>,
 }
 
-/// Why callers cannot be shown a certificate. No text of it has anything of the key.
+/// Error of loading a certificate and its key. The messages contain nothing of the files.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {
     /// A file cannot be read.
-    #[error("{} cannot be read: {why}", path.display())]
+    #[error("{} cannot be read: {reason}", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// Why.
-        why: io::Error,
+        /// The error of the operating system.
+        reason: io::Error,
     },
-    /// A file is longer than one of its kind.
-    #[error("{} is longer than {FILE_BYTES_MAX} bytes, and so no file of certificates or a key", .0.display())]
+    /// A file is too long for certificates or a key.
+    #[error("{} is longer than {FILE_BYTES_MAX} bytes; expected certificates or a private key in PEM", .0.display())]
     TooLong(PathBuf),
-    /// There is no certificate in the file, or something that is none.
-    #[error("{} holds no certificates in PEM: {why}", path.display())]
+    /// The file has no certificate, or an invalid one.
+    #[error("{} holds no certificates in PEM: {reason}", path.display())]
     Certificate {
         /// The file.
         path: PathBuf,
-        /// Why.
-        why: String,
+        /// The reason.
+        reason: String,
     },
-    /// There is no key in the file, or something that is none.
-    #[error("{} holds no private key in PEM: {why}", path.display())]
+    /// The file has no private key, or an invalid one.
+    #[error("{} holds no private key in PEM: {reason}", path.display())]
     Key {
         /// The file.
         path: PathBuf,
-        /// Why.
-        why: String,
+        /// The reason.
+        reason: String,
     },
-    /// The two do not belong together, or are of a kind that is not known.
-    #[error("the certificate in {} and the key in {} cannot be used together: {why}", certificate.display(), key.display())]
+    /// The key does not belong to the certificate, or one of them is of an unknown kind.
+    #[error("the certificate in {} and the key in {} cannot be used together: {reason}", certificate.display(), key.display())]
     Pair {
         /// The file with the certificate.
         certificate: PathBuf,
         /// The file with the key.
         key: PathBuf,
-        /// Why.
-        why: rustls::Error,
+        /// The error of the TLS library.
+        reason: rustls::Error,
     },
 }
 
 impl ServerTls {
-    /// Reads a certificate, with those that vouch for it behind it, and its key.
+    /// Reads a certificate chain and its private key.
     pub fn load(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
         let config = RwLock::new(read(certificate, key)?);
         let (certificate, key) = (certificate.to_owned(), key.to_owned());
         Ok(Self(Arc::new(Inner { certificate, key, config })))
     }
 
-    /// Reads both files again. Connections from here on are shown what is in them; where they are
-    /// no pair, nothing changes.
+    /// Reads both files again, for new connections. After an error the previous pair stays in use.
     pub fn reload(&self) -> Result<(), TlsError> {
         let config = read(&self.0.certificate, &self.0.key)?;
         *self.0.config.write().unwrap_or_else(PoisonError::into_inner) = config;
         Ok(())
     }
 
-    /// Shakes hands with a caller.
+    /// Performs the TLS handshake of a connection.
     pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         let config = self.0.config.read().unwrap_or_else(PoisonError::into_inner).clone();
         TlsAcceptor::from(config).accept(stream).await
     }
 }
 
+/// Makes the TLS configuration of two files.
 fn read(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsError> {
-    let text = bytes_of(certificate)?;
-    let none = |why: String| TlsError::Certificate { path: certificate.to_owned(), why };
+    let text = read_file(certificate)?;
+    let invalid_chain = |reason: String| TlsError::Certificate { path: certificate.to_owned(), reason };
     let chain: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(&text).collect();
-    let chain = chain.map_err(|why| none(why.to_string()))?;
+    let chain = chain.map_err(|error| invalid_chain(error.to_string()))?;
     if chain.is_empty() {
-        return Err(none("there is no section CERTIFICATE in it".to_owned()));
+        return Err(invalid_chain("there is no section CERTIFICATE in it".to_owned()));
     }
-    let private = PrivateKeyDer::from_pem_slice(&bytes_of(key)?)
-        .map_err(|why| TlsError::Key { path: key.to_owned(), why: why.to_string() })?;
-    let pair = |why| TlsError::Pair { certificate: certificate.to_owned(), key: key.to_owned(), why };
+    let private = PrivateKeyDer::from_pem_slice(&read_file(key)?)
+        .map_err(|error| TlsError::Key { path: key.to_owned(), reason: error.to_string() })?;
+    let invalid_pair =
+        |reason| TlsError::Pair { certificate: certificate.to_owned(), key: key.to_owned(), reason };
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config =
-        ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().map_err(pair)?;
-    let mut config = config.with_no_client_auth().with_single_cert(chain, private).map_err(pair)?;
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(invalid_pair)?;
+    let mut config = config.with_no_client_auth().with_single_cert(chain, private).map_err(invalid_pair)?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Arc::new(config))
 }
 
-fn bytes_of(path: &Path) -> Result<Vec<u8>, TlsError> {
-    let unreadable = |why| TlsError::Unreadable { path: path.to_owned(), why };
+/// Reads a file of limited length.
+fn read_file(path: &Path) -> Result<Vec<u8>, TlsError> {
+    let unreadable = |reason| TlsError::Unreadable { path: path.to_owned(), reason };
     if std::fs::metadata(path).map_err(unreadable)?.len() > FILE_BYTES_MAX {
         return Err(TlsError::TooLong(path.to_owned()));
     }
@@ -124,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_pair_is_named_and_its_contents_are_not() {
+    fn errors_name_the_file_and_never_its_contents() {
         let dir = tempfile::tempdir().unwrap();
         let file = |name: &str, text: &str| {
             let path = dir.path().join(name);
@@ -133,15 +134,15 @@ mod tests {
         };
         let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/certificates");
         let (certificate, key) = (here.join("server.pem"), here.join("server.key"));
-        let said = |certificate: &Path, key: &Path| {
-            ServerTls::load(certificate, key).err().map(|why| why.to_string())
+        let error_of = |certificate: &Path, key: &Path| {
+            ServerTls::load(certificate, key).err().map(|error| error.to_string())
         };
-        assert_eq!(said(&certificate, &key), None);
+        assert_eq!(error_of(&certificate, &key), None);
 
         let check = |certificate: &Path, key: &Path, expected: &str| {
-            let said = said(certificate, key).unwrap_or_default();
-            assert!(said.contains(expected), "{expected}: {said}");
-            assert!(!said.contains("s3cret"), "{said}");
+            let error = error_of(certificate, key).unwrap_or_default();
+            assert!(error.contains(expected), "{expected}: {error}");
+            assert!(!error.contains("s3cret"), "{error}");
         };
         let empty = file("empty.pem", "s3cret");
         check(&dir.path().join("none.pem"), &key, "none.pem cannot be read");
@@ -153,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pair_that_is_none_any_more_leaves_the_one_before() {
+    fn a_failed_reload_keeps_the_previous_pair() {
         let dir = tempfile::tempdir().unwrap();
         let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/certificates");
         let at = |name: &str| dir.path().join(name);

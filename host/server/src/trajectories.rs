@@ -1,5 +1,5 @@
-//! The trajectories of a rollout of a journal, as whoever asks is given them: with what its caller
-//! reported, which is its protocol's to read.
+//! Trajectories of a rollout in the journal, completed with the report of the rollout's caller. The dialect reads the
+//! report.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -11,61 +11,61 @@ use rollout_core::rollout::{
     Finished, NoTrajectory, StoredDocument, StoredRollout, StoredTrajectories, TrajectoryFile,
 };
 
-/// See above.
+/// The trajectories of a rollout, with its caller's report.
 pub struct Trajectories {
     stored: StoredTrajectories,
     report: Option<Report>,
 }
 
 impl Trajectories {
-    /// Those of this rollout.
+    /// Reads the trajectories of a stored rollout.
     pub fn of(stored: StoredRollout) -> Result<Self, NoTrajectory> {
         let report = reported(&stored.driver, &stored.notes);
         Ok(Self { stored: stored.trajectories()?, report })
     }
 
-    /// What came of the rollout.
+    /// Returns the finished rollout.
     pub fn finished(&self) -> &Finished {
         self.stored.finished()
     }
 
-    /// The documents: one, or one a sample where there are several.
+    /// Returns the documents: one, or one per sample if there are several samples.
     pub fn documents(&self) -> Vec<StoredDocument<'_>> {
         self.stored.documents()
     }
 
-    /// Writes the document at this place.
+    /// Writes the document at an index.
     pub fn write(
         &self,
         documents: &[StoredDocument<'_>],
-        place: usize,
+        index: usize,
         to: &mut impl Write,
     ) -> io::Result<()> {
-        let Some(document) = documents.get(place) else { return Err(io::ErrorKind::NotFound.into()) };
+        let Some(document) = documents.get(index) else { return Err(io::ErrorKind::NotFound.into()) };
         let Some(report) = &self.report else { return document.write(to) };
         let ids: Vec<Option<&str>> =
             documents.iter().map(|document| document.sample().map(SampleId::as_str)).collect();
-        report.of_samples(&ids).amend(place, &document.amendable(to)?)
+        report.of_samples(&ids).amend(index, &document.amendable(to)?)
     }
 
-    /// Writes the documents at these places: one as it is, others as a JSON array.
-    pub fn write_places(
+    /// Writes the documents at some indices: a single one as it is, several as a JSON array.
+    pub fn write_selected(
         &self,
         documents: &[StoredDocument<'_>],
-        places: &[usize],
+        indices: &[usize],
         to: &mut impl Write,
     ) -> io::Result<()> {
-        if let [place] = places {
-            return self.write(documents, *place, to);
+        if let [index] = indices {
+            return self.write(documents, *index, to);
         }
-        for (at, place) in places.iter().enumerate() {
-            to.write_all(if at == 0 { b"[" } else { b",\n" })?;
-            self.write(documents, *place, to)?;
+        for (position, index) in indices.iter().enumerate() {
+            to.write_all(if position == 0 { b"[" } else { b",\n" })?;
+            self.write(documents, *index, to)?;
         }
         to.write_all(b"]")
     }
 
-    /// Writes documents, artifacts and log below `<root>/<rollout>/`, where a server writes them.
+    /// Writes documents, artifacts and log below `<root>/<rollout>/`, as a server without a journal writes them.
     pub fn write_files(&self, root: &Path) -> io::Result<()> {
         let files = self.stored.write_files(root)?;
         let Some(report) = &self.report else { return Ok(()) };

@@ -81,7 +81,7 @@ impl Serve {
             Some(dir) => vec!["--cache-dir".into(), dir.into()],
             None => vec!["--no-cache".into()],
         };
-        let tenants = Tenants::start(tenants::Settings {
+        let tenants = Tenants::start(tenants::TenantsSettings {
             catalog: catalog.clone(),
             operators,
             config: config.clone(),
@@ -95,7 +95,7 @@ impl Serve {
                 at_once: config.catalog.checks_max,
             },
         })?;
-        let admin = Admin::new(admin::Settings {
+        let admin = Admin::new(admin::AdminSettings {
             catalog,
             deployments: Arc::new(tenants.clone()),
             seal,

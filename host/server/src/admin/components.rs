@@ -1,37 +1,37 @@
-//! `/components`: what is uploaded before it is pushed.
+//! `/components`: uploads of components, which a push refers to.
 
 use axum::Json;
 use axum::extract::{Request, State};
 
 use super::Admin;
 use super::error::ApiError;
-use super::extract::{Author, Chunks, Path, Viewer};
-use super::places::Place;
-use super::wire::{Component, OfTenant};
+use super::extract::{Author, BodyChunks, Path, Viewer};
+use super::request_limits::RequestPermit;
+use super::wire::{Component, TenantParam};
 use rollout_catalog::{ComponentUpload, Digest};
 use rollout_core::budget::{Charge, Use};
 
-/// What is gathered of a body before it is written.
+/// Number of bytes of a body that are written to disk at once.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Says whether the tenant has a component.
+/// Returns a component that the tenant has uploaded.
 #[utoipa::path(get, path = "/components/{sha256}", tag = "components",
-    params(("sha256" = String, Path), OfTenant), responses((status = 200, body = Component)))]
+    params(("sha256" = String, Path), TenantParam), responses((status = 200, body = Component)))]
 pub(super) async fn show(
     State(admin): State<Admin>,
     Viewer(tenant): Viewer,
     Path(digest): Path<String>,
 ) -> Result<Json<Component>, ApiError> {
-    let digest = parsed(&digest)?;
-    let found = admin.on_disk(move |catalog| catalog.component(tenant, digest)).await?;
-    found
+    let digest = parse_digest(&digest)?;
+    let component = admin.on_disk(move |catalog| catalog.component(tenant, digest)).await?;
+    component
         .map(|component| Json(component.into()))
         .ok_or_else(|| ApiError::NotFound(format!("there is no component {digest}")))
 }
 
-/// Takes the bytes of a component, whose SHA-256 they have to have.
+/// Uploads a component. The body must have the SHA-256 of the path.
 #[utoipa::path(put, path = "/components/{sha256}", tag = "components",
-    params(("sha256" = String, Path), OfTenant),
+    params(("sha256" = String, Path), TenantParam),
     request_body(content = Vec<u8>, content_type = "application/wasm"),
     responses((status = 200, body = Component)))]
 pub(super) async fn upload(
@@ -40,45 +40,46 @@ pub(super) async fn upload(
     Path(digest): Path<String>,
     request: Request,
 ) -> Result<Json<Component>, ApiError> {
-    let digest = parsed(&digest)?;
-    let place = admin.0.uploads.begin(tenant)?;
+    let digest = parse_digest(&digest)?;
+    let permit = admin.0.uploads.acquire(tenant)?;
     let bytes_max = admin.0.settings.component_bytes_max;
-    let no_room = |_| ApiError::NoRoom("the server has no memory for it now; retry later".to_owned());
+    let no_room = |_| ApiError::NoRoom("the server has no memory for the upload; retry later".to_owned());
     let charge = admin.0.settings.budget.charge(Use::Request, PIECE_BYTES).map_err(no_room)?;
     let upload = admin.on_disk(move |catalog| catalog.upload(tenant, digest, bytes_max)).await?;
-    let mut upload = Held { upload, _place: place, _charge: charge };
-    let mut chunks = Chunks::of(request);
+    let mut upload = UploadInProgress { upload, _permit: permit, _charge: charge };
+    let mut chunks = BodyChunks::new(request);
     let mut piece = Vec::with_capacity(PIECE_BYTES);
     while let Some(chunk) = chunks.next().await? {
         if piece.len() + chunk.len() > PIECE_BYTES {
-            upload = written(upload, std::mem::take(&mut piece)).await?;
+            upload = write_piece(upload, std::mem::take(&mut piece)).await?;
         }
         piece.extend_from_slice(&chunk);
     }
-    let upload = written(upload, piece).await?;
+    let upload = write_piece(upload, piece).await?;
     let finish = move |_: &_| {
-        let Held { upload, _place, _charge } = upload;
+        let UploadInProgress { upload, _permit, _charge } = upload;
         upload.finish()
     };
     Ok(Json(admin.on_disk(finish).await?.into()))
 }
 
-/// An upload with its place among the tenant's and the charge for one piece. They stay with the piece while it is
-/// written, which goes on where the caller leaves.
-struct Held {
+/// An upload with its permit and the charge for one piece. Both live until a piece is written, even if the caller
+/// disconnects meanwhile.
+struct UploadInProgress {
     upload: ComponentUpload,
-    _place: Place,
+    _permit: RequestPermit,
     _charge: Charge,
 }
 
-async fn written(held: Held, piece: Vec<u8>) -> Result<Held, ApiError> {
+/// Writes a piece on a blocking thread.
+async fn write_piece(upload: UploadInProgress, piece: Vec<u8>) -> Result<UploadInProgress, ApiError> {
     let write = move || {
-        let mut held = held;
-        held.upload.write(&piece).map(|()| held)
+        let mut upload = upload;
+        upload.upload.write(&piece).map(|()| upload)
     };
     Ok(tokio::task::spawn_blocking(write).await.map_err(ApiError::panicked)??)
 }
 
-fn parsed(digest: &str) -> Result<Digest, ApiError> {
+fn parse_digest(digest: &str) -> Result<Digest, ApiError> {
     digest.parse().map_err(|error: rollout_catalog::InvalidDigest| ApiError::Invalid(error.to_string()))
 }

@@ -1,4 +1,4 @@
-//! The only producer of error bodies of the admin API.
+//! Errors of the admin API, and their bodies.
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -8,61 +8,61 @@ use super::CheckError;
 use super::wire::{ErrorBody, ErrorDetail};
 use rollout_catalog::CatalogError;
 
-/// Seconds after which somebody who found no room should come again.
+/// Seconds of the header `Retry-After` of requests that found no room.
 const RETRY_AFTER_SECS: &str = "5";
 
-/// Why a request was not served.
+/// Reason why a request failed. Most variants carry the message of the response.
 #[derive(Debug)]
 pub(super) enum ApiError {
-    /// It is wrong: how.
+    /// The request is invalid.
     Invalid(String),
-    /// There is no good key.
+    /// The key is missing, wrong, expired or revoked.
     Unauthorized,
-    /// The key is not for this, or a quota says no: which.
+    /// The key lacks a right, or a quota is used up.
     Forbidden(String),
-    /// It is not there, or not this tenant's: what.
+    /// The item does not exist for this tenant.
     NotFound(String),
-    /// No such address.
+    /// There is no such route.
     NoRoute,
-    /// No such method at this address.
+    /// The route does not support the method.
     NoMethod,
-    /// What is there does not allow it: what.
+    /// The state of the catalog does not allow the request.
     Conflict(String),
-    /// The body is larger than it may be: than what.
+    /// The body is too large.
     TooLarge(String),
-    /// The body came too slowly: how.
+    /// The body arrived too slowly.
     Slow(String),
-    /// Too much of this at once: of what.
+    /// The tenant has too many such requests in progress.
     TooMany(String),
-    /// There is no room now: for what.
+    /// The server has no room at present.
     NoRoom(String),
-    /// This machine's trouble, which the log has.
+    /// The server failed; the log has the reason.
     Internal,
 }
 
 impl ApiError {
-    /// What was asked for panicked, or was dropped when the server stopped.
+    /// Returns the error of a task that panicked, or was dropped at shutdown.
     pub(super) fn panicked(error: tokio::task::JoinError) -> Self {
-        tracing::error!(%error, "a request of the admin API came to no end");
+        tracing::error!(%error, "a request of the admin API panicked or was cancelled");
         Self::Internal
     }
 }
 
 impl From<CatalogError> for ApiError {
     fn from(error: CatalogError) -> Self {
-        let said = error.to_string();
+        let message = error.to_string();
         match error {
-            CatalogError::NotFound { .. } | CatalogError::NoEarlierVersion(_) => Self::NotFound(said),
+            CatalogError::NotFound { .. } | CatalogError::NoEarlierVersion(_) => Self::NotFound(message),
             CatalogError::Exists { .. }
             | CatalogError::ChecksFailed { .. }
             | CatalogError::UnknownComponent(_)
-            | CatalogError::Revoked(_) => Self::Conflict(said),
-            // Waiting does not help.
-            CatalogError::Quota(_) | CatalogError::TooMany { .. } => Self::Forbidden(said),
-            CatalogError::TooLarge { .. } => Self::TooLarge(said),
+            | CatalogError::Revoked(_) => Self::Conflict(message),
+            // Not `TooMany`, because a retry does not help.
+            CatalogError::Quota(_) | CatalogError::TooMany { .. } => Self::Forbidden(message),
+            CatalogError::TooLarge { .. } => Self::TooLarge(message),
             CatalogError::DigestMismatch { .. }
             | CatalogError::MalformedKey
-            | CatalogError::TenantMismatch => Self::Invalid(said),
+            | CatalogError::TenantMismatch => Self::Invalid(message),
             error => {
                 let reason = std::error::Error::source(&error).map(ToString::to_string);
                 tracing::error!(%error, reason, "the catalog failed");
@@ -75,7 +75,7 @@ impl From<CatalogError> for ApiError {
 impl From<CheckError> for ApiError {
     fn from(error: CheckError) -> Self {
         match error {
-            CheckError::Busy(why) => Self::NoRoom(why),
+            CheckError::Busy(message) => Self::NoRoom(message),
             CheckError::Failed(why) => {
                 tracing::error!(why, "a deployment could not be checked");
                 Self::Internal
@@ -87,29 +87,29 @@ impl From<CheckError> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let (status, kind, message) = match self {
-            Self::Invalid(why) => (StatusCode::BAD_REQUEST, "invalid", why),
+            Self::Invalid(message) => (StatusCode::BAD_REQUEST, "invalid", message),
             Self::Unauthorized => {
-                let how = "a key is needed that is neither expired nor revoked: Authorization: Bearer rh_…";
-                (StatusCode::UNAUTHORIZED, "unauthorized", how.to_owned())
+                let message = "send a key that is neither expired nor revoked: Authorization: Bearer rh_…";
+                (StatusCode::UNAUTHORIZED, "unauthorized", message.to_owned())
             }
-            Self::Forbidden(why) => (StatusCode::FORBIDDEN, "forbidden", why),
-            Self::NotFound(what) => (StatusCode::NOT_FOUND, "not-found", what),
+            Self::Forbidden(message) => (StatusCode::FORBIDDEN, "forbidden", message),
+            Self::NotFound(message) => (StatusCode::NOT_FOUND, "not-found", message),
             Self::NoRoute => {
-                let where_else = "there is no such address; /admin/v1/openapi.json lists those there are";
-                (StatusCode::NOT_FOUND, "not-found", where_else.to_owned())
+                let message = format!("there is no such route; {} lists all routes", super::DESCRIPTION);
+                (StatusCode::NOT_FOUND, "not-found", message)
             }
             Self::NoMethod => {
-                let what = "this address has no such method".to_owned();
-                (StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", what)
+                let message = format!("this route has no such method; {} lists all", super::DESCRIPTION);
+                (StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", message)
             }
-            Self::Conflict(why) => (StatusCode::CONFLICT, "conflict", why),
-            Self::TooLarge(why) => (StatusCode::PAYLOAD_TOO_LARGE, "too-large", why),
-            Self::Slow(why) => (StatusCode::REQUEST_TIMEOUT, "too-slow", why),
-            Self::TooMany(what) => (StatusCode::TOO_MANY_REQUESTS, "too-many", what),
-            Self::NoRoom(what) => (StatusCode::SERVICE_UNAVAILABLE, "no-room", what),
+            Self::Conflict(message) => (StatusCode::CONFLICT, "conflict", message),
+            Self::TooLarge(message) => (StatusCode::PAYLOAD_TOO_LARGE, "too-large", message),
+            Self::Slow(message) => (StatusCode::REQUEST_TIMEOUT, "too-slow", message),
+            Self::TooMany(message) => (StatusCode::TOO_MANY_REQUESTS, "too-many", message),
+            Self::NoRoom(message) => (StatusCode::SERVICE_UNAVAILABLE, "no-room", message),
             Self::Internal => {
-                let what = "the server failed; its log says why".to_owned();
-                (StatusCode::INTERNAL_SERVER_ERROR, "internal", what)
+                let message = "the server failed; its log has the reason".to_owned();
+                (StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
             }
         };
         let body = ErrorBody { error: ErrorDetail { kind: kind.to_owned(), message } };

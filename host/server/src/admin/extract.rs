@@ -1,4 +1,4 @@
-//! What handlers take out of a request: who asks and about whom, bodies, parameters.
+//! Extractors of handlers: identity and tenant, parameters, and bodies.
 
 use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, Query, Request};
@@ -13,27 +13,28 @@ use crate::connection::BodyError;
 use rollout_catalog::{Identity, KeyId, Name, ResourceKind, Right, TenantId};
 use rollout_core::budget::{Charge, Use};
 
-/// The largest body of JSON.
+/// Maximum number of bytes of a JSON body.
 const JSON_BYTES_MAX: usize = 1 << 20;
 
-/// An operator asks.
+/// Requires the right to operate the server.
 pub(super) struct Operator;
 
-/// A tenant's plugins are looked at.
+/// Requires the right to view a tenant's plugins. Contains the tenant.
 pub(super) struct Viewer(pub TenantId);
 
-/// A tenant's plugins are changed.
+/// Requires the right to change a tenant's plugins. Contains the tenant and the key of the request.
 pub(super) struct Author {
     pub tenant: TenantId,
     pub key: KeyId,
 }
 
-/// Whom a request of an operator is about.
+/// The parameter that selects a tenant.
 #[derive(Deserialize)]
-struct About {
+struct TenantQuery {
     tenant: Option<String>,
 }
 
+/// Returns the identity of a request if it has a right.
 fn identity(parts: &Parts, right: Right) -> Result<Identity, ApiError> {
     let identity = parts.extensions.get::<Identity>().copied().ok_or(ApiError::Unauthorized)?;
     if identity.rights.allows(right) {
@@ -45,29 +46,30 @@ fn identity(parts: &Parts, right: Right) -> Result<Identity, ApiError> {
         Right::Call | Right::View => "another key",
     };
     Err(ApiError::Forbidden(format!(
-        "this takes {needed}, and yours has the rights of a {}",
+        "this route needs {needed}; this key has the rights of a {}",
         identity.rights
     )))
 }
 
-/// The tenant that a request is about. What others are called nobody finds out: a name is compared with
-/// the key's own tenant's, and not looked up.
+/// Returns the tenant that a request refers to. A tenant's key never reveals other names: the parameter is compared with
+/// the name of the key's tenant, and not looked up.
 async fn tenant(parts: &mut Parts, admin: &Admin, identity: Identity) -> Result<TenantId, ApiError> {
-    let Params(About { tenant: named }) = Params::from_request_parts(parts, admin).await?;
-    match (identity.tenant, named) {
+    let Params(TenantQuery { tenant: name }) = Params::from_request_parts(parts, admin).await?;
+    match (identity.tenant, name) {
         (Some(own), None) => Ok(own),
-        (Some(own), Some(named)) => {
+        (Some(own), Some(name)) => {
             let tenant = admin.on_disk(move |catalog| catalog.tenant(own)).await?;
-            if *tenant.name == *named { Ok(own) } else { Err(no_tenant(&named)) }
+            if *tenant.name == *name { Ok(own) } else { Err(tenant_not_found(&name)) }
         }
-        (None, Some(named)) => Ok(admin.on_disk(move |catalog| Ok(catalog.tenant_named(&named)?.id)).await?),
+        (None, Some(name)) => Ok(admin.on_disk(move |catalog| Ok(catalog.tenant_named(&name)?.id)).await?),
         (None, None) => {
-            Err(ApiError::Invalid("an operator's key is no tenant's; say whose by ?tenant=NAME".to_owned()))
+            let message = "an operator's key belongs to no tenant; select one with ?tenant=NAME";
+            Err(ApiError::Invalid(message.to_owned()))
         }
     }
 }
 
-fn no_tenant(name: &str) -> ApiError {
+fn tenant_not_found(name: &str) -> ApiError {
     ApiError::NotFound(format!("there is no {} '{name}'", ResourceKind::Tenant))
 }
 
@@ -98,32 +100,33 @@ impl FromRequestParts<Admin> for Author {
     }
 }
 
-/// Parameters behind the `?`.
+/// The parameters of the query.
 pub(super) struct Params<T>(pub T);
 
 impl<T: DeserializeOwned> FromRequestParts<Admin> for Params<T> {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, admin: &Admin) -> Result<Self, ApiError> {
-        let read = Query::from_request_parts(parts, admin).await;
-        read.map(|Query(given)| Self(given)).map_err(|error| ApiError::Invalid(error.body_text()))
+        let params = Query::from_request_parts(parts, admin).await;
+        params.map(|Query(params)| Self(params)).map_err(|error| ApiError::Invalid(error.body_text()))
     }
 }
 
-/// Parts of the path.
+/// The parameters of the path.
 pub(super) struct Path<T>(pub T);
 
 impl<T: DeserializeOwned + Send> FromRequestParts<Admin> for Path<T> {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, admin: &Admin) -> Result<Self, ApiError> {
-        let read = axum::extract::Path::from_request_parts(parts, admin).await;
-        read.map(|axum::extract::Path(given)| Self(given))
+        let params = axum::extract::Path::from_request_parts(parts, admin).await;
+        params
+            .map(|axum::extract::Path(params)| Self(params))
             .map_err(|error| ApiError::Invalid(error.body_text()))
     }
 }
 
-/// The name in the path of what is to be made. It is checked before the body is read.
+/// The name of a new item in the path. It is checked before the body is read.
 pub(super) struct NewName(pub Name);
 
 impl FromRequestParts<Admin> for NewName {
@@ -135,7 +138,7 @@ impl FromRequestParts<Admin> for NewName {
     }
 }
 
-/// A body of JSON, and the charge for it, which has to live as long as what is made of the body.
+/// A JSON body with its memory charge, which must live as long as the value.
 pub(super) struct JsonBody<T> {
     pub value: T,
     pub charge: Charge,
@@ -145,38 +148,40 @@ impl<T: DeserializeOwned> FromRequest<Admin> for JsonBody<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, admin: &Admin) -> Result<Self, ApiError> {
-        let no_room = |_| ApiError::NoRoom("the server has no memory for it now; retry later".to_owned());
+        let no_room = |_| ApiError::NoRoom("the server has no memory for the body; retry later".to_owned());
         let mut charge = admin.0.settings.budget.charge(Use::Request, 0).map_err(no_room)?;
         let mut bytes = Vec::new();
-        let mut chunks = Chunks::of(request);
+        let mut chunks = BodyChunks::new(request);
         while let Some(chunk) = chunks.next().await? {
             if bytes.len() + chunk.len() > JSON_BYTES_MAX {
                 return Err(ApiError::TooLarge(format!("the body is larger than {JSON_BYTES_MAX} bytes")));
             }
-            // Twice, because what is made of it is about as large.
+            // Twice, because the value is about as large as the body.
             charge.grow(2 * chunk.len()).map_err(no_room)?;
             bytes.extend_from_slice(&chunk);
         }
         let value = serde_json::from_slice(&bytes)
-            .map_err(|error| ApiError::Invalid(format!("the body is not as it should be: {error}")))?;
+            .map_err(|error| ApiError::Invalid(format!("invalid body: {error}")))?;
         Ok(Self { value, charge })
     }
 }
 
-/// A body, as it comes.
-pub(super) struct Chunks(axum::body::BodyDataStream);
+/// The chunks of a body as they arrive.
+pub(super) struct BodyChunks(axum::body::BodyDataStream);
 
-impl Chunks {
-    pub(super) fn of(request: Request<Body>) -> Self {
+impl BodyChunks {
+    pub(super) fn new(request: Request<Body>) -> Self {
         Self(request.into_body().into_data_stream())
     }
 
+    /// Waits for the next chunk. Returns `None` at the end.
     pub(super) async fn next(&mut self) -> Result<Option<axum::body::Bytes>, ApiError> {
-        self.0.next().await.transpose().map_err(|error| broken(&error))
+        self.0.next().await.transpose().map_err(|error| body_error(&error))
     }
 }
 
-fn broken(error: &axum::Error) -> ApiError {
+/// Converts the error of a body that did not arrive completely.
+fn body_error(error: &axum::Error) -> ApiError {
     let mut cause: Option<&dyn std::error::Error> = Some(error);
     while let Some(error) = cause {
         if let Some(slow @ BodyError::TooSlow { .. }) = error.downcast_ref() {

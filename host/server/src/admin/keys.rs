@@ -1,4 +1,4 @@
-//! `/keys`: for operators.
+//! `/keys`: the keys of tenants and operators. Needs an operator's key.
 
 use std::collections::HashMap;
 
@@ -15,47 +15,49 @@ use super::extract::{JsonBody, Operator, Params, Path};
 use super::wire::{CreatedKey, Key, List, NewKey, Page};
 use rollout_catalog::{KeyId, TenantId};
 
-/// Whose keys.
+/// Filter of a list of keys.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(super) struct Whose {
-    /// A tenant; all keys if not given.
+pub(super) struct KeyFilter {
+    /// The tenant whose keys are listed; without it, all keys are listed.
     tenant: Option<String>,
 }
 
-/// Keys, in the order in which they were made.
-#[utoipa::path(get, path = "/keys", tag = "keys", params(Whose, Page),
+/// Lists keys in the order of their creation.
+#[utoipa::path(get, path = "/keys", tag = "keys", params(KeyFilter, Page),
     responses((status = 200, body = List<Key>)))]
 pub(super) async fn list(
     State(admin): State<Admin>,
     _: Operator,
-    Params(Whose { tenant }): Params<Whose>,
+    Params(KeyFilter { tenant }): Params<KeyFilter>,
     Params(page): Params<Page>,
 ) -> Result<Json<List<Key>>, ApiError> {
     let after = page.after.as_deref().map(|after| after.parse().map(KeyId)).transpose();
-    let after = after.map_err(|_| ApiError::Invalid("after: a key's id is a number".to_owned()))?;
+    let after = after.map_err(|_| {
+        ApiError::Invalid("invalid parameter after: it must be the number of a key".to_owned())
+    })?;
     let limit = page.limit();
     let keys = admin
         .on_disk(move |catalog| {
             let tenant = tenant.map(|name| catalog.tenant_named(&name)).transpose()?;
             let keys = catalog.keys(tenant.map(|tenant| tenant.id), after, limit)?;
             let mut names: HashMap<TenantId, Option<String>> = HashMap::new();
-            let mut named = Vec::with_capacity(keys.len());
+            let mut with_names = Vec::with_capacity(keys.len());
             for key in keys {
                 let tenant = key.tenant.and_then(|id| {
-                    // One that was deleted since has no name.
+                    // A tenant that was deleted meanwhile has no name.
                     let name = names.entry(id);
                     name.or_insert_with(|| catalog.tenant(id).ok().map(|tenant| tenant.name.into())).clone()
                 });
-                named.push(Key::new(key, tenant));
+                with_names.push(Key::new(key, tenant));
             }
-            Ok(named)
+            Ok(with_names)
         })
         .await?;
-    Ok(Json(List::of(keys, &page, |key| key.id.to_string())))
+    Ok(Json(List::page(keys, &page, |key| key.id.to_string())))
 }
 
-/// Makes a key. The answer is the only place where it is shown.
+/// Creates a key. Only this response contains the key itself.
 #[utoipa::path(post, path = "/keys", tag = "keys", request_body = NewKey,
     responses((status = 201, body = CreatedKey)))]
 pub(super) async fn create(
@@ -65,7 +67,7 @@ pub(super) async fn create(
 ) -> Result<(StatusCode, Json<CreatedKey>), ApiError> {
     let NewKey { name, rights, tenant, expires_at } = body.value;
     if expires_at.is_some_and(|end| end <= Utc::now()) {
-        return Err(ApiError::Invalid("expires_at: that is over already".to_owned()));
+        return Err(ApiError::Invalid("invalid expires_at: it must be in the future".to_owned()));
     }
     let created = admin
         .on_disk(move |catalog| {
@@ -79,9 +81,9 @@ pub(super) async fn create(
     Ok((StatusCode::CREATED, Json(created)))
 }
 
-/// Revokes a key. It is refused from then on.
+/// Revokes a key. Requests with it are refused from then on.
 #[utoipa::path(delete, path = "/keys/{id}", tag = "keys", params(("id" = i64, Path)),
-    responses((status = 204, description = "It is good for nothing any more.")))]
+    responses((status = 204, description = "The key is revoked.")))]
 pub(super) async fn revoke(
     State(admin): State<Admin>,
     _: Operator,

@@ -1,24 +1,24 @@
-//! The admin API: tenants, keys, plugins and their deployments, changed while the server runs.
+//! The admin API: changes tenants, keys, plugins and deployments while the server runs.
 //!
-//! [`Admin::router`] has all of it, below `/admin/v1`, and each route with its description in OpenAPI. Who
-//! asks is an [`Identity`](rollout_catalog::Identity) among the request's extensions, put there by the dispatcher. What the API
-//! needs of the server that runs is [`Deployments`]; whatever else it does, it does to the catalog.
+//! [`Admin::router`] has all routes, below `/admin/v1`, with their description in OpenAPI. The dispatcher authenticates
+//! requests and adds the [`Identity`](rollout_catalog::Identity) as an extension. The API changes the catalog, and reaches
+//! the running server through [`Deployments`].
 //!
-//! A tenant that asks for what is another's is answered as if it were not there, with the same work: names
-//! and digests are looked up among the tenant's own.
+//! To a tenant, items of other tenants do not exist: names and digests are looked up among the tenant's own, so neither the
+//! answer nor the work reveals them.
 
 mod components;
 mod deployments;
 mod error;
 mod extract;
+mod keyed_locks;
 mod keys;
-mod places;
 mod plugins;
+mod request_limits;
 mod secrets;
 mod tenants;
 #[cfg(test)]
 mod tests;
-mod turns;
 mod wire;
 
 use std::sync::Arc;
@@ -31,49 +31,55 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use error::ApiError;
-use places::Places;
+use keyed_locks::KeyedLocks;
+use request_limits::RequestLimits;
 use rollout_catalog::{Catalog, CatalogError, Digest, KeyId, Name, TenantId};
 use rollout_core::budget::Budget;
 use rollout_core::outbound::{NetworkRules, Reach};
 use rollout_core::seal::Seal;
-use turns::Turns;
 
-pub use secrets::opened as opened_secrets;
+pub use secrets::open_all as open_secrets;
 
-/// Where all of it is.
+/// Prefix of all routes.
 const BASE: &str = "/admin/v1";
 
-/// Where its description is, which asks for no key.
+/// Path of the API's description, which needs no key.
 pub(crate) const DESCRIPTION: &str = "/admin/v1/openapi.json";
 
-/// A deployment that is to be checked.
+/// A deployment to be checked.
 #[derive(Clone, Debug)]
-pub struct Pushed {
-    /// Whose it is.
+pub struct CheckRequest {
+    /// The tenant that pushed it.
     pub tenant: TenantId,
-    /// The plugin that it would be a version of.
+    /// The plugin's name.
     pub plugin: Name,
-    /// The component with the workflow, which the catalog has.
+    /// The component with the workflow, which is in the catalog.
     pub component: Digest,
-    /// The component with the grader, where it is another one.
+    /// The component with the grader, if it is another one.
     pub grader: Option<Digest>,
-    /// Its configuration, as it was written.
+    /// The configuration as it was written.
     pub config: Option<String>,
 }
 
-/// Uploads of a tenant at once, and of all tenants: what they bring is on the disk before a quota knows of it.
+/// Maximum number of concurrent uploads of a tenant. Their bytes are on the disk before the quota counts them.
 const UPLOADS_MAX: usize = 4;
+
+/// Maximum number of concurrent uploads of all tenants.
 const UPLOADS_OF_ALL_MAX: usize = 64;
 
-/// Pushes of a tenant that are checked or wait for that, and those of all tenants. Each holds its configuration.
+/// Maximum number of pushes of a tenant that are checked or wait for a check. Each holds its configuration.
 const PUSHES_MAX: usize = 8;
+
+/// Maximum number of such pushes of all tenants.
 const PUSHES_OF_ALL_MAX: usize = 64;
 
-/// Activations and removals of a tenant's plugins that are under way or wait for their turn, and those of all tenants.
+/// Maximum number of activations and removals of a tenant's plugins that run or wait for a lock.
 const CHANGES_MAX: usize = 32;
+
+/// Maximum number of such changes of all tenants.
 const CHANGES_OF_ALL_MAX: usize = 256;
 
-/// What checks found.
+/// Result of the checks of a deployment.
 #[derive(Clone, Debug)]
 pub struct CheckReport {
     /// Whether the deployment may be active.
@@ -82,26 +88,26 @@ pub struct CheckReport {
     pub report: String,
 }
 
-/// Why a deployment was not checked.
+/// Reason why a deployment was not checked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckError {
-    /// There is no room for it now.
+    /// The host has no room for a check at present.
     #[error("{0}")]
     Busy(String),
-    /// This machine's trouble, which the log has. The deployment may be good or bad.
+    /// The host failed; the log has the reason. The result says nothing about the deployment.
     #[error("{0}")]
     Failed(String),
 }
 
-/// What the admin API needs of the server that runs.
+/// The running server's interface for the admin API.
 pub trait Deployments: Send + Sync + 'static {
-    /// Compiles and checks a deployment that was pushed, apart from this process.
-    fn check(&self, pushed: Pushed) -> BoxFuture<'static, Result<CheckReport, CheckError>>;
+    /// Compiles and checks a pushed deployment in another process.
+    fn check(&self, request: CheckRequest) -> BoxFuture<'static, Result<CheckReport, CheckError>>;
 
-    /// A version was made active in the catalog: loads it, and gives it to new rollouts. An error says why
-    /// it cannot be loaded, in words for its author; the catalog goes back to what was active before. One
-    /// plugin is activated, and removed, by one at a time.
+    /// Loads a version that became active in the catalog; new rollouts use it from then on. The error is a message for the
+    /// plugin's author; the API then undoes the activation in the catalog. Activations and removals of a plugin are called
+    /// one after the other.
     fn activate(
         &self,
         tenant: TenantId,
@@ -109,34 +115,33 @@ pub trait Deployments: Send + Sync + 'static {
         version: u32,
     ) -> BoxFuture<'static, Result<(), String>>;
 
-    /// The versions of a plugin that rollouts still run on, or would go on with after a restart.
+    /// Returns the active version of a loaded plugin and those on which rollouts still run.
     fn in_use(&self, tenant: TenantId, plugin: &Name) -> Vec<u32>;
 
-    /// Notes in the catalog what a tenant used until now.
+    /// Adds a tenant's usage until now to the catalog.
     fn note_usage(&self, tenant: TenantId);
 
-    /// A plugin was removed from the catalog.
+    /// Cancels the rollouts of a plugin that was removed from the catalog, and unloads it.
     fn plugin_removed(&self, tenant: TenantId, plugin: &Name) -> BoxFuture<'static, ()>;
 
-    /// Quotas, network rules, the default plugin or secrets of a tenant changed in the catalog.
+    /// Applies changes of a tenant in the catalog: quotas, network rules, the default plugin, and secrets.
     fn tenant_changed(&self, tenant: TenantId);
 
-    /// A tenant is being deleted: ends all of its rollouts and closes its files. Its folder is removed after
-    /// this.
+    /// Ends all rollouts of a tenant that is being deleted, and closes its files. Its folder is removed afterwards.
     fn tenant_deleted(&self, tenant: TenantId) -> BoxFuture<'static, ()>;
 }
 
-/// What the admin API is made of.
-pub struct Settings {
-    /// What it changes.
+/// The parts of the admin API.
+pub struct AdminSettings {
+    /// The catalog that the API changes.
     pub catalog: Catalog,
-    /// Who runs what is in it.
+    /// The server that runs the catalog's plugins.
     pub deployments: Arc<dyn Deployments>,
-    /// What seals secrets of tenants.
+    /// Encrypts the secrets of tenants.
     pub seal: Arc<Seal>,
-    /// What bodies are charged to.
+    /// The budget to which request bodies are charged.
     pub budget: Budget,
-    /// The largest component that may be uploaded.
+    /// Maximum number of bytes of an uploaded component.
     pub component_bytes_max: u64,
 }
 
@@ -145,87 +150,87 @@ pub struct Settings {
 pub struct Admin(Arc<Inner>);
 
 struct Inner {
-    settings: Settings,
-    /// Whose turn it is to change what of a plugin is active.
-    activations: Turns<(TenantId, String)>,
-    /// Whose turn it is to have a deployment checked: one of a tenant's at a time.
-    checks: Turns<TenantId>,
-    uploads: Places,
-    pushes: Places,
-    changes: Places,
+    settings: AdminSettings,
+    /// Held while a plugin's active version changes.
+    activations: KeyedLocks<(TenantId, String)>,
+    /// Held while a deployment is checked: one of each tenant at a time.
+    checks: KeyedLocks<TenantId>,
+    uploads: RequestLimits,
+    pushes: RequestLimits,
+    changes: RequestLimits,
 }
 
-/// What the description says before any route.
+/// The general part of the API's description.
 #[derive(OpenApi)]
 #[openapi(
     info(
         title = "rollout-host admin API",
         version = "1",
-        description = "Tenants, keys, plugins and their deployments. Every request but this one carries a key, \
-            as `Authorization: Bearer rh_…`. Routes of a tenant are about the key's own; an operator names one by \
-            `?tenant=`. What may not be seen is answered as what is not there."
+        description = "Tenants, keys, plugins and their deployments. Every request except for this description needs a \
+            key: `Authorization: Bearer rh_…`. Routes of a tenant refer to the tenant of the key; an operator selects one \
+            with `?tenant=NAME`. Items of other tenants are reported as not found."
     ),
     components(schemas(wire::ErrorBody))
 )]
 struct Description;
 
 impl Admin {
-    /// The API over this catalog.
-    pub fn new(settings: Settings) -> Self {
+    /// Creates the API.
+    pub fn new(settings: AdminSettings) -> Self {
         Self(Arc::new(Inner {
             settings,
-            activations: Turns::default(),
-            checks: Turns::default(),
-            uploads: Places::new("uploads of components", UPLOADS_MAX, UPLOADS_OF_ALL_MAX),
-            pushes: Places::new("pushes", PUSHES_MAX, PUSHES_OF_ALL_MAX),
-            changes: Places::new("changes of plugins", CHANGES_MAX, CHANGES_OF_ALL_MAX),
+            activations: KeyedLocks::default(),
+            checks: KeyedLocks::default(),
+            uploads: RequestLimits::new("uploads of components", UPLOADS_MAX, UPLOADS_OF_ALL_MAX),
+            pushes: RequestLimits::new("pushes", PUSHES_MAX, PUSHES_OF_ALL_MAX),
+            changes: RequestLimits::new("changes of plugins", CHANGES_MAX, CHANGES_OF_ALL_MAX),
         }))
     }
 
-    /// All that it answers, below `/admin/v1`.
+    /// Returns all routes.
     pub fn router(&self) -> Router {
-        let (router, described) = documented();
-        let described = Arc::new(described);
-        let describe = get(move || {
-            let described = Arc::clone(&described);
-            async move { Json(described.as_ref().clone()) }
+        let (router, description) = documented();
+        let description = Arc::new(description);
+        let show_description = get(move || {
+            let description = Arc::clone(&description);
+            async move { Json(description.as_ref().clone()) }
         });
         router
-            .route(&format!("{BASE}/openapi.json"), describe)
+            .route(DESCRIPTION, show_description)
             .fallback(async || ApiError::NoRoute)
             .method_not_allowed_fallback(async || ApiError::NoMethod)
             .with_state(self.clone())
     }
 
-    /// Does something to the catalog, which waits for the disk.
+    /// Runs work on the catalog on a blocking thread.
     async fn on_disk<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Catalog) -> Result<T, CatalogError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let catalog = self.0.settings.catalog.clone();
-        let done = tokio::task::spawn_blocking(move || work(&catalog)).await;
-        Ok(done.map_err(ApiError::panicked)??)
+        let result = tokio::task::spawn_blocking(move || work(&catalog)).await;
+        Ok(result.map_err(ApiError::panicked)??)
     }
 
-    /// Does something of several steps, to its end even where its caller goes away.
-    async fn to_the_end<T: Send + 'static>(
+    /// Runs work of several steps in a task of its own, which completes even if the caller disconnects.
+    async fn run_detached<T: Send + 'static>(
         work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
     ) -> Result<T, ApiError> {
         tokio::spawn(work).await.map_err(ApiError::panicked)?
     }
 
-    /// How lists call a key: by its beginning.
+    /// Returns the first characters of a key, by which lists identify it.
     async fn prefix_of(&self, key: KeyId) -> Result<String, ApiError> {
         self.on_disk(move |catalog| Ok(catalog.key(key)?.prefix)).await
     }
 }
 
-/// The description of the API, as `/admin/v1/openapi.json` has it.
+/// Returns the description of the API in OpenAPI.
 pub fn description() -> utoipa::openapi::OpenApi {
     documented().1
 }
 
-/// Every route, and the description of all.
+/// Returns all routes and their description.
 fn documented() -> (Router<Admin>, utoipa::openapi::OpenApi) {
     let routes = OpenApiRouter::new()
         .routes(routes!(tenants::list, tenants::create))
@@ -242,14 +247,14 @@ fn documented() -> (Router<Admin>, utoipa::openapi::OpenApi) {
         .routes(routes!(components::show, components::upload))
         .routes(routes!(secrets::list))
         .routes(routes!(secrets::set, secrets::remove));
-    let (router, mut described) =
+    let (router, mut description) =
         OpenApiRouter::with_openapi(Description::openapi()).nest(BASE, routes).split_for_parts();
-    wire::describe_refusals(&mut described);
-    (router, described)
+    wire::add_error_responses(&mut description);
+    (router, description)
 }
 
-/// A tenant's rules as connections are opened by: what is private is closed but for what is listed.
-/// An entry that is none, which no catalog takes, opens nothing.
+/// Converts a tenant's network rules in the catalog to those of the transport. Private addresses must be listed. An invalid
+/// entry, which the API does not accept, allows nothing.
 pub fn network_rules(rules: &rollout_catalog::NetworkRules) -> NetworkRules {
     let public = match rules.public {
         rollout_catalog::Public::Open => Reach::Open,

@@ -1,4 +1,4 @@
-//! `/plugins`: those of a tenant, and which version of each is active.
+//! `/plugins`: a tenant's plugins and their active versions.
 
 use axum::Json;
 use axum::extract::State;
@@ -7,11 +7,11 @@ use axum::http::StatusCode;
 use super::Admin;
 use super::error::ApiError;
 use super::extract::{Author, JsonBody, Params, Path, Viewer};
-use super::wire::{Activate, Activation, List, OfTenant, Page, Plugin, PluginChange};
+use super::wire::{Activate, Activation, List, Page, Plugin, PluginChange, TenantParam};
 use rollout_catalog::{self as catalog, Name, ResourceKind, TenantId};
 
-/// The plugins of a tenant, by name.
-#[utoipa::path(get, path = "/plugins", tag = "plugins", params(OfTenant, Page),
+/// Lists the plugins of a tenant by name.
+#[utoipa::path(get, path = "/plugins", tag = "plugins", params(TenantParam, Page),
     responses((status = 200, body = List<Plugin>)))]
 pub(super) async fn list(
     State(admin): State<Admin>,
@@ -21,11 +21,11 @@ pub(super) async fn list(
     let (after, limit) = (page.after.clone(), page.limit());
     let plugins = admin.on_disk(move |catalog| catalog.plugins(tenant, after.as_deref(), limit)).await?;
     let plugins = plugins.into_iter().map(Plugin::from).collect();
-    Ok(Json(List::of(plugins, &page, |plugin| plugin.name.clone())))
+    Ok(Json(List::page(plugins, &page, |plugin| plugin.name.clone())))
 }
 
-/// One plugin.
-#[utoipa::path(get, path = "/plugins/{name}", tag = "plugins", params(("name" = String, Path), OfTenant),
+/// Returns a plugin.
+#[utoipa::path(get, path = "/plugins/{name}", tag = "plugins", params(("name" = String, Path), TenantParam),
     responses((status = 200, body = Plugin)))]
 pub(super) async fn show(
     State(admin): State<Admin>,
@@ -35,9 +35,9 @@ pub(super) async fn show(
     Ok(Json(admin.on_disk(move |catalog| catalog.plugin(tenant, &name)).await?.into()))
 }
 
-/// Changes a plugin's quotas, and whether it answers at the tenant's root.
+/// Changes a plugin's quotas, and whether it is the tenant's default plugin.
 #[utoipa::path(patch, path = "/plugins/{name}", tag = "plugins",
-    params(("name" = String, Path), OfTenant), request_body = PluginChange,
+    params(("name" = String, Path), TenantParam), request_body = PluginChange,
     responses((status = 200, body = Plugin)))]
 pub(super) async fn change(
     State(admin): State<Admin>,
@@ -47,12 +47,12 @@ pub(super) async fn change(
 ) -> Result<Json<Plugin>, ApiError> {
     let PluginChange { quotas, default } = body.value;
     if let Some(quota) = quotas.tenant_only() {
-        let message = format!("quotas: {quota} is a quota of tenants, not of plugins; set it for the tenant");
+        let message = format!("invalid quotas: {quota} can be set for a tenant only");
         return Err(ApiError::Invalid(message));
     }
     let plugin = admin
         .on_disk(move |catalog| {
-            let plugin = catalog.update_plugin(tenant, &name, |of| of.apply(&quotas))?;
+            let plugin = catalog.update_plugin(tenant, &name, |current| current.apply(&quotas))?;
             match default {
                 Some(true) => catalog.set_default_plugin(tenant, Some(&name))?,
                 Some(false) if plugin.default => catalog.set_default_plugin(tenant, None)?,
@@ -66,18 +66,18 @@ pub(super) async fn change(
 }
 
 /// Removes a plugin with all of its deployments.
-#[utoipa::path(delete, path = "/plugins/{name}", tag = "plugins", params(("name" = String, Path), OfTenant),
-    responses((status = 204, description = "It is not there any more.")))]
+#[utoipa::path(delete, path = "/plugins/{name}", tag = "plugins", params(("name" = String, Path), TenantParam),
+    responses((status = 204, description = "The plugin is removed.")))]
 pub(super) async fn remove(
     State(admin): State<Admin>,
     Author { tenant, .. }: Author,
     Path(name): Path<String>,
 ) -> Result<StatusCode, ApiError> {
-    let name = known(name)?;
-    let place = admin.0.changes.begin(tenant)?;
-    Admin::to_the_end(async move {
-        let _place = place;
-        let _turn = admin.0.activations.take((tenant, name.to_string())).await;
+    let name = plugin_name(name)?;
+    let permit = admin.0.changes.acquire(tenant)?;
+    Admin::run_detached(async move {
+        let _permit = permit;
+        let _guard = admin.0.activations.lock((tenant, name.to_string())).await;
         let removed = name.clone();
         admin.on_disk(move |catalog| catalog.remove_plugin(tenant, &removed)).await?;
         admin.0.settings.deployments.plugin_removed(tenant, &name).await;
@@ -86,9 +86,9 @@ pub(super) async fn remove(
     .await
 }
 
-/// Makes a version active that passed its checks. Rollouts that run end on what they began with.
+/// Activates a version that passed its checks. New rollouts use it; running rollouts end on the version they began with.
 #[utoipa::path(post, path = "/plugins/{name}/activate", tag = "plugins",
-    params(("name" = String, Path), OfTenant), request_body = Activate,
+    params(("name" = String, Path), TenantParam), request_body = Activate,
     responses((status = 200, body = Activation)))]
 pub(super) async fn activate(
     State(admin): State<Admin>,
@@ -96,75 +96,77 @@ pub(super) async fn activate(
     Path(name): Path<String>,
     body: JsonBody<Activate>,
 ) -> Result<Json<Activation>, ApiError> {
-    let (name, by) = (known(name)?, admin.prefix_of(key).await?);
-    let which = Which::Version(body.value.version);
-    admin.activated(tenant, name, which, by).await
+    let (name, by) = (plugin_name(name)?, admin.prefix_of(key).await?);
+    let target = ActivationTarget::Version(body.value.version);
+    admin.activate_detached(tenant, name, target, by).await
 }
 
-/// Makes active what was active before. Done twice, it is as it was.
+/// Activates the previously active version. A second rollback undoes the first.
 #[utoipa::path(post, path = "/plugins/{name}/rollback", tag = "plugins",
-    params(("name" = String, Path), OfTenant), responses((status = 200, body = Activation)))]
+    params(("name" = String, Path), TenantParam), responses((status = 200, body = Activation)))]
 pub(super) async fn rollback(
     State(admin): State<Admin>,
     Author { tenant, key }: Author,
     Path(name): Path<String>,
 ) -> Result<Json<Activation>, ApiError> {
-    let (name, by) = (known(name)?, admin.prefix_of(key).await?);
-    admin.activated(tenant, name, Which::Before, by).await
+    let (name, by) = (plugin_name(name)?, admin.prefix_of(key).await?);
+    admin.activate_detached(tenant, name, ActivationTarget::Previous, by).await
 }
 
 impl Admin {
-    /// Makes a version active, to the end even where the caller leaves.
-    async fn activated(
+    /// Activates a version in a task of its own, which completes even if the caller disconnects.
+    async fn activate_detached(
         self,
         tenant: TenantId,
         name: Name,
-        which: Which,
+        target: ActivationTarget,
         by: String,
     ) -> Result<Json<Activation>, ApiError> {
-        let place = self.0.changes.begin(tenant)?;
-        Self::to_the_end(async move {
-            let _place = place;
-            self.made_active(tenant, name, which, by).await.map(Json)
+        let permit = self.0.changes.acquire(tenant)?;
+        Self::run_detached(async move {
+            let _permit = permit;
+            self.activate(tenant, name, target, by).await.map(Json)
         })
         .await
     }
 }
 
-/// A name that may be a plugin's. Another one is none's.
-fn known(name: String) -> Result<Name, ApiError> {
+/// Parses the name of an existing plugin. No plugin has an invalid name, so the error is that of a missing one.
+fn plugin_name(name: String) -> Result<Name, ApiError> {
     let not_found = catalog::CatalogError::NotFound { kind: ResourceKind::Plugin, name: name.clone() };
     Name::new(name).map_err(|_| not_found.into())
 }
 
-/// Which version is to be active.
-pub(super) enum Which {
+/// The version to activate.
+pub(super) enum ActivationTarget {
+    /// A version by its number.
     Version(u32),
-    Before,
+    /// The version that was active before the current one.
+    Previous,
 }
 
 impl Admin {
-    /// Makes a version active, in the catalog and then in the server. Where the server cannot load it, the
-    /// catalog goes back.
-    pub(super) async fn made_active(
+    /// Activates a version in the catalog and then in the server. If the server cannot load it, undoes the activation in the
+    /// catalog.
+    pub(super) async fn activate(
         &self,
         tenant: TenantId,
         name: Name,
-        which: Which,
+        target: ActivationTarget,
         by: String,
     ) -> Result<Activation, ApiError> {
-        let _turn = self.0.activations.take((tenant, name.to_string())).await;
+        let _guard = self.0.activations.lock((tenant, name.to_string())).await;
         let plugin = name.clone();
-        let done = self
-            .on_disk(move |catalog| match which {
-                Which::Version(version) => catalog.activate(tenant, &plugin, version, &by),
-                Which::Before => catalog.rollback(tenant, &plugin, &by),
+        let activation = self
+            .on_disk(move |catalog| match target {
+                ActivationTarget::Version(version) => catalog.activate(tenant, &plugin, version, &by),
+                ActivationTarget::Previous => catalog.rollback(tenant, &plugin, &by),
             })
             .await?;
-        let loaded = self.0.settings.deployments.activate(tenant, &name, done.version).await;
-        let Err(why) = loaded else { return Ok(done.into()) };
-        let version = done.version;
-        self.on_disk(move |catalog| catalog.undo(&done)).await?;
-        Err(ApiError::Conflict(format!("version {version} of plugin '{name}' cannot be loaded: {why}")))
+        let version = activation.version;
+        let loaded = self.0.settings.deployments.activate(tenant, &name, version).await;
+        let Err(reason) = loaded else { return Ok(activation.into()) };
+        self.on_disk(move |catalog| catalog.undo(&activation)).await?;
+        Err(ApiError::Conflict(format!("version {version} of plugin '{name}' cannot be loaded: {reason}")))
     }
 }

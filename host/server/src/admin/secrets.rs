@@ -1,4 +1,4 @@
-//! `/secrets`: keys that a tenant's configurations name. They come in, and nobody reads them here again.
+//! `/secrets`: keys that a tenant's configurations refer to by name. The API stores them and never returns them.
 
 use axum::Json;
 use axum::extract::State;
@@ -7,16 +7,16 @@ use axum::http::StatusCode;
 use super::Admin;
 use super::error::ApiError;
 use super::extract::{Author, JsonBody, NewName, Path};
-use super::wire::{NewSecret, OfTenant, Secrets};
+use super::wire::{NewSecret, Secrets, TenantParam};
 use rollout_catalog::{Catalog, CatalogError, Name, TenantId};
 use rollout_core::outbound::Secret;
 use rollout_core::seal::Seal;
 
-/// The longest secret, in bytes.
+/// Maximum number of bytes of a secret.
 const SECRET_BYTES_MAX: usize = 16 << 10;
 
-/// The names of a tenant's secrets.
-#[utoipa::path(get, path = "/secrets", tag = "secrets", params(OfTenant),
+/// Lists the names of a tenant's secrets.
+#[utoipa::path(get, path = "/secrets", tag = "secrets", params(TenantParam),
     responses((status = 200, body = Secrets)))]
 pub(super) async fn list(
     State(admin): State<Admin>,
@@ -26,9 +26,9 @@ pub(super) async fn list(
     Ok(Json(Secrets { items: secrets.into_iter().map(|(name, _)| name.into()).collect() }))
 }
 
-/// Keeps a secret, in the place of the one that had the name.
-#[utoipa::path(put, path = "/secrets/{name}", tag = "secrets", params(("name" = String, Path), OfTenant),
-    request_body = NewSecret, responses((status = 204, description = "It is kept.")))]
+/// Stores a secret. Replaces an existing one with the name.
+#[utoipa::path(put, path = "/secrets/{name}", tag = "secrets", params(("name" = String, Path), TenantParam),
+    request_body = NewSecret, responses((status = 204, description = "The secret is stored.")))]
 pub(super) async fn set(
     State(admin): State<Admin>,
     Author { tenant, .. }: Author,
@@ -37,7 +37,7 @@ pub(super) async fn set(
 ) -> Result<StatusCode, ApiError> {
     let NewSecret { value } = body.value;
     if value.is_empty() || value.len() > SECRET_BYTES_MAX {
-        return Err(ApiError::Invalid(format!("value: a secret has 1 to {SECRET_BYTES_MAX} bytes")));
+        return Err(ApiError::Invalid(format!("invalid value: a secret has 1 to {SECRET_BYTES_MAX} bytes")));
     }
     let sealed = admin.0.settings.seal.seal(&purpose(tenant, &name), value.as_bytes());
     let sealed = sealed.map_err(|error| {
@@ -50,8 +50,8 @@ pub(super) async fn set(
 }
 
 /// Removes a secret.
-#[utoipa::path(delete, path = "/secrets/{name}", tag = "secrets", params(("name" = String, Path), OfTenant),
-    responses((status = 204, description = "It is not there any more.")))]
+#[utoipa::path(delete, path = "/secrets/{name}", tag = "secrets", params(("name" = String, Path), TenantParam),
+    responses((status = 204, description = "The secret is removed.")))]
 pub(super) async fn remove(
     State(admin): State<Admin>,
     Author { tenant, .. }: Author,
@@ -62,23 +62,27 @@ pub(super) async fn remove(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// All secrets of a tenant, opened. One that this seal does not open, since the host's key changed, is
-/// left out and said in the log. Waits for the disk.
-pub fn opened(catalog: &Catalog, seal: &Seal, tenant: TenantId) -> Result<Vec<(Name, Secret)>, CatalogError> {
+/// Decrypts all secrets of a tenant. A secret that was sealed with another key of the host is logged and left out. Blocks on
+/// the disk.
+pub fn open_all(
+    catalog: &Catalog,
+    seal: &Seal,
+    tenant: TenantId,
+) -> Result<Vec<(Name, Secret)>, CatalogError> {
     let mut opened = Vec::new();
     for (name, sealed) in catalog.secrets(tenant)? {
         let text = seal.open(&purpose(tenant, &name), &sealed).and_then(|text| String::from_utf8(text).ok());
         match text {
             Some(text) => opened.push((name, Secret::new(text))),
             None => {
-                tracing::error!(%tenant, secret = %name, "a secret was sealed by another key; set it again");
+                tracing::error!(%tenant, secret = %name, "a secret was sealed with another key; set it again");
             }
         }
     }
     Ok(opened)
 }
 
-/// A secret is opened as what it was sealed as: this tenant's, of this name.
+/// Returns the purpose to which a sealed secret is bound: it opens only for the same tenant and name.
 fn purpose(tenant: TenantId, name: &Name) -> Vec<u8> {
     format!("secret {tenant} {name}").into_bytes()
 }

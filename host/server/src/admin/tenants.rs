@@ -1,4 +1,4 @@
-//! `/tenants`: for operators.
+//! `/tenants`: the tenants of the server. Needs an operator's key.
 
 use axum::Json;
 use axum::extract::State;
@@ -10,17 +10,17 @@ use utoipa::IntoParams;
 use super::Admin;
 use super::error::ApiError;
 use super::extract::{JsonBody, Operator, Params, Path};
-use super::wire::{List, NewTenant, Page, Tenant, TenantChange, TenantUsage, UsageOfDay};
+use super::wire::{DayUsage, List, NewTenant, Page, Tenant, TenantChange, TenantUsage};
 use rollout_catalog::{Name, TenantSettings};
 use rollout_core::outbound::NetworkEntry;
 
-/// How many days of usage are shown where nothing is said.
+/// Default number of days of usage.
 const DAYS_DEFAULT: u32 = 30;
 
-/// What a tenant's rules may list.
+/// Maximum number of entries in the network rules of a tenant.
 const ALLOW_MAX: usize = 1000;
 
-/// All tenants, by name.
+/// Lists all tenants by name.
 #[utoipa::path(get, path = "/tenants", tag = "tenants", params(Page),
     responses((status = 200, body = List<Tenant>)))]
 pub(super) async fn list(
@@ -31,10 +31,10 @@ pub(super) async fn list(
     let (after, limit) = (page.after.clone(), page.limit());
     let tenants = admin.on_disk(move |catalog| catalog.tenants(after.as_deref(), limit)).await?;
     let tenants = tenants.into_iter().map(Tenant::from).collect();
-    Ok(Json(List::of(tenants, &page, |tenant| tenant.name.clone())))
+    Ok(Json(List::page(tenants, &page, |tenant| tenant.name.clone())))
 }
 
-/// Makes a tenant.
+/// Creates a tenant.
 #[utoipa::path(post, path = "/tenants", tag = "tenants", request_body = NewTenant,
     responses((status = 201, body = Tenant)))]
 pub(super) async fn create(
@@ -44,13 +44,13 @@ pub(super) async fn create(
 ) -> Result<(StatusCode, Json<Tenant>), ApiError> {
     let NewTenant { name, quotas, network } = body.value;
     let name = Name::new(name).map_err(|error| ApiError::Invalid(error.to_string()))?;
-    check_list(&network.allow)?;
+    check_allow_list(&network.allow)?;
     let settings = TenantSettings { quotas, network };
     let tenant = admin.on_disk(move |catalog| catalog.create_tenant(&name, &settings)).await?;
     Ok((StatusCode::CREATED, Json(tenant.into())))
 }
 
-/// One tenant.
+/// Returns a tenant.
 #[utoipa::path(get, path = "/tenants/{tenant}", tag = "tenants", params(("tenant" = String, Path)),
     responses((status = 200, body = Tenant)))]
 pub(super) async fn show(
@@ -72,7 +72,7 @@ pub(super) async fn change(
     body: JsonBody<TenantChange>,
 ) -> Result<Json<Tenant>, ApiError> {
     let TenantChange { quotas, network } = body.value;
-    check_list(network.allow.as_deref().unwrap_or_default())?;
+    check_allow_list(network.allow.as_deref().unwrap_or_default())?;
     let change = move |settings: &mut TenantSettings| {
         settings.quotas.apply(&quotas);
         network.apply(&mut settings.network);
@@ -82,15 +82,15 @@ pub(super) async fn change(
     Ok(Json(tenant.into()))
 }
 
-/// Deletes a tenant: its keys at once, then its rollouts, its plugins and all of its files.
+/// Deletes a tenant: its keys at once, then its rollouts, its plugins and all its files.
 #[utoipa::path(delete, path = "/tenants/{tenant}", tag = "tenants", params(("tenant" = String, Path)),
-    responses((status = 204, description = "Nothing of it is left.")))]
+    responses((status = 204, description = "The tenant is deleted.")))]
 pub(super) async fn delete(
     State(admin): State<Admin>,
     _: Operator,
     Path(name): Path<String>,
 ) -> Result<StatusCode, ApiError> {
-    Admin::to_the_end(async move {
+    Admin::run_detached(async move {
         let id = admin.on_disk(move |catalog| catalog.delete_tenant(&name)).await?;
         admin.0.settings.deployments.tenant_deleted(id).await;
         admin.on_disk(move |catalog| catalog.finish_deleting(id)).await?;
@@ -99,35 +99,35 @@ pub(super) async fn delete(
     .await
 }
 
-/// Since when.
+/// Period of a tenant's usage.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(super) struct Since {
-    /// How many days, today among them, up to 400; 30 if not given.
+pub(super) struct UsagePeriod {
+    /// Number of days including today, from 1 to 400; the default is 30.
     days: Option<u32>,
 }
 
-/// What a tenant has in components, and what it used by day.
+/// Returns the size of a tenant's components and its usage by day.
 #[utoipa::path(get, path = "/tenants/{tenant}/usage", tag = "tenants",
-    params(("tenant" = String, Path), Since), responses((status = 200, body = TenantUsage)))]
+    params(("tenant" = String, Path), UsagePeriod), responses((status = 200, body = TenantUsage)))]
 pub(super) async fn usage(
     State(admin): State<Admin>,
     _: Operator,
     Path(name): Path<String>,
-    Params(Since { days }): Params<Since>,
+    Params(UsagePeriod { days }): Params<UsagePeriod>,
 ) -> Result<Json<TenantUsage>, ApiError> {
-    let before = Days::new(u64::from(days.unwrap_or(DAYS_DEFAULT).clamp(1, 400) - 1));
+    let days_before_today = Days::new(u64::from(days.unwrap_or(DAYS_DEFAULT).clamp(1, 400) - 1));
     let deployments = admin.0.settings.deployments.clone();
     let (component_bytes, days) = admin
         .on_disk(move |catalog| {
             let id = catalog.tenant_named(&name)?.id;
             deployments.note_usage(id);
             let (today, _) = catalog.usage_today(id);
-            let since = today.checked_sub_days(before).unwrap_or(today);
+            let since = today.checked_sub_days(days_before_today).unwrap_or(today);
             Ok((catalog.component_bytes(id)?, catalog.usage_since(id, since)?))
         })
         .await?;
-    let days = days.into_iter().map(|(day, usage)| UsageOfDay {
+    let days = days.into_iter().map(|(day, usage)| DayUsage {
         day: day.to_string(),
         model_tokens: usage.model_tokens,
         guest_cpu_seconds: usage.guest_cpu_nanos as f64 / 1e9,
@@ -135,7 +135,8 @@ pub(super) async fn usage(
     Ok(Json(TenantUsage { component_bytes, days: days.collect() }))
 }
 
-fn check_list(allow: &[String]) -> Result<(), ApiError> {
+/// Checks the list of allowed destinations in network rules.
+fn check_allow_list(allow: &[String]) -> Result<(), ApiError> {
     if allow.len() > ALLOW_MAX {
         return Err(ApiError::Invalid(format!("network.allow has more than {ALLOW_MAX} entries")));
     }

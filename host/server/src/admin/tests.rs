@@ -1,3 +1,5 @@
+//! Tests of the admin API over a catalog and a fake server.
+
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,30 +19,33 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// A server that loads nothing: it says what it was asked, and refuses what it is told to.
+/// A server that loads nothing. It records calls, and fails to load the plugin `unloadable`.
 #[derive(Default)]
-struct Fake {
-    asked: Mutex<Vec<String>>,
+struct FakeServer {
+    calls: Mutex<Vec<String>>,
+    /// Number of activations that run.
     activating: AtomicUsize,
-    activated_at_once: AtomicUsize,
+    /// Maximum of `activating`.
+    max_activating: AtomicUsize,
 }
 
-impl Fake {
-    fn note(&self, what: String) {
-        self.asked.lock().unwrap().push(what);
+impl FakeServer {
+    fn record(&self, call: String) {
+        self.calls.lock().unwrap().push(call);
     }
 
-    fn take(&self) -> Vec<String> {
-        std::mem::take(&mut *self.asked.lock().unwrap())
+    /// Removes and returns the recorded calls.
+    fn take_calls(&self) -> Vec<String> {
+        std::mem::take(&mut *self.calls.lock().unwrap())
     }
 }
 
-struct Shared(Arc<Fake>);
+struct FakeDeployments(Arc<FakeServer>);
 
-impl Deployments for Shared {
-    fn check(&self, pushed: Pushed) -> BoxFuture<'static, Result<CheckReport, CheckError>> {
-        self.0.note(format!("check {}", pushed.plugin));
-        let config = pushed.config.unwrap_or_default();
+impl Deployments for FakeDeployments {
+    fn check(&self, request: CheckRequest) -> BoxFuture<'static, Result<CheckReport, CheckError>> {
+        self.0.record(format!("check {}", request.plugin));
+        let config = request.config.unwrap_or_default();
         Box::pin(async move {
             match config.as_str() {
                 "busy" => Err(CheckError::Busy("four are being checked; retry later".to_owned())),
@@ -60,11 +65,11 @@ impl Deployments for Shared {
     ) -> BoxFuture<'static, Result<(), String>> {
         let (fake, plugin) = (Arc::clone(&self.0), plugin.clone());
         Box::pin(async move {
-            let at_once = fake.activating.fetch_add(1, Ordering::SeqCst) + 1;
-            fake.activated_at_once.fetch_max(at_once, Ordering::SeqCst);
+            let activating = fake.activating.fetch_add(1, Ordering::SeqCst) + 1;
+            fake.max_activating.fetch_max(activating, Ordering::SeqCst);
             tokio::task::yield_now().await;
             fake.activating.fetch_sub(1, Ordering::SeqCst);
-            fake.note(format!("activate {tenant} {plugin} {version}"));
+            fake.record(format!("activate {tenant} {plugin} {version}"));
             if &*plugin == "unloadable" { Err("it asks for too much memory".to_owned()) } else { Ok(()) }
         })
     }
@@ -76,25 +81,25 @@ impl Deployments for Shared {
     fn note_usage(&self, _: TenantId) {}
 
     fn plugin_removed(&self, tenant: TenantId, plugin: &Name) -> BoxFuture<'static, ()> {
-        self.0.note(format!("removed {tenant} {plugin}"));
+        self.0.record(format!("removed {tenant} {plugin}"));
         Box::pin(async {})
     }
 
     fn tenant_changed(&self, tenant: TenantId) {
-        self.0.note(format!("changed {tenant}"));
+        self.0.record(format!("changed {tenant}"));
     }
 
     fn tenant_deleted(&self, tenant: TenantId) -> BoxFuture<'static, ()> {
-        self.0.note(format!("deleted {tenant}"));
+        self.0.record(format!("deleted {tenant}"));
         Box::pin(async {})
     }
 }
 
-/// The API over a catalog of its own, with tenants `a` and `b`.
-struct Scene {
+/// The admin API over a new catalog with the tenants `a` and `b`.
+struct TestApi {
     _folder: TempDir,
     catalog: Catalog,
-    fake: Arc<Fake>,
+    fake: Arc<FakeServer>,
     router: Router,
     a: TenantId,
     operator: String,
@@ -102,27 +107,27 @@ struct Scene {
 
 const COMPONENT_BYTES_MAX: u64 = 3 << 20;
 
-impl Scene {
+impl TestApi {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let catalog =
             Catalog::open(rollout_catalog::CatalogSettings::new(folder.path().join("catalog"))).unwrap();
-        let fake = Arc::new(Fake::default());
-        let admin = Admin::new(Settings {
+        let fake = Arc::new(FakeServer::default());
+        let admin = Admin::new(AdminSettings {
             catalog: catalog.clone(),
-            deployments: Arc::new(Shared(Arc::clone(&fake))),
+            deployments: Arc::new(FakeDeployments(Arc::clone(&fake))),
             seal: Arc::new(Seal::of_secret(&Secret::new("host"))),
             budget: Budget::default(),
             component_bytes_max: COMPONENT_BYTES_MAX,
         });
-        let router = identified(&catalog, admin.router());
+        let router = authenticate(&catalog, admin.router());
         let [a, _] = ["a", "b"].map(|name| {
             let settings = TenantSettings { quotas: Default::default(), network: Default::default() };
             catalog.create_tenant(&name.parse().unwrap(), &settings).unwrap().id
         });
-        let scene = Self { _folder: folder, catalog, fake, router, a, operator: String::new() };
-        let operator = scene.key(None, Rights::Operator);
-        Self { operator, ..scene }
+        let api = Self { _folder: folder, catalog, fake, router, a, operator: String::new() };
+        let operator = api.key(None, Rights::Operator);
+        Self { operator, ..api }
     }
 
     fn key(&self, tenant: Option<&str>, rights: Rights) -> String {
@@ -131,7 +136,7 @@ impl Scene {
         self.catalog.create_key(new).unwrap().key
     }
 
-    async fn bytes(&self, key: &str, method: &str, path: &str, body: Vec<u8>) -> (StatusCode, Value) {
+    async fn request_bytes(&self, key: &str, method: &str, path: &str, body: Vec<u8>) -> (StatusCode, Value) {
         let request = Request::builder()
             .method(method)
             .uri(format!("{BASE}{path}"))
@@ -145,21 +150,21 @@ impl Scene {
         (status, body)
     }
 
-    async fn ask(&self, key: &str, method: &str, path: &str, body: Value) -> (StatusCode, Value) {
+    async fn request(&self, key: &str, method: &str, path: &str, body: Value) -> (StatusCode, Value) {
         let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
-        self.bytes(key, method, path, body).await
+        self.request_bytes(key, method, path, body).await
     }
 
-    /// The same, which has to succeed.
-    async fn done(&self, key: &str, method: &str, path: &str, body: Value) -> Value {
-        let (status, answer) = self.ask(key, method, path, body).await;
+    /// Sends a request that must succeed, and returns the body of the response.
+    async fn send(&self, key: &str, method: &str, path: &str, body: Value) -> Value {
+        let (status, answer) = self.request(key, method, path, body).await;
         assert!(status.is_success(), "{method} {path}: {status} {answer}");
         answer
     }
 
-    /// The same, which has to be refused in this way.
-    async fn refused(&self, key: &str, method: &str, path: &str, body: Value, status: u16) -> String {
-        let (found, answer) = self.ask(key, method, path, body).await;
+    /// Sends a request that must fail with a status, and returns the message of the error.
+    async fn send_refused(&self, key: &str, method: &str, path: &str, body: Value, status: u16) -> String {
+        let (found, answer) = self.request(key, method, path, body).await;
         assert_eq!(found, status, "{method} {path}: {answer}");
         assert_eq!(answer.as_object().unwrap().len(), 1, "{answer}");
         assert_eq!(answer["error"].as_object().unwrap().len(), 2, "{answer}");
@@ -168,7 +173,8 @@ impl Scene {
 
     async fn upload(&self, key: &str, bytes: &[u8]) -> String {
         let digest = Digest::of(bytes).to_string();
-        let (status, answer) = self.bytes(key, "PUT", &format!("/components/{digest}"), bytes.to_vec()).await;
+        let (status, answer) =
+            self.request_bytes(key, "PUT", &format!("/components/{digest}"), bytes.to_vec()).await;
         assert_eq!(status, 200, "{answer}");
         assert_eq!(answer, json!({"digest": digest, "bytes": bytes.len()}));
         digest
@@ -177,16 +183,15 @@ impl Scene {
     async fn push(&self, key: &str, plugin: &str, config: &str, activate: bool) -> Value {
         let component = self.upload(key, config.as_bytes()).await;
         let body = json!({"component": component, "config": config, "activate": activate});
-        self.done(key, "POST", &format!("/plugins/{plugin}/deployments"), body).await
+        self.send(key, "POST", &format!("/plugins/{plugin}/deployments"), body).await
     }
 }
 
-/// Finds out by its key who sends each request, as the dispatcher does. One without a good key goes on without
-/// an identity.
-fn identified(catalog: &Catalog, router: Router) -> Router {
+/// Adds the identity of the key to each request, as the dispatcher does. A request without a valid key has no identity.
+fn authenticate(catalog: &Catalog, router: Router) -> Router {
     async fn identify(State(catalog): State<Catalog>, mut request: Request, next: Next) -> Response {
-        let given = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let key = given.and_then(|value| value.strip_prefix("Bearer "));
+        let header = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let key = header.and_then(|value| value.strip_prefix("Bearer "));
         if let Some(identity) = key.and_then(|key| catalog.authenticate(key)) {
             request.extensions_mut().insert(identity);
         }
@@ -195,8 +200,8 @@ fn identified(catalog: &Catalog, router: Router) -> Router {
     router.layer(middleware::from_fn_with_state(catalog.clone(), identify))
 }
 
-/// Methods and paths of the description, below the base.
-fn described() -> BTreeSet<(String, String)> {
+/// Returns the methods and paths of the description, below the base.
+fn described_operations() -> BTreeSet<(String, String)> {
     let api = serde_json::to_value(description()).unwrap();
     let mut found = BTreeSet::new();
     for (path, item) in api["paths"].as_object().unwrap() {
@@ -207,7 +212,7 @@ fn described() -> BTreeSet<(String, String)> {
     found
 }
 
-/// Each operation, and the least rights that it takes.
+/// The operations with the least rights that each needs.
 const OPERATIONS: [(&str, &str, Rights); 24] = [
     ("GET", "/tenants", Rights::Operator),
     ("POST", "/tenants", Rights::Operator),
@@ -235,8 +240,8 @@ const OPERATIONS: [(&str, &str, Rights); 24] = [
     ("GET", "/openapi.json", Rights::Viewer),
 ];
 
-/// A path with values for its parts, none of which is there.
-fn filled(path: &str) -> String {
+/// Fills the parameters of a path with values that do not exist.
+fn fill_parameters(path: &str) -> String {
     path.replace("{tenant}", "nobody")
         .replace("{name}", "nothing")
         .replace("{version}", "7")
@@ -246,96 +251,100 @@ fn filled(path: &str) -> String {
 
 #[tokio::test]
 async fn a_name_is_checked_before_the_body_is_read() {
-    let scene = Scene::new();
-    let author = scene.key(Some("a"), Rights::Author);
+    let api = TestApi::new();
+    let author = api.key(Some("a"), Rights::Author);
     for (method, path) in [("POST", "/plugins/My.Agent/deployments"), ("PUT", "/secrets/My.Key")] {
-        let (status, answer) = scene.bytes(&author, method, path, b"no JSON".to_vec()).await;
+        let (status, answer) = api.request_bytes(&author, method, path, b"no JSON".to_vec()).await;
         assert_eq!(status, 400, "{path}: {answer}");
-        let said = answer["error"]["message"].as_str().unwrap();
-        assert!(said.contains("invalid name"), "{path}: {said}");
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.contains("invalid name"), "{path}: {message}");
     }
 }
 
 #[tokio::test]
-async fn the_description_and_the_routes_are_the_same() {
-    let scene = Scene::new();
-    let (status, api) = scene.bytes("", "GET", "/openapi.json", Vec::new()).await;
+async fn the_description_has_exactly_the_routes_of_the_api() {
+    let api = TestApi::new();
+    let (status, shown) = api.request_bytes("", "GET", "/openapi.json", Vec::new()).await;
     assert_eq!(status, 200);
-    assert_eq!(api, serde_json::to_value(description()).unwrap());
+    assert_eq!(shown, serde_json::to_value(description()).unwrap());
     let mut expected: BTreeSet<(String, String)> =
         OPERATIONS.iter().map(|(method, path, _)| ((*method).to_owned(), (*path).to_owned())).collect();
     expected.remove(&("GET".to_owned(), "/openapi.json".to_owned()));
-    assert_eq!(described(), expected);
-    for (method, path) in described() {
-        let (status, answer) = scene.ask("", &method, &filled(&path), Value::Null).await;
-        assert_eq!(status, 401, "{method} {path} is a route that asks for a key: {answer}");
-        let operation = &api["paths"][format!("{BASE}{path}")][method.to_lowercase()];
+    assert_eq!(described_operations(), expected);
+    for (method, path) in described_operations() {
+        let (status, answer) = api.request("", &method, &fill_parameters(&path), Value::Null).await;
+        assert_eq!(status, 401, "{method} {path} must be a route that needs a key: {answer}");
+        let operation = &shown["paths"][format!("{BASE}{path}")][method.to_lowercase()];
         assert!(operation["responses"]["default"].is_object(), "{method} {path}");
-        assert!(operation["summary"].as_str().is_some_and(|said| said.ends_with('.')), "{method} {path}");
+        assert!(
+            operation["summary"].as_str().is_some_and(|summary| summary.ends_with('.')),
+            "{method} {path}"
+        );
     }
-    // What is not described is no route.
+    // There are no routes besides those of the description.
     let all = [Method::GET, Method::PUT, Method::POST, Method::PATCH, Method::DELETE];
-    for (_, path) in described() {
+    for (_, path) in described_operations() {
         for method in &all {
-            if !described().contains(&(method.to_string(), path.clone())) {
-                let said =
-                    scene.refused(&scene.operator, method.as_str(), &filled(&path), Value::Null, 405).await;
-                assert!(said.contains("no such method"), "{said}");
+            if !described_operations().contains(&(method.to_string(), path.clone())) {
+                let message = api
+                    .send_refused(&api.operator, method.as_str(), &fill_parameters(&path), Value::Null, 405)
+                    .await;
+                assert!(message.contains("no such method"), "{message}");
             }
         }
     }
     for path in ["", "/", "/tenant", "/plugins/a/b/c"] {
-        let said = scene.refused(&scene.operator, "GET", path, Value::Null, 404).await;
-        assert!(said.contains("no such address"), "{said}");
+        let message = api.send_refused(&api.operator, "GET", path, Value::Null, 404).await;
+        assert!(message.contains("no such route"), "{message}");
     }
-    // Every reference leads somewhere.
-    let text = api.to_string();
+    // Every reference has a target.
+    let text = shown.to_string();
     for name in text.split("#/components/schemas/").skip(1).map(|rest| rest.split('"').next().unwrap()) {
-        assert!(api["components"]["schemas"][name].is_object(), "{name}");
+        assert!(shown["components"]["schemas"][name].is_object(), "{name}");
     }
 }
 
 #[tokio::test]
-async fn each_operation_takes_the_rights_that_it_needs_and_says_which() {
-    let scene = Scene::new();
+async fn each_operation_is_refused_to_keys_with_too_few_rights() {
+    let api = TestApi::new();
     let rights = [Rights::Viewer, Rights::Caller, Rights::Author, Rights::Operator];
     for (method, path, needed) in OPERATIONS {
-        for has in rights {
+        for given in rights {
             if path == "/openapi.json" {
                 continue;
             }
-            let key = scene.key((has != Rights::Operator).then_some("a"), has);
-            let place = |of: &Rights| rights.iter().position(|one| one == of);
-            let (status, answer) = scene.ask(&key, method, &filled(path), Value::Null).await;
-            if place(&has) < place(&needed) {
-                assert_eq!(status, 403, "{method} {path} as {has}: {answer}");
-                let said = answer["error"]["message"].as_str().unwrap();
-                assert!(said.contains(&format!("the rights of a {has}")), "{said}");
+            let key = api.key((given != Rights::Operator).then_some("a"), given);
+            let rank = |wanted: &Rights| rights.iter().position(|found| found == wanted);
+            let (status, answer) = api.request(&key, method, &fill_parameters(path), Value::Null).await;
+            if rank(&given) < rank(&needed) {
+                assert_eq!(status, 403, "{method} {path} as {given}: {answer}");
+                let message = answer["error"]["message"].as_str().unwrap();
+                assert!(message.contains(&format!("the rights of a {given}")), "{message}");
             } else {
-                assert!(![401, 403].contains(&status.as_u16()), "{method} {path} as {has}: {answer}");
+                assert!(![401, 403].contains(&status.as_u16()), "{method} {path} as {given}: {answer}");
             }
         }
     }
 }
 
 #[tokio::test]
-async fn a_key_that_is_wrong_or_revoked_opens_nothing() {
-    let scene = Scene::new();
-    let key = scene.key(Some("a"), Rights::Author);
-    scene.done(&key, "GET", "/plugins", Value::Null).await;
-    let id = scene.catalog.authenticate(&key).unwrap().key;
-    scene.done(&scene.operator, "DELETE", &format!("/keys/{id}"), Value::Null).await;
+async fn a_wrong_or_revoked_key_is_refused() {
+    let api = TestApi::new();
+    let key = api.key(Some("a"), Rights::Author);
+    api.send(&key, "GET", "/plugins", Value::Null).await;
+    let id = api.catalog.authenticate(&key).unwrap().key;
+    api.send(&api.operator, "DELETE", &format!("/keys/{id}"), Value::Null).await;
     for wrong in [key.as_str(), "rh_", ""] {
-        scene.refused(wrong, "GET", "/plugins", Value::Null, 401).await;
+        api.send_refused(wrong, "GET", "/plugins", Value::Null, 401).await;
     }
 }
 
 #[tokio::test]
-async fn what_is_another_tenant_s_is_answered_as_what_is_not_there() {
-    let scene = Scene::new();
-    let (a, b) = (scene.key(Some("a"), Rights::Author), scene.key(Some("b"), Rights::Author));
-    scene.push(&a, "calc", "one", true).await;
-    scene.done(&a, "PUT", "/secrets/calc", json!({"value": "s3cret"})).await;
+async fn items_of_another_tenant_look_like_missing_items() {
+    let api = TestApi::new();
+    let (a, b) = (api.key(Some("a"), Rights::Author), api.key(Some("b"), Rights::Author));
+    api.push(&a, "calc", "one", true).await;
+    api.send(&a, "PUT", "/secrets/calc", json!({"value": "s3cret"})).await;
     let digest = Digest::of(b"one").to_string();
     let attempts = |plugin: &str, digest: &str, tenant: &str| {
         [
@@ -356,259 +365,258 @@ async fn what_is_another_tenant_s_is_answered_as_what_is_not_there() {
             ("DELETE", format!("/tenants/{tenant}"), Value::Null),
         ]
     };
-    let (no_digest, there) = ("f".repeat(64), attempts("calc", &digest, "a"));
-    let absent = attempts("none", &no_digest, "nobody");
-    for ((method, path, body), (_, absent_path, absent_body)) in there.into_iter().zip(absent) {
-        let (status, answer) = scene.ask(&b, method, &path, body).await;
-        let (absent_status, absent_answer) = scene.ask(&b, method, &absent_path, absent_body).await;
+    let (no_digest, existing) = ("f".repeat(64), attempts("calc", &digest, "a"));
+    let missing = attempts("none", &no_digest, "nobody");
+    for ((method, path, body), (_, missing_path, missing_body)) in existing.into_iter().zip(missing) {
+        let (status, answer) = api.request(&b, method, &path, body).await;
+        let (missing_status, missing_answer) = api.request(&b, method, &missing_path, missing_body).await;
         assert!(status.is_client_error(), "{method} {path}: {answer}");
-        assert_eq!(status, absent_status, "{method} {path}");
-        let said = absent_answer.to_string();
-        let said = said.replace("none", "calc").replace(&no_digest, &digest).replace("nobody", "a");
-        assert_eq!(answer.to_string(), said, "{method} {path}");
+        assert_eq!(status, missing_status, "{method} {path}");
+        let expected = missing_answer.to_string();
+        let expected = expected.replace("none", "calc").replace(&no_digest, &digest).replace("nobody", "a");
+        assert_eq!(answer.to_string(), expected, "{method} {path}");
     }
-    assert_eq!(scene.done(&b, "GET", "/plugins", Value::Null).await["items"], json!([]));
-    assert_eq!(scene.done(&b, "GET", "/secrets", Value::Null).await["items"], json!([]));
-    // The same bytes are taken from b as if nobody had them.
-    scene.upload(&b, b"one").await;
-    assert!(scene.fake.take().iter().all(|asked| !asked.contains(" mine")));
-    let own = scene.done(&a, "GET", "/plugins?tenant=a", Value::Null).await;
+    assert_eq!(api.send(&b, "GET", "/plugins", Value::Null).await["items"], json!([]));
+    assert_eq!(api.send(&b, "GET", "/secrets", Value::Null).await["items"], json!([]));
+    // The upload of the same bytes by b does not reveal that a has them.
+    api.upload(&b, b"one").await;
+    assert!(api.fake.take_calls().iter().all(|call| !call.contains(" mine")));
+    let own = api.send(&a, "GET", "/plugins?tenant=a", Value::Null).await;
     assert_eq!(own["items"][0]["name"], "calc");
 }
 
 #[tokio::test]
-async fn a_push_is_checked_and_what_passed_is_activated_and_rolled_back() {
-    let scene = Scene::new();
-    let author = scene.key(Some("a"), Rights::Author);
-    let a = scene.a;
-    let pushed = scene.push(&author, "calc", "one", true).await;
+async fn a_pushed_deployment_that_passes_its_checks_is_activated_and_rolled_back() {
+    let api = TestApi::new();
+    let author = api.key(Some("a"), Rights::Author);
+    let a = api.a;
+    let pushed = api.push(&author, "calc", "one", true).await;
     assert_eq!(
         (&pushed["version"], &pushed["passed"], &pushed["active"]),
         (&json!(1), &json!(true), &json!(true))
     );
     assert_eq!(pushed["report"]["valid"], true);
     assert_eq!(pushed["created_by"], json!(author[..11]));
-    assert_eq!(scene.fake.take(), ["check calc".to_owned(), format!("activate {a} calc 1")]);
-    let said = scene.refused(&author, "POST", "/plugins/calc/rollback", Value::Null, 404).await;
-    assert!(said.contains("no earlier active version"), "{said}");
-    let pushed = scene.push(&author, "calc", "bad", true).await;
+    assert_eq!(api.fake.take_calls(), ["check calc".to_owned(), format!("activate {a} calc 1")]);
+    let message = api.send_refused(&author, "POST", "/plugins/calc/rollback", Value::Null, 404).await;
+    assert!(message.contains("no earlier active version"), "{message}");
+    let pushed = api.push(&author, "calc", "bad", true).await;
     assert_eq!(
         (&pushed["version"], &pushed["passed"], &pushed["active"]),
         (&json!(2), &json!(false), &json!(false))
     );
-    assert_eq!(scene.fake.take(), ["check calc"]);
-    let said = scene.refused(&author, "POST", "/plugins/calc/activate", json!({"version": 2}), 409).await;
-    assert!(said.contains("failed its checks"), "{said}");
-    let pushed = scene.push(&author, "calc", "three", false).await;
+    assert_eq!(api.fake.take_calls(), ["check calc"]);
+    let message =
+        api.send_refused(&author, "POST", "/plugins/calc/activate", json!({"version": 2}), 409).await;
+    assert!(message.contains("failed its checks"), "{message}");
+    let pushed = api.push(&author, "calc", "three", false).await;
     assert_eq!(pushed["active"], false);
-    let active = scene.done(&author, "POST", "/plugins/calc/activate", json!({"version": 3})).await;
+    let active = api.send(&author, "POST", "/plugins/calc/activate", json!({"version": 3})).await;
     assert_eq!((&active["version"], &active["before"]), (&json!(3), &json!(1)));
-    let active = scene.done(&author, "POST", "/plugins/calc/rollback", Value::Null).await;
+    let active = api.send(&author, "POST", "/plugins/calc/rollback", Value::Null).await;
     assert_eq!((&active["version"], &active["before"]), (&json!(1), &json!(3)));
-    let plugin = scene.done(&author, "GET", "/plugins/calc", Value::Null).await;
+    let plugin = api.send(&author, "GET", "/plugins/calc", Value::Null).await;
     assert_eq!((&plugin["active"], &plugin["newest"]), (&json!(1), &json!(3)));
-    let list = scene.done(&author, "GET", "/plugins/calc/deployments?limit=2", Value::Null).await;
+    let list = api.send(&author, "GET", "/plugins/calc/deployments?limit=2", Value::Null).await;
     assert_eq!(list["items"].as_array().unwrap().len(), 2);
     let rest = format!("/plugins/calc/deployments?limit=2&after={}", list["next"].as_str().unwrap());
-    let rest = scene.done(&author, "GET", &rest, Value::Null).await;
+    let rest = api.send(&author, "GET", &rest, Value::Null).await;
     assert_eq!((&rest["items"][0]["version"], &rest["next"]), (&json!(1), &Value::Null));
-    let one = scene.done(&author, "GET", "/plugins/calc/deployments/2", Value::Null).await;
+    let one = api.send(&author, "GET", "/plugins/calc/deployments/2", Value::Null).await;
     assert_eq!((&one["config"], &one["report"]["valid"]), (&json!("bad"), &json!(false)));
-    scene.fake.take();
-    scene.done(&author, "PATCH", "/plugins/calc", json!({"default": true, "quotas": {"running": 2}})).await;
-    assert_eq!(scene.fake.take(), [format!("changed {a}")]);
-    let tenant = scene.done(&scene.operator, "GET", "/tenants/a", Value::Null).await;
+    api.fake.take_calls();
+    api.send(&author, "PATCH", "/plugins/calc", json!({"default": true, "quotas": {"running": 2}})).await;
+    assert_eq!(api.fake.take_calls(), [format!("changed {a}")]);
+    let tenant = api.send(&api.operator, "GET", "/tenants/a", Value::Null).await;
     assert_eq!(tenant["default_plugin"], "calc");
-    scene.done(&author, "DELETE", "/plugins/calc", Value::Null).await;
-    assert_eq!(scene.fake.take(), [format!("removed {a} calc")]);
-    scene.refused(&author, "GET", "/plugins/calc", Value::Null, 404).await;
+    api.send(&author, "DELETE", "/plugins/calc", Value::Null).await;
+    assert_eq!(api.fake.take_calls(), [format!("removed {a} calc")]);
+    api.send_refused(&author, "GET", "/plugins/calc", Value::Null, 404).await;
 }
 
 #[tokio::test]
-async fn what_cannot_be_loaded_is_not_active_and_says_why() {
-    let scene = Scene::new();
-    let author = scene.key(Some("a"), Rights::Author);
-    let pushed = scene.push(&author, "unloadable", "one", true).await;
+async fn a_deployment_that_cannot_be_loaded_does_not_become_active() {
+    let api = TestApi::new();
+    let author = api.key(Some("a"), Rights::Author);
+    let pushed = api.push(&author, "unloadable", "one", true).await;
     assert_eq!((&pushed["passed"], &pushed["active"]), (&json!(true), &json!(false)));
-    let why = pushed["activation_error"].as_str().unwrap();
-    assert!(why.contains("it asks for too much memory"), "{why}");
-    let plugin = scene.done(&author, "GET", "/plugins/unloadable", Value::Null).await;
+    let error = pushed["activation_error"].as_str().unwrap();
+    assert!(error.contains("it asks for too much memory"), "{error}");
+    let plugin = api.send(&author, "GET", "/plugins/unloadable", Value::Null).await;
     assert_eq!(plugin["active"], Value::Null);
-    let said =
-        scene.refused(&author, "POST", "/plugins/unloadable/activate", json!({"version": 1}), 409).await;
-    assert!(said.contains("version 1 of plugin 'unloadable' cannot be loaded"), "{said}");
+    let message =
+        api.send_refused(&author, "POST", "/plugins/unloadable/activate", json!({"version": 1}), 409).await;
+    assert!(message.contains("version 1 of plugin 'unloadable' cannot be loaded"), "{message}");
 }
 
 #[tokio::test]
-async fn a_check_that_has_no_room_says_so_and_adds_nothing() {
-    let scene = Scene::new();
-    let author = scene.key(Some("a"), Rights::Author);
-    let component = scene.upload(&author, b"c").await;
+async fn a_push_is_refused_without_a_trace_while_there_is_no_room_for_its_check() {
+    let api = TestApi::new();
+    let author = api.key(Some("a"), Rights::Author);
+    let component = api.upload(&author, b"c").await;
     let body = json!({"component": component, "config": "busy"});
-    let said = scene.refused(&author, "POST", "/plugins/calc/deployments", body, 503).await;
-    assert_eq!(said, "four are being checked; retry later");
-    scene.refused(&author, "GET", "/plugins/calc", Value::Null, 404).await;
+    let message = api.send_refused(&author, "POST", "/plugins/calc/deployments", body, 503).await;
+    assert_eq!(message, "four are being checked; retry later");
+    api.send_refused(&author, "GET", "/plugins/calc", Value::Null, 404).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_plugin_is_activated_by_one_at_a_time() {
-    let scene = Arc::new(Scene::new());
-    let author = scene.key(Some("a"), Rights::Author);
+async fn activations_of_a_plugin_run_one_after_the_other() {
+    let api = Arc::new(TestApi::new());
+    let author = api.key(Some("a"), Rights::Author);
     for config in ["one", "two"] {
-        scene.push(&author, "calc", config, false).await;
+        api.push(&author, "calc", config, false).await;
     }
     let all = (0..20).map(|n| {
-        let (scene, author) = (Arc::clone(&scene), author.clone());
+        let (api, author) = (Arc::clone(&api), author.clone());
         tokio::spawn(async move {
             let body = json!({"version": 1 + n % 2});
-            scene.done(&author, "POST", "/plugins/calc/activate", body).await
+            api.send(&author, "POST", "/plugins/calc/activate", body).await
         })
     });
     for one in all.collect::<Vec<_>>() {
         one.await.unwrap();
     }
-    assert_eq!(scene.fake.activated_at_once.load(Ordering::SeqCst), 1);
-    let last = scene.fake.take().pop().unwrap();
-    let active = scene.catalog.plugin(scene.a, "calc").unwrap().active.unwrap();
+    assert_eq!(api.fake.max_activating.load(Ordering::SeqCst), 1);
+    let last = api.fake.take_calls().pop().unwrap();
+    let active = api.catalog.plugin(api.a, "calc").unwrap().active.unwrap();
     assert!(last.ends_with(&format!(" {active}")), "{last}, and {active} is active");
 }
 
 #[tokio::test]
-async fn tenants_are_made_changed_and_deleted_with_all_that_they_have() {
-    let scene = Scene::new();
-    let operator = &scene.operator;
+async fn tenants_are_created_changed_and_deleted_with_all_their_files() {
+    let api = TestApi::new();
+    let operator = &api.operator;
     let body = json!({"name": "c", "quotas": {"running": 4}, "network": {"allow": ["10.0.0.0/8"]}});
-    let made = scene.done(operator, "POST", "/tenants", body).await;
-    assert_eq!((&made["quotas"], &made["network"]["public"]), (&json!({"running": 4}), &json!("open")));
-    scene.refused(operator, "POST", "/tenants", json!({"name": "c"}), 409).await;
+    let created = api.send(operator, "POST", "/tenants", body).await;
+    assert_eq!((&created["quotas"], &created["network"]["public"]), (&json!({"running": 4}), &json!("open")));
+    api.send_refused(operator, "POST", "/tenants", json!({"name": "c"}), 409).await;
     let change = json!({"quotas": {"running": null, "plugins": 1, "weight": 3}});
-    let changed = scene.done(operator, "PATCH", "/tenants/c", change).await;
+    let changed = api.send(operator, "PATCH", "/tenants/c", change).await;
     assert_eq!(changed["quotas"], json!({"plugins": 1, "weight": 3}));
-    assert_eq!(changed["network"], made["network"]);
+    assert_eq!(changed["network"], created["network"]);
     let change = json!({"network": {"public": "listed"}});
-    let changed = scene.done(operator, "PATCH", "/tenants/c", change).await;
+    let changed = api.send(operator, "PATCH", "/tenants/c", change).await;
     assert_eq!(changed["network"], json!({"allow": ["10.0.0.0/8"], "public": "listed"}));
-    let id = &made["id"];
-    assert_eq!(scene.fake.take(), [format!("changed {id}"), format!("changed {id}")]);
-    for (body, said) in [
+    let id = &created["id"];
+    assert_eq!(api.fake.take_calls(), [format!("changed {id}"), format!("changed {id}")]);
+    for (body, expected) in [
         (json!({"name": "C"}), "lower-case letters"),
         (json!({"name": "d", "quotas": {"runing": 1}}), "unknown field `runing`"),
         (json!({"name": "d", "network": {"allow": ["http://h"]}}), "'http://h' is a URL"),
         (json!({"nam": "d"}), "unknown field `nam`"),
-        (json!([]), "the body is not as it should be"),
+        (json!([]), "invalid body"),
     ] {
-        let message = scene.refused(operator, "POST", "/tenants", body, 400).await;
-        assert!(message.contains(said), "{message}");
+        let message = api.send_refused(operator, "POST", "/tenants", body, 400).await;
+        assert!(message.contains(expected), "{message}");
     }
-    let author = scene.key(Some("c"), Rights::Author);
-    scene.push(&author, "one", "c", true).await;
+    let author = api.key(Some("c"), Rights::Author);
+    api.push(&author, "one", "c", true).await;
     let body = json!({"component": Digest::of(b"c")});
-    let said = scene.refused(&author, "POST", "/plugins/two/deployments", body, 403).await;
-    assert_eq!(said, "quota plugins is 1: 1 in use, 1 more requested");
-    let names: Vec<_> = scene.done(operator, "GET", "/tenants?limit=2", Value::Null).await["items"]
+    let message = api.send_refused(&author, "POST", "/plugins/two/deployments", body, 403).await;
+    assert_eq!(message, "quota plugins is 1: 1 in use, 1 more requested");
+    let names: Vec<_> = api.send(operator, "GET", "/tenants?limit=2", Value::Null).await["items"]
         .as_array()
         .unwrap()
         .iter()
         .map(|tenant| tenant["name"].clone())
         .collect();
     assert_eq!(names, ["a", "b"]);
-    let usage = scene.done(operator, "GET", "/tenants/c/usage", Value::Null).await;
+    let usage = api.send(operator, "GET", "/tenants/c/usage", Value::Null).await;
     assert_eq!(usage, json!({"component_bytes": 1, "days": []}));
-    scene.fake.take();
-    let folder = scene.catalog.tenant_folder(serde_json::from_value(id.clone()).unwrap());
-    scene.done(operator, "DELETE", "/tenants/c", Value::Null).await;
-    assert_eq!(scene.fake.take(), [format!("deleted {id}")]);
+    api.fake.take_calls();
+    let folder = api.catalog.tenant_folder(serde_json::from_value(id.clone()).unwrap());
+    api.send(operator, "DELETE", "/tenants/c", Value::Null).await;
+    assert_eq!(api.fake.take_calls(), [format!("deleted {id}")]);
     assert!(!folder.exists());
-    scene.refused(&author, "GET", "/plugins", Value::Null, 401).await;
-    scene.refused(operator, "GET", "/tenants/c", Value::Null, 404).await;
+    api.send_refused(&author, "GET", "/plugins", Value::Null, 401).await;
+    api.send_refused(operator, "GET", "/tenants/c", Value::Null, 404).await;
 }
 
 #[tokio::test]
-async fn an_operator_says_whose_plugins_are_meant() {
-    let scene = Scene::new();
-    let said = scene.refused(&scene.operator, "GET", "/plugins", Value::Null, 400).await;
-    assert!(said.contains("?tenant=NAME"), "{said}");
-    let listed = scene.done(&scene.operator, "GET", "/plugins?tenant=a", Value::Null).await;
+async fn an_operator_must_select_a_tenant() {
+    let api = TestApi::new();
+    let message = api.send_refused(&api.operator, "GET", "/plugins", Value::Null, 400).await;
+    assert!(message.contains("?tenant=NAME"), "{message}");
+    let listed = api.send(&api.operator, "GET", "/plugins?tenant=a", Value::Null).await;
     assert_eq!(listed["items"], json!([]));
-    scene.refused(&scene.operator, "GET", "/plugins?tenant=nobody", Value::Null, 404).await;
+    api.send_refused(&api.operator, "GET", "/plugins?tenant=nobody", Value::Null, 404).await;
 }
 
 #[tokio::test]
-async fn a_key_is_shown_once_and_listed_by_its_beginning() {
-    let scene = Scene::new();
+async fn a_key_is_shown_once_and_listed_by_its_first_characters() {
+    let api = TestApi::new();
     let body =
         json!({"name": "laptop", "rights": "caller", "tenant": "a", "expires_at": "2999-01-01T00:00:00Z"});
-    let made = scene.done(&scene.operator, "POST", "/keys", body).await;
-    let key = made["key"].as_str().unwrap();
-    assert!(scene.catalog.authenticate(key).is_some());
-    let list = scene.done(&scene.operator, "GET", "/keys?tenant=a", Value::Null).await;
+    let created = api.send(&api.operator, "POST", "/keys", body).await;
+    let key = created["key"].as_str().unwrap();
+    assert!(api.catalog.authenticate(key).is_some());
+    let list = api.send(&api.operator, "GET", "/keys?tenant=a", Value::Null).await;
     assert_eq!(list["items"].as_array().unwrap().len(), 1);
-    let mut shown = made.clone();
+    let mut shown = created.clone();
     shown.as_object_mut().unwrap().remove("key");
     assert_eq!(list["items"][0], shown);
     assert_eq!((&shown["tenant"], &shown["expires_at"]), (&json!("a"), &json!("2999-01-01T00:00:00Z")));
     assert!(!list.to_string().contains(&key[11..]));
     for body in [json!({"rights": "author"}), json!({"rights": "operator", "tenant": "a"})] {
-        let said = scene.refused(&scene.operator, "POST", "/keys", body, 400).await;
-        assert!(said.contains("a key for an operator must have no tenant"), "{said}");
+        let message = api.send_refused(&api.operator, "POST", "/keys", body, 400).await;
+        assert!(message.contains("a key for an operator must have no tenant"), "{message}");
     }
     let body = json!({"rights": "operator", "expires_at": "2020-01-01T00:00:00Z"});
-    let said = scene.refused(&scene.operator, "POST", "/keys", body, 400).await;
-    assert_eq!(said, "expires_at: that is over already");
-    let (path, missing) = (format!("/keys/{}", made["id"]), "/keys/7777");
-    scene.done(&scene.operator, "DELETE", &path, Value::Null).await;
-    assert_eq!(scene.catalog.authenticate(key), None);
-    scene.refused(&scene.operator, "DELETE", missing, Value::Null, 404).await;
-    let first = scene.done(&scene.operator, "GET", "/keys?limit=1", Value::Null).await;
+    let message = api.send_refused(&api.operator, "POST", "/keys", body, 400).await;
+    assert_eq!(message, "invalid expires_at: it must be in the future");
+    let (path, missing) = (format!("/keys/{}", created["id"]), "/keys/7777");
+    api.send(&api.operator, "DELETE", &path, Value::Null).await;
+    assert_eq!(api.catalog.authenticate(key), None);
+    api.send_refused(&api.operator, "DELETE", missing, Value::Null, 404).await;
+    let first = api.send(&api.operator, "GET", "/keys?limit=1", Value::Null).await;
     let rest = format!("/keys?limit=1&after={}", first["next"].as_str().unwrap());
-    assert_eq!(scene.done(&scene.operator, "GET", &rest, Value::Null).await["items"][0]["name"], "laptop");
+    assert_eq!(api.send(&api.operator, "GET", &rest, Value::Null).await["items"][0]["name"], "laptop");
 }
 
 #[tokio::test]
-async fn a_secret_comes_in_sealed_and_is_given_back_to_nobody() {
-    let scene = Scene::new();
-    let author = scene.key(Some("a"), Rights::Author);
-    scene.done(&author, "PUT", "/secrets/judge", json!({"value": "a very secret text"})).await;
-    let list = scene.done(&author, "GET", "/secrets", Value::Null).await;
+async fn a_secret_is_stored_sealed_and_never_returned() {
+    let api = TestApi::new();
+    let author = api.key(Some("a"), Rights::Author);
+    api.send(&author, "PUT", "/secrets/judge", json!({"value": "a very secret text"})).await;
+    let list = api.send(&author, "GET", "/secrets", Value::Null).await;
     assert_eq!(list, json!({"items": ["judge"]}));
     let seal = Seal::of_secret(&Secret::new("host"));
-    let opened = opened_secrets(&scene.catalog, &seal, scene.a).unwrap();
+    let opened = open_secrets(&api.catalog, &seal, api.a).unwrap();
     assert_eq!((&*opened[0].0, opened[0].1.expose()), ("judge", "a very secret text"));
     let other = Seal::of_secret(&Secret::new("another host"));
-    assert!(opened_secrets(&scene.catalog, &other, scene.a).unwrap().is_empty());
+    assert!(open_secrets(&api.catalog, &other, api.a).unwrap().is_empty());
     for file in ["catalog.db", "catalog.db-wal"] {
-        let bytes = std::fs::read(scene.catalog.path().join(file)).unwrap();
+        let bytes = std::fs::read(api.catalog.path().join(file)).unwrap();
         assert!(!bytes.windows(11).any(|part| part == b"very secret"), "{file}");
     }
-    assert_eq!(scene.fake.take(), [format!("changed {}", scene.a)]);
-    scene.refused(&author, "PUT", "/secrets/judge", json!({"value": ""}), 400).await;
-    scene.done(&author, "DELETE", "/secrets/judge", Value::Null).await;
-    scene.refused(&author, "DELETE", "/secrets/judge", Value::Null, 404).await;
+    assert_eq!(api.fake.take_calls(), [format!("changed {}", api.a)]);
+    api.send_refused(&author, "PUT", "/secrets/judge", json!({"value": ""}), 400).await;
+    api.send(&author, "DELETE", "/secrets/judge", Value::Null).await;
+    api.send_refused(&author, "DELETE", "/secrets/judge", Value::Null, 404).await;
 }
 
 #[tokio::test]
-async fn bodies_are_bounded() {
-    let scene = Scene::new();
-    let author = scene.key(Some("a"), Rights::Author);
+async fn the_size_of_bodies_is_limited() {
+    let api = TestApi::new();
+    let author = api.key(Some("a"), Rights::Author);
     let body = json!({"name": "x".repeat(1 << 20)});
-    let said = scene.refused(&scene.operator, "POST", "/tenants", body, 413).await;
-    assert_eq!(said, "the body is larger than 1048576 bytes");
+    let message = api.send_refused(&api.operator, "POST", "/tenants", body, 413).await;
+    assert_eq!(message, "the body is larger than 1048576 bytes");
     let large = vec![7; COMPONENT_BYTES_MAX as usize + 1];
     let path = format!("/components/{}", Digest::of(&large));
-    let (status, answer) = scene.bytes(&author, "PUT", &path, large).await;
+    let (status, answer) = api.request_bytes(&author, "PUT", &path, large).await;
     assert_eq!((status.as_u16(), &answer["error"]["kind"]), (413, &json!("too-large")), "{answer}");
     let path = format!("/components/{}", Digest::of(b"other"));
-    let (status, answer) = scene.bytes(&author, "PUT", &path, b"this".to_vec()).await;
+    let (status, answer) = api.request_bytes(&author, "PUT", &path, b"this".to_vec()).await;
     assert_eq!((status.as_u16(), &answer["error"]["kind"]), (400, &json!("invalid")), "{answer}");
-    scene.refused(&author, "PUT", "/components/xyz", Value::Null, 400).await;
-    scene.upload(&author, &vec![7; 2_500_000]).await;
-    scene
-        .done(&scene.operator, "PATCH", "/tenants/a", json!({"quotas": {"component-bytes": 2_600_000}}))
-        .await;
+    api.send_refused(&author, "PUT", "/components/xyz", Value::Null, 400).await;
+    api.upload(&author, &vec![7; 2_500_000]).await;
+    api.send(&api.operator, "PATCH", "/tenants/a", json!({"quotas": {"component-bytes": 2_600_000}})).await;
     let more = vec![8; 200_000];
     let path = format!("/components/{}", Digest::of(&more));
-    let (status, answer) = scene.bytes(&author, "PUT", &path, more).await;
+    let (status, answer) = api.request_bytes(&author, "PUT", &path, more).await;
     assert_eq!((status.as_u16(), &answer["error"]["kind"]), (403, &json!("forbidden")), "{answer}");
-    let said = answer["error"]["message"].as_str().unwrap();
-    assert!(said.contains("quota component-bytes is 2600000: 2500000 in use"), "{said}");
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert!(message.contains("quota component-bytes is 2600000: 2500000 in use"), "{message}");
 }

@@ -1,4 +1,4 @@
-//! What goes over the wire, as JSON and as its description.
+//! JSON types of the admin API. Their doc comments are the descriptions in OpenAPI.
 
 use std::borrow::Cow;
 
@@ -11,80 +11,80 @@ use utoipa::openapi::schema::{AdditionalProperties, SchemaType};
 use utoipa::openapi::{ContentBuilder, ObjectBuilder, OpenApi, Ref, RefOr, ResponseBuilder, Schema, Type};
 use utoipa::{IntoParams, PartialSchema, ToSchema};
 
-/// What a list has at most where nothing is said.
+/// Default maximum number of items in a page of a list.
 const LIMIT_DEFAULT: u32 = 100;
 
-/// An error.
+/// The body of an error response.
 #[derive(Serialize, ToSchema)]
 pub(super) struct ErrorBody {
     pub error: ErrorDetail,
 }
 
-/// What went wrong.
+/// An error.
 #[derive(Serialize, ToSchema)]
 pub(super) struct ErrorDetail {
-    /// One word for each status.
+    /// The kind of error: one word for each status code.
     #[schema(example = "not-found")]
     pub kind: String,
-    /// What was wrong, and what to do about it.
+    /// The reason, and a remedy if there is one.
     pub message: String,
 }
 
-/// Says of every operation how it answers what it refuses.
-pub(super) fn describe_refusals(api: &mut OpenApi) {
+/// Adds the error response to the description of every operation.
+pub(super) fn add_error_responses(api: &mut OpenApi) {
     for item in api.paths.paths.values_mut() {
         let operations: [&mut Option<Operation>; 5] =
             [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete];
         for operation in operations.into_iter().flatten() {
             let content = ContentBuilder::new().schema(Some(Ref::from_schema_name("ErrorBody"))).build();
-            let refused = ResponseBuilder::new()
-                .description("Refused: the error says why.")
+            let response = ResponseBuilder::new()
+                .description("The request failed; the body has the reason.")
                 .content("application/json", content);
-            operation.responses.responses.insert("default".to_owned(), refused.build().into());
+            operation.responses.responses.insert("default".to_owned(), response.build().into());
         }
     }
 }
 
-/// Whom a request is about.
+/// The tenant to which a request refers.
 #[derive(IntoParams)]
 #[into_params(parameter_in = Query)]
 #[expect(dead_code, reason = "described; `extract` reads it")]
-pub(super) struct OfTenant {
-    /// The tenant. An operator has to say whom; every other key has one.
+pub(super) struct TenantParam {
+    /// The tenant's name. Required with an operator's key; every other key belongs to a tenant.
     tenant: Option<String>,
 }
 
-/// Which part of a list.
+/// A page of a list.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(super) struct Page {
-    /// Those behind this one: the `next` of the part before.
+    /// Cursor: lists the items after this one. Pass the `next` of the previous page.
     pub after: Option<String>,
-    /// How many at most, up to 1000.
+    /// Maximum number of items, from 1 to 1000; the default is 100.
     limit: Option<u32>,
 }
 
 impl Page {
-    /// How many there are to be.
+    /// Returns the maximum number of items.
     pub(super) fn limit(&self) -> u32 {
         self.limit.unwrap_or(LIMIT_DEFAULT).clamp(1, catalog::LIST_MAX)
     }
 }
 
-/// Part of a list.
+/// A page of a list.
 #[derive(Serialize, ToSchema)]
 pub(super) struct List<T> {
-    /// The elements.
+    /// The items of the page.
     pub items: Vec<T>,
-    /// What to give as `after` for the rest, where there may be one.
+    /// The `after` of the next page, if there may be one.
     pub next: Option<String>,
 }
 
 impl<T> List<T> {
-    /// A part that was asked for by its limit.
-    pub(super) fn of(items: Vec<T>, page: &Page, name: impl Fn(&T) -> String) -> Self {
+    /// Creates a page from at most `page.limit()` items. `cursor` returns the cursor of an item.
+    pub(super) fn page(items: Vec<T>, page: &Page, cursor: impl Fn(&T) -> String) -> Self {
         let is_full = items.len() as u64 >= u64::from(page.limit());
-        let next = items.last().filter(|_| is_full).map(name);
+        let next = items.last().filter(|_| is_full).map(cursor);
         Self { items, next }
     }
 }
@@ -140,14 +140,14 @@ fn quotas_schema(description: &str, value: SchemaType) -> RefOr<Schema> {
     Schema::from(object).into()
 }
 
-/// Where a tenant's requests may go. Private addresses are closed but for those that are listed.
+/// Rules for the connections of a tenant's rollouts. Private addresses must be listed.
 #[derive(ToSchema)]
 #[schema(as = NetworkRules)]
 #[expect(dead_code, reason = "describes `rollout_catalog::NetworkRules`")]
 pub(super) struct NetworkRulesSchema {
-    /// Hosts (`model.internal`, `*.internal`), addresses and networks (`10.1.0.0/16`), each perhaps with a port.
+    /// Allowed hosts (`model.internal`, `*.internal`), addresses and networks (`10.1.0.0/16`), with or without a port.
     allow: Vec<String>,
-    /// Whether public addresses are open without being listed: `open` or `listed`.
+    /// Access to public addresses: `open` allows all, `listed` only those in `allow`.
     #[schema(example = "open")]
     public: String,
 }
@@ -155,14 +155,14 @@ pub(super) struct NetworkRulesSchema {
 /// A tenant.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Tenant {
-    /// Never that of another tenant.
+    /// The tenant's number, which is never used again.
     pub id: i64,
     pub name: String,
     #[schema(value_type = QuotasSchema)]
     pub quotas: Quotas,
     #[schema(value_type = NetworkRulesSchema)]
     pub network: catalog::NetworkRules,
-    /// The plugin that answers at the root.
+    /// The name of the plugin that answers at the tenant's root.
     pub default_plugin: Option<String>,
     #[schema(value_type = String, format = DateTime)]
     pub created_at: Time,
@@ -176,11 +176,11 @@ impl From<catalog::Tenant> for Tenant {
     }
 }
 
-/// A tenant to be made.
+/// A tenant to create.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NewTenant {
-    /// 1 to 64 lower-case letters, digits, `-` and `_`, a letter or digit first.
+    /// The tenant's name: 1 to 64 lower-case letters, digits, `-` and `_`; the first is a letter or a digit.
     pub name: String,
     #[serde(default)]
     #[schema(value_type = Option<QuotasSchema>)]
@@ -190,7 +190,7 @@ pub(super) struct NewTenant {
     pub network: catalog::NetworkRules,
 }
 
-/// What of a tenant changes.
+/// Changes of a tenant.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct TenantChange {
@@ -201,53 +201,56 @@ pub(super) struct TenantChange {
     pub network: NetworkChange,
 }
 
-/// Network rules that change; what is left out stays.
+/// Changes of network rules. A missing field keeps its value.
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct NetworkChange {
-    /// Takes the place of the list there is.
+    /// The new list, which replaces the old one.
     pub allow: Option<Vec<String>>,
-    /// `open` or `listed`.
+    /// Access to public addresses: `open` or `listed`.
     #[schema(value_type = Option<String>)]
     public: Option<catalog::Public>,
 }
 
 impl NetworkChange {
+    /// Applies the changes.
     pub(super) fn apply(self, rules: &mut catalog::NetworkRules) {
         rules.allow = self.allow.unwrap_or(std::mem::take(&mut rules.allow));
         rules.public = self.public.unwrap_or(rules.public);
     }
 }
 
-/// What a tenant has, and used.
+/// The usage of a tenant.
 #[derive(Serialize, ToSchema)]
 pub(super) struct TenantUsage {
-    /// Bytes of components together.
+    /// Number of bytes of all components together.
     pub component_bytes: u64,
-    /// The newest day first; days without use are left out.
-    pub days: Vec<UsageOfDay>,
+    /// Usage by day, newest first. Days without usage are left out.
+    pub days: Vec<DayUsage>,
 }
 
-/// What a tenant used in a day, as UTC has them.
+/// The usage of a tenant in a day.
 #[derive(Serialize, ToSchema)]
-pub(super) struct UsageOfDay {
+#[schema(as = UsageOfDay)]
+pub(super) struct DayUsage {
+    /// The day in UTC.
     #[schema(example = "2026-11-23")]
     pub day: String,
     pub model_tokens: u64,
     pub guest_cpu_seconds: f64,
 }
 
-/// What is shown of a key.
+/// A key, without the key itself.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Key {
     pub id: i64,
-    /// Its first characters.
+    /// The first characters of the key.
     pub prefix: String,
     pub name: String,
-    /// `operator`, `author`, `caller` or `viewer`.
+    /// The rights of the key: `operator`, `author`, `caller` or `viewer`.
     #[schema(value_type = String)]
     pub rights: catalog::Rights,
-    /// The tenant that it belongs to; an operator's belongs to none.
+    /// The name of the key's tenant. An operator's key has none.
     pub tenant: Option<String>,
     #[schema(value_type = String, format = DateTime)]
     pub created_at: Time,
@@ -260,6 +263,7 @@ pub(super) struct Key {
 }
 
 impl Key {
+    /// Creates the JSON form of a key. `tenant` is the name of its tenant.
     pub(super) fn new(key: catalog::KeyInfo, tenant: Option<String>) -> Self {
         Self {
             id: key.id.0,
@@ -275,27 +279,27 @@ impl Key {
     }
 }
 
-/// A key to be made.
+/// A key to create.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NewKey {
-    /// What people call it.
+    /// A name by which people recognize the key.
     #[serde(default)]
     pub name: String,
-    /// `operator`, `author`, `caller` or `viewer`.
+    /// The rights of the key: `operator`, `author`, `caller` or `viewer`.
     #[schema(value_type = String)]
     pub rights: catalog::Rights,
-    /// The tenant that it belongs to; left out for an operator's.
+    /// The name of the key's tenant. An operator's key has none.
     pub tenant: Option<String>,
-    /// When it ends, if ever.
+    /// The time after which the key is invalid. Without it, the key does not expire.
     #[schema(value_type = Option<String>, format = DateTime)]
     pub expires_at: Option<Time>,
 }
 
-/// A key that was made.
+/// A created key.
 #[derive(Serialize, ToSchema)]
 pub(super) struct CreatedKey {
-    /// The key itself. It is shown here and nowhere else.
+    /// The key itself. No other response contains it.
     pub key: String,
     #[serde(flatten)]
     pub info: Key,
@@ -305,11 +309,11 @@ pub(super) struct CreatedKey {
 #[derive(Serialize, ToSchema)]
 pub(super) struct Plugin {
     pub name: String,
-    /// The version that new rollouts get.
+    /// The active version, which new rollouts use.
     pub active: Option<u32>,
     /// The newest version.
     pub newest: Option<u32>,
-    /// Whether it answers at the tenant's root.
+    /// Whether it is the default plugin, which answers at the tenant's root.
     pub default: bool,
     #[schema(value_type = QuotasSchema)]
     pub quotas: Quotas,
@@ -325,38 +329,38 @@ impl From<catalog::PluginInfo> for Plugin {
     }
 }
 
-/// What of a plugin changes.
+/// Changes of a plugin.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PluginChange {
     #[serde(default)]
     #[schema(value_type = QuotasChangeSchema)]
     pub quotas: QuotasChange,
-    /// Whether it answers at the tenant's root. Where another one did it does no more.
+    /// Whether it is the default plugin, which answers at the tenant's root. It replaces the previous one.
     pub default: Option<bool>,
 }
 
-/// A version to activate.
+/// Request to activate a version.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Activate {
     pub version: u32,
 }
 
-/// A version was activated.
+/// An activation of a version.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Activation {
-    /// What new rollouts get now.
+    /// The active version, which new rollouts use.
     pub version: u32,
-    /// What they got before.
+    /// The version that was active before.
     pub before: Option<u32>,
     #[schema(value_type = String, format = DateTime)]
     pub at: Time,
 }
 
 impl From<catalog::Activation> for Activation {
-    fn from(done: catalog::Activation) -> Self {
-        Self { version: done.version, before: done.before, at: done.at }
+    fn from(activation: catalog::Activation) -> Self {
+        Self { version: activation.version, before: activation.before, at: activation.at }
     }
 }
 
@@ -366,14 +370,14 @@ pub(super) struct Deployment {
     pub version: u32,
     /// The SHA-256 of the component with the workflow.
     pub component: String,
-    /// That of the component with the grader, where it is another one.
+    /// The SHA-256 of the component with the grader, if it is another one.
     pub grader: Option<String>,
-    /// Whether it passed its checks, and so may be active.
+    /// Whether it passed its checks and so may be activated.
     pub passed: bool,
     pub active: bool,
     #[schema(value_type = String, format = DateTime)]
     pub created_at: Time,
-    /// The beginning of the key that it was pushed with.
+    /// The first characters of the key with which it was pushed.
     pub created_by: String,
 }
 
@@ -391,49 +395,50 @@ impl From<catalog::DeploymentInfo> for Deployment {
     }
 }
 
-/// A deployment with its texts.
+/// A deployment with its configuration and the report of its checks.
 #[derive(Serialize, ToSchema)]
 pub(super) struct WholeDeployment {
     #[serde(flatten)]
     pub deployment: Deployment,
-    /// Its configuration, as it was written.
+    /// The configuration as it was written.
     pub config: Option<String>,
-    /// What its checks found, as `validate --json` says it.
+    /// The report of its checks, as `validate --json` prints it.
     #[schema(value_type = Object)]
     pub report: Box<RawValue>,
 }
 
-/// A deployment to be checked, of components that were uploaded.
+/// A deployment to check and add. Its components must have been uploaded.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NewDeployment {
     /// The SHA-256 of the component with the workflow.
     pub component: String,
-    /// That of the component with the grader, where it is another one.
+    /// The SHA-256 of the component with the grader, if it is another one.
     pub grader: Option<String>,
-    /// Its configuration: `[plugin]`, `[grader]`, `[limits]`, `[model]` and `[judge]` of a TOML file as `serve --config` reads it.
+    /// The configuration in TOML: the sections `[plugin]`, `[grader]`, `[limits]`, `[model]` and `[judge]` of a file for
+    /// `serve --config`.
     pub config: Option<String>,
-    /// Whether it is to be active if it passes.
+    /// Whether to activate it if it passes its checks.
     #[serde(default)]
     pub activate: bool,
 }
 
-/// A deployment that was checked.
+/// A deployment that was checked and added.
 #[derive(Serialize, ToSchema)]
 pub(super) struct PushedDeployment {
     #[serde(flatten)]
     pub deployment: Deployment,
-    /// What its checks found, as `validate --json` says it.
+    /// The report of its checks, as `validate --json` prints it.
     #[schema(value_type = Object)]
     pub report: Box<RawValue>,
-    /// Why it is not active, where it was to be and passed.
+    /// The reason why it passed its checks but could not be activated as requested.
     pub activation_error: Option<String>,
 }
 
-/// A component that the tenant has.
+/// A component that the tenant has uploaded.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Component {
-    /// Its SHA-256.
+    /// The component's SHA-256.
     pub digest: String,
     pub bytes: u64,
 }
@@ -444,16 +449,17 @@ impl From<catalog::Component> for Component {
     }
 }
 
-/// A secret to be kept.
+/// A secret to store.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NewSecret {
-    /// It is sealed, and never given back.
+    /// The secret, which is encrypted and never returned.
     pub value: String,
 }
 
-/// The names of secrets.
+/// The secrets of a tenant.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Secrets {
+    /// The names of the secrets.
     pub items: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! The socket that callers connect to, before and while it is listened on.
+//! The listening socket and its options.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,37 +8,37 @@ use tokio_util::sync::CancellationToken;
 
 use crate::tls::ServerTls;
 
-/// Connections that may wait to be accepted. A trainer opens thousands at once, and one
-/// that finds no place is tried again seconds later. The kernel caps it.
+/// Maximum number of connections that wait to be accepted. A trainer opens thousands at once, and one that does not fit is
+/// retried seconds later. The kernel caps the number.
 const BACKLOG: u32 = 16_384;
 
-/// An address that was taken, and on which may be listened later.
+/// A bound socket.
 #[derive(Debug)]
 pub enum Bound {
-    /// By this process.
+    /// A socket that this process bound; it does not listen yet.
     Here(TcpSocket),
-    /// By whoever started it and listens on it already. Connections wait there for the next process
-    /// when this one has left it.
+    /// A listening socket that a supervisor passed to this process. Between this process and the next one, connections wait
+    /// in its backlog.
     Passed(std::net::TcpListener),
 }
 
-/// What is listened on, and how.
+/// A listener with its options.
 pub struct Listening {
     pub(super) listener: TcpListener,
     pub(super) tls: Option<ServerTls>,
     pub(super) leaving: CancellationToken,
 }
 
-/// Takes an address, for which a privilege may be needed, without listening yet.
+/// Binds a socket to an address, without listening yet. Some ports need a privilege, which is dropped before listening.
 pub fn bind(address: SocketAddr) -> io::Result<Bound> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // A restarted server takes its port over from connections that are still closing.
+    // A restarted server can bind its port although connections of the previous process are still closing.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     Ok(Bound::Here(socket))
 }
 
-/// Listens on the address that was taken; within the runtime.
+/// Listens on a bound socket. Call it within the runtime.
 pub fn listen(socket: Bound) -> io::Result<TcpListener> {
     match socket {
         Bound::Here(socket) => socket.listen(BACKLOG),
@@ -50,13 +50,13 @@ pub fn listen(socket: Bound) -> io::Result<TcpListener> {
 }
 
 impl Listening {
-    /// Callers are shown this certificate, where there is one.
+    /// Serves over TLS with this certificate, if there is one.
     pub fn with_tls(self, tls: Option<ServerTls>) -> Self {
         Self { tls, ..self }
     }
 
-    /// When this is cancelled, who comes from then on is left to another process that listens on the
-    /// same. Who is connected is served, and asked to connect anew.
+    /// Stops accepting connections when `leaving` is cancelled: another process that listens on the same socket accepts
+    /// them. Open connections are closed after the response to their current or next request.
     pub fn until_left(self, leaving: CancellationToken) -> Self {
         Self { leaving, ..self }
     }

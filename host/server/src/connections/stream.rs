@@ -1,4 +1,4 @@
-//! A caller's bytes, over TLS or without.
+//! The byte stream of a connection, with or without TLS.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -8,14 +8,15 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
-/// A connection's bytes.
-pub(super) enum Bytes {
+/// The byte stream of a connection.
+pub(super) enum ByteStream {
+    /// Bytes without TLS.
     Plain(TcpStream),
-    /// In a box, because most are not, and it is a kilobyte.
+    /// Bytes over TLS. In a box, because it has a kilobyte and most connections are plain.
     Encrypted(Box<TlsStream<TcpStream>>),
 }
 
-/// Does the same with either.
+/// Evaluates an expression with the pinned stream of either kind.
 macro_rules! either {
     ($self:ident, $stream:ident => $do:expr) => {
         match $self.get_mut() {
@@ -31,13 +32,13 @@ macro_rules! either {
     };
 }
 
-impl AsyncRead for Bytes {
+impl AsyncRead for ByteStream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         either!(self, stream => stream.poll_read(cx, buf))
     }
 }
 
-impl AsyncWrite for Bytes {
+impl AsyncWrite for ByteStream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         either!(self, stream => stream.poll_write(cx, buf))
     }

@@ -1,14 +1,12 @@
-//! The connections that are open, and which of them is the first to go.
+//! The table of open connections, which decides which connection is closed to make room for a new one.
 //!
-//! A connection that asks for nothing costs a descriptor, of which there are few, and a caller that
-//! opens hundreds of them must not keep out callers that ask for something. So the table knows what
-//! each connection is at, and where a new one finds no room, the one that has been silent for the
-//! longest makes it.
+//! A silent connection costs a descriptor, of which there are few, and a caller that opens hundreds of them must not keep
+//! out callers with requests. The table knows the stage of each connection; when a new connection finds no room, the one
+//! that has been silent for the longest is closed.
 //!
-//! The table also knows whose key a connection's last request carried. An owner may have more
-//! connections than its share while there is room. Where there is none, the owner with the most
-//! connections makes it: by an idle connection, or by a poll that waits for news and is answered
-//! early. See `docs/adr/0107`.
+//! The table also knows the owner of the key in a connection's last request. While there is room, an owner may have more
+//! connections than its share. When there is none, the owner with the most connections makes room: an idle connection is
+//! closed, or a waiting poll is answered early. See `docs/adr/0107`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,61 +21,61 @@ use tokio::sync::Notify;
 use crate::connection::{Connection, Owner};
 use rollout_core::capacity::CALLERS_SPARE;
 
-/// How long a caller may take over the head of a request, from the connection or from the
-/// first byte. A head is one packet; a minute of them is an attack.
+/// Timeout of the head of a request, from the connection or from the first byte. A head usually is one packet.
 const HEAD_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// How long a connection may be idle between two requests. Callers keep some open for the next
-/// request, and open another where one is gone.
+/// Timeout of a connection without a request. Callers that pool connections open another one when they need it.
 const IDLE_TIME_MAX: Duration = Duration::from_secs(120);
 
-/// How long a caller may read nothing of its response.
+/// Timeout of a response of which the caller reads nothing.
 const UNREAD_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// How long a connection that was asked to close may take over what it still sends, and how long
-/// where others wait for its descriptor.
+/// Time after which a connection that was asked to close is asked again. If its handler is done by then, the connection is
+/// closed even if the response is not written.
 const CLOSING_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// The value of [`CLOSING_TIME_MAX`] while a new connection waits for a descriptor.
 const CLOSING_TIME_HURRIED: Duration = Duration::from_millis(250);
 
-/// The part of all connections that those without a verified key may have before they make room
-/// first: a head takes a moment to come, and callers without a key must not keep out those with one.
-const UNKNOWN_PART: usize = 4;
+/// Divisor of the maximum number of connections. Connections without a verified key are the first to be closed if they are
+/// more than this part: a head takes a moment to arrive, but callers without a key must not keep out those with one.
+const UNAUTHENTICATED_PART: usize = 4;
 
-/// Time that a new connection has for its head before it makes room for others. In a burst the server reads heads late, and a
-/// connection that is closed before has no answer.
+/// Time in which the head of a new connection may arrive before the connection is closed for others. In a burst the server
+/// reads heads late, and a connection that is closed earlier gets no response.
 const HEAD_GRACE: Duration = Duration::from_millis(500);
 
-/// A connection that goes on is noted this often and no more.
+/// Minimum interval at which the progress of a connection is noted.
 const PROGRESS_STEP: Duration = Duration::from_secs(1);
 
-/// What a connection is at.
+/// Stage of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Nobody has looked yet whether it says something: it may have asked already.
+    /// The connection was not read yet; a request may have arrived.
     New,
-    /// The head of a request is to come, or a part of it did.
+    /// The head of a request is expected or has arrived in part.
     Head,
-    /// Nothing is under way.
+    /// No request is in progress.
     Idle,
     /// The body of a request is being read.
     Receiving,
     /// A response is being written.
     Sending,
-    /// A request is being worked on. Nobody has a say in how long that takes but its handler.
+    /// The handler of a request runs, for as long as it likes.
     Working,
-    /// The handler of a request waits for news, and can be answered early.
+    /// The handler of a poll waits for news and can be answered early.
     Waiting,
-    /// It speaks another protocol by now, and is its handler's until the server stops.
+    /// The connection speaks another protocol and belongs to its handler until the server stops.
     Upgraded,
 }
 
 impl Stage {
-    /// In the order in which they make room for others; a connection whose request is worked on never
-    /// does, nor one that speaks another protocol, nor one that had no chance to speak. A poll that is
-    /// answered early comes again, so it goes before an answer or a body that would be cut off.
-    const BY_WORTH: [Self; 5] = [Self::Head, Self::Idle, Self::Waiting, Self::Sending, Self::Receiving];
+    /// The stages in the order in which connections are closed to make room. A new connection is never closed for another,
+    /// nor one whose handler runs, nor an upgraded one. A poll that is answered early is repeated, so polls precede
+    /// responses and bodies, which would be cut off.
+    const CLOSE_ORDER: [Self; 5] = [Self::Head, Self::Idle, Self::Waiting, Self::Sending, Self::Receiving];
 
-    /// How long it may last without progress. Bodies have rules of their own.
+    /// Returns the maximum time without progress. Bodies have timeouts of their own.
     fn time_max(self) -> Option<Duration> {
         match self {
             Self::Head => Some(HEAD_TIME_MAX),
@@ -87,74 +85,77 @@ impl Stage {
         }
     }
 
-    /// Its place in the order.
-    fn place(self) -> Option<usize> {
-        Self::BY_WORTH.iter().position(|known| *known == self)
+    /// Returns the stage's index in the order.
+    fn close_order(self) -> Option<usize> {
+        Self::CLOSE_ORDER.iter().position(|stage| *stage == self)
     }
 }
 
 /// All connections of a server.
 pub(super) struct Table {
     inner: Mutex<Inner>,
-    left: Notify,
+    changed: Notify,
 }
 
 struct Inner {
-    /// Connections that may be open at once.
+    /// Maximum number of open connections.
     max: usize,
-    /// Those that have not been asked to close.
+    /// Number of connections that have not been asked to close.
     open: usize,
-    /// Those that have, and are not gone yet, by when they were asked.
-    closing: BTreeMap<(Instant, u64), Arc<Close>>,
+    /// Connections that have been asked to close and still exist, by the time of the first close request and id.
+    closing: BTreeMap<(Instant, u64), Arc<CloseSignal>>,
+    /// Number of connections since the start; the id of the latest one.
     opened: u64,
-    /// The owners of open connections. None owns those whose key is not known.
-    owners: HashMap<Option<Owner>, Owned>,
+    /// The owners of open connections. The key `None` has the connections without a verified key.
+    owners: HashMap<Option<Owner>, OwnerConnections>,
 }
 
 /// The open connections of one owner.
 #[derive(Default)]
-struct Owned {
+struct OwnerConnections {
     open: usize,
-    /// Since when each is at its stage, the longest first.
-    at: [BTreeMap<(Instant, u64), Arc<Close>>; Stage::BY_WORTH.len()],
+    /// For each stage of the close order its connections, by the start of the stage and by id.
+    by_stage: [BTreeMap<(Instant, u64), Arc<CloseSignal>>; Stage::CLOSE_ORDER.len()],
 }
 
-/// The word to a connection that it has to close.
+/// Requests to a connection to close.
 #[derive(Default)]
-struct Close {
-    word: Notify,
-    /// The word to the handler of its request that it has to answer, where it waits for news.
+struct CloseSignal {
+    /// Notifies the task of the connection.
+    close: Notify,
+    /// Notifies the handler of a waiting poll, which must answer then.
     answer: Notify,
-    /// When it was asked. Changed under the table's lock.
+    /// The time of the first close request. Changed under the table's lock.
     since: Mutex<Option<Instant>>,
 }
 
-impl Close {
+impl CloseSignal {
     fn since(&self) -> Option<Instant> {
         *self.since.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Owned {
-    /// Takes out the connection that is worth the least of those that have been at one of these stages since `until`.
-    fn pop(&mut self, stages: &[Stage], until: Instant) -> Option<(u64, Arc<Close>)> {
-        let places = stages.iter().filter_map(|stage| stage.place());
-        let mut found = places.filter_map(|place| {
-            let first = self.at[place].first_entry()?;
+impl OwnerConnections {
+    /// Removes and returns the first connection in the close order that entered one of these stages no later than `until`.
+    fn pop(&mut self, stages: &[Stage], until: Instant) -> Option<(u64, Arc<CloseSignal>)> {
+        let orders = stages.iter().filter_map(|stage| stage.close_order());
+        let mut found = orders.filter_map(|order| {
+            let first = self.by_stage[order].first_entry()?;
             (first.key().0 <= until).then(|| first.remove_entry())
         });
-        found.next().map(|((_, id), close)| (id, close))
+        found.next().map(|((_, id), signal)| (id, signal))
     }
 }
 
 impl Inner {
+    /// Returns the connections of an owner at a stage of the close order.
     fn at(
         &mut self,
         owner: Option<Owner>,
         stage: Stage,
-    ) -> Option<&mut BTreeMap<(Instant, u64), Arc<Close>>> {
-        let place = stage.place()?;
-        self.owners.get_mut(&owner).map(|owned| &mut owned.at[place])
+    ) -> Option<&mut BTreeMap<(Instant, u64), Arc<CloseSignal>>> {
+        let order = stage.close_order()?;
+        self.owners.get_mut(&owner).map(|owned| &mut owned.by_stage[order])
     }
 
     /// Adds an open connection to an owner.
@@ -162,7 +163,7 @@ impl Inner {
         self.owners.entry(owner).or_default().open += 1;
     }
 
-    /// Takes an open connection from an owner.
+    /// Removes an open connection of an owner.
     fn remove(&mut self, owner: Option<Owner>) {
         let Some(owned) = self.owners.get_mut(&owner) else { return };
         owned.open -= 1;
@@ -175,65 +176,66 @@ impl Inner {
         self.owners.get(&owner).map_or(0, |owned| owned.open)
     }
 
-    /// Connections without a verified key that do not make room before others.
-    fn unknown_max(&self) -> usize {
-        self.max / UNKNOWN_PART
+    /// Returns the number of connections without a verified key up to which they are not the first to be closed.
+    fn unauthenticated_max(&self) -> usize {
+        self.max / UNAUTHENTICATED_PART
     }
 
-    /// The connections that an owner has in any case.
+    /// Returns the number of connections that each owner may have on a full server.
     fn share(&self) -> usize {
         let owners = self.owners.keys().flatten().count();
-        ((self.max - self.unknown_max()) / owners.max(1)).max(1)
+        ((self.max - self.unauthenticated_max()) / owners.max(1)).max(1)
     }
 
-    /// Whether there is no room left, and this owner has more than its share.
-    fn is_too_many(&self, owner: Owner) -> bool {
+    /// Returns whether the server is full and the owner has more than its share.
+    fn is_above_share(&self, owner: Owner) -> bool {
         self.open >= self.max && self.open_of(Some(owner)) > self.share()
     }
 
-    /// Asks one to close that was taken out of its stage.
-    fn close(&mut self, owner: Option<Owner>, id: u64, close: Arc<Close>) {
+    /// Asks a connection to close. The caller has removed it from its stage.
+    fn close(&mut self, owner: Option<Owner>, id: u64, signal: Arc<CloseSignal>) {
         let now = Instant::now();
-        *close.since.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
-        close.word.notify_one();
-        close.answer.notify_one();
+        *signal.since.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
+        signal.close.notify_one();
+        signal.answer.notify_one();
         self.open -= 1;
         self.remove(owner);
-        self.closing.insert((now, id), close);
+        self.closing.insert((now, id), signal);
     }
 
-    /// Asks connections again to close that were asked so long ago. Who is not worked for does at once.
-    fn ask_again(&self, now: Instant, time_max: Duration) {
+    /// Repeats the close requests that are at least `time_max` old. The connection closes at once if its handler is done.
+    fn repeat_close(&self, now: Instant, time_max: Duration) {
         let late = self.closing.iter().take_while(|((since, _), _)| is_over(now, *since, time_max));
-        late.for_each(|(_, close)| close.word.notify_one());
+        late.for_each(|(_, signal)| signal.close.notify_one());
     }
 
-    /// Closes the connection that is worth the least, if any may be closed.
+    /// Asks the first connection in the close order to close. Returns false if none may be closed.
     fn make_room(&mut self) -> bool {
-        const UNKNOWN: [Stage; 4] = [Stage::Head, Stage::Idle, Stage::Sending, Stage::Receiving];
+        const UNAUTHENTICATED: [Stage; 4] = [Stage::Head, Stage::Idle, Stage::Sending, Stage::Receiving];
         const IN_SHARE: [Stage; 2] = [Stage::Head, Stage::Idle];
-        let (share, unknown_max) = (self.share(), self.unknown_max());
-        let is_unknown_first = self.open_of(None) > unknown_max;
-        let is_anybody_above = self.owners.iter().any(|(owner, of)| owner.is_some() && of.open > share);
+        let (share, unauthenticated_max) = (self.share(), self.unauthenticated_max());
+        let is_unauthenticated_first = self.open_of(None) > unauthenticated_max;
+        let is_an_owner_above =
+            self.owners.iter().any(|(owner, owned)| owner.is_some() && owned.open > share);
         let mut owners: Vec<_> =
             self.owners.iter().filter_map(|(owner, owned)| Some(((*owner)?, owned.open))).collect();
         owners.sort_unstable_by_key(|(_, open)| std::cmp::Reverse(*open));
         let above = owners.iter().take_while(|(_, open)| *open > share);
-        let above = above.map(|(owner, _)| (Some(*owner), &Stage::BY_WORTH[..]));
-        // An owner within its share keeps its idle connections, unless nobody is above.
-        let is_nobody_above = !is_unknown_first && !is_anybody_above;
-        let idle = owners.iter().filter(|_| is_nobody_above);
+        let above = above.map(|(owner, _)| (Some(*owner), &Stage::CLOSE_ORDER[..]));
+        // Owners within their share lose idle connections only if no owner is above its share.
+        let are_all_in_share = !is_unauthenticated_first && !is_an_owner_above;
+        let idle = owners.iter().filter(|_| are_all_in_share);
         let idle = idle.map(|(owner, _)| (Some(*owner), &IN_SHARE[..]));
         let now = Instant::now();
         let until_now = |(owner, stages)| (owner, stages, now);
-        let unknown = (None, &UNKNOWN[..]);
-        let late = now.checked_sub(HEAD_GRACE).map(|until| (unknown.0, unknown.1, until));
-        let first = late.filter(|_| is_unknown_first);
-        let others = above.chain([unknown]).chain(idle).map(until_now);
+        let unauthenticated = (None, &UNAUTHENTICATED[..]);
+        let late = now.checked_sub(HEAD_GRACE).map(|until| (unauthenticated.0, unauthenticated.1, until));
+        let first = late.filter(|_| is_unauthenticated_first);
+        let others = above.chain([unauthenticated]).chain(idle).map(until_now);
         for (owner, stages, until) in first.into_iter().chain(others) {
             let owned = self.owners.get_mut(&owner);
-            if let Some((id, close)) = owned.and_then(|owned| owned.pop(stages, until)) {
-                self.close(owner, id, close);
+            if let Some((id, signal)) = owned.and_then(|owned| owned.pop(stages, until)) {
+                self.close(owner, id, signal);
                 return true;
             }
         }
@@ -241,95 +243,105 @@ impl Inner {
     }
 }
 
-/// One connection, known to the table until it is dropped.
-pub(super) struct Known {
+/// A connection in the table, which it leaves when this is dropped.
+pub(super) struct TrackedConnection {
     table: Arc<Table>,
     id: u64,
     /// Changed under the table's lock.
-    place: Mutex<Place>,
-    close: Arc<Close>,
-    /// Its request was taken apart and the response was handed over in full.
-    answered: AtomicBool,
-    /// A body of it was not read to its end.
-    left_unread: AtomicBool,
-    /// The server stops, and with it what was made of this connection.
+    position: Mutex<Position>,
+    signal: Arc<CloseSignal>,
+    /// Whether the last byte of the response was handed to the protocol and is not flushed yet.
+    is_response_complete: AtomicBool,
+    /// Whether the body of a request was not read to its end.
+    unread_body: AtomicBool,
+    /// Whether the server stops, which ends an upgraded connection.
     hung_up: AtomicBool,
-    /// Who waits for bytes of a connection that speaks another protocol.
+    /// The task that reads an upgraded connection.
     reader: AtomicWaker,
 }
 
-/// Where a connection is in the table.
+/// Position of a connection in the table.
 #[derive(Clone, Copy)]
-struct Place {
+struct Position {
     stage: Stage,
     since: Instant,
     owner: Option<Owner>,
 }
 
 impl Table {
-    /// A table of so many connections.
+    /// Creates a table for at most `max` open connections.
     pub(crate) fn new(max: usize) -> Arc<Self> {
         let (closing, owners) = Default::default();
         let inner = Inner { max, open: 0, closing, opened: 0, owners };
-        Arc::new(Self { inner: Mutex::new(inner), left: Notify::new() })
+        Arc::new(Self { inner: Mutex::new(inner), changed: Notify::new() })
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Connections that are open and stay so.
+    /// Returns the number of open connections, without those that are closing.
     pub(crate) fn open(&self) -> usize {
         self.lock().open
     }
 
-    /// All that have a descriptor, those that are closing among them.
+    /// Returns the number of connections with a descriptor: open and closing ones.
     pub(crate) fn descriptors(&self) -> usize {
         let inner = self.lock();
         inner.open + inner.closing.len()
     }
 
-    /// Makes a new connection known.
-    pub(crate) fn enter(self: &Arc<Self>) -> Arc<Known> {
+    /// Adds a new connection.
+    pub(crate) fn enter(self: &Arc<Self>) -> Arc<TrackedConnection> {
         let mut inner = self.lock();
         inner.open += 1;
         inner.opened += 1;
         inner.add(None);
-        let (id, close) = (inner.opened, Arc::<Close>::default());
-        let place = Mutex::new(Place { stage: Stage::New, since: Instant::now(), owner: None });
-        let (answered, left_unread, hung_up, reader) = Default::default();
-        Arc::new(Known { table: self.clone(), id, place, close, answered, left_unread, hung_up, reader })
+        let (id, signal) = (inner.opened, Arc::<CloseSignal>::default());
+        let position = Mutex::new(Position { stage: Stage::New, since: Instant::now(), owner: None });
+        let (is_response_complete, unread_body, hung_up, reader) = Default::default();
+        Arc::new(TrackedConnection {
+            table: self.clone(),
+            id,
+            position,
+            signal,
+            is_response_complete,
+            unread_body,
+            hung_up,
+            reader,
+        })
     }
 
-    /// Closes the connection that is worth the least, if any may be closed.
+    /// Asks the first connection in the close order to close. Returns false if none may be closed.
     pub(crate) fn make_room(&self) -> bool {
         self.lock().make_room()
     }
 
-    /// Waits until a connection is gone, or may be asked to go.
-    pub(crate) async fn left(&self) {
-        self.left.notified().await;
+    /// Waits until a connection is gone, or one that was new may be closed to make room.
+    pub(crate) async fn wait_for_change(&self) {
+        self.changed.notified().await;
     }
 
-    /// Asks connections again that take their time over closing.
+    /// Repeats the close requests of connections that take long to close.
     pub(crate) fn hurry(&self) {
-        self.lock().ask_again(Instant::now(), CLOSING_TIME_HURRIED);
+        self.lock().repeat_close(Instant::now(), CLOSING_TIME_HURRIED);
     }
 
-    /// Closes what has been at the same for too long, and what was asked to close and does not end.
+    /// Closes the connections that exceeded the timeout of their stage, and those that were asked to close and do not end.
     pub(crate) fn sweep(&self) {
         let now = Instant::now();
         let mut inner = self.lock();
-        inner.ask_again(now, CLOSING_TIME_MAX);
+        inner.repeat_close(now, CLOSING_TIME_MAX);
         let owners: Vec<_> = inner.owners.keys().copied().collect();
-        for (owner, stage) in owners.into_iter().flat_map(|owner| Stage::BY_WORTH.map(|stage| (owner, stage)))
+        for (owner, stage) in
+            owners.into_iter().flat_map(|owner| Stage::CLOSE_ORDER.map(|stage| (owner, stage)))
         {
             let Some(time_max) = stage.time_max() else { continue };
             while let Some(first) = inner.at(owner, stage).and_then(BTreeMap::first_entry)
                 && is_over(now, first.key().0, time_max)
             {
-                let ((_, id), close) = first.remove_entry();
-                inner.close(owner, id, close);
+                let ((_, id), signal) = first.remove_entry();
+                inner.close(owner, id, signal);
             }
         }
     }
@@ -339,129 +351,128 @@ fn is_over(now: Instant, since: Instant, time_max: Duration) -> bool {
     now.saturating_duration_since(since) >= time_max
 }
 
-impl Known {
-    fn place(&self) -> MutexGuard<'_, Place> {
-        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+impl TrackedConnection {
+    fn position(&self) -> MutexGuard<'_, Position> {
+        self.position.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It is at something else now, or goes on with the same.
-    pub(crate) fn is_at(&self, stage: Stage) {
+    /// Sets the stage, or notes progress at the same stage.
+    pub(crate) fn set_stage(&self, stage: Stage) {
         let now = Instant::now();
-        let mut place = self.place();
-        let before = place.stage;
-        if before == stage && now.saturating_duration_since(place.since) < PROGRESS_STEP {
+        let mut position = self.position();
+        let before = position.stage;
+        if before == stage && now.saturating_duration_since(position.since) < PROGRESS_STEP {
             return;
         }
-        let next = Place { stage, since: now, ..*place };
-        self.moves(&mut self.table.lock(), &mut place, next);
-        drop(place);
+        let next = Position { stage, since: now, ..*position };
+        self.move_to(&mut self.table.lock(), &mut position, next);
+        drop(position);
         if before == Stage::New {
-            // From here on it may make room, for which somebody may wait.
-            self.table.left.notify_one();
+            // It may be closed from now on, for which a new connection may wait.
+            self.table.changed.notify_one();
         }
     }
 
-    /// Changes its place in the table.
-    fn moves(&self, inner: &mut Inner, place: &mut Place, next: Place) {
-        // One that has to close makes room no second time, and is counted for no owner.
-        if self.close.since().is_none() {
-            if let Some(connections) = inner.at(place.owner, place.stage) {
-                connections.remove(&(place.since, self.id));
+    /// Changes the position in the table.
+    fn move_to(&self, inner: &mut Inner, position: &mut Position, next: Position) {
+        // A connection that was asked to close is at no stage and is counted for no owner.
+        if self.signal.since().is_none() {
+            if let Some(connections) = inner.at(position.owner, position.stage) {
+                connections.remove(&(position.since, self.id));
             }
-            if place.owner != next.owner {
-                inner.remove(place.owner);
+            if position.owner != next.owner {
+                inner.remove(position.owner);
                 inner.add(next.owner);
             }
             if let Some(connections) = inner.at(next.owner, next.stage) {
-                connections.insert((next.since, self.id), self.close.clone());
+                connections.insert((next.since, self.id), self.signal.clone());
             }
         }
-        *place = next;
+        *position = next;
     }
 
-    /// Whether a request of it is worked on, which is answered before the connection closes.
-    pub(crate) fn is_worked_for(&self) -> bool {
+    /// Returns whether the handler of a request runs. The request is answered before the connection closes.
+    pub(crate) fn is_in_progress(&self) -> bool {
         matches!(self.stage(), Stage::Working | Stage::Waiting)
     }
 
-    /// Whether more are open than are to be served.
-    pub(crate) fn is_table_crowded(&self) -> bool {
+    /// Returns whether more connections are open than the server serves.
+    pub(crate) fn is_table_full(&self) -> bool {
         let inner = self.table.lock();
         inner.open > inner.max
     }
 
-    /// Whether it was asked to close and others wait for its descriptor already.
-    pub(crate) fn is_closing_late(&self) -> bool {
+    /// Returns whether the connection was asked to close and descriptors are running out.
+    pub(crate) fn is_overdue(&self) -> bool {
         let inner = self.table.lock();
-        self.close.since().is_some() && inner.open + inner.closing.len() >= inner.max + CALLERS_SPARE / 2
+        self.signal.since().is_some() && inner.open + inner.closing.len() >= inner.max + CALLERS_SPARE / 2
     }
 
-    /// Whether it closes after the answer that is being made: there is no room left, and its owner
-    /// has more than its share.
-    pub(crate) fn ends_after_answer(&self) -> bool {
-        let place = self.place();
-        place.owner.is_some_and(|owner| self.table.lock().is_too_many(owner))
+    /// Returns whether the connection must close after the current response: the server is full, and the owner has more
+    /// than its share.
+    pub(crate) fn must_close_after_response(&self) -> bool {
+        let position = self.position();
+        position.owner.is_some_and(|owner| self.table.lock().is_above_share(owner))
     }
 
-    /// What it is at.
+    /// Returns the stage.
     pub(crate) fn stage(&self) -> Stage {
-        self.place().stage
+        self.position().stage
     }
 
-    /// Bytes came.
-    pub(crate) fn has_read(&self) {
+    /// Notes that bytes were read.
+    pub(crate) fn on_read(&self) {
         if matches!(self.stage(), Stage::New | Stage::Idle) {
-            self.is_at(Stage::Head);
+            self.set_stage(Stage::Head);
         }
     }
 
-    /// There was nothing to read.
-    pub(crate) fn is_silent(&self) {
+    /// Notes that there was nothing to read.
+    pub(crate) fn on_read_pending(&self) {
         if self.stage() == Stage::New {
-            self.is_at(Stage::Head);
+            self.set_stage(Stage::Head);
         }
     }
 
-    /// Bytes were taken by the other side.
-    pub(crate) fn has_written(&self) {
+    /// Notes that the socket accepted bytes.
+    pub(crate) fn on_written(&self) {
         if self.stage() == Stage::Sending {
-            self.is_at(Stage::Sending);
+            self.set_stage(Stage::Sending);
         }
     }
 
-    /// The last byte of a response was handed over, to be written.
-    pub(crate) fn has_answered(&self) {
-        self.answered.store(true, Ordering::Relaxed);
+    /// Notes that the last byte of a response was handed to the protocol.
+    pub(crate) fn on_response_complete(&self) {
+        self.is_response_complete.store(true, Ordering::Relaxed);
     }
 
-    /// Everything that was handed over has been written. Says whether that ends a response.
-    pub(crate) fn has_flushed(&self) -> bool {
-        let ends = self.answered.swap(false, Ordering::Relaxed);
-        // Another request may have come by then.
-        if ends && self.stage() == Stage::Sending {
-            self.is_at(Stage::Idle);
+    /// Notes that all bytes handed to the protocol were written. Returns whether this completes a response.
+    pub(crate) fn on_flushed(&self) -> bool {
+        let is_complete = self.is_response_complete.swap(false, Ordering::Relaxed);
+        // The next request may have arrived already.
+        if is_complete && self.stage() == Stage::Sending {
+            self.set_stage(Stage::Idle);
         }
-        ends
+        is_complete
     }
 
-    /// A body is not read to its end, which ends the connection.
-    pub(crate) fn leaves_unread(&self) {
-        self.left_unread.store(true, Ordering::Relaxed);
+    /// Notes that a body is not read to its end, which ends the connection.
+    pub(crate) fn set_unread_body(&self) {
+        self.unread_body.store(true, Ordering::Relaxed);
     }
 
-    /// Whether that was so.
-    pub(crate) fn has_left_unread(&self) -> bool {
-        self.left_unread.load(Ordering::Relaxed)
+    /// Returns whether a body was not read to its end.
+    pub(crate) fn has_unread_body(&self) -> bool {
+        self.unread_body.load(Ordering::Relaxed)
     }
 
-    /// Ends what speaks another protocol on this connection: it reads an end, and can write no
-    /// more.
+    /// Ends an upgraded connection: its handler reads an end of file, and writes fail.
     pub(crate) fn hang_up(&self) {
         self.hung_up.store(true, Ordering::Release);
         self.reader.wake();
     }
 
-    /// Whether that was so. Who waits for bytes is woken by it.
+    /// Returns whether [`hang_up`](Self::hang_up) was called, which wakes the reader `waiting`.
     pub(crate) fn is_hung_up(&self, waiting: Option<&Waker>) -> bool {
         if let Some(waker) = waiting
             && self.stage() == Stage::Upgraded
@@ -471,51 +482,52 @@ impl Known {
         self.hung_up.load(Ordering::Acquire)
     }
 
-    /// Waits until it has to close.
-    pub(crate) async fn must_close(&self) {
-        self.close.word.notified().await;
+    /// Waits until the connection is asked to close.
+    pub(crate) async fn close_requested(&self) {
+        self.signal.close.notified().await;
     }
 }
 
-impl Connection for Known {
-    fn belongs_to(&self, owner: Owner) {
-        let mut place = self.place();
-        if place.owner != Some(owner) {
-            let next = Place { owner: Some(owner), ..*place };
-            self.moves(&mut self.table.lock(), &mut place, next);
+impl Connection for TrackedConnection {
+    fn set_owner(&self, owner: Owner) {
+        let mut position = self.position();
+        if position.owner != Some(owner) {
+            let next = Position { owner: Some(owner), ..*position };
+            self.move_to(&mut self.table.lock(), &mut position, next);
         }
     }
 
     fn begin_wait(&self) -> bool {
-        let mut place = self.place();
+        let mut position = self.position();
         let mut inner = self.table.lock();
-        if self.close.since().is_some() || place.owner.is_some_and(|owner| inner.is_too_many(owner)) {
+        if self.signal.since().is_some() || position.owner.is_some_and(|owner| inner.is_above_share(owner)) {
             return false;
         }
-        // What serves the request may have gone on without the end of its body.
-        if place.stage == Stage::Working {
-            let next = Place { stage: Stage::Waiting, since: Instant::now(), ..*place };
-            self.moves(&mut inner, &mut place, next);
+        // A handler may run before the end of its body; then the stage stays.
+        if position.stage == Stage::Working {
+            let next = Position { stage: Stage::Waiting, since: Instant::now(), ..*position };
+            self.move_to(&mut inner, &mut position, next);
         }
         true
     }
 
-    fn must_answer(&self) -> BoxFuture<'_, ()> {
-        Box::pin(self.close.answer.notified())
+    fn answer_requested(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.signal.answer.notified())
     }
 
     fn end_wait(&self) {
         if self.stage() == Stage::Waiting {
-            self.is_at(Stage::Working);
+            self.set_stage(Stage::Working);
         }
     }
 }
 
-impl Drop for Known {
+impl Drop for TrackedConnection {
     fn drop(&mut self) {
-        let Place { stage, since, owner } = *self.place.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let Position { stage, since, owner } =
+            *self.position.get_mut().unwrap_or_else(PoisonError::into_inner);
         let mut inner = self.table.lock();
-        match self.close.since() {
+        match self.signal.since() {
             Some(since) => drop(inner.closing.remove(&(since, self.id))),
             None => {
                 if let Some(connections) = inner.at(owner, stage) {
@@ -526,7 +538,7 @@ impl Drop for Known {
             }
         }
         drop(inner);
-        self.table.left.notify_one();
+        self.table.changed.notify_one();
     }
 }
 
@@ -535,20 +547,20 @@ mod tests {
     use super::*;
     use futures_util::FutureExt;
 
-    fn is_closing(known: &Known) -> bool {
-        known.must_close().now_or_never().is_some()
+    fn is_closing(tracked: &TrackedConnection) -> bool {
+        tracked.close_requested().now_or_never().is_some()
     }
 
     #[test]
-    fn who_is_silent_makes_room_and_the_longest_silent_first() {
+    fn the_connection_that_is_silent_for_longest_is_closed_first() {
         let table = Table::new(5);
         let [silent, later, idle, body, working] = std::array::from_fn(|_| table.enter());
-        assert!(!table.make_room(), "nobody has looked whether one of them says something");
-        silent.is_silent();
-        later.has_read();
-        idle.is_at(Stage::Idle);
-        body.is_at(Stage::Receiving);
-        working.is_at(Stage::Working);
+        assert!(!table.make_room(), "no connection was read yet");
+        silent.on_read_pending();
+        later.on_read();
+        idle.set_stage(Stage::Idle);
+        body.set_stage(Stage::Receiving);
+        working.set_stage(Stage::Working);
         assert_eq!(table.open(), 5);
         for (next, left) in [&silent, &later, &idle, &body].into_iter().zip((1..=4).rev()) {
             assert!(table.make_room());
@@ -559,33 +571,33 @@ mod tests {
         assert!(!is_closing(&working));
         drop((silent, later, idle, body));
         assert_eq!((table.open(), table.descriptors()), (1, 1));
-        working.is_at(Stage::Sending);
-        working.has_answered();
-        assert!(working.has_flushed() && !working.has_flushed());
-        assert!(table.make_room() && is_closing(&working), "it is idle then");
+        working.set_stage(Stage::Sending);
+        working.on_response_complete();
+        assert!(working.on_flushed() && !working.on_flushed());
+        assert!(table.make_room() && is_closing(&working), "an answered connection is idle");
     }
 
     #[test]
-    fn a_connection_that_has_to_close_is_not_counted_again() {
+    fn a_connection_is_asked_to_close_only_once_to_make_room() {
         let table = Table::new(5);
-        let known = table.enter();
-        known.is_silent();
+        let tracked = table.enter();
+        tracked.on_read_pending();
         assert!(table.make_room());
         for stage in [Stage::Receiving, Stage::Working, Stage::Sending] {
-            known.is_at(stage);
+            tracked.set_stage(stage);
             assert!(!table.make_room());
         }
-        drop(known);
+        drop(tracked);
         assert_eq!((table.open(), table.descriptors()), (0, 0));
     }
 
-    fn polls(table: &Arc<Table>, owner: Owner, count: usize) -> Vec<Arc<Known>> {
+    fn polls(table: &Arc<Table>, owner: Owner, count: usize) -> Vec<Arc<TrackedConnection>> {
         let poll = |_| {
-            let known = table.enter();
-            known.is_at(Stage::Working);
-            known.belongs_to(owner);
-            assert!(known.begin_wait());
-            known
+            let tracked = table.enter();
+            tracked.set_stage(Stage::Working);
+            tracked.set_owner(owner);
+            assert!(tracked.begin_wait());
+            tracked
         };
         (0..count).map(poll).collect()
     }
@@ -594,35 +606,38 @@ mod tests {
     const B: Owner = Owner::Tenant(2);
 
     #[test]
-    fn the_owner_with_the_most_connections_makes_room_by_its_longest_poll() {
+    fn the_owner_with_the_most_connections_loses_its_longest_poll_first() {
         let table = Table::new(21);
         let idle = table.enter();
-        idle.belongs_to(B);
-        idle.is_at(Stage::Idle);
+        idle.set_owner(B);
+        idle.set_stage(Stage::Idle);
         let poll = polls(&table, B, 1).pop().unwrap();
-        let unknown = table.enter();
-        unknown.is_silent();
+        let unauthenticated = table.enter();
+        unauthenticated.on_read_pending();
         let of_a = polls(&table, A, 17);
         for next in &of_a[..9] {
             assert!(table.make_room());
-            assert!(is_closing(next) && next.must_answer().now_or_never().is_some());
+            assert!(is_closing(next) && next.answer_requested().now_or_never().is_some());
         }
-        assert!(table.make_room() && is_closing(&unknown), "nobody has more than a share of 8 now");
-        assert!(table.make_room() && is_closing(&idle), "that makes room before a poll does");
+        assert!(
+            table.make_room() && is_closing(&unauthenticated),
+            "no owner has more than its share of 8 now"
+        );
+        assert!(table.make_room() && is_closing(&idle), "an idle connection is closed before a poll");
         assert!(!table.make_room() && !is_closing(&poll) && !is_closing(&of_a[9]));
     }
 
     #[test]
-    fn an_owner_above_its_share_waits_for_nothing_while_there_is_no_room() {
+    fn on_a_full_server_polls_of_an_owner_above_its_share_are_answered_at_once() {
         let table = Table::new(8);
         let _of_b = polls(&table, B, 1);
         let of_a = polls(&table, A, 6);
         let more = table.enter();
-        more.is_at(Stage::Working);
-        more.belongs_to(A);
-        assert!(!more.begin_wait() && more.ends_after_answer());
-        more.belongs_to(B);
-        assert!(more.begin_wait() && !more.ends_after_answer(), "the latest key's owner counts");
+        more.set_stage(Stage::Working);
+        more.set_owner(A);
+        assert!(!more.begin_wait() && more.must_close_after_response());
+        more.set_owner(B);
+        assert!(more.begin_wait() && !more.must_close_after_response(), "the latest key's owner counts");
         more.end_wait();
         assert_eq!(more.stage(), Stage::Working);
         drop(of_a);
@@ -630,33 +645,33 @@ mod tests {
     }
 
     #[test]
-    fn connections_without_a_key_make_room_first_where_they_are_many() {
+    fn connections_without_a_key_are_closed_first_when_they_are_many() {
         let table = Table::new(8);
         let of_a = polls(&table, A, 5);
         let silent: [_; 3] = std::array::from_fn(|_| table.enter());
-        silent.iter().for_each(|known| known.is_silent());
-        assert!(table.make_room() && is_closing(&silent[0]), "more than a quarter");
-        assert!(!of_a[0].ends_after_answer(), "there is room");
+        silent.iter().for_each(|tracked| tracked.on_read_pending());
+        assert!(table.make_room() && is_closing(&silent[0]), "they are more than a quarter");
+        assert!(!of_a[0].must_close_after_response(), "the server is not full");
         let full = table.enter();
-        full.is_at(Stage::Working);
+        full.set_stage(Stage::Working);
         assert!(table.make_room() && is_closing(&silent[1]));
     }
 
     #[test]
-    fn a_connection_that_does_not_close_is_asked_again() {
+    fn the_close_request_of_a_connection_that_does_not_close_is_repeated() {
         let table = Table::new(1);
-        let known = table.enter();
-        known.is_at(Stage::Sending);
-        assert!(table.make_room() && is_closing(&known));
+        let tracked = table.enter();
+        tracked.set_stage(Stage::Sending);
+        assert!(table.make_room() && is_closing(&tracked));
         table.sweep();
-        assert!(!is_closing(&known));
+        assert!(!is_closing(&tracked));
         let long_ago = Instant::now().checked_sub(CLOSING_TIME_MAX).unwrap();
         let mut inner = table.lock();
-        let (_, close) = inner.closing.pop_first().unwrap();
-        *close.since.lock().unwrap() = Some(long_ago);
-        inner.closing.insert((long_ago, known.id), close);
+        let (_, signal) = inner.closing.pop_first().unwrap();
+        *signal.since.lock().unwrap() = Some(long_ago);
+        inner.closing.insert((long_ago, tracked.id), signal);
         drop(inner);
         table.sweep();
-        assert!(is_closing(&known));
+        assert!(is_closing(&tracked));
     }
 }

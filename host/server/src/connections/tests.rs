@@ -1,4 +1,4 @@
-//! Connections that are upgraded, through a real listener and the table.
+//! Tests of connections through a real listener: upgrades, and a full server.
 
 use std::net::SocketAddr;
 
@@ -9,21 +9,22 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
 
-/// Answers with another protocol, which says back what it hears.
+/// Upgrades a connection to a protocol that echoes all bytes.
 async fn echo(mut request: axum::extract::Request) -> Response<Body> {
     let upgrade = hyper::upgrade::on(&mut request);
     tokio::spawn(async move {
         let mut stream = TokioIo::new(upgrade.await.unwrap());
-        let mut heard = [0; 64];
-        while let Ok(count @ 1..) = stream.read(&mut heard).await {
-            stream.write_all(&heard[..count]).await.unwrap();
+        let mut received = [0; 64];
+        while let Ok(count @ 1..) = stream.read(&mut received).await {
+            stream.write_all(&received[..count]).await.unwrap();
         }
     });
     let headers = [(CONNECTION, "upgrade"), (UPGRADE, "echo")];
     (StatusCode::SWITCHING_PROTOCOLS, headers).into_response()
 }
 
-async fn upgraded(address: SocketAddr) -> TcpStream {
+/// Opens a connection and upgrades it.
+async fn upgrade(address: SocketAddr) -> TcpStream {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let head = "GET /echo HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\n";
     stream.write_all(head.as_bytes()).await.unwrap();
@@ -35,13 +36,14 @@ async fn upgraded(address: SocketAddr) -> TcpStream {
     stream
 }
 
-async fn says_back(stream: &mut TcpStream) {
+async fn assert_echo(stream: &mut TcpStream) {
     stream.write_all(b"ping").await.unwrap();
-    let mut heard = [0; 4];
-    stream.read_exact(&mut heard).await.unwrap();
-    assert_eq!(&heard, b"ping");
+    let mut received = [0; 4];
+    stream.read_exact(&mut received).await.unwrap();
+    assert_eq!(&received, b"ping");
 }
 
+/// Returns the status line of `GET /plain` over a connection of its own.
 async fn status_of(address: SocketAddr) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let head = "GET /plain HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
@@ -52,37 +54,37 @@ async fn status_of(address: SocketAddr) -> String {
 }
 
 #[tokio::test]
-async fn an_upgraded_connection_makes_room_for_nobody_and_ends_with_the_server() {
+async fn an_upgraded_connection_is_not_closed_to_make_room_and_ends_with_the_server() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let router = Router::new().route("/echo", get(echo)).route("/plain", get(async || "plain"));
     let drained = CancellationToken::new();
     let callers_max = 2;
     let server = tokio::spawn(serve(listener, router, callers_max, drained.clone()));
-    let mut stream = upgraded(address).await;
-    says_back(&mut stream).await;
+    let mut stream = upgrade(address).await;
+    assert_echo(&mut stream).await;
 
-    // Silent ones come and make room for each other, and for those who ask for something.
+    // Silent connections are closed for each other and for a request.
     let mut silent = Vec::new();
     for _ in 0..4 * callers_max {
         silent.push(TcpStream::connect(address).await.unwrap());
     }
     assert_eq!(status_of(address).await, "HTTP/1.1 200 OK");
-    says_back(&mut stream).await;
+    assert_echo(&mut stream).await;
 
     drained.cancel();
 
     let mut rest = Vec::new();
-    let ended = tokio::time::timeout(Duration::from_secs(60), stream.read_to_end(&mut rest)).await;
-    ended.expect("it ends with the server").unwrap();
+    let result = tokio::time::timeout(Duration::from_secs(60), stream.read_to_end(&mut rest)).await;
+    result.expect("the connection ends with the server").unwrap();
     assert!(rest.is_empty());
     drop(silent);
     let stopped = tokio::time::timeout(Duration::from_secs(60), server).await;
-    stopped.expect("no connection holds the server up").unwrap();
+    stopped.expect("no connection blocks the shutdown").unwrap();
 }
 
 #[tokio::test]
-async fn where_every_connection_is_worked_for_a_new_one_is_crowded_until_one_ends() {
+async fn a_new_connection_is_crowded_while_all_others_are_in_progress() {
     const CALLERS_MAX: usize = 4;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

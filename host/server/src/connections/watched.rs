@@ -1,4 +1,5 @@
-//! A connection's stream and bodies, watched: what it is at, and that bodies come in time.
+//! Wrappers of a connection's stream and bodies. They report the stage of the connection to the table and enforce the
+//! timeouts of request bodies.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -13,32 +14,33 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, Sleep};
 
 use super::stream;
-use super::table::{Known, Stage};
+use super::table::{Stage, TrackedConnection};
 use crate::connection::{BodyError, WhenWritten};
 
-/// A body may begin as slowly as it likes for so long, and may be silent for so long.
+/// Maximum time without a byte of a body, and time at the start of a body without a minimum rate.
 const BODY_SILENCE_MAX: Duration = Duration::from_secs(10);
 
-/// Bytes of a body that must have come for each second of it. Whoever is slower holds memory
-/// and a connection for nothing that ends soon.
+/// Minimum rate of a body in bytes per second. A slower body would hold memory and a connection for too long.
 const BODY_RATE_MIN: u64 = 16 << 10;
 
-/// How long a whole body may take: the largest at 3 Mbit/s.
+/// Maximum time of a whole body: the largest one at 3 Mbit/s.
 const BODY_TIME_MAX: Duration = Duration::from_secs(180);
 
-/// How long, and for how many bytes, a connection is read whose request was answered without
-/// its body. A caller that is still writing would lose the answer to the reset that follows a
-/// close; so it has a moment to find out.
+/// Maximum time for which a connection is read after its request was answered without reading its body. If the connection
+/// were closed at once, the caller would receive a reset while it still writes, and lose the response.
 const LINGER_TIME: Duration = Duration::from_secs(1);
+
+/// Maximum number of bytes that are read in that time.
 const LINGER_BYTES: usize = 1 << 20;
 
-/// What is to be done at the end of the response that is being written.
+/// The callback of the response that is being written.
 #[derive(Default)]
-pub(super) struct AtTheEnd(Mutex<Option<WhenWritten>>);
+pub(super) struct WrittenCallback(Mutex<Option<WhenWritten>>);
 
-impl AtTheEnd {
-    pub(crate) fn set(&self, then: Option<WhenWritten>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = then;
+impl WrittenCallback {
+    /// Replaces the callback.
+    pub(crate) fn set(&self, callback: Option<WhenWritten>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = callback;
     }
 
     fn take(&self) -> Option<WhenWritten> {
@@ -46,50 +48,50 @@ impl AtTheEnd {
     }
 }
 
-/// The stream of a caller.
-pub(super) struct Stream {
-    pub bytes: stream::Bytes,
-    pub known: Arc<Known>,
-    pub at_the_end: Arc<AtTheEnd>,
+/// The stream of a connection.
+pub(super) struct CallerStream {
+    pub bytes: stream::ByteStream,
+    pub tracked: Arc<TrackedConnection>,
+    pub written_callback: Arc<WrittenCallback>,
     pub linger: Option<Linger>,
-    /// Closes with it, which is how its connection learns that it is gone.
+    /// Dropped with the stream, which tells the task of the connection that an upgraded stream is gone.
     pub _alive: oneshot::Sender<()>,
 }
 
-/// A connection that is closed on this side, and read from for a moment.
+/// The limits of reading from a connection that is closed for writing.
 pub(super) struct Linger {
     until: Pin<Box<Sleep>>,
-    left: usize,
+    bytes_left: usize,
 }
 
-impl AsyncRead for Stream {
+impl AsyncRead for CallerStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.known.is_hung_up(Some(cx.waker())) {
+        if self.tracked.is_hung_up(Some(cx.waker())) {
             return Poll::Ready(Ok(()));
         }
         let before = buf.filled().len();
         let Poll::Ready(result) = Pin::new(&mut self.bytes).poll_read(cx, buf) else {
-            self.known.is_silent();
+            self.tracked.on_read_pending();
             return Poll::Pending;
         };
         if buf.filled().len() > before {
-            self.known.has_read();
+            self.tracked.on_read();
         }
         Poll::Ready(result)
     }
 }
 
-impl AsyncWrite for Stream {
+impl AsyncWrite for CallerStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        if self.known.is_hung_up(None) {
+        if self.tracked.is_hung_up(None) {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
         let written = ready!(Pin::new(&mut self.bytes).poll_write(cx, buf));
-        self.known.has_written();
+        self.tracked.on_written();
         Poll::Ready(written)
     }
 
@@ -98,11 +100,11 @@ impl AsyncWrite for Stream {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        if self.known.is_hung_up(None) {
+        if self.tracked.is_hung_up(None) {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
         let written = ready!(Pin::new(&mut self.bytes).poll_write_vectored(cx, bufs));
-        self.known.has_written();
+        self.tracked.on_written();
         Poll::Ready(written)
     }
 
@@ -110,62 +112,63 @@ impl AsyncWrite for Stream {
         self.bytes.is_write_vectored()
     }
 
-    /// The protocol flushes when all that it had to write was taken, and at no other time.
+    /// Flushes the stream. The protocol calls it only when the socket has accepted all bytes to be written.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut self.bytes).poll_flush(cx))?;
-        if self.known.has_flushed()
-            && let Some(then) = self.at_the_end.take()
+        if self.tracked.on_flushed()
+            && let Some(callback) = self.written_callback.take()
         {
-            then.written();
+            callback.call();
         }
         Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let Self { bytes, known, linger, .. } = self.get_mut();
+        let Self { bytes, tracked, linger, .. } = self.get_mut();
         let linger = match linger {
             Some(linger) => linger,
             None => {
                 ready!(Pin::new(&mut *bytes).poll_shutdown(cx))?;
-                if !known.has_left_unread() {
+                if !tracked.has_unread_body() {
                     return Poll::Ready(Ok(()));
                 }
-                known.is_at(Stage::Idle);
+                tracked.set_stage(Stage::Idle);
                 let until = Box::pin(tokio::time::sleep(LINGER_TIME));
-                linger.insert(Linger { until, left: LINGER_BYTES })
+                linger.insert(Linger { until, bytes_left: LINGER_BYTES })
             }
         };
-        while linger.left > 0 && linger.until.as_mut().poll(cx).is_pending() {
-            let mut nowhere = [0; 4096];
-            let mut buf = ReadBuf::new(&mut nowhere);
+        while linger.bytes_left > 0 && linger.until.as_mut().poll(cx).is_pending() {
+            let mut discarded = [0; 4096];
+            let mut buf = ReadBuf::new(&mut discarded);
             if ready!(Pin::new(&mut *bytes).poll_read(cx, &mut buf)).is_err() || buf.filled().is_empty() {
                 break;
             }
-            linger.left = linger.left.saturating_sub(buf.filled().len());
+            linger.bytes_left = linger.bytes_left.saturating_sub(buf.filled().len());
         }
         Poll::Ready(Ok(()))
     }
 }
 
-/// The body of a request, which has to come in time.
-pub(super) struct InTime {
+/// The body of a request, with timeouts.
+pub(super) struct TimedBody {
     body: Incoming,
-    known: Arc<Known>,
+    tracked: Arc<TrackedConnection>,
     began: Instant,
     last: Instant,
     received: u64,
     is_whole: bool,
-    /// Made when it is first waited for; most bodies come with their head.
+    /// Created when the body is first waited for. Most bodies arrive with their head.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl InTime {
-    pub(crate) fn new(body: Incoming, known: Arc<Known>) -> Self {
-        known.is_at(if body.is_end_stream() { Stage::Working } else { Stage::Receiving });
+impl TimedBody {
+    pub(crate) fn new(body: Incoming, tracked: Arc<TrackedConnection>) -> Self {
+        tracked.set_stage(if body.is_end_stream() { Stage::Working } else { Stage::Receiving });
         let now = Instant::now();
-        Self { body, known, began: now, last: now, received: 0, is_whole: false, timer: None }
+        Self { body, tracked, began: now, last: now, received: 0, is_whole: false, timer: None }
     }
 
+    /// Returns the time by which more of the body must arrive.
     fn deadline(&self) -> Instant {
         let at_rate = Duration::from_secs(self.received / BODY_RATE_MIN);
         (self.began + BODY_TIME_MAX)
@@ -173,8 +176,8 @@ impl InTime {
             .min(self.last + BODY_SILENCE_MAX)
     }
 
-    /// Whether the time is over; if not, it wakes the task when it is.
-    fn poll_over(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    /// Completes at the deadline.
+    fn poll_deadline(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let deadline = self.deadline();
         let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
         if timer.deadline() != deadline {
@@ -184,7 +187,7 @@ impl InTime {
     }
 }
 
-impl Body for InTime {
+impl Body for TimedBody {
     type Data = Bytes;
     type Error = BodyError;
 
@@ -197,7 +200,7 @@ impl Body for InTime {
                 if let Some(data) = frame.data_ref() {
                     self.received += data.len() as u64;
                     self.last = Instant::now();
-                    self.known.is_at(Stage::Receiving);
+                    self.tracked.set_stage(Stage::Receiving);
                 }
                 Poll::Ready(Some(Ok(frame)))
             }
@@ -207,7 +210,7 @@ impl Body for InTime {
                 Poll::Ready(None)
             }
             Poll::Pending => {
-                ready!(self.poll_over(cx));
+                ready!(self.poll_deadline(cx));
                 let (received, time) = (self.received, self.began.elapsed());
                 Poll::Ready(Some(Err(BodyError::TooSlow { received, time })))
             }
@@ -223,34 +226,34 @@ impl Body for InTime {
     }
 }
 
-impl Drop for InTime {
+impl Drop for TimedBody {
     fn drop(&mut self) {
         if !self.is_whole && !self.body.is_end_stream() {
-            self.known.leaves_unread();
+            self.tracked.set_unread_body();
         }
-        // Read in full or not wanted: what its connection waits for now is the handler.
-        if self.known.stage() == Stage::Receiving {
-            self.known.is_at(Stage::Working);
+        // The handler has read the body or dropped it, and now works on the request.
+        if self.tracked.stage() == Stage::Receiving {
+            self.tracked.set_stage(Stage::Working);
         }
     }
 }
 
-/// The body of a response, of which the connection learns when it was handed over in full.
-pub(super) struct Sent {
+/// The body of a response. It notes when its last byte was handed to the protocol.
+pub(super) struct ResponseBody {
     body: axum::body::Body,
-    known: Arc<Known>,
+    tracked: Arc<TrackedConnection>,
     is_whole: bool,
 }
 
-impl Sent {
-    pub(crate) fn new(body: axum::body::Body, known: Arc<Known>) -> Self {
-        known.is_at(Stage::Sending);
+impl ResponseBody {
+    pub(crate) fn new(body: axum::body::Body, tracked: Arc<TrackedConnection>) -> Self {
+        tracked.set_stage(Stage::Sending);
         let is_whole = body.is_end_stream();
-        Self { body, known, is_whole }
+        Self { body, tracked, is_whole }
     }
 }
 
-impl Body for Sent {
+impl Body for ResponseBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -272,10 +275,10 @@ impl Body for Sent {
     }
 }
 
-impl Drop for Sent {
+impl Drop for ResponseBody {
     fn drop(&mut self) {
         if self.is_whole {
-            self.known.has_answered();
+            self.tracked.on_response_complete();
         }
     }
 }

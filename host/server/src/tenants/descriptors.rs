@@ -1,13 +1,14 @@
-//! The open files of plugins in use: each component has one with its code and initial memory.
+//! The open files of loaded plugins: each component has one with its code and initial memory.
 //!
-//! They are planned beside connections and journals, and shared: a tenant may have as many as it leaves to others.
+//! Their number is planned together with those of connections and journals. Tenants share them: a tenant may have as many
+//! as it leaves to others.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rollout_catalog::TenantId;
 
-/// Open files that are there for plugins. Clones share them.
+/// The open files that are reserved for plugins. Clones share them.
 #[derive(Clone, Debug)]
 pub(super) struct PluginFiles(Arc<Shared>);
 
@@ -17,7 +18,7 @@ struct Shared {
     held: Mutex<HashMap<TenantId, u64>>,
 }
 
-/// Open files of one component, given back when this is dropped.
+/// The open files of one component, released when this is dropped.
 #[derive(Debug)]
 pub(super) struct HeldFiles {
     files: PluginFiles,
@@ -25,11 +26,11 @@ pub(super) struct HeldFiles {
     count: u64,
 }
 
-/// There are too few open files for one more component.
+/// Error of loading a component for which too few open files are left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "plugins in use take the open files that there are for them: those of this tenant {own}, those of all {all} of {max}; \
-     plugins that are idle are unloaded, so retry later, or have the operator raise 'ulimit -n'"
+    "too few open files are left for another plugin: loaded plugins use {all} of {max}, those of this tenant {own}; idle \
+     plugins are unloaded, so retry later, or have the operator raise 'ulimit -n'"
 )]
 pub(super) struct NoFiles {
     pub own: u64,
@@ -46,13 +47,13 @@ impl PluginFiles {
         self.0.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a tenant holds.
-    pub(super) fn of(&self, tenant: TenantId) -> u64 {
+    /// Returns the number of files that a tenant holds.
+    pub(super) fn held_by(&self, tenant: TenantId) -> u64 {
         self.held().get(&tenant).copied().unwrap_or(0)
     }
 
-    /// Takes so many for a component of a tenant. A tenant may have as many as are left then, and one component in
-    /// any case while there are any.
+    /// Takes files for a component of a tenant. A tenant with components may hold at most as many files as are left for
+    /// others; its first component only has to fit.
     pub(super) fn take(&self, tenant: TenantId, count: u64) -> Result<HeldFiles, NoFiles> {
         let max = self.0.max;
         let mut held = self.held();
@@ -60,7 +61,7 @@ impl PluginFiles {
         let own = held.get(&tenant).copied().unwrap_or(0);
         let left = max.saturating_sub(all.saturating_add(count));
         let has_room = all.saturating_add(count) <= max && (own == 0 || own.saturating_add(count) <= left);
-        // A component with more memories than there are files for is the only one then.
+        // A component with more memories than `max` is loaded if it is the only one.
         if !has_room && all > 0 {
             return Err(NoFiles { own, all, max });
         }
@@ -86,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tenant_has_as_many_files_as_it_leaves_to_others() {
+    fn a_tenant_holds_at_most_as_many_files_as_it_leaves_to_others() {
         let files = PluginFiles::new(16);
         let [a, b, c] = [1, 2, 3].map(TenantId);
         let all_of =
@@ -96,12 +97,12 @@ mod tests {
         assert_eq!(files.take(a, 1).unwrap_err(), NoFiles { own: 8, all: 8, max: 16 });
         let of_b: Vec<_> = all_of(b);
         assert_eq!(of_b.len(), 4);
-        assert!(files.take(c, 5).is_err(), "there are not so many");
+        assert!(files.take(c, 5).is_err(), "only 4 are left");
         let of_c = files.take(c, 4).unwrap();
-        assert_eq!((files.of(a), files.of(b), files.of(c)), (8, 4, 4));
+        assert_eq!((files.held_by(a), files.held_by(b), files.held_by(c)), (8, 4, 4));
         drop((of_a, of_b, of_c));
         assert!(files.held().is_empty());
-        // What is larger than all of it can be there alone.
+        // A component that needs more than all files can be loaded alone.
         let _large = files.take(a, 20).unwrap();
         assert!(files.take(b, 1).is_err());
     }

@@ -1,5 +1,4 @@
-//! Whose a request is, and which plugin it is for: found out from its head, before anything of its body is
-//! read.
+//! Dispatches requests: the head of a request determines the tenant and the plugin, before the body is read.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -13,27 +12,27 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 use tower::ServiceExt;
 
-use super::plugin::Plugin;
-use super::{Tenants, Unusable};
+use super::plugin::LoadedPlugin;
+use super::{TenantError, Tenants};
 use crate::access::given_key;
 use crate::admin;
 use crate::connection::{Caller, Crowded, Owner};
 use crate::dialect::osmosis::a;
-use crate::error::Refused;
+use crate::error::RequestRefused;
 use crate::readiness;
 use rollout_catalog::{Identity, Right, TenantId};
 use rollout_core::telemetry::{Metrics, TEXT_FORMAT};
 
-/// Below this, and a name, are the paths of a plugin.
+/// Prefix of the paths of plugins; the plugin's name follows.
 const PLUGINS: &str = "/p/";
 
-/// Where the administration is.
+/// Prefix of the paths of the admin API.
 const ADMIN: &str = "/admin/";
 
-/// The header by which an operator says whose plugin is meant.
+/// Header with which an operator selects a tenant.
 const TENANT_HEADER: &str = "x-rollout-host-tenant";
 
-/// What takes no time, and has to work on a server that is full.
+/// Cheap routes that must work on a full server.
 const SHORT: [(Method, &str); 5] = [
     (Method::GET, "/health"),
     (Method::GET, "/metrics"),
@@ -42,41 +41,42 @@ const SHORT: [(Method, &str); 5] = [
     (Method::GET, "/ready"),
 ];
 
-/// What serves requests.
+/// State of the dispatcher.
 #[derive(Clone)]
-struct Served {
+struct Dispatcher {
     tenants: Tenants,
     admin: Router,
 }
 
 impl Tenants {
-    /// All that it answers, with this administration.
+    /// Returns all routes of a server of many tenants. `admin` has those of the admin API.
     pub fn router(&self, admin: Router) -> Router {
-        Router::new().fallback(answer).with_state(Served { tenants: self.clone(), admin })
+        Router::new().fallback(dispatch).with_state(Dispatcher { tenants: self.clone(), admin })
     }
 }
 
-async fn answer(State(served): State<Served>, request: Request) -> Response {
-    served.answer(request).await.unwrap_or_else(IntoResponse::into_response)
+async fn dispatch(State(dispatcher): State<Dispatcher>, request: Request) -> Response {
+    dispatcher.dispatch(request).await.unwrap_or_else(IntoResponse::into_response)
 }
 
-/// A path, and which plugin it is of.
-struct Asked<'a> {
-    /// The plugin's name; none is the tenant's default.
+/// The path of a request, split into plugin and route.
+struct Target<'a> {
+    /// The plugin's name; `None` for the tenant's default plugin.
     plugin: Option<&'a str>,
-    /// The path below.
+    /// The path below the plugin.
     path: &'a str,
 }
 
-impl<'a> Asked<'a> {
-    fn of(path: &'a str) -> Self {
+impl<'a> Target<'a> {
+    /// Splits a path.
+    fn parse(path: &'a str) -> Self {
         let Some(rest) = path.strip_prefix(PLUGINS) else { return Self { plugin: None, path } };
         let end = rest.find('/').unwrap_or(rest.len());
         let (name, path) = rest.split_at(end);
         Self { plugin: Some(name), path: if path.is_empty() { "/" } else { path } }
     }
 
-    /// The key that a request for this gives, in the way of its protocol.
+    /// Returns the key in the headers, passed in the protocol's way.
     fn key<'h>(&self, headers: &'h HeaderMap) -> Option<Cow<'h, str>> {
         if a::has_path(self.path) {
             std::str::from_utf8(a::given_key(headers)).ok().map(Cow::Borrowed)
@@ -85,153 +85,160 @@ impl<'a> Asked<'a> {
         }
     }
 
-    /// What is said where there is none.
+    /// Returns the protocol's error text for a missing or wrong key.
     fn refusal(&self) -> &'static str {
         if a::has_path(self.path) { a::KEY_REFUSAL } else { "unauthorized" }
     }
 
-    /// What somebody has to be allowed who asks this.
+    /// Returns the right that the request needs. Polling for a result takes the lease, so it needs more than viewing.
     fn right(&self, method: &Method) -> Right {
         let reads = method == Method::GET && !self.path.ends_with("/result");
         if reads { Right::View } else { Right::Call }
     }
 }
 
-impl Served {
-    async fn answer(self, mut request: Request) -> Result<Response, Refused> {
+impl Dispatcher {
+    async fn dispatch(self, mut request: Request) -> Result<Response, RequestRefused> {
         let inner = &self.tenants.0;
-        if let Err(why) = inner.access.names(&request) {
+        if let Err(reason) = inner.access.check_names(&request) {
             inner.metrics.unauthorized();
-            return Err(Refused::Forbidden(why));
+            return Err(RequestRefused::Forbidden(reason));
         }
         let path = request.uri().path().to_owned();
-        let asked = Asked::of(&path);
-        let is_short = SHORT.iter().any(|(method, short)| request.method() == method && asked.path == *short);
+        let target = Target::parse(&path);
+        let is_short = SHORT.iter().any(|(method, path)| request.method() == method && target.path == *path);
         if request.extensions().get::<Crowded>().is_some() && !is_short {
-            return Err(Refused::Crowded);
+            return Err(RequestRefused::Crowded);
         }
-        let key = asked.key(request.headers());
+        let key = target.key(request.headers());
         let identity = key.and_then(|key| inner.catalog.authenticate(&key));
         if request.method() == Method::GET && path == "/ready" {
-            let is_operators = identity.as_ref().is_some_and(|identity| identity.tenant.is_none());
-            return Ok(readiness(self.tenants.takes_none(), is_operators));
+            let is_operator = identity.as_ref().is_some_and(|identity| identity.tenant.is_none());
+            return Ok(readiness(self.tenants.refusal(), is_operator));
         }
         let Some(identity) = identity else {
-            return self.without_key(request, &asked).await;
+            return self.answer_without_key(request, &target).await;
         };
         if let Some(caller) = request.extensions().get::<Caller>() {
-            caller.belongs_to(identity.tenant.map_or(Owner::Operators, |tenant| Owner::Tenant(tenant.0)));
+            caller.set_owner(identity.tenant.map_or(Owner::Operators, |tenant| Owner::Tenant(tenant.0)));
         }
         inner.catalog.touch(identity.key);
         if path.starts_with(ADMIN) {
             request.extensions_mut().insert(identity);
             return Ok(infallible(self.admin.oneshot(request).await));
         }
-        if asked.plugin.is_none() && path == "/metrics" {
+        if target.plugin.is_none() && path == "/metrics" {
             return self.metrics(identity).await;
         }
-        if !identity.rights.allows(asked.right(request.method())) {
-            let what = format!("a key with the rights of a {} may not do this", identity.rights);
-            return Err(Refused::Forbidden(what));
+        if !identity.rights.allows(target.right(request.method())) {
+            let detail = format!("a key with the rights of a {} may not do this", identity.rights);
+            return Err(RequestRefused::Forbidden(detail));
         }
-        let named = request.headers().get(TENANT_HEADER).and_then(|name| name.to_str().ok());
-        let tenant = self.tenant_of(identity, named.map(str::to_owned)).await?;
-        let plugin = self.plugin(tenant, asked.plugin).await?;
+        let name = request.headers().get(TENANT_HEADER).and_then(|name| name.to_str().ok());
+        let tenant = self.tenant_of(identity, name.map(str::to_owned)).await?;
+        let plugin = self.plugin(tenant, target.plugin).await?;
         let path_and_query = match request.uri().query() {
-            Some(query) => format!("{}?{query}", asked.path),
-            None => asked.path.to_owned(),
+            Some(query) => format!("{}?{query}", target.path),
+            None => target.path.to_owned(),
         };
-        let below = path_and_query.parse::<PathAndQuery>().map_err(|_| Refused::NoRoute)?;
+        let below = path_and_query.parse::<PathAndQuery>().map_err(|_| RequestRefused::NoRoute)?;
         *request.uri_mut() = Uri::from(below);
         let response = infallible(plugin.router().oneshot(request).await);
-        // Until here it is held, and so not let go of.
+        // The plugin is not unloaded while a request holds it.
         drop(plugin);
         Ok(response)
     }
 
-    /// What those are answered who prove nothing.
+    /// Answers a request without a valid key.
     ///
-    /// `/health` answers without a key, because generation A's callers have none for it. Below the name of a
-    /// plugin it answers the same, whether any tenant has such a plugin or not; only a wrong key is refused there.
-    async fn without_key(self, request: Request, asked: &Asked<'_>) -> Result<Response, Refused> {
-        let is_open = asked.plugin.is_none() || !request.headers().contains_key(header::AUTHORIZATION);
-        if request.method() == Method::GET && asked.path == "/health" && is_open {
+    /// `/health` answers without a key, because generation A's callers have none for it. `/p/NAME/health` answers the same
+    /// whether any tenant has such a plugin or not; only a wrong key is refused there.
+    async fn answer_without_key(
+        self,
+        request: Request,
+        target: &Target<'_>,
+    ) -> Result<Response, RequestRefused> {
+        let is_open = target.plugin.is_none() || !request.headers().contains_key(header::AUTHORIZATION);
+        if request.method() == Method::GET && target.path == "/health" && is_open {
             return Ok(Json(json!({"status": "ok"})).into_response());
         }
         let path = request.uri().path();
         if path != admin::DESCRIPTION {
             self.tenants.0.metrics.unauthorized();
         }
-        // It refuses in its own words.
+        // The admin API has its own error bodies.
         if path.starts_with(ADMIN) {
             return Ok(infallible(self.admin.oneshot(request).await));
         }
-        Err(Refused::Unauthorized(asked.refusal()))
+        Err(RequestRefused::Unauthorized(target.refusal()))
     }
 
-    /// The tenant whose plugins are asked for: that of the key, or the one that an operator names.
-    async fn tenant_of(&self, identity: Identity, named: Option<String>) -> Result<TenantId, Refused> {
+    /// Returns the tenant of the key, or the one whose name an operator passes.
+    async fn tenant_of(&self, identity: Identity, name: Option<String>) -> Result<TenantId, RequestRefused> {
         if let Some(tenant) = identity.tenant {
             return Ok(tenant);
         }
-        let Some(name) = named else {
-            return Err(Refused::Forbidden(format!(
-                "an operator's key is of no tenant; the header {TENANT_HEADER} says whose plugin is meant"
+        let Some(name) = name else {
+            return Err(RequestRefused::Forbidden(format!(
+                "an operator's key belongs to no tenant; select one with the header {TENANT_HEADER}"
             )));
         };
         let catalog = self.tenants.0.catalog.clone();
         let found = tokio::task::spawn_blocking(move || catalog.tenant_named(&name)).await;
         match found {
             Ok(Ok(tenant)) => Ok(tenant.id),
-            Ok(Err(error)) => Err(Refused::from(Unusable::from(error))),
-            Err(_) => Err(Refused::Unreadable),
+            Ok(Err(error)) => Err(RequestRefused::from(TenantError::from(error))),
+            Err(_) => Err(RequestRefused::Internal),
         }
     }
 
-    async fn plugin(&self, id: TenantId, name: Option<&str>) -> Result<Arc<Plugin>, Refused> {
+    /// Returns a plugin of a tenant, or its default plugin. Loads it if it is not loaded.
+    async fn plugin(&self, id: TenantId, name: Option<&str>) -> Result<Arc<LoadedPlugin>, RequestRefused> {
         let tenant = self.tenants.tenant(id).await?;
         let name = match name {
             Some(name) => name.to_owned(),
             None => tenant.default_plugin().ok_or_else(|| {
-                let what = "this tenant has no default plugin; below /p/NAME are the paths of plugin NAME";
-                Refused::NotFound(what.to_owned())
+                let detail =
+                    "this tenant has no default plugin; use the paths below /p/NAME for the plugin NAME";
+                RequestRefused::NotFound(detail.to_owned())
             })?,
         };
         Ok(tenant.plugin(&self.tenants, &name).await?)
     }
 
-    /// What was counted: of everything for operators, of its plugins for a tenant.
-    async fn metrics(self, identity: Identity) -> Result<Response, Refused> {
+    /// Answers `GET /metrics`: an operator receives the metrics of the process and all plugins, a tenant those of its plugins.
+    async fn metrics(self, identity: Identity) -> Result<Response, RequestRefused> {
         let text = match identity.tenant {
             None => {
                 let tenants = self.tenants.clone();
                 let text = tokio::task::spawn_blocking(move || tenants.metrics_text()).await;
-                text.map_err(|_| Refused::Unreadable)?
+                text.map_err(|_| RequestRefused::Internal)?
             }
             Some(tenant) => {
                 let tenant = self.tenants.tenant(tenant).await?;
-                Metrics::text_of(&tenant.counted())
+                Metrics::text_of(&tenant.metrics())
             }
         };
         Ok(([(header::CONTENT_TYPE, TEXT_FORMAT)], text).into_response())
     }
 }
 
-fn infallible(answered: Result<Response, std::convert::Infallible>) -> Response {
-    answered.unwrap_or_else(|never| match never {})
+fn infallible(result: Result<Response, std::convert::Infallible>) -> Response {
+    result.unwrap_or_else(|never| match never {})
 }
 
-impl From<Unusable> for Refused {
-    /// What is not there is not there, whoever it is not there for. The rest is the host's trouble, which its
-    /// log has; a tenant is told what is its own.
-    fn from(why: Unusable) -> Self {
-        match why {
-            Unusable::NotThere(_) => Self::NoRoute,
-            Unusable::Config(error) => Self::NoRoom(error.to_string()),
-            Unusable::NoRoom(why) => Self::NoRoom(why),
-            why => {
-                tracing::error!(error = %why, "a plugin cannot be used");
-                Self::NoRoom("this plugin cannot be used at present; the operator's log says why".to_owned())
+impl From<TenantError> for RequestRefused {
+    /// Converts the error to a response. A missing item looks like an unknown route, so that a tenant learns nothing about
+    /// others. The tenant receives the errors of its configuration and its open files; others are written to the log only.
+    fn from(error: TenantError) -> Self {
+        match error {
+            TenantError::NotFound(_) => Self::NoRoute,
+            TenantError::Config(error) => Self::NoRoom(error.to_string()),
+            TenantError::NoRoom(reason) => Self::NoRoom(reason),
+            error => {
+                tracing::error!(%error, "a plugin cannot be used");
+                let detail = "this plugin cannot be used at present; the operator's log has the reason";
+                Self::NoRoom(detail.to_owned())
             }
         }
     }
@@ -242,10 +249,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_below_a_plugins_name_is_the_plugins() {
+    fn a_path_is_split_into_plugin_and_route() {
         let check = |path: &str, plugin: Option<&str>, below: &str| {
-            let asked = Asked::of(path);
-            assert_eq!((asked.plugin, asked.path), (plugin, below), "{path}");
+            let target = Target::parse(path);
+            assert_eq!((target.plugin, target.path), (plugin, below), "{path}");
         };
         check("/rollout", None, "/rollout");
         check("/p/calc/rollout/r1/result", Some("calc"), "/rollout/r1/result");
@@ -253,8 +260,9 @@ mod tests {
         check("/p//rollout", Some(""), "/rollout");
         check("/p/", Some(""), "/");
         check("/pp/calc", None, "/pp/calc");
-        assert_eq!(Asked::of("/rollout").right(&Method::POST), Right::Call);
-        assert_eq!(Asked::of("/p/c/rollout/r/result").right(&Method::GET), Right::Call, "it takes a lease");
-        assert_eq!(Asked::of("/p/c/rollout/r/trajectory").right(&Method::GET), Right::View);
+        let right = |path, method| Target::parse(path).right(&method);
+        assert_eq!(right("/rollout", Method::POST), Right::Call);
+        assert_eq!(right("/p/c/rollout/r/result", Method::GET), Right::Call, "a poll takes the lease");
+        assert_eq!(right("/p/c/rollout/r/trajectory", Method::GET), Right::View);
     }
 }

@@ -1,17 +1,17 @@
-//! A bound on components that are loaded at once.
+//! A limit on the number of components that are loaded at once.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Turns of threads that load a component. Loading blocks, so waiting for a turn does, too.
-pub(super) struct LoadTurns {
+/// A semaphore for threads that load a component. Loading blocks the thread, and so does waiting for a permit.
+pub(super) struct LoadPermits {
     free: Mutex<u32>,
     freed: Condvar,
 }
 
-/// The turn of a thread, over when it is dropped.
-pub(super) struct LoadTurn<'a>(&'a LoadTurns);
+/// The permit of a thread, returned when it is dropped.
+pub(super) struct LoadPermit<'a>(&'a LoadPermits);
 
-impl LoadTurns {
+impl LoadPermits {
     pub(super) fn new(max: u32) -> Self {
         Self { free: Mutex::new(max), freed: Condvar::new() }
     }
@@ -20,15 +20,15 @@ impl LoadTurns {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a turn, and blocks the thread until then.
-    pub(super) fn take(&self) -> LoadTurn<'_> {
-        let waited = self.freed.wait_while(self.free(), |free| *free == 0);
-        *waited.unwrap_or_else(PoisonError::into_inner) -= 1;
-        LoadTurn(self)
+    /// Waits for a permit. Blocks the thread.
+    pub(super) fn acquire(&self) -> LoadPermit<'_> {
+        let free = self.freed.wait_while(self.free(), |free| *free == 0);
+        *free.unwrap_or_else(PoisonError::into_inner) -= 1;
+        LoadPermit(self)
     }
 }
 
-impl Drop for LoadTurn<'_> {
+impl Drop for LoadPermit<'_> {
     fn drop(&mut self) {
         *self.0.free() += 1;
         self.0.freed.notify_one();
@@ -42,21 +42,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_turn_that_is_over_goes_to_a_thread_that_waits() {
-        let turns = LoadTurns::new(2);
-        let (first, _second) = (turns.take(), turns.take());
-        let (taken, third) = mpsc::channel();
+    fn a_returned_permit_goes_to_a_waiting_thread() {
+        let permits = LoadPermits::new(2);
+        let (first, _second) = (permits.acquire(), permits.acquire());
+        let (acquired, third) = mpsc::channel();
         std::thread::scope(|scope| {
-            let turns = &turns;
+            let permits = &permits;
             scope.spawn(move || {
-                let _turn = turns.take();
-                taken.send(()).unwrap();
+                let _permit = permits.acquire();
+                acquired.send(()).unwrap();
             });
-            assert_eq!(*turns.free(), 0);
+            assert_eq!(*permits.free(), 0);
             assert!(third.try_recv().is_err());
             drop(first);
             third.recv().unwrap();
         });
-        assert_eq!(*turns.free(), 1);
+        assert_eq!(*permits.free(), 1);
     }
 }

@@ -1,13 +1,11 @@
-//! Many tenants in one process: their plugins, each with its protocols below `/p/NAME`, on slots that they
-//! share.
+//! Many tenants in one process: each plugin has its protocols below `/p/NAME`, and all share slots.
 //!
-//! What there is, the catalog says; here is what of it is in use. A tenant is opened when it is first asked
-//! for, with its journal, and goes on with what a process before admitted. A plugin is brought in when it is
-//! first asked for, becomes another deployment when that is activated, and goes when nobody uses it and its
-//! room is wanted.
+//! The catalog lists tenants and plugins; this module has those in use. The first request of a tenant opens it with its
+//! journal, and continues the rollouts that an earlier process admitted. The first request for a plugin loads it,
+//! activation replaces its deployment, and an idle plugin is unloaded when its memory or files are needed.
 //!
-//! What belongs to a tenant is below its `Tenant`, and the tenant is found by the key of a request and by
-//! nothing else: ids, names and leases of others are not refused, they are not there.
+//! All state of a tenant is below its `OpenTenant`. Only the key of a request selects the tenant: to its requests, ids,
+//! names and leases of other tenants do not exist.
 
 mod check;
 mod descriptors;
@@ -27,8 +25,8 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::access::Access;
-use crate::admin::{CheckError, CheckReport, Deployments, Pushed};
-use crate::{Server, Stopping};
+use crate::admin::{CheckError, CheckReport, CheckRequest, Deployments};
+use crate::{Server, ShutdownDeadlines};
 use rollout_assembly::config::{Config, JournalConfig, RawConfig};
 use rollout_assembly::{AssemblyError, Besides, NotLoaded, Platform};
 use rollout_catalog::{Catalog, CatalogError, Name, TenantId};
@@ -43,65 +41,68 @@ use rollout_core::telemetry::{Metrics, Traces};
 
 pub use check::Checks;
 use descriptors::{HeldFiles, NoFiles, PluginFiles};
-use loading::LoadTurns;
-use plugin::Plugin;
-use tenant::Tenant;
+use loading::LoadPermits;
+use plugin::LoadedPlugin;
+use tenant::OpenTenant;
 
-/// Components that are loaded at once, each of which may be compiled.
+/// Maximum number of components that are loaded at once. Loading may compile them.
 const LOADING_MAX: u32 = 2;
 
-/// Deployments that are brought in at once, of as many tenants: each has an instance of its own, whose start may wait.
+/// Maximum number of deployments that are started at once, one per tenant. Each start runs the guest, which may wait.
 const STARTING_MAX: u32 = 8;
 
-/// Tenants that are opened at once at the start of a process, each by a thread. More than may wait for their plugins.
+/// Maximum number of tenants that are opened at once when a process starts, each on a thread. It exceeds [`STARTING_MAX`],
+/// so some tenants are opened while others wait for their plugins.
 const OPENING_MAX: usize = 16;
 
-/// Open files of a tenant: its journal's lock and two segments.
+/// Number of open files of a tenant: its journal's lock and two segments.
 const DESCRIPTORS_PER_TENANT: u64 = 3;
 
-/// Of all open files, those for the memories of plugins in use: one of so many, and at the most.
+/// Divisor of the number of all open files: this part is reserved for the memories of loaded plugins.
 const PLUGIN_FILES_PART: u64 = 8;
+
+/// Maximum number of open files reserved for the memories of loaded plugins.
 const PLUGIN_FILES_MAX: u64 = 16 << 10;
 
-/// Tenants that may come before the next start without those files being missing elsewhere.
-const TENANTS_TO_COME: u64 = 16;
+/// Number of tenants that may be added before the next start without exceeding the planned number of open files.
+const NEW_TENANTS_MAX: u64 = 16;
 
-/// Time between two sums of what tenants used. The catalog writes a sum within another 50 ms.
-const NOTE_EVERY: Duration = Duration::from_millis(50);
+/// Interval at which the tenants' usage is added up. The catalog writes a sum within another 50 ms.
+const USAGE_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Time between two counts of files and two searches for plugins that can be unloaded, in sums of usage.
-const LOOK_EVERY: u32 = 100;
+/// Number of such intervals after which stored files are counted and idle plugins are unloaded.
+const INTERVALS_PER_SWEEP: u32 = 100;
 
-/// How long tenants that are deleted have until their rollouts are over.
-const ENDING_TIME_MAX: Duration = Duration::from_secs(10);
+/// Maximum time until the rollouts of a removed tenant or plugin are over.
+const REMOVAL_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Brings a component in. Blocks for as long as that takes.
+/// Loads a component. Blocks the thread.
 pub type LoadComponent = dyn Fn(&Engine, &Path) -> Result<Component, NotLoaded> + Send + Sync;
 
-/// What a server of many tenants is made of.
-pub struct Settings {
-    /// Who there is, and what they have.
+/// The parts of a server of many tenants.
+pub struct TenantsSettings {
+    /// The catalog of tenants and plugins.
     pub catalog: Catalog,
-    /// The operator's configuration as it was written, which authors' add to.
+    /// The operator's configuration as it was written. The configurations of authors extend it.
     pub operators: RawConfig,
-    /// The same, resolved.
+    /// The operator's configuration, resolved.
     pub config: Config,
-    /// What brings components in.
+    /// Loads components.
     pub load: Arc<LoadComponent>,
-    /// What seals keys on disk.
+    /// Encrypts secrets on disk.
     pub seal: Arc<Seal>,
-    /// How a component is checked that was pushed: this program, with these arguments besides.
+    /// Settings of the checks of pushed deployments.
     pub checks: Checks,
 }
 
-/// Why a server of many tenants does not start.
+/// Error of starting a server of many tenants.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// There is no engine.
+    /// The engine cannot be created.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// There are no connections.
+    /// The transport cannot be created.
     #[error(transparent)]
     Transport(#[from] TransportError),
     /// The catalog cannot be read.
@@ -109,37 +110,37 @@ pub enum StartError {
     Catalog(#[from] CatalogError),
 }
 
-/// Why something of a tenant cannot be used.
+/// Error of opening a tenant or loading its plugin.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Unusable {
-    /// It is not there.
+pub enum TenantError {
+    /// The item does not exist.
     #[error("{0}")]
-    NotThere(String),
-    /// The catalog says no.
+    NotFound(String),
+    /// The catalog failed.
     #[error(transparent)]
     Catalog(CatalogError),
-    /// Its journal cannot be used.
+    /// The journal cannot be opened.
     #[error(transparent)]
     Journal(#[from] JournalError),
-    /// Its configuration is not right.
+    /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] rollout_assembly::config::InvalidConfig),
-    /// Its components cannot be brought in.
+    /// The components cannot be loaded.
     #[error(transparent)]
     Assembly(#[from] AssemblyError),
-    /// Plugins in use take all open files that there are for them.
+    /// Loaded plugins use all open files reserved for them.
     #[error("{0}")]
     NoRoom(String),
-    /// Something else, in words.
+    /// Another error, with its message.
     #[error("{0}")]
     Other(String),
 }
 
-impl From<CatalogError> for Unusable {
+impl From<CatalogError> for TenantError {
     fn from(error: CatalogError) -> Self {
         match error {
-            CatalogError::NotFound { .. } => Self::NotThere(error.to_string()),
+            CatalogError::NotFound { .. } => Self::NotFound(error.to_string()),
             error => Self::Catalog(error),
         }
     }
@@ -160,28 +161,32 @@ struct Inner {
     load: Arc<LoadComponent>,
     seal: Arc<Seal>,
     checks: Checks,
-    loading: LoadTurns,
+    loading: LoadPermits,
     starting: Semaphore,
     checking: Semaphore,
     plugin_files: PluginFiles,
     access: Access,
     metrics: Arc<Metrics>,
     traces: std::sync::OnceLock<Traces>,
-    open: Mutex<HashMap<TenantId, Arc<tokio::sync::OnceCell<Arc<Tenant>>>>>,
+    /// The tenants that are open or being opened.
+    open: Mutex<HashMap<TenantId, TenantCell>>,
 }
 
+/// The cell of a tenant, empty until the tenant is open.
+type TenantCell = Arc<tokio::sync::OnceCell<Arc<OpenTenant>>>;
+
 impl Tenants {
-    /// Serves what is in this catalog. Nothing of it is brought in before it is asked for.
-    pub fn start(settings: Settings) -> Result<Self, StartError> {
-        let Settings { catalog, operators, config, load, seal, checks } = settings;
-        let tenants = all_tenants(&catalog).len() as u64 + TENANTS_TO_COME;
-        // Each tenant has a plugin in use, however few there are.
+    /// Creates a server of a catalog's tenants. Tenants and plugins are loaded on their first request.
+    pub fn start(settings: TenantsSettings) -> Result<Self, StartError> {
+        let TenantsSettings { catalog, operators, config, load, seal, checks } = settings;
+        let tenants = all_tenants(&catalog).len() as u64 + NEW_TENANTS_MAX;
+        // At least one file per tenant, so that each can have a loaded plugin.
         let plugin_files = (raise_descriptors() / PLUGIN_FILES_PART).min(PLUGIN_FILES_MAX).max(tenants);
         let descriptors = DESCRIPTORS_PER_TENANT * tenants + plugin_files;
-        let besides = Besides { tools: 0, loading: STARTING_MAX, descriptors };
+        let reserved = Besides { tools: 0, loading: STARTING_MAX, descriptors };
         let memory_bytes_max = config.limits.memory_bytes_max;
-        let of_rollout = Server::descriptors_per_rollout(&config);
-        let platform = Platform::new(&config, of_rollout, besides, memory_bytes_max)?;
+        let descriptors_per_rollout = Server::descriptors_per_rollout(&config);
+        let platform = Platform::new(&config, descriptors_per_rollout, reserved, memory_bytes_max)?;
         let slots = platform.room(config.max_concurrent, config.queue_max, 0);
         for id in catalog.tenants_being_deleted()? {
             catalog.finish_deleting(id)?;
@@ -204,7 +209,7 @@ impl Tenants {
             load,
             seal,
             checks,
-            loading: LoadTurns::new(LOADING_MAX),
+            loading: LoadPermits::new(LOADING_MAX),
             starting: Semaphore::new(STARTING_MAX as usize),
             checking: Semaphore::new(checks_at_once),
             plugin_files: PluginFiles::new(plugin_files),
@@ -215,231 +220,236 @@ impl Tenants {
         })))
     }
 
-    /// The catalog.
+    /// Returns the catalog.
     pub fn catalog(&self) -> &Catalog {
         &self.0.catalog
     }
 
-    /// How many rollouts and connections there is room for.
+    /// Returns the maximum numbers of rollouts and connections.
     pub fn slots(&self) -> &Slots {
         &self.0.slots
     }
 
-    /// What may be held for all together.
+    /// Returns the memory budget of all tenants together.
     pub fn budget(&self) -> &Budget {
         self.0.platform.budget()
     }
 
-    /// What is counted of the process, and of what belongs to no tenant.
+    /// Returns the metrics of the process and of requests without a tenant.
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.0.metrics
     }
 
-    /// Sends traces of all rollouts there, from those on that are brought in later.
+    /// Exports traces of the rollouts of all plugins that are loaded from now on.
     pub fn trace_to(&self, traces: Traces) {
         let _ = self.0.traces.set(traces);
     }
 
-    /// How busy all of them are.
+    /// Returns the load of all tenants together.
     pub fn load(&self) -> Load {
         self.0.pool.load()
     }
 
-    /// Why no tenant's rollouts are taken, where none are. What only one of them has too little of is no
+    /// Returns the reason why no tenant's rollouts are admitted, if so. The quotas and the share of a single tenant are no
     /// reason.
-    pub(super) fn takes_none(&self) -> Option<String> {
+    pub(super) fn refusal(&self) -> Option<String> {
         if !self.load().accepting {
             return Some("the host is shutting down".to_owned());
         }
         let room = self.0.platform.budget().check_any_group();
-        room.err().map(|why| why.to_string())
+        room.err().map(|error| error.to_string())
     }
 
-    fn open(&self) -> MutexGuard<'_, HashMap<TenantId, Arc<tokio::sync::OnceCell<Arc<Tenant>>>>> {
+    fn lock_open(&self) -> MutexGuard<'_, HashMap<TenantId, TenantCell>> {
         self.0.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A tenant that is in use, opened where it was not.
-    async fn tenant(&self, id: TenantId) -> Result<Arc<Tenant>, Unusable> {
-        let place = self.open().entry(id).or_default().clone();
-        if let Some(tenant) = place.get() {
+    /// Returns a tenant. Opens it if it is not open.
+    async fn tenant(&self, id: TenantId) -> Result<Arc<OpenTenant>, TenantError> {
+        let cell = self.lock_open().entry(id).or_default().clone();
+        if let Some(tenant) = cell.get() {
             return Ok(tenant.clone());
         }
         let tenants = self.clone();
-        // Whoever asks may go away; what was opened goes on with rollouts and has files, and must be found.
+        // In a task of its own: an open tenant runs rollouts and has files, so it must be in the table even if the caller
+        // disconnects meanwhile.
         let opening = tokio::spawn(async move {
-            let opened = place.get_or_try_init(|| tenants.clone().opening(id)).await.cloned();
+            let opened = cell.get_or_try_init(|| tenants.clone().open_tenant(id)).await.cloned();
             if opened.is_err() {
-                tenants.forget_if_new(id, &place);
+                tenants.forget_if_empty(id, &cell);
             }
             opened
         });
-        opening.await.unwrap_or_else(|error| Err(Unusable::Other(error.to_string())))
+        opening.await.unwrap_or_else(|error| Err(TenantError::Other(error.to_string())))
     }
 
-    async fn opening(self, id: TenantId) -> Result<Arc<Tenant>, Unusable> {
+    async fn open_tenant(self, id: TenantId) -> Result<Arc<OpenTenant>, TenantError> {
         let runtime = tokio::runtime::Handle::current();
-        let opened = tokio::task::spawn_blocking(move || Tenant::open(&self, id, &runtime)).await;
-        opened.unwrap_or_else(|error| Err(Unusable::Other(error.to_string())))
+        let opened = tokio::task::spawn_blocking(move || OpenTenant::open(&self, id, &runtime)).await;
+        opened.unwrap_or_else(|error| Err(TenantError::Other(error.to_string())))
     }
 
-    /// A tenant that is not there leaves nothing behind.
-    fn forget_if_new(&self, id: TenantId, place: &Arc<tokio::sync::OnceCell<Arc<Tenant>>>) {
-        let mut open = self.open();
-        if open.get(&id).is_some_and(|found| Arc::ptr_eq(found, place)) && !place.initialized() {
+    /// Removes the cell of a tenant that could not be opened.
+    fn forget_if_empty(&self, id: TenantId, cell: &TenantCell) {
+        let mut open = self.lock_open();
+        if open.get(&id).is_some_and(|found| Arc::ptr_eq(found, cell)) && !cell.initialized() {
             open.remove(&id);
         }
     }
 
-    /// A tenant, if it is in use.
-    fn opened(&self, id: TenantId) -> Option<Arc<Tenant>> {
-        self.open().get(&id).and_then(|place| place.get().cloned())
+    /// Returns a tenant if it is open.
+    fn find_open(&self, id: TenantId) -> Option<Arc<OpenTenant>> {
+        self.lock_open().get(&id).and_then(|cell| cell.get().cloned())
     }
 
-    /// The tenants that are in use.
-    fn all_opened(&self) -> Vec<Arc<Tenant>> {
-        self.open().values().filter_map(|place| place.get().cloned()).collect()
+    /// Returns all open tenants.
+    fn open_tenants(&self) -> Vec<Arc<OpenTenant>> {
+        self.lock_open().values().filter_map(|cell| cell.get().cloned()).collect()
     }
 
-    /// The plugins that are in use.
-    fn plugins_in_use(&self) -> Vec<Arc<Plugin>> {
-        self.all_opened().iter().flat_map(|tenant| tenant.plugins_in_use()).collect()
+    /// Returns the loaded plugins of all tenants.
+    fn loaded_plugins(&self) -> Vec<Arc<LoadedPlugin>> {
+        self.open_tenants().iter().flat_map(|tenant| tenant.loaded_plugins()).collect()
     }
 
-    /// Goes on with what a process before admitted, of every tenant that has a journal, and from then on
-    /// notes what is used.
-    pub async fn go_on(&self) {
+    /// Continues the rollouts that an earlier process admitted, for all tenants with a journal. Then notes usage, counts
+    /// stored files and unloads idle plugins at intervals, without end.
+    pub async fn run(&self) {
         let tenants = self.clone();
-        let all = tokio::task::spawn_blocking(move || tenants.with_journals()).await;
-        // Side by side, so that a tenant whose plugins are slow to start delays no other one.
+        let all = tokio::task::spawn_blocking(move || tenants.tenants_with_journal()).await;
+        // Concurrently, so that a tenant with slow plugins does not delay the others.
         let opening = stream::iter(all.unwrap_or_default()).for_each_concurrent(OPENING_MAX, |id| async move {
             if let Err(error) = self.tenant(id).await {
-                tracing::error!(tenant = %id, %error, "a tenant cannot be opened, and its rollouts do not go on");
+                tracing::error!(tenant = %id, %error, "a tenant cannot be opened, and its rollouts are not continued");
             }
         });
         opening.await;
-        let mut note = tokio::time::interval(NOTE_EVERY);
-        note.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        for times in (0..LOOK_EVERY).cycle() {
-            note.tick().await;
-            for tenant in self.all_opened() {
+        let mut interval = tokio::time::interval(USAGE_INTERVAL);
+        interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        for tick in (0..INTERVALS_PER_SWEEP).cycle() {
+            interval.tick().await;
+            for tenant in self.open_tenants() {
                 tenant.note_usage(&self.0.catalog);
             }
-            if times > 0 {
+            if tick > 0 {
                 continue;
             }
             let tenants = self.clone();
-            // It reads what files have, and drops what takes a while to drop.
-            let _ = tokio::task::spawn_blocking(move || tenants.look()).await;
+            // It reads folders, and dropping a plugin may take a while.
+            let _ = tokio::task::spawn_blocking(move || tenants.sweep()).await;
         }
     }
 
-    fn look(&self) {
-        for tenant in self.all_opened() {
-            tenant.look_at_stored();
+    /// Counts the stored files of all tenants and unloads idle plugins beyond the limit of code.
+    fn sweep(&self) {
+        for tenant in self.open_tenants() {
+            tenant.count_stored_bytes();
         }
         self.unload_beyond(self.0.config.catalog.code_bytes_max);
     }
 
-    /// The tenants that have a journal on disk.
-    fn with_journals(&self) -> Vec<TenantId> {
-        let has_one = |id: &TenantId| tenant::journal_folder(&self.0.catalog, *id).is_dir();
-        all_tenants(&self.0.catalog).into_iter().filter(has_one).collect()
+    /// Returns the tenants with a journal on disk.
+    fn tenants_with_journal(&self) -> Vec<TenantId> {
+        let has_journal = |id: &TenantId| tenant::journal_folder(&self.0.catalog, *id).is_dir();
+        all_tenants(&self.0.catalog).into_iter().filter(has_journal).collect()
     }
 
-    /// Unloads plugins that are idle until what is left has no more than so many bytes of code: of the tenant that
-    /// has most, the one that was idle for longest. So no tenant's plugins go for those of one that has more.
+    /// Unloads idle plugins until the remaining ones have at most `bytes_max` bytes of code. The next one is always the
+    /// longest idle plugin of the tenant with the most code, so a tenant never loses plugins to one that has more.
     fn unload_beyond(&self, bytes_max: u64) {
-        let mut by_tenant: Vec<(u64, Vec<Arc<Plugin>>)> = Vec::new();
-        for tenant in self.all_opened() {
-            let mut plugins = tenant.plugins_in_use();
+        let mut by_tenant: Vec<(u64, Vec<Arc<LoadedPlugin>>)> = Vec::new();
+        for tenant in self.open_tenants() {
+            let mut plugins = tenant.loaded_plugins();
             plugins.sort_by_key(|plugin| std::cmp::Reverse(plugin.last_used()));
             by_tenant.push((plugins.iter().map(|plugin| plugin.code_bytes()).sum(), plugins));
         }
         let mut bytes: u64 = by_tenant.iter().map(|(bytes, _)| bytes).sum();
         while bytes > bytes_max {
-            let some_left = by_tenant.iter_mut().filter(|(_, plugins)| !plugins.is_empty());
-            let Some((own, plugins)) = some_left.max_by_key(|(own, _)| *own) else { return };
+            let with_plugins = by_tenant.iter_mut().filter(|(_, plugins)| !plugins.is_empty());
+            let Some((own_bytes, plugins)) = with_plugins.max_by_key(|(own_bytes, _)| *own_bytes) else {
+                return;
+            };
             let Some(plugin) = plugins.pop() else { return };
-            let of = plugin.code_bytes();
+            let plugin_bytes = plugin.code_bytes();
             if plugin.unload() {
-                (*own, bytes) = (own.saturating_sub(of), bytes.saturating_sub(of));
+                *own_bytes = own_bytes.saturating_sub(plugin_bytes);
+                bytes = bytes.saturating_sub(plugin_bytes);
             }
         }
     }
 
-    /// Takes open files for a component of a tenant. Where there are too few, plugins that are idle are unloaded, of
-    /// tenants that have more than this one before its own.
-    fn take_plugin_files(&self, id: TenantId, count: u64) -> Result<HeldFiles, NoFiles> {
+    /// Reserves open files for a component of a tenant. If too few are left, unloads idle plugins: first those of tenants
+    /// with more files than this one, then its own.
+    fn reserve_plugin_files(&self, id: TenantId, count: u64) -> Result<HeldFiles, NoFiles> {
         let files = &self.0.plugin_files;
         loop {
-            let over = match files.take(id, count) {
+            let no_files = match files.take(id, count) {
                 Ok(held) => return Ok(held),
-                Err(over) => over,
+                Err(error) => error,
             };
-            let mut tenants = self.all_opened();
-            tenants.retain(|tenant| tenant.id == id || files.of(tenant.id) > over.own);
-            tenants.sort_by_key(|tenant| std::cmp::Reverse((files.of(tenant.id), tenant.id != id)));
+            let mut tenants = self.open_tenants();
+            tenants.retain(|tenant| tenant.id == id || files.held_by(tenant.id) > no_files.own);
+            tenants.sort_by_key(|tenant| std::cmp::Reverse((files.held_by(tenant.id), tenant.id != id)));
             if !tenants.iter().any(|tenant| tenant.unload_idlest()) {
-                return Err(over);
+                return Err(no_files);
             }
         }
     }
 
-    /// Lets no rollout in any more, and waits until those that are there are over, as one server does.
-    pub async fn drain(&self, stopping: &Stopping) -> bool {
+    /// Closes admission and drains the servers of all plugins; see [`Server::drain`].
+    pub async fn drain(&self, deadlines: &ShutdownDeadlines) -> bool {
         self.0.pool.close();
-        let servers: Vec<Server> = self.plugins_in_use().iter().map(|plugin| plugin.server()).collect();
-        let all = servers.iter().map(|server| server.drain(stopping));
+        let servers: Vec<Server> = self.loaded_plugins().iter().map(|plugin| plugin.server()).collect();
+        let all = servers.iter().map(|server| server.drain(deadlines));
         futures_util::future::join_all(all).await.into_iter().all(|is_done| is_done)
     }
 
     /// Waits until no rollout is alive.
     pub async fn idle(&self) {
-        for tenant in self.all_opened() {
+        for tenant in self.open_tenants() {
             tenant.slots.idle().await;
         }
     }
 
-    /// Whether what is left undone here goes on in the next process.
-    pub fn is_kept(&self) -> bool {
+    /// Returns whether rollouts are in journals, so that the next process continues them.
+    pub fn has_journal(&self) -> bool {
         self.0.config.journal != JournalConfig::Off
     }
 
-    /// Answers everybody who waits for news that there are none yet. They come again.
+    /// Answers all waiting polls at once; their callers poll again.
     pub fn answer_waiting(&self) {
-        self.plugins_in_use().iter().for_each(|plugin| plugin.server().answer_waiting());
+        self.loaded_plugins().iter().for_each(|plugin| plugin.server().answer_waiting());
     }
 
-    /// Says which rollouts' callers have not heard what came of them.
-    pub fn name_unreported(&self) -> usize {
-        self.plugins_in_use().iter().map(|plugin| plugin.server().name_unreported()).sum()
+    /// Logs the rollouts whose callers have not received the result, and returns their number.
+    pub fn log_unreported(&self) -> usize {
+        self.loaded_plugins().iter().map(|plugin| plugin.server().log_unreported()).sum()
     }
 
-    /// Notes what is to be noted at the end of the process, and closes files.
+    /// Notes the last usage in the catalog and closes the journals. Call it at the end of the process.
     pub fn close(&self) {
-        for tenant in self.all_opened() {
+        for tenant in self.open_tenants() {
             tenant.note_usage(&self.0.catalog);
             tenant.close_journal();
         }
         if let Err(error) = self.0.catalog.flush() {
-            tracing::error!(%error, "the last usage is not in the catalog");
+            tracing::error!(%error, "the last usage cannot be written to the catalog");
         }
     }
 
-    /// What was counted, of all tenants.
+    /// Returns the metrics of the process and of all loaded plugins in the text format of Prometheus.
     fn metrics_text(&self) -> String {
         let load = self.load();
         let budget = self.0.platform.budget();
         self.0.metrics.process_is_busy([load.running, load.queued, load.max_concurrent], budget);
-        let of_plugins = self.all_opened().into_iter().flat_map(|tenant| tenant.counted());
+        let of_plugins = self.open_tenants().into_iter().flat_map(|tenant| tenant.metrics());
         Metrics::text_of(&of_plugins.chain([self.0.metrics.clone()]).collect::<Vec<_>>())
     }
 }
 
-/// What changes while it serves.
+/// Changes while the server runs.
 impl Deployments for Tenants {
-    fn check(&self, pushed: Pushed) -> BoxFuture<'static, Result<CheckReport, CheckError>> {
+    fn check(&self, pushed: CheckRequest) -> BoxFuture<'static, Result<CheckReport, CheckError>> {
         let tenants = self.clone();
         Box::pin(async move { check::check(&tenants, pushed).await })
     }
@@ -453,18 +463,18 @@ impl Deployments for Tenants {
     }
 
     fn in_use(&self, id: TenantId, plugin: &Name) -> Vec<u32> {
-        let in_use = self.opened(id).and_then(|tenant| tenant.plugin_in_use(plugin));
-        in_use.map(|plugin| plugin.versions()).unwrap_or_default()
+        let loaded = self.find_open(id).and_then(|tenant| tenant.loaded_plugin(plugin));
+        loaded.map(|plugin| plugin.versions()).unwrap_or_default()
     }
 
     fn note_usage(&self, id: TenantId) {
-        if let Some(tenant) = self.opened(id) {
+        if let Some(tenant) = self.find_open(id) {
             tenant.note_usage(&self.0.catalog);
         }
     }
 
     fn plugin_removed(&self, id: TenantId, plugin: &Name) -> BoxFuture<'static, ()> {
-        let (tenant, plugin) = (self.opened(id), plugin.to_string());
+        let (tenant, plugin) = (self.find_open(id), plugin.to_string());
         Box::pin(async move {
             if let Some(tenant) = tenant {
                 tenant.remove(&plugin).await;
@@ -473,33 +483,33 @@ impl Deployments for Tenants {
     }
 
     fn tenant_changed(&self, id: TenantId) {
-        let (place, catalog) = (self.open().get(&id).cloned(), self.0.catalog.clone());
-        let Some(place) = place else { return };
+        let (cell, catalog) = (self.lock_open().get(&id).cloned(), self.0.catalog.clone());
+        let Some(cell) = cell else { return };
         tokio::spawn(async move {
-            // One that is being opened may have been read before the change.
-            let nobody = async || Err(());
-            let Ok(tenant) = place.get_or_try_init(nobody).await.cloned() else { return };
-            let read = tokio::task::spawn_blocking(move || tenant.read_again(&catalog)).await;
-            if let Ok(Err(error)) = read {
-                tracing::error!(tenant = %id, %error, "what was changed of a tenant holds from the next start on");
+            // Waits for a tenant that is being opened, which may have been read before the change.
+            let not_open = async || Err(());
+            let Ok(tenant) = cell.get_or_try_init(not_open).await.cloned() else { return };
+            let reloaded = tokio::task::spawn_blocking(move || tenant.reload(&catalog)).await;
+            if let Ok(Err(error)) = reloaded {
+                tracing::error!(tenant = %id, %error, "changes of a tenant apply only after a restart: they cannot be read");
             }
         });
     }
 
     fn tenant_deleted(&self, id: TenantId) -> BoxFuture<'static, ()> {
-        let place = self.open().remove(&id);
+        let cell = self.lock_open().remove(&id);
         Box::pin(async move {
-            let Some(place) = place else { return };
-            // One that is being opened is waited for; it goes on with rollouts already.
-            let nobody = async || Err(());
-            if let Ok(tenant) = place.get_or_try_init(nobody).await {
-                tenant.end(Instant::now() + ENDING_TIME_MAX).await;
+            let Some(cell) = cell else { return };
+            // Waits for a tenant that is being opened, which may continue rollouts already.
+            let not_open = async || Err(());
+            if let Ok(tenant) = cell.get_or_try_init(not_open).await {
+                tenant.shut_down(Instant::now() + REMOVAL_TIME_MAX).await;
             }
         })
     }
 }
 
-/// Every tenant of a catalog.
+/// Returns all tenants of a catalog.
 fn all_tenants(catalog: &Catalog) -> Vec<TenantId> {
     let (mut all, mut after) = (Vec::new(), None::<String>);
     loop {

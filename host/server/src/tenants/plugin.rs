@@ -1,4 +1,4 @@
-//! One plugin that is in use: its slots, its protocols, and the deployment that new rollouts get.
+//! A loaded plugin: its slots, its server, and the active deployment.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use axum::Router;
 use tokio::time::Instant;
 
-use super::tenant::{Tenant, share};
-use super::{Tenants, Unusable};
+use super::tenant::{OpenTenant, share};
+use super::{TenantError, Tenants};
 use crate::Server;
-use crate::admin::opened_secrets;
+use crate::admin::open_secrets;
 use crate::serving::Serving;
 use rollout_assembly::{Deployed, NotLoaded, Placed, Sources};
 use rollout_catalog::Deployment;
@@ -21,98 +21,99 @@ use rollout_core::rollout::{AdmissionQuotas, Host, Runtime, RuntimeSettings, Ser
 use rollout_core::telemetry::{Meter, Metrics};
 use rollout_core::wire::quota::Quotas;
 
-/// See above.
-pub(super) struct Plugin {
+/// A plugin in memory, with the server of its routes.
+pub(super) struct LoadedPlugin {
     name: String,
-    tenant: Weak<Tenant>,
-    parts: Parts,
+    tenant: Weak<OpenTenant>,
+    shared: SharedParts,
     server: Server,
     router: Router,
-    state: Mutex<State>,
+    state: Mutex<PluginState>,
     last_used: AtomicU64,
 }
 
-/// What all deployments of a plugin have in common.
-struct Parts {
+/// The parts that all deployments of a plugin share.
+struct SharedParts {
     slots: Slots,
     quotas: Arc<AdmissionQuotas>,
     metrics: Arc<Metrics>,
 }
 
-struct State {
+/// The active deployment, and what changes with it.
+struct PluginState {
     version: u32,
     code_bytes: u64,
-    /// What the active deployment says of how many run at once.
+    /// Maximum number of concurrent rollouts that the active deployment allows.
     running_max: u32,
     quotas: Quotas,
-    /// Deployments besides the active one, which are there for as long as rollouts run on them.
+    /// Inactive deployments, which exist as long as rollouts run on them. A version may occur several times.
     others: Vec<(u32, Weak<rollout_core::rollout::Deployment>)>,
 }
 
-/// A deployment as it was brought in.
-struct Loaded {
+/// A deployment in memory.
+struct LoadedDeployment {
     host: Host,
     agent_name: String,
     running_max: u32,
     code_bytes: u64,
 }
 
-impl State {
-    /// Rollouts run on this deployment that new ones do not get. One version may be there several times.
-    fn leave(&mut self, version: u32, deployment: Weak<rollout_core::rollout::Deployment>) {
+impl PluginState {
+    /// Adds an inactive deployment, and removes those without rollouts.
+    fn add_inactive(&mut self, version: u32, deployment: Weak<rollout_core::rollout::Deployment>) {
         self.others.retain(|(_, deployment)| deployment.strong_count() > 0);
         self.others.push((version, deployment));
     }
 }
 
-/// What counts who was used last.
+/// A logical clock: the number of uses of all plugins.
 static CLOCK: AtomicU64 = AtomicU64::new(1);
 
-impl Plugin {
-    /// Brings in a plugin's active version, or this one.
+impl LoadedPlugin {
+    /// Loads a version of a plugin, by default the active one.
     pub(super) async fn load(
         tenants: &Tenants,
-        tenant: &Arc<Tenant>,
+        tenant: &Arc<OpenTenant>,
         name: &str,
         version: Option<u32>,
-    ) -> Result<Arc<Self>, Unusable> {
-        let (catalog, id, asked) = (tenants.0.catalog.clone(), tenant.id, name.to_owned());
-        let about = blocking(move || Ok(catalog.plugin(id, &asked)?)).await?;
-        let Some(version) = version.or(about.active) else {
-            return Err(Unusable::NotThere(format!("no version of plugin '{name}' is active")));
+    ) -> Result<Arc<Self>, TenantError> {
+        let (catalog, id, plugin) = (tenants.0.catalog.clone(), tenant.id, name.to_owned());
+        let info = spawn_blocking(move || Ok(catalog.plugin(id, &plugin)?)).await?;
+        let Some(version) = version.or(info.active) else {
+            return Err(TenantError::NotFound(format!("no version of plugin '{name}' is active")));
         };
         let labels = [("tenant", tenant.name.to_string()), ("plugin", name.to_owned())];
         let labels = labels.map(|(label, value)| (label.to_owned(), value));
         let meter = Arc::new(Meter::default());
         let meters = vec![tenant.quotas.meter().clone(), meter.clone()];
-        let parts = Parts {
-            slots: tenant.slots.plugin(share(&about.quotas)),
-            quotas: Arc::new(AdmissionQuotas::new(Whose::Plugin, about.quotas.clone(), meter)),
+        let shared = SharedParts {
+            slots: tenant.slots.plugin(share(&info.quotas)),
+            quotas: Arc::new(AdmissionQuotas::new(Whose::Plugin, info.quotas.clone(), meter)),
             metrics: Arc::new(Metrics::of(HashMap::from(labels), meters)),
         };
         if let Some(traces) = tenants.0.traces.get() {
-            parts.metrics.trace_with(traces.clone());
+            shared.metrics.trace_with(traces.clone());
         }
-        let Loaded { host, agent_name, running_max, code_bytes } =
-            deployed(tenants, tenant, &parts, name, version).await?;
+        let LoadedDeployment { host, agent_name, running_max, code_bytes } =
+            deploy(tenants, tenant, &shared, name, version).await?;
         let server = Server::of_plugin(Serving::new(host, agent_name), &tenants.0.config);
         let plugin = Self {
             name: name.to_owned(),
             tenant: Arc::downgrade(tenant),
             router: server.plugin_router(),
             server,
-            state: Mutex::new(State {
+            state: Mutex::new(PluginState {
                 version,
                 code_bytes,
                 running_max,
-                quotas: about.quotas,
+                quotas: info.quotas,
                 others: Vec::new(),
             }),
-            parts,
+            shared,
             last_used: AtomicU64::new(CLOCK.fetch_add(1, Ordering::Relaxed)),
         };
-        plugin.share_anew();
-        tracing::info!(tenant = %tenant.name, plugin = name, version, "plugin brought in");
+        plugin.update_share();
+        tracing::info!(tenant = %tenant.name, plugin = name, version, "plugin loaded");
         Ok(Arc::new(plugin))
     }
 
@@ -128,14 +129,14 @@ impl Plugin {
         self.router.clone()
     }
 
-    /// What is counted of it, with how busy it is now.
-    pub(super) fn counted(&self) -> Arc<Metrics> {
-        let load = self.parts.slots.load();
-        self.parts.metrics.is_busy(load.running, load.queued, load.max_concurrent);
-        self.parts.metrics.clone()
+    /// Updates the gauges of the plugin's load and returns its metrics.
+    pub(super) fn metrics(&self) -> Arc<Metrics> {
+        let load = self.shared.slots.load();
+        self.shared.metrics.is_busy(load.running, load.queued, load.max_concurrent);
+        self.shared.metrics.clone()
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+    fn state(&self) -> std::sync::MutexGuard<'_, PluginState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -143,118 +144,121 @@ impl Plugin {
         self.state().code_bytes
     }
 
-    /// It was used just now.
-    pub(super) fn is_used(&self) {
+    /// Notes a use.
+    pub(super) fn touch(&self) {
         self.last_used.store(CLOCK.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
     }
 
+    /// Returns the time of the last use on the logical clock.
     pub(super) fn last_used(&self) -> u64 {
         self.last_used.load(Ordering::Relaxed)
     }
 
-    /// From now on new rollouts get this version.
-    pub(super) async fn become_version(
+    /// Makes a version the active one, which new rollouts use.
+    pub(super) async fn activate(
         &self,
         tenants: &Tenants,
-        tenant: &Arc<Tenant>,
+        tenant: &Arc<OpenTenant>,
         version: u32,
-    ) -> Result<(), Unusable> {
-        let Loaded { host, agent_name, running_max, code_bytes } =
-            deployed(tenants, tenant, &self.parts, &self.name, version).await?;
+    ) -> Result<(), TenantError> {
+        let LoadedDeployment { host, agent_name, running_max, code_bytes } =
+            deploy(tenants, tenant, &self.shared, &self.name, version).await?;
         let before = {
             let mut state = self.state();
             (state.code_bytes, state.running_max) = (code_bytes, running_max);
             let before = std::mem::replace(&mut state.version, version);
-            let left = Arc::downgrade(self.server.serving().host().deployment());
-            state.leave(before, left);
-            self.server.become_host(host, agent_name);
+            let previous = Arc::downgrade(self.server.serving().host().deployment());
+            state.add_inactive(before, previous);
+            self.server.set_host(host, agent_name);
             before
         };
-        self.share_anew();
-        tracing::info!(tenant = %tenant.name, plugin = self.name, before, version, "another version is active");
+        self.update_share();
+        tracing::info!(tenant = %tenant.name, plugin = self.name, before, version, "another version was activated");
         Ok(())
     }
 
-    /// The host of a version, for rollouts that began with it.
+    /// Returns the host of a version, for rollouts that began with it. Loads the version if it is not the active one.
     pub(super) async fn host_of(
         &self,
         tenants: &Tenants,
-        tenant: &Arc<Tenant>,
+        tenant: &Arc<OpenTenant>,
         version: u32,
-    ) -> Result<Host, Unusable> {
+    ) -> Result<Host, TenantError> {
         {
             let state = self.state();
             if state.version == version {
                 return Ok(self.server.serving().host());
             }
         }
-        let Loaded { host, .. } = deployed(tenants, tenant, &self.parts, &self.name, version).await?;
-        self.state().leave(version, Arc::downgrade(host.deployment()));
+        let LoadedDeployment { host, .. } =
+            deploy(tenants, tenant, &self.shared, &self.name, version).await?;
+        self.state().add_inactive(version, Arc::downgrade(host.deployment()));
         Ok(host)
     }
 
-    /// The versions that new rollouts get, or that rollouts still run on.
+    /// Returns the active version and those on which rollouts still run.
     pub(super) fn versions(&self) -> Vec<u32> {
         let state = self.state();
         let others = state.others.iter().filter(|(_, deployment)| deployment.strong_count() > 0);
         others.map(|(version, _)| *version).chain([state.version]).collect()
     }
 
-    /// Its quotas are these now.
-    pub(super) fn read_again(&self, quotas: &Quotas) {
+    /// Applies changed quotas.
+    pub(super) fn set_quotas(&self, quotas: &Quotas) {
         self.state().quotas = quotas.clone();
-        self.parts.quotas.set(quotas.clone());
-        self.share_anew();
+        self.shared.quotas.set(quotas.clone());
+        self.update_share();
     }
 
-    fn share_anew(&self) {
+    /// Updates the plugin's share of slots from its quotas and its active deployment.
+    fn update_share(&self) {
         let state = self.state();
         let share = share(&state.quotas);
-        self.parts.slots.set_share(Share { running_max: share.running_max.min(state.running_max), ..share });
+        self.shared.slots.set_share(Share { running_max: share.running_max.min(state.running_max), ..share });
     }
 
-    /// Lets go of it where nobody uses it, and says whether it is gone.
+    /// Unloads the plugin if it is idle. Returns whether it did.
     pub(super) fn unload(&self) -> bool {
         let Some(tenant) = self.tenant.upgrade() else { return false };
-        let goes = tenant.unload(self, || self.server.is_idle());
-        if goes {
-            tracing::debug!(tenant = %tenant.name, plugin = self.name, "a plugin that nobody uses was let go of");
+        let is_unloaded = tenant.unload(self, || self.server.is_idle());
+        if is_unloaded {
+            tracing::debug!(tenant = %tenant.name, plugin = self.name, "idle plugin unloaded");
         }
-        goes
+        is_unloaded
     }
 
-    /// Cancels what runs of it, and waits until its callers have heard, or until then.
-    pub(super) async fn end(&self, until: Instant) {
-        self.parts.slots.close();
-        self.parts.slots.cancel_all();
+    /// Cancels the plugin's rollouts and waits until they are reported, at most until `until`.
+    pub(super) async fn shut_down(&self, until: Instant) {
+        self.shared.slots.close();
+        self.shared.slots.cancel_all();
         self.server.report_cancelled(until).await;
     }
 }
 
-/// Does what waits for the disk apart.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, Unusable> + Send + 'static,
-) -> Result<T, Unusable> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|error| Err(Unusable::Other(error.to_string())))
+/// Runs work on a blocking thread.
+async fn spawn_blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, TenantError> + Send + 'static,
+) -> Result<T, TenantError> {
+    let result = tokio::task::spawn_blocking(work).await;
+    result.unwrap_or_else(|error| Err(TenantError::Other(error.to_string())))
 }
 
-/// Brings a deployment in.
-async fn deployed(
+/// Loads a deployment.
+async fn deploy(
     tenants: &Tenants,
-    tenant: &Arc<Tenant>,
-    parts: &Parts,
+    tenant: &Arc<OpenTenant>,
+    shared: &SharedParts,
     name: &str,
     version: u32,
-) -> Result<Loaded, Unusable> {
-    let closed = |_| Unusable::Other("this server ends".to_owned());
-    let _own_turn = tenant.turn.lock().await;
-    let _turn = tenants.0.starting.acquire().await.map_err(closed)?;
-    let (own, of_tenant, metrics) = (tenants.clone(), tenant.clone(), parts.metrics.clone());
-    let (slots, quotas, name) = (parts.slots.clone(), parts.quotas.clone(), name.to_owned());
+) -> Result<LoadedDeployment, TenantError> {
+    let closed = |_| TenantError::Other("the server is shutting down".to_owned());
+    let _tenant_lock = tenant.deploying.lock().await;
+    let _permit = tenants.0.starting.acquire().await.map_err(closed)?;
+    let (tenants, tenant, metrics) = (tenants.clone(), tenant.clone(), shared.metrics.clone());
+    let (slots, quotas, name) = (shared.slots.clone(), shared.quotas.clone(), name.to_owned());
     let runtime = tokio::runtime::Handle::current();
-    blocking(move || {
-        let (inner, tenant) = (&own.0, &of_tenant);
+    spawn_blocking(move || {
+        let inner = &tenants.0;
         let found = inner.catalog.deployment(tenant.id, &name, version)?;
         let Deployment { info, config, report: _ } = found;
         let at = format!("the configuration of version {version} of {name}");
@@ -267,25 +271,26 @@ async fn deployed(
         let placed = Placed {
             transport: &tenant.transport,
             metrics: &metrics,
-            judge_key: judge.map(|secret| secret_of(&own, tenant, secret)).transpose()?,
+            judge_key: judge.map(|secret| find_secret(&tenants, &tenant, secret)).transpose()?,
             served_as: ServedAs { plugin: name.clone(), version },
         };
         let no_files = OnceLock::new();
         let deploying = inner.platform.deploy(&config, sources, placed, |engine, path| {
             let component = {
-                // Only what is loaded takes this turn. A guest that is started after that, and waits, holds up no loading.
-                let _turn = inner.loading.take();
+                // The permit covers loading only: a guest that starts afterwards may wait without blocking other loads.
+                let _permit = inner.loading.acquire();
                 (inner.load)(engine, path)?
             };
-            let held = own.take_plugin_files(tenant.id, component.open_files()).map_err(|why| {
-                let reason = no_files.get_or_init(|| why).to_string();
+            let files = tenants.reserve_plugin_files(tenant.id, component.open_files());
+            let held = files.map_err(|error| {
+                let reason = no_files.get_or_init(|| error).to_string();
                 NotLoaded { fault: Fault::Host, reason }
             })?;
             Ok(component.holding(Arc::new(held)))
         });
         let deployed = runtime.block_on(deploying);
         let Deployed { deployment, chat, settings, .. } = match no_files.get() {
-            Some(why) => return Err(Unusable::NoRoom(why.to_string())),
+            Some(error) => return Err(TenantError::NoRoom(error.to_string())),
             None => deployed?,
         };
         let code_bytes = deployment.code_bytes();
@@ -306,23 +311,24 @@ async fn deployed(
             Arc::new(deployment),
         );
         let agent_name = runtime.block_on(host.agent_name());
-        let agent_name = agent_name
-            .map_err(|error| Unusable::Other(format!("the agent loop does not say its name: it {error}")))?;
+        let agent_name = agent_name.map_err(|error| {
+            TenantError::Other(format!("cannot get the name of the agent loop: it {error}"))
+        })?;
         let running_max = settings.max_concurrent.unwrap_or(u32::MAX);
-        Ok(Loaded { host, agent_name: agent_name.unwrap_or(name), running_max, code_bytes })
+        Ok(LoadedDeployment { host, agent_name: agent_name.unwrap_or(name), running_max, code_bytes })
     })
     .await
 }
 
-/// A key that a tenant's configuration names. It is the tenant's own, never the host's.
-fn secret_of(tenants: &Tenants, tenant: &Tenant, name: &str) -> Result<Secret, Unusable> {
-    let all = opened_secrets(&tenants.0.catalog, &tenants.0.seal, tenant.id)?;
+/// Returns the secret that a tenant's configuration names. It is one of the tenant's own secrets, never one of the host's.
+fn find_secret(tenants: &Tenants, tenant: &OpenTenant, name: &str) -> Result<Secret, TenantError> {
+    let all = open_secrets(&tenants.0.catalog, &tenants.0.seal, tenant.id)?;
     let found = all.into_iter().find(|(found, _)| &**found == name);
     let missing = || {
         format!(
-            "judge.api-key-env names the secret '{name}', which this tenant does not have; rollout-host secret set \
-             {name} stores it"
+            "judge.api-key-env names the secret '{name}', which this tenant does not have; store it with 'rollout-host \
+             secret set {name}'"
         )
     };
-    found.map(|(_, secret)| secret).ok_or_else(|| Unusable::Other(missing()))
+    found.map(|(_, secret)| secret).ok_or_else(|| TenantError::Other(missing()))
 }

@@ -1,4 +1,4 @@
-//! One tenant that is in use.
+//! An open tenant: its journal, its quotas, and its loaded plugins.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::plugin::Plugin;
-use super::{Inner, Tenants, Unusable};
+use super::plugin::LoadedPlugin;
+use super::{Inner, TenantError, Tenants};
 use crate::admin::{Deployments, network_rules};
 use rollout_catalog::{Catalog, CatalogError, Name, TenantId, TenantUsage};
 use rollout_core::budget::Budget;
@@ -20,15 +20,15 @@ use rollout_core::rollout::{
 use rollout_core::telemetry::{DayUse, Meter, Metrics};
 use rollout_core::wire::quota::{Quota, Quotas};
 
-/// The segments of a tenant's journal, in bytes: smaller than those of a server's own, because two of them
-/// are there ahead for each tenant.
+/// Number of bytes of a segment of a tenant's journal. Smaller than in a server of one plugin, because each tenant has at
+/// least two segments on disk.
 const SEGMENT_BYTES: u64 = 8 << 20;
 
-/// What a plugin may be besides there: in use, or about to be.
-type Place = Arc<tokio::sync::Mutex<()>>;
+/// The lock under which a plugin is loaded.
+type LoadingLock = Arc<tokio::sync::Mutex<()>>;
 
-/// See above.
-pub(super) struct Tenant {
+/// A tenant in memory.
+pub(super) struct OpenTenant {
     pub(super) id: TenantId,
     pub(super) name: Name,
     pub(super) slots: TenantSlots,
@@ -38,30 +38,30 @@ pub(super) struct Tenant {
     pub(super) journal: Option<Arc<Journal>>,
     pub(super) artifact_root: Option<Arc<ArtifactRoot>>,
     folder: PathBuf,
-    settings: Mutex<Settings>,
-    /// What of today's use is in the catalog.
+    state: Mutex<TenantState>,
+    /// The part of today's usage that is in the catalog.
     noted: Mutex<DayUse>,
-    plugins: Mutex<HashMap<String, Arc<Plugin>>>,
-    /// Whose turn it is to have a deployment brought in: none keeps more than one of the process's turns.
-    pub(super) turn: tokio::sync::Mutex<()>,
-    /// Who brings a plugin in, so that it is brought in once.
-    loading: Mutex<HashMap<String, Place>>,
+    plugins: Mutex<HashMap<String, Arc<LoadedPlugin>>>,
+    /// Held while a deployment is loaded, so that the tenant uses one permit of the process at a time.
+    pub(super) deploying: tokio::sync::Mutex<()>,
+    /// A lock for each plugin that is being loaded, so that it is loaded once.
+    loading: Mutex<HashMap<String, LoadingLock>>,
 }
 
-/// What the catalog says of a tenant, besides what others here were told of it.
-struct Settings {
+/// The tenant's settings from the catalog that no other field has.
+struct TenantState {
     stored_bytes_max: Option<u64>,
     default_plugin: Option<String>,
 }
 
-impl Settings {
+impl TenantState {
     fn of(tenant: &rollout_catalog::Tenant) -> Self {
         let default_plugin = tenant.default_plugin.as_ref().map(ToString::to_string);
         Self { stored_bytes_max: tenant.quotas.get(Quota::StoredBytes), default_plugin }
     }
 }
 
-/// Where a tenant's journal is.
+/// Returns the folder of a tenant's journal.
 pub(super) fn journal_folder(catalog: &Catalog, id: TenantId) -> PathBuf {
     catalog.tenant_folder(id).join("journal")
 }
@@ -79,17 +79,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Tenant {
-    /// Opens a tenant, and goes on with what a process before admitted. Reads files, and blocks.
-    pub(super) fn open(tenants: &Tenants, id: TenantId, runtime: &Handle) -> Result<Arc<Self>, Unusable> {
+impl OpenTenant {
+    /// Opens a tenant and continues the rollouts that an earlier process admitted. Blocks on files.
+    pub(super) fn open(tenants: &Tenants, id: TenantId, runtime: &Handle) -> Result<Arc<Self>, TenantError> {
         let inner = &tenants.0;
-        let of_catalog = inner.catalog.tenant(id)?;
+        let info = inner.catalog.tenant(id)?;
         let folder = inner.catalog.tenant_folder(id);
         let writes_files = inner.config.writes_files();
-        let [in_journal, in_files] = kept_bytes(of_catalog.quotas.get(Quota::StoredBytes), writes_files);
-        let (journal, unfinished) = open_journal(inner, id, in_journal)?;
+        let [journal_bytes_max, file_bytes_max] = retained_bytes_max(info.quotas.get(Quota::StoredBytes), writes_files);
+        let (journal, unfinished) = open_journal(inner, id, journal_bytes_max)?;
         let artifacts = inner.config.artifacts;
-        let bytes_max = [artifacts.bytes_max, in_files].into_iter().flatten().min();
+        let bytes_max = [artifacts.bytes_max, file_bytes_max].into_iter().flatten().min();
         let artifacts = ArtifactBounds { bytes_max, ..artifacts };
         let meter = Arc::new(Meter::default());
         let (_, used) = inner.catalog.usage_today(id);
@@ -101,204 +101,209 @@ impl Tenant {
         meter.set(noted);
         let tenant = Arc::new(Self {
             id,
-            slots: inner.pool.tenant(share(&of_catalog.quotas)),
-            quotas: Arc::new(AdmissionQuotas::new(Whose::Tenant, of_catalog.quotas.clone(), meter)),
-            transport: inner.transport.for_tenant(network_rules(&of_catalog.network)),
+            slots: inner.pool.tenant(share(&info.quotas)),
+            quotas: Arc::new(AdmissionQuotas::new(Whose::Tenant, info.quotas.clone(), meter)),
+            transport: inner.transport.for_tenant(network_rules(&info.network)),
             budget: inner.platform.budget().for_others(),
             journal,
             artifact_root: writes_files.then(|| ArtifactRoot::new(folder.join("rollouts"), artifacts)),
             folder,
-            settings: Mutex::new(Settings::of(&of_catalog)),
+            state: Mutex::new(TenantState::of(&info)),
             noted: Mutex::new(noted),
             plugins: Mutex::default(),
-            turn: tokio::sync::Mutex::default(),
+            deploying: tokio::sync::Mutex::default(),
             loading: Mutex::default(),
-            name: of_catalog.name,
+            name: info.name,
         });
-        tenant.look_at_stored();
+        tenant.count_stored_bytes();
         if let Some(unfinished) = unfinished {
             tenant.resume(tenants, unfinished, runtime)?;
         }
         Ok(tenant)
     }
 
-    /// Goes on with what a process before admitted: each rollout on the deployment that it began with. They are read one
+    /// Continues the rollouts that an earlier process admitted, each on the deployment that it began with. They are read one
     /// after the other.
     fn resume(
         self: &Arc<Self>,
         tenants: &Tenants,
         unfinished: Unfinished,
         runtime: &Handle,
-    ) -> Result<(), Unusable> {
-        /// Who goes on with rollouts of a deployment; none where it cannot be brought in.
-        type Resumes = HashMap<(String, u32), Option<(Arc<Plugin>, Host)>>;
-        let mut by_deployment: Resumes = HashMap::new();
+    ) -> Result<(), TenantError> {
+        /// Hosts by plugin and version; `None` for a deployment that cannot be loaded.
+        type Hosts = HashMap<(String, u32), Option<(Arc<LoadedPlugin>, Host)>>;
+        let mut hosts: Hosts = HashMap::new();
         let (mut found, mut resumed) = (0, 0);
         let _within = runtime.enter();
         for rollout in unfinished {
-            let rollout = rollout.map_err(|error| Unusable::Other(error.to_string()))?;
+            let rollout = rollout.map_err(|error| TenantError::Other(error.to_string()))?;
             found += 1;
             let Some(served) = rollout.served_as() else {
                 tracing::error!(
                     tenant = %self.name, rollout_id = %rollout.request.id,
-                    "a rollout of the journal is left there: it does not say of which plugin it is"
+                    "a rollout stays in the journal: its plugin is not recorded"
                 );
                 continue;
             };
             let (plugin, version) = (served.plugin.clone(), served.version);
-            let by = by_deployment.entry((plugin, version)).or_insert_with_key(|(plugin, version)| {
-                let by = runtime.block_on(self.deployment(tenants, plugin, *version));
-                by.inspect_err(|error| {
-                    tracing::error!(
-                        tenant = %self.name, plugin, version, %error,
-                        "the rollouts of a plugin are left in the journal"
-                    );
-                })
-                .ok()
+            let host = hosts.entry((plugin, version)).or_insert_with_key(|(plugin, version)| {
+                let loaded = runtime.block_on(self.host_of(tenants, plugin, *version));
+                loaded
+                    .inspect_err(|error| {
+                        tracing::error!(
+                            tenant = %self.name, plugin, version, %error,
+                            "a plugin cannot be loaded, and its rollouts stay in the journal"
+                        );
+                    })
+                    .ok()
             });
-            let by = by.as_ref().is_some_and(|(plugin, host)| plugin.server().resume_by(host, rollout));
-            resumed += usize::from(by);
+            let is_resumed =
+                host.as_ref().is_some_and(|(plugin, host)| plugin.server().resume_by(host, rollout));
+            resumed += usize::from(is_resumed);
         }
         if found > 0 {
-            tracing::info!(tenant = %self.name, found, resumed, "going on with the rollouts of the process before");
+            tracing::info!(tenant = %self.name, found, resumed, "continuing the rollouts of the previous process");
         }
         Ok(())
     }
 
-    async fn deployment(
+    /// Returns a plugin and the host of one of its versions. Loads both if they are not loaded.
+    async fn host_of(
         self: &Arc<Self>,
         tenants: &Tenants,
         name: &str,
         version: u32,
-    ) -> Result<(Arc<Plugin>, Host), Unusable> {
+    ) -> Result<(Arc<LoadedPlugin>, Host), TenantError> {
         let plugin = self.plugin(tenants, name).await?;
         let host = plugin.host_of(tenants, self, version).await?;
         Ok((plugin, host))
     }
 
-    /// A plugin that is active, brought in where it was not.
+    /// Returns a plugin. Loads its active version if it is not loaded.
     pub(super) async fn plugin(
         self: &Arc<Self>,
         tenants: &Tenants,
         name: &str,
-    ) -> Result<Arc<Plugin>, Unusable> {
-        if let Some(plugin) = self.in_use(name) {
+    ) -> Result<Arc<LoadedPlugin>, TenantError> {
+        if let Some(plugin) = self.use_loaded(name) {
             return Ok(plugin);
         }
-        let place = lock(&self.loading).entry(name.to_owned()).or_default().clone();
-        let _one = place.lock().await;
-        if let Some(plugin) = self.in_use(name) {
+        let loading = lock(&self.loading).entry(name.to_owned()).or_default().clone();
+        let _guard = loading.lock().await;
+        if let Some(plugin) = self.use_loaded(name) {
             return Ok(plugin);
         }
-        let loaded = Plugin::load(tenants, self, name, None).await;
-        self.keep(tenants, name, loaded, &place)
+        let loaded = LoadedPlugin::load(tenants, self, name, None).await;
+        self.add_loaded(tenants, name, loaded, &loading)
     }
 
-    fn in_use(&self, name: &str) -> Option<Arc<Plugin>> {
+    /// Returns a loaded plugin and notes its use.
+    fn use_loaded(&self, name: &str) -> Option<Arc<LoadedPlugin>> {
         let plugin = lock(&self.plugins).get(name).cloned()?;
-        plugin.is_used();
+        plugin.touch();
         Some(plugin)
     }
 
-    /// What was brought in is in use from now on. The place of one that nobody waits for goes.
-    fn keep(
+    /// Adds a plugin that was loaded, and removes its lock if no other task waits for it.
+    fn add_loaded(
         &self,
         tenants: &Tenants,
         name: &str,
-        loaded: Result<Arc<Plugin>, Unusable>,
-        place: &Place,
-    ) -> Result<Arc<Plugin>, Unusable> {
+        loaded: Result<Arc<LoadedPlugin>, TenantError>,
+        own_lock: &LoadingLock,
+    ) -> Result<Arc<LoadedPlugin>, TenantError> {
         let mut loading = lock(&self.loading);
-        // This one, the map's, and nobody else's.
-        if Arc::strong_count(place) <= 2 {
+        // Two references: this task's and the map's.
+        if Arc::strong_count(own_lock) <= 2 {
             loading.remove(name);
         }
         let plugin = loaded?;
         lock(&self.plugins).insert(name.to_owned(), plugin.clone());
-        // Its quotas may have been changed since they were read.
+        // The plugin's quotas may have changed since they were read.
         tenants.tenant_changed(self.id);
         Ok(plugin)
     }
 
-    /// From now on new rollouts get this version.
+    /// Makes a version of a plugin the active one, which new rollouts use.
     pub(super) async fn activate(
         self: &Arc<Self>,
         tenants: &Tenants,
         name: &str,
         version: u32,
-    ) -> Result<(), Unusable> {
-        let place = lock(&self.loading).entry(name.to_owned()).or_default().clone();
-        let _one = place.lock().await;
-        match self.in_use(name) {
-            Some(plugin) => plugin.become_version(tenants, self, version).await,
+    ) -> Result<(), TenantError> {
+        let loading = lock(&self.loading).entry(name.to_owned()).or_default().clone();
+        let _guard = loading.lock().await;
+        match self.use_loaded(name) {
+            Some(plugin) => plugin.activate(tenants, self, version).await,
             None => {
-                let loaded = Plugin::load(tenants, self, name, Some(version)).await;
-                self.keep(tenants, name, loaded, &place).map(|_| ())
+                let loaded = LoadedPlugin::load(tenants, self, name, Some(version)).await;
+                self.add_loaded(tenants, name, loaded, &loading).map(|_| ())
             }
         }
     }
 
-    /// The plugin that answers at the root.
+    /// Returns the name of the plugin that answers at the root.
     pub(super) fn default_plugin(&self) -> Option<String> {
-        lock(&self.settings).default_plugin.clone()
+        lock(&self.state).default_plugin.clone()
     }
 
-    pub(super) fn plugin_in_use(&self, name: &str) -> Option<Arc<Plugin>> {
+    /// Returns a plugin if it is loaded.
+    pub(super) fn loaded_plugin(&self, name: &str) -> Option<Arc<LoadedPlugin>> {
         lock(&self.plugins).get(name).cloned()
     }
 
-    /// What is counted of its plugins. Nobody holds them meanwhile, which would keep them from being let go
-    /// of wherever metrics are asked for often.
-    pub(super) fn counted(&self) -> Vec<Arc<Metrics>> {
-        lock(&self.plugins).values().map(|plugin| plugin.counted()).collect()
+    /// Returns the metrics of the loaded plugins. It holds no plugin, because frequent scrapes would prevent unloading.
+    pub(super) fn metrics(&self) -> Vec<Arc<Metrics>> {
+        lock(&self.plugins).values().map(|plugin| plugin.metrics()).collect()
     }
 
-    pub(super) fn plugins_in_use(&self) -> Vec<Arc<Plugin>> {
+    /// Returns all loaded plugins.
+    pub(super) fn loaded_plugins(&self) -> Vec<Arc<LoadedPlugin>> {
         lock(&self.plugins).values().cloned().collect()
     }
 
-    /// Lets go of a plugin, unless somebody has just begun to use it.
-    pub(super) fn unload(&self, plugin: &Plugin, may_go: impl FnOnce() -> bool) -> bool {
+    /// Unloads a plugin that no request holds, if `is_idle` returns true. Returns whether it did.
+    pub(super) fn unload(&self, plugin: &LoadedPlugin, is_idle: impl FnOnce() -> bool) -> bool {
         let mut plugins = lock(&self.plugins);
-        // The map's, and that of whoever asks: a request holds it until it is answered.
-        let is_only = plugins.get(plugin.name()).is_some_and(|found| Arc::strong_count(found) <= 2);
-        let goes = is_only && may_go();
-        let gone = if goes { plugins.remove(plugin.name()) } else { None };
+        // Two references: the map's and the caller's. A request holds another one until it is answered.
+        let is_unused = plugins.get(plugin.name()).is_some_and(|found| Arc::strong_count(found) <= 2);
+        let is_unloadable = is_unused && is_idle();
+        let unloaded = if is_unloadable { plugins.remove(plugin.name()) } else { None };
         drop(plugins);
-        gone.is_some()
+        unloaded.is_some()
     }
 
-    /// Unloads the plugin that has been idle for longest, if one is idle.
+    /// Unloads the idle plugin whose last use is longest ago. Returns false if no plugin is idle.
     pub(super) fn unload_idlest(&self) -> bool {
-        let mut plugins = self.plugins_in_use();
+        let mut plugins = self.loaded_plugins();
         plugins.sort_by_key(|plugin| plugin.last_used());
         plugins.into_iter().any(|plugin| plugin.unload())
     }
 
-    /// Cancels what runs of a plugin, and lets go of it.
+    /// Cancels the rollouts of a removed plugin and unloads it.
     pub(super) async fn remove(&self, name: &str) {
         let plugin = {
-            // Who is about to bring it in has to be through: from then on it is not in the catalog.
-            let place = lock(&self.loading).entry(name.to_owned()).or_default().clone();
-            let _one = place.lock().await;
+            // Waits for a task that is loading it. Later tasks do not find it in the catalog.
+            let loading = lock(&self.loading).entry(name.to_owned()).or_default().clone();
+            let _guard = loading.lock().await;
             lock(&self.loading).remove(name);
             lock(&self.plugins).remove(name)
         };
         if let Some(plugin) = plugin {
-            plugin.end(Instant::now() + super::ENDING_TIME_MAX).await;
+            plugin.shut_down(Instant::now() + super::REMOVAL_TIME_MAX).await;
         }
     }
 
-    /// Ends all of it.
-    pub(super) async fn end(&self, until: Instant) {
+    /// Cancels the rollouts of a deleted tenant, waits for their end at most until `until`, and closes the journal.
+    pub(super) async fn shut_down(&self, until: Instant) {
         self.slots.close();
         self.slots.cancel_all();
         let plugins: Vec<_> = lock(&self.plugins).drain().map(|(_, plugin)| plugin).collect();
         for plugin in &plugins {
-            plugin.end(until).await;
+            plugin.shut_down(until).await;
         }
         if tokio::time::timeout_at(until, self.slots.idle()).await.is_err() {
-            tracing::warn!(tenant = %self.name, "rollouts of a tenant that is deleted are not over");
+            tracing::warn!(tenant = %self.name, "some rollouts of a deleted tenant are not over yet");
         }
         self.close_journal();
     }
@@ -309,31 +314,31 @@ impl Tenant {
         }
     }
 
-    /// What was changed of it in the catalog holds from now on.
-    pub(super) fn read_again(&self, catalog: &Catalog) -> Result<(), Unusable> {
-        // One after the other, so that what was read last is what holds.
-        let mut settings = lock(&self.settings);
+    /// Reads the tenant and its loaded plugins from the catalog and applies changes.
+    pub(super) fn reload(&self, catalog: &Catalog) -> Result<(), TenantError> {
+        // Under the lock, so that an older state never replaces a newer one.
+        let mut state = lock(&self.state);
         let now = catalog.tenant(self.id)?;
         self.slots.set_share(share(&now.quotas));
         self.quotas.set(now.quotas.clone());
         self.transport.set_rules(network_rules(&now.network));
-        *settings = Settings::of(&now);
-        for plugin in self.plugins_in_use() {
+        *state = TenantState::of(&now);
+        for plugin in self.loaded_plugins() {
             match catalog.plugin(self.id, plugin.name()) {
-                Ok(about) => plugin.read_again(&about.quotas),
-                // It is being removed.
+                Ok(info) => plugin.set_quotas(&info.quotas),
+                // The plugin is being removed.
                 Err(CatalogError::NotFound { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        drop(settings);
-        self.look_at_stored();
+        drop(state);
+        self.count_stored_bytes();
         Ok(())
     }
 
-    /// Notes in the catalog what was used since the last time.
+    /// Adds the usage since the last call to the catalog.
     pub(super) fn note_usage(&self, catalog: &Catalog) {
-        // One at a time, so that nothing is noted twice.
+        // Under the lock, so that no usage is added twice.
         let mut noted = lock(&self.noted);
         let now = self.quotas.meter().today();
         let before = if noted.day == now.day { *noted } else { DayUse { day: now.day, ..DayUse::default() } };
@@ -347,11 +352,11 @@ impl Tenant {
         }
     }
 
-    /// Finds out whether its files have more than they may. Reads its folders.
-    pub(super) fn look_at_stored(&self) {
-        let max = lock(&self.settings).stored_bytes_max;
+    /// Counts the bytes of the tenant's files for the quota `stored-bytes`. Reads the tenant's folders.
+    pub(super) fn count_stored_bytes(&self) {
+        let max = lock(&self.state).stored_bytes_max;
         if max.is_some() {
-            // Before files are counted: what is written meanwhile is counted twice rather than not at all.
+            // The journal is read first: bytes written meanwhile are counted twice rather than not at all.
             let journal = self.journal.as_ref().map(|journal| (journal, journal.bytes()));
             self.quotas.set_stored(stored_bytes(&self.folder), max, journal);
         } else {
@@ -364,44 +369,45 @@ fn nanos(time: std::time::Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The bytes of the files in a folder and in those below it. What goes meanwhile is not counted.
+/// Returns the number of bytes of the files in a folder and its subfolders. Files that are removed meanwhile do not count.
 fn stored_bytes(folder: &std::path::Path) -> u64 {
     let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
-    let of = |entry: std::fs::DirEntry| match entry.metadata() {
-        Ok(about) if about.is_dir() => stored_bytes(&entry.path()),
-        Ok(about) => about.len(),
+    let bytes_of = |entry: std::fs::DirEntry| match entry.metadata() {
+        Ok(metadata) if metadata.is_dir() => stored_bytes(&entry.path()),
+        Ok(metadata) => metadata.len(),
         Err(_) => 0,
     };
-    entries.flatten().map(of).sum()
+    entries.flatten().map(bytes_of).sum()
 }
 
-/// What may be kept of rollouts that are over, in a journal and in files, so that the quota is never used up
-/// by that: the oldest go before.
-fn kept_bytes(stored_bytes_max: Option<u64>, writes_files: bool) -> [Option<u64>; 2] {
+/// Returns the maximum numbers of bytes of finished rollouts in the journal and in files. The oldest rollouts are removed
+/// beyond them, so finished rollouts never use up the quota.
+fn retained_bytes_max(stored_bytes_max: Option<u64>, writes_files: bool) -> [Option<u64>; 2] {
     let Some(max) = stored_bytes_max else { return [None; 2] };
-    // A journal has a segment to write and two ahead, whatever is kept.
-    let kept = max.saturating_sub(3 * SEGMENT_BYTES);
-    if writes_files { [Some(kept / 4), Some(kept / 4 * 3)] } else { [Some(kept), None] }
+    // Leaves room for three segments: a journal always has the one that it writes and one ahead.
+    let retained = max.saturating_sub(3 * SEGMENT_BYTES);
+    if writes_files { [Some(retained / 4), Some(retained / 4 * 3)] } else { [Some(retained), None] }
 }
 
-/// The journal of a tenant, where there is to be one, and what is to be gone on with. At most so many bytes
-/// are kept of rollouts that are over.
+/// Opens the journal of a tenant if journals are configured, and returns it with its unfinished rollouts.
+/// `retained_bytes_max` limits the bytes of finished rollouts.
 fn open_journal(
     inner: &Inner,
     id: TenantId,
-    kept_bytes_max: Option<u64>,
-) -> Result<(Option<Arc<Journal>>, Option<Unfinished>), Unusable> {
-    // Of the operator's settings only where it is is the tenant's own.
+    retained_bytes_max: Option<u64>,
+) -> Result<(Option<Arc<Journal>>, Option<Unfinished>), TenantError> {
+    // The operator's settings apply to all tenants, except for the path.
     let Some(settings) = inner.config.journal.settings(std::path::Path::new("")) else {
         return Ok((None, None));
     };
     let path = journal_folder(&inner.catalog, id);
-    let cannot = |error: std::io::Error| Unusable::Other(format!("{}: {error}", path.display()));
-    std::fs::create_dir_all(&path).map_err(cannot)?;
+    let failed =
+        |error: std::io::Error| TenantError::Other(format!("cannot create {}: {error}", path.display()));
+    std::fs::create_dir_all(&path).map_err(failed)?;
     let mut settings =
         JournalSettings { path: path.clone(), segment_bytes: SEGMENT_BYTES, segments_ahead: 1, ..settings };
-    if let Some(kept_max) = kept_bytes_max {
-        settings.retention.bytes_max = settings.retention.bytes_max.min(kept_max);
+    if let Some(bytes_max) = retained_bytes_max {
+        settings.retention.bytes_max = settings.retention.bytes_max.min(bytes_max);
     }
     let results_ttl = inner.config.osmosis.result_ttl;
     let (journal, unfinished) = Journal::open(settings, inner.seal.clone(), results_ttl)?;
@@ -413,12 +419,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_kept_of_rollouts_that_are_over_leaves_room_within_the_quota() {
-        assert_eq!(kept_bytes(None, true), [None; 2]);
-        assert_eq!(kept_bytes(Some(1), false), [Some(0), None]);
+    fn finished_rollouts_leave_room_for_journal_segments_within_the_quota() {
+        assert_eq!(retained_bytes_max(None, true), [None; 2]);
+        assert_eq!(retained_bytes_max(Some(1), false), [Some(0), None]);
         for max in [64 << 20, 1 << 30] {
-            assert!(kept_bytes(Some(max), false)[0].unwrap() + 3 * SEGMENT_BYTES <= max);
-            let both: u64 = kept_bytes(Some(max), true).into_iter().flatten().sum();
+            assert!(retained_bytes_max(Some(max), false)[0].unwrap() + 3 * SEGMENT_BYTES <= max);
+            let both: u64 = retained_bytes_max(Some(max), true).into_iter().flatten().sum();
             assert!(both + 3 * SEGMENT_BYTES <= max && both > 0);
         }
     }
