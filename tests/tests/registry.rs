@@ -95,7 +95,8 @@ async fn a_component_that_the_registry_changed_is_refused() {
     let home = Home::new();
     let tag = registry.reference("conform:1");
     done(&home.push(&guest("conform"), &tag).await);
-    let about: Value = serde_json::from_str(done(&home.run(["inspect", &tag, "--plain-http", "--json"]).await)).unwrap();
+    let about: Value =
+        serde_json::from_str(done(&home.run(["inspect", &tag, "--plain-http", "--json"]).await)).unwrap();
     let blob = registry.blob(about["digest"].as_str().unwrap());
     let mut bytes = std::fs::read(&blob).unwrap();
     let middle = bytes.len() / 2;

@@ -86,7 +86,8 @@ impl OpenTenant {
         let info = inner.catalog.tenant(id)?;
         let folder = inner.catalog.tenant_folder(id);
         let writes_files = inner.config.writes_files();
-        let [journal_bytes_max, file_bytes_max] = retained_bytes_max(info.quotas.get(Quota::StoredBytes), writes_files);
+        let [journal_bytes_max, file_bytes_max] =
+            retained_bytes_max(info.quotas.get(Quota::StoredBytes), writes_files);
         let (journal, unfinished) = open_journal(inner, id, journal_bytes_max)?;
         let artifacts = inner.config.artifacts;
         let bytes_max = [artifacts.bytes_max, file_bytes_max].into_iter().flatten().min();
