@@ -3,7 +3,7 @@
 
 #[doc(hidden)]
 pub use libfuzzer_sys;
-use rollout_core::fuzzing::Target;
+use rollout_wire::fuzzing::Target;
 
 /// The target of this name.
 pub fn target(name: &str) -> Target {
@@ -13,7 +13,8 @@ pub fn target(name: &str) -> Target {
         .chain(rollout_eval::fuzzing::TARGETS)
         .chain(rollout_journal::fuzzing::TARGETS)
         .chain(rollout_mock_model::fuzzing::TARGETS)
-        .chain(rollout_server::fuzzing::TARGETS);
+        .chain(rollout_server::fuzzing::TARGETS)
+        .chain(rollout_wire::fuzzing::TARGETS);
     let found = targets.find(|(known, _)| *known == name);
     found.unwrap_or_else(|| panic!("there is no target {name}")).1
 }

@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use reqwest::{Method, StatusCode};
-use rollout_core::digest::sha256_hex;
 use rollout_tests::{Process, Start, in_time, rollout_host};
+use rollout_wire::digest::sha256_hex;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 

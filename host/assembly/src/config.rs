@@ -24,7 +24,7 @@ use rollout_core::limits::{Limits, LoadLimits};
 use rollout_core::outbound::{NetworkRules, RetryPolicy};
 use rollout_core::rollout::ArtifactBounds;
 use rollout_core::toolbox::ToolSettings;
-use rollout_core::wire::params::AllowedParams;
+use rollout_wire::params::AllowedParams;
 pub use tools::{RawAddress, RawComponent, RawServer, RawTools};
 
 pub use access::{AllowedHost, AllowedOrigin};

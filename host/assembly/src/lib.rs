@@ -19,7 +19,6 @@ use serde_json::{Map, Value};
 
 use crate::config::{Config, Judge};
 use rollout_core::capacity::{Bound, Slots};
-use rollout_core::digest::sha256_hex;
 use rollout_core::engine::{Engine, EngineError, MemoryPlan};
 use rollout_core::error::Fault;
 use rollout_core::imports::{HostTools, ModelAccess, Role};
@@ -36,6 +35,7 @@ use rollout_core::telemetry::Metrics;
 use rollout_core::toolbox::{ComponentSettings, Toolbox, UnusableTools};
 use rollout_mock_model as mock_model;
 use rollout_mock_model::MockModel;
+use rollout_wire::digest::sha256_hex;
 
 pub use platform::{Besides, Placed, Platform};
 

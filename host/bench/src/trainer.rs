@@ -158,7 +158,7 @@ impl Worker {
                 let _ = self.cancel(std::slice::from_ref(&id)).await;
                 Err(Failure::new(
                     ErrorKind::Lost,
-                    format!("not ended after {}", rollout_core::text::time(rollout_timeout)),
+                    format!("not ended after {}", rollout_wire::text::time(rollout_timeout)),
                 ))
             }
         };
@@ -234,7 +234,7 @@ impl Worker {
         let late = |_| {
             Failure::new(
                 ErrorKind::Transport,
-                format!("cancelling took over {}", rollout_core::text::time(CANCEL_TIMEOUT)),
+                format!("cancelling took over {}", rollout_wire::text::time(CANCEL_TIMEOUT)),
             )
         };
         timeout(CANCEL_TIMEOUT, self.exchange()).await.map_err(late)?

@@ -11,7 +11,7 @@ use super::options::PluginOptions;
 use super::{Exit, OUTPUT, plugin_file, setup};
 use rollout_core::engine::Engine;
 use rollout_core::plugin::{Declaration, Field, Settings};
-use rollout_core::text;
+use rollout_wire::text;
 
 /// Says what a plugin lets its operator configure, and with which values it would run.
 ///

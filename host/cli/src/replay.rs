@@ -15,14 +15,14 @@ use super::print::outln;
 use super::{Exit, PluginFault, setup};
 use rollout_assembly::config::{Config, RawConfig, RawJudge};
 use rollout_assembly::{Options, Sources};
-use rollout_core::id::RolloutId;
 use rollout_core::imports::{Answer, Difference, RunEvent, WrittenRequest, WrittenToolCall};
 use rollout_core::rollout::{
     AfterWorkflow, DeploymentId, Ended, Failure, FailureKind, Finished, Host, Next, Outcome, ReplayEnd,
     Stage, Steps, StoredRollout, drive,
 };
-use rollout_core::text::{beginning, printable};
 use rollout_server::dialect::osmosis::a;
+use rollout_wire::id::RolloutId;
+use rollout_wire::text::{beginning, printable};
 use script::Script;
 
 /// How much of a text is shown in a line, in bytes.

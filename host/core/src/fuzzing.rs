@@ -1,114 +1,33 @@
-//! What is fuzzed here: bodies that come from outside, and every text that a guest hands
-//! over. Each target takes any bytes and panics where something that has to hold does
-//! not; the fuzzers in `fuzz/` find the bytes, and the tests here run those that are kept.
+//! Fuzz targets: what a guest hands over, heads of HTTP messages, and conversations in a trajectory. A target takes any bytes
+//! and panics if an invariant does not hold.
 //!
-//! Only in tests and with the feature `fuzzing`, which no build that is shipped has.
+//! Compiled only in tests and with the feature `fuzzing`, which no released build has.
 
-use std::collections::BTreeMap;
-
-use serde_json::value::RawValue;
-
-use crate::id::{RolloutId, SampleId};
 use crate::outbound::Secrets;
-use crate::wire::openai::{self, Completion};
-use crate::{text, wire};
 
-/// A target: what any bytes are given to.
+/// A fuzz target.
 pub type Target = fn(&[u8]);
 
-/// The targets of this crate, by the names of their programs and of the directories of their corpora.
-pub const TARGETS: [(&str, Target); 7] = [
-    ("completion", completion),
-    ("chat_request", chat_request),
-    ("ids", ids),
+/// The crate's targets with the names of their programs and corpora.
+pub const TARGETS: [(&str, Target); 4] = [
     ("imports", crate::imports::fuzzing::imports),
     ("trajectory", crate::rollout::fuzzing_trajectory),
     ("http1", crate::http1::fuzzing::heads),
     ("secrets", secrets),
 ];
 
-/// What an error may say about input of any size, in bytes.
-const ERROR_BYTES_MAX: usize = 4096;
-
-/// A reply of the model's server.
-fn completion(body: &[u8]) {
-    match Completion::parse(&bytes::Bytes::copy_from_slice(body)) {
-        Ok(completion) => {
-            assert!(wire::object(completion.message()).is_ok(), "a guest is given what it may push");
-            assert!(
-                completion.tool_calls().iter().all(|call| !call.id.is_empty()),
-                "a result can name its call"
-            );
-            let usage = completion.usage.unwrap_or_default();
-            let _ = usage.prompt_tokens.saturating_add(usage.completion_tokens);
-        }
-        Err(what) => assert!(!what.is_empty() && what.len() < ERROR_BYTES_MAX, "{} bytes", what.len()),
-    }
-}
-
-/// A guest's request to the model: messages, tools and parameters, a line each.
-fn chat_request(bytes: &[u8]) {
-    let text = String::from_utf8_lossy(bytes);
-    let mut lines = text.split('\n').map(str::to_owned);
-    let params = lines.next().filter(|line| !line.is_empty());
-    let (tools, messages): (Vec<String>, Vec<String>) = lines.partition(|line| line.starts_with("{\"type\""));
-    let (caller, allowed) = (openai::CallerParams::default(), openai::AllowedParams::default());
-    let messages: Vec<&str> =
-        messages.iter().filter_map(|text| Some(crate::wire::object(text).ok()?.get())).collect();
-    match openai::request_frame("a-model", &tools, params.as_deref(), &caller, &allowed) {
-        Ok(frame) => {
-            let body = frame.around(messages.iter().copied(), 0);
-            let sent = std::str::from_utf8(&body).expect("a body is text");
-            // As text, because a number may be one that no float holds, which is for the
-            // server to judge.
-            let read: BTreeMap<String, &RawValue> = serde_json::from_str(sent).expect("a body is an object");
-            let model = read["model"].get();
-            assert_eq!(model, "\"a-model\"", "no parameter takes the place of what the host decides");
-            assert_eq!(read["stream"].get(), "false");
-            let sent: Vec<&RawValue> = serde_json::from_str(read["messages"].get()).expect("a list");
-            assert_eq!(sent.len(), messages.len());
-        }
-        Err(invalid) => assert!(invalid.to_string().len() < ERROR_BYTES_MAX, "an error is short"),
-    }
-}
-
-/// A key, and behind the first line's end what a server sends that was given it.
+/// Removes a key, the first line, from the text of a server that received it, the other lines.
 fn secrets(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let Some((key, text)) = text.split_once('\n') else { return };
     let mut secrets = Secrets::default();
     secrets.add(key);
     let cut = secrets.cut_from(text.to_owned());
-    // What stands in its place could make it whole again, or be it.
+    // A key that is part of the replacement may be in the result.
     if key.len() > "secret".len() && !key.contains(['(', ')']) {
         assert!(!cut.contains(key), "{key:?} is in {cut:?}");
-        assert_eq!(secrets.cut_from(cut.clone()), cut, "once is enough");
+        assert_eq!(secrets.cut_from(cut.clone()), cut, "a second removal changes nothing");
     }
-}
-
-/// Ids of rollouts and samples, and the forms they take elsewhere.
-fn ids(bytes: &[u8]) {
-    let text = String::from_utf8_lossy(bytes);
-    if let Ok(id) = RolloutId::parse(text.as_ref()) {
-        assert_eq!(id.as_str(), text, "an id is what its caller wrote");
-        let json = serde_json::to_string(&id).expect("an id is a text");
-        assert_eq!(serde_json::from_str::<RolloutId>(&json).expect("and comes back"), id);
-        let dir = id.dir_name();
-        assert!(dir.len() <= 255 && !dir.contains(['/', '\\', '\0']) && dir != "." && dir != "..", "{dir:?}");
-        let header = id.header_value();
-        assert!(header.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{header:?}");
-        assert_eq!(header.trim(), header, "a header loses no space on its way");
-    }
-    if let Ok(id) = SampleId::parse(&text) {
-        assert_eq!(id.as_str(), text);
-        let part = id.file_part();
-        assert!(!part.is_empty() && !part.starts_with('.') && !part.contains('/'), "{part:?}");
-    }
-    let shown = text::printable(&text);
-    assert!(!shown.chars().any(|c| c.is_control() && c != '\n' && c != '\t'), "{shown:?}");
-    let cut = text::beginning(&text, 16);
-    // What was left out is counted in words.
-    assert!(cut.len() <= 16 + 48, "{cut:?}");
 }
 
 #[cfg(test)]

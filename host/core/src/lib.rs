@@ -27,5 +27,3 @@ pub mod seal;
 mod stack;
 pub mod telemetry;
 pub mod toolbox;
-
-pub use rollout_wire::{self as wire, digest, id, text};

@@ -7,8 +7,8 @@ use std::path::Path;
 
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 
-use crate::digest::sha256_parts;
 use crate::outbound::Secret;
+use rollout_wire::digest::sha256_parts;
 
 /// The key's length in bytes.
 const KEY_BYTES: usize = 32;

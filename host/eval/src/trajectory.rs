@@ -2,7 +2,7 @@
 //! of each sample.
 
 use rollout_core::rollout::{ExtraFact, ExtraMember, TrajectoryExtra};
-use rollout_core::wire::atif::SchemaVersion;
+use rollout_wire::atif::SchemaVersion;
 
 /// The members, with the same names as in the trajectories of servers.
 const MEMBERS: &[ExtraMember] = &[

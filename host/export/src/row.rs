@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use rollout_core::imports::{RefusedKind, RefusedUse, RefusedUses};
-use rollout_core::wire::stream::Text;
+use rollout_wire::stream::Text;
 
 use crate::columns::Cell;
 use crate::document::{Claimed, Document, Exchange, Ours, Outcome, Protocol, written};

@@ -23,7 +23,7 @@ use crate::connection::Crowded;
 use rollout_assembly::config::{AllowedHost, AllowedOrigin};
 use rollout_core::outbound::Secret;
 use rollout_core::telemetry::Metrics;
-use rollout_core::text::beginning;
+use rollout_wire::text::beginning;
 
 /// The longest part of a name that is repeated.
 const SHOWN_BYTES_MAX: usize = 100;

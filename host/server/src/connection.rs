@@ -93,7 +93,7 @@ impl WhenWritten {
 #[non_exhaustive]
 pub(crate) enum BodyError {
     /// Its sender took too long.
-    #[error("{received} bytes of the body came in {}, which is too slow", rollout_core::text::time(*time))]
+    #[error("{received} bytes of the body came in {}, which is too slow", rollout_wire::text::time(*time))]
     TooSlow {
         /// Bytes that came.
         received: u64,

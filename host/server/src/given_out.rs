@@ -22,9 +22,9 @@ use tokio::time::Instant;
 use super::{Server, Trajectories};
 use crate::error::Refused;
 use rollout_core::budget::{Budget, Charge};
-use rollout_core::id::{RolloutId, SampleId};
 use rollout_core::rollout::{Host, Journal, NoTrajectory, StoredDocument};
-use rollout_core::text::{beginning, printable};
+use rollout_wire::id::{RolloutId, SampleId};
+use rollout_wire::text::{beginning, printable};
 
 /// How many are made at once: each has a thread, and files open.
 const AT_ONCE: usize = 4;

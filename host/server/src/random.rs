@@ -1,6 +1,6 @@
 //! Ids and tokens that nobody can guess.
 
-use rollout_core::digest::hex;
+use rollout_wire::digest::hex;
 
 /// `N` bytes from the operating system.
 fn bytes<const N: usize>() -> [u8; N] {

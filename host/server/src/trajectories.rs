@@ -6,10 +6,10 @@ use std::path::Path;
 
 use crate::dialect::osmosis::report::Report;
 use crate::dialect::osmosis::reported;
-use rollout_core::id::SampleId;
 use rollout_core::rollout::{
     Finished, NoTrajectory, StoredDocument, StoredRollout, StoredTrajectories, TrajectoryFile,
 };
+use rollout_wire::id::SampleId;
 
 /// See above.
 pub struct Trajectories {

@@ -14,7 +14,7 @@ use rollout_core::outbound::{
     AllowedHost, HttpToolSettings, McpSettings, NetworkRules, SecretText, UrlTemplate, is_variable,
 };
 use rollout_core::toolbox::{AddressSettings, CallLimits, ComponentSettings, ServerSettings, ToolSettings};
-use rollout_core::wire::function::FunctionTool;
+use rollout_wire::function::FunctionTool;
 
 /// `[tools]`.
 #[derive(Clone, Debug, Default, serde::Deserialize)]

@@ -21,8 +21,8 @@ use rollout_core::imports::{ClockStart, LogEntry, LogLevel, RefusedUse};
 use rollout_core::outbound::{ChatFailure, Observer, Retry, Watched};
 use rollout_core::rollout::{FailureKind, Finished, Outcome};
 use rollout_core::telemetry::ModelRole;
-use rollout_core::text::printable;
-use rollout_core::wire::openai::Completion;
+use rollout_wire::openai::Completion;
+use rollout_wire::text::printable;
 
 /// The width of the column with the roles.
 const ROLE_WIDTH: usize = 11;

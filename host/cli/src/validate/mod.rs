@@ -26,7 +26,6 @@ use rollout_assembly::Options;
 use rollout_assembly::config::{Config, Judge, RawConfig, RawJudge};
 use rollout_core::engine::Engine;
 use rollout_core::error::Fault;
-use rollout_core::id::RolloutId;
 use rollout_core::imports::{Imports, Live, RefusedKind, RefusedUse, RefusedUses, Role, RunContext};
 use rollout_core::instance::{self, Bounds, Permit};
 use rollout_core::limits::DECLARE_TIME_MAX;
@@ -37,6 +36,7 @@ use rollout_eval as eval;
 use rollout_eval::Row;
 use rollout_eval::run::Model;
 use rollout_mock_model::{MockModel, MockModelSettings, Script};
+use rollout_wire::id::RolloutId;
 use run::{Recorder, Scratch, Trace};
 
 /// What a row's prompt and label are, where no data is given.

@@ -22,7 +22,7 @@ use rustix::fs::{AtFlags, Dir, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, li
 use rustix::io::Errno;
 use sha2::Sha256;
 
-use crate::digest::{hex, sha256_parts};
+use rollout_wire::digest::{hex, sha256_parts};
 
 /// What the entries of one directory may have together, in bytes; the ones that were
 /// used least lately go first. Room for fifty Python guests.

@@ -21,7 +21,7 @@ use super::plan::{self, FEATURES, MemoryPlan};
 use crate::error::Fault;
 use crate::harden::compiler::confinement_said;
 use crate::limits::LoadLimits;
-use crate::text::{both_ends, printable};
+use rollout_wire::text::{both_ends, printable};
 
 /// How the process says that the component is not valid; why, it says on standard error.
 pub const INVALID_EXIT_CODE: u8 = 3;

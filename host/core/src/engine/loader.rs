@@ -15,9 +15,9 @@ use wasmtime::component::Component;
 use super::cache::{CodeCache, Key};
 use super::compile::{CompileError, Compiler};
 use super::{Engine, MemoryPlan, plan, source};
-use crate::digest::hex;
 use crate::error::Fault;
 use crate::plugin::{self, Description, LoadError, Plugin, Source};
+use rollout_wire::digest::hex;
 
 /// Brings components in. Cheap to clone.
 #[derive(Clone, Debug)]

@@ -16,13 +16,13 @@ use std::sync::Arc;
 
 use wasmtime::component::{Component, Linker};
 
-use crate::digest::sha256;
 use crate::instance::{BusyThreads, InstanceState, Ticker};
 use crate::plugin::{self, Description, LoadError, Plugin, Source};
 pub use cache::{CACHE_BYTES_MAX, CacheError, CodeCache};
 pub use compile::{CompileError, Compiler, INVALID_EXIT_CODE, compile};
 pub use loader::{Loader, LoaderError};
 pub use plan::MemoryPlan;
+use rollout_wire::digest::sha256;
 
 /// The process's engine. Cheap to clone.
 #[derive(Clone)]

@@ -18,8 +18,8 @@ use crate::error::Fault;
 use crate::limits::Limits;
 use crate::outbound::{ChatFailure, ChatReply, RequestBody, RoutingHeaders};
 use crate::telemetry::{Label, Limit, ModelRole, Span};
-use crate::wire;
-use crate::wire::openai::Completion;
+use rollout_wire as wire;
+use rollout_wire::openai::Completion;
 
 /// A request that was checked, counted and written down; sending it is all that is left.
 pub(super) struct Prepared {

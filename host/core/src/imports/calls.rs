@@ -11,7 +11,7 @@ use super::gate::Import;
 use super::{Ended, Imports, Record};
 use crate::limits::Limits;
 use crate::telemetry::Limit;
-use crate::wire::openai::Completion;
+use rollout_wire::openai::Completion;
 
 /// What came of a call, in the terms of the interface that started it. A reply stays the
 /// bytes that the record has of it until a guest asks for it.

@@ -10,7 +10,7 @@ use super::exchange::{ModelCalls, Part, in_common};
 use super::read_calls::ReadCalls;
 use super::record::SampleRecord;
 use super::run_event::RunEvent;
-use crate::wire::messages::Messages;
+use rollout_wire::messages::Messages;
 
 /// Bytes of text from which on a conversation is referred to. A shorter one is written out, so that most outcomes of one turn
 /// are read without their requests.
@@ -84,9 +84,9 @@ mod tests {
 
     use super::super::exchange::Exchange;
     use super::*;
-    use crate::id::SampleId;
     use crate::telemetry::ModelRole;
-    use crate::wire;
+    use rollout_wire as wire;
+    use rollout_wire::id::SampleId;
 
     const REPLY: &str = r#"{"choices":[{"message":{"role":"assistant","content":"a"}}]}"#;
 

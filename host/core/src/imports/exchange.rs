@@ -14,10 +14,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::record::{MESSAGE_BYTES, SampleRecord};
-use crate::id::SampleId;
 use crate::telemetry::ModelRole;
-use crate::wire::messages::Messages;
-use crate::wire::openai::{Completion, Frame, WrittenFrame};
+use rollout_wire::id::SampleId;
+use rollout_wire::messages::Messages;
+use rollout_wire::openai::{Completion, Frame, WrittenFrame};
 
 /// What an exchange costs of the record besides its messages, its frame and its reply.
 pub(super) const EXCHANGE_BYTES: usize = size_of::<Exchange>();

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::id::RolloutId;
+use rollout_wire::id::RolloutId;
 
 /// The place in a rollout from which another one goes on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,11 +7,11 @@ use super::bindings::rollout::plugin::samples::{HostSample, OpenError, RecordErr
 use super::bindings::rollout::plugin::{artifacts, log};
 use super::gate::Refused;
 use super::{ClockStart, Imports, Live, Record, Role, RunContext};
-use crate::id::RolloutId;
 use crate::limits::Limits;
 use crate::telemetry::Metrics;
-use crate::wire;
-use crate::wire::openai::CallerParams;
+use rollout_wire as wire;
+use rollout_wire::id::RolloutId;
+use rollout_wire::openai::CallerParams;
 
 /// What an error may say about a text of any size, in bytes.
 const ERROR_BYTES_MAX: usize = 4096;

@@ -6,8 +6,8 @@ use super::Imports;
 use super::bindings::rollout::plugin::log::{self, Level, RefusedUse};
 use super::gate::Import;
 use super::record::{LogEntry, LogLevel};
-use crate::text::printable;
-use crate::wire;
+use rollout_wire as wire;
+use rollout_wire::text::printable;
 
 impl From<Level> for LogLevel {
     fn from(level: Level) -> Self {

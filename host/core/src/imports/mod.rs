@@ -81,10 +81,10 @@ use wasmtime::component::{HasSelf, Linker, ResourceTable};
 use wasmtime_wasi::p2::pipe::MemoryInputPipe;
 use wasmtime_wasi::{WasiCtx, WasiCtxBuilder};
 
-use crate::id::RolloutId;
 use crate::limits::Limits;
 use crate::telemetry::{Metrics, Span, Step, Timing};
-use crate::wire::openai::CallerParams;
+use rollout_wire::id::RolloutId;
+use rollout_wire::openai::CallerParams;
 
 use virtual_clock::GuestClock;
 pub use virtual_clock::{ClockStart, InvalidClockStart};

@@ -25,7 +25,7 @@ use crate::error::Fault;
 use crate::limits::Limits;
 use crate::outbound::RoutingHeaders;
 use crate::telemetry::{Limit, ModelRole};
-use crate::wire::openai::{self, Frame, InvalidRequest};
+use rollout_wire::openai::{self, Frame, InvalidRequest};
 
 impl From<InvalidRequest> for AskRefused {
     fn from(invalid: InvalidRequest) -> Self {

@@ -13,8 +13,8 @@ use tokio::time::Instant;
 use super::host_tools::{HostTool, HostTools, ToolAnswer, ToolRequest};
 use crate::outbound::{ChatClient, ChatFailure, ChatReply, ModelEndpoint, RequestBody, RoutingHeaders};
 use crate::telemetry::ModelRole;
-use crate::wire::closed::ClosedBody;
-use crate::wire::openai::AllowedParams;
+use rollout_wire::closed::ClosedBody;
+use rollout_wire::openai::AllowedParams;
 
 /// Where a guest's questions go.
 pub trait Outside: Send + Sync + Debug {

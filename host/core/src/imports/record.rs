@@ -16,10 +16,10 @@ use super::meter::Meter;
 use super::refused::{KIND_BYTES, RefusedKind, RefusedUses};
 use crate::budget::{Charge, Holder, Use};
 use crate::error::Fault;
-use crate::id::SampleId;
 use crate::limits::Limits;
 use crate::telemetry::{Limit, LimitHits, RolloutTrace, ToolKind, ToolOutcome};
-use crate::wire::messages::Messages;
+use rollout_wire::id::SampleId;
+use rollout_wire::messages::Messages;
 
 /// What a log entry takes besides its text, in bytes.
 const LOG_ENTRY_BYTES: usize = size_of::<LogEntry>();
@@ -44,10 +44,10 @@ pub struct SampleRecord {
     /// What the workflow says the conversation was.
     pub messages: Messages,
     /// Its measurements.
-    #[serde(with = "crate::wire::data::exact_map")]
+    #[serde(with = "rollout_wire::data::exact_map")]
     pub metrics: BTreeMap<String, f64>,
     /// Values kept beside the messages.
-    #[serde(with = "crate::wire::data::shared")]
+    #[serde(with = "rollout_wire::data::shared")]
     pub fields: Arc<BTreeMap<String, Box<RawValue>>>,
     /// Whether it is not to be trained on.
     pub withdrawn: bool,

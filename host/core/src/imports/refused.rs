@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::bindings::rollout::plugin::log::RefusedUse as Reported;
-use crate::text;
+use rollout_wire::text;
 
 /// How much of a place is kept, in bytes. It is a guest's text.
 const PLACE_BYTES_MAX: usize = 256;

@@ -14,7 +14,7 @@ use super::exchange::WrittenRequest;
 use super::host_tools::ToolAnswer;
 use crate::outbound::{ChatFailure, ChatReply};
 use crate::telemetry::{Label, Limit, ToolOutcome};
-use crate::wire::openai::Completion;
+use rollout_wire::openai::Completion;
 
 /// One event. `at` is the guest's move at which it happened: how often the guest had called the
 /// host by then, or given a call up.

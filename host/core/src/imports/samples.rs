@@ -9,11 +9,11 @@ use super::gate::{Import, OpenRefused, RecordRefused};
 use super::record::{FIELD_BYTES, OverLimit, SampleRecord, message_bytes};
 use super::{Ended, Imports, Role, virtual_clock};
 use crate::budget::Use;
-use crate::digest::hex;
-use crate::id::SampleId;
 use crate::telemetry::Limit;
-use crate::wire;
-use crate::wire::messages::Messages;
+use rollout_wire as wire;
+use rollout_wire::digest::hex;
+use rollout_wire::id::SampleId;
+use rollout_wire::messages::Messages;
 
 /// A guest's handle on a sample: its place in the record.
 #[expect(unreachable_pub, reason = "the generated code names it as public")]
@@ -259,11 +259,11 @@ fn brief(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::id::RolloutId;
     use crate::imports::bindings::rollout::plugin::samples::HostSample;
     use crate::imports::gate::Refused;
     use crate::imports::{Ended, Live, Record, RunContext};
     use crate::limits::Limits;
+    use rollout_wire::id::RolloutId;
 
     /// The imports of a workflow that has opened a sample, with their record and its handle.
     fn with_a_sample() -> (Imports, Arc<Record>, u32) {

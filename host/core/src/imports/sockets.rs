@@ -13,7 +13,7 @@ use wasmtime_wasi::p2::bindings::sockets::udp::UdpSocket;
 
 use super::Imports;
 use super::refused::RefusedKind;
-use crate::text::beginning;
+use rollout_wire::text::beginning;
 
 /// The package's version in wasmtime's own interfaces, for which these stand.
 const VERSION: &str = "0.2.12";

@@ -11,7 +11,7 @@ use wasmtime_wasi::p2::{OutputStream, Pollable, StreamResult};
 
 use super::record::{LogEntry, LogLevel, Record};
 use crate::limits::Limits;
-use crate::text::printable;
+use rollout_wire::text::printable;
 
 /// The longest line, in bytes; a longer one is broken.
 const LINE_BYTES_MAX: usize = 4096;

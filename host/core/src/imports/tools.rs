@@ -25,12 +25,12 @@ use super::run_event::Answer;
 use super::virtual_clock::{ANSWER, seed_of};
 use super::{Ended, Imports, Role};
 use crate::budget::Use;
-use crate::digest::{hex, sha256_parts};
 use crate::limits::Limits;
 use crate::telemetry::{Label, Limit, Metrics, ToolKind, ToolOutcome};
-use crate::text::{beginning, printable};
-use crate::wire::openai::TOOL_CALLS_MAX;
-use crate::wire::stream::has_more_parts;
+use rollout_wire::digest::{hex, sha256_parts};
+use rollout_wire::openai::TOOL_CALLS_MAX;
+use rollout_wire::stream::has_more_parts;
+use rollout_wire::text::{beginning, printable};
 
 /// How much of a name that nobody provides is repeated.
 const NAME_BYTES_SHOWN: usize = 64;

@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 use wasmtime_wasi::{HostMonotonicClock, HostWallClock, WasiCtxBuilder};
 
 use super::{Role, RunContext};
-use crate::digest::sha256_parts;
-use crate::text::{beginning, printable};
+use rollout_wire::digest::sha256_parts;
+use rollout_wire::text::{beginning, printable};
 
 /// The seed of one use within one role of one try of one rollout: of the one whose a workflow's past
 /// is, where that is a fork, until it has passed so many.

@@ -169,7 +169,7 @@ fn answered(status: u16) -> String {
 }
 
 fn no_answer(within: Duration) -> String {
-    format!("no answer within {}", crate::text::time(within))
+    format!("no answer within {}", rollout_wire::text::time(within))
 }
 
 /// Where a callback goes, and with what.

@@ -13,8 +13,8 @@ use crate::budget::Charge;
 use crate::error::Fault;
 use crate::http1::Broken;
 use crate::telemetry::{Limit, Metrics, ModelOutcome, ModelRole};
-use crate::text::beginning;
-use crate::wire::openai::{AllowedParams, Completion};
+use rollout_wire::openai::{AllowedParams, Completion};
+use rollout_wire::text::beginning;
 
 /// How much of a refusal's body is shown.
 const REFUSAL_BYTES_SHOWN: usize = 2048;
@@ -260,7 +260,7 @@ impl ChatClient {
                 Err(_) => {
                     return Err(again(format!(
                         "no answer within {}",
-                        crate::text::time(policy.attempt_time_max)
+                        rollout_wire::text::time(policy.attempt_time_max)
                     )));
                 }
             };

@@ -9,8 +9,8 @@ use tokio::sync::Semaphore;
 use super::retry::RetryPolicy;
 use super::secrets::{Secret, Secrets};
 use super::transport::Target;
-use crate::id::{RolloutId, SampleId};
-use crate::wire::closed::ClosedBody;
+use rollout_wire::closed::ClosedBody;
+use rollout_wire::id::{RolloutId, SampleId};
 
 /// Where a rollout's model is, under which name and key. A guest sees none of it.
 #[derive(Clone, Debug)]
@@ -111,7 +111,7 @@ pub struct RoutingHeaders {
 }
 
 impl RoutingHeaders {
-    /// Headers for two ids that [`crate::id`] has checked.
+    /// Headers for two ids that [`rollout_wire::id`] has checked.
     pub(crate) fn new(rollout_id: &RolloutId, sample_id: &SampleId) -> Self {
         Self { sample_id: Some(header_value(sample_id.as_str())), ..Self::of_rollout(rollout_id) }
     }

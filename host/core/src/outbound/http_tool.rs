@@ -21,7 +21,7 @@ use super::environment::SecretText;
 use super::network::{CheckedResolver, NetworkRules, NoAddress};
 use super::secrets::Secrets;
 use super::url_template::UrlTemplate;
-use crate::text::beginning;
+use rollout_wire::text::beginning;
 
 /// How much of an answer that is an error is shown.
 const ERROR_BYTES_SHOWN: usize = 2048;

@@ -32,8 +32,8 @@ use super::environment::{SecretText, variable};
 use super::http_tool::RemoteFailure;
 use super::network::{CheckedResolver, NetworkRules};
 use super::secrets::Secrets;
-use crate::text::beginning;
 use process::{Process, Start};
+use rollout_wire::text::beginning;
 
 /// How long a server may take to start, to introduce itself and to list its tools.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(30);
@@ -277,7 +277,9 @@ async fn introduced<T>(step: impl Future<Output = Result<T, ClientInitializeErro
 async fn in_time<T, E: std::fmt::Display>(step: impl Future<Output = Result<T, E>>) -> Result<T, String> {
     match timeout(CONNECT_TIME_MAX, step).await {
         Ok(result) => result.map_err(|error| beginning(&error.to_string(), REASON_BYTES_MAX)),
-        Err(_) => Err(format!("the server did not answer within {}", crate::text::time(CONNECT_TIME_MAX))),
+        Err(_) => {
+            Err(format!("the server did not answer within {}", rollout_wire::text::time(CONNECT_TIME_MAX)))
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 use super::describe;
 use super::endpoint::bearer;
 use super::secrets::Secret;
-use crate::text::time;
+use rollout_wire::text::time;
 
 /// How long it may take to find the server and to connect to it.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);

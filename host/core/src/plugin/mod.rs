@@ -14,9 +14,9 @@ use bytes::Bytes;
 use wasmtime::component::types::ComponentItem;
 use wasmtime::component::{Component, Linker};
 
-use crate::digest::hex;
 use crate::instance::{BusyThreads, Forms, InstanceState, LinkedPlugin};
 pub use contract::{CONTRACT_VERSION, Grant, Item, Problem};
+use rollout_wire::digest::hex;
 pub use settings::{Declaration, DeclareError, Field, InvalidSettings, Settings, resolve};
 
 /// A component that can be run. Cheap to clone.

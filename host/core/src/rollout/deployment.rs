@@ -10,13 +10,13 @@ use tokio_util::sync::CancellationToken;
 use super::journal::{DeploymentId, ServedAs};
 use super::model::AgentForm;
 use crate::budget::Budget;
-use crate::digest::{hex, sha256_parts};
-use crate::id::RolloutId;
 use crate::imports::{ClockStart, HostTools, Imports, Live, ModelAccess, Record, Role, RunContext};
 use crate::instance::{self, Bounds, Permit, RunError};
 use crate::limits::{DECLARE_TIME_MAX, Limits};
 use crate::plugin::Plugin;
 use crate::telemetry::Metrics;
+use rollout_wire::digest::{hex, sha256_parts};
+use rollout_wire::id::RolloutId;
 
 /// What a deployment is made of.
 pub struct DeploymentSettings {

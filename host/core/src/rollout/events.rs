@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use serde_json::value::RawValue;
 
-use crate::id::RolloutId;
-use crate::wire::stream::{Stopped, members};
+use rollout_wire::id::RolloutId;
+use rollout_wire::stream::{Stopped, members};
 
 /// Adds a rollout's events to its file in this folder. A failure is a warning and never
 /// changes the outcome.

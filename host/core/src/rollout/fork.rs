@@ -13,9 +13,9 @@ use super::journal::{NoParent, Parent, Started, StoredRollout, TooFewTurns};
 use super::model::{ForkPoint, ModelAddress, RequestSecrets, RolloutRequest};
 use super::run::{PastOf, Resources, Resumed, Rollout};
 use super::slots::AdmitError;
-use crate::id::RolloutId;
 use crate::imports::Then;
 use crate::outbound::ModelEndpoint;
+use rollout_wire::id::RolloutId;
 
 /// Why a rollout cannot go on from another one.
 #[derive(Debug, thiserror::Error)]

@@ -10,11 +10,11 @@ use super::model::{AgentForm, LoopOptions, RolloutRequest};
 use super::runtime::Runtime;
 use super::slots::{AdmitError, Entered, Handle, Load};
 use crate::budget::Budget;
-use crate::id::RolloutId;
 use crate::imports::{Imports, Record, Role};
 use crate::instance::{self, Bounds, LoopRequest, RunError};
 use crate::plugin::Plugin;
 use crate::telemetry::Metrics;
+use rollout_wire::id::RolloutId;
 
 /// A deployment that runs on a runtime. Cheap to clone.
 #[derive(Clone)]

@@ -11,7 +11,7 @@ use super::model::{Failure, Outcome, Phase};
 use crate::error::Fault;
 use crate::imports::{Record, RolloutUsage};
 use crate::telemetry::{Ended, Step, Used};
-use crate::text::both_ends;
+use rollout_wire::text::both_ends;
 
 /// How much of a reason is logged, in bytes. The result and the trajectory have it whole.
 const REASON_BYTES_LOGGED: usize = 256;

@@ -25,7 +25,6 @@ use super::trajectory::AliveFolder;
 use super::{events, trajectory};
 use crate::budget::{Charge, Holder};
 use crate::error::Fault;
-use crate::id::{RolloutId, SampleId};
 use crate::imports::{
     Imports, JudgeFailure, Live, LogEntry, ModelAccess, Record, Role, RunContext, SampleRecord,
 };
@@ -33,7 +32,8 @@ use crate::instance::{Bounds, Permit, RunError};
 use crate::moments::Moments;
 use crate::outbound::ModelEndpoint;
 use crate::telemetry::{Limit, RolloutTrace, Step, TraceParent};
-use crate::wire::openai::CallerParams;
+use rollout_wire::id::{RolloutId, SampleId};
+use rollout_wire::openai::CallerParams;
 
 use deadline::Deadline;
 pub use past::ReplayEnd;

@@ -17,8 +17,8 @@ pub use quota::{Allowance, OverQuota, Quota, Quotas, Whose};
 use super::journal::{self, RolloutLog};
 use super::model::Phase;
 use crate::budget::OverBudget;
-use crate::id::RolloutId;
 use crate::telemetry::Refusal;
+use rollout_wire::id::RolloutId;
 
 /// Instances that say what an agent loop offers, at once. They have no slot, because a
 /// caller waits for the answer while its rollout waits for one; the engine has room for

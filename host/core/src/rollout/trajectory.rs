@@ -25,10 +25,10 @@ use std::io;
 use std::time::Duration;
 
 use super::model::{Finished, ForkPoint, TrajectoryExtra, TrajectoryFile};
-use crate::id::SampleId;
 use crate::imports::{Exchange, Recorded};
-use crate::wire::messages::Messages;
-use crate::wire::metadata::RowMetadata;
+use rollout_wire::id::SampleId;
+use rollout_wire::messages::Messages;
+use rollout_wire::metadata::RowMetadata;
 
 use document::Document;
 use layout::Original;

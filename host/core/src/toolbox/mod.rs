@@ -26,8 +26,8 @@ use crate::instance::Permit;
 use crate::outbound::{HttpTool, HttpToolSettings, McpFunction, McpServer, McpSettings, RemoteFailure};
 use crate::plugin::Plugin;
 use crate::telemetry::{Limit, Metrics, ToolKind};
-use crate::wire::function::FunctionTool;
 pub use component::ComponentTools;
+use rollout_wire::function::FunctionTool;
 
 /// Functions that one entry may provide. A model that is told of more uses none well, and
 /// each is in every request.

@@ -13,7 +13,7 @@ use super::Tenants;
 use crate::admin::{CheckError, CheckReport, Pushed};
 use rollout_assembly::config::Config;
 use rollout_core::child::OwnedChild;
-use rollout_core::text::beginning;
+use rollout_wire::text::beginning;
 
 /// How deployments that were pushed are checked.
 #[derive(Clone, Debug)]

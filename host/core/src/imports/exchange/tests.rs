@@ -15,7 +15,7 @@ struct Rollout {
 }
 
 fn messages(texts: &[&str]) -> Messages {
-    texts.iter().map(|text| crate::wire::object(text).unwrap()).collect()
+    texts.iter().map(|text| rollout_wire::object(text).unwrap()).collect()
 }
 
 impl Rollout {

@@ -13,7 +13,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::child::OwnedChild;
 use crate::outbound::Secrets;
-use crate::text::printable;
+use rollout_wire::text::printable;
 
 /// How much of what a server said last is kept for an error message, in bytes.
 const LAST_WORDS_BYTES: usize = 1024;

@@ -23,12 +23,12 @@ use serde_json::{Map, Value};
 use tokio::time::Instant;
 
 use super::Plugin;
-use crate::id::RolloutId;
 use crate::imports::{ClockStart, Imports, Live, Role, RunContext};
 use crate::instance::{self, Bounds, Permit, RunError};
 use crate::limits::{DECLARE_TIME_MAX, Limits};
 use crate::telemetry::Metrics;
-use crate::wire;
+use rollout_wire as wire;
+use rollout_wire::id::RolloutId;
 
 pub use schema::Field;
 

@@ -10,7 +10,7 @@ use jsonschema::ValidationError;
 use jsonschema::error::ValidationErrorKind;
 use serde_json::{Map, Value};
 
-use crate::text;
+use rollout_wire::text;
 
 /// The most parts that a schema may have when everything it refers to is in place.
 const PARTS_MAX: usize = 20_000;

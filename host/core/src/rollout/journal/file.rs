@@ -8,7 +8,7 @@ use rollout_journal as store;
 
 use super::unfinished::{UnreadableRollout, split_line};
 use super::{StoredRollout, kind};
-use crate::id::RolloutId;
+use rollout_wire::id::RolloutId;
 
 impl StoredRollout {
     /// Writes the last rollout of this id in the journal in a directory to a file, and gives it; none

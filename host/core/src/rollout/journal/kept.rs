@@ -25,8 +25,8 @@ use tokio::sync::watch;
 use super::run_clock::RunClock;
 use super::{Failed, Journal, RolloutLog, json, kind, outcome};
 use crate::budget::{Budget, Charge};
-use crate::id::RolloutId;
 use crate::rollout::model::Finished;
+use rollout_wire::id::RolloutId;
 
 /// How long a result is kept that was read, for a caller that lost it on its way.
 const READ_KEPT: Duration = Duration::from_secs(60);

@@ -33,9 +33,9 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 
 use super::model::{Finished, HOST_VERSION, RolloutRequest};
-use crate::id::RolloutId;
 use crate::imports::{Carried, Ending, Left, NoEvent, Role, RunEvent, RunLog};
 use crate::seal::Seal;
+use rollout_wire::id::RolloutId;
 
 use admission::AdmissionLine;
 pub use admission::{Continuation, DeploymentId, JournaledSecrets, ServedAs};

@@ -15,7 +15,7 @@ use super::unfinished::split_line;
 use super::{events_of, json_line, kind};
 use crate::imports::{Carried, ReadCalls, Role, RunEvent};
 use crate::rollout::model::Finished;
-use crate::wire;
+use rollout_wire as wire;
 
 /// Whether an event of this kind is needed to read an outcome.
 pub(super) fn is_part(kind: u8) -> bool {

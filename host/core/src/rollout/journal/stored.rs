@@ -8,9 +8,9 @@ use serde_json::value::RawValue;
 
 use super::unfinished::{UnreadableRollout, read_admission, split_line};
 use super::{DeploymentId, LeftLine, events_of, kind, outcome};
-use crate::id::RolloutId;
 use crate::imports::{ArtifactFile, RecordParts, Role, RunEvent, read_log};
 use crate::rollout::model::{Finished, RolloutRequest};
+use rollout_wire::id::RolloutId;
 
 /// A rollout that is in a journal, of which nothing was read.
 pub struct FoundRollout(pub(super) store::Found);

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::phase::Stage;
 use crate::error::Fault;
 use crate::instance::RunError;
-use crate::text;
+use rollout_wire::text;
 
 /// How much of a reason is kept, in bytes. A guest may write as much as it has memory.
 const REASON_BYTES_MAX: usize = 16 << 10;

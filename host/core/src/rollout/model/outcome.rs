@@ -10,10 +10,10 @@ use super::agent::LoopReport;
 use super::failure::Failure;
 use super::limits::{LimitUse, by_name};
 use super::trajectory::TrajectoryFile;
-use crate::id::RolloutId;
 use crate::imports::{RefusedUses, RolloutUsage, SampleRecord};
 use crate::moments::Moments;
-use crate::wire::data::{exact, exact_option};
+use rollout_wire::data::{exact, exact_option};
+use rollout_wire::id::RolloutId;
 
 /// The one outcome of an accepted rollout.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -124,10 +124,10 @@ mod tests {
 
     use super::*;
     use crate::error::Fault;
-    use crate::id::SampleId;
     use crate::limits::Amount;
     use crate::rollout::model::{FailureKind, Layout, Stage, StepOffsets};
-    use crate::wire;
+    use rollout_wire as wire;
+    use rollout_wire::id::SampleId;
 
     fn finished(outcome: Outcome) -> Finished {
         let field = wire::value(r#"{"z": 1.10, "a":null}"#).unwrap().to_owned();

@@ -5,11 +5,11 @@ use serde::{Deserialize, Serialize};
 use super::address::ModelAddress;
 use super::agent::LoopOptions;
 use super::trajectory::TrajectoryExtra;
-use crate::id::RolloutId;
 use crate::imports::ForkOrigin;
-use crate::wire::data::exact_option;
-use crate::wire::messages::Messages;
-use crate::wire::metadata::RowMetadata;
+use rollout_wire::data::exact_option;
+use rollout_wire::id::RolloutId;
+use rollout_wire::messages::Messages;
+use rollout_wire::metadata::RowMetadata;
 
 /// What is asked for, in no protocol's terms.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -70,8 +70,8 @@ mod tests {
     use super::*;
     use crate::imports::ForkPoint;
     use crate::outbound::Secret;
-    use crate::wire;
-    use crate::wire::atif::SchemaVersion;
+    use rollout_wire as wire;
+    use rollout_wire::atif::SchemaVersion;
 
     #[test]
     fn what_is_asked_for_is_read_as_it_was_written_and_has_no_key_in_it() {

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::id::SampleId;
-use crate::wire::atif::SchemaVersion;
-use crate::wire::data::shared;
+use rollout_wire::atif::SchemaVersion;
+use rollout_wire::data::shared;
+use rollout_wire::id::SampleId;
 
 /// This host's version, which every trajectory says.
 pub(in crate::rollout) const HOST_VERSION: &str = env!("CARGO_PKG_VERSION");

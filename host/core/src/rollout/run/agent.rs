@@ -9,12 +9,12 @@ use tokio::time::Instant;
 
 use super::{Rollout, brief};
 use crate::error::Fault;
-use crate::id::SampleId;
 use crate::imports::{Boundary, Imports, Live, Role, RunContext, message_bytes};
 use crate::instance::{self, Bounds, LoopOutcome, LoopRequest, Permit, RunError, WorkflowOutcome};
 use crate::rollout::model::{AgentForm, Failure, FailureKind, LoopReport, Stage};
-use crate::wire;
-use crate::wire::messages::Messages;
+use rollout_wire as wire;
+use rollout_wire::id::SampleId;
+use rollout_wire::messages::Messages;
 
 /// The id of a sample that the agent did not name because it only returned messages.
 const ONLY_SAMPLE: &str = "main";
@@ -72,7 +72,7 @@ impl Rollout {
                 FailureKind::Timeout,
                 format!(
                     "the agent loop did not say which tools it offers within {}",
-                    crate::text::time(TOOLS_TIME_MAX)
+                    rollout_wire::text::time(TOOLS_TIME_MAX)
                 ),
             ),
             error => self.explain(Stage::Workflow, &error),
@@ -142,8 +142,10 @@ impl Rollout {
             // Of several samples nobody can tell whose they are, and why it failed matters more.
             let _ = self.record.settle(only, None, metrics);
         }
-        let finish_reason =
-            crate::text::printable(&crate::text::beginning(&finish_reason, FINISH_REASON_BYTES_MAX));
+        let finish_reason = rollout_wire::text::printable(&rollout_wire::text::beginning(
+            &finish_reason,
+            FINISH_REASON_BYTES_MAX,
+        ));
         self.loop_report = Some(LoopReport { finish_reason, tool_calls, tool_time });
         match error {
             Some(why) => Err(self.blame(&RunError::Failed(why))),

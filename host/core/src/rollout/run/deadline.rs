@@ -56,7 +56,8 @@ impl Deadline {
 
     pub(super) fn exceeded(&self, stage: Stage, queued: Duration) -> Failure {
         let who = if stage == Stage::Grader { "grader" } else { "workflow" };
-        let mut reason = format!("{who} exceeded its {}s deadline", crate::text::decimal(self.limit_secs));
+        let mut reason =
+            format!("{who} exceeded its {}s deadline", rollout_wire::text::decimal(self.limit_secs));
         if self.ours {
             reason += &format!(", {who}-secs-max of this host");
         } else if queued >= Duration::from_millis(100) {

@@ -7,11 +7,11 @@ use std::time::Duration;
 use super::deadline::Deadline;
 use super::{Rollout, brief};
 use crate::error::Fault;
-use crate::id::SampleId;
 use crate::imports::{Imports, Live, Role, RunContext, SampleRecord};
 use crate::instance::{self, GuestVerdict, Permit, SampleToGrade};
 use crate::rollout::model::{AgentForm, Failure, FailureKind, Phase, Stage};
 use crate::telemetry::Step;
+use rollout_wire::id::SampleId;
 
 impl Rollout {
     /// Runs the grader over the workflow's samples. Only after a workflow that

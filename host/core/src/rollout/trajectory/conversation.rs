@@ -17,10 +17,10 @@ use serde_json::value::RawValue;
 use super::layout::Marks;
 use super::replies::{Matcher, Reply};
 use crate::rollout::model::StepOffsets;
-use crate::wire::atif::Source;
-use crate::wire::messages::Messages;
-use crate::wire::openai::{TOOL_CALLS_MAX, WireCall, content_text};
-use crate::wire::stream::{Text, each, text};
+use rollout_wire::atif::Source;
+use rollout_wire::messages::Messages;
+use rollout_wire::openai::{TOOL_CALLS_MAX, WireCall, content_text};
+use rollout_wire::stream::{Text, each, text};
 
 /// A message as far as a step needs it.
 #[derive(Deserialize)]
@@ -306,7 +306,7 @@ impl Serialize for ToolCalls<'_> {
             at += 1;
             list.serialize_element(&call)
         })
-        .map_err(crate::wire::stream::Stopped::ser)?;
+        .map_err(rollout_wire::stream::Stopped::ser)?;
         list.end()
     }
 }
@@ -328,7 +328,7 @@ impl Serialize for Arguments<'_> {
         }
         let text = text(given.get()).unwrap_or(Cow::Borrowed(given.get()));
         // With all that callers' parsers refuse, such as what is nested too deep.
-        match crate::wire::object(&text) {
+        match rollout_wire::object(&text) {
             Ok(object) => object.serialize(to),
             Err(_) => Raw { raw: &text }.serialize(to),
         }

@@ -12,12 +12,12 @@ use super::layout::{Marked, Marks};
 use super::observed::{Judged, Observed, ToolCalls};
 use super::replies::{Reply, Unmatched, answered, sum};
 use super::{Job, millis};
-use crate::id::SampleId;
 use crate::imports::{Exchange, Lists, Part, RolloutUsage, ToolUse};
 use crate::rollout::model::{Finished, FinishedSample, Outcome, TrajectoryExtra};
-use crate::wire::atif::FinalMetrics;
-use crate::wire::openai::Completion;
-use crate::wire::stream::Text;
+use rollout_wire::atif::FinalMetrics;
+use rollout_wire::id::SampleId;
+use rollout_wire::openai::Completion;
+use rollout_wire::stream::Text;
 
 /// What one trajectory is of.
 pub(super) struct Document<'a> {

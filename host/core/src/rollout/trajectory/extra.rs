@@ -6,8 +6,8 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::replies::Unmatched;
-use crate::id::RolloutId;
 use crate::rollout::model::{ExtraFact, FinishedSample};
+use rollout_wire::id::RolloutId;
 
 /// What a protocol may say of a rollout in its trajectory's `extra`.
 pub(super) struct Facts<'a> {

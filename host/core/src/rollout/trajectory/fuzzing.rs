@@ -8,9 +8,9 @@ use super::conversation::{Conversation, Steps};
 use super::layout::{self, Marks};
 use super::observed::Observed;
 use super::replies::{Unmatched, answered};
-use crate::id::SampleId;
 use crate::imports::{Exchange, Lists, ModelCalls};
-use crate::wire::messages::Messages;
+use rollout_wire::id::SampleId;
+use rollout_wire::messages::Messages;
 
 /// What a document has of a conversation.
 struct Written<'a> {
@@ -52,7 +52,7 @@ pub(crate) fn trajectory(bytes: &[u8]) {
     let (replies, messages): (Vec<&str>, Vec<&str>) =
         text.split('\n').partition(|line| line.contains("\"choices\""));
     let messages =
-        messages.into_iter().filter_map(|line| Some(crate::wire::object(line).ok()?.get())).collect();
+        messages.into_iter().filter_map(|line| Some(rollout_wire::object(line).ok()?.get())).collect();
     let calls = ModelCalls::from_iter(replies.into_iter().map(exchange));
     let (lists, exchanges): (_, Vec<&Exchange>) = (calls.among(&[]), calls.exchanges().iter().collect());
     let replies = answered(&exchanges);

@@ -17,7 +17,7 @@ use serde::{Serialize, Serializer};
 use super::extra::Member;
 use super::store;
 use crate::rollout::model::{Layout, StepOffsets};
-use crate::wire::atif::{FinalMetrics, Metrics};
+use rollout_wire::atif::{FinalMetrics, Metrics};
 
 /// The places of a document that is being written.
 pub(super) struct Marks {

@@ -7,11 +7,11 @@ use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
 use super::millis;
-use crate::id::SampleId;
 use crate::imports::{Exchange, ExchangeOutcome, Lists, Part, ToolUse, in_common};
 use crate::telemetry::{Label, ToolOutcome};
-use crate::wire;
-use crate::wire::stream::members;
+use rollout_wire as wire;
+use rollout_wire::id::SampleId;
+use rollout_wire::stream::members;
 
 /// Every call of the model. A request repeats the conversation so far, so only the messages
 /// that the one before did not have are written out.

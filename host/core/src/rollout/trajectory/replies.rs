@@ -8,10 +8,10 @@ use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
 use crate::imports::Exchange;
-use crate::wire::atif::Metrics;
-use crate::wire::openai::{Completion, Usage, WireCall};
-use crate::wire::stream::each;
-use crate::wire::tokens::TokenLists;
+use rollout_wire::atif::Metrics;
+use rollout_wire::openai::{Completion, Usage, WireCall};
+use rollout_wire::stream::each;
+use rollout_wire::tokens::TokenLists;
 
 /// A call of the model that was answered.
 pub(super) struct Reply<'a> {

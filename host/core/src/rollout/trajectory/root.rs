@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio::sync::Notify;
 
-use crate::id::RolloutId;
+use rollout_wire::id::RolloutId;
 
 /// How often it is looked for what has become too old.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);

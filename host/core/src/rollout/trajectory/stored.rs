@@ -7,10 +7,10 @@ use std::path::Path;
 
 use super::document::{Document, Written};
 use super::{AmendedDocument, Amendment, Job, Plugins, documents, layout, store};
-use crate::id::{RolloutId, SampleId};
 use crate::imports::Recorded;
 use crate::rollout::journal::{RanBy, StoredRollout};
 use crate::rollout::model::{Finished, HOST_VERSION, Layout, TrajectoryFile};
+use rollout_wire::id::{RolloutId, SampleId};
 
 /// Why a rollout of a journal has no trajectory.
 #[derive(Debug, thiserror::Error)]

@@ -16,15 +16,15 @@ use super::replies::{Unmatched, answered};
 use super::{
     Amendable, AmendedDocument, Amendment, Member, Original, StepAmendment, TakeStep, TrajectoryFile,
 };
-use crate::id::SampleId;
 use crate::imports::{Exchange, ModelCalls, ToolUse};
 use crate::rollout::model::Layout;
 use crate::telemetry::{ToolKind, ToolOutcome};
-use crate::wire::atif::{FinalMetrics, Metrics};
-use crate::wire::messages::Messages;
+use rollout_wire::atif::{FinalMetrics, Metrics};
+use rollout_wire::id::SampleId;
+use rollout_wire::messages::Messages;
 
 fn raw(texts: &[&str]) -> Messages {
-    texts.iter().map(|text| crate::wire::object(text).unwrap()).collect()
+    texts.iter().map(|text| rollout_wire::object(text).unwrap()).collect()
 }
 
 const QUESTION: &str = r#"{"role":"user","content":"q"}"#;

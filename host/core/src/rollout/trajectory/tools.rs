@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use crate::id::SampleId;
 use crate::imports::{Exchange, ToolUse};
 use crate::rollout::model::FinishedSample;
+use rollout_wire::id::SampleId;
 
 /// For each call the place of the sample that it belongs to: the one whose model asked for
 /// a call of its id, else the first. Each call is in one sample's trajectory.
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
     use crate::imports::SampleRecord;
     use crate::telemetry::{ToolKind, ToolOutcome};
-    use crate::wire::messages::Messages;
+    use rollout_wire::messages::Messages;
     use serde_json::json;
     use std::collections::BTreeMap;
     use std::sync::Arc;

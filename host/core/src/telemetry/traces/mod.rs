@@ -204,7 +204,7 @@ impl Span {
 
     /// Says a list of texts of it.
     pub(crate) fn set_texts(&mut self, key: &'static str, texts: impl IntoIterator<Item = String>) {
-        let texts = texts.into_iter().map(|text| crate::text::beginning(&text, TEXT_BYTES_MAX).into());
+        let texts = texts.into_iter().map(|text| rollout_wire::text::beginning(&text, TEXT_BYTES_MAX).into());
         self.set(key, Value::Array(opentelemetry::Array::String(texts.collect())));
     }
 
@@ -230,14 +230,14 @@ impl Drop for Span {
 }
 
 fn fail(data: &mut SpanData, kind: &'static str, reason: &str) {
-    data.status = Status::error(crate::text::beginning(reason, TEXT_BYTES_MAX));
+    data.status = Status::error(rollout_wire::text::beginning(reason, TEXT_BYTES_MAX));
     data.attributes.push(KeyValue::new("error.type", kind));
 }
 
 fn bounded(value: Value) -> Value {
     match value {
         Value::String(text) if text.as_str().len() > TEXT_BYTES_MAX => {
-            crate::text::beginning(text.as_str(), TEXT_BYTES_MAX).into()
+            rollout_wire::text::beginning(text.as_str(), TEXT_BYTES_MAX).into()
         }
         value => value,
     }

@@ -9,8 +9,8 @@ use serde_json::value::RawValue;
 use rollout_core::rollout::{
     ExtraFact, ExtraMember, Failure, FailureKind, Finished, FinishedSample, TrajectoryExtra,
 };
-use rollout_core::wire::atif::SchemaVersion;
-use rollout_core::wire::messages::Messages;
+use rollout_wire::atif::SchemaVersion;
+use rollout_wire::messages::Messages;
 
 /// A sample on the wire.
 #[derive(Serialize)]

@@ -34,7 +34,7 @@ use rollout_core::rollout::{
     AgentForm, FailureKind, Finished, Host, LoopReport, Outcome, Rollout, RolloutRequest, Stage,
     UnfinishedRollout, drive,
 };
-use rollout_core::wire::messages::Messages;
+use rollout_wire::messages::Messages;
 use tools::WireTool;
 
 /// Additional parts of this generation.
@@ -68,7 +68,7 @@ impl Server {
 pub async fn cannot_carry(host: &Host) -> Option<String> {
     let tools = host.usual_tools().await.ok()?;
     let tools: Vec<Box<RawValue>> =
-        tools.iter().filter_map(|text| Some(rollout_core::wire::object(text).ok()?.to_owned())).collect();
+        tools.iter().filter_map(|text| Some(rollout_wire::object(text).ok()?.to_owned())).collect();
     tools::typed(&tools).err()
 }
 
