@@ -27,14 +27,14 @@ use rollout_core::outbound::{
     ChatClient, InvalidEndpoint, ModelEndpoint, NetworkRules, Observer, Secret, Transport, TransportError,
 };
 use rollout_core::plugin::{self, Declaration, DeclareError, InvalidSettings, Plugin};
-use rollout_core::rollout::{
-    ArtifactBounds, ArtifactRoot, Deployment, DeploymentError, DeploymentSettings, Host, Journal, Runtime,
-    RuntimeSettings, ServedAs,
-};
 use rollout_core::telemetry::Metrics;
 use rollout_core::toolbox::{ComponentSettings, Toolbox, UnusableTools};
 use rollout_mock_model as mock_model;
 use rollout_mock_model::MockModel;
+use rollout_rollout::{
+    ArtifactBounds, ArtifactRoot, Deployment, DeploymentError, DeploymentSettings, Host, Journal, Runtime,
+    RuntimeSettings, ServedAs,
+};
 use rollout_wire::digest::sha256_hex;
 
 pub use platform::{Besides, Placed, Platform};
@@ -320,7 +320,7 @@ pub async fn assemble(
         chat,
         metrics,
         budget: platform.budget().clone(),
-        slots: rollout_core::rollout::Slots::alone(slots.running_max, slots.queue_max),
+        slots: rollout_rollout::Slots::alone(slots.running_max, slots.queue_max),
         quotas: Vec::new(),
         artifact_root: artifact_root.map(|path| ArtifactRoot::new(path, artifact_bounds)),
         event_log,

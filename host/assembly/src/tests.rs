@@ -6,7 +6,7 @@ use super::*;
 use crate::config::RawConfig;
 use rollout_core::imports::ClockStart;
 use rollout_core::limits::Limits;
-use rollout_core::rollout::{
+use rollout_rollout::{
     AdmitError, AfterWorkflow, Ended, Failure, FailureKind, LoopOptions, ModelAddress, Next, Outcome,
     Resources, Rollout, RolloutRequest, Steps, drive,
 };

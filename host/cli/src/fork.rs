@@ -15,8 +15,8 @@ use rollout_assembly::config::RawConfig;
 use rollout_assembly::{Options, Sources};
 use rollout_core::error::Fault;
 use rollout_core::moments::Moments;
-use rollout_core::rollout::{FailureKind, Finished, Outcome, StoredRollout};
 use rollout_eval as eval;
+use rollout_rollout::{FailureKind, Finished, Outcome, StoredRollout};
 use rollout_wire::id::RolloutId;
 
 /// Runs new rollouts that have the first calls of another one, which is in a journal, and go on

@@ -16,7 +16,7 @@ use super::{Exit, PluginFault, setup};
 use rollout_assembly::config::{Config, RawConfig, RawJudge};
 use rollout_assembly::{Options, Sources};
 use rollout_core::imports::{Answer, Difference, RunEvent, WrittenRequest, WrittenToolCall};
-use rollout_core::rollout::{
+use rollout_rollout::{
     AfterWorkflow, DeploymentId, Ended, Failure, FailureKind, Finished, Host, Next, Outcome, ReplayEnd,
     Stage, Steps, StoredRollout, drive,
 };
@@ -141,7 +141,7 @@ impl Replay {
 
     /// Makes it again, and says what came of it.
     async fn again(&self, host: &Host, config: &Config, stored: StoredRollout) -> Result<Exit> {
-        let model = rollout_core::rollout::RequestSecrets::default().endpoint(&stored.request.model);
+        let model = rollout_rollout::RequestSecrets::default().endpoint(&stored.request.model);
         let model = model.context("the address of its model")?;
         let model = match stored.request.model.profile {
             Some(_) => a::asked_by(model, &stored.request, &config.osmosis_init, host.form()),

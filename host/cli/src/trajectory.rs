@@ -8,7 +8,7 @@ use clap::Args;
 
 use super::print::{OutWriter, errln};
 use super::{Exit, OUTPUT, journal, options};
-use rollout_core::rollout::{StoredDocument, StoredRollout};
+use rollout_rollout::{StoredDocument, StoredRollout};
 use rollout_server::Trajectories;
 use rollout_wire::id::{RolloutId, SampleId};
 

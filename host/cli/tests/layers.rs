@@ -9,10 +9,11 @@ use sources::sources;
 
 /// The crates from the top down. A crate depends on none that is on its own line or above. What a
 /// crate names of another, the compiler checks.
-const CRATES: [&[&str]; 6] = [
+const CRATES: [&[&str]; 7] = [
     &["rollout-host"],
     &["rollout-server", "rollout-eval", "rollout-export", "rollout-bench"],
     &["rollout-assembly"],
+    &["rollout-rollout"],
     &["rollout-core"],
     &["rollout-mock-model", "rollout-fuse", "rollout-journal", "rollout-catalog"],
     &["rollout-wire"],
@@ -28,12 +29,11 @@ const LAYERS: [(&str, Layers); 3] = [
         "core",
         &[
             &["fuzzing"],
-            &["rollout"],
             &["toolbox"],
             &["engine"],
             &["plugin"],
             &["instance"],
-            &["imports", "seal"],
+            &["imports"],
             &["outbound"],
             &["limits", "telemetry"],
             &["budget", "capacity", "harden", "http1", "error"],
@@ -52,7 +52,8 @@ const LAYERS: [(&str, Layers); 3] = [
 ];
 
 /// The parts of `rollout` from the top down. What is outside of it names them through `rollout`.
-const WITHIN_ROLLOUT: [&[&str]; 8] = [
+const WITHIN_ROLLOUT: [&[&str]; 9] = [
+    &["fuzzing"],
     &["admission", "drive", "fork"],
     &["run"],
     &["outcome_counter"],
@@ -60,7 +61,7 @@ const WITHIN_ROLLOUT: [&[&str]; 8] = [
     &["runtime", "deployment"],
     &["slots", "trajectory"],
     &["limits", "events", "journal"],
-    &["model"],
+    &["model", "seal"],
 ];
 
 /// The parts of the server's `dialect` from the top down.
@@ -176,7 +177,7 @@ fn the_core_is_built_without_what_only_commands_need() {
 
 #[test]
 fn a_part_of_rollout_names_only_parts_below_it() {
-    check_parts("core/src/rollout", "crate::rollout::", &WITHIN_ROLLOUT, 20);
+    check_parts("rollout/src", "crate::", &WITHIN_ROLLOUT, 20);
 }
 
 #[test]
@@ -194,7 +195,7 @@ fn check_parts(root: &str, marker: &str, ranks: &[&[&str]], names_min: usize) {
     for file in files {
         let place = file.strip_prefix(&root).unwrap();
         let part = place.iter().next().unwrap().to_string_lossy().trim_end_matches(".rs").to_owned();
-        if part == "mod" {
+        if part == "mod" || part == "lib" {
             continue;
         }
         let Some(own) = rank(&part) else {

@@ -1,5 +1,5 @@
-//! Fuzz targets: what a guest hands over, heads of HTTP messages, and conversations in a trajectory. A target takes any bytes
-//! and panics if an invariant does not hold.
+//! Fuzz targets: texts of guests, heads of HTTP messages, and keys in replies. A target takes any bytes and panics if an
+//! invariant does not hold.
 //!
 //! Compiled only in tests and with the feature `fuzzing`, which no released build has.
 
@@ -9,9 +9,8 @@ use crate::outbound::Secrets;
 pub type Target = fn(&[u8]);
 
 /// The crate's targets with the names of their programs and corpora.
-pub const TARGETS: [(&str, Target); 4] = [
+pub const TARGETS: [(&str, Target); 3] = [
     ("imports", crate::imports::fuzzing::imports),
-    ("trajectory", crate::rollout::fuzzing_trajectory),
     ("http1", crate::http1::fuzzing::heads),
     ("secrets", secrets),
 ];

@@ -22,8 +22,6 @@ pub mod limits;
 pub mod moments;
 pub mod outbound;
 pub mod plugin;
-pub mod rollout;
-pub mod seal;
 mod stack;
 pub mod telemetry;
 pub mod toolbox;

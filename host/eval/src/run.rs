@@ -18,10 +18,10 @@ use super::rows::Row;
 use super::stats::Tally;
 use super::trajectory;
 use rollout_core::outbound::{InvalidEndpoint, ModelEndpoint, Secret};
-use rollout_core::rollout::{
-    self, AdmitError, AfterWorkflow, Continuation, Ended, Failure, FailureKind, Finished, FinishedSample,
-    Host, LimitUse, LoopOptions, ModelAddress, Next, RequestSecrets, Resources, Rollout, RolloutLog,
-    RolloutRequest, Steps, drive,
+use rollout_rollout::{
+    self as rollout, AdmitError, AfterWorkflow, Continuation, Ended, Failure, FailureKind, Finished,
+    FinishedSample, Host, LimitUse, LoopOptions, ModelAddress, Next, RequestSecrets, Resources, Rollout,
+    RolloutLog, RolloutRequest, Steps, drive,
 };
 use rollout_wire::id::RolloutId;
 use rollout_wire::openai::content_text;

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use super::{Server, Trajectories};
 use crate::error::Refused;
 use rollout_core::budget::{Budget, Charge};
-use rollout_core::rollout::{Host, Journal, NoTrajectory, StoredDocument};
+use rollout_rollout::{Host, Journal, NoTrajectory, StoredDocument};
 use rollout_wire::id::{RolloutId, SampleId};
 use rollout_wire::text::{beginning, printable};
 

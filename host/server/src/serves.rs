@@ -5,7 +5,7 @@ use axum::Router;
 use crate::admin::Admin;
 use crate::tenants::Tenants;
 use crate::{Server, Stopping};
-use rollout_core::rollout::Load;
+use rollout_rollout::Load;
 
 /// See above.
 pub enum Serves {

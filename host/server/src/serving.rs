@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use rollout_core::rollout::Host;
+use rollout_rollout::Host;
 
 /// See above. Clones are the same one.
 #[derive(Clone)]

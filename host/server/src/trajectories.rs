@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::dialect::osmosis::report::Report;
 use crate::dialect::osmosis::reported;
-use rollout_core::rollout::{
+use rollout_rollout::{
     Finished, NoTrajectory, StoredDocument, StoredRollout, StoredTrajectories, TrajectoryFile,
 };
 use rollout_wire::id::SampleId;

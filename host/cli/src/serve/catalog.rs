@@ -14,7 +14,7 @@ use rollout_assembly::config::{Config, RawConfig};
 use rollout_catalog::{Catalog, NewKey, Rights};
 use rollout_core::engine::{Engine, Loader};
 use rollout_core::error::Fault;
-use rollout_core::seal::Seal;
+use rollout_rollout::seal::Seal;
 use rollout_server::admin::{self, Admin};
 use rollout_server::tenants::{self, Checks, Tenants};
 

@@ -30,12 +30,12 @@ use rollout_core::imports::{Imports, Live, RefusedKind, RefusedUse, RefusedUses,
 use rollout_core::instance::{self, Bounds, Permit};
 use rollout_core::limits::DECLARE_TIME_MAX;
 use rollout_core::plugin::{self, Description, Plugin, Problem};
-use rollout_core::rollout::{Failure, FailureKind, Finished, Host, Outcome, Stage};
 use rollout_core::telemetry::Metrics;
 use rollout_eval as eval;
 use rollout_eval::Row;
 use rollout_eval::run::Model;
 use rollout_mock_model::{MockModel, MockModelSettings, Script};
+use rollout_rollout::{Failure, FailureKind, Finished, Host, Outcome, Stage};
 use rollout_wire::id::RolloutId;
 use run::{Recorder, Scratch, Trace};
 

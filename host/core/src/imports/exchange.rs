@@ -66,8 +66,7 @@ impl Exchange {
     }
 
     /// A call that was answered with this body, for tests.
-    #[cfg(any(test, feature = "fuzzing"))]
-    pub(crate) fn replied(sample: SampleId, messages: Messages, body: &str) -> Self {
+    pub fn replied(sample: SampleId, messages: Messages, body: &str) -> Self {
         let sent = Sent { base: Base::Nothing, new: messages };
         let none = std::collections::BTreeMap::<String, ()>::new();
         let frame = Frame::new("m", &none).expect("a frame without fields can be made");
@@ -149,7 +148,6 @@ pub struct ModelCalls {
     sent_of: Vec<SentOf>,
 }
 
-#[cfg(any(test, feature = "fuzzing"))]
 impl FromIterator<Exchange> for ModelCalls {
     fn from_iter<I: IntoIterator<Item = Exchange>>(exchanges: I) -> Self {
         Self { exchanges: exchanges.into_iter().collect(), sent_of: Vec::new() }

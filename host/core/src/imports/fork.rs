@@ -40,7 +40,7 @@ pub struct Ancestor {
 
 impl ForkOrigin {
     /// The bytes that it takes besides its place.
-    pub(crate) fn memory_bytes(&self) -> usize {
+    pub fn memory_bytes(&self) -> usize {
         let of = |ancestor: &Ancestor| {
             let caller_id = ancestor.caller_id.as_ref().map_or(0, String::len);
             size_of::<Ancestor>() + ancestor.id.as_str().len() + caller_id

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// What the guests of one rollout used of the machine, counted while they run.
 #[derive(Debug, Default)]
-pub(crate) struct Meter {
+pub struct Meter {
     pub(super) cpu_nanos: AtomicU64,
     pub(super) memory_bytes_peak: AtomicUsize,
     pub(super) host_calls: AtomicU64,
@@ -35,7 +35,7 @@ impl Meter {
     }
 
     /// Wall time of all instances so far that are gone.
-    pub(crate) fn wall(&self) -> Duration {
+    pub fn wall(&self) -> Duration {
         Duration::from_nanos(self.wall_nanos.load(Ordering::Relaxed))
     }
 

@@ -461,7 +461,7 @@ impl Record {
     }
 
     /// What its guests use of the machine.
-    pub(crate) fn meter(&self) -> &Meter {
+    pub fn meter(&self) -> &Meter {
         &self.meter
     }
 

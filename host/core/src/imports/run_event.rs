@@ -146,7 +146,7 @@ impl RunEvent {
     }
 
     /// The bytes of memory that it takes, but for its place.
-    pub(crate) fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         match self {
             Self::Asked { what, .. } => what.len(),
             Self::Answered { answer, .. } => answer.bytes(),
@@ -155,7 +155,7 @@ impl RunEvent {
     }
 
     /// The same, as if a workflow's model had been asked under this name.
-    pub(crate) fn of_model(self, name: &str) -> Self {
+    pub fn of_model(self, name: &str) -> Self {
         match self {
             Self::Asked { at, call, time, what } => {
                 Self::Asked { at, call, time, what: WrittenRequest::of_model(&what, name) }

@@ -13,7 +13,6 @@ use crate::telemetry::Limit;
 
 /// Why a run ended without the guest's own result.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum RunError {
     /// Its wall time is over.
     #[error("ran past its deadline")]

@@ -232,7 +232,7 @@ macro_rules! in_guest {
 
 /// Runs a workflow from the prompt's messages. What it gives back is text and numbers that
 /// nobody has checked.
-pub(crate) fn run_workflow(
+pub fn run_workflow(
     plugin: &LinkedPlugin,
     imports: Imports,
     bounds: Bounds,
@@ -245,7 +245,7 @@ pub(crate) fn run_workflow(
 }
 
 /// Runs an agent loop. What it gives back is text that nobody has checked.
-pub(crate) fn run_agent_loop(
+pub fn run_agent_loop(
     plugin: &LinkedPlugin,
     imports: Imports,
     bounds: Bounds,
@@ -259,7 +259,7 @@ pub(crate) fn run_agent_loop(
 
 /// Asks an agent loop for the tools of one rollout: OpenAI function tools as JSON text
 /// that nobody has checked.
-pub(crate) fn agent_loop_tools(
+pub fn agent_loop_tools(
     plugin: &LinkedPlugin,
     imports: Imports,
     bounds: Bounds,
@@ -272,7 +272,7 @@ pub(crate) fn agent_loop_tools(
 }
 
 /// Asks an agent loop for its name.
-pub(crate) fn agent_loop_name(
+pub fn agent_loop_name(
     plugin: &LinkedPlugin,
     imports: Imports,
     bounds: Bounds,
@@ -341,7 +341,7 @@ impl Linked {
 
 /// Makes an instance and drops it without calling it. Gives the time that took; what
 /// memory it had is in the record.
-pub(crate) async fn try_start(
+pub async fn try_start(
     plugin: &LinkedPlugin,
     imports: Imports,
     bounds: Bounds,

@@ -35,7 +35,7 @@ use places::Places;
 use rollout_catalog::{Catalog, CatalogError, Digest, KeyId, Name, TenantId};
 use rollout_core::budget::Budget;
 use rollout_core::outbound::{NetworkRules, Reach};
-use rollout_core::seal::Seal;
+use rollout_rollout::seal::Seal;
 use turns::Turns;
 
 pub use secrets::opened as opened_secrets;

@@ -10,7 +10,7 @@ use super::extract::{Author, JsonBody, NewName, Path};
 use super::wire::{NewSecret, OfTenant, Secrets};
 use rollout_catalog::{Catalog, CatalogError, Name, TenantId};
 use rollout_core::outbound::Secret;
-use rollout_core::seal::Seal;
+use rollout_rollout::seal::Seal;
 
 /// The longest secret, in bytes.
 const SECRET_BYTES_MAX: usize = 16 << 10;

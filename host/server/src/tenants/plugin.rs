@@ -17,8 +17,8 @@ use rollout_assembly::{Deployed, NotLoaded, Placed, Sources};
 use rollout_catalog::{Deployment, Quotas as CatalogQuotas};
 use rollout_core::error::Fault;
 use rollout_core::outbound::Secret;
-use rollout_core::rollout::{Host, Quotas, Runtime, RuntimeSettings, ServedAs, Share, Slots, Whose};
 use rollout_core::telemetry::{Meter, Metrics};
+use rollout_rollout::{Host, Quotas, Runtime, RuntimeSettings, ServedAs, Share, Slots, Whose};
 
 /// See above.
 pub(super) struct Plugin {
@@ -45,7 +45,7 @@ struct State {
     running_max: u32,
     quotas: CatalogQuotas,
     /// Deployments besides the active one, which are there for as long as rollouts run on them.
-    others: Vec<(u32, Weak<rollout_core::rollout::Deployment>)>,
+    others: Vec<(u32, Weak<rollout_rollout::Deployment>)>,
 }
 
 /// A deployment as it was brought in.
@@ -58,7 +58,7 @@ struct Loaded {
 
 impl State {
     /// Rollouts run on this deployment that new ones do not get. One version may be there several times.
-    fn leave(&mut self, version: u32, deployment: Weak<rollout_core::rollout::Deployment>) {
+    fn leave(&mut self, version: u32, deployment: Weak<rollout_rollout::Deployment>) {
         self.others.retain(|(_, deployment)| deployment.strong_count() > 0);
         self.others.push((version, deployment));
     }

@@ -13,11 +13,11 @@ use crate::admin::{Deployments, network_rules};
 use rollout_catalog::{Catalog, CatalogError, Name, Quotas as CatalogQuotas, TenantId, TenantUsage};
 use rollout_core::budget::Budget;
 use rollout_core::outbound::Transport;
-use rollout_core::rollout::{
+use rollout_core::telemetry::{DayUse, Meter, Metrics};
+use rollout_rollout::{
     Allowance, ArtifactBounds, ArtifactRoot, Host, Journal, JournalSettings, Quotas, Share, TenantSlots,
     Unfinished, Whose,
 };
-use rollout_core::telemetry::{DayUse, Meter, Metrics};
 
 /// The segments of a tenant's journal, in bytes: smaller than those of a server's own, because two of them
 /// are there ahead for each tenant.

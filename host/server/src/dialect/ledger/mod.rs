@@ -18,7 +18,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 use rollout_core::budget::{Budget, Charge};
-use rollout_core::rollout::{Handle, Host, Journal, Outcome, Phase, RunClock};
+use rollout_rollout::{Handle, Host, Journal, Outcome, Phase, RunClock};
 use rollout_wire::id::RolloutId;
 use rollout_wire::text::beginning;
 

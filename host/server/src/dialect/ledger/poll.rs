@@ -18,7 +18,7 @@ use super::retention::{COPIES_BYTES_MAX, Kept};
 use super::{Entry, HeldBody, Inner, Ledger, Name, Over, Slot};
 use crate::connection::Caller;
 use rollout_core::budget::Charge;
-use rollout_core::rollout::{
+use rollout_rollout::{
     Failed, Finished, Journal, KeptOutcome, KeptResult, Phase, ResultOf, RolloutLog, RunClock,
 };
 use rollout_wire::digest::sha256_hex;

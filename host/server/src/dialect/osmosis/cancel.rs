@@ -14,7 +14,7 @@ use super::body::Body;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::request::is_json;
-use rollout_core::rollout::{Handle, Phase};
+use rollout_rollout::{Handle, Phase};
 use rollout_wire::id::RolloutId;
 
 /// Time for which a response waits for the cancelled rollouts to end. Clients wait 5 s for it.

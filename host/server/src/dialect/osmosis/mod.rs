@@ -46,8 +46,8 @@ use rollout_assembly::config::Config;
 pub use rollout_assembly::config::{OsmosisGeneration, OsmosisTimes};
 use rollout_core::budget::Budget;
 use rollout_core::outbound::CallbackClient;
-use rollout_core::rollout::{Host, UnfinishedRollout};
 use rollout_core::telemetry::{Refusal, TraceParent};
+use rollout_rollout::{Host, UnfinishedRollout};
 use rollout_wire::id::RolloutId;
 
 /// Maximum size of a request in bytes. A prompt may contain images as text.

@@ -14,7 +14,7 @@ use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use super::sample::UNMATCHED;
-use rollout_core::rollout::{
+use rollout_rollout::{
     Amendable, AmendedDocument, Amendment, Finished, Member, StepAmendment, TakeStep, TrajectoryFile,
 };
 use rollout_wire as wire;

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use rollout_core::rollout::{
+use rollout_rollout::{
     ExtraFact, ExtraMember, Failure, FailureKind, Finished, FinishedSample, TrajectoryExtra,
 };
 use rollout_wire::atif::SchemaVersion;
