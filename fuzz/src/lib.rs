@@ -11,6 +11,7 @@ pub fn target(name: &str) -> Target {
         .into_iter()
         .chain(rollout_core::fuzzing::TARGETS)
         .chain(rollout_eval::fuzzing::TARGETS)
+        .chain(rollout_guest::fuzzing::TARGETS)
         .chain(rollout_journal::fuzzing::TARGETS)
         .chain(rollout_mock_model::fuzzing::TARGETS)
         .chain(rollout_rollout::fuzzing::TARGETS)

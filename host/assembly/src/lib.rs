@@ -19,16 +19,16 @@ use serde_json::{Map, Value};
 
 use crate::config::{Config, Judge};
 use rollout_core::capacity::{Bound, Slots};
-use rollout_core::engine::{Engine, EngineError, MemoryPlan};
 use rollout_core::error::Fault;
-use rollout_core::imports::{HostTools, ModelAccess, Role};
-use rollout_core::instance::RunError;
 use rollout_core::outbound::{
     ChatClient, InvalidEndpoint, ModelEndpoint, NetworkRules, Observer, Secret, Transport, TransportError,
 };
-use rollout_core::plugin::{self, Declaration, DeclareError, InvalidSettings, Plugin};
 use rollout_core::telemetry::Metrics;
-use rollout_core::toolbox::{ComponentSettings, Toolbox, UnusableTools};
+use rollout_guest::engine::{Engine, EngineError, MemoryPlan};
+use rollout_guest::imports::{HostTools, ModelAccess, Role};
+use rollout_guest::instance::RunError;
+use rollout_guest::plugin::{self, Declaration, DeclareError, InvalidSettings, Plugin};
+use rollout_guest::toolbox::{ComponentSettings, Toolbox, UnusableTools};
 use rollout_mock_model as mock_model;
 use rollout_mock_model::MockModel;
 use rollout_rollout::{

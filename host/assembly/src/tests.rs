@@ -4,8 +4,8 @@ use std::panic::panic_any;
 
 use super::*;
 use crate::config::RawConfig;
-use rollout_core::imports::ClockStart;
 use rollout_core::limits::Limits;
+use rollout_guest::imports::ClockStart;
 use rollout_rollout::{
     AdmitError, AfterWorkflow, Ended, Failure, FailureKind, LoopOptions, ModelAddress, Next, Outcome,
     Resources, Rollout, RolloutRequest, Steps, drive,

@@ -45,7 +45,7 @@ impl HardeningOptions {
                 "landlock would hold for the commands on-start and on-stop too; leave out one or the other"
             );
         }
-        let started = |server: &&rollout_core::toolbox::ServerSettings| {
+        let started = |server: &&rollout_guest::toolbox::ServerSettings| {
             matches!(server.reach, McpSettings::Process { .. })
         };
         if let Some(server) = config.tools.servers.iter().find(started) {

@@ -15,7 +15,7 @@ use super::print::outln;
 use super::{Exit, PluginFault, setup};
 use rollout_assembly::config::{Config, RawConfig, RawJudge};
 use rollout_assembly::{Options, Sources};
-use rollout_core::imports::{Answer, Difference, RunEvent, WrittenRequest, WrittenToolCall};
+use rollout_guest::imports::{Answer, Difference, RunEvent, WrittenRequest, WrittenToolCall};
 use rollout_rollout::{
     AfterWorkflow, DeploymentId, Ended, Failure, FailureKind, Finished, Host, Next, Outcome, ReplayEnd,
     Stage, Steps, StoredRollout, drive,

@@ -480,7 +480,7 @@ struct Held {
 
 impl Holder {
     /// A charge of nothing, which can grow at the cost of whoever holds most.
-    pub(crate) fn nothing(&self, use_: Use) -> Charge {
+    pub fn nothing(&self, use_: Use) -> Charge {
         let account = Some(self.0.account.clone());
         Charge { shared: self.0.shared.clone(), account, group: None, use_, bytes: 0 }
     }

@@ -10,18 +10,12 @@
 pub mod budget;
 pub mod capacity;
 pub mod child;
-pub mod engine;
 pub mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod harden;
 pub mod http1;
-pub mod imports;
-pub mod instance;
 pub mod limits;
 pub mod moments;
 pub mod outbound;
-pub mod plugin;
-mod stack;
 pub mod telemetry;
-pub mod toolbox;

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use rollout_core::imports::{RefusedKind, RefusedUse, RefusedUses};
+use rollout_guest::imports::{RefusedKind, RefusedUse, RefusedUses};
 use rollout_wire::stream::Text;
 
 use crate::columns::Cell;

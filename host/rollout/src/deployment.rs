@@ -10,11 +10,11 @@ use tokio_util::sync::CancellationToken;
 use super::journal::{DeploymentId, ServedAs};
 use super::model::AgentForm;
 use rollout_core::budget::Budget;
-use rollout_core::imports::{ClockStart, HostTools, Imports, Live, ModelAccess, Record, Role, RunContext};
-use rollout_core::instance::{self, Bounds, Permit, RunError};
 use rollout_core::limits::{DECLARE_TIME_MAX, Limits};
-use rollout_core::plugin::Plugin;
 use rollout_core::telemetry::Metrics;
+use rollout_guest::imports::{ClockStart, HostTools, Imports, Live, ModelAccess, Record, Role, RunContext};
+use rollout_guest::instance::{self, Bounds, Permit, RunError};
+use rollout_guest::plugin::Plugin;
 use rollout_wire::digest::{hex, sha256_parts};
 use rollout_wire::id::RolloutId;
 

@@ -10,10 +10,10 @@ use super::model::{AgentForm, LoopOptions, RolloutRequest};
 use super::runtime::Runtime;
 use super::slots::{AdmitError, Entered, Handle, Load};
 use rollout_core::budget::Budget;
-use rollout_core::imports::{Imports, Record, Role};
-use rollout_core::instance::{self, Bounds, LoopRequest, RunError};
-use rollout_core::plugin::Plugin;
 use rollout_core::telemetry::Metrics;
+use rollout_guest::imports::{Imports, Record, Role};
+use rollout_guest::instance::{self, Bounds, LoopRequest, RunError};
+use rollout_guest::plugin::Plugin;
 use rollout_wire::id::RolloutId;
 
 /// A deployment that runs on a runtime. Cheap to clone.

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::model::LimitUse;
-use rollout_core::imports::RolloutUsage;
 use rollout_core::limits::{Amount, Limits};
 use rollout_core::telemetry::{Label, Limit, LimitHits};
+use rollout_guest::imports::RolloutUsage;
 
 /// Wall time of the two halves of a rollout.
 #[derive(Clone, Copy, Debug, Default)]

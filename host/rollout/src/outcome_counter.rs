@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use super::host::Host;
 use super::model::{Failure, Outcome, Phase};
 use rollout_core::error::Fault;
-use rollout_core::imports::{Record, RolloutUsage};
 use rollout_core::telemetry::{Ended, Step, Used};
+use rollout_guest::imports::{Record, RolloutUsage};
 use rollout_wire::text::both_ends;
 
 /// How much of a reason is logged, in bytes. The result and the trajectory have it whole.

@@ -25,7 +25,7 @@ use std::io;
 use std::time::Duration;
 
 use super::model::{Finished, ForkPoint, TrajectoryExtra, TrajectoryFile};
-use rollout_core::imports::{Exchange, Recorded};
+use rollout_guest::imports::{Exchange, Recorded};
 use rollout_wire::id::SampleId;
 use rollout_wire::messages::Messages;
 use rollout_wire::metadata::RowMetadata;

@@ -13,7 +13,7 @@ use super::secs;
 use rollout_core::outbound::{
     AllowedHost, HttpToolSettings, McpSettings, NetworkRules, SecretText, UrlTemplate, is_variable,
 };
-use rollout_core::toolbox::{AddressSettings, CallLimits, ComponentSettings, ServerSettings, ToolSettings};
+use rollout_guest::toolbox::{AddressSettings, CallLimits, ComponentSettings, ServerSettings, ToolSettings};
 use rollout_wire::function::FunctionTool;
 
 /// `[tools]`.

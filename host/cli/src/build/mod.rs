@@ -18,7 +18,7 @@ use clap::Args;
 use super::options::LoadOptions;
 use super::watch::Watch;
 use super::{Exit, PluginFault, plugin_file};
-use rollout_core::engine::Engine;
+use rollout_guest::engine::Engine;
 use rollout_wire::digest::hex;
 
 /// Compiles a Rust or Python workflow, agent loop, grader or tool to a component and checks that

@@ -79,7 +79,7 @@ pub enum ChatFailure {
 impl ChatFailure {
     /// Whose move it is where this model was asked: its address is the caller's choice, and that of the
     /// judge the operator's.
-    pub(crate) fn fault(&self, asked: ModelRole) -> Fault {
+    pub fn fault(&self, asked: ModelRole) -> Fault {
         match (self, asked) {
             (Self::Refused { .. } | Self::Unavailable { .. }, _) => Fault::Model,
             (Self::Forbidden { .. }, ModelRole::Policy) => Fault::Caller,
@@ -148,12 +148,12 @@ impl ChatClient {
     }
 
     /// Which sampling parameters pass.
-    pub(crate) fn allowed_params(&self) -> &AllowedParams {
+    pub fn allowed_params(&self) -> &AllowedParams {
         &self.allowed_params
     }
 
     /// Sends the body until there is a completion or no sense in trying.
-    pub(crate) async fn complete(
+    pub async fn complete(
         &self,
         endpoint: &ModelEndpoint,
         routing: &RoutingHeaders,

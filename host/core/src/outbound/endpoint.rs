@@ -71,12 +71,12 @@ impl ModelEndpoint {
     }
 
     /// How it wants to be asked, where that is not the usual way.
-    pub(crate) fn profile(&self) -> Option<&RequestProfile> {
+    pub fn profile(&self) -> Option<&RequestProfile> {
         self.profile.as_deref()
     }
 
     /// The name that goes into every request.
-    pub(crate) fn model(&self) -> &str {
+    pub fn model(&self) -> &str {
         &self.model
     }
 
@@ -112,12 +112,12 @@ pub struct RoutingHeaders {
 
 impl RoutingHeaders {
     /// Headers for two ids that [`rollout_wire::id`] has checked.
-    pub(crate) fn new(rollout_id: &RolloutId, sample_id: &SampleId) -> Self {
+    pub fn new(rollout_id: &RolloutId, sample_id: &SampleId) -> Self {
         Self { sample_id: Some(header_value(sample_id.as_str())), ..Self::of_rollout(rollout_id) }
     }
 
     /// The header of a call that is about no sample.
-    pub(crate) fn of_rollout(rollout_id: &RolloutId) -> Self {
+    pub fn of_rollout(rollout_id: &RolloutId) -> Self {
         Self { rollout_id: header_value(&rollout_id.header_value()), sample_id: None }
     }
 

@@ -106,7 +106,7 @@ pub struct HttpTool {
 
 impl HttpTool {
     /// Takes the secrets out of the environment. Every problem names its field.
-    pub(crate) fn new(settings: HttpToolSettings) -> Result<Self, Vec<String>> {
+    pub fn new(settings: HttpToolSettings) -> Result<Self, Vec<String>> {
         let (mut secrets, mut problems) = (Secrets::default(), Vec::new());
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT, HeaderValue::from_static("application/json, text/*;q=0.9, */*;q=0.1"));
@@ -140,7 +140,7 @@ impl HttpTool {
     }
 
     /// Asks with the arguments that the model wrote. The result has at most so many bytes.
-    pub(crate) async fn call(&self, arguments: &str, bytes_max: usize) -> Result<String, RemoteFailure> {
+    pub async fn call(&self, arguments: &str, bytes_max: usize) -> Result<String, RemoteFailure> {
         let arguments = self.read(arguments).map_err(RemoteFailure::Failed)?;
         let (url, rest) =
             self.settings.url.fill(&arguments, &self.url_secrets).map_err(RemoteFailure::Failed)?;

@@ -118,7 +118,7 @@ struct Connection {
 impl McpServer {
     /// Connects to a server, or starts it, and asks what it has. `about` names it in logs.
     /// Every problem names its field or says what the server did.
-    pub(crate) async fn start(
+    pub async fn start(
         about: String,
         settings: &McpSettings,
     ) -> Result<(Self, Vec<McpFunction>), Vec<String>> {
@@ -135,7 +135,7 @@ impl McpServer {
 
     /// Calls a function with the arguments that the model wrote. Dropping the future notifies
     /// the server that nobody waits any more.
-    pub(crate) async fn call(&self, name: &str, arguments: &str) -> Result<String, RemoteFailure> {
+    pub async fn call(&self, name: &str, arguments: &str) -> Result<String, RemoteFailure> {
         let arguments = read(arguments).map_err(RemoteFailure::Failed)?;
         let params = CallToolRequestParams::new(Cow::Owned(name.to_owned())).with_arguments(arguments);
         let called = self.peer().await?.call_tool_once(params).await;

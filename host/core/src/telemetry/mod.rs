@@ -248,12 +248,12 @@ impl Metrics {
     }
 
     /// A call of a host-provided tool begins.
-    pub(crate) fn tool_call(&self, kind: ToolKind) -> ToolCall<'_> {
+    pub fn tool_call(&self, kind: ToolKind) -> ToolCall<'_> {
         ToolCall { metrics: self, kind, since: Instant::now(), outcome: ToolOutcome::Abandoned }
     }
 
     /// One instance of a component's tool is over and used this.
-    pub(crate) fn used_by_tool(&self, cpu: Duration, host_calls: u64) {
+    pub fn used_by_tool(&self, cpu: Duration, host_calls: u64) {
         self.meters.iter().for_each(|meter| meter.add_cpu(cpu));
         self.guests.cpu.inc_by(cpu.as_secs_f64());
         self.guests.host_calls.inc_by(host_calls);

@@ -7,8 +7,8 @@ use serde::Deserialize;
 use super::{DeploymentId, Journal, StoredRollout, kind, kinds};
 use crate::model::RolloutRequest;
 use rollout_core::budget::{Budget, Charge, OverBudget, Use};
-use rollout_core::imports::{Ancestor, ClockStart, ForkOrigin, ForkPoint, Role, RunEvent};
 use rollout_core::telemetry::ModelRole;
+use rollout_guest::imports::{Ancestor, ClockStart, ForkOrigin, ForkPoint, Role, RunEvent};
 
 /// What happened in a workflow's run up to where another rollout goes on, as it is kept.
 #[derive(Debug)]

@@ -34,7 +34,7 @@ use tokio::sync::Semaphore;
 
 use super::model::{Finished, HOST_VERSION, RolloutRequest};
 use crate::seal::Seal;
-use rollout_core::imports::{Carried, Ending, Left, NoEvent, Role, RunEvent, RunLog};
+use rollout_guest::imports::{Carried, Ending, Left, NoEvent, Role, RunEvent, RunLog};
 use rollout_wire::id::RolloutId;
 
 use admission::AdmissionLine;
@@ -68,7 +68,7 @@ mod kind {
     pub(super) const READ: u8 = 11;
     /// Results that are forgotten, in a note of its own.
     pub(super) const RELEASED: u8 = 12;
-    /// From here on, [`RunEvent::KINDS`](rollout_core::imports::RunEvent::KINDS) of the workflow's run.
+    /// From here on, [`RunEvent::KINDS`](rollout_guest::imports::RunEvent::KINDS) of the workflow's run.
     pub(super) const OF_WORKFLOW: u8 = 16;
     /// From here on, as many of the grader's.
     pub(super) const OF_GRADER: u8 = 24;

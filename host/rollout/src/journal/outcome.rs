@@ -14,7 +14,7 @@ use rollout_journal as store;
 use super::unfinished::split_line;
 use super::{events_of, json_line, kind};
 use crate::model::Finished;
-use rollout_core::imports::{Carried, ReadCalls, Role, RunEvent};
+use rollout_guest::imports::{Carried, ReadCalls, Role, RunEvent};
 use rollout_wire as wire;
 
 /// Whether an event of this kind is needed to read an outcome.

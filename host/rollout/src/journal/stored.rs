@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use super::unfinished::{UnreadableRollout, read_admission, split_line};
 use super::{DeploymentId, LeftLine, events_of, kind, outcome};
 use crate::model::{Finished, RolloutRequest};
-use rollout_core::imports::{ArtifactFile, RecordParts, Role, RunEvent, read_log};
+use rollout_guest::imports::{ArtifactFile, RecordParts, Role, RunEvent, read_log};
 use rollout_wire::id::RolloutId;
 
 /// A rollout that is in a journal, of which nothing was read.

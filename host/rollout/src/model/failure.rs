@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::phase::Stage;
 use rollout_core::error::Fault;
-use rollout_core::instance::RunError;
+use rollout_guest::instance::RunError;
 use rollout_wire::text;
 
 /// How much of a reason is kept, in bytes. A guest may write as much as it has memory.

@@ -21,6 +21,6 @@ pub use limits::LimitUse;
 pub use outcome::{Finished, FinishedSample, Outcome};
 pub use phase::{Phase, Stage};
 pub use request::RolloutRequest;
-pub use rollout_core::imports::{ForkOrigin, ForkPoint};
+pub use rollout_guest::imports::{ForkOrigin, ForkPoint};
 pub use trajectory::{ExtraFact, ExtraMember, TrajectoryExtra, TrajectoryFile};
 pub(super) use trajectory::{HOST_VERSION, Layout, StepOffsets};

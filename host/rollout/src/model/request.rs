@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::address::ModelAddress;
 use super::agent::LoopOptions;
 use super::trajectory::TrajectoryExtra;
-use rollout_core::imports::ForkOrigin;
+use rollout_guest::imports::ForkOrigin;
 use rollout_wire::data::exact_option;
 use rollout_wire::id::RolloutId;
 use rollout_wire::messages::Messages;
@@ -68,8 +68,8 @@ impl RolloutRequest {
 mod tests {
     use super::super::trajectory::{ExtraFact, ExtraMember};
     use super::*;
-    use rollout_core::imports::ForkPoint;
     use rollout_core::outbound::Secret;
+    use rollout_guest::imports::ForkPoint;
     use rollout_wire as wire;
     use rollout_wire::atif::SchemaVersion;
 

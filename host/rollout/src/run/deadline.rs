@@ -6,8 +6,8 @@ use tokio::time::Instant;
 
 use crate::model::{Failure, FailureKind, Stage};
 use rollout_core::error::Fault;
-use rollout_core::instance::RunError;
 use rollout_core::telemetry::Limit;
+use rollout_guest::instance::RunError;
 
 /// A wall time with the words for the case that it passes.
 pub(super) struct Deadline {

@@ -8,9 +8,9 @@ use super::deadline::Deadline;
 use super::{Rollout, brief};
 use crate::model::{AgentForm, Failure, FailureKind, Phase, Stage};
 use rollout_core::error::Fault;
-use rollout_core::imports::{Imports, Live, Role, RunContext, SampleRecord};
-use rollout_core::instance::{self, GuestVerdict, Permit, SampleToGrade};
 use rollout_core::telemetry::Step;
+use rollout_guest::imports::{Imports, Live, Role, RunContext, SampleRecord};
+use rollout_guest::instance::{self, GuestVerdict, Permit, SampleToGrade};
 use rollout_wire::id::SampleId;
 
 impl Rollout {

@@ -10,8 +10,8 @@ use super::Rollout;
 use crate::journal::Started;
 use crate::model::{Failure, FailureKind, Phase, Stage};
 use rollout_core::error::Fault;
-use rollout_core::imports::{Boundary, ClockStart, Diverged, Past, Role, RunEvent, Then};
-use rollout_core::instance::RunError;
+use rollout_guest::imports::{Boundary, ClockStart, Diverged, Past, Role, RunEvent, Then};
+use rollout_guest::instance::RunError;
 
 /// What is known of a rollout that a process before began.
 pub(crate) struct Resumed {

@@ -13,7 +13,7 @@ use super::observed::{Judged, Observed, ToolCalls};
 use super::replies::{Reply, Unmatched, answered, sum};
 use super::{Job, millis};
 use crate::model::{Finished, FinishedSample, Outcome, TrajectoryExtra};
-use rollout_core::imports::{Exchange, Lists, Part, RolloutUsage, ToolUse};
+use rollout_guest::imports::{Exchange, Lists, Part, RolloutUsage, ToolUse};
 use rollout_wire::atif::FinalMetrics;
 use rollout_wire::id::SampleId;
 use rollout_wire::openai::Completion;

@@ -7,8 +7,8 @@ use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
 use super::millis;
-use rollout_core::imports::{Exchange, ExchangeOutcome, Lists, Part, ToolUse, in_common};
 use rollout_core::telemetry::{Label, ToolOutcome};
+use rollout_guest::imports::{Exchange, ExchangeOutcome, Lists, Part, ToolUse, in_common};
 use rollout_wire as wire;
 use rollout_wire::id::SampleId;
 use rollout_wire::stream::members;

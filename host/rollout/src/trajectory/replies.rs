@@ -7,7 +7,7 @@ use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
-use rollout_core::imports::Exchange;
+use rollout_guest::imports::Exchange;
 use rollout_wire::atif::Metrics;
 use rollout_wire::openai::{Completion, Usage, WireCall};
 use rollout_wire::stream::each;

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use super::{AliveFolder, Job, layout};
 use crate::model::{Finished, TrajectoryFile};
-use rollout_core::imports::{LogEntry, Recorded};
 use rollout_core::telemetry::Metrics;
+use rollout_guest::imports::{LogEntry, Recorded};
 
 /// Writes what is to be kept into the rollout's folder, and gives the rollout back with its
 /// trajectories. A failure is the operator's to mend, is counted, and never changes the outcome.

@@ -9,7 +9,7 @@ use super::document::{Document, Written};
 use super::{AmendedDocument, Amendment, Job, Plugins, documents, layout, store};
 use crate::journal::{RanBy, StoredRollout};
 use crate::model::{Finished, HOST_VERSION, Layout, TrajectoryFile};
-use rollout_core::imports::Recorded;
+use rollout_guest::imports::Recorded;
 use rollout_wire::id::{RolloutId, SampleId};
 
 /// Why a rollout of a journal has no trajectory.

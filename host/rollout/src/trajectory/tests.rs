@@ -17,8 +17,8 @@ use super::{
     Amendable, AmendedDocument, Amendment, Member, Original, StepAmendment, TakeStep, TrajectoryFile,
 };
 use crate::model::Layout;
-use rollout_core::imports::{Exchange, ModelCalls, ToolUse};
 use rollout_core::telemetry::{ToolKind, ToolOutcome};
+use rollout_guest::imports::{Exchange, ModelCalls, ToolUse};
 use rollout_wire::atif::{FinalMetrics, Metrics};
 use rollout_wire::id::SampleId;
 use rollout_wire::messages::Messages;

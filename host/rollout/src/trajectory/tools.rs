@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::model::FinishedSample;
-use rollout_core::imports::{Exchange, ToolUse};
+use rollout_guest::imports::{Exchange, ToolUse};
 use rollout_wire::id::SampleId;
 
 /// For each call the place of the sample that it belongs to: the one whose model asked for
@@ -32,8 +32,8 @@ pub(super) fn owners(samples: &[FinishedSample], exchanges: &[Exchange], uses: &
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rollout_core::imports::SampleRecord;
     use rollout_core::telemetry::{ToolKind, ToolOutcome};
+    use rollout_guest::imports::SampleRecord;
     use rollout_wire::messages::Messages;
     use serde_json::json;
     use std::collections::BTreeMap;

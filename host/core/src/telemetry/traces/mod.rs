@@ -203,7 +203,7 @@ impl Span {
     }
 
     /// Says a list of texts of it.
-    pub(crate) fn set_texts(&mut self, key: &'static str, texts: impl IntoIterator<Item = String>) {
+    pub fn set_texts(&mut self, key: &'static str, texts: impl IntoIterator<Item = String>) {
         let texts = texts.into_iter().map(|text| rollout_wire::text::beginning(&text, TEXT_BYTES_MAX).into());
         self.set(key, Value::Array(opentelemetry::Array::String(texts.collect())));
     }
