@@ -9,11 +9,11 @@ use rollout_wire::fuzzing::Target;
 pub fn target(name: &str) -> Target {
     let mut targets = rollout_assembly::fuzzing::TARGETS
         .into_iter()
-        .chain(rollout_core::fuzzing::TARGETS)
         .chain(rollout_eval::fuzzing::TARGETS)
         .chain(rollout_guest::fuzzing::TARGETS)
         .chain(rollout_journal::fuzzing::TARGETS)
         .chain(rollout_mock_model::fuzzing::TARGETS)
+        .chain(rollout_outbound::fuzzing::TARGETS)
         .chain(rollout_rollout::fuzzing::TARGETS)
         .chain(rollout_server::fuzzing::TARGETS)
         .chain(rollout_wire::fuzzing::TARGETS);

@@ -20,9 +20,9 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use rollout_core::limits::{Limits, LoadLimits};
-use rollout_core::outbound::{NetworkRules, RetryPolicy};
 use rollout_guest::imports::ClockStart;
 use rollout_guest::toolbox::ToolSettings;
+use rollout_outbound::{NetworkRules, RetryPolicy};
 use rollout_rollout::ArtifactBounds;
 use rollout_wire::params::AllowedParams;
 pub use tools::{RawAddress, RawComponent, RawServer, RawTools};

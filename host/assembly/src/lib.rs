@@ -20,9 +20,6 @@ use serde_json::{Map, Value};
 use crate::config::{Config, Judge};
 use rollout_core::capacity::{Bound, Slots};
 use rollout_core::error::Fault;
-use rollout_core::outbound::{
-    ChatClient, InvalidEndpoint, ModelEndpoint, NetworkRules, Observer, Secret, Transport, TransportError,
-};
 use rollout_core::telemetry::Metrics;
 use rollout_guest::engine::{Engine, EngineError, MemoryPlan};
 use rollout_guest::imports::{HostTools, ModelAccess, Role};
@@ -31,6 +28,9 @@ use rollout_guest::plugin::{self, Declaration, DeclareError, InvalidSettings, Pl
 use rollout_guest::toolbox::{ComponentSettings, Toolbox, UnusableTools};
 use rollout_mock_model as mock_model;
 use rollout_mock_model::MockModel;
+use rollout_outbound::{
+    ChatClient, InvalidEndpoint, ModelEndpoint, NetworkRules, Observer, Secret, Transport, TransportError,
+};
 use rollout_rollout::{
     ArtifactBounds, ArtifactRoot, Deployment, DeploymentError, DeploymentSettings, Host, Journal, Runtime,
     RuntimeSettings, ServedAs,

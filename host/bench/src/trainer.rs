@@ -16,7 +16,7 @@ use super::endpoint::{CALLBACK_KEY, Endpoint, MODEL_KEY};
 use super::load::Tally;
 use super::outcome::{ErrorKind, Failure, Judgement, judge};
 use super::{BenchError, Generation};
-use rollout_core::http1::{Connection, Message};
+use rollout_outbound::http1::{Connection, Message};
 
 /// Wait after a 429 without `Retry-After`, and bounds of a `Retry-After`, as in the published package's
 /// driver.

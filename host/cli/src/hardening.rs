@@ -9,7 +9,7 @@ use clap::Args;
 use rollout_assembly::config::Config;
 use rollout_core::harden::Folders;
 use rollout_core::harden::server::{drop_privileges, restrict_files};
-use rollout_core::outbound::McpSettings;
+use rollout_outbound::McpSettings;
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Hardening")]

@@ -16,10 +16,10 @@ use rollout_assembly as assembly;
 use rollout_assembly::config::Config;
 use rollout_assembly::{Assembled, AssemblyError, NotLoaded, Options, Sources};
 use rollout_core::error::Fault;
-use rollout_core::outbound::Secret;
 use rollout_core::telemetry::{OneLineFields, Traces};
 use rollout_guest::engine::{Engine, Loader};
 use rollout_guest::plugin::{self, Declaration, Plugin};
+use rollout_outbound::Secret;
 
 /// Sends logs to standard error. A server reports what it does; other commands speak up
 /// only where something is wrong.
@@ -41,7 +41,7 @@ pub(super) fn logs(format: LogFormat, server: bool) {
 }
 
 /// The crates whose log lines are this program's own.
-const CRATES: [&str; 14] = [
+const CRATES: [&str; 15] = [
     "rollout_host",
     "rollout_assembly",
     "rollout_bench",
@@ -53,6 +53,7 @@ const CRATES: [&str; 14] = [
     "rollout_guest",
     "rollout_journal",
     "rollout_mock_model",
+    "rollout_outbound",
     "rollout_rollout",
     "rollout_server",
     "rollout_wire",

@@ -17,7 +17,7 @@ use super::rollout_journal::{self, Attempt, RolloutJournal, UnreportedRollout};
 use super::rows::Row;
 use super::stats::Tally;
 use super::trajectory;
-use rollout_core::outbound::{InvalidEndpoint, ModelEndpoint, Secret};
+use rollout_outbound::{InvalidEndpoint, ModelEndpoint, Secret};
 use rollout_rollout::{
     self as rollout, AdmitError, AfterWorkflow, Continuation, Ended, Failure, FailureKind, Finished,
     FinishedSample, Host, LimitUse, LoopOptions, ModelAddress, Next, RequestSecrets, Resources, Rollout,

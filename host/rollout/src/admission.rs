@@ -9,8 +9,8 @@ use super::model::{RequestSecrets, RolloutRequest};
 use super::run::{PastOf, ReplayEnd, Resources, Resumed, Rollout};
 use super::slots::AdmitError;
 use rollout_core::budget::Use;
-use rollout_core::outbound::ModelEndpoint;
 use rollout_guest::imports::Then;
+use rollout_outbound::ModelEndpoint;
 
 impl Host {
     /// Admits a rollout, or says at once why not. In a box, because every future that it

@@ -13,8 +13,8 @@ use super::journal::{NoParent, Parent, Started, StoredRollout, TooFewTurns};
 use super::model::{ForkPoint, ModelAddress, RequestSecrets, RolloutRequest};
 use super::run::{PastOf, Resources, Resumed, Rollout};
 use super::slots::AdmitError;
-use rollout_core::outbound::ModelEndpoint;
 use rollout_guest::imports::Then;
+use rollout_outbound::ModelEndpoint;
 use rollout_wire::id::RolloutId;
 
 /// Why a rollout cannot go on from another one.

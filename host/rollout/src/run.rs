@@ -26,12 +26,12 @@ use super::{events, trajectory};
 use rollout_core::budget::{Charge, Holder};
 use rollout_core::error::Fault;
 use rollout_core::moments::Moments;
-use rollout_core::outbound::ModelEndpoint;
 use rollout_core::telemetry::{Limit, RolloutTrace, Step, TraceParent};
 use rollout_guest::imports::{
     Imports, JudgeFailure, Live, LogEntry, ModelAccess, Record, Role, RunContext, SampleRecord,
 };
 use rollout_guest::instance::{Bounds, Permit, RunError};
+use rollout_outbound::ModelEndpoint;
 use rollout_wire::id::{RolloutId, SampleId};
 use rollout_wire::openai::CallerParams;
 

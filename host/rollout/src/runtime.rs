@@ -8,9 +8,9 @@ use super::journal::Journal;
 use super::slots::{OverQuota, Quotas, Slots};
 use super::trajectory::ArtifactRoot;
 use rollout_core::budget::Budget;
-use rollout_core::outbound::{ChatClient, Transport};
 use rollout_core::telemetry::{Busy, LineBudget, Metrics};
 use rollout_guest::engine::Engine;
+use rollout_outbound::{ChatClient, Transport};
 
 /// Lines about unscored rollouts that are logged in a second, unless everything is asked
 /// for. A plugin that fails every time would write thousands, each saying the same.

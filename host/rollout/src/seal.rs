@@ -7,7 +7,7 @@ use std::path::Path;
 
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 
-use rollout_core::outbound::Secret;
+use rollout_outbound::Secret;
 use rollout_wire::digest::sha256_parts;
 
 /// The key's length in bytes.

@@ -21,8 +21,8 @@ use subtle::ConstantTimeEq;
 use super::error::Refused;
 use crate::connection::Crowded;
 use rollout_assembly::config::{AllowedHost, AllowedOrigin};
-use rollout_core::outbound::Secret;
 use rollout_core::telemetry::Metrics;
+use rollout_outbound::Secret;
 use rollout_wire::text::beginning;
 
 /// The longest part of a name that is repeated.

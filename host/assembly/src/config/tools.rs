@@ -10,10 +10,10 @@ use reqwest::header::HeaderName;
 use serde_json::{Map, Value, json};
 
 use super::secs;
-use rollout_core::outbound::{
+use rollout_guest::toolbox::{AddressSettings, CallLimits, ComponentSettings, ServerSettings, ToolSettings};
+use rollout_outbound::{
     AllowedHost, HttpToolSettings, McpSettings, NetworkRules, SecretText, UrlTemplate, is_variable,
 };
-use rollout_guest::toolbox::{AddressSettings, CallLimits, ComponentSettings, ServerSettings, ToolSettings};
 use rollout_wire::function::FunctionTool;
 
 /// `[tools]`.

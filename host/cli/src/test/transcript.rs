@@ -17,9 +17,9 @@ use serde_json::{Map, Value, json};
 
 use super::prompt::{Command, Prompt};
 use super::style::{Part, Style};
-use rollout_core::outbound::{ChatFailure, Observer, Retry, Watched};
 use rollout_core::telemetry::ModelRole;
 use rollout_guest::imports::{ClockStart, LogEntry, LogLevel, RefusedUse};
+use rollout_outbound::{ChatFailure, Observer, Retry, Watched};
 use rollout_rollout::{FailureKind, Finished, Outcome};
 use rollout_wire::openai::Completion;
 use rollout_wire::text::printable;

@@ -233,7 +233,7 @@ impl Metrics {
     }
 
     /// A call of a model begins.
-    pub(crate) fn model_call(&self, asked: ModelRole) -> ModelCall<'_> {
+    pub fn model_call(&self, asked: ModelRole) -> ModelCall<'_> {
         let calls = match asked {
             ModelRole::Policy => &self.model,
             ModelRole::Judge => &self.judge,
@@ -243,7 +243,7 @@ impl Metrics {
     }
 
     /// A callback begins.
-    pub(crate) fn callback(&self) -> Callback<'_> {
+    pub fn callback(&self) -> Callback<'_> {
         Callback { metrics: self, since: Instant::now(), outcome: CallbackOutcome::Abandoned }
     }
 
@@ -260,7 +260,7 @@ impl Metrics {
     }
 
     /// A limit was hit.
-    pub(crate) fn limit_hit(&self, limit: Limit) {
+    pub fn limit_hit(&self, limit: Limit) {
         self.guests.limits.at(limit).inc();
     }
 

@@ -16,8 +16,8 @@ use super::run_event::Answer;
 use rollout_core::budget::{Charge, Use};
 use rollout_core::error::Fault;
 use rollout_core::limits::Limits;
-use rollout_core::outbound::{ChatFailure, ChatReply, RequestBody, RoutingHeaders};
 use rollout_core::telemetry::{Label, Limit, ModelRole, Span};
+use rollout_outbound::{ChatFailure, ChatReply, RequestBody, RoutingHeaders};
 use rollout_wire as wire;
 use rollout_wire::openai::Completion;
 

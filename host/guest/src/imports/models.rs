@@ -23,8 +23,8 @@ use super::samples::OpenSample;
 use super::virtual_clock::ANSWER;
 use rollout_core::error::Fault;
 use rollout_core::limits::Limits;
-use rollout_core::outbound::RoutingHeaders;
 use rollout_core::telemetry::{Limit, ModelRole};
+use rollout_outbound::RoutingHeaders;
 use rollout_wire::openai::{self, Frame, InvalidRequest};
 
 impl From<InvalidRequest> for AskRefused {

@@ -11,10 +11,8 @@ use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::host_tools::{HostTool, HostTools, ToolAnswer, ToolRequest};
-use rollout_core::outbound::{
-    ChatClient, ChatFailure, ChatReply, ModelEndpoint, RequestBody, RoutingHeaders,
-};
 use rollout_core::telemetry::ModelRole;
+use rollout_outbound::{ChatClient, ChatFailure, ChatReply, ModelEndpoint, RequestBody, RoutingHeaders};
 use rollout_wire::closed::ClosedBody;
 use rollout_wire::openai::AllowedParams;
 

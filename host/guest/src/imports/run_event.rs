@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use super::exchange::WrittenRequest;
 use super::host_tools::ToolAnswer;
-use rollout_core::outbound::{ChatFailure, ChatReply};
 use rollout_core::telemetry::{Label, Limit, ToolOutcome};
+use rollout_outbound::{ChatFailure, ChatReply};
 use rollout_wire::openai::Completion;
 
 /// One event. `at` is the guest's move at which it happened: how often the guest had called the

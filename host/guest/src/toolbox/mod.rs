@@ -25,10 +25,8 @@ use crate::imports::{ClockStart, HostTool, HostTools, ToolAnswer, ToolRequest, e
 use crate::instance::Permit;
 use crate::plugin::Plugin;
 pub use component::ComponentTools;
-use rollout_core::outbound::{
-    HttpTool, HttpToolSettings, McpFunction, McpServer, McpSettings, RemoteFailure,
-};
 use rollout_core::telemetry::{Limit, Metrics, ToolKind};
+use rollout_outbound::{HttpTool, HttpToolSettings, McpFunction, McpServer, McpSettings, RemoteFailure};
 use rollout_wire::function::FunctionTool;
 
 /// Functions that one entry may provide. A model that is told of more uses none well, and

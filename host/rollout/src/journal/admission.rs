@@ -9,8 +9,8 @@ use serde_json::value::RawValue;
 
 use crate::model::{RequestSecrets, RolloutRequest};
 use crate::seal::Seal;
-use rollout_core::outbound::Secret;
 use rollout_guest::imports::ClockStart;
+use rollout_outbound::Secret;
 
 /// The version of the events' form. Another one is not read.
 pub(super) const VERSION: u32 = 1;

@@ -457,8 +457,8 @@ mod tests {
 
     use super::*;
     use crate::seal::Seal;
-    use rollout_core::outbound::Secret;
     use rollout_journal::Settings;
+    use rollout_outbound::Secret;
 
     const TTL: Duration = Duration::from_secs(900);
 

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-use rollout_core::outbound::{InvalidEndpoint, ModelEndpoint, Secret};
+use rollout_outbound::{InvalidEndpoint, ModelEndpoint, Secret};
 
 /// Where a model is and how it is asked. It holds no secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

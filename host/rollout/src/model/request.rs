@@ -68,8 +68,8 @@ impl RolloutRequest {
 mod tests {
     use super::super::trajectory::{ExtraFact, ExtraMember};
     use super::*;
-    use rollout_core::outbound::Secret;
     use rollout_guest::imports::ForkPoint;
+    use rollout_outbound::Secret;
     use rollout_wire as wire;
     use rollout_wire::atif::SchemaVersion;
 

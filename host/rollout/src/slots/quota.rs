@@ -238,8 +238,8 @@ mod tests {
     use super::*;
     use crate::JournalSettings;
     use crate::seal::Seal;
-    use rollout_core::outbound::Secret;
     use rollout_core::telemetry::DayUse;
+    use rollout_outbound::Secret;
 
     fn quotas(allowance: Allowance) -> Quotas {
         Quotas::new(Whose::Tenant, allowance, Arc::default())

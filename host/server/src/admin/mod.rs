@@ -34,7 +34,7 @@ use error::ApiError;
 use places::Places;
 use rollout_catalog::{Catalog, CatalogError, Digest, KeyId, Name, TenantId};
 use rollout_core::budget::Budget;
-use rollout_core::outbound::{NetworkRules, Reach};
+use rollout_outbound::{NetworkRules, Reach};
 use rollout_rollout::seal::Seal;
 use turns::Turns;
 

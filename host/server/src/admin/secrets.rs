@@ -9,7 +9,7 @@ use super::error::ApiError;
 use super::extract::{Author, JsonBody, NewName, Path};
 use super::wire::{NewSecret, OfTenant, Secrets};
 use rollout_catalog::{Catalog, CatalogError, Name, TenantId};
-use rollout_core::outbound::Secret;
+use rollout_outbound::Secret;
 use rollout_rollout::seal::Seal;
 
 /// The longest secret, in bytes.

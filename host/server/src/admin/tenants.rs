@@ -12,7 +12,7 @@ use super::error::ApiError;
 use super::extract::{JsonBody, Operator, Params, Path};
 use super::wire::{List, NewTenant, Page, Tenant, TenantChange, TenantUsage, UsageOfDay};
 use rollout_catalog::{Name, TenantSettings};
-use rollout_core::outbound::NetworkEntry;
+use rollout_outbound::NetworkEntry;
 
 /// How many days of usage are shown where nothing is said.
 const DAYS_DEFAULT: u32 = 30;

@@ -12,8 +12,8 @@ use serde_json::value::RawValue;
 
 use super::delivery::{Action, Delivery, Event, Message};
 use super::ledger::{Entry, Over};
-use rollout_core::outbound::{Acknowledged, CallbackClient, Secret, Undelivered};
 use rollout_core::telemetry::RolloutTrace;
+use rollout_outbound::{Acknowledged, CallbackClient, Secret, Undelivered};
 use rollout_rollout::{
     AfterWorkflow, Ended, Failure, Finished, Next, Outcome, Phase, Rollout, RolloutLog, Steps,
 };

@@ -34,10 +34,10 @@ use rollout_assembly::{AssemblyError, Besides, NotLoaded, Platform};
 use rollout_catalog::{Catalog, CatalogError, Name, TenantId};
 use rollout_core::budget::Budget;
 use rollout_core::capacity::{Slots, raise_descriptors};
-use rollout_core::outbound::{Transport, TransportError};
 use rollout_core::telemetry::{Metrics, Traces};
 use rollout_guest::engine::{Engine, EngineError};
 use rollout_guest::plugin::Plugin as Component;
+use rollout_outbound::{Transport, TransportError};
 use rollout_rollout::seal::Seal;
 use rollout_rollout::{JournalError, Load, SlotPool};
 

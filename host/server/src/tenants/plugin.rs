@@ -16,8 +16,8 @@ use crate::serving::Serving;
 use rollout_assembly::{Deployed, NotLoaded, Placed, Sources};
 use rollout_catalog::{Deployment, Quotas as CatalogQuotas};
 use rollout_core::error::Fault;
-use rollout_core::outbound::Secret;
 use rollout_core::telemetry::{Meter, Metrics};
+use rollout_outbound::Secret;
 use rollout_rollout::{Host, Quotas, Runtime, RuntimeSettings, ServedAs, Share, Slots, Whose};
 
 /// See above.

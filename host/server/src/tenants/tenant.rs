@@ -12,8 +12,8 @@ use super::{Inner, Tenants, Unusable};
 use crate::admin::{Deployments, network_rules};
 use rollout_catalog::{Catalog, CatalogError, Name, Quotas as CatalogQuotas, TenantId, TenantUsage};
 use rollout_core::budget::Budget;
-use rollout_core::outbound::Transport;
 use rollout_core::telemetry::{DayUse, Meter, Metrics};
+use rollout_outbound::Transport;
 use rollout_rollout::{
     Allowance, ArtifactBounds, ArtifactRoot, Host, Journal, JournalSettings, Quotas, Share, TenantSlots,
     Unfinished, Whose,

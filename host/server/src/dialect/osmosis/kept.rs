@@ -15,8 +15,8 @@ use crate::dialect::delivery::Delivery;
 use crate::dialect::driver::{Addresses, Driver, Progress, Renderer};
 use crate::dialect::ledger::{Entry, Lease};
 use rollout_core::budget::{Budget, Charge};
-use rollout_core::outbound::{CallbackClient, ModelEndpoint};
 use rollout_core::telemetry::RolloutTrace;
+use rollout_outbound::{CallbackClient, ModelEndpoint};
 use rollout_rollout::{
     AdmitError, Continuation, Ended, Host, Resources, Rollout, RolloutLog, RolloutRequest, Steps,
     UnfinishedRollout, drive,

@@ -45,8 +45,8 @@ use request::{ForRollout, StartRollout};
 use rollout_assembly::config::Config;
 pub use rollout_assembly::config::{OsmosisGeneration, OsmosisTimes};
 use rollout_core::budget::Budget;
-use rollout_core::outbound::CallbackClient;
 use rollout_core::telemetry::{Refusal, TraceParent};
+use rollout_outbound::CallbackClient;
 use rollout_rollout::{Host, UnfinishedRollout};
 use rollout_wire::id::RolloutId;
 

@@ -13,7 +13,7 @@ use super::generation::Generation;
 use super::sample;
 use crate::random;
 pub(super) use rollout_assembly::config::OsmosisGeneration;
-use rollout_core::outbound::{NetworkRules, Secret};
+use rollout_outbound::{NetworkRules, Secret};
 use rollout_rollout::{ForkPoint, Host, LoopOptions, ModelAddress, Resources, RolloutRequest};
 use rollout_wire::id::RolloutId;
 use rollout_wire::messages::Messages;

@@ -29,7 +29,7 @@ use crate::dialect::driver::{Addresses, Driver, Renderer, Source};
 use crate::dialect::ledger::{AnswerSender, Entry, NoAnswer, Over, Part};
 use request::Init;
 use rollout_assembly::config::OsmosisInit;
-use rollout_core::outbound::{CallbackClient, ModelEndpoint, Secret};
+use rollout_outbound::{CallbackClient, ModelEndpoint, Secret};
 use rollout_rollout::{
     AgentForm, FailureKind, Finished, Host, LoopReport, Outcome, Rollout, RolloutRequest, Stage,
     UnfinishedRollout, drive,

@@ -12,7 +12,7 @@ use super::super::fields::{Fields, Problem, members};
 use super::super::request::{ForRollout, MESSAGES_MAX, check_reach, is_json};
 use super::super::sample;
 use rollout_assembly::config::OsmosisInit;
-use rollout_core::outbound::{InvalidEndpoint, NetworkRules, RequestProfile, Secret};
+use rollout_outbound::{InvalidEndpoint, NetworkRules, RequestProfile, Secret};
 use rollout_rollout::{AgentForm, LoopOptions, ModelAddress, Resources, RolloutRequest};
 use rollout_wire::closed::{ClosedBody, Param, ToolsRule};
 use rollout_wire::digest::sha256_hex;

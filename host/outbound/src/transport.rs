@@ -25,9 +25,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::network::{Forbidden, NetworkRules};
 use super::tls::Tls;
-use crate::budget::Charge;
 use crate::http1::{Broken, Connection};
 use idle::Idle;
+use rollout_core::budget::Charge;
 use scope::{Access, Scope};
 pub(super) use target::Target;
 

@@ -11,6 +11,9 @@ mod callback;
 mod chat;
 mod endpoint;
 mod environment;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
+pub mod http1;
 mod http_tool;
 mod mcp;
 mod network;

@@ -12,9 +12,9 @@ use super::network::NetworkRules;
 use super::retry::{Meaning, RetryPolicy, Tries};
 use super::secrets::{Secret, Secrets};
 use super::transport::{Answer, Outgoing, Target, Transport, Unanswered, Use, named};
-use crate::error::Fault;
 use crate::http1::Broken;
-use crate::telemetry::{CallbackOutcome, Metrics};
+use rollout_core::error::Fault;
+use rollout_core::telemetry::{CallbackOutcome, Metrics};
 
 /// The longest acknowledgement that is read, in bytes. It may carry token ids of many calls.
 const ACKNOWLEDGEMENT_BYTES_MAX: usize = 32 << 20;

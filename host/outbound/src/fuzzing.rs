@@ -3,7 +3,7 @@
 //!
 //! Compiled only in tests and with the feature `fuzzing`, which no released build has.
 
-use crate::outbound::Secrets;
+use crate::Secrets;
 
 /// A fuzz target.
 pub type Target = fn(&[u8]);

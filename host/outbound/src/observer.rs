@@ -7,7 +7,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 
 use super::ChatFailure;
-use crate::telemetry::ModelRole;
+use rollout_core::telemetry::ModelRole;
 
 /// One call, as far as a watcher is given it.
 #[derive(Clone, Copy, Debug)]

@@ -9,10 +9,10 @@ use super::endpoint::{ModelEndpoint, RoutingHeaders};
 use super::observer::{Observer, Retry, Watched};
 use super::retry::{Meaning, RetryPolicy, Tries};
 use super::transport::{Answer, Outgoing, Transport, Turn, Unanswered, Use, named};
-use crate::budget::Charge;
-use crate::error::Fault;
 use crate::http1::Broken;
-use crate::telemetry::{Limit, Metrics, ModelOutcome, ModelRole};
+use rollout_core::budget::Charge;
+use rollout_core::error::Fault;
+use rollout_core::telemetry::{Limit, Metrics, ModelOutcome, ModelRole};
 use rollout_wire::openai::{AllowedParams, Completion};
 use rollout_wire::text::beginning;
 
@@ -356,7 +356,7 @@ fn shown(body: &[u8], endpoint: &ModelEndpoint) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::outbound::Secret;
+    use crate::Secret;
 
     #[test]
     fn a_refusal_is_shown_without_the_key() {

@@ -14,7 +14,7 @@ use super::spare;
 
 /// Where requests of one kind go.
 #[derive(Clone)]
-pub(in crate::outbound) struct Target {
+pub(crate) struct Target {
     /// Scheme, host and port: what connections are shared by.
     origin: Box<str>,
     /// Where in it host and port begin.

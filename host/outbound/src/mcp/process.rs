@@ -11,8 +11,8 @@ use tokio::process::{ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::child::OwnedChild;
-use crate::outbound::Secrets;
+use crate::Secrets;
+use rollout_core::child::OwnedChild;
 use rollout_wire::text::printable;
 
 /// How much of what a server said last is kept for an error message, in bytes.
