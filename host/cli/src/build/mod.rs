@@ -2,9 +2,6 @@
 
 mod kept;
 pub(super) mod python;
-mod python_heap;
-mod python_image;
-mod python_repeat;
 mod python_sdk;
 pub(super) mod quick;
 mod rust;

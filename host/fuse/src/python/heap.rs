@@ -1,32 +1,30 @@
-//! Free places in a Python component's memory: they are taken, so that what a rollout
-//! allocates goes to the end of the heap, all in one place.
+//! Takes the free chunks of a Python component's heap, so that allocations of a rollout go to the end of the heap, all in
+//! one place.
 //!
-//! While modules were imported and the interpreter was made ready, places of all sizes were
-//! freed everywhere. The SDK (`_image.py`) fills most of them, but what is freed after it,
-//! by itself and by those who called it, nobody in the guest can fill. A rollout would get
-//! those places first, and with each a page of its own. Here they are marked as used, for
-//! good: they are in the image, which all instances share.
+//! Importing modules and preparing the interpreter frees chunks of all sizes everywhere. The SDK (`_image.py`) fills most of
+//! them, but code of the guest cannot fill those that the SDK and its callers free afterwards. A rollout would get those
+//! first, and with each a page of its own. Here they are marked as used, for good: they are in the image, which all
+//! instances share.
 //!
-//! The heap is that of wasi-libc, Doug Lea's `dlmalloc`: chunks one after another from its
-//! least address to the topmost chunk, each beginning with its size and whether it and the
-//! one before it are used; and lists and trees of free ones, by size. If chunks and lists do
-//! not agree to the last one, it is another allocator or another version, and nothing is
-//! touched.
+//! The heap is that of wasi-libc, Doug Lea's `dlmalloc`: chunks one after another from its least address to the topmost
+//! chunk. Each begins with its size and two flags, whether it and whether the chunk before it is used. Lists and trees
+//! have the free ones by size. If chunks and lists disagree anywhere, it is another allocator or another version, and the
+//! image does not change.
 
 use std::collections::BTreeSet;
 
-use super::python_image::Image;
+use super::image::Image;
 
-/// In the word of a chunk's size: whether the chunk before it is used, and whether it is.
+/// Flags in the word of a chunk's size: whether the chunk before it is used, and whether it is.
 const BEFORE_USED: u32 = 1;
 const USED: u32 = 2;
 const FLAGS: u32 = 7;
 
-/// Chunks are multiples of this, at places that are so after these bytes of their beginning.
+/// Alignment of sizes and of addresses behind the header of a chunk.
 const ALIGNED_BYTES: u32 = 16;
 const CHUNK_HEADER_BYTES: u32 = 8;
 
-/// Lists of one size each, and trees of ranges of sizes.
+/// Number of lists, of one size each, and of trees, of ranges of sizes.
 const LISTS: u32 = 32;
 const TREES: u32 = 32;
 
@@ -47,26 +45,26 @@ const NEXT: u32 = 8;
 const PREVIOUS: u32 = 12;
 const CHILDREN: [u32; 2] = [16, 20];
 
-/// Where the interpreter keeps what it freed of some kinds of objects, to give it out again before it
-/// asks for memory: the first one and how many there are, for each kind, in the memory of its library.
-/// Those of the release of componentize-py that components are made with.
-const KEPT_OBJECTS_AT: u32 = 0x0028_D938;
+/// Offset of the interpreter's lists of freed objects, which it uses again before it allocates memory: the first object and
+/// the number of objects for each kind, in the memory of its library. The offset is that of the release of
+/// componentize-py that makes the components.
+const FREED_OBJECTS_AT: u32 = 0x0028_D938;
 const KINDS: u32 = 40;
-const KEPT_OF_A_KIND_MAX: u32 = 2000;
+const FREED_OF_A_KIND_MAX: u32 = 2000;
 
-/// Takes the objects that the interpreter keeps to give them out again, which lie anywhere. Says how
-/// many they were; nothing where not every list is as long as it should be.
-pub(super) fn take_kept_objects(image: &mut Image, library: u32) -> Option<u32> {
-    let lists = || (0..KINDS).map(|kind| library + KEPT_OBJECTS_AT + 8 * kind);
+/// Empties the interpreter's lists of freed objects, which lie anywhere. Returns their number, or `None` if a list is not as
+/// long as its number says.
+pub(super) fn take_freed_objects(image: &mut Image, library: u32) -> Option<u32> {
+    let lists = || (0..KINDS).map(|kind| library + FREED_OBJECTS_AT + 8 * kind);
     let mut taken = 0;
     for list in lists() {
         let count = image.word_at(list + 4)?;
         let mut object = image.word_at(list)?;
-        for _ in 0..count.min(KEPT_OF_A_KIND_MAX) {
-            // Each begins with the next one's address.
+        for _ in 0..count.min(FREED_OF_A_KIND_MAX) {
+            // An object begins with the address of the next one.
             object = image.word_at(object).filter(|_| object != 0)?;
         }
-        if object != 0 || count > KEPT_OF_A_KIND_MAX {
+        if object != 0 || count > FREED_OF_A_KIND_MAX {
             return None;
         }
         taken += count;
@@ -78,14 +76,14 @@ pub(super) fn take_kept_objects(image: &mut Image, library: u32) -> Option<u32> 
     Some(taken)
 }
 
-/// Takes the free places of the heap, and says how many there were; nothing where no heap
-/// was found that is understood in all its parts.
+/// Takes the free chunks of the heap and returns their number, or `None` if no heap is found in which chunks and lists
+/// agree.
 pub(super) fn take_free(image: &mut Image) -> Option<usize> {
     let (state, free) = find_heap(image)?;
     for (chunk, size) in &free {
         let head = image.word_at(chunk + HEAD)?;
         image.set_word(chunk + HEAD, head | USED);
-        // What was there is in nobody's way, and may be another in every build.
+        // The content is unused and may differ from build to build.
         image.fill((chunk + NEXT) as usize..(chunk + size + HEAD) as usize, 0);
         let next = chunk + size + HEAD;
         let head = image.word_at(next)?;
@@ -105,9 +103,8 @@ pub(super) fn take_free(image: &mut Image) -> Option<usize> {
     Some(free.len())
 }
 
-/// The allocator's state and its free chunks: the one place that looks like a state, whose
-/// chunks are those that its lists have. Lists of sizes that no chunk has begin and end at
-/// themselves.
+/// Returns the address of the allocator's state and its free chunks: the only place that looks like a state and whose
+/// chunks are those of its lists. Lists of sizes that no chunk has begin and end at themselves.
 fn find_heap(image: &Image) -> Option<(u32, BTreeSet<(u32, u32)>)> {
     let is_empty = |state: u32, list: u32| {
         let head = state + LIST_HEADS + 8 * list;
@@ -123,14 +120,14 @@ fn find_heap(image: &Image) -> Option<(u32, BTreeSet<(u32, u32)>)> {
     heaps.next().is_none().then_some(heap)
 }
 
-/// The topmost chunk, from which all is taken that no free one is right for.
+/// Returns the topmost chunk. Allocations that fit no free chunk come from it.
 fn top_of(image: &Image, state: u32) -> Option<u32> {
     let top = image.word_at(state + TOP)?;
     let size = image.word_at(state + TOP_SIZE)?;
     (top > 0 && size > 0 && image.word_at(top.checked_add(HEAD)?)? == size | BEFORE_USED).then_some(top)
 }
 
-/// Free chunks and their sizes by walking over all chunks.
+/// Returns the free chunks and their sizes, found among all chunks.
 fn free_chunks(image: &Image, state: u32) -> Option<BTreeSet<(u32, u32)>> {
     let top = top_of(image, state)?;
     let least = image.word_at(state + LEAST_ADDRESS)?;
@@ -154,12 +151,11 @@ fn free_chunks(image: &Image, state: u32) -> Option<BTreeSet<(u32, u32)>> {
     (chunk == top && before_used).then_some(free)
 }
 
-/// Free chunks and their sizes by the allocator's lists, trees and the one that it takes
-/// from first.
+/// Returns the free chunks and their sizes, found in the allocator's lists, trees and the chunk that it uses first.
 fn listed_chunks(image: &Image, state: u32) -> Option<BTreeSet<(u32, u32)>> {
     let size_of = |chunk: u32| Some(image.word_at(chunk.checked_add(HEAD)?)? & !FLAGS);
     let mut listed = BTreeSet::new();
-    // The head of a list whose last chunk was taken still names that one.
+    // The head of a list still names its last chunk after that was taken.
     let there = image.word_at(state + LISTS_THERE)?;
     for list in (0..LISTS).filter(|list| there & (1 << list) != 0) {
         let head = state + LIST_HEADS + 8 * list;
@@ -177,7 +173,7 @@ fn listed_chunks(image: &Image, state: u32) -> Option<BTreeSet<(u32, u32)>> {
         if node == 0 {
             continue;
         }
-        // A node's neighbours are as large as it is, and have no children.
+        // The neighbours of a node have its size and no children.
         let mut chunk = node;
         loop {
             if !listed.insert((chunk, size_of(chunk)?)) {
@@ -209,8 +205,8 @@ mod tests {
     const STATE: u32 = 0x100;
     const HEAP: u32 = 0x400;
 
-    /// A heap of chunks of these sizes, of which some are free, and a topmost one. Small free
-    /// ones are in lists, one of 592 bytes is in a tree, and the last of 48 is taken from first.
+    /// Returns a heap of chunks of these sizes, some of them free, and a topmost one. Small free chunks are in lists, one of
+    /// 592 bytes is in a tree, and the last one of 48 is used first.
     fn heap(chunks: &[(u32, bool)]) -> Image {
         let mut image = Image::zeroed(0x2000);
         let set = |image: &mut Image, member: u32, value: u32| image.set_word(STATE + member, value);
@@ -269,7 +265,7 @@ mod tests {
     ];
 
     #[test]
-    fn free_places_are_used_afterwards_and_in_no_list() {
+    fn free_chunks_are_used_afterwards_and_in_no_list() {
         let mut image = heap(&[CHUNKS.as_slice(), &[(48, false), (16, true)]].concat());
 
         assert_eq!(take_free(&mut image), Some(5));
@@ -281,11 +277,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_to_the_last_chunk_is_left_alone() {
+    fn a_heap_with_any_chunk_that_disagrees_is_left_alone() {
         let sound = heap(&CHUNKS);
         let broken = [
-            // A free chunk that no list has, a used one that one has, a size that leads nowhere,
-            // a topmost chunk of another size.
+            // A free chunk in no list, a used chunk in a list, a size that leads to no chunk, a topmost chunk of another
+            // size.
             (HEAP + 8 + HEAD, 32 | BEFORE_USED),
             (HEAP + 8 + 32 + HEAD, 16 | BEFORE_USED | USED),
             (HEAP + 8 + HEAD, 40 | BEFORE_USED | USED),
@@ -305,10 +301,10 @@ mod tests {
 
     const LIBRARY: u32 = 0x1000;
 
-    /// Memory in which two objects of one kind and one of another are kept.
-    fn with_kept_objects() -> Image {
+    /// Returns a memory with lists of two freed objects of one kind and one of another.
+    fn with_freed_objects() -> Image {
         let mut image = Image::zeroed(0x0030_0000);
-        let list = |kind: u32| LIBRARY + KEPT_OBJECTS_AT + 8 * kind;
+        let list = |kind: u32| LIBRARY + FREED_OBJECTS_AT + 8 * kind;
         for (at, word) in
             [(list(2), 0x200), (list(2) + 4, 2), (0x200, 0x240), (list(20), 0x280), (list(20) + 4, 1)]
         {
@@ -318,26 +314,26 @@ mod tests {
     }
 
     #[test]
-    fn objects_that_are_kept_to_be_given_out_again_are_so_no_more() {
-        let mut image = with_kept_objects();
+    fn lists_of_freed_objects_are_emptied() {
+        let mut image = with_freed_objects();
 
-        assert_eq!(take_kept_objects(&mut image, LIBRARY), Some(3));
+        assert_eq!(take_freed_objects(&mut image, LIBRARY), Some(3));
 
         assert_eq!(image.word_at(0x200), Some(0x240), "an object was touched");
-        assert_eq!(take_kept_objects(&mut image, LIBRARY), Some(0));
+        assert_eq!(take_freed_objects(&mut image, LIBRARY), Some(0));
     }
 
     #[test]
-    fn kept_objects_that_are_not_as_many_as_they_should_be_are_left_alone() {
-        let first = LIBRARY + KEPT_OBJECTS_AT;
-        // One more and one less than there are, a list that leads out of the memory, and one in a circle.
+    fn lists_of_freed_objects_of_another_length_are_left_alone() {
+        let first = LIBRARY + FREED_OBJECTS_AT;
+        // A number that is too high, one that is too low, a list that leads out of the memory, and a list in a circle.
         let broken = [(first + 8 * 2 + 4, 3), (first + 8 * 2 + 4, 1), (0x240, 0x7000_0000), (0x240, 0x200)];
         for (at, word) in broken {
-            let mut image = with_kept_objects();
+            let mut image = with_freed_objects();
             image.set_word(at, word);
             let before = image.clone();
 
-            assert_eq!(take_kept_objects(&mut image, LIBRARY), None, "{at:#x}: {word:#x}");
+            assert_eq!(take_freed_objects(&mut image, LIBRARY), None, "{at:#x}: {word:#x}");
 
             assert!(image == before, "{at:#x}: {word:#x} was touched");
         }

@@ -1,59 +1,54 @@
-//! One source, one component: what differs from build to build is taken out of a Python
-//! component's memory.
+//! Removes bytes of a Python component's memory that differ from build to build, so that one source gives one component.
 //!
-//! While a component is built its interpreter runs with the builder's clock and random
-//! numbers, and traces of both stay: where libraries keep what they drew and measured when
-//! they began, on the stack, and in whatever an object does not use of its memory. An
-//! instance has the clock and random numbers of its rollout, and none of those traces is
-//! read in one. The SDK (`_environment.py`) has Python's memory be cleared before it is given
-//! out, by an allocator that is taken out again here: an instance has no use for it.
+//! While a component is built, its interpreter runs with the builder's clock and random numbers. Their traces stay where
+//! libraries store what they drew and measured at their start, on the stack, and in unused memory of objects. An instance
+//! has the clock and the random numbers of its rollout and reads none of these traces. The SDK (`_environment.py`) has
+//! Python's memory cleared when it is allocated. Its allocator is removed here because an instance does not need it.
 
-use anyhow::{Context, Result, ensure};
+use super::UNKNOWN_PYTHON;
+use super::error::{Result, unknown};
+use super::image::{Image, Places};
 
-use super::python_image::{Image, Places};
-
-/// What the SDK's record begins with. After it: three allocators, and the one in front.
+/// Beginning of the SDK's record. Behind it are three allocators and the SDK's.
 const MARK: &[u8] = b"ROLLOUT-ALLOCATE";
 
-/// Python's kinds of memory, and what an allocator of one is: a context and four functions.
+/// Number of Python's kinds of memory, and size of an allocator: a context and four functions.
 const DOMAINS: usize = 3;
 const ALLOCATOR_BYTES: usize = 20;
 
-/// What a guarded function finds changed when something wrote beyond its variables. A byte of
-/// zeros and ends of lines stop whatever copies a text that far.
+/// Guard behind the variables of a function, which finds it changed after a write beyond them. Its zero byte and ends of
+/// lines stop functions that copy a text that far.
 const GUARD: u32 = 0xFF0A_0D00;
 
-/// What mimalloc's generator of random numbers begins with.
+/// Beginning of mimalloc's generator of random numbers.
 const GENERATOR: &[u8] = b"expand 32-byte k";
 
-/// Where libraries keep what they drew and measured when they began: the library, how far into
-/// its memory, and how many bytes. Nobody has names for these; they are those of the release of
-/// componentize-py that components are made with.
+/// Values that libraries draw and measure at their start: library, offset in its memory, number of bytes. They have no
+/// names; the offsets are those of the release of componentize-py that makes the components.
 const BEGUN: [(&str, u32, u32); 5] = [
-    // mimalloc, which is in libpython and gives out nothing here: cookies of its heap and the
-    // generator's key and last block, around its constant and its counter.
+    // mimalloc, which is in libpython and allocates nothing here: cookies of its heap, and the generator's key and last
+    // block, which are around its constant and its counter.
     ("libpython3.14.so", GENERATOR_AT - 12, 12),
     ("libpython3.14.so", GENERATOR_AT + 16, 32),
     ("libpython3.14.so", GENERATOR_AT + 64, 64),
-    // The time in milliseconds at which it began.
+    // The time of its start in milliseconds.
     ("libpython3.14.so", 0x002F_98F8, 8),
-    // The time from which `process_time` counts.
+    // The time at which `process_time` is zero.
     ("libwasi-emulated-process-clocks.so", 8, 16),
 ];
 const GENERATOR_AT: u32 = 0x0027_62E8;
 
-/// Takes out what would be another in the next build.
+/// Removes the bytes that differ from build to build.
 pub(super) fn forget(image: &mut Image, places: &Places) -> Result<()> {
-    put_allocators_back(image)?;
+    restore_allocators(image)?;
     let stack = places.named("__stack_low")? as usize..places.named("__stack_high")? as usize;
     image.fill(stack, 0);
     image.set_word(places.named("libc.so:__stack_chk_guard")?, GUARD);
     let base = |library: &str| places.named(&format!("{library}:memory_base"));
     let generator = base("libpython3.14.so")?.wrapping_add(GENERATOR_AT);
-    ensure!(
-        image.bytes_at(generator, GENERATOR.len()) == Some(GENERATOR),
-        "the component's Python is not the one that this program knows"
-    );
+    if image.bytes_at(generator, GENERATOR.len()) != Some(GENERATOR) {
+        return Err(unknown(UNKNOWN_PYTHON));
+    }
     for (library, at, bytes) in BEGUN {
         let begin = base(library)?.wrapping_add(at) as usize;
         image.fill(begin..begin + bytes as usize, 0);
@@ -61,12 +56,12 @@ pub(super) fn forget(image: &mut Image, places: &Places) -> Result<()> {
     Ok(())
 }
 
-/// Puts Python's allocators where the SDK's clearing one is. They are together in the
-/// interpreter's state.
-fn put_allocators_back(image: &mut Image) -> Result<()> {
+/// Restores Python's allocators where the SDK's is. They are together in the interpreter's state.
+fn restore_allocators(image: &mut Image) -> Result<()> {
     let all = DOMAINS * ALLOCATOR_BYTES;
+    let record = image.find(MARK).next();
     let record =
-        image.find(MARK).next().context("the component's memory does not say which allocators it had")?;
+        record.ok_or_else(|| unknown("the component's memory does not say which allocators it had"))?;
     let content = image.bytes_at(record, MARK.len() + all + ALLOCATOR_BYTES).unwrap_or_default();
     let (before, in_front) = content.get(MARK.len()..).unwrap_or_default().split_at(all.min(content.len()));
     let (before, in_front) = (before.to_vec(), in_front.repeat(DOMAINS));
@@ -75,7 +70,7 @@ fn put_allocators_back(image: &mut Image) -> Result<()> {
     drop(found);
     let place = place
         .filter(|_| other.is_none())
-        .context("the component's allocators are not where they should be")?;
+        .ok_or_else(|| unknown("the component's allocators are not where they should be"))?;
     image.write(place, &before);
     Ok(())
 }
@@ -105,7 +100,7 @@ mod tests {
     fn an_instance_has_the_interpreters_own_allocators() {
         let mut image = image();
 
-        put_allocators_back(&mut image).unwrap();
+        restore_allocators(&mut image).unwrap();
 
         assert_eq!(image.bytes_at(STATE, 60), Some(&*words(&BEFORE)));
     }
@@ -116,7 +111,7 @@ mod tests {
         twice.write(0x800, &words(&IN_FRONT.repeat(3)));
         nowhere.write(STATE, &[0; 60]);
         for mut image in [twice, nowhere, Image::zeroed(0x1000)] {
-            assert!(put_allocators_back(&mut image).is_err());
+            assert!(restore_allocators(&mut image).is_err());
         }
     }
 }
