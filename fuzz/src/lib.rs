@@ -3,17 +3,20 @@
 
 #[doc(hidden)]
 pub use libfuzzer_sys;
-use rollout_core::fuzzing::Target;
+use rollout_wire::fuzzing::Target;
 
 /// The target of this name.
 pub fn target(name: &str) -> Target {
-    let mut targets = rollout_core::fuzzing::TARGETS
+    let mut targets = rollout_assembly::fuzzing::TARGETS
         .into_iter()
-        .chain(rollout_assembly::fuzzing::TARGETS)
         .chain(rollout_eval::fuzzing::TARGETS)
+        .chain(rollout_guest::fuzzing::TARGETS)
         .chain(rollout_journal::fuzzing::TARGETS)
         .chain(rollout_mock_model::fuzzing::TARGETS)
-        .chain(rollout_server::fuzzing::TARGETS);
+        .chain(rollout_outbound::fuzzing::TARGETS)
+        .chain(rollout_rollout::fuzzing::TARGETS)
+        .chain(rollout_server::fuzzing::TARGETS)
+        .chain(rollout_wire::fuzzing::TARGETS);
     let found = targets.find(|(known, _)| *known == name);
     found.unwrap_or_else(|| panic!("there is no target {name}")).1
 }

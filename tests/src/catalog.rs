@@ -207,7 +207,7 @@ impl TestCatalog {
     /// Uploads a component for a tenant; gives its digest.
     pub async fn upload(&self, tenant: &TestTenant, component: &Path) -> String {
         let bytes = std::fs::read(component).expect("a guest can be read");
-        let digest = rollout_core::digest::sha256_hex(&bytes);
+        let digest = rollout_wire::digest::sha256_hex(&bytes);
         let request = self.http.put(format!("{}/admin/v1/components/{digest}", self.url()));
         let request = request.header("authorization", format!("Bearer {}", tenant.author)).body(bytes);
         let reply = crate::host::send(request).await;

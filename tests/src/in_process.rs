@@ -42,7 +42,7 @@ impl InProcess {
             ..Options::default()
         };
         let plugin = guest(guest_name);
-        let load = |engine: &rollout_core::engine::Engine, path: &Path| {
+        let load = |engine: &rollout_guest::engine::Engine, path: &Path| {
             let component = std::fs::read(path).expect("a guest can be read");
             let not_loaded =
                 |error: &dyn std::fmt::Display| NotLoaded { fault: Fault::Plugin, reason: error.to_string() };

@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use reqwest::{Method, StatusCode};
-use rollout_core::digest::sha256_hex;
 use rollout_tests::{Process, Start, in_time, rollout_host};
+use rollout_wire::digest::sha256_hex;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
@@ -25,7 +25,7 @@ impl Server {
         let operator = format!("rh_{}A", "0".repeat(42));
         let process = serve(catalog).env("OPERATOR", &operator).start();
         let url = process.line("listening on ").await;
-        Self { process, url, http: rollout_core::outbound::http_client().unwrap(), operator }
+        Self { process, url, http: rollout_outbound::http_client().unwrap(), operator }
     }
 
     fn asking(&self, key: &str) -> Asking {

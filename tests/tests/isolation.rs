@@ -119,7 +119,7 @@ async fn rollouts_of_another_tenant_are_not_there_by_any_route() {
 async fn plugins_components_and_secrets_of_another_tenant_are_not_there_by_any_route() {
     let scene = Scene::start().await;
     let component = std::fs::read(guest("conform")).unwrap();
-    let digest = rollout_core::digest::sha256_hex(&component);
+    let digest = rollout_wire::digest::sha256_hex(&component);
     let plugin =
         |rest: &'static str| move |which: usize| format!("/admin/v1/plugins/{}{rest}", PLUGIN[which]);
     for method in [Method::GET, Method::DELETE] {

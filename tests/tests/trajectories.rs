@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use rollout_core::rollout::StoredRollout;
+use rollout_rollout::StoredRollout;
 use rollout_server::Trajectories;
 use rollout_tests::{Answer, Controller, Ran, Serve, Start, TestHost, guest, rollout_host};
 use serde_json::{Value, json};

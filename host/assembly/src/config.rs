@@ -19,12 +19,12 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use rollout_core::imports::ClockStart;
 use rollout_core::limits::{Limits, LoadLimits};
-use rollout_core::outbound::{NetworkRules, RetryPolicy};
-use rollout_core::rollout::ArtifactBounds;
-use rollout_core::toolbox::ToolSettings;
-use rollout_core::wire::params::AllowedParams;
+use rollout_guest::imports::ClockStart;
+use rollout_guest::toolbox::ToolSettings;
+use rollout_outbound::{NetworkRules, RetryPolicy};
+use rollout_rollout::ArtifactBounds;
+use rollout_wire::params::AllowedParams;
 pub use tools::{RawAddress, RawComponent, RawServer, RawTools};
 
 pub use access::{AllowedHost, AllowedOrigin};

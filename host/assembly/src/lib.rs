@@ -19,23 +19,23 @@ use serde_json::{Map, Value};
 
 use crate::config::{Config, Judge};
 use rollout_core::capacity::{Bound, Slots};
-use rollout_core::digest::sha256_hex;
-use rollout_core::engine::{Engine, EngineError, MemoryPlan};
 use rollout_core::error::Fault;
-use rollout_core::imports::{HostTools, ModelAccess, Role};
-use rollout_core::instance::RunError;
-use rollout_core::outbound::{
+use rollout_core::telemetry::Metrics;
+use rollout_guest::engine::{Engine, EngineError, MemoryPlan};
+use rollout_guest::imports::{HostTools, ModelAccess, Role};
+use rollout_guest::instance::RunError;
+use rollout_guest::plugin::{self, Declaration, DeclareError, InvalidSettings, Plugin};
+use rollout_guest::toolbox::{ComponentSettings, Toolbox, UnusableTools};
+use rollout_mock_model as mock_model;
+use rollout_mock_model::MockModel;
+use rollout_outbound::{
     ChatClient, InvalidEndpoint, ModelEndpoint, NetworkRules, Observer, Secret, Transport, TransportError,
 };
-use rollout_core::plugin::{self, Declaration, DeclareError, InvalidSettings, Plugin};
-use rollout_core::rollout::{
+use rollout_rollout::{
     ArtifactBounds, ArtifactRoot, Deployment, DeploymentError, DeploymentSettings, Host, Journal, Runtime,
     RuntimeSettings, ServedAs,
 };
-use rollout_core::telemetry::Metrics;
-use rollout_core::toolbox::{ComponentSettings, Toolbox, UnusableTools};
-use rollout_mock_model as mock_model;
-use rollout_mock_model::MockModel;
+use rollout_wire::digest::sha256_hex;
 
 pub use platform::{Besides, Placed, Platform};
 
@@ -320,7 +320,7 @@ pub async fn assemble(
         chat,
         metrics,
         budget: platform.budget().clone(),
-        slots: rollout_core::rollout::Slots::alone(slots.running_max, slots.queue_max),
+        slots: rollout_rollout::Slots::alone(slots.running_max, slots.queue_max),
         quotas: Vec::new(),
         artifact_root: artifact_root.map(|path| ArtifactRoot::new(path, artifact_bounds)),
         event_log,

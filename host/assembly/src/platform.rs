@@ -9,11 +9,11 @@ use crate::config::Config;
 use crate::{AssemblyError, Components, Connections, Deployed, NotLoaded, Sources};
 use rollout_core::budget::Budget;
 use rollout_core::capacity::{GuestCost, Machine, Slots};
-use rollout_core::engine::{Engine, EngineError, MemoryPlan};
-use rollout_core::outbound::{Secret, Transport};
-use rollout_core::plugin::Plugin;
-use rollout_core::rollout::{Deployment, ServedAs, Started};
 use rollout_core::telemetry::Metrics;
+use rollout_guest::engine::{Engine, EngineError, MemoryPlan};
+use rollout_guest::plugin::Plugin;
+use rollout_outbound::{Secret, Transport};
+use rollout_rollout::{Deployment, ServedAs, Started};
 
 /// Room that is reserved in addition to rollouts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -4,13 +4,13 @@ use std::panic::panic_any;
 
 use super::*;
 use crate::config::RawConfig;
-use rollout_core::id::RolloutId;
-use rollout_core::imports::ClockStart;
 use rollout_core::limits::Limits;
-use rollout_core::rollout::{
+use rollout_guest::imports::ClockStart;
+use rollout_rollout::{
     AdmitError, AfterWorkflow, Ended, Failure, FailureKind, LoopOptions, ModelAddress, Next, Outcome,
     Resources, Rollout, RolloutRequest, Steps, drive,
 };
+use rollout_wire::id::RolloutId;
 
 #[path = "../../../tests/src/made.rs"]
 #[expect(unreachable_pub, reason = "other tests have it from a crate")]
@@ -45,7 +45,7 @@ fn admit(host: &Host, id: &str) -> Result<Box<Rollout>, AdmitError> {
         id: RolloutId::parse(id).unwrap(),
         caller_id: None,
         attempt: 1,
-        prompt: rollout_core::wire::messages::Messages::default(),
+        prompt: rollout_wire::messages::Messages::default(),
         label: None,
         metadata: None,
         loop_options: LoopOptions::default(),

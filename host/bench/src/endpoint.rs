@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::outcome::{ErrorKind, Failure, Judgement, judge};
-use rollout_core::http1::{Connection, Message};
+use rollout_outbound::http1::{Connection, Message};
 
 /// API key of the stub model.
 pub(super) const MODEL_KEY: &str = "bench-model-key";

@@ -7,7 +7,7 @@ use std::fmt;
 
 use serde::Deserialize;
 
-use rollout_core::http1::Broken;
+use rollout_outbound::http1::Broken;
 
 /// The reward of a right result.
 const REWARD: f64 = 1.0;

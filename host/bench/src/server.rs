@@ -38,7 +38,7 @@ pub enum StartError {
     #[error("the command ended without printing '{READY}…'; its output:\n{0}")]
     Ended(String),
     /// The command runs without reporting an address.
-    #[error("the command did not print '{READY}…' within {time}; its output:\n{0}", time = rollout_core::text::time(START_TIMEOUT))]
+    #[error("the command did not print '{READY}…' within {time}; its output:\n{0}", time = rollout_wire::text::time(START_TIMEOUT))]
     Silent(String),
     /// The listening process was not found.
     #[error("no process of this machine listens on port {0}, which the command printed")]

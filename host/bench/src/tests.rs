@@ -167,7 +167,7 @@ async fn call(url: &str, key: Option<&str>, body: &str) -> Value {
     let length = body.len();
     let request =
         format!("POST /{path} HTTP/1.1\r\nhost: {host}\r\n{key}content-length: {length}\r\n\r\n{body}");
-    let mut connection = rollout_core::http1::Connection::open(host).await.unwrap();
+    let mut connection = rollout_outbound::http1::Connection::open(host).await.unwrap();
     connection.send(request.as_bytes()).await.unwrap();
     let answer = connection.receive_response().await.unwrap();
     assert_eq!(answer.status().unwrap(), 200);

@@ -16,7 +16,7 @@ use super::endpoint::{CALLBACK_KEY, Endpoint, MODEL_KEY};
 use super::load::Tally;
 use super::outcome::{ErrorKind, Failure, Judgement, judge};
 use super::{BenchError, Generation};
-use rollout_core::http1::{Connection, Message};
+use rollout_outbound::http1::{Connection, Message};
 
 /// Wait after a 429 without `Retry-After`, and bounds of a `Retry-After`, as in the published package's
 /// driver.
@@ -158,7 +158,7 @@ impl Worker {
                 let _ = self.cancel(std::slice::from_ref(&id)).await;
                 Err(Failure::new(
                     ErrorKind::Lost,
-                    format!("not ended after {}", rollout_core::text::time(rollout_timeout)),
+                    format!("not ended after {}", rollout_wire::text::time(rollout_timeout)),
                 ))
             }
         };
@@ -234,7 +234,7 @@ impl Worker {
         let late = |_| {
             Failure::new(
                 ErrorKind::Transport,
-                format!("cancelling took over {}", rollout_core::text::time(CANCEL_TIMEOUT)),
+                format!("cancelling took over {}", rollout_wire::text::time(CANCEL_TIMEOUT)),
             )
         };
         timeout(CANCEL_TIMEOUT, self.exchange()).await.map_err(late)?

@@ -12,11 +12,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rollout_core::budget::Budget;
-use rollout_core::engine::Engine;
-use rollout_core::imports::ClockStart;
 use rollout_core::limits::Limits;
-use rollout_core::rollout::{Deployment, DeploymentSettings};
 use rollout_core::telemetry::Metrics;
+use rollout_guest::engine::Engine;
+use rollout_guest::imports::ClockStart;
+use rollout_rollout::{Deployment, DeploymentSettings};
 
 const STARTS: usize = 20_000;
 const PROCESSES: usize = 300;

@@ -6,9 +6,9 @@ use anyhow::{Context, Result};
 use clap::Args;
 
 use super::print::{errln, outln};
-use rollout_core::engine::{self, INVALID_EXIT_CODE, MemoryPlan};
 use rollout_core::harden::compiler::{CompilerLimits, confine};
 use rollout_core::harden::{Part, probe};
+use rollout_guest::engine::{self, INVALID_EXIT_CODE, MemoryPlan};
 
 /// Compiles the component on standard input, under limits, to standard output.
 #[derive(Debug, Args)]

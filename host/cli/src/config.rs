@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 
 use super::options::PluginOptions;
 use super::{Exit, OUTPUT, plugin_file, setup};
-use rollout_core::engine::Engine;
-use rollout_core::plugin::{Declaration, Field, Settings};
-use rollout_core::text;
+use rollout_guest::engine::Engine;
+use rollout_guest::plugin::{Declaration, Field, Settings};
+use rollout_wire::text;
 
 /// Says what a plugin lets its operator configure, and with which values it would run.
 ///

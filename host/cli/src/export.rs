@@ -10,10 +10,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::print::{self, errln};
 use super::{Exit, OUTPUT, journal};
-use rollout_core::rollout::{JournalError, NoTrajectory, StoredRollout};
-use rollout_core::text::printable;
 use rollout_export::source::{self, Trajectories};
 use rollout_export::{Condition, Format, Output, OutputError, Row};
+use rollout_rollout::{JournalError, NoTrajectory, StoredRollout};
+use rollout_wire::text::printable;
 
 /// How many of those that cannot be read are named.
 const NAMED_MAX: u64 = 20;

@@ -14,10 +14,10 @@ use super::{Exit, OUTPUT, PluginFault, journal, setup};
 use rollout_assembly::config::RawConfig;
 use rollout_assembly::{Options, Sources};
 use rollout_core::error::Fault;
-use rollout_core::id::RolloutId;
 use rollout_core::moments::Moments;
-use rollout_core::rollout::{FailureKind, Finished, Outcome, StoredRollout};
 use rollout_eval as eval;
+use rollout_rollout::{FailureKind, Finished, Outcome, StoredRollout};
+use rollout_wire::id::RolloutId;
 
 /// Runs new rollouts that have the first calls of another one, which is in a journal, and go on
 /// from there by themselves: with the model asked anew and random numbers of their own.

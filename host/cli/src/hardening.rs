@@ -9,7 +9,7 @@ use clap::Args;
 use rollout_assembly::config::Config;
 use rollout_core::harden::Folders;
 use rollout_core::harden::server::{drop_privileges, restrict_files};
-use rollout_core::outbound::McpSettings;
+use rollout_outbound::McpSettings;
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Hardening")]
@@ -45,7 +45,7 @@ impl HardeningOptions {
                 "landlock would hold for the commands on-start and on-stop too; leave out one or the other"
             );
         }
-        let started = |server: &&rollout_core::toolbox::ServerSettings| {
+        let started = |server: &&rollout_guest::toolbox::ServerSettings| {
             matches!(server.reach, McpSettings::Process { .. })
         };
         if let Some(server) = config.tools.servers.iter().find(started) {

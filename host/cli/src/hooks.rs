@@ -28,7 +28,7 @@ pub(super) async fn run(when: &str, command: &str) -> Result<()> {
         Err(_) => {
             bail!(
                 "the command {when} was not done within {}: '{command}'",
-                rollout_core::text::time(TIME_MAX)
+                rollout_wire::text::time(TIME_MAX)
             )
         }
     }

@@ -10,10 +10,10 @@ use serde_json::{Map, Value, json};
 
 use super::options::LoadOptions;
 use super::{Exit, OUTPUT, plugin_file, setup};
-use rollout_core::engine::{Engine, Loader};
-use rollout_core::plugin::{CONTRACT_VERSION, Description, Item};
-use rollout_core::text::printable;
-use rollout_core::toolbox;
+use rollout_guest::engine::{Engine, Loader};
+use rollout_guest::plugin::{CONTRACT_VERSION, Description, Item};
+use rollout_guest::toolbox;
+use rollout_wire::text::printable;
 
 /// Says what a component exports and imports, and whether it can be served.
 ///

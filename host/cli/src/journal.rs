@@ -7,8 +7,8 @@ use anyhow::{Context, Result, bail};
 
 use super::setup;
 use rollout_assembly::config::Config;
-use rollout_core::rollout::{Host, Journal, JournalSettings, Unfinished};
-use rollout_core::seal::Seal;
+use rollout_rollout::seal::Seal;
+use rollout_rollout::{Host, Journal, JournalSettings, Unfinished};
 
 /// Opens a journal, and gives what is to be gone on with.
 pub(super) fn open(settings: JournalSettings, config: &Config) -> Result<(Arc<Journal>, Unfinished)> {

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 
 use super::print::outln;
 use super::{Exit, journal};
-use rollout_core::rollout::{JournalDamage, RepairedJournal, repair_journal};
+use rollout_rollout::{JournalDamage, RepairedJournal, repair_journal};
 
 /// Repairs a journal that is damaged.
 #[derive(Debug, Args)]

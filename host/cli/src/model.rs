@@ -12,9 +12,9 @@ use clap::Args;
 use super::mock_model::script;
 use super::setup;
 use rollout_assembly::config::Judge;
-use rollout_core::outbound::{self, Secret, Unreachable};
 use rollout_eval::run::Model;
 use rollout_mock_model::{MockModel, MockModelSettings};
+use rollout_outbound::{self as outbound, Secret, Unreachable};
 
 /// The model's name that stands for the built-in stand-in.
 const MOCK: &str = "mock";

@@ -10,9 +10,9 @@ use super::plugin_file::CacheOptions;
 use super::{OUTPUT, SETTINGS, setup};
 use rollout_assembly::config::{Assignment, Config, RawConfig, RawJudge, RawLimits, RawModel};
 use rollout_assembly::{Assembled, Options, Sources};
-use rollout_core::engine::Loader;
-use rollout_core::outbound;
 use rollout_core::telemetry::{Metrics, Traces};
+use rollout_guest::engine::Loader;
+use rollout_outbound as outbound;
 
 /// What a configuration file says, or an empty one. What is wrong in it, `resolve` says.
 pub(super) fn raw_config(path: Option<&Path>) -> Result<RawConfig> {

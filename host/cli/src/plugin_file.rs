@@ -7,10 +7,10 @@ use anyhow::{Context, Result};
 use clap::Args;
 
 use super::PluginFault;
-use rollout_core::engine::{CACHE_BYTES_MAX, CodeCache, Compiler, Engine, Loader, LoaderError};
 use rollout_core::error::Fault;
 use rollout_core::limits::LoadLimits;
-use rollout_core::plugin::Plugin;
+use rollout_guest::engine::{CACHE_BYTES_MAX, CodeCache, Compiler, Engine, Loader, LoaderError};
+use rollout_guest::plugin::Plugin;
 
 /// Where compiled code is kept.
 #[derive(Clone, Debug, Args)]

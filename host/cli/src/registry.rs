@@ -14,10 +14,10 @@ use clap::Args;
 use super::print::{errln, outln};
 use super::progress::bytes_bar;
 use super::{Exit, PluginFault, SETTINGS, plugin_file, setup};
-use rollout_core::digest::sha256_hex;
+use rollout_wire::digest::sha256_hex;
 use rollout_core::limits::LoadLimits;
-use rollout_core::outbound::NetworkRules;
-use rollout_core::plugin::Description;
+use rollout_outbound::NetworkRules;
+use rollout_guest::plugin::Description;
 use rollout_registry::artifact::Interfaces;
 use rollout_registry::credentials;
 use rollout_registry::signature::{self, PrivateKey, PublicKey};
@@ -142,7 +142,7 @@ pub(super) fn push(
     reference: &Reference,
     access: &AccessOptions,
 ) -> Result<Reference> {
-    let names = |items: &[rollout_core::plugin::Item]| items.iter().map(|item| item.name.clone()).collect::<Vec<_>>();
+    let names = |items: &[rollout_guest::plugin::Item]| items.iter().map(|item| item.name.clone()).collect::<Vec<_>>();
     let (exports, imports) = (names(&about.exports), names(&about.imports));
     let title = file.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
     let bar = bytes_bar("pushing", &file.display().to_string(), component.len() as u64);

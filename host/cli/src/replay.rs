@@ -15,14 +15,14 @@ use super::print::outln;
 use super::{Exit, PluginFault, setup};
 use rollout_assembly::config::{Config, RawConfig, RawJudge};
 use rollout_assembly::{Options, Sources};
-use rollout_core::id::RolloutId;
-use rollout_core::imports::{Answer, Difference, RunEvent, WrittenRequest, WrittenToolCall};
-use rollout_core::rollout::{
+use rollout_guest::imports::{Answer, Difference, RunEvent, WrittenRequest, WrittenToolCall};
+use rollout_rollout::{
     AfterWorkflow, DeploymentId, Ended, Failure, FailureKind, Finished, Host, Next, Outcome, ReplayEnd,
     Stage, Steps, StoredRollout, drive,
 };
-use rollout_core::text::{beginning, printable};
 use rollout_server::dialect::osmosis::a;
+use rollout_wire::id::RolloutId;
+use rollout_wire::text::{beginning, printable};
 use script::Script;
 
 /// How much of a text is shown in a line, in bytes.
@@ -141,7 +141,7 @@ impl Replay {
 
     /// Makes it again, and says what came of it.
     async fn again(&self, host: &Host, config: &Config, stored: StoredRollout) -> Result<Exit> {
-        let model = rollout_core::rollout::RequestSecrets::default().endpoint(&stored.request.model);
+        let model = rollout_rollout::RequestSecrets::default().endpoint(&stored.request.model);
         let model = model.context("the address of its model")?;
         let model = match stored.request.model.profile {
             Some(_) => a::asked_by(model, &stored.request, &config.osmosis_init, host.form()),

@@ -24,9 +24,9 @@ use rollout_assembly::config::{
 };
 use rollout_assembly::{Assembled, Options};
 use rollout_core::capacity::Slots;
-use rollout_core::outbound::Secret;
-use rollout_core::rollout::{AgentForm, Host, Journal, Unfinished};
 use rollout_core::telemetry::Traces;
+use rollout_outbound::Secret;
+use rollout_rollout::{AgentForm, Host, Journal, Unfinished};
 use rollout_server as server;
 use rollout_server::dialect::osmosis::a;
 use rollout_server::{AnyServer, Bound, Listening, Server, ServerIdentity, ServerTls, ShutdownDeadlines};

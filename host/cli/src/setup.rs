@@ -15,11 +15,11 @@ use super::{LogFormat, PluginFault};
 use rollout_assembly as assembly;
 use rollout_assembly::config::Config;
 use rollout_assembly::{Assembled, AssemblyError, NotLoaded, Options, Sources};
-use rollout_core::engine::{Engine, Loader};
 use rollout_core::error::Fault;
-use rollout_core::outbound::Secret;
-use rollout_core::plugin::{self, Declaration, Plugin};
 use rollout_core::telemetry::{OneLineFields, Traces};
+use rollout_guest::engine::{Engine, Loader};
+use rollout_guest::plugin::{self, Declaration, Plugin};
+use rollout_outbound::Secret;
 
 /// Sends logs to standard error. A server reports what it does; other commands speak up
 /// only where something is wrong.
@@ -41,7 +41,7 @@ pub(super) fn logs(format: LogFormat, server: bool) {
 }
 
 /// The crates whose log lines are this program's own.
-const CRATES: [&str; 12] = [
+const CRATES: [&str; 16] = [
     "rollout_host",
     "rollout_assembly",
     "rollout_bench",
@@ -50,8 +50,12 @@ const CRATES: [&str; 12] = [
     "rollout_eval",
     "rollout_export",
     "rollout_fuse",
+    "rollout_guest",
     "rollout_journal",
     "rollout_mock_model",
+    "rollout_outbound",
+    "rollout_registry",
+    "rollout_rollout",
     "rollout_server",
     "rollout_wire",
 ];
@@ -184,8 +188,8 @@ mod tests {
         );
         assert!(of_each_crate("rollout_host").ends_with(",rollout_wire"));
         assert_eq!(
-            of_each_crate("debug,hyper=off,rollout_core::engine=trace"),
-            "debug,hyper=off,rollout_core::engine=trace"
+            of_each_crate("debug,hyper=off,rollout_guest::engine=trace"),
+            "debug,hyper=off,rollout_guest::engine=trace"
         );
     }
 

@@ -8,9 +8,9 @@ use clap::Args;
 
 use super::print::{OutWriter, errln};
 use super::{Exit, OUTPUT, journal, options};
-use rollout_core::id::{RolloutId, SampleId};
-use rollout_core::rollout::{StoredDocument, StoredRollout};
+use rollout_rollout::{StoredDocument, StoredRollout};
 use rollout_server::Trajectories;
+use rollout_wire::id::{RolloutId, SampleId};
 
 /// What is written to standard output at once.
 const BUFFER_BYTES: usize = 64 << 10;

@@ -284,7 +284,7 @@ impl Budget {
 
     /// Charges what is there and is kept, whether there is room or not: what is new is refused until
     /// there is.
-    pub(crate) fn charge_anyway(&self, use_: Use, bytes: usize) -> Charge {
+    pub fn charge_anyway(&self, use_: Use, bytes: usize) -> Charge {
         let mut charge = self.nothing(use_);
         charge.add(bytes);
         charge
@@ -336,7 +336,7 @@ impl Budget {
     }
 
     /// A rollout, which is ended by this token where it holds most when all is used up.
-    pub(crate) fn holder(&self, end: CancellationToken) -> Holder {
+    pub fn holder(&self, end: CancellationToken) -> Holder {
         let account = Arc::new(HolderUsage {
             bytes: AtomicUsize::new(0),
             group: self.group.clone(),
@@ -480,18 +480,18 @@ struct Held {
 
 impl Holder {
     /// A charge of nothing, which can grow at the cost of whoever holds most.
-    pub(crate) fn nothing(&self, use_: Use) -> Charge {
+    pub fn nothing(&self, use_: Use) -> Charge {
         let account = Some(self.0.account.clone());
         Charge { shared: self.0.shared.clone(), account, group: None, use_, bytes: 0 }
     }
 
     /// Whether it was ended because all was used up.
-    pub(crate) fn evicted(&self) -> bool {
+    pub fn evicted(&self) -> bool {
         self.0.account.evicted()
     }
 
     /// Why it was ended, for whoever reads of it.
-    pub(crate) fn why_evicted(&self) -> String {
+    pub fn why_evicted(&self) -> String {
         format!(
             "the host ran out of memory and ended the rollouts that held most of it; all together may hold \
              memory-budget-bytes, {} bytes",
@@ -501,7 +501,7 @@ impl Holder {
 
     /// Waits until a guest may start: while much is in use and others run, it would only
     /// end one of them.
-    pub(crate) async fn may_start(&self) {
+    pub async fn may_start(&self) {
         let shared = &self.0.shared;
         loop {
             let freed = shared.freed.notified();
@@ -558,7 +558,7 @@ impl Charge {
     }
 
     /// Charges so many more, whatever is in use.
-    pub(crate) fn add(&mut self, bytes: usize) {
+    pub fn add(&mut self, bytes: usize) {
         self.shared.used.fetch_add(bytes, Ordering::Relaxed);
         self.note(bytes);
     }

@@ -1,31 +1,13 @@
-//! The core of a host that runs other people's agent code.
+//! The ground that every other part of the host stands on: memory budget, limits, the machine's capacity, metrics, logs and
+//! traces, hardening of processes, child processes.
 //!
-//! Workflows (agent loops) and graders (reward functions) arrive as WebAssembly
-//! components. Every rollout runs in instances of its own, is provided a model and a
-//! place to register its samples, and ends in exactly one outcome. `ARCHITECTURE.md`
-//! tells the life of a rollout and what holds at every step of it.
-//!
-//! Nothing here knows a protocol, a data set or a command.
+//! This crate knows no guest, no rollout, no connection and no protocol.
 
 pub mod budget;
 pub mod capacity;
 pub mod child;
-pub mod engine;
 pub mod error;
-#[cfg(any(test, feature = "fuzzing"))]
-pub mod fuzzing;
 pub mod harden;
-pub mod http1;
-pub mod imports;
-pub mod instance;
 pub mod limits;
 pub mod moments;
-pub mod outbound;
-pub mod plugin;
-pub mod rollout;
-pub mod seal;
-mod stack;
 pub mod telemetry;
-pub mod toolbox;
-
-pub use rollout_wire::{self as wire, digest, id, text};

@@ -15,10 +15,10 @@ use super::run::{End, Subject, complete, line, millis};
 use super::stats::Tally;
 use super::{Manifest, rewards::Rewards};
 use rollout_core::error::Fault;
-use rollout_core::imports::Role;
-use rollout_core::rollout::{
-    self, AdmitError, Failure, FailureKind, Finished, Host, Replay, ReplayEnd, RequestSecrets, Stage,
-    StoredRollout,
+use rollout_guest::imports::Role;
+use rollout_rollout::{
+    self as rollout, AdmitError, Failure, FailureKind, Finished, Host, Replay, ReplayEnd, RequestSecrets,
+    Stage, StoredRollout,
 };
 
 /// An earlier evaluation, complete or not.

@@ -24,8 +24,8 @@ use serde::{Deserialize, Serialize};
 use super::manifest::{self, Changed, Manifest};
 use super::rewards::Rewards;
 use super::stats::Summary;
-use rollout_core::imports::RefusedUses;
 use rollout_core::limits::Amount;
+use rollout_guest::imports::RefusedUses;
 
 mod files;
 use files::Lock;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::results::ResultLine;
 use rollout_core::moments::Moments;
-use rollout_core::text::{beginning, printable};
+use rollout_wire::text::{beginning, printable};
 
 /// Maximum number of bytes of a reason in the table.
 const REASON_BYTES_MAX: usize = 100;

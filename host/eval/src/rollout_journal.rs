@@ -12,9 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::results;
-use rollout_core::rollout::{
-    Continuation, Finished, Journal, Outcome, RolloutLog, Unfinished, UnfinishedRollout,
-};
+use rollout_rollout::{Continuation, Finished, Journal, Outcome, RolloutLog, Unfinished, UnfinishedRollout};
 
 /// Name under which the journal stores the rollouts of an evaluation.
 const DRIVER: &str = "eval";

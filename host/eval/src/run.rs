@@ -17,15 +17,15 @@ use super::rollout_journal::{self, Attempt, RolloutJournal, UnreportedRollout};
 use super::rows::Row;
 use super::stats::Tally;
 use super::trajectory;
-use rollout_core::id::RolloutId;
-use rollout_core::outbound::{InvalidEndpoint, ModelEndpoint, Secret};
-use rollout_core::rollout::{
-    self, AdmitError, AfterWorkflow, Continuation, Ended, Failure, FailureKind, Finished, FinishedSample,
-    Host, LimitUse, LoopOptions, ModelAddress, Next, RequestSecrets, Resources, Rollout, RolloutLog,
-    RolloutRequest, Steps, drive,
+use rollout_outbound::{InvalidEndpoint, ModelEndpoint, Secret};
+use rollout_rollout::{
+    self as rollout, AdmitError, AfterWorkflow, Continuation, Ended, Failure, FailureKind, Finished,
+    FinishedSample, Host, LimitUse, LoopOptions, ModelAddress, Next, RequestSecrets, Resources, Rollout,
+    RolloutLog, RolloutRequest, Steps, drive,
 };
-use rollout_core::text::beginning;
-use rollout_core::wire::openai::content_text;
+use rollout_wire::id::RolloutId;
+use rollout_wire::openai::content_text;
+use rollout_wire::text::beginning;
 
 /// The attempts that an evaluation runs.
 pub struct Work {

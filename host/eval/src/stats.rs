@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::results::{LineOutcome, ResultLine};
-use rollout_core::imports::RefusedKind;
 use rollout_core::moments::{Moments, clustered_error};
+use rollout_guest::imports::RefusedKind;
 
 /// Kind under which an unscored attempt without a kind is counted.
 pub(crate) const KIND_UNKNOWN: &str = "unknown";

@@ -1,8 +1,8 @@
 //! Additional members of the trajectories of an evaluation: the label of the row, and the reward and metrics
 //! of each sample.
 
-use rollout_core::rollout::{ExtraFact, ExtraMember, TrajectoryExtra};
-use rollout_core::wire::atif::SchemaVersion;
+use rollout_rollout::{ExtraFact, ExtraMember, TrajectoryExtra};
+use rollout_wire::atif::SchemaVersion;
 
 /// The members, with the same names as in the trajectories of servers.
 const MEMBERS: &[ExtraMember] = &[

@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-use rollout_core::imports::RefusedUses;
-use rollout_core::wire::stream::{Text, each, members};
+use rollout_guest::imports::RefusedUses;
+use rollout_wire::stream::{Text, each, members};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 

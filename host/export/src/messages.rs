@@ -8,8 +8,8 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 
-use rollout_core::wire::openai::content_text;
-use rollout_core::wire::stream::{Text, each, members};
+use rollout_wire::openai::content_text;
+use rollout_wire::stream::{Text, each, members};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 

@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-use rollout_core::wire::stream::{Text, each, first};
-use rollout_core::wire::tokens::{TokenLists, logprobs};
+use rollout_wire::stream::{Text, each, first};
+use rollout_wire::tokens::{TokenLists, logprobs};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 

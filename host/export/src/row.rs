@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-use rollout_core::imports::{RefusedKind, RefusedUse, RefusedUses};
-use rollout_core::wire::stream::Text;
+use rollout_guest::imports::{RefusedKind, RefusedUse, RefusedUses};
+use rollout_wire::stream::Text;
 
 use crate::columns::Cell;
 use crate::document::{Claimed, Document, Exchange, Ours, Outcome, Protocol, written};

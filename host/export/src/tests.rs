@@ -33,7 +33,7 @@ fn columns(document: &str, names: &[&str]) -> String {
     let mut line = Vec::new();
     jsonl::write(&row.cells(), &mut line).unwrap();
     let mut text = String::new();
-    let read = rollout_core::wire::stream::members(
+    let read = rollout_wire::stream::members(
         std::str::from_utf8(&line).unwrap().trim_end(),
         |name, value: &serde_json::value::RawValue| {
             if names.contains(&&*name) {

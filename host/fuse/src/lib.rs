@@ -10,7 +10,9 @@
 //! constant addresses, and no module has a start function. The component's own imports, exports and
 //! conversions do not change. Any other component is rejected with a reason. The result is deterministic.
 //!
-//! This crate knows WebAssembly's binary format, but neither Python nor the host.
+//! [`python::settle`] prepares the initial memory of a component with a Python interpreter, before [`fuse`].
+//!
+//! This crate knows WebAssembly's binary format, but not the host. Only [`python`] knows an interpreter.
 
 mod bodies;
 mod component;
@@ -20,6 +22,7 @@ mod link;
 mod module;
 mod names;
 mod output;
+pub mod python;
 
 use wasmparser::{BinaryReaderError, Validator, WasmFeatures};
 

@@ -1,4 +1,4 @@
-//! Tests of the structure of merged components and of the reasons for rejection. `host/core/tests/fused.rs`
+//! Tests of the structure of merged components and of the reasons for rejection. `host/guest/tests/fused.rs`
 //! runs merged components in an engine.
 
 use rollout_fuse::{Change, FuseError, fuse};

@@ -16,8 +16,8 @@ use crate::auth::{self, Challenge};
 use crate::credentials::Credentials;
 use crate::error::RegistryError;
 use crate::reference::{Digest, Reference};
-use rollout_core::outbound::{NetworkRules, Secret, checked_client};
-use rollout_core::text::{beginning, printable};
+use rollout_outbound::{NetworkRules, Secret, checked_client};
+use rollout_wire::text::{beginning, printable};
 
 /// Maximum size of a manifest and of a configuration.
 const MANIFEST_BYTES_MAX: u64 = 4 << 20;

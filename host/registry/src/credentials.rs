@@ -13,7 +13,7 @@ use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde::Deserialize;
 use tokio::io::AsyncWriteExt as _;
 
-use rollout_core::outbound::Secret;
+use rollout_outbound::Secret;
 
 /// Time that a helper may take. It may ask a keyring, which may ask a person.
 const HELPER_TIME_MAX: Duration = Duration::from_secs(60);

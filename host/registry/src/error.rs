@@ -85,7 +85,7 @@ pub enum RegistryError {
     Credentials(#[from] crate::credentials::CredentialsError),
     /// The HTTP client cannot be set up.
     #[error(transparent)]
-    Client(#[from] rollout_core::outbound::ClientError),
+    Client(#[from] rollout_outbound::ClientError),
 }
 
 /// Returns the registry's message as an addition, if there is one.

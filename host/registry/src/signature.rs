@@ -17,7 +17,7 @@ use crate::artifact::{Descriptor, Manifest};
 use crate::client::Registry;
 use crate::error::RegistryError;
 use crate::reference::{Digest, Reference};
-use rollout_core::outbound::Secret;
+use rollout_outbound::Secret;
 
 /// Type of a layer with a payload.
 const PAYLOAD: &str = "application/vnd.dev.cosign.simplesigning.v1+json";

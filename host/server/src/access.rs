@@ -20,9 +20,9 @@ use subtle::ConstantTimeEq;
 use super::error::RequestRefused;
 use crate::connection::Crowded;
 use rollout_assembly::config::{AllowedHost, AllowedOrigin};
-use rollout_core::outbound::Secret;
 use rollout_core::telemetry::Metrics;
-use rollout_core::text::beginning;
+use rollout_outbound::Secret;
+use rollout_wire::text::beginning;
 
 /// Maximum number of bytes of a name that an error repeats.
 const SHOWN_BYTES_MAX: usize = 100;

@@ -5,7 +5,7 @@ use axum::Router;
 use crate::admin::Admin;
 use crate::tenants::Tenants;
 use crate::{Server, ShutdownDeadlines};
-use rollout_core::rollout::Load;
+use rollout_rollout::Load;
 
 /// A server of one plugin or of many tenants.
 pub enum AnyServer {

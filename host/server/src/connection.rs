@@ -92,7 +92,7 @@ impl WhenWritten {
 #[non_exhaustive]
 pub(crate) enum BodyError {
     /// The caller sent the body too slowly.
-    #[error("{received} bytes of the body came in {}, which is too slow", rollout_core::text::time(*time))]
+    #[error("{received} bytes of the body came in {}, which is too slow", rollout_wire::text::time(*time))]
     TooSlow {
         /// Number of bytes received.
         received: u64,

@@ -31,9 +31,9 @@ use serde_json::{Map, Value, json};
 use crate::dialect::osmosis::{self, Osmosis};
 use crate::dialect::{Dialect, Health, KeyRule, Routes};
 use rollout_assembly::config::Config;
-use rollout_core::outbound::{CallbackClient, RetryPolicy, Secret};
-use rollout_core::rollout::{Host, Load, Unfinished, UnfinishedRollout};
 use rollout_core::telemetry::TEXT_FORMAT;
+use rollout_outbound::{CallbackClient, RetryPolicy, Secret};
+use rollout_rollout::{Host, Load, Unfinished, UnfinishedRollout};
 
 pub use access::Access;
 pub use any_server::AnyServer;

@@ -1,6 +1,6 @@
 //! Random ids and tokens that cannot be guessed.
 
-use rollout_core::digest::hex;
+use rollout_wire::digest::hex;
 
 /// Returns `N` random bytes of the operating system.
 fn bytes<const N: usize>() -> [u8; N] {

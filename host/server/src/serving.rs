@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use rollout_core::rollout::Host;
+use rollout_rollout::Host;
 
 /// A handle to the host that admits new rollouts. Clones share it.
 #[derive(Clone)]

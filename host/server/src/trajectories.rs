@@ -6,10 +6,10 @@ use std::path::Path;
 
 use crate::dialect::osmosis::report::Report;
 use crate::dialect::osmosis::reported;
-use rollout_core::id::SampleId;
-use rollout_core::rollout::{
+use rollout_rollout::{
     Finished, NoTrajectory, StoredDocument, StoredRollout, StoredTrajectories, TrajectoryFile,
 };
+use rollout_wire::id::SampleId;
 
 /// The trajectories of a rollout, with its caller's report.
 pub struct Trajectories {

@@ -22,9 +22,9 @@ use tokio::time::Instant;
 use super::{Server, Trajectories};
 use crate::error::RequestRefused;
 use rollout_core::budget::{Budget, Charge};
-use rollout_core::id::{RolloutId, SampleId};
-use rollout_core::rollout::{Host, Journal, NoTrajectory, StoredDocument};
-use rollout_core::text::{beginning, printable};
+use rollout_rollout::{Host, Journal, NoTrajectory, StoredDocument};
+use rollout_wire::id::{RolloutId, SampleId};
+use rollout_wire::text::{beginning, printable};
 
 /// Maximum number of requests whose documents are built at once. Each has a thread and open files.
 const BUILDS_MAX: usize = 4;

@@ -8,6 +8,8 @@ pub mod closed;
 pub mod data;
 pub mod digest;
 pub mod function;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod id;
 pub mod messages;
 pub mod metadata;

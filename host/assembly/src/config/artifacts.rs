@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::secs;
-use rollout_core::rollout::ArtifactBounds;
+use rollout_rollout::ArtifactBounds;
 
 /// `[artifacts]` as written by the operator.
 #[derive(Clone, Debug, Default, serde::Deserialize)]

@@ -21,7 +21,7 @@ impl EvaluatorEnvironment {
         let port = get(PORT).and_then(|text| {
             let port = text.trim().parse().ok();
             if port.is_none() {
-                mistakes.push(format!("{PORT}: '{}' is not a port", rollout_core::text::printable(&text)));
+                mistakes.push(format!("{PORT}: '{}' is not a port", rollout_wire::text::printable(&text)));
             }
             port
         });

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
-use rollout_core::outbound::{RetryPolicy, Statuses};
+use rollout_outbound::{RetryPolicy, Statuses};
 
 /// Prefix of the variables' names.
 const PREFIX: &str = "OSMOSIS_ROLLOUT_";

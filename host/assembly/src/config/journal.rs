@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::secs;
-use rollout_core::rollout::{JournalRetention, JournalSettings, JournalSync};
+use rollout_rollout::{JournalRetention, JournalSettings, JournalSync};
 
 /// `[journal]` as written by the operator.
 #[derive(Clone, Debug, Default, serde::Deserialize)]

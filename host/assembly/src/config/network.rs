@@ -1,6 +1,6 @@
 //! `[network]`: rules for addresses that come from callers.
 
-use rollout_core::outbound::{NetworkRules, Reach};
+use rollout_outbound::{NetworkRules, Reach};
 
 use super::access;
 

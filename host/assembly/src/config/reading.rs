@@ -10,7 +10,7 @@ use toml::Spanned;
 use toml::de::{DeArray, DeString, DeTable, DeValue};
 
 use super::RawConfig;
-use rollout_core::text::{no_such, printable};
+use rollout_wire::text::{no_such, printable};
 
 /// Maximum number of reported mistakes. A file that is no configuration has one in each line.
 const MISTAKES_MAX: usize = 50;

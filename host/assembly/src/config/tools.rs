@@ -10,11 +10,11 @@ use reqwest::header::HeaderName;
 use serde_json::{Map, Value, json};
 
 use super::secs;
-use rollout_core::outbound::{
+use rollout_guest::toolbox::{AddressSettings, CallLimits, ComponentSettings, ServerSettings, ToolSettings};
+use rollout_outbound::{
     AllowedHost, HttpToolSettings, McpSettings, NetworkRules, SecretText, UrlTemplate, is_variable,
 };
-use rollout_core::toolbox::{AddressSettings, CallLimits, ComponentSettings, ServerSettings, ToolSettings};
-use rollout_core::wire::function::FunctionTool;
+use rollout_wire::function::FunctionTool;
 
 /// `[tools]`.
 #[derive(Clone, Debug, Default, serde::Deserialize, serde::Serialize)]

@@ -9,8 +9,8 @@ use reqwest::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
 use reqwest::{Body, Method, RequestBuilder, StatusCode, Url};
 use serde_json::{Value, json};
 
-use rollout_core::outbound::{Secret, http_client};
-use rollout_core::text::{beginning, printable};
+use rollout_outbound::{Secret, http_client};
+use rollout_wire::text::{beginning, printable};
 
 /// What is sent of a component at once: fine enough for a bar.
 const PIECE_BYTES: usize = 64 << 10;

@@ -228,6 +228,6 @@ fn show_version(deployment: &Value) {
         Err(_) => outln!("{title}\n\nits report is of another version of this program; --json has it"),
     }
     if let Some(config) = deployment["config"].as_str() {
-        outln!("\n{}", rollout_core::text::printable(config.trim_end()));
+        outln!("\n{}", rollout_wire::text::printable(config.trim_end()));
     }
 }

@@ -19,7 +19,7 @@ use crate::print::{errln, out, outln};
 use crate::validate::Report;
 use crate::{Exit, PluginFault};
 use rollout_catalog::Name;
-use rollout_core::digest::sha256_hex;
+use rollout_wire::digest::sha256_hex;
 
 /// Uploads a component to a server, which checks it as `validate` does, and adds it as the next
 /// version of a plugin.

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use rollout_core::wire::quota::{Quota, QuotasChange};
+use rollout_wire::quota::{Quota, QuotasChange};
 use serde_json::Value;
 
 /// New value of a quota on a command line.

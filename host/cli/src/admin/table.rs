@@ -1,6 +1,6 @@
 //! Lists for people: columns as wide as what is in them.
 
-use rollout_core::text::printable;
+use rollout_wire::text::printable;
 
 /// Rows below a head.
 pub(super) struct Table<const N: usize> {

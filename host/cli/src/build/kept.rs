@@ -8,7 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use rollout_core::digest::sha256_hex;
+use rollout_wire::digest::sha256_hex;
 
 /// Bytes that all files may have together. The least recently used are removed first.
 const BYTES_MAX: u64 = 1 << 30;

@@ -2,9 +2,6 @@
 
 mod kept;
 pub(super) mod python;
-mod python_heap;
-mod python_image;
-mod python_repeat;
 mod python_sdk;
 pub(super) mod quick;
 mod rust;
@@ -18,8 +15,8 @@ use clap::Args;
 use super::options::LoadOptions;
 use super::watch::Watch;
 use super::{Exit, PluginFault, plugin_file};
-use rollout_core::digest::hex;
-use rollout_core::engine::Engine;
+use rollout_guest::engine::Engine;
+use rollout_wire::digest::hex;
 
 /// Compiles a Rust or Python workflow, agent loop, grader or tool to a component and checks that
 /// it can be served or provided.

@@ -14,7 +14,7 @@ use clap::Args;
 use serde::Deserialize;
 
 use super::kept::{self, Kept};
-use super::{Built, PluginFault, WorkDir, python_image, python_sdk};
+use super::{Built, PluginFault, WorkDir, python_sdk};
 use crate::plugin_file;
 
 pub(crate) const TOOL: &str = "componentize-py";
@@ -129,7 +129,7 @@ fn running_program() -> Option<PathBuf> {
 /// What is done to a component that the tool has made, in this order.
 pub(super) fn finish(component: &Path, no_fuse: bool) -> Result<()> {
     let bytes = std::fs::read(component).context("the SDK's builder made no component")?;
-    let settled = python_image::settle(&bytes)?;
+    let settled = rollout_fuse::python::settle(&bytes)?;
     let finished = if no_fuse { settled } else { fuse(settled) };
     std::fs::write(component, finished).context("cannot write the component")
 }

@@ -20,11 +20,11 @@ use super::{DATA, Exit, OUTPUT, journal, setup};
 use rollout_assembly::config::{Config, RawConfig, RawJournal, SyncWhen};
 use rollout_assembly::{Assembled, Options};
 use rollout_core::error::Fault;
-use rollout_core::rollout::{AgentForm, Host, JournalRetention, JournalSettings};
 use rollout_eval as eval;
 use rollout_eval::rows::Selection;
 use rollout_eval::run::{End, Work};
 use rollout_eval::{DataSet, Manifest, Opened, ResultsDir, Resume, RolloutJournal, Row, Summary, Tally};
+use rollout_rollout::{AgentForm, Host, JournalRetention, JournalSettings};
 use watch::Watch;
 
 /// Default number of concurrent rollouts.

@@ -15,11 +15,11 @@ use crate::{Exit, journal, setup};
 use rollout_assembly::config::Config;
 use rollout_assembly::{Assembled, Options, Sources};
 use rollout_core::error::Fault;
-use rollout_core::rollout::Host;
 use rollout_eval::regrade::{self, Evaluated};
 use rollout_eval::rewards::Rewards;
 use rollout_eval::run::End;
 use rollout_eval::{Manifest, Opened, ResultLine, ResultsDir, Resume, Tally};
+use rollout_rollout::Host;
 
 /// Files of the components that take part in grading again.
 struct Components {

@@ -11,10 +11,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio_util::sync::CancellationToken;
 
 use crate::print::errln;
-use rollout_core::outbound::{ChatFailure, Observer, Retry, Watched};
 use rollout_core::telemetry::ModelRole;
-use rollout_core::text::printable;
 use rollout_eval::Tally;
+use rollout_outbound::{ChatFailure, Observer, Retry, Watched};
+use rollout_wire::text::printable;
 
 /// Number of failed tries after which a server that never returned a completion counts as unavailable.
 /// Three calls with the default number of tries, so that a server may be restarted, but thousands of rows

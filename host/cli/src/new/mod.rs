@@ -263,7 +263,7 @@ fn check_name(name: &str, lang: Language) -> Result<()> {
         bail!(
             "'{}' is no name for a project: lower-case letters, digits, '-' and '_', beginning with a letter, 64 at the \
              most; --dir says where it goes",
-            rollout_core::text::printable(name)
+            rollout_wire::text::printable(name)
         );
     }
     let taken: &[&str] = match lang {

@@ -10,10 +10,10 @@ use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 
 use crate::test::{Prompt, Style, Transcript, When};
-use rollout_core::imports::{Answer, Difference, ReadCall, ReadCalls, Role, RunEvent, WrittenToolCall};
-use rollout_core::outbound::{ChatFailure, Observer, Watched};
-use rollout_core::rollout::{Finished, ReplayEnd, StoredRollout};
 use rollout_core::telemetry::ModelRole;
+use rollout_guest::imports::{Answer, Difference, ReadCall, ReadCalls, Role, RunEvent, WrittenToolCall};
+use rollout_outbound::{ChatFailure, Observer, Watched};
+use rollout_rollout::{Finished, ReplayEnd, StoredRollout};
 
 /// Something that is shown.
 enum Shown {

@@ -12,9 +12,9 @@ use crate::{PluginFault, plugin_file, setup};
 use rollout_assembly::NotLoaded;
 use rollout_assembly::config::{Config, RawConfig};
 use rollout_catalog::{Catalog, NewKey, Rights};
-use rollout_core::engine::{Engine, Loader};
 use rollout_core::error::Fault;
-use rollout_core::seal::Seal;
+use rollout_guest::engine::{Engine, Loader};
+use rollout_rollout::seal::Seal;
 use rollout_server::admin::{self, Admin};
 use rollout_server::tenants::{self, Checks, Tenants};
 

@@ -22,10 +22,10 @@ pub(super) use prompt::Prompt;
 use rollout_assembly::config::RawConfig;
 use rollout_assembly::{Options, Sources};
 use rollout_core::error::Fault;
-use rollout_core::rollout::{FailureKind, Finished, Host, Outcome};
 use rollout_eval as eval;
 use rollout_eval::rows::Row;
 use rollout_eval::run::Model;
+use rollout_rollout::{FailureKind, Finished, Host, Outcome};
 pub(super) use style::{Style, When};
 pub(super) use transcript::Transcript;
 

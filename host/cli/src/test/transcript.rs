@@ -17,12 +17,12 @@ use serde_json::{Map, Value, json};
 
 use super::prompt::{Command, Prompt};
 use super::style::{Part, Style};
-use rollout_core::imports::{ClockStart, LogEntry, LogLevel, RefusedUse};
-use rollout_core::outbound::{ChatFailure, Observer, Retry, Watched};
-use rollout_core::rollout::{FailureKind, Finished, Outcome};
 use rollout_core::telemetry::ModelRole;
-use rollout_core::text::printable;
-use rollout_core::wire::openai::Completion;
+use rollout_guest::imports::{ClockStart, LogEntry, LogLevel, RefusedUse};
+use rollout_outbound::{ChatFailure, Observer, Retry, Watched};
+use rollout_rollout::{FailureKind, Finished, Outcome};
+use rollout_wire::openai::Completion;
+use rollout_wire::text::printable;
 
 /// The width of the column with the roles.
 const ROLE_WIDTH: usize = 11;
@@ -145,7 +145,7 @@ impl Transcript {
         if finished.refused_uses.failures() > 0 && matches!(finished.outcome, Outcome::Scored { .. }) {
             line("", &self.note("a component can do none of this; where the plugin swallowed it, the reward may mean nothing"));
         }
-        if finished.samples.iter().any(rollout_core::rollout::FinishedSample::lacks_reply) {
+        if finished.samples.iter().any(rollout_rollout::FinishedSample::lacks_reply) {
             line("warning", &self.style.paint(Part::Bad, "there is a sample without a reply of the model"));
         }
         let usage = &finished.usage;

@@ -9,15 +9,15 @@ use serde_json::json;
 use super::report::Report;
 use super::{ANSWER, bounds, refused_uses, stand_in};
 use rollout_assembly::config::Config;
-use rollout_core::id::RolloutId;
-use rollout_core::imports::{Imports, Live, ModelAccess, Record, RefusedUses, Role, RunContext};
-use rollout_core::instance::{self, GuestVerdict, RunError, SampleToGrade};
-use rollout_core::outbound::{ChatClient, Transport};
-use rollout_core::plugin::{self, Plugin};
 use rollout_core::telemetry::Metrics;
-use rollout_core::wire::params::AllowedParams;
 use rollout_eval::Row;
+use rollout_guest::imports::{Imports, Live, ModelAccess, Record, RefusedUses, Role, RunContext};
+use rollout_guest::instance::{self, GuestVerdict, RunError, SampleToGrade};
+use rollout_guest::plugin::{self, Plugin};
 use rollout_mock_model::MockModel;
+use rollout_outbound::{ChatClient, Transport};
+use rollout_wire::id::RolloutId;
+use rollout_wire::params::AllowedParams;
 
 /// The sample that is made up.
 const SAMPLE: &str = "main";

@@ -24,19 +24,19 @@ use super::{DATA, Exit, OUTPUT, PluginFault, plugin_file, setup};
 pub(crate) use report::Report;
 use rollout_assembly::Options;
 use rollout_assembly::config::{Config, Judge, RawConfig, RawJudge};
-use rollout_core::engine::Engine;
 use rollout_core::error::Fault;
-use rollout_core::id::RolloutId;
-use rollout_core::imports::{Imports, Live, RefusedKind, RefusedUse, RefusedUses, Role, RunContext};
-use rollout_core::instance::{self, Bounds, Permit};
 use rollout_core::limits::DECLARE_TIME_MAX;
-use rollout_core::plugin::{self, Description, Plugin, Problem};
-use rollout_core::rollout::{Failure, FailureKind, Finished, Host, Outcome, Stage};
 use rollout_core::telemetry::Metrics;
 use rollout_eval as eval;
 use rollout_eval::Row;
 use rollout_eval::run::Model;
+use rollout_guest::engine::Engine;
+use rollout_guest::imports::{Imports, Live, RefusedKind, RefusedUse, RefusedUses, Role, RunContext};
+use rollout_guest::instance::{self, Bounds, Permit};
+use rollout_guest::plugin::{self, Description, Plugin, Problem};
 use rollout_mock_model::{MockModel, MockModelSettings, Script};
+use rollout_rollout::{Failure, FailureKind, Finished, Host, Outcome, Stage};
+use rollout_wire::id::RolloutId;
 use run::{Recorder, Scratch, Trace};
 
 /// What a row's prompt and label are, where no data is given.

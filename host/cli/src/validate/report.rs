@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::Exit;
 use rollout_core::error::Fault;
-use rollout_core::text::printable;
+use rollout_wire::text::printable;
 
 /// What came of one check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]

@@ -11,14 +11,12 @@ use futures_util::future::BoxFuture;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use rollout_core::outbound::{ChatFailure, Observer, Watched};
-use rollout_core::rollout::{
-    AfterWorkflow, Ended, Failure, Finished, Host, Next, Outcome, Rollout, Steps, drive,
-};
-use rollout_core::text::beginning;
 use rollout_eval as eval;
 use rollout_eval::Row;
 use rollout_eval::run::Model;
+use rollout_outbound::{ChatFailure, Observer, Watched};
+use rollout_rollout::{AfterWorkflow, Ended, Failure, Finished, Host, Next, Outcome, Rollout, Steps, drive};
+use rollout_wire::text::beginning;
 
 /// Keeps every request.
 #[derive(Debug, Default)]

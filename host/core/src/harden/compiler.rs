@@ -52,7 +52,7 @@ const FILTERED: &str = "system calls filtered";
 
 /// What a process that compiles said of its confinement, and the rest of what it said. Whether
 /// its calls were filtered, which is the one thing that every kernel can do.
-pub(crate) fn confinement_said(stderr: &str) -> (Option<(&str, bool)>, &str) {
+pub fn confinement_said(stderr: &str) -> (Option<(&str, bool)>, &str) {
     let Some((line, rest)) = stderr.strip_prefix(BEGINNING).and_then(|text| text.split_once('\n')) else {
         return (None, stderr);
     };

@@ -19,12 +19,12 @@ struct Window {
 
 impl LineBudget {
     /// A budget of so many lines a second.
-    pub(crate) fn new(per_second: u32) -> Self {
+    pub fn new(per_second: u32) -> Self {
         Self { per_second, window: Mutex::default() }
     }
 
     /// Whether a line may be written; if so, how many were left out since the last one.
-    pub(crate) fn take(&self) -> Option<u64> {
+    pub fn take(&self) -> Option<u64> {
         self.take_at(Instant::now())
     }
 

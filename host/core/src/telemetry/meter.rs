@@ -44,7 +44,7 @@ impl Meter {
     }
 
     /// What was used on this day, where it is the last one on which anything was.
-    pub(crate) fn of_day(&self, day: u64) -> DayUse {
+    pub fn of_day(&self, day: u64) -> DayUse {
         self.lock().on(day)
     }
 
@@ -57,7 +57,8 @@ impl Meter {
         self.add_tokens_on(today(), tokens);
     }
 
-    pub(crate) fn add_tokens_on(&self, day: u64, tokens: u64) {
+    /// Adds tokens of models on a day, counted in days since 1970.
+    pub fn add_tokens_on(&self, day: u64, tokens: u64) {
         let mut used = self.lock();
         *used = used.on(day);
         used.model_tokens = used.model_tokens.saturating_add(tokens);

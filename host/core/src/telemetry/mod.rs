@@ -24,7 +24,7 @@ pub use lines::LineBudget;
 pub use meter::{DayUse, Meter};
 pub use one_line::OneLineFields;
 pub use traces::{InvalidOtlp, RolloutTrace, Span, TraceParent, Traces};
-pub(crate) use under_way::{Callback, ModelCall, Timing, ToolCall};
+pub use under_way::{Callback, ModelCall, Timing, ToolCall};
 
 use std::collections::HashMap;
 use std::collections::btree_map::{BTreeMap, Entry};
@@ -58,7 +58,7 @@ pub enum Ended {
 
 /// What the guests of one rollout used.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Used {
+pub struct Used {
     /// CPU time of both.
     pub guest_cpu: Duration,
     /// The most memory that either had, in bytes.
@@ -73,7 +73,7 @@ pub(crate) struct Used {
 
 /// How busy the host is at a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Busy {
+pub struct Busy {
     /// Rollouts that have a slot.
     pub running: u32,
     /// Rollouts that wait for one.
@@ -88,7 +88,7 @@ pub(crate) struct Busy {
 
 impl Busy {
     /// How busy it is now.
-    pub(crate) fn now(running: u32, queued: u32, running_max: u32, budget: &Budget) -> Self {
+    pub fn now(running: u32, queued: u32, running_max: u32, budget: &Budget) -> Self {
         Self {
             running,
             queued,
@@ -188,12 +188,12 @@ impl Metrics {
     }
 
     /// The trace of a rollout that was just admitted; empty where traces go nowhere.
-    pub(crate) fn trace(&self, rollout_id: &str) -> RolloutTrace {
+    pub fn trace(&self, rollout_id: &str) -> RolloutTrace {
         self.traces.get().map(|traces| traces.rollout(rollout_id)).unwrap_or_default()
     }
 
     /// A rollout was admitted.
-    pub(crate) fn accepted(&self) {
+    pub fn accepted(&self) {
         self.rollouts.accepted.inc();
     }
 
@@ -208,12 +208,12 @@ impl Metrics {
     }
 
     /// The files of a rollout could not be written.
-    pub(crate) fn trajectory_unwritten(&self) {
+    pub fn trajectory_unwritten(&self) {
         self.rollouts.unwritten.inc();
     }
 
     /// An accepted rollout is over.
-    pub(crate) fn ended(&self, how: Ended) {
+    pub fn ended(&self, how: Ended) {
         match how {
             Ended::Scored => self.rollouts.scored.inc(),
             Ended::Unscored { stage, kind, fault } => {
@@ -223,17 +223,17 @@ impl Metrics {
     }
 
     /// A step took so long.
-    pub(crate) fn took(&self, step: Step, time: Duration) {
+    pub fn took(&self, step: Step, time: Duration) {
         self.times[step.place()].observe(time.as_secs_f64());
     }
 
     /// Times a step from here until what is given back is dropped.
-    pub(crate) fn time(self: &Arc<Self>, step: Step) -> Timing {
+    pub fn time(self: &Arc<Self>, step: Step) -> Timing {
         Timing { metrics: self.clone(), step, since: Instant::now() }
     }
 
     /// A call of a model begins.
-    pub(crate) fn model_call(&self, asked: ModelRole) -> ModelCall<'_> {
+    pub fn model_call(&self, asked: ModelRole) -> ModelCall<'_> {
         let calls = match asked {
             ModelRole::Policy => &self.model,
             ModelRole::Judge => &self.judge,
@@ -243,29 +243,29 @@ impl Metrics {
     }
 
     /// A callback begins.
-    pub(crate) fn callback(&self) -> Callback<'_> {
+    pub fn callback(&self) -> Callback<'_> {
         Callback { metrics: self, since: Instant::now(), outcome: CallbackOutcome::Abandoned }
     }
 
     /// A call of a host-provided tool begins.
-    pub(crate) fn tool_call(&self, kind: ToolKind) -> ToolCall<'_> {
+    pub fn tool_call(&self, kind: ToolKind) -> ToolCall<'_> {
         ToolCall { metrics: self, kind, since: Instant::now(), outcome: ToolOutcome::Abandoned }
     }
 
     /// One instance of a component's tool is over and used this.
-    pub(crate) fn used_by_tool(&self, cpu: Duration, host_calls: u64) {
+    pub fn used_by_tool(&self, cpu: Duration, host_calls: u64) {
         self.meters.iter().for_each(|meter| meter.add_cpu(cpu));
         self.guests.cpu.inc_by(cpu.as_secs_f64());
         self.guests.host_calls.inc_by(host_calls);
     }
 
     /// A limit was hit.
-    pub(crate) fn limit_hit(&self, limit: Limit) {
+    pub fn limit_hit(&self, limit: Limit) {
         self.guests.limits.at(limit).inc();
     }
 
     /// One rollout is over and its guests used this.
-    pub(crate) fn used(&self, used: &Used) {
+    pub fn used(&self, used: &Used) {
         self.meters.iter().for_each(|meter| meter.add_cpu(used.guest_cpu));
         self.guests.cpu.inc_by(used.guest_cpu.as_secs_f64());
         self.guests.memory.observe(used.memory_bytes_peak as f64);
@@ -283,7 +283,7 @@ impl Metrics {
 
     /// All of it in Prometheus' text format, with what the system says of this process.
     /// Reads files, which takes milliseconds in a process of many mappings.
-    pub(crate) fn text(&self, busy: Busy) -> String {
+    pub fn text(&self, busy: Busy) -> String {
         self.note(busy);
         as_text(self.registry.gather())
     }

@@ -11,7 +11,7 @@ use tracing_subscriber::field::RecordFields;
 use tracing_subscriber::fmt::FormatFields;
 use tracing_subscriber::fmt::format::Writer;
 
-use crate::text::OneLine;
+use rollout_wire::text::OneLine;
 
 /// Writes fields as `name=value`, and the message without a name.
 #[derive(Clone, Copy, Debug, Default)]

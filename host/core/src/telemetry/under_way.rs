@@ -12,7 +12,7 @@ pub(super) const TOKENS_MAX: u64 = 1 << 32;
 
 /// A step that goes on. Dropping it says how long it took.
 #[derive(Debug)]
-pub(crate) struct Timing {
+pub struct Timing {
     pub(super) metrics: Arc<Metrics>,
     pub(super) step: Step,
     pub(super) since: Instant,
@@ -26,7 +26,7 @@ impl Drop for Timing {
 
 /// A call of the model that goes on. Dropped without an outcome, it was abandoned.
 #[derive(Debug)]
-pub(crate) struct ModelCall<'a> {
+pub struct ModelCall<'a> {
     pub(super) metrics: &'a Metrics,
     pub(super) calls: &'a ModelSeries,
     pub(super) since: Instant,
@@ -35,12 +35,12 @@ pub(crate) struct ModelCall<'a> {
 
 impl ModelCall<'_> {
     /// It is tried again.
-    pub(crate) fn repeated(&self) {
+    pub fn repeated(&self) {
         self.calls.retries.inc();
     }
 
     /// A reply cost so many tokens.
-    pub(crate) fn used_tokens(&self, prompt: u64, completion: u64) {
+    pub fn used_tokens(&self, prompt: u64, completion: u64) {
         self.calls.prompt_tokens.inc_by(prompt.min(TOKENS_MAX));
         self.calls.completion_tokens.inc_by(completion.min(TOKENS_MAX));
         let tokens = prompt.min(TOKENS_MAX) + completion.min(TOKENS_MAX);
@@ -48,7 +48,7 @@ impl ModelCall<'_> {
     }
 
     /// It is over.
-    pub(crate) fn ended(mut self, outcome: ModelOutcome) {
+    pub fn ended(mut self, outcome: ModelOutcome) {
         self.outcome = outcome;
     }
 }
@@ -63,7 +63,7 @@ impl Drop for ModelCall<'_> {
 
 /// A call of a host-provided tool that goes on. Dropped without an outcome, it was abandoned.
 #[derive(Debug)]
-pub(crate) struct ToolCall<'a> {
+pub struct ToolCall<'a> {
     pub(super) metrics: &'a Metrics,
     pub(super) kind: ToolKind,
     pub(super) since: Instant,
@@ -72,7 +72,7 @@ pub(crate) struct ToolCall<'a> {
 
 impl ToolCall<'_> {
     /// It is over.
-    pub(crate) fn ended(mut self, outcome: ToolOutcome) {
+    pub fn ended(mut self, outcome: ToolOutcome) {
         self.outcome = outcome;
     }
 }
@@ -87,7 +87,7 @@ impl Drop for ToolCall<'_> {
 
 /// A callback that goes on. Dropped without an outcome, it was abandoned.
 #[derive(Debug)]
-pub(crate) struct Callback<'a> {
+pub struct Callback<'a> {
     pub(super) metrics: &'a Metrics,
     pub(super) since: Instant,
     pub(super) outcome: CallbackOutcome,
@@ -95,12 +95,12 @@ pub(crate) struct Callback<'a> {
 
 impl Callback<'_> {
     /// It is posted again.
-    pub(crate) fn repeated(&self) {
+    pub fn repeated(&self) {
         self.metrics.callbacks.retries.inc();
     }
 
     /// It is over.
-    pub(crate) fn ended(mut self, outcome: CallbackOutcome) {
+    pub fn ended(mut self, outcome: CallbackOutcome) {
         self.outcome = outcome;
     }
 }

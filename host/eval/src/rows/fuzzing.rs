@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{Collector, DataError, Format, Options, PROBLEMS_SHOWN_MAX, read_text};
-use rollout_core::wire;
+use rollout_wire as wire;
 
 /// Maximum length of the message about one row, in bytes.
 const PROBLEM_BYTES_MAX: usize = 4096;

@@ -35,8 +35,8 @@ use keyed_locks::KeyedLocks;
 use request_limits::RequestLimits;
 use rollout_catalog::{Catalog, CatalogError, Digest, KeyId, Name, TenantId};
 use rollout_core::budget::Budget;
-use rollout_core::outbound::{NetworkRules, Reach};
-use rollout_core::seal::Seal;
+use rollout_outbound::{NetworkRules, Reach};
+use rollout_rollout::seal::Seal;
 
 pub use secrets::open_all as open_secrets;
 

@@ -9,8 +9,8 @@ use super::error::ApiError;
 use super::extract::{Author, JsonBody, NewName, Path};
 use super::wire::{NewSecret, Secrets, TenantParam};
 use rollout_catalog::{Catalog, CatalogError, Name, TenantId};
-use rollout_core::outbound::Secret;
-use rollout_core::seal::Seal;
+use rollout_outbound::Secret;
+use rollout_rollout::seal::Seal;
 
 /// Maximum number of bytes of a secret.
 const SECRET_BYTES_MAX: usize = 16 << 10;

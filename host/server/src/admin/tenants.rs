@@ -12,7 +12,7 @@ use super::error::ApiError;
 use super::extract::{JsonBody, Operator, Params, Path};
 use super::wire::{DayUsage, List, NewTenant, Page, Tenant, TenantChange, TenantUsage};
 use rollout_catalog::{Name, TenantSettings};
-use rollout_core::outbound::NetworkEntry;
+use rollout_outbound::NetworkEntry;
 
 /// Default number of days of usage.
 const DAYS_DEFAULT: u32 = 30;

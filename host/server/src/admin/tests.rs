@@ -13,7 +13,7 @@ use axum::response::Response;
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use rollout_catalog::{NewKey, Rights, TenantSettings};
-use rollout_core::outbound::Secret;
+use rollout_outbound::Secret;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

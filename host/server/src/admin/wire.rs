@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use rollout_catalog::{self as catalog, Time};
-use rollout_core::wire::quota::{Quota, Quotas, QuotasChange};
+use rollout_wire::quota::{Quota, Quotas, QuotasChange};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::openapi::path::Operation;

@@ -12,11 +12,11 @@ use serde_json::value::RawValue;
 
 use super::delivery::{Action, Delivery, Event, Message};
 use super::ledger::{Entry, Over};
-use rollout_core::outbound::{Acknowledged, CallbackClient, Secret, Undelivered};
-use rollout_core::rollout::{
+use rollout_core::telemetry::RolloutTrace;
+use rollout_outbound::{Acknowledged, CallbackClient, Secret, Undelivered};
+use rollout_rollout::{
     AfterWorkflow, Ended, Failure, Finished, Next, Outcome, Phase, Rollout, RolloutLog, Steps,
 };
-use rollout_core::telemetry::RolloutTrace;
 
 /// The dialect's part of a driver: bodies of messages, statuses, and its own steps.
 pub(super) trait Renderer: Send + Sync + Sized + 'static {

@@ -16,8 +16,8 @@ use serde_json::{Map, Value};
 use tokio::time::Instant;
 
 use rollout_assembly::config::Config;
-use rollout_core::outbound::Secret;
-use rollout_core::rollout::{Host, UnfinishedRollout};
+use rollout_outbound::Secret;
+use rollout_rollout::{Host, UnfinishedRollout};
 
 /// A protocol's interface for the server.
 pub trait Dialect: Send + Sync {

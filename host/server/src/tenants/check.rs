@@ -13,7 +13,7 @@ use super::Tenants;
 use crate::admin::{CheckError, CheckReport, CheckRequest};
 use rollout_assembly::config::Config;
 use rollout_core::child::OwnedChild;
-use rollout_core::text::beginning;
+use rollout_wire::text::beginning;
 
 /// Settings of the checks of pushed deployments.
 #[derive(Clone, Debug)]

@@ -32,12 +32,12 @@ use rollout_assembly::{AssemblyError, Besides, NotLoaded, Platform};
 use rollout_catalog::{Catalog, CatalogError, Name, TenantId};
 use rollout_core::budget::Budget;
 use rollout_core::capacity::{Slots, raise_descriptors};
-use rollout_core::engine::{Engine, EngineError};
-use rollout_core::outbound::{Transport, TransportError};
-use rollout_core::plugin::Plugin as Component;
-use rollout_core::rollout::{JournalError, Load, SlotPool};
-use rollout_core::seal::Seal;
 use rollout_core::telemetry::{Metrics, Traces};
+use rollout_guest::engine::{Engine, EngineError};
+use rollout_guest::plugin::Plugin as Component;
+use rollout_outbound::{Transport, TransportError};
+use rollout_rollout::seal::Seal;
+use rollout_rollout::{JournalError, Load, SlotPool};
 
 pub use check::Checks;
 use descriptors::{HeldFiles, NoFiles, PluginFiles};

@@ -16,10 +16,10 @@ use crate::serving::Serving;
 use rollout_assembly::{Deployed, NotLoaded, Placed, Sources};
 use rollout_catalog::Deployment;
 use rollout_core::error::Fault;
-use rollout_core::outbound::Secret;
-use rollout_core::rollout::{AdmissionQuotas, Host, Runtime, RuntimeSettings, ServedAs, Share, Slots, Whose};
 use rollout_core::telemetry::{Meter, Metrics};
-use rollout_core::wire::quota::Quotas;
+use rollout_outbound::Secret;
+use rollout_rollout::{AdmissionQuotas, Host, Runtime, RuntimeSettings, ServedAs, Share, Slots, Whose};
+use rollout_wire::quota::Quotas;
 
 /// A plugin in memory, with the server of its routes.
 pub(super) struct LoadedPlugin {
@@ -47,7 +47,7 @@ struct PluginState {
     running_max: u32,
     quotas: Quotas,
     /// Inactive deployments, which exist as long as rollouts run on them. A version may occur several times.
-    others: Vec<(u32, Weak<rollout_core::rollout::Deployment>)>,
+    others: Vec<(u32, Weak<rollout_rollout::Deployment>)>,
 }
 
 /// A deployment in memory.
@@ -60,7 +60,7 @@ struct LoadedDeployment {
 
 impl PluginState {
     /// Adds an inactive deployment, and removes those without rollouts.
-    fn add_inactive(&mut self, version: u32, deployment: Weak<rollout_core::rollout::Deployment>) {
+    fn add_inactive(&mut self, version: u32, deployment: Weak<rollout_rollout::Deployment>) {
         self.others.retain(|(_, deployment)| deployment.strong_count() > 0);
         self.others.push((version, deployment));
     }

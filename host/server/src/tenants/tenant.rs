@@ -12,13 +12,13 @@ use super::{Inner, TenantError, Tenants};
 use crate::admin::{Deployments, network_rules};
 use rollout_catalog::{Catalog, CatalogError, Name, TenantId, TenantUsage};
 use rollout_core::budget::Budget;
-use rollout_core::outbound::Transport;
-use rollout_core::rollout::{
-    AdmissionQuotas, ArtifactBounds, ArtifactRoot, Host, Journal, JournalSettings, Share, TenantSlots,
-    Unfinished, Whose,
-};
 use rollout_core::telemetry::{DayUse, Meter, Metrics};
-use rollout_core::wire::quota::{Quota, Quotas};
+use rollout_outbound::Transport;
+use rollout_rollout::{
+    AdmissionQuotas, ArtifactBounds, ArtifactRoot, Host, Journal, JournalSettings, Share, TenantSlots, Unfinished,
+    Whose,
+};
+use rollout_wire::quota::{Quota, Quotas};
 
 /// Number of bytes of a segment of a tenant's journal. Smaller than in a server of one plugin, because each tenant has at
 /// least two segments on disk.

@@ -177,7 +177,7 @@ impl Export {
         let reason = match tokio::time::timeout(EXPORT_TIME_MAX, sent).await {
             Ok(Ok(())) => return self.counts.exported.inc_by(count),
             Ok(Err(error)) => error.to_string(),
-            Err(_) => format!("no answer within {}", crate::text::time(EXPORT_TIME_MAX)),
+            Err(_) => format!("no answer within {}", rollout_wire::text::time(EXPORT_TIME_MAX)),
         };
         self.counts.dropped.inc_by(count);
         if self.complained.is_none_or(|at| at.elapsed() > COMPLAINT_PAUSE) {

@@ -105,12 +105,12 @@ impl RolloutTrace {
     }
 
     /// Whether nobody collects it.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.0.is_none()
     }
 
     /// Makes the rollout a part of its caller's trace. Before any phase of it.
-    pub(crate) fn child_of(&self, parent: TraceParent) {
+    pub fn child_of(&self, parent: TraceParent) {
         let Some(live) = &self.0 else { return };
         let mut state = live.state();
         let TraceParent { trace, span, sampled } = parent;
@@ -123,25 +123,25 @@ impl RolloutTrace {
     }
 
     /// Says something of the whole rollout.
-    pub(crate) fn set(&self, key: &'static str, value: impl Into<Value>) {
+    pub fn set(&self, key: &'static str, value: impl Into<Value>) {
         let Some(live) = &self.0 else { return };
         live.state().root.attributes.push(KeyValue::new(key, bounded(value.into())));
     }
 
     /// The rollout has no reward: the kind and why.
-    pub(crate) fn failed(&self, kind: &'static str, reason: &str) {
+    pub fn failed(&self, kind: &'static str, reason: &str) {
         let Some(live) = &self.0 else { return };
         fail(&mut live.state().root, kind, reason);
     }
 
     /// Begins a phase: the spans that begin while it lasts are below it. Phases follow
     /// one another.
-    pub(crate) fn phase(&self, name: &'static str) -> Span {
+    pub fn phase(&self, name: &'static str) -> Span {
         self.phase_since(name, None)
     }
 
     /// Begins a phase that began when the rollout did.
-    pub(crate) fn first_phase(&self, name: &'static str) -> Span {
+    pub fn first_phase(&self, name: &'static str) -> Span {
         let began = self.0.as_ref().map(|live| live.state().root.start_time);
         self.phase_since(name, began)
     }
@@ -157,7 +157,7 @@ impl RolloutTrace {
     }
 
     /// Begins something within the phase that is under way.
-    pub(crate) fn span(&self, name: &'static str) -> Span {
+    pub fn span(&self, name: &'static str) -> Span {
         self.below(name, SpanKind::Internal, false)
     }
 
@@ -203,8 +203,8 @@ impl Span {
     }
 
     /// Says a list of texts of it.
-    pub(crate) fn set_texts(&mut self, key: &'static str, texts: impl IntoIterator<Item = String>) {
-        let texts = texts.into_iter().map(|text| crate::text::beginning(&text, TEXT_BYTES_MAX).into());
+    pub fn set_texts(&mut self, key: &'static str, texts: impl IntoIterator<Item = String>) {
+        let texts = texts.into_iter().map(|text| rollout_wire::text::beginning(&text, TEXT_BYTES_MAX).into());
         self.set(key, Value::Array(opentelemetry::Array::String(texts.collect())));
     }
 
@@ -230,14 +230,14 @@ impl Drop for Span {
 }
 
 fn fail(data: &mut SpanData, kind: &'static str, reason: &str) {
-    data.status = Status::error(crate::text::beginning(reason, TEXT_BYTES_MAX));
+    data.status = Status::error(rollout_wire::text::beginning(reason, TEXT_BYTES_MAX));
     data.attributes.push(KeyValue::new("error.type", kind));
 }
 
 fn bounded(value: Value) -> Value {
     match value {
         Value::String(text) if text.as_str().len() > TEXT_BYTES_MAX => {
-            crate::text::beginning(text.as_str(), TEXT_BYTES_MAX).into()
+            rollout_wire::text::beginning(text.as_str(), TEXT_BYTES_MAX).into()
         }
         value => value,
     }

@@ -10,7 +10,7 @@ use axum::body::Bytes;
 use tokio::sync::watch;
 
 use super::{Entry, HeldBody, Ledger, Name};
-use rollout_core::rollout::{AdmitError, RolloutLog};
+use rollout_rollout::{AdmitError, RolloutLog};
 
 /// Bytes of an answer's entry, besides its key and its body.
 const RECORD_BYTES: usize = 512;

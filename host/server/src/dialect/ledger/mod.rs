@@ -18,9 +18,9 @@ use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 use rollout_core::budget::{Budget, Charge};
-use rollout_core::id::RolloutId;
-use rollout_core::rollout::{Handle, Host, Journal, Outcome, Phase, RunClock};
-use rollout_core::text::beginning;
+use rollout_rollout::{Handle, Host, Journal, Outcome, Phase, RunClock};
+use rollout_wire::id::RolloutId;
+use rollout_wire::text::beginning;
 
 pub(crate) use answer::{AnswerSender, NoAnswer, Part};
 pub(crate) use poll::{Lease, PollStatus, Polled, ReadError};

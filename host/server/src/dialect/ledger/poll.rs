@@ -18,11 +18,11 @@ use super::retention::{COPIES_BYTES_MAX, Kept};
 use super::{Entry, HeldBody, Inner, Ledger, Name, Over, Slot};
 use crate::connection::Caller;
 use rollout_core::budget::Charge;
-use rollout_core::digest::sha256_hex;
-use rollout_core::id::RolloutId;
-use rollout_core::rollout::{
+use rollout_rollout::{
     Failed, Finished, Journal, KeptOutcome, KeptResult, Phase, ResultOf, RolloutLog, RunClock,
 };
+use rollout_wire::digest::sha256_hex;
+use rollout_wire::id::RolloutId;
 
 /// A shorter result that was read stays in memory: it takes less than its source.
 const LEFT_BYTES_MIN: usize = 4 << 10;

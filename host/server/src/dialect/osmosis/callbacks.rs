@@ -21,9 +21,9 @@ use crate::dialect::delivery::{Action, Delivery, Message};
 use crate::dialect::driver::{Addresses, Driver, Renderer, Source};
 use crate::dialect::ledger::Over;
 use rollout_core::budget::{Budget, Charge, Use};
-use rollout_core::id::RolloutId;
-use rollout_core::rollout::{Failure, FailureKind, Finished, Host, Outcome, UnfinishedRollout, drive};
 use rollout_core::telemetry::TraceParent;
+use rollout_rollout::{Failure, FailureKind, Finished, Host, Outcome, UnfinishedRollout, drive};
+use rollout_wire::id::RolloutId;
 
 /// The samples of a grader's callback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

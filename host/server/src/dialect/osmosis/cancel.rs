@@ -14,8 +14,8 @@ use super::body::Body;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::request::is_json;
-use rollout_core::id::RolloutId;
-use rollout_core::rollout::{Handle, Phase};
+use rollout_rollout::{Handle, Phase};
+use rollout_wire::id::RolloutId;
 
 /// Time for which a response waits for the cancelled rollouts to end. Clients wait 5 s for it.
 const STOP_WAIT_MAX: Duration = Duration::from_secs(2);

@@ -21,12 +21,12 @@ use crate::dialect::delivery::{Delivery, Message};
 use crate::dialect::driver::{Addresses, Renderer, Source};
 use crate::dialect::ledger::{HeldBody, Lease, Over, PollStatus, Polled, word};
 use crate::random;
-use rollout_core::id::RolloutId;
-use rollout_core::rollout::{
+use rollout_core::telemetry::{Refusal, TraceParent};
+use rollout_rollout::{
     Failure, FailureKind, Finished, Host, KeptResult, Outcome, Stage, UnfinishedRollout, drive,
 };
-use rollout_core::telemetry::{Refusal, TraceParent};
-use rollout_core::wire;
+use rollout_wire as wire;
+use rollout_wire::id::RolloutId;
 
 const LEASE_HEADER: &str = "X-Osmosis-Rollout-Lease";
 

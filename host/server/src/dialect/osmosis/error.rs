@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::fields::Problem;
 use crate::dialect::ledger::{NoAnswer, ReadError};
-use rollout_core::rollout::{AdmitError, ForkError, OverQuota};
+use rollout_rollout::{AdmitError, ForkError, OverQuota};
 
 /// Seconds of `Retry-After` in a refusal.
 const RETRY_AFTER_SECS: u64 = 5;

@@ -8,9 +8,9 @@ use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use rollout_core::text::beginning;
-use rollout_core::wire::messages::Messages;
-use rollout_core::wire::strict;
+use rollout_wire::messages::Messages;
+use rollout_wire::strict;
+use rollout_wire::text::beginning;
 
 /// All fields of this protocol's requests. Others are skipped: a request may have a million of them.
 const KNOWN: [&str; 25] = [

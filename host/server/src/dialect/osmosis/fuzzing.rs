@@ -5,8 +5,8 @@ use axum::http::{HeaderMap, HeaderValue, header};
 use super::error::ApiError;
 use super::request::{self, StartRollout};
 pub(crate) use rollout_assembly::config::OsmosisGeneration;
-use rollout_core::outbound::NetworkRules;
-use rollout_core::wire;
+use rollout_outbound::NetworkRules;
+use rollout_wire as wire;
 
 /// Maximum size of an error about a request of any size, in bytes.
 const ERROR_BYTES_MAX: usize = 1 << 20;

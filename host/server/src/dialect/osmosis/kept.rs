@@ -15,13 +15,13 @@ use crate::dialect::delivery::Delivery;
 use crate::dialect::driver::{Addresses, Driver, Progress, Renderer};
 use crate::dialect::ledger::{Entry, Lease};
 use rollout_core::budget::{Budget, Charge};
-use rollout_core::id::RolloutId;
-use rollout_core::outbound::{CallbackClient, ModelEndpoint};
-use rollout_core::rollout::{
+use rollout_core::telemetry::RolloutTrace;
+use rollout_outbound::{CallbackClient, ModelEndpoint};
+use rollout_rollout::{
     AdmitError, Continuation, Ended, Host, Resources, Rollout, RolloutLog, RolloutRequest, Steps,
     UnfinishedRollout, drive,
 };
-use rollout_core::telemetry::RolloutTrace;
+use rollout_wire::id::RolloutId;
 
 /// The name of this protocol's driver.
 pub(super) const DRIVER: &str = "osmosis";

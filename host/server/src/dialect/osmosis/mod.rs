@@ -45,10 +45,10 @@ use request::{ForRollout, StartRollout};
 use rollout_assembly::config::Config;
 pub use rollout_assembly::config::{OsmosisGeneration, OsmosisTimes};
 use rollout_core::budget::Budget;
-use rollout_core::id::RolloutId;
-use rollout_core::outbound::CallbackClient;
-use rollout_core::rollout::{Host, UnfinishedRollout};
 use rollout_core::telemetry::{Refusal, TraceParent};
+use rollout_outbound::CallbackClient;
+use rollout_rollout::{Host, UnfinishedRollout};
+use rollout_wire::id::RolloutId;
 
 /// Maximum size of a request in bytes. A prompt may contain images as text.
 const BODY_BYTES_MAX: usize = 64 << 20;

@@ -14,13 +14,13 @@ use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use super::sample::UNMATCHED;
-use rollout_core::id::SampleId;
-use rollout_core::rollout::{
+use rollout_rollout::{
     Amendable, AmendedDocument, Amendment, Finished, Member, StepAmendment, TakeStep, TrajectoryFile,
 };
-use rollout_core::wire;
-use rollout_core::wire::atif::{FinalMetrics, Metrics};
-use rollout_core::wire::stream::{Stopped, Text, each, is_list_of, members};
+use rollout_wire as wire;
+use rollout_wire::atif::{FinalMetrics, Metrics};
+use rollout_wire::id::SampleId;
+use rollout_wire::stream::{Stopped, Text, each, is_list_of, members};
 
 /// Maximum number of unknown sample ids that the log names.
 const IDS_SHOWN: usize = 8;

@@ -13,11 +13,11 @@ use super::generation::Generation;
 use super::sample;
 use crate::random;
 pub(super) use rollout_assembly::config::OsmosisGeneration;
-use rollout_core::id::RolloutId;
-use rollout_core::outbound::{NetworkRules, Secret};
-use rollout_core::rollout::{ForkPoint, Host, LoopOptions, ModelAddress, Resources, RolloutRequest};
-use rollout_core::wire::messages::Messages;
-use rollout_core::wire::metadata::RowMetadata;
+use rollout_outbound::{NetworkRules, Secret};
+use rollout_rollout::{ForkPoint, Host, LoopOptions, ModelAddress, Resources, RolloutRequest};
+use rollout_wire::id::RolloutId;
+use rollout_wire::messages::Messages;
+use rollout_wire::metadata::RowMetadata;
 
 /// Maximum number of messages of a prompt. Each takes about 40 bytes in addition to its text, in the host and in the guest.
 /// Conversations have tens.

@@ -6,11 +6,11 @@ use std::sync::LazyLock;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use rollout_core::rollout::{
+use rollout_rollout::{
     ExtraFact, ExtraMember, Failure, FailureKind, Finished, FinishedSample, TrajectoryExtra,
 };
-use rollout_core::wire::atif::SchemaVersion;
-use rollout_core::wire::messages::Messages;
+use rollout_wire::atif::SchemaVersion;
+use rollout_wire::messages::Messages;
 
 /// A sample on the wire.
 #[derive(Serialize)]

@@ -29,12 +29,12 @@ use crate::dialect::driver::{Addresses, Driver, Renderer, Source};
 use crate::dialect::ledger::{AnswerSender, Entry, NoAnswer, Over, Part};
 use request::Init;
 use rollout_assembly::config::OsmosisInit;
-use rollout_core::outbound::{CallbackClient, ModelEndpoint, Secret};
-use rollout_core::rollout::{
+use rollout_outbound::{CallbackClient, ModelEndpoint, Secret};
+use rollout_rollout::{
     AgentForm, FailureKind, Finished, Host, LoopReport, Outcome, Rollout, RolloutRequest, Stage,
     UnfinishedRollout, drive,
 };
-use rollout_core::wire::messages::Messages;
+use rollout_wire::messages::Messages;
 use tools::WireTool;
 
 /// Additional parts of this generation.
@@ -68,7 +68,7 @@ impl Server {
 pub async fn cannot_carry(host: &Host) -> Option<String> {
     let tools = host.usual_tools().await.ok()?;
     let tools: Vec<Box<RawValue>> =
-        tools.iter().filter_map(|text| Some(rollout_core::wire::object(text).ok()?.to_owned())).collect();
+        tools.iter().filter_map(|text| Some(rollout_wire::object(text).ok()?.to_owned())).collect();
     tools::typed(&tools).err()
 }
 

@@ -12,12 +12,12 @@ use super::super::fields::{Fields, Problem, members};
 use super::super::request::{ForRollout, MESSAGES_MAX, check_reach, is_json};
 use super::super::sample;
 use rollout_assembly::config::OsmosisInit;
-use rollout_core::digest::sha256_hex;
-use rollout_core::id::RolloutId;
-use rollout_core::outbound::{InvalidEndpoint, NetworkRules, RequestProfile, Secret};
-use rollout_core::rollout::{AgentForm, LoopOptions, ModelAddress, Resources, RolloutRequest};
-use rollout_core::wire::closed::{ClosedBody, Param, ToolsRule};
-use rollout_core::wire::metadata::RowMetadata;
+use rollout_outbound::{InvalidEndpoint, NetworkRules, RequestProfile, Secret};
+use rollout_rollout::{AgentForm, LoopOptions, ModelAddress, Resources, RolloutRequest};
+use rollout_wire::closed::{ClosedBody, Param, ToolsRule};
+use rollout_wire::digest::sha256_hex;
+use rollout_wire::id::RolloutId;
+use rollout_wire::metadata::RowMetadata;
 
 /// Name of the model if the caller's sampling parameters have none.
 const MODEL: &str = "default";

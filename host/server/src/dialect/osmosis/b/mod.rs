@@ -7,7 +7,7 @@ use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
 use super::sample::WireSample;
-use rollout_core::rollout::{Finished, FinishedSample};
+use rollout_rollout::{Finished, FinishedSample};
 
 /// The samples of a rollout by their ids, in the order in which they were opened.
 pub(super) enum Samples<'a> {

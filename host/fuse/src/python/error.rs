@@ -1,0 +1,25 @@
+//! Errors of Python components.
+
+use wasmparser::BinaryReaderError;
+
+/// Reason why the memory of a Python component cannot be settled.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ImageError {
+    /// The bytes are not WebAssembly.
+    #[error("not WebAssembly")]
+    NotWebAssembly(#[source] BinaryReaderError),
+    /// A section is damaged.
+    #[error(transparent)]
+    Damaged(#[from] BinaryReaderError),
+    /// Another SDK, componentize-py or Python made the component.
+    #[error("{0}")]
+    Unknown(String),
+}
+
+pub(super) type Result<T, E = ImageError> = std::result::Result<T, E>;
+
+/// Returns the error of a component that another tool made.
+pub(super) fn unknown(reason: impl Into<String>) -> ImageError {
+    ImageError::Unknown(reason.into())
+}

@@ -1,0 +1,153 @@
+//! Settles the memory of a Python component: its instances do not count references to objects in the image, and two builds
+//! of one source are equal.
+//!
+//! The initial memory of a component is one image. Its instances share a page of it until one of them writes to the page.
+//! An interpreter writes to each object that it uses, because it counts references, unless the count is so high that the
+//! object can never be freed. Objects in the image are never freed, so [`settle`] sets their counts that high. The SDK
+//! (`_image.py`) leaves a list of the objects in the memory, and [`settle`] removes it.
+
+mod error;
+mod heap;
+mod image;
+mod repeat;
+mod sections;
+
+pub use error::ImageError;
+use error::{Result, unknown};
+use image::{Image, Places};
+use sections::{CORE_MODULE, DATA, sections, with_data, with_module};
+
+/// Reason of a component with another Python.
+const UNKNOWN_PYTHON: &str = "the component's Python is not the one that this program knows";
+
+/// Returns the component with counts set, without the list, and without bytes that differ from build to build.
+///
+/// # Errors
+///
+/// Fails if another SDK, componentize-py or Python made the component.
+pub fn settle(component: &[u8]) -> Result<Vec<u8>> {
+    with_image(component, |image, module| {
+        let places = Places::read(module)?;
+        repeat::forget(image, &places)?;
+        heap::take_free(image);
+        let freed = heap::take_freed_objects(image, places.named("libpython3.14.so:memory_base")?);
+        freed.map(|_| ()).ok_or_else(|| unknown(UNKNOWN_PYTHON))
+    })
+}
+
+/// Sets the counts, removes the list and applies a change to the image.
+fn with_image(component: &[u8], change: impl FnOnce(&mut Image, &[u8]) -> Result<()>) -> Result<Vec<u8>> {
+    let outer = sections(component)?;
+    for (at, (id, range)) in outer.iter().enumerate() {
+        if *id != CORE_MODULE {
+            continue;
+        }
+        let module = &component[range.clone()];
+        let inner = sections(module)?;
+        let Some((_, data)) = inner.iter().find(|(id, _)| *id == DATA) else { continue };
+        let mut image = Image::read(&module[data.clone()])?;
+        let Some(list) = image.find_list() else { continue };
+        image.stop_counting(&list.addresses);
+        image.fill(list.place, 0);
+        change(&mut image, module)?;
+        let module = with_data(module, &inner, &image.segments());
+        return Ok(with_module(component, &outer, at, &module));
+    }
+    Err(unknown("the component's memory has no list of its objects; was it built by another SDK?"))
+}
+
+#[cfg(test)]
+mod tests {
+    use wasm_encoder::{Component, ConstExpr, DataSection, Module, RawSection};
+
+    use super::image::{MARK, UNCOUNTED, UNCOUNTED_MIN};
+    use super::*;
+
+    const TYPE: u32 = 0x1000;
+
+    /// Returns a component with a module whose memory has these words at these addresses.
+    fn component(words: &[(u32, &[u32])]) -> Vec<u8> {
+        let mut data = DataSection::new();
+        for (at, words) in words {
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            data.active(0, &ConstExpr::i32_const(at.cast_signed()), bytes);
+        }
+        let mut module = Module::new();
+        let mut memories = wasm_encoder::MemorySection::new();
+        memories.memory(wasm_encoder::MemoryType {
+            minimum: 1,
+            maximum: None,
+            memory64: false,
+            shared: false,
+            page_size_log2: None,
+        });
+        module.section(&memories).section(&data);
+        let mut component = Component::new();
+        component.section(&RawSection { id: CORE_MODULE, data: &module.finish() });
+        component.finish()
+    }
+
+    fn list(addresses: &[u32]) -> Vec<u32> {
+        let mark = MARK.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
+        let sum = addresses.iter().sum();
+        let count = u32::try_from(addresses.len()).unwrap();
+        mark.chain([count]).chain(addresses.iter().copied()).chain([sum]).collect()
+    }
+
+    fn image(component: &[u8]) -> Image {
+        let (_, module) = sections(component).unwrap().remove(0);
+        let module = &component[module];
+        let data = sections(module).unwrap().into_iter().find(|(id, _)| *id == DATA).unwrap().1;
+        Image::read(&module[data]).unwrap()
+    }
+
+    #[test]
+    fn references_to_objects_are_not_counted_and_freed_objects_are_left_alone() {
+        const ALIVE: u32 = 0x2000;
+        const GONE: u32 = 0x2010;
+        const IN_FREE_LIST: u32 = 0x2020;
+        const NO_OBJECT: u32 = 0x2030;
+        const SETTLED: u32 = 0x2040;
+        let objects = [TYPE, ALIVE, GONE, IN_FREE_LIST, NO_OBJECT, SETTLED, 0x00FF_0000];
+        let before = component(&[
+            (TYPE, &[7, TYPE]),
+            (ALIVE, &[3, TYPE, 42]),
+            (GONE, &[0, TYPE]),
+            (IN_FREE_LIST, &[GONE, TYPE]),
+            (NO_OBJECT, &[3, 0x2004]),
+            (SETTLED, &[UNCOUNTED_MIN + 5, TYPE]),
+            (0x4000, &list(&objects)),
+            (0x5000, &[0x4F4C_4C4F]),
+        ]);
+
+        let after = with_image(&before, |_, _| Ok(())).unwrap();
+
+        wasmparser::Validator::new().validate_all(&after).unwrap();
+        let image = image(&after);
+        let words = |at: u32| [image.word_at(at).unwrap(), image.word_at(at + 4).unwrap()];
+        assert_eq!(words(TYPE), [UNCOUNTED, TYPE]);
+        assert_eq!(words(ALIVE), [UNCOUNTED, TYPE]);
+        assert_eq!(image.word_at(ALIVE + 8), Some(42));
+        assert_eq!(words(GONE), [0, TYPE]);
+        assert_eq!(words(IN_FREE_LIST), [GONE, TYPE]);
+        assert_eq!(words(NO_OBJECT), [3, 0x2004]);
+        assert_eq!(words(SETTLED), [UNCOUNTED_MIN + 5, TYPE]);
+        assert_eq!(image.word_at(0x5000), Some(0x4F4C_4C4F));
+        assert!(
+            image.bytes_at(0x4000, 0x1000).unwrap().iter().all(|byte| *byte == 0),
+            "the list is still there"
+        );
+    }
+
+    #[test]
+    fn a_component_without_a_list_that_adds_up_is_refused() {
+        let mut broken = list(&[TYPE]);
+        *broken.last_mut().unwrap() += 1;
+        for words in [broken, vec![1, 2, 3]] {
+            let error = settle(&component(&[(0x4000, &words)])).unwrap_err().to_string();
+
+            assert!(error.contains("no list of its objects"), "{error}");
+        }
+        assert!(settle(b"\0asm").is_err());
+    }
+}

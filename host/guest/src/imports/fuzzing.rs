@@ -1,0 +1,153 @@
+//! The fuzz target of what a workflow hands over: names, numbers, messages, fields and
+//! files, in any order. The first byte of each line says what to do with the rest.
+
+use std::sync::Arc;
+
+use super::bindings::rollout::plugin::samples::{HostSample, OpenError, RecordError};
+use super::bindings::rollout::plugin::{artifacts, log};
+use super::gate::Refused;
+use super::{ClockStart, Imports, Live, Record, Role, RunContext};
+use rollout_core::limits::Limits;
+use rollout_core::telemetry::Metrics;
+use rollout_wire as wire;
+use rollout_wire::id::RolloutId;
+use rollout_wire::openai::CallerParams;
+
+/// What an error may say about a text of any size, in bytes.
+const ERROR_BYTES_MAX: usize = 4096;
+
+/// Limits that are soon reached.
+fn limits() -> Limits {
+    Limits {
+        samples_max: 4,
+        message_bytes_max: 512,
+        record_bytes_max: 2048,
+        artifacts_max: 4,
+        artifact_bytes_max: 1024,
+        log_lines_max: 8,
+        log_bytes_max: 512,
+        ..Limits::default()
+    }
+}
+
+/// A guest is told of what is wrong with what it hands over, and never ended.
+fn told<T, E: std::fmt::Debug>(result: Result<T, Refused<E>>) -> Result<T, E> {
+    result.map_err(|refused| refused.told().expect("no trap"))
+}
+
+fn check<T>(taken: &Result<T, RecordError>) -> bool {
+    if let Err(RecordError::Invalid(what) | RecordError::OverLimit(what)) = taken {
+        assert!(!what.is_empty() && what.len() < ERROR_BYTES_MAX, "an error of {} bytes", what.len());
+    }
+    taken.is_ok()
+}
+
+/// The calls of one workflow.
+pub(crate) fn imports(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let run = RunContext {
+        rollout_id: RolloutId::parse("fuzzed").expect("it is one"),
+        caller_id: None,
+        attempt: 1,
+        config: None,
+        metadata: None,
+        samples_max: 4,
+        caller_params: CallerParams::default(),
+        fork: None,
+        clock_begins: ClockStart::default(),
+        metrics: metrics(),
+    };
+    let record = Arc::<Record>::default();
+    let limits = Arc::new(limits());
+    let mut imports =
+        Imports::new(Role::Workflow, Arc::new(run), limits.clone(), Live::default(), record.clone());
+    let mut open = Vec::new();
+    for line in text.split('\n') {
+        let mut rest = line.chars();
+        let what = rest.next();
+        let rest = rest.as_str();
+        let (name, value) = rest.split_once('=').unwrap_or((rest, ""));
+        let handle = open.last().map(|number| wasmtime::component::Resource::new_borrow(*number));
+        match (what, handle) {
+            (Some('o'), _) => match told(imports.open(Some(rest.to_owned()))) {
+                Ok(sample) => open.push(sample.rep()),
+                Err(OpenError::Invalid(why)) => assert!(why.len() < ERROR_BYTES_MAX, "a long {why}"),
+                Err(OpenError::TooMany(most)) => assert_eq!(most, 4),
+                Err(OpenError::Taken(name)) => assert_eq!(name, rest),
+            },
+            (Some('p'), Some(sample)) => {
+                let taken = told(imports.push(sample, vec![rest.to_owned()]));
+                assert!(!check(&taken) || rest.len() <= limits.message_bytes_max);
+            }
+            (Some('r'), Some(sample)) => {
+                check(&told(imports.replace(sample, vec![rest.to_owned()])));
+            }
+            (Some('h'), Some(sample)) => {
+                let (first, count) = (name.parse().unwrap_or(0), value.parse().unwrap_or(u32::MAX));
+                if let Ok(texts) = imports.history(sample, first, count) {
+                    assert!(
+                        texts.len() <= count as usize && texts.iter().all(|text| wire::object(text).is_ok())
+                    );
+                }
+            }
+            (Some('m'), Some(sample)) => {
+                let number = value.parse().unwrap_or(f64::NAN);
+                let taken = told(imports.set_metric(sample, name.to_owned(), number));
+                assert!(!check(&taken) || number.is_finite());
+            }
+            (Some('f'), Some(sample)) => {
+                check(&told(imports.set_field(sample, name.to_owned(), value.to_owned())));
+            }
+            (Some('a'), _) => {
+                let written = artifacts::Host::write(&mut imports, name.to_owned(), value.into());
+                match told(written) {
+                    Ok(()) => {
+                        let read = told(artifacts::Host::read(&mut imports, name.to_owned()));
+                        assert_eq!(read.ok().as_deref(), Some(value.as_bytes()), "what is written is read");
+                    }
+                    Err(artifacts::Error::InvalidName(why) | artifacts::Error::OverLimit(why)) => {
+                        assert!(why.len() < ERROR_BYTES_MAX, "an error of {} bytes", why.len());
+                    }
+                    Err(artifacts::Error::NotFound) => panic!("nothing is looked for when writing"),
+                }
+            }
+            (Some('l'), _) => {
+                log::Host::event(&mut imports, name.to_owned(), value.to_owned()).expect("no trap");
+            }
+            _ => log::Host::line(&mut imports, log::Level::Info, rest.to_owned()).expect("no trap"),
+        }
+    }
+    check_kept(&record, &limits);
+}
+
+/// Metrics cost more to make than all the rest, and count only.
+fn metrics() -> Arc<Metrics> {
+    static METRICS: std::sync::OnceLock<Arc<Metrics>> = std::sync::OnceLock::new();
+    METRICS.get_or_init(Arc::default).clone()
+}
+
+/// Whatever was handed over, what is kept is within its limits and can be read.
+fn check_kept(record: &Record, limits: &Limits) {
+    let usage = record.usage();
+    assert!(usage.record_bytes <= limits.record_bytes_max && usage.log_bytes <= limits.log_bytes_max);
+    assert!(usage.artifact_bytes <= limits.artifact_bytes_max && usage.artifacts <= limits.artifacts_max);
+    let recorded = record.take();
+    assert!(recorded.samples.len() <= 4 && recorded.log.len() <= limits.log_lines_max);
+    for sample in &recorded.samples {
+        assert!(sample.messages.iter().all(|message| wire::object(message).is_ok()));
+        assert!(sample.fields.values().all(|value| wire::value(value.get()).is_ok()));
+        assert!(sample.metrics.values().all(|value| value.is_finite()));
+        let names = sample.metrics.keys().chain(sample.fields.keys());
+        assert!(names.clone().all(|name| (1..=256).contains(&name.len())));
+    }
+    for file in &recorded.artifacts {
+        let path = std::path::Path::new(&file.name);
+        let ordinary = |part| matches!(part, std::path::Component::Normal(_));
+        assert!(path.components().all(ordinary) && !file.name.contains('\\'), "{}", file.name);
+        let inside = |other: &str| other.strip_prefix(&file.name).is_some_and(|rest| rest.starts_with('/'));
+        assert!(!recorded.artifacts.iter().any(|other| inside(&other.name)), "a file is no directory");
+    }
+    for entry in &recorded.log {
+        serde_json::to_string(entry).expect("the log can be written");
+    }
+}

@@ -1,0 +1,206 @@
+//! The one way from a guest into the host.
+//!
+//! Every import begins with [`Imports::enter`], which counts the call, lets across what arrived since the
+//! one before, and sees that the role has it; a test below looks that each does. What an import answers with is a plain
+//! `Result`: a guest is told of a [`Refused::Told`], and ended by a [`Refused::Ended`].
+
+use wasmtime::component::ResourceTableError;
+
+use super::bindings::rollout::plugin::{artifacts, models, samples};
+use super::{Ended, Imports, Role};
+use rollout_core::telemetry::Limit;
+
+/// A function that guests call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Import {
+    name: &'static str,
+    only: Option<Role>,
+}
+
+impl Import {
+    const fn of_all(name: &'static str) -> Self {
+        Self { name, only: None }
+    }
+
+    const fn of_workflows(name: &'static str) -> Self {
+        Self { name, only: Some(Role::Workflow) }
+    }
+
+    const fn of_graders(name: &'static str) -> Self {
+        Self { name, only: Some(Role::Grader) }
+    }
+
+    pub(super) const ROLLOUT_ID: Self = Self::of_all("context.rollout-id");
+    pub(super) const ATTEMPT: Self = Self::of_all("context.attempt");
+    pub(super) const CONFIG: Self = Self::of_all("context.config");
+    pub(super) const METADATA: Self = Self::of_all("context.metadata");
+    pub(super) const TIME_LEFT: Self = Self::of_all("context.time-left-ms");
+
+    pub(super) const SAMPLE_LIMIT: Self = Self::of_workflows("samples.limit");
+    pub(super) const SAMPLE_OPEN: Self = Self::of_workflows("samples.sample.open");
+    pub(super) const SAMPLE_ID: Self = Self::of_workflows("samples.sample.id");
+    pub(super) const SAMPLE_PUSH: Self = Self::of_workflows("samples.sample.push");
+    pub(super) const SAMPLE_REPLACE: Self = Self::of_workflows("samples.sample.replace");
+    pub(super) const SAMPLE_HISTORY: Self = Self::of_workflows("samples.sample.history");
+    pub(super) const SAMPLE_SET_METRIC: Self = Self::of_workflows("samples.sample.set-metric");
+    pub(super) const SAMPLE_SET_FIELD: Self = Self::of_workflows("samples.sample.set-field");
+    pub(super) const SAMPLE_WITHDRAW: Self = Self::of_workflows("samples.sample.withdraw");
+
+    pub(super) const CALLS_WAIT: Self = Self::of_all("calls.wait");
+
+    pub(super) const ASK_POLICY: Self = Self::of_workflows("models for the policy");
+    pub(super) const ASK_JUDGE: Self = Self::of_graders("models for a judge");
+    pub(super) const MODEL_FINISH: Self = Self::of_all("models.finish");
+
+    pub(super) const TOOLS_AVAILABLE: Self = Self::of_workflows("tools.available");
+    pub(super) const TOOLS_EXECUTE: Self = Self::of_workflows("tools.execute");
+    pub(super) const TOOL_START: Self = Self::of_workflows("tools.start");
+    pub(super) const TOOL_FINISH: Self = Self::of_workflows("tools.finish");
+
+    pub(super) const ARTIFACT_WRITE: Self = Self::of_all("artifacts.write");
+    pub(super) const ARTIFACT_READ: Self = Self::of_all("artifacts.read");
+    pub(super) const ARTIFACT_NAMES: Self = Self::of_all("artifacts.names");
+
+    pub(super) const LOG_LINE: Self = Self::of_all("log.line");
+    pub(super) const LOG_EVENT: Self = Self::of_all("log.event");
+
+    pub(super) const LOG_REFUSED: Self = Self::of_all("log.refused");
+
+    pub(super) const OBSERVE: Self = Self::of_graders("observations.exchanges");
+}
+
+impl Imports {
+    /// Counts a call, and lets it through where its role has it and calls are left.
+    pub(super) fn enter(&mut self, Import { name, only }: Import) -> wasmtime::Result<()> {
+        crate::stack::note_place();
+        self.host_calls += 1;
+        self.record.meter().add_host_call();
+        if self.host_calls > self.limits.host_calls_max {
+            self.record.limit_hit(Limit::HostCalls);
+            return Err(wasmtime::Error::new(Ended::HostCalls(self.limits.host_calls_max)));
+        }
+        self.moves()?;
+        match only {
+            Some(allowed) if allowed != self.role => {
+                let (role, allowed) = (self.role.as_str(), allowed.as_str());
+                Err(wasmtime::Error::new(Ended::WrongRole { role, import: name, allowed }))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Why a call of a guest came to nothing: it is told, in the words of the contract, or ends.
+#[derive(Debug)]
+pub(crate) enum Refused<E> {
+    Told(E),
+    Ended(wasmtime::Error),
+}
+
+impl<E> Refused<E> {
+    /// What the guest is told; the error ends it.
+    pub(crate) fn told(self) -> wasmtime::Result<E> {
+        match self {
+            Self::Told(error) => Ok(error),
+            Self::Ended(error) => Err(error),
+        }
+    }
+
+    /// The same in other words.
+    pub(crate) fn map<F>(self, words: impl FnOnce(E) -> F) -> Refused<F> {
+        match self {
+            Self::Told(error) => Refused::Told(words(error)),
+            Self::Ended(error) => Refused::Ended(error),
+        }
+    }
+}
+
+impl<E> From<wasmtime::Error> for Refused<E> {
+    fn from(error: wasmtime::Error) -> Self {
+        Self::Ended(error)
+    }
+}
+
+impl<E> From<Ended> for Refused<E> {
+    fn from(ended: Ended) -> Self {
+        Self::Ended(wasmtime::Error::new(ended))
+    }
+}
+
+impl<E> From<ResourceTableError> for Refused<E> {
+    fn from(error: ResourceTableError) -> Self {
+        Self::Ended(error.into())
+    }
+}
+
+// One a type: for every type at once it would be for the engine's error, too.
+macro_rules! told {
+    ($($error:path),+) => {
+        $(impl From<$error> for Refused<$error> {
+            fn from(error: $error) -> Self {
+                Self::Told(error)
+            }
+        })+
+    };
+}
+
+/// The bindings name what an import answers with, and take no type with parameters.
+pub(crate) type AskRefused = Refused<models::Error>;
+pub(crate) type OpenRefused = Refused<samples::OpenError>;
+pub(crate) type RecordRefused = Refused<samples::RecordError>;
+pub(crate) type FileRefused = Refused<artifacts::Error>;
+
+told!(models::Error, samples::OpenError, samples::RecordError, artifacts::Error);
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    /// The functions of a source that guests call, with their bodies' first lines.
+    fn imports_in(source: &str) -> Vec<(String, String)> {
+        let mut found = Vec::new();
+        let of_imports = source.split("\nimpl ").filter(|block| {
+            let header = block.lines().next().unwrap_or_default();
+            header.contains("::Host") && header.contains(" for Imports {")
+        });
+        for block in of_imports {
+            let mut name = None;
+            let lines = block.lines().take_while(|line| *line != "}");
+            for line in lines.skip(1) {
+                if let Some(signature) = line.strip_prefix("    ").filter(|line| line.contains("fn ")) {
+                    let signature = signature.trim_start_matches("async ");
+                    if let Some(rest) = signature.strip_prefix("fn ") {
+                        name = rest.split('(').next().map(str::to_owned);
+                    }
+                }
+                let begins = line.starts_with("        ") && !line.trim_end().ends_with(',');
+                if begins && let Some(name) = name.take() {
+                    found.push((name, line.trim().to_owned()));
+                }
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn every_import_goes_through_the_gate() {
+        let mut paths = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src/imports")];
+        let mut seen = 0;
+        while let Some(path) = paths.pop() {
+            if path.is_dir() {
+                paths.extend(std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
+                continue;
+            }
+            let source = std::fs::read_to_string(path).unwrap();
+            for (name, first_line) in imports_in(&source) {
+                // Giving a handle back, and what the bindings ask for, are no calls.
+                if name == "drop" || name.starts_with("convert_") {
+                    continue;
+                }
+                seen += 1;
+                assert!(first_line.starts_with("self.enter("), "{name} begins with {first_line:?}");
+            }
+        }
+        assert!(seen >= 25, "only {seen} imports were found, so the check sees too little");
+    }
+}

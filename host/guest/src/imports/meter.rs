@@ -1,0 +1,56 @@
+//! What guests use of the machine.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// What the guests of one rollout used of the machine, counted while they run.
+#[derive(Debug, Default)]
+pub struct Meter {
+    pub(super) cpu_nanos: AtomicU64,
+    pub(super) memory_bytes_peak: AtomicUsize,
+    pub(super) host_calls: AtomicU64,
+    wall_nanos: AtomicU64,
+}
+
+/// Counts the wall time of an instance until it is dropped.
+pub(crate) struct WallTime<'a> {
+    meter: &'a Meter,
+    since: std::time::Instant,
+}
+
+impl Drop for WallTime<'_> {
+    fn drop(&mut self) {
+        self.meter.wall_nanos.fetch_add(nanos(self.since.elapsed()), Ordering::Relaxed);
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl Meter {
+    /// Counts wall time until what is given back is dropped.
+    pub(crate) fn wall_time(&self) -> WallTime<'_> {
+        WallTime { meter: self, since: std::time::Instant::now() }
+    }
+
+    /// Wall time of all instances so far that are gone.
+    pub fn wall(&self) -> Duration {
+        Duration::from_nanos(self.wall_nanos.load(Ordering::Relaxed))
+    }
+
+    /// Adds CPU time.
+    pub(crate) fn add_cpu(&self, time: Duration) {
+        self.cpu_nanos.fetch_add(nanos(time), Ordering::Relaxed);
+    }
+
+    /// Notes how much memory an instance has.
+    pub(crate) fn note_memory(&self, bytes: usize) {
+        self.memory_bytes_peak.fetch_max(bytes, Ordering::Relaxed);
+    }
+
+    /// Counts a call of the host.
+    pub(super) fn add_host_call(&self) {
+        self.host_calls.fetch_add(1, Ordering::Relaxed);
+    }
+}

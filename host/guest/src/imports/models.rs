@@ -1,0 +1,374 @@
+//! `models`: the policy, for a workflow, and a judge, for a grader.
+//!
+//! Calls of a judge are kept apart: they belong to no sample, have budgets of their own, and
+//! never count as what a workflow did.
+
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use wasmtime::component::Resource;
+
+use super::Imports;
+use super::ask::Prepared;
+use super::bindings::rollout::plugin::models::{self, Completion, Conversation, Error, Request};
+use super::bindings::rollout::plugin::samples::RecordError;
+use super::bindings::rollout::plugin::types;
+use super::boundary::{Begun, Of};
+use super::calls::{Call, CallOutcome, ModelAnswer};
+use super::exchange::{EXCHANGE_BYTES, Exchange, Sent, Whose, text_bytes};
+use super::gate::{AskRefused, Import};
+use super::outside::{ModelFacts, Outside};
+use super::record::RecordState;
+use super::samples::OpenSample;
+use super::virtual_clock::ANSWER;
+use rollout_core::error::Fault;
+use rollout_core::limits::Limits;
+use rollout_core::telemetry::{Limit, ModelRole};
+use rollout_outbound::RoutingHeaders;
+use rollout_wire::openai::{self, Frame, InvalidRequest};
+
+impl From<InvalidRequest> for AskRefused {
+    fn from(invalid: InvalidRequest) -> Self {
+        invalid_request(invalid.to_string())
+    }
+}
+
+fn invalid_request(what: impl Into<String>) -> AskRefused {
+    Error::InvalidRequest(what.into()).into()
+}
+
+/// What is asked, of whom.
+struct Question<'a> {
+    asked: ModelRole,
+    sample: Option<&'a Resource<OpenSample>>,
+    whose: Whose,
+    facts: ModelFacts<'a>,
+}
+
+impl Imports {
+    /// Begins a call; gives its number.
+    fn begin_call(
+        &mut self,
+        role: models::Role,
+        sample: Option<&Resource<OpenSample>>,
+        request: Request,
+    ) -> Result<u32, AskRefused> {
+        let outside = self.outside.clone();
+        let question = self.question(&*outside, role, sample)?;
+        let Question { asked, whose, .. } = question;
+        if asked == ModelRole::Judge {
+            no_judges_business(&request)?;
+        }
+        let Request { conversation, tools, params, keep_reply } = request;
+        let (Conversation::History(texts) | Conversation::Messages(texts)) = &conversation;
+        self.check_messages(texts).map_err(invalid_request)?;
+        let (frame, frame_bytes) = self.frame(&question, &tools, params.as_deref())?;
+        let sent = match conversation {
+            Conversation::History(new) => self.send_history(&question, new, frame_bytes)?,
+            Conversation::Messages(all) => self.send_messages(&question, all, frame_bytes)?,
+        };
+        let sample_id = question.sample.map(|sample| self.table.get(sample)).transpose()?;
+        let sample_id = sample_id.map(|open| open.id.clone());
+        let routing = match &sample_id {
+            Some(sample_id) => RoutingHeaders::new(&self.run.rollout_id, sample_id),
+            None => RoutingHeaders::of_rollout(&self.run.rollout_id),
+        };
+        let place = self.record.lock().calls_mut(asked).add(Exchange::new(sample_id, sent, frame));
+        let keep_for = match whose {
+            Whose::Sample(sample) if keep_reply => Some(sample),
+            Whose::Sample(_) | Whose::Judge => None,
+        };
+        let Begun { call, is_live } = self.asks_model(asked, place, keep_for)?;
+        if is_live {
+            let prepared = Prepared { asked, outside, routing, record: self.record.clone(), place };
+            let holder = self.record.holder().cloned();
+            self.boundary.makes(call, holder, prepared.send(), Prepared::failed);
+        }
+        Ok(call)
+    }
+
+    /// A request at this place of the record crosses.
+    fn asks_model(
+        &self,
+        asked: ModelRole,
+        place: usize,
+        keep_for: Option<usize>,
+    ) -> Result<Begun, AskRefused> {
+        let mut kept = self.record.lock();
+        let what = match self.boundary.is_kept() {
+            true => kept.calls(asked).among(&kept.samples).written(asked, place),
+            false => Bytes::new(),
+        };
+        let exchange = kept.calls_mut(asked).exchange_mut(place);
+        let mut unknown = SystemTime::UNIX_EPOCH;
+        let time = exchange.map_or(&mut unknown, |exchange| &mut exchange.started_at);
+        let of = Of::Model { asked, place, keep_for };
+        Ok(self.boundary.asks(of, time, what)?)
+    }
+
+    /// Which model is asked, and whether this guest may ask it so.
+    fn question<'a>(
+        &mut self,
+        outside: &'a dyn Outside,
+        role: models::Role,
+        sample: Option<&'a Resource<OpenSample>>,
+    ) -> Result<Question<'a>, AskRefused> {
+        let asked = match role {
+            models::Role::Policy => ModelRole::Policy,
+            models::Role::Judge => ModelRole::Judge,
+        };
+        let whose = match (asked, sample) {
+            (ModelRole::Policy, Some(sample)) => Whose::Sample(self.table.get(sample)?.place),
+            (ModelRole::Judge, None) => Whose::Judge,
+            (ModelRole::Policy, None) => {
+                return Err(invalid_request("the policy is asked for a sample; give one"));
+            }
+            (ModelRole::Judge, Some(_)) => {
+                return Err(invalid_request("a judge is asked for no sample; give none"));
+            }
+        };
+        let Some(facts) = outside.model(asked) else {
+            let reason = match asked {
+                ModelRole::Policy => "this rollout has no model",
+                ModelRole::Judge => {
+                    "this host provides no judge; [judge] in its configuration, or --judge-url, does"
+                }
+            };
+            if asked == ModelRole::Judge {
+                self.record.lock().judge_failed(Fault::Host, reason.to_owned());
+            }
+            return Err(Error::NotProvided(reason.to_owned()).into());
+        };
+        Ok(Question { asked, sample, whose, facts })
+    }
+
+    /// The request but for its messages, and what it costs the record: nothing where it is the
+    /// same as before. Charged before it is made.
+    fn frame(
+        &self,
+        question: &Question<'_>,
+        tools: &[String],
+        params: Option<&str>,
+    ) -> Result<(Frame, usize), AskRefused> {
+        let ModelFacts { name, allowed, body } = question.facts;
+        let none = openai::CallerParams::default();
+        let caller = match question.asked {
+            ModelRole::Policy => &self.run.caller_params,
+            ModelRole::Judge => &none,
+        };
+        let given = tools.iter().map(String::len).chain(params.map(str::len)).fold(0, usize::saturating_add);
+        self.record.lock().charge(given, &self.limits).map_err(|over| Error::BudgetSpent(over.0))?;
+        let frame = match body {
+            None => openai::request_frame(name, tools, params, caller, allowed),
+            Some(body) => body.frame(name, tools, params, caller, allowed),
+        };
+        let mut kept = self.record.lock();
+        kept.release(given);
+        Ok(kept.calls(question.asked).share(frame?))
+    }
+
+    /// The sample's history with what is new in it, which is pushed to it first.
+    fn send_history(
+        &mut self,
+        question: &Question<'_>,
+        new: Vec<String>,
+        frame_bytes: usize,
+    ) -> Result<Sent, AskRefused> {
+        let (Some(sample), Whose::Sample(place)) = (question.sample, question.whose) else {
+            return Err(invalid_request("a judge has no history; give messages"));
+        };
+        if !new.is_empty() {
+            let kept = self.keep(sample, new, false);
+            kept.map_err(|refused| {
+                refused.map(|error| match error {
+                    RecordError::Invalid(what) => Error::InvalidRequest(what),
+                    RecordError::OverLimit(what) => Error::BudgetSpent(what),
+                })
+            })?;
+        }
+        let mut kept = self.record.lock();
+        let history = &kept.sample(place)?.messages;
+        let (count, text_bytes) = (history.len(), history.text_bytes());
+        if count == 0 {
+            return Err(InvalidRequest::NoMessages.into());
+        }
+        let cost = Cost { kept: EXCHANGE_BYTES + frame_bytes, sent: text_bytes + count };
+        kept.charge_call(question.asked, &cost, &self.limits)?;
+        Ok(kept.policy.send_history(place, count))
+    }
+
+    /// A list that a guest gave: what it has in common with what is kept is not kept again,
+    /// nor looked at again.
+    fn send_messages(
+        &mut self,
+        question: &Question<'_>,
+        all: Vec<String>,
+        frame_bytes: usize,
+    ) -> Result<Sent, AskRefused> {
+        let Question { asked, whose, .. } = *question;
+        if all.is_empty() {
+            return Err(InvalidRequest::NoMessages.into());
+        }
+        let mut kept = self.record.lock();
+        if let Whose::Sample(place) = whose {
+            kept.sample(place)?;
+        }
+        let beginning = kept.calls(asked).begin(&kept.samples, whose, &all);
+        let from = beginning.count();
+        let charged = text_bytes(&all[from..]) + EXCHANGE_BYTES + frame_bytes;
+        let sent = all.iter().map(|text| text.len() + 1).sum();
+        kept.charge_call(asked, &Cost { kept: charged, sent }, &self.limits)?;
+        drop(kept);
+        let bytes = all[from..].iter().map(String::len).sum();
+        let checked = Self::checked(all.into_iter().skip(from), from, bytes);
+        let mut kept = self.record.lock();
+        match checked {
+            Ok(new) => {
+                kept.release(bytes - new.text_bytes());
+                Ok(kept.calls_mut(asked).send_list(whose, beginning, new))
+            }
+            Err(what) => {
+                kept.release(charged);
+                Err(invalid_request(what))
+            }
+        }
+    }
+
+    /// Waits for what comes of a call.
+    async fn finish_call(&mut self, call: u32) -> Result<Completion, AskRefused> {
+        match self.outcome(call).await? {
+            CallOutcome::Model(answer) => self.give(answer),
+            other => Err(other.not_of("models").into()),
+        }
+    }
+
+    /// What a guest is given of an answer. A reply that it wants kept becomes part of the
+    /// history now, in the order in which it learns of replies.
+    fn give(&mut self, ModelAnswer { answer, keep_for }: ModelAnswer) -> Result<Completion, AskRefused> {
+        self.clock.pass(ANSWER);
+        let completion = answer?;
+        if let Some(sample) = keep_for {
+            self.record.keep_reply(sample, &completion, &self.limits)?;
+        }
+        Ok(completion.into())
+    }
+}
+
+/// What a request costs, in bytes.
+struct Cost {
+    /// Of the record.
+    kept: usize,
+    /// As it is sent, but for its frame.
+    sent: usize,
+}
+
+/// A judge is shown messages and nothing else.
+fn no_judges_business(request: &Request) -> Result<(), AskRefused> {
+    match request {
+        Request { conversation: Conversation::History(_), .. } => {
+            Err(invalid_request("a judge has no history; give messages"))
+        }
+        Request { keep_reply: true, .. } => Err(invalid_request("a judge's reply belongs to no history")),
+        Request { tools, .. } if !tools.is_empty() => Err(invalid_request("a judge takes no tools")),
+        _ => Ok(()),
+    }
+}
+
+impl RecordState {
+    /// Takes a request out of the budgets, or says which is spent.
+    fn charge_call(&mut self, asked: ModelRole, cost: &Cost, limits: &Limits) -> Result<(), AskRefused> {
+        let calls = self.calls(asked).exchanges().len() as u64;
+        let within = match asked {
+            ModelRole::Policy => {
+                self.within(Limit::ChatCalls, calls, limits.chat_calls_max.into(), "calls").and_then(|()| {
+                    self.within(Limit::ChatTokens, self.chat_tokens, limits.chat_tokens_max, "tokens")
+                })
+            }
+            ModelRole::Judge => {
+                self.within(Limit::JudgeCalls, calls, limits.judge_calls_max.into(), "calls").and_then(|()| {
+                    self.within(Limit::JudgeTokens, self.judge_tokens, limits.judge_tokens_max, "tokens")
+                })
+            }
+        };
+        within.map_err(Error::BudgetSpent)?;
+        let sent = self.sent_bytes.saturating_add(cost.sent as u64);
+        if sent > limits.chat_bytes_max {
+            self.hits.add_asked(Limit::ChatBytes, usize::try_from(sent).unwrap_or(usize::MAX));
+            return Err(Error::BudgetSpent(format!(
+                "chat-bytes-max of {} bytes sent in one rollout: {} more would make {sent}; the operator can raise it",
+                limits.chat_bytes_max, cost.sent
+            ))
+            .into());
+        }
+        self.charge(cost.kept, limits).map_err(|over| Error::BudgetSpent(over.0))?;
+        self.sent_bytes = sent;
+        Ok(())
+    }
+}
+
+impl From<openai::Completion> for Completion {
+    fn from(completion: openai::Completion) -> Self {
+        Self {
+            message: completion.message().to_owned(),
+            text: completion.text().into_owned(),
+            tool_calls: completion.tool_calls().into_iter().map(Into::into).collect(),
+            finish_reason: completion.finish_reason,
+            usage: completion.usage.map(Into::into),
+        }
+    }
+}
+
+impl From<openai::ToolCall> for types::ToolCall {
+    fn from(openai::ToolCall { id, name, arguments }: openai::ToolCall) -> Self {
+        Self { id, name, arguments }
+    }
+}
+
+impl From<openai::Usage> for types::Usage {
+    fn from(openai::Usage { prompt_tokens, completion_tokens }: openai::Usage) -> Self {
+        Self { prompt_tokens, completion_tokens }
+    }
+}
+
+impl models::Host for Imports {
+    fn convert_error(&mut self, refused: AskRefused) -> wasmtime::Result<Error> {
+        refused.told()
+    }
+
+    async fn complete(
+        &mut self,
+        role: models::Role,
+        sample: Option<Resource<OpenSample>>,
+        request: Request,
+    ) -> Result<Completion, AskRefused> {
+        self.enter(import_of(role))?;
+        let call = self.begin_call(role, sample.as_ref(), request)?;
+        self.finish_call(call).await
+    }
+
+    fn start(
+        &mut self,
+        role: models::Role,
+        sample: Option<Resource<OpenSample>>,
+        request: Request,
+    ) -> Result<Resource<Call>, AskRefused> {
+        self.enter(import_of(role))?;
+        self.may_begin().map_err(Error::BudgetSpent)?;
+        let call = self.begin_call(role, sample.as_ref(), request)?;
+        Ok(self.hand_over(call)?)
+    }
+
+    async fn finish(&mut self, call: Resource<Call>) -> Result<Completion, AskRefused> {
+        self.enter(Import::MODEL_FINISH)?;
+        let call = self.take_back(call)?;
+        self.finish_call(call).await
+    }
+}
+
+/// The import by which a model is asked, started or waited for.
+fn import_of(role: models::Role) -> Import {
+    match role {
+        models::Role::Policy => Import::ASK_POLICY,
+        models::Role::Judge => Import::ASK_JUDGE,
+    }
+}

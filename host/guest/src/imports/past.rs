@@ -1,0 +1,258 @@
+//! What happened in a run before: its guest's moves and the answers that it was given, in order.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+
+use super::boundary::{Arrival, Difference, Diverged, PastOver, charge_of};
+use super::run_event::RunEvent;
+use rollout_core::budget::{Charge, Holder, Use};
+
+/// The past of a run that is made again.
+#[derive(Default)]
+pub struct Past {
+    moves: VecDeque<(usize, Move)>,
+    answers: VecDeque<(usize, Arrival)>,
+    answered: BTreeSet<u32>,
+    then: Then,
+    /// The events before which it is another rollout's, the first ones first.
+    forks: VecDeque<usize>,
+    /// How many of these were passed.
+    era: Arc<AtomicUsize>,
+    /// What the moves are charged to while there are any.
+    charge: Option<Charge>,
+}
+
+/// What comes after a past.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Then {
+    /// The run goes on.
+    #[default]
+    GoesOn,
+    /// Nothing: the guest ended by itself, or waited when it was ended.
+    Nothing,
+    /// Nobody knows, and nobody is to be asked.
+    Unknown,
+}
+
+/// What a guest did that can be seen from outside.
+enum Move {
+    Asked { at: u64, call: u32, time: SystemTime, what: Bytes },
+    TimedOut { at: u64 },
+    TimeLeft { at: u64, left: Option<Duration> },
+}
+
+impl Move {
+    fn at(&self) -> u64 {
+        match self {
+            Self::Asked { at, .. } | Self::TimedOut { at } | Self::TimeLeft { at, .. } => *at,
+        }
+    }
+
+    fn difference(&self) -> Difference {
+        match self {
+            Self::Asked { at, call, what, .. } => {
+                Difference::Asked { call: *call, then: Some((*at, what.clone())), now: None }
+            }
+            Self::TimedOut { .. } => Difference::Waited,
+            Self::TimeLeft { .. } => Difference::TimeLeft,
+        }
+    }
+}
+
+/// Which answers are meant.
+#[derive(Clone, Copy)]
+pub(super) enum When {
+    /// Those that came by the end of this move.
+    Until(u64),
+    /// Those that came by now, within this move.
+    Within(u64),
+}
+
+impl Past {
+    /// The past that these events are.
+    pub fn new(events: impl IntoIterator<Item = RunEvent>, then: Then) -> Self {
+        let mut past = Self { then, ..Self::default() };
+        for (number, event) in events.into_iter().enumerate() {
+            match event {
+                RunEvent::Asked { at, call, time, what } => {
+                    past.moves.push_back((number, Move::Asked { at, call, time, what }));
+                }
+                RunEvent::TimedOut { at } => past.moves.push_back((number, Move::TimedOut { at })),
+                RunEvent::TimeLeft { at, left } => {
+                    past.moves.push_back((number, Move::TimeLeft { at, left }));
+                }
+                RunEvent::Answered { at, call, took, answer } => {
+                    past.answered.insert(call);
+                    past.answers.push_back((number, Arrival { at, call, took, answer, charge: None }));
+                }
+            }
+        }
+        past
+    }
+
+    /// The same, with what it takes charged until it crosses. Where there is no room for it a rollout
+    /// is ended with that, as where it came from outside.
+    pub fn charged_to(mut self, holder: &Holder) -> Self {
+        let mut charge = holder.nothing(Use::Record);
+        for (_, made) in &self.moves {
+            let what = if let Move::Asked { what, .. } = made { what.len() } else { 0 };
+            let _ = charge.grow(size_of::<(usize, Move)>() + what);
+        }
+        self.charge = Some(charge);
+        for (_, arrival) in &mut self.answers {
+            arrival.charge = Some(charge_of(holder, &arrival.answer));
+        }
+        self
+    }
+
+    /// The same, of a fork: before the events of these numbers it is other rollouts' past.
+    pub fn forked_at(mut self, events: impl IntoIterator<Item = usize>) -> Self {
+        self.forks.extend(events);
+        self.passes();
+        self
+    }
+
+    /// How many forks a run has passed by now.
+    pub(super) fn era(&self) -> &Arc<AtomicUsize> {
+        &self.era
+    }
+
+    fn passes(&mut self) {
+        let made = self.moves.front().map_or(usize::MAX, |(number, _)| *number);
+        let next = self.answers.front().map_or(made, |(number, _)| made.min(*number));
+        while self.forks.pop_front_if(|fork| *fork <= next).is_some() {
+            self.era.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn pop_move(&mut self) {
+        self.moves.pop_front();
+        if self.moves.is_empty() {
+            self.charge = None;
+        }
+        self.passes();
+    }
+
+    /// Whether all of it was made again.
+    pub(super) fn is_over(&self) -> bool {
+        self.moves.is_empty() && self.answers.is_empty()
+    }
+
+    /// Whether the run goes on after it.
+    pub(super) fn goes_on(&self) -> bool {
+        self.then == Then::GoesOn
+    }
+
+    /// Whether a call was answered in it.
+    pub(super) fn has_answer(&self, call: u32) -> bool {
+        self.answered.contains(&call)
+    }
+
+    /// The next answer, where it came then.
+    pub(super) fn next_answer(&mut self, when: When) -> Option<Arrival> {
+        let (number, arrival) = self.answers.front()?;
+        let came = match when {
+            When::Until(at) => arrival.at <= at,
+            // A wait that timed out saw what came before that, and nothing after it.
+            When::Within(at) => {
+                let timed_out = |(then, made): &(usize, Move)| {
+                    matches!(made, Move::TimedOut { at: then_at } if *then_at == at) && then < number
+                };
+                arrival.at <= at && !self.moves.front().is_some_and(timed_out)
+            }
+        };
+        let (_, arrival) = came.then(|| self.answers.pop_front()).flatten()?;
+        self.passes();
+        Some(arrival)
+    }
+
+    /// Whether the wait of this move timed out, and all that it saw before crossed.
+    pub(super) fn timed_out(&mut self, at: u64) -> bool {
+        let Some((then, Move::TimedOut { at: then_at })) = self.moves.front() else { return false };
+        let is_next = self.answers.front().is_none_or(|(number, _)| number > then);
+        let is_it = *then_at == at && is_next;
+        if is_it {
+            self.pop_move();
+        }
+        is_it
+    }
+
+    /// Whether all that is left of it came after this move.
+    pub(super) fn is_later(&self, at: u64) -> bool {
+        self.moves.front().is_none_or(|(_, made)| made.at() > at)
+            && self.answers.front().is_none_or(|(_, arrival)| arrival.at > at)
+    }
+
+    /// The time that was left at this move: another one than was told before it, or that; nothing
+    /// where the past is over and the run goes on.
+    pub(super) fn time_left(
+        &mut self,
+        at: u64,
+        told: Option<Option<Duration>>,
+    ) -> wasmtime::Result<Option<Option<Duration>>> {
+        match self.moves.front() {
+            Some((_, Move::TimeLeft { at: then, left })) if *then == at => {
+                let left = *left;
+                self.pop_move();
+                Ok(Some(left))
+            }
+            None if self.is_over() && self.then == Then::GoesOn => Ok(None),
+            None if self.is_over() && self.then == Then::Unknown => Err(wasmtime::Error::new(PastOver)),
+            _ => match told {
+                Some(told) => Ok(Some(told)),
+                None => Err(wasmtime::Error::new(Diverged { at, difference: Difference::TimeLeft })),
+            },
+        }
+    }
+
+    /// When this call was made then, if the guest asks the same now; nothing where the past is over.
+    pub(super) fn asked(&mut self, at: u64, call: u32, what: &Bytes) -> wasmtime::Result<Option<SystemTime>> {
+        let differs = |then| {
+            let difference = Difference::Asked { call, then, now: Some(what.clone()) };
+            wasmtime::Error::new(Diverged { at, difference })
+        };
+        match self.moves.front() {
+            Some((_, Move::Asked { at: then_at, call: then_call, time, what: then })) => {
+                if *then_at != at || *then_call != call || then != what {
+                    return Err(differs(Some((*then_at, then.clone()))));
+                }
+                let time = *time;
+                self.pop_move();
+                Ok(Some(time))
+            }
+            Some(_) => Err(differs(None)),
+            None => {
+                self.check_new(at, Difference::Asked { call, then: None, now: Some(what.clone()) })?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Nothing is known of what the guest does now: then it is new, or must not be.
+    fn check_new(&self, at: u64, difference: Difference) -> wasmtime::Result<()> {
+        let knows_later = self.answers.front().is_some_and(|(_, arrival)| arrival.at > at);
+        match self.then {
+            Then::Unknown if !knows_later => Err(wasmtime::Error::new(PastOver)),
+            Then::GoesOn if !knows_later => Ok(()),
+            _ => Err(wasmtime::Error::new(Diverged { at, difference })),
+        }
+    }
+
+    /// Sees that the guest has done all that it did then by the end of this move.
+    pub(super) fn check_left_behind(&self, at: u64) -> Result<(), Diverged> {
+        match self.moves.front() {
+            Some((_, made)) if made.at() <= at => Err(Diverged { at, difference: made.difference() }),
+            _ => Ok(()),
+        }
+    }
+
+    /// What the guest did then and has not done now, if it ends here.
+    pub(super) fn left(&self) -> Option<Difference> {
+        let made = self.moves.front().map(|(_, made)| made.difference());
+        made.or_else(|| self.answers.front().map(|_| Difference::Waited))
+    }
+}

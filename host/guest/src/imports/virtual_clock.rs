@@ -1,0 +1,214 @@
+//! Random numbers and clocks that do not depend on the machine, so that a run can be
+//! repeated: numbers are seeded by the rollout's id and attempt, so that two siblings
+//! differ, and time passes by what a guest does, not by what the host is busy with.
+
+use std::convert::Infallible;
+use std::fmt::{self, Display, Formatter};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use chacha20::ChaCha8Rng;
+use chrono::{DateTime, NaiveDate, NaiveTime};
+use rand_core::{SeedableRng, TryRng};
+use serde::{Deserialize, Serialize};
+use wasmtime_wasi::{HostMonotonicClock, HostWallClock, WasiCtxBuilder};
+
+use super::{Role, RunContext};
+use rollout_wire::digest::sha256_parts;
+use rollout_wire::text::{beginning, printable};
+
+/// The seed of one use within one role of one try of one rollout: of the one whose a workflow's past
+/// is, where that is a fork, until it has passed so many.
+pub(super) fn seed_of(run: &RunContext, era: usize, role: Role, purpose: &str) -> [u8; 32] {
+    let (id, attempt) = run.identity(role, era);
+    sha256_parts(&[
+        b"rollout-host guest randomness 1",
+        id.as_str().as_bytes(),
+        &attempt.to_le_bytes(),
+        role.as_str().as_bytes(),
+        purpose.as_bytes(),
+    ])
+}
+
+/// Gives the guest's random sources their seeds.
+pub(super) fn seed(builder: &mut WasiCtxBuilder, run: &Arc<RunContext>, role: Role, era: Arc<AtomicUsize>) {
+    let seed = seed_of(run, 0, role, "random");
+    let mut hash_seed = [0; 16];
+    hash_seed.copy_from_slice(&seed[16..]);
+    builder.insecure_random_seed(u128::from_le_bytes(hash_seed));
+    let source = |mask| Source { run: run.clone(), role, mask, era: era.clone(), current: None };
+    builder.secure_random(source(0)).insecure_random(source(1));
+}
+
+/// Random numbers of a rollout, and where it is a fork of others, first of those.
+struct Source {
+    run: Arc<RunContext>,
+    role: Role,
+    /// Over the first byte of the seed.
+    mask: u8,
+    /// How many forks the run has passed by now.
+    era: Arc<AtomicUsize>,
+    current: Option<(usize, ChaCha8Rng)>,
+}
+
+impl Source {
+    fn numbers(&mut self) -> &mut ChaCha8Rng {
+        let era = self.era.load(Ordering::Relaxed);
+        let current = self.current.take().filter(|(of, _)| *of == era);
+        let current = current.unwrap_or_else(|| {
+            let mut seed = seed_of(&self.run, era, self.role, "random");
+            seed[0] ^= self.mask;
+            (era, ChaCha8Rng::from_seed(seed))
+        });
+        &mut self.current.insert(current).1
+    }
+}
+
+impl TryRng for Source {
+    type Error = Infallible;
+
+    fn try_next_u32(&mut self) -> Result<u32, Infallible> {
+        self.numbers().try_next_u32()
+    }
+
+    fn try_next_u64(&mut self) -> Result<u64, Infallible> {
+        self.numbers().try_next_u64()
+    }
+
+    fn try_fill_bytes(&mut self, to: &mut [u8]) -> Result<(), Infallible> {
+        self.numbers().try_fill_bytes(to)
+    }
+}
+
+/// The date and time that a rollout's clocks begin at, in whole seconds. By default 2025-01-01 00:00 UTC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ClockStart(i64);
+
+/// The text is neither a date nor a date and time.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("'{0}' is no date such as 2026-11-23, and no time such as 2026-11-23T09:30:00Z, from 1970 to 2199")]
+pub struct InvalidClockStart(String);
+
+impl ClockStart {
+    /// The latest start, exclusive: 2200-01-01. Nanoseconds since 1970 have 64 bits in guests, which end in 2262.
+    const END: i64 = 7_258_118_400;
+
+    /// Whether it is the default.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    fn since_1970(self) -> Duration {
+        Duration::from_secs(self.0.try_into().unwrap_or_default())
+    }
+}
+
+impl Default for ClockStart {
+    fn default() -> Self {
+        Self(1_735_689_600)
+    }
+}
+
+impl FromStr for ClockStart {
+    type Err = InvalidClockStart;
+
+    fn from_str(text: &str) -> Result<Self, InvalidClockStart> {
+        let date = || text.parse::<NaiveDate>().ok().map(|date| date.and_time(NaiveTime::MIN).and_utc());
+        let time = DateTime::parse_from_rfc3339(text).map(|time| time.to_utc()).ok().or_else(date);
+        let seconds = time.map(|time| time.timestamp()).filter(|seconds| (0..Self::END).contains(seconds));
+        seconds.map(Self).ok_or_else(|| InvalidClockStart(printable(&beginning(text, SHOWN_BYTES))))
+    }
+}
+
+/// How much of a text that is no date is shown, in bytes.
+const SHOWN_BYTES: usize = 64;
+
+impl Display for ClockStart {
+    fn fmt(&self, to: &mut Formatter<'_>) -> fmt::Result {
+        let time = DateTime::from_timestamp(self.0, 0).unwrap_or_default();
+        let seconds = if self.0 % 60 == 0 { "%Y-%m-%d %H:%M UTC" } else { "%Y-%m-%d %H:%M:%S UTC" };
+        write!(to, "{}", time.format(seconds))
+    }
+}
+
+/// What a look at the clock takes, so that a guest that waits in a loop gets on.
+const LOOK: Duration = Duration::from_micros(1);
+
+/// What an answer of the model takes.
+pub(super) const ANSWER: Duration = Duration::from_millis(1);
+
+/// The clock of one instance, wall clock and monotonic clock in one.
+#[derive(Clone, Debug)]
+pub(super) struct GuestClock {
+    begins: ClockStart,
+    passed: Arc<AtomicU64>,
+}
+
+impl GuestClock {
+    /// A clock that begins at this date.
+    pub(super) fn new(begins: ClockStart) -> Self {
+        Self { begins, passed: Arc::default() }
+    }
+
+    /// Lets time pass; gives the time since the run began.
+    pub(super) fn pass(&self, time: Duration) -> Duration {
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        Duration::from_nanos(self.passed.fetch_add(nanos, Ordering::Relaxed).saturating_add(nanos))
+    }
+}
+
+impl HostWallClock for GuestClock {
+    fn resolution(&self) -> Duration {
+        LOOK
+    }
+
+    fn now(&self) -> Duration {
+        self.begins.since_1970() + self.pass(LOOK)
+    }
+}
+
+impl HostMonotonicClock for GuestClock {
+    fn resolution(&self) -> u64 {
+        LOOK.as_nanos() as u64
+    }
+
+    fn now(&self) -> u64 {
+        self.pass(LOOK).as_nanos() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_begins_at_a_date_or_a_time_and_says_so() {
+        let check = |text: &str, expected: Option<&str>| {
+            let start = text.parse::<ClockStart>().ok();
+            assert_eq!(start.map(|start| start.to_string()).as_deref(), expected, "{text}");
+        };
+        check("2026-11-23", Some("2026-11-23 00:00 UTC"));
+        check("2026-11-23T09:30:00Z", Some("2026-11-23 09:30 UTC"));
+        check("2026-11-23T09:30:07+02:00", Some("2026-11-23 07:30:07 UTC"));
+        check("1970-01-01", Some("1970-01-01 00:00 UTC"));
+        check("2199-12-31", Some("2199-12-31 00:00 UTC"));
+        for wrong in ["", "today", "2026-02-30", "1969-12-31", "2200-01-01", "23.11.2026", "\u{1b}[31m"] {
+            check(wrong, None);
+        }
+        assert_eq!(ClockStart::default().to_string(), "2025-01-01 00:00 UTC");
+    }
+
+    #[test]
+    fn time_passes_from_where_a_clock_begins() {
+        let clock = GuestClock::new("2026-11-23".parse().unwrap());
+        clock.pass(Duration::from_secs(60));
+
+        let now = HostWallClock::now(&clock);
+
+        assert_eq!(now, clock.begins.since_1970() + Duration::from_secs(60) + LOOK);
+        assert_eq!(HostMonotonicClock::now(&clock), (Duration::from_secs(60) + 2 * LOOK).as_nanos() as u64);
+    }
+}

@@ -1,0 +1,456 @@
+//! JSON Schemas of configurations: made free of references, said in words, and their
+//! complaints turned into sentences that name a field.
+//!
+//! A schema comes from a guest. What it refers to is put in place first, within limits,
+//! so that nothing is fetched and nothing goes round in circles.
+
+use std::fmt;
+
+use jsonschema::ValidationError;
+use jsonschema::error::ValidationErrorKind;
+use serde_json::{Map, Value};
+
+use rollout_wire::text;
+
+/// The most parts that a schema may have when everything it refers to is in place.
+const PARTS_MAX: usize = 20_000;
+
+/// The deepest that it may be nested then.
+const DEPTH_MAX: usize = 100;
+
+/// How much of a value is shown in a message, in bytes.
+const SHOWN_BYTES: usize = 120;
+
+/// Keywords whose values are data and no schemas.
+const DATA: [&str; 4] = ["default", "const", "enum", "examples"];
+
+/// Keywords that say something of a field and decide nothing.
+const ANNOTATIONS: [&str; 5] = ["title", "description", "default", "examples", "deprecated"];
+
+/// The schema with everything that it refers to in place. The error says which reference
+/// cannot be followed.
+pub(super) fn expanded(schema: Value) -> Result<Value, String> {
+    let mut expansion = Expansion { root: &schema, following: Vec::new(), parts: 0 };
+    let mut whole = expansion.expand(&schema, 0)?;
+    if let Some(fields) = whole.as_object_mut() {
+        for unused in ["$defs", "definitions", "$schema", "$id"] {
+            fields.shift_remove(unused);
+        }
+    }
+    Ok(whole)
+}
+
+struct Expansion<'a> {
+    root: &'a Value,
+    following: Vec<&'a str>,
+    parts: usize,
+}
+
+impl<'a> Expansion<'a> {
+    fn expand(&mut self, part: &'a Value, depth: usize) -> Result<Value, String> {
+        self.parts += 1;
+        if self.parts > PARTS_MAX || depth > DEPTH_MAX {
+            return Err(format!("more than {PARTS_MAX} parts, or nested more than {DEPTH_MAX} deep"));
+        }
+        match part {
+            Value::Array(items) => items
+                .iter()
+                .map(|item| self.expand(item, depth + 1))
+                .collect::<Result<_, _>>()
+                .map(Value::Array),
+            Value::Object(fields) => self.object(fields, depth),
+            other => Ok(other.clone()),
+        }
+    }
+
+    fn object(&mut self, fields: &'a Map<String, Value>, depth: usize) -> Result<Value, String> {
+        let mut own = Map::new();
+        for (key, value) in fields {
+            if ["$dynamicRef", "$recursiveRef"].contains(&key.as_str()) {
+                return Err(format!("it uses {key}, which is not read; use $ref"));
+            }
+            if key == "$ref" && value.is_string() || key == "$defs" || key == "definitions" {
+                continue;
+            }
+            let is_data = DATA.contains(&key.as_str());
+            own.insert(key.clone(), if is_data { value.clone() } else { self.expand(value, depth + 1)? });
+        }
+        let Some(reference) = fields.get("$ref").and_then(Value::as_str) else {
+            return Ok(Value::Object(own));
+        };
+        let target = self.follow(reference, depth)?;
+        Ok(join(target, own))
+    }
+
+    fn follow(&mut self, reference: &'a str, depth: usize) -> Result<Value, String> {
+        if self.following.contains(&reference) || reference == "#" {
+            return Err(format!("{reference} refers to itself, and a configuration has an end"));
+        }
+        let pointer = reference.strip_prefix('#');
+        let Some(target) = pointer.and_then(|pointer| self.root.pointer(pointer)) else {
+            return Err(format!("it refers to {}, which is not in it", shown(reference)));
+        };
+        self.following.push(reference);
+        let expanded = self.expand(target, depth + 1);
+        self.following.pop();
+        expanded
+    }
+}
+
+/// What stands beside a reference says more of the same thing.
+fn join(target: Value, own: Map<String, Value>) -> Value {
+    let only_annotations = own.keys().all(|key| ANNOTATIONS.contains(&key.as_str()));
+    match target {
+        Value::Object(mut target) if only_annotations => {
+            target.extend(own);
+            Value::Object(target)
+        }
+        target => {
+            let mut both = own;
+            let others =
+                both.shift_remove("allOf").and_then(|all| all.as_array().cloned()).unwrap_or_default();
+            let all: Vec<Value> = std::iter::once(target).chain(others).collect();
+            both.insert("allOf".to_owned(), all.into());
+            Value::Object(both)
+        }
+    }
+}
+
+/// Keywords that say which properties an object may have besides those of `properties`.
+const OTHERS: [&str; 3] = ["additionalProperties", "patternProperties", "unevaluatedProperties"];
+
+/// Keywords whose schemas hold for the same object.
+const IN_PLACE: [&str; 7] = ["allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas"];
+
+/// Refuses properties that the schema of a configuration does not name, wherever it does not say itself whether
+/// there may be others. The fields that the host reads are always named.
+pub(super) fn close(schema: &mut Value, hosts_fields: &[&str]) {
+    let Some(fields) = schema.as_object_mut() else { return };
+    if !OTHERS.iter().any(|keyword| fields.contains_key(*keyword)) {
+        let properties = fields.entry("properties").or_insert_with(|| Value::Object(Map::new()));
+        if let Some(properties) = properties.as_object_mut() {
+            for field in hosts_fields {
+                properties.entry(*field).or_insert(Value::Bool(true));
+            }
+        }
+        // What is named by schemas in place counts as evaluated, and not as a property of this one.
+        let is_split = IN_PLACE.iter().any(|keyword| fields.contains_key(*keyword));
+        let keyword = if is_split { "unevaluatedProperties" } else { "additionalProperties" };
+        fields.insert(keyword.to_owned(), Value::Bool(false));
+    }
+    close_below(fields);
+}
+
+/// Closes the schemas of an object's properties and of an array's items.
+fn close_below(fields: &mut Map<String, Value>) {
+    for property in
+        fields.get_mut("properties").and_then(Value::as_object_mut).into_iter().flat_map(Map::values_mut)
+    {
+        close_inner(property);
+    }
+    for keyword in ["items", "additionalProperties"] {
+        fields.get_mut(keyword).into_iter().for_each(close_inner);
+    }
+    for item in fields.get_mut("prefixItems").and_then(Value::as_array_mut).into_iter().flatten() {
+        close_inner(item);
+    }
+}
+
+fn close_inner(schema: &mut Value) {
+    let Some(fields) = schema.as_object_mut() else { return };
+    let is_split = IN_PLACE.iter().any(|keyword| fields.contains_key(*keyword));
+    let is_open = OTHERS.iter().any(|keyword| fields.contains_key(*keyword));
+    if fields.get("properties").is_some_and(Value::is_object) {
+        if !is_split && !is_open {
+            fields.insert("additionalProperties".to_owned(), Value::Bool(false));
+        }
+    } else {
+        // One of several forms, each of which says all of the object.
+        for keyword in ["anyOf", "oneOf"] {
+            for form in fields.get_mut(keyword).and_then(Value::as_array_mut).into_iter().flatten() {
+                close_inner(form);
+            }
+        }
+    }
+    close_below(fields);
+}
+
+/// Whether the schema lets an operator set what it does not name.
+pub(super) fn allows_others(schema: &Value) -> bool {
+    OTHERS.iter().any(|keyword| schema.get(keyword).is_some_and(|others| *others != Value::Bool(false)))
+}
+
+/// Whether an object can fit at all.
+pub(super) fn allows_objects(schema: &Value) -> bool {
+    match schema.get("type") {
+        None => true,
+        Some(Value::String(name)) => name == "object",
+        Some(Value::Array(names)) => names.iter().any(|name| name == "object"),
+        // Not a type at all; the schema's own check says so better.
+        Some(_) => true,
+    }
+}
+
+/// One setting that there is.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct Field {
+    /// Its name; those of its parents before it, joined by dots.
+    pub key: String,
+    /// What may stand there, in words.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// What stands there if the operator says nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub default: Option<Value>,
+    /// Whether the operator has to say something.
+    pub required: bool,
+    /// What it is for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
+}
+
+/// Every setting of a schema, in its order.
+pub(super) fn fields(schema: &Value, defaults: &Map<String, Value>) -> Vec<Field> {
+    let mut found = Vec::new();
+    collect(schema, Some(defaults), "", &mut found);
+    found
+}
+
+fn collect(schema: &Value, defaults: Option<&Map<String, Value>>, before: &str, found: &mut Vec<Field>) {
+    let required = schema.get("required").and_then(Value::as_array);
+    for (name, schema) in schema.get("properties").and_then(Value::as_object).into_iter().flatten() {
+        let key = format!("{before}{name}");
+        let default = defaults.and_then(|defaults| defaults.get(name));
+        if schema.get("properties").is_some_and(Value::is_object) {
+            collect(schema, default.and_then(Value::as_object), &format!("{key}."), found);
+            continue;
+        }
+        let description = schema.get("description").and_then(Value::as_str).map(text::printable);
+        found.push(Field {
+            key: text::printable(&key),
+            kind: text::printable(&type_of(schema)),
+            default: default.cloned(),
+            required: default.is_none()
+                && required.is_some_and(|required| required.iter().any(|required| required == name)),
+            description,
+        });
+    }
+}
+
+/// What may stand there, in words.
+fn type_of(schema: &Value) -> String {
+    if let Some(words) = schema.get("enum").and_then(Value::as_array) {
+        return or(words.iter().map(ToString::to_string));
+    }
+    if let Some(word) = schema.get("const") {
+        return word.to_string();
+    }
+    let forms = ["anyOf", "oneOf"].iter().find_map(|key| schema.get(*key)?.as_array());
+    if let Some(forms) = forms {
+        return or(forms.iter().map(type_of));
+    }
+    let of_name = |name: &str| match name {
+        "array" => match schema.get("items") {
+            Some(items) => format!("array of {}", type_of(items)),
+            None => "array".to_owned(),
+        },
+        "integer" | "number" => format!("{name}{}", bounds(schema)),
+        name => name.to_owned(),
+    };
+    match schema.get("type") {
+        Some(Value::String(name)) => of_name(name),
+        Some(Value::Array(names)) => or(names.iter().filter_map(Value::as_str).map(of_name)),
+        _ => "anything".to_owned(),
+    }
+}
+
+fn bounds(schema: &Value) -> String {
+    let bound = |key: &str| schema.get(key).map(number);
+    match (bound("minimum"), bound("maximum")) {
+        (Some(min), Some(max)) => format!(", {min} to {max}"),
+        (Some(min), None) => format!(", at least {min}"),
+        (None, Some(max)) => format!(", at most {max}"),
+        (None, None) => String::new(),
+    }
+}
+
+/// A whole number is written as one: a schema says 0.0 where it means 0.
+fn number(value: &Value) -> String {
+    match value.as_f64() {
+        Some(float) if float.fract() == 0.0 && float.abs() < 1e15 => format!("{float:.0}"),
+        _ => value.to_string(),
+    }
+}
+
+fn or(forms: impl Iterator<Item = String>) -> String {
+    let mut forms: Vec<String> = forms.collect();
+    forms.dedup();
+    forms.join(" or ")
+}
+
+/// Something that does not fit, and where.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Mistake {
+    field: String,
+    what: String,
+    pub is_missing: bool,
+}
+
+impl fmt::Display for Mistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let field = if self.field.is_empty() { "the whole" } else { &self.field };
+        write!(f, "{}: {}", text::printable(field), shown(&self.what))
+    }
+}
+
+/// What the validator found, as one mistake or several, each with its field.
+pub(super) fn mistakes(schema: &Value, error: &ValidationError<'_>) -> Vec<Mistake> {
+    let field = dotted(error.instance_path().as_str());
+    let at = |name: &str| if field.is_empty() { name.to_owned() } else { format!("{field}.{name}") };
+    let one = |what: String| vec![Mistake { field: field.clone(), what, is_missing: false }];
+    let place = error.schema_path().as_str();
+    let parent =
+        schema.pointer(place.rsplit_once('/').map_or("", |(parent, _)| parent)).unwrap_or(&Value::Null);
+    match error.kind() {
+        ValidationErrorKind::AdditionalProperties { unexpected }
+        | ValidationErrorKind::UnevaluatedProperties { unexpected } => unexpected
+            .iter()
+            .map(|name| Mistake { field: at(name), what: no_such(name, parent), is_missing: false })
+            .collect(),
+        ValidationErrorKind::Required { property } => vec![Mistake {
+            field: at(property.as_str().unwrap_or_default()),
+            what: "missing, and it has no default".to_owned(),
+            is_missing: true,
+        }],
+        ValidationErrorKind::Type { .. }
+        | ValidationErrorKind::Enum { .. }
+        | ValidationErrorKind::Constant { .. }
+        | ValidationErrorKind::AnyOf { .. }
+        | ValidationErrorKind::OneOfNotValid { .. } => {
+            one(format!("{}, and it has to be {}", of_kind(error.instance()), type_of(parent)))
+        }
+        _ => one(error.to_string()),
+    }
+}
+
+fn no_such(name: &str, parent: &Value) -> String {
+    let known: Vec<&str> = parent
+        .get("properties")
+        .and_then(Value::as_object)
+        .map(|fields| fields.keys().map(String::as_str).collect())
+        .unwrap_or_default();
+    text::no_such(name, &known)
+}
+
+/// A value with the word for what it is.
+pub(super) fn of_kind(value: &Value) -> String {
+    let kind = match value {
+        Value::Null | Value::Number(_) | Value::Bool(_) => return shown(&value.to_string()),
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    };
+    format!("the {kind} {}", shown(&value.to_string()))
+}
+
+/// A text that may be long, or drive a terminal, in a message.
+pub(super) fn shown(text: &str) -> String {
+    text::printable(&text::beginning(text, 4 * SHOWN_BYTES))
+}
+
+/// A JSON pointer as people write it.
+fn dotted(pointer: &str) -> String {
+    let segments = pointer.split('/').skip(1).map(|segment| segment.replace("~1", "/").replace("~0", "~"));
+    segments.collect::<Vec<_>>().join(".")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn types_are_said_in_words() {
+        fn check(schema: Value, expected: &str) {
+            assert_eq!(type_of(&schema), expected);
+        }
+        check(json!({"type": "integer", "minimum": 0.0}), "integer, at least 0");
+        check(json!({"type": ["integer", "null"], "minimum": 1, "maximum": 9}), "integer, 1 to 9 or null");
+        check(json!({"type": "array", "items": {"type": "string"}}), "array of string");
+        check(json!({"enum": ["a", "b"]}), "\"a\" or \"b\"");
+        check(json!({"anyOf": [{"type": "object"}, {"type": "null"}]}), "object or null");
+        check(json!({"oneOf": [{"const": "x"}, {"const": "y"}]}), "\"x\" or \"y\"");
+        check(json!({}), "anything");
+        check(json!(true), "anything");
+    }
+
+    #[test]
+    fn a_schema_that_says_nothing_of_other_properties_is_closed() {
+        fn check(mut schema: Value, expected: &Value) {
+            close(&mut schema, &["name"]);
+            assert_eq!(&schema, expected);
+        }
+        let open = json!({"properties": {"a": {}}, "additionalProperties": true});
+        check(open.clone(), &open);
+        check(
+            json!({"properties": {"a": {"anyOf": [{"properties": {"b": {}}}, {"type": "null"}]}}}),
+            &json!({
+                "properties": {
+                    "a": {"anyOf": [{"properties": {"b": {}}, "additionalProperties": false}, {"type": "null"}]},
+                    "name": true,
+                },
+                "additionalProperties": false,
+            }),
+        );
+        check(
+            json!({"properties": {"a": {"properties": {}, "additionalProperties": {"type": "string"}}}, "oneOf": [{}]}),
+            &json!({
+                "properties": {
+                    "a": {"properties": {}, "additionalProperties": {"type": "string"}},
+                    "name": true,
+                },
+                "oneOf": [{}],
+                "unevaluatedProperties": false,
+            }),
+        );
+    }
+
+    #[test]
+    fn fields_come_with_their_dotted_keys_and_defaults() {
+        let schema = json!({
+            "required": ["a"],
+            "properties": {
+                "a": {"type": "string", "description": "An \u{1b}[31mA."},
+                "b": {"properties": {"c": {"type": "integer"}}},
+            },
+        });
+        let defaults = json!({"b": {"c": 3}});
+        let found = fields(&schema, defaults.as_object().unwrap());
+        let expected = [
+            ("a", "string", None, true, Some("An \\u{1b}[31mA.")),
+            ("b.c", "integer", Some(json!(3)), false, None),
+        ];
+        for (field, (key, kind, default, required, description)) in found.iter().zip(expected) {
+            assert_eq!((field.key.as_str(), field.kind.as_str()), (key, kind));
+            assert_eq!((&field.default, field.required), (&default, required));
+            assert_eq!(field.description.as_deref(), description);
+        }
+        assert_eq!(found.len(), 2);
+    }
+
+    #[test]
+    fn a_reference_keeps_what_stands_beside_it() {
+        let schema = json!({
+            "properties": {
+                "a": {"$ref": "#/$defs/A", "default": 3, "description": "mine"},
+                "b": {"$ref": "#/$defs/A", "maximum": 2},
+            },
+            "$defs": {"A": {"type": "integer", "description": "theirs"}},
+        });
+        let expected = json!({"properties": {
+            "a": {"type": "integer", "description": "mine", "default": 3},
+            "b": {"maximum": 2, "allOf": [{"type": "integer", "description": "theirs"}]},
+        }});
+        assert_eq!(expanded(schema).unwrap(), expected);
+    }
+}

@@ -1,0 +1,165 @@
+//! Tools of a component: each call in an instance of its own, which knows nothing of the
+//! rollout that asks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::value::RawValue;
+use tokio::time::Instant;
+
+use super::CallLimits;
+use crate::imports::{ClockStart, Imports, Live, LogEntry, Record, Role, RunContext, ToolAnswer, error_text};
+use crate::instance::{self, Bounds, Permit, RunError};
+use crate::plugin::Plugin;
+use rollout_core::budget::Holder;
+use rollout_core::limits::Limits;
+use rollout_core::telemetry::{Limit, Metrics};
+use rollout_wire::id::RolloutId;
+use rollout_wire::openai::CallerParams;
+
+/// Log entries of one call, and their bytes. They go to the host's own log.
+const LOG_LINES_MAX: usize = 100;
+const LOG_BYTES_MAX: usize = 16 << 10;
+
+/// Calls of the host by one call of a tool, which can only look at the clock and write
+/// lines.
+const HOST_CALLS_MAX: u64 = 10_000;
+
+/// Bytes that a call may hand over at once besides its result: a log line.
+const HOST_CALL_BYTES_MIN: usize = 64 << 10;
+
+/// A component that exports `tool`, with the limits of each of its calls.
+#[derive(Clone)]
+pub struct ComponentTools {
+    plugin: Plugin,
+    config: Option<Arc<RawValue>>,
+    limits: Arc<Limits>,
+    clock_begins: ClockStart,
+    metrics: Arc<Metrics>,
+}
+
+impl ComponentTools {
+    /// The tools of a component, each call of which may use so much.
+    pub fn new(
+        plugin: Plugin,
+        config: Option<Arc<RawValue>>,
+        memory_bytes_max: usize,
+        cpu_time_max: Duration,
+        result_bytes_max: usize,
+        clock_begins: ClockStart,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        let limits = Limits {
+            memory_bytes_max,
+            guest_cpu_time_max: cpu_time_max,
+            host_call_bytes_max: result_bytes_max.saturating_add(HOST_CALL_BYTES_MIN),
+            host_calls_max: HOST_CALLS_MAX,
+            log_lines_max: LOG_LINES_MAX,
+            log_bytes_max: LOG_BYTES_MAX,
+            ..Limits::default()
+        };
+        Self { plugin, config, limits: limits.into(), clock_begins, metrics }
+    }
+
+    /// Asks for the tools: JSON text that nobody has checked.
+    pub async fn describe(&self, deadline: Instant, permit: Permit) -> Result<Vec<String>, String> {
+        let record = Arc::<Record>::default();
+        let imports = self.imports(Role::Declaration, "describe", Some(deadline), &record);
+        let bounds = self.bounds(deadline, permit);
+        let described = instance::describe_tools(self.plugin.linked(), imports, bounds).await;
+        let described = described.map_err(|error| explain(&error, &record).content);
+        self.account(&record);
+        described
+    }
+
+    /// Makes a call in an instance of its own.
+    pub(super) async fn call(
+        &self,
+        name: &str,
+        arguments: &str,
+        seed: &str,
+        holder: Option<&Holder>,
+        limits: &CallLimits,
+        bounds: Bounds,
+    ) -> ToolAnswer {
+        // What it takes of memory is held by the rollout that asks.
+        let record = Arc::new(holder.cloned().map(Record::of_no_rollout).unwrap_or_default());
+        let imports = self.imports(Role::Tool, seed, bounds.deadline, &record);
+        let called =
+            instance::call_tool(self.plugin.linked(), imports, bounds, name.to_owned(), arguments.to_owned())
+                .await;
+        let answer = match called {
+            Ok(Ok(content)) => ToolAnswer::answered(content),
+            Ok(Err(reason)) => ToolAnswer::failed(error_text(reason)),
+            Err(RunError::Deadline) => limits.late(),
+            Err(error) => explain(&error, &record),
+        };
+        self.account(&record);
+        answer
+    }
+
+    /// What one of its instances may have.
+    pub(super) fn bounds(&self, deadline: Instant, permit: Permit) -> Bounds {
+        Bounds { memory_bytes_max: self.limits.memory_bytes_max, deadline: Some(deadline), permit }
+    }
+
+    fn imports(&self, role: Role, seed: &str, deadline: Option<Instant>, record: &Arc<Record>) -> Imports {
+        let id = RolloutId::parse(format!("tool-{seed}"));
+        let run = RunContext {
+            // A seed is hex digits, of which an id may be made.
+            rollout_id: id.unwrap_or_else(|error| unreachable!("a seed makes an id: {error}")),
+            caller_id: None,
+            attempt: 1,
+            config: self.config.clone(),
+            metadata: None,
+            samples_max: 0,
+            caller_params: CallerParams::default(),
+            fork: None,
+            clock_begins: self.clock_begins,
+            metrics: self.metrics.clone(),
+        };
+        Imports::new(role, run.into(), self.limits.clone(), Live::until(deadline), record.clone())
+    }
+
+    /// Counts what an instance used, and passes its log on.
+    fn account(&self, record: &Record) {
+        let usage = record.usage();
+        self.metrics.used_by_tool(usage.guest_cpu, usage.host_calls);
+        for entry in record.take().log {
+            match entry {
+                LogEntry::Line { text, .. } => tracing::debug!(text, "line of a tool"),
+                LogEntry::Event { event, data } => {
+                    tracing::debug!(event, data = data.get(), "event of a tool");
+                }
+            }
+        }
+    }
+}
+
+/// Why an instance gave no result, for a model and whoever reads the trajectory. Before
+/// the record is emptied.
+fn explain(error: &RunError, record: &Record) -> ToolAnswer {
+    let was_hit = |limit| record.limits_hit().0.iter().any(|(hit, _)| hit == limit);
+    match error {
+        RunError::Memory { max } => ToolAnswer::over(
+            Limit::ToolMemory,
+            format!("the tool needed more memory than memory-bytes-max, {max} bytes"),
+        ),
+        RunError::Cpu(max) => ToolAnswer::over(
+            Limit::ToolCpu,
+            format!("the tool used more CPU time than cpu-secs-max, {max} s"),
+        ),
+        RunError::Limit(_) if was_hit(Limit::HostCallBytes) => {
+            ToolAnswer::over(Limit::ToolResultBytes, "the tool's result is far longer than result-bytes-max")
+        }
+        RunError::Contract(_) if was_hit(Limit::HostCalls) => ToolAnswer::over(
+            Limit::HostCalls,
+            format!("the tool called the host more often than {HOST_CALLS_MAX} times"),
+        ),
+        RunError::Trapped { .. } => match record.last_panic() {
+            Some(panic) => ToolAnswer::unavailable(format!("the tool {panic}")),
+            None => ToolAnswer::unavailable(format!("the tool {error}")),
+        },
+        error => ToolAnswer::unavailable(format!("the tool {error}")),
+    }
+}

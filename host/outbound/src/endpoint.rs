@@ -1,0 +1,167 @@
+//! Where a model is, and how its server wants to be asked.
+
+use std::sync::Arc;
+
+use reqwest::Url;
+use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use tokio::sync::Semaphore;
+
+use super::retry::RetryPolicy;
+use super::secrets::{Secret, Secrets};
+use super::transport::Target;
+use rollout_wire::closed::ClosedBody;
+use rollout_wire::id::{RolloutId, SampleId};
+
+/// Where a rollout's model is, under which name and key. A guest sees none of it.
+#[derive(Clone, Debug)]
+pub struct ModelEndpoint {
+    pub(super) target: Target,
+    model: String,
+    api_key: Option<HeaderValue>,
+    /// What is cut out of its server's answers.
+    pub(super) secrets: Secrets,
+    profile: Option<Arc<RequestProfile>>,
+}
+
+/// How a caller wants its model's server asked, where that is not the usual way.
+#[derive(Debug)]
+pub struct RequestProfile {
+    /// The fields of each request.
+    pub body: ClosedBody,
+    /// How calls are repeated.
+    pub policy: RetryPolicy,
+    /// Places for calls that are on the wire at once.
+    pub connections: Semaphore,
+}
+
+/// Why an address or key cannot be used.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum InvalidEndpoint {
+    /// It is no address.
+    #[error("'{0}' is not an http or https URL")]
+    Url(String),
+    /// The key cannot be sent.
+    #[error("the key holds characters that no HTTP header can carry")]
+    Key,
+}
+
+impl ModelEndpoint {
+    /// An endpoint below a base URL, to which `/chat/completions` is added.
+    pub fn new(
+        base_url: &str,
+        model: impl Into<String>,
+        api_key: Option<Secret>,
+    ) -> Result<Self, InvalidEndpoint> {
+        let invalid = || InvalidEndpoint::Url(base_url.to_owned());
+        let mut url = Url::parse(base_url).map_err(|_| invalid())?;
+        url.path_segments_mut().map_err(|()| invalid())?.pop_if_empty().extend(["chat", "completions"]);
+        let target = Target::of(&url).ok_or_else(invalid)?;
+        let mut secrets = Secrets::of_url(&url);
+        if let Some(key) = &api_key {
+            secrets.add(key.expose());
+        }
+        let api_key = api_key.as_ref().map(bearer).transpose()?;
+        Ok(Self { target, model: model.into(), api_key, secrets, profile: None })
+    }
+
+    /// The same endpoint, asked by this profile.
+    pub fn asked(self, profile: RequestProfile) -> Self {
+        Self { profile: Some(Arc::new(profile)), ..self }
+    }
+
+    /// How it wants to be asked, where that is not the usual way.
+    pub fn profile(&self) -> Option<&RequestProfile> {
+        self.profile.as_deref()
+    }
+
+    /// The name that goes into every request.
+    pub fn model(&self) -> &str {
+        &self.model
+    }
+
+    /// The headers of a request.
+    pub(super) fn headers(&self, routing: &RoutingHeaders) -> HeaderMap {
+        let mut headers = HeaderMap::with_capacity(4);
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(HeaderName::from_static("x-rollout-id"), routing.rollout_id.clone());
+        if let Some(sample_id) = &routing.sample_id {
+            headers.insert(HeaderName::from_static("x-sample-id"), sample_id.clone());
+        }
+        if let Some(key) = &self.api_key {
+            headers.insert(AUTHORIZATION, key.clone());
+        }
+        headers
+    }
+}
+
+/// The header that carries a key.
+pub(super) fn bearer(key: &Secret) -> Result<HeaderValue, InvalidEndpoint> {
+    let value = HeaderValue::from_str(&format!("Bearer {}", key.expose()));
+    let mut value = value.map_err(|_| InvalidEndpoint::Key)?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// The headers by which a server of many rollouts tells calls apart.
+#[derive(Clone, Debug)]
+pub struct RoutingHeaders {
+    rollout_id: HeaderValue,
+    sample_id: Option<HeaderValue>,
+}
+
+impl RoutingHeaders {
+    /// Headers for two ids that [`rollout_wire::id`] has checked.
+    pub fn new(rollout_id: &RolloutId, sample_id: &SampleId) -> Self {
+        Self { sample_id: Some(header_value(sample_id.as_str())), ..Self::of_rollout(rollout_id) }
+    }
+
+    /// The header of a call that is about no sample.
+    pub fn of_rollout(rollout_id: &RolloutId) -> Self {
+        Self { rollout_id: header_value(&rollout_id.header_value()), sample_id: None }
+    }
+
+    /// The sample that a call is for; empty for a judge.
+    pub(super) fn sample_id(&self) -> &str {
+        self.sample_id.as_ref().and_then(|id| id.to_str().ok()).unwrap_or_default()
+    }
+}
+
+/// Ids are made of bytes that a header carries; were that ever to change, an empty header
+/// shows it sooner than a panic in somebody's rollout.
+fn header_value(id: &str) -> HeaderValue {
+    HeaderValue::from_str(id).unwrap_or(HeaderValue::from_static(""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_is_below_its_base_url() {
+        fn check(base: &str, expected: &str) {
+            let endpoint = ModelEndpoint::new(base, "m", None).unwrap();
+            let request = endpoint.target.request(&HeaderMap::new(), b"");
+            let line = String::from_utf8(request).unwrap().lines().next().unwrap().to_owned();
+            assert_eq!(line, format!("POST {expected} HTTP/1.1"), "{base}");
+        }
+        check("http://h:1/v1", "/v1/chat/completions");
+        check("http://h:1/v1/", "/v1/chat/completions");
+        check("http://h:1", "/chat/completions");
+        check("https://h/v1/rollouts/a%20b", "/v1/rollouts/a%20b/chat/completions");
+        check("http://h/v1?x=1", "/v1/chat/completions?x=1");
+        assert!(ModelEndpoint::new("ftp://h/", "m", None).is_err());
+        assert!(ModelEndpoint::new("h:80/v1", "m", None).is_err());
+        assert_eq!(
+            ModelEndpoint::new("http://h", "m", Some(Secret::new("a\nb"))).unwrap_err(),
+            InvalidEndpoint::Key
+        );
+    }
+
+    #[test]
+    fn a_key_is_shown_to_nobody() {
+        let endpoint = ModelEndpoint::new("http://u:pa55word@h?key=k3y", "m", Some(Secret::new("s3cret")));
+        let shown = format!("{:?}", endpoint.unwrap());
+        assert!(!["s3cret", "pa55word", "k3y"].iter().any(|secret| shown.contains(secret)), "{shown}");
+    }
+}

@@ -1,0 +1,136 @@
+//! The process of a tool server: it has the environment that the operator names and
+//! nothing else, and it ends with the host, however the host ends.
+
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::io::AsyncReadExt;
+use tokio::process::{ChildStderr, ChildStdin, ChildStdout, Command};
+use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::Secrets;
+use rollout_core::child::OwnedChild;
+use rollout_wire::text::printable;
+
+/// How much of what a server said last is kept for an error message, in bytes.
+const LAST_WORDS_BYTES: usize = 1024;
+
+/// A line that is longer is passed on in parts.
+const LINE_BYTES_MAX: usize = 16 << 10;
+
+/// How long an end that seems near is waited for.
+const END_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How a server is started.
+#[derive(Clone, Debug)]
+pub(super) struct Start {
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// Its whole environment.
+    pub environment: Vec<(String, String)>,
+    /// What is cut out of all that it writes on standard error.
+    pub secrets: Secrets,
+}
+
+/// A server's process with all that it started. Dropping this ends them.
+pub(super) struct Process {
+    owned: OwnedChild,
+    group: Option<Pid>,
+    last_words: Arc<Mutex<String>>,
+    listening: AbortOnDropHandle<()>,
+}
+
+impl Process {
+    /// Starts a server; gives what is written to it and what it writes.
+    pub(super) async fn start(
+        start: &Start,
+        about: &str,
+    ) -> std::io::Result<(Self, ChildStdin, ChildStdout)> {
+        let mut command = Command::new(start.command.first().map_or("", String::as_str));
+        command
+            .args(start.command.iter().skip(1))
+            .env_clear()
+            .envs(start.environment.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0);
+        let mut owned = OwnedChild::start(command).await?;
+        let child = &mut owned.child;
+        let group = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        let gone = || std::io::Error::other("its pipes cannot be had");
+        let stdin = child.stdin.take().ok_or_else(gone)?;
+        let stdout = child.stdout.take().ok_or_else(gone)?;
+        let stderr = child.stderr.take().ok_or_else(gone)?;
+        let last_words = Arc::<Mutex<String>>::default();
+        let listening =
+            tokio::spawn(listen(stderr, about.to_owned(), last_words.clone(), start.secrets.clone()));
+        let listening = AbortOnDropHandle::new(listening);
+        Ok((Self { owned, group, last_words, listening }, stdin, stdout))
+    }
+
+    /// Waits until it ends; says how.
+    pub(super) async fn ended(&mut self) -> String {
+        match self.owned.child.wait().await {
+            Ok(status) => format!("its process ended: {status}"),
+            Err(error) => format!("its process cannot be waited for: {error}"),
+        }
+    }
+
+    /// How it ended, if it does so at once, or else the reason that there is already; with
+    /// what it wrote on standard error last.
+    pub(super) async fn explained(&mut self, reason: String) -> String {
+        let reason = timeout(END_TIMEOUT, self.ended()).await.unwrap_or(reason);
+        // All that an ended process wrote is there to be read.
+        let _ = timeout(END_TIMEOUT, &mut self.listening).await;
+        match self.last_words() {
+            words if words.is_empty() => reason,
+            words => format!("{reason}; it said: {words}"),
+        }
+    }
+
+    fn last_words(&self) -> String {
+        self.last_words.lock().unwrap_or_else(PoisonError::into_inner).trim().to_owned()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // The group is there for as long as the child was not waited for.
+        if let Some(group) = self.group.filter(|_| self.owned.child.id().is_some()) {
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+    }
+}
+
+/// Passes on to the log what a server writes on standard error, line by line, so that no secret
+/// is overlooked because it came in two pieces.
+async fn listen(mut stderr: ChildStderr, about: String, last_words: Arc<Mutex<String>>, secrets: Secrets) {
+    let mut written = Vec::new();
+    loop {
+        let read = stderr.read_buf(&mut written).await.unwrap_or(0);
+        let lines = match written.iter().rposition(|byte| *byte == b'\n') {
+            _ if read == 0 || written.len() > LINE_BYTES_MAX => written.len(),
+            Some(end) => end + 1,
+            None => 0,
+        };
+        let text = String::from_utf8_lossy(&written[..lines]).into_owned();
+        written.drain(..lines);
+        let text = printable(&secrets.cut_from(text));
+        for line in text.lines().filter(|line| !line.is_empty()) {
+            tracing::debug!(server = about, line, "line of a tool server");
+        }
+        let mut kept = last_words.lock().unwrap_or_else(PoisonError::into_inner);
+        *kept += &text;
+        if kept.len() > LAST_WORDS_BYTES {
+            let from = (kept.len() - LAST_WORDS_BYTES..kept.len()).find(|at| kept.is_char_boundary(*at));
+            kept.drain(..from.unwrap_or_default());
+        }
+        if read == 0 {
+            return;
+        }
+    }
+}

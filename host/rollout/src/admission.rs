@@ -1,0 +1,140 @@
+//! Admits a rollout, or says at once why not.
+
+use std::sync::{Arc, OnceLock};
+use std::time::SystemTime;
+
+use super::host::Host;
+use super::journal::{DeploymentId, JournaledSecrets, Started, StoredRollout, UnfinishedRollout};
+use super::model::{RequestSecrets, RolloutRequest};
+use super::run::{PastOf, ReplayEnd, Resources, Resumed, Rollout};
+use super::slots::AdmitError;
+use rollout_core::budget::Use;
+use rollout_guest::imports::Then;
+use rollout_outbound::ModelEndpoint;
+
+impl Host {
+    /// Admits a rollout, or says at once why not. In a box, because every future that it
+    /// is handed through would have its size again, for as long as it waits.
+    pub fn admit(&self, request: RolloutRequest, resources: Resources) -> Result<Box<Rollout>, AdmitError> {
+        let admitted = self.enter_and_keep(request, resources);
+        match &admitted {
+            Ok(_) => self.metrics().accepted(),
+            Err(error) => self.metrics().refused(error.into()),
+        }
+        admitted
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "from here the time of a fork counts")]
+    fn enter_and_keep(
+        &self,
+        request: RolloutRequest,
+        mut resources: Resources,
+    ) -> Result<Box<Rollout>, AdmitError> {
+        let entered = match &resources.past {
+            Some(_) => self.enter_within_quotas(&request)?,
+            None => self.enter(&request)?,
+        };
+        let mut resumed = None;
+        let journal = self.0.runtime.journal();
+        if let Some((journal, continuation)) = journal.zip(resources.continuation.take()) {
+            let secrets = JournaledSecrets {
+                request: std::mem::take(&mut resources.secrets),
+                driver: continuation.secret.clone(),
+            };
+            let deployment = self.0.deployment.id();
+            let clock_begins =
+                resources.past.as_ref().map_or(deployment.clock_begins, |past| past.clock_begins);
+            let deployment = DeploymentId { clock_begins, ..deployment.clone() };
+            let log = journal.admit(&request, deployment, &secrets, continuation)?;
+            if let Some(past) = resources.past.take() {
+                log.begins_with(past);
+                resumed = Some(Resumed {
+                    admitted_at: SystemTime::now(),
+                    started: Started::default(),
+                    differs: None,
+                    clock_begins,
+                    past: PastOf::Journal,
+                });
+            }
+            entered.handle.is_kept_in(log);
+        }
+        Ok(Box::new(Rollout::new(self.clone(), request, resources, entered, resumed)))
+    }
+
+    /// Goes on with a rollout that a process before admitted, under its id and with the time that it
+    /// has left. The error is that of an id which was taken meanwhile, or of a host that closes.
+    pub fn resume(
+        &self,
+        unfinished: UnfinishedRollout,
+        model: Arc<ModelEndpoint>,
+    ) -> Result<Box<Rollout>, AdmitError> {
+        let UnfinishedRollout { log, request, deployment, admitted_at, started, is_cancelled, .. } =
+            unfinished;
+        let entered = self.0.runtime.slots().enter(&request.id, true)?;
+        entered.handle.is_kept_in(log);
+        if is_cancelled {
+            // That it is to be cancelled is kept already.
+            entered.handle.stop();
+        }
+        let differs = deployment.difference(self.0.deployment.id());
+        let charge = self.budget().charge_anyway(Use::Request, request.memory_bytes());
+        let secrets = RequestSecrets::default();
+        let resources = Resources { model, secrets, charge: Some(charge), continuation: None, past: None };
+        let clock_begins = deployment.clock_begins;
+        let resumed = Resumed { admitted_at, started, differs, clock_begins, past: PastOf::Journal };
+        self.metrics().accepted();
+        Ok(Box::new(Rollout::new(self.clone(), request, resources, entered, Some(resumed))))
+    }
+
+    /// Makes a rollout again: with all the time that it may have, and nobody outside is asked. It ends
+    /// where its past does, or at the first thing that it does not do again.
+    pub fn replay(&self, stored: StoredRollout, model: ModelEndpoint) -> Result<Replay, AdmitError> {
+        let then = if stored.outcome.is_some() { Then::Nothing } else { Then::Unknown };
+        self.make_again(stored, model, [then; 2])
+    }
+
+    /// Grades a rollout again whose workflow came to its end: that is made again, with nobody asked, and
+    /// the grader runs anew and asks its judge.
+    pub fn regrade(&self, stored: StoredRollout, model: ModelEndpoint) -> Result<Replay, AdmitError> {
+        let stored = StoredRollout { grader: Vec::new(), ..stored };
+        self.make_again(stored, model, [Then::Nothing, Then::GoesOn])
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "from here its time counts")]
+    fn make_again(
+        &self,
+        stored: StoredRollout,
+        model: ModelEndpoint,
+        then: [Then; 2],
+    ) -> Result<Replay, AdmitError> {
+        let StoredRollout { mut request, deployment, workflow, grader, .. } = stored;
+        // They bounded what happened, which is known.
+        (request.workflow_secs, request.grader_secs) = (None, None);
+        let entered = self.0.runtime.slots().enter(&request.id, true)?;
+        let end = Arc::<OnceLock<ReplayEnd>>::default();
+        let resources = Resources {
+            model: Arc::new(model),
+            secrets: RequestSecrets::default(),
+            charge: None,
+            continuation: None,
+            past: None,
+        };
+        let resumed = Resumed {
+            admitted_at: SystemTime::now(),
+            started: Started::default(),
+            differs: None,
+            clock_begins: deployment.clock_begins,
+            past: PastOf::Here { events: [workflow, grader].into(), then, end: end.clone() },
+        };
+        let rollout = Box::new(Rollout::new(self.clone(), request, resources, entered, Some(resumed)));
+        Ok(Replay { rollout, end })
+    }
+}
+
+/// A rollout that is made again.
+pub struct Replay {
+    /// The rollout, to be driven.
+    pub rollout: Box<Rollout>,
+    /// Why it did not come to an end of its own, once it is over, if it did not.
+    pub end: Arc<OnceLock<ReplayEnd>>,
+}

@@ -1,0 +1,211 @@
+//! One version of a plugin, ready to run.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::value::RawValue;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::journal::{DeploymentId, ServedAs};
+use super::model::AgentForm;
+use rollout_core::budget::Budget;
+use rollout_core::limits::{DECLARE_TIME_MAX, Limits};
+use rollout_core::telemetry::Metrics;
+use rollout_guest::imports::{ClockStart, HostTools, Imports, Live, ModelAccess, Record, Role, RunContext};
+use rollout_guest::instance::{self, Bounds, Permit, RunError};
+use rollout_guest::plugin::Plugin;
+use rollout_wire::digest::{hex, sha256_parts};
+use rollout_wire::id::RolloutId;
+
+/// What a deployment is made of.
+pub struct DeploymentSettings {
+    /// The plugin with the agent.
+    pub workflow: Plugin,
+    /// A plugin with the reward function, in place of the workflow's own.
+    pub grader: Option<Plugin>,
+    /// What each rollout may use.
+    pub limits: Limits,
+    /// The configuration of the workflow's plugin, a JSON object.
+    pub plugin_config: Option<Box<RawValue>>,
+    /// The configuration of the grader where that is a component of its own.
+    pub grader_config: Option<Box<RawValue>>,
+    /// The host-provided tools of the workflow.
+    pub tools: Option<Arc<dyn HostTools>>,
+    /// The model that judges for graders, where there is one.
+    pub judge: Option<ModelAccess>,
+    /// What it is called among several, where there are.
+    pub served_as: Option<ServedAs>,
+    /// The date that clocks of rollouts begin at.
+    pub clock_begins: ClockStart,
+}
+
+/// One version of a plugin with all that decides on what its rollouts do: components, settings,
+/// limits, host-provided tools, judge. It does not change; another version is another deployment.
+pub struct Deployment {
+    pub(super) workflow: Plugin,
+    grader: Option<Plugin>,
+    pub(super) limits: Arc<Limits>,
+    pub(super) plugin_config: Option<Arc<RawValue>>,
+    grader_config: Option<Arc<RawValue>>,
+    pub(super) tools: Option<Arc<dyn HostTools>>,
+    pub(super) judge: Option<ModelAccess>,
+    id: DeploymentId,
+}
+
+/// A digest of what guests are told of their deployment.
+fn settings_digest(configs: [&Option<Box<RawValue>>; 2], tools: Option<&dyn HostTools>) -> String {
+    let config =
+        |config: &'_ Option<Box<RawValue>>| config.as_ref().map_or("", |config| config.get()).to_owned();
+    let configs = configs.map(config);
+    let schemas = tools.map(HostTools::schemas).unwrap_or_default();
+    let parts: Vec<&[u8]> = configs.iter().chain(schemas).map(String::as_bytes).collect();
+    hex(&sha256_parts(&parts))
+}
+
+/// Why components make no deployment.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeploymentError {
+    /// The plugin has no agent.
+    #[error(
+        "the plugin exports no workflow and no agent loop; give the component with one of them, and a \
+         component that only grades by --grader"
+    )]
+    NoWorkflow,
+    /// The grader's plugin has no reward function.
+    #[error("the component given by --grader exports no grader")]
+    NoGrader,
+}
+
+/// What instances need before they do anything.
+#[derive(Clone, Copy, Debug)]
+pub struct Started {
+    /// The time that the workflow's took to start.
+    pub took: Duration,
+    /// The memory, in bytes, that the larger of workflow and grader has then.
+    pub memory_bytes: usize,
+}
+
+impl Deployment {
+    /// A deployment of these, if they are what one needs.
+    pub fn new(settings: DeploymentSettings) -> Result<Self, DeploymentError> {
+        let DeploymentSettings {
+            workflow,
+            grader,
+            limits,
+            plugin_config,
+            grader_config,
+            tools,
+            judge,
+            served_as,
+            clock_begins,
+        } = settings;
+        if !workflow.about().workflow && !workflow.about().agent_loop {
+            return Err(DeploymentError::NoWorkflow);
+        }
+        if grader.as_ref().is_some_and(|grader| !grader.about().grader) {
+            return Err(DeploymentError::NoGrader);
+        }
+        let id = DeploymentId {
+            workflow: workflow.about().digest.clone(),
+            grader: grader.as_ref().map(|grader| grader.about().digest.clone()),
+            settings: settings_digest([&plugin_config, &grader_config], tools.as_deref()),
+            served_as,
+            clock_begins,
+        };
+        Ok(Self {
+            workflow,
+            grader,
+            limits: Arc::new(limits),
+            plugin_config: plugin_config.map(Into::into),
+            grader_config: grader_config.map(Into::into),
+            tools,
+            judge,
+            id,
+        })
+    }
+
+    /// What decides on what its rollouts do, by which another process knows whether it has the same.
+    pub fn id(&self) -> &DeploymentId {
+        &self.id
+    }
+
+    /// The plugin that grades: the one given for it, or the workflow's own.
+    pub(crate) fn grader(&self) -> Option<&Plugin> {
+        self.grader.as_ref().or_else(|| Some(&self.workflow).filter(|plugin| plugin.about().grader))
+    }
+
+    /// The digest of the component with the agent.
+    pub fn digest(&self) -> &str {
+        &self.workflow.about().digest
+    }
+
+    /// The bytes that the compiled code of its components takes.
+    pub fn code_bytes(&self) -> u64 {
+        self.workflow.code_bytes() + self.grader.as_ref().map_or(0, Plugin::code_bytes)
+    }
+
+    /// The digest of the component that grades, if one does.
+    pub fn grader_digest(&self) -> Option<&str> {
+        self.grader().map(|grader| grader.about().digest.as_str())
+    }
+
+    /// The form of agent that it has.
+    pub(crate) fn form(&self) -> AgentForm {
+        match self.workflow.about().agent_loop {
+            true => AgentForm::AgentLoop,
+            false => AgentForm::Workflow,
+        }
+    }
+
+    /// The configuration that the grader is given: the workflow's where they are one component.
+    pub(super) fn config_of_grader(&self) -> Option<&Arc<RawValue>> {
+        match self.grader {
+            None => self.plugin_config.as_ref(),
+            Some(_) => self.grader_config.as_ref(),
+        }
+    }
+
+    /// Makes an instance of every component and drops it, so that one that cannot start is
+    /// known before the first rollout.
+    pub async fn try_start(
+        &self,
+        budget: &Budget,
+        metrics: &Arc<Metrics>,
+    ) -> Result<Started, (Role, RunError)> {
+        let mut all = Started { took: Duration::ZERO, memory_bytes: 0 };
+        let plugins = [(Role::Grader, self.grader.as_ref()), (Role::Workflow, Some(&self.workflow))];
+        for (role, plugin) in plugins {
+            let Some(plugin) = plugin else { continue };
+            let record = Arc::new(Record::of_no_rollout(budget.holder(CancellationToken::new())));
+            let made = self.of_no_rollout("try-start", role, metrics, record.clone());
+            let (imports, bounds) = made.map_err(|error| (role, error))?;
+            let started = instance::try_start(plugin.linked(), imports, bounds).await;
+            all.took = started.map_err(|error| (role, error))?;
+            all.memory_bytes = all.memory_bytes.max(record.usage().memory_bytes_peak);
+        }
+        Ok(all)
+    }
+
+    /// What an instance needs that belongs to no rollout.
+    pub(super) fn of_no_rollout(
+        &self,
+        id: &str,
+        role: Role,
+        metrics: &Arc<Metrics>,
+        record: Arc<Record>,
+    ) -> Result<(Imports, Bounds), RunError> {
+        let id = RolloutId::parse(id).map_err(|error| RunError::Host(error.to_string()))?;
+        let run = RunContext {
+            clock_begins: self.id.clock_begins,
+            ..RunContext::of_no_rollout(id, self.plugin_config.clone(), metrics.clone())
+        };
+        let deadline = Some(Instant::now() + self.limits.workflow_time_max.min(DECLARE_TIME_MAX));
+        // They belong to no rollout and so have no slot.
+        let permit = Permit::alone();
+        let bounds = Bounds { memory_bytes_max: self.limits.memory_bytes_max, deadline, permit };
+        let imports = Imports::new(role, Arc::new(run), self.limits.clone(), Live::until(deadline), record);
+        Ok((imports, bounds))
+    }
+}

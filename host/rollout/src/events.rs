@@ -1,0 +1,103 @@
+//! The log for debugging: what the guests of a rollout logged as events, a file a rollout.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use serde_json::value::RawValue;
+
+use rollout_wire::id::RolloutId;
+use rollout_wire::stream::{Stopped, members};
+
+/// Adds a rollout's events to its file in this folder. A failure is a warning and never
+/// changes the outcome.
+pub(super) async fn write(
+    folder: PathBuf,
+    id: RolloutId,
+    shown_id: String,
+    events: Vec<(String, Box<RawValue>)>,
+) {
+    if events.is_empty() {
+        return;
+    }
+    // The name has no separators, whatever the caller calls its rollouts.
+    let path = folder.join(format!("{}.jsonl", id.dir_name()));
+    let append = move || -> io::Result<()> {
+        let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path)?;
+        let mut line = Vec::new();
+        for (event, data) in &events {
+            line.clear();
+            write_line(&mut line, event, &shown_id, data)?;
+            file.write_all(&line)?;
+        }
+        Ok(())
+    };
+    match tokio::task::spawn_blocking(append).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!(folder = %folder.display(), %error, "events not written"),
+        Err(error) => tracing::warn!(%error, "events not written"),
+    }
+}
+
+/// The members of a line that are the host's, whatever the data says.
+const RESERVED: [&str; 2] = ["event", "rollout_id"];
+
+/// One object a line: the event, the rollout, and the fields of the data as they were
+/// written. Data that has no fields is a field itself. A field with a name of the host's is
+/// left out, because readers take the last of two.
+fn write_line(text: &mut Vec<u8>, event: &str, id: &str, data: &RawValue) -> io::Result<()> {
+    text.extend_from_slice(b"{\"event\":");
+    serde_json::to_writer(&mut *text, event)?;
+    text.extend_from_slice(b",\"rollout_id\":");
+    serde_json::to_writer(&mut *text, id)?;
+    let mut field = |name: &str, value: &RawValue| -> io::Result<()> {
+        text.push(b',');
+        serde_json::to_writer(&mut *text, name)?;
+        text.push(b':');
+        // A line is a line, however the data was laid out; within a string no line break
+        // can stand as itself.
+        let bytes = value.get().bytes();
+        text.extend(bytes.map(|byte| if matches!(byte, b'\n' | b'\r') { b' ' } else { byte }));
+        Ok(())
+    };
+    if data.get().starts_with('{') {
+        let fields =
+            members(
+                data.get(),
+                |name, value: &RawValue| {
+                    if RESERVED.contains(&&*name) { Ok(()) } else { field(&name, value) }
+                },
+            );
+        fields.map_err(|stopped| match stopped {
+            Stopped::Json(error) => error.into(),
+            Stopped::Taker(error) => error,
+        })?;
+    } else {
+        field("data", data)?;
+    }
+    text.extend_from_slice(b"}\n");
+    Ok(())
+}
+
+#[cfg(test)]
+#[expect(clippy::disallowed_types, reason = "what was written is read back")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_one_line_with_its_fields_as_they_were_written() {
+        fn check(data: &str, expected: &str) {
+            let mut text = Vec::new();
+            write_line(&mut text, "a\"b", "r/1", serde_json::from_str(data).unwrap()).unwrap();
+            let text = String::from_utf8(text).unwrap();
+            assert_eq!(text, format!("{{\"event\":\"a\\\"b\",\"rollout_id\":\"r/1\"{expected}}}\n"));
+            serde_json::from_str::<serde_json::Value>(&text).unwrap();
+        }
+        check("{}", "");
+        check("{ }", "");
+        check(r#"{"x":1.10,"y":[2]}"#, r#","x":1.10,"y":[2]"#);
+        check("{\n\"x\": 1}", r#","x":1"#);
+        check(r#"{"rollout_id":"other","x":1,"event":{},"rollout\u005fid":2}"#, r#","x":1"#);
+        check("[1,\n2]", r#","data":[1, 2]"#);
+        check("\"text\"", r#","data":"text""#);
+    }
+}

@@ -1,0 +1,13 @@
+//! Fuzz target: conversations in a trajectory. A target takes any bytes and panics if an invariant does not hold.
+//!
+//! Compiled only in tests and with the feature `fuzzing`, which no released build has.
+
+/// A fuzz target.
+pub type Target = fn(&[u8]);
+
+/// The crate's targets with the names of their programs and corpora.
+pub const TARGETS: [(&str, Target); 1] = [("trajectory", crate::trajectory::fuzzing_trajectory)];
+
+#[cfg(test)]
+#[path = "../../../fuzz/corpus.rs"]
+mod corpus;

@@ -1,0 +1,608 @@
+//! Results that callers may still ask for, kept in the journal and not in memory.
+//!
+//! A rollout whose result is kept has ended in the journal: a start does not read it. Beside its end lies a note, a
+//! little rollout of its own named after it, with what its driver needs to give the result again ([`KEPT`]). Which
+//! results were read, and which are forgotten, is noted in batches ([`READ`], [`RELEASED`]).
+//!
+//! In memory a kept result is a hash and three numbers, found again at a start from the journal's indexes alone. As
+//! long as a result is unread, the journal keeps the segments that it lies in.
+//!
+//! [`KEPT`]: kind::KEPT
+//! [`READ`]: kind::READ
+//! [`RELEASED`]: kind::RELEASED
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use rollout_journal as store;
+use serde::Serialize;
+use tokio::sync::watch;
+
+use super::run_clock::RunClock;
+use super::{Failed, Journal, RolloutLog, json, kind, outcome};
+use crate::model::Finished;
+use rollout_core::budget::{Budget, Charge};
+use rollout_wire::id::RolloutId;
+
+/// How long a result is kept that was read, for a caller that lost it on its way.
+const READ_KEPT: Duration = Duration::from_secs(60);
+
+/// How many results are forgotten at once, so that a million of them do not hold up what asks meanwhile.
+const FORGOTTEN_AT_ONCE: usize = 10_000;
+
+/// What one takes in memory, in bytes: its place in the table and in the order in which they are forgotten.
+const KEPT_BYTES: usize = 64;
+
+/// The name of the notes of which results were read or are forgotten. No rollout has such a name.
+const BATCH_NAME: &str = "\0results";
+
+/// Whose result it is: a rollout's id, and the plugin that ran it where there are several.
+#[derive(Clone, Copy, Debug)]
+pub struct ResultOf<'a> {
+    /// The rollout.
+    pub id: &'a RolloutId,
+    /// The plugin.
+    pub plugin: Option<&'a str>,
+}
+
+impl ResultOf<'_> {
+    /// The name of its note. No rollout has such a name.
+    fn name(&self) -> String {
+        format!("{}\0{}", self.id.as_str(), self.plugin.unwrap_or_default())
+    }
+}
+
+/// A result that is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeptResult {
+    key: u64,
+    serial: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    /// The first segment that the rollout has records in.
+    first: u32,
+    /// The segment that its note is in, or the one before; none while that is being written.
+    last: u32,
+    /// Differs between results of the same name; 0 for one of an earlier process.
+    serial: u32,
+    /// Whether it was not read, and its caller may come for it.
+    is_awaited: bool,
+}
+
+/// What is not known of a place yet.
+const UNKNOWN: u32 = u32::MAX;
+
+#[derive(Default)]
+struct Table {
+    places: BTreeMap<u64, Place>,
+    /// When results are forgotten, in tenths of a second, in order.
+    unread: VecDeque<(u32, u32, u64)>,
+    /// The same of those that were read.
+    read: VecDeque<(u32, u32, u64)>,
+    /// How many awaited results begin in which segment.
+    pins: BTreeMap<u32, u32>,
+    /// How many results, awaited or not, begin in which segment.
+    begins: BTreeMap<u32, u32>,
+    awaited: usize,
+    /// Results of an earlier process that were not forgotten yet.
+    found: usize,
+    serials: u32,
+    /// What is to be noted.
+    were_read: Vec<u64>,
+    released: HashSet<u64>,
+    charge: Option<Charge>,
+    /// What the file says from where results are kept.
+    said_from: u64,
+}
+
+/// The kept results of a journal.
+pub struct KeptResults {
+    table: Mutex<Table>,
+    clock: Arc<RunClock>,
+    awaited: watch::Sender<usize>,
+    /// How long results of an earlier process are kept from its start on.
+    ttl: Duration,
+    from_file: PathBuf,
+}
+
+fn tenths(time: Duration) -> u32 {
+    u32::try_from(time.as_millis() / 100).unwrap_or(u32::MAX)
+}
+
+fn small(segment: u64) -> u32 {
+    // A journal would have written 64 PiB by then.
+    u32::try_from(segment).unwrap_or(UNKNOWN - 1)
+}
+
+fn count(counts: &mut BTreeMap<u32, u32>, segment: u32) {
+    *counts.entry(segment).or_default() += 1;
+}
+
+fn uncount(counts: &mut BTreeMap<u32, u32>, segment: u32) {
+    if let Some(count) = counts.get_mut(&segment) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(&segment);
+        }
+    }
+}
+
+impl Table {
+    /// Adds a result, in place of one of the same name. Looks the name up once, because a start adds a million.
+    fn add(&mut self, key: u64, place: Place) {
+        count(&mut self.begins, place.first);
+        if place.is_awaited {
+            count(&mut self.pins, place.first);
+            self.awaited += 1;
+        }
+        self.found += usize::from(place.serial == 0);
+        if let Some(replaced) = self.places.insert(key, place) {
+            self.removed(replaced);
+        }
+    }
+
+    /// Counts a result that is not in the table any more, and returns whether it was awaited.
+    fn removed(&mut self, place: Place) -> bool {
+        uncount(&mut self.begins, place.first);
+        self.found -= usize::from(place.serial == 0);
+        if place.is_awaited {
+            self.awaited -= 1;
+            uncount(&mut self.pins, place.first);
+        }
+        place.is_awaited
+    }
+
+    /// The result is not awaited any more. Says whether it was.
+    fn settle(&mut self, key: u64) -> bool {
+        let Some(place) = self.places.get_mut(&key) else { return false };
+        let (first, was_awaited) = (place.first, std::mem::take(&mut place.is_awaited));
+        if was_awaited {
+            self.awaited -= 1;
+            uncount(&mut self.pins, first);
+        }
+        was_awaited
+    }
+
+    /// Removes a result, and returns whether it was awaited.
+    fn remove(&mut self, key: u64) -> bool {
+        self.places.remove(&key).is_some_and(|place| self.removed(place))
+    }
+
+    /// The segment from which results are awaited.
+    fn pinned_from(&self) -> u64 {
+        self.pins.keys().next().map_or(u64::MAX, |first| u64::from(*first))
+    }
+
+    /// Applies a batch that an earlier process noted.
+    fn apply(&mut self, batch: &store::Event) {
+        for key in batch.payload.as_chunks::<8>().0.iter().map(|key| u64::from_le_bytes(*key)) {
+            match batch.kind {
+                kind::READ => drop(self.settle(key)),
+                _ => drop(self.remove(key)),
+            }
+        }
+    }
+
+    /// Charges what is in memory.
+    fn account(&mut self) {
+        let bytes = self.places.len() * KEPT_BYTES;
+        if let Some(charge) = &mut self.charge {
+            let more = bytes.saturating_sub(charge.bytes());
+            charge.add(more);
+            charge.shrink_to(bytes);
+        }
+    }
+}
+
+impl KeptResults {
+    /// Finds what an earlier process kept in a journal. Reads files.
+    pub(super) fn find(store: &store::Journal, dir: &Path, ttl: Duration) -> io::Result<Self> {
+        let from_file = dir.join("results-from");
+        let from = match std::fs::read_to_string(&from_file) {
+            Ok(text) => text.trim().parse().unwrap_or(0),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
+            Err(error) => return Err(error),
+        };
+        let mut table = Table { said_from: from, ..Table::default() };
+        let batch = store::name_hash(BATCH_NAME);
+        let is_batch = |ended: &store::Ended| {
+            ended.name == batch && matches!(ended.first_event, Some(kind::READ | kind::RELEASED))
+        };
+        let is_note = |kind| matches!(kind, kind::KEPT | kind::READ | kind::RELEASED);
+        store.for_each_ended(from, is_note, is_batch, |ended, events| match ended.first_event {
+            Some(kind::KEPT) => {
+                let (first, last) = (small(from), small(ended.last_segment));
+                // One of the same name before it was forgotten.
+                table.add(ended.name, Place { first, last, serial: 0, is_awaited: true });
+            }
+            _ => events.iter().for_each(|event| table.apply(event)),
+        })?;
+        store.hold_from(table.pinned_from());
+        if table.found > 0 {
+            let (results, unread) = (table.found, table.awaited);
+            tracing::info!(results, unread, "results of the process before are kept");
+        }
+        let (awaited, _) = watch::channel(table.awaited);
+        Ok(Self { table: Mutex::new(table), clock: RunClock::new(), awaited, ttl, from_file })
+    }
+}
+
+impl KeptResults {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The clock by which results are forgotten, which stands still with the process.
+    pub fn clock(&self) -> &Arc<RunClock> {
+        &self.clock
+    }
+
+    /// What is in memory of kept results is charged to this budget.
+    pub fn charge_to(&self, budget: &Budget) {
+        let mut table = self.table();
+        if table.charge.is_none() {
+            table.charge = Some(budget.charge_result(0));
+            table.account();
+        }
+    }
+
+    /// Waits until every result was read, or is forgotten.
+    pub async fn all_read(&self) {
+        // The sender is in `self`, so it cannot be gone.
+        let _ = self.awaited.subscribe().wait_for(|awaited| *awaited == 0).await;
+    }
+
+    /// Whether this result is still kept.
+    pub fn has(&self, kept: KeptResult) -> bool {
+        self.table().places.get(&kept.key).is_some_and(|place| place.serial == kept.serial)
+    }
+
+    /// The result of this rollout, if one is kept.
+    pub fn of(&self, of: ResultOf<'_>) -> Option<KeptResult> {
+        let key = store::name_hash(&of.name());
+        let serial = self.table().places.get(&key)?.serial;
+        Some(KeptResult { key, serial })
+    }
+
+    /// Publishes what changed of the table.
+    fn publish(&self, table: &Table, store: &store::Journal) {
+        store.hold_from(table.pinned_from());
+        self.awaited.send_if_modified(|awaited| std::mem::replace(awaited, table.awaited) != table.awaited);
+    }
+}
+
+/// What is kept with a result.
+pub struct KeptOutcome {
+    /// What the driver kept to give the result again.
+    pub facts: Bytes,
+    /// The outcome that it is made of, of which nothing was read yet.
+    outcome: store::Found,
+}
+
+impl KeptOutcome {
+    /// The bytes of the outcome in files, with the requests that it refers to. Reads files.
+    pub fn bytes(&self) -> io::Result<u64> {
+        self.outcome.bytes_of(outcome::is_part)
+    }
+
+    /// What came of the rollout. Reads files.
+    pub fn read(&self) -> io::Result<Finished> {
+        let events = self.outcome.events(outcome::is_part)?;
+        let events = events.ok_or(io::ErrorKind::NotFound)?;
+        outcome::read(&events)?.ok_or_else(|| io::Error::other("a kept result has no outcome"))
+    }
+}
+
+impl Journal {
+    /// Its kept results.
+    pub fn results(&self) -> &KeptResults {
+        &self.results
+    }
+
+    /// Ends a rollout whose outcome is in its log, and keeps the result for this time. Where nobody waits for it, it is not
+    /// awaited. Waits until all of it outlives the process.
+    pub async fn keep_result(
+        &self,
+        log: &RolloutLog,
+        of: ResultOf<'_>,
+        facts: &impl Serialize,
+        (ttl, is_awaited): (Duration, bool),
+    ) -> Result<KeptResult, Failed> {
+        let results = &self.results;
+        results.clock.start();
+        let name = of.name();
+        let key = store::name_hash(&name);
+        let first = small(log.0.first_segment().unwrap_or_else(|| self.store.position()));
+        let kept = {
+            let mut table = results.table();
+            if table.released.contains(&key) {
+                self.note_changes(&mut table);
+            }
+            table.serials = table.serials.wrapping_add(1).max(1);
+            let serial = table.serials;
+            table.add(key, Place { first, last: UNKNOWN, serial, is_awaited });
+            table.account();
+            if !is_awaited {
+                table.were_read.push(key);
+            }
+            table.unread.push_back((tenths(results.clock.now() + ttl), serial, key));
+            results.publish(&table, &self.store);
+            // Before anybody notes that it was read.
+            let note = self.store.begin_note(&name);
+            // A few words and a label, which a request had room for.
+            let _ = note.append(kind::KEPT, vec![json(facts)]);
+            note.end();
+            KeptResult { key, serial }
+        };
+        log.end();
+        log.written().await?;
+        let last = small(self.store.position());
+        if let Some(place) = results.table().places.get_mut(&key).filter(|place| place.serial == kept.serial)
+        {
+            place.last = last;
+        }
+        Ok(kept)
+    }
+
+    /// What is kept with a result; none if it is forgotten. What an unread result is made of is always there, and an
+    /// error where it is not. Reads files, and blocks.
+    pub fn read_kept(&self, kept: KeptResult, of: ResultOf<'_>) -> io::Result<Option<KeptOutcome>> {
+        let place = self.results.table().places.get(&kept.key).copied();
+        let Some(place) = place.filter(|place| place.serial == kept.serial) else { return Ok(None) };
+        let last = if place.last == UNKNOWN { self.store.position() } else { u64::from(place.last) };
+        let first = u64::from(place.first);
+        // The note may lie at the end of a segment, and the rollout's end in the next one.
+        let find = |name: &str, last: u64| self.store.find_ended(name, first..=last);
+        let note = find(&of.name(), last)?;
+        let facts = note.as_ref().map(|note| note.events(|kind| kind == kind::KEPT)).transpose()?.flatten();
+        let facts = facts.and_then(|events| events.into_iter().next());
+        match (facts, find(of.id.as_str(), last + 1)?) {
+            (Some(facts), Some(outcome)) => Ok(Some(KeptOutcome { facts: facts.payload, outcome })),
+            // What was read is given up with the segments that it lies in.
+            _ if !place.is_awaited => Ok(None),
+            _ => Err(io::Error::other("the journal has lost a result that it keeps")),
+        }
+    }
+
+    /// Notes that a caller has read a result in full, and says whether it is the first time.
+    pub fn was_read(&self, kept: KeptResult) -> bool {
+        let results = &self.results;
+        let mut table = results.table();
+        if table.places.get(&kept.key).is_none_or(|place| place.serial != kept.serial) {
+            return false;
+        }
+        let is_first = table.settle(kept.key);
+        if is_first {
+            table.were_read.push(kept.key);
+            table.read.push_back((tenths(results.clock.now() + READ_KEPT), kept.serial, kept.key));
+            results.publish(&table, &self.store);
+        }
+        is_first
+    }
+
+    /// Forgets results whose time is over, a bounded number of them.
+    pub fn forget_results(&self) {
+        let results = &self.results;
+        let now = tenths(results.clock.now());
+        let mut table = results.table();
+        let mut unread = 0;
+        let mut left = FORGOTTEN_AT_ONCE;
+        let is_due = |(due, ..): &mut (u32, u32, u64)| *due <= now;
+        while left > 0 {
+            let due = table.read.pop_front_if(is_due).or_else(|| table.unread.pop_front_if(is_due));
+            let Some((_, serial, key)) = due else { break };
+            if table.places.get(&key).is_some_and(|place| place.serial == serial) {
+                unread += usize::from(table.remove(key));
+                table.released.insert(key);
+                left -= 1;
+            }
+        }
+        if table.found > 0 && now >= tenths(results.ttl) {
+            let found = table.places.iter().filter(|(_, place)| place.serial == 0).map(|(key, _)| *key);
+            for key in found.take(left).collect::<Vec<_>>() {
+                unread += usize::from(table.remove(key));
+                table.released.insert(key);
+            }
+        }
+        table.account();
+        results.publish(&table, &self.store);
+        drop(table);
+        if unread > 0 {
+            tracing::info!(results = unread, "results that nobody read in their time are forgotten");
+        }
+    }
+
+    /// Notes which results were read or forgotten since the last time, and from where on there are any. Writes a
+    /// file, and blocks.
+    pub fn note_results(&self) {
+        let results = &self.results;
+        let mut table = results.table();
+        self.note_changes(&mut table);
+        let from =
+            table.begins.keys().next().map_or_else(|| self.store.position(), |first| u64::from(*first));
+        if from == table.said_from {
+            return;
+        }
+        table.said_from = from;
+        drop(table);
+        let beside = results.from_file.with_extension("new");
+        let written = std::fs::write(&beside, from.to_string());
+        if let Err(error) = written.and_then(|()| std::fs::rename(&beside, &results.from_file)) {
+            tracing::debug!(%error, "it is not noted from where on results are kept");
+        }
+    }
+
+    fn note_changes(&self, table: &mut Table) {
+        let were_read = std::mem::take(&mut table.were_read);
+        let released = std::mem::take(&mut table.released);
+        let batches = [(kind::READ, were_read), (kind::RELEASED, released.into_iter().collect())];
+        for (kind, keys) in batches.into_iter().filter(|(_, keys)| !keys.is_empty()) {
+            let note = self.store.begin_note(BATCH_NAME);
+            let keys: Vec<u8> = keys.iter().flat_map(|key| key.to_le_bytes()).collect();
+            let _ = note.append(kind, vec![keys.into()]);
+            note.end();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::seal::Seal;
+    use rollout_journal::Settings;
+    use rollout_outbound::Secret;
+
+    const TTL: Duration = Duration::from_secs(900);
+
+    fn open(dir: &Path) -> Arc<Journal> {
+        let settings = Settings { segment_bytes: 1 << 20, ..Settings::new(dir) };
+        Journal::open(settings, Seal::of_secret(&Secret::new("secret")), TTL).unwrap().0
+    }
+
+    /// A rollout with an outcome, of as many events as a short one has.
+    fn over(journal: &Journal, id: &RolloutId) -> RolloutLog {
+        let log = RolloutLog(Arc::new(journal.store.begin(id.as_str()).unwrap()));
+        for event in 0..8 {
+            log.append(kind::OF_WORKFLOW + event % 4, vec![Bytes::from_static(&[b'x'; 300])]);
+        }
+        log.append(kind::OUTCOME, vec![Bytes::from_static(b"[]\n{}")]);
+        log
+    }
+
+    async fn keep(journal: &Journal, id: &RolloutId) -> KeptResult {
+        let of = ResultOf { id, plugin: None };
+        journal.keep_result(&over(journal, id), of, &"facts", (TTL, true)).await.unwrap()
+    }
+
+    fn id(text: impl Into<String>) -> RolloutId {
+        RolloutId::parse(text).unwrap()
+    }
+
+    /// What this process takes of memory, in bytes.
+    fn rss() -> i64 {
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        pages.split(' ').nth(1).unwrap().parse::<i64>().unwrap() * 4096
+    }
+
+    #[tokio::test]
+    async fn a_kept_result_is_found_by_every_process_after_until_it_is_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = open(dir.path());
+        let [one, two, three, four] = ["one", "two", "three", "four"].map(id);
+        for id in [&one, &two, &three] {
+            keep(&journal, id).await;
+        }
+        let of = |id| ResultOf { id, plugin: None };
+        let found = |journal: &Journal, id| {
+            let kept = journal.results().of(ResultOf { id, plugin: None })?;
+            let found = journal.read_kept(kept, ResultOf { id, plugin: None }).unwrap()?;
+            assert_eq!(
+                (found.facts, found.outcome.name()),
+                (Bytes::from_static(b"\"facts\""), id.as_str().as_bytes())
+            );
+            Some(())
+        };
+        assert!(found(&journal, &one).is_some() && journal.results().of(of(&four)).is_none());
+        assert!(journal.results().of(ResultOf { id: &one, plugin: Some("p") }).is_none(), "another plugin's");
+        assert!(journal.was_read(journal.results().of(of(&two)).unwrap()));
+        assert!(!journal.was_read(journal.results().of(of(&two)).unwrap()), "not for the first time");
+        {
+            let mut table = journal.results.table();
+            let key = store::name_hash(&of(&three).name());
+            table.remove(key);
+            table.released.insert(key);
+        }
+        journal.note_results();
+        // The name is another rollout's from here on.
+        keep(&journal, &three).await;
+        drop(journal);
+        for awaited in [2, 1] {
+            let journal = open(dir.path());
+            assert_eq!(journal.results.table().awaited, awaited);
+            assert!([&one, &two, &three].into_iter().all(|id| found(&journal, id).is_some()));
+            journal.was_read(journal.results().of(of(&three)).unwrap());
+            journal.note_results();
+            journal.close();
+        }
+    }
+
+    #[tokio::test]
+    async fn an_unread_result_keeps_its_segments_and_one_that_was_read_does_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut settings = Settings { segment_bytes: 64 << 10, ..Settings::new(dir.path()) };
+        settings.retention.bytes_max = 0;
+        let journal = Journal::open(settings, Seal::of_secret(&Secret::new("secret")), TTL).unwrap().0;
+        let kept = keep(&journal, &id("kept")).await;
+        let first = dir.path().join("00000000000000000001.seg");
+        let fill = async |from: usize| {
+            for number in from..from + 200 {
+                over(&journal, &id(format!("r-{number}"))).end();
+            }
+            journal.written().await.unwrap();
+        };
+        fill(0).await;
+        assert!(first.exists() && journal.store.position() > 4);
+        let of = id("kept");
+        assert!(journal.read_kept(kept, ResultOf { id: &of, plugin: None }).unwrap().is_some());
+        journal.was_read(kept);
+        fill(200).await;
+        let gone = async {
+            while first.exists() {
+                fill(400).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), gone).await.unwrap();
+        assert!(journal.read_kept(kept, ResultOf { id: &of, plugin: None }).unwrap().is_none());
+    }
+
+    /// How many results the test below has. `docs/understand/performance.md` says what a million take.
+    #[expect(clippy::disallowed_methods, reason = "a test that somebody runs with more")]
+    fn count() -> usize {
+        std::env::var("KEPT_RESULTS").map_or(5_000, |count| count.parse().unwrap())
+    }
+
+    #[tokio::test]
+    #[expect(clippy::disallowed_methods, reason = "a test that somebody runs in two processes")]
+    async fn a_start_takes_a_few_bytes_and_microseconds_for_each_kept_result() {
+        let count = count();
+        let own = tempfile::tempdir().unwrap();
+        // Measured in a process that wrote none of it: run twice, with a directory that is empty the first time.
+        let dir = std::env::var_os("KEPT_RESULTS_IN").map_or(own.path().to_owned(), PathBuf::from);
+        if std::fs::read_dir(&dir).is_ok_and(|mut files| files.next().is_none()) {
+            let settings = Settings { sync: store::Sync::Never, ..Settings::new(&dir) };
+            let journal = Journal::open(settings, Seal::of_secret(&Secret::new("secret")), TTL).unwrap().0;
+            for from in (0..count).step_by(1_000) {
+                let ids: Vec<RolloutId> = (from..count.min(from + 1_000))
+                    .map(|number| id(format!("rollout-{number:08}")))
+                    .collect();
+                futures_util::future::join_all(ids.iter().map(|id| keep(&journal, id))).await;
+            }
+            journal.close();
+        }
+        let (before, began) = (rss(), Instant::now());
+        let settings = Settings::new(&dir);
+        let (journal, unfinished) =
+            Journal::open(settings, Seal::of_secret(&Secret::new("secret")), TTL).unwrap();
+        let opened = began.elapsed();
+        let last = id(format!("rollout-{:08}", count - 1));
+        let kept = journal.results().of(ResultOf { id: &last, plugin: None }).unwrap();
+        let found = journal.read_kept(kept, ResultOf { id: &last, plugin: None }).unwrap().unwrap();
+        let (answered, more) = (began.elapsed(), rss() - before);
+        let mib = more >> 20;
+        println!(
+            "{count} kept results: opened in {opened:?}, first found after {answered:?}, {mib} MiB more"
+        );
+        assert_eq!((found.bytes().unwrap() > 0, unfinished.count_max()), (true, 0));
+        assert_eq!(journal.results.table().awaited, count);
+        let allowed = (16 << 20) + 48 * i64::try_from(count).unwrap();
+        assert!(more < allowed, "{mib} MiB more");
+    }
+}

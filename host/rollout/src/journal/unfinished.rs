@@ -1,0 +1,170 @@
+//! A rollout that a process before did not come to the end with.
+
+use std::io;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use rollout_journal as store;
+use serde_json::value::RawValue;
+
+use super::admission::{self, AdmissionLine, JournaledSecrets, VERSION};
+use super::{DeploymentId, Journal, RolloutLog, ServedAs, StartedLine, kind};
+use crate::model::RolloutRequest;
+
+/// The rollouts that a process before did not come to the end with, the oldest first. Each is read when it is asked for,
+/// so that no more of them is in memory than is gone on with.
+pub struct Unfinished {
+    journal: Arc<Journal>,
+    entries: std::vec::IntoIter<store::Entry>,
+}
+
+impl Unfinished {
+    pub(super) fn new(journal: Arc<Journal>, entries: Vec<store::Entry>) -> Self {
+        Self { journal, entries: entries.into_iter() }
+    }
+
+    /// How many there may be: of some the admission was never answered.
+    pub fn count_max(&self) -> usize {
+        self.entries.len()
+    }
+}
+
+impl Iterator for Unfinished {
+    type Item = io::Result<UnfinishedRollout>;
+
+    /// Reads files.
+    fn next(&mut self) -> Option<Self::Item> {
+        self.entries.find_map(|entry| UnfinishedRollout::read(&self.journal, entry).transpose())
+    }
+}
+
+/// A rollout that a process before did not come to the end with. What happened in its runs, and what came of it, is read
+/// when it goes on.
+pub struct UnfinishedRollout {
+    pub(crate) log: RolloutLog,
+    /// What was asked for.
+    pub request: RolloutRequest,
+    /// With which keys.
+    pub secrets: JournaledSecrets,
+    /// Its driver.
+    pub driver: String,
+    /// What its driver knows of it.
+    pub facts: Box<RawValue>,
+    /// What its driver noted since, in order.
+    pub notes: Vec<Box<RawValue>>,
+    /// Whether it is known what came of it, which its [log](RolloutLog::read_outcome) has.
+    pub is_over: bool,
+    pub(crate) deployment: DeploymentId,
+    pub(crate) admitted_at: SystemTime,
+    pub(crate) started: Started,
+    pub(crate) is_cancelled: bool,
+}
+
+/// When runs began first.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Started {
+    pub workflow: Option<SystemTime>,
+    pub grader: Option<SystemTime>,
+}
+
+/// Why a rollout of a journal cannot be gone on with.
+#[derive(Debug, thiserror::Error)]
+#[error("rollout {name}: {reason}")]
+pub(super) struct UnreadableRollout {
+    name: String,
+    reason: String,
+}
+
+impl UnfinishedRollout {
+    /// The rollout's journal.
+    pub fn log(&self) -> &RolloutLog {
+        &self.log
+    }
+
+    /// What its deployment was called among several.
+    pub fn served_as(&self) -> Option<&ServedAs> {
+        self.deployment.served_as.as_ref()
+    }
+
+    /// The same with all of its time: nobody waited for it while no process ran it.
+    #[expect(clippy::disallowed_methods, reason = "from here its time counts")]
+    pub fn with_time_anew(self) -> Self {
+        Self { admitted_at: SystemTime::now(), started: Started::default(), ..self }
+    }
+
+    pub(super) fn read(journal: &Journal, entry: store::Entry) -> io::Result<Option<Self>> {
+        let written = entry.read(Self::is_needed)?;
+        let Some((admitted, events)) = written.events.split_first() else {
+            // Its admission was never answered.
+            entry.end();
+            return Ok(None);
+        };
+        let unreadable = |reason: String| UnreadableRollout::of(&written.name, reason);
+        let (line, sealed) = read_admission(&admitted.payload).map_err(unreadable)?;
+        let AdmissionLine { version: _, nanos, deployment, driver, facts, request } = line;
+        let secrets = JournaledSecrets::open(&journal.seal, &written.name, &sealed).ok_or_else(|| {
+            unreadable("its keys were sealed with another key than this journal's now".to_owned())
+        })?;
+        let is_over = entry.kinds().contains(&kind::OUTCOME);
+        let mut unfinished = Self {
+            log: RolloutLog(Arc::new(entry)),
+            request: request.into_owned(),
+            secrets,
+            driver: driver.into_owned(),
+            facts,
+            notes: Vec::new(),
+            is_over,
+            deployment,
+            admitted_at: admission::time(nanos),
+            started: Started::default(),
+            is_cancelled: false,
+        };
+        for event in events {
+            unfinished.add(event).map_err(|error| unreadable(error.to_string()))?;
+        }
+        Ok(Some(unfinished))
+    }
+
+    /// The kinds of events that are needed to go on, but for those of runs: what they take is as much as a request.
+    fn is_needed(kind: u8) -> bool {
+        matches!(kind, kind::ADMITTED | kind::STARTED | kind::CANCELLED | kind::NOTED)
+    }
+
+    fn add(&mut self, event: &store::Event) -> Result<(), serde_json::Error> {
+        match event.kind {
+            kind::STARTED => {
+                let StartedLine { of_grader, nanos } = serde_json::from_slice(&event.payload)?;
+                let began = if of_grader { &mut self.started.grader } else { &mut self.started.workflow };
+                began.get_or_insert(admission::time(nanos));
+            }
+            kind::CANCELLED => self.is_cancelled = true,
+            kind::NOTED => self.notes.push(serde_json::from_slice(&event.payload)?),
+            // They are there to be read back, and not to go on with.
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+impl UnreadableRollout {
+    pub(super) fn of(name: &[u8], reason: String) -> io::Error {
+        io::Error::other(Self { name: String::from_utf8_lossy(name).into_owned(), reason })
+    }
+}
+
+/// What a rollout was admitted with, and its sealed secrets.
+pub(super) fn read_admission(payload: &Bytes) -> Result<(AdmissionLine<'static>, Bytes), String> {
+    let (line, sealed) = split_line(payload).ok_or("its admission has no line")?;
+    let line: AdmissionLine<'_> = serde_json::from_slice(&line).map_err(|error| error.to_string())?;
+    if line.version != VERSION {
+        return Err(format!("it is of version {}, and this host reads {VERSION}", line.version));
+    }
+    Ok((line, sealed))
+}
+
+/// A line and what follows it.
+pub(super) fn split_line(payload: &Bytes) -> Option<(Bytes, Bytes)> {
+    let end = payload.iter().position(|byte| *byte == b'\n')?;
+    Some((payload.slice(..end), payload.slice(end + 1..)))
+}

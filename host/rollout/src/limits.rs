@@ -1,0 +1,99 @@
+//! Every limit of a rollout with what was used of it and how often it was hit.
+
+use std::time::Duration;
+
+use super::model::LimitUse;
+use rollout_core::limits::{Amount, Limits};
+use rollout_core::telemetry::{Label, Limit, LimitHits};
+use rollout_guest::imports::RolloutUsage;
+
+/// Wall time of the two halves of a rollout.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct HalfTimes {
+    pub workflow: Duration,
+    pub grader: Duration,
+}
+
+/// Every limit, in the order of the configuration. `samples_max` is what the caller takes
+/// where that is less.
+pub(super) fn table(
+    limits: &Limits,
+    samples_max: u32,
+    usage: &RolloutUsage,
+    times: HalfTimes,
+    hits: &LimitHits,
+) -> Vec<LimitUse> {
+    limits
+        .table()
+        .into_iter()
+        .map(|(name, max)| {
+            let limit = Limit::ALL.iter().copied().find(|limit| limit.as_str() == name);
+            LimitUse {
+                name: name.into(),
+                max: if name == Limit::Samples.as_str() { samples_max.into() } else { max },
+                used: limit.and_then(|limit| used(limit, usage, times)),
+                hits: limit.map_or(0, |limit| hits.times(limit)),
+                asked: limit.and_then(|limit| hits.asked(limit)),
+            }
+        })
+        .collect()
+}
+
+/// What was used of a limit that is one of amounts summed up. The others are about one
+/// call or one moment.
+fn used(limit: Limit, usage: &RolloutUsage, times: HalfTimes) -> Option<Amount> {
+    Some(match limit {
+        Limit::Memory => usage.memory_bytes_peak.into(),
+        Limit::GuestCpu => usage.guest_cpu.into(),
+        Limit::WorkflowTime => times.workflow.into(),
+        Limit::GraderTime => times.grader.into(),
+        Limit::HostCalls => usage.host_calls.into(),
+        Limit::Samples => usage.samples.into(),
+        Limit::ChatCalls => usage.chat_calls.into(),
+        Limit::ChatTokens => usage.prompt_tokens.saturating_add(usage.completion_tokens).into(),
+        Limit::ChatBytes => usage.sent_bytes.into(),
+        Limit::JudgeCalls => usage.judge_calls.into(),
+        Limit::JudgeTokens => usage.judge_tokens.into(),
+        Limit::RecordBytes => usage.record_bytes.into(),
+        Limit::Artifacts => usage.artifacts.into(),
+        Limit::ArtifactBytes => usage.artifact_bytes.into(),
+        Limit::LogLines => usage.log_lines.into(),
+        Limit::LogBytes => usage.log_bytes.into(),
+        Limit::RefusedUses => usage.refused_uses.into(),
+        Limit::MemoryBudget
+        | Limit::CallerTime
+        | Limit::HostCallBytes
+        | Limit::Handles
+        | Limit::ConcurrentCalls
+        | Limit::MessageBytes
+        | Limit::RandomBytes
+        | Limit::ReplyBytes
+        | Limit::ToolCalls
+        | Limit::ToolConcurrent
+        | Limit::ToolTime
+        | Limit::ToolCpu
+        | Limit::ToolMemory
+        | Limit::ToolResultBytes => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_limit_of_a_rollout_can_fire_under_its_name() {
+        let mut hits = LimitHits::default();
+        Limit::ALL.iter().for_each(|limit| hits.add_asked(*limit, 7));
+        let limits = Limits::default();
+
+        let table = table(&limits, 1, &RolloutUsage::default(), HalfTimes::default(), &hits);
+
+        assert_eq!(table.len(), limits.table().len());
+        for limit in &table {
+            assert_eq!((limit.hits, limit.asked), (1, Some(7)), "{limit:?}");
+        }
+        let samples = table.iter().find(|limit| limit.name == "samples-max").unwrap();
+        assert_eq!(samples.max, Amount::Count(1), "what the caller takes");
+    }
+}

@@ -1,0 +1,120 @@
+//! What is asked for.
+
+use serde::{Deserialize, Serialize};
+
+use super::address::ModelAddress;
+use super::agent::LoopOptions;
+use super::trajectory::TrajectoryExtra;
+use rollout_guest::imports::ForkOrigin;
+use rollout_wire::data::exact_option;
+use rollout_wire::id::RolloutId;
+use rollout_wire::messages::Messages;
+use rollout_wire::metadata::RowMetadata;
+
+/// What is asked for, in no protocol's terms.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RolloutRequest {
+    /// Its name, unused by any rollout that is alive.
+    pub id: RolloutId,
+    /// What its caller calls it, where that could be no id.
+    pub caller_id: Option<String>,
+    /// 1 for the first try.
+    pub attempt: u32,
+    /// The prompt's messages.
+    pub prompt: Messages,
+    /// The ground truth, for the grader only.
+    pub label: Option<String>,
+    /// The row's metadata, for both guests, but for the truth in it.
+    pub metadata: Option<RowMetadata>,
+    /// What an agent loop is given besides.
+    pub loop_options: LoopOptions,
+    /// Where the model is.
+    pub model: ModelAddress,
+    /// Samples that the caller takes; the host's own limit holds besides.
+    pub samples_max: u32,
+    /// Whether the caller takes only samples that asked the model. A rollout without one is
+    /// not graded then.
+    pub samples_must_ask: bool,
+    /// Seconds from admission within which the workflow must be done, time in the
+    /// queue among them. Zero or less is over at once.
+    #[serde(with = "exact_option")]
+    pub workflow_secs: Option<f64>,
+    /// Seconds that the grader has.
+    #[serde(with = "exact_option")]
+    pub grader_secs: Option<f64>,
+    /// What the protocol adds to the trajectory.
+    pub trajectory_extra: Option<TrajectoryExtra>,
+    /// Where it comes from, if it is a fork.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fork: Option<ForkOrigin>,
+}
+
+impl RolloutRequest {
+    /// The bytes that it takes, which is what it is charged for.
+    pub fn memory_bytes(&self) -> usize {
+        // Whoever reports the result has the label once more.
+        let label = self.label.as_ref().map_or(0, |label| 2 * label.len());
+        let metadata = self.metadata.as_ref().map_or(0, RowMetadata::memory_bytes);
+        let params = self.loop_options.completion_params.as_ref().map_or(0, |params| params.get().len());
+        let extra = self.trajectory_extra.as_ref().map_or(0, TrajectoryExtra::memory_bytes);
+        let names = self.id.as_str().len() + self.caller_id.as_ref().map_or(0, String::len);
+        let fork = self.fork.as_ref().map_or(0, ForkOrigin::memory_bytes);
+        let all = [self.prompt.memory_bytes(), label, metadata, params, extra, names, fork];
+        all.iter().sum::<usize>() + self.model.memory_bytes() + size_of::<Self>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::trajectory::{ExtraFact, ExtraMember};
+    use super::*;
+    use rollout_guest::imports::ForkPoint;
+    use rollout_outbound::Secret;
+    use rollout_wire as wire;
+    use rollout_wire::atif::SchemaVersion;
+
+    #[test]
+    fn what_is_asked_for_is_read_as_it_was_written_and_has_no_key_in_it() {
+        let raw = |text: &str| wire::object(text).unwrap().to_owned();
+        const MEMBERS: &[ExtraMember] = &[ExtraMember::of("rollout_id", ExtraFact::RolloutId)];
+        let (model, _) = ModelAddress::split("http://u:pa55@h/v1", "m", Some(Secret::new("s3cret")));
+        let request = RolloutRequest {
+            id: RolloutId::parse("r 1").unwrap(),
+            caller_id: Some("a/b".to_owned()),
+            attempt: 2,
+            prompt: [&*raw(r#"{"role":"user", "n":1.10}"#)].into_iter().collect(),
+            label: Some("42".to_owned()),
+            metadata: Some(raw(r#"{"n": 1e2, "ground_truth":"x"}"#).into()),
+            loop_options: LoopOptions {
+                completion_params: Some(raw(r#"{"top_p": 0.10}"#)),
+                ..LoopOptions::default()
+            },
+            model: model.with_profile("closed"),
+            samples_max: 1,
+            samples_must_ask: true,
+            workflow_secs: Some(0.1 + 0.2),
+            grader_secs: None,
+            trajectory_extra: Some(TrajectoryExtra {
+                schema_version: SchemaVersion::V1_7,
+                key: "protocol".into(),
+                members: MEMBERS.into(),
+                request_fields: Some(raw(r#"{"x": {}}"#)),
+            }),
+            fork: Some(ForkOrigin {
+                point: ForkPoint { rollout_id: RolloutId::parse("r 0").unwrap(), turn: 3 },
+                ancestors: Vec::new(),
+            }),
+        };
+        let text = serde_json::to_string(&request).unwrap();
+
+        let read: RolloutRequest = serde_json::from_str(&text).unwrap();
+
+        assert_eq!(serde_json::to_string(&read).unwrap(), text);
+        assert!(!text.contains("s3cret") && !text.contains("pa55"), "{text}");
+        assert_eq!((&read.prompt, &read.fork), (&request.prompt, &request.fork));
+        assert_eq!(read.workflow_secs.map(f64::to_bits), request.workflow_secs.map(f64::to_bits));
+        let (read, wrote) = (read.metadata.unwrap(), request.metadata.unwrap());
+        assert_eq!(read.whole().get(), wrote.whole().get());
+        assert_eq!(read.public().get(), wrote.public().get(), "the truth is still the grader's alone");
+    }
+}

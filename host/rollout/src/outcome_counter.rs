@@ -1,0 +1,130 @@
+//! What is counted and logged of a rollout that is over.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::host::Host;
+use super::model::{Failure, Outcome, Phase};
+use rollout_core::error::Fault;
+use rollout_core::telemetry::{Ended, Step, Used};
+use rollout_guest::imports::{Record, RolloutUsage};
+use rollout_wire::text::both_ends;
+
+/// How much of a reason is logged, in bytes. The result and the trajectory have it whole.
+const REASON_BYTES_LOGGED: usize = 256;
+
+/// Counts one rollout once: settled with its outcome, or dropped without one.
+pub(super) struct OutcomeCounter {
+    host: Host,
+    record: Arc<Record>,
+    phase: watch::Receiver<Phase>,
+    admitted_at: Instant,
+    settled: bool,
+}
+
+impl OutcomeCounter {
+    pub(super) fn new(
+        host: Host,
+        record: Arc<Record>,
+        phase: watch::Receiver<Phase>,
+        admitted_at: Instant,
+    ) -> Self {
+        Self { host, record, phase, admitted_at, settled: false }
+    }
+
+    /// The rollout is over and this came of it. Before the record is emptied.
+    ///
+    /// A replay that was cut, where its past ended or where it did something else, is reported to
+    /// who asked for it and failed in no way that an operator could mend.
+    pub(super) fn settle(&mut self, outcome: &Outcome, is_replay_cut: bool) {
+        self.settled = true;
+        self.count(outcome);
+        self.log(outcome, self.admitted_at.elapsed(), is_replay_cut);
+    }
+
+    fn count(&self, outcome: &Outcome) {
+        let metrics = self.host.metrics();
+        metrics.ended(match outcome {
+            Outcome::Scored { .. } => Ended::Scored,
+            Outcome::Unscored(Failure { stage, kind, fault, .. }) => {
+                Ended::Unscored { stage: stage.as_str(), kind: kind.as_str(), fault: fault.as_str() }
+            }
+        });
+        self.trace(outcome);
+        let (limits_hit, log_dropped) = self.record.limits_hit();
+        let RolloutUsage { guest_cpu, memory_bytes_peak, host_calls, .. } = self.record.usage();
+        metrics.used(&Used { guest_cpu, memory_bytes_peak, host_calls, limits_hit, log_dropped });
+    }
+
+    /// Says in the rollout's trace what came of it and what it cost.
+    fn trace(&self, outcome: &Outcome) {
+        let trace = self.record.trace();
+        if trace.is_empty() {
+            return;
+        }
+        match outcome {
+            Outcome::Scored { reward } => {
+                trace.set("rollout.outcome", "scored");
+                trace.set("rollout.reward", *reward);
+            }
+            Outcome::Unscored(failure) => {
+                trace.set("rollout.outcome", "unscored");
+                trace.set("rollout.stage", failure.stage.as_str());
+                trace.set("rollout.fault", failure.fault.as_str());
+                trace.failed(failure.kind.as_str(), &failure.reason);
+            }
+        }
+        let usage = self.record.usage();
+        let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        trace.set("rollout.chat_calls", count(usage.chat_calls));
+        trace.set("rollout.host_calls", count(usage.host_calls));
+        trace.set("rollout.guest_cpu_ms", usage.guest_cpu.as_secs_f64() * 1e3);
+        trace.set("rollout.memory_bytes_peak", count(usage.memory_bytes_peak as u64));
+        trace.set("gen_ai.usage.input_tokens", count(usage.prompt_tokens));
+        trace.set("gen_ai.usage.output_tokens", count(usage.completion_tokens));
+    }
+
+    /// A reward is the usual, and a caller knows what it cancelled: those are for whoever
+    /// looks closely. What failed is reported to the operator, as often as can be read.
+    fn log(&self, outcome: &Outcome, time: Duration, is_replay_cut: bool) {
+        let secs = time.as_secs_f64();
+        let failure = match outcome {
+            Outcome::Scored { reward } => return tracing::debug!(reward, secs, "rollout scored"),
+            Outcome::Unscored(failure) => failure,
+        };
+        let (stage, kind, fault) = (failure.stage.as_str(), failure.kind.as_str(), failure.fault.as_str());
+        let line = match failure.fault {
+            _ if is_replay_cut => None,
+            Fault::Caller => None,
+            Fault::Plugin | Fault::Model | Fault::Host => self.host.0.runtime.unscored_lines.take(),
+        };
+        let Some(left_out) = line else {
+            return tracing::debug!(stage, kind, fault, reason = failure.reason, secs, "rollout unscored");
+        };
+        let reason = both_ends(&failure.reason, REASON_BYTES_LOGGED);
+        if failure.fault == Fault::Host {
+            tracing::warn!(stage, kind, fault, reason, secs, left_out, "rollout unscored");
+        } else {
+            tracing::info!(stage, kind, fault, reason, secs, left_out, "rollout unscored");
+        }
+    }
+}
+
+impl Drop for OutcomeCounter {
+    fn drop(&mut self) {
+        if !self.settled {
+            let stage = self.phase.borrow().stage();
+            // The driver reports a panic; otherwise whoever had the rollout let go of it.
+            let failure = if std::thread::panicking() {
+                Failure::host(stage, "the host panicked")
+            } else {
+                Failure::cancelled(stage)
+            };
+            self.count(&Outcome::Unscored(failure));
+        }
+        self.host.metrics().took(Step::Rollout, self.admitted_at.elapsed());
+    }
+}

@@ -1,0 +1,514 @@
+//! The steps of one rollout: workflow, grader, finish.
+
+mod agent;
+mod deadline;
+mod grade;
+mod past;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::host::Host;
+use super::journal::{Continuation, ForkPast, RolloutLog, ServedAs};
+use super::limits::{self, HalfTimes};
+use super::model::{
+    AgentForm, Failure, FailureKind, Finished, FinishedSample, HOST_VERSION, LoopReport, Outcome, Phase,
+    RequestSecrets, RolloutRequest, Stage,
+};
+use super::outcome_counter::OutcomeCounter;
+use super::slots::{Entered, Handle, SlotGuard};
+use super::trajectory::AliveFolder;
+use super::{events, trajectory};
+use rollout_core::budget::{Charge, Holder};
+use rollout_core::error::Fault;
+use rollout_core::moments::Moments;
+use rollout_core::telemetry::{Limit, RolloutTrace, Step, TraceParent};
+use rollout_guest::imports::{
+    Imports, JudgeFailure, Live, LogEntry, ModelAccess, Record, Role, RunContext, SampleRecord,
+};
+use rollout_guest::instance::{Bounds, Permit, RunError};
+use rollout_outbound::ModelEndpoint;
+use rollout_wire::id::{RolloutId, SampleId};
+use rollout_wire::openai::CallerParams;
+
+use deadline::Deadline;
+pub use past::ReplayEnd;
+use past::ago;
+pub(super) use past::{PastOf, Resumed};
+
+/// What a request needs besides itself, and is no data.
+pub struct Resources {
+    /// The connection to its model.
+    pub model: Arc<ModelEndpoint>,
+    /// What of the request must not be written down as it is.
+    pub secrets: RequestSecrets,
+    /// What its bytes are charged to for as long as it lives, where anything is.
+    pub charge: Option<Charge>,
+    /// What its driver needs to go on with it in another process. Without, it ends with this one.
+    pub continuation: Option<Continuation>,
+    /// What it has of the rollout that it is a fork of.
+    pub past: Option<ForkPast>,
+}
+
+/// A rollout that was admitted and is not over.
+pub struct Rollout {
+    host: Host,
+    request: RolloutRequest,
+    model: Arc<ModelEndpoint>,
+    _charge: Option<Charge>,
+    run: Arc<RunContext>,
+    record: Arc<Record>,
+    holder: Holder,
+    handle: Handle,
+    admitted_at: Instant,
+    queued: Duration,
+    workflow_time: Duration,
+    failure: Option<Failure>,
+    rewards: HashMap<SampleId, f64>,
+    graded: bool,
+    returned_messages: bool,
+    own_reward: Option<f64>,
+    loop_report: Option<LoopReport>,
+    /// Shared with its instance, which may be there a moment longer.
+    slot: Option<Permit>,
+    account: OutcomeCounter,
+    /// Where its files go, if they do.
+    folder: Option<AliveFolder>,
+    // The rollout counts as alive until all of it above is gone, and only then is
+    // whoever waits for its end told, by the closing of its phases.
+    place: SlotGuard,
+    phase: watch::Sender<Phase>,
+    resumed: Option<Resumed>,
+}
+
+/// How long a rollout keeps its slot while its caller is notified, before the grader runs. A
+/// receiver usually answers sooner, and the grader then runs at once; one that is slow holds
+/// nobody else up.
+const SLOT_KEPT_MAX: Duration = Duration::from_millis(100);
+
+impl Rollout {
+    pub(super) fn new(
+        host: Host,
+        mut request: RolloutRequest,
+        resources: Resources,
+        entered: Entered,
+        resumed: Option<Resumed>,
+    ) -> Self {
+        let Entered { place, handle, phase } = entered;
+        let Resources { model, secrets: _, charge, continuation: _, past: _ } = resources;
+        let run = RunContext {
+            rollout_id: request.id.clone(),
+            caller_id: request.caller_id.take(),
+            attempt: request.attempt,
+            config: host.0.deployment.plugin_config.clone(),
+            metadata: request.metadata.as_ref().map(|metadata| match rates_itself(&host) {
+                true => metadata.whole().clone(),
+                false => metadata.public().clone(),
+            }),
+            samples_max: request.samples_max.min(host.0.deployment.limits.samples_max),
+            caller_params: request
+                .loop_options
+                .completion_params
+                .as_deref()
+                .map_or_else(CallerParams::default, CallerParams::read),
+            fork: request.fork.clone().map(Arc::new),
+            // Where it was admitted before, the clock is as it was then.
+            clock_begins: resumed
+                .as_ref()
+                .map_or(host.0.deployment.id().clock_begins, |resumed| resumed.clock_begins),
+            metrics: host.metrics().clone(),
+        };
+        let trace = host.metrics().trace(request.id.as_str());
+        trace.set("rollout.attempt", i64::from(request.attempt));
+        let holder = host.budget().holder(handle.cancel.clone());
+        let record = Arc::new(Record::of_rollout(trace, holder.clone()));
+        let admitted_at = resumed.as_ref().map_or_else(Instant::now, |resumed| ago(resumed.admitted_at));
+        Self {
+            run: Arc::new(run),
+            account: OutcomeCounter::new(host.clone(), record.clone(), handle.phases(), admitted_at),
+            record,
+            holder,
+            admitted_at,
+            queued: Duration::ZERO,
+            workflow_time: Duration::ZERO,
+            failure: None,
+            rewards: HashMap::new(),
+            graded: false,
+            returned_messages: false,
+            own_reward: None,
+            loop_report: None,
+            slot: None,
+            folder: host.0.runtime.settings.artifact_root.as_ref().map(|root| root.alive(&request.id)),
+            host,
+            request,
+            model,
+            _charge: charge,
+            handle,
+            phase,
+            place,
+            resumed,
+        }
+    }
+
+    /// Its name.
+    pub fn id(&self) -> &RolloutId {
+        &self.request.id
+    }
+
+    /// Where it is kept, if it is.
+    pub fn log(&self) -> Option<&RolloutLog> {
+        self.handle.log()
+    }
+
+    /// Has each entry of its log be shown when it is kept. Before it runs.
+    pub fn watch_log(&self, show: impl Fn(&LogEntry) + Send + Sync + 'static) {
+        self.record.watch_log(show);
+    }
+
+    /// A view of it for others.
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
+    /// Its trace, below its caller's where the caller has one, for what its caller is
+    /// told. Before it runs.
+    pub fn traced_below(&self, parent: Option<TraceParent>) -> RolloutTrace {
+        let trace = self.record.trace();
+        if let Some(parent) = parent {
+            trace.child_of(parent);
+        }
+        trace.clone()
+    }
+
+    /// What every log line about it is written in, by its driver. An error's span,
+    /// because it has to be there whichever lines are asked for.
+    pub(super) fn span(&self) -> tracing::Span {
+        let rollout_id = &self.request.id;
+        let tenant = self.host.0.runtime.settings.tenant.as_deref();
+        match (tenant, self.host.0.deployment.id().served_as.as_ref()) {
+            (Some(tenant), Some(ServedAs { plugin, version })) => {
+                tracing::error_span!("rollout", tenant, plugin, version, %rollout_id)
+            }
+            _ => tracing::error_span!("rollout", %rollout_id),
+        }
+    }
+
+    /// Waits for a slot and runs the workflow. The error is also kept for
+    /// [`Rollout::finish`].
+    pub(super) async fn run_workflow(&mut self) -> Result<(), Failure> {
+        let cancel = self.handle.cancel.clone();
+        let result = tokio::select! {
+            biased;
+            () = cancel.cancelled() => Err(None),
+            result = self.wait_and_run() => result.map_err(Some),
+        };
+        self.workflow_time = self.record.meter().wall();
+        let stage = if self.slot.is_some() { Stage::Workflow } else { Stage::Queue };
+        let result = result.map_err(|failure| failure.unwrap_or_else(|| Failure::cancelled(stage)));
+        let result = self.unless_evicted(stage, result).and_then(|()| self.check_refused_uses(stage));
+        self.failure = result.clone().err();
+        result
+    }
+
+    /// Fails where the guests' own runtimes refused more than the operator allows, whatever the guests made of it.
+    fn check_refused_uses(&self, stage: Stage) -> Result<(), Failure> {
+        let max = self.host.0.deployment.limits.refused_uses_max;
+        let refused = self.record.refused_uses();
+        let Some(first) = refused.first_failure().filter(|_| refused.failures() > max) else { return Ok(()) };
+        self.record.limit_hit(Limit::RefusedUses);
+        let reason = format!("{} {first}; refused-uses-max is {max}", stage.as_str());
+        Err(Failure::new(stage, FailureKind::Limit, Fault::Plugin, reason))
+    }
+
+    async fn wait_and_run(&mut self) -> Result<(), Failure> {
+        let limits = self.host.0.deployment.limits.clone();
+        if let Some(differs) = self.resumed.as_ref().and_then(|resumed| resumed.differs.as_ref()) {
+            let reason = format!("it began in another process, and its plugin is another one now: {differs}");
+            return Err(Failure::new(Stage::Queue, FailureKind::Resume, Fault::Host, reason));
+        }
+        let (asked, now) = (self.request.workflow_secs, Instant::now());
+        let waiting = Deadline::new(asked, self.admitted_at, now, Duration::MAX / 4);
+        let queue_span = self.record.trace().first_phase("queue");
+        let turn = async {
+            let slot = self.host.0.runtime.slots().first().await;
+            self.holder.may_start().await;
+            slot
+        };
+        let slot = tokio::time::timeout_at(waiting.at, turn).await;
+        self.queued = self.admitted_at.elapsed();
+        drop(queue_span);
+        match slot {
+            Ok(slot) => self.slot = slot.map(Permit::counted),
+            Err(_) => return Err(self.over_time(&waiting, Stage::Queue, self.queued)),
+        }
+        if self.slot.is_none() {
+            return Err(Failure::host(Stage::Queue, "the host is shutting down"));
+        }
+        self.place.leaves_queue();
+        self.host.metrics().took(Step::Queue, self.queued);
+        self.phase.send_replace(Phase::Running);
+
+        let began = self.begins(Role::Workflow);
+        let deadline = Deadline::new(asked, self.admitted_at, began, limits.workflow_time_max);
+        let outside = Live {
+            deadline: Some(deadline.at),
+            policy: Some(ModelAccess {
+                client: self.host.0.runtime.settings.chat.clone(),
+                endpoint: self.model.clone(),
+            }),
+            judge: None,
+            tools: self.host.0.deployment.tools.clone(),
+        };
+        let (run, record) = (self.run.clone(), self.record.clone());
+        let boundary = self.boundary(Role::Workflow).await?;
+        let imports = Imports::new(Role::Workflow, run, limits.clone(), outside, record);
+        let imports = imports.across(boundary.clone());
+        let bounds = self.bounds(&deadline)?;
+        let _timing = self.host.metrics().time(Step::Workflow);
+        let mut span = self.record.trace().phase("workflow");
+        let ran = self.run_agent(Box::new(imports), bounds, &boundary).await;
+        let result = match ran {
+            Ok(settled) => settled,
+            Err(error) if deadline.ended(&error) => {
+                Err(self.over_time(&deadline, Stage::Workflow, self.queued))
+            }
+            Err(error) => Err(self.blame(&error)),
+        };
+        result.inspect_err(|failure| span.failed(failure.kind.as_str(), &failure.reason))
+    }
+
+    /// A rollout that was ended for its memory ends with that, whatever its guest made of
+    /// being refused some.
+    fn unless_evicted(&self, stage: Stage, result: Result<(), Failure>) -> Result<(), Failure> {
+        if !self.holder.evicted() {
+            return result;
+        }
+        self.record.limit_hit(Limit::MemoryBudget);
+        Err(Failure::new(stage, FailureKind::Memory, Fault::Host, self.holder.why_evicted()))
+    }
+
+    /// What one of its two instances may have; none runs without a slot.
+    fn bounds(&self, deadline: &Deadline) -> Result<Bounds, Failure> {
+        let Some(permit) = self.slot.clone() else {
+            return Err(Failure::host(Stage::Queue, "it has no slot"));
+        };
+        let memory_bytes_max = self.host.0.deployment.limits.memory_bytes_max;
+        Ok(Bounds { memory_bytes_max, deadline: Some(deadline.at), permit })
+    }
+
+    /// A wall time that passed is a limit that were hit.
+    fn over_time(&self, deadline: &Deadline, stage: Stage, queued: Duration) -> Failure {
+        self.record.limit_hit(deadline.limit(stage));
+        deadline.exceeded(stage, queued)
+    }
+
+    /// A workflow that gave up because the model's server, or the host, failed it is not at fault.
+    fn blame(&self, error: &RunError) -> Failure {
+        let failure = self.explain(Stage::Workflow, error);
+        match self.record.model_failure() {
+            Some(Fault::Host) if failure.kind == FailureKind::Error => {
+                Failure { kind: FailureKind::Host, fault: Fault::Host, ..failure }
+            }
+            Some(fault) if failure.kind == FailureKind::Error => {
+                Failure { kind: FailureKind::Model, fault, ..failure }
+            }
+            _ => failure,
+        }
+    }
+
+    /// A grader that gave up because its judge failed it is not at fault.
+    fn blame_judge(&self, error: &RunError) -> Failure {
+        let failure = self.explain(Stage::Grader, error);
+        match self.record.judge_failure() {
+            Some(JudgeFailure { fault, .. }) if failure.kind == FailureKind::Error => {
+                Failure { kind: FailureKind::Judge, fault, ..failure }
+            }
+            _ => failure,
+        }
+    }
+
+    /// A trap says what the engine met; the guest's own last words say why.
+    fn explain(&self, stage: Stage, error: &RunError) -> Failure {
+        let mut failure = Failure::of_run(stage, error);
+        match failure.kind {
+            FailureKind::Memory => self.record.limit_hit(Limit::Memory),
+            FailureKind::Cpu => self.record.limit_hit(Limit::GuestCpu),
+            _ => {}
+        }
+        if failure.kind == FailureKind::Trap
+            && let Some(panic) = self.record.last_panic()
+        {
+            failure = Failure::new(stage, failure.kind, failure.fault, format!("{} {panic}", stage.as_str()));
+        }
+        failure
+    }
+
+    /// Waits for what the rollout's caller does, such as taking a callback, which needs no
+    /// guest: the slot is given back when it takes long. A rollout that is cancelled meanwhile
+    /// drops the work at once; its error is also kept for [`Rollout::finish`].
+    pub(super) async fn notify<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Failure> {
+        let cancel = self.handle.cancel.clone();
+        let mut work = std::pin::pin!(work);
+        let done = tokio::select! {
+            biased;
+            () = cancel.cancelled() => None,
+            done = &mut work => Some(done),
+            () = tokio::time::sleep(SLOT_KEPT_MAX) => {
+                drop(self.slot.take());
+                tokio::select! {
+                    biased;
+                    () = cancel.cancelled() => None,
+                    done = work => Some(done),
+                }
+            }
+        };
+        let Some(done) = done else {
+            let stopped = Failure::cancelled(Stage::Workflow);
+            let stopped = self.unless_evicted(Stage::Workflow, Err(stopped.clone())).err().unwrap_or(stopped);
+            self.failure.get_or_insert_with(|| stopped.clone());
+            return Err(stopped);
+        };
+        Ok(done)
+    }
+
+    /// Charges what a guest gave back to what is kept of its rollout.
+    fn charge(&self, what: &str, bytes: usize) -> Result<(), String> {
+        let charged = self.record.charge(bytes, &self.host.0.deployment.limits);
+        charged.map_err(|limit| format!("{what} that are not kept: {limit}"))
+    }
+
+    /// Ends it: writes the trajectory, frees the slot, and says what came of it. A
+    /// rollout that nobody had graded ends unscored.
+    pub(super) async fn finish(self: Box<Self>) -> Finished {
+        Box::pin(self.settle_and_write()).await
+    }
+
+    async fn settle_and_write(mut self: Box<Self>) -> Finished {
+        self.record.seal();
+        self.take_own_reward();
+        let (asked, replied) = (self.record.asked(), self.record.replied());
+        let finished_sample = |record: SampleRecord| FinishedSample {
+            reward: self.rewards.get(&record.id).copied(),
+            asked: asked.contains(&record.id),
+            replied: replied.contains(&record.id),
+            record,
+        };
+        let samples: Vec<FinishedSample> = self.record.samples().into_iter().map(finished_sample).collect();
+        let outcome = self.outcome(&samples);
+        let mut usage = self.record.usage();
+        let conversations = samples.iter().map(|sample| &sample.record.messages);
+        let counted = |hasher: &_| self.record.tool_call_ids(hasher);
+        usage.tool_calls = trajectory::calls_made(conversations, &self.request.prompt, counted);
+        let mut carried = Vec::new();
+        if let Some(log) = self.handle.log() {
+            let deployment = &self.host.0.deployment;
+            let plugins = [Some(deployment.digest()), deployment.grader_digest()];
+            self.record.with_left(|left| {
+                log.left(left, plugins);
+                carried = left.carried();
+            });
+        }
+        let times = HalfTimes {
+            workflow: self.workflow_time,
+            grader: usage.guest_wall.saturating_sub(self.workflow_time),
+        };
+        let (hits, _) = self.record.limits_hit();
+        let finished = Finished {
+            id: self.request.id.clone(),
+            outcome,
+            samples,
+            returned_messages: self.returned_messages,
+            loop_report: self.loop_report.take(),
+            usage,
+            refused_uses: self.record.refused_uses(),
+            limits: limits::table(&self.host.0.deployment.limits, self.run.samples_max, &usage, times, &hits),
+            duration: self.admitted_at.elapsed(),
+            queued: self.queued,
+            trajectories: Vec::new(),
+        };
+        let is_replay_cut = self.resumed.as_ref().is_some_and(|resumed| resumed.past.is_cut());
+        self.account.settle(&finished.outcome, is_replay_cut);
+        // The guests are gone; others may run while this one is written down.
+        drop(self.slot.take());
+        if let Some(folder) = self.host.0.runtime.settings.event_log.clone() {
+            let shown_id = self.run.caller_id.as_deref().unwrap_or(finished.id.as_str()).to_owned();
+            events::write(folder, finished.id.clone(), shown_id, self.record.events()).await;
+        }
+        let log = self.handle.log().cloned();
+        let finished = match self.folder.take() {
+            Some(folder) => self.write_down(folder, finished).await,
+            None => {
+                // What is in the journal need not be held while what came of it is written.
+                drop(self);
+                finished
+            }
+        };
+        if let Some(log) = log {
+            log.outcome(&finished, &carried);
+        }
+        finished
+    }
+
+    /// Writes the trajectories and gives the rollout back with them.
+    async fn write_down(mut self: Box<Self>, folder: AliveFolder, finished: Finished) -> Finished {
+        let _timing = self.host.metrics().time(Step::TrajectoryWrite);
+        let _span = self.record.trace().span("trajectory_write");
+        let job = trajectory::Job {
+            prompt: std::mem::take(&mut self.request.prompt),
+            label: self.request.label.take(),
+            samples_max: self.request.samples_max,
+            model: self.request.model.name.clone(),
+            extra: self.request.trajectory_extra.take(),
+            metadata: self.request.metadata.clone(),
+            attempt: self.request.attempt,
+            fork: self.request.fork.take().map(|fork| fork.point),
+            recorded: self.record.take(),
+            host: HOST_VERSION.into(),
+            plugins: trajectory::Plugins {
+                workflow: self.host.0.deployment.digest().to_owned(),
+                grader: self.host.0.deployment.grader_digest().map(str::to_owned),
+            },
+        };
+        let metrics = self.host.metrics().clone();
+        trajectory::write(folder, job, finished, &metrics).await
+    }
+
+    fn outcome(&self, samples: &[FinishedSample]) -> Outcome {
+        if let Some(failure) = &self.failure {
+            return Outcome::Unscored(failure.clone());
+        }
+        if !self.graded && self.own_reward.is_none() {
+            let reason = "no reward was asked for";
+            return Outcome::Unscored(Failure::new(
+                Stage::Grader,
+                FailureKind::NotGraded,
+                Fault::Caller,
+                reason,
+            ));
+        }
+        let rewards: Moments = samples.iter().filter_map(FinishedSample::public_reward).collect();
+        match rewards.mean() {
+            Some(reward) => Outcome::Scored { reward },
+            None => Outcome::Unscored(Failure::new(
+                Stage::Grader,
+                FailureKind::Withdrawn,
+                Fault::Plugin,
+                "every sample was withdrawn",
+            )),
+        }
+    }
+}
+
+/// Whether the agent is the one that rates: an agent loop, where there is no grader.
+fn rates_itself(host: &Host) -> bool {
+    host.form() == AgentForm::AgentLoop && host.grader().is_none()
+}
+
+/// The beginning of a guest's text, for an error message.
+fn brief(text: &str) -> String {
+    text.chars().take(64).collect()
+}

@@ -1,0 +1,572 @@
+//! Who gets in: slots, the queue, quotas, and ids in use.
+
+mod pool;
+mod quota;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio_util::sync::CancellationToken;
+
+use pool::{Line, PluginPlace, Slot, TenantPlace};
+pub use pool::{Share, SlotPool};
+pub use quota::{AdmissionQuotas, OverQuota, Whose};
+
+use super::journal::{self, RolloutLog};
+use super::model::Phase;
+use rollout_core::budget::OverBudget;
+use rollout_core::telemetry::Refusal;
+use rollout_wire::id::RolloutId;
+
+/// Instances that say what an agent loop offers, at once. They have no slot, because a
+/// caller waits for the answer while its rollout waits for one; the engine has room for
+/// a few beyond the slots.
+const DECLARATIONS_MAX: usize = 4;
+
+/// Why a rollout was not admitted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AdmitError {
+    /// Every slot and every place in the queue is taken; try again later.
+    #[error("full: {running_max} rollouts run and {queue_max} wait")]
+    Full {
+        /// Rollouts that run at once.
+        running_max: u32,
+        /// Rollouts that may wait.
+        queue_max: u32,
+    },
+    /// A quota is used up.
+    #[error(transparent)]
+    Quota(#[from] OverQuota),
+    /// Too much is held for others; try again later.
+    #[error(transparent)]
+    NoMemory(#[from] OverBudget),
+    /// A rollout of this id is alive.
+    #[error("a rollout of this id is alive")]
+    Duplicate,
+    /// It cannot be kept.
+    #[error(transparent)]
+    NotKept(#[from] journal::Refused),
+    /// The host takes no more rollouts.
+    #[error("the host is shutting down")]
+    Closed,
+}
+
+impl From<&AdmitError> for Refusal {
+    fn from(error: &AdmitError) -> Self {
+        match error {
+            AdmitError::Full { .. } => Self::Full,
+            AdmitError::Quota(_) => Self::Quota,
+            AdmitError::NoMemory(_) => Self::Memory,
+            AdmitError::Duplicate => Self::Duplicate,
+            AdmitError::NotKept(_) => Self::NotKept,
+            AdmitError::Closed => Self::Closed,
+        }
+    }
+}
+
+/// How busy a host is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// Rollouts that run at once, at the most.
+    pub max_concurrent: u32,
+    /// Rollouts that wait for a slot.
+    pub queued: u32,
+    /// Rollouts that have one.
+    pub running: u32,
+    /// Whether it takes rollouts.
+    pub accepting: bool,
+}
+
+/// A view of a live rollout from outside.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    pub(super) cancel: CancellationToken,
+    phase: watch::Receiver<Phase>,
+    log: Arc<OnceLock<RolloutLog>>,
+}
+
+impl Handle {
+    /// Stops the guest where it is. The rollout ends as cancelled.
+    pub fn cancel(&self) {
+        if let Some(log) = self.log.get()
+            && !self.cancel.is_cancelled()
+        {
+            log.cancelled();
+        }
+        self.cancel.cancel();
+    }
+
+    /// Stops it for now: where it is in a journal, another process goes on with it.
+    pub(super) fn stop(&self) {
+        self.cancel.cancel();
+    }
+
+    /// Where it is kept, if it is.
+    pub fn log(&self) -> Option<&RolloutLog> {
+        self.log.get()
+    }
+
+    pub(super) fn is_kept_in(&self, log: RolloutLog) {
+        // It is said once, when it is admitted.
+        let _ = self.log.set(log);
+    }
+
+    /// Where it stands.
+    pub fn phase(&self) -> Phase {
+        *self.phase.borrow()
+    }
+
+    /// Waits until it is over and its id is free.
+    pub async fn over(&self) {
+        let mut phases = self.phase.clone();
+        while phases.changed().await.is_ok() {}
+    }
+
+    /// Its phases as they come; closed when it is over.
+    pub(crate) fn phases(&self) -> watch::Receiver<Phase> {
+        self.phase.clone()
+    }
+}
+
+impl SlotPool {
+    /// The part of one more tenant.
+    pub fn tenant(&self, share: Share) -> TenantSlots {
+        TenantSlots(Arc::new(OfTenant {
+            stop: self.0.stop.child_token(),
+            place: Arc::new(self.place_of_tenant(share)),
+            live: Mutex::default(),
+            live_count: watch::Sender::new(0),
+            closed: AtomicBool::new(false),
+        }))
+    }
+
+    /// How busy all of it is.
+    pub fn load(&self) -> Load {
+        let (running, queued) = self.busy();
+        Load {
+            max_concurrent: self.0.running_max,
+            queued: count(queued),
+            running: count(running),
+            accepting: !self.0.closed.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Lets nobody in any more.
+    pub fn close(&self) {
+        self.0.closed.store(true, Ordering::SeqCst);
+    }
+
+    /// Cancels every live rollout.
+    pub fn cancel_all(&self) {
+        self.0.stop.cancel();
+    }
+}
+
+/// The part of the slots that a tenant has, and its live rollouts, whose ids are unique within it. Cheap
+/// to clone.
+#[derive(Clone, Debug)]
+pub struct TenantSlots(Arc<OfTenant>);
+
+#[derive(Debug)]
+struct OfTenant {
+    place: Arc<TenantPlace>,
+    live: Mutex<HashMap<RolloutId, Live>>,
+    live_count: watch::Sender<usize>,
+    closed: AtomicBool,
+    stop: CancellationToken,
+}
+
+#[derive(Debug)]
+struct Live {
+    handle: Handle,
+    /// The number of its plugin.
+    plugin: u64,
+}
+
+impl OfTenant {
+    fn live(&self) -> MutexGuard<'_, HashMap<RolloutId, Live>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl TenantSlots {
+    /// The part of one more plugin.
+    pub fn plugin(&self, share: Share) -> Slots {
+        Slots(Arc::new(OfPlugin {
+            stop: self.0.stop.child_token(),
+            place: Arc::new(self.0.place.place_of_plugin(share)),
+            tenant: self.clone(),
+            closed: AtomicBool::new(false),
+        }))
+    }
+
+    /// From here on it has this part.
+    pub fn set_share(&self, share: Share) {
+        self.0.place.set_share(share);
+    }
+
+    /// Lets nobody of it in any more.
+    pub fn close(&self) {
+        // Under the lock, so that no admission that saw it open is still to be counted.
+        let _live = self.0.live();
+        self.0.closed.store(true, Ordering::Relaxed);
+    }
+
+    /// Cancels every live rollout of it.
+    pub fn cancel_all(&self) {
+        self.0.stop.cancel();
+    }
+
+    /// Waits until no rollout of it is alive.
+    pub async fn idle(&self) {
+        let mut count = self.0.live_count.subscribe();
+        // The sender is in `self`, so it cannot be gone.
+        let _ = count.wait_for(|count| *count == 0).await;
+    }
+}
+
+/// A plugin's part of the slots, the queue before them, and who of it is in either. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Slots(Arc<OfPlugin>);
+
+#[derive(Debug)]
+struct OfPlugin {
+    place: Arc<PluginPlace>,
+    tenant: TenantSlots,
+    closed: AtomicBool,
+    stop: CancellationToken,
+}
+
+/// A rollout's place among the live ones, given back when it is dropped.
+pub(super) struct SlotGuard {
+    slots: Arc<OfPlugin>,
+    id: RolloutId,
+    waiting: bool,
+}
+
+impl SlotGuard {
+    /// It has a slot now and waits no longer.
+    pub(super) fn leaves_queue(&mut self) {
+        if std::mem::take(&mut self.waiting) {
+            self.slots.place.leave_queue();
+        }
+    }
+}
+
+impl Drop for SlotGuard {
+    fn drop(&mut self) {
+        self.leaves_queue();
+        let tenant = &self.slots.tenant.0;
+        // Its handle takes a lock of its own when it goes.
+        let (_gone, live) = {
+            let mut live = tenant.live();
+            (live.remove(&self.id), live.len())
+        };
+        self.slots.place.leave();
+        tenant.live_count.send_replace(live);
+    }
+}
+
+/// A rollout that got in.
+pub(super) struct Entered {
+    pub place: SlotGuard,
+    pub handle: Handle,
+    pub phase: watch::Sender<Phase>,
+}
+
+fn count(n: u64) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+impl Slots {
+    /// Those of a process that has one plugin.
+    pub fn alone(running_max: u32, queue_max: u32) -> Self {
+        SlotPool::new(running_max, queue_max).tenant(Share::default()).plugin(Share::default())
+    }
+
+    /// From here on it has this part.
+    pub fn set_share(&self, share: Share) {
+        self.0.place.set_share(share);
+    }
+
+    /// Whether a rollout of this id would be let into the queue at present.
+    pub(super) fn check(&self, id: &RolloutId) -> Result<(), AdmitError> {
+        self.check_id(id, &self.0.tenant.0.live())?;
+        self.0.place.check()
+    }
+
+    /// Whether a rollout of this id may come to those that live.
+    fn check_id(&self, id: &RolloutId, live: &HashMap<RolloutId, Live>) -> Result<(), AdmitError> {
+        if !self.is_open() {
+            return Err(AdmitError::Closed);
+        }
+        if live.contains_key(id) { Err(AdmitError::Duplicate) } else { Ok(()) }
+    }
+
+    /// Lets a rollout of this id into the queue, or says at once why not. One that a process before
+    /// admitted has its place, however many there are.
+    pub(super) fn enter(&self, id: &RolloutId, has_place: bool) -> Result<Entered, AdmitError> {
+        let inner = &self.0;
+        let tenant = &inner.tenant.0;
+        let (sender, phase) = watch::channel(Phase::Queued);
+        let handle = Handle { cancel: inner.stop.child_token(), phase, log: Arc::default() };
+        let mut live = tenant.live();
+        self.check_id(id, &live)?;
+        inner.place.enter(has_place)?;
+        live.insert(id.clone(), Live { handle: handle.clone(), plugin: inner.place.number() });
+        tenant.live_count.send_replace(live.len());
+        drop(live);
+        let place = SlotGuard { slots: inner.clone(), id: id.clone(), waiting: true };
+        Ok(Entered { place, handle, phase: sender })
+    }
+
+    /// Waits for a slot in the queue.
+    pub(super) async fn first(&self) -> Option<Slot> {
+        self.0.place.slot(Line::First).await
+    }
+
+    /// Waits for a slot before those in the queue, for a rollout that gave its own back. That
+    /// starves nobody: each has come through the queue, and comes back once.
+    pub(super) async fn next(&self) -> Option<Slot> {
+        self.0.place.slot(Line::Again).await
+    }
+
+    /// Waits for the place of an instance that says what an agent loop offers.
+    pub(super) async fn declaration(&self) -> Option<OwnedSemaphorePermit> {
+        self.0.place.pool().declarations.clone().acquire_owned().await.ok()
+    }
+
+    /// A live rollout.
+    pub(super) fn find(&self, id: &RolloutId) -> Option<Handle> {
+        let live = self.0.tenant.0.live();
+        let its = |live: &&Live| live.plugin == self.0.place.number();
+        live.get(id).filter(its).map(|live| live.handle.clone())
+    }
+
+    /// The ids of the live rollouts that the test holds for.
+    pub(super) fn live_ids(&self, matches: impl Fn(&RolloutId) -> bool) -> Vec<RolloutId> {
+        let number = self.0.place.number();
+        let live = self.0.tenant.0.live();
+        let its = live.iter().filter(|(id, live)| live.plugin == number && matches(id));
+        its.map(|(id, _)| id.clone()).collect()
+    }
+
+    fn is_open(&self) -> bool {
+        let closed = [&self.0.place.pool().closed, &self.0.tenant.0.closed, &self.0.closed];
+        closed.iter().all(|closed| !closed.load(Ordering::SeqCst))
+    }
+
+    /// How busy they are.
+    pub fn load(&self) -> Load {
+        let (running, queued) = self.0.place.load();
+        Load {
+            max_concurrent: self.0.place.running_max(),
+            queued: count(queued),
+            running: count(running),
+            accepting: self.is_open(),
+        }
+    }
+
+    /// Lets nobody in any more.
+    pub fn close(&self) {
+        // Under the lock, so that no admission that saw it open is still to be counted.
+        let _live = self.0.tenant.0.live();
+        self.0.closed.store(true, Ordering::SeqCst);
+    }
+
+    /// Cancels every live rollout.
+    pub fn cancel_all(&self) {
+        self.0.stop.cancel();
+    }
+
+    /// Waits until no rollout of the tenant is alive.
+    pub(super) async fn idle(&self) {
+        self.0.tenant.idle().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::quota::Quota;
+
+    #[tokio::test]
+    async fn an_id_is_taken_for_as_long_as_its_rollout_is_alive() {
+        let slots = Slots::alone(1, 1);
+        let id = |text: &str| RolloutId::parse(text).unwrap();
+        let mut first = slots.enter(&id("a"), false).unwrap();
+        let _second = slots.enter(&id("b"), false).unwrap();
+        let refused = |name: &str| slots.enter(&id(name), false).err().unwrap();
+        assert_eq!(refused("a"), AdmitError::Duplicate);
+        assert_eq!(refused("c"), AdmitError::Full { running_max: 1, queue_max: 1 });
+        drop(slots.enter(&id("c"), true).unwrap());
+        first.place.leaves_queue();
+        let load = slots.load();
+        assert_eq!((load.running, load.queued), (1, 1));
+
+        drop(first);
+        slots.enter(&id("a"), false).unwrap();
+
+        slots.close();
+        assert_eq!(refused("a"), AdmitError::Closed);
+        drop(_second);
+        slots.idle().await;
+    }
+
+    fn share(weight: u32) -> Share {
+        Share { weight, ..Share::default() }
+    }
+
+    fn id(text: impl ToString) -> RolloutId {
+        RolloutId::parse(text.to_string()).unwrap()
+    }
+
+    /// So many rollouts of it that wait for a slot, each with its wait.
+    fn waiting(slots: &Slots, count: usize) -> Vec<tokio::task::JoinHandle<(Slot, SlotGuard)>> {
+        let one = |n: usize| {
+            let (slots, mut entered) = (slots.clone(), slots.enter(&id(n), false).unwrap());
+            tokio::spawn(async move {
+                let slot = slots.first().await.unwrap();
+                entered.place.leaves_queue();
+                (slot, entered.place)
+            })
+        };
+        (0..count).map(one).collect()
+    }
+
+    async fn settled() {
+        for _ in 0..200 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    fn running(slots: &[&Slots]) -> Vec<u32> {
+        slots.iter().map(|slots| slots.load().running).collect()
+    }
+
+    #[tokio::test]
+    async fn a_tenant_that_asks_alone_has_all_slots_but_the_reserve_and_shares_them_as_they_turn_over() {
+        let pool = SlotPool::new(8, 100);
+        let (one, two) = (pool.tenant(share(1)), pool.tenant(share(3)));
+        let (first, second) = (one.plugin(share(1)), two.plugin(share(1)));
+        let mut of_first = waiting(&first, 20);
+        settled().await;
+        assert_eq!(running(&[&first, &second]), [7, 0]);
+        let _of_second = waiting(&second, 20);
+        settled().await;
+        assert_eq!(
+            running(&[&first, &second]),
+            [7, 1],
+            "the reserve is there at once, and what runs goes on"
+        );
+        for expected in [[6, 2], [5, 3], [4, 4], [3, 5], [2, 6], [2, 6]] {
+            let over = of_first.iter().position(|wait| wait.is_finished()).unwrap();
+            drop(of_first.remove(over).await.unwrap());
+            settled().await;
+            assert_eq!(running(&[&first, &second]), expected, "one to three");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_tenant_whose_rollouts_never_end_leaves_the_reserve_to_tenants_below_their_share() {
+        let pool = SlotPool::new(32, 1000);
+        let tenants = [(); 3].map(|()| pool.tenant(share(1)));
+        let [endless, second, third] =
+            [&tenants[0], &tenants[1], &tenants[2]].map(|tenant| tenant.plugin(share(1)));
+        let _endless = waiting(&endless, 100);
+        settled().await;
+        assert_eq!(running(&[&endless, &second, &third]), [28, 0, 0], "an eighth is left");
+        let of_second = waiting(&second, 3);
+        settled().await;
+        assert_eq!(running(&[&endless, &second, &third]), [28, 3, 0]);
+        let _of_third = waiting(&third, 3);
+        settled().await;
+        assert_eq!(running(&[&endless, &second, &third]), [28, 3, 1]);
+        // What the one gives back of the reserve goes to the other, and not to the one above its share.
+        for wait in of_second {
+            drop(wait.await.unwrap());
+        }
+        settled().await;
+        assert_eq!(running(&[&endless, &second, &third]), [28, 0, 3]);
+    }
+
+    #[tokio::test]
+    async fn a_tenant_that_is_alone_or_left_alone_has_all_slots() {
+        let pool = SlotPool::new(8, 100);
+        let (one, two) = (pool.tenant(share(1)).plugin(share(1)), pool.tenant(share(1)));
+        let _of_one = waiting(&one, 20);
+        settled().await;
+        assert_eq!(running(&[&one]), [7]);
+        drop(two);
+        settled().await;
+        assert_eq!(running(&[&one]), [8]);
+    }
+
+    #[tokio::test]
+    async fn a_tenants_plugins_share_what_it_has_and_a_bound_is_kept() {
+        let pool = SlotPool::new(6, 100);
+        let tenant = pool.tenant(Share { running_max: 4, ..share(1) });
+        let (many, few) = (tenant.plugin(share(1)), tenant.plugin(Share { running_max: 1, ..share(1) }));
+        let _many = waiting(&many, 10);
+        // Ids are unique within a tenant.
+        assert_eq!(few.enter(&id(3), false).err(), Some(AdmitError::Duplicate));
+        let mut entered = few.enter(&id("few"), false).unwrap();
+        settled().await;
+        assert_eq!(running(&[&many, &few]), [4, 0], "the tenant may have four of six");
+        let mut first = Box::pin(few.first());
+        assert!(futures_util::future::poll_immediate(&mut first).await.is_none());
+        tenant.set_share(Share { running_max: 6, ..share(1) });
+        let slot = first.await.unwrap();
+        entered.place.leaves_queue();
+        settled().await;
+        assert_eq!(running(&[&many, &few]), [5, 1]);
+        assert!(few.find(&id(3)).is_none() && many.find(&id(3)).is_some());
+        drop((slot, entered));
+        settled().await;
+        assert_eq!(running(&[&many, &few]), [6, 0]);
+    }
+
+    #[tokio::test]
+    async fn whoever_leaves_the_line_leaves_nothing_in_it() {
+        let slots = Slots::alone(1, 100);
+        let held = slots.first().await.unwrap();
+        for _ in 0..3 {
+            assert!(futures_util::future::poll_immediate(Box::pin(slots.first())).await.is_none());
+        }
+        let mut again = Box::pin(slots.next());
+        let mut first = Box::pin(slots.first());
+        assert!(futures_util::future::poll_immediate(&mut first).await.is_none());
+        assert!(futures_util::future::poll_immediate(&mut again).await.is_none());
+        drop(held);
+        let slot = again.await.unwrap();
+        assert!(futures_util::future::poll_immediate(&mut first).await.is_none(), "it had none before");
+        drop(slot);
+        // A slot that was given to somebody who does not take it any more goes on to the next.
+        drop(first);
+        drop(slots.first().await.unwrap());
+    }
+
+    #[test]
+    fn a_tenant_that_fills_the_queue_leaves_room_for_others() {
+        let pool = SlotPool::new(2, 98);
+        let (greedy, other) = (pool.tenant(share(1)).plugin(share(1)), pool.tenant(share(1)));
+        let mut held = Vec::new();
+        let over = loop {
+            match greedy.enter(&id(held.len()), false) {
+                Ok(entered) => held.push(entered),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(held.len(), 50, "as many as are left");
+        let AdmitError::Quota(over) = over else { panic!("{over}") };
+        assert_eq!((over.quota, over.whose, over.used, over.max), (Quota::Queued, Whose::Tenant, 50, 50));
+        let other = other.plugin(Share { running_max: 3, queue_max: 1, ..share(1) });
+        let entered: Vec<_> = (0..3).map(|n| other.enter(&id(n), false).unwrap()).collect();
+        let over = other.enter(&id("one more"), false).err().unwrap();
+        assert_eq!(over.to_string(), "the quota queued of this plugin is used up: 3 of 3; try again in 5 s");
+        drop(entered);
+        assert_eq!(other.load().queued, 0);
+    }
+}

@@ -1,0 +1,145 @@
+//! What is written down of a rollout: `trajectory.json`, artifacts and log.
+//!
+//! The steps are what the workflow claims, with what the host observed of the calls
+//! behind them; `extra.rollout_host` has the observed exchanges whole. Everything is written
+//! from the bytes that the record has, part by part and on a thread that may block: no tree of
+//! values is made of it, and no copy.
+
+mod conversation;
+mod document;
+mod extra;
+#[cfg(any(test, feature = "fuzzing"))]
+mod fuzzing;
+mod layout;
+mod observed;
+mod replies;
+mod root;
+mod store;
+mod stored;
+#[cfg(test)]
+mod tests;
+mod tools;
+
+use std::borrow::Cow;
+use std::io;
+use std::time::Duration;
+
+use super::model::{Finished, ForkPoint, TrajectoryExtra, TrajectoryFile};
+use rollout_guest::imports::{Exchange, Recorded};
+use rollout_wire::id::SampleId;
+use rollout_wire::messages::Messages;
+use rollout_wire::metadata::RowMetadata;
+
+use document::Document;
+use layout::Original;
+
+pub(super) use conversation::calls_made;
+pub use extra::Member;
+pub use layout::{Amendment, StepAmendment, TakeStep};
+pub(super) use root::AliveFolder;
+pub use root::{ArtifactBounds, ArtifactRoot};
+pub(super) use store::write;
+pub use stored::{NoTrajectory, StoredDocument, StoredTrajectories};
+
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use fuzzing::trajectory as fuzzing_trajectory;
+
+impl TrajectoryFile {
+    /// Makes ready for amendments, each of which takes the place of the one before.
+    pub fn amendable(&self) -> io::Result<Amendable> {
+        Ok(Amendable { file: self.clone(), original: Original::keep(self.path())? })
+    }
+}
+
+/// A document that an amendment can be put into.
+pub trait AmendedDocument {
+    /// The sample that it is of, where there is one.
+    fn sample(&self) -> Option<&SampleId>;
+
+    /// How many of its steps are the agent's.
+    fn agent_steps(&self) -> usize;
+
+    /// Puts the amendment into it, in place of any before. Blocks.
+    fn amend(&self, amendment: &Amendment<'_>) -> io::Result<()>;
+}
+
+/// A trajectory with what it was before any amendment.
+#[derive(Debug)]
+pub struct Amendable {
+    file: TrajectoryFile,
+    original: Original,
+}
+
+impl AmendedDocument for Amendable {
+    fn sample(&self) -> Option<&SampleId> {
+        self.file.sample()
+    }
+
+    fn agent_steps(&self) -> usize {
+        self.file.agent_steps()
+    }
+
+    /// Puts the document with the amendment in the place of the file; a reader sees the one or
+    /// the other.
+    fn amend(&self, amendment: &Amendment<'_>) -> io::Result<()> {
+        self.original.amend(self.file.layout(), amendment, self.file.path())
+    }
+}
+
+/// The digests of what ran.
+pub(super) struct Plugins {
+    pub workflow: String,
+    pub grader: Option<String>,
+}
+
+/// What is to be written, besides the rollout that is over.
+pub(super) struct Job {
+    pub prompt: Messages,
+    pub label: Option<String>,
+    pub samples_max: u32,
+    pub model: String,
+    pub extra: Option<TrajectoryExtra>,
+    pub metadata: Option<RowMetadata>,
+    pub attempt: u32,
+    pub fork: Option<ForkPoint>,
+    pub recorded: Recorded,
+    pub host: Cow<'static, str>,
+    pub plugins: Plugins,
+}
+
+/// The documents of a rollout: one where it has one sample or none, else one a sample.
+fn documents<'a>(job: &'a Job, finished: &'a Finished) -> Vec<Document<'a>> {
+    let Recorded { policy, samples, tool_uses, .. } = &job.recorded;
+    let exchanges = policy.exchanges();
+    let owners = tools::owners(&finished.samples, exchanges, tool_uses);
+    let document = |place: usize, file_name: String| {
+        let sample = finished.samples.get(place);
+        let is_its = |exchange: &&Exchange| {
+            sample.is_none_or(|sample| exchange.sample.as_ref() == Some(&sample.record.id))
+        };
+        let uses = tool_uses.iter().zip(&owners).filter(|(_, owner)| **owner == place);
+        Document {
+            job,
+            finished,
+            sample,
+            file_name,
+            lists: policy.among(samples),
+            exchanges: exchanges.iter().filter(is_its).collect(),
+            tool_uses: uses.map(|(call, _)| call).collect(),
+        }
+    };
+    match finished.samples.as_slice() {
+        [] | [_] => vec![document(0, "trajectory.json".to_owned())],
+        several => several
+            .iter()
+            .enumerate()
+            .map(|(place, sample)| {
+                document(place, format!("trajectory-{}.json", sample.record.id.file_part()))
+            })
+            .collect(),
+    }
+}
+
+fn millis(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e6).round() / 1e3
+}

@@ -1,0 +1,442 @@
+//! Chat messages as steps, with what the host observed of the calls behind them.
+//!
+//! A conversation may have millions of messages. It is looked through once, for which messages
+//! belong together and which reply each step came from, and written step by step; of a message
+//! one byte is held.
+
+use std::borrow::Cow;
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::ops::Range;
+
+use serde::ser::{SerializeMap, SerializeSeq};
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::value::RawValue;
+
+use super::layout::Marks;
+use super::replies::{Matcher, Reply};
+use crate::model::StepOffsets;
+use rollout_wire::atif::Source;
+use rollout_wire::messages::Messages;
+use rollout_wire::openai::{TOOL_CALLS_MAX, WireCall, content_text};
+use rollout_wire::stream::{Text, each, text};
+
+/// A message as far as a step needs it.
+#[derive(Deserialize)]
+struct Message<'a> {
+    #[serde(borrow, default)]
+    role: Option<Text<'a>>,
+    #[serde(borrow, default)]
+    content: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    tool_calls: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    tool_call_id: Option<Text<'a>>,
+    #[serde(borrow, default)]
+    reasoning_content: Option<&'a RawValue>,
+}
+
+/// What a message is in a trajectory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    System,
+    User,
+    Agent,
+    /// What a tool gave, which belongs to the agent's step before it.
+    Result,
+    /// Of a role that the format does not have.
+    Other,
+    /// An object whose fields have types of the user's own, or that has too many calls: kept
+    /// as text.
+    Odd,
+}
+
+impl<'a> Message<'a> {
+    fn read(raw: &'a str) -> Option<Self> {
+        let message: Self = serde_json::from_str(raw).ok()?;
+        let mut count = 0;
+        // More calls than a reply may have are no model's, and would be forty times their
+        // bytes on disk.
+        each(message.tool_calls.map_or("[]", RawValue::get), |_: WireCall<'_>| {
+            count += 1;
+            if count > TOOL_CALLS_MAX { Err(()) } else { Ok(()) }
+        })
+        .ok()?;
+        Some(message)
+    }
+
+    fn role(&self) -> &str {
+        self.role.as_ref().map_or("", |Text(role)| role)
+    }
+
+    fn kind(&self) -> Kind {
+        match self.role() {
+            "system" | "developer" => Kind::System,
+            "user" => Kind::User,
+            "assistant" => Kind::Agent,
+            "tool" | "function" => Kind::Result,
+            _ => Kind::Other,
+        }
+    }
+
+    fn text(&self) -> Cow<'a, str> {
+        self.content.map_or(Cow::Borrowed(""), |content| content_text(content.get()))
+    }
+}
+
+/// A conversation that was looked through.
+pub(super) struct Conversation<'a> {
+    messages: Vec<&'a str>,
+    kinds: Vec<Kind>,
+    replies: &'a [Reply<'a>],
+    /// For each reply the step of the agent that it is of, counted among those.
+    step_of: Vec<Option<usize>>,
+}
+
+impl<'a> Conversation<'a> {
+    /// Looks through the messages and finds the replies behind them: by content in order, and
+    /// where no content fits but the numbers do, one by one.
+    pub(super) fn new(messages: Vec<&'a str>, replies: &'a [Reply<'a>]) -> Self {
+        let mut matcher = Matcher::new(replies);
+        let mut kinds = Vec::with_capacity(messages.len());
+        let mut step_of = vec![None; replies.len()];
+        let (mut agents, mut matched) = (0, false);
+        for raw in &messages {
+            let message = Message::read(raw);
+            let kind = message.as_ref().map_or(Kind::Odd, Message::kind);
+            kinds.push(kind);
+            let Some(message) = message.filter(|_| kind == Kind::Agent) else { continue };
+            if let Some(place) = matcher.next(&message.text(), message.tool_calls) {
+                step_of[place] = Some(agents);
+                matched = true;
+            }
+            agents += 1;
+        }
+        if !matched && agents == replies.len() {
+            step_of = (0..agents).map(Some).collect();
+        }
+        Self { messages, kinds, replies, step_of }
+    }
+
+    /// Which replies a step is known for.
+    pub(super) fn matched(&self) -> Vec<bool> {
+        self.step_of.iter().map(Option::is_some).collect()
+    }
+
+    /// The steps, each as the place of its message, if it has one, and the places of the
+    /// results that belong to it. A trajectory without a step is none, so that there is always
+    /// one: it says that nothing was said.
+    fn steps(&self) -> impl Iterator<Item = (Option<usize>, Range<usize>)> {
+        let mut at = 0;
+        let empty = self.kinds.is_empty().then_some((None, 0..0));
+        empty.into_iter().chain(std::iter::from_fn(move || {
+            let start = at;
+            let kind = *self.kinds.get(start)?;
+            at += 1;
+            match kind {
+                // A result without a step of the agent before it: an empty step carries it.
+                Kind::Result => Some((None, start..at)),
+                Kind::Agent => {
+                    let results = self.kinds[at..].iter().take_while(|kind| **kind == Kind::Result).count();
+                    at += results;
+                    Some((Some(start), start + 1..at))
+                }
+                _ => Some((Some(start), at..at)),
+            }
+        }))
+    }
+
+    /// How many steps there are.
+    pub(super) fn step_count(&self) -> usize {
+        self.steps().count()
+    }
+}
+
+/// The steps of a conversation, written one by one.
+pub(super) struct Steps<'a> {
+    pub conversation: &'a Conversation<'a>,
+    pub marks: &'a Marks,
+}
+
+impl Serialize for Steps<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let Conversation { messages, kinds, replies, step_of } = self.conversation;
+        // Replies are in the order of their steps.
+        let mut known =
+            step_of.iter().zip(replies.iter()).filter_map(|(step, reply)| Some(((*step)?, reply)));
+        let mut next = known.next();
+        let (mut agents, mut count) = (0, 0);
+        let mut list = to.serialize_seq(None)?;
+        for (at, results) in self.conversation.steps() {
+            count += 1;
+            let is_agent = at.is_some_and(|at| kinds[at] == Kind::Agent);
+            let reply = next.filter(|(step, _)| is_agent && *step == agents).map(|(_, reply)| reply);
+            if reply.is_some() {
+                next = known.next();
+            }
+            agents += usize::from(is_agent);
+            let raw = at.map(|at| messages[at]);
+            let message = at.filter(|at| kinds[*at] != Kind::Odd).and_then(|at| Message::read(messages[at]));
+            let results = &messages[results];
+            list.serialize_element(&Step { id: count, raw, message, results, reply, marks: self.marks })?;
+        }
+        self.marks.note(|layout| layout.total_steps = count);
+        list.end()
+    }
+}
+
+struct Step<'a> {
+    id: usize,
+    raw: Option<&'a str>,
+    message: Option<Message<'a>>,
+    results: &'a [&'a str],
+    reply: Option<&'a Reply<'a>>,
+    marks: &'a Marks,
+}
+
+impl Serialize for Step<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let kind = match (&self.message, self.raw) {
+            (Some(message), _) => message.kind(),
+            (None, Some(_)) => Kind::Odd,
+            (None, None) => Kind::System,
+        };
+        let source = match kind {
+            Kind::System | Kind::Result => Source::System,
+            Kind::Agent => Source::Agent,
+            Kind::User | Kind::Other | Kind::Odd => Source::User,
+        };
+        let mut step = to.serialize_map(None)?;
+        step.serialize_entry("step_id", &self.id)?;
+        step.serialize_entry("source", &source)?;
+        let said = match (&self.message, self.raw) {
+            (Some(message), _) => message.text(),
+            (None, Some(raw)) => Cow::Borrowed(raw),
+            (None, None) => Cow::Borrowed(""),
+        };
+        step.serialize_entry("message", &said)?;
+        drop(said);
+        let calls = self.message.as_ref().filter(|_| kind == Kind::Agent);
+        if let Some(thought) = calls.and_then(|message| text(message.reasoning_content?.get())) {
+            step.serialize_entry("reasoning_content", &thought)?;
+        }
+        let calls = calls.and_then(|message| message.tool_calls).filter(|calls| !is_empty_list(calls));
+        if let Some(calls) = calls {
+            step.serialize_entry("tool_calls", &ToolCalls(calls))?;
+        }
+        let stray = Cell::new(None);
+        if !self.results.is_empty() {
+            let results = Observation { results: self.results, calls, stray: &stray };
+            step.serialize_entry("observation", &results)?;
+        }
+        self.serialize_extra::<S>(&mut step, kind, stray.get())?;
+        if kind == Kind::Agent {
+            self.serialize_cost::<S>(&mut step)?;
+        }
+        step.end()
+    }
+}
+
+impl Step<'_> {
+    /// What the format has no place for.
+    fn serialize_extra<S: Serializer>(
+        &self,
+        step: &mut S::SerializeMap,
+        kind: Kind,
+        stray: Option<usize>,
+    ) -> Result<(), S::Error> {
+        #[derive(Serialize)]
+        struct Role<'a> {
+            original_role: Option<&'a str>,
+        }
+        #[derive(Serialize)]
+        struct Stray<'a> {
+            tool_call_id: Cow<'a, str>,
+        }
+        let role = self.message.as_ref().map(Message::role);
+        match kind {
+            Kind::Odd | Kind::Other => step.serialize_entry("extra", &Role { original_role: role })?,
+            _ => {}
+        }
+        let stray = stray.and_then(|at| Message::read(self.results[at])?.tool_call_id);
+        match stray {
+            Some(Text(tool_call_id)) => step.serialize_entry("extra", &Stray { tool_call_id }),
+            None => Ok(()),
+        }
+    }
+
+    /// What the call behind it cost. It comes last, and a report of the caller takes its place.
+    fn serialize_cost<S: Serializer>(&self, step: &mut S::SerializeMap) -> Result<(), S::Error> {
+        let at = self.marks.here();
+        if let Some(reply) = self.reply {
+            step.serialize_entry("metrics", &reply.metrics())?;
+        }
+        let metrics_end = self.marks.here();
+        if self.reply.is_some() {
+            step.serialize_entry("llm_call_count", &1)?;
+        }
+        let place = StepOffsets { at, metrics_end, end: self.marks.here() };
+        self.marks.note(|layout| layout.agent_steps.push(place));
+        Ok(())
+    }
+}
+
+fn is_empty_list(calls: &RawValue) -> bool {
+    calls.get().strip_prefix('[').is_some_and(|rest| rest.trim_start() == "]")
+}
+
+/// The calls that a message has, written one by one.
+struct ToolCalls<'a>(&'a RawValue);
+
+impl Serialize for ToolCalls<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Call<'a> {
+            tool_call_id: &'a str,
+            function_name: &'a str,
+            arguments: Arguments<'a>,
+        }
+        let mut at = 0;
+        let mut list = to.serialize_seq(None)?;
+        each(self.0.get(), |call: WireCall<'_>| {
+            let function_name = call.name().filter(|name| !name.is_empty()).unwrap_or("unknown");
+            let arguments = Arguments(call.arguments());
+            let call = Call { tool_call_id: &call.id(at), function_name, arguments };
+            at += 1;
+            list.serialize_element(&call)
+        })
+        .map_err(rollout_wire::stream::Stopped::ser)?;
+        list.end()
+    }
+}
+
+/// A call's arguments: the object in a text, or the object that some servers send in its
+/// place, as it was written. What is neither is under `_raw`.
+struct Arguments<'a>(Option<&'a RawValue>);
+
+impl Serialize for Arguments<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Raw<'a> {
+            #[serde(rename = "_raw")]
+            raw: &'a str,
+        }
+        let Some(given) = self.0 else { return to.serialize_map(Some(0))?.end() };
+        if given.get().starts_with('{') {
+            return given.serialize(to);
+        }
+        let text = text(given.get()).unwrap_or(Cow::Borrowed(given.get()));
+        // With all that callers' parsers refuse, such as what is nested too deep.
+        match rollout_wire::object(&text) {
+            Ok(object) => object.serialize(to),
+            Err(_) => Raw { raw: &text }.serialize(to),
+        }
+    }
+}
+
+/// What came of a step's calls.
+struct Observation<'a> {
+    results: &'a [&'a str],
+    calls: Option<&'a RawValue>,
+    /// The last result that names a call which is none of the step's.
+    stray: &'a Cell<Option<usize>>,
+}
+
+impl Serialize for Observation<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let mut observation = to.serialize_map(Some(1))?;
+        observation.serialize_entry("results", &Results(self))?;
+        observation.end()
+    }
+}
+
+struct Results<'a>(&'a Observation<'a>);
+
+impl Serialize for Results<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Result<'a> {
+            #[serde(skip_serializing_if = "Option::is_none")]
+            source_call_id: Option<&'a str>,
+            content: Cow<'a, str>,
+        }
+        let Observation { results, calls, stray } = self.0;
+        let known = CallIds::new(*calls);
+        let mut list = to.serialize_seq(None)?;
+        for (at, raw) in results.iter().enumerate() {
+            let Some(message) = Message::read(raw) else { continue };
+            let id = message.tool_call_id.as_ref().map(|Text(id)| &**id);
+            let source_call_id = id.filter(|id| known.has(id));
+            if id.is_some() && source_call_id.is_none() {
+                stray.set(Some(at));
+            }
+            list.serialize_element(&Result { source_call_id, content: message.text() })?;
+        }
+        list.end()
+    }
+}
+
+/// The ids of a step's calls, of which there may be as many as there are results: hashes in
+/// order, which is eight bytes a call.
+struct CallIds {
+    hasher: RandomState,
+    hashes: Vec<u64>,
+}
+
+impl CallIds {
+    fn new(calls: Option<&RawValue>) -> Self {
+        let (hasher, mut hashes) = (RandomState::new(), Vec::new());
+        let _ = each(calls.map_or("[]", RawValue::get), |call: WireCall<'_>| {
+            hashes.push(hasher.hash_one(&*call.id(hashes.len())));
+            Ok::<(), ()>(())
+        });
+        hashes.sort_unstable();
+        Self { hasher, hashes }
+    }
+
+    fn has(&self, id: &str) -> bool {
+        self.hashes.binary_search(&self.hasher.hash_one(id)).is_ok()
+    }
+}
+
+/// How many calls of tools were made in these conversations: those that a result answers. One
+/// that is in several (a conversation that was branched) was made once, and one that the host
+/// made itself, of which `made` has the id, counts once too.
+pub(crate) fn calls_made<'a>(
+    conversations: impl Iterator<Item = &'a Messages>,
+    prompt: &Messages,
+    made: impl FnOnce(&RandomState) -> Vec<u64>,
+) -> u64 {
+    #[derive(Deserialize)]
+    struct Head<'a> {
+        #[serde(borrow, default)]
+        role: Option<Text<'a>>,
+        #[serde(borrow, default)]
+        tool_call_id: Option<Text<'a>>,
+    }
+    let hasher = RandomState::new();
+    let mut most: HashMap<u64, u64> = HashMap::new();
+    for id in made(&hasher) {
+        *most.entry(id).or_default() += 1;
+    }
+    for conversation in conversations {
+        // What the caller's prompt has was called before this rollout.
+        let given = conversation.iter().zip(prompt.iter()).take_while(|(a, b)| a == b).count();
+        let mut counts: HashMap<u64, u64> = HashMap::new();
+        for message in conversation.iter().skip(given) {
+            let Ok(Head { role: Some(Text(role)), tool_call_id }) = serde_json::from_str(message) else {
+                continue;
+            };
+            if role == "tool" || role == "function" {
+                let id = tool_call_id.map_or(Cow::Borrowed(""), |Text(id)| id);
+                *counts.entry(hasher.hash_one(&*id)).or_default() += 1;
+            }
+        }
+        for (id, count) in counts {
+            let most = most.entry(id).or_default();
+            *most = count.max(*most);
+        }
+    }
+    most.values().sum()
+}

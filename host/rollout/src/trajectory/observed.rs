@@ -1,0 +1,193 @@
+//! The calls of the model, the judge and the tools as the host saw them.
+
+use std::time::UNIX_EPOCH;
+
+use serde::ser::{Error, SerializeMap, SerializeSeq};
+use serde::{Serialize, Serializer};
+use serde_json::value::RawValue;
+
+use super::millis;
+use rollout_core::telemetry::{Label, ToolOutcome};
+use rollout_guest::imports::{Exchange, ExchangeOutcome, Lists, Part, ToolUse, in_common};
+use rollout_wire as wire;
+use rollout_wire::id::SampleId;
+use rollout_wire::stream::members;
+
+/// Every call of the model. A request repeats the conversation so far, so only the messages
+/// that the one before did not have are written out.
+pub(super) struct Observed<'a> {
+    pub lists: Lists<'a>,
+    pub exchanges: &'a [&'a Exchange],
+}
+
+impl Serialize for Observed<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let mut before = Vec::new();
+        let mut list = to.serialize_seq(None)?;
+        for exchange in self.exchanges {
+            let messages = self.lists.messages(exchange);
+            list.serialize_element(&Seen {
+                lists: self.lists,
+                exchange,
+                messages: &messages,
+                before: &before,
+            })?;
+            before = messages;
+        }
+        list.end()
+    }
+}
+
+struct Seen<'a> {
+    lists: Lists<'a>,
+    exchange: &'a Exchange,
+    messages: &'a [Part<'a>],
+    before: &'a [Part<'a>],
+}
+
+impl Serialize for Seen<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let Exchange { sample, outcome, .. } = self.exchange;
+        let mut seen = to.serialize_map(None)?;
+        seen.serialize_entry("sample_id", &sample.as_ref().map(SampleId::as_str))?;
+        serialize_times::<S>(&mut seen, self.exchange)?;
+        seen.serialize_entry("request", &Request(self))?;
+        serialize_outcome::<S>(&mut seen, outcome)?;
+        seen.end()
+    }
+}
+
+fn serialize_times<S: Serializer>(seen: &mut S::SerializeMap, exchange: &Exchange) -> Result<(), S::Error> {
+    let at = exchange.started_at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    seen.serialize_entry("started_at_unix_ms", &(millis(at).round() as u64))?;
+    seen.serialize_entry("duration_ms", &millis(exchange.duration))
+}
+
+/// What came of a call, with a reply as it came. What callers could not read is null.
+fn serialize_outcome<S: Serializer>(
+    seen: &mut S::SerializeMap,
+    outcome: &ExchangeOutcome,
+) -> Result<(), S::Error> {
+    match outcome {
+        ExchangeOutcome::Replied { completion, attempts } => {
+            seen.serialize_entry("attempts", attempts)?;
+            seen.serialize_entry("reply", &as_value(completion.body()))
+        }
+        ExchangeOutcome::Failed(reason) | ExchangeOutcome::NotKept(reason) => {
+            seen.serialize_entry("error", reason)
+        }
+        ExchangeOutcome::Abandoned => seen.serialize_entry("abandoned", &true),
+    }
+}
+
+fn as_value(body: &[u8]) -> Option<&RawValue> {
+    wire::value(std::str::from_utf8(body).ok()?).ok()
+}
+
+struct Request<'a>(&'a Seen<'a>);
+
+impl Serialize for Request<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let Seen { lists, exchange, messages, before } = self.0;
+        let repeated = in_common(before, messages);
+        let mut request = to.serialize_map(Some(3))?;
+        request.serialize_entry("messages_repeated", &repeated)?;
+        request.serialize_entry("messages_new", &New { messages, repeated })?;
+        request.serialize_entry("rest", &Rest(&lists.rest(exchange)))?;
+        request.end()
+    }
+}
+
+/// The messages of a list after so many.
+struct New<'a> {
+    messages: &'a [Part<'a>],
+    repeated: usize,
+}
+
+impl Serialize for New<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let mut list = to.serialize_seq(None)?;
+        for message in self.messages.iter().flat_map(Part::iter).skip(self.repeated) {
+            // It was checked when it was sent.
+            let message: &RawValue = serde_json::from_str(message).map_err(S::Error::custom)?;
+            list.serialize_element(message)?;
+        }
+        list.end()
+    }
+}
+
+/// A request's fields but for its messages, as they were written.
+struct Rest<'a>(&'a [u8]);
+
+impl Serialize for Rest<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let mut rest = to.serialize_map(None)?;
+        let request = std::str::from_utf8(self.0).unwrap_or("{}");
+        let read = members(request, |name, value: &RawValue| match &*name {
+            "messages" => Ok(()),
+            name => rest.serialize_entry(name, value),
+        });
+        match read {
+            Err(wire::stream::Stopped::Taker(error)) => return Err(error),
+            // A request that is no object was never one of the host's.
+            Err(wire::stream::Stopped::Json(_)) | Ok(()) => {}
+        }
+        rest.end()
+    }
+}
+
+/// Every call of the judge, whole.
+pub(super) struct Judged<'a>(pub Lists<'a>);
+
+impl Serialize for Judged<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(self.0.exchanges().iter().map(|exchange| SeenByJudge(self.0, exchange)))
+    }
+}
+
+struct SeenByJudge<'a>(Lists<'a>, &'a Exchange);
+
+impl Serialize for SeenByJudge<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let Self(lists, exchange) = self;
+        let mut seen = to.serialize_map(None)?;
+        serialize_times::<S>(&mut seen, exchange)?;
+        seen.serialize_entry("request", &as_value(&lists.body(exchange)))?;
+        serialize_outcome::<S>(&mut seen, &exchange.outcome)?;
+        seen.end()
+    }
+}
+
+/// Every call of a host-provided tool with its arguments, its result or error, and its time.
+pub(super) struct ToolCalls<'a>(pub &'a [&'a ToolUse]);
+
+impl Serialize for ToolCalls<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(self.0.iter().map(|call| SeenTool(call)))
+    }
+}
+
+struct SeenTool<'a>(&'a ToolUse);
+
+impl Serialize for SeenTool<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let call = self.0;
+        let at = call.started_at.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let mut seen = to.serialize_map(None)?;
+        seen.serialize_entry("tool_call_id", &call.call_id)?;
+        seen.serialize_entry("function_name", &call.name)?;
+        seen.serialize_entry("arguments", &call.arguments)?;
+        seen.serialize_entry("kind", call.kind.as_str())?;
+        seen.serialize_entry("outcome", call.outcome.as_str())?;
+        seen.serialize_entry("started_at_unix_ms", &(millis(at).round() as u64))?;
+        seen.serialize_entry("duration_ms", &millis(call.duration))?;
+        match call.outcome {
+            ToolOutcome::Answered => seen.serialize_entry("content", &call.content)?,
+            ToolOutcome::Abandoned => {}
+            ToolOutcome::Failed | ToolOutcome::Unavailable | ToolOutcome::OverLimit => {
+                seen.serialize_entry("error", &call.content)?;
+            }
+        }
+        seen.end()
+    }
+}

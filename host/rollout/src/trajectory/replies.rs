@@ -1,0 +1,115 @@
+//! The replies of the model behind the steps of a conversation.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+
+use serde::ser::SerializeSeq;
+use serde::{Serialize, Serializer};
+use serde_json::value::RawValue;
+
+use rollout_guest::imports::Exchange;
+use rollout_wire::atif::Metrics;
+use rollout_wire::openai::{Completion, Usage, WireCall};
+use rollout_wire::stream::each;
+use rollout_wire::tokens::TokenLists;
+
+/// A call of the model that was answered.
+pub(super) struct Reply<'a> {
+    pub completion: &'a Completion,
+}
+
+/// The replies among these calls.
+pub(super) fn answered<'a>(exchanges: &[&'a Exchange]) -> Vec<Reply<'a>> {
+    exchanges.iter().filter_map(|exchange| Some(Reply { completion: exchange.completion()? })).collect()
+}
+
+/// The sum of what the replies say that they cost, where any says it.
+pub(super) fn sum(replies: &[Reply<'_>], tokens: fn(&Usage) -> u64) -> Option<u64> {
+    let told = replies.iter().filter_map(|reply| reply.completion.usage.as_ref()).map(tokens);
+    told.reduce(u64::saturating_add)
+}
+
+/// Which reply a step came from: the first one after those found before whose content is the
+/// step's. Contents are compared by a keyed hash, so that a conversation of many steps is not
+/// compared with many replies, text by text.
+pub(super) struct Matcher {
+    hasher: RandomState,
+    places: HashMap<u64, Vec<usize>>,
+    from: usize,
+}
+
+impl Matcher {
+    pub(super) fn new(replies: &[Reply<'_>]) -> Self {
+        let mut matcher = Self { hasher: RandomState::new(), places: HashMap::new(), from: 0 };
+        for (place, reply) in replies.iter().enumerate() {
+            let mut calls = Vec::new();
+            reply.completion.each_tool_call(|at, call| calls.push(matcher.hash_of_call(at, &call)));
+            let key = matcher.hasher.hash_one((&*reply.completion.text(), calls));
+            matcher.places.entry(key).or_default().push(place);
+        }
+        matcher
+    }
+
+    fn hash_of_call(&self, at: usize, call: &WireCall<'_>) -> u64 {
+        self.hasher.hash_one(&*call.id(at))
+    }
+
+    /// The reply that the next step of the agent came from. The list of calls is read only
+    /// where there are replies.
+    pub(super) fn next(&mut self, text: &str, tool_calls: Option<&RawValue>) -> Option<usize> {
+        if self.places.is_empty() {
+            return None;
+        }
+        let (mut calls, mut at) = (Vec::new(), 0);
+        let _ = each(tool_calls.map_or("[]", RawValue::get), |call: WireCall<'_>| {
+            calls.push(self.hash_of_call(at, &call));
+            at += 1;
+            Ok::<(), ()>(())
+        });
+        let places = self.places.get(&self.hasher.hash_one((text, calls)))?;
+        let place = *places.get(places.partition_point(|place| *place < self.from))?;
+        self.from = place + 1;
+        Some(place)
+    }
+}
+
+impl Reply<'_> {
+    /// What it cost, with token ids and log-probabilities from where servers put them.
+    pub(super) fn metrics(&self) -> Metrics<'_> {
+        let usage = self.completion.usage;
+        let mut metrics = Metrics {
+            prompt_tokens: usage.map(|usage| usage.prompt_tokens),
+            completion_tokens: usage.map(|usage| usage.completion_tokens),
+            ..Metrics::default()
+        };
+        let tokens = TokenLists::of_reply(self.completion.body());
+        metrics.prompt_token_ids = tokens.prompt_ids;
+        metrics.completion_token_ids = tokens.completion_ids;
+        metrics.logprobs = tokens.logprobs;
+        if let Some(finish_reason) = &self.completion.finish_reason {
+            #[derive(Serialize)]
+            struct Extra<'a> {
+                finish_reason: &'a str,
+            }
+            metrics.extra = serde_json::value::to_raw_value(&Extra { finish_reason }).ok();
+        }
+        metrics
+    }
+}
+
+/// What calls of the model cost that no step is known for.
+#[derive(Clone, Copy)]
+pub struct Unmatched<'a> {
+    pub(super) replies: &'a [Reply<'a>],
+    pub(super) is_matched: &'a [bool],
+}
+
+impl Serialize for Unmatched<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let mut list = to.serialize_seq(None)?;
+        for (reply, _) in self.replies.iter().zip(self.is_matched).filter(|(_, matched)| !**matched) {
+            list.serialize_element(&reply.metrics())?;
+        }
+        list.end()
+    }
+}

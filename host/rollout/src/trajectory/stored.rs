@@ -1,0 +1,136 @@
+//! The trajectories of a rollout of a journal: the same documents, to the byte, as are written of
+//! one when it is over.
+
+use std::cell::RefCell;
+use std::io::{self, Write};
+use std::path::Path;
+
+use super::document::{Document, Written};
+use super::{AmendedDocument, Amendment, Job, Plugins, documents, layout, store};
+use crate::journal::{RanBy, StoredRollout};
+use crate::model::{Finished, HOST_VERSION, Layout, TrajectoryFile};
+use rollout_guest::imports::Recorded;
+use rollout_wire::id::{RolloutId, SampleId};
+
+/// Why a rollout of a journal has no trajectory.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NoTrajectory {
+    /// It is not over.
+    #[error("rollout {0} is not over")]
+    NotOver(RolloutId),
+    /// What was kept of it does not belong together.
+    #[error("what is kept of rollout {0} makes no trajectory: {1}")]
+    Unreadable(RolloutId, String),
+}
+
+/// What is written of a rollout that is over, made of its journal.
+pub struct StoredTrajectories {
+    job: Job,
+    finished: Finished,
+}
+
+impl StoredRollout {
+    /// What is written of it.
+    pub fn trajectories(self) -> Result<StoredTrajectories, NoTrajectory> {
+        let Self { request, deployment, workflow, grader, outcome, left, ran_by, .. } = self;
+        let Some(finished) = outcome else { return Err(NoTrajectory::NotOver(request.id)) };
+        let recorded = Recorded::again(workflow, grader, left)
+            .map_err(|reason| NoTrajectory::Unreadable(request.id.clone(), reason))?;
+        // One that was begun before hosts kept this.
+        let unknown = RanBy { host: HOST_VERSION.to_owned(), workflow: None, grader: deployment.grader };
+        let ran_by = ran_by.unwrap_or(unknown);
+        let job = Job {
+            prompt: request.prompt,
+            label: request.label,
+            samples_max: request.samples_max,
+            model: request.model.name,
+            extra: request.trajectory_extra,
+            metadata: request.metadata,
+            attempt: request.attempt,
+            fork: request.fork.as_ref().map(|fork| fork.point.clone()),
+            recorded,
+            host: ran_by.host.into(),
+            plugins: Plugins {
+                workflow: ran_by.workflow.unwrap_or(deployment.workflow),
+                grader: ran_by.grader,
+            },
+        };
+        Ok(StoredTrajectories { job, finished: *finished })
+    }
+}
+
+impl StoredTrajectories {
+    /// What came of the rollout.
+    pub fn finished(&self) -> &Finished {
+        &self.finished
+    }
+
+    /// The documents: one, or one a sample where there are several.
+    pub fn documents(&self) -> Vec<StoredDocument<'_>> {
+        documents(&self.job, &self.finished).into_iter().map(StoredDocument).collect()
+    }
+
+    /// Writes documents, artifacts and log below `<root>/<rollout>/`, where they are written when a
+    /// rollout is over, and gives the documents.
+    pub fn write_files(&self, root: &Path) -> io::Result<Vec<TrajectoryFile>> {
+        store::write_all(&root.join(self.finished.id.dir_name()), &self.job, &self.finished)
+    }
+}
+
+/// A trajectory of a rollout of a journal.
+pub struct StoredDocument<'a>(Document<'a>);
+
+impl StoredDocument<'_> {
+    /// The name of its file.
+    pub fn file_name(&self) -> &str {
+        &self.0.file_name
+    }
+
+    /// The sample that it is of, where there is one.
+    pub fn sample(&self) -> Option<&SampleId> {
+        self.0.sample_id()
+    }
+
+    /// Writes it, part by part.
+    pub fn write(&self, to: &mut impl Write) -> io::Result<()> {
+        self.write_with_places(to).map(drop)
+    }
+
+    /// The same with room for an amendment, which is written with it, and without which nothing is.
+    /// Holds the document meanwhile.
+    pub fn amendable<'t, W: Write>(
+        &self,
+        to: &'t mut W,
+    ) -> io::Result<impl AmendedDocument + use<'_, 't, W>> {
+        let mut text = Vec::new();
+        let layout = self.write_with_places(&mut text)?;
+        Ok(InMemory { sample: self.sample(), text, layout, to: RefCell::new(to) })
+    }
+
+    fn write_with_places(&self, to: &mut impl Write) -> io::Result<Layout> {
+        layout::write(to, |marks| Written { document: &self.0, marks })
+    }
+}
+
+/// A document that is written once it is amended.
+struct InMemory<'a, 't, W> {
+    sample: Option<&'a SampleId>,
+    text: Vec<u8>,
+    layout: Layout,
+    to: RefCell<&'t mut W>,
+}
+
+impl<W: Write> AmendedDocument for InMemory<'_, '_, W> {
+    fn sample(&self) -> Option<&SampleId> {
+        self.sample
+    }
+
+    fn agent_steps(&self) -> usize {
+        self.layout.agent_steps.len()
+    }
+
+    fn amend(&self, amendment: &Amendment<'_>) -> io::Result<()> {
+        layout::amended(self.text.as_slice(), &mut **self.to.borrow_mut(), &self.layout, amendment)
+    }
+}

@@ -1,0 +1,94 @@
+//! Fuzz targets: texts of guests, and bodies from outside. A target takes any bytes and panics if an invariant does not hold.
+//!
+//! Compiled only in tests and with the feature `fuzzing`, which no released build has.
+
+use std::collections::BTreeMap;
+
+use serde_json::value::RawValue;
+
+use crate::id::{RolloutId, SampleId};
+use crate::openai::{self, Completion};
+use crate::text;
+
+/// A fuzz target.
+pub type Target = fn(&[u8]);
+
+/// The crate's targets with the names of their programs and corpora.
+pub const TARGETS: [(&str, Target); 3] =
+    [("completion", completion), ("chat_request", chat_request), ("ids", ids)];
+
+/// Maximum length of an error about an input of any size, in bytes.
+const ERROR_BYTES_MAX: usize = 4096;
+
+/// Parses a reply of the model's server.
+fn completion(body: &[u8]) {
+    match Completion::parse(&bytes::Bytes::copy_from_slice(body)) {
+        Ok(completion) => {
+            assert!(
+                crate::object(completion.message()).is_ok(),
+                "a guest receives a message that it may push"
+            );
+            assert!(
+                completion.tool_calls().iter().all(|call| !call.id.is_empty()),
+                "a result can name its call"
+            );
+            let usage = completion.usage.unwrap_or_default();
+            let _ = usage.prompt_tokens.saturating_add(usage.completion_tokens);
+        }
+        Err(what) => assert!(!what.is_empty() && what.len() < ERROR_BYTES_MAX, "{} bytes", what.len()),
+    }
+}
+
+/// Writes a guest's request to the model. Each line of the input is a message, a tool or the parameters.
+fn chat_request(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let mut lines = text.split('\n').map(str::to_owned);
+    let params = lines.next().filter(|line| !line.is_empty());
+    let (tools, messages): (Vec<String>, Vec<String>) = lines.partition(|line| line.starts_with("{\"type\""));
+    let (caller, allowed) = (openai::CallerParams::default(), openai::AllowedParams::default());
+    let messages: Vec<&str> =
+        messages.iter().filter_map(|text| Some(crate::object(text).ok()?.get())).collect();
+    match openai::request_frame("a-model", &tools, params.as_deref(), &caller, &allowed) {
+        Ok(frame) => {
+            let body = frame.around(messages.iter().copied(), 0);
+            let sent = std::str::from_utf8(&body).expect("a body is text");
+            // As text, because no float may hold a number of it; the server checks numbers.
+            let read: BTreeMap<String, &RawValue> = serde_json::from_str(sent).expect("a body is an object");
+            let model = read["model"].get();
+            assert_eq!(model, "\"a-model\"", "no parameter replaces a field of the host");
+            assert_eq!(read["stream"].get(), "false");
+            let sent: Vec<&RawValue> = serde_json::from_str(read["messages"].get()).expect("a list");
+            assert_eq!(sent.len(), messages.len());
+        }
+        Err(invalid) => assert!(invalid.to_string().len() < ERROR_BYTES_MAX, "an error is short"),
+    }
+}
+
+/// Parses ids of rollouts and samples, and writes them as folders, files and headers.
+fn ids(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    if let Ok(id) = RolloutId::parse(text.as_ref()) {
+        assert_eq!(id.as_str(), text, "an id is what its caller wrote");
+        let json = serde_json::to_string(&id).expect("an id is a text");
+        assert_eq!(serde_json::from_str::<RolloutId>(&json).expect("an id is read as it was written"), id);
+        let dir = id.dir_name();
+        assert!(dir.len() <= 255 && !dir.contains(['/', '\\', '\0']) && dir != "." && dir != "..", "{dir:?}");
+        let header = id.header_value();
+        assert!(header.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{header:?}");
+        assert_eq!(header.trim(), header, "a header loses no surrounding space");
+    }
+    if let Ok(id) = SampleId::parse(&text) {
+        assert_eq!(id.as_str(), text);
+        let part = id.file_part();
+        assert!(!part.is_empty() && !part.starts_with('.') && !part.contains('/'), "{part:?}");
+    }
+    let shown = text::printable(&text);
+    assert!(!shown.chars().any(|c| c.is_control() && c != '\n' && c != '\t'), "{shown:?}");
+    let cut = text::beginning(&text, 16);
+    // The end says how many bytes are missing.
+    assert!(cut.len() <= 16 + 48, "{cut:?}");
+}
+
+#[cfg(test)]
+#[path = "../../../fuzz/corpus.rs"]
+mod corpus;
