@@ -390,7 +390,7 @@ impl Slots {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::quota::Quota;
+    use rollout_wire::quota::Quota;
 
     #[tokio::test]
     async fn an_id_is_taken_for_as_long_as_its_rollout_is_alive() {

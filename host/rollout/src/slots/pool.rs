@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::quota::{OverQuota, Whose};
 use super::{AdmitError, DECLARATIONS_MAX};
-use crate::wire::quota::Quota;
+use rollout_wire::quota::Quota;
 
 /// The reserve is one of this many slots. A tenant that has its share of all slots takes none of the reserve.
 const RESERVE_PART: u32 = 8;
