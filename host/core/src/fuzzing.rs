@@ -1,8 +1,9 @@
-//! What is fuzzed here: bodies that come from outside, and every text that a guest hands
-//! over. Each target takes any bytes and panics where something that has to hold does
-//! not; the fuzzers in `fuzz/` find the bytes, and the tests here run those that are kept.
+//! Fuzz targets of this crate: bodies from outside, and the texts that guests pass.
 //!
-//! Only in tests and with the feature `fuzzing`, which no build that is shipped has.
+//! Each target takes any bytes and panics if an invariant is violated. The fuzzers in `fuzz/` find inputs, and the
+//! tests here run the stored ones.
+//!
+//! Compiled for tests and with the feature `fuzzing` only, which no released build has.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,7 @@ use crate::outbound::Secrets;
 use crate::wire::openai::{self, Completion};
 use crate::{text, wire};
 
-/// A target: what any bytes are given to.
+/// A fuzz target: a function that accepts any bytes.
 pub type Target = fn(&[u8]);
 
 /// The targets of this crate, by the names of their programs and of the directories of their corpora.
@@ -27,14 +28,14 @@ pub const TARGETS: [(&str, Target); 7] = [
     ("secrets", secrets),
 ];
 
-/// What an error may say about input of any size, in bytes.
+/// Maximum size of an error message about an input of any size, in bytes.
 const ERROR_BYTES_MAX: usize = 4096;
 
-/// A reply of the model's server.
+/// Parses a reply of the model's server.
 fn completion(body: &[u8]) {
     match Completion::parse(&bytes::Bytes::copy_from_slice(body)) {
         Ok(completion) => {
-            assert!(wire::object(completion.message()).is_ok(), "a guest is given what it may push");
+            assert!(wire::object(completion.message()).is_ok(), "a guest can push each message that it gets");
             assert!(
                 completion.tool_calls().iter().all(|call| !call.id.is_empty()),
                 "a result can name its call"
@@ -46,7 +47,7 @@ fn completion(body: &[u8]) {
     }
 }
 
-/// A guest's request to the model: messages, tools and parameters, a line each.
+/// Builds a guest's request to the model from messages, tools and parameters, one a line.
 fn chat_request(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let mut lines = text.split('\n').map(str::to_owned);
@@ -59,11 +60,10 @@ fn chat_request(bytes: &[u8]) {
         Ok(frame) => {
             let body = frame.around(messages.iter().copied(), 0);
             let sent = std::str::from_utf8(&body).expect("a body is text");
-            // As text, because a number may be one that no float holds, which is for the
-            // server to judge.
+            // Compared as text, because a number may be one that no float represents; checking it is the server's task.
             let read: BTreeMap<String, &RawValue> = serde_json::from_str(sent).expect("a body is an object");
             let model = read["model"].get();
-            assert_eq!(model, "\"a-model\"", "no parameter takes the place of what the host decides");
+            assert_eq!(model, "\"a-model\"", "no parameter overrides a field that the host sets");
             assert_eq!(read["stream"].get(), "false");
             let sent: Vec<&RawValue> = serde_json::from_str(read["messages"].get()).expect("a list");
             assert_eq!(sent.len(), messages.len());
@@ -72,32 +72,32 @@ fn chat_request(bytes: &[u8]) {
     }
 }
 
-/// A key, and behind the first line's end what a server sends that was given it.
+/// Removes a key, the first line of the input, from the rest of the input.
 fn secrets(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let Some((key, text)) = text.split_once('\n') else { return };
     let mut secrets = Secrets::default();
     secrets.add(key);
     let cut = secrets.cut_from(text.to_owned());
-    // What stands in its place could make it whole again, or be it.
+    // The replacement text could complete the key or contain it.
     if key.len() > "secret".len() && !key.contains(['(', ')']) {
         assert!(!cut.contains(key), "{key:?} is in {cut:?}");
-        assert_eq!(secrets.cut_from(cut.clone()), cut, "once is enough");
+        assert_eq!(secrets.cut_from(cut.clone()), cut, "a second pass changes nothing");
     }
 }
 
-/// Ids of rollouts and samples, and the forms they take elsewhere.
+/// Parses ids of rollouts and samples, and converts them to their other forms.
 fn ids(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     if let Ok(id) = RolloutId::parse(text.as_ref()) {
-        assert_eq!(id.as_str(), text, "an id is what its caller wrote");
+        assert_eq!(id.as_str(), text, "an id is the caller's text");
         let json = serde_json::to_string(&id).expect("an id is a text");
-        assert_eq!(serde_json::from_str::<RolloutId>(&json).expect("and comes back"), id);
+        assert_eq!(serde_json::from_str::<RolloutId>(&json).expect("an id can be parsed again"), id);
         let dir = id.dir_name();
         assert!(dir.len() <= 255 && !dir.contains(['/', '\\', '\0']) && dir != "." && dir != "..", "{dir:?}");
         let header = id.header_value();
         assert!(header.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{header:?}");
-        assert_eq!(header.trim(), header, "a header loses no space on its way");
+        assert_eq!(header.trim(), header, "a header neither starts nor ends with a space");
     }
     if let Ok(id) = SampleId::parse(&text) {
         assert_eq!(id.as_str(), text);
@@ -107,7 +107,7 @@ fn ids(bytes: &[u8]) {
     let shown = text::printable(&text);
     assert!(!shown.chars().any(|c| c.is_control() && c != '\n' && c != '\t'), "{shown:?}");
     let cut = text::beginning(&text, 16);
-    // What was left out is counted in words.
+    // The number of omitted bytes is appended in words.
     assert!(cut.len() <= 16 + 48, "{cut:?}");
 }
 

@@ -1,11 +1,10 @@
-//! The core of a host that runs other people's agent code.
+//! The core of a host that runs agent code written by its users.
 //!
-//! Workflows (agent loops) and graders (reward functions) arrive as WebAssembly
-//! components. Every rollout runs in instances of its own, is provided a model and a
-//! place to register its samples, and ends in exactly one outcome. `ARCHITECTURE.md`
-//! tells the life of a rollout and what holds at every step of it.
+//! Workflows (agent loops) and graders (reward functions) are WebAssembly components. Each rollout runs in its own
+//! instances, gets access to a model and a place to register its samples, and ends with exactly one outcome.
+//! `ARCHITECTURE.md` describes the stages of a rollout and the invariants of each.
 //!
-//! Nothing here knows a protocol, a data set or a command.
+//! This crate knows no protocol, no data set and no command.
 
 pub mod budget;
 pub mod capacity;
