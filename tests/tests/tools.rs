@@ -126,7 +126,7 @@ async fn a_result_that_is_too_long_is_an_error() {
 
 #[tokio::test]
 async fn a_tool_that_calls_the_host_without_end_is_stopped() {
-    check_hostile("", json!(["chatter", {}]), "over-limit", "called the host more often than 10000").await;
+    check_hostile("", json!(["chatter", {}]), "over-limit", "made more than 10000 host calls").await;
 }
 
 #[tokio::test]
