@@ -131,8 +131,8 @@ async fn arguments_go_into_their_holes_and_the_rest_into_query_or_body() {
 #[tokio::test]
 async fn arguments_that_do_not_fit_reach_nobody() {
     let api = Api::start().await;
-    check(api.tool("/w/{city}", ""), json!({}), "the arguments do not fit", true).await;
-    check(api.tool("/w/{city}", ""), json!({"city": "x", "more": 1}), "the arguments do not fit", true).await;
+    check(api.tool("/w/{city}", ""), json!({}), "the arguments do not match the schema", true).await;
+    check(api.tool("/w/{city}", ""), json!({"city": "x", "more": 1}), "the arguments do not match the schema", true).await;
     check(api.tool("/w/{city}", ""), json!("{no json"), "not valid JSON", true).await;
     check(api.tool("/w/{city}/x", ""), json!({"city": ".."}), "leads elsewhere", true).await;
     assert!(api.asked().is_empty(), "{:?}", api.asked());
@@ -248,7 +248,7 @@ async fn what_takes_too_long_is_too_large_or_no_text_is_an_error() {
     )
     .await;
     check(api.tool("/large", "result-bytes-max = 5000"), json!({}), "xxx", false).await;
-    check(api.tool("/bytes", ""), json!({}), "its answer is no text", true).await;
+    check(api.tool("/bytes", ""), json!({}), "its answer is not text", true).await;
 }
 
 #[tokio::test]

@@ -105,8 +105,8 @@ impl CallbackClient {
                     let attempts = tries.failures() + 1;
                     return Err(Undelivered { attempts, reason, status: None, fault });
                 }
-                Err(Missed::Unanswered { reason, is_hosts }) => {
-                    fault = if is_hosts { Fault::Host } else { fault };
+                Err(Missed::Unanswered { reason, is_host_fault }) => {
+                    fault = if is_host_fault { Fault::Host } else { fault };
                     (reason, None, None)
                 }
             };
@@ -142,11 +142,11 @@ impl CallbackClient {
             // A retry would not help; the caller must change the address.
             Ok(Err(Unanswered::Forbidden(why))) => Err(Missed::Forbidden(why.to_string())),
             Ok(Err(unanswered)) => Err(Missed::Unanswered {
-                is_hosts: matches!(unanswered, Unanswered::Host(_)),
+                is_host_fault: matches!(unanswered, Unanswered::Host(_)),
                 reason: unanswered.to_string(),
             }),
             Err(_) => {
-                Err(Missed::Unanswered { is_hosts: false, reason: no_answer(self.policy.attempt_time_max) })
+                Err(Missed::Unanswered { is_host_fault: false, reason: no_answer(self.policy.attempt_time_max) })
             }
         }
     }
@@ -158,7 +158,7 @@ enum Missed {
     Forbidden(String),
     Unanswered {
         reason: String,
-        is_hosts: bool,
+        is_host_fault: bool,
     },
 }
 
