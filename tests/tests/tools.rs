@@ -257,7 +257,7 @@ async fn every_mistake_in_the_fields_is_reported_at_once() {
         "tools.http[2].headers.a b: not the name of a header",
         "tools.http[2].headers.c: 'no name' is not the name of an environment variable",
         "tools.http[2].parameters: properties has no 'url'",
-        "tools.http[3].url: a hole in the host",
+        "tools.http[3].url: a placeholder in the host",
         "tools.http[3].hosts[0]: 'a/b' is not a host",
     ];
     check_refused(config, &expected).await;
