@@ -420,7 +420,7 @@ mod tests {
         RolloutId::parse(text.to_string()).unwrap()
     }
 
-    /// So many rollouts of it that wait for a slot, each with its wait.
+    /// Starts the given number of rollouts that wait for a slot, each in its own task.
     fn waiting(slots: &Slots, count: usize) -> Vec<tokio::task::JoinHandle<(Slot, SlotGuard)>> {
         let one = |n: usize| {
             let (slots, mut entered) = (slots.clone(), slots.enter(&id(n), false).unwrap());
@@ -444,30 +444,30 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_tenant_that_asks_alone_has_all_slots_but_the_reserve_and_shares_them_as_they_turn_over() {
+    async fn a_lone_busy_tenant_has_all_slots_but_the_reserve_and_shares_them_as_they_turn_over() {
         let pool = SlotPool::new(8, 100);
         let (one, two) = (pool.tenant(share(1)), pool.tenant(share(3)));
         let (first, second) = (one.plugin(share(1)), two.plugin(share(1)));
-        let mut of_first = waiting(&first, 20);
+        let mut first_waiting = waiting(&first, 20);
         settled().await;
         assert_eq!(running(&[&first, &second]), [7, 0]);
-        let _of_second = waiting(&second, 20);
+        let _second_waiting = waiting(&second, 20);
         settled().await;
         assert_eq!(
             running(&[&first, &second]),
             [7, 1],
-            "the reserve is there at once, and what runs goes on"
+            "the reserve is available at once, and running rollouts continue"
         );
         for expected in [[6, 2], [5, 3], [4, 4], [3, 5], [2, 6], [2, 6]] {
-            let over = of_first.iter().position(|wait| wait.is_finished()).unwrap();
-            drop(of_first.remove(over).await.unwrap());
+            let over = first_waiting.iter().position(|wait| wait.is_finished()).unwrap();
+            drop(first_waiting.remove(over).await.unwrap());
             settled().await;
             assert_eq!(running(&[&first, &second]), expected, "one to three");
         }
     }
 
     #[tokio::test]
-    async fn a_tenant_whose_rollouts_never_end_leaves_the_reserve_to_tenants_below_their_share() {
+    async fn a_tenant_with_endless_rollouts_leaves_the_reserve_to_tenants_below_their_share() {
         let pool = SlotPool::new(32, 1000);
         let tenants = [(); 3].map(|()| pool.tenant(share(1)));
         let [endless, second, third] =
@@ -475,14 +475,14 @@ mod tests {
         let _endless = waiting(&endless, 100);
         settled().await;
         assert_eq!(running(&[&endless, &second, &third]), [28, 0, 0], "an eighth is left");
-        let of_second = waiting(&second, 3);
+        let second_waiting = waiting(&second, 3);
         settled().await;
         assert_eq!(running(&[&endless, &second, &third]), [28, 3, 0]);
-        let _of_third = waiting(&third, 3);
+        let _third_waiting = waiting(&third, 3);
         settled().await;
         assert_eq!(running(&[&endless, &second, &third]), [28, 3, 1]);
-        // What the one gives back of the reserve goes to the other, and not to the one above its share.
-        for wait in of_second {
+        // Slots of the reserve that the second releases go to the third, not to the one above its share.
+        for wait in second_waiting {
             drop(wait.await.unwrap());
         }
         settled().await;
@@ -490,10 +490,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_tenant_that_is_alone_or_left_alone_has_all_slots() {
+    async fn the_only_tenant_has_all_slots() {
         let pool = SlotPool::new(8, 100);
         let (one, two) = (pool.tenant(share(1)).plugin(share(1)), pool.tenant(share(1)));
-        let _of_one = waiting(&one, 20);
+        let _waiting = waiting(&one, 20);
         settled().await;
         assert_eq!(running(&[&one]), [7]);
         drop(two);
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_tenants_plugins_share_what_it_has_and_a_bound_is_kept() {
+    async fn a_tenants_plugins_share_its_slots_within_their_limits() {
         let pool = SlotPool::new(6, 100);
         let tenant = pool.tenant(Share { running_max: 4, ..share(1) });
         let (many, few) = (tenant.plugin(share(1)), tenant.plugin(Share { running_max: 1, ..share(1) }));
@@ -511,7 +511,7 @@ mod tests {
         assert_eq!(few.enter(&id(3), false).err(), Some(AdmitError::Duplicate));
         let mut entered = few.enter(&id("few"), false).unwrap();
         settled().await;
-        assert_eq!(running(&[&many, &few]), [4, 0], "the tenant may have four of six");
+        assert_eq!(running(&[&many, &few]), [4, 0], "the tenant's limit is four of six");
         let mut first = Box::pin(few.first());
         assert!(futures_util::future::poll_immediate(&mut first).await.is_none());
         tenant.set_share(Share { running_max: 6, ..share(1) });
@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_leaves_the_line_leaves_nothing_in_it() {
+    async fn a_rollout_that_stops_waiting_leaves_the_queue() {
         let slots = Slots::alone(1, 100);
         let held = slots.first().await.unwrap();
         for _ in 0..3 {
@@ -538,9 +538,9 @@ mod tests {
         assert!(futures_util::future::poll_immediate(&mut again).await.is_none());
         drop(held);
         let slot = again.await.unwrap();
-        assert!(futures_util::future::poll_immediate(&mut first).await.is_none(), "it had none before");
+        assert!(futures_util::future::poll_immediate(&mut first).await.is_none(), "it waits behind the other");
         drop(slot);
-        // A slot that was given to somebody who does not take it any more goes on to the next.
+        // A slot that was granted to a dropped waiter goes to the next one.
         drop(first);
         drop(slots.first().await.unwrap());
     }
@@ -556,7 +556,7 @@ mod tests {
                 Err(error) => break error,
             }
         };
-        assert_eq!(held.len(), 50, "as many as are left");
+        assert_eq!(held.len(), 50, "half of all places");
         let AdmitError::Quota(over) = over else { panic!("{over}") };
         assert_eq!((over.quota, over.whose, over.used, over.max), (Quota::Queued, Whose::Tenant, 50, 50));
         let other = other.plugin(Share { running_max: 3, queue_max: 1, ..share(1) });

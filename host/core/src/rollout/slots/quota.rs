@@ -1,4 +1,4 @@
-//! What a tenant, and a plugin of it, may use, and what is said where that is used up.
+//! Quotas of tenants and plugins, and the error of a quota that is used up.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,25 +9,25 @@ use serde::{Deserialize, Serialize};
 use crate::rollout::journal::Journal;
 use crate::telemetry::Meter;
 
-/// What of something is bounded.
+/// A limited resource of a tenant or plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Quota {
-    /// Rollouts that run at once.
+    /// Running rollouts.
     Running,
-    /// Rollouts that wait for one of those to end.
+    /// Queued rollouts.
     Queued,
-    /// Rollouts that are asked for within a second.
+    /// Rollouts requested in a second.
     RequestsPerSecond,
-    /// Tokens that models take and give in a day, by UTC.
+    /// Tokens of prompts and completions in a day, by UTC.
     ModelTokensPerDay,
-    /// CPU time of guests in a day, by UTC.
+    /// Seconds of guests' CPU time in a day, by UTC.
     GuestCpuSecondsPerDay,
     /// Bytes on disk.
     StoredBytes,
 }
 
 impl Quota {
-    /// Its name in settings and errors.
+    /// Returns the name in settings and errors.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Running => "running",
@@ -40,35 +40,35 @@ impl Quota {
     }
 }
 
-/// Who may use no more.
+/// Owner of a quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whose {
-    /// All plugins of a tenant together.
+    /// A tenant, with all its plugins.
     Tenant,
     /// One plugin.
     Plugin,
 }
 
-/// A quota is used up.
+/// Error of a quota that is used up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct OverQuota {
-    /// Which.
+    /// The quota.
     pub quota: Quota,
-    /// Whose.
+    /// The owner.
     pub whose: Whose,
-    /// What is in use.
+    /// The usage.
     pub used: u64,
-    /// What may be.
+    /// The limit.
     pub max: u64,
-    /// When to come again, where waiting helps.
+    /// Time after which a retry may succeed, or `None` if waiting does not help.
     pub retry_after: Option<Duration>,
 }
 
-/// How long those should wait who wait for others to be done.
+/// Retry delay if another rollout has to end first.
 const UNTIL_LESS: Duration = Duration::from_secs(5);
 
 impl OverQuota {
-    /// It will be less when something of it is over.
+    /// Creates the error of a quota that is freed when rollouts end.
     pub(super) fn until_less(quota: Quota, whose: Whose, used: u64, max: u64) -> Self {
         let retry_after = (max > 0).then_some(UNTIL_LESS);
         Self { quota, whose, used, max, retry_after }
@@ -90,10 +90,10 @@ impl fmt::Display for OverQuota {
     }
 }
 
-/// What may be used over time. None is without a bound.
+/// Limits on usage over time. `None` is unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Allowance {
-    /// Rollouts that are asked for within a second.
+    /// Rollouts requested in a second.
     pub requests_per_second: Option<f64>,
     /// Tokens of models in a day.
     pub model_tokens_per_day: Option<u64>,
@@ -101,12 +101,12 @@ pub struct Allowance {
     pub guest_cpu_seconds_per_day: Option<u64>,
 }
 
-/// Seconds for which unused requests are kept, so that a burst passes.
+/// Seconds for which unused requests accumulate, so that a burst passes.
 const BURST_SECS: f64 = 2.0;
 
 const DAY_SECS: u64 = 24 * 60 * 60;
 
-/// What somebody may use over time, and has used.
+/// Limits on usage over time, and the usage.
 #[derive(Debug)]
 pub struct Quotas {
     whose: Whose,
@@ -117,17 +117,17 @@ pub struct Quotas {
 #[derive(Debug)]
 struct State {
     allowance: Allowance,
-    /// Requests that may come now, and when that was so.
+    /// Requests that may be made now, as of `at`.
     tokens: f64,
     at: Instant,
     stored: Option<Stored>,
 }
 
-/// What is on disk, as it was counted last.
+/// Bytes on disk, as of the last measurement.
 struct Stored {
     used: u64,
     max: u64,
-    /// The journal that is among it, and what it had then.
+    /// The journal that is included, with its size at that time.
     journal: Option<(Arc<Journal>, u64)>,
 }
 
@@ -145,7 +145,7 @@ impl fmt::Debug for Stored {
 }
 
 impl Quotas {
-    /// Quotas over what this meter counts.
+    /// Creates quotas for the usage that a meter counts.
     pub fn new(whose: Whose, allowance: Allowance, meter: Arc<Meter>) -> Self {
         let tokens = burst(&allowance);
         Self {
@@ -159,26 +159,26 @@ impl Quotas {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was used.
+    /// Returns the meter.
     pub fn meter(&self) -> &Arc<Meter> {
         &self.meter
     }
 
-    /// From here on it may use this.
+    /// Changes the limits.
     pub fn set(&self, allowance: Allowance) {
         let mut state = self.lock();
         state.allowance = allowance;
         state.tokens = state.tokens.min(burst(&allowance));
     }
 
-    /// So much is on disk and may be, of which the journal had so much then. What that has by now is counted when a
-    /// rollout is asked for.
+    /// Sets the bytes on disk and their limit. `journal` is the journal that is included, with its size at the time;
+    /// its later growth is added at each check.
     pub fn set_stored(&self, used: u64, max: Option<u64>, journal: Option<(&Arc<Journal>, u64)>) {
         let journal = journal.map(|(journal, then)| (journal.clone(), then));
         self.lock().stored = max.map(|max| Stored { used, max, journal });
     }
 
-    /// Whether one more rollout may be asked for.
+    /// Checks whether one more rollout may be requested, and counts the request.
     pub(in crate::rollout) fn check(&self) -> Result<(), OverQuota> {
         self.check_at(Instant::now(), now_secs())
     }
@@ -221,14 +221,14 @@ impl Quotas {
     }
 }
 
-/// Requests that may come at once.
+/// Returns the number of requests that may be made at once.
 fn burst(allowance: &Allowance) -> f64 {
     allowance.requests_per_second.map_or(0.0, |rate| (rate * BURST_SECS).max(1.0))
 }
 
-/// Seconds since the beginning of 1970.
+/// Returns the seconds since 1970.
 fn now_secs() -> u64 {
-    #[expect(clippy::disallowed_methods, reason = "days begin by the clock of the world")]
+    #[expect(clippy::disallowed_methods, reason = "days begin by the calendar")]
     let now = SystemTime::now();
     now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_pass_at_their_rate_and_a_burst_of_two_seconds_at_once() {
+    fn requests_pass_at_their_rate_after_a_burst_of_two_seconds() {
         let allowance = Allowance { requests_per_second: Some(2.0), ..Allowance::default() };
         let quotas = quotas(allowance);
         let start = Instant::now();
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_day_allows_is_there_again_on_the_next() {
+    fn daily_quotas_are_reset_on_the_next_day() {
         let allowance = Allowance { model_tokens_per_day: Some(10), ..Allowance::default() };
         let quotas = quotas(allowance);
         let now = Instant::now();
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quota_of_nothing_is_not_worth_waiting_for() {
+    fn waiting_does_not_help_for_a_quota_of_nothing() {
         let none = Allowance { guest_cpu_seconds_per_day: Some(0), ..Allowance::default() };
         let over = quotas(none).check_at(Instant::now(), 7).unwrap_err();
         assert_eq!(over.retry_after, None);
@@ -299,7 +299,7 @@ mod tests {
         assert_eq!(quotas.check().unwrap_err().quota, Quota::StoredBytes);
         quotas.set_stored(4, Some(5), None);
         quotas.check().unwrap();
-        // What the journal has since is counted when it is asked for.
+        // Growth of the journal since the measurement counts at the check.
         let dir = tempfile::tempdir().unwrap();
         let settings =
             JournalSettings { segment_bytes: 4096, segments_ahead: 1, ..JournalSettings::new(dir.path()) };
