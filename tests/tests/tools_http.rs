@@ -132,7 +132,13 @@ async fn arguments_go_into_their_holes_and_the_rest_into_query_or_body() {
 async fn arguments_that_do_not_fit_reach_nobody() {
     let api = Api::start().await;
     check(api.tool("/w/{city}", ""), json!({}), "the arguments do not match the schema", true).await;
-    check(api.tool("/w/{city}", ""), json!({"city": "x", "more": 1}), "the arguments do not match the schema", true).await;
+    check(
+        api.tool("/w/{city}", ""),
+        json!({"city": "x", "more": 1}),
+        "the arguments do not match the schema",
+        true,
+    )
+    .await;
     check(api.tool("/w/{city}", ""), json!("{no json"), "not valid JSON", true).await;
     check(api.tool("/w/{city}/x", ""), json!({"city": ".."}), "leads elsewhere", true).await;
     assert!(api.asked().is_empty(), "{:?}", api.asked());

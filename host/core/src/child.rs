@@ -39,8 +39,9 @@ impl OwnedChild {
                 let _ = until_dropped.recv();
             }
         })?;
-        let child =
-              starting.await.map_err(|_| std::io::Error::other("the thread that starts the process ended"))??;
+        let child = starting
+            .await
+            .map_err(|_| std::io::Error::other("the thread that starts the process ended"))??;
         Ok(Self { child, _parent: parent })
     }
 }

@@ -146,14 +146,12 @@ async fn a_response_without_an_end_is_an_error() {
     }
     let chunked = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
     let extension_or_trailer = "not HTTP/1.1: a chunk extension or a trailer is too long";
-    check("", "HTTP/1.1 103 Early Hints\r\n\r\n", "not HTTP/1.1: too many interim responses")
-        .await;
+    check("", "HTTP/1.1 103 Early Hints\r\n\r\n", "not HTTP/1.1: too many interim responses").await;
     check("HTTP/1.1 200 OK\r\n", "a: b\r\n", "not HTTP/1.1: the head is too long").await;
     check("HTTP/1.1 200 OK\r\na: ", "b", "not HTTP/1.1: the head is too long").await;
     check(&format!("{chunked}1;"), "x", extension_or_trailer).await;
     check(chunked, &format!("1;{}\r\nx\r\n", "x".repeat(1000)), extension_or_trailer).await;
-    check(&format!("{chunked}0\r\n"), "trailer: t\r\n", "not HTTP/1.1: too many trailers")
-        .await;
+    check(&format!("{chunked}0\r\n"), "trailer: t\r\n", "not HTTP/1.1: too many trailers").await;
     check(&format!("{chunked}0\r\na: "), "t", extension_or_trailer).await;
     check(&format!("{chunked}0\r\n"), &format!("a: {}\r\n", "t".repeat(1000)), extension_or_trailer).await;
     check(chunked, "1\r\nx\r\n", "a body longer than 16777216 bytes").await;

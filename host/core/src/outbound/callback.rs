@@ -145,9 +145,10 @@ impl CallbackClient {
                 is_host_fault: matches!(unanswered, Unanswered::Host(_)),
                 reason: unanswered.to_string(),
             }),
-            Err(_) => {
-                Err(Missed::Unanswered { is_host_fault: false, reason: no_answer(self.policy.attempt_time_max) })
-            }
+            Err(_) => Err(Missed::Unanswered {
+                is_host_fault: false,
+                reason: no_answer(self.policy.attempt_time_max),
+            }),
         }
     }
 }
@@ -181,9 +182,8 @@ impl Address {
     /// Parses a URL and a key. The error says why no callback can be sent.
     fn of(url: &str, key: Option<&Secret>) -> Result<Self, String> {
         let url = Url::parse(url).map_err(|error| error.to_string())?;
-        let target = Target::of(&url).ok_or_else(|| {
-            format!("its URL has the scheme {}, not http or https", url.scheme())
-        })?;
+        let target = Target::of(&url)
+            .ok_or_else(|| format!("its URL has the scheme {}, not http or https", url.scheme()))?;
         let mut secrets = Secrets::of_url(&url);
         let mut headers = HeaderMap::with_capacity(2);
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));

@@ -198,17 +198,20 @@ impl ChatClient {
         let policy = endpoint.profile().map_or(&self.policy, |profile| &profile.policy);
         let mut tries = Tries::of(policy);
         let failure = loop {
-            let (reason, retry_after, is_host_fault) = match self.attempt(endpoint, routing, body, policy).await {
-                Ok(completion) => {
-                    if let Some(usage) = &completion.usage {
-                        call.used_tokens(usage.prompt_tokens, usage.completion_tokens);
+            let (reason, retry_after, is_host_fault) =
+                match self.attempt(endpoint, routing, body, policy).await {
+                    Ok(completion) => {
+                        if let Some(usage) = &completion.usage {
+                            call.used_tokens(usage.prompt_tokens, usage.completion_tokens);
+                        }
+                        call.ended(ModelOutcome::Replied);
+                        return Ok(ChatReply { completion, attempts: tries.failures() + 1 });
                     }
-                    call.ended(ModelOutcome::Replied);
-                    return Ok(ChatReply { completion, attempts: tries.failures() + 1 });
-                }
-                Err(Miss::Final(failure)) => break failure,
-                Err(Miss::Again { reason, retry_after, is_host_fault }) => (reason, retry_after, is_host_fault),
-            };
+                    Err(Miss::Final(failure)) => break failure,
+                    Err(Miss::Again { reason, retry_after, is_host_fault }) => {
+                        (reason, retry_after, is_host_fault)
+                    }
+                };
             let Some(delay) = tries.failed(retry_after) else {
                 let attempts = tries.failures();
                 break match is_host_fault {

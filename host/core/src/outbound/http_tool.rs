@@ -160,7 +160,10 @@ impl HttpTool {
         let value: Value = serde_json::from_str(text)
             .map_err(|error| format!("the arguments are not valid JSON: {error}"))?;
         if let Err(error) = self.arguments.validate(&value) {
-            return Err(format!("the arguments do not match the schema: {error} (at '{}')", error.instance_path()));
+            return Err(format!(
+                "the arguments do not match the schema: {error} (at '{}')",
+                error.instance_path()
+            ));
         }
         match value {
             Value::Object(fields) => Ok(fields),
@@ -203,9 +206,9 @@ impl HttpTool {
             }
             if redirects == self.settings.redirects_max {
                 let status = response.status();
-                return Err(
-                    self.unavailable(format!("the server answered {status}, a redirect, which is not followed"))
-                );
+                return Err(self.unavailable(format!(
+                    "the server answered {status}, a redirect, which is not followed"
+                )));
             }
             redirects += 1;
             let next = self.next(&url, &response)?;
@@ -224,8 +227,9 @@ impl HttpTool {
     fn next(&self, from: &Url, response: &Response) -> Result<Url, RemoteFailure> {
         let location = response.headers().get(LOCATION).and_then(|value| value.to_str().ok());
         let next = location.and_then(|location| from.join(location).ok());
-        let next =
-            next.ok_or_else(|| self.unavailable("the server answered a redirect without a valid target".to_owned()))?;
+        let next = next.ok_or_else(|| {
+            self.unavailable("the server answered a redirect without a valid target".to_owned())
+        })?;
         if from.scheme() == "https" && next.scheme() != "https" {
             return Err(self.unavailable(
                 "the server answered a redirect away from https, which is not followed".to_owned(),

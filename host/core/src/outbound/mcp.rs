@@ -143,9 +143,9 @@ impl McpServer {
                 let text = self.secrets.cut_from(text_of(&result));
                 if result.is_error == Some(true) { Err(RemoteFailure::Failed(text)) } else { Ok(text) }
             }
-            Ok(_) => {
-                Err(RemoteFailure::Unavailable("the server requests something that this host does not offer".to_owned()))
-            }
+            Ok(_) => Err(RemoteFailure::Unavailable(
+                "the server requests something that this host does not offer".to_owned(),
+            )),
             Err(error) => Err(self.failure(error)),
         }
     }

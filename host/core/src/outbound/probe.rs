@@ -66,7 +66,10 @@ pub async fn probe(
         // For example, an error of TLS.
         Err(error) if error.is_connect() && !error.is_timeout() => Err(no_connection(describe(error))),
         Err(error) => {
-            tracing::debug!(reason = describe(error), "the model's server is reachable but returned no list of models");
+            tracing::debug!(
+                reason = describe(error),
+                "the model's server is reachable but returned no list of models"
+            );
             Ok(())
         }
     }

@@ -266,7 +266,8 @@ async fn connect(target: &Target, rules: &NetworkRules) -> Result<TcpStream, Una
         match TcpStream::connect(address).await {
             Ok(stream) => return Ok(stream),
             // A missing local address of one family says nothing if the server failed on the other family.
-            Err(error) if is_host_fault(&error) && last.raw_os_error().is_some() && !is_host_fault(&last) => {}
+            Err(error) if is_host_fault(&error) && last.raw_os_error().is_some() && !is_host_fault(&last) => {
+            }
             Err(error) => last = error,
         }
     }

@@ -37,7 +37,9 @@ impl UrlTemplate {
         let Some(Part::Literal(beginning)) = parts.first() else { return Err(wrong()) };
         let (_, after_scheme) = beginning.split_once("://").ok_or_else(wrong)?;
         if parts.len() > 1 && !after_scheme.contains(['/', '?']) {
-            return Err("a placeholder in the host; only path and query may have some, or the whole URL".to_owned());
+            return Err(
+                "a placeholder in the host; only path and query may have some, or the whole URL".to_owned()
+            );
         }
         let filled: String =
             parts.iter().map(|part| if let Part::Literal(text) = part { text } else { "x" }).collect();

@@ -538,7 +538,10 @@ mod tests {
         assert!(futures_util::future::poll_immediate(&mut again).await.is_none());
         drop(held);
         let slot = again.await.unwrap();
-        assert!(futures_util::future::poll_immediate(&mut first).await.is_none(), "it waits behind the other");
+        assert!(
+            futures_util::future::poll_immediate(&mut first).await.is_none(),
+            "it waits behind the other"
+        );
         drop(slot);
         // A slot that was granted to a dropped waiter goes to the next one.
         drop(first);

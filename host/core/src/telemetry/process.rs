@@ -14,10 +14,7 @@ pub(super) struct Process {
 impl Process {
     pub(super) fn new() -> Result<Self> {
         Ok(Self {
-            resident: IntGauge::new(
-                "rollout_host_resident_memory_bytes",
-                "Resident memory of the process.",
-            )?,
+            resident: IntGauge::new("rollout_host_resident_memory_bytes", "Resident memory of the process.")?,
             fds: IntGauge::new("rollout_host_open_fds", "Open file descriptors of the process.")?,
             mappings: IntGauge::new(
                 "rollout_host_memory_mappings",

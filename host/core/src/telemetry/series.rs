@@ -248,8 +248,7 @@ impl Add<'_> {
         Ok(ModelSeries {
             ended: Counters::of(self.counters(&name("calls_total"), &ended_help, &["outcome"])?),
             in_flight: self.gauge(&name("calls_in_flight"), &format!("Calls of the {model} in progress."))?,
-            retries: self
-                .counter(&name("retries_total"), &format!("Retries of calls of the {model}."))?,
+            retries: self.counter(&name("retries_total"), &format!("Retries of calls of the {model}."))?,
             prompt_tokens: tokens.with_label_values(&["prompt"]),
             completion_tokens: tokens.with_label_values(&["completion"]),
             step,

@@ -150,10 +150,9 @@ fn explain(error: &RunError, record: &Record) -> ToolAnswer {
         RunError::Limit(_) if was_hit(Limit::HostCallBytes) => {
             ToolAnswer::over(Limit::ToolResultBytes, "the tool's result is far longer than result-bytes-max")
         }
-        RunError::Contract(_) if was_hit(Limit::HostCalls) => ToolAnswer::over(
-            Limit::HostCalls,
-            format!("the tool made more than {HOST_CALLS_MAX} host calls"),
-        ),
+        RunError::Contract(_) if was_hit(Limit::HostCalls) => {
+            ToolAnswer::over(Limit::HostCalls, format!("the tool made more than {HOST_CALLS_MAX} host calls"))
+        }
         RunError::Trapped { .. } => match record.last_panic() {
             Some(panic) => ToolAnswer::unavailable(format!("the tool {panic}")),
             None => ToolAnswer::unavailable(format!("the tool {error}")),

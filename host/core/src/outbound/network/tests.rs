@@ -77,7 +77,10 @@ fn an_error_names_the_rule_and_only_addresses_from_the_request() {
     let rules = rules(&[]);
     let no_entry = "and the operator's list of what may be reached has no entry for it";
     assert_eq!(verdict(&rules, "", "10.0.0.7", 80), format!("10.0.0.7 is a private address, {no_entry}"));
-    assert_eq!(verdict(&rules, "a", "10.0.0.7", 80), format!("its name leads to a private address, {no_entry}"));
+    assert_eq!(
+        verdict(&rules, "a", "10.0.0.7", 80),
+        format!("its name leads to a private address, {no_entry}")
+    );
     assert_eq!(verdict(&rules, "", "127.0.0.1", 80), format!("127.0.0.1 is a loopback address, {no_entry}"));
     assert_eq!(
         verdict(&rules, "", "169.254.169.254", 80),

@@ -52,9 +52,7 @@ pub(in crate::rollout) struct Parent {
 
 /// Error of a fork beyond the answered calls of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "it has {answered} consecutive answered calls of the model, fewer than the requested {turn}"
-)]
+#[error("it has {answered} consecutive answered calls of the model, fewer than the requested {turn}")]
 pub struct TooFewTurns {
     /// Number of consecutive answered calls.
     pub answered: u32,

@@ -345,7 +345,8 @@ impl Journal {
         log.end();
         log.written().await?;
         let last = small(self.store.position());
-        if let Some(location) = results.table().locations.get_mut(&key).filter(|location| location.serial == kept.serial)
+        if let Some(location) =
+            results.table().locations.get_mut(&key).filter(|location| location.serial == kept.serial)
         {
             location.last = last;
         }
@@ -356,7 +357,9 @@ impl Journal {
     /// Reads files and blocks.
     pub fn read_kept(&self, kept: KeptResult, of: ResultOf<'_>) -> io::Result<Option<KeptOutcome>> {
         let location = self.results.table().locations.get(&kept.key).copied();
-        let Some(location) = location.filter(|location| location.serial == kept.serial) else { return Ok(None) };
+        let Some(location) = location.filter(|location| location.serial == kept.serial) else {
+            return Ok(None);
+        };
         let last = if location.last == UNKNOWN { self.store.position() } else { u64::from(location.last) };
         let first = u64::from(location.first);
         // The note may be at the end of one segment, and the rollout's end in the next.
@@ -406,7 +409,8 @@ impl Journal {
             }
         }
         if table.found > 0 && now >= tenths(results.ttl) {
-            let found = table.locations.iter().filter(|(_, location)| location.serial == 0).map(|(key, _)| *key);
+            let found =
+                table.locations.iter().filter(|(_, location)| location.serial == 0).map(|(key, _)| *key);
             for key in found.take(left).collect::<Vec<_>>() {
                 unread += usize::from(table.remove(key));
                 table.released.insert(key);

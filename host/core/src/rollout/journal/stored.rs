@@ -95,8 +95,7 @@ impl StoredRollout {
 
     pub(super) fn read(written: &store::Written) -> io::Result<Self> {
         let unreadable = |reason: String| UnreadableRollout::of(&written.name, reason);
-        let admitted =
-            written.events.first().ok_or_else(|| unreadable("it has no events".to_owned()))?;
+        let admitted = written.events.first().ok_or_else(|| unreadable("it has no events".to_owned()))?;
         let (line, _sealed) = read_admission(&admitted.payload).map_err(unreadable)?;
         let run = |role| events_of(&written.events, role).map_err(|error| unreadable(error.to_string()));
         let mut stored = Self {
@@ -144,7 +143,8 @@ impl StoredRollout {
 
     /// Returns the rollout up to, and without, one of its workflow's calls, counted from 1.
     pub fn until(mut self, call: u32) -> Self {
-        let is_cut = |event: &RunEvent| matches!(event, RunEvent::Asked { call: number, .. } if *number >= call);
+        let is_cut =
+            |event: &RunEvent| matches!(event, RunEvent::Asked { call: number, .. } if *number >= call);
         if let Some(end) = self.workflow.iter().position(is_cut) {
             self.workflow.truncate(end);
         }

@@ -130,8 +130,9 @@ impl Rollout {
         let LoopOutcome { error, messages, finish_reason, reward, metrics, tool_calls, tool_time_ms } =
             outcome;
         check_numbers(reward, &metrics).map_err(invalid)?;
-        let tool_time = Duration::try_from_secs_f64(tool_time_ms / 1e3)
-            .map_err(|_| invalid(format!("agent loop gave tool-time-ms {tool_time_ms}, which is not a valid time")))?;
+        let tool_time = Duration::try_from_secs_f64(tool_time_ms / 1e3).map_err(|_| {
+            invalid(format!("agent loop gave tool-time-ms {tool_time_ms}, which is not a valid time"))
+        })?;
         // A loop that failed may have no messages; samples that it registered stay.
         if error.is_none() || !messages.is_empty() {
             self.settle("agent loop", Some(&messages), metrics)?;

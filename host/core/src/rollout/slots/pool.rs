@@ -97,7 +97,8 @@ impl Counts {
 
     /// Returns whether it has fewer slots relative to its weight than the other, or as many and an older last grant.
     fn goes_before(&self, other: &Self) -> bool {
-        let weighted = |one: &Self, other: &Self| u64::from(one.running) * u64::from(other.share.weight.max(1));
+        let weighted =
+            |one: &Self, other: &Self| u64::from(one.running) * u64::from(other.share.weight.max(1));
         let (own, others) = (weighted(self, other), weighted(other, self));
         (own, self.served) < (others, other.served)
     }
