@@ -370,9 +370,9 @@ impl Shared {
             return Err(over(self.used.load(Ordering::Relaxed)));
         }
         let evict = |holders: &Holders, used| {
-            let most = holders.all.values().filter(|held| !held.evicted()).max_by_key(|held| held.rank());
-            match most {
-                Some(most) if most.pays_for(account, bytes) => most.evict(),
+            let largest = holders.all.values().filter(|held| !held.evicted()).max_by_key(|held| held.rank());
+            match largest {
+                Some(largest) if largest.pays_for(account, bytes) => largest.evict(),
                 _ => return Err(over(used)),
             }
             Ok(())
@@ -420,8 +420,8 @@ impl Shared {
         self.take_by_eviction(bytes, |holders, used| {
             let is_over =
                 |held: &&Arc<HolderUsage>| !held.evicted() && !held.group.is_within_share(0, self.total);
-            let most = holders.all.values().filter(is_over).max_by_key(|held| held.rank());
-            most.ok_or(OverBudget { asked: bytes, used, total: self.total })?.evict();
+            let largest = holders.all.values().filter(is_over).max_by_key(|held| held.rank());
+            largest.ok_or(OverBudget { asked: bytes, used, total: self.total })?.evict();
             Ok(())
         })
     }

@@ -366,12 +366,12 @@ impl Message {
 
 /// Parses `Retry-After`. A date is relative to the sender's own `Date` if there is one, so that a wrong clock does not
 /// turn into a wait of hours.
-fn wait(asked: &str, date: Option<&str>, now: SystemTime) -> Option<Duration> {
-    let asked = asked.trim();
-    let wait = match asked.parse() {
+fn wait(value: &str, date: Option<&str>, now: SystemTime) -> Option<Duration> {
+    let value = value.trim();
+    let wait = match value.parse() {
         Ok(secs) => Duration::try_from_secs_f64(secs).ok()?,
         Err(_) => {
-            let until = parse_http_date(asked).ok()?;
+            let until = parse_http_date(value).ok()?;
             let from = date.and_then(|date| parse_http_date(date).ok()).unwrap_or(now);
             until.duration_since(from).unwrap_or_default()
         }

@@ -35,12 +35,12 @@ pub(crate) fn forget_place() {
 /// A stack is contiguous and lies between guard pages, so its size is that of the run of resident pages around the
 /// address.
 pub(crate) fn resident_bytes(bytes_max: usize) -> Option<usize> {
-    let place = SEEN.take();
+    let address = SEEN.take();
     let page_bytes = reliable_page_bytes()?;
-    if place == 0 {
+    if address == 0 {
         return None;
     }
-    let page = place / page_bytes;
+    let page = address / page_bytes;
     let pages_max = bytes_max / page_bytes;
     let below = run_length(pages_max, |done| {
         let mut pages = resident(page.checked_sub(done + PAGES_AT_ONCE)?, page_bytes)?;

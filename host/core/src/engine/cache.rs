@@ -322,8 +322,8 @@ fn key(dir: &OwnedFd) -> io::Result<[u8; KEY_BYTES]> {
 fn read_key(dir: &OwnedFd) -> io::Result<Option<[u8; KEY_BYTES]>> {
     let mut file = open_for_reading(dir, KEY_FILE)?;
     let about = file.metadata()?;
-    let ours = about.uid() == rustix::process::geteuid().as_raw() && about.mode() & 0o077 == 0;
-    if !ours || about.len() != KEY_BYTES as u64 {
+    let is_own = about.uid() == rustix::process::geteuid().as_raw() && about.mode() & 0o077 == 0;
+    if !is_own || about.len() != KEY_BYTES as u64 {
         return Ok(None);
     }
     let mut key = [0; KEY_BYTES];

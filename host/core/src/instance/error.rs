@@ -113,11 +113,11 @@ pub(super) fn starting(store: &Store<InstanceState>, error: &wasmtime::Error) ->
         return running(store, error);
     }
     // The engine has no type for this error.
-    let what = error.root_cause().to_string();
-    if what.starts_with("resource limit exceeded") {
+    let message = error.root_cause().to_string();
+    if message.starts_with("resource limit exceeded") {
         return RunError::Limit(format!(
             "has more parts than {CORE_INSTANCES_MAX} core instances, {MEMORIES_MAX} memories and \
-             {TABLES_MAX} tables: {what}"
+             {TABLES_MAX} tables: {message}"
         ));
     }
     RunError::Host(format!("{error:#}"))
@@ -143,15 +143,15 @@ pub(super) fn running(store: &Store<InstanceState>, error: &wasmtime::Error) -> 
     }
     let limits = store.data().imports.limits();
     // The engine has no public types for these two errors.
-    let what = error.root_cause().to_string();
-    if what.contains("fuel") {
+    let message = error.root_cause().to_string();
+    if message.contains("fuel") {
         store.data().imports.record().limit_hit(Limit::HostCallBytes);
         let max = limits.host_call_bytes_max;
         return RunError::Limit(format!(
             "passed more than host-call-bytes-max, {max} bytes, in one call; the operator can raise it"
         ));
     }
-    if what.contains("handle") && what.contains("limit")
+    if message.contains("handle") && message.contains("limit")
         || error
             .downcast_ref::<ResourceTableError>()
             .is_some_and(|error| matches!(error, ResourceTableError::Full))
@@ -162,11 +162,11 @@ pub(super) fn running(store: &Store<InstanceState>, error: &wasmtime::Error) -> 
             "holds, or names in one call, more handles than handles-max, {max}; the operator can raise it"
         ));
     }
-    if let Some(asked) = random_bytes_asked(&what) {
-        store.data().imports.record().random_refused(asked);
+    if let Some(requested) = requested_random_bytes(&message) {
+        store.data().imports.record().random_refused(requested);
         let max = limits.random_bytes_max;
         return RunError::Limit(format!(
-            "asked for {asked} random bytes in one call, more than random-bytes-max, {max}; the operator can \
+            "requested {requested} random bytes in one call, more than random-bytes-max, {max}; the operator can \
              raise it"
         ));
     }
@@ -175,10 +175,10 @@ pub(super) fn running(store: &Store<InstanceState>, error: &wasmtime::Error) -> 
 
 /// Returns the number of random bytes that a guest requested, if it was too large. The engine reports it as text only:
 /// `requested len 70000 exceeds limit 65536`.
-fn random_bytes_asked(what: &str) -> Option<usize> {
-    let (asked, limit) = what.strip_prefix("requested len ")?.split_once(" exceeds limit ")?;
+fn requested_random_bytes(message: &str) -> Option<usize> {
+    let (requested, limit) = message.strip_prefix("requested len ")?.split_once(" exceeds limit ")?;
     limit.parse::<u64>().ok()?;
-    asked.parse().ok()
+    requested.parse().ok()
 }
 
 /// Frames that are part of every panic and say nothing about its origin.
@@ -187,8 +187,8 @@ const RUNTIME_FRAMES: [&str; 5] = ["panic", "abort", "rust_begin_unwind", "rt::l
 /// Formats the trap and the innermost frames that have a name.
 fn trap_text(error: &wasmtime::Error) -> String {
     const FRAMES_SHOWN: usize = 4;
-    let what = error.root_cause().to_string();
-    let Some(backtrace) = error.downcast_ref::<wasmtime::WasmBacktrace>() else { return what };
+    let message = error.root_cause().to_string();
+    let Some(backtrace) = error.downcast_ref::<wasmtime::WasmBacktrace>() else { return message };
     let frames: Vec<String> = backtrace
         .frames()
         .iter()
@@ -196,7 +196,7 @@ fn trap_text(error: &wasmtime::Error) -> String {
         .filter(|name| !RUNTIME_FRAMES.iter().any(|part| name.contains(part)))
         .take(FRAMES_SHOWN)
         .collect();
-    if frames.is_empty() { what } else { format!("{what} (in {})", frames.join(" < ")) }
+    if frames.is_empty() { message } else { format!("{message} (in {})", frames.join(" < ")) }
 }
 
 /// Returns the demangled name of a function, without Rust's hash.

@@ -46,16 +46,16 @@ impl Ticker {
     pub(crate) fn start(engine: &wasmtime::Engine) -> std::io::Result<Self> {
         let engine = engine.weak();
         let shared = Arc::<Shared>::default();
-        let its = shared.clone();
+        let ticker = shared.clone();
         let thread = std::thread::Builder::new().name("epoch-ticker".to_owned()).spawn(move || {
             let mut idle_ticks: u32 = 0;
             while let Some(engine) = engine.upgrade() {
                 engine.increment_epoch();
                 drop(engine);
-                idle_ticks = if its.anyone_at_work() { 0 } else { idle_ticks.saturating_add(1) };
+                idle_ticks = if ticker.anyone_at_work() { 0 } else { idle_ticks.saturating_add(1) };
                 if idle_ticks < IDLE_TICKS {
                     std::thread::sleep(if idle_ticks < QUICK_TICKS { TICK } else { SLOW_TICK });
-                } else if its.sleep() {
+                } else if ticker.sleep() {
                     idle_ticks = 0;
                 }
             }

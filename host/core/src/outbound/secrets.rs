@@ -144,15 +144,15 @@ fn respelled_forms(secret: &[u8]) -> Vec<Vec<u8>> {
 
 /// Removes all occurrences of `form`. Returns `None` if there are none.
 fn without(bytes: &[u8], form: &[u8]) -> Option<Vec<u8>> {
-    let mut kept: Option<Vec<u8>> = None;
+    let mut rest: Option<Vec<u8>> = None;
     let mut from = 0;
     for at in memmem::find_iter(bytes, form) {
-        let kept = kept.get_or_insert_default();
-        kept.extend_from_slice(&bytes[from..at]);
-        kept.extend_from_slice(CUT);
+        let rest = rest.get_or_insert_default();
+        rest.extend_from_slice(&bytes[from..at]);
+        rest.extend_from_slice(CUT);
         from = at + form.len();
     }
-    kept.map(|kept| [kept.as_slice(), &bytes[from..]].concat())
+    rest.map(|rest| [rest.as_slice(), &bytes[from..]].concat())
 }
 
 /// Removes the secret where it is part of encoded data. Returns `None` if there is none.
@@ -194,22 +194,22 @@ fn words_of(bytes: &[u8], length_min: usize) -> impl Iterator<Item = &[u8]> {
 /// mixture.
 fn without_escaped(bytes: &[u8], secret: &[u8]) -> Option<Vec<u8>> {
     let first = *secret.first()?;
-    let mut kept: Option<Vec<u8>> = None;
+    let mut rest: Option<Vec<u8>> = None;
     let (mut from, mut at) = (0, 0);
     while let Some(next) = memchr3(first, b'\\', b'%', &bytes[at..]) {
         at += next;
         match end_of(&bytes[at..], secret) {
             Some(length) => {
-                let kept = kept.get_or_insert_default();
-                kept.extend_from_slice(&bytes[from..at]);
-                kept.extend_from_slice(CUT);
+                let rest = rest.get_or_insert_default();
+                rest.extend_from_slice(&bytes[from..at]);
+                rest.extend_from_slice(CUT);
                 at += length;
                 from = at;
             }
             None => at += 1,
         }
     }
-    kept.map(|kept| [kept.as_slice(), &bytes[from..]].concat())
+    rest.map(|rest| [rest.as_slice(), &bytes[from..]].concat())
 }
 
 /// Returns the length of the secret's occurrence at the start of the bytes, if there is one.

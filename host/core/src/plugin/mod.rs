@@ -156,7 +156,7 @@ impl Plugin {
         Self { about: self.about.clone(), linked: self.linked.holding(held) }
     }
 
-    /// The component, ready to be started.
+    /// Returns the linked component.
     pub fn linked(&self) -> &LinkedPlugin {
         &self.linked
     }

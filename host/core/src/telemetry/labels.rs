@@ -222,7 +222,7 @@ pub struct LimitHits([Hits; Limit::ALL.len()]);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Hits {
     times: u64,
-    asked: u64,
+    amount: u64,
 }
 
 impl LimitHits {
@@ -239,8 +239,8 @@ impl LimitHits {
 
     /// Stores the amount that would have been in use, without counting a hit.
     pub fn note_asked(&mut self, limit: Limit, asked: usize) {
-        let noted = &mut self.0[limit.place()].asked;
-        *noted = (*noted).max(asked as u64);
+        let amount = &mut self.0[limit.place()].amount;
+        *amount = (*amount).max(asked as u64);
     }
 
     /// Returns the number of hits of a limit.
@@ -250,7 +250,7 @@ impl LimitHits {
 
     /// Returns the largest amount that would have been in use at a hit, if it is known.
     pub fn asked(&self, limit: Limit) -> Option<u64> {
-        Some(self.0[limit.place()].asked).filter(|asked| *asked > 0)
+        Some(self.0[limit.place()].amount).filter(|amount| *amount > 0)
     }
 
     /// Iterates over the limits that were hit, with their numbers of hits.

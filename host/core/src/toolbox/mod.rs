@@ -223,7 +223,7 @@ pub struct UnusableTools(pub Vec<String>);
 pub struct Toolbox {
     entries: Vec<Entry>,
     functions: Vec<Function>,
-    places: BTreeMap<String, usize>,
+    by_name: BTreeMap<String, usize>,
     schemas: Vec<String>,
 }
 
@@ -273,7 +273,7 @@ impl Toolbox {
         let deadline = Instant::now() + LISTING_TIME_MAX;
         let listings = join_all(entries.iter().map(|entry| entry.list(deadline))).await;
         let mut toolbox =
-            Self { entries, functions: Vec::new(), places: BTreeMap::new(), schemas: Vec::new() };
+            Self { entries, functions: Vec::new(), by_name: BTreeMap::new(), schemas: Vec::new() };
         for (entry, listing) in listings.into_iter().enumerate() {
             match listing {
                 Ok(functions) => toolbox.add(entry, functions, &mut problems),
@@ -287,13 +287,13 @@ impl Toolbox {
         let at = self.entries[entry].at.clone();
         for (own_name, function) in functions {
             let name = function.name().to_owned();
-            if let Some(taken) = self.places.get(&name) {
+            if let Some(taken) = self.by_name.get(&name) {
                 let other = &self.entries[self.functions[*taken].entry].at;
                 problems
                     .push(format!("{at}: provides '{name}', and so does {other}; `prefix` tells them apart"));
                 continue;
             }
-            self.places.insert(name, self.functions.len());
+            self.by_name.insert(name, self.functions.len());
             self.functions.push(Function { entry, own_name });
             self.schemas.push(function.text());
         }
@@ -441,9 +441,9 @@ impl HostTools for Toolbox {
     }
 
     fn find(&self, name: &str) -> Option<HostTool> {
-        let place = *self.places.get(name)?;
-        let entry = &self.entries[self.functions[place].entry];
-        Some(HostTool { place, kind: entry.kind(), calls_max: entry.limits.calls_max })
+        let index = *self.by_name.get(name)?;
+        let entry = &self.entries[self.functions[index].entry];
+        Some(HostTool { place: index, kind: entry.kind(), calls_max: entry.limits.calls_max })
     }
 
     fn call(self: Arc<Self>, request: ToolRequest) -> BoxFuture<'static, ToolAnswer> {
@@ -453,6 +453,6 @@ impl HostTools for Toolbox {
 
 impl std::fmt::Debug for Toolbox {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Toolbox").field("functions", &self.places.keys()).finish_non_exhaustive()
+        f.debug_struct("Toolbox").field("functions", &self.by_name.keys()).finish_non_exhaustive()
     }
 }

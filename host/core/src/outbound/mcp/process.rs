@@ -121,11 +121,11 @@ async fn listen(mut stderr: ChildStderr, about: String, last_words: Arc<Mutex<St
         for line in text.lines().filter(|line| !line.is_empty()) {
             tracing::debug!(server = about, line, "output of a tool server");
         }
-        let mut kept = last_words.lock().unwrap_or_else(PoisonError::into_inner);
-        *kept += &text;
-        if kept.len() > LAST_WORDS_BYTES {
-            let from = (kept.len() - LAST_WORDS_BYTES..kept.len()).find(|at| kept.is_char_boundary(*at));
-            kept.drain(..from.unwrap_or_default());
+        let mut end = last_words.lock().unwrap_or_else(PoisonError::into_inner);
+        *end += &text;
+        if end.len() > LAST_WORDS_BYTES {
+            let from = (end.len() - LAST_WORDS_BYTES..end.len()).find(|at| end.is_char_boundary(*at));
+            end.drain(..from.unwrap_or_default());
         }
         if read == 0 {
             return;

@@ -291,14 +291,14 @@ fn or(forms: impl Iterator<Item = String>) -> String {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Mistake {
     field: String,
-    what: String,
+    message: String,
     pub is_missing: bool,
 }
 
 impl fmt::Display for Mistake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let field = if self.field.is_empty() { "the whole" } else { &self.field };
-        write!(f, "{}: {}", text::printable(field), shown(&self.what))
+        write!(f, "{}: {}", text::printable(field), shown(&self.message))
     }
 }
 
@@ -306,19 +306,19 @@ impl fmt::Display for Mistake {
 pub(super) fn mistakes(schema: &Value, error: &ValidationError<'_>) -> Vec<Mistake> {
     let field = dotted(error.instance_path().as_str());
     let at = |name: &str| if field.is_empty() { name.to_owned() } else { format!("{field}.{name}") };
-    let one = |what: String| vec![Mistake { field: field.clone(), what, is_missing: false }];
-    let place = error.schema_path().as_str();
+    let one = |message: String| vec![Mistake { field: field.clone(), message, is_missing: false }];
+    let path = error.schema_path().as_str();
     let parent =
-        schema.pointer(place.rsplit_once('/').map_or("", |(parent, _)| parent)).unwrap_or(&Value::Null);
+        schema.pointer(path.rsplit_once('/').map_or("", |(parent, _)| parent)).unwrap_or(&Value::Null);
     match error.kind() {
         ValidationErrorKind::AdditionalProperties { unexpected }
         | ValidationErrorKind::UnevaluatedProperties { unexpected } => unexpected
             .iter()
-            .map(|name| Mistake { field: at(name), what: no_such(name, parent), is_missing: false })
+            .map(|name| Mistake { field: at(name), message: no_such(name, parent), is_missing: false })
             .collect(),
         ValidationErrorKind::Required { property } => vec![Mistake {
             field: at(property.as_str().unwrap_or_default()),
-            what: "missing, and it has no default".to_owned(),
+            message: "missing, and it has no default".to_owned(),
             is_missing: true,
         }],
         ValidationErrorKind::Type { .. }

@@ -156,28 +156,28 @@ impl Rollout {
     /// Stores the messages as the history of the rollout's only sample, and the metrics with it.
     fn settle(
         &mut self,
-        who: &str,
+        form: &str,
         texts: Option<&[String]>,
         metrics: Vec<(String, f64)>,
     ) -> Result<(), Failure> {
-        let messages = texts.map(|texts| self.returned(who, texts)).transpose()?;
+        let messages = texts.map(|texts| self.returned(form, texts)).transpose()?;
         self.returned_messages = messages.is_some();
         let only = SampleId::parse(ONLY_SAMPLE).map_err(invalid)?;
-        let what = if messages.is_some() { "messages" } else { "metrics" };
+        let returned = if messages.is_some() { "messages" } else { "metrics" };
         self.record.settle(only, messages, metrics).map_err(|count| {
             invalid(format!(
-                "{who} returned {what} with {count} samples open, so their sample is ambiguous; \
+                "{form} returned {returned} with {count} samples open, so their sample is ambiguous; \
                  give them to a sample and return none"
             ))
         })
     }
 
     /// Copies returned messages after charging them.
-    fn returned(&self, who: &str, texts: &[String]) -> Result<Messages, Failure> {
-        let what = format!("{who} returned messages");
+    fn returned(&self, form: &str, texts: &[String]) -> Result<Messages, Failure> {
+        let source = format!("{form} returned messages");
         let bytes = message_bytes(texts.iter().map(String::as_str));
-        self.charge(&what, bytes).map_err(|why| failed(FailureKind::Limit, why))?;
-        Ok(objects(&what, texts)?.iter().map(AsRef::as_ref).collect())
+        self.charge(&source, bytes).map_err(|why| failed(FailureKind::Limit, why))?;
+        Ok(objects(&source, texts)?.iter().map(AsRef::as_ref).collect())
     }
 
     /// Applies the agent loop's own reward if no grader ran.
@@ -198,11 +198,11 @@ fn invalid(reason: String) -> Failure {
 }
 
 /// Parses JSON objects of a guest without changing them.
-fn objects(what: &str, texts: &[String]) -> Result<Vec<Box<RawValue>>, Failure> {
+fn objects(source: &str, texts: &[String]) -> Result<Vec<Box<RawValue>>, Failure> {
     let read = |(at, text): (usize, &String)| {
         wire::object(text)
             .map(ToOwned::to_owned)
-            .map_err(|wrong| invalid(format!("{what}[{at}] that is {wrong}")))
+            .map_err(|wrong| invalid(format!("{source}[{at}] that is {wrong}")))
     };
     texts.iter().enumerate().map(read).collect()
 }
@@ -214,10 +214,10 @@ fn check_numbers(reward: Option<f64>, metrics: &[(String, f64)]) -> Result<(), S
     check_metrics("agent loop", metrics)
 }
 
-fn check_metrics(who: &str, metrics: &[(String, f64)]) -> Result<(), String> {
+fn check_metrics(form: &str, metrics: &[(String, f64)]) -> Result<(), String> {
     match metrics.iter().find(|(_, value)| !value.is_finite()) {
         Some((name, value)) => Err(format!(
-            "{who} gave metric '{}' the value {value}, which is not a finite number",
+            "{form} gave metric '{}' the value {value}, which is not a finite number",
             brief(name)
         )),
         None => Ok(()),

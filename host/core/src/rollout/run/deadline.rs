@@ -55,10 +55,10 @@ impl Deadline {
     }
 
     pub(super) fn exceeded(&self, stage: Stage, queued: Duration) -> Failure {
-        let who = if stage == Stage::Grader { "grader" } else { "workflow" };
-        let mut reason = format!("{who} exceeded its {}s deadline", crate::text::decimal(self.limit_secs));
+        let part = if stage == Stage::Grader { "grader" } else { "workflow" };
+        let mut reason = format!("{part} exceeded its {}s deadline", crate::text::decimal(self.limit_secs));
         if self.is_hosts {
-            reason += &format!(", {who}-secs-max of this host");
+            reason += &format!(", {part}-secs-max of this host");
         } else if queued >= Duration::from_millis(100) {
             reason += &format!(" ({:.1}s of it spent queued)", queued.as_secs_f64());
         }
