@@ -2,10 +2,10 @@
 //!
 //! A rollout is polled on the runtime's threads while its guest uses little CPU time. A guest that has used more
 //! lately, at once or in many short stints, is polled on [`BusyThreads`], where such guests take turns at a lower
-//! priority, those with the least recent use first. It moves back once its recent use has decayed. At each tick within a turn the
-//! thread yields its core, because the kernel alone may let another thread wait for the kernel's own tick, which is
-//! longer. A rollout with little to do thus hardly waits for guests that compute, even if there are more of them than
-//! cores.
+//! priority, those with the least recent use first. It moves back once its recent use has decayed. At each tick within
+//! a turn the thread yields its core, because the kernel alone may let another thread wait for the kernel's own tick,
+//! which is longer. A rollout with little to do thus hardly waits for guests that compute, even if there are more of
+//! them than cores.
 
 use std::cmp::Ordering::Equal;
 use std::collections::BinaryHeap;

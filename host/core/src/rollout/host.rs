@@ -105,7 +105,7 @@ impl Host {
         self.0.runtime.slots().check(&request.id)
     }
 
-    /// Checks whether rollouts are admitted, apart from their number. The check counts as no request.
+    /// Checks whether rollouts are admitted, apart from their number. The check does not count as a request.
     pub fn takes_rollouts(&self) -> Result<(), AdmitError> {
         if !self.load().accepting {
             return Err(AdmitError::Closed);

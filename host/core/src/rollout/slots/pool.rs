@@ -3,7 +3,7 @@
 //! Tenants share slots by weighted max-min fairness, and so do the plugins within a tenant: a free slot goes to the
 //! waiting tenant with the fewest slots relative to its weight. A tenant thus waits only until slots of tenants above
 //! their share become free. A tenant above its share leaves the [reserve](RESERVE_PART) to the others, so their
-//! rollouts start even if its own never end. A single tenant has all slots.
+//! rollouts start even if its own never end. The only tenant of a process may use all slots.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
