@@ -86,8 +86,8 @@ impl Host {
         Ok(Box::new(Rollout::new(self.clone(), request, resources, entered, Some(resumed))))
     }
 
-    /// Reruns a rollout from its record, with an unlimited deadline and without requests to the outside. It ends at the
-    /// end of its recorded history, or where it first diverges from it.
+    /// Reruns a rollout from its record, with the host's own deadlines and without requests to the outside. It ends at
+    /// the end of its recorded history, or where it first diverges from it.
     pub fn replay(&self, stored: StoredRollout, model: ModelEndpoint) -> Result<Replay, AdmitError> {
         let then = if stored.outcome.is_some() { Then::Nothing } else { Then::Unknown };
         self.rerun(stored, model, [then; 2])

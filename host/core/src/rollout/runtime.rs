@@ -37,7 +37,7 @@ pub struct RuntimeSettings {
     pub artifact_root: Option<Arc<ArtifactRoot>>,
     /// Folder of the event logs of guests. `None` writes none.
     pub event_log: Option<PathBuf>,
-    /// The journal, from which rollouts survive a crash. `None` has no journal.
+    /// The journal, with which rollouts survive a crash. `None` has no journal.
     pub journal: Option<Arc<Journal>>,
 }
 

@@ -73,7 +73,7 @@ impl Journal {
         let found = found.ok_or(NoParent::Unknown)?;
         let bytes = usize::try_from(found.bytes()?.saturating_mul(MEMORY_FACTOR)).unwrap_or(usize::MAX);
         let mut charge = budget.charge(Use::Request, bytes).map_err(NoParent::NoRoom)?;
-        // It may have been dropped since, as the oldest.
+        // The journal may have dropped it since, as its oldest.
         let mut written = found.read()?.ok_or(NoParent::Unknown)?;
         let of_workflow = kinds(Role::Workflow);
         written.events.retain(|event| event.kind == kind::ADMITTED || of_workflow.contains(&event.kind));

@@ -112,7 +112,7 @@ impl Journal {
         Ok(self.store.find(id.as_str())?.into_iter().next().map(FoundRollout))
     }
 
-    /// Returns the bytes written to disk so far.
+    /// Returns the size of the journal on disk in bytes, as of the data written so far.
     pub fn bytes(&self) -> u64 {
         self.store.bytes()
     }
@@ -196,7 +196,7 @@ impl RolloutLog {
         self.0.admitted().await
     }
 
-    /// Waits until all events so far survive a crash of the process. State that is not durable must not be reported.
+    /// Waits until all events so far survive a crash of the process. State that is not flushed is never reported.
     pub async fn written(&self) -> Result<(), Failed> {
         self.0.written().await
     }

@@ -1,8 +1,9 @@
 //! Traces of rollouts for OpenTelemetry.
 //!
 //! A rollout is one trace, or a part of its caller's trace if the request names one. The root span lasts from admission
-//! until the rollout's last file is written; below it is a span for each phase, and below those the calls of the model.
-//! [`Traces::start`] starts the export. Without it a [`RolloutTrace`] is empty and its methods do nothing.
+//! until the last holder of the [`RolloutTrace`] drops it, usually after the caller was notified of the outcome. Below
+//! it is a span for each phase, and below those the calls of the model. [`Traces::start`] starts the export. Without it
+//! a [`RolloutTrace`] is empty and its methods do nothing.
 //!
 //! Spans are created here and not with `tracing`, so neither the log filter nor the log lines of the exporter's HTTP
 //! client hide or add any.
