@@ -338,7 +338,7 @@ fn open_for_reading(dir: &OwnedFd, name: &str) -> io::Result<File> {
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is not a file")) }
 }
 
-/// Writes a temporary file and then moves it to its final name with `place`.
+/// Writes a temporary file and then moves it to its final name with `move_into_place`.
 fn write_new(
     dir: &OwnedFd,
     name: &str,
