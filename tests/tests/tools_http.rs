@@ -189,7 +189,7 @@ async fn addresses_that_are_not_public_are_refused_unless_the_operator_allows_th
 async fn only_hosts_of_the_list_are_asked() {
     let api = Api::start().await;
     let lines = format!("url = '{{url}}'\nprivate-addresses = true\nhosts = ['{}']", api.address);
-    let asking = |url: String| check(tool(&lines), json!({"url": url}), "not among those", true);
+    let asking = |url: String| check(tool(&lines), json!({"url": url}), "not among the allowed hosts", true);
 
     check(tool(&lines), json!({"url": format!("http://{}/x", api.address)}), "fine", false).await;
     asking(format!("http://localhost:{}/x", api.address.port())).await;
@@ -211,7 +211,13 @@ async fn a_redirect_is_followed_only_where_the_operator_lets_it_lead() {
     let to = |target: &str| json!({"where": target});
 
     check(api.tool("/to?where={where}", ""), to(&here), "a redirect, which is not followed", true).await;
-    check(api.tool("/to?where={where}", "redirects-max = 1"), to(&elsewhere), "not among those", true).await;
+    check(
+        api.tool("/to?where={where}", "redirects-max = 1"),
+        to(&elsewhere),
+        "not among the allowed hosts",
+        true,
+    )
+    .await;
     check(
         api.tool("/to?where={where}", "redirects-max = 1"),
         to("ftp://h/"),

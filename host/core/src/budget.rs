@@ -8,9 +8,9 @@
 //!
 //! 1. Above `NEW_WORK_PERCENT` new work is refused, and above `START_PERCENT` no further guest starts while others run.
 //! 2. If a running rollout asks for more than the total, the rollout that holds most is evicted. It may be the same
-//! one.
+//!    one.
 //! 3. The bytes that evicted rollouts still hold are an overdraft for a moment. It is limited, too, to
-//! `OVERDRAFT_PERCENT`; a request beyond it evicts the rollout that makes it.
+//!    `OVERDRAFT_PERCENT`; a request beyond it evicts the rollout that makes it.
 //!
 //! Tenants are groups of one budget. A group within its share (the total divided by the number of groups) is never
 //! refused because of other groups: the first threshold does not apply to it, and if the total is used up, its requests

@@ -52,7 +52,9 @@ pub(in crate::rollout) struct Parent {
 
 /// Error of a fork beyond the answered calls of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("it has {answered} consecutive answered calls of the model, fewer than the requested {turn}")]
+#[error(
+    "it has {answered} calls of the model that were answered in sequence, fewer than the {turn} requested"
+)]
 pub struct TooFewTurns {
     /// Number of consecutive answered calls.
     pub answered: u32,
