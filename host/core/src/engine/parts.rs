@@ -1,6 +1,6 @@
 //! Memory that the engine allocates for one instance of a component in addition to its memories and tables, which are
 //! counted as they grow: a record for each function that can be referred to, for each import and each global, and the
-//! elements of passive segments. A component of a few megabytes can require hundreds of them, because it may
+//! elements of passive segments. A component of a few megabytes can require hundreds of megabytes, because it may
 //! instantiate each of its modules many times. The size is therefore computed from the component's structure before
 //! there is an instance.
 

@@ -24,8 +24,8 @@ const IDLE_TICKS: u32 = 30;
 const SLEEP: Duration = Duration::from_secs(1);
 
 /// The thread that ticks. It is separate, because guests on the runtime's threads could keep it from running. It lives
-/// exactly as long as the engine, which a plugin may hold longer than the host's `Engine`:
-/// such a plugin must still be interruptible. Cheap to clone.
+/// exactly as long as the engine, which a plugin may hold longer than the host's `Engine`: such a plugin must still be
+/// interruptible. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Ticker {
     shared: Arc<Shared>,

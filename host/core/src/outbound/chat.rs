@@ -317,7 +317,7 @@ impl ChatClient {
     }
 }
 
-/// Serializes the whole request. Returns it without the body's other copies.
+/// Serializes the whole request. No other copy of its body exists afterwards.
 fn request(
     endpoint: &ModelEndpoint,
     routing: &RoutingHeaders,

@@ -303,8 +303,8 @@ impl Slots {
         if live.contains_key(id) { Err(AdmitError::Duplicate) } else { Ok(()) }
     }
 
-    /// Admits a rollout with this id to the queue or fails immediately. One that an earlier process admitted is always
-    /// admitted.
+    /// Admits a rollout with this id to the queue or fails immediately. One that an earlier process admitted needs no
+    /// room in the queue.
     pub(super) fn enter(&self, id: &RolloutId, has_place: bool) -> Result<Entered, AdmitError> {
         let inner = &self.0;
         let tenant = &inner.tenant.0;
